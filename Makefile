@@ -1,0 +1,34 @@
+# Every target makes its own .venv; PYTHON chooses the interpreter it is made with.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test test-full lint format bench clean
+
+.venv/ready: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+demo: .venv/ready
+	$(BIN)/python examples/precision.py
+
+test: .venv/ready lint
+	$(BIN)/python -m pytest -m "not slow"
+
+test-full: .venv/ready lint
+	PHASOR_EXAMPLES=full $(BIN)/python -m pytest
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/ready
+	$(BIN)/python benchmarks/cpu.py
+
+clean:
+	rm -rf .venv build dist

@@ -1,0 +1,49 @@
+"""phasor: one Transformer, every part a choice, positions exact at any length.
+
+The names below are loaded when they are first used, so that importing phasor loads nothing heavy.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "phasor.config": (
+        "ALiBiConfig AttentionConfig AxialConfig CountingConfig DeepNormConfig DropoutConfig DynamicNTK DynamicYaRN "
+        "EmbeddingConfig ExpertsConfig FanInInitConfig FeedForwardConfig LanguageHeadConfig LayerConfig "
+        "LayerNormConfig LearnedConfig Linear Llama3 LongRoPE MaskedHeadConfig ModelConfig MultiSectionConfig NTK "
+        "NoHeadConfig NoNormConfig NoPositionConfig NormalInitConfig NormalisedConfig OutputConfig ParallelConfig "
+        "PooledHeadConfig PostConfig PreConfig Proportional RMSNormConfig RotaryConfig SandwichConfig "
+        "SinusoidalConfig T5InitConfig T5PositionConfig XPosConfig XavierInitConfig YaRN kinds"
+    ),
+    "phasor.presets": "preset",
+    "phasor.explain": "explain",
+    "phasor.model": "Record Transformer",
+    "phasor.parts.positions": "Rotary",
+    "phasor.parts.experts": "balancing_loss",
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+__all__ = sorted(_HOME_OF)  # pyright: ignore[reportUnsupportedDunderAll]
+
+if TYPE_CHECKING:
+    from phasor.config import *  # noqa: F403
+    from phasor.explain import explain
+    from phasor.model import Record, Transformer
+    from phasor.parts.experts import balancing_loss
+    from phasor.parts.positions import Rotary
+    from phasor.presets import preset
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"phasor has no name {name!r}; it has: {', '.join(__all__)}")
+    value = getattr(importlib.import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

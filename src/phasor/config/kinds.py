@@ -1,0 +1,51 @@
+"""The choices phasor knows, by group, with a line each: read from the code that defines them."""
+
+from __future__ import annotations
+
+import typing
+
+from phasor.config.extensions import Extension
+from phasor.config.model import SHAPES
+from phasor.config.parts import ACTIVATIONS, QK_NORMS, HeadConfig, InitConfig, NormConfig, PlacementConfig
+from phasor.config.positions import Pairing, PositionConfig
+from phasor.config.schema import Choice, summary, unknown
+
+CHOICES: dict[str, type[Choice]] = {
+    "positions": PositionConfig,
+    "extensions": Extension,
+    "norms": NormConfig,
+    "placements": PlacementConfig,
+    "heads": HeadConfig,
+    "initialisations": InitConfig,
+}
+PAIRINGS = dict(
+    zip(
+        typing.get_args(Pairing),
+        ("feature i turns with feature i + d/2 (Llama, GPT-NeoX)", "feature 2i turns with 2i + 1 (RoFormer, GPT-J)"),
+        strict=True,
+    )
+)
+TABLES = {"shapes": SHAPES, "activations": ACTIVATIONS, "pairings": PAIRINGS, "qk-norms": QK_NORMS}
+GROUPS = (*CHOICES, *TABLES)
+
+
+def described_kinds(group: str) -> dict[str, str]:
+    """Each choice of a group with its line.
+
+    >>> described_kinds("norms")["none"]
+    'x, unchanged.'
+    """
+    if group in CHOICES:
+        return {kind: summary(cls) for kind, cls in CHOICES[group].kinds.items()}
+    if group in TABLES:
+        return dict(TABLES[group])
+    raise unknown("group of kinds", group, GROUPS)
+
+
+def kinds(group: str) -> list[str]:
+    """The names of the registered choices of a group.
+
+    >>> kinds("placements")
+    ['pre', 'post', 'sandwich', 'deepnorm', 'output', 'parallel']
+    """
+    return list(described_kinds(group))

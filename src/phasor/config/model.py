@@ -1,0 +1,162 @@
+"""The configuration of a whole model."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from phasor.config.extensions import positive
+from phasor.config.parts import (
+    AttentionConfig,
+    DropoutConfig,
+    EmbeddingConfig,
+    FeedForwardConfig,
+    HeadConfig,
+    InitConfig,
+    LanguageHeadConfig,
+    LayerNormConfig,
+    LogitsConfig,
+    NormalInitConfig,
+    NormConfig,
+    PlacementConfig,
+    PreConfig,
+)
+from phasor.config.positions import LearnedConfig, NoPositionConfig, PositionConfig, RotaryConfig
+from phasor.config.schema import Config
+
+SHAPES = {
+    "encoder": "every token sees every token",
+    "decoder": "a token sees itself and the tokens before it",
+    "encoder-decoder": "a decoder that also attends to an encoder's output",
+}
+Shape = Literal["encoder", "decoder", "encoder-decoder"]
+Side = Literal["encoder", "decoder"]
+
+
+class LayerConfig(Config):
+    """What one layer does differently; what is left out is the model's."""
+
+    position: PositionConfig | None = None
+    attention: AttentionConfig | None = None
+    feedforward: FeedForwardConfig | None = None
+
+    def check(self) -> None:
+        if self.position is not None and "input" in self.position.acts_on:
+            raise ValueError(
+                f"LayerConfig.position is {self.position.kind!r}, which acts on the model's input and not in a layer; "
+                "set it as ModelConfig.position"
+            )
+
+
+class ModelConfig(Config):
+    """One Transformer, every part a choice.
+
+    A part's name does where its defaults do: `norm="rmsnorm"` is `norm=RMSNormConfig()`. `layers` is a
+    pattern repeated over the depth, for layers that differ (local and global attention, NoPE layers).
+
+    >>> config = ModelConfig(vocab_size=100, dim=64, num_layers=2, num_heads=4, position="rotary", norm="rmsnorm")
+    >>> config.key_value_heads, config.head_width, config.feedforward_width
+    (4, 16, 256)
+    >>> ModelConfig.from_json(config.to_json()) == config
+    True
+    """
+
+    vocab_size: int
+    dim: int
+    num_layers: int
+    num_heads: int
+    shape: Shape = "decoder"
+    num_encoder_layers: int | None = None
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    hidden_dim: int | None = None
+    max_length: int = 2048
+    position: PositionConfig = NoPositionConfig()
+    attention: AttentionConfig = AttentionConfig()
+    feedforward: FeedForwardConfig = FeedForwardConfig()
+    norm: NormConfig = LayerNormConfig()
+    placement: PlacementConfig = PreConfig()
+    final_norm: bool | None = None
+    embedding: EmbeddingConfig = EmbeddingConfig()
+    head: HeadConfig = LanguageHeadConfig()
+    dropout: DropoutConfig = DropoutConfig()
+    init: InitConfig = NormalInitConfig()
+    layers: tuple[LayerConfig, ...] = ()
+
+    def check(self) -> None:
+        sizes = ("vocab_size", "dim", "num_layers", "num_heads", "num_encoder_layers", "num_kv_heads")
+        positive(self, *sizes, "head_dim", "hidden_dim", "max_length")
+        if self.head_dim is None and self.dim % self.num_heads:
+            raise ValueError(
+                f"ModelConfig.dim ({self.dim}) is not divisible by num_heads ({self.num_heads}); "
+                "change one of them or give head_dim"
+            )
+        if self.num_heads % self.key_value_heads:
+            raise ValueError(
+                f"ModelConfig.num_heads ({self.num_heads}) is not divisible by num_kv_heads ({self.key_value_heads})"
+            )
+        if self.num_encoder_layers is not None and self.shape != "encoder-decoder":
+            raise ValueError(f"ModelConfig.num_encoder_layers is for an encoder-decoder, not for a {self.shape}")
+        if self.embedding.source_vocab_size is not None and self.shape != "encoder-decoder":
+            raise ValueError(f"EmbeddingConfig.source_vocab_size is for an encoder-decoder, not for a {self.shape}")
+        if self.head.pooler != "none" and self.shape != "encoder":
+            raise ValueError(f"a pooler needs an encoder, not a {self.shape}")
+        if self.layers and len(self.layers) > max(self.num_layers, self.num_encoder_layers or 0):
+            raise ValueError(
+                f"ModelConfig.layers lists {len(self.layers)} layers, but the model has {self.num_layers}: "
+                "it is a pattern repeated over the depth"
+            )
+        if isinstance(self.position, LearnedConfig) and self.position.max_length is None:
+            object.__setattr__(self, "position", self.position.replace(max_length=self.max_length))
+        for position in self.layer_positions():
+            if isinstance(position, RotaryConfig):
+                position.rotated_width(self.head_width)
+
+    @property
+    def key_value_heads(self) -> int:
+        """Heads of keys and values: as many as query heads unless `num_kv_heads` says fewer."""
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    @property
+    def head_width(self) -> int:
+        """Features of one head."""
+        return self.dim // self.num_heads if self.head_dim is None else self.head_dim
+
+    @property
+    def feedforward_width(self) -> int:
+        """Hidden features of the feed-forward network: four times the model's width by default."""
+        return 4 * self.dim if self.hidden_dim is None else self.hidden_dim
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether the model ends in scores over its vocabulary."""
+        return isinstance(self.head, LogitsConfig)
+
+    @property
+    def ends_in_norm(self) -> bool:
+        """Whether a norm follows the last block: as the placement has it, unless `final_norm` says."""
+        return self.placement.final_norm if self.final_norm is None else self.final_norm
+
+    def depth(self, side: Side) -> int:
+        """How many layers the encoder or the decoder has."""
+        return self.num_encoder_layers or self.num_layers if side == "encoder" else self.num_layers
+
+    def layer(self, index: int) -> LayerConfig:
+        """The parts of one layer, filled in from the model's.
+
+        >>> local = LayerConfig(attention={"window": 128})
+        >>> config = ModelConfig(vocab_size=9, dim=8, num_layers=3, num_heads=1, layers=(local, LayerConfig()))
+        >>> [config.layer(i).attention.window for i in range(3)]
+        [128, None, 128]
+        """
+        own = self.layers[index % len(self.layers)] if self.layers else LayerConfig()
+        in_layer = NoPositionConfig() if "input" in self.position.acts_on else self.position
+        return LayerConfig(
+            position=own.position or in_layer,
+            attention=own.attention or self.attention,
+            feedforward=own.feedforward or self.feedforward,
+        )
+
+    def layer_positions(self) -> list[PositionConfig]:
+        """The distinct schemes that act inside layers, in the order they first appear."""
+        found = [self.layer(i).position for i in range(max(1, len(self.layers)))]
+        return [p for p in dict.fromkeys(found) if p is not None]

@@ -1,0 +1,279 @@
+"""The parts of a block and of the model's two ends, as configurations."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from phasor.config.extensions import positive
+from phasor.config.schema import Choice, Config, unknown
+
+Projection = Literal["q", "k", "v", "out"]
+
+ACTIVATIONS = {
+    "relu": "max(x, 0)",
+    "silu": "x sigmoid(x), also called Swish",
+    "gelu": "x Phi(x), exact, by erf",
+    "gelu-tanh": "x Phi(x), the tanh approximation",
+    "glu": "sigmoid(gate) * up",
+    "reglu": "relu(gate) * up",
+    "swiglu": "silu(gate) * up",
+    "swiglu-clamped": "clamped gate sigmoid(1.702 gate) * (clamped up + 1), as in gpt-oss",
+    "geglu": "gelu(gate) * up",
+    "geglu-tanh": "gelu-tanh(gate) * up",
+}
+GATED = frozenset({"glu", "reglu", "swiglu", "swiglu-clamped", "geglu", "geglu-tanh"})
+
+QK_NORMS = {
+    "none": "queries and keys as projected",
+    "head": "each head normalised, one weight for all heads (Qwen 3, Gemma 3)",
+    "heads": "each head normalised, a weight for every head (Cohere, StableLM)",
+    "whole": "all heads normalised together (OLMo 2)",
+}
+
+
+class AttentionConfig(Config):
+    """Attention's own choices; head counts stand in the model's configuration.
+
+    >>> AttentionConfig(window=4096, sink_tokens=4).sink_tokens
+    4
+    """
+
+    bias: tuple[Projection, ...] = ()
+    scale: float | None = None
+    softcap: float | None = None
+    qk_norm: Literal["none", "head", "heads", "whole"] = "none"
+    clip: float | None = None
+    sink_logits: bool = False
+    window: int | None = None
+    sink_tokens: int = 0
+
+    def check(self) -> None:
+        positive(self, "scale", "softcap", "clip", "window")
+        if self.sink_tokens < 0:
+            raise ValueError(f"AttentionConfig.sink_tokens must not be negative, not {self.sink_tokens}")
+        if self.sink_tokens and self.window is None:
+            raise ValueError(
+                f"AttentionConfig.sink_tokens={self.sink_tokens} needs a window: without one every token is seen anyway"
+            )
+        if len(set(self.bias)) != len(self.bias):
+            raise ValueError(f"AttentionConfig.bias names a projection twice: {list(self.bias)}")
+
+
+class ExpertsConfig(Config):
+    """A mixture of experts in place of one feed-forward network.
+
+    `normalise` rescales the chosen weights to add up to 1. `shared_dim` adds an expert that every token
+    takes, weighted by a learned gate where `shared_gate` says so.
+    """
+
+    num_experts: int
+    top_k: int = 2
+    hidden_dim: int | None = None
+    normalise: bool = True
+    router_bias: bool = False
+    shared_dim: int | None = None
+    shared_gate: bool = False
+
+    def check(self) -> None:
+        positive(self, "num_experts", "top_k", "hidden_dim", "shared_dim")
+        if self.top_k > self.num_experts:
+            raise ValueError(f"ExpertsConfig.top_k ({self.top_k}) exceeds num_experts ({self.num_experts})")
+        if self.shared_gate and self.shared_dim is None:
+            raise ValueError("ExpertsConfig.shared_gate needs shared_dim: there is no shared expert to gate")
+
+
+class FeedForwardConfig(Config):
+    """The feed-forward network: an activation, plain or gated, and optionally experts."""
+
+    activation: str = "relu"
+    bias: bool = False
+    limit: float = 7.0
+    experts: ExpertsConfig | None = None
+
+    def check(self) -> None:
+        if self.activation not in ACTIVATIONS:
+            raise unknown("activation", self.activation, ACTIVATIONS)
+        positive(self, "limit")
+
+    @property
+    def gated(self) -> bool:
+        return self.activation in GATED
+
+
+class NormConfig(Choice, what="norm"):
+    """How a vector is brought to a common scale."""
+
+
+class LayerNormConfig(NormConfig, kind="layernorm"):
+    """(x - mean) / sqrt(variance + eps) * weight + bias."""
+
+    eps: float = 1e-5
+    bias: bool = True
+
+    def check(self) -> None:
+        positive(self, "eps")
+
+
+class RMSNormConfig(NormConfig, kind="rmsnorm"):
+    """x / sqrt(mean(x^2) + eps) * weight, or * (1 + weight) with a unit offset."""
+
+    eps: float = 1e-6
+    unit_offset: bool = False
+
+    def check(self) -> None:
+        positive(self, "eps")
+
+
+class NoNormConfig(NormConfig, kind="none"):
+    """x, unchanged."""
+
+
+class PlacementConfig(Choice, what="placement"):
+    """Where norms and residual connections stand around the sub-layers of a block."""
+
+    multiplier: float = 1.0
+    final_norm: ClassVar[bool] = True
+
+    def check(self) -> None:
+        positive(self, "multiplier")
+
+
+class PreConfig(PlacementConfig, kind="pre"):
+    """x + f(norm(x))."""
+
+
+class PostConfig(PlacementConfig, kind="post"):
+    """norm(x + f(x)), as in 2017."""
+
+    final_norm: ClassVar[bool] = False
+
+
+class SandwichConfig(PlacementConfig, kind="sandwich"):
+    """x + norm(f(norm(x))), a norm on both sides (Gemma 2, Grok-1)."""
+
+
+class DeepNormConfig(PlacementConfig, kind="deepnorm"):
+    """norm(alpha x + f(x)), alpha and the initialisation's beta set by the depth."""
+
+    final_norm: ClassVar[bool] = False
+
+
+class OutputConfig(PlacementConfig, kind="output"):
+    """x + norm(f(x)), the norm on the sub-layer's output (OLMo 2)."""
+
+
+class ParallelConfig(PlacementConfig, kind="parallel"):
+    """x + attention(norm(x)) + feedforward(norm(x)), one norm for both (PaLM, GPT-J) or one each (NeoX)."""
+
+    shared_norm: bool = True
+
+
+class EmbeddingConfig(Config):
+    """The model's first layer, and whether the last one shares its table.
+
+    `scale` multiplies the token vectors ("sqrt" for the square root of the width); `norm` follows the sum
+    of tokens, positions and types; `width` is the table's own width where it differs from the model's.
+    """
+
+    tied: bool = True
+    scale: float | Literal["sqrt"] = 1.0
+    norm: bool = False
+    width: int | None = None
+    token_types: int = 0
+    source_vocab_size: int | None = None
+
+    def check(self) -> None:
+        positive(self, "width", "source_vocab_size")
+        if self.scale != "sqrt":
+            positive(self, "scale")
+        if self.token_types < 0:
+            raise ValueError(f"EmbeddingConfig.token_types must not be negative, not {self.token_types}")
+
+
+class HeadConfig(Choice, what="head"):
+    """What the model gives out."""
+
+    pooler: Literal["none", "first", "mean"] = "none"
+
+
+class LogitsConfig(HeadConfig):
+    """What heads over the vocabulary share; the multiplier "rsqrt" is 1/sqrt(dim)."""
+
+    bias: bool = False
+    multiplier: float | Literal["rsqrt"] = 1.0
+    softcap: float | None = None
+
+    def check(self) -> None:
+        positive(self, "softcap")
+        if self.multiplier != "rsqrt":
+            positive(self, "multiplier")
+
+
+class LanguageHeadConfig(LogitsConfig, kind="lm"):
+    """Logits over the vocabulary, with a multiplier and a soft-cap where a family has them."""
+
+
+class MaskedHeadConfig(LogitsConfig, kind="mlm"):
+    """BERT's masked-language-model head: dense, activation, norm, then logits."""
+
+    bias: bool = True
+    activation: str = "gelu"
+
+    def check(self) -> None:
+        super().check()
+        if self.activation not in ACTIVATIONS or self.activation in GATED:
+            raise unknown("activation of the masked head", self.activation, sorted(set(ACTIVATIONS) - GATED))
+
+
+class NoHeadConfig(HeadConfig, kind="none"):
+    """The last hidden states."""
+
+
+class PooledHeadConfig(HeadConfig, kind="pooled"):
+    """One vector a sequence: BERT's pooler on the first token, or the mean over the real tokens."""
+
+    pooler: Literal["none", "first", "mean"] = "first"
+
+    def check(self) -> None:
+        if self.pooler == "none":
+            raise ValueError("PooledHeadConfig.pooler must be 'first' or 'mean': the head gives out what it pools")
+
+
+class DropoutConfig(Config):
+    """Probabilities of dropping, by place."""
+
+    embedding: float = 0.0
+    attention: float = 0.0
+    residual: float = 0.0
+    feedforward: float = 0.0
+
+    def check(self) -> None:
+        for name in ("embedding", "attention", "residual", "feedforward"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"DropoutConfig.{name} must be in [0, 1), not {getattr(self, name)}")
+
+
+class InitConfig(Choice, what="initialisation"):
+    """How fresh weights are drawn."""
+
+
+class NormalInitConfig(InitConfig, kind="normal"):
+    """Normal with one standard deviation; `by_depth` divides residual outputs by sqrt(2 layers), as GPT-2 does."""
+
+    std: float = 0.02
+    by_depth: bool = False
+
+    def check(self) -> None:
+        positive(self, "std")
+
+
+class XavierInitConfig(InitConfig, kind="xavier"):
+    """Xavier normal for every projection (with DeepNorm's beta where it applies), tokens with std 1/sqrt(dim)."""
+
+
+class FanInInitConfig(InitConfig, kind="fan-in"):
+    """Normal with std 1/sqrt(fan-in) for projections and 1 for tokens, as in PaLM."""
+
+
+class T5InitConfig(InitConfig, kind="t5"):
+    """T5's: fan-in, queries smaller by sqrt(head_dim) in place of the scores' division, tokens with std 1."""

@@ -1,0 +1,226 @@
+"""What every configuration shares: frozen keyword-only records, checked when made, JSON both ways.
+
+Two ideas carry the rest of phasor:
+
+- A *record* (`Config`) checks the names and the types of its fields when it is made, so a mistake is
+  reported where it was written.
+- A *choice* (`Choice`) is a record that is one of several kinds. Its subclasses register under a short
+  name, and wherever a field expects the choice, that name (or a dict with the key "kind") does as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import json
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Literal, Self, TypeVar, dataclass_transform
+
+C = TypeVar("C", bound="Config")
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """A hint naming the closest known name, or nothing.
+
+    >>> nearest("rotari", ["rotary", "alibi"])
+    " (did you mean 'rotary'?)"
+    """
+    close = difflib.get_close_matches(str(name), list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def unknown(what: str, name: object, known: Iterable[str]) -> ValueError:
+    """The error for a name nobody registered: it lists the known ones and suggests the nearest."""
+    known = list(known)
+    return ValueError(f"unknown {what} {name!r}{nearest(name, known)}; known: {', '.join(known)}")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class Config:
+    """A frozen record of named fields. Subclasses only list fields and say in `check` what must hold."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+        made = cls.__init__
+
+        @functools.wraps(made)
+        def init(self: Config, *args: Any, **given: Any) -> None:
+            if args:
+                raise ValueError(f"{cls.__name__} takes its fields by name, as in {cls.__name__}({names(cls)[0]}=...)")
+            for name in given:
+                if name not in names(cls):
+                    raise unknown(f"field of {cls.__name__}", name, names(cls))
+            missing = [f.name for f in fields(cls) if f.name not in given and required(f)]
+            if missing:
+                raise ValueError(f"{cls.__name__} needs {', '.join(missing)}")
+            made(self, **given)
+
+        cls.__init__ = init  # type: ignore[method-assign]
+
+    def __post_init__(self) -> None:
+        hints = field_types(type(self))
+        for name in names(type(self)):
+            value = fit(getattr(self, name), hints[name], f"{type(self).__name__}.{name}")
+            object.__setattr__(self, name, value)
+        self.check()
+
+    def check(self) -> None:
+        """Raise ValueError for values that contradict each other. Nothing by default."""
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed, checked again.
+
+        >>> from phasor.config import RotaryConfig
+        >>> RotaryConfig().replace(base=500000.0).base
+        500000.0
+        """
+        return type(self)(**{n: getattr(self, n) for n in names(type(self))} | changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts, lists, numbers and strings; `from_dict` reads them back."""
+        return {name: plain(getattr(self, name)) for name in names(type(self))}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`; missing fields take their defaults, unknown ones are refused."""
+        if not isinstance(data, Mapping):
+            raise ValueError(f"{cls.__name__} is read from a mapping of its fields, not from {data!r}")
+        return cls(**data)
+
+    def to_json(self) -> str:
+        """`to_dict` as indented JSON text."""
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The inverse of `to_json`."""
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"this is not JSON: {error}") from None
+        return cls.from_dict(data)
+
+
+class Choice(Config):
+    """A record that is one of several kinds: `class ALiBiConfig(PositionConfig, kind="alibi")`."""
+
+    kind: ClassVar[str]
+    kinds: ClassVar[dict[str, type[Any]]]
+    what: ClassVar[str]
+
+    def __init_subclass__(cls, kind: str | None = None, what: str | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if what is not None:
+            cls.what, cls.kinds = what, {}
+        if kind is not None:
+            if kind in cls.kinds:
+                raise ValueError(f"the {cls.what} {kind!r} is registered already, by {cls.kinds[kind].__name__}")
+            cls.kind = kind
+            cls.kinds[kind] = cls
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": self.kind, **super().to_dict()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any] | str) -> Self:
+        given: dict[str, Any] = {"kind": data} if isinstance(data, str) else dict(data)
+        kind = given.pop("kind", getattr(cls, "kind", None))
+        if kind is None:
+            raise ValueError(f"a {cls.what} needs its 'kind', one of: {', '.join(cls.kinds)}")
+        if kind not in cls.kinds:
+            raise unknown(cls.what, kind, cls.kinds)
+        chosen = cls.kinds[kind]
+        if not issubclass(chosen, cls):
+            raise ValueError(f"the kind {kind!r} is a {chosen.__name__}, where a {cls.__name__} is expected")
+        return chosen(**given)
+
+
+def fields(cls: type[Config]) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(cls)  # type: ignore[arg-type]
+
+
+@functools.cache
+def names(cls: type[Config]) -> list[str]:
+    """The field names of a record, in the order they are written."""
+    return [f.name for f in fields(cls)]
+
+
+def required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+@functools.cache
+def field_types(cls: type[Config]) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, Config):
+        return value.to_dict()
+    if isinstance(value, tuple):
+        return [plain(v) for v in value]
+    return value
+
+
+def fit(value: Any, hint: Any, where: str) -> Any:
+    """The value as the type its field states, or one sentence saying what was expected.
+
+    Whole numbers pass for floats, lists for tuples, and a kind's name or a dict for a record.
+    """
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in args:
+            return None
+        inner = [a for a in args if a is not type(None)]
+        if len(inner) == 1:
+            return fit(value, inner[0], where)
+        for arg in inner:
+            try:
+                return fit(value, arg, where)
+            except ValueError:
+                continue
+        raise ValueError(f"{where} must be {described(hint)}, not {value!r}")
+    if origin is Literal:
+        if not any(value == a and type(value) is type(a) for a in args):
+            raise ValueError(
+                f"{where} must be one of {', '.join(map(repr, args))}, not {value!r}{nearest(value, args)}"
+            )
+        return value
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise ValueError(f"{where} must be a list, not {value!r}")
+        return tuple(fit(v, args[0], f"{where}[{i}]") for i, v in enumerate(value))
+    if isinstance(hint, type) and issubclass(hint, Config):
+        if isinstance(value, hint):
+            return value
+        if isinstance(value, Mapping) or (isinstance(value, str) and issubclass(hint, Choice)):
+            return hint.from_dict(value)
+        raise ValueError(f"{where} must be {described(hint)}, not {value!r}")
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+        raise ValueError(f"{where} must be {described(hint)}, not {value!r}")
+    return value
+
+
+def described(hint: Any) -> str:
+    """A type in a reader's words."""
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return " or ".join("nothing" if a is type(None) else described(a) for a in typing.get_args(hint))
+    if typing.get_origin(hint) is Literal:
+        return "one of " + ", ".join(map(repr, typing.get_args(hint)))
+    if isinstance(hint, type) and issubclass(hint, Choice):
+        return f"a {hint.what} (one of: {', '.join(hint.kinds)})"
+    if isinstance(hint, type) and issubclass(hint, Config):
+        return f"a {hint.__name__}"
+    return words.get(hint, str(hint))
+
+
+def summary(thing: type[Any]) -> str:
+    """The first line of a class's own docstring: what `phasor kinds` prints beside the name."""
+    return (thing.__doc__ or "").strip().splitlines()[0]

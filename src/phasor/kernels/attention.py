@@ -1,0 +1,152 @@
+"""Exact attention under a rule, without ever holding a mask or bias of queries by keys.
+
+`attention` takes torch's fused kernel in one call where the rule allows it, and otherwise goes over the
+queries in blocks: each block looks only at the keys its rule can reach, and builds only its own mask and
+bias. While training, a block's mask is made again in the backward pass instead of being kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from phasor.kernels.mask import Mask, full
+
+Bias = Callable[[Tensor, Tensor], Tensor]
+BLOCK = 512  # queries at a time
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How scores are made from queries and keys, apart from who sees whom.
+
+    `bias` gives what to add for query and key positions, `softcap` bounds the scaled scores smoothly, and
+    `sinks` (a logit per head) takes part in the softmax without having a value.
+    """
+
+    scale: float
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    bias: Bias | None = None
+    query_positions: Tensor | None = None
+    key_positions: Tensor | None = None
+    dropout: float = 0.0
+
+    @property
+    def plain(self) -> bool:
+        """Whether torch's fused kernel can make these scores."""
+        return self.softcap is None and self.sinks is None
+
+    def bias_of(self, queries: Tensor, keys: Tensor) -> Tensor | None:
+        """The bias between queries and keys given by index, `[B or 1, H, queries, keys]`."""
+        if self.bias is None or self.query_positions is None or self.key_positions is None:
+            return None
+        return self.bias(self.query_positions[:, queries], self.key_positions[:, keys])
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scoring: Scoring) -> Tensor:
+    """Queries `[B, Tq, H, D]` over keys and values `[B, Tk, K, D]`, as `[B, Tq, H, D]`.
+
+    >>> q, k, v = torch.randn(3, 1, 6, 2, 4)
+    >>> rule = Mask(causal=True, window=3), Scoring(scale=0.5)
+    >>> torch.allclose(attention(q, k, v, *rule), attention_ref(q, k, v, *rule)[0], atol=1e-6)
+    True
+    """
+    if scoring.plain and scoring.bias is None:
+        if mask.sees_all(k.shape[1]):
+            return fused(q, k, v, scoring, causal=mask.causal and mask.aligned)
+        if mask.only_padding(k.shape[1]):
+            assert mask.key_padding is not None
+            return fused(q, k, v, scoring, seen=mask.key_padding[:, None, None, :])
+    count = q.shape[1]
+    if count <= BLOCK:
+        return attend_block(q, k, v, mask, scoring, 0, count)
+    training = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    blocks = []
+    for start in range(0, count, BLOCK):
+        stop = min(start + BLOCK, count)
+        if training:
+            part = checkpoint(attend_block, q, k, v, mask, scoring, start, stop, use_reentrant=False)
+        else:
+            part = attend_block(q, k, v, mask, scoring, start, stop)
+        blocks.append(part)
+    return torch.cat(blocks, dim=1)
+
+
+def attend_block(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scoring: Scoring, start: int, stop: int) -> Tensor:
+    """Attention of the queries `start` to `stop`, over the keys they can reach."""
+    ranges = mask.key_ranges(start, stop, k.shape[1])
+    queries = torch.arange(start, stop, device=q.device)
+    keys = torch.cat([torch.arange(a, b, device=q.device) for a, b in ranges])
+    k, v = (
+        torch.cat([x[:, a:b] for a, b in ranges], dim=1) if len(ranges) > 1 else x[:, slice(*ranges[0])] for x in (k, v)
+    )
+    seen, bias = mask.block(queries, keys), scoring.bias_of(queries, keys)
+    if scoring.plain:
+        return fused(q[:, start:stop], k, v, scoring, seen=None if seen is None else seen[:, None], bias=bias)
+    weights = attention_weights(q[:, start:stop], k, seen, bias, scoring)
+    return weighted_values(F.dropout(weights, scoring.dropout), v)
+
+
+def fused(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scoring: Scoring,
+    *,
+    causal: bool = False,
+    seen: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """torch's fused attention, `seen` and `bias` broadcast to `[B, H, Tq, Tk]`."""
+    mask = seen
+    if bias is not None:
+        mask = bias.to(q.dtype) if seen is None else bias.masked_fill(~seen, float("-inf")).to(q.dtype)
+    y = F.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=mask,
+        dropout_p=scoring.dropout,
+        is_causal=causal,
+        scale=scoring.scale,
+        enable_gqa=q.shape[2] != k.shape[2],
+    )
+    return y.transpose(1, 2)
+
+
+def attention_weights(q: Tensor, k: Tensor, seen: Tensor | None, bias: Tensor | None, scoring: Scoring) -> Tensor:
+    """The softmax of the scores `[B, H, Tq, Tk]`, computed in at least float32."""
+    heads = k.shape[2]
+    scores = torch.einsum("bqkgd,bskd->bkgqs", q.unflatten(2, (heads, -1)), k).flatten(1, 2) * scoring.scale
+    scores = scores if scores.dtype == torch.float64 else scores.float()
+    if scoring.softcap is not None:
+        scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
+    if bias is not None:
+        scores = scores + bias
+    if seen is not None:
+        scores = scores.masked_fill(~seen[:, None], float("-inf"))
+    if scoring.sinks is None:
+        return scores.softmax(-1)
+    sinks = scoring.sinks.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, sinks), dim=-1).softmax(-1)[..., :-1]
+
+
+def weighted_values(weights: Tensor, v: Tensor) -> Tensor:
+    """Values `[B, Tk, K, D]` averaged with weights `[B, H, Tq, Tk]`, as `[B, Tq, H, D]`."""
+    grouped = weights.unflatten(1, (v.shape[2], -1)).to(v.dtype)
+    return torch.einsum("bkgqs,bskd->bqkgd", grouped, v).flatten(2, 3)
+
+
+def attention_ref(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scoring: Scoring) -> tuple[Tensor, Tensor]:
+    """The same in plain form: all scores at once. Gives the weights too."""
+    queries = torch.arange(q.shape[1], device=q.device)
+    keys = torch.arange(k.shape[1], device=q.device)
+    seen = full(mask, q.shape[1], k.shape[1], q.device)
+    weights = attention_weights(q, k, seen, scoring.bias_of(queries, keys), scoring)
+    return weighted_values(F.dropout(weights, scoring.dropout), v), weights

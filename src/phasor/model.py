@@ -1,0 +1,357 @@
+"""The Transformer: embed, blocks, norm, head. One class for encoders, decoders and encoder-decoders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from phasor.config import ModelConfig
+from phasor.config.model import Side
+from phasor.config.schema import unknown
+from phasor.kernels.mask import Mask
+from phasor.parts.attention import Attention, View
+from phasor.parts.checks import (
+    check_documents,
+    check_padding,
+    check_tokens,
+    checked_positions,
+    checks_values,
+    prefix_of,
+)
+from phasor.parts.embedding import Embedding
+from phasor.parts.experts import Experts
+from phasor.parts.feedforward import FeedForward
+from phasor.parts.head import LogitsHead, Pooler
+from phasor.parts.init import initialise
+from phasor.parts.norm import build_norm
+from phasor.parts.places import Length, Places, places
+from phasor.parts.positions import Position, build_position
+from phasor.parts.residual import build_residual
+
+KEEPS = ("hidden", "attention", "cross_attention", "router")
+
+
+class Record:
+    """Asks a forward to keep what it computes on the way; the lists have an entry a layer.
+
+    `hidden` is the input of every block and then the stack's output, `attention` and `cross_attention` are
+    weights `[B, H, T, S]`, `router` the logits `[B, T, experts]` of every mixture of experts. In an
+    encoder-decoder these are the decoder's, and `record.encoder` has the encoder's. `pooled` is the pooler's
+    vector where the model has one.
+
+    >>> model = Transformer(ModelConfig(vocab_size=50, dim=32, num_layers=2, num_heads=4))
+    >>> record = Record("hidden", "attention")
+    >>> logits = model(torch.randint(0, 50, (1, 7)), record=record)
+    >>> len(record.hidden), record.attention[0].shape
+    (3, torch.Size([1, 4, 7, 7]))
+    """
+
+    def __init__(self, *keep: str) -> None:
+        for name in keep:
+            if name not in KEEPS:
+                raise unknown("thing to record", name, KEEPS)
+        self.hidden: list[Tensor] | None = [] if "hidden" in keep else None
+        self.attention: list[Tensor] | None = [] if "attention" in keep else None
+        self.cross_attention: list[Tensor] | None = [] if "cross_attention" in keep else None
+        self.router: list[Tensor] | None = [] if "router" in keep else None
+        self.pooled: Tensor | None = None
+        self.keep = keep
+        self.encoder: Record = self
+
+
+@dataclass
+class Memory:
+    """An encoder's output, as a decoder attends to it."""
+
+    hidden: Tensor
+    padding: Tensor | None = None
+    documents: Tensor | None = None
+
+
+class Block(nn.Module):
+    """Attention, cross-attention where there is an encoder, feed-forward: around them the placement's equation."""
+
+    def __init__(self, model: ModelConfig, side: Side, index: int) -> None:
+        super().__init__()
+        layer = model.layer(index)
+        assert layer.attention is not None and layer.feedforward is not None
+        self.window, self.sink_tokens = layer.attention.window, layer.attention.sink_tokens
+        self.attention = Attention(layer.attention, model)
+        crosses = side == "decoder" and model.shape == "encoder-decoder"
+        self.cross = Attention(layer.attention, model, cross=True) if crosses else None
+        network = FeedForward if layer.feedforward.experts is None else Experts
+        self.feedforward = network(layer.feedforward, model.dim, model.feedforward_width, model.dropout.feedforward)
+        self.residual = build_residual(model, side, sublayers=3 if crosses else 2)
+
+    def forward(self, x: Tensor, view: View, memory: Tensor | None, across: View | None, record: Record) -> Tensor:
+        def attend(h: Tensor) -> Tensor:
+            return self.attention(h, view)
+
+        def consult(h: Tensor) -> Tensor:
+            return self.cross(h, across, memory)
+
+        def feed(h: Tensor) -> Tensor:
+            return self.feedforward(h, record.router) if isinstance(self.feedforward, Experts) else self.feedforward(h)
+
+        if self.cross is None:
+            return self.residual(x, attend, feed)
+        return self.residual(x, attend, consult, feed)
+
+
+class Stack(nn.Module):
+    """Positions, blocks and the last norm of an encoder or a decoder."""
+
+    def __init__(self, model: ModelConfig, side: Side) -> None:
+        super().__init__()
+        self.config, self.side = model, side
+        schemes = list(dict.fromkeys([model.position, *model.layer_positions()]))
+        depth = range(model.depth(side))
+        self.scheme_of = [schemes.index(model.layer(i).position) for i in depth]
+        self.positions = nn.ModuleList(build_position(scheme, model, side) for scheme in schemes)
+        self.axes = max(scheme.axes for scheme in schemes)
+        self.needs_length = any(scheme.depends_on_length for scheme in schemes)
+        types = model.embedding.token_types
+        self.token_types = nn.Embedding(types, model.dim) if types else None
+        self.embedding_norm = build_norm(model.norm, model.dim) if model.embedding.norm else nn.Identity()
+        self.dropout = nn.Dropout(model.dropout.embedding)
+        self.blocks = nn.ModuleList(Block(model, side, i) for i in depth)
+        self.norm = build_norm(model.norm, model.dim) if model.ends_in_norm else nn.Identity()
+
+    def forward(
+        self,
+        x: Tensor,
+        at: Places,
+        *,
+        token_types: Tensor | None = None,
+        prefix: Tensor | None = None,
+        memory: Memory | None = None,
+        record: Record | None = None,
+    ) -> Tensor:
+        record = Record() if record is None else record
+        x = self.positions[0].on_input(x, at)
+        if self.token_types is not None:
+            x = x + self.token_types(torch.zeros_like(at.positions) if token_types is None else token_types)
+        x = self.dropout(self.embedding_norm(x))
+        prepared = [scheme.prepare(at, x) for scheme in self.positions]
+        rule = Mask(
+            causal=self.side == "decoder",
+            prefix=prefix,
+            key_padding=at.padding,
+            query_documents=at.documents,
+            key_documents=at.documents,
+            order=at.order,
+        )
+        across = None if memory is None else self._across(at, memory, record)
+        rows = (
+            at.positions
+            if at.positions.dim() == 2
+            else at.positions[0]
+            if at.positions.dim() == 3
+            else at.positions[None]
+        )
+        for block, which in zip(self.blocks, self.scheme_of, strict=True):
+            if record.hidden is not None:
+                record.hidden.append(x)
+            mask = rule.narrowed(block.window, block.sink_tokens)
+            view = View(mask, self.positions[which], prepared[which], rows, record.attention)
+            x = block(x, view, None if memory is None else memory.hidden, across, record)
+        x = self.norm(x)
+        if record.hidden is not None:
+            record.hidden.append(x)
+        return x
+
+    def _across(self, at: Places, memory: Memory, record: Record) -> View:
+        rule = Mask(
+            key_padding=memory.padding,
+            query_documents=at.documents,
+            key_documents=memory.documents,
+            aligned=False,
+        )
+        return View(rule, Position(), weights=record.cross_attention)
+
+
+class Transformer(nn.Module):
+    """A Transformer out of any sensible combination of parts.
+
+    Decoders and encoders take tokens `[B, T]`, encoder-decoders a source `[B, S]` and the already shifted
+    target `[B, T]`; the result is what the head gives out, logits `[B, T, vocab]` by default.
+
+    - `positions`: int64 `[T]`, `[B, T]`, or `[axes, B, T]` for axial and multi-section schemes. By default
+      they count real tokens from 0 and restart in every document.
+    - `padding`: True where a token is real, `[B, T]`. `documents`: an id a token; tokens see their own document.
+    - `length`: what the sequence is planned to grow to, for schemes that depend on it: one number, one a row,
+      or a list a row with one a document. By default the number of real tokens.
+    - `prefix`: how many tokens of each row a decoder may see from everywhere (a number, or one a row).
+    - `token_types`: int64 `[B, T]` for models that have them.
+
+    For an encoder-decoder these speak of the source, and `target_positions`, `target_padding`,
+    `target_documents` and `target_length` of the target.
+
+    >>> model = Transformer(ModelConfig(vocab_size=50, dim=32, num_layers=2, num_heads=4, position="rotary"))
+    >>> model(torch.randint(0, 50, (2, 7))).shape
+    torch.Size([2, 7, 50])
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        if not isinstance(config, ModelConfig):
+            raise ValueError(f"Transformer takes a ModelConfig, not {type(config).__name__}")
+        self.config = config
+        self.tokens = Embedding(config, config.vocab_size)
+        source_size = config.embedding.source_vocab_size
+        self.source_tokens = None if source_size is None else Embedding(config, source_size)
+        self.encoder = None if config.shape == "decoder" else Stack(config, "encoder")
+        self.decoder = None if config.shape == "encoder" else Stack(config, "decoder")
+        self.pooler = None if config.head.pooler == "none" else Pooler(config)
+        self.head = LogitsHead(config) if config.has_logits else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw fresh weights, as the configuration's `init` says."""
+        side: Side = "encoder" if self.decoder is None else "decoder"
+        for name, part in self.named_children():
+            initialise(part, self.config, "encoder" if name == "encoder" else side)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        target: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        padding: Tensor | None = None,
+        documents: Tensor | None = None,
+        length: Length | None = None,
+        token_types: Tensor | None = None,
+        prefix: int | Sequence[int] | Tensor | None = None,
+        target_positions: Tensor | None = None,
+        target_padding: Tensor | None = None,
+        target_documents: Tensor | None = None,
+        target_length: Length | None = None,
+        record: Record | None = None,
+    ) -> Tensor:
+        record = Record() if record is None else record
+        about = {"positions": positions, "padding": padding, "documents": documents, "length": length}
+        about_target = {
+            "positions": target_positions,
+            "padding": target_padding,
+            "documents": target_documents,
+            "length": target_length,
+        }
+        if self.config.shape == "encoder-decoder":
+            if target is None:
+                raise ValueError("an encoder-decoder takes a source and a target: model(source, target)")
+            if prefix is not None:
+                raise ValueError("prefix is for a decoder alone; an encoder-decoder's source is seen from everywhere")
+            record.encoder = Record(*record.keep)
+            memory = self.encode(tokens, token_types=token_types, record=record.encoder, **about)
+            hidden = self.decode(target, memory, record=record, **about_target)
+        else:
+            given = [name for name, value in about_target.items() if value is not None]
+            if target is not None or given:
+                what = "a target" if target is not None else f"target_{given[0]}"
+                raise ValueError(f"{what} is for an encoder-decoder; this model is a {self.config.shape}")
+            if self.encoder is not None:
+                if prefix is not None:
+                    raise ValueError("prefix is for a decoder; an encoder sees every token anyway")
+                hidden = self.encode(tokens, token_types=token_types, record=record, **about).hidden
+            else:
+                hidden = self.decode(tokens, token_types=token_types, prefix=prefix, record=record, **about)
+        if self.pooler is not None:
+            record.pooled = self.pooler(hidden, padding)
+        if self.head is not None:
+            return self.head(hidden, self.tokens.weight)
+        return hidden if self.config.head.kind == "none" else record.pooled
+
+    def encode(
+        self,
+        tokens: Tensor,
+        *,
+        positions: Tensor | None = None,
+        padding: Tensor | None = None,
+        documents: Tensor | None = None,
+        length: Length | None = None,
+        token_types: Tensor | None = None,
+        record: Record | None = None,
+    ) -> Memory:
+        """The encoder's hidden states, ready for a decoder to attend to."""
+        if self.encoder is None:
+            raise ValueError("a decoder has no encoder to encode with")
+        embedding = self.tokens if self.source_tokens is None else self.source_tokens
+        at = self._places(self.encoder, embedding, tokens, positions, padding, documents, length)
+        self._check_types(tokens, token_types)
+        hidden = self.encoder(embedding(tokens), at, token_types=token_types, record=record)
+        return Memory(hidden, padding, documents)
+
+    def decode(
+        self,
+        tokens: Tensor,
+        memory: Memory | None = None,
+        *,
+        positions: Tensor | None = None,
+        padding: Tensor | None = None,
+        documents: Tensor | None = None,
+        length: Length | None = None,
+        token_types: Tensor | None = None,
+        prefix: int | Sequence[int] | Tensor | None = None,
+        record: Record | None = None,
+    ) -> Tensor:
+        """The decoder's hidden states."""
+        if self.decoder is None:
+            raise ValueError("an encoder has no decoder to decode with")
+        if (memory is None) == (self.config.shape == "encoder-decoder"):
+            raise ValueError("memory is what an encoder-decoder's encode() returns, and nothing else takes it")
+        if memory is not None and (memory.documents is None) != (documents is None):
+            raise ValueError("documents must be given for both source and target of an encoder-decoder, or for neither")
+        at = self._places(self.decoder, self.tokens, tokens, positions, padding, documents, length)
+        self._check_types(tokens, token_types)
+        prefix = None if prefix is None else prefix_of(prefix, tokens)
+        return self.decoder(
+            self.tokens(tokens), at, token_types=token_types, prefix=prefix, memory=memory, record=record
+        )
+
+    def _places(
+        self,
+        stack: Stack,
+        embedding: Embedding,
+        tokens: Tensor,
+        positions: Tensor | None,
+        padding: Tensor | None,
+        documents: Tensor | None,
+        length: Length | None,
+    ) -> Places:
+        check_tokens(tokens, len(embedding.weight))
+        rows, count = tokens.shape
+        if positions is not None:
+            for scheme in stack.positions:
+                checked_positions(positions, scheme.axes if scheme.config.acts_on else stack.axes)
+            if positions.shape[-1] != count or positions.shape[:-1][-1:] not in ((), (1,), (rows,)):
+                raise ValueError(f"positions {list(positions.shape)} do not fit tokens {list(tokens.shape)}")
+        check_padding(padding, tokens, windowed=any(b.window is not None for b in stack.blocks))
+        check_documents(documents, tokens)
+        return places(
+            rows,
+            count,
+            tokens.device,
+            positions=positions,
+            padding=padding,
+            documents=documents,
+            length=length,
+            needs_length=stack.needs_length,
+        )
+
+    def _check_types(self, tokens: Tensor, token_types: Tensor | None) -> None:
+        known = self.config.embedding.token_types
+        if token_types is None:
+            return
+        if not known:
+            raise ValueError("this model has no token types: set EmbeddingConfig.token_types")
+        if token_types.shape != tokens.shape or token_types.dtype not in (torch.int64, torch.int32):
+            raise ValueError(
+                f"token_types must be whole numbers {list(tokens.shape)}, one a token, "
+                f"not {token_types.dtype} {list(token_types.shape)}"
+            )
+        if checks_values(token_types) and not 0 <= int(token_types.min()) <= int(token_types.max()) < known:
+            raise ValueError(f"token_types must lie in [0, {known})")

@@ -1,0 +1,117 @@
+"""Attention: multi-head, grouped-query or multi-query, self or cross. Positions come in through hooks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from phasor.config import AttentionConfig, ModelConfig
+from phasor.kernels.attention import Scoring, attention, attention_ref
+from phasor.kernels.mask import Mask
+from phasor.parts.norm import build_norm
+from phasor.parts.positions import Position
+
+
+@dataclass(frozen=True)
+class View:
+    """What one layer's attention may look at: the rule, and the positions as its scheme prepared them."""
+
+    mask: Mask
+    position: Position
+    prepared: Any = None
+    positions: Tensor | None = None  # [B or 1, T], for schemes that act on scores
+    weights: list[Tensor] | None = None  # attention weights are kept here when somebody asked for them
+
+
+class Attention(nn.Module):
+    """`softmax(q k^T * scale) v`, with every extra the literature names.
+
+    Queries, keys and values come out of one projection whose rows are ordered by key/value group (the
+    group's queries, its key, its value), so that tensor parallelism can cut between groups. Cross-attention
+    projects queries alone, and keys with values.
+    """
+
+    def __init__(self, config: AttentionConfig, model: ModelConfig, *, cross: bool = False) -> None:
+        super().__init__()
+        self.config, self.cross = config, cross
+        self.heads, self.groups, self.width = model.num_heads, model.key_value_heads, model.head_width
+        self.shared = self.heads // self.groups  # query heads that share a key/value head
+        self.scale = self.width**-0.5 if config.scale is None else config.scale
+        self.dropout = model.dropout.attention
+        together = {"q", "k", "v"} <= set(config.bias)
+        if cross:
+            self.q = nn.Linear(model.dim, self.heads * self.width, bias="q" in config.bias)
+            self.kv = nn.Linear(model.dim, 2 * self.groups * self.width, bias={"k", "v"} <= set(config.bias))
+        else:
+            self.qkv = nn.Linear(model.dim, (self.shared + 2) * self.groups * self.width, bias=together)
+        self.out = nn.Linear(self.heads * self.width, model.dim, bias="out" in config.bias)
+        self.q_norm = self._head_norm(model, self.heads)
+        self.k_norm = self._head_norm(model, self.groups)
+        self.sinks = nn.Parameter(torch.zeros(self.heads)) if config.sink_logits else None
+        self.lone_bias = self._lone_biases()
+
+    def fused(self) -> list[tuple[nn.Linear, str]]:
+        """The projections that make several things at once, with what they make."""
+        return [(self.q, "q"), (self.kv, "kv")] if self.cross else [(self.qkv, "qkv")]
+
+    def rows(self, weight: Tensor, makes: str) -> list[tuple[Tensor, str, int]]:
+        """A projection's rows by what they make: views, with their number."""
+        sizes = [self.shared if part == "q" else 1 for part in makes]
+        by_group = weight.unflatten(0, (self.groups, sum(sizes), self.width))
+        views = by_group.split(sizes, dim=1)
+        return [(v, part, v.shape[:3].numel()) for part, v in zip(makes, views, strict=True)]
+
+    def _head_norm(self, model: ModelConfig, heads: int) -> nn.Module:
+        shapes = {"head": (self.width,), "heads": (heads, self.width), "whole": (heads * self.width,)}
+        if self.config.qk_norm == "none":
+            return nn.Identity()
+        return build_norm(model.norm, *shapes[self.config.qk_norm])
+
+    def _lone_biases(self) -> nn.ParameterDict:
+        """Biases of projections whose neighbours in the same matrix have none."""
+        fused = [["q"], ["k", "v"]] if self.cross else [["q", "k", "v"]]
+        heads = {"q": self.heads, "k": self.groups, "v": self.groups}
+        lone = [p for part in fused if not set(part) <= set(self.config.bias) for p in part if p in self.config.bias]
+        return nn.ParameterDict({p: nn.Parameter(torch.zeros(heads[p], self.width)) for p in lone})
+
+    def project(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries `[B, T, H, D]` of `x`, keys and values `[B, S, K, D]` of `x` or of the memory."""
+        if self.cross:
+            assert memory is not None
+            q = self._clipped(self.q(x)).unflatten(-1, (self.heads, self.width))
+            k, v = self._clipped(self.kv(memory)).unflatten(-1, (self.groups, 2, self.width)).unbind(-2)
+        else:
+            fused = self._clipped(self.qkv(x)).unflatten(-1, (self.groups, self.shared + 2, self.width))
+            q, k, v = fused.split((self.shared, 1, 1), dim=-2)
+            q, k, v = q.flatten(-3, -2), k.squeeze(-2), v.squeeze(-2)
+        q, k, v = (x + self.lone_bias[p] if p in self.lone_bias else x for p, x in zip("qkv", (q, k, v), strict=True))
+        return self._normed(q, self.q_norm), self._normed(k, self.k_norm), v
+
+    def _clipped(self, x: Tensor) -> Tensor:
+        return x if self.config.clip is None else x.clamp(-self.config.clip, self.config.clip)
+
+    def _normed(self, x: Tensor, norm: nn.Module) -> Tensor:
+        return norm(x.flatten(-2)).view(x.shape) if self.config.qk_norm == "whole" else norm(x)
+
+    def forward(self, x: Tensor, view: View, memory: Tensor | None = None) -> Tensor:
+        q, k, v = self.project(x, memory)
+        q = view.position.on_query(q, view.prepared)
+        k = view.position.on_key(k, view.prepared)
+        scoring = Scoring(
+            scale=self.scale,
+            softcap=self.config.softcap,
+            sinks=self.sinks,
+            bias=view.position.on_scores(view.prepared),
+            query_positions=view.positions,
+            key_positions=view.positions,
+            dropout=self.dropout if self.training else 0.0,
+        )
+        if view.weights is None:
+            y = attention(q, k, v, view.mask, scoring)
+        else:
+            y, weights = attention_ref(q, k, v, view.mask, scoring)
+            view.weights.append(weights)
+        return self.out(y.flatten(-2))

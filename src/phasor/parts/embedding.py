@@ -1,0 +1,26 @@
+"""The model's first layer: token vectors, scaled, and brought to the model's width."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from phasor.config import ModelConfig
+
+
+class Embedding(nn.Module):
+    """A table of token vectors. A tied head reads the same table."""
+
+    def __init__(self, model: ModelConfig, vocab_size: int) -> None:
+        super().__init__()
+        config = model.embedding
+        self.scale = model.dim**0.5 if config.scale == "sqrt" else config.scale
+        self.weight = nn.Parameter(torch.empty(vocab_size, config.width or model.dim))
+        self.project = nn.Linear(config.width, model.dim, bias=False) if config.width else None
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = F.embedding(tokens, self.weight)
+        if self.project is not None:
+            x = self.project(x)
+        return x if self.scale == 1.0 else x * self.scale

@@ -1,0 +1,57 @@
+"""The feed-forward network: `down(act(up(x)))`, plain or gated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from phasor.config import FeedForwardConfig
+
+PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+GATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "glu": torch.sigmoid,
+    "reglu": F.relu,
+    "swiglu": F.silu,
+    "geglu": F.gelu,
+    "geglu-tanh": PLAIN["gelu-tanh"],
+}
+
+
+def activate(x: Tensor, config: FeedForwardConfig) -> Tensor:
+    """The activation of the up-projection; gated forms take gate and up side by side and halve the width.
+
+    >>> x = torch.tensor([-1.0, 2.0, 3.0, 4.0])
+    >>> activate(x, FeedForwardConfig(activation="relu")).tolist()
+    [0.0, 2.0, 3.0, 4.0]
+    >>> activate(x, FeedForwardConfig(activation="reglu")).tolist()
+    [-0.0, 8.0]
+    """
+    if not config.gated:
+        return PLAIN[config.activation](x)
+    gate, up = x.chunk(2, dim=-1)
+    if config.activation == "swiglu-clamped":
+        gate, up = gate.clamp(max=config.limit), up.clamp(-config.limit, config.limit)
+        return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+    return GATES[config.activation](gate) * up
+
+
+class FeedForward(nn.Module):
+    """`down(act(up(x)))`; gated forms project gate and up together, gate first."""
+
+    def __init__(self, config: FeedForwardConfig, dim: int, hidden_dim: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.config = config
+        self.up = nn.Linear(dim, hidden_dim * (2 if config.gated else 1), bias=config.bias)
+        self.down = nn.Linear(hidden_dim, dim, bias=config.bias)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.dropout(activate(self.up(x), self.config)))

@@ -1,0 +1,65 @@
+"""Norms, computed in at least float32 whatever the type of the activations."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from phasor.config import LayerNormConfig, NoNormConfig, NormConfig, RMSNormConfig
+
+
+class LayerNorm(nn.Module):
+    """`(x - mean) / sqrt(variance + eps) * weight + bias` over the last axis."""
+
+    def __init__(self, shape: tuple[int, ...], config: LayerNormConfig) -> None:
+        super().__init__()
+        self.eps = config.eps
+        self.weight = nn.Parameter(torch.ones(shape))
+        self.bias = nn.Parameter(torch.zeros(shape)) if config.bias else None
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        width = x.shape[-1:]
+        if self.weight.dim() == 1:
+            return F.layer_norm(x, width, self.weight, self.bias, self.eps)
+        x = F.layer_norm(x, width, None, None, self.eps) * self.weight
+        return x if self.bias is None else x + self.bias
+
+
+class RMSNorm(nn.Module):
+    """`x / sqrt(mean(x^2) + eps) * weight` over the last axis; with a unit offset, `* (1 + weight)`."""
+
+    def __init__(self, shape: tuple[int, ...], config: RMSNormConfig) -> None:
+        super().__init__()
+        self.eps, self.offset = config.eps, 1.0 if config.unit_offset else 0.0
+        self.weight = nn.Parameter(torch.full(shape, 1.0 - self.offset))
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.weight, 1.0 - self.offset)
+
+    def forward(self, x: Tensor) -> Tensor:
+        width = x.shape[-1:]
+        if self.weight.dim() == 1 and not self.offset:
+            return F.rms_norm(x, width, self.weight, self.eps)
+        wide = x if x.dtype == torch.float64 else x.float()
+        return (F.rms_norm(wide, width, None, self.eps) * (self.offset + self.weight.to(wide.dtype))).to(x.dtype)
+
+
+def build_norm(config: NormConfig, *shape: int) -> nn.Module:
+    """A norm over the last axis, with weights of the given shape.
+
+    >>> build_norm(RMSNormConfig(), 8)(torch.full((8,), 3.0)).round(decimals=4).tolist()
+    [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    """
+    if isinstance(config, LayerNormConfig):
+        return LayerNorm(shape, config)
+    if isinstance(config, RMSNormConfig):
+        return RMSNorm(shape, config)
+    if isinstance(config, NoNormConfig):
+        return nn.Identity()
+    raise ValueError(f"no module computes the norm {config.kind!r}")

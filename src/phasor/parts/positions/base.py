@@ -1,0 +1,58 @@
+"""The position contract: three places where a scheme may act, three hooks that do nothing by default.
+
+A scheme overrides the hooks it needs. `prepare` runs once per forward and scheme, and what it returns is
+handed to the hooks of every layer, so that nothing is computed twice and nothing about positions is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from phasor.config import ModelConfig, NoPositionConfig, PositionConfig
+from phasor.config.model import Side
+from phasor.parts.places import Places
+
+# Given the positions of some queries [B or 1, Tq] and of some keys [B or 1, Tk], what to add to their
+# scores, [B or 1, H, Tq, Tk].
+Bias = Callable[[Tensor, Tensor], Tensor]
+
+
+class Position(nn.Module):
+    """A position scheme. The base class is the scheme that does nothing."""
+
+    config: PositionConfig = NoPositionConfig()
+
+    @property
+    def axes(self) -> int:
+        """How many position rows a token has."""
+        return self.config.axes
+
+    def prepare(self, places: Places, like: Tensor) -> Any:
+        """What the hooks inside layers need, for activations of the dtype and device of `like`."""
+        return None
+
+    def on_input(self, x: Tensor, places: Places) -> Tensor:
+        """Token vectors `[B, T, dim]` with positions in them."""
+        return x
+
+    def on_query(self, q: Tensor, prepared: Any) -> Tensor:
+        """Queries `[B, T, H, D]` with positions in them."""
+        return q
+
+    def on_key(self, k: Tensor, prepared: Any) -> Tensor:
+        """Keys `[B, T, K, D]` with positions in them."""
+        return k
+
+    def on_scores(self, prepared: Any) -> Bias | None:
+        """What positions add to scores, asked for block by block; None for nothing."""
+        return None
+
+    def reset_parameters(self, config: ModelConfig) -> None:
+        """Draw fresh weights, if the scheme has any."""
+
+
+# Builds the module of a scheme for one side of a model.
+Builder = Callable[[Any, ModelConfig, Side], Position]

@@ -1,0 +1,48 @@
+"""The two naive schemes, kept to show what fails: a bare count, and a count scaled to the sequence."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from phasor.config import CountingConfig, ModelConfig, NormalisedConfig
+from phasor.config.model import Side
+from phasor.parts.places import Places
+from phasor.parts.positions.base import Position
+
+
+class Counting(Position):
+    """`t` times a learned direction: the input grows without bound."""
+
+    config: CountingConfig | NormalisedConfig
+
+    def __init__(self, config: CountingConfig | NormalisedConfig, *, dim: int) -> None:
+        super().__init__()
+        self.config = config
+        self.direction = nn.Parameter(torch.empty(dim))
+
+    @classmethod
+    def build(cls, config: CountingConfig | NormalisedConfig, model: ModelConfig, side: Side) -> Self:
+        return cls(config, dim=model.dim)
+
+    def reset_parameters(self, config: ModelConfig) -> None:
+        nn.init.normal_(self.direction, std=0.02)
+
+    def place(self, places: Places) -> Tensor:
+        """One number a token."""
+        return places.positions.to(torch.float64)
+
+    def on_input(self, x: Tensor, places: Places) -> Tensor:
+        return x + (self.place(places)[..., None] * self.direction).to(x.dtype)
+
+
+class Normalised(Counting):
+    """`t / (n - 1)` times a learned direction (0 where n is 1): a step means another distance at every n."""
+
+    def place(self, places: Places) -> Tensor:
+        last = places.length - 1
+        if isinstance(last, int):
+            return super().place(places) / max(last, 1)
+        return super().place(places) / last.clamp(min=1).to(places.positions.device)

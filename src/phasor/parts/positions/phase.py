@@ -1,0 +1,50 @@
+"""Exact phases: angles as 64-bit fixed-point fractions of a turn.
+
+A frequency of `theta` radians per position is kept as `inc = round(theta / (2 pi) * 2^64)`. Then
+`position * inc`, wrapping at 2^64, is the phase: whole turns fall off the top, and what is left is exact
+to 2^-65 of a turn per position. Read as a signed number it lies in [-1/2, 1/2) turns, where float64 loses
+nothing that float32 could show.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from decimal import ROUND_HALF_EVEN, Decimal
+
+import torch
+from torch import Tensor
+
+from phasor.config.extensions import PI, precisely
+
+TURN = 1 << 64
+
+
+@precisely
+def increment(frequency: Decimal) -> int:
+    """Radians per position as a signed 64-bit fraction of a turn.
+
+    >>> increment(2 * PI), increment(PI / 2) == 2**62
+    (0, True)
+    """
+    turns = int((frequency / (2 * PI) * TURN).to_integral_value(ROUND_HALF_EVEN)) % TURN
+    return turns - TURN if turns >= TURN // 2 else turns
+
+
+def increments(frequencies: Sequence[Decimal]) -> tuple[int, ...]:
+    """`increment` of each frequency."""
+    return tuple(increment(f) for f in frequencies)
+
+
+def cos_sin_of(positions: Tensor, increments: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of `position * frequency`, the two int64 tensors broadcast against each other.
+
+    >>> from phasor.config.extensions import frequencies
+    >>> inc = torch.tensor(increments(frequencies(10000.0, 4)))
+    >>> cos, sin = cos_sin_of(torch.tensor([[0], [2**36]]), inc)
+    >>> cos.shape, bool((cos**2 + sin**2 - 1).abs().max() < 1e-6)
+    (torch.Size([2, 2]), True)
+    """
+    phase = positions * increments
+    angle = phase.to(torch.float64) * (2 * math.pi / TURN)
+    return torch.cos(angle).to(dtype), torch.sin(angle).to(dtype)

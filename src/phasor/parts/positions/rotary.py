@@ -1,0 +1,197 @@
+"""Rotary positions and every relative of them: extensions, xPos, axial and multi-section."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from phasor.config import ModelConfig, RotaryConfig
+from phasor.config.extensions import frequencies, precisely
+from phasor.config.model import Side
+from phasor.config.positions import XPOS_SPAN
+from phasor.kernels.rotary import rotate_pairs
+from phasor.parts.checks import checked_positions, checks_values
+from phasor.parts.places import Places
+from phasor.parts.positions.base import Position
+from phasor.parts.positions.phase import cos_sin_of, increments
+
+
+class Turn(NamedTuple):
+    """How queries and keys turn in one forward: cosines and sines with their factors, `[B or 1, T, 1, pairs]`."""
+
+    query: tuple[Tensor, Tensor]
+    key: tuple[Tensor, Tensor]
+
+
+class Rotary(Position):
+    """Rotary positions, alone on your own queries and keys or inside a model.
+
+    The keyword arguments are those of `RotaryConfig`. Nothing is stored but the configuration: angles are
+    made from the positions at each call, exact at any position.
+
+    >>> rope = Rotary(head_dim=64, base=10000.0, pairing="half")
+    >>> q, k = torch.randn(2, 8, 5, 64), torch.randn(2, 2, 5, 64)
+    >>> at = torch.arange(5)
+    >>> near, far = rope.rotate(q, k, at), rope.rotate(q, k, at + 2**30)
+    >>> scores = [a[:, ::4] @ b.mT for a, b in (near, far)]
+    >>> torch.allclose(*scores, atol=1e-4)
+    True
+    """
+
+    config: RotaryConfig
+
+    def __init__(self, config: RotaryConfig | None = None, *, head_dim: int, **fields: Any) -> None:
+        super().__init__()
+        self.config = RotaryConfig(**fields) if config is None else config.replace(**fields)
+        self.head_dim = head_dim
+        self.width = self.config.rotated_width(head_dim)
+
+    @classmethod
+    def build(cls, config: RotaryConfig, model: ModelConfig, side: Side) -> Self:
+        return cls(config, head_dim=model.head_width)
+
+    def extra_repr(self) -> str:
+        return f"head_dim={self.head_dim}, {self.config}"
+
+    def frequencies(self, length: int | None = None) -> list[Decimal]:
+        """Radians per position for each pair, in high precision.
+
+        >>> [float(f) for f in Rotary(head_dim=4).frequencies()]
+        [1.0, 0.01]
+        """
+        return frequencies_of(self.config, self.width, length)
+
+    def attention_factor(self, length: int | None = None) -> float:
+        """What `rotate` multiplies queries and keys by, beside turning them."""
+        return 1.0 if self.config.extension is None else self.config.extension.attention_factor(length)
+
+    def cos_sin(
+        self, positions: Tensor, length: int | Sequence[int] | None = None, dtype: torch.dtype = torch.float32
+    ) -> tuple[Tensor, Tensor]:
+        """Cosines and sines `[..., pairs]` on the unit circle for int64 positions, exact at any of them.
+
+        Schemes of several axes take `[axes, ..., T]`, or `[T]` and `[B, T]` for the same position on each axis.
+        `length` (one number, or one a row of `[B, T]` positions) matters to extensions that depend on it.
+
+        >>> cos, sin = Rotary(head_dim=64).cos_sin(torch.tensor([0, 2**36]))
+        >>> cos.shape, cos.dtype
+        (torch.Size([2, 32]), torch.float32)
+        """
+        checked_positions(positions, self.config.axes)
+        return self._cos_sin(positions, self._host_lengths(positions, length), dtype)
+
+    def rotate(
+        self, q: Tensor, k: Tensor, positions: Tensor, length: int | Sequence[int] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Queries `[B, H, T, D]` and keys `[B, K, T, D]` turned by their positions, the attention factor applied."""
+        for name, x in (("q", q), ("k", k)):
+            if x.dim() != 4 or x.shape[-1] != self.head_dim or not x.is_floating_point():
+                raise ValueError(
+                    f"{name} must be a floating-point tensor [batch, heads, tokens, {self.head_dim}], "
+                    f"not {x.dtype} {list(x.shape)}"
+                )
+        if positions.shape[-1] != q.shape[-2] or positions.shape[-1] != k.shape[-2]:
+            raise ValueError(
+                f"there are {positions.shape[-1]} positions for {q.shape[-2]} queries and {k.shape[-2]} keys"
+            )
+        checked_positions(positions, self.config.axes)
+        rows = positions[0] if positions.dim() == 3 else positions
+        turn = self.prepare(Places(positions, self._host_lengths(rows, length)), q)
+        q = self.on_query(q.transpose(1, 2), turn).transpose(1, 2)
+        k = self.on_key(k.transpose(1, 2), turn).transpose(1, 2)
+        return q, k
+
+    def prepare(self, places: Places, like: Tensor) -> Turn:
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        cos, sin = self._cos_sin(places.positions, places.length, dtype)
+        if self.config.extension is not None:
+            factor = self._factors(places.length, cos)
+            cos, sin = cos * factor, sin * factor
+        if self.config.decay is None:
+            turned = headwise(cos), headwise(sin)
+            return Turn(turned, turned)
+        grow = self._decay(places, dtype)
+        return Turn(
+            (headwise(cos * grow), headwise(sin * grow)),
+            (headwise(cos / grow), headwise(sin / grow)),
+        )
+
+    def on_query(self, q: Tensor, prepared: Turn) -> Tensor:
+        return rotate_pairs(q, *prepared.query, self.config.pairing)
+
+    def on_key(self, k: Tensor, prepared: Turn) -> Tensor:
+        return rotate_pairs(k, *prepared.key, self.config.pairing)
+
+    def _cos_sin(self, positions: Tensor, length: int | Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        inc = self._increments(length, positions.device)
+        if self.config.axes == 1:
+            return cos_sin_of(positions[..., None], inc, dtype)
+        sections = self.config.section_sizes(self.width)
+        rows = positions.unbind(0) if positions.dim() == 3 else [positions] * len(sections)
+        by_pair = [row[..., None].expand(*row.shape, size) for row, size in zip(rows, sections, strict=True)]
+        return cos_sin_of(torch.cat(by_pair, dim=-1), inc, dtype)
+
+    def _increments(self, length: int | Tensor | None, device: torch.device) -> Tensor:
+        """Increments `[pairs]`, or one set for every token where lengths differ, `[B, T, pairs]`."""
+        if not isinstance(length, Tensor) or not self.config.depends_on_length:
+            return torch.tensor(increments_of(self.config, self.width, as_key(self.config, length)), device=device)
+        distinct, which = length.unique(return_inverse=True)
+        table = torch.tensor([increments_of(self.config, self.width, n) for n in distinct.tolist()])
+        return table[which].to(device)
+
+    def _factors(self, length: int | Tensor | None, like: Tensor) -> float | Tensor:
+        if not isinstance(length, Tensor) or not self.config.depends_on_length:
+            return self.attention_factor(as_key(self.config, length))
+        distinct, which = length.unique(return_inverse=True)
+        table = torch.tensor([self.attention_factor(n) for n in distinct.tolist()], dtype=torch.float64)
+        return table[which].to(like.device, like.dtype)[..., None]
+
+    def _decay(self, places: Places, dtype: torch.dtype) -> Tensor:
+        """xPos: `zeta_i^((m - c) / decay)` with `c` the first position of the row or document."""
+        assert self.config.decay is not None
+        pairs = self.width // 2
+        since = (places.positions - places.origin())[..., None]
+        if checks_values(since) and since.numel() and since.abs().max() >= XPOS_SPAN:
+            raise ValueError(f"xPos spans at most {XPOS_SPAN} positions of one sequence: beyond it float32 overflows")
+        zeta = (torch.arange(pairs, device=since.device, dtype=torch.float64) / pairs + 0.4) / 1.4
+        return torch.exp2(torch.log2(zeta) * (since / self.config.decay)).to(dtype)
+
+    def _host_lengths(self, positions: Tensor, length: int | Sequence[int] | None) -> int | Tensor | None:
+        if length is None or isinstance(length, int):
+            return length
+        if positions.dim() != 2 or len(length) != positions.shape[0]:
+            raise ValueError(
+                f"length lists {len(length)} rows, which needs positions [{len(length)}, tokens], "
+                f"not {list(positions.shape)}"
+            )
+        return torch.tensor(list(length))[:, None].expand(positions.shape)
+
+
+def headwise(x: Tensor) -> Tensor:
+    """`[T, pairs]` or `[B, T, pairs]` with a place for the heads, `[B or 1, T, 1, pairs]`."""
+    return (x[None] if x.dim() == 2 else x)[:, :, None]
+
+
+def as_key(config: RotaryConfig, length: int | Tensor | None) -> int | None:
+    return length if config.depends_on_length and isinstance(length, int) else None
+
+
+@precisely
+def frequencies_of(config: RotaryConfig, width: int, length: int | None = None) -> list[Decimal]:
+    """Radians per position for each pair of a configuration."""
+    wide = width // 2 if config.axial else width
+    if config.extension is None:
+        one_axis = frequencies(config.base, wide)
+    else:
+        one_axis = config.extension.frequencies(config.base, wide, length)
+    return one_axis * 2 if config.axial else one_axis
+
+
+@functools.lru_cache(maxsize=4096)
+def increments_of(config: RotaryConfig, width: int, length: int | None) -> tuple[int, ...]:
+    return increments(frequencies_of(config, width, length))

@@ -1,0 +1,75 @@
+"""T5's relative bias: a learned scalar per head and bucket of distance, on the scores."""
+
+from __future__ import annotations
+
+import functools
+from fractions import Fraction
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from phasor.config import ModelConfig, T5PositionConfig
+from phasor.config.model import Side
+from phasor.parts.places import Places
+from phasor.parts.positions.base import Bias, Position
+
+
+class T5Bias(Position):
+    """Half of the buckets hold one distance each, the other half log-spaced ranges up to `max_distance`.
+
+    Encoders tell before from after and give each direction half of the buckets; in decoders all that lies
+    ahead shares the bucket of distance 0. One table serves every layer that uses the scheme.
+    """
+
+    config: T5PositionConfig
+
+    def __init__(self, config: T5PositionConfig, *, num_heads: int, bidirectional: bool) -> None:
+        super().__init__()
+        self.config = config
+        self.bidirectional = bidirectional
+        self.weight = nn.Parameter(torch.empty(config.num_buckets, num_heads))
+
+    @classmethod
+    def build(cls, config: T5PositionConfig, model: ModelConfig, side: Side) -> Self:
+        return cls(config, num_heads=model.num_heads, bidirectional=side == "encoder")
+
+    def reset_parameters(self, config: ModelConfig) -> None:
+        nn.init.normal_(self.weight, std=config.dim**-0.5)
+
+    def bucket(self, distance: Tensor) -> Tensor:
+        """The bucket of each signed distance, query position minus key position."""
+        buckets = self.config.num_buckets // 2 if self.bidirectional else self.config.num_buckets
+        bounds = torch.tensor(bucket_bounds(buckets, self.config.max_distance), device=distance.device)
+        if not self.bidirectional:
+            return torch.bucketize(distance.clamp(min=0), bounds, right=True)
+        ahead = (distance < 0).to(torch.int64) * buckets
+        return ahead + torch.bucketize(distance.abs(), bounds, right=True)
+
+    def on_scores(self, prepared: Places) -> Bias:
+        def bias(queries: Tensor, keys: Tensor) -> Tensor:
+            buckets = self.bucket(queries[:, :, None] - keys[:, None, :])
+            return nn.functional.embedding(buckets, self.weight).permute(0, 3, 1, 2)
+
+        return bias
+
+
+@functools.lru_cache(maxsize=64)
+def bucket_bounds(buckets: int, max_distance: int) -> tuple[int, ...]:
+    """The smallest distance of every bucket but the first, in exact arithmetic.
+
+    A distance n at or past `exact = buckets / 2` falls into `exact + floor(log(n/exact) / log(max/exact) * exact)`,
+    so bucket `exact + j` starts at the smallest n with `(n/exact)^exact >= (max/exact)^j`.
+
+    >>> bucket_bounds(16, 128)
+    (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91)
+    """
+    exact = buckets // 2
+    bounds = list(range(1, exact + 1))
+    for j in range(1, buckets - exact):
+        reach = Fraction(max_distance, exact) ** j
+        n = bounds[-1]
+        while Fraction(n, exact) ** (buckets - exact) < reach:
+            n += 1
+        bounds.append(n)
+    return tuple(bounds)
