@@ -35,7 +35,7 @@ def pair() -> tuple[phasor.Transformer, LlamaForCausalLM]:
     )
     ours = phasor.Transformer(phasor.preset("llama-2", **SHAPE))
     state = theirs.state_dict()
-    heads, groups, width = SHAPE["num_heads"], SHAPE["num_kv_heads"], SHAPE["dim"] // SHAPE["num_heads"]
+    groups, width = SHAPE["num_kv_heads"], SHAPE["dim"] // SHAPE["num_heads"]
     mine = {"tokens.weight": state["model.embed_tokens.weight"], "head.weight": state["lm_head.weight"]}
     mine["decoder.norm.weight"] = state["model.norm.weight"]
     for i in range(SHAPE["num_layers"]):
@@ -82,7 +82,9 @@ def main() -> None:
     ratios = [p / t for p, t in zip(times["phasor"], times["transformers"], strict=True)]
     for name, value in medians.items():
         print(f"{name:13} {value * 1e3:8.1f} ms forward + backward (median of {given.runs})")
-    print(f"phasor / transformers: {medians['phasor'] / medians['transformers']:.3f} (runs {min(ratios):.3f} to {max(ratios):.3f})")
+    print(
+        f"phasor / transformers: {medians['phasor'] / medians['transformers']:.3f} (runs {min(ratios):.3f} to {max(ratios):.3f})"
+    )
 
 
 if __name__ == "__main__":

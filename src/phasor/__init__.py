@@ -29,12 +29,13 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split
 __all__ = sorted(_HOME_OF)  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
-    from phasor.config import *  # noqa: F403
-    from phasor.explain import explain
-    from phasor.model import Record, Transformer
-    from phasor.parts.experts import balancing_loss
-    from phasor.parts.positions import Rotary
-    from phasor.presets import preset
+    from phasor.config import *
+    from phasor.explain import explain as explain
+    from phasor.model import Record as Record
+    from phasor.model import Transformer as Transformer
+    from phasor.parts.experts import balancing_loss as balancing_loss
+    from phasor.parts.positions import Rotary as Rotary
+    from phasor.presets import preset as preset
 
 
 def __getattr__(name: str) -> Any:

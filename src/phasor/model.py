@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypedDict, Unpack, cast
 
 import torch
 from torch import Tensor, nn
 
 from phasor.config import ModelConfig
-from phasor.config.model import Side
+from phasor.config.model import Layer, Side
 from phasor.config.schema import unknown
 from phasor.kernels.mask import Mask
 from phasor.parts.attention import Attention, View
@@ -62,6 +64,15 @@ class Record:
         self.encoder: Record = self
 
 
+class About(TypedDict, total=False):
+    """What can be said of a sequence of tokens beside the tokens themselves; see `Transformer`."""
+
+    positions: Tensor | None
+    padding: Tensor | None
+    documents: Tensor | None
+    length: Length | None
+
+
 @dataclass
 class Memory:
     """An encoder's output, as a decoder attends to it."""
@@ -74,31 +85,21 @@ class Memory:
 class Block(nn.Module):
     """Attention, cross-attention where there is an encoder, feed-forward: around them the placement's equation."""
 
-    def __init__(self, model: ModelConfig, side: Side, index: int) -> None:
+    def __init__(self, model: ModelConfig, side: Side, layer: Layer) -> None:
         super().__init__()
-        layer = model.layer(index)
-        assert layer.attention is not None and layer.feedforward is not None
-        self.window, self.sink_tokens = layer.attention.window, layer.attention.sink_tokens
-        self.attention = Attention(layer.attention, model)
         crosses = side == "decoder" and model.shape == "encoder-decoder"
+        self.attention = Attention(layer.attention, model)
         self.cross = Attention(layer.attention, model, cross=True) if crosses else None
         network = FeedForward if layer.feedforward.experts is None else Experts
         self.feedforward = network(layer.feedforward, model.dim, model.feedforward_width, model.dropout.feedforward)
         self.residual = build_residual(model, side, sublayers=3 if crosses else 2)
 
-    def forward(self, x: Tensor, view: View, memory: Tensor | None, across: View | None, record: Record) -> Tensor:
-        def attend(h: Tensor) -> Tensor:
-            return self.attention(h, view)
-
-        def consult(h: Tensor) -> Tensor:
-            return self.cross(h, across, memory)
-
-        def feed(h: Tensor) -> Tensor:
-            return self.feedforward(h, record.router) if isinstance(self.feedforward, Experts) else self.feedforward(h)
-
+    def forward(self, x: Tensor, view: View, across: View | None, router: list[Tensor] | None) -> Tensor:
+        attend = partial(self.attention, view=view)
+        feed = partial(self.feedforward, router_logits=router) if router is not None else self.feedforward
         if self.cross is None:
             return self.residual(x, attend, feed)
-        return self.residual(x, attend, consult, feed)
+        return self.residual(x, attend, partial(self.cross, view=across), feed)
 
 
 class Stack(nn.Module):
@@ -106,18 +107,18 @@ class Stack(nn.Module):
 
     def __init__(self, model: ModelConfig, side: Side) -> None:
         super().__init__()
-        self.config, self.side = model, side
-        schemes = list(dict.fromkeys([model.position, *model.layer_positions()]))
-        depth = range(model.depth(side))
-        self.scheme_of = [schemes.index(model.layer(i).position) for i in depth]
-        self.positions = nn.ModuleList(build_position(scheme, model, side) for scheme in schemes)
-        self.axes = max(scheme.axes for scheme in schemes)
-        self.needs_length = any(scheme.depends_on_length for scheme in schemes)
+        self.side = side
+        self.layers = [model.layer(i) for i in range(model.depth(side))]
+        self.schemes = list(dict.fromkeys([model.position, *(layer.position for layer in self.layers)]))
+        self.positions = nn.ModuleList(build_position(scheme, model, side) for scheme in self.schemes)
+        self.axes = max(scheme.axes for scheme in self.schemes)
+        self.needs_length = any(scheme.depends_on_length for scheme in self.schemes)
+        self.windowed = any(layer.attention.window is not None for layer in self.layers)
         types = model.embedding.token_types
         self.token_types = nn.Embedding(types, model.dim) if types else None
         self.embedding_norm = build_norm(model.norm, model.dim) if model.embedding.norm else nn.Identity()
         self.dropout = nn.Dropout(model.dropout.embedding)
-        self.blocks = nn.ModuleList(Block(model, side, i) for i in depth)
+        self.blocks = nn.ModuleList(Block(model, side, layer) for layer in self.layers)
         self.norm = build_norm(model.norm, model.dim) if model.ends_in_norm else nn.Identity()
 
     def forward(
@@ -131,11 +132,28 @@ class Stack(nn.Module):
         record: Record | None = None,
     ) -> Tensor:
         record = Record() if record is None else record
-        x = self.positions[0].on_input(x, at)
+        x = self.position(0).on_input(x, at)
         if self.token_types is not None:
-            x = x + self.token_types(torch.zeros_like(at.positions) if token_types is None else token_types)
+            x = x + (self.token_types.weight[0] if token_types is None else self.token_types(token_types))
         x = self.dropout(self.embedding_norm(x))
-        prepared = [scheme.prepare(at, x) for scheme in self.positions]
+        views = self._views(x, at, prefix, record)
+        across = None if memory is None else self._across(at, memory, record)
+        for block, view in zip(self.blocks, views, strict=True):
+            if record.hidden is not None:
+                record.hidden.append(x)
+            x = block(x, view, across, record.router)
+        x = self.norm(x)
+        if record.hidden is not None:
+            record.hidden.append(x)
+        return x
+
+    def position(self, which: int) -> Position:
+        """The module of one of the stack's schemes; the first is the model's own."""
+        return cast(Position, self.positions[which])
+
+    def _views(self, x: Tensor, at: Places, prefix: Tensor | None, record: Record) -> list[View]:
+        """What each layer's attention sees; every scheme prepares once for all the layers that use it."""
+        prepared = [self.position(which).prepare(at, x) for which in range(len(self.schemes))]
         rule = Mask(
             causal=self.side == "decoder",
             prefix=prefix,
@@ -144,33 +162,22 @@ class Stack(nn.Module):
             key_documents=at.documents,
             order=at.order,
         )
-        across = None if memory is None else self._across(at, memory, record)
-        rows = (
-            at.positions
-            if at.positions.dim() == 2
-            else at.positions[0]
-            if at.positions.dim() == 3
-            else at.positions[None]
-        )
-        for block, which in zip(self.blocks, self.scheme_of, strict=True):
-            if record.hidden is not None:
-                record.hidden.append(x)
-            mask = rule.narrowed(block.window, block.sink_tokens)
-            view = View(mask, self.positions[which], prepared[which], rows, record.attention)
-            x = block(x, view, None if memory is None else memory.hidden, across, record)
-        x = self.norm(x)
-        if record.hidden is not None:
-            record.hidden.append(x)
-        return x
+        views = []
+        for layer in self.layers:
+            which = self.schemes.index(layer.position)
+            mask = rule.narrowed(layer.attention.window, layer.attention.sink_tokens)
+            views.append(View(mask, self.position(which), prepared[which], at.rows, weights=record.attention))
+        return views
 
     def _across(self, at: Places, memory: Memory, record: Record) -> View:
+        """What cross-attention sees: the memory, without positions of its own."""
         rule = Mask(
             key_padding=memory.padding,
             query_documents=at.documents,
             key_documents=memory.documents,
             aligned=False,
         )
-        return View(rule, Position(), weights=record.cross_attention)
+        return View(rule, Position(), memory=memory.hidden, weights=record.cross_attention)
 
 
 class Transformer(nn.Module):
@@ -233,13 +240,10 @@ class Transformer(nn.Module):
         record: Record | None = None,
     ) -> Tensor:
         record = Record() if record is None else record
-        about = {"positions": positions, "padding": padding, "documents": documents, "length": length}
-        about_target = {
-            "positions": target_positions,
-            "padding": target_padding,
-            "documents": target_documents,
-            "length": target_length,
-        }
+        about = About(positions=positions, padding=padding, documents=documents, length=length)
+        about_target = About(
+            positions=target_positions, padding=target_padding, documents=target_documents, length=target_length
+        )
         if self.config.shape == "encoder-decoder":
             if target is None:
                 raise ValueError("an encoder-decoder takes a source and a target: model(source, target)")
@@ -249,67 +253,65 @@ class Transformer(nn.Module):
             memory = self.encode(tokens, token_types=token_types, record=record.encoder, **about)
             hidden = self.decode(target, memory, record=record, **about_target)
         else:
-            given = [name for name, value in about_target.items() if value is not None]
+            given = [f"target_{name}" for name, value in about_target.items() if value is not None]
             if target is not None or given:
-                what = "a target" if target is not None else f"target_{given[0]}"
-                raise ValueError(f"{what} is for an encoder-decoder; this model is a {self.config.shape}")
-            if self.encoder is not None:
-                if prefix is not None:
-                    raise ValueError("prefix is for a decoder; an encoder sees every token anyway")
-                hidden = self.encode(tokens, token_types=token_types, record=record, **about).hidden
-            else:
+                what = "a target" if target is not None else given[0]
+                raise ValueError(f"{what} is for an encoder-decoder, and this is a {self.config.shape}")
+            if self.decoder is not None:
                 hidden = self.decode(tokens, token_types=token_types, prefix=prefix, record=record, **about)
+            elif prefix is not None:
+                raise ValueError("prefix is for a decoder; an encoder sees every token anyway")
+            else:
+                hidden = self.encode(tokens, token_types=token_types, record=record, **about).hidden
         if self.pooler is not None:
             record.pooled = self.pooler(hidden, padding)
         if self.head is not None:
             return self.head(hidden, self.tokens.weight)
-        return hidden if self.config.head.kind == "none" else record.pooled
+        return record.pooled if self.config.head.kind == "pooled" and record.pooled is not None else hidden
 
     def encode(
         self,
         tokens: Tensor,
         *,
-        positions: Tensor | None = None,
-        padding: Tensor | None = None,
-        documents: Tensor | None = None,
-        length: Length | None = None,
         token_types: Tensor | None = None,
         record: Record | None = None,
+        **about: Unpack[About],
     ) -> Memory:
         """The encoder's hidden states, ready for a decoder to attend to."""
         if self.encoder is None:
             raise ValueError("a decoder has no encoder to encode with")
         embedding = self.tokens if self.source_tokens is None else self.source_tokens
-        at = self._places(self.encoder, embedding, tokens, positions, padding, documents, length)
+        at = self._places(self.encoder, embedding, tokens, **about)
         self._check_types(tokens, token_types)
         hidden = self.encoder(embedding(tokens), at, token_types=token_types, record=record)
-        return Memory(hidden, padding, documents)
+        return Memory(hidden, at.padding, at.documents)
 
     def decode(
         self,
         tokens: Tensor,
         memory: Memory | None = None,
         *,
-        positions: Tensor | None = None,
-        padding: Tensor | None = None,
-        documents: Tensor | None = None,
-        length: Length | None = None,
         token_types: Tensor | None = None,
         prefix: int | Sequence[int] | Tensor | None = None,
         record: Record | None = None,
+        **about: Unpack[About],
     ) -> Tensor:
         """The decoder's hidden states."""
         if self.decoder is None:
             raise ValueError("an encoder has no decoder to decode with")
         if (memory is None) == (self.config.shape == "encoder-decoder"):
             raise ValueError("memory is what an encoder-decoder's encode() returns, and nothing else takes it")
-        if memory is not None and (memory.documents is None) != (documents is None):
+        at = self._places(self.decoder, self.tokens, tokens, **about)
+        if memory is not None and (memory.documents is None) != (at.documents is None):
             raise ValueError("documents must be given for both source and target of an encoder-decoder, or for neither")
-        at = self._places(self.decoder, self.tokens, tokens, positions, padding, documents, length)
         self._check_types(tokens, token_types)
-        prefix = None if prefix is None else prefix_of(prefix, tokens)
         return self.decoder(
-            self.tokens(tokens), at, token_types=token_types, prefix=prefix, memory=memory, record=record
+            self.tokens(tokens),
+            at,
+            token_types=token_types,
+            prefix=None if prefix is None else prefix_of(prefix, tokens),
+            memory=memory,
+            record=record,
         )
 
     def _places(
@@ -317,19 +319,19 @@ class Transformer(nn.Module):
         stack: Stack,
         embedding: Embedding,
         tokens: Tensor,
-        positions: Tensor | None,
-        padding: Tensor | None,
-        documents: Tensor | None,
-        length: Length | None,
+        positions: Tensor | None = None,
+        padding: Tensor | None = None,
+        documents: Tensor | None = None,
+        length: Length | None = None,
     ) -> Places:
         check_tokens(tokens, len(embedding.weight))
         rows, count = tokens.shape
         if positions is not None:
-            for scheme in stack.positions:
-                checked_positions(positions, scheme.axes if scheme.config.acts_on else stack.axes)
+            for scheme in stack.schemes:
+                checked_positions(positions, scheme.axes if scheme.acts_on else stack.axes)
             if positions.shape[-1] != count or positions.shape[:-1][-1:] not in ((), (1,), (rows,)):
                 raise ValueError(f"positions {list(positions.shape)} do not fit tokens {list(tokens.shape)}")
-        check_padding(padding, tokens, windowed=any(b.window is not None for b in stack.blocks))
+        check_padding(padding, tokens, stack.windowed)
         check_documents(documents, tokens)
         return places(
             rows,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from phasor.config.extensions import positive
 from phasor.config.parts import (
@@ -45,6 +45,14 @@ class LayerConfig(Config):
                 f"LayerConfig.position is {self.position.kind!r}, which acts on the model's input and not in a layer; "
                 "set it as ModelConfig.position"
             )
+
+
+class Layer(NamedTuple):
+    """The parts of one layer, every one of them said."""
+
+    position: PositionConfig
+    attention: AttentionConfig
+    feedforward: FeedForwardConfig
 
 
 class ModelConfig(Config):
@@ -140,7 +148,7 @@ class ModelConfig(Config):
         """How many layers the encoder or the decoder has."""
         return self.num_encoder_layers or self.num_layers if side == "encoder" else self.num_layers
 
-    def layer(self, index: int) -> LayerConfig:
+    def layer(self, index: int) -> Layer:
         """The parts of one layer, filled in from the model's.
 
         >>> local = LayerConfig(attention={"window": 128})
@@ -150,7 +158,7 @@ class ModelConfig(Config):
         """
         own = self.layers[index % len(self.layers)] if self.layers else LayerConfig()
         in_layer = NoPositionConfig() if "input" in self.position.acts_on else self.position
-        return LayerConfig(
+        return Layer(
             position=own.position or in_layer,
             attention=own.attention or self.attention,
             feedforward=own.feedforward or self.feedforward,
@@ -158,5 +166,4 @@ class ModelConfig(Config):
 
     def layer_positions(self) -> list[PositionConfig]:
         """The distinct schemes that act inside layers, in the order they first appear."""
-        found = [self.layer(i).position for i in range(max(1, len(self.layers)))]
-        return [p for p in dict.fromkeys(found) if p is not None]
+        return list(dict.fromkeys(self.layer(i).position for i in range(max(1, len(self.layers)))))

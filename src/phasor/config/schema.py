@@ -16,8 +16,8 @@ import functools
 import json
 import types
 import typing
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Literal, Self, TypeVar, dataclass_transform
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Literal, Self, TypeVar, cast, dataclass_transform
 
 C = TypeVar("C", bound="Config")
 
@@ -45,7 +45,7 @@ class Config:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         dataclasses.dataclass(frozen=True, kw_only=True)(cls)
-        made = cls.__init__
+        made: Callable[..., None] = cls.__init__
 
         @functools.wraps(made)
         def init(self: Config, *args: Any, **given: Any) -> None:
@@ -59,10 +59,10 @@ class Config:
                 raise ValueError(f"{cls.__name__} needs {', '.join(missing)}")
             made(self, **given)
 
-        cls.__init__ = init  # type: ignore[method-assign]
+        setattr(cls, "__init__", init)  # noqa: B010
 
     def __post_init__(self) -> None:
-        hints = field_types(type(self))
+        hints: dict[str, Any] = field_types(cast(Any, type(self)))
         for name in names(type(self)):
             value = fit(getattr(self, name), hints[name], f"{type(self).__name__}.{name}")
             object.__setattr__(self, name, value)
@@ -126,8 +126,8 @@ class Choice(Config):
         return {"kind": self.kind, **super().to_dict()}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any] | str) -> Self:
-        given: dict[str, Any] = {"kind": data} if isinstance(data, str) else dict(data)
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        given = dict(data)
         kind = given.pop("kind", getattr(cls, "kind", None))
         if kind is None:
             raise ValueError(f"a {cls.what} needs its 'kind', one of: {', '.join(cls.kinds)}")
@@ -143,8 +143,7 @@ def fields(cls: type[Config]) -> tuple[dataclasses.Field[Any], ...]:
     return dataclasses.fields(cls)  # type: ignore[arg-type]
 
 
-@functools.cache
-def names(cls: type[Config]) -> list[str]:
+def names(cls: type[Any]) -> list[str]:
     """The field names of a record, in the order they are written."""
     return [f.name for f in fields(cls)]
 
@@ -154,7 +153,7 @@ def required(field: dataclasses.Field[Any]) -> bool:
 
 
 @functools.cache
-def field_types(cls: type[Config]) -> dict[str, Any]:
+def field_types(cls: type[Any]) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
@@ -197,7 +196,9 @@ def fit(value: Any, hint: Any, where: str) -> Any:
     if isinstance(hint, type) and issubclass(hint, Config):
         if isinstance(value, hint):
             return value
-        if isinstance(value, Mapping) or (isinstance(value, str) and issubclass(hint, Choice)):
+        if isinstance(value, str) and issubclass(hint, Choice):
+            return hint.from_dict({"kind": value})
+        if isinstance(value, Mapping):
             return hint.from_dict(value)
         raise ValueError(f"{where} must be {described(hint)}, not {value!r}")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):

@@ -23,6 +23,7 @@ class View:
     position: Position
     prepared: Any = None
     positions: Tensor | None = None  # [B or 1, T], for schemes that act on scores
+    memory: Tensor | None = None  # what cross-attention takes its keys and values from
     weights: list[Tensor] | None = None  # attention weights are kept here when somebody asked for them
 
 
@@ -96,8 +97,8 @@ class Attention(nn.Module):
     def _normed(self, x: Tensor, norm: nn.Module) -> Tensor:
         return norm(x.flatten(-2)).view(x.shape) if self.config.qk_norm == "whole" else norm(x)
 
-    def forward(self, x: Tensor, view: View, memory: Tensor | None = None) -> Tensor:
-        q, k, v = self.project(x, memory)
+    def forward(self, x: Tensor, view: View) -> Tensor:
+        q, k, v = self.project(x, view.memory)
         q = view.position.on_query(q, view.prepared)
         k = view.position.on_key(k, view.prepared)
         scoring = Scoring(

