@@ -17,10 +17,11 @@ _HOMES = {
         "LayerNormConfig LearnedConfig Linear Llama3 LongRoPE MaskedHeadConfig ModelConfig MultiSectionConfig NTK "
         "NoHeadConfig NoNormConfig NoPositionConfig NormalInitConfig NormalisedConfig OutputConfig ParallelConfig "
         "PooledHeadConfig PostConfig PreConfig Proportional RMSNormConfig RotaryConfig SandwichConfig "
-        "SinusoidalConfig T5InitConfig T5PositionConfig XPosConfig XavierInitConfig YaRN kinds"
+        "SinusoidalConfig T5InitConfig T5PositionConfig XPosConfig XavierInitConfig YaRN"
     ),
+    "phasor.choices": "kinds",
     "phasor.presets": "preset",
-    "phasor.explain": "explain",
+    "phasor.explanation": "explain",
     "phasor.model": "Record Transformer",
     "phasor.parts.positions": "Rotary",
     "phasor.parts.experts": "balancing_loss",
@@ -29,8 +30,9 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split
 __all__ = sorted(_HOME_OF)  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
-    from phasor.config import *
-    from phasor.explain import explain as explain
+    from phasor.choices import kinds as kinds
+    from phasor.config import *  # noqa: F403
+    from phasor.explanation import explain as explain
     from phasor.model import Record as Record
     from phasor.model import Transformer as Transformer
     from phasor.parts.experts import balancing_loss as balancing_loss

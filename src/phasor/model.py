@@ -240,10 +240,13 @@ class Transformer(nn.Module):
         record: Record | None = None,
     ) -> Tensor:
         record = Record() if record is None else record
-        about = About(positions=positions, padding=padding, documents=documents, length=length)
-        about_target = About(
-            positions=target_positions, padding=target_padding, documents=target_documents, length=target_length
-        )
+        about: About = {"positions": positions, "padding": padding, "documents": documents, "length": length}
+        about_target: About = {
+            "positions": target_positions,
+            "padding": target_padding,
+            "documents": target_documents,
+            "length": target_length,
+        }
         if self.config.shape == "encoder-decoder":
             if target is None:
                 raise ValueError("an encoder-decoder takes a source and a target: model(source, target)")

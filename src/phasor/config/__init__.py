@@ -11,7 +11,6 @@ from phasor.config.extensions import (
     Proportional,
     YaRN,
 )
-from phasor.config.kinds import kinds
 from phasor.config.model import LayerConfig, ModelConfig
 from phasor.config.parts import (
     AttentionConfig,
@@ -108,5 +107,4 @@ __all__ = [
     "XPosConfig",
     "XavierInitConfig",
     "YaRN",
-    "kinds",
 ]

@@ -5,9 +5,10 @@ The modules that compute them are in `phasor.parts.positions`, one file a scheme
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import ClassVar, Literal
 
-from phasor.config.extensions import Extension, Spacing, positive
+from phasor.config.extensions import Extension, Spacing, frequencies, positive
 from phasor.config.schema import Choice
 
 Pairing = Literal["half", "adjacent"]
@@ -187,6 +188,23 @@ class RotaryConfig(PositionConfig, kind="rotary"):
         if self.extension is not None:
             self.extension.check_width(width // 2 if self.axial else width)
         return width
+
+    def frequencies(self, width: int, length: int | None = None) -> list[Decimal]:
+        """Radians per position for each pair of a rotated width, in high precision.
+
+        >>> [float(f) for f in RotaryConfig().frequencies(4)]
+        [1.0, 0.01]
+        """
+        wide = width // 2 if self.axial else width
+        if self.extension is None:
+            one_axis = frequencies(self.base, wide)
+        else:
+            one_axis = self.extension.frequencies(self.base, wide, length)
+        return one_axis * 2 if self.axial else one_axis
+
+    def attention_factor(self, length: int | None = None) -> float:
+        """What turned queries and keys are multiplied by."""
+        return 1.0 if self.extension is None else self.extension.attention_factor(length)
 
 
 class XPosConfig(RotaryConfig, kind="xpos"):

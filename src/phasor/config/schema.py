@@ -222,6 +222,6 @@ def described(hint: Any) -> str:
     return words.get(hint, str(hint))
 
 
-def summary(thing: type[Any]) -> str:
-    """The first line of a class's own docstring: what `phasor kinds` prints beside the name."""
+def summary(thing: object) -> str:
+    """The first line of a docstring: what `phasor kinds` prints beside the name."""
     return (thing.__doc__ or "").strip().splitlines()[0]

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from phasor.config import ModelConfig, RotaryConfig
-from phasor.config.extensions import frequencies, precisely
 from phasor.config.model import Side
 from phasor.config.positions import XPOS_SPAN
 from phasor.kernels.rotary import rotate_pairs
@@ -64,11 +63,11 @@ class Rotary(Position):
         >>> [float(f) for f in Rotary(head_dim=4).frequencies()]
         [1.0, 0.01]
         """
-        return frequencies_of(self.config, self.width, length)
+        return self.config.frequencies(self.width, length)
 
     def attention_factor(self, length: int | None = None) -> float:
         """What `rotate` multiplies queries and keys by, beside turning them."""
-        return 1.0 if self.config.extension is None else self.config.extension.attention_factor(length)
+        return self.config.attention_factor(length)
 
     def cos_sin(
         self, positions: Tensor, length: int | Sequence[int] | None = None, dtype: torch.dtype = torch.float32
@@ -181,17 +180,6 @@ def as_key(config: RotaryConfig, length: int | Tensor | None) -> int | None:
     return length if config.depends_on_length and isinstance(length, int) else None
 
 
-@precisely
-def frequencies_of(config: RotaryConfig, width: int, length: int | None = None) -> list[Decimal]:
-    """Radians per position for each pair of a configuration."""
-    wide = width // 2 if config.axial else width
-    if config.extension is None:
-        one_axis = frequencies(config.base, wide)
-    else:
-        one_axis = config.extension.frequencies(config.base, wide, length)
-    return one_axis * 2 if config.axial else one_axis
-
-
 @functools.lru_cache(maxsize=4096)
 def increments_of(config: RotaryConfig, width: int, length: int | None) -> tuple[int, ...]:
-    return increments(frequencies_of(config, width, length))
+    return increments(config.frequencies(width, length))

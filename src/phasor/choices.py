@@ -9,6 +9,7 @@ from phasor.config.model import SHAPES
 from phasor.config.parts import ACTIVATIONS, QK_NORMS, HeadConfig, InitConfig, NormConfig, PlacementConfig
 from phasor.config.positions import Pairing, PositionConfig
 from phasor.config.schema import Choice, summary, unknown
+from phasor.presets import PRESETS
 
 CHOICES: dict[str, type[Choice]] = {
     "positions": PositionConfig,
@@ -26,7 +27,7 @@ PAIRINGS = dict(
     )
 )
 TABLES = {"shapes": SHAPES, "activations": ACTIVATIONS, "pairings": PAIRINGS, "qk-norms": QK_NORMS}
-GROUPS = (*CHOICES, *TABLES)
+GROUPS = (*CHOICES, *TABLES, "presets")
 
 
 def described_kinds(group: str) -> dict[str, str]:
@@ -39,6 +40,8 @@ def described_kinds(group: str) -> dict[str, str]:
         return {kind: summary(cls) for kind, cls in CHOICES[group].kinds.items()}
     if group in TABLES:
         return dict(TABLES[group])
+    if group == "presets":
+        return {name: summary(make) for name, make in PRESETS.items()}
     raise unknown("group of kinds", group, GROUPS)
 
 

@@ -1,0 +1,234 @@
+"""The command line: parse, call one library function, print."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import typing
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from phasor import __version__
+
+if TYPE_CHECKING:
+    from phasor.explanation import Explanation, Scheme
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the exit code is 0, or 2 for a mistake in what was asked, told in one sentence."""
+    parser = build_parser()
+    given = parser.parse_args(arguments)
+    if given.command is None:
+        parser.print_help()
+        return 0
+    try:
+        given.command(given)
+    except ValueError as error:
+        print(f"phasor: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        sys.stderr.close()
+    return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="phasor", description="One Transformer, every part a choice, positions exact at any length."
+    )
+    parser.add_argument("--version", action="version", version=f"phasor {__version__}")
+    parser.set_defaults(command=None)
+    verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
+
+    kinds = verbs.add_parser("kinds", help="list the choices for a part", description="List the choices for a part.")
+    kinds.add_argument("group", nargs="?", help="positions, extensions, norms, ...; all groups if left out")
+    kinds.add_argument("--json", action="store_true", help="print JSON")
+    kinds.set_defaults(command=run_kinds)
+
+    explain = verbs.add_parser(
+        "explain",
+        help="show what a model's positions do, pair by pair",
+        description="Show what a model's positions do, pair by pair; given two models, also how they differ.",
+    )
+    explain.add_argument("config", help="preset:NAME, a configuration file, or a folder with config.json")
+    explain.add_argument("other", nargs="?", help="a second model to compare with")
+    explain.add_argument(
+        "--extension", metavar="KIND", help="replace the rotary extension (see: phasor kinds extensions)"
+    )
+    explain.add_argument("--length", type=int, metavar="N", help="the sequence length to explain for, where it matters")
+    explain.add_argument("--json", action="store_true", help="print JSON")
+    fields = explain.add_argument_group("fields of the extension")
+    for name, read in extension_fields().items():
+        fields.add_argument(f"--{name.replace('_', '-')}", type=read, metavar=read.__name__.upper(), default=None)
+    explain.set_defaults(command=run_explain)
+    return parser
+
+
+def extension_fields() -> dict[str, Any]:
+    """Every field that some extension has, with how to read it from text."""
+    from phasor.config.extensions import Extension
+    from phasor.config.schema import field_types, names
+
+    readers = {bool: boolean, int: int, float: float}
+    found: dict[str, Any] = {}
+    for cls in Extension.kinds.values():
+        for name in names(cls):
+            hint = field_types(cls)[name]
+            simple = [a for a in (typing.get_args(hint) or (hint,)) if a in readers]
+            found[name] = numbers if typing.get_origin(hint) is tuple else readers[simple[0]]
+    return found
+
+
+def boolean(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"must be true or false, not {text!r}")
+    return text.lower() == "true"
+
+
+def numbers(text: str) -> list[float]:
+    return [float(part) for part in text.split(",")]
+
+
+def run_kinds(given: argparse.Namespace) -> None:
+    from phasor.choices import GROUPS, described_kinds
+
+    groups = [given.group] if given.group else list(GROUPS)
+    found = {group: described_kinds(group) for group in groups}
+    if given.json:
+        print_json(found[given.group] if given.group else found)
+        return
+    for group, lines in found.items():
+        table = new_table(group, ["kind", "what it is"])
+        for kind, line in lines.items():
+            table.add_row(kind, line)
+        show(table)
+
+
+def run_explain(given: argparse.Namespace) -> None:
+    from phasor.explanation import explain, make_extension, named
+
+    fields = {name: getattr(given, name) for name in extension_fields() if getattr(given, name) is not None}
+    if fields and given.extension is None:
+        raise ValueError(f"--{next(iter(fields)).replace('_', '-')} belongs to an extension: add --extension KIND")
+    extension = make_extension(given.extension, named(given.config)[1], **fields) if given.extension else None
+    found = explain(given.config, given.other, extension=extension, length=given.length)
+    if given.json:
+        print_json(found.to_dict())
+        return
+    for one in (found, found.other):
+        for scheme in one.schemes if one else ():
+            show_scheme(one.name, scheme)
+            if found.other is None and scheme.pairs:
+                show_pairs(scheme)
+    if found.other is not None:
+        show_differences(found, found.other)
+
+
+def show_scheme(name: str, scheme: Scheme) -> None:
+    settings = worded(scheme.settings)
+    lines = [
+        scheme.line,
+        f"acts on {' and '.join(scheme.acts_on) or 'nothing'}; {spans(scheme.layers)}",
+        f"settings: {settings}" if settings else "",
+        f"shift-invariant: {'yes' if scheme.shift_invariant else 'no'}; "
+        f"depends on length: {'yes' if scheme.depends_on_length else 'no'}; "
+        f"positions: {scheme.max_positions or 'no end'}",
+    ]
+    if scheme.pairs:
+        lines.append(
+            f"trained length {scheme.trained_length:,}; explained for {scheme.length:,} tokens; "
+            f"attention factor {scheme.attention_factor:.6g}"
+        )
+    show_text(f"{name}: {scheme.kind}", [line for line in lines if line])
+
+
+def worded(settings: dict[str, Any]) -> str:
+    """Settings in a line, those at rest left out."""
+    said = []
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            said.append(f"{key} {value['kind']} ({worded({k: v for k, v in value.items() if k != 'kind'})})")
+        elif value not in (None, False):
+            said.append(f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}")
+    return ", ".join(said)
+
+
+def show_pairs(scheme: Scheme) -> None:
+    axes = len({pair.axis for pair in scheme.pairs}) > 1
+    heads = ["pair", *(["axis"] if axes else []), "frequency", "wavelength", "turns", "extension", "new wavelength"]
+    table = new_table(f"radians per token, tokens per turn, turns in {scheme.trained_length:,} tokens", heads)
+    for pair in scheme.pairs:
+        axis = [str(pair.axis)] if axes else []
+        table.add_row(
+            str(pair.index),
+            *axis,
+            f"{pair.frequency:.6g}",
+            f"{pair.wavelength:,.1f}",
+            f"{pair.turns:,.3f}",
+            pair.effect,
+            "never turns" if pair.extended_frequency == 0 else f"{pair.extended_wavelength:,.1f}",
+        )
+    show(table)
+
+
+def show_differences(one: Explanation, other: Explanation) -> None:
+    table = new_table("what differs", ["field", one.name, other.name])
+    for where, a, b in one.differences:
+        table.add_row(where, json.dumps(a, ensure_ascii=False), json.dumps(b, ensure_ascii=False))
+    show(table)
+    a, b = (next((s for s in x.schemes if s.pairs), None) for x in (one, other))
+    if a is None or b is None or len(a.pairs) != len(b.pairs):
+        return
+    table = new_table("frequencies, pair by pair", ["pair", one.name, other.name, "ratio"])
+    for p, q in zip(a.pairs, b.pairs, strict=True):
+        ratio = "-" if q.extended_frequency == 0 else f"{p.extended_frequency / q.extended_frequency:.6g}"
+        table.add_row(str(p.index), f"{p.extended_frequency:.6g}", f"{q.extended_frequency:.6g}", ratio)
+    show(table)
+
+
+def spans(layers: tuple[int, ...]) -> str:
+    """Layer numbers as ranges: `layers 0-3, 5`."""
+    if not layers:
+        return "once, before the first layer"
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][-1] + 1:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    return "layers " + ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False, default=dataclasses.asdict))
+
+
+def console() -> Any:
+    try:
+        from rich.console import Console
+    except ImportError:
+        raise ValueError("tables need the package rich: pip install 'phasor[cli]', or add --json") from None
+    return Console(width=None if sys.stdout.isatty() else 140)
+
+
+def new_table(title: str, heads: list[str]) -> Any:
+    console()
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for head in heads:
+        right = head in ("pair", "axis", "frequency", "wavelength", "turns", "new wavelength", "ratio")
+        table.add_column(head, justify="right" if right else "left", overflow="fold")
+    return table
+
+
+def show(table: Any) -> None:
+    console().print(table)
+
+
+def show_text(title: str, lines: list[str]) -> None:
+    screen = console()
+    screen.print(f"\n[bold]{title}[/bold]", highlight=False)
+    for line in lines:
+        screen.print(f"  {line}", highlight=False)
