@@ -8,7 +8,7 @@ import json
 import sys
 import typing
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from phasor import __version__
 
@@ -74,7 +74,7 @@ def extension_fields() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for cls in Extension.kinds.values():
         for name in names(cls):
-            hint = field_types(cls)[name]
+            hint = field_types(cast(Any, cls))[name]
             simple = [a for a in (typing.get_args(hint) or (hint,)) if a in readers]
             found[name] = numbers if typing.get_origin(hint) is tuple else readers[simple[0]]
     return found
@@ -116,8 +116,8 @@ def run_explain(given: argparse.Namespace) -> None:
     if given.json:
         print_json(found.to_dict())
         return
-    for one in (found, found.other):
-        for scheme in one.schemes if one else ():
+    for one in (found,) if found.other is None else (found, found.other):
+        for scheme in one.schemes:
             show_scheme(one.name, scheme)
             if found.other is None and scheme.pairs:
                 show_pairs(scheme)

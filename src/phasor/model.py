@@ -110,6 +110,7 @@ class Stack(nn.Module):
         self.side = side
         self.layers = [model.layer(i) for i in range(model.depth(side))]
         self.schemes = list(dict.fromkeys([model.position, *(layer.position for layer in self.layers)]))
+        self.scheme_of = [self.schemes.index(layer.position) for layer in self.layers]
         self.positions = nn.ModuleList(build_position(scheme, model, side) for scheme in self.schemes)
         self.axes = max(scheme.axes for scheme in self.schemes)
         self.needs_length = any(scheme.depends_on_length for scheme in self.schemes)
@@ -163,8 +164,7 @@ class Stack(nn.Module):
             order=at.order,
         )
         views = []
-        for layer in self.layers:
-            which = self.schemes.index(layer.position)
+        for layer, which in zip(self.layers, self.scheme_of, strict=True):
             mask = rule.narrowed(layer.attention.window, layer.attention.sink_tokens)
             views.append(View(mask, self.position(which), prepared[which], at.rows, weights=record.attention))
         return views

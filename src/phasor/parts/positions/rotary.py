@@ -27,6 +27,13 @@ class Turn(NamedTuple):
     key: tuple[Tensor, Tensor]
 
 
+class Table(NamedTuple):
+    """Frequencies as fractions of a turn, and the attention factor: what a length settles."""
+
+    increments: tuple[int, ...]
+    factor: float
+
+
 class Rotary(Position):
     """Rotary positions, alone on your own queries and keys or inside a model.
 
@@ -49,6 +56,8 @@ class Rotary(Position):
         self.config = RotaryConfig(**fields) if config is None else config.replace(**fields)
         self.head_dim = head_dim
         self.width = self.config.rotated_width(head_dim)
+        # Fixed frequencies are worked out here, so that a compiled forward finds plain numbers.
+        self.fixed = None if self.config.depends_on_length else table_of(self.config, self.width, None)
 
     @classmethod
     def build(cls, config: RotaryConfig, model: ModelConfig, side: Side) -> Self:
@@ -137,18 +146,19 @@ class Rotary(Position):
 
     def _increments(self, length: int | Tensor | None, device: torch.device) -> Tensor:
         """Increments `[pairs]`, or one set for every token where lengths differ, `[B, T, pairs]`."""
-        if not isinstance(length, Tensor) or not self.config.depends_on_length:
-            return torch.tensor(increments_of(self.config, self.width, as_key(self.config, length)), device=device)
+        if self.fixed is not None or not isinstance(length, Tensor):
+            table = self.fixed or table_of(self.config, self.width, length)
+            return torch.tensor(table.increments, device=device)
         distinct, which = length.unique(return_inverse=True)
-        table = torch.tensor([increments_of(self.config, self.width, n) for n in distinct.tolist()])
-        return table[which].to(device)
+        tables = torch.tensor([table_of(self.config, self.width, n).increments for n in distinct.tolist()])
+        return tables[which].to(device)
 
     def _factors(self, length: int | Tensor | None, like: Tensor) -> float | Tensor:
-        if not isinstance(length, Tensor) or not self.config.depends_on_length:
-            return self.attention_factor(as_key(self.config, length))
+        if self.fixed is not None or not isinstance(length, Tensor):
+            return (self.fixed or table_of(self.config, self.width, length)).factor
         distinct, which = length.unique(return_inverse=True)
-        table = torch.tensor([self.attention_factor(n) for n in distinct.tolist()], dtype=torch.float64)
-        return table[which].to(like.device, like.dtype)[..., None]
+        factors = [table_of(self.config, self.width, n).factor for n in distinct.tolist()]
+        return torch.tensor(factors, dtype=torch.float64)[which].to(like.device, like.dtype)[..., None]
 
     def _decay(self, places: Places, dtype: torch.dtype) -> Tensor:
         """xPos: `zeta_i^((m - c) / decay)` with `c` the first position of the row or document."""
@@ -176,10 +186,6 @@ def headwise(x: Tensor) -> Tensor:
     return (x[None] if x.dim() == 2 else x)[:, :, None]
 
 
-def as_key(config: RotaryConfig, length: int | Tensor | None) -> int | None:
-    return length if config.depends_on_length and isinstance(length, int) else None
-
-
 @functools.lru_cache(maxsize=4096)
-def increments_of(config: RotaryConfig, width: int, length: int | None) -> tuple[int, ...]:
-    return increments(config.frequencies(width, length))
+def table_of(config: RotaryConfig, width: int, length: int | None) -> Table:
+    return Table(increments(config.frequencies(width, length)), config.attention_factor(length))
