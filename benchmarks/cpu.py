@@ -82,9 +82,8 @@ def main() -> None:
     ratios = [p / t for p, t in zip(times["phasor"], times["transformers"], strict=True)]
     for name, value in medians.items():
         print(f"{name:13} {value * 1e3:8.1f} ms forward + backward (median of {given.runs})")
-    print(
-        f"phasor / transformers: {medians['phasor'] / medians['transformers']:.3f} (runs {min(ratios):.3f} to {max(ratios):.3f})"
-    )
+    ratio = medians["phasor"] / medians["transformers"]
+    print(f"phasor / transformers: {ratio:.3f} (runs {min(ratios):.3f} to {max(ratios):.3f})")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -15,13 +17,49 @@ def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
     >>> rotate_pairs(x, *quarter, "half").tolist(), rotate_pairs(x, *quarter, "adjacent").tolist()
     ([-3.0, -4.0, 1.0, 2.0], [-2.0, 1.0, -4.0, 3.0])
     """
+    if torch.compiler.is_compiling():  # the compiler fuses the plain form, forward and backward
+        return rotate_pairs_ref(x, cos, sin, pairing)
+    return _Rotation.apply(x, cos, sin, pairing)
+
+
+def rotate_pairs_ref(x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
+    """The same in plain form."""
     width = 2 * cos.shape[-1]
-    turned = x if width == x.shape[-1] else x[..., :width]
+    u, v = pair(x[..., :width], pairing)
+    turned = (u * cos - v * sin, v * cos + u * sin)
+    together = torch.cat(turned, dim=-1) if pairing == "half" else torch.stack(turned, dim=-1).flatten(-2)
+    return torch.cat((together.to(x.dtype), x[..., width:]), dim=-1)
+
+
+def pair(x: Tensor, pairing: str) -> tuple[Tensor, Tensor]:
+    """The first and the second features of all pairs, as views."""
     if pairing == "half":
-        u, v = turned.chunk(2, dim=-1)
-        pairs = torch.cat((u * cos - v * sin, v * cos + u * sin), dim=-1)
-    else:
-        u, v = turned.unflatten(-1, (-1, 2)).unbind(-1)
-        pairs = torch.stack((u * cos - v * sin, v * cos + u * sin), dim=-1).flatten(-2)
-    pairs = pairs.to(x.dtype)
-    return pairs if width == x.shape[-1] else torch.cat((pairs, x[..., width:]), dim=-1)
+        u, v = x.chunk(2, dim=-1)
+        return u, v
+    return x[..., 0::2], x[..., 1::2]
+
+
+class _Rotation(torch.autograd.Function):
+    """A rotation's gradient is the rotation back: nothing of `x` has to be kept for it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.pairing = pairing
+        width = 2 * cos.shape[-1]
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        u, v = pair(x[..., :width], pairing)
+        a, b = pair(out[..., :width], pairing)
+        if x.dtype == cos.dtype:
+            torch.mul(u, cos, out=a).addcmul_(v, sin, value=-1)
+            torch.mul(v, cos, out=b).addcmul_(u, sin)
+        else:
+            a.copy_(u * cos - v * sin)
+            b.copy_(v * cos + u * sin)
+        out[..., width:] = x[..., width:]
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        return _Rotation.apply(grads[0], cos, -sin, ctx.pairing), None, None, None
