@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
-from typing import TypedDict, Unpack, cast
+from typing import Unpack, cast
 
 import torch
 from torch import Tensor, nn
 
+from phasor.cache import Cache, Memory
 from phasor.config import ModelConfig
 from phasor.config.model import Layer, Side
 from phasor.config.schema import unknown
@@ -29,7 +30,7 @@ from phasor.parts.feedforward import FeedForward
 from phasor.parts.head import LogitsHead, Pooler
 from phasor.parts.init import initialise
 from phasor.parts.norm import build_norm
-from phasor.parts.places import Length, Places, places
+from phasor.parts.places import About, Length, Places, places
 from phasor.parts.positions import Position, build_position
 from phasor.parts.residual import build_residual
 
@@ -64,24 +65,6 @@ class Record:
         self.encoder: Record = self
 
 
-class About(TypedDict, total=False):
-    """What can be said of a sequence of tokens beside the tokens themselves; see `Transformer`."""
-
-    positions: Tensor | None
-    padding: Tensor | None
-    documents: Tensor | None
-    length: Length | None
-
-
-@dataclass
-class Memory:
-    """An encoder's output, as a decoder attends to it."""
-
-    hidden: Tensor
-    padding: Tensor | None = None
-    documents: Tensor | None = None
-
-
 class Block(nn.Module):
     """Attention, cross-attention where there is an encoder, feed-forward: around them the placement's equation."""
 
@@ -96,7 +79,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, view: View, across: View | None, router: list[Tensor] | None) -> Tensor:
         attend = partial(self.attention, view=view)
-        feed = partial(self.feedforward, router_logits=router) if router is not None else self.feedforward
+        routed = router is not None and isinstance(self.feedforward, Experts)
+        feed = partial(self.feedforward, router_logits=router) if routed else self.feedforward
         if self.cross is None:
             return self.residual(x, attend, feed)
         return self.residual(x, attend, partial(self.cross, view=across), feed)
@@ -130,6 +114,7 @@ class Stack(nn.Module):
         token_types: Tensor | None = None,
         prefix: Tensor | None = None,
         memory: Memory | None = None,
+        cache: Cache | None = None,
         record: Record | None = None,
     ) -> Tensor:
         record = Record() if record is None else record
@@ -137,22 +122,24 @@ class Stack(nn.Module):
         if self.token_types is not None:
             x = x + (self.token_types.weight[0] if token_types is None else self.token_types(token_types))
         x = self.dropout(self.embedding_norm(x))
-        views = self._views(x, at, prefix, record)
-        across = None if memory is None else self._across(at, memory, record)
-        for block, view in zip(self.blocks, views, strict=True):
+        views = self._views(x, at, prefix, cache, record)
+        across = [None] * len(self.layers) if memory is None else self._across(at, memory, cache, record)
+        for block, view, beyond in zip(self.blocks, views, across, strict=True):
             if record.hidden is not None:
                 record.hidden.append(x)
-            x = block(x, view, across, record.router)
+            x = block(x, view, beyond, record.router)
         x = self.norm(x)
         if record.hidden is not None:
             record.hidden.append(x)
+        if cache is not None:
+            cache.finish()
         return x
 
     def position(self, which: int) -> Position:
         """The module of one of the stack's schemes; the first is the model's own."""
         return cast(Position, self.positions[which])
 
-    def _views(self, x: Tensor, at: Places, prefix: Tensor | None, record: Record) -> list[View]:
+    def _views(self, x: Tensor, at: Places, prefix: Tensor | None, cache: Cache | None, record: Record) -> list[View]:
         """What each layer's attention sees; every scheme prepares once for all the layers that use it."""
         prepared = [self.position(which).prepare(at, x) for which in range(len(self.schemes))]
         rule = Mask(
@@ -163,21 +150,31 @@ class Stack(nn.Module):
             key_documents=at.documents,
             order=at.order,
         )
+        steps = None if cache is None else cache.begin(at, rule, self.needs_length)
         views = []
-        for layer, which in zip(self.layers, self.scheme_of, strict=True):
-            mask = rule.narrowed(layer.attention.window, layer.attention.sink_tokens)
-            views.append(View(mask, self.position(which), prepared[which], at.rows, weights=record.attention))
+        for index, (layer, which) in enumerate(zip(self.layers, self.scheme_of, strict=True)):
+            view = View(rule, self.position(which), prepared[which], at.rows, at.rows, weights=record.attention)
+            if steps is not None:
+                view = replace(
+                    view, mask=steps[index].mask, key_positions=steps[index].key_positions, cache=steps[index]
+                )
+            narrowed = view.mask.narrowed(layer.attention.window, layer.attention.sink_tokens)
+            views.append(replace(view, mask=narrowed))
         return views
 
-    def _across(self, at: Places, memory: Memory, record: Record) -> View:
-        """What cross-attention sees: the memory, without positions of its own."""
+    def _across(self, at: Places, memory: Memory, cache: Cache | None, record: Record) -> list[View]:
+        """What each layer's cross-attention sees: the memory, without positions of its own."""
         rule = Mask(
             key_padding=memory.padding,
             query_documents=at.documents,
             key_documents=memory.documents,
             aligned=False,
         )
-        return View(rule, Position(), memory=memory.hidden, weights=record.cross_attention)
+        kept = cache.cross if cache is not None else []
+        made = kept or [cast(Attention, block.cross).remember(memory.hidden) for block in self.blocks]
+        if cache is not None:
+            cache.cross = made
+        return [View(rule, Position(), memory=pair, weights=record.cross_attention) for pair in made]
 
 
 class Transformer(nn.Module):
@@ -193,6 +190,9 @@ class Transformer(nn.Module):
       or a list a row with one a document. By default the number of real tokens.
     - `prefix`: how many tokens of each row a decoder may see from everywhere (a number, or one a row).
     - `token_types`: int64 `[B, T]` for models that have them.
+    - `cache`: what `new_cache` made; the tokens go on from those it holds, and are added to them. An
+      encoder-decoder's cache keeps the source too: after the first call it is `model(None, target, cache=cache)`.
+    - `record`: a `Record` of what to keep on the way.
 
     For an encoder-decoder these speak of the source, and `target_positions`, `target_padding`,
     `target_documents` and `target_length` of the target.
@@ -224,9 +224,10 @@ class Transformer(nn.Module):
 
     def forward(
         self,
-        tokens: Tensor,
+        tokens: Tensor | None,
         target: Tensor | None = None,
         *,
+        cache: Cache | None = None,
         positions: Tensor | None = None,
         padding: Tensor | None = None,
         documents: Tensor | None = None,
@@ -252,20 +253,27 @@ class Transformer(nn.Module):
                 raise ValueError("an encoder-decoder takes a source and a target: model(source, target)")
             if prefix is not None:
                 raise ValueError("prefix is for a decoder alone; an encoder-decoder's source is seen from everywhere")
-            record.encoder = Record(*record.keep)
-            memory = self.encode(tokens, token_types=token_types, record=record.encoder, **about)
-            hidden = self.decode(target, memory, record=record, **about_target)
+            memory = None if cache is None else cache.memory
+            if memory is None:
+                record.encoder = Record(*record.keep)
+                memory = self.encode(present(tokens), token_types=token_types, record=record.encoder, **about)
+            elif tokens is not None:
+                raise ValueError("the cache holds its source already: go on with model(None, target, cache=cache)")
+            hidden = self.decode(target, memory, cache=cache, record=record, **about_target)
         else:
             given = [f"target_{name}" for name, value in about_target.items() if value is not None]
             if target is not None or given:
                 what = "a target" if target is not None else given[0]
                 raise ValueError(f"{what} is for an encoder-decoder, and this is a {self.config.shape}")
             if self.decoder is not None:
-                hidden = self.decode(tokens, token_types=token_types, prefix=prefix, record=record, **about)
-            elif prefix is not None:
-                raise ValueError("prefix is for a decoder; an encoder sees every token anyway")
+                hidden = self.decode(
+                    present(tokens), token_types=token_types, prefix=prefix, cache=cache, record=record, **about
+                )
+            elif prefix is not None or cache is not None:
+                what = "a prefix" if prefix is not None else "a cache"
+                raise ValueError(f"{what} is for a decoder; an encoder sees every token at once")
             else:
-                hidden = self.encode(tokens, token_types=token_types, record=record, **about).hidden
+                hidden = self.encode(present(tokens), token_types=token_types, record=record, **about).hidden
         if self.pooler is not None:
             record.pooled = self.pooler(hidden, padding)
         if self.head is not None:
@@ -284,7 +292,7 @@ class Transformer(nn.Module):
         if self.encoder is None:
             raise ValueError("a decoder has no encoder to encode with")
         embedding = self.tokens if self.source_tokens is None else self.source_tokens
-        at = self._places(self.encoder, embedding, tokens, **about)
+        at = self._places(self.encoder, embedding, tokens, None, **about)
         self._check_types(tokens, token_types)
         hidden = self.encoder(embedding(tokens), at, token_types=token_types, record=record)
         return Memory(hidden, at.padding, at.documents)
@@ -296,6 +304,7 @@ class Transformer(nn.Module):
         *,
         token_types: Tensor | None = None,
         prefix: int | Sequence[int] | Tensor | None = None,
+        cache: Cache | None = None,
         record: Record | None = None,
         **about: Unpack[About],
     ) -> Tensor:
@@ -304,7 +313,9 @@ class Transformer(nn.Module):
             raise ValueError("an encoder has no decoder to decode with")
         if (memory is None) == (self.config.shape == "encoder-decoder"):
             raise ValueError("memory is what an encoder-decoder's encode() returns, and nothing else takes it")
-        at = self._places(self.decoder, self.tokens, tokens, **about)
+        at = self._places(self.decoder, self.tokens, tokens, cache, **about)
+        if cache is not None and memory is not None:
+            cache.memory = memory
         if memory is not None and (memory.documents is None) != (at.documents is None):
             raise ValueError("documents must be given for both source and target of an encoder-decoder, or for neither")
         self._check_types(tokens, token_types)
@@ -314,7 +325,28 @@ class Transformer(nn.Module):
             token_types=token_types,
             prefix=None if prefix is None else prefix_of(prefix, tokens),
             memory=memory,
+            cache=cache,
             record=record,
+        )
+
+    def new_cache(
+        self,
+        batch_size: int,
+        max_length: int,
+        *,
+        length: int | Sequence[int] | None = None,
+        spare: int = 0,
+    ) -> Cache:
+        """An empty cache for sequences of up to `max_length` tokens, on the model's device and in its type.
+
+        `length` is what sequences are planned to grow to, for schemes that depend on it: one number or one a row,
+        `max_length` by default. `spare` is how many tokens can be undone after a window's ring has come around.
+        """
+        if self.decoder is None:
+            raise ValueError("an encoder sees every token at once and has nothing to cache")
+        like = self.tokens.weight
+        return Cache(
+            self.config, batch_size, max_length, length=length, spare=spare, device=like.device, dtype=like.dtype
         )
 
     def _places(
@@ -322,6 +354,7 @@ class Transformer(nn.Module):
         stack: Stack,
         embedding: Embedding,
         tokens: Tensor,
+        cache: Cache | None,
         positions: Tensor | None = None,
         padding: Tensor | None = None,
         documents: Tensor | None = None,
@@ -336,6 +369,9 @@ class Transformer(nn.Module):
                 raise ValueError(f"positions {list(positions.shape)} do not fit tokens {list(tokens.shape)}")
         check_padding(padding, tokens, stack.windowed)
         check_documents(documents, tokens)
+        if cache is not None:
+            about = About(positions=positions, padding=padding, documents=documents, length=length)
+            return cache.places(tokens, about, stack.needs_length)
         return places(
             rows,
             count,
@@ -360,3 +396,9 @@ class Transformer(nn.Module):
             )
         if checks_values(token_types) and not 0 <= int(token_types.min()) <= int(token_types.max()) < known:
             raise ValueError(f"token_types must lie in [0, {known})")
+
+
+def present(tokens: Tensor | None) -> Tensor:
+    if tokens is None:
+        raise ValueError("tokens are missing; only an encoder-decoder whose cache holds its source goes without")
+    return tokens

@@ -131,6 +131,7 @@ class Ramped(Extension):
 
     def check(self) -> None:
         positive(self, "original_length", "beta_fast", "beta_slow", "attention")
+        not_negative(self, "mscale", "mscale_all_dim")
         if self.beta_fast <= self.beta_slow:
             raise ValueError(
                 f"{type(self).__name__}.beta_fast ({self.beta_fast}) must be greater than beta_slow ({self.beta_slow})"
@@ -239,6 +240,7 @@ class LongRoPE(Extension, kind="longrope"):
 
     def check(self) -> None:
         at_least_one(self, "factor")
+        positive(self, "attention")
         if self.original_length < 2:
             raise ValueError(f"LongRoPE.original_length must be at least 2, not {self.original_length}")
         if len(self.short_factor) != len(self.long_factor):
@@ -297,6 +299,13 @@ def positive(config: Config, *fields: str) -> None:
         value = getattr(config, name)
         if value is not None and not value > 0:
             raise ValueError(f"{type(config).__name__}.{name} must be greater than 0, not {value}")
+
+
+def not_negative(config: Config, *fields: str) -> None:
+    for name in fields:
+        value = getattr(config, name)
+        if value is not None and not value >= 0:
+            raise ValueError(f"{type(config).__name__}.{name} must not be negative, not {value}")
 
 
 def wide_enough(extension: Extension, width: int) -> None:

@@ -15,6 +15,7 @@ from phasor.config.parts import (
     LanguageHeadConfig,
     LayerNormConfig,
     LogitsConfig,
+    NoNormConfig,
     NormalInitConfig,
     NormConfig,
     PlacementConfig,
@@ -118,6 +119,11 @@ class ModelConfig(Config):
         for position in self.layer_positions():
             if isinstance(position, RotaryConfig):
                 position.rotated_width(self.head_width)
+        for layer in (self.layer(i) for i in range(max(1, len(self.layers)))):
+            if layer.attention.qk_norm != "none" and isinstance(self.norm, NoNormConfig):
+                raise ValueError(
+                    f"AttentionConfig.qk_norm is {layer.attention.qk_norm!r}, but the model's norm is 'none'"
+                )
 
     @property
     def key_value_heads(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from phasor.config.extensions import positive
+from phasor.config.extensions import not_negative, positive
 from phasor.config.schema import Choice, Config, unknown
 
 Projection = Literal["q", "k", "v", "out"]
@@ -21,6 +21,7 @@ ACTIVATIONS = {
     "geglu": "gelu(gate) * up",
     "geglu-tanh": "gelu-tanh(gate) * up",
 }
+LIMIT = 7.0  # where gpt-oss clamps
 GATED = frozenset({"glu", "reglu", "swiglu", "swiglu-clamped", "geglu", "geglu-tanh"})
 
 QK_NORMS = {
@@ -49,8 +50,7 @@ class AttentionConfig(Config):
 
     def check(self) -> None:
         positive(self, "scale", "softcap", "clip", "window")
-        if self.sink_tokens < 0:
-            raise ValueError(f"AttentionConfig.sink_tokens must not be negative, not {self.sink_tokens}")
+        not_negative(self, "sink_tokens")
         if self.sink_tokens and self.window is None:
             raise ValueError(
                 f"AttentionConfig.sink_tokens={self.sink_tokens} needs a window: without one every token is seen anyway"
@@ -87,13 +87,15 @@ class FeedForwardConfig(Config):
 
     activation: str = "relu"
     bias: bool = False
-    limit: float = 7.0
+    limit: float = LIMIT
     experts: ExpertsConfig | None = None
 
     def check(self) -> None:
         if self.activation not in ACTIVATIONS:
             raise unknown("activation", self.activation, ACTIVATIONS)
         positive(self, "limit")
+        if self.limit != LIMIT and self.activation != "swiglu-clamped":
+            raise ValueError(f"FeedForwardConfig.limit is for the activation 'swiglu-clamped', not {self.activation!r}")
 
     @property
     def gated(self) -> bool:
@@ -186,8 +188,7 @@ class EmbeddingConfig(Config):
         positive(self, "width", "source_vocab_size")
         if self.scale != "sqrt":
             positive(self, "scale")
-        if self.token_types < 0:
-            raise ValueError(f"EmbeddingConfig.token_types must not be negative, not {self.token_types}")
+        not_negative(self, "token_types")
 
 
 class HeadConfig(Choice, what="head"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import ClassVar, Literal
 
-from phasor.config.extensions import Extension, Spacing, frequencies, positive
+from phasor.config.extensions import Extension, Spacing, frequencies, not_negative, positive
 from phasor.config.schema import Choice
 
 Pairing = Literal["half", "adjacent"]
@@ -57,8 +57,7 @@ class SinusoidalConfig(PositionConfig, kind="sinusoidal"):
     def check(self) -> None:
         above_one(self.base, "SinusoidalConfig.base")
         positive(self, "width")
-        if self.offset < 0:
-            raise ValueError(f"SinusoidalConfig.offset must not be negative, not {self.offset}")
+        not_negative(self, "offset")
         if self.width is not None and self.combine == "add":
             raise ValueError("SinusoidalConfig.width is for combine='concat'; added codes have the model's width")
 
@@ -72,8 +71,7 @@ class LearnedConfig(PositionConfig, kind="learned"):
 
     def check(self) -> None:
         positive(self, "max_length")
-        if self.offset < 0:
-            raise ValueError(f"LearnedConfig.offset must not be negative, not {self.offset}")
+        not_negative(self, "offset")
 
     @property
     def max_positions(self) -> int | None:
@@ -212,15 +210,30 @@ class XPosConfig(RotaryConfig, kind="xpos"):
 
     decay: float | None = 512.0
 
+    def check(self) -> None:
+        super().check()
+        if self.decay is None:
+            raise ValueError("XPosConfig.decay must be a number: without decay the scheme is RotaryConfig")
+
 
 class AxialConfig(RotaryConfig, kind="axial"):
     """Rotary over a 2-D grid: half of the pairs turn with the row, half with the column."""
 
     axial: bool = True
 
+    def check(self) -> None:
+        super().check()
+        if not self.axial:
+            raise ValueError("AxialConfig.axial must be true: with one axis the scheme is RotaryConfig")
+
 
 class MultiSectionConfig(RotaryConfig, kind="mrope"):
     """Multi-section rotary (mRoPE): time, height and width each turn a section of the pairs (1/4, 3/8, 3/8)."""
+
+    def check(self) -> None:
+        super().check()
+        if self.axial:
+            raise ValueError("MultiSectionConfig.axial must be false: a grid of two axes is AxialConfig")
 
     @property
     def axes(self) -> int:

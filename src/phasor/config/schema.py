@@ -14,6 +14,7 @@ import dataclasses
 import difflib
 import functools
 import json
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -35,7 +36,13 @@ def nearest(name: object, known: Iterable[str]) -> str:
 def unknown(what: str, name: object, known: Iterable[str]) -> ValueError:
     """The error for a name nobody registered: it lists the known ones and suggests the nearest."""
     known = list(known)
-    return ValueError(f"unknown {what} {name!r}{nearest(name, known)}; known: {', '.join(known)}")
+    return ValueError(f"unknown {what} {shown(name)}{nearest(name, known)}; known: {', '.join(known) or 'none'}")
+
+
+def shown(value: object) -> str:
+    """A value as an error quotes it: one line, and not a long one."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 120 else text[:117] + "..."
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -87,9 +94,7 @@ class Config:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """The inverse of `to_dict`; missing fields take their defaults, unknown ones are refused."""
-        if not isinstance(data, Mapping):
-            raise ValueError(f"{cls.__name__} is read from a mapping of its fields, not from {data!r}")
-        return cls(**data)
+        return cls(**named_fields(cls, data))
 
     def to_json(self) -> str:
         """`to_dict` as indented JSON text."""
@@ -100,7 +105,7 @@ class Config:
         """The inverse of `to_json`."""
         try:
             data = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise ValueError(f"this is not JSON: {error}") from None
         return cls.from_dict(data)
 
@@ -127,16 +132,26 @@ class Choice(Config):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        given = dict(data)
+        given = named_fields(cls, data)
         kind = given.pop("kind", getattr(cls, "kind", None))
         if kind is None:
             raise ValueError(f"a {cls.what} needs its 'kind', one of: {', '.join(cls.kinds)}")
-        if kind not in cls.kinds:
+        if not isinstance(kind, str) or kind not in cls.kinds:
             raise unknown(cls.what, kind, cls.kinds)
         chosen = cls.kinds[kind]
         if not issubclass(chosen, cls):
             raise ValueError(f"the kind {kind!r} is a {chosen.__name__}, where a {cls.__name__} is expected")
         return chosen(**given)
+
+
+def named_fields(cls: type[Config], data: object) -> dict[str, Any]:
+    """A mapping from field names, or one sentence saying that it is not one."""
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{cls.__name__} is read from a mapping of its fields, not from {shown(data)}")
+    for name in data:
+        if not isinstance(name, str):
+            raise unknown(f"field of {cls.__name__}", name, names(cls))
+    return dict(data)
 
 
 def fields(cls: type[Config]) -> tuple[dataclasses.Field[Any], ...]:
@@ -182,16 +197,16 @@ def fit(value: Any, hint: Any, where: str) -> Any:
                 return fit(value, arg, where)
             except ValueError:
                 continue
-        raise ValueError(f"{where} must be {described(hint)}, not {value!r}")
+        raise ValueError(f"{where} must be {described(hint)}, not {shown(value)}")
     if origin is Literal:
         if not any(value == a and type(value) is type(a) for a in args):
             raise ValueError(
-                f"{where} must be one of {', '.join(map(repr, args))}, not {value!r}{nearest(value, args)}"
+                f"{where} must be one of {', '.join(map(repr, args))}, not {shown(value)}{nearest(value, args)}"
             )
         return value
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
-            raise ValueError(f"{where} must be a list, not {value!r}")
+            raise ValueError(f"{where} must be a list, not {shown(value)}")
         return tuple(fit(v, args[0], f"{where}[{i}]") for i, v in enumerate(value))
     if isinstance(hint, type) and issubclass(hint, Config):
         if isinstance(value, hint):
@@ -200,11 +215,15 @@ def fit(value: Any, hint: Any, where: str) -> Any:
             return hint.from_dict({"kind": value})
         if isinstance(value, Mapping):
             return hint.from_dict(value)
-        raise ValueError(f"{where} must be {described(hint)}, not {value!r}")
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        raise ValueError(f"{where} must be {described(hint)}, not {shown(value)}")
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if not abs(value) <= sys.float_info.max:
+            raise ValueError(f"{where} must be a finite number, not {shown(value)}")
         return float(value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise ValueError(f"{where} must be {described(hint)}, not {value!r}")
+        raise ValueError(f"{where} must be {described(hint)}, not {shown(value)}")
+    if hint is int and abs(value) >= 1 << 63:
+        raise ValueError(f"{where} must be a whole number of at most 63 bits, not {shown(value)}")
     return value
 
 

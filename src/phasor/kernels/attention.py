@@ -58,8 +58,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scoring: Scoring) -> 
     True
     """
     if scoring.plain and scoring.bias is None:
-        if mask.sees_all(k.shape[1]):
-            return fused(q, k, v, scoring, causal=mask.causal and mask.aligned)
+        if mask.sees_all(k.shape[1]) and (mask.offset == 0 or q.shape[1] == 1):
+            return fused(q, k, v, scoring, causal=mask.causal and mask.aligned and mask.offset == 0)
         if mask.only_padding(k.shape[1]):
             assert mask.key_padding is not None
             return fused(q, k, v, scoring, seen=mask.key_padding[:, None, None, :])

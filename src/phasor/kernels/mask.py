@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ class Mask:
     `query_documents`/`key_documents` keep documents apart, `key_padding` is True for real keys, and `order`
     (None where it is the index) counts the real tokens of each document. In cross-attention (`aligned`
     False) queries and keys are different sequences: only documents and padding apply.
+
+    With a cache there are more keys than queries: `offset` is the first query's index where the keys stand in
+    order, and otherwise `query_at` and `key_at` give the index of each, `[B or 1, ...]`.
     """
 
     causal: bool = False
@@ -28,12 +31,15 @@ class Mask:
     key_documents: Tensor | None = None
     order: Tensor | None = None
     aligned: bool = True
+    offset: int = 0
+    query_at: Tensor | None = None
+    key_at: Tensor | None = None
 
     def narrowed(self, window: int | None, sink_tokens: int) -> Mask:
         """The same rule with a layer's own window."""
-        if window is None:
+        if window is None or not self.aligned:
             return self
-        return Mask(**{**self.__dict__, "window": window, "sink_tokens": sink_tokens})
+        return replace(self, window=window, sink_tokens=sink_tokens)
 
     def sees_all(self, keys: int) -> bool:
         """Whether every query sees every key (or, if causal, every key up to its own)."""
@@ -41,6 +47,7 @@ class Mask:
             self.prefix is None
             and self.key_padding is None
             and self.key_documents is None
+            and self.key_at is None
             and (self.window is None or self.window >= keys)
         )
 
@@ -51,8 +58,9 @@ class Mask:
 
     def key_ranges(self, start: int, stop: int, keys: int) -> list[tuple[int, int]]:
         """Ranges of keys that hold everything the queries `start` to `stop` may see."""
-        if not self.aligned:
+        if not self.aligned or self.key_at is not None:
             return [(0, keys)]
+        start, stop = start + self.offset, stop + self.offset
         last = keys if self.prefix is not None or not self.causal else min(stop, keys)
         if self.window is None or self.prefix is not None:
             return [(0, last)]
@@ -65,37 +73,32 @@ class Mask:
         return [(0, min(self.sink_tokens, first)), (first, last)]
 
     def block(self, queries: Tensor, keys: Tensor) -> Tensor | None:
-        """True where the queries see the keys, both given by index; `[B or 1, queries, keys]`, None for everywhere."""
-        row, column = queries[:, None], keys[None, :]
+        """True where the queries see the keys, both given by their place; `[B or 1, queries, keys]`, None for all."""
+        row = (queries[None] + self.offset if self.query_at is None else self.query_at[:, queries])[:, :, None]
+        at = keys[None] if self.key_at is None else self.key_at[:, keys]
+        column = at[:, None, :]
+        first = at if self.order is None else self.order[:, keys]
         seen: Tensor | None = None
-
-        def only(condition: Tensor) -> None:
-            nonlocal seen
-            seen = condition if seen is None else seen & condition
-
         if self.aligned and self.window is not None:
-            near = row - column < self.window
+            seen = row - column < self.window
             if not self.causal:
-                near = near & (column - row < self.window)
+                seen = seen & (column - row < self.window)
             if self.sink_tokens:
-                first = self.order[:, keys] if self.order is not None else keys[None]
-                near = near | (first < self.sink_tokens)[:, None, :]
-            only(near if near.dim() == 3 else near[None])
+                seen = seen | (first < self.sink_tokens)[:, None, :]
         if self.aligned and self.causal:
-            before = (column <= row)[None]
-            if self.prefix is not None:
-                first = self.order[:, keys] if self.order is not None else keys[None]
-                in_prefix = first < self.prefix[:, None]
-                before = before | in_prefix[:, None, :]
-                seen = None if seen is None else seen | in_prefix[:, None, :]
-            only(before)
+            seen = both(seen, column <= row)
+        if self.prefix is not None and seen is not None:
+            seen = seen | (first < self.prefix[:, None])[:, None, :]
         if self.key_documents is not None and self.query_documents is not None:
-            only(self.query_documents[:, queries][:, :, None] == self.key_documents[:, keys][:, None, :])
+            same = self.query_documents[:, queries][:, :, None] == self.key_documents[:, keys][:, None, :]
+            seen = both(seen, same)
         if self.key_padding is not None:
-            only(self.key_padding[:, keys][:, None, :])
-        if seen is not None and self.aligned:
-            seen = seen | (row == column)
-        return seen
+            seen = both(seen, self.key_padding[:, keys][:, None, :])
+        return seen if seen is None or not self.aligned else seen | (row == column)
+
+
+def both(a: Tensor | None, b: Tensor) -> Tensor:
+    return b if a is None else a & b
 
 
 def full(mask: Mask, queries: int, keys: int, device: torch.device) -> Tensor | None:

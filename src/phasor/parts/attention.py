@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,16 +15,28 @@ from phasor.parts.norm import build_norm
 from phasor.parts.positions import Position
 
 
+class Extends(Protocol):
+    """A cache as one layer's attention knows it: takes the call's keys and values, gives all there are to see."""
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
 @dataclass(frozen=True)
 class View:
-    """What one layer's attention may look at: the rule, and the positions as its scheme prepared them."""
+    """What one layer's attention may look at: the rule, and the positions as its scheme prepared them.
+
+    `positions` and `key_positions`, `[B or 1, T]`, are for schemes that act on scores; `memory` holds the keys and
+    values of cross-attention; attention weights are put into `weights` when somebody asked for them.
+    """
 
     mask: Mask
     position: Position
     prepared: Any = None
-    positions: Tensor | None = None  # [B or 1, T], for schemes that act on scores
-    memory: Tensor | None = None  # what cross-attention takes its keys and values from
-    weights: list[Tensor] | None = None  # attention weights are kept here when somebody asked for them
+    positions: Tensor | None = None
+    key_positions: Tensor | None = None
+    memory: tuple[Tensor, Tensor] | None = None
+    cache: Extends | None = None
+    weights: list[Tensor] | None = None
 
 
 class Attention(nn.Module):
@@ -78,18 +90,23 @@ class Attention(nn.Module):
         lone = [p for part in fused if not set(part) <= set(self.config.bias) for p in part if p in self.config.bias]
         return nn.ParameterDict({p: nn.Parameter(torch.zeros(heads[p], self.width)) for p in lone})
 
-    def project(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries `[B, T, H, D]` of `x`, keys and values `[B, S, K, D]` of `x` or of the memory."""
-        if self.cross:
-            assert memory is not None
-            q = self._clipped(self.q(x)).unflatten(-1, (self.heads, self.width))
-            k, v = self._clipped(self.kv(memory)).unflatten(-1, (self.groups, 2, self.width)).unbind(-2)
-        else:
-            fused = self._clipped(self.qkv(x)).unflatten(-1, (self.groups, self.shared + 2, self.width))
-            q, k, v = fused.split((self.shared, 1, 1), dim=-2)
-            q, k, v = q.flatten(-3, -2), k.squeeze(-2), v.squeeze(-2)
-        q, k, v = (x + self.lone_bias[p] if p in self.lone_bias else x for p, x in zip("qkv", (q, k, v), strict=True))
-        return self._normed(q, self.q_norm), self._normed(k, self.k_norm), v
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries `[B, T, H, D]`, keys and values `[B, T, K, D]` of a self-attention."""
+        fused = self.qkv(x).unflatten(-1, (self.groups, self.shared + 2, self.width))
+        q, k, v = fused.split((self.shared, 1, 1), dim=-2)
+        return self._made("q", q.flatten(-3, -2)), self._made("k", k.squeeze(-2)), self._made("v", v.squeeze(-2))
+
+    def remember(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values `[B, S, K, D]` of a cross-attention, of an encoder's output `[B, S, dim]`."""
+        k, v = self.kv(memory).unflatten(-1, (self.groups, 2, self.width)).unbind(-2)
+        return self._made("k", k), self._made("v", v)
+
+    def _made(self, part: str, x: Tensor) -> Tensor:
+        """Queries, keys or values as projected: with a bias of their own, clipped, and normed."""
+        if part in self.lone_bias:
+            x = x + self.lone_bias[part]
+        x = self._clipped(x)
+        return x if part == "v" else self._normed(x, self.q_norm if part == "q" else self.k_norm)
 
     def _clipped(self, x: Tensor) -> Tensor:
         return x if self.config.clip is None else x.clamp(-self.config.clip, self.config.clip)
@@ -98,16 +115,20 @@ class Attention(nn.Module):
         return norm(x.flatten(-2)).view(x.shape) if self.config.qk_norm == "whole" else norm(x)
 
     def forward(self, x: Tensor, view: View) -> Tensor:
-        q, k, v = self.project(x, view.memory)
-        q = view.position.on_query(q, view.prepared)
-        k = view.position.on_key(k, view.prepared)
+        if view.memory is None:
+            q, k, v = self.project(x)
+            q = view.position.on_query(q, view.prepared)
+            k = view.position.on_key(k, view.prepared)
+            k, v = (k, v) if view.cache is None else view.cache.extend(k, v)
+        else:
+            q, (k, v) = self._made("q", self.q(x).unflatten(-1, (self.heads, self.width))), view.memory
         scoring = Scoring(
             scale=self.scale,
             softcap=self.config.softcap,
             sinks=self.sinks,
             bias=view.position.on_scores(view.prepared),
             query_positions=view.positions,
-            key_positions=view.positions,
+            key_positions=view.key_positions,
             dropout=self.dropout if self.training else 0.0,
         )
         if view.weights is None:

@@ -72,7 +72,7 @@ def initialise(module: nn.Module, model: ModelConfig, side: Side) -> None:
                 draw(part.weight, "head", part.weight.shape[1], part.weight.shape[0])
             zero(part.bias)
         elif isinstance(part, Experts):
-            draw(part.up, "up", part.up.shape[1], part.up.shape[2])
+            draw(part.up, "up", part.up.shape[1], part.down.shape[1])
             draw(part.down, "down", part.down.shape[1], part.down.shape[2])
             zero(part.up_bias, part.down_bias)
         elif isinstance(part, Attention):

@@ -27,8 +27,9 @@ class LayerNorm(nn.Module):
         width = x.shape[-1:]
         if self.weight.dim() == 1:
             return F.layer_norm(x, width, self.weight, self.bias, self.eps)
-        x = F.layer_norm(x, width, None, None, self.eps) * self.weight
-        return x if self.bias is None else x + self.bias
+        wide = at_least_float32(x)
+        y = F.layer_norm(wide, width, None, None, self.eps) * self.weight.to(wide.dtype)
+        return (y if self.bias is None else y + self.bias.to(wide.dtype)).to(x.dtype)
 
 
 class RMSNorm(nn.Module):
@@ -46,8 +47,12 @@ class RMSNorm(nn.Module):
         width = x.shape[-1:]
         if self.weight.dim() == 1 and not self.offset:
             return F.rms_norm(x, width, self.weight, self.eps)
-        wide = x if x.dtype == torch.float64 else x.float()
+        wide = at_least_float32(x)
         return (F.rms_norm(wide, width, None, self.eps) * (self.offset + self.weight.to(wide.dtype))).to(x.dtype)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
 
 
 def build_norm(config: NormConfig, *shape: int) -> nn.Module:

@@ -8,11 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 
 Length = int | Sequence[int] | Sequence[Sequence[int]]
+
+
+class About(TypedDict, total=False):
+    """What can be said of a sequence of tokens beside the tokens themselves; see `Transformer`."""
+
+    positions: Tensor | None
+    padding: Tensor | None
+    documents: Tensor | None
+    length: Length | None
 
 
 @dataclass(frozen=True)
@@ -28,6 +38,7 @@ class Places:
     padding: Tensor | None = None
     documents: Tensor | None = None
     order: Tensor | None = None
+    first: Tensor | None = None  # where an earlier call said that each token's sequence begins
 
     @property
     def rows(self) -> Tensor:
@@ -35,13 +46,15 @@ class Places:
         return {1: self.positions[None], 2: self.positions}.get(self.positions.dim(), self.positions[0])
 
     def origin(self) -> Tensor:
-        """For each token the position of the first real token of its row or document, `[1]` or `[B, T]`."""
+        """For each token the position of the first real token of its row or document, `[B or 1, T or 1]`."""
+        if self.first is not None:
+            return self.first
         if self.order is None:
-            return self.positions[..., :1]
+            return self.rows[:, :1]
         index = torch.arange(self.order.shape[-1], device=self.order.device)
         first = (self.order == 0) & (True if self.padding is None else self.padding)
         start = torch.where(first, index, 0).cummax(-1).values
-        return self.positions.expand_as(self.order).gather(-1, start)
+        return self.rows.expand_as(self.order).gather(-1, start)
 
 
 def places(

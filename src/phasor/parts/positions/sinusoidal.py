@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Self
 
 import torch
@@ -30,6 +29,7 @@ class Sinusoidal(Position):
         super().__init__()
         self.config = config
         self.width = config.width or dim
+        self.increments = increments(spaced(config.base, self.width, config.spacing))
         self.project = nn.Linear(dim + self.width, dim, bias=False) if config.combine == "concat" else None
 
     @classmethod
@@ -38,7 +38,7 @@ class Sinusoidal(Position):
 
     def table(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """The codes of int64 positions `[...]`, as `[..., width]`."""
-        inc = torch.tensor(increments_of(self.config, self.width), device=positions.device)
+        inc = torch.tensor(self.increments, device=positions.device)
         cos, sin = cos_sin_of((positions + self.config.offset)[..., None], inc, dtype)
         if self.config.layout == "interleaved":
             code = torch.stack((sin, cos), dim=-1).flatten(-2)
@@ -56,8 +56,3 @@ class Sinusoidal(Position):
         if self.project is None:
             return x + code
         return self.project(torch.cat((x, code.expand(*x.shape[:-1], self.width)), dim=-1))
-
-
-@functools.lru_cache(maxsize=256)
-def increments_of(config: SinusoidalConfig, width: int) -> tuple[int, ...]:
-    return increments(spaced(config.base, width, config.spacing))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from bisect import bisect_left
 from fractions import Fraction
 from typing import Self
 
@@ -28,6 +29,8 @@ class T5Bias(Position):
         super().__init__()
         self.config = config
         self.bidirectional = bidirectional
+        self.buckets = config.num_buckets // 2 if bidirectional else config.num_buckets  # of one direction
+        self.bounds = bucket_bounds(self.buckets, config.max_distance)
         self.weight = nn.Parameter(torch.empty(config.num_buckets, num_heads))
 
     @classmethod
@@ -39,11 +42,10 @@ class T5Bias(Position):
 
     def bucket(self, distance: Tensor) -> Tensor:
         """The bucket of each signed distance, query position minus key position."""
-        buckets = self.config.num_buckets // 2 if self.bidirectional else self.config.num_buckets
-        bounds = torch.tensor(bucket_bounds(buckets, self.config.max_distance), device=distance.device)
+        bounds = torch.tensor(self.bounds, device=distance.device)
         if not self.bidirectional:
             return torch.bucketize(distance.clamp(min=0), bounds, right=True)
-        ahead = (distance < 0).to(torch.int64) * buckets
+        ahead = (distance < 0).to(torch.int64) * self.buckets
         return ahead + torch.bucketize(distance.abs(), bounds, right=True)
 
     def on_scores(self, prepared: Places) -> Bias:
@@ -68,8 +70,5 @@ def bucket_bounds(buckets: int, max_distance: int) -> tuple[int, ...]:
     bounds = list(range(1, exact + 1))
     for j in range(1, buckets - exact):
         reach = Fraction(max_distance, exact) ** j
-        n = bounds[-1]
-        while Fraction(n, exact) ** (buckets - exact) < reach:
-            n += 1
-        bounds.append(n)
+        bounds.append(bisect_left(range(max_distance), reach, key=lambda n: Fraction(n, exact) ** (buckets - exact)))
     return tuple(bounds)

@@ -1,0 +1,508 @@
+"""The key/value cache: a value that is passed in and remembers what a decoder has seen.
+
+Every layer keeps its keys and values in slots. The first `sinks` tokens of a row have slots of their own, the
+others go around a ring; a layer without a window has a ring as long as the cache, which never comes around.
+Rows may hold different numbers of tokens. Keys are stored as they are attended to, turned by their position
+once and for good, because the sequence's planned length is fixed when the cache is made.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from phasor.config import ModelConfig
+from phasor.kernels.mask import Mask
+from phasor.parts.places import About, Places, order_of
+
+EMPTY = 1 << 62  # the index of a slot that holds nothing: after every query
+
+
+@dataclass
+class Memory:
+    """An encoder's output, as a decoder attends to it."""
+
+    hidden: Tensor
+    padding: Tensor | None = None
+    documents: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a layer's slots are used: `sinks` fixed ones, then a ring of `ring`."""
+
+    sinks: int
+    ring: int
+    window: int | None
+
+    @property
+    def slots(self) -> int:
+        return self.sinks + self.ring
+
+    def segments(self, start: int, stop: int) -> Iterator[tuple[slice, slice]]:
+        """Slots for the tokens `start` to `stop` of a row, and which of those tokens: `(slots, tokens)` pairs.
+
+        >>> [(a.start, a.stop, b.start, b.stop) for a, b in Layout(1, 4, 4).segments(0, 7)]
+        [(0, 1, 0, 1), (3, 5, 3, 5), (1, 3, 5, 7)]
+        """
+        if start < self.sinks:
+            fixed = min(stop, self.sinks)
+            yield slice(start, fixed), slice(0, fixed - start)
+        at = max(start, self.sinks, stop - self.ring)
+        while at < stop:
+            slot = self.slot(at)
+            run = min(stop - at, self.slots - slot)
+            yield slice(slot, slot + run), slice(at - start, at - start + run)
+            at += run
+
+    def slot(self, token: int) -> int:
+        """Where a row's token of that index is put."""
+        return token if token < self.sinks else self.sinks + (token - self.sinks) % self.ring
+
+    def filled(self, tokens: int) -> int:
+        """How many of the slots, from the first on, may hold something after so many tokens."""
+        return min(tokens, self.slots)
+
+    def held(self, counts: Tensor, slots: int) -> Tensor:
+        """Which token each slot holds in rows of `counts` tokens, `[B, slots]`; EMPTY where none.
+
+        >>> Layout(1, 4, 4).held(torch.tensor([7, 2]), 5).clamp(max=9).tolist()
+        [[0, 5, 6, 3, 4], [0, 1, 9, 9, 9]]
+        """
+        slot = torch.arange(slots, device=counts.device)
+        last = counts[:, None] - 1
+        latest = last - (last - slot) % self.ring  # the newest token of that slot's turn of the ring
+        token = torch.where(slot < self.sinks, slot, latest)
+        lowest = torch.where(slot < self.sinks, 0, self.sinks)
+        return torch.where((token >= lowest) & (token <= last), token, EMPTY)
+
+
+@dataclass(frozen=True)
+class Store:
+    """A tensor of slots `[B, slots, ...]` and how tokens come into it."""
+
+    data: Tensor
+    layout: Layout
+
+    def write(self, new: Tensor, counts: Sequence[int], kept: Sequence[Tensor] | None) -> None:
+        """Put the tokens `new[:, t]` behind the `counts` tokens each row holds; `kept` names the real ones a row."""
+        new = new.detach().to(self.data.dtype)
+        if kept is None and len(set(counts)) == 1:
+            for slots, tokens in self.layout.segments(counts[0], counts[0] + new.shape[1]):
+                self.data[:, slots] = new[:, tokens]
+        elif kept is None and new.shape[1] == 1:
+            one_each = torch.tensor([self.layout.slot(n) for n in counts], device=self.data.device)
+            self.data[torch.arange(len(counts), device=self.data.device), one_each] = new[:, 0]
+        else:
+            for row, count in enumerate(counts):
+                real = new[row] if kept is None else new[row, kept[row]]
+                for slots, tokens in self.layout.segments(count, count + len(real)):
+                    self.data[row, slots] = real[tokens]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One call's way through one layout: which rows hold how much before it, and how keys are come by.
+
+    A first call attends to its own tokens. Later ones write their tokens and attend to the slots; or, where
+    several tokens come into a ring and would push out what the first of them still sees, attend to the old
+    slots and the new tokens side by side.
+    """
+
+    before: list[int]
+    after: list[int]
+    kept: list[Tensor] | None
+    how: Literal["fresh", "slots", "joined"]
+
+    def extend(self, store: Store, new: Tensor) -> Tensor:
+        """Write new tokens and give all that is attended to."""
+        old = store.data[:, : store.layout.filled(max(self.before))]
+        seen = torch.cat((old, new.to(old.dtype)), dim=1) if self.how == "joined" else new
+        store.write(new, self.before, self.kept)
+        return store.data[:, : store.layout.filled(max(self.after))] if self.how == "slots" else seen
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one layer sees in a call, and its keys and values with those of the call's tokens added."""
+
+    mask: Mask
+    key_positions: Tensor
+    turn: Turn
+    keys: Store
+    values: Store
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return self.turn.extend(self.keys, k), self.turn.extend(self.values, v)
+
+
+class Cache:
+    """Keys and values of a decoder, made by `model.new_cache(batch_size, max_length)`.
+
+    `length` is the sequence length that frequencies are planned for (one number or one a row), `used` the number
+    of tokens held (one number, or one a row where they differ). A call with a cache equals the full forward over
+    all the tokens so far at that length. No gradient flows through a cache.
+
+    >>> from phasor import Transformer, preset
+    >>> model = Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=2, vocab_size=50)).eval()
+    >>> tokens, cache = torch.randint(0, 50, (1, 9)), model.new_cache(1, 16)
+    >>> pieces = [model(tokens[:, :5], cache=cache), model(tokens[:, 5:], cache=cache)]
+    >>> cache.used, torch.allclose(torch.cat(pieces, dim=1), model(tokens, length=16), atol=1e-5)
+    (9, True)
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        batch_size: int,
+        max_length: int,
+        *,
+        length: int | Sequence[int] | None = None,
+        spare: int = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        for name, value, least in (("batch_size", batch_size, 1), ("max_length", max_length, 1), ("spare", spare, 0)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"a cache's {name} must be a whole number of at least {least}, not {value!r}")
+        self.config, self.batch_size, self.max_length, self.spare = config, batch_size, max_length, spare
+        self.length = planned_lengths(max_length if length is None else length, batch_size)
+        self.counts = [0] * batch_size
+        self.peaks = [0] * batch_size  # the most tokens each row ever held
+        self.next_positions: int | Tensor = 0  # one a row where it is not the number of tokens
+        self.origins: Tensor | None = None  # the first position of each row's document
+        self.memory: Memory | None = None  # an encoder's output, and the keys and values made of it
+        self.cross: list[tuple[Tensor, Tensor]] = []
+        self.layouts = [self._layout(index) for index in range(config.num_layers)]
+        shape = (config.key_value_heads, config.head_width)
+        self.keys, self.values = (
+            [Store(torch.zeros((batch_size, x.slots, *shape), device=device, dtype=dtype), x) for x in self.layouts]
+            for _ in ("keys", "values")
+        )
+        self.positions = self._table()
+        self.documents: dict[Layout, Store] | None = None
+
+    def _layout(self, index: int) -> Layout:
+        attention = self.config.layer(index).attention
+        window, sinks = attention.window, attention.sink_tokens
+        if window is None or sinks + window + self.spare >= self.max_length:
+            return Layout(0, self.max_length, None)
+        return Layout(sinks, window + self.spare, window)
+
+    def _table(self) -> dict[Layout, Store]:
+        """A whole number for every slot of every layout."""
+        device = self.keys[0].data.device
+        return {
+            x: Store(torch.zeros(self.batch_size, x.slots, dtype=torch.int64, device=device), x) for x in self.layouts
+        }
+
+    @property
+    def used(self) -> int | list[int]:
+        """The number of tokens held; a list where rows differ."""
+        return self.counts[0] if self.uniform else list(self.counts)
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all rows hold the same number of tokens."""
+        return len(set(self.counts)) == 1
+
+    @property
+    def endless(self) -> bool:
+        """Whether every layer's ring comes around, so that tokens may go on past `max_length`."""
+        return all(layout.window is not None for layout in self.layouts)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the keys and values."""
+        return sum(store.data.nbytes for store in (*self.keys, *self.values))
+
+    def places(self, tokens: Tensor, about: About, needs_length: bool) -> Places:
+        """Where the next tokens stand: unless told otherwise they go on from those held."""
+        rows, count = tokens.shape
+        if rows != self.batch_size:
+            raise ValueError(f"the cache has {self.batch_size} rows, and the tokens {rows}")
+        if about.get("length") is not None:
+            raise ValueError("length is the cache's own, stated when it was made: new_cache(..., length=...)")
+        documents, padding = about.get("documents"), about.get("padding")
+        held = max(self.counts) > 0
+        if held and documents is not None and self.documents is None:
+            raise ValueError("documents must be given from a cache's first call on")
+        last = self._last(self.documents) if held and self.documents is not None else None
+        if documents is None and last is not None:
+            documents = last[:, None].expand(rows, count)
+        order = order_of(padding, documents)
+        same = None if last is None or documents is None else documents == last[:, None]
+        positions = about.get("positions")
+        self._counting = positions is None
+        if positions is None:
+            positions = self._next(count, order, same, tokens.device)
+        length = torch.tensor(self.length)[:, None].expand(rows, count) if len(set(self.length)) > 1 else self.length[0]
+        at = Places(positions, length if needs_length else count, padding, documents, order)
+        if held and self.origins is not None:
+            origins = self.origins.expand(rows, count)
+            at = replace(at, first=origins if same is None else torch.where(same, origins, at.origin()))
+        return at
+
+    def _next(self, count: int, order: Tensor | None, same: Tensor | None, device: torch.device) -> Tensor:
+        """Default positions of the next tokens, `[T]` or `[B, T]`."""
+        start = self.next_positions
+        new = torch.arange(count, device=device) if order is None else order
+        if same is not None:
+            start = torch.where(same, torch.as_tensor(start, device=device).expand(self.batch_size)[:, None], 0)
+            return new + start
+        return new + start if isinstance(start, int) else new + start[:, None]
+
+    def begin(self, at: Places, rule: Mask, needs_length: bool) -> list[Step]:
+        """What each layer sees in this call; `rule` is what the tokens of the call alone would see."""
+        count = at.rows.shape[-1]
+        kept = None if at.padding is None else [row.nonzero()[:, 0] for row in at.padding]
+        new = [count if kept is None else len(kept[row]) for row in range(self.batch_size)]
+        after = [n + m for n, m in zip(self.counts, new, strict=True)]
+        self._check(at, rule, after, needs_length)
+        if at.documents is not None and self.documents is None:
+            self.documents = self._table()
+        rows = at.rows.expand(self.batch_size, count)
+        steps: dict[Layout, tuple[Mask, Tensor, Turn]] = {}
+        for layout in dict.fromkeys(self.layouts):
+            turn = Turn(list(self.counts), after, kept, self._how(layout, count))
+            documents = None
+            if self.documents is not None:
+                assert at.documents is not None
+                documents = turn.extend(self.documents[layout], at.documents.expand(self.batch_size, count))
+            positions = turn.extend(self.positions[layout], rows)
+            steps[layout] = self._mask(layout, turn, at, rule, count, documents), positions, turn
+        self._coming = at, after
+        return [
+            Step(*steps[x], keys, values) for x, keys, values in zip(self.layouts, self.keys, self.values, strict=True)
+        ]
+
+    def _how(self, layout: Layout, count: int) -> Literal["fresh", "slots", "joined"]:
+        if max(self.counts) == 0:
+            return "fresh"
+        return "slots" if layout.window is None or count == 1 else "joined"
+
+    def _mask(self, layout: Layout, turn: Turn, at: Places, rule: Mask, count: int, documents: Tensor | None) -> Mask:
+        if turn.how == "fresh":
+            return rule
+        device = at.rows.device
+        uniform = self.uniform and turn.kept is None
+        rule = replace(rule, key_padding=None, key_documents=documents, order=None)
+        if uniform and layout.window is None:
+            return replace(rule, offset=turn.before[0])
+        if uniform and count == 1 and documents is None and self.spare == 0:
+            return Mask(aligned=False)  # the slots hold what the query sees, and nothing else
+        new = torch.arange(count, device=device)[None] if at.padding is None else at.padding.cumsum(-1) - 1
+        before = torch.tensor(turn.before[:1] if uniform else turn.before, device=device)
+        query_at = before[:, None] + new.clamp(min=0)
+        if turn.how == "slots":
+            after = torch.tensor(turn.after[:1] if uniform else turn.after, device=device)
+            key_at = layout.held(after, layout.filled(max(turn.after)))
+        else:
+            own = query_at if at.padding is None else torch.where(at.padding, query_at, EMPTY)
+            key_at = torch.cat((layout.held(before, layout.filled(max(turn.before))), own), dim=-1)
+        return replace(rule, query_at=query_at, key_at=key_at)
+
+    def _check(self, at: Places, rule: Mask, after: list[int], needs_length: bool) -> None:
+        if max(after) > self.max_length and not self.endless:
+            raise ValueError(f"the cache holds {self.max_length} tokens, and this call makes it {max(after)}")
+        if needs_length:
+            for row, (total, planned) in enumerate(zip(after, self.length, strict=True)):
+                if total > planned:
+                    raise ValueError(
+                        f"row {row} comes to {total} tokens, past the length {planned} the cache plans for"
+                    )
+        if rule.prefix is not None and (max(self.counts) > 0 or any(x.window is not None for x in self.layouts)):
+            raise ValueError("with a cache a prefix belongs to the first call, and to a model without windows")
+        if at.documents is not None and any(x.sinks for x in self.layouts):
+            raise ValueError(
+                "a cache keeps the sink tokens of a row, not of each of its documents: leave documents out"
+            )
+
+    def finish(self) -> None:
+        """Count the tokens of the call that `begin` opened."""
+        at, after = self._coming
+        added = after[0] - self.counts[0]
+        plain = self._counting and at.order is None and isinstance(self.next_positions, int)
+        if self.origins is None or at.documents is not None:
+            self.origins = at.origin()[..., -1:].reshape(-1, 1)
+        self.counts = after
+        self.peaks = [max(p, n) for p, n in zip(self.peaks, after, strict=True)]
+        if plain:
+            self.next_positions += added
+        elif at.positions.dim() == 3:
+            self.next_positions = at.positions.amax(dim=(0, 2)).expand(self.batch_size) + 1
+        else:
+            self.next_positions = self._last(self.positions) + 1
+
+    def _last(self, table: dict[Layout, Store]) -> Tensor:
+        """The entry of each row's last token, `[B]`; zero for rows that hold none."""
+        layout, store = next(iter(table.items()))
+        slots = [layout.slot(n - 1) if n else 0 for n in self.counts]
+        rows = torch.arange(self.batch_size, device=store.data.device)
+        found = store.data[rows, torch.tensor(slots, device=store.data.device)]
+        return torch.where(torch.tensor(self.counts, device=found.device) > 0, found, 0)
+
+    def crop(self, tokens: int | Sequence[int]) -> None:
+        """Undo the last tokens: one number, or one a row.
+
+        Rings forget what they push out, so where one has come around no more than `spare` tokens (plus one) can
+        be undone.
+        """
+        undo = [tokens] * self.batch_size if isinstance(tokens, int) else list(tokens)
+        if len(undo) != self.batch_size:
+            raise ValueError(f"crop lists {len(undo)} rows for a cache of {self.batch_size}")
+        after = [n - u for n, u in zip(self.counts, undo, strict=True)]
+        for row, (u, n) in enumerate(zip(undo, after, strict=True)):
+            if u < 0 or n < 0:
+                raise ValueError(f"crop undoes 0 to {self.counts[row]} tokens in row {row}, not {u}")
+            for layout in self.layouts:
+                if (
+                    layout.window is not None
+                    and self.peaks[row] > layout.slots
+                    and n < self.peaks[row] - 1 - self.spare
+                ):
+                    raise ValueError(
+                        f"the window's ring has come around: of row {row} at most "
+                        f"{self.spare + 1 - (self.peaks[row] - self.counts[row])} tokens can be undone, not {u}; "
+                        "make the cache with more spare"
+                    )
+        self.counts = after
+        if not any(undo):
+            return
+        if isinstance(self.next_positions, int) and self.uniform:
+            self.next_positions -= undo[0]
+        else:
+            ahead = self._last(self.positions) + 1
+            self.next_positions = torch.where(torch.tensor(after, device=ahead.device) > 0, ahead, 0)
+        if max(after) == 0:
+            self.next_positions, self.origins, self.documents = 0, None, None
+
+    def reorder(self, rows: Sequence[int] | Tensor) -> None:
+        """Let row `i` go on from what row `rows[i]` holds: what a beam search does at every step."""
+        chosen = torch.as_tensor(rows).tolist()
+        if len(chosen) != self.batch_size or not all(0 <= r < self.batch_size for r in chosen):
+            raise ValueError(f"reorder takes a row number below {self.batch_size} for each row, not {chosen}")
+        at = torch.tensor(chosen, device=self.keys[0].data.device)
+        self._each(lambda x: x.index_select(0, at) if x.shape[0] == self.batch_size else x)
+        self.counts, self.peaks, self.length = ([x[r] for r in chosen] for x in (self.counts, self.peaks, self.length))
+
+    def copy(self) -> Self:
+        """A cache of its own with the same contents."""
+        other = copy.copy(self)
+        other._each(torch.clone)
+        other.counts, other.peaks = list(self.counts), list(self.peaks)
+        return other
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
+        """A copy on another device, or with keys and values of another type."""
+        other = copy.copy(self)
+        other._each(lambda x: x.to(device=device, dtype=dtype if x.is_floating_point() else None, copy=True))
+        other.counts, other.peaks = list(self.counts), list(self.peaks)
+        return other
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Replace every tensor the cache holds."""
+
+        def stores(old: list[Store]) -> list[Store]:
+            return [Store(change(store.data), store.layout) for store in old]
+
+        def table(old: dict[Layout, Store]) -> dict[Layout, Store]:
+            return dict(zip(old, stores(list(old.values())), strict=True))
+
+        self.keys, self.values, self.positions = stores(self.keys), stores(self.values), table(self.positions)
+        self.documents = None if self.documents is None else table(self.documents)
+        self.cross = [(change(k), change(v)) for k, v in self.cross]
+        if isinstance(self.next_positions, Tensor):
+            self.next_positions = change(self.next_positions)
+        self.origins = None if self.origins is None else change(self.origins)
+        if self.memory is not None:
+            padding, documents = (
+                None if x is None else change(x) for x in (self.memory.padding, self.memory.documents)
+            )
+            self.memory = Memory(change(self.memory.hidden), padding, documents)
+
+    def save(self, path: str | Path) -> None:
+        """Write the cache as one safetensors file; `Cache.load` reads it back."""
+        numbers = {
+            "config": self.config.to_dict(),
+            "batch_size": self.batch_size,
+            "max_length": self.max_length,
+            "spare": self.spare,
+            "length": self.length,
+            "counts": self.counts,
+            "peaks": self.peaks,
+            "next_positions": self.next_positions if isinstance(self.next_positions, int) else None,
+        }
+        path = Path(path)
+        staged = path.with_name(path.name + ".part")
+        try:
+            save_file({n: x.contiguous() for n, x in self._tensors().items()}, staged, {"cache": json.dumps(numbers)})
+            os.replace(staged, path)
+        finally:
+            staged.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | Path, device: torch.device | str = "cpu") -> Self:
+        """Read a cache that `save` wrote."""
+        try:
+            with safe_open(path, framework="pt", device=str(device)) as file:
+                numbers = json.loads((file.metadata() or {})["cache"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, KeyError, OSError) as error:
+            raise ValueError(f"{path} is not a cache that phasor saved: {error}") from None
+        made = cls(
+            ModelConfig.from_dict(numbers["config"]),
+            numbers["batch_size"],
+            numbers["max_length"],
+            length=numbers["length"],
+            spare=numbers["spare"],
+            device=device,
+            dtype=tensors["keys.0"].dtype,
+        )
+        made.counts, made.peaks = numbers["counts"], numbers["peaks"]
+        made.next_positions = tensors.get("next_positions", numbers["next_positions"])
+        made.origins = tensors.get("origins")
+        if any(name.startswith("documents.") for name in tensors):
+            made.documents = made._table()
+        if "memory.hidden" in tensors:
+            padding, documents = tensors.get("memory.padding"), tensors.get("memory.documents")
+            made.memory = Memory(tensors["memory.hidden"], padding, documents)
+        layers = range(sum(name.startswith("cross_keys.") for name in tensors))
+        made.cross = [(tensors[f"cross_keys.{i}"], tensors[f"cross_values.{i}"]) for i in layers]
+        for name, tensor in made._tensors().items():
+            if name in tensors and tensor is not tensors[name]:
+                tensor.copy_(tensors[name])
+        return made
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Every tensor by name."""
+        named: dict[str, Tensor | None] = {"origins": self.origins}
+        if isinstance(self.next_positions, Tensor):
+            named["next_positions"] = self.next_positions
+        for name, stores in (("keys", self.keys), ("values", self.values)):
+            named |= {f"{name}.{i}": store.data for i, store in enumerate(stores)}
+        for name, table in (("positions", self.positions), ("documents", self.documents or {})):
+            named |= {f"{name}.{i}": store.data for i, store in enumerate(table.values())}
+        for i, (k, v) in enumerate(self.cross):
+            named |= {f"cross_keys.{i}": k, f"cross_values.{i}": v}
+        if self.memory is not None:
+            named |= {f"memory.{name}": x for name, x in vars(self.memory).items()}
+        return {name: x for name, x in named.items() if x is not None}
+
+
+def planned_lengths(length: int | Sequence[int], rows: int) -> list[int]:
+    """A planned length for each row."""
+    each = [length] * rows if isinstance(length, int) else list(length)
+    if len(each) != rows or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in each):
+        raise ValueError(f"a cache's length must be a whole number of at least 1, or one for each of its {rows} rows")
+    return each
