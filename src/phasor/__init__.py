@@ -22,6 +22,10 @@ _HOMES = {
     "phasor.choices": "kinds",
     "phasor.presets": "preset",
     "phasor.explanation": "explain",
+    "phasor.cache": "Cache",
+    "phasor.checkpoints": "load save",
+    "phasor.config.generation": "GenerationConfig SpecialTokens",
+    "phasor.generation": "Generated generate stream",
     "phasor.model": "Record Transformer",
     "phasor.parts.positions": "Rotary",
     "phasor.parts.experts": "balancing_loss",
@@ -30,9 +34,17 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split
 __all__ = sorted(_HOME_OF)  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
+    from phasor.cache import Cache as Cache
+    from phasor.checkpoints import load as load
+    from phasor.checkpoints import save as save
     from phasor.choices import kinds as kinds
     from phasor.config import *  # noqa: F403
+    from phasor.config.generation import GenerationConfig as GenerationConfig
+    from phasor.config.generation import SpecialTokens as SpecialTokens
     from phasor.explanation import explain as explain
+    from phasor.generation import Generated as Generated
+    from phasor.generation import generate as generate
+    from phasor.generation import stream as stream
     from phasor.model import Record as Record
     from phasor.model import Transformer as Transformer
     from phasor.parts.experts import balancing_loss as balancing_loss

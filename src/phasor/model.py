@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Unpack, cast
+from typing import Any, Unpack, cast
 
 import torch
 from torch import Tensor, nn
 
 from phasor.cache import Cache, Memory
 from phasor.config import ModelConfig
+from phasor.config.generation import SpecialTokens
 from phasor.config.model import Layer, Side
 from phasor.config.schema import unknown
 from phasor.kernels.mask import Mask
@@ -214,6 +215,8 @@ class Transformer(nn.Module):
         self.decoder = None if config.shape == "encoder" else Stack(config, "decoder")
         self.pooler = None if config.head.pooler == "none" else Pooler(config)
         self.head = LogitsHead(config) if config.has_logits else None
+        self.tokenizer: Any = None  # a folder's tokenizer, where the model was loaded with one
+        self.special = SpecialTokens()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

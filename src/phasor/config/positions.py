@@ -159,7 +159,7 @@ class RotaryConfig(PositionConfig, kind="rotary"):
 
     @property
     def max_positions(self) -> int | None:
-        return XPOS_SPAN if self.decay is not None else None
+        return None if self.decay is None else min(XPOS_SPAN, int(XPOS_SPAN / 512 * self.decay))
 
     def section_sizes(self, width: int) -> tuple[int, ...]:
         """How many of the pairs turn with each position row."""
@@ -245,7 +245,7 @@ class MultiSectionConfig(RotaryConfig, kind="mrope"):
         return self.sections or (time, height, pairs - time - height)
 
 
-XPOS_SPAN = 32768  # beyond it the decayed keys leave float32's range
+XPOS_SPAN = 32768  # beyond it keys that decay over 512 positions leave float32's range; over fewer, sooner
 
 
 def above_one(value: float, where: str) -> None:

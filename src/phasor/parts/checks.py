@@ -18,6 +18,8 @@ def checked_positions(positions: Tensor, axes: int = 1) -> Tensor:
     if not isinstance(positions, Tensor) or positions.dtype != torch.int64:
         kind = positions.dtype if isinstance(positions, Tensor) else type(positions).__name__
         raise ValueError(f"positions must be an int64 tensor, not {kind}")
+    if positions.dim() == 3 and axes == 1:
+        raise ValueError(f"this position scheme takes positions [T] or [B, T], not {list(positions.shape)}")
     if positions.dim() == 3 and positions.shape[0] != axes:
         raise ValueError(f"this position scheme takes {axes} position rows, not {positions.shape[0]}")
     if positions.dim() not in (1, 2, 3):

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from phasor.config import ModelConfig, RotaryConfig
 from phasor.config.model import Side
-from phasor.config.positions import XPOS_SPAN
 from phasor.kernels.rotary import rotate_pairs
 from phasor.parts.checks import checked_positions, checks_values
-from phasor.parts.places import Places
+from phasor.parts.places import Places, at_least, check_length_type
 from phasor.parts.positions.base import Position
 from phasor.parts.positions.phase import cos_sin_of, increments
 
@@ -83,7 +82,7 @@ class Rotary(Position):
     ) -> tuple[Tensor, Tensor]:
         """Cosines and sines `[..., pairs]` on the unit circle for int64 positions, exact at any of them.
 
-        Schemes of several axes take `[axes, ..., T]`, or `[T]` and `[B, T]` for the same position on each axis.
+        Schemes of several axes take `[axes, B, T]`, or `[T]` and `[B, T]` for the same position on each axis.
         `length` (one number, or one a row of `[B, T]` positions) matters to extensions that depend on it.
 
         >>> cos, sin = Rotary(head_dim=64).cos_sin(torch.tensor([0, 2**36]))
@@ -91,7 +90,7 @@ class Rotary(Position):
         (torch.Size([2, 32]), torch.float32)
         """
         checked_positions(positions, self.config.axes)
-        return self._cos_sin(positions, self._host_lengths(positions, length), dtype)
+        return self._cos_sin(positions, self._host_lengths(positions, length, present=1), dtype)
 
     def rotate(
         self, q: Tensor, k: Tensor, positions: Tensor, length: int | Sequence[int] | None = None
@@ -103,13 +102,14 @@ class Rotary(Position):
                     f"{name} must be a floating-point tensor [batch, heads, tokens, {self.head_dim}], "
                     f"not {x.dtype} {list(x.shape)}"
                 )
-        if positions.shape[-1] != q.shape[-2] or positions.shape[-1] != k.shape[-2]:
-            raise ValueError(
-                f"there are {positions.shape[-1]} positions for {q.shape[-2]} queries and {k.shape[-2]} keys"
-            )
-        checked_positions(positions, self.config.axes)
-        rows = positions[0] if positions.dim() == 3 else positions
-        turn = self.prepare(Places(positions, self._host_lengths(rows, length)), q)
+        if k.shape[0] != q.shape[0]:
+            raise ValueError(f"q has {q.shape[0]} rows and k {k.shape[0]}")
+        rows, count = q.shape[0], checked_positions(positions, self.config.axes).shape[-1]
+        if count != q.shape[-2] or count != k.shape[-2]:
+            raise ValueError(f"there are {count} positions for {q.shape[-2]} queries and {k.shape[-2]} keys")
+        if positions.dim() > 1 and positions.shape[-2] not in (1, rows):
+            raise ValueError(f"positions have {positions.shape[-2]} rows for a batch of {rows}")
+        turn = self.prepare(Places(positions, self._host_lengths(positions, length, present=count)), q)
         q = self.on_query(q.transpose(1, 2), turn).transpose(1, 2)
         k = self.on_key(k.transpose(1, 2), turn).transpose(1, 2)
         return q, k
@@ -162,23 +162,29 @@ class Rotary(Position):
 
     def _decay(self, places: Places, dtype: torch.dtype) -> Tensor:
         """xPos: `zeta_i^((m - c) / decay)` with `c` the first position of the row or document."""
-        assert self.config.decay is not None
-        pairs = self.width // 2
+        decay, span, pairs = self.config.decay, self.config.max_positions, self.width // 2
+        assert decay is not None
+        assert span is not None
         since = (places.positions - places.origin())[..., None]
-        if checks_values(since) and since.numel() and since.abs().max() >= XPOS_SPAN:
-            raise ValueError(f"xPos spans at most {XPOS_SPAN} positions of one sequence: beyond it float32 overflows")
+        if checks_values(since) and since.numel() and since.abs().max() >= span:
+            raise ValueError(f"xPos spans at most {span} positions of one sequence: beyond it float32 overflows")
         zeta = (torch.arange(pairs, device=since.device, dtype=torch.float64) / pairs + 0.4) / 1.4
-        return torch.exp2(torch.log2(zeta) * (since / self.config.decay)).to(dtype)
+        return torch.exp2(torch.log2(zeta) * (since.to(torch.float64) / decay)).to(dtype)
 
-    def _host_lengths(self, positions: Tensor, length: int | Sequence[int] | None) -> int | Tensor | None:
-        if length is None or isinstance(length, int):
-            return length
-        if positions.dim() != 2 or len(length) != positions.shape[0]:
+    def _host_lengths(self, positions: Tensor, length: int | Sequence[int] | None, present: int) -> int | Tensor | None:
+        """One length of at least the tokens present, or one a token; a row of a list may be padded, and so shorter."""
+        if length is None:
+            return None
+        check_length_type(length)
+        if isinstance(length, int):
+            return at_least(present, length, "the sequence")
+        if positions.dim() < 2 or len(length) != positions.shape[-2]:
             raise ValueError(
                 f"length lists {len(length)} rows, which needs positions [{len(length)}, tokens], "
                 f"not {list(positions.shape)}"
             )
-        return torch.tensor(list(length))[:, None].expand(positions.shape)
+        each = [at_least(1, own, f"row {row}") for row, own in enumerate(length)]
+        return torch.tensor(each)[:, None].expand(positions.shape[-2:])
 
 
 def headwise(x: Tensor) -> Tensor:

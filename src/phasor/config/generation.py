@@ -1,0 +1,90 @@
+"""How tokens are chosen when a model generates."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from phasor.config.schema import Config
+
+
+class GenerationConfig(Config):
+    """The options of `generate`.
+
+    Greedy unless a temperature or a filter asks for sampling. `beams` above 1 searches beams, `contrastive` above
+    0 searches contrastively among the `top_k` best, `lookup` proposes continuations that stand in the text
+    already. Stop texts need a tokenizer. Penalties: `repetition_penalty` over prompt and new tokens,
+    `frequency_penalty` and `presence_penalty` over the new ones.
+
+    >>> GenerationConfig(top_p=0.9).samples, GenerationConfig(max_new_tokens=8).samples
+    (True, False)
+    """
+
+    max_new_tokens: int | None = 64
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical: float | None = None
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    beams: int = 1
+    results: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    contrastive: float = 0.0
+    lookup: int = 0
+    draft_tokens: int = 4
+    seed: int | tuple[int, ...] | None = None
+    stop: tuple[int | str, ...] | None = None
+
+    def check(self) -> None:
+        at_least = {"max_new_tokens": 1, "top_k": 1, "beams": 1, "results": 1, "lookup": 0, "draft_tokens": 1}
+        for name, least in at_least.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}, not {value}")
+        if self.temperature is not None and not self.temperature >= 0:
+            raise ValueError(f"temperature must not be negative, not {self.temperature}")
+        for name in ("top_p", "typical"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= 1:
+                raise ValueError(f"{name} must be in (0, 1], not {value}")
+        for name in ("min_p", "contrastive"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise ValueError(f"{name} must be in [0, 1], not {value}")
+        if not self.repetition_penalty > 0:
+            raise ValueError(f"repetition_penalty must be greater than 0, not {self.repetition_penalty}")
+        if self.results > self.beams:
+            raise ValueError(f"results ({self.results}) cannot exceed beams ({self.beams})")
+        searches = [self.beams > 1, self.contrastive > 0, self.lookup > 0]
+        if sum(searches) > 1:
+            raise ValueError("beams, contrastive and lookup are different ways of decoding: choose one")
+        if self.beams > 1 and self.samples:
+            raise ValueError("beam search does not sample: leave temperature, top_k, top_p, min_p and typical out")
+        if self.contrastive > 0 and (self.temperature or self.top_k is None):
+            raise ValueError("contrastive search chooses among the top_k best without a temperature: give top_k alone")
+
+    @property
+    def samples(self) -> bool:
+        """Whether tokens are drawn at random rather than the likeliest taken."""
+        if self.temperature is not None:
+            return self.temperature > 0
+        filters = (None if self.contrastive else self.top_k, self.top_p, self.min_p, self.typical)
+        return any(f is not None for f in filters)
+
+    @property
+    def penalises(self) -> bool:
+        """Whether what was said already changes the logits."""
+        return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
+
+
+class SpecialTokens(Config):
+    """The tokens a model's folder names: where texts end, and how a decoder begins."""
+
+    stop: tuple[int, ...] = ()
+    start: int | None = None
+    forced_first: int | None = None
+    bos: int | None = None
+    pad: int | None = None

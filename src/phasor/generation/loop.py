@@ -1,0 +1,136 @@
+"""The loop: prefill once, then one token a row and step, from a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from phasor.cache import Cache
+from phasor.config.generation import GenerationConfig
+from phasor.generation.sampling import Chance, chances, draw, filtered, penalised
+from phasor.model import Transformer
+
+ENDLESS = 1 << 62
+
+
+@dataclass
+class Row:
+    """One sequence as it grows: the tokens it began with, the new ones and their log-probabilities."""
+
+    prompt: list[int]
+    chance: Chance
+    new: list[int] = field(default_factory=list)
+    log_probabilities: list[float] = field(default_factory=list)
+    done: bool = False
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be generated: prompts (sources, for an encoder-decoder), where decoding begins, where it ends."""
+
+    model: Transformer
+    options: GenerationConfig
+    prompts: list[list[int]]
+    stop: frozenset[int]
+    start: int | None = None
+    forced_first: int | None = None
+    details: bool = False  # whether log-probabilities are wanted
+
+    def add(self, row: Row, token: int, scores: Tensor) -> None:
+        """Let a row go on with a token, chosen from these scores `[vocab]`."""
+        if self.details:
+            row.log_probabilities.append(float(scores.log_softmax(-1)[token]))
+        row.new.append(token)
+        row.done = token in self.stop or len(row.new) == self.options.max_new_tokens
+
+    @property
+    def crosses(self) -> bool:
+        return self.model.config.shape == "encoder-decoder"
+
+    def beginnings(self) -> list[list[int]]:
+        """The tokens each decoder row begins with."""
+        if not self.crosses:
+            return self.prompts
+        if self.start is None:
+            raise ValueError("an encoder-decoder needs the token its decoder starts with: pass start=")
+        return [[self.start] for _ in self.prompts]
+
+    def new_cache(self, beginnings: Sequence[Sequence[int]], copies: int = 1, spare: int = 0) -> Cache:
+        """A cache for the rows, each planned as long as its beginning and `max_new_tokens`."""
+        most = self.options.max_new_tokens
+        if most is None:
+            layers = [self.model.config.layer(i) for i in range(self.model.config.num_layers)]
+            if any(x.attention.window is None or x.position.depends_on_length for x in layers):
+                raise ValueError("generating without end needs a window in every layer: give max_new_tokens")
+            return self.model.new_cache(len(beginnings) * copies, ENDLESS, spare=spare)
+        lengths = [len(b) + most for b in beginnings for _ in range(copies)]
+        return self.model.new_cache(len(lengths), max(lengths) + spare, length=lengths, spare=spare)
+
+    def prefill(self, cache: Cache, beginnings: Sequence[Sequence[int]], copies: int = 1) -> Tensor:
+        """Read the beginnings into the cache; the logits `[rows, vocab]` after each."""
+        rows = [b for b in beginnings for _ in range(copies)]
+        tokens, padding = padded(rows, self.model.tokens.weight.device)
+        if self.crosses:
+            sources = [p for p in self.prompts for _ in range(copies)]
+            source, real = padded(sources, tokens.device, left=False)
+            return self.model(source, tokens, padding=real, target_padding=padding, cache=cache)[:, -1]
+        return self.model(tokens, padding=padding, cache=cache)[:, -1]
+
+    def step(self, cache: Cache, tokens: Sequence[int] | Tensor) -> Tensor:
+        """Feed one token a row; the logits `[rows, vocab]` after it."""
+        column = torch.as_tensor(tokens, device=self.model.tokens.weight.device)[:, None]
+        given = (None, column) if self.crosses else (column,)
+        return self.model(*given, cache=cache)[:, -1]
+
+
+def padded(rows: Sequence[Sequence[int]], device: torch.device, left: bool = True) -> tuple[Tensor, Tensor | None]:
+    """Rows side by side, padded on the left (or right), and which tokens are real (None if all are)."""
+    width = max(map(len, rows))
+    if all(len(row) == width for row in rows):
+        return torch.tensor(rows, device=device), None
+    tokens = torch.zeros(len(rows), width, dtype=torch.int64)
+    real = torch.zeros(len(rows), width, dtype=torch.bool)
+    for i, row in enumerate(rows):
+        at = slice(width - len(row), width) if left else slice(0, len(row))
+        tokens[i, at], real[i, at] = torch.tensor(row), True
+    return tokens.to(device), real.to(device)
+
+
+def scored(logits: Tensor, row: Row, options: GenerationConfig) -> Tensor:
+    """A row's logits `[vocab]` in at least float32, with its penalties."""
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    return penalised(wide, options, row.prompt, row.new)
+
+
+def choose(logits: Tensor, row: Row, options: GenerationConfig) -> int:
+    """The next token of a row from its penalised logits `[vocab]`."""
+    if not options.samples:
+        return int(logits.argmax())
+    return int(draw(filtered(logits, options).softmax(-1), row.chance.next().to(logits.device)))
+
+
+def one_by_one(job: Job) -> Iterator[list[Row]]:
+    """Greedy decoding and sampling of all rows together; gives the rows after every step."""
+    options, beginnings = job.options, job.beginnings()
+    rows = [Row(list(b), c) for b, c in zip(beginnings, chances(options, len(beginnings)), strict=True)]
+    cache = job.new_cache(beginnings)
+    logits = job.prefill(cache, beginnings)
+    simple = not (options.samples or options.penalises or job.details)
+    while True:
+        likeliest = logits.argmax(-1).tolist() if simple else None
+        for i, row in enumerate(rows):
+            if row.done:
+                continue
+            scores = logits[i] if simple else scored(logits[i], row, options)
+            if not row.new and job.forced_first is not None:
+                token = job.forced_first
+            else:
+                token = choose(scores, row, options) if likeliest is None else likeliest[i]
+            job.add(row, token, scores)
+        yield rows
+        if all(row.done for row in rows):
+            return
+        logits = job.step(cache, [row.new[-1] for row in rows])
