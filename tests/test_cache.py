@@ -318,3 +318,24 @@ def test_a_file_that_is_not_a_cache(tmp_path: object) -> None:
     (tmp_path / "x").write_bytes(b"nothing")
     refused(lambda: Cache.load(tmp_path / "x"), "not a cache")
     refused(lambda: Cache.load(tmp_path / "missing"), "not a cache")
+
+
+def capped(scheme: str) -> Transformer:
+    return build(tiny(scheme, attention=phasor.AttentionConfig(window=4, sink_tokens=2, cap_sinks=True)))
+
+
+@pytest.mark.parametrize("scheme", ["rotary", "alibi", "t5", "none", "rotary-yarn", "rotary-partial", "xpos"])
+def test_capped_sinks_with_a_cache_equal_the_full_forward(scheme: str) -> None:
+    model, given = capped(scheme), tokens(2, COUNT)
+    for sizes in ([1], [5], [9, 1]):
+        close(fed(model, given, model.new_cache(2, 40), sizes), full(model, given, length=40))
+
+
+def test_capped_sinks_equal_moving_the_window_next_to_them() -> None:
+    """What the last token sees is as if all between the sinks and the window had never been."""
+    config = tiny("rotary", num_layers=1, attention=phasor.AttentionConfig(window=4, sink_tokens=2, cap_sinks=True))
+    model, given = build(config), tokens(1, COUNT)
+    short = torch.cat([given[:, :2], given[:, -4:]], dim=1)
+    close(full(model, given)[:, -1], full(model, short)[:, -1])
+    uncapped = build(config.replace(attention=phasor.AttentionConfig(window=4, sink_tokens=2)))
+    assert not torch.allclose(full(uncapped, given)[:, -1], full(model, given)[:, -1], atol=1e-2)

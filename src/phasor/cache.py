@@ -44,6 +44,7 @@ class Layout:
     sinks: int
     ring: int
     window: int | None
+    capped: bool = False  # whether the distance to the sinks is
 
     @property
     def slots(self) -> int:
@@ -197,7 +198,7 @@ class Cache:
         window, sinks = attention.window, attention.sink_tokens
         if window is None or sinks + window + self.spare >= self.max_length:
             return Layout(0, self.max_length, None)
-        return Layout(sinks, window + self.spare, window)
+        return Layout(sinks, window + self.spare, window, attention.cap_sinks)
 
     def _table(self) -> dict[Layout, Store]:
         """A whole number for every slot of every layout."""
@@ -299,7 +300,7 @@ class Cache:
         rule = replace(rule, key_padding=None, key_documents=documents, order=None)
         if uniform and layout.window is None:
             return replace(rule, offset=turn.before[0])
-        if uniform and count == 1 and documents is None and self.spare == 0:
+        if uniform and count == 1 and documents is None and self.spare == 0 and not layout.capped:
             return Mask(aligned=False)  # the slots hold what the query sees, and nothing else
         new = torch.arange(count, device=device)[None] if at.padding is None else at.padding.cumsum(-1) - 1
         before = torch.tensor(turn.before[:1] if uniform else turn.before, device=device)

@@ -36,6 +36,8 @@ def described_kinds(group: str) -> dict[str, str]:
     >>> described_kinds("norms")["none"]
     'x, unchanged.'
     """
+    if not isinstance(group, str):
+        raise unknown("group of kinds", group, GROUPS)
     if group in CHOICES:
         return {kind: summary(cls) for kind, cls in CHOICES[group].kinds.items()}
     if group in TABLES:

@@ -58,25 +58,68 @@ def build_parser() -> argparse.ArgumentParser:
     )
     explain.add_argument("--length", type=int, metavar="N", help="the sequence length to explain for, where it matters")
     explain.add_argument("--json", action="store_true", help="print JSON")
-    fields = explain.add_argument_group("fields of the extension")
-    for name, read in extension_fields().items():
-        fields.add_argument(f"--{name.replace('_', '-')}", type=read, metavar=read.__name__.upper(), default=None)
+    add_fields(explain, "fields of the extension", *extension_classes())
     explain.set_defaults(command=run_explain)
+
+    generate = verbs.add_parser(
+        "generate",
+        help="continue a prompt with a model folder",
+        description="Continue a prompt; text where the folder has a tokenizer, token ids otherwise.",
+    )
+    generate.add_argument("folder", help="a model folder")
+    generate.add_argument("--prompt", metavar="TEXT", help="the prompt; read from standard input if left out")
+    generate.add_argument("--prompt-file", metavar="FILE", help="read the prompt from a file")
+    generate.add_argument("--stream", action="store_true", help="print the text as it comes")
+    generate.add_argument("--draft", metavar="FOLDER", help="a smaller model that guesses ahead")
+    generate.add_argument("--device", default="cpu", help="where to run: cpu, cuda, ...")
+    generate.add_argument("--json", action="store_true", help="print JSON: tokens, their log-probabilities, text")
+    add_fields(generate, "how tokens are chosen", generation_class())
+    generate.set_defaults(command=run_generate)
     return parser
 
 
-def extension_fields() -> dict[str, Any]:
-    """Every field that some extension has, with how to read it from text."""
+def extension_classes() -> list[type[Any]]:
     from phasor.config.extensions import Extension
+
+    return list(Extension.kinds.values())
+
+
+def generation_class() -> type[Any]:
+    from phasor.config.generation import GenerationConfig
+
+    return GenerationConfig
+
+
+def add_fields(parser: argparse.ArgumentParser, title: str, *classes: type[Any]) -> None:
+    """An option for every field of some configurations; left out, a field keeps its default."""
+    group = parser.add_argument_group(title)
+    for name, read in readers(*classes).items():
+        kind = {"boolean": "TRUE|FALSE", "numbers": "N,N,...", "words": "TEXT,..."}.get(read.__name__, "N")
+        group.add_argument(f"--{name.replace('_', '-')}", type=read, metavar=kind, default=None)
+
+
+def given_fields(given: argparse.Namespace, *classes: type[Any]) -> dict[str, Any]:
+    """The fields that were given on the command line."""
+    return {name: getattr(given, name) for name in readers(*classes) if getattr(given, name) is not None}
+
+
+def readers(*classes: type[Any]) -> dict[str, Any]:
+    """Every field of some configurations, with how to read it from text."""
     from phasor.config.schema import field_types, names
 
-    readers = {bool: boolean, int: int, float: float}
+    simple = {bool: boolean, int: whole, float: number}
     found: dict[str, Any] = {}
-    for cls in Extension.kinds.values():
+    for cls in classes:
         for name in names(cls):
             hint = field_types(cast(Any, cls))[name]
-            simple = [a for a in (typing.get_args(hint) or (hint,)) if a in readers]
-            found[name] = numbers if typing.get_origin(hint) is tuple else readers[simple[0]]
+            choices = [a for a in (typing.get_args(hint) or (hint,)) if a is not type(None)]
+            lists = [a for a in (hint, *choices) if typing.get_origin(a) is tuple]
+            if lists:
+                found[name] = (
+                    words if any(str in (x, *typing.get_args(x)) for x in typing.get_args(lists[0])) else numbers
+                )
+            else:
+                found[name] = next(simple[a] for a in choices if a in simple)
     return found
 
 
@@ -86,8 +129,22 @@ def boolean(text: str) -> bool:
     return text.lower() == "true"
 
 
-def numbers(text: str) -> list[float]:
-    return [float(part) for part in text.split(",")]
+def whole(text: str) -> int | None:
+    return None if text == "none" else int(text)
+
+
+def number(text: str) -> float:
+    return float(text)
+
+
+def numbers(text: str) -> list[float] | list[int]:
+    parts = text.split(",")
+    return [int(p) for p in parts] if all(p.strip().lstrip("-").isdigit() for p in parts) else [float(p) for p in parts]
+
+
+def words(text: str) -> list[int | str]:
+    """Tokens by number, texts by anything else, between commas; backslash escapes as in Python strings."""
+    return [int(p) if p.isdigit() else p.encode().decode("unicode_escape") for p in text.split(",")]
 
 
 def run_kinds(given: argparse.Namespace) -> None:
@@ -108,7 +165,7 @@ def run_kinds(given: argparse.Namespace) -> None:
 def run_explain(given: argparse.Namespace) -> None:
     from phasor.explanation import explain, make_extension, named
 
-    fields = {name: getattr(given, name) for name in extension_fields() if getattr(given, name) is not None}
+    fields = given_fields(given, *extension_classes())
     if fields and given.extension is None:
         raise ValueError(f"--{next(iter(fields)).replace('_', '-')} belongs to an extension: add --extension KIND")
     extension = make_extension(given.extension, named(given.config)[1], **fields) if given.extension else None
@@ -123,6 +180,60 @@ def run_explain(given: argparse.Namespace) -> None:
                 show_pairs(scheme)
     if found.other is not None:
         show_differences(found, found.other)
+
+
+def run_generate(given: argparse.Namespace) -> None:
+    import time
+
+    from phasor.checkpoints import load
+    from phasor.generation import generate, stream
+
+    fields = given_fields(given, generation_class())
+    if given.prompt is not None and given.prompt_file is not None:
+        raise ValueError("give --prompt or --prompt-file, not both")
+    model = load(given.folder, device=given.device)
+    draft = None if given.draft is None else load(given.draft, device=given.device)
+    prompt = read_prompt(given, model.tokenizer is not None)
+    begun = time.perf_counter()
+    if given.stream:
+        count = sum(show_piece(piece) for piece in stream(model, prompt, draft=draft, **fields))
+        print()
+        unit = "pieces" if isinstance(prompt, str) else "tokens"
+    else:
+        found = generate(model, prompt, draft=draft, details=True, **fields)
+        several = found if isinstance(found, list) else [found]
+        count, unit = sum(len(one.tokens) for one in several), "tokens"
+        if given.json:
+            print_json([dataclasses.asdict(one) for one in several])
+        for one in () if given.json else several:
+            print(one.text if one.text is not None else " ".join(map(str, one.tokens)))
+    took = time.perf_counter() - begun
+    print(f"{count} {unit} in {took:.2f} s, {count / took:.1f} a second", file=sys.stderr)
+
+
+def show_piece(piece: str | int) -> int:
+    print(piece if isinstance(piece, str) else f"{piece} ", end="", flush=True)
+    return 1
+
+
+def read_prompt(given: argparse.Namespace, textual: bool) -> str | list[int]:
+    """The prompt from the command line, a file or standard input: text, or token ids for a folder without tokenizer."""
+    if given.prompt is not None:
+        text = given.prompt
+    elif given.prompt_file is not None:
+        try:
+            with open(given.prompt_file, encoding="utf-8") as file:
+                text = file.read()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{given.prompt_file} cannot be read: {error}") from None
+    else:
+        text = sys.stdin.read()
+    if textual:
+        return text
+    ids = text.replace(",", " ").split()
+    if not all(i.isdigit() for i in ids):
+        raise ValueError(f"{given.folder} has no tokenizer, so the prompt must be token ids such as '1 2 3'")
+    return [int(i) for i in ids]
 
 
 def show_scheme(name: str, scheme: Scheme) -> None:

@@ -5,24 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from types import NoneType
 from typing import Any, Unpack, cast
 
-import torch
 from torch import Tensor, nn
 
 from phasor.cache import Cache, Memory
 from phasor.config import ModelConfig
 from phasor.config.generation import SpecialTokens
 from phasor.config.model import Layer, Side
-from phasor.config.schema import unknown
+from phasor.config.schema import shown, unknown
 from phasor.kernels.mask import Mask
 from phasor.parts.attention import Attention, View
 from phasor.parts.checks import (
     check_documents,
     check_padding,
+    check_sources,
+    check_token_types,
     check_tokens,
     checked_positions,
-    checks_values,
     prefix_of,
 )
 from phasor.parts.embedding import Embedding
@@ -46,6 +47,7 @@ class Record:
     encoder-decoder these are the decoder's, and `record.encoder` has the encoder's. `pooled` is the pooler's
     vector where the model has one.
 
+    >>> import torch
     >>> model = Transformer(ModelConfig(vocab_size=50, dim=32, num_layers=2, num_heads=4))
     >>> record = Record("hidden", "attention")
     >>> logits = model(torch.randint(0, 50, (1, 7)), record=record)
@@ -118,7 +120,7 @@ class Stack(nn.Module):
         cache: Cache | None = None,
         record: Record | None = None,
     ) -> Tensor:
-        record = Record() if record is None else record
+        record = recorder(record)
         x = self.position(0).on_input(x, at)
         if self.token_types is not None:
             x = x + (self.token_types.weight[0] if token_types is None else self.token_types(token_types))
@@ -159,9 +161,17 @@ class Stack(nn.Module):
                 view = replace(
                     view, mask=steps[index].mask, key_positions=steps[index].key_positions, cache=steps[index]
                 )
-            narrowed = view.mask.narrowed(layer.attention.window, layer.attention.sink_tokens)
-            views.append(replace(view, mask=narrowed))
+            view = replace(view, mask=view.mask.narrowed(layer.attention.window, layer.attention.sink_tokens))
+            if layer.attention.cap_sinks:
+                view = replace(view, capped=self._capped(x, at, layer, which))
+            views.append(view)
         return views
+
+    def _capped(self, x: Tensor, at: Places, layer: Layer, which: int) -> tuple[Any, Tensor]:
+        """Positions no further along than window and sinks are long, for queries that meet sink tokens."""
+        reach = (layer.attention.window or 0) + layer.attention.sink_tokens - 1
+        rows = at.rows.minimum(at.origin() + reach)
+        return self.position(which).prepare(replace(at, positions=rows, first=at.origin()), x), rows
 
     def _across(self, at: Places, memory: Memory, cache: Cache | None, record: Record) -> list[View]:
         """What each layer's cross-attention sees: the memory, without positions of its own."""
@@ -198,6 +208,7 @@ class Transformer(nn.Module):
     For an encoder-decoder these speak of the source, and `target_positions`, `target_padding`,
     `target_documents` and `target_length` of the target.
 
+    >>> import torch
     >>> model = Transformer(ModelConfig(vocab_size=50, dim=32, num_layers=2, num_heads=4, position="rotary"))
     >>> model(torch.randint(0, 50, (2, 7))).shape
     torch.Size([2, 7, 50])
@@ -243,7 +254,7 @@ class Transformer(nn.Module):
         target_length: Length | None = None,
         record: Record | None = None,
     ) -> Tensor:
-        record = Record() if record is None else record
+        record = recorder(record)
         about: About = {"positions": positions, "padding": padding, "documents": documents, "length": length}
         about_target: About = {
             "positions": target_positions,
@@ -296,7 +307,7 @@ class Transformer(nn.Module):
             raise ValueError("a decoder has no encoder to encode with")
         embedding = self.tokens if self.source_tokens is None else self.source_tokens
         at = self._places(self.encoder, embedding, tokens, None, **about)
-        self._check_types(tokens, token_types)
+        check_token_types(token_types, tokens, self.config.embedding.token_types)
         hidden = self.encoder(embedding(tokens), at, token_types=token_types, record=record)
         return Memory(hidden, at.padding, at.documents)
 
@@ -314,14 +325,16 @@ class Transformer(nn.Module):
         """The decoder's hidden states."""
         if self.decoder is None:
             raise ValueError("an encoder has no decoder to decode with")
-        if (memory is None) == (self.config.shape == "encoder-decoder"):
+        if not isinstance(memory, Memory if self.config.shape == "encoder-decoder" else NoneType):
             raise ValueError("memory is what an encoder-decoder's encode() returns, and nothing else takes it")
         at = self._places(self.decoder, self.tokens, tokens, cache, **about)
-        if cache is not None and memory is not None:
-            cache.memory = memory
-        if memory is not None and (memory.documents is None) != (at.documents is None):
-            raise ValueError("documents must be given for both source and target of an encoder-decoder, or for neither")
-        self._check_types(tokens, token_types)
+        if memory is not None:
+            if len(memory.hidden) != len(tokens):
+                raise ValueError(f"the source has {len(memory.hidden)} rows, and the target {len(tokens)}")
+            check_sources((memory.documents, memory.padding), (at.documents, at.padding))
+            if cache is not None:
+                cache.memory = memory
+        check_token_types(token_types, tokens, self.config.embedding.token_types)
         return self.decoder(
             self.tokens(tokens),
             at,
@@ -386,19 +399,11 @@ class Transformer(nn.Module):
             needs_length=stack.needs_length,
         )
 
-    def _check_types(self, tokens: Tensor, token_types: Tensor | None) -> None:
-        known = self.config.embedding.token_types
-        if token_types is None:
-            return
-        if not known:
-            raise ValueError("this model has no token types: set EmbeddingConfig.token_types")
-        if token_types.shape != tokens.shape or token_types.dtype not in (torch.int64, torch.int32):
-            raise ValueError(
-                f"token_types must be whole numbers {list(tokens.shape)}, one a token, "
-                f"not {token_types.dtype} {list(token_types.shape)}"
-            )
-        if checks_values(token_types) and not 0 <= int(token_types.min()) <= int(token_types.max()) < known:
-            raise ValueError(f"token_types must lie in [0, {known})")
+
+def recorder(record: Record | None) -> Record:
+    if not isinstance(record, Record | None):
+        raise ValueError(f"record must be a Record of what to keep, not {shown(record)}")
+    return Record() if record is None else record
 
 
 def present(tokens: Tensor | None) -> Tensor:

@@ -277,7 +277,7 @@ def preset(name: str, **changes: Any) -> ModelConfig:
     >>> small.feedforward_width, small.head_width, small.key_value_heads
     (896, 64, 1)
     """
-    if name not in PRESETS:
+    if not isinstance(name, str) or name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     full = PRESETS[name]()
     for field in changes:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from decimal import Context, Decimal, localcontext
 from typing import Any, ClassVar, Literal
 
-from phasor.config.schema import Choice, Config
+from phasor.config.schema import Choice, Config, shown
 
 PRECISE = Context(prec=50)
 PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
@@ -65,6 +65,8 @@ class Extension(Choice, what="extension"):
     def require_length(self, length: int | None) -> int:
         if length is None:
             raise ValueError(f"the extension {self.kind!r} depends on the sequence's length: pass length=")
+        if type(length) is not int or length < 1:
+            raise ValueError(f"length must be a whole number of at least 1, not {shown(length)}")
         return length
 
 

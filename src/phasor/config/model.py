@@ -116,6 +116,13 @@ class ModelConfig(Config):
             )
         if isinstance(self.position, LearnedConfig) and self.position.max_length is None:
             object.__setattr__(self, "position", self.position.replace(max_length=self.max_length))
+        for layer in map(self.layer, range(max(1, len(self.layers)))):
+            unfit = "input" in self.position.acts_on or layer.position.axes > 1
+            if layer.attention.cap_sinks and unfit:
+                raise ValueError(
+                    f"AttentionConfig.cap_sinks needs positions of one axis that act inside layers, "
+                    f"and this model's are {self.position.kind!r}"
+                )
         for position in self.layer_positions():
             if isinstance(position, RotaryConfig):
                 position.rotated_width(self.head_width)

@@ -35,6 +35,10 @@ QK_NORMS = {
 class AttentionConfig(Config):
     """Attention's own choices; head counts stand in the model's configuration.
 
+    `window` counts the keys a query sees, itself included; `sink_tokens` keep the first tokens visible past it, at
+    their true distance or, with `cap_sinks`, no further than the window and the sinks are long. `sink_logits`
+    gives every head a learned logit that takes part in the softmax.
+
     >>> AttentionConfig(window=4096, sink_tokens=4).sink_tokens
     4
     """
@@ -47,6 +51,7 @@ class AttentionConfig(Config):
     sink_logits: bool = False
     window: int | None = None
     sink_tokens: int = 0
+    cap_sinks: bool = False
 
     def check(self) -> None:
         positive(self, "scale", "softcap", "clip", "window")
@@ -55,6 +60,8 @@ class AttentionConfig(Config):
             raise ValueError(
                 f"AttentionConfig.sink_tokens={self.sink_tokens} needs a window: without one every token is seen anyway"
             )
+        if self.cap_sinks and not self.sink_tokens:
+            raise ValueError("AttentionConfig.cap_sinks needs sink_tokens: it caps the distance to them")
         if len(set(self.bias)) != len(self.bias):
             raise ValueError(f"AttentionConfig.bias names a projection twice: {list(self.bias)}")
 

@@ -254,5 +254,5 @@ def above_one(value: float, where: str) -> None:
 
 
 def check_rotated_width(width: int, where: str) -> None:
-    if width < 2 or width % 2:
+    if type(width) is not int or width < 2 or width % 2:
         raise ValueError(f"{where} must be even and at least 2, not {width}: features turn in pairs")

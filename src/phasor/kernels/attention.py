@@ -22,11 +22,20 @@ BLOCK = 512  # queries at a time
 
 
 @dataclass(frozen=True)
+class Capped:
+    """The queries `[B, Tq, H, D]` and their positions `[B or 1, Tq]` as sink tokens meet them."""
+
+    queries: Tensor
+    positions: Tensor
+
+
+@dataclass(frozen=True)
 class Scoring:
     """How scores are made from queries and keys, apart from who sees whom.
 
     `bias` gives what to add for query and key positions, `softcap` bounds the scaled scores smoothly, and
-    `sinks` (a logit per head) takes part in the softmax without having a value.
+    `sinks` (a logit per head) takes part in the softmax without having a value. `capped` gives other queries and
+    query positions to be used with sink tokens, whose distance they cap.
     """
 
     scale: float
@@ -35,6 +44,7 @@ class Scoring:
     bias: Bias | None = None
     query_positions: Tensor | None = None
     key_positions: Tensor | None = None
+    capped: Capped | None = None
     dropout: float = 0.0
 
     @property
@@ -42,11 +52,23 @@ class Scoring:
         """Whether torch's fused kernel can make these scores."""
         return self.softcap is None and self.sinks is None
 
-    def bias_of(self, queries: Tensor, keys: Tensor) -> Tensor | None:
+    def bias_of(self, queries: Tensor, keys: Tensor, mask: Mask) -> Tensor | None:
         """The bias between queries and keys given by index, `[B or 1, H, queries, keys]`."""
         if self.bias is None or self.query_positions is None or self.key_positions is None:
             return None
-        return self.bias(self.query_positions[:, queries], self.key_positions[:, keys])
+        true = self.bias(self.query_positions[:, queries], self.key_positions[:, keys])
+        if self.capped is None:
+            return true
+        capped = self.bias(self.capped.positions[:, queries], self.key_positions[:, keys])
+        return torch.where(mask.is_sink(keys)[:, None, None, :], capped, true)
+
+    def paired(self, q: Tensor, k: Tensor, queries: slice, keys: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
+        """Queries and keys whose products are the scores: twice as wide where sink tokens meet capped queries."""
+        if self.capped is None:
+            return q, k
+        sink = mask.is_sink(keys)[:, :, None, None]
+        wide = torch.cat((k.masked_fill(sink, 0), k.masked_fill(~sink, 0)), dim=-1)
+        return torch.cat((q, self.capped.queries[:, queries]), dim=-1), wide
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scoring: Scoring) -> Tensor:
@@ -86,10 +108,11 @@ def attend_block(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scoring: Scoring, 
     k, v = (
         torch.cat([x[:, a:b] for a, b in ranges], dim=1) if len(ranges) > 1 else x[:, slice(*ranges[0])] for x in (k, v)
     )
-    seen, bias = mask.block(queries, keys), scoring.bias_of(queries, keys)
+    seen, bias = mask.block(queries, keys), scoring.bias_of(queries, keys, mask)
+    q, k = scoring.paired(q[:, start:stop], k, slice(start, stop), keys, mask)
     if scoring.plain:
-        return fused(q[:, start:stop], k, v, scoring, seen=None if seen is None else seen[:, None], bias=bias)
-    weights = attention_weights(q[:, start:stop], k, seen, bias, scoring)
+        return fused(q, k, v, scoring, seen=None if seen is None else seen[:, None], bias=bias)
+    weights = attention_weights(q, k, seen, bias, scoring)
     return weighted_values(F.dropout(weights, scoring.dropout), v)
 
 
@@ -148,5 +171,7 @@ def attention_ref(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scoring: Scoring)
     queries = torch.arange(q.shape[1], device=q.device)
     keys = torch.arange(k.shape[1], device=q.device)
     seen = full(mask, q.shape[1], k.shape[1], q.device)
-    weights = attention_weights(q, k, seen, scoring.bias_of(queries, keys), scoring)
+    bias = scoring.bias_of(queries, keys, mask)
+    q, k = scoring.paired(q, k, slice(None), keys, mask)
+    weights = attention_weights(q, k, seen, bias, scoring)
     return weighted_values(F.dropout(weights, scoring.dropout), v), weights

@@ -72,23 +72,32 @@ class Mask:
             return [(0, last)]
         return [(0, min(self.sink_tokens, first)), (first, last)]
 
+    def is_sink(self, keys: Tensor) -> Tensor:
+        """Which of the keys, given by their place, are sink tokens; `[B or 1, keys]`."""
+        return self._order(keys) < self.sink_tokens
+
+    def _order(self, keys: Tensor) -> Tensor:
+        """For each key how many tokens of its sequence stand before it."""
+        if self.order is not None:
+            return self.order[:, keys]
+        return keys[None] if self.key_at is None else self.key_at[:, keys]
+
     def block(self, queries: Tensor, keys: Tensor) -> Tensor | None:
         """True where the queries see the keys, both given by their place; `[B or 1, queries, keys]`, None for all."""
         row = (queries[None] + self.offset if self.query_at is None else self.query_at[:, queries])[:, :, None]
         at = keys[None] if self.key_at is None else self.key_at[:, keys]
         column = at[:, None, :]
-        first = at if self.order is None else self.order[:, keys]
         seen: Tensor | None = None
         if self.aligned and self.window is not None:
             seen = row - column < self.window
             if not self.causal:
                 seen = seen & (column - row < self.window)
             if self.sink_tokens:
-                seen = seen | (first < self.sink_tokens)[:, None, :]
+                seen = seen | self.is_sink(keys)[:, None, :]
         if self.aligned and self.causal:
             seen = both(seen, column <= row)
         if self.prefix is not None and seen is not None:
-            seen = seen | (first < self.prefix[:, None])[:, None, :]
+            seen = seen | (self._order(keys) < self.prefix[:, None])[:, None, :]
         if self.key_documents is not None and self.query_documents is not None:
             same = self.query_documents[:, queries][:, :, None] == self.key_documents[:, keys][:, None, :]
             seen = both(seen, same)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from phasor.config import AttentionConfig, ModelConfig
-from phasor.kernels.attention import Scoring, attention, attention_ref
+from phasor.kernels.attention import Capped, Scoring, attention, attention_ref
 from phasor.kernels.mask import Mask
 from phasor.parts.norm import build_norm
 from phasor.parts.positions import Position
@@ -36,6 +36,7 @@ class View:
     key_positions: Tensor | None = None
     memory: tuple[Tensor, Tensor] | None = None
     cache: Extends | None = None
+    capped: tuple[Any, Tensor] | None = None  # as prepared, and the positions, for queries that meet sink tokens
     weights: list[Tensor] | None = None
 
 
@@ -115,8 +116,11 @@ class Attention(nn.Module):
         return norm(x.flatten(-2)).view(x.shape) if self.config.qk_norm == "whole" else norm(x)
 
     def forward(self, x: Tensor, view: View) -> Tensor:
+        capped = None
         if view.memory is None:
             q, k, v = self.project(x)
+            if view.capped is not None:
+                capped = Capped(view.position.on_query(q, view.capped[0]), view.capped[1])
             q = view.position.on_query(q, view.prepared)
             k = view.position.on_key(k, view.prepared)
             k, v = (k, v) if view.cache is None else view.cache.extend(k, v)
@@ -129,6 +133,7 @@ class Attention(nn.Module):
             bias=view.position.on_scores(view.prepared),
             query_positions=view.positions,
             key_positions=view.key_positions,
+            capped=capped,
             dropout=self.dropout if self.training else 0.0,
         )
         if view.weights is None:

@@ -7,6 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from phasor.config.schema import shown
+
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
 
 def checks_values(x: Tensor) -> bool:
     """Whether looking at the values of a tensor costs neither a graph break nor a wait for a device."""
@@ -32,8 +36,7 @@ def checked_positions(positions: Tensor, axes: int = 1) -> Tensor:
 def check_tokens(tokens: Tensor, vocab_size: int) -> None:
     """Token ids `[B, T]` within the vocabulary."""
     if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int64, torch.int32) or tokens.dim() != 2:
-        got = f"{tokens.dtype} {list(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
-        raise ValueError(f"tokens must be a tensor of whole numbers [batch, tokens], not {got}")
+        raise ValueError(f"tokens must be a tensor of whole numbers [batch, tokens], not {described(tokens)}")
     if tokens.numel() == 0:
         raise ValueError(f"tokens are empty: {list(tokens.shape)}")
     if checks_values(tokens):
@@ -49,8 +52,9 @@ def check_padding(padding: Tensor | None, tokens: Tensor, windowed: bool) -> Non
     if padding is None:
         return
     if not isinstance(padding, Tensor) or padding.dtype != torch.bool or padding.shape != tokens.shape:
-        got = f"{padding.dtype} {list(padding.shape)}" if isinstance(padding, Tensor) else type(padding).__name__
-        raise ValueError(f"padding must be boolean {list(tokens.shape)}, True where a token is real, not {got}")
+        raise ValueError(
+            f"padding must be boolean {list(tokens.shape)}, True where a token is real, not {described(padding)}"
+        )
     if not checks_values(padding):
         return
     empty = (~padding.any(-1)).nonzero()
@@ -68,11 +72,10 @@ def check_documents(documents: Tensor | None, tokens: Tensor) -> None:
     """Whole numbers `[B, T]`, each document in one run."""
     if documents is None:
         return
-    if not isinstance(documents, Tensor) or documents.is_floating_point() or documents.shape != tokens.shape:
-        got = (
-            f"{documents.dtype} {list(documents.shape)}" if isinstance(documents, Tensor) else type(documents).__name__
+    if not isinstance(documents, Tensor) or documents.dtype not in WHOLE or documents.shape != tokens.shape:
+        raise ValueError(
+            f"documents must be whole numbers {list(tokens.shape)}, an id a token, not {described(documents)}"
         )
-        raise ValueError(f"documents must be whole numbers {list(tokens.shape)}, an id a token, not {got}")
     if checks_values(documents):
         for row, ids in enumerate(documents):
             runs = ids.unique_consecutive()
@@ -82,11 +85,57 @@ def check_documents(documents: Tensor | None, tokens: Tensor) -> None:
 
 def prefix_of(prefix: int | Sequence[int] | Tensor, tokens: Tensor) -> Tensor:
     """A prefix length for each row, `[B]`."""
-    rows = tokens.shape[0]
-    given = [prefix] * rows if isinstance(prefix, int) else prefix
-    lengths = torch.as_tensor(given, device=tokens.device)
-    if lengths.shape != (rows,) or lengths.is_floating_point():
-        raise ValueError(f"prefix must be a whole number or one a row ({rows}), not {prefix!r}")
-    if checks_values(lengths) and not 0 <= int(lengths.min()) <= int(lengths.max()) <= tokens.shape[1]:
-        raise ValueError(f"prefix must lie between 0 and the {tokens.shape[1]} tokens of a row, not {lengths.tolist()}")
+    rows, count = tokens.shape
+    lengths = prefix
+    if not isinstance(lengths, Tensor):
+        each = [prefix] * rows if isinstance(prefix, int) else prefix
+        whole = isinstance(each, Sequence) and all(type(n) is int and abs(n) < 1 << 63 for n in each)
+        lengths = torch.tensor(each if whole else [], device=tokens.device)
+    if lengths.shape != (rows,) or lengths.dtype not in WHOLE:
+        raise ValueError(f"prefix must be a whole number or one a row ({rows}), not {shown(prefix)}")
+    if checks_values(lengths) and not 0 <= int(lengths.min()) <= int(lengths.max()) <= count:
+        raise ValueError(f"prefix must lie between 0 and the {count} tokens of a row, not {lengths.tolist()}")
     return lengths
+
+
+def check_token_types(token_types: Tensor | None, tokens: Tensor, known: int) -> None:
+    """Whole numbers `[B, T]` below the number of types the model has."""
+    if token_types is None:
+        return
+    if not known:
+        raise ValueError("this model has no token types: set EmbeddingConfig.token_types")
+    whole = isinstance(token_types, Tensor) and token_types.dtype in (torch.int64, torch.int32)
+    if not whole or token_types.shape != tokens.shape:
+        raise ValueError(
+            f"token_types must be whole numbers {list(tokens.shape)}, one a token, not {described(token_types)}"
+        )
+    if checks_values(token_types) and not 0 <= int(token_types.min()) <= int(token_types.max()) < known:
+        raise ValueError(f"token_types must lie in [0, {known}), and reach from {range_of(token_types)}")
+
+
+def check_sources(source: tuple[Tensor | None, Tensor | None], target: tuple[Tensor | None, Tensor | None]) -> None:
+    """Every document of the target's real tokens has real tokens in the source; each is (documents, padding)."""
+    (source_ids, source_padding), (target_ids, target_padding) = source, target
+    if source_ids is None and target_ids is None:
+        return
+    if source_ids is None or target_ids is None:
+        raise ValueError("documents must be given for both source and target of an encoder-decoder, or for neither")
+    if not (checks_values(source_ids) and checks_values(target_ids)):
+        return
+    for row in range(len(target_ids)):
+        missing = real_ids(target_ids[row], target_padding, row) - real_ids(source_ids[row], source_padding, row)
+        if missing:
+            raise ValueError(f"document {min(missing)} of the target's row {row} has no tokens in the source")
+
+
+def real_ids(documents: Tensor, padding: Tensor | None, row: int) -> set[int]:
+    return set((documents if padding is None else documents[padding[row]]).tolist())
+
+
+def described(given: object) -> str:
+    """A tensor's type and shape, or the type of what is not one."""
+    return f"{given.dtype} {list(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
+
+
+def range_of(x: Tensor) -> str:
+    return f"{int(x.min())} to {int(x.max())}"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phasor.config import ExpertsConfig, FeedForwardConfig
+from phasor.config.schema import shown
+from phasor.parts.checks import described
 from phasor.parts.feedforward import FeedForward, activate
 
 
@@ -91,6 +95,14 @@ def balancing_loss(router_logits: list[Tensor], top_k: int, padding: Tensor | No
     >>> float(balancing_loss([torch.zeros(1, 8, 4)], top_k=4))
     4.0
     """
+    if not isinstance(router_logits, Sequence) or not router_logits:
+        raise ValueError("router_logits must be a list of the routers' logits, such as record.router, and not empty")
+    least = min(logits.shape[-1] for logits in router_logits)
+    if type(top_k) is not int or not 1 <= top_k <= least:
+        raise ValueError(f"top_k must be a whole number between 1 and the {least} experts, not {shown(top_k)}")
+    for logits in router_logits:
+        if padding is not None and (padding.dtype != torch.bool or padding.shape != logits.shape[:-1]):
+            raise ValueError(f"padding must be boolean {list(logits.shape[:-1])}, not {described(padding)}")
     total = torch.zeros((), device=router_logits[0].device)
     for logits in router_logits:
         count = logits.shape[-1]

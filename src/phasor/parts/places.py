@@ -13,6 +13,8 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
+from phasor.config.schema import shown
+
 Length = int | Sequence[int] | Sequence[Sequence[int]]
 
 
@@ -138,8 +140,8 @@ def at_least(present: int, planned: int | None, where: str) -> int:
     """The planned length, or the tokens present where none is stated; never fewer than those."""
     if planned is None:
         return present
-    if isinstance(planned, bool) or not isinstance(planned, int):
-        raise ValueError(f"length must be whole numbers, not {planned!r}")
+    if type(planned) is not int or planned >= 1 << 63:
+        raise ValueError(f"length must be whole numbers of at most 63 bits, not {shown(planned)}")
     if planned < present:
         raise ValueError(f"the stated length {planned} is shorter than the {present} tokens of {where}")
     return planned

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from phasor.config import ModelConfig, RotaryConfig
 from phasor.config.model import Side
+from phasor.config.schema import shown
 from phasor.kernels.rotary import rotate_pairs
-from phasor.parts.checks import checked_positions, checks_values
+from phasor.parts.checks import checked_positions, checks_values, described
 from phasor.parts.places import Places, at_least, check_length_type
 from phasor.parts.positions.base import Position
 from phasor.parts.positions.phase import cos_sin_of, increments
@@ -52,6 +53,8 @@ class Rotary(Position):
 
     def __init__(self, config: RotaryConfig | None = None, *, head_dim: int, **fields: Any) -> None:
         super().__init__()
+        if not isinstance(config, RotaryConfig | None):
+            raise ValueError(f"Rotary takes a RotaryConfig or its fields, not {shown(config)}")
         self.config = RotaryConfig(**fields) if config is None else config.replace(**fields)
         self.head_dim = head_dim
         self.width = self.config.rotated_width(head_dim)
@@ -90,6 +93,8 @@ class Rotary(Position):
         (torch.Size([2, 32]), torch.float32)
         """
         checked_positions(positions, self.config.axes)
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise ValueError(f"cosines and sines are floating-point numbers, not {shown(dtype)}")
         return self._cos_sin(positions, self._host_lengths(positions, length, present=1), dtype)
 
     def rotate(
@@ -97,10 +102,11 @@ class Rotary(Position):
     ) -> tuple[Tensor, Tensor]:
         """Queries `[B, H, T, D]` and keys `[B, K, T, D]` turned by their positions, the attention factor applied."""
         for name, x in (("q", q), ("k", k)):
-            if x.dim() != 4 or x.shape[-1] != self.head_dim or not x.is_floating_point():
+            floating = isinstance(x, Tensor) and x.is_floating_point()
+            if not floating or x.dim() != 4 or x.shape[-1] != self.head_dim:
                 raise ValueError(
                     f"{name} must be a floating-point tensor [batch, heads, tokens, {self.head_dim}], "
-                    f"not {x.dtype} {list(x.shape)}"
+                    f"not {described(x)}"
                 )
         if k.shape[0] != q.shape[0]:
             raise ValueError(f"q has {q.shape[0]} rows and k {k.shape[0]}")
