@@ -98,7 +98,9 @@ class Store:
     def write(self, new: Tensor, counts: Sequence[int], kept: Sequence[Tensor] | None) -> None:
         """Put the tokens `new[:, t]` behind the `counts` tokens each row holds; `kept` names the real ones a row."""
         new = new.detach().to(self.data.dtype)
-        if kept is None and len(set(counts)) == 1:
+        if kept is None and new.shape[1] == 1 and len(set(counts)) == 1:
+            self.data.select(1, self.layout.slot(counts[0])).copy_(new[:, 0])
+        elif kept is None and len(set(counts)) == 1:
             for slots, tokens in self.layout.segments(counts[0], counts[0] + new.shape[1]):
                 self.data[:, slots] = new[:, tokens]
         elif kept is None and new.shape[1] == 1:
@@ -127,10 +129,13 @@ class Turn:
 
     def extend(self, store: Store, new: Tensor) -> Tensor:
         """Write new tokens and give all that is attended to."""
-        old = store.data[:, : store.layout.filled(max(self.before))]
-        seen = torch.cat((old, new.to(old.dtype)), dim=1) if self.how == "joined" else new
+        if self.how == "joined":
+            old = store.data[:, : store.layout.filled(max(self.before))]
+            new = torch.cat((old, added := new.to(old.dtype)), dim=1)
+            store.write(added, self.before, self.kept)
+            return new
         store.write(new, self.before, self.kept)
-        return store.data[:, : store.layout.filled(max(self.after))] if self.how == "slots" else seen
+        return store.data[:, : store.layout.filled(max(self.after))] if self.how == "slots" else new
 
 
 @dataclass(frozen=True)

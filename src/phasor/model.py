@@ -153,17 +153,16 @@ class Stack(nn.Module):
             key_documents=at.documents,
             order=at.order,
         )
+        rows = at.rows
         steps = None if cache is None else cache.begin(at, rule, self.needs_length)
         views = []
         for index, (layer, which) in enumerate(zip(self.layers, self.scheme_of, strict=True)):
-            view = View(rule, self.position(which), prepared[which], at.rows, at.rows, weights=record.attention)
-            if steps is not None:
-                view = replace(
-                    view, mask=steps[index].mask, key_positions=steps[index].key_positions, cache=steps[index]
-                )
-            view = replace(view, mask=view.mask.narrowed(layer.attention.window, layer.attention.sink_tokens))
-            if layer.attention.cap_sinks:
-                view = replace(view, capped=self._capped(x, at, layer, which))
+            step = None if steps is None else steps[index]
+            mask, key_positions = (rule, rows) if step is None else (step.mask, step.key_positions)
+            mask = mask.narrowed(layer.attention.window, layer.attention.sink_tokens)
+            capped = self._capped(x, at, layer, which) if layer.attention.cap_sinks else None
+            view = View(mask, self.position(which), prepared[which], rows, key_positions, None, step, capped)
+            view.weights = record.attention
             views.append(view)
         return views
 

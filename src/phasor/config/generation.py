@@ -7,6 +7,9 @@ from typing import Literal
 from phasor.config.schema import Config
 
 
+LENGTH_PENALTY = 16  # a length to this power is still a number
+
+
 class GenerationConfig(Config):
     """The options of `generate`.
 
@@ -63,8 +66,13 @@ class GenerationConfig(Config):
             raise ValueError("beams, contrastive and lookup are different ways of decoding: choose one")
         if self.beams > 1 and self.samples:
             raise ValueError("beam search does not sample: leave temperature, top_k, top_p, min_p and typical out")
-        if self.contrastive > 0 and (self.temperature or self.top_k is None):
-            raise ValueError("contrastive search chooses among the top_k best without a temperature: give top_k alone")
+        filters = (self.temperature or None, self.top_p, self.min_p, self.typical)
+        if self.contrastive > 0 and (self.top_k is None or any(f is not None for f in filters)):
+            raise ValueError("contrastive search chooses among the top_k best and does not sample: give top_k alone")
+        if not abs(self.length_penalty) <= LENGTH_PENALTY:
+            raise ValueError(
+                f"length_penalty must be in [-{LENGTH_PENALTY}, {LENGTH_PENALTY}], not {self.length_penalty}"
+            )
 
     @property
     def samples(self) -> bool:

@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import ClassVar, Literal
 
 from phasor.config.extensions import Extension, Spacing, frequencies, not_negative, positive
-from phasor.config.schema import Choice
+from phasor.config.schema import Choice, shown
 
 Pairing = Literal["half", "adjacent"]
 
@@ -142,7 +142,7 @@ class RotaryConfig(PositionConfig, kind="rotary"):
         if self.width is not None:
             check_rotated_width(self.width, f"{type(self).__name__}.width")
         if self.decay is not None and self.axes > 1:
-            raise ValueError("xPos decays along one axis: a rotary scheme with decay is neither axial nor sectioned")
+            raise ValueError("xPos decays along one axis: a rotary scheme with decay is not axial and has no sections")
         if self.sections is not None:
             if self.axial:
                 raise ValueError("a rotary scheme is axial or has sections, not both")
@@ -255,4 +255,4 @@ def above_one(value: float, where: str) -> None:
 
 def check_rotated_width(width: int, where: str) -> None:
     if type(width) is not int or width < 2 or width % 2:
-        raise ValueError(f"{where} must be even and at least 2, not {width}: features turn in pairs")
+        raise ValueError(f"{where} must be even and at least 2, not {shown(width)}: features turn in pairs")

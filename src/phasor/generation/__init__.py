@@ -54,7 +54,7 @@ def generate(
     """
     options = merged(options, fields)
     request = Request(model, prompt, options, draft, start, details)
-    with evaluating(model, draft), torch.no_grad():
+    with evaluating(model, draft), torch.inference_mode():
         if options.beams > 1:
             best = beam_search(request.job)
             found = [
@@ -99,7 +99,7 @@ def streamed(request: Request) -> Iterator[Any]:
     given = 0
     steps = request.steps()
     while True:
-        with evaluating(request.job.model, request.draft), torch.no_grad():
+        with evaluating(request.job.model, request.draft), torch.inference_mode():
             rows = next(steps, None)
             if rows is None:
                 break
@@ -246,13 +246,13 @@ class evaluating:  # noqa: N801
         self.models = [m for m in models if m is not None]
 
     def __enter__(self) -> None:
-        self.were = [m.training for m in self.models]
-        for model in self.models:
+        self.were = [m for m in self.models if m.training]
+        for model in self.were:
             model.eval()
 
     def __exit__(self, *_: object) -> None:
-        for model, training in zip(self.models, self.were, strict=True):
-            model.train(training)
+        for model in self.were:
+            model.train()
 
 
 __all__ = ["Generated", "generate", "stream"]

@@ -58,13 +58,45 @@ class Job:
             raise ValueError("an encoder-decoder needs the token its decoder starts with: pass start=")
         return [[self.start] for _ in self.prompts]
 
+    def check(self, draft: Transformer | None = None) -> None:
+        """Whatever cannot be generated, said before anything runs."""
+        size = self.model.config.vocab_size
+        given = {"stop": self.stop, "start": {self.start}, "forced first": {self.forced_first}}
+        for what, tokens in given.items():
+            for token in tokens - {None}:
+                if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < size:
+                    raise ValueError(f"the {what} token {token!r} is outside the vocabulary of {size}")
+        longest = max(map(len, self.beginnings()))
+        chances(self.options, len(self.prompts))
+        for model in (self.model,) if draft is None else (self.model, draft):
+            self._check_room(model, longest)
+
+    def _check_room(self, model: Transformer, longest: int) -> None:
+        """Whether a model's positions reach as far as the tokens will."""
+        options, stack = self.options, model.decoder
+        assert stack is not None
+        if options.max_new_tokens is None:
+            windows = all(layer.attention.window is not None for layer in stack.layers)
+            if not windows or any(x.depends_on_length or x.max_positions for x in stack.schemes):
+                raise ValueError(
+                    "generating without end needs a window in every layer and positions without end: "
+                    "give max_new_tokens"
+                )
+            if options.beams > 1 or options.contrastive or options.lookup or model is not self.model:
+                raise ValueError("only greedy decoding and sampling go on without end: give max_new_tokens")
+            return
+        read = longest + options.max_new_tokens - (0 if options.contrastive else 1)  # the last token is not read again
+        for scheme in stack.schemes:
+            if scheme.max_positions is not None and read > scheme.max_positions:
+                raise ValueError(
+                    f"a prompt of {longest} tokens and {options.max_new_tokens} new ones reach past the "
+                    f"{scheme.max_positions} positions that the {scheme.kind!r} scheme of the model knows"
+                )
+
     def new_cache(self, beginnings: Sequence[Sequence[int]], copies: int = 1, spare: int = 0) -> Cache:
         """A cache for the rows, each planned as long as its beginning and `max_new_tokens`."""
         most = self.options.max_new_tokens
         if most is None:
-            layers = [self.model.config.layer(i) for i in range(self.model.config.num_layers)]
-            if any(x.attention.window is None or x.position.depends_on_length for x in layers):
-                raise ValueError("generating without end needs a window in every layer: give max_new_tokens")
             return self.model.new_cache(len(beginnings) * copies, ENDLESS, spare=spare)
         lengths = [len(b) + most for b in beginnings for _ in range(copies)]
         return self.model.new_cache(len(lengths), max(lengths) + spare, length=lengths, spare=spare)

@@ -29,7 +29,7 @@ class Capped:
     positions: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Scoring:
     """How scores are made from queries and keys, apart from who sees whom.
 
@@ -130,6 +130,8 @@ def fused(
     mask = seen
     if bias is not None:
         mask = bias.to(q.dtype) if seen is None else bias.masked_fill(~seen, float("-inf")).to(q.dtype)
+    if q.shape[1] == 1 and q.shape[2] != k.shape[2]:
+        return fused_step(q, k, v, scoring, mask)
     y = F.scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
@@ -143,6 +145,22 @@ def fused(
     return y.transpose(1, 2)
 
 
+def fused_step(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, mask: Tensor | None) -> Tensor:
+    """The same for one query: the heads that share a key stand where queries do, and no key is copied for them."""
+    groups = k.shape[2]
+    if mask is not None and mask.shape[1] > 1:
+        mask = mask.squeeze(2).unflatten(1, (groups, -1))
+    y = F.scaled_dot_product_attention(
+        q.view(q.shape[0], groups, -1, q.shape[-1]),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=mask,
+        dropout_p=scoring.dropout,
+        scale=scoring.scale,
+    )
+    return y.reshape(q.shape)
+
+
 def attention_weights(q: Tensor, k: Tensor, seen: Tensor | None, bias: Tensor | None, scoring: Scoring) -> Tensor:
     """The softmax of the scores `[B, H, Tq, Tk]`, computed in at least float32."""
     heads = k.shape[2]
@@ -153,7 +171,8 @@ def attention_weights(q: Tensor, k: Tensor, seen: Tensor | None, bias: Tensor | 
     if bias is not None:
         scores = scores + bias
     if seen is not None:
-        scores = scores.masked_fill(~seen[:, None], float("-inf"))
+        # Not -inf: a padding token that sees nothing at all gets some average, and not NaN.
+        scores = scores.masked_fill(~seen[:, None], torch.finfo(scores.dtype).min)
     if scoring.sinks is None:
         return scores.softmax(-1)
     sinks = scoring.sinks.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:-1], 1)

@@ -21,7 +21,7 @@ class Extends(Protocol):
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class View:
     """What one layer's attention may look at: the rule, and the positions as its scheme prepared them.
 
@@ -62,6 +62,7 @@ class Attention(nn.Module):
         else:
             self.qkv = nn.Linear(model.dim, (self.shared + 2) * self.groups * self.width, bias=together)
         self.out = nn.Linear(self.heads * self.width, model.dim, bias="out" in config.bias)
+        self.normed = config.qk_norm != "none"
         self.q_norm = self._head_norm(model, self.heads)
         self.k_norm = self._head_norm(model, self.groups)
         self.sinks = nn.Parameter(torch.zeros(self.heads)) if config.sink_logits else None
@@ -93,9 +94,9 @@ class Attention(nn.Module):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries `[B, T, H, D]`, keys and values `[B, T, K, D]` of a self-attention."""
-        fused = self.qkv(x).unflatten(-1, (self.groups, self.shared + 2, self.width))
-        q, k, v = fused.split((self.shared, 1, 1), dim=-2)
-        return self._made("q", q.flatten(-3, -2)), self._made("k", k.squeeze(-2)), self._made("v", v.squeeze(-2))
+        fused = self.qkv(x).view(*x.shape[:-1], self.groups, self.shared + 2, self.width)
+        q, k, v = fused[..., : self.shared, :].flatten(-3, -2), fused[..., -2, :], fused[..., -1, :]
+        return self._made("q", q), self._made("k", k), self._made("v", v)
 
     def remember(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values `[B, S, K, D]` of a cross-attention, of an encoder's output `[B, S, dim]`."""
@@ -106,13 +107,11 @@ class Attention(nn.Module):
         """Queries, keys or values as projected: with a bias of their own, clipped, and normed."""
         if part in self.lone_bias:
             x = x + self.lone_bias[part]
-        x = self._clipped(x)
-        return x if part == "v" else self._normed(x, self.q_norm if part == "q" else self.k_norm)
-
-    def _clipped(self, x: Tensor) -> Tensor:
-        return x if self.config.clip is None else x.clamp(-self.config.clip, self.config.clip)
-
-    def _normed(self, x: Tensor, norm: nn.Module) -> Tensor:
+        if self.config.clip is not None:
+            x = x.clamp(-self.config.clip, self.config.clip)
+        if part == "v" or not self.normed:
+            return x
+        norm = self.q_norm if part == "q" else self.k_norm
         return norm(x.flatten(-2)).view(x.shape) if self.config.qk_norm == "whole" else norm(x)
 
     def forward(self, x: Tensor, view: View) -> Tensor:

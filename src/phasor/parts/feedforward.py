@@ -51,7 +51,10 @@ class FeedForward(nn.Module):
         self.config = config
         self.up = nn.Linear(dim, hidden_dim * (2 if config.gated else 1), bias=config.bias)
         self.down = nn.Linear(hidden_dim, dim, bias=config.bias)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.dropout(activate(self.up(x), self.config)))
+        h = activate(self.up(x), self.config)
+        if self.dropout and self.training:
+            h = F.dropout(h, self.dropout)
+        return self.down(h)

@@ -127,7 +127,7 @@ def lengths(
         ids = torch.zeros(count) if documents is None else documents[row].cpu()
         real = torch.ones(count, dtype=torch.bool) if padding is None else padding[row].cpu()
         runs = ids.unique_consecutive()
-        one_each = [planned] * len(runs) if planned is None or isinstance(planned, int) else planned
+        one_each = list(planned) if isinstance(planned, list | tuple) else [planned] * len(runs)
         if len(one_each) != len(runs):
             raise ValueError(f"length lists {len(one_each)} documents for row {row}, which has {len(runs)}")
         for document, own in zip(runs, one_each, strict=True):
@@ -136,7 +136,7 @@ def lengths(
     return table
 
 
-def at_least(present: int, planned: int | None, where: str) -> int:
+def at_least(present: int, planned: object, where: str) -> int:
     """The planned length, or the tokens present where none is stated; never fewer than those."""
     if planned is None:
         return present

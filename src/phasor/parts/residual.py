@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phasor.config import (
@@ -33,11 +34,12 @@ class Residual(nn.Module):
         self.norms = nn.ModuleList(
             build_norm(model.norm, model.dim) for _ in range(self.norms_per_sublayer * sublayers)
         )
-        self.dropout = nn.Dropout(model.dropout.residual)
+        self.dropout = model.dropout.residual
 
     def branch(self, y: Tensor) -> Tensor:
         """A sub-layer's output as it joins the stream."""
-        y = self.dropout(y)
+        if self.dropout and self.training:
+            y = F.dropout(y, self.dropout)
         return y if self.multiplier == 1.0 else y * self.multiplier
 
     def forward(self, x: Tensor, *sublayers: Sublayer) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from phasor.config import ModelConfig, RotaryConfig
 from phasor.config.model import Side
 from phasor.config.schema import shown
-from phasor.kernels.rotary import rotate_pairs
+from phasor.kernels.rotary import rotate_halves, rotate_pairs, whole_heads
 from phasor.parts.checks import checked_positions, checks_values, described
 from phasor.parts.places import Places, at_least, check_length_type
 from phasor.parts.positions.base import Position
@@ -25,6 +25,7 @@ class Turn(NamedTuple):
 
     query: tuple[Tensor, Tensor]
     key: tuple[Tensor, Tensor]
+    whole: bool = False  # whether they are those of `whole_heads`
 
 
 class Table(NamedTuple):
@@ -115,7 +116,7 @@ class Rotary(Position):
             raise ValueError(f"there are {count} positions for {q.shape[-2]} queries and {k.shape[-2]} keys")
         if positions.dim() > 1 and positions.shape[-2] not in (1, rows):
             raise ValueError(f"positions have {positions.shape[-2]} rows for a batch of {rows}")
-        turn = self.prepare(Places(positions, self._host_lengths(positions, length, present=count)), q)
+        turn = self.prepare(Places(positions, self._host_lengths(positions, length, present=count)), q.transpose(1, 2))
         q = self.on_query(q.transpose(1, 2), turn).transpose(1, 2)
         k = self.on_key(k.transpose(1, 2), turn).transpose(1, 2)
         return q, k
@@ -128,6 +129,9 @@ class Rotary(Position):
             cos, sin = cos * factor, sin * factor
         if self.config.decay is None:
             turned = headwise(cos), headwise(sin)
+            if like.shape[1] == 1 and self.config.pairing == "half" and self.width == self.head_dim:
+                turned = whole_heads(*turned)
+                return Turn(turned, turned, whole=True)
             return Turn(turned, turned)
         grow = self._decay(places, dtype)
         return Turn(
@@ -136,9 +140,13 @@ class Rotary(Position):
         )
 
     def on_query(self, q: Tensor, prepared: Turn) -> Tensor:
+        if prepared.whole:
+            return rotate_halves(q, *prepared.query)
         return rotate_pairs(q, *prepared.query, self.config.pairing)
 
     def on_key(self, k: Tensor, prepared: Turn) -> Tensor:
+        if prepared.whole:
+            return rotate_halves(k, *prepared.key)
         return rotate_pairs(k, *prepared.key, self.config.pairing)
 
     def _cos_sin(self, positions: Tensor, length: int | Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
