@@ -112,6 +112,7 @@ def main() -> None:
     screen = Console()
 
     config = phasor.preset("llama-3.1", dim=128, num_heads=8, num_layers=4, vocab_size=1000)
+    torch.manual_seed(0)
     model = phasor.Transformer(config).eval()
     count = sum(p.numel() for p in model.parameters())
     screen.print(f"A small Llama 3.1: {count:,} parameters, {config.num_layers} layers, heads of {config.head_width}.")

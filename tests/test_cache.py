@@ -9,7 +9,8 @@ from torch import Tensor
 
 import phasor
 from phasor import Transformer
-from phasor.cache import Cache, Layout
+from phasor.cache import Cache
+from phasor.slots import Layout
 
 TOLERANCE = 1e-4  # float32, logits of order 1: the order of summation differs between the two ways
 COUNT = 29

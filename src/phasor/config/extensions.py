@@ -121,7 +121,7 @@ class DynamicNTK(Extension, kind="dynamic-ntk"):
 
 
 class Ramped(Extension):
-    """What YaRN and its dynamic form share: a ramp over the pairs, and a softer softmax."""
+    """What YaRN and its dynamic form share: a ramp over the pairs, and a sharper softmax."""
 
     original_length: int
     beta_fast: float = 32.0
@@ -170,16 +170,16 @@ class Ramped(Extension):
             return self.attention
         scale = self.scale(length)
 
-        def softening(weight: float) -> Decimal:
+        def sharpening(weight: float) -> Decimal:
             return Decimal(1) if scale <= 1 else Decimal("0.1") * Decimal(weight) * scale.ln() + 1
 
         if self.mscale and self.mscale_all_dim:
-            return float(softening(self.mscale) / softening(self.mscale_all_dim))
-        return float(softening(1.0))
+            return float(sharpening(self.mscale) / sharpening(self.mscale_all_dim))
+        return float(sharpening(1.0))
 
 
 class YaRN(Ramped, kind="yarn"):
-    """YaRN: fast pairs kept, slow pairs interpolated, a ramp between them, and a softer softmax."""
+    """YaRN: fast pairs kept, slow pairs interpolated, a ramp between them, and a sharper softmax."""
 
     factor: float
 

@@ -6,7 +6,6 @@ from typing import Literal
 
 from phasor.config.schema import Config
 
-
 LENGTH_PENALTY = 16  # a length to this power is still a number
 
 

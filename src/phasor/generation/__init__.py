@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 
 from phasor.config.generation import GenerationConfig
+from phasor.config.schema import shown
 from phasor.generation.beam import beam_search
 from phasor.generation.contrastive import contrastive_search
 from phasor.generation.loop import Job, Row, one_by_one
@@ -54,17 +55,20 @@ def generate(
     """
     options = merged(options, fields)
     request = Request(model, prompt, options, draft, start, details)
+    if options.max_new_tokens is None and not (request.job.stop or request.stop_texts):
+        raise ValueError("without max_new_tokens and without a stop this would never end: give one of them, or stream")
     with evaluating(model, draft), torch.inference_mode():
         if options.beams > 1:
             best = beam_search(request.job)
             found = [
-                [request.result(h.tokens, h.log_probabilities, h.score) for h in hypotheses] for hypotheses in best
+                [request.result(i, h.tokens, h.log_probabilities, h.score) for h in hypotheses]
+                for i, hypotheses in enumerate(best)
             ]
             answers = [one if options.results > 1 else one[0] for one in found]
         else:
             for rows in request.steps():
                 request.watch(rows)
-            answers = [request.result(row.new, row.log_probabilities) for row in rows]
+            answers = [request.result(i, row.new, row.log_probabilities) for i, row in enumerate(rows)]
     return answers if request.many else answers[0]
 
 
@@ -75,9 +79,12 @@ def stream(
     *,
     draft: Transformer | None = None,
     start: int | None = None,
+    details: bool = False,
     **fields: Any,
 ) -> Iterator[Any]:
     """The new tokens of one prompt as they come, or pieces of text for text; options as for `generate`.
+
+    With `details` a `Generated` a step: its tokens, their log-probabilities, and the text that is certain by then.
 
     With `max_new_tokens=None` a model with a window in every layer goes on without end, in constant memory.
 
@@ -87,7 +94,7 @@ def stream(
     4
     """
     options = merged(options, fields)
-    request = Request(model, prompt, options, draft, start, False)
+    request = Request(model, prompt, options, draft, start, details)
     if request.many:
         raise ValueError("stream takes one prompt, not a list of them")
     if options.beams > 1:
@@ -96,24 +103,25 @@ def stream(
 
 
 def streamed(request: Request) -> Iterator[Any]:
-    given = 0
+    endless = request.options.max_new_tokens is None and not request.options.penalises
     steps = request.steps()
     while True:
         with evaluating(request.job.model, request.draft), torch.inference_mode():
             rows = next(steps, None)
             if rows is None:
                 break
-            pieces = request.watch(rows)
-        if request.tokenizer is None:
-            yield from rows[0].new[given:]
-        elif pieces[0]:
-            yield pieces[0]
-        given = len(rows[0].new)
-    if request.tokenizer is not None and (rest := request.pieces[0].rest()):
-        yield rest
+            row, begin = rows[0], rows[0].watched
+            piece = request.watch(rows)[0]
+        yield from request.told(row.new[begin:], row.log_probabilities[begin:], piece)
+        if endless:  # nobody reads these again, and memory stays constant
+            row.new, row.log_probabilities, row.watched = row.new[-1:], row.log_probabilities[-1:], 1
+    if request.pieces and (rest := request.pieces[0].rest()):
+        yield from request.told([], [], rest)
 
 
 def merged(options: GenerationConfig | None, fields: dict[str, Any]) -> GenerationConfig:
+    if not isinstance(options, GenerationConfig | None):
+        raise ValueError(f"options must be a GenerationConfig, or its fields by name, not {shown(options)}")
     if isinstance(fields.get("stop"), str | int):
         fields["stop"] = (fields["stop"],)
     return GenerationConfig(**fields) if options is None else options.replace(**fields)
@@ -131,6 +139,8 @@ class Request:
         start: int | None,
         details: bool,
     ) -> None:
+        if not isinstance(model, Transformer):
+            raise ValueError(f"generation needs a Transformer, not {shown(model)}")
         if model.decoder is None:
             raise ValueError("an encoder does not generate: generation needs a decoder or an encoder-decoder")
         if not model.config.has_logits:
@@ -140,15 +150,17 @@ class Request:
             self._check_draft(model, draft)
         special = model.special
         stop = special.stop if options.stop is None else options.stop
-        self.stop_texts = [s for s in stop if isinstance(s, str)]
         prompts, self.many, textual = as_prompts(prompt)
         self.tokenizer = model.tokenizer if textual else None
         if textual and model.tokenizer is None:
             raise ValueError("a text prompt needs a tokenizer, and this model has none: pass token ids")
-        if self.stop_texts and not textual:
-            raise ValueError(
-                f"the stop text {self.stop_texts[0]!r} needs a text prompt; with token ids give stop tokens"
-            )
+        texts = [s for s in stop if isinstance(s, str)]
+        if texts and not textual:
+            raise ValueError(f"the stop text {texts[0]!r} needs a text prompt; with token ids give stop tokens")
+        if "" in texts:
+            raise ValueError("a stop text is empty: it would stop before it starts")
+        special_ids = special_tokens(self.tokenizer) if texts else {}  # no text shows these: they stop as tokens
+        self.stop_texts = [s for s in texts if s not in special_ids]
         ids = [self._ids(p) for p in prompts]
         for p in ids:
             check_prompt(p, model)
@@ -156,14 +168,18 @@ class Request:
             model,
             options,
             ids,
-            frozenset(s for s in stop if isinstance(s, int)),
+            frozenset(special_ids[s] if isinstance(s, str) else s for s in stop if s not in self.stop_texts),
             special.start if start is None else start,
             special.forced_first,
             details,
         )
-        self.pieces = [Pieces(self.tokenizer, self.stop_texts) for _ in ids] if textual else []
+        self.job.check(draft)
+        self._check_ways()
+        self.pieces = [self._pieces(i) for i in range(len(ids))] if textual else []
 
     def _check_draft(self, model: Transformer, draft: Transformer) -> None:
+        if not isinstance(draft, Transformer) or draft.config.shape != "decoder" or not draft.config.has_logits:
+            raise ValueError("a draft model must be a decoder with logits")
         if draft.config.vocab_size != model.config.vocab_size:
             raise ValueError(
                 f"the draft model's vocabulary has {draft.config.vocab_size} tokens and the model's "
@@ -177,6 +193,10 @@ class Request:
     def _ids(self, prompt: str | Sequence[int]) -> list[int]:
         return cast(Any, self.tokenizer).encode(prompt).ids if isinstance(prompt, str) else list(prompt)
 
+    def _check_ways(self) -> None:
+        if self.job.crosses and (self.options.contrastive or self.options.lookup or self.draft is not None):
+            raise ValueError("contrastive search and speculative decoding are for decoders, not for encoder-decoders")
+
     def steps(self) -> Iterator[list[Row]]:
         """The rows after each step of the way of decoding that was asked for."""
         if self.options.contrastive:
@@ -188,22 +208,45 @@ class Request:
     def watch(self, rows: list[Row]) -> list[str]:
         """Follow the text of the rows; a stop text ends its row. The new pieces of text."""
         new = []
-        for row, pieces in zip(rows, self.pieces, strict=False):
-            tail = row.new[-1:] if row.done and row.new and row.new[-1] in self.job.stop else []
-            said = row.new[: len(row.new) - len(tail)]
-            new.append(pieces.add(said[len(pieces.tokens) :]))
-            row.done = row.done or pieces.stopped
+        for i, row in enumerate(rows):
+            piece = ""
+            while row.watched < len(row.new):
+                token = row.new[row.watched]
+                row.watched += 1
+                if self.pieces and token not in self.job.stop:
+                    piece += self.pieces[i].add(token)
+                    if self.pieces[i].stopped:
+                        row.done = True
+                        del row.new[row.watched :], row.log_probabilities[row.watched :]
+            new.append(piece)
         return new
 
-    def result(self, tokens: list[int], log_probabilities: list[float], score: float | None = None) -> Any:
+    def told(self, tokens: list[int], log_probabilities: list[float], piece: str) -> Iterator[Any]:
+        """What a stream gives out of a step."""
+        if self.details:
+            yield Generated(tokens, log_probabilities, piece if self.pieces else None)
+        elif not self.pieces:
+            yield from tokens
+        elif piece:
+            yield piece
+
+    def result(self, row: int, tokens: list[int], log_probabilities: list[float], score: float | None = None) -> Any:
         text = None
         if self.tokenizer is not None:
-            pieces = Pieces(self.tokenizer, self.stop_texts)
+            pieces = self._pieces(row)
             said = tokens[:-1] if tokens and tokens[-1] in self.job.stop else tokens
-            text = pieces.add(said) + pieces.rest()
+            text = "".join([pieces.add(token) for token in said]) + pieces.rest()
         if self.details:
             return Generated(tokens, log_probabilities, text, score)
         return tokens if text is None else text
+
+    def _pieces(self, row: int) -> Pieces:
+        return Pieces(self.tokenizer, self.stop_texts, [] if self.job.crosses else self.job.prompts[row])
+
+
+def special_tokens(tokenizer: Any) -> dict[str, int]:
+    """The tokens of a tokenizer that its texts leave out, by name."""
+    return {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
 
 
 def as_prompts(prompt: Prompt) -> tuple[list[Any], bool, bool]:
@@ -212,8 +255,10 @@ def as_prompts(prompt: Prompt) -> tuple[list[Any], bool, bool]:
         return [prompt], False, True
     if isinstance(prompt, torch.Tensor):
         prompt = prompt.tolist()
-    if not isinstance(prompt, Sequence) or not prompt:
+    if isinstance(prompt, Sequence) and not prompt:
         raise ValueError("the prompt is empty: give token ids, text, or a list of either")
+    if not isinstance(prompt, Sequence):
+        raise ValueError(f"a prompt is a list of token ids, a text, or a list of either, not {shown(prompt)}")
     kinds = {type(p) for p in prompt}
     if kinds == {str}:
         return list(prompt), True, True
@@ -240,19 +285,19 @@ def check_prompt(prompt: list[int], model: Transformer) -> None:
 
 
 class evaluating:  # noqa: N801
-    """Models in evaluation mode for the length of a `with`, and as they were afterwards."""
+    """Models in evaluation mode for the length of a `with`, and every part as it was afterwards."""
 
     def __init__(self, *models: Transformer | None) -> None:
         self.models = [m for m in models if m is not None]
 
     def __enter__(self) -> None:
-        self.were = [m for m in self.models if m.training]
-        for model in self.were:
-            model.eval()
+        self.were = [part for model in self.models for part in model.modules() if part.training]
+        for part in self.were:
+            part.training = False
 
     def __exit__(self, *_: object) -> None:
-        for model in self.were:
-            model.train()
+        for part in self.were:
+            part.training = True
 
 
 __all__ = ["Generated", "generate", "stream"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from phasor.cache import Cache
 from phasor.config.generation import GenerationConfig
 from phasor.generation.sampling import Chance, chances, draw, filtered, penalised
-from phasor.model import Transformer
+from phasor.model import Stack, Transformer
 
 ENDLESS = 1 << 62
 
@@ -25,6 +26,7 @@ class Row:
     new: list[int] = field(default_factory=list)
     log_probabilities: list[float] = field(default_factory=list)
     done: bool = False
+    watched: int = 0  # how many of the new tokens have been looked at from outside
 
 
 @dataclass(frozen=True)
@@ -66,32 +68,28 @@ class Job:
             for token in tokens - {None}:
                 if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < size:
                     raise ValueError(f"the {what} token {token!r} is outside the vocabulary of {size}")
-        longest = max(map(len, self.beginnings()))
         chances(self.options, len(self.prompts))
+        if self.model.encoder is not None:
+            source = max(map(len, self.prompts))
+            check_reach(self.model.encoder, source, f"a prompt of {source} tokens reaches")
         for model in (self.model,) if draft is None else (self.model, draft):
-            self._check_room(model, longest)
+            self._check_decoder(cast(Stack, model.decoder), drafts=draft is not None)
 
-    def _check_room(self, model: Transformer, longest: int) -> None:
-        """Whether a model's positions reach as far as the tokens will."""
-        options, stack = self.options, model.decoder
-        assert stack is not None
-        if options.max_new_tokens is None:
-            windows = all(layer.attention.window is not None for layer in stack.layers)
-            if not windows or any(x.depends_on_length or x.max_positions for x in stack.schemes):
-                raise ValueError(
-                    "generating without end needs a window in every layer and positions without end: "
-                    "give max_new_tokens"
-                )
-            if options.beams > 1 or options.contrastive or options.lookup or model is not self.model:
-                raise ValueError("only greedy decoding and sampling go on without end: give max_new_tokens")
+    def _check_decoder(self, stack: Stack, drafts: bool) -> None:
+        """Whether a decoder's positions reach as far as its tokens will."""
+        options, longest = self.options, max(map(len, self.beginnings()))
+        if options.max_new_tokens is not None:
+            # Only contrastive search reads the last token too.
+            read = longest + options.max_new_tokens - (0 if options.contrastive else 1)
+            check_reach(stack, read, f"{longest} tokens and {options.max_new_tokens} new ones reach")
             return
-        read = longest + options.max_new_tokens - (0 if options.contrastive else 1)  # the last token is not read again
-        for scheme in stack.schemes:
-            if scheme.max_positions is not None and read > scheme.max_positions:
-                raise ValueError(
-                    f"a prompt of {longest} tokens and {options.max_new_tokens} new ones reach past the "
-                    f"{scheme.max_positions} positions that the {scheme.kind!r} scheme of the model knows"
-                )
+        if options.beams > 1 or options.contrastive or options.lookup or drafts:
+            raise ValueError("only greedy decoding and plain sampling go on without end: give max_new_tokens")
+        windows = all(layer.attention.window is not None for layer in stack.layers)
+        if not windows or any(x.depends_on_length or x.max_positions is not None for x in stack.schemes):
+            raise ValueError(
+                "generating without end needs a window in every layer and positions without end: give max_new_tokens"
+            )
 
     def new_cache(self, beginnings: Sequence[Sequence[int]], copies: int = 1, spare: int = 0) -> Cache:
         """A cache for the rows, each planned as long as its beginning and `max_new_tokens`."""
@@ -116,6 +114,12 @@ class Job:
         column = torch.as_tensor(tokens, device=self.model.tokens.weight.device)[:, None]
         given = (None, column) if self.crosses else (column,)
         return self.model(*given, cache=cache)[:, -1]
+
+
+def check_reach(stack: Stack, tokens: int, what: str) -> None:
+    for scheme in stack.schemes:
+        if scheme.max_positions is not None and tokens > scheme.max_positions:
+            raise ValueError(f"{what} past the {scheme.max_positions} positions of the model's {scheme.kind!r} scheme")
 
 
 def padded(rows: Sequence[Sequence[int]], device: torch.device, left: bool = True) -> tuple[Tensor, Tensor | None]:

@@ -5,42 +5,50 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+HALF = "\ufffd"  # what a decoder writes for bytes that are not a character, or not yet
+REACH = 8  # tokens of the prompt that the first new ones are read with
+
 
 class Pieces:
     """Turns tokens into text as they arrive, held back while more of them could still change it.
 
-    A character may take several tokens, and a stop text may have begun; neither is given out half.
+    A character may take several tokens, and a stop text may have begun; neither is given out half. Tokens are
+    read together with the few before them, on which a space may depend, so that a token costs the same however
+    long the text is.
     """
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str] = ()) -> None:
-        self.tokenizer, self.stops = tokenizer, [s for s in stops if s]
-        self.tokens: list[int] = []
-        self.given = ""
+    def __init__(self, tokenizer: Any, stops: Sequence[str] = (), context: Sequence[int] = ()) -> None:
+        self.tokenizer, self.stops = tokenizer, stops
+        self.before = list(context[-REACH:])  # tokens whose text is known
+        self.unread: list[int] = []  # tokens whose text more of them may change
+        self.held = ""  # text in which a stop text may have begun
         self.stopped = False
 
-    def add(self, tokens: Sequence[int]) -> str:
+    def add(self, token: int) -> str:
         """The text that is certain now and was not before."""
         if self.stopped:
             return ""
-        self.tokens += tokens
-        text = self.tokenizer.decode(self.tokens)
+        self.unread.append(token)
+        new = self._unread_text()
+        text = self.held + new
         ends = [text.find(stop) for stop in self.stops if stop in text]
         if ends:
             self.stopped = True
-            return self._give(text[: min(ends)])
-        while text.endswith("\ufffd"):
-            text = text[:-1]
-        held = max((overlap(text, stop) for stop in self.stops), default=0)
-        return self._give(text[: len(text) - held])
+            return text[: min(ends)]
+        if new == "" or new.endswith(HALF):
+            return ""
+        self.before, self.unread = self.unread, []
+        certain = len(text) - max((overlap(text, stop) for stop in self.stops), default=0)
+        self.held = text[certain:]
+        return text[:certain]
 
     def rest(self) -> str:
         """What was held back, when no more tokens come."""
-        return "" if self.stopped else self._give(self.tokenizer.decode(self.tokens))
+        return "" if self.stopped else self.held + self._unread_text()
 
-    def _give(self, text: str) -> str:
-        new = text[len(self.given) :] if text.startswith(self.given) else ""
-        self.given += new
-        return new
+    def _unread_text(self) -> str:
+        known = self.tokenizer.decode(self.before)
+        return self.tokenizer.decode(self.before + self.unread)[len(known) :]
 
 
 def overlap(text: str, stop: str) -> int:

@@ -158,7 +158,7 @@ def fused_step(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, mask: Tensor |
         dropout_p=scoring.dropout,
         scale=scoring.scale,
     )
-    return y.reshape(q.shape)
+    return y.reshape(*q.shape[:-1], v.shape[-1])
 
 
 def attention_weights(q: Tensor, k: Tensor, seen: Tensor | None, bias: Tensor | None, scoring: Scoring) -> Tensor:

@@ -132,7 +132,8 @@ def lengths(
             raise ValueError(f"length lists {len(one_each)} documents for row {row}, which has {len(runs)}")
         for document, own in zip(runs, one_each, strict=True):
             inside = ids == document
-            table[row, inside] = at_least(int((inside & real).sum()), own, f"row {row}")
+            present = max(1, int((inside & real).sum()))  # a run of nothing but padding still needs some length
+            table[row, inside] = at_least(present, own, f"row {row}")
     return table
 
 
