@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Self
+from typing import Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -36,7 +36,7 @@ class Memory:
     documents: Tensor | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Step:
     """What one layer sees in a call, and its keys and values with those of the call's tokens added."""
 
@@ -177,44 +177,39 @@ class Cache:
             self.documents = self._table()
         rows = at.rows.expand(self.batch_size, count)
         steps: dict[Layout, tuple[Mask, Tensor, Turn]] = {}
-        for layout in dict.fromkeys(self.layouts):
-            turn = Turn(list(self.counts), after, kept, self._how(layout, count))
+        for layout in self.positions:
+            turn = Turn(layout, self.counts, after, kept, count, rows.device)
             documents = None
             if self.documents is not None:
                 assert at.documents is not None
                 documents = turn.extend(self.documents[layout], at.documents.expand(self.batch_size, count))
             positions = turn.extend(self.positions[layout], rows)
-            steps[layout] = self._mask(layout, turn, at, rule, count, documents), positions, turn
+            steps[layout] = self._mask(turn, at, rule, count, documents), positions, turn
         self._coming = at, after
         return [
             Step(*steps[x], keys, values) for x, keys, values in zip(self.layouts, self.keys, self.values, strict=True)
         ]
 
-    def _how(self, layout: Layout, count: int) -> Literal["fresh", "slots", "joined"]:
-        if max(self.counts) == 0:
-            return "fresh"
-        return "slots" if layout.window is None or count == 1 else "joined"
-
-    def _mask(self, layout: Layout, turn: Turn, at: Places, rule: Mask, count: int, documents: Tensor | None) -> Mask:
+    def _mask(self, turn: Turn, at: Places, rule: Mask, count: int, documents: Tensor | None) -> Mask:
+        """Who sees whom: `rule` for a first call, and otherwise by the index of every query and key."""
         if turn.how == "fresh":
             return rule
-        device = at.rows.device
-        uniform = self.uniform and turn.kept is None
-        rule = replace(rule, key_padding=None, key_documents=documents, order=None)
-        if uniform and layout.window is None:
-            return replace(rule, offset=turn.before[0])
-        if uniform and count == 1 and documents is None and self.spare == 0 and not layout.capped:
+        layout, device = turn.layout, at.positions.device
+        seen = Mask(causal=True, query_documents=at.documents, key_documents=documents)
+        if turn.uniform and layout.window is None:
+            return replace(seen, offset=turn.before[0])
+        if turn.slot is not None and documents is None and self.spare == 0 and not layout.capped:
             return Mask(aligned=False)  # the slots hold what the query sees, and nothing else
         new = torch.arange(count, device=device)[None] if at.padding is None else at.padding.cumsum(-1) - 1
-        before = torch.tensor(turn.before[:1] if uniform else turn.before, device=device)
+        before = torch.tensor(turn.before, device=device)
         query_at = before[:, None] + new.clamp(min=0)
-        if turn.how == "slots":
-            after = torch.tensor(turn.after[:1] if uniform else turn.after, device=device)
-            key_at = layout.held(after, layout.filled(max(turn.after)))
-        else:
+        if turn.how == "joined":
             own = query_at if at.padding is None else torch.where(at.padding, query_at, EMPTY)
-            key_at = torch.cat((layout.held(before, layout.filled(max(turn.before))), own), dim=-1)
-        return replace(rule, query_at=query_at, key_at=key_at)
+            key_at = torch.cat((layout.held(before, turn.held), own), dim=-1)
+            return replace(seen, query_at=query_at, key_at=key_at)
+        if layout.window is not None:
+            seen = replace(seen, key_at=layout.held(torch.tensor(turn.after, device=device), turn.filled))
+        return replace(seen, query_at=query_at)
 
     def _check(self, at: Places, rule: Mask, after: list[int], needs_length: bool) -> None:
         if max(after) > self.max_length and not self.endless:
@@ -235,14 +230,14 @@ class Cache:
     def finish(self) -> None:
         """Count the tokens of the call that `begin` opened."""
         at, after = self._coming
-        added = after[0] - self.counts[0]
-        plain = self._counting and at.order is None and isinstance(self.next_positions, int)
         if self.origins is None or at.documents is not None:
             self.origins = at.origin()[..., -1:].reshape(-1, 1)
+        added = [n - m for n, m in zip(after, self.counts, strict=True)]
         self.counts = after
         self.peaks = [max(p, n) for p, n in zip(self.peaks, after, strict=True)]
-        if plain:
-            self.next_positions += added
+        if self._counting and at.documents is None:
+            same = len(set(added)) == 1
+            self.next_positions += added[0] if same else torch.tensor(added, device=at.positions.device)
         elif at.positions.dim() == 3:
             self.next_positions = at.positions.amax(dim=(0, 2)).expand(self.batch_size) + 1
         else:

@@ -155,13 +155,16 @@ class Stack(nn.Module):
         )
         rows = at.rows
         steps = None if cache is None else cache.begin(at, rule, self.needs_length)
-        views = []
+        views: list[View] = []
+        narrowed: dict[tuple[int, int | None, int], Mask] = {}
         for index, (layer, which) in enumerate(zip(self.layers, self.scheme_of, strict=True)):
             step = None if steps is None else steps[index]
             mask, key_positions = (rule, rows) if step is None else (step.mask, step.key_positions)
-            mask = mask.narrowed(layer.attention.window, layer.attention.sink_tokens)
+            key = (id(mask), layer.attention.window, layer.attention.sink_tokens)
+            if key not in narrowed:
+                narrowed[key] = mask.narrowed(*key[1:])
             capped = self._capped(x, at, layer, which) if layer.attention.cap_sinks else None
-            view = View(mask, self.position(which), prepared[which], rows, key_positions, None, step, capped)
+            view = View(narrowed[key], self.position(which), prepared[which], rows, key_positions, None, step, capped)
             view.weights = record.attention
             views.append(view)
         return views

@@ -5,7 +5,7 @@ The first `sinks` tokens of a row have slots of their own, the others go around 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -66,51 +66,64 @@ class Layout:
         return torch.where((token >= lowest) & (token <= last), token, EMPTY)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Store:
-    """A tensor of slots `[B, slots, ...]` and how tokens come into it."""
+    """A tensor of slots `[B, slots, ...]` and how they are used."""
 
     data: Tensor
     layout: Layout
 
-    def write(self, new: Tensor, counts: Sequence[int], kept: Sequence[Tensor] | None) -> None:
-        """Put the tokens `new[:, t]` behind the `counts` tokens each row holds; `kept` names the real ones a row."""
-        new = new.detach().to(self.data.dtype)
-        if kept is None and new.shape[1] == 1 and len(set(counts)) == 1:
-            self.data.select(1, self.layout.slot(counts[0])).copy_(new[:, 0])
-        elif kept is None and len(set(counts)) == 1:
-            for slots, tokens in self.layout.segments(counts[0], counts[0] + new.shape[1]):
-                self.data[:, slots] = new[:, tokens]
-        elif kept is None and new.shape[1] == 1:
-            one_each = torch.tensor([self.layout.slot(n) for n in counts], device=self.data.device)
-            self.data[torch.arange(len(counts), device=self.data.device), one_each] = new[:, 0]
-        else:
-            for row, count in enumerate(counts):
-                real = new[row] if kept is None else new[row, kept[row]]
-                for slots, tokens in self.layout.segments(count, count + len(real)):
-                    self.data[row, slots] = real[tokens]
 
-
-@dataclass(frozen=True)
 class Turn:
-    """One call's way through one layout: which rows hold how much before it, and how keys are come by.
+    """One call's way through one layout: where its tokens go, and how what is attended to is come by.
 
     A first call attends to its own tokens. Later ones write their tokens and attend to the slots; or, where
     several tokens come into a ring and would push out what the first of them still sees, attend to the old
-    slots and the new tokens side by side.
+    slots and the new tokens side by side. `kept` names the real tokens of every row, where some are padding.
     """
 
-    before: list[int]
-    after: list[int]
-    kept: list[Tensor] | None
-    how: Literal["fresh", "slots", "joined"]
+    def __init__(
+        self,
+        layout: Layout,
+        before: list[int],
+        after: list[int],
+        kept: list[Tensor] | None,
+        count: int,
+        device: torch.device,
+    ) -> None:
+        self.before, self.after, self.kept, self.layout = before, after, kept, layout
+        self.uniform = kept is None and len(set(before)) == 1
+        self.held, self.filled = layout.filled(max(before)), layout.filled(max(after))
+        self.how: Literal["fresh", "slots", "joined"] = "joined"
+        if self.held == 0:
+            self.how = "fresh"
+        elif layout.window is None or count == 1:
+            self.how = "slots"
+        self.slot = layout.slot(before[0]) if self.uniform and count == 1 else None
+        self.slot_of_row: tuple[Tensor, Tensor] | None = None
+        if kept is None and count == 1 and not self.uniform:
+            slots = torch.tensor([layout.slot(n) for n in before], device=device)
+            self.slot_of_row = torch.arange(len(before), device=device), slots
 
     def extend(self, store: Store, new: Tensor) -> Tensor:
         """Write new tokens and give all that is attended to."""
-        if self.how == "joined":
-            old = store.data[:, : store.layout.filled(max(self.before))]
-            new = torch.cat((old, added := new.to(old.dtype)), dim=1)
-            store.write(added, self.before, self.kept)
-            return new
-        store.write(new, self.before, self.kept)
-        return store.data[:, : store.layout.filled(max(self.after))] if self.how == "slots" else new
+        data = store.data
+        new = new.detach() if new.requires_grad else new
+        new = new if new.dtype == data.dtype else new.to(data.dtype)
+        seen = torch.cat((data[:, : self.held], new), dim=1) if self.how == "joined" else new
+        self._write(data, new)
+        return data.narrow(1, 0, self.filled) if self.how == "slots" else seen
+
+    def _write(self, data: Tensor, new: Tensor) -> None:
+        if self.slot is not None:
+            data.select(1, self.slot).copy_(new.select(1, 0))
+        elif self.slot_of_row is not None:
+            data[self.slot_of_row] = new[:, 0]
+        elif self.uniform:
+            for slots, tokens in self.layout.segments(self.before[0], self.after[0]):
+                data[:, slots] = new[:, tokens]
+        else:
+            for row, (start, stop) in enumerate(zip(self.before, self.after, strict=True)):
+                real = new[row] if self.kept is None else new[row, self.kept[row]]
+                for slots, tokens in self.layout.segments(start, stop):
+                    data[row, slots] = real[tokens]

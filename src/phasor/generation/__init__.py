@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 
+from phasor.config import ModelConfig
 from phasor.config.generation import GenerationConfig
 from phasor.config.schema import shown
 from phasor.generation.beam import beam_search
@@ -139,7 +140,7 @@ class Request:
         start: int | None,
         details: bool,
     ) -> None:
-        if not isinstance(model, Transformer):
+        if not isinstance(getattr(model, "config", None), ModelConfig):
             raise ValueError(f"generation needs a Transformer, not {shown(model)}")
         if model.decoder is None:
             raise ValueError("an encoder does not generate: generation needs a decoder or an encoder-decoder")
@@ -174,11 +175,11 @@ class Request:
             details,
         )
         self.job.check(draft)
-        self._check_ways()
         self.pieces = [self._pieces(i) for i in range(len(ids))] if textual else []
 
     def _check_draft(self, model: Transformer, draft: Transformer) -> None:
-        if not isinstance(draft, Transformer) or draft.config.shape != "decoder" or not draft.config.has_logits:
+        config = getattr(draft, "config", None)
+        if not isinstance(config, ModelConfig) or config.shape != "decoder" or not config.has_logits:
             raise ValueError("a draft model must be a decoder with logits")
         if draft.config.vocab_size != model.config.vocab_size:
             raise ValueError(
@@ -192,10 +193,6 @@ class Request:
 
     def _ids(self, prompt: str | Sequence[int]) -> list[int]:
         return cast(Any, self.tokenizer).encode(prompt).ids if isinstance(prompt, str) else list(prompt)
-
-    def _check_ways(self) -> None:
-        if self.job.crosses and (self.options.contrastive or self.options.lookup or self.draft is not None):
-            raise ValueError("contrastive search and speculative decoding are for decoders, not for encoder-decoders")
 
     def steps(self) -> Iterator[list[Row]]:
         """The rows after each step of the way of decoding that was asked for."""

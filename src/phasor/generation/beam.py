@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from phasor.generation.loop import Job, Row, scored
+from phasor.generation.loop import Job, Row, only, scored
 from phasor.generation.sampling import NOT, Chance
 
 
@@ -39,8 +39,7 @@ class Beams:
 def beam_search(job: Job) -> list[list[Hypothesis]]:
     """The `results` best continuations of every prompt, best first."""
     options, width = job.options, job.options.beams
-    if options.max_new_tokens is None:
-        raise ValueError("beam search needs max_new_tokens")
+    assert options.max_new_tokens is not None
     beginnings = job.beginnings()
     searches = [Beams(list(b), width) for b in beginnings]
     cache = job.new_cache(beginnings, copies=width)
@@ -65,9 +64,7 @@ def advance(job: Job, search: Beams, logits: torch.Tensor, length: int) -> list[
     rows = [Row(search.prompt, Chance(0), new=beam) for beam in search.running]
     steps = torch.stack([scored(logits[i], row, options).log_softmax(-1) for i, row in enumerate(rows)])
     if length == 1 and job.forced_first is not None:
-        forced = torch.full_like(steps, NOT)
-        forced[:, job.forced_first] = steps[:, job.forced_first]
-        steps = forced
+        steps = only(job.forced_first, steps)
     totals = steps + torch.tensor(search.sums, device=steps.device, dtype=steps.dtype)[:, None]
     count = min((1 + len(job.stop)) * width, totals.numel())
     best, at = totals.flatten().topk(count)

@@ -20,8 +20,6 @@ def contrastive_search(job: Job) -> Iterator[list[Row]]:
     """
     options = job.options
     assert options.top_k is not None
-    if job.crosses:
-        raise ValueError("contrastive search is for decoders")
     rows = [Row(list(p), c) for p, c in zip(job.prompts, chances(options, len(job.prompts)), strict=True)]
     width, alpha = min(options.top_k, job.model.config.vocab_size), options.contrastive
     for row in rows:

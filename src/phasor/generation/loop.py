@@ -11,7 +11,7 @@ from torch import Tensor
 
 from phasor.cache import Cache
 from phasor.config.generation import GenerationConfig
-from phasor.generation.sampling import Chance, chances, draw, filtered, penalised
+from phasor.generation.sampling import NOT, Chance, chances, draw, filtered, penalised
 from phasor.model import Stack, Transformer
 
 ENDLESS = 1 << 62
@@ -69,6 +69,8 @@ class Job:
                 if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < size:
                     raise ValueError(f"the {what} token {token!r} is outside the vocabulary of {size}")
         chances(self.options, len(self.prompts))
+        if self.crosses and (self.options.contrastive or self.options.lookup or draft is not None):
+            raise ValueError("contrastive search and speculative decoding are for decoders, not for encoder-decoders")
         if self.model.encoder is not None:
             source = max(map(len, self.prompts))
             check_reach(self.model.encoder, source, f"a prompt of {source} tokens reaches")
@@ -103,17 +105,22 @@ class Job:
         """Read the beginnings into the cache; the logits `[rows, vocab]` after each."""
         rows = [b for b in beginnings for _ in range(copies)]
         tokens, padding = padded(rows, self.model.tokens.weight.device)
+        memory = None
         if self.crosses:
-            sources = [p for p in self.prompts for _ in range(copies)]
-            source, real = padded(sources, tokens.device, left=False)
-            return self.model(source, tokens, padding=real, target_padding=padding, cache=cache)[:, -1]
-        return self.model(tokens, padding=padding, cache=cache)[:, -1]
+            source, real = padded([p for p in self.prompts for _ in range(copies)], tokens.device, left=False)
+            memory = self.model.encode(source, padding=real)
+        hidden = self.model.decode(tokens, memory, padding=padding, cache=cache)
+        return self._logits(hidden)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Logits of the last token alone, `[rows, vocab]`."""
+        assert self.model.head is not None
+        return self.model.head(hidden[:, -1], self.model.tokens.weight)
 
     def step(self, cache: Cache, tokens: Sequence[int] | Tensor) -> Tensor:
         """Feed one token a row; the logits `[rows, vocab]` after it."""
         column = torch.as_tensor(tokens, device=self.model.tokens.weight.device)[:, None]
-        given = (None, column) if self.crosses else (column,)
-        return self.model(*given, cache=cache)[:, -1]
+        return self._logits(self.model.decode(column, cache.memory, cache=cache))
 
 
 def check_reach(stack: Stack, tokens: int, what: str) -> None:
@@ -141,6 +148,13 @@ def scored(logits: Tensor, row: Row, options: GenerationConfig) -> Tensor:
     return penalised(wide, options, row.prompt, row.new)
 
 
+def only(token: int, like: Tensor) -> Tensor:
+    """Scores that leave one token: its log-probability is 0."""
+    scores = torch.full_like(like, NOT)
+    scores[..., token] = 0.0
+    return scores
+
+
 def choose(logits: Tensor, row: Row, options: GenerationConfig) -> int:
     """The next token of a row from its penalised logits `[vocab]`."""
     if not options.samples:
@@ -156,16 +170,15 @@ def one_by_one(job: Job) -> Iterator[list[Row]]:
     logits = job.prefill(cache, beginnings)
     simple = not (options.samples or options.penalises or job.details)
     while True:
-        likeliest = logits.argmax(-1).tolist() if simple else None
+        likeliest = logits.max(-1).indices.tolist() if simple else None
         for i, row in enumerate(rows):
             if row.done:
                 continue
-            scores = logits[i] if simple else scored(logits[i], row, options)
             if not row.new and job.forced_first is not None:
-                token = job.forced_first
-            else:
-                token = choose(scores, row, options) if likeliest is None else likeliest[i]
-            job.add(row, token, scores)
+                job.add(row, job.forced_first, only(job.forced_first, logits[i]))
+                continue
+            scores = logits[i] if simple else scored(logits[i], row, options)
+            job.add(row, choose(scores, row, options) if likeliest is None else likeliest[i], scores)
         yield rows
         if all(row.done for row in rows):
             return

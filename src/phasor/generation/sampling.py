@@ -26,7 +26,7 @@ def penalised(logits: Tensor, options: GenerationConfig, prompt: Sequence[int], 
         logits[at] = torch.where(old > 0, old / options.repetition_penalty, old * options.repetition_penalty)
     if (options.frequency_penalty or options.presence_penalty) and new:
         counts = torch.bincount(torch.tensor(new, device=logits.device), minlength=len(logits)).to(logits.dtype)
-        logits = logits - options.frequency_penalty * counts - options.presence_penalty * (counts > 0)
+        logits = logits - options.frequency_penalty * counts - options.presence_penalty * counts.clamp(max=1)
     return logits
 
 
@@ -65,8 +65,9 @@ def typical(logits: Tensor, mass: float) -> Tensor:
 
 def filtered(logits: Tensor, options: GenerationConfig) -> Tensor:
     """Logits after the temperature and every filter asked for, in the order temperature, k, p, min-p, typical."""
-    if options.temperature:
-        logits = logits / options.temperature
+    if options.temperature:  # differences first, so that a low temperature leaves the best one finite
+        least = torch.finfo(logits.dtype).tiny
+        logits = (logits - logits.amax(-1, keepdim=True)) / max(options.temperature, least)
     if options.top_k is not None:
         logits = top_k(logits, options.top_k)
     if options.top_p is not None and options.top_p < 1:

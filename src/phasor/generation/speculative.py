@@ -85,10 +85,7 @@ def distribution_of(scores: Tensor, job: Job) -> Tensor:
 def speculate(job: Job, draft: Transformer | None) -> Iterator[list[Row]]:
     """Decode the prompts one after the other; gives the rows after every call of the model."""
     options = job.options
-    if job.crosses:
-        raise ValueError("speculative decoding is for decoders")
-    if options.max_new_tokens is None:
-        raise ValueError("speculative decoding needs max_new_tokens")
+    assert options.max_new_tokens is not None
     rows = [Row(list(p), c) for p, c in zip(job.prompts, chances(options, len(job.prompts)), strict=True)]
     for row in rows:
         guesser: Guesser = Lookup(job) if draft is None else Draft(job, draft, row)
@@ -116,6 +113,7 @@ def accept(job: Job, row: Row, logits: Tensor, guesses: list[int], guessed: list
                 return i + 1
             continue
         rest = (p - q).clamp(min=0)
+        rest = rest if float(rest.sum()) > 0 else p  # nothing over but rounding
         job.add(row, int(draw(rest, row.chance.next().to(rest.device))), scores)
         return i
     scores = scored(logits[len(guesses)], row, job.options)

@@ -47,7 +47,7 @@ class Mask:
             self.prefix is None
             and self.key_padding is None
             and self.key_documents is None
-            and self.key_at is None
+            and self.query_at is None
             and (self.window is None or self.window >= keys)
         )
 
@@ -58,7 +58,7 @@ class Mask:
 
     def key_ranges(self, start: int, stop: int, keys: int) -> list[tuple[int, int]]:
         """Ranges of keys that hold everything the queries `start` to `stop` may see."""
-        if not self.aligned or self.key_at is not None:
+        if not self.aligned or self.query_at is not None:
             return [(0, keys)]
         start, stop = start + self.offset, stop + self.offset
         last = keys if self.prefix is not None or not self.causal else min(stop, keys)

@@ -67,6 +67,7 @@ class Attention(nn.Module):
         self.k_norm = self._head_norm(model, self.groups)
         self.sinks = nn.Parameter(torch.zeros(self.heads)) if config.sink_logits else None
         self.lone_bias = self._lone_biases()
+        self.lone = frozenset(self.lone_bias.keys())
 
     def fused(self) -> list[tuple[nn.Linear, str]]:
         """The projections that make several things at once, with what they make."""
@@ -95,8 +96,8 @@ class Attention(nn.Module):
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries `[B, T, H, D]`, keys and values `[B, T, K, D]` of a self-attention."""
         fused = self.qkv(x).view(*x.shape[:-1], self.groups, self.shared + 2, self.width)
-        q, k, v = fused[..., : self.shared, :].flatten(-3, -2), fused[..., -2, :], fused[..., -1, :]
-        return self._made("q", q), self._made("k", k), self._made("v", v)
+        q = fused.narrow(-2, 0, self.shared).flatten(-3, -2)
+        return self._made("q", q), self._made("k", fused.select(-2, -2)), self._made("v", fused.select(-2, -1))
 
     def remember(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values `[B, S, K, D]` of a cross-attention, of an encoder's output `[B, S, dim]`."""
@@ -105,7 +106,7 @@ class Attention(nn.Module):
 
     def _made(self, part: str, x: Tensor) -> Tensor:
         """Queries, keys or values as projected: with a bias of their own, clipped, and normed."""
-        if part in self.lone_bias:
+        if part in self.lone:
             x = x + self.lone_bias[part]
         if self.config.clip is not None:
             x = x.clamp(-self.config.clip, self.config.clip)

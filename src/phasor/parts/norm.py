@@ -46,7 +46,7 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         width = x.shape[-1:]
         if self.weight.dim() == 1 and not self.offset:
-            return F.rms_norm(x, width, self.weight, self.eps)
+            return torch.rms_norm(x, width, self.weight, self.eps)
         wide = at_least_float32(x)
         return (F.rms_norm(wide, width, None, self.eps) * (self.offset + self.weight.to(wide.dtype))).to(x.dtype)
 
