@@ -79,13 +79,15 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scoring: Scoring) -> 
     >>> torch.allclose(attention(q, k, v, *rule), attention_ref(q, k, v, *rule)[0], atol=1e-6)
     True
     """
-    if scoring.plain and scoring.bias is None:
+    if scoring.bias is None and scoring.plain:
         if mask.sees_all(k.shape[1]) and (mask.offset == 0 or q.shape[1] == 1):
             return fused(q, k, v, scoring, causal=mask.causal and mask.aligned and mask.offset == 0)
         if mask.only_padding(k.shape[1]):
             assert mask.key_padding is not None
             return fused(q, k, v, scoring, seen=mask.key_padding[:, None, None, :])
     count = q.shape[1]
+    if count == 1 and scoring.plain and scoring.bias is None and scoring.capped is None:
+        return fused(q, k, v, scoring, seen=mask.row(k))
     if count <= BLOCK:
         return attend_block(q, k, v, mask, scoring, 0, count)
     training = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)

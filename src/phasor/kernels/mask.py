@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ class Mask:
     offset: int = 0
     query_at: Tensor | None = None
     key_at: Tensor | None = None
+    memo: dict[str, Tensor | None] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def narrowed(self, window: int | None, sink_tokens: int) -> Mask:
         """The same rule with a layer's own window."""
@@ -71,6 +72,14 @@ class Mask:
         if self.order is not None:  # sinks stand at the start of every document, wherever that is
             return [(0, last)]
         return [(0, min(self.sink_tokens, first)), (first, last)]
+
+    def row(self, k: Tensor) -> Tensor | None:
+        """What a single query sees of keys `[B, S, ...]`, `[B or 1, 1, 1, S]`; the same for every layer that asks."""
+        if "row" not in self.memo:
+            places = torch.arange(k.shape[1], device=k.device)
+            seen = self.block(places[:1], places)
+            self.memo["row"] = None if seen is None else seen[:, None]
+        return self.memo["row"]
 
     def is_sink(self, keys: Tensor) -> Tensor:
         """Which of the keys, given by their place, are sink tokens; `[B or 1, keys]`."""

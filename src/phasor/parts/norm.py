@@ -38,17 +38,18 @@ class RMSNorm(nn.Module):
     def __init__(self, shape: tuple[int, ...], config: RMSNormConfig) -> None:
         super().__init__()
         self.eps, self.offset = config.eps, 1.0 if config.unit_offset else 0.0
+        self.shape = shape[-1:]
+        self.plain = len(shape) == 1 and not config.unit_offset
         self.weight = nn.Parameter(torch.full(shape, 1.0 - self.offset))
 
     def reset_parameters(self) -> None:
         nn.init.constant_(self.weight, 1.0 - self.offset)
 
     def forward(self, x: Tensor) -> Tensor:
-        width = x.shape[-1:]
-        if self.weight.dim() == 1 and not self.offset:
-            return torch.rms_norm(x, width, self.weight, self.eps)
+        if self.plain:
+            return torch.rms_norm(x, self.shape, self.weight, self.eps)
         wide = at_least_float32(x)
-        return (F.rms_norm(wide, width, None, self.eps) * (self.offset + self.weight.to(wide.dtype))).to(x.dtype)
+        return (F.rms_norm(wide, self.shape, None, self.eps) * (self.offset + self.weight.to(wide.dtype))).to(x.dtype)
 
 
 def at_least_float32(x: Tensor) -> Tensor:
