@@ -80,7 +80,7 @@ class Cache:
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"a cache's {name} must be a whole number of at least {least}, not {value!r}")
         self.config, self.batch_size, self.max_length, self.spare = config, batch_size, max_length, spare
-        self.length = planned_lengths(max_length if length is None else length, batch_size)
+        self.lengths = planned_lengths(max_length if length is None else length, batch_size)
         self.counts = [0] * batch_size
         self.peaks = [0] * batch_size  # the most tokens each row ever held
         self.next_positions: int | Tensor = 0  # one a row where it is not the number of tokens
@@ -109,6 +109,11 @@ class Cache:
         return {
             x: Store(torch.zeros(self.batch_size, x.slots, dtype=torch.int64, device=device), x) for x in self.layouts
         }
+
+    @property
+    def length(self) -> int | list[int]:
+        """The length planned for; a list where rows differ."""
+        return self.lengths[0] if len(set(self.lengths)) == 1 else list(self.lengths)
 
     @property
     def used(self) -> int | list[int]:
@@ -150,7 +155,7 @@ class Cache:
         self._counting = positions is None
         if positions is None:
             positions = self._next(count, order, same, tokens.device)
-        length = torch.tensor(self.length)[:, None].expand(rows, count) if len(set(self.length)) > 1 else self.length[0]
+        length = torch.tensor(self.lengths)[:, None].expand(rows, count) if len(set(self.lengths)) > 1 else self.lengths[0]
         at = Places(positions, length if needs_length else count, padding, documents, order)
         if held and self.origins is not None:
             origins = self.origins.expand(rows, count)
@@ -215,7 +220,7 @@ class Cache:
         if max(after) > self.max_length and not self.endless:
             raise ValueError(f"the cache holds {self.max_length} tokens, and this call makes it {max(after)}")
         if needs_length:
-            for row, (total, planned) in enumerate(zip(after, self.length, strict=True)):
+            for row, (total, planned) in enumerate(zip(after, self.lengths, strict=True)):
                 if total > planned:
                     raise ValueError(
                         f"row {row} comes to {total} tokens, past the length {planned} the cache plans for"
@@ -293,7 +298,7 @@ class Cache:
             raise ValueError(f"reorder takes a row number below {self.batch_size} for each row, not {chosen}")
         at = torch.tensor(chosen, device=self.keys[0].data.device)
         self._each(lambda x: x.index_select(0, at) if x.shape[0] == self.batch_size else x)
-        self.counts, self.peaks, self.length = ([x[r] for r in chosen] for x in (self.counts, self.peaks, self.length))
+        self.counts, self.peaks, self.lengths = ([x[r] for r in chosen] for x in (self.counts, self.peaks, self.lengths))
 
     def copy(self) -> Self:
         """A cache of its own with the same contents."""
@@ -337,7 +342,7 @@ class Cache:
             "batch_size": self.batch_size,
             "max_length": self.max_length,
             "spare": self.spare,
-            "length": self.length,
+            "length": self.lengths,
             "counts": self.counts,
             "peaks": self.peaks,
             "next_positions": self.next_positions if isinstance(self.next_positions, int) else None,
