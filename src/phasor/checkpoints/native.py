@@ -61,7 +61,15 @@ def save(model: Transformer, folder: str | Path, format: str = "phasor") -> None
 
 
 def load(folder: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> Transformer:
-    """Read a model folder: the model in evaluation mode, in the file's type unless another is asked for."""
+    """Read a model folder: the model in evaluation mode, in the file's type unless another is asked for.
+
+    >>> from phasor import preset
+    >>> model = Transformer(preset("gpt-2", dim=32, num_heads=2, num_layers=2, vocab_size=50, max_length=64))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(model, folder)
+    ...     load(folder, dtype=torch.bfloat16).tokens.weight.dtype
+    torch.bfloat16
+    """
     folder = Path(folder)
     config = read_config(folder)
     with torch.device("meta"):

@@ -23,7 +23,14 @@ Prompt = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class Generated:
-    """One continuation: its new tokens, their log-probabilities (after penalties), and its text if there is any."""
+    """One continuation: its new tokens, their log-probabilities (after penalties), and its text if there is any.
+
+    >>> from phasor import preset
+    >>> model = Transformer(preset("gpt-2", dim=32, num_heads=2, num_layers=2, vocab_size=50, max_length=64))
+    >>> new = generate(model, [1, 2, 3], max_new_tokens=5, details=True)
+    >>> len(new.tokens), len(new.log_probabilities), new.text
+    (5, 5, None)
+    """
 
     tokens: list[int]
     log_probabilities: list[float]

@@ -1,0 +1,104 @@
+"""What the documents show is true: their Python runs, their commands work, and the output they show comes out."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from phasor.cli import main
+
+ROOT = Path(__file__).parents[1]
+READMES = [ROOT / "README.md", ROOT / "README.zh-CN.md"]
+DOCUMENTS = [*READMES, *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a document; `line` is where its first line stands, from 1."""
+
+    language: str
+    text: str
+    line: int
+
+
+def blocks(document: Path, language: str) -> list[Block]:
+    text = document.read_text(encoding="utf-8")
+    found = [Block(m[1], m[2], text.count("\n", 0, m.start(2)) + 1) for m in FENCE.finditer(text)]
+    return [block for block in found if block.language == language]
+
+
+def commands(document: Path) -> list[tuple[str, list[str]]]:
+    """The commands after a prompt in a document's console blocks, each with the lines shown below it."""
+    found: list[tuple[str, list[str]]] = []
+    for block in blocks(document, "console"):
+        assert block.text.startswith("$ "), f"{document.name}:{block.line} does not begin with a prompt"
+        for line in block.text.splitlines():
+            if line.startswith("$ "):
+                found.append((line.removeprefix("$ "), []))
+            else:
+                found[-1][1].append(line)
+    return found
+
+
+SHOWN = {f"{d.name}: {c}": (c, lines) for d in DOCUMENTS for c, lines in commands(d) if c.startswith("phasor ")}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_python_blocks_run(document, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": document.stem}
+    found = blocks(document, "python")
+    assert found
+    for block in found:
+        # Empty lines in front make a traceback name the line of the document.
+        exec(compile("\n" * (block.line - 1) + block.text, str(document), "exec"), namespace)
+
+
+@pytest.mark.parametrize("shown", SHOWN)
+def test_commands_run_and_print_what_is_shown(shown, capsys):
+    command, lines = SHOWN[shown]
+    assert main(shlex.split(command)[1:]) == 0
+    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    for line in lines:  # in this order, with anything between them
+        if line not in ("", "..."):
+            assert line.rstrip() in printed, f"not printed, or not in this order: {line}"
+            printed = printed[printed.index(line.rstrip()) + 1 :]
+
+
+@pytest.mark.parametrize("readme", READMES, ids=lambda path: path.name)
+def test_commands_are_shown(readme):
+    verbs = {command.split()[1] for command, _ in commands(readme) if command.startswith("phasor ")}
+    assert verbs == {"kinds", "explain"}
+
+
+@pytest.mark.parametrize("document", [*READMES, ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name)
+def test_make_targets_exist(document):
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z][\w-]*):", makefile, re.MULTILINE))
+    text = document.read_text(encoding="utf-8")
+    named = set(re.findall(r"(?:`|^\$ )make ([\w-]+)", text, re.MULTILINE))
+    assert {"demo", "test"} & named
+    assert named <= targets, f"{document.name} names targets the Makefile has not: {sorted(named - targets)}"
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name)
+def test_links_lead_somewhere(document):
+    for link in re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8")):
+        if not link.startswith(("http:", "https:", "#")):
+            assert (document.parent / link.partition("#")[0]).exists(), f"{document.name} links to {link}"
+
+
+def test_the_readmes_say_the_same():
+    """Both languages show the same code and commands, comments and prose apart."""
+
+    def bare(readme: Path) -> list[str]:
+        return [re.sub(r"\s*#.*", "", block.text) for block in blocks(readme, "python")]
+
+    english, chinese = READMES
+    assert bare(english) == bare(chinese)
+    assert commands(english) == commands(chinese)
