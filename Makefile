@@ -13,10 +13,10 @@ demo: .venv/ready
 	$(BIN)/python examples/precision.py
 
 test: .venv/ready lint
-	$(BIN)/python -m pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow"
 
 test-full: .venv/ready lint
-	PHASOR_EXAMPLES=full $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 PHASOR_EXAMPLES=full $(BIN)/python -m pytest -n auto
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -44,6 +45,57 @@ def continuations(vocab: int, count: int, stop: Iterable[int] = ()) -> list[tupl
             ended = text[-1] in stop
             if not stop & set(text[:-1]) and (ended or size == count):
                 found.append(text)
+    return found
+
+
+def softmax(logits: Sequence[float]) -> list[float]:
+    weights = [math.exp(x - max(logits)) for x in logits]
+    return [w / math.fsum(weights) for w in weights]
+
+
+def fewest(order: list[int], probabilities: list[float], mass: float) -> tuple[set[int], float]:
+    """The fewest tokens, taken in this order, whose probabilities reach a mass; and how narrowly they do."""
+    sums = [math.fsum(probabilities[t] for t in order[:count]) for count in range(len(order) + 1)]
+    enough = next((count for count, total in enumerate(sums) if total >= mass), len(order))
+    return set(order[:enough]), min(abs(total - mass) for total in sums)
+
+
+def kept_ref(logits: list[float], name: str, value: float) -> tuple[set[int], float]:
+    """Which tokens a filter lets stay, by its definition; and how narrowly that was decided."""
+    p, everything = softmax(logits), range(len(logits))
+    if name == "top_k":
+        return {t for t in everything if sum(x > logits[t] for x in logits) < value}, math.inf
+    if name == "top_p":
+        return fewest(sorted(everything, key=lambda t: -p[t]), p, value)
+    if name == "min_p":
+        return {t for t in everything if p[t] >= value * max(p)}, min(abs(x - value * max(p)) for x in p)
+    entropy = -math.fsum(x * math.log(x) for x in p if x > 0)
+    gap = [abs(-math.log(x) - entropy) if x > 0 else math.inf for x in p]
+    kept, narrowly = fewest(sorted(everything, key=lambda t: gap[t]), p, value)
+    finite = sorted(g for g in gap if g < math.inf)
+    return kept, min([narrowly, *(b - a for a, b in itertools.pairwise(finite))])
+
+
+def distribution_ref(logits: list[float], options: dict[str, float]) -> tuple[list[float], float]:
+    """Temperature, then every filter in turn on what the one before it left; and how narrowly it was decided."""
+    logits, margin = [x / options.get("temperature", 1.0) for x in logits], math.inf
+    for name in ("top_k", "top_p", "min_p", "typical"):
+        if name in options:
+            kept, narrowly = kept_ref(logits, name, options[name])
+            logits = [x if t in kept else -math.inf for t, x in enumerate(logits)]
+            margin = min(margin, narrowly)
+    return softmax(logits), margin
+
+
+def penalised_ref(logits: list[float], prompt: list[int], new: list[int], options: dict[str, float]) -> list[float]:
+    """Logits with what was said already made less likely."""
+    found = []
+    for token, x in enumerate(logits):
+        if token in prompt or token in new:
+            factor = options.get("repetition_penalty", 1.0)
+            x = x / factor if x > 0 else x * factor
+        x -= options.get("frequency_penalty", 0.0) * new.count(token)
+        found.append(x - options.get("presence_penalty", 0.0) * (token in new))
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from decoding import full_logits, greedy_ref, speaker
+from decoding import full_logits, greedy_ref, penalised_ref, speaker
 from schemes import BY_LENGTH, SCHEMES, SHORT, VIEWS, VOCAB
 
 import phasor
 from phasor import Generated, GenerationConfig, SpecialTokens, Transformer, generate, stream
 from phasor.cache import Cache
+from phasor.model import Stack
 
 PROMPT = [7, 3, 3, 58, 12]
 PROMPTS = [[9], PROMPT, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [40, 41]]
@@ -159,17 +161,6 @@ def test_a_stream_gives_what_generate_gives(way: str) -> None:
     assert [token for step in steps for token in step.tokens] == expected
 
 
-def penalised_ref(logits: torch.Tensor, prompt: list[int], new: list[int], options: dict[str, Any]) -> torch.Tensor:
-    logits = logits.clone()
-    for token in {*prompt, *new}:
-        factor = options.get("repetition_penalty", 1.0)
-        logits[token] = logits[token] / factor if logits[token] > 0 else logits[token] * factor
-    for token in set(new):
-        logits[token] -= options.get("frequency_penalty", 0.0) * new.count(token)
-        logits[token] -= options.get("presence_penalty", 0.0)
-    return logits
-
-
 @pytest.mark.parametrize("way", [*WAYS, "beams"])
 def test_log_probabilities_are_those_of_the_full_forward(way: str) -> None:
     """Of the model with its penalties, before temperature and filters."""
@@ -180,8 +171,9 @@ def test_log_probabilities_are_those_of_the_full_forward(way: str) -> None:
         assert isinstance(found, Generated)
         logits = full_logits(model, prompt + found.tokens, len(prompt) + 12)[len(prompt) - 1 :]
         for i, token in enumerate(found.tokens):
-            expected = penalised_ref(logits[i], prompt, found.tokens[:i], options).log_softmax(-1)[token]
-            assert abs(found.log_probabilities[i] - float(expected)) < TOLERANCE
+            scores = penalised_ref(logits[i].tolist(), prompt, found.tokens[:i], options)
+            expected = scores[token] - math.log(math.fsum(map(math.exp, scores)))
+            assert abs(found.log_probabilities[i] - expected) < TOLERANCE
         if way == "beams":
             assert found.score == pytest.approx(sum(found.log_probabilities) / 12, abs=1e-5)
 
@@ -242,13 +234,13 @@ def contrastive_ref(model: Transformer, prompt: list[int], count: int, alpha: fl
     return text[len(prompt) :]
 
 
-@pytest.mark.parametrize(("alpha", "width"), [(0.6, 4), (0.3, 7), (1.0, 3)])
+@pytest.mark.parametrize(("alpha", "width"), [(0.6, 4), (1.0, 3)])
 @pytest.mark.parametrize("scheme", ["rotary", "alibi", "learned", "rotary-dynamic-ntk"])
 def test_contrastive_search(scheme: str, alpha: float, width: int) -> None:
     model = speaker(scheme)
-    found = generate(model, PROMPTS[:2], max_new_tokens=8, contrastive=alpha, top_k=width)
-    assert found == [contrastive_ref(model, p, 8, alpha, width) for p in PROMPTS[:2]]
-    assert found[1] != greedy_ref(model, PROMPT, 8)
+    found = generate(model, PROMPTS[:2], max_new_tokens=6, contrastive=alpha, top_k=width)
+    assert found == [contrastive_ref(model, p, 6, alpha, width) for p in PROMPTS[:2]]
+    assert found[1] != greedy_ref(model, PROMPT, 6)
 
 
 def test_contrastive_search_with_a_window() -> None:
@@ -384,7 +376,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
 @pytest.fixture
 def untouched(monkeypatch: pytest.MonkeyPatch) -> Transformer:
     """A model that must not be run."""
-    monkeypatch.setattr(Transformer, "forward", broken)
+    monkeypatch.setattr(Stack, "forward", broken)
     return speaker()
 
 

@@ -4,55 +4,111 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from schemes import SCHEMES, build, tiny, tokens
+from schemes import build, tiny, tokens
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-COUNT = 2048  # tokens: four blocks of queries
-FIXED_SIZES = {"num_heads": 2, "num_kv_heads": 1, "max_length": COUNT}  # a block's scores are then half of n x n
+from phasor import ModelConfig, Record
+
+COUNT = 1200  # tokens: three blocks of queries
+NARROW = {"num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "max_length": COUNT}  # a block of scores is below n x n
 
 
 class NothingSquare(TorchDispatchMode):
-    """Fails on any operation, in the forward or the backward pass, whose result has n x n entries."""
+    """Fails when an operation, of the forward or the backward pass, makes something as large as queries by keys."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for x in tree_leaves(out):
+        made = func(*args, **(kwargs or {}))
+        for x in tree_leaves(made):
             if isinstance(x, Tensor):
                 square = sum(size >= COUNT for size in x.shape) > 1 or x.numel() >= COUNT * COUNT
                 assert not square, f"{func} made {list(x.shape)}"
-        return out
+        return made
 
 
-def arrangement(name: str) -> dict[str, Tensor]:
-    at = torch.arange(COUNT)[None]
-    return {
-        "plain": {},
-        "left-padded": {"padding": at >= 100},
-        "right-padded": {"padding": at < COUNT - 100},
-        "packed": {"documents": at // 700},
-        "packed and padded": {"documents": at // 700, "padding": at < COUNT - 100},
-    }[name]
+AT = torch.arange(COUNT)[None]
+GIVEN: dict[str, dict[str, Tensor]] = {
+    "nothing": {},
+    "left padding": {"padding": AT >= 100},
+    "right padding": {"padding": AT < COUNT - 100},
+    "documents": {"documents": AT // 500},
+    "documents and padding": {"documents": AT // 500, "padding": AT < COUNT - 100},
+}
 
 
-ARRANGEMENTS = ("plain", "left-padded", "right-padded", "packed", "packed and padded")
-
-
-def check(config: Any, given: dict[str, Any]) -> None:
+def check_nothing_square(config: ModelConfig, **given: Any) -> None:
     model = build(config)
     with NothingSquare():
         model(tokens(1, COUNT), **given).square().mean().backward()
 
 
-@pytest.mark.parametrize("name", ARRANGEMENTS)
-@pytest.mark.parametrize("shape", ["decoder", "encoder"])
+def test_the_watch_notices_a_square():
+    model, ids = build(tiny("rotary", **NARROW)), tokens(1, COUNT)
+    with pytest.raises(AssertionError, match="made"), NothingSquare():
+        model(ids, record=Record("attention"))
+
+
+@pytest.mark.parametrize("given", GIVEN)
 @pytest.mark.parametrize("window", [None, 300])
-@pytest.mark.parametrize("scheme", ["rotary", "t5", "alibi"])
-def test_masks_and_biases_are_never_square(scheme, window, shape, name):
-    config = tiny(scheme, **FIXED_SIZES, shape=shape, num_layers=1, attention={"window": window})
-    check(config, arrangement(name))
+@pytest.mark.parametrize("shape", ["decoder", "encoder"])
+@pytest.mark.parametrize("name", ["rotary", "t5", "alibi"])
+def test_masks_and_biases_are_never_square(name, shape, window, given):
+    check_nothing_square(tiny(name, **NARROW, shape=shape, attention={"window": window}), **GIVEN[given])
+
+
+@pytest.mark.parametrize("given", GIVEN)
+@pytest.mark.parametrize("name", ["rotary", "t5"])
+def test_nor_are_they_between_a_source_and_a_target(name, given):
+    model, ids = build(tiny(name, **NARROW, shape="encoder-decoder")), tokens(1, COUNT)
+    of_target = {f"target_{key}": value for key, value in GIVEN[given].items()}
+    with NothingSquare():
+        model(ids, ids, **GIVEN[given], **of_target).square().mean().backward()
+
+
+@pytest.mark.parametrize(
+    ("attention", "given"),
+    [
+        ({"window": 300, "sink_tokens": 4}, {}),
+        ({"window": 300, "sink_tokens": 4}, {"documents": AT // 500}),
+        ({}, {"prefix": 700}),
+        ({"softcap": 30.0, "sink_logits": True}, {"padding": AT >= 100}),
+    ],
+    ids=["sink tokens", "sink tokens in documents", "prefix", "score extras"],
+)
+def test_nor_with_sinks_prefixes_and_extras(attention, given):
+    check_nothing_square(tiny("rotary", **NARROW, attention=attention), **given)
+
+
+PEAK = """
+import torch, phasor
+sizes = dict(vocab_size=64, dim=32, num_layers=2, num_heads=4, max_length=32768)
+model = phasor.Transformer(phasor.ModelConfig(**sizes, position="{position}", attention=dict(window=1024)))
+{run}
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+FORWARD = "out = model(torch.randint(0, 64, (1, 32768)))"
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak of a process where Linux keeps it")
+@pytest.mark.parametrize(
+    ("position", "run"),
+    [
+        ("rotary", FORWARD),
+        pytest.param("t5", FORWARD, marks=pytest.mark.slow),
+        pytest.param("alibi", FORWARD, marks=pytest.mark.slow),
+        pytest.param("rotary", f"{FORWARD}.mean().backward()", marks=pytest.mark.slow),
+    ],
+    ids=["rotary", "t5", "alibi", "rotary with gradients"],
+)
+def test_a_window_over_32768_tokens_stays_under_2_gib(position, run):
+    """The whole process, the libraries it loads included."""
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK.format(position=position, run=run)], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) * 1024 < 2 * 2**30

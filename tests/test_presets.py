@@ -9,9 +9,22 @@ import phasor
 from phasor import ModelConfig, Transformer
 from phasor.presets import PRESETS
 
-NAMES = (
-    "transformer-base transformer-big bert gpt-2 t5 t5-1.1 roformer llama-2 llama-3.1 palm grok-1 deepnet bloom mpt"
-).split()
+NAMES = [
+    "transformer-base",
+    "transformer-big",
+    "bert",
+    "gpt-2",
+    "t5",
+    "t5-1.1",
+    "roformer",
+    "llama-2",
+    "llama-3.1",
+    "palm",
+    "grok-1",
+    "deepnet",
+    "bloom",
+    "mpt",
+]
 
 
 def test_every_named_system_is_there():

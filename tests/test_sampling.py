@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 
 import pytest
 import torch
-from decoding import chi_square_tail, speaker
+from decoding import chi_square_tail, distribution_ref, penalised_ref, speaker
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -33,50 +32,6 @@ THEIRS = {
     "min_p": MinPLogitsWarper,
     "typical": TypicalLogitsWarper,
 }
-
-
-def softmax(logits: list[float]) -> list[float]:
-    weights = [math.exp(x - max(logits)) for x in logits]
-    return [w / math.fsum(weights) for w in weights]
-
-
-def fewest(order: list[int], probabilities: list[float], mass: float) -> set[int]:
-    """The fewest tokens, taken in this order, whose probabilities reach a mass."""
-    kept: set[int] = set()
-    for token in order:
-        if math.fsum(probabilities[t] for t in kept) >= mass:
-            break
-        kept.add(token)
-    for count in range(1, len(order) + 1):
-        assume(abs(math.fsum(probabilities[t] for t in order[:count]) - mass) > NEAR)
-    return kept
-
-
-def kept_ref(logits: list[float], name: str, value: float) -> set[int]:
-    """Which tokens a filter lets stay, by its definition."""
-    p, everything = softmax(logits), range(len(logits))
-    if name == "top_k":
-        return {t for t in everything if sum(x > logits[t] for x in logits) < value}
-    if name == "top_p":
-        return fewest(sorted(everything, key=lambda t: -p[t]), p, value)
-    if name == "min_p":
-        assume(all(abs(x - value * max(p)) > NEAR for x in p))
-        return {t for t in everything if p[t] >= value * max(p)}
-    entropy = -math.fsum(x * math.log(x) for x in p if x > 0)
-    gap = [abs(-math.log(x) - entropy) if x > 0 else math.inf for x in p]
-    finite = sorted(g for g in gap if g < math.inf)
-    assume(all(b - a > NEAR for a, b in itertools.pairwise(finite)))
-    return fewest(sorted(everything, key=lambda t: gap[t]), p, value)
-
-
-def distribution_ref(logits: list[float], options: dict[str, float]) -> list[float]:
-    """Temperature, then every filter in turn on what the one before it left."""
-    logits = [x / options.get("temperature", 1.0) for x in logits]
-    for name in ("top_k", "top_p", "min_p", "typical"):
-        if name in options:
-            kept = kept_ref(logits, name, options[name])
-            logits = [x if t in kept else -math.inf for t, x in enumerate(logits)]
-    return softmax(logits)
 
 
 def random_logits(seed: int, size: int, spread: float) -> Tensor:
@@ -107,20 +62,24 @@ def same(a: Tensor, b: Tensor) -> None:
     assert torch.allclose(a, b, rtol=0, atol=1e-12)  # float64: rounding alone
 
 
+def against_both(logits: Tensor, options: dict[str, float]) -> None:
+    probabilities, margin = distribution_ref(logits.tolist(), options)
+    assume(margin > NEAR)
+    expected = torch.tensor(probabilities, dtype=torch.float64)
+    same(ours(logits, options), expected)
+    same(theirs(logits, options), expected)
+
+
 @pytest.mark.parametrize("name", VALUES)
 @given(st.data(), some_logits)
 def test_each_filter_is_its_definition_and_theirs(name: str, data: st.DataObject, logits: Tensor) -> None:
     options = {name: data.draw(VALUES[name])}
-    expected = torch.tensor(distribution_ref(logits.tolist(), options), dtype=torch.float64)
-    same(ours(logits, options), expected)
-    same(theirs(logits, options), expected)
+    against_both(logits, options)
 
 
 @given(st.fixed_dictionaries({}, optional=VALUES), some_logits)
 def test_filters_together(options: dict[str, float], logits: Tensor) -> None:
-    expected = torch.tensor(distribution_ref(logits.tolist(), options), dtype=torch.float64)
-    same(ours(logits, options), expected)
-    same(theirs(logits, options), expected)
+    against_both(logits, options)
 
 
 def test_ties_with_the_last_of_the_best_stay() -> None:
@@ -157,15 +116,11 @@ def test_penalties_are_their_definition(
 ) -> None:
     token = st.integers(0, len(logits) - 1)
     prompt, new = data.draw(st.lists(token, min_size=1, max_size=9)), data.draw(st.lists(token, max_size=9))
-    expected = []
-    for t, x in enumerate(logits.tolist()):
-        if t in prompt or t in new:
-            x = x / repetition if x > 0 else x * repetition
-        expected.append(x - frequency * new.count(t) - presence * (t in new))
     before = logits.clone()
-    options = GenerationConfig(repetition_penalty=repetition, frequency_penalty=frequency, presence_penalty=presence)
-    found = penalised(logits, options, prompt, new)
-    assert torch.allclose(found, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-12)
+    options = {"repetition_penalty": repetition, "frequency_penalty": frequency, "presence_penalty": presence}
+    found = penalised(logits, GenerationConfig(**options), prompt, new)
+    expected = torch.tensor(penalised_ref(logits.tolist(), prompt, new, options), dtype=torch.float64)
+    assert torch.allclose(found, expected, rtol=0, atol=1e-12)
     assert torch.equal(logits, before)
 
 

@@ -155,7 +155,8 @@ class Cache:
         self._counting = positions is None
         if positions is None:
             positions = self._next(count, order, same, tokens.device)
-        length = torch.tensor(self.lengths)[:, None].expand(rows, count) if len(set(self.lengths)) > 1 else self.lengths[0]
+        same_length = len(set(self.lengths)) == 1
+        length = self.lengths[0] if same_length else torch.tensor(self.lengths)[:, None].expand(rows, count)
         at = Places(positions, length if needs_length else count, padding, documents, order)
         if held and self.origins is not None:
             origins = self.origins.expand(rows, count)
@@ -298,7 +299,8 @@ class Cache:
             raise ValueError(f"reorder takes a row number below {self.batch_size} for each row, not {chosen}")
         at = torch.tensor(chosen, device=self.keys[0].data.device)
         self._each(lambda x: x.index_select(0, at) if x.shape[0] == self.batch_size else x)
-        self.counts, self.peaks, self.lengths = ([x[r] for r in chosen] for x in (self.counts, self.peaks, self.lengths))
+        counted = (self.counts, self.peaks, self.lengths)
+        self.counts, self.peaks, self.lengths = ([x[r] for r in chosen] for x in counted)
 
     def copy(self) -> Self:
         """A cache of its own with the same contents."""

@@ -72,7 +72,8 @@ def route(logits: Tensor, config: ExpertsConfig) -> tuple[Tensor, Tensor]:
 def each_expert(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     """Rows sorted by expert, each run times its own expert's matrix `[experts, in, out]`."""
     aligned = all(size * x.element_size() % 16 == 0 for size in weight.shape[1:])
-    if aligned and x.dtype in (torch.float32, torch.bfloat16, torch.float16) and x.dtype == weight.dtype:
+    known = (torch.bfloat16,) if torch.compiler.is_compiling() else (torch.float32, torch.bfloat16, torch.float16)
+    if aligned and x.dtype in known and x.dtype == weight.dtype:
         return F.grouped_mm(x, weight, offs=counts.cumsum(0).to(torch.int32))
     return each_expert_ref(x, weight, counts)
 
