@@ -157,10 +157,11 @@ class Cache:
             positions = self._next(count, order, same, tokens.device)
         same_length = len(set(self.lengths)) == 1
         length = self.lengths[0] if same_length else torch.tensor(self.lengths)[:, None].expand(rows, count)
-        at = Places(positions, length if needs_length else count, padding, documents, order)
-        if held and self.origins is not None:
-            origins = self.origins.expand(rows, count)
-            at = replace(at, first=origins if same is None else torch.where(same, origins, at.origin()))
+        first = self.origins if held else None
+        at = Places(positions, length if needs_length else count, padding, documents, order, first)
+        if first is not None and same is not None:
+            own = replace(at, first=None).origin()
+            at = replace(at, first=torch.where(same, first, own))
         return at
 
     def _next(self, count: int, order: Tensor | None, same: Tensor | None, device: torch.device) -> Tensor:

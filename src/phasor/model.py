@@ -144,7 +144,8 @@ class Stack(nn.Module):
 
     def _views(self, x: Tensor, at: Places, prefix: Tensor | None, cache: Cache | None, record: Record) -> list[View]:
         """What each layer's attention sees; every scheme prepares once for all the layers that use it."""
-        prepared = [self.position(which).prepare(at, x) for which in range(len(self.schemes))]
+        schemes = [cast(Position, scheme) for scheme in self.positions]
+        prepared = [scheme.prepare(at, x) for scheme in schemes]
         rule = Mask(
             causal=self.side == "decoder",
             prefix=prefix,
@@ -164,7 +165,7 @@ class Stack(nn.Module):
             if key not in narrowed:
                 narrowed[key] = mask.narrowed(*key[1:])
             capped = self._capped(x, at, layer, which) if layer.attention.cap_sinks else None
-            view = View(narrowed[key], self.position(which), prepared[which], rows, key_positions, None, step, capped)
+            view = View(narrowed[key], schemes[which], prepared[which], rows, key_positions, None, step, capped)
             view.weights = record.attention
             views.append(view)
         return views

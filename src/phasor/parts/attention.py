@@ -68,6 +68,7 @@ class Attention(nn.Module):
         self.sinks = nn.Parameter(torch.zeros(self.heads)) if config.sink_logits else None
         self.lone_bias = self._lone_biases()
         self.lone = frozenset(self.lone_bias.keys())
+        self.bare = not (self.lone or self.normed or config.clip is not None)  # nothing follows the projection
 
     def fused(self) -> list[tuple[nn.Linear, str]]:
         """The projections that make several things at once, with what they make."""
@@ -97,7 +98,8 @@ class Attention(nn.Module):
         """Queries `[B, T, H, D]`, keys and values `[B, T, K, D]` of a self-attention."""
         fused = self.qkv(x).view(*x.shape[:-1], self.groups, self.shared + 2, self.width)
         q = fused.narrow(-2, 0, self.shared).flatten(-3, -2)
-        return self._made("q", q), self._made("k", fused.select(-2, -2)), self._made("v", fused.select(-2, -1))
+        k, v = fused.select(-2, -2), fused.select(-2, -1)
+        return (q, k, v) if self.bare else (self._made("q", q), self._made("k", k), self._made("v", v))
 
     def remember(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values `[B, S, K, D]` of a cross-attention, of an encoder's output `[B, S, dim]`."""
