@@ -8,6 +8,10 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from schemes import build, tiny
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 
 import phasor
@@ -111,3 +115,31 @@ def chi_square_tail(counts: Tensor, probabilities: Tensor) -> float:
     statistic = ((seen - aim) ** 2 / aim).sum()
     freedom = torch.tensor(float(len(aim) - 1), dtype=torch.float64)
     return float(torch.special.gammaincc(freedom / 2, statistic / 2))
+
+
+def byte_tokenizer(*merges: tuple[str, str], special: Sequence[str] = ("<end>",)) -> Tokenizer:
+    """A token for every byte, for every merge of two tokens, and for the special ones."""
+    vocab = {character: i for i, character in enumerate(sorted(ByteLevel.alphabet()))}
+    for pair in merges:
+        vocab["".join(pair)] = len(vocab)
+    tokenizer = Tokenizer(BPE(vocab, list(merges)))
+    tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(add_prefix_space=False, use_regex=False), ByteLevelDecoder()
+    tokenizer.add_special_tokens(list(special))
+    return tokenizer
+
+
+def reciter(script: Sequence[int], tokenizer: Tokenizer, prompt: int) -> Transformer:
+    """A model that says `script` after any prompt of so many tokens: only positions speak, each for one token."""
+    count = prompt + len(script)
+    sizes = {"vocab_size": tokenizer.get_vocab_size(), "dim": count, "num_layers": 1, "num_heads": 1}
+    embedding = phasor.EmbeddingConfig(tied=False)
+    model = Transformer(phasor.ModelConfig(**sizes, max_length=count, position="learned", embedding=embedding)).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.zero_()
+        model.decoder.positions[0].weight.copy_(torch.eye(count))
+        model.decoder.norm.weight.fill_(1.0)
+        for i, token in enumerate(script):
+            model.head.weight[token, prompt - 1 + i] = 30.0
+    model.tokenizer = tokenizer
+    return model

@@ -73,7 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
     generate.add_argument("--draft", metavar="FOLDER", help="a smaller model that guesses ahead")
     generate.add_argument("--device", default="cpu", help="where to run: cpu, cuda, ...")
     generate.add_argument("--json", action="store_true", help="print JSON: tokens, their log-probabilities, text")
-    add_fields(generate, "how tokens are chosen", generation_class())
+    add_fields(generate, "how tokens are chosen", generation_class(), helps=generation_options())
     generate.set_defaults(command=run_generate)
     return parser
 
@@ -90,17 +90,26 @@ def generation_class() -> type[Any]:
     return GenerationConfig
 
 
-def add_fields(parser: argparse.ArgumentParser, title: str, *classes: type[Any]) -> None:
+def generation_options() -> dict[str, str]:
+    from phasor.config.generation import OPTIONS
+
+    return OPTIONS
+
+
+def add_fields(
+    parser: argparse.ArgumentParser, title: str, *classes: type[Any], helps: dict[str, str] | None = None
+) -> None:
     """An option for every field of some configurations; left out, a field keeps its default."""
     group = parser.add_argument_group(title)
     for name, read in readers(*classes).items():
         kind = {"boolean": "TRUE|FALSE", "numbers": "N,N,...", "words": "TEXT,..."}.get(read.__name__, "N")
-        group.add_argument(f"--{name.replace('_', '-')}", type=read, metavar=kind, default=None)
+        line = (helps or {}).get(name)
+        group.add_argument(f"--{name.replace('_', '-')}", type=read, metavar=kind, default=argparse.SUPPRESS, help=line)
 
 
 def given_fields(given: argparse.Namespace, *classes: type[Any]) -> dict[str, Any]:
     """The fields that were given on the command line."""
-    return {name: getattr(given, name) for name in readers(*classes) if getattr(given, name) is not None}
+    return {name: getattr(given, name) for name in readers(*classes) if hasattr(given, name)}
 
 
 def readers(*classes: type[Any]) -> dict[str, Any]:
@@ -123,10 +132,9 @@ def readers(*classes: type[Any]) -> dict[str, Any]:
     return found
 
 
-def boolean(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"must be true or false, not {text!r}")
-    return text.lower() == "true"
+def boolean(text: str) -> bool | str:
+    """True or false; anything else is for the configuration to judge."""
+    return {"true": True, "false": False}.get(text.lower(), text)
 
 
 def whole(text: str) -> int | None:

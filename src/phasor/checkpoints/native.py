@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from phasor.config import ModelConfig
 from phasor.config.generation import SpecialTokens
+from phasor.config.schema import shown
 from phasor.model import Transformer
 
 CONFIG, WEIGHTS, SPECIAL, TOKENIZER = "config.json", "model.safetensors", "generation_config.json", "tokenizer.json"
@@ -41,7 +42,7 @@ def save(model: Transformer, folder: str | Path, format: str = "phasor") -> None
     """
     if format != "phasor":
         raise ValueError(f"unknown format {format!r}; known: phasor")
-    folder = Path(folder)
+    folder = Path(folder).resolve()  # what a link points to is replaced, and not the link
     if folder.exists() and not replaceable(folder):
         raise ValueError(f"{folder} exists and is not a model folder: it is left alone")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -71,6 +72,8 @@ def load(folder: str | Path, device: torch.device | str = "cpu", dtype: torch.dt
     torch.bfloat16
     """
     folder = Path(folder)
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ValueError(f"dtype must be a floating-point type such as torch.bfloat16, not {shown(dtype)}")
     config = read_config(folder)
     with torch.device("meta"):
         model = Transformer(config)
@@ -87,7 +90,9 @@ def load(folder: str | Path, device: torch.device | str = "cpu", dtype: torch.dt
 
 def replaceable(folder: Path) -> bool:
     """Whether a folder is a model's, or empty."""
-    return folder.is_dir() and ((folder / CONFIG).is_file() or not any(folder.iterdir()))
+    if not folder.is_dir():
+        return False
+    return not any(folder.iterdir()) or ((folder / CONFIG).is_file() and any(folder.glob("*.safetensors")))
 
 
 def swap(staged: Path, folder: Path) -> None:
@@ -96,7 +101,11 @@ def swap(staged: Path, folder: Path) -> None:
         os.replace(staged, folder)
         return
     old = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=".old", dir=folder.parent))
-    os.replace(folder, old)
+    try:
+        os.replace(folder, old)
+    except OSError:
+        old.rmdir()
+        raise
     try:
         os.replace(staged, folder)
     except OSError:
@@ -132,7 +141,10 @@ def read_special(file: Path) -> SpecialTokens:
     found = {ours: data[theirs] for ours, theirs in SPECIAL_NAMES.items() if data.get(theirs) is not None}
     if isinstance(found.get("stop"), int):
         found["stop"] = [found["stop"]]
-    return SpecialTokens(**found)
+    try:
+        return SpecialTokens(**found)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -140,7 +152,7 @@ def read_json(file: Path) -> dict[str, Any]:
         data = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"{file} cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON: {error}") from None
     if not isinstance(data, dict):
         raise ValueError(f"{file} must hold a JSON object")
@@ -148,6 +160,10 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def read_tensors(file: Path, device: torch.device | str) -> dict[str, torch.Tensor]:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"the device {device!s} cannot be used: {str(error).splitlines()[0]}") from None
     try:
         with safe_open(file, framework="pt", device=str(device)) as opened:
             return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118

@@ -9,6 +9,28 @@ from phasor.config.schema import Config
 LENGTH_PENALTY = 16  # a length to this power is still a number
 
 
+OPTIONS = {
+    "max_new_tokens": "how many new tokens at most (none: without end, for models with a window in every layer)",
+    "temperature": "divides the logits; 0 is greedy, above 0 samples",
+    "top_k": "sample among the k likeliest tokens",
+    "top_p": "sample among the fewest likeliest tokens that hold this probability",
+    "min_p": "sample among tokens at least this many times as likely as the likeliest",
+    "typical": "sample among the most typical tokens that hold this probability",
+    "repetition_penalty": "makes tokens of prompt and text less likely, above 1",
+    "frequency_penalty": "taken off a logit for every time its token was generated",
+    "presence_penalty": "taken off a logit once if its token was generated",
+    "beams": "how many beams to search",
+    "results": "how many of the beams to give back",
+    "length_penalty": "the power of the length that divides a beam's score",
+    "early_stopping": "stop when enough beams are finished; never: only when none can improve",
+    "contrastive": "the weight of not repeating, in contrastive search among the top_k",
+    "lookup": "guess ahead from the text itself, by its last tokens, this many at most",
+    "draft_tokens": "how many tokens to guess ahead",
+    "seed": "makes sampling reproducible; one number, or one for every prompt",
+    "stop": "tokens (numbers) and texts that end generation",
+}
+
+
 class GenerationConfig(Config):
     """The options of `generate`.
 
