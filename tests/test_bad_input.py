@@ -46,7 +46,7 @@ from phasor.config.schema import Choice, Config
 
 NAN, INF = float("nan"), float("inf")
 SIZES = {"vocab_size": 20, "dim": 16, "num_layers": 2, "num_heads": 2}
-LONGROPE = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_length": 16}
+LONGROPE = {"factor": 2.0, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_length": 16}
 
 
 def mistake(make):
@@ -162,7 +162,7 @@ SETTINGS = {
     ),
     "axial-ntk-width-two": (lambda: Rotary(AxialConfig(extension=NTK(factor=2.0)), head_dim=4), "at least 4"),
     "longrope-lists-differ": (
-        lambda: LongRoPE(short_factor=[1.0], long_factor=[1.0, 2.0], original_length=64),
+        lambda: LongRoPE(short_factor=[1.0], long_factor=[1.0, 2.0], original_length=64, factor=2.0),
         "short_factor has 1",
         "2",
     ),

@@ -101,11 +101,15 @@ def pair(name: str) -> tuple[Any, Transformer]:
     return case.theirs, ours
 
 
+def beginning(model: Transformer) -> dict[str, int]:
+    return {"start": START} if model.config.shape == "encoder-decoder" else {}
+
+
 @functools.cache
 def stops(name: str) -> list[int]:
     """Tokens that come up in the middle of texts."""
     ours = pair(name)[1]
-    texts = generate(ours, PROMPTS, max_new_tokens=COUNT, beams=3, start=START)
+    texts = generate(ours, PROMPTS, max_new_tokens=COUNT, beams=3, **beginning(ours))
     return sorted({texts[0][4], texts[2][6]})
 
 
@@ -150,7 +154,7 @@ SEARCHES = [
 def compare(name: str, width: int, penalty: float, early: bool | str, **forced: int) -> None:
     theirs, ours = pair(name)
     stop, shorter = stops(name), 0
-    options = {"max_new_tokens": COUNT, "length_penalty": penalty, "early_stopping": early, "start": START}
+    options = {"max_new_tokens": COUNT, "length_penalty": penalty, "early_stopping": early, **beginning(ours)}
     found = generate(ours, PROMPTS, beams=width, results=width, stop=stop, details=True, **options)
     for prompt, best in zip(PROMPTS, found, strict=True):
         texts, scores = their_texts(
@@ -201,6 +205,7 @@ def test_beams_without_a_stop() -> None:
 @pytest.mark.parametrize("name", ["llama_plain", "gpt_2", "mixtral", "bloom_four_heads", "t5_11", "marian"])
 def test_greedy_is_that_of_transformers(name: str, penalty: float) -> None:
     theirs, ours = pair(name)
-    found = generate(ours, PROMPTS, max_new_tokens=COUNT, stop=stops(name), start=START, repetition_penalty=penalty)
+    options = {"max_new_tokens": COUNT, "stop": stops(name), "repetition_penalty": penalty}
+    found = generate(ours, PROMPTS, **options, **beginning(ours))
     expected = [their_texts(theirs, p, stops(name), repetition_penalty=penalty)[0][0] for p in PROMPTS]
     assert found == expected

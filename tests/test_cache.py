@@ -340,3 +340,91 @@ def test_capped_sinks_equal_moving_the_window_next_to_them() -> None:
     close(full(model, given)[:, -1], full(model, short)[:, -1])
     uncapped = build(config.replace(attention=phasor.AttentionConfig(window=4, sink_tokens=2)))
     assert not torch.allclose(full(uncapped, given)[:, -1], full(model, given)[:, -1], atol=1e-2)
+
+
+def test_a_cache_is_for_the_model_that_made_it() -> None:
+    model, given = build(tiny("rotary")), tokens(1, 4)
+    other = build(tiny("rotary", num_layers=3, attention=VIEWS["window"])).new_cache(1, 20)
+    refused(lambda: model(given, cache=other), "not made for this model")
+    refused(lambda: model(given, cache="x"), "not made for this model")
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_call_that_failed_leaves_no_cache_that_lies(view: str) -> None:
+    model, given = build(tiny("rotary", attention=VIEWS[view])), tokens(1, 20)
+    cache = model.new_cache(1, 40)
+    full(model, given[:, :9], cache=cache)
+    kept = cache.copy()
+    handle = model.decoder.blocks[1].register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        full(model, given[:, 9:13], cache=cache)
+    handle.remove()
+    refused(lambda: model(given[:, 9:], cache=cache), "did not come to its end")
+    close(full(model, given[:, 9:], cache=kept), full(model, given)[:, 9:])
+
+
+def test_an_encoder_decoder_whose_first_call_was_refused_goes_on() -> None:
+    model = build(tiny("t5", shape="encoder-decoder"))
+    source, target = tokens(2, 6), tokens(2, 6, seed=4)
+    cache = model.new_cache(2, 4)
+    refused(lambda: model(source, target, cache=cache), "holds 4 tokens")
+    close(full(model, source, target=target[:, :3], cache=cache), full(model, source, target=target[:, :3]))
+    refused(lambda: model(None, target[:, :1], padding=source > 0, cache=cache), "nothing more about the source")
+
+
+def test_cropping_multi_section_positions() -> None:
+    model, given = build(tiny("mrope")), tokens(1, 8)
+    rows = torch.tensor([[[0, 1, 1, 1, 1]], [[0, 1, 1, 2, 2]], [[0, 1, 2, 1, 2]]])
+    expected = full(model, given, positions=torch.cat([rows, torch.arange(3, 6).expand(3, 1, 3)], dim=-1))
+    cache = model.new_cache(1, 12)
+    full(model, given[:, :5], positions=rows, cache=cache)
+    full(model, tokens(1, 2, seed=9), cache=cache)
+    cache.crop(2)
+    close(full(model, given[:, 5:], cache=cache), expected[:, 5:])
+
+
+def test_a_first_call_has_the_gradients_of_the_full_forward() -> None:
+    model, given = build(tiny("rotary")), tokens(1, 8)
+    grads = []
+    for cache in (None, model.new_cache(1, 8)):
+        model.zero_grad()
+        model(given, cache=cache).square().sum().backward()
+        grads.append(model.decoder.blocks[0].attention.qkv.weight.grad.clone())
+    assert torch.allclose(*grads, rtol=1e-4, atol=1e-4)
+
+
+def test_a_cache_of_another_type_than_its_model() -> None:
+    model, given = build(tiny("rotary", attention=VIEWS["window"])), tokens(2, 20)
+    cache = model.new_cache(2, 40)
+    full(model, given[:, :9], cache=cache)
+    rough = full(model, given[:, 9:], cache=cache.to(dtype=torch.bfloat16))
+    assert (rough - full(model, given)[:, 9:]).abs().mean() < 0.1  # keys and values rounded to 8 bits
+
+
+def test_a_row_may_rest_while_another_goes_on() -> None:
+    model, given = build(tiny("rotary")), tokens(2, 9)
+    cache = model.new_cache(2, 12)
+    full(model, given[:, :4], cache=cache)
+    padding = torch.tensor([[True, True, True], [False, False, False]])
+    logits = full(model, given[:, 4:7], padding=padding, cache=cache)
+    assert cache.used == [7, 4]
+    close(logits[0], full(model, given[:1, :7], length=12)[0, 4:])
+    step = full(model, torch.stack([given[0, 7:8], given[1, 4:5]]), cache=cache)
+    close(step[1], full(model, given[1:, :5], length=12)[0, 4:])
+
+
+def test_capped_sinks_at_positions_with_gaps() -> None:
+    attention = phasor.AttentionConfig(window=6, sink_tokens=2, cap_sinks=True)
+    model, given, apart = build(tiny("rotary", attention=attention)), tokens(1, 8), torch.arange(8) * 50
+    whole = full(model, given, positions=apart)
+    close(full(model, given[:, :6], positions=apart[:6]), whole[:, :6])
+
+
+@pytest.mark.parametrize("wrong", [1.5, None, "ab", True, [1.5, 1], torch.tensor(1.5)])
+def test_wrong_numbers_of_rows(wrong: object) -> None:
+    model = build(tiny("rotary"))
+    cache = model.new_cache(2, 8)
+    full(model, tokens(2, 4), cache=cache)
+    refused(lambda: cache.crop(wrong), "crop takes")
+    refused(lambda: cache.reorder(wrong), "reorder takes")
+    assert cache.used == 4

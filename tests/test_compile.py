@@ -45,14 +45,15 @@ def test_schemes_of_fixed_frequency_are_one_graph(name):
 def test_generated_code_gives_the_same_logits_and_gradients(name):
     model, ids = build(tiny(name, num_layers=1)), tokens(2, 12)
     fast = compiled(model, "inductor")
-    grads = []
+    results = []
     for run in (model, fast):
         logits = run(ids, positions=torch.arange(12) + FAR)
         logits.logsumexp(-1).mean().backward()
-        grads.append((logits, *(weight.grad for weight in model.parameters())))
+        results.append((logits, *(weight.grad for weight in model.parameters())))
         model.zero_grad()
-    for expected, got in zip(*grads, strict=True):
+    for expected, got in zip(*results, strict=True):
         assert relative_change(got, expected) < SHIFTED
+    assert relative_change(results[1][0], model(ids)) < SHIFTED
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

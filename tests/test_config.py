@@ -127,7 +127,7 @@ def defaults(base, kind):
         "yarn": {"factor": 2.0, "original_length": 64},
         "dynamic-yarn": {"original_length": 64},
         "llama3": {"factor": 8.0, "original_length": 64},
-        "longrope": {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_length": 16},
+        "longrope": {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_length": 16, "factor": 2.0},
         "proportional": {"fraction": 0.5},
     }
     return fields[kind] if base is phasor.config.Extension else {}
@@ -180,8 +180,10 @@ def test_fields_left_out_of_a_dict_take_their_defaults():
 
 
 def test_a_learned_table_takes_the_models_length():
-    assert ModelConfig(**SIZES, position="learned", max_length=77).position.max_length == 77
-    assert ModelConfig(**SIZES, position={"kind": "learned", "max_length": 9}).position.max_length == 9
+    config = ModelConfig(**SIZES, position="learned", max_length=77)
+    assert config.input_position.max_length == 77
+    assert config.replace(max_length=99).input_position.max_length == 99
+    assert ModelConfig(**SIZES, position={"kind": "learned", "max_length": 9}).input_position.max_length == 9
 
 
 def test_groups_of_kinds_cover_the_registries():

@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from phasor.config import ModelConfig
+from phasor.config.schema import shown
 from phasor.kernels.mask import Mask
 from phasor.parts.places import About, Places, order_of
 from phasor.slots import EMPTY, Layout, Store, Turn
@@ -85,6 +86,7 @@ class Cache:
         self.peaks = [0] * batch_size  # the most tokens each row ever held
         self.next_positions: int | Tensor = 0  # one a row where it is not the number of tokens
         self.origins: Tensor | None = None  # the first position of each row's document
+        self.broken = False  # whether a call has begun and not come to its end
         self.memory: Memory | None = None  # an encoder's output, and the keys and values made of it
         self.cross: list[tuple[Tensor, Tensor]] = []
         self.layouts = [self._layout(index) for index in range(config.num_layers)]
@@ -132,12 +134,15 @@ class Cache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the keys and values."""
-        return sum(store.data.nbytes for store in (*self.keys, *self.values))
+        """Bytes of the keys and values, an encoder's included."""
+        own = sum(store.data.nbytes for store in (*self.keys, *self.values))
+        return own + sum(k.nbytes + v.nbytes for k, v in self.cross)
 
     def places(self, tokens: Tensor, about: About, needs_length: bool) -> Places:
         """Where the next tokens stand: unless told otherwise they go on from those held."""
         rows, count = tokens.shape
+        if self.broken:
+            raise ValueError("the last call with this cache did not come to its end: go on from a copy made before it")
         if rows != self.batch_size:
             raise ValueError(f"the cache has {self.batch_size} rows, and the tokens {rows}")
         if about.get("length") is not None:
@@ -182,7 +187,8 @@ class Cache:
         self._check(at, rule, after, needs_length)
         if at.documents is not None and self.documents is None:
             self.documents = self._table()
-        rows = at.rows.expand(self.batch_size, count)
+        rows = self._standing(at).expand(self.batch_size, count)
+        self.broken = True
         steps: dict[Layout, tuple[Mask, Tensor, Turn]] = {}
         for layout in self.positions:
             turn = Turn(layout, self.counts, after, kept, count, rows.device)
@@ -234,9 +240,18 @@ class Cache:
                 "a cache keeps the sink tokens of a row, not of each of its documents: leave documents out"
             )
 
+    def _standing(self, at: Places) -> Tensor:
+        """Positions to keep, `[B or 1, T]`; of several axes the furthest so far, after which text goes on."""
+        if at.positions.dim() < 3:
+            return at.rows
+        furthest = at.positions.amax(0).cummax(-1).values
+        start = self.next_positions
+        return furthest.clamp(min=start - 1) if isinstance(start, int) else furthest.maximum(start[:, None] - 1)
+
     def finish(self) -> None:
         """Count the tokens of the call that `begin` opened."""
         at, after = self._coming
+        self.broken = False
         if self.origins is None or at.documents is not None:
             self.origins = at.origin()[..., -1:].reshape(-1, 1)
         added = [n - m for n, m in zip(after, self.counts, strict=True)]
@@ -245,8 +260,6 @@ class Cache:
         if self._counting and at.documents is None:
             same = len(set(added)) == 1
             self.next_positions += added[0] if same else torch.tensor(added, device=at.positions.device)
-        elif at.positions.dim() == 3:
-            self.next_positions = at.positions.amax(dim=(0, 2)).expand(self.batch_size) + 1
         else:
             self.next_positions = self._last(self.positions) + 1
 
@@ -264,9 +277,7 @@ class Cache:
         Rings forget what they push out, so where one has come around no more than `spare` tokens (plus one) can
         be undone.
         """
-        undo = [tokens] * self.batch_size if isinstance(tokens, int) else list(tokens)
-        if len(undo) != self.batch_size:
-            raise ValueError(f"crop lists {len(undo)} rows for a cache of {self.batch_size}")
+        undo = whole_numbers(tokens, self.batch_size, "crop takes")
         after = [n - u for n, u in zip(self.counts, undo, strict=True)]
         for row, (u, n) in enumerate(zip(undo, after, strict=True)):
             if u < 0 or n < 0:
@@ -295,8 +306,8 @@ class Cache:
 
     def reorder(self, rows: Sequence[int] | Tensor) -> None:
         """Let row `i` go on from what row `rows[i]` holds: what a beam search does at every step."""
-        chosen = torch.as_tensor(rows).tolist()
-        if len(chosen) != self.batch_size or not all(0 <= r < self.batch_size for r in chosen):
+        chosen = whole_numbers(rows, self.batch_size, "reorder takes")
+        if not all(0 <= r < self.batch_size for r in chosen):
             raise ValueError(f"reorder takes a row number below {self.batch_size} for each row, not {chosen}")
         at = torch.tensor(chosen, device=self.keys[0].data.device)
         self._each(lambda x: x.index_select(0, at) if x.shape[0] == self.batch_size else x)
@@ -409,7 +420,16 @@ class Cache:
 
 def planned_lengths(length: int | Sequence[int], rows: int) -> list[int]:
     """A planned length for each row."""
-    each = [length] * rows if isinstance(length, int) else list(length)
-    if len(each) != rows or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in each):
-        raise ValueError(f"a cache's length must be a whole number of at least 1, or one for each of its {rows} rows")
+    each = whole_numbers(length, rows, "a cache's length is")
+    if min(each) < 1:
+        raise ValueError(f"a cache's length must be at least 1, not {min(each)}")
     return each
+
+
+def whole_numbers(given: int | Sequence[int] | Tensor, rows: int, what: str) -> list[int]:
+    """One whole number for each row, from one for all or a list."""
+    each = given.tolist() if isinstance(given, Tensor) else given
+    each = [each] * rows if type(each) is int else each
+    if not isinstance(each, list | tuple) or len(each) != rows or any(type(n) is not int for n in each):
+        raise ValueError(f"{what} a whole number, or one for each of the {rows} rows, not {shown(given)}")
+    return list(each)

@@ -8,35 +8,43 @@ import json
 import sys
 import typing
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from phasor import __version__
 
 if TYPE_CHECKING:
     from phasor.explanation import Explanation, Scheme
+    from phasor.generation import Generated
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit code is 0, or 2 for a mistake in what was asked, told in one sentence."""
     parser = build_parser()
-    given = parser.parse_args(arguments)
-    if given.command is None:
-        parser.print_help()
-        return 0
     try:
-        given.command(given)
+        given = parser.parse_args(arguments)
+        if given.command is None:
+            parser.print_help()
+        else:
+            given.command(given)
     except ValueError as error:
         print(f"phasor: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         sys.stderr.close()
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints are one sentence, like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; see {self.prog} --help")
+
+
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="phasor", description="One Transformer, every part a choice, positions exact at any length."
-    )
+    parser = Parser(prog="phasor", description="One Transformer, every part a choice, positions exact at any length.")
     parser.add_argument("--version", action="version", version=f"phasor {__version__}")
     parser.set_defaults(command=None)
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
@@ -147,12 +155,22 @@ def number(text: str) -> float:
 
 def numbers(text: str) -> list[float] | list[int]:
     parts = text.split(",")
-    return [int(p) for p in parts] if all(p.strip().lstrip("-").isdigit() for p in parts) else [float(p) for p in parts]
+    return (
+        [int(p) for p in parts] if all(p.strip().lstrip("-").isdecimal() for p in parts) else [float(p) for p in parts]
+    )
 
 
 def words(text: str) -> list[int | str]:
-    """Tokens by number, texts by anything else, between commas; backslash escapes as in Python strings."""
-    return [int(p) if p.isdigit() else p.encode().decode("unicode_escape") for p in text.split(",")]
+    """Tokens by number, texts by anything else, between commas; backslash escapes as in Python strings.
+
+    >>> words("2,end,。")
+    [2, 'end', '。']
+    """
+    return [int(p) if p.isdecimal() else unescaped(p) for p in text.split(",")]
+
+
+def unescaped(text: str) -> str:
+    return text.encode("latin-1", "backslashreplace").decode("unicode_escape")
 
 
 def run_kinds(given: argparse.Namespace) -> None:
@@ -199,29 +217,32 @@ def run_generate(given: argparse.Namespace) -> None:
     fields = given_fields(given, generation_class())
     if given.prompt is not None and given.prompt_file is not None:
         raise ValueError("give --prompt or --prompt-file, not both")
+    if given.stream and given.json:
+        raise ValueError("give --stream or --json, not both: JSON is complete only at the end")
     model = load(given.folder, device=given.device)
     draft = None if given.draft is None else load(given.draft, device=given.device)
     prompt = read_prompt(given, model.tokenizer is not None)
     begun = time.perf_counter()
     if given.stream:
-        count = sum(show_piece(piece) for piece in stream(model, prompt, draft=draft, **fields))
+        count = sum(show_step(step) for step in stream(model, prompt, draft=draft, details=True, **fields))
         print()
-        unit = "pieces" if isinstance(prompt, str) else "tokens"
     else:
         found = generate(model, prompt, draft=draft, details=True, **fields)
         several = found if isinstance(found, list) else [found]
-        count, unit = sum(len(one.tokens) for one in several), "tokens"
+        count = sum(len(one.tokens) for one in several)
         if given.json:
             print_json([dataclasses.asdict(one) for one in several])
         for one in () if given.json else several:
             print(one.text if one.text is not None else " ".join(map(str, one.tokens)))
     took = time.perf_counter() - begun
-    print(f"{count} {unit} in {took:.2f} s, {count / took:.1f} a second", file=sys.stderr)
+    print(f"{count} tokens in {took:.2f} s, {count / took:.1f} a second", file=sys.stderr)
 
 
-def show_piece(piece: str | int) -> int:
-    print(piece if isinstance(piece, str) else f"{piece} ", end="", flush=True)
-    return 1
+def show_step(step: Generated) -> int:
+    """Print what a step of a stream gave; how many tokens that was."""
+    text = "".join(f"{token} " for token in step.tokens) if step.text is None else step.text
+    print(text, end="", flush=True)
+    return len(step.tokens)
 
 
 def read_prompt(given: argparse.Namespace, textual: bool) -> str | list[int]:
@@ -239,7 +260,7 @@ def read_prompt(given: argparse.Namespace, textual: bool) -> str | list[int]:
     if textual:
         return text
     ids = text.replace(",", " ").split()
-    if not all(i.isdigit() for i in ids):
+    if not all(i.isdecimal() for i in ids):
         raise ValueError(f"{given.folder} has no tokenizer, so the prompt must be token ids such as '1 2 3'")
     return [int(i) for i in ids]
 
@@ -296,14 +317,16 @@ def show_differences(one: Explanation, other: Explanation) -> None:
     for where, a, b in one.differences:
         table.add_row(where, json.dumps(a, ensure_ascii=False), json.dumps(b, ensure_ascii=False))
     show(table)
-    a, b = (next((s for s in x.schemes if s.pairs), None) for x in (one, other))
-    if a is None or b is None or len(a.pairs) != len(b.pairs):
-        return
-    table = new_table("frequencies, pair by pair", ["pair", one.name, other.name, "ratio"])
-    for p, q in zip(a.pairs, b.pairs, strict=True):
-        ratio = "-" if q.extended_frequency == 0 else f"{p.extended_frequency / q.extended_frequency:.6g}"
-        table.add_row(str(p.index), f"{p.extended_frequency:.6g}", f"{q.extended_frequency:.6g}", ratio)
-    show(table)
+    turning, others = ([scheme for scheme in x.schemes if scheme.pairs] for x in (one, other))
+    for a, b in zip(turning, others, strict=False):
+        if len(a.pairs) != len(b.pairs):
+            continue
+        which = "" if len(turning) == len(others) == 1 else f" ({spans(a.layers)} and {spans(b.layers)})"
+        table = new_table(f"frequencies, pair by pair{which}", ["pair", one.name, other.name, "ratio"])
+        for p, q in zip(a.pairs, b.pairs, strict=True):
+            ratio = "-" if q.extended_frequency == 0 else f"{p.extended_frequency / q.extended_frequency:.6g}"
+            table.add_row(str(p.index), f"{p.extended_frequency:.6g}", f"{q.extended_frequency:.6g}", ratio)
+        show(table)
 
 
 def spans(layers: tuple[int, ...]) -> str:

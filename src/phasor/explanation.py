@@ -9,7 +9,7 @@ from typing import Any
 
 from phasor.config import ModelConfig, PositionConfig, RotaryConfig
 from phasor.config.extensions import Extension, frequencies
-from phasor.config.schema import names, summary, unknown
+from phasor.config.schema import names, shown, summary, unknown
 from phasor.presets import preset
 
 
@@ -61,8 +61,8 @@ class Explanation:
 
 
 def explain(
-    config: ModelConfig | str,
-    other: ModelConfig | str | None = None,
+    config: ModelConfig | str | Path,
+    other: ModelConfig | str | Path | None = None,
     *,
     extension: Extension | None = None,
     length: int | None = None,
@@ -96,10 +96,14 @@ def explain(
     )
 
 
-def named(config: ModelConfig | str) -> tuple[str, ModelConfig]:
+def named(config: ModelConfig | str | Path) -> tuple[str, ModelConfig]:
     """A model's name and configuration, from a configuration, a preset's name or a file."""
     if isinstance(config, ModelConfig):
         return f"{config.shape}, {config.num_layers} layers", config
+    if isinstance(config, Path):
+        config = str(config)
+    if not isinstance(config, str):
+        raise ValueError(f"a model is a ModelConfig, preset:NAME or a path, not {shown(config)}")
     if config.startswith("preset:"):
         return config.removeprefix("preset:"), preset(config.removeprefix("preset:"))
     path = Path(config)
@@ -140,9 +144,9 @@ def make_extension(kind: str, config: ModelConfig, **fields: Any) -> Extension:
     return chosen(**fields)
 
 
-def trained_length(config: ModelConfig) -> int:
-    """The length before any extension: what the extension says it was, or the model's maximum."""
-    for position in config.layer_positions():
+def trained_length(config: ModelConfig, *positions: PositionConfig) -> int:
+    """The length before any extension: what an extension says it was (of all schemes or of some), or the maximum."""
+    for position in positions or config.layer_positions():
         original = getattr(getattr(position, "extension", None), "original_length", None)
         if original is not None:
             return original
@@ -152,7 +156,7 @@ def trained_length(config: ModelConfig) -> int:
 def schemes_of(config: ModelConfig, length: int | None) -> tuple[Scheme, ...]:
     used: dict[PositionConfig, list[int]] = {}
     if "input" in config.position.acts_on:
-        used[config.position] = []
+        used[config.input_position] = []
     for index in range(config.num_layers):
         used.setdefault(config.layer(index).position, []).append(index)
     if len(used) > 1:
@@ -172,7 +176,7 @@ def scheme_of(config: ModelConfig, position: PositionConfig, layers: tuple[int, 
         depends_on_length=position.depends_on_length,
         max_positions=position.max_positions,
         settings={k: v for k, v in position.to_dict().items() if k != "kind"},
-        trained_length=trained_length(config),
+        trained_length=trained_length(config, position),
         length=planned,
         attention_factor=1.0 if turning is None else turning.attention_factor(planned),
         pairs=() if turning is None else pairs_of(turning, config, planned),
@@ -184,7 +188,7 @@ def pairs_of(position: RotaryConfig, config: ModelConfig, length: int) -> tuple[
     before = frequencies(position.base, width // 2) * 2 if position.axial else frequencies(position.base, width)
     after = position.frequencies(width, length)
     axes = [axis for axis, size in enumerate(position.section_sizes(width)) for _ in range(size)]
-    trained = trained_length(config)
+    trained = trained_length(config, position)
     pairs = []
     for i, (f, g, axis) in enumerate(zip(before, after, axes, strict=True)):
         slowed = math.inf if g == 0 else float(f / g)

@@ -96,7 +96,7 @@ class Stack(nn.Module):
         super().__init__()
         self.side = side
         self.layers = [model.layer(i) for i in range(model.depth(side))]
-        self.schemes = list(dict.fromkeys([model.position, *(layer.position for layer in self.layers)]))
+        self.schemes = list(dict.fromkeys([model.input_position, *(layer.position for layer in self.layers)]))
         self.scheme_of = [self.schemes.index(layer.position) for layer in self.layers]
         self.positions = nn.ModuleList(build_position(scheme, model, side) for scheme in self.schemes)
         self.axes = max(scheme.axes for scheme in self.schemes)
@@ -136,6 +136,9 @@ class Stack(nn.Module):
             record.hidden.append(x)
         if cache is not None:
             cache.finish()
+            if memory is not None and cache.memory is None:
+                cache.memory = memory
+                cache.cross = [view.memory for view in across if view is not None and view.memory is not None]
         return x
 
     def position(self, which: int) -> Position:
@@ -184,10 +187,12 @@ class Stack(nn.Module):
             key_documents=memory.documents,
             aligned=False,
         )
-        kept = cache.cross if cache is not None else []
-        made = kept or [cast(Attention, block.cross).remember(memory.hidden) for block in self.blocks]
-        if cache is not None:
-            cache.cross = made
+        known = cache is not None and cache.memory is not None
+        made = (
+            cast(Cache, cache).cross
+            if known
+            else [cast(Attention, block.cross).remember(memory.hidden) for block in self.blocks]
+        )
         return [View(rule, Position(), memory=pair, weights=record.cross_attention) for pair in made]
 
 
@@ -274,8 +279,11 @@ class Transformer(nn.Module):
             if memory is None:
                 record.encoder = Record(*record.keep)
                 memory = self.encode(present(tokens), token_types=token_types, record=record.encoder, **about)
-            elif tokens is not None:
-                raise ValueError("the cache holds its source already: go on with model(None, target, cache=cache)")
+            elif tokens is not None or token_types is not None or any(x is not None for x in about.values()):
+                raise ValueError(
+                    "the cache holds its source already: go on with model(None, target, cache=cache) "
+                    "and nothing more about the source"
+                )
             hidden = self.decode(target, memory, cache=cache, record=record, **about_target)
         else:
             given = [f"target_{name}" for name, value in about_target.items() if value is not None]
@@ -335,8 +343,8 @@ class Transformer(nn.Module):
             if len(memory.hidden) != len(tokens):
                 raise ValueError(f"the source has {len(memory.hidden)} rows, and the target {len(tokens)}")
             check_sources((memory.documents, memory.padding), (at.documents, at.padding))
-            if cache is not None:
-                cache.memory = memory
+            if cache is not None and cache.memory is not None and cache.memory is not memory:
+                raise ValueError("the cache holds another source: make a new cache for a new one")
         check_token_types(token_types, tokens, self.config.embedding.token_types)
         return self.decoder(
             self.tokens(tokens),
@@ -386,9 +394,11 @@ class Transformer(nn.Module):
                 checked_positions(positions, scheme.axes if scheme.acts_on else stack.axes)
             if positions.shape[-1] != count or positions.shape[:-1][-1:] not in ((), (1,), (rows,)):
                 raise ValueError(f"positions {list(positions.shape)} do not fit tokens {list(tokens.shape)}")
-        check_padding(padding, tokens, stack.windowed)
+        check_padding(padding, tokens, stack.windowed, isinstance(cache, Cache) and min(cache.counts) > 0)
         check_documents(documents, tokens)
         if cache is not None:
+            if not isinstance(cache, Cache) or (cache.config is not self.config and cache.config != self.config):
+                raise ValueError("this cache was not made for this model: use model.new_cache(batch_size, max_length)")
             about = About(positions=positions, padding=padding, documents=documents, length=length)
             return cache.places(tokens, about, stack.needs_length)
         return places(

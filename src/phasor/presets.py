@@ -290,6 +290,4 @@ def preset(name: str, **changes: Any) -> ModelConfig:
     if isinstance(heads := changes.get("num_heads"), int) and full.num_kv_heads is not None:
         share = max(1, full.num_kv_heads * heads // full.num_heads)
         follow["num_kv_heads"] = share if heads % share == 0 else 1
-    if "max_length" in changes and isinstance(full.position, LearnedConfig):
-        follow["position"] = full.position.replace(max_length=None)
     return full.replace(**follow | changes)

@@ -108,17 +108,23 @@ class Turn:
     def extend(self, store: Store, new: Tensor) -> Tensor:
         """Write new tokens and give all that is attended to."""
         data = store.data
-        new = new.detach() if new.requires_grad else new
-        new = new if new.dtype == data.dtype else new.to(data.dtype)
-        seen = torch.cat((data[:, : self.held], new), dim=1) if self.how == "joined" else new
-        self._write(data, new)
-        return data.narrow(1, 0, self.filled) if self.how == "slots" else seen
+        kept = new.detach() if new.requires_grad else new
+        if self.how == "fresh":
+            self._write(data, kept)
+            return new
+        if self.how == "joined":
+            seen = torch.cat((data[:, : self.held].to(new.dtype), kept), dim=1)
+            self._write(data, kept)
+            return seen
+        self._write(data, kept)
+        seen = data.narrow(1, 0, self.filled)
+        return seen if seen.dtype == new.dtype else seen.to(new.dtype)
 
     def _write(self, data: Tensor, new: Tensor) -> None:
         if self.slot is not None:
             data.select(1, self.slot).copy_(new.select(1, 0))
         elif self.slot_of_row is not None:
-            data[self.slot_of_row] = new[:, 0]
+            data[self.slot_of_row] = new[:, 0].to(data.dtype)
         elif self.uniform:
             for slots, tokens in self.layout.segments(self.before[0], self.after[0]):
                 data[:, slots] = new[:, tokens]

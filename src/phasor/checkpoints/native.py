@@ -89,10 +89,11 @@ def load(folder: str | Path, device: torch.device | str = "cpu", dtype: torch.dt
 
 
 def replaceable(folder: Path) -> bool:
-    """Whether a folder is a model's, or empty."""
+    """Whether a folder is a model's and holds nothing else, or is empty."""
     if not folder.is_dir():
         return False
-    return not any(folder.iterdir()) or ((folder / CONFIG).is_file() and any(folder.glob("*.safetensors")))
+    names = {file.name for file in folder.iterdir()}
+    return not names or ({CONFIG, WEIGHTS} <= names <= {CONFIG, WEIGHTS, SPECIAL, TOKENIZER})
 
 
 def swap(staged: Path, folder: Path) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from decimal import Context, Decimal, localcontext
 from typing import Any, ClassVar, Literal
 
-from phasor.config.schema import Choice, Config, shown
+from phasor.config.schema import Choice, at_least_one, not_negative, positive, shown
 
 PRECISE = Context(prec=50)
 PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
@@ -236,7 +236,7 @@ class LongRoPE(Extension, kind="longrope"):
     short_factor: tuple[float, ...]
     long_factor: tuple[float, ...]
     original_length: int
-    factor: float = 1.0
+    factor: float
     attention: float | None = None
     depends_on_length: ClassVar[bool] = True
 
@@ -289,25 +289,6 @@ class Proportional(Extension, kind="proportional"):
     def frequencies(self, base: float, width: int, length: int | None = None) -> list[Decimal]:
         turning = int(self.fraction * width // 2)
         return [f / Decimal(self.factor) if i < turning else Decimal(0) for i, f in enumerate(frequencies(base, width))]
-
-
-def at_least_one(config: Config, name: str) -> None:
-    if not getattr(config, name) >= 1:
-        raise ValueError(f"{type(config).__name__}.{name} must be at least 1, not {getattr(config, name)}")
-
-
-def positive(config: Config, *fields: str) -> None:
-    for name in fields:
-        value = getattr(config, name)
-        if value is not None and not value > 0:
-            raise ValueError(f"{type(config).__name__}.{name} must be greater than 0, not {value}")
-
-
-def not_negative(config: Config, *fields: str) -> None:
-    for name in fields:
-        value = getattr(config, name)
-        if value is not None and not value >= 0:
-            raise ValueError(f"{type(config).__name__}.{name} must not be negative, not {value}")
 
 
 def wide_enough(extension: Extension, width: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from phasor.config.extensions import positive
 from phasor.config.parts import (
     AttentionConfig,
     DropoutConfig,
@@ -22,7 +21,7 @@ from phasor.config.parts import (
     PreConfig,
 )
 from phasor.config.positions import LearnedConfig, NoPositionConfig, PositionConfig, RotaryConfig
-from phasor.config.schema import Config
+from phasor.config.schema import Config, positive
 
 SHAPES = {
     "encoder": "every token sees every token",
@@ -114,8 +113,6 @@ class ModelConfig(Config):
                 f"ModelConfig.layers lists {len(self.layers)} layers, but the model has {self.num_layers}: "
                 "it is a pattern repeated over the depth"
             )
-        if isinstance(self.position, LearnedConfig) and self.position.max_length is None:
-            object.__setattr__(self, "position", self.position.replace(max_length=self.max_length))
         for layer in map(self.layer, range(max(1, len(self.layers)))):
             unfit = "input" in self.position.acts_on or layer.position.axes > 1
             if layer.attention.cap_sinks and unfit:
@@ -156,6 +153,13 @@ class ModelConfig(Config):
     def ends_in_norm(self) -> bool:
         """Whether a norm follows the last block: as the placement has it, unless `final_norm` says."""
         return self.placement.final_norm if self.final_norm is None else self.final_norm
+
+    @property
+    def input_position(self) -> PositionConfig:
+        """The model's own scheme; a learned table without a length of its own has the model's."""
+        if isinstance(self.position, LearnedConfig) and self.position.max_length is None:
+            return self.position.replace(max_length=self.max_length)
+        return self.position
 
     def depth(self, side: Side) -> int:
         """How many layers the encoder or the decoder has."""

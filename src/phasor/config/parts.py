@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from phasor.config.extensions import not_negative, positive
-from phasor.config.schema import Choice, Config, unknown
+from phasor.config.schema import Choice, Config, not_negative, positive, unknown
 
 Projection = Literal["q", "k", "v", "out"]
 
@@ -276,7 +275,7 @@ class NormalInitConfig(InitConfig, kind="normal"):
 
 
 class XavierInitConfig(InitConfig, kind="xavier"):
-    """Xavier normal for every projection (with DeepNorm's beta where it applies), tokens with std 1/sqrt(dim)."""
+    """Xavier normal for every projection, tokens with std 1/sqrt(dim)."""
 
 
 class FanInInitConfig(InitConfig, kind="fan-in"):

@@ -8,8 +8,8 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import ClassVar, Literal
 
-from phasor.config.extensions import Extension, Spacing, frequencies, not_negative, positive
-from phasor.config.schema import Choice, shown
+from phasor.config.extensions import Extension, Spacing, frequencies
+from phasor.config.schema import Choice, not_negative, positive, shown
 
 Pairing = Literal["half", "adjacent"]
 

@@ -244,3 +244,22 @@ def described(hint: Any) -> str:
 def summary(thing: object) -> str:
     """The first line of a docstring: what `phasor kinds` prints beside the name."""
     return (thing.__doc__ or "").strip().splitlines()[0]
+
+
+def at_least_one(config: Config, name: str) -> None:
+    if not getattr(config, name) >= 1:
+        raise ValueError(f"{type(config).__name__}.{name} must be at least 1, not {getattr(config, name)}")
+
+
+def positive(config: Config, *fields: str) -> None:
+    for name in fields:
+        value = getattr(config, name)
+        if value is not None and not value > 0:
+            raise ValueError(f"{type(config).__name__}.{name} must be greater than 0, not {value}")
+
+
+def not_negative(config: Config, *fields: str) -> None:
+    for name in fields:
+        value = getattr(config, name)
+        if value is not None and not value >= 0:
+            raise ValueError(f"{type(config).__name__}.{name} must not be negative, not {value}")

@@ -153,6 +153,8 @@ class Request:
             raise ValueError("an encoder does not generate: generation needs a decoder or an encoder-decoder")
         if not model.config.has_logits:
             raise ValueError(f"this model's head is {model.config.head.kind!r}: generation needs logits, the head 'lm'")
+        if start is not None and model.config.shape != "encoder-decoder":
+            raise ValueError("start is for an encoder-decoder; a decoder starts with its prompt")
         self.options, self.draft, self.details = options, draft, details
         if draft is not None:
             self._check_draft(model, draft)
@@ -165,6 +167,10 @@ class Request:
         texts = [s for s in stop if isinstance(s, str)]
         if texts and not textual:
             raise ValueError(f"the stop text {texts[0]!r} needs a text prompt; with token ids give stop tokens")
+        if texts and options.beams > 1:
+            raise ValueError(
+                "beam search ends at stop tokens, not at stop texts: its beams are compared token by token"
+            )
         if "" in texts:
             raise ValueError("a stop text is empty: it would stop before it starts")
         special_ids = special_tokens(self.tokenizer) if texts else {}  # no text shows these: they stop as tokens
@@ -178,7 +184,7 @@ class Request:
             ids,
             frozenset(special_ids[s] if isinstance(s, str) else s for s in stop if s not in self.stop_texts),
             special.start if start is None else start,
-            special.forced_first,
+            None if model.encoder is None else special.forced_first,
             details,
         )
         self.job.check(draft)

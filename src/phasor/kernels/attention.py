@@ -17,6 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 from phasor.kernels.mask import Mask, full
 
+# Given the positions of some queries [B or 1, Tq] and of some keys [B or 1, Tk], what to add to their scores,
+# [B or 1, H, Tq, Tk].
 Bias = Callable[[Tensor, Tensor], Tensor]
 BLOCK = 512  # queries at a time
 
@@ -79,7 +81,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scoring: Scoring) -> 
     >>> torch.allclose(attention(q, k, v, *rule), attention_ref(q, k, v, *rule)[0], atol=1e-6)
     True
     """
-    if scoring.bias is None and scoring.plain:
+    if scoring.bias is None and scoring.capped is None and scoring.plain:
         if mask.sees_all(k.shape[1]) and (mask.offset == 0 or q.shape[1] == 1):
             return fused(q, k, v, scoring, causal=mask.causal and mask.aligned and mask.offset == 0)
         if mask.only_padding(k.shape[1]):

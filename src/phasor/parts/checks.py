@@ -47,7 +47,7 @@ def check_tokens(tokens: Tensor, vocab_size: int) -> None:
             )
 
 
-def check_padding(padding: Tensor | None, tokens: Tensor, windowed: bool) -> None:
+def check_padding(padding: Tensor | None, tokens: Tensor, windowed: bool, going_on: bool = False) -> None:
     """A boolean `[B, T]`, True for real tokens, at least one a row, and without holes under a window."""
     if padding is None:
         return
@@ -58,7 +58,7 @@ def check_padding(padding: Tensor | None, tokens: Tensor, windowed: bool) -> Non
     if not checks_values(padding):
         return
     empty = (~padding.any(-1)).nonzero()
-    if len(empty):
+    if len(empty) and not going_on:  # a row that has tokens in a cache may rest
         raise ValueError(f"row {int(empty[0])} has no real token: padding is True where a token is real")
     runs = (padding[:, 1:] & ~padding[:, :-1]).sum(-1) + padding[:, 0]
     if windowed and bool((runs > 1).any()):

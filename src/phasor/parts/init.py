@@ -33,15 +33,18 @@ def spread(model: ModelConfig, side: Side, role: str, fan_in: int, fan_out: int)
     >>> spread(preset("gpt-2"), "decoder", "q", 768, 768)
     0.02
     """
+    deep = isinstance(model.placement, DeepNormConfig) and role in ("v", "out", "up", "down")
+    return plain_spread(model, side, role, fan_in, fan_out) * (deepnorm_constants(model, side)[1] if deep else 1.0)
+
+
+def plain_spread(model: ModelConfig, side: Side, role: str, fan_in: int, fan_out: int) -> float:
+    """The same before DeepNorm's beta."""
     init = model.init
     if isinstance(init, NormalInitConfig):
         by_depth = init.by_depth and role in ("out", "down")
         return init.std / (2 * model.depth(side)) ** 0.5 if by_depth else init.std
     if isinstance(init, XavierInitConfig):
-        if role == "token":
-            return model.dim**-0.5
-        deep = isinstance(model.placement, DeepNormConfig) and role in ("v", "out", "up", "down")
-        return (2 / (fan_in + fan_out)) ** 0.5 * (deepnorm_constants(model, side)[1] if deep else 1.0)
+        return model.dim**-0.5 if role == "token" else (2 / (fan_in + fan_out)) ** 0.5
     if isinstance(init, FanInInitConfig | T5InitConfig):
         if role == "token":
             return 1.0

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from phasor.config.schema import shown
+from phasor.parts.checks import checks_values
 
 Length = int | Sequence[int] | Sequence[Sequence[int]]
 
@@ -81,7 +82,9 @@ def places(
         positions = torch.arange(count, device=device) if order is None else order
     if length is not None:
         check_length_type(length)
-    stated = lengths(batch, count, padding, documents, length) if needs_length or length is not None else count
+    # A fixed scheme needs no length: a stated one is only checked, where that costs neither a graph break nor a wait.
+    checked = length is not None and (order is None or checks_values(order))
+    stated = lengths(batch, count, padding, documents, length) if needs_length or checked else count
     return Places(positions, stated, padding, documents, order)
 
 

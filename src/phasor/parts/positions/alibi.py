@@ -9,8 +9,9 @@ from torch import Tensor
 
 from phasor.config import ALiBiConfig, ModelConfig
 from phasor.config.model import Side
+from phasor.kernels.attention import Bias
 from phasor.parts.places import Places
-from phasor.parts.positions.base import Bias, Position
+from phasor.parts.positions.base import Position
 
 
 class ALiBi(Position):

@@ -13,11 +13,8 @@ from torch import Tensor, nn
 
 from phasor.config import ModelConfig, NoPositionConfig, PositionConfig
 from phasor.config.model import Side
+from phasor.kernels.attention import Bias
 from phasor.parts.places import Places
-
-# Given the positions of some queries [B or 1, Tq] and of some keys [B or 1, Tk], what to add to their
-# scores, [B or 1, H, Tq, Tk].
-Bias = Callable[[Tensor, Tensor], Tensor]
 
 
 class Position(nn.Module):

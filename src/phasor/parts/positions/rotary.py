@@ -20,7 +20,7 @@ from phasor.parts.positions.base import Position
 from phasor.parts.positions.phase import cos_sin_of, increments
 
 
-class Turn(NamedTuple):
+class Angles(NamedTuple):
     """How queries and keys turn in one forward: cosines and sines with their factors, `[B or 1, T, 1, pairs]`."""
 
     query: tuple[Tensor, Tensor]
@@ -121,7 +121,7 @@ class Rotary(Position):
         k = self.on_key(k.transpose(1, 2), turn).transpose(1, 2)
         return q, k
 
-    def prepare(self, places: Places, like: Tensor) -> Turn:
+    def prepare(self, places: Places, like: Tensor) -> Angles:
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
         cos, sin = self._cos_sin(places.positions, places.length, dtype)
         if self.config.extension is not None:
@@ -131,20 +131,20 @@ class Rotary(Position):
             turned = headwise(cos), headwise(sin)
             if like.shape[1] == 1 and self.config.pairing == "half" and self.width == self.head_dim:
                 turned = whole_heads(*turned)
-                return Turn(turned, turned, whole=True)
-            return Turn(turned, turned)
-        grow = self._decay(places, dtype)
-        return Turn(
+                return Angles(turned, turned, whole=True)
+            return Angles(turned, turned)
+        grow = self._decay(places, dtype, like.dtype)
+        return Angles(
             (headwise(cos * grow), headwise(sin * grow)),
             (headwise(cos / grow), headwise(sin / grow)),
         )
 
-    def on_query(self, q: Tensor, prepared: Turn) -> Tensor:
+    def on_query(self, q: Tensor, prepared: Angles) -> Tensor:
         if prepared.whole:
             return rotate_halves(q, *prepared.query)
         return rotate_pairs(q, *prepared.query, self.config.pairing)
 
-    def on_key(self, k: Tensor, prepared: Turn) -> Tensor:
+    def on_key(self, k: Tensor, prepared: Angles) -> Tensor:
         if prepared.whole:
             return rotate_halves(k, *prepared.key)
         return rotate_pairs(k, *prepared.key, self.config.pairing)
@@ -174,14 +174,16 @@ class Rotary(Position):
         factors = [table_of(self.config, self.width, n).factor for n in distinct.tolist()]
         return torch.tensor(factors, dtype=torch.float64)[which].to(like.device, like.dtype)[..., None]
 
-    def _decay(self, places: Places, dtype: torch.dtype) -> Tensor:
+    def _decay(self, places: Places, dtype: torch.dtype, of: torch.dtype) -> Tensor:
         """xPos: `zeta_i^((m - c) / decay)` with `c` the first position of the row or document."""
         decay, span, pairs = self.config.decay, self.config.max_positions, self.width // 2
         assert decay is not None
         assert span is not None
+        if of == torch.float16:  # it reaches 2^16 where float32 reaches 2^127
+            span = span // 8
         since = (places.positions - places.origin())[..., None]
         if checks_values(since) and since.numel() and since.abs().max() >= span:
-            raise ValueError(f"xPos spans at most {span} positions of one sequence: beyond it float32 overflows")
+            raise ValueError(f"xPos spans at most {span} positions of one sequence: beyond it {str(of)[6:]} overflows")
         zeta = (torch.arange(pairs, device=since.device, dtype=torch.float64) / pairs + 0.4) / 1.4
         return torch.exp2(torch.log2(zeta) * (since.to(torch.float64) / decay)).to(dtype)
 

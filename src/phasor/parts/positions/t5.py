@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from phasor.config import ModelConfig, T5PositionConfig
 from phasor.config.model import Side
+from phasor.kernels.attention import Bias
 from phasor.parts.places import Places
-from phasor.parts.positions.base import Bias, Position
+from phasor.parts.positions.base import Position
 
 
 class T5Bias(Position):
