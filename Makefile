@@ -29,6 +29,7 @@ format: .venv/ready
 
 bench: .venv/ready
 	$(BIN)/python benchmarks/cpu.py
+	$(BIN)/python benchmarks/decode.py
 
 clean:
 	rm -rf .venv build dist

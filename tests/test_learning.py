@@ -102,13 +102,13 @@ def deep(placement: str, **changes: object) -> ModelConfig:
 def check_depth(steps: int, post_drawn_for: str, **shape: object) -> None:
     deepnorm = losses(deep("deepnorm", **shape), "deepnorm", steps)[-5:]
     post = losses(deep("post", **shape), post_drawn_for, steps)[-5:]
-    assert max(deepnorm) < 0.2 * guessing(), (deepnorm, post)
-    assert min(post) > 0.8 * guessing(), (deepnorm, post)
+    assert sum(deepnorm) / 5 < 0.2 * guessing(), (deepnorm, post)
+    assert sum(post) / 5 > 0.9 * guessing(), (deepnorm, post)
 
 
 def test_two_hundred_layers_learn_with_deepnorm_and_not_with_post_norm(for_small_operations):
     """From the same weights, DeepNorm's beta in them."""
-    check_depth(steps=20, post_drawn_for="deepnorm")
+    check_depth(steps=28, post_drawn_for="deepnorm")
 
 
 @pytest.mark.slow
