@@ -153,7 +153,17 @@ def test_the_folder_one_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    "files", [["notes.txt"], ["config.json", "thesis.tex"], ["model.safetensors"], ["folder/config.json"]]
+    "files",
+    [
+        ["notes.txt"],
+        ["config.json"],
+        ["config.json", "thesis.tex"],
+        ["model.safetensors"],
+        ["folder/config.json"],
+        ["config.json", "model.safetensors", "notes.md"],
+        ["config.json", "model.safetensors", "logs/today"],
+    ],
+    ids=" ".join,
 )
 def test_what_is_not_a_model_folder_is_left_alone(files: list[str], tmp_path: Path) -> None:
     for file in files:

@@ -369,6 +369,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "early stopping": ([1], {"beams": 2, "early_stopping": "nevr"}, "early_stopping must be"),
     "seeds": ([1], {"seed": [1, 2]}, "seed lists 2 numbers for 1 prompts"),
     "options by place": ([1], {"options": 64}, "options must be a GenerationConfig"),
+    "start of a decoder": ([1], {"start": 1}, "start is for an encoder-decoder"),
     "never ending": ([1], {"max_new_tokens": None}, "needs a window in every layer"),
 }
 

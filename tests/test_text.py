@@ -131,6 +131,13 @@ def test_stop_texts_end_the_text_before_themselves(text: str, stops: list[str]) 
         assert given_out == expected
 
 
+def test_of_stop_texts_that_come_with_one_token_the_first_counts() -> None:
+    model = says("xabc", byte_tokenizer(*MERGES))
+    for stops in (["c", "b"], ["b", "c"], ["bc", "c", "xyz"]):
+        assert generate(model, PROMPT, max_new_tokens=2, stop=stops) == "xa"
+        assert "".join(stream(model, PROMPT, max_new_tokens=2, stop=stops)) == "xa"
+
+
 def test_a_stop_text_ends_only_its_own_row() -> None:
     model = speaker(vocab_size=300)
     model.tokenizer = byte_tokenizer()
@@ -217,6 +224,8 @@ def test_bad_input() -> None:
             call(speaker(), "text")
     with pytest.raises(ValueError, match="prompt is empty"):
         generate(model, ["a", ""])
+    with pytest.raises(ValueError, match="not at stop texts"):
+        generate(model, PROMPT, max_new_tokens=2, stop="x", beams=2)
     with pytest.raises(ValueError, match="stream takes one prompt"):
         stream(model, ["a", "b"], max_new_tokens=2)
     large = says("text")
