@@ -236,6 +236,8 @@ class Transformer(nn.Module):
         self.head = LogitsHead(config) if config.has_logits else None
         self.tokenizer: Any = None  # a folder's tokenizer, where the model was loaded with one
         self.special = SpecialTokens()
+        self.origin: Any = None  # the checkpoint it was loaded from, where that was another family's
+        self.fresh: tuple[str, ...] = ()  # weights that were drawn anew when it was loaded with other positions
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

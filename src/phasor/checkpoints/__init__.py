@@ -1,5 +1,5 @@
-"""Model folders in and out."""
+"""Model folders in and out: phasor's own, and those of other families."""
 
-from phasor.checkpoints.native import load, save
+from phasor.checkpoints.convert import load, save
 
 __all__ = ["load", "save"]

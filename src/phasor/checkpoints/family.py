@@ -1,0 +1,138 @@
+"""A family: how one kind of checkpoint spells its configuration and names its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, TypeVar
+
+from phasor.checkpoints.fields import Fields
+from phasor.checkpoints.layout import Rule
+from phasor.config import ModelConfig, RotaryConfig
+from phasor.config.schema import Choice, Config, names, shown
+
+# Activations by their usual names, plain and as the gate of a gated network.
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu-tanh",
+    "gelu_fast": "gelu-tanh",
+    "gelu_pytorch_tanh": "gelu-tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+GATES = {"gelu": "geglu", "gelu_new": "geglu-tanh", "gelu_pytorch_tanh": "geglu-tanh", "relu": "reglu"}
+GATES |= {"silu": "swiglu", "swish": "swiglu", "sigmoid": "glu"}
+
+
+def activation_name(activation: str) -> str:
+    """Their name for one of our activations; a gated one's gate.
+
+    >>> activation_name("gelu-tanh"), activation_name("swiglu")
+    ('gelu_pytorch_tanh', 'silu')
+    """
+    usual = {"gelu-tanh": "gelu_pytorch_tanh", "geglu-tanh": "gelu_pytorch_tanh", "swiglu": "silu", "geglu": "gelu"}
+    usual |= {"reglu": "relu", "glu": "sigmoid"}
+    return usual.get(activation, activation)
+
+
+class Family:
+    """One `model_type` of transformers: its configuration both ways, and one table of rules for its tensors.
+
+    - `architectures`: its classes by the kind of head they have.
+    - `prefix`: what names begin with in a file saved with a head, and may lack in one saved without; `unprefixed`
+      are beginnings that never have it. `table` and `head` are the names of the two ends that may be tied.
+    - `harmless`: fields of config.json, beside those common to all, that say nothing about the computation.
+    - `renamed`: old spellings within names. `copies`: names of tensors that repeat another.
+    - `derived`: patterns of tensors that follow from the configuration. `carried`: patterns of tensors phasor
+      has no use for; it keeps them and writes them back.
+    """
+
+    model_type: ClassVar[str]
+    title: ClassVar[str]  # what people call it
+    architectures: ClassVar[dict[str, str]]
+    prefix: ClassVar[str] = "model."
+    unprefixed: ClassVar[tuple[str, ...]] = ("lm_head.",)
+    table: ClassVar[str] = "model.embed_tokens.weight"
+    head: ClassVar[str] = "lm_head.weight"
+    harmless: ClassVar[frozenset[str]] = frozenset()
+    renamed: ClassVar[dict[str, str]] = {}
+    copies: ClassVar[dict[str, str]] = {}
+    derived: ClassVar[tuple[str, ...]] = ()
+    carried: ClassVar[tuple[str, ...]] = ()
+
+    def read(self, f: Fields) -> ModelConfig:
+        """The configuration a config.json asks for; takes every field that matters."""
+        raise NotImplementedError(f"{type(self).__name__} does not read its configuration")
+
+    def write(self, config: ModelConfig) -> dict[str, Any]:
+        """The fields of config.json for a configuration; `read` has to give it back."""
+        raise NotImplementedError(f"{type(self).__name__} does not write its configuration")
+
+    def rules(self, config: ModelConfig) -> Iterator[Rule]:
+        """Which of their tensors is which of ours."""
+        raise NotImplementedError(f"{type(self).__name__} has no rules")
+
+    def head_kind(self, f: Fields) -> str:
+        """The kind of head a file's architecture has; the first known where none is named."""
+        named = f.get("architectures", None) or [next(iter(self.architectures.values()))]
+        kinds = {name: kind for kind, name in self.architectures.items()}
+        if not isinstance(named, list) or len(named) != 1 or named[0] not in kinds:
+            raise ValueError(
+                f"{f.file}: phasor does not know the architecture {shown(named)} of {self.model_type}; "
+                f"known: {', '.join(kinds)}"
+            )
+        return kinds[named[0]]
+
+    def architecture(self, config: ModelConfig) -> str:
+        """The class that has a configuration's head."""
+        if config.head.kind not in self.architectures:
+            raise ValueError(f"{self.model_type} has no class with the head {config.head.kind!r}")
+        return self.architectures[config.head.kind]
+
+
+def differences(one: ModelConfig, other: ModelConfig) -> list[str]:
+    """What two configurations compute differently; what concerns training alone is left out.
+
+    >>> config = ModelConfig(vocab_size=9, dim=8, num_layers=2, num_heads=2)
+    >>> differences(config, config.replace(num_kv_heads=2, dropout={"residual": 0.1}))
+    []
+    >>> differences(config, config.replace(norm="rmsnorm"))
+    ["norm (LayerNormConfig(eps=1e-05, bias=True) and RMSNormConfig(eps=1e-06, unit_offset=False))"]
+    """
+    a, b = meaning(one), meaning(other)
+    return [f"{name} ({shown(a[name])} and {shown(b[name])})" for name in a if a[name] != b[name]]
+
+
+def meaning(config: ModelConfig) -> dict[str, Any]:
+    """Everything a configuration says about the computation, defaults filled in."""
+    said: dict[str, Any] = {name: getattr(config, name) for name in names(ModelConfig)}
+    for name in ("init", "dropout", "layers", "attention", "feedforward", "max_length"):
+        del said[name]
+    said |= {"num_kv_heads": config.key_value_heads, "head_dim": config.head_width}
+    said |= {"hidden_dim": config.feedforward_width, "final_norm": config.ends_in_norm}
+    said |= {"num_encoder_layers": config.depth("encoder"), "position": explicit(config.input_position, config)}
+    deepest = max(config.depth("encoder"), config.depth("decoder"))
+    for i in range(deepest):
+        layer = config.layer(i)
+        said[f"layer {i} position"] = explicit(layer.position, config)
+        said[f"layer {i} feedforward"] = layer.feedforward
+        scale = config.head_width**-0.5 if layer.attention.scale is None else layer.attention.scale
+        said[f"layer {i} attention"] = layer.attention.replace(scale=scale, bias=tuple(sorted(layer.attention.bias)))
+    return said
+
+
+def explicit(position: Config, config: ModelConfig) -> Config:
+    """A position scheme with its rotated width said."""
+    if not isinstance(position, RotaryConfig):
+        return position
+    return position.replace(width=position.rotated_width(config.head_width))
+
+
+C = TypeVar("C", bound=Config)
+
+
+def expected(part: Config, kind: type[C]) -> C:
+    """A part that has to be of a kind for the family to have a name for it."""
+    if not isinstance(part, kind):
+        raise ValueError(f"it has no {part.kind if isinstance(part, Choice) else type(part).__name__!r}")
+    return part

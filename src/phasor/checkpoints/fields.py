@@ -1,0 +1,110 @@
+"""Reading other people's config.json: what is not understood is refused by name, never ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from phasor.config.schema import shown
+
+REQUIRED: Any = object()
+
+# Fields that say nothing about what a model computes: how it was saved, trained, or is to be used.
+HARMLESS = frozenset(
+    """
+    _attn_implementation _attn_implementation_autoset _commit_hash _from_model_config _name_or_path _num_labels
+    architectures bad_words_ids begin_suppress_tokens bos_token_id
+    decoder_start_token_id diversity_penalty do_sample dtype early_stopping encoder_no_repeat_ngram_size eos_token_id
+    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing
+    id2label initializer_range is_encoder_decoder label2id length_penalty max_length max_new_tokens
+    min_length model_type no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences
+    output_attentions output_hidden_states output_scores pad_token_id prefix problem_type
+    remove_invalid_values repetition_penalty return_dict return_dict_in_generate sep_token_id suppress_tokens
+    task_specific_params temperature tie_word_embeddings tokenizer_class top_k top_p torch_dtype
+    transformers_version typical_p unk_token_id use_cache
+    """.split()  # noqa: SIM905
+)
+
+# Fields that say nothing as long as they are false, zero or empty.
+IDLE = frozenset(
+    """
+    add_cross_attention chunk_size_feed_forward cross_attention_hidden_size is_decoder pruned_heads
+    tie_encoder_decoder torchscript use_bfloat16
+    """.split()  # noqa: SIM905
+)
+
+
+class Fields:
+    """A config.json being read: every field a family takes is marked, and `finish` refuses the rest.
+
+    `tensors` are the names in the checkpoint, for families whose parts show in their files alone.
+
+    >>> fields = Fields({"hidden_size": 64, "mlp_bias": True}, Path("config.json"))
+    >>> fields.get("hidden_size"), fields.get("head_dim", None)
+    (64, None)
+    >>> fields.finish()
+    Traceback (most recent call last):
+        ...
+    ValueError: config.json: phasor does not honour mlp_bias (true)
+    """
+
+    def __init__(self, data: dict[str, Any], file: Path, tensors: Iterable[str] = ()) -> None:
+        self.data, self.file, self.tensors = data, file, frozenset(tensors)
+        self.taken: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return self.data.get(name) is not None
+
+    def get(self, name: str, default: Any = REQUIRED) -> Any:
+        """A field's value, or the default where the file has none (or null)."""
+        self.taken.add(name)
+        value = self.data.get(name)
+        if value is not None:
+            return value
+        if default is REQUIRED:
+            raise ValueError(f"{self.file}: {name} is missing")
+        return default
+
+    def expect(self, name: str, *allowed: Any) -> None:
+        """Take a field that may only have these values; the first is what it means to be absent."""
+        value = self.get(name, allowed[0])
+        if not any(value == a and isinstance(value, bool) == isinstance(a, bool) for a in allowed):
+            known = ", ".join(map(spelt, allowed))
+            raise ValueError(f"{self.file}: phasor does not honour {name} = {spelt(value)}; it must be {known}")
+
+    def choose(self, name: str, known: dict[str, Any], default: str) -> Any:
+        """What one of several known words means."""
+        word = self.get(name, default)
+        if not isinstance(word, str) or word not in known:
+            raise ValueError(f"{self.file}: phasor does not know {name} = {spelt(word)}; known: {', '.join(known)}")
+        return known[word]
+
+    def made(self, make: Callable[[], Any]) -> Any:
+        """What is made of these fields; a complaint about it names the file."""
+        try:
+            return make()
+        except ValueError as error:
+            text = str(error)
+            raise ValueError(text if text.startswith(str(self.file)) else f"{self.file}: {text}") from None
+
+    def unused(self, harmless: Iterable[str] = ()) -> dict[str, Any]:
+        """Fields nobody took that say nothing about the computation."""
+        return {n: v for n, v in self.data.items() if n not in self.taken and (n in HARMLESS | IDLE or n in harmless)}
+
+    def finish(self, harmless: Iterable[str] = ()) -> None:
+        """Refuse every field that was neither taken nor harmless; null says nothing."""
+        known = HARMLESS | self.taken | set(harmless)
+        idle = {name for name in IDLE if not self.data.get(name)}
+        left = [f"{n} ({spelt(v)})" for n, v in sorted(self.data.items()) if n not in known | idle and v is not None]
+        if left:
+            raise ValueError(f"{self.file}: phasor does not honour {', '.join(left)}")
+
+
+def spelt(value: Any) -> str:
+    """A value as the file spells it, shortly."""
+    return (
+        {True: "true", False: "false", None: "null"}[value]
+        if value is None or isinstance(value, bool)
+        else shown(value)
+    )

@@ -1,0 +1,122 @@
+"""Model folders as files: JSON, tokenizers, special tokens, and folders that are replaced whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from phasor.config.generation import SpecialTokens
+
+CONFIG, WEIGHTS, SPECIAL, TOKENIZER = "config.json", "model.safetensors", "generation_config.json", "tokenizer.json"
+INDEX = "model.safetensors.index.json"
+SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
+TOKENIZER_FILES = (
+    *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
+    *("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
+    *("source.spm", "target.spm", "target_vocab.json"),
+)
+SPECIAL_NAMES = {  # our names and those of the file, which are the field's own
+    "stop": "eos_token_id",
+    "start": "decoder_start_token_id",
+    "forced_first": "forced_bos_token_id",
+    "bos": "bos_token_id",
+    "pad": "pad_token_id",
+}
+
+
+@contextmanager
+def replaced(folder: str | Path) -> Iterator[Path]:
+    """A folder to write into that takes its place when all is written, and vanishes if anything fails."""
+    folder = Path(folder).resolve()  # what a link points to is replaced, and not the link
+    if folder.exists() and not replaceable(folder):
+        raise ValueError(f"{folder} exists and is not a model folder: it is left alone")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    staged = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=".part", dir=folder.parent))
+    try:
+        yield staged
+        staged.chmod(0o755)
+        swap(staged, folder)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def replaceable(folder: Path) -> bool:
+    """Whether a folder is a model's and holds nothing else, or is empty."""
+    if not folder.is_dir():
+        return False
+    names = {file.name for file in folder.iterdir()}
+    weights = {name for name in names if name in (WEIGHTS, INDEX) or SHARD.fullmatch(name)}
+    others = names - weights - {CONFIG, SPECIAL, *TOKENIZER_FILES}
+    return not names or (CONFIG in names and bool(weights) and not others)
+
+
+def swap(staged: Path, folder: Path) -> None:
+    """Put a finished folder in place by renaming; the one that was there goes only afterwards."""
+    if not folder.exists():
+        os.replace(staged, folder)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=".old", dir=folder.parent))
+    try:
+        os.replace(folder, old)
+    except OSError:
+        old.rmdir()
+        raise
+    try:
+        os.replace(staged, folder)
+    except OSError:
+        os.replace(old, folder)
+        raise
+    shutil.rmtree(old)
+
+
+def special_fields(special: SpecialTokens) -> dict[str, Any]:
+    """Special tokens under the names of the file."""
+    values = {theirs: getattr(special, ours) for ours, theirs in SPECIAL_NAMES.items()}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def read_special(data: dict[str, Any], file: Path) -> SpecialTokens:
+    """The special tokens a file names."""
+    found = {ours: data[theirs] for ours, theirs in SPECIAL_NAMES.items() if data.get(theirs) is not None}
+    if isinstance(found.get("stop"), int):
+        found["stop"] = [found["stop"]]
+    try:
+        return SpecialTokens(**found)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"{file} must hold a JSON object")
+    return data
+
+
+def write_json(file: Path, data: dict[str, Any]) -> None:
+    file.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_tokenizer(folder: Path) -> Tokenizer | None:
+    """A folder's tokenizer, where it has one."""
+    file = folder / TOKENIZER
+    if not file.is_file():
+        return None
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises plain Exception
+        raise ValueError(f"{file} is not a tokenizer: {error}") from None

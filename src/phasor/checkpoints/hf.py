@@ -1,0 +1,283 @@
+"""Hugging Face folders: config.json of a known family, safetensors, and what else lies beside them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phasor.checkpoints.families import families
+from phasor.checkpoints.family import Family, differences
+from phasor.checkpoints.fields import Fields
+from phasor.checkpoints.folder import (
+    CONFIG,
+    SPECIAL,
+    TOKENIZER,
+    TOKENIZER_FILES,
+    read_json,
+    read_special,
+    read_tokenizer,
+    special_fields,
+    write_json,
+)
+from phasor.checkpoints.layout import Place, places
+from phasor.checkpoints.tensors import TYPES, Progress, Tensors, write_tensors
+from phasor.config import ModelConfig
+from phasor.config.schema import unknown
+from phasor.model import Transformer
+
+
+@dataclass
+class Origin:
+    """Where a model came from, and what came along that it has no use for."""
+
+    family: str
+    folder: Path
+    fields: dict[str, Any] = field(default_factory=dict)  # of config.json, none of which says what is computed
+    generation: dict[str, Any] = field(default_factory=dict)  # generation_config.json
+    carried: dict[str, Tensor] = field(default_factory=dict)  # tensors by their names in the file
+
+
+def resolved(folder: str | Path) -> Path:
+    """A folder that holds a model: the one given, or the snapshot of a hub cache's entry, by folder or by name."""
+    path = Path(folder)
+    if not path.exists() and str(folder).count("/") == 1:
+        home = os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface")
+        cache = Path(os.environ.get("HF_HUB_CACHE", Path(home) / "hub"))
+        entry = cache / f"models--{str(folder).replace('/', '--')}"
+        path = entry if entry.is_dir() else path
+    snapshots = path / "snapshots"
+    if (path / CONFIG).exists() or not snapshots.is_dir():
+        return path
+    reference = path / "refs" / "main"
+    if reference.is_file():
+        return snapshots / reference.read_text().strip()
+    found = sorted(snapshots.iterdir())
+    if len(found) != 1:
+        raise ValueError(
+            f"{path} has {len(found)} snapshots and no refs/main that names one: give the snapshot's folder"
+        )
+    return found[0]
+
+
+def family_of(data: dict[str, Any], file: Path) -> Family:
+    """The family a config.json names."""
+    known = families()
+    kind = data.get("model_type")
+    if kind not in known:
+        raise ValueError(f"{file}: {unknown('model_type', kind, known)}")
+    return known[kind]
+
+
+def read_hf_config(folder: Path) -> ModelConfig:
+    """The model configuration of a Hugging Face folder, without opening its tensors."""
+    data = read_json(folder / CONFIG)
+    family, fields = family_of(data, folder / CONFIG), Fields(data, folder / CONFIG)
+    config = fields.made(lambda: family.read(fields))
+    fields.finish(family.harmless)
+    return config
+
+
+def load_hf(
+    folder: Path, device: torch.device | str, dtype: torch.dtype | None, progress: Progress | None = None
+) -> Transformer:
+    """The model of a Hugging Face folder."""
+    file = folder / CONFIG
+    data = read_json(file)
+    family = family_of(data, file)
+    with Tensors(folder) as tensors:
+        names = normal_names(tensors.names, family)
+        fields = Fields(data, file, names)
+        config = fields.made(lambda: family.read(fields))
+        fields.finish(family.harmless)
+        config = tied_by_tensors(config, family, tensors, names, data)
+        with torch.device("meta"):
+            model = Transformer(config)
+        shapes = dict(model.state_dict())
+        wanted = places(family.rules(config), config, shapes)
+        carried = check(family, folder, tensors, names, wanted, shapes, config)
+        dtype = dtype or stated_type(data) or tensors.main_type()
+        model.load_state_dict(filled(tensors, names, wanted, shapes, config, device, dtype, progress), assign=True)
+        origin = Origin(family.model_type, folder, fields.unused(family.harmless))
+        origin.carried = {name: tensors.get(names[name]).clone() for name in carried}
+    generation = folder / SPECIAL
+    origin.generation = read_json(generation) if generation.is_file() else {}
+    model.special = read_special(data | origin.generation, generation if generation.is_file() else file)
+    model.tokenizer = read_tokenizer(folder)
+    model.origin = origin
+    return model.requires_grad_(True).eval()
+
+
+def normal_names(found: list[str], family: Family) -> dict[str, str]:
+    """The file's names by the names the family's rules use."""
+    bare = family.prefix and not any(name.startswith(family.prefix) for name in found)
+    names = {}
+    for name in found:
+        normal = name
+        for old, new in family.renamed.items():
+            normal = normal.replace(old, new)
+        if bare and not normal.startswith(family.unprefixed):
+            normal = family.prefix + normal
+        names[normal] = name
+    for copy, original in family.copies.items():
+        if copy in names and original not in names:
+            names[original] = names.pop(copy)
+    return names
+
+
+def tied_by_tensors(
+    config: ModelConfig, family: Family, tensors: Tensors, names: dict[str, str], data: dict[str, Any]
+) -> ModelConfig:
+    """Whether the head shares the token table: as the tensors have it, whatever the flag says."""
+    if not config.has_logits:
+        return config
+    tied = family.head not in names
+    if not tied and config.embedding.tied and family.table in names:
+        tied = torch.equal(tensors.get(names[family.head]), tensors.get(names[family.table]))
+    return config.replace(embedding=config.embedding.replace(tied=tied))
+
+
+def check(
+    family: Family,
+    folder: Path,
+    tensors: Tensors,
+    names: dict[str, str],
+    wanted: list[Place],
+    shapes: dict[str, Tensor],
+    config: ModelConfig,
+) -> list[str]:
+    """One error that lists every missing, extra and misshapen tensor; else the names to carry along."""
+    expected = {p.theirs: p.layout.shape(p.slice(shapes[p.ours]), config) for p in wanted}
+    wrong = [f"{name} is missing" for name in expected if name not in names]
+    carried = []
+    for normal, name in names.items():
+        if normal in expected:
+            if tensors.shape(name) != expected[normal]:
+                wrong.append(f"{name} has the shape {list(tensors.shape(name))}, not {list(expected[normal])}")
+            if tensors.dtype(name) not in TYPES:
+                wrong.append(f"{name} is stored as {tensors.dtype(name)}, and phasor reads {', '.join(TYPES)}")
+        elif normal in family.copies or (normal == family.head and config.embedding.tied):
+            original = names[family.copies.get(normal, family.table)]
+            if not torch.equal(tensors.get(name), tensors.get(original)):
+                wrong.append(f"{name} should repeat {original} and does not")
+        elif any(fnmatchcase(normal, pattern) for pattern in family.carried):
+            carried.append(normal)
+        elif not any(fnmatchcase(normal, pattern) for pattern in family.derived):
+            wrong.append(f"{name} is not the model's")
+    if wrong:
+        where = sorted({tensors.file_of[names[n]].name for n in names})
+        shown = where[0] if len(where) == 1 else f"{len(where)} files"
+        raise ValueError(
+            f"{folder} ({shown}) does not fit its configuration as {family.model_type}: {'; '.join(wrong)}"
+        )
+    return carried
+
+
+def filled(
+    tensors: Tensors,
+    names: dict[str, str],
+    wanted: list[Place],
+    shapes: dict[str, Tensor],
+    config: ModelConfig,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    progress: Progress | None,
+) -> dict[str, Tensor]:
+    """Our tensors, each made once and filled from the files tensor by tensor."""
+    ours = {name: torch.empty(like.shape, dtype=dtype, device=device) for name, like in shapes.items()}
+    total, done = sum(x.numel() * x.element_size() for x in ours.values()), 0
+    with torch.no_grad():
+        for place in wanted:
+            mine, theirs = place.slice(ours[place.ours]), tensors.get(names[place.theirs])
+            place.layout.load(mine, theirs, config)
+            done += theirs.numel() * dtype.itemsize
+            if progress is not None:
+                progress(done, total)
+    return ours
+
+
+def stated_type(data: dict[str, Any]) -> torch.dtype | None:
+    """The type a config.json states."""
+    found = getattr(torch, str(data.get("dtype") or data.get("torch_dtype")).removeprefix("torch."), None)
+    return found if isinstance(found, torch.dtype) and found.is_floating_point else None
+
+
+def save_hf(model: Transformer, folder: Path, progress: Progress | None = None) -> None:
+    """Write a model into an empty folder, as a family of transformers that computes the same."""
+    origin: Origin | None = model.origin
+    family, written = described(model)
+    ours = model.state_dict()
+    wanted = places(family.rules(model.config), model.config, ours)
+    kept = {} if origin is None or origin.family != family.model_type else origin.carried
+    ids = {name: value for name, value in special_fields(model.special).items() if value not in (None, [])}
+    if len(ids.get("eos_token_id", ())) == 1:
+        ids["eos_token_id"] = ids["eos_token_id"][0]
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    write_json(folder / CONFIG, written | ids | {"dtype": dtype})
+    generation = {} if origin is None else origin.generation
+    if generation or ids:
+        write_json(folder / SPECIAL, generation | ids)
+    if origin is not None:
+        for name in TOKENIZER_FILES:
+            if (origin.folder / name).is_file():
+                shutil.copyfile(origin.folder / name, folder / name)
+    if model.tokenizer is not None and not (folder / TOKENIZER).is_file():
+        (folder / TOKENIZER).write_text(model.tokenizer.to_str(), encoding="utf-8")
+    bare = family.prefix if model.config.head.kind in ("none", "pooled") else ""
+
+    def tensors() -> Iterator[tuple[str, Tensor]]:
+        for place in wanted:
+            yield place.theirs.removeprefix(bare), place.layout.save(place.slice(ours[place.ours]), model.config)
+        for name, tensor in kept.items():
+            yield name.removeprefix(bare), tensor
+
+    total = sum(x.numel() * x.element_size() for x in [*ours.values(), *kept.values()])
+    write_tensors(folder, tensors(), total, progress)
+
+
+def described(model: Transformer) -> tuple[Family, dict[str, Any]]:
+    """The family that says what a model is, with its config.json: its own if it has one, else the first that can."""
+    origin: Origin | None = model.origin
+    known = families()
+    why: dict[str, str] = {}
+    names = [origin.family] if origin is not None else []
+    for name in dict.fromkeys([*names, *known]):
+        family = known[name]
+        try:
+            return family, fields_of(model, family)
+        except ValueError as error:
+            why[name] = str(error)
+    first = origin.family if origin is not None else nearest_family(why)
+    raise ValueError(f"no family of transformers computes what this model does; {first}: {why[first]}")
+
+
+def nearest_family(why: dict[str, str]) -> str:
+    """The family with the least to say against a model."""
+    return min(why, key=lambda name: (why[name].count(" and "), len(why[name])))
+
+
+def fields_of(model: Transformer, family: Family) -> dict[str, Any]:
+    """A family's config.json for a model; raises ValueError unless reading it gives the same computation."""
+    config, origin = model.config, model.origin
+    written = family.write(config)
+    written |= {"architectures": [family.architecture(config)], "model_type": family.model_type}
+    if config.has_logits:
+        written["tie_word_embeddings"] = config.embedding.tied
+    names = [place.theirs for place in places(family.rules(config), config, dict(model.state_dict()))]
+    again = Fields(written, Path(CONFIG), names)
+    read = family.read(again)
+    again.finish(family.harmless)
+    if read.has_logits:
+        read = read.replace(embedding=read.embedding.replace(tied=config.embedding.tied))
+    wrong = differences(config, read)
+    if wrong:
+        raise ValueError(f"it would differ in {'; '.join(wrong)}")
+    kept = {} if origin is None or origin.family != family.model_type else origin.fields
+    return kept | written

@@ -1,0 +1,160 @@
+"""Tensors of a folder: read where they lie in their files, one at a time; written in files of a bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from phasor.checkpoints.folder import INDEX, WEIGHTS, read_json, write_json
+
+SHARD_BYTES = 4 << 30
+# How far a long piece of work is: (bytes done, bytes in all).
+Progress = Callable[[int, int], None]
+TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class Tensors:
+    """The tensors of a folder's safetensors files, one file or many with an index.
+
+    Nothing is read before it is asked for; what is asked for lies in the mapped file until it is copied.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.opened = folder, ExitStack()
+        self.file_of: dict[str, Path] = {}
+        self.handles: dict[Path, Any] = {}
+        try:
+            for file in files(folder):
+                self._open(file)
+        except BaseException:
+            self.opened.close()
+            raise
+        self._check_index()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.opened.close()
+
+    def _open(self, file: Path) -> None:
+        try:
+            handle = self.opened.enter_context(safe_open(file, framework="pt"))
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"{file} cannot be read as safetensors: {error}") from None
+        self.handles[file] = handle
+        for name in handle.keys():  # noqa: SIM118
+            if name in self.file_of:
+                raise ValueError(f"{name} stands in {self.file_of[name].name} and again in {file}")
+            self.file_of[name] = file
+
+    def _check_index(self) -> None:
+        index = self.folder / INDEX
+        if not index.is_file() or (self.folder / WEIGHTS).is_file():
+            return
+        listed = index_of(index)
+        wrong = [f"{n} is not in {f}" for n, f in listed.items() if self.file_of.get(n, Path()).name != f]
+        if wrong:
+            self.opened.close()
+            raise ValueError(f"{index} does not fit its files: {'; '.join(wrong)}")
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.file_of)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._slice(name).get_shape())
+
+    def dtype(self, name: str) -> str:
+        """The type as the file spells it: F32, BF16, I8, ..."""
+        return self._slice(name).get_dtype()
+
+    def _slice(self, name: str) -> Any:
+        return self.handles[self.file_of[name]].get_slice(name)
+
+    def get(self, name: str) -> Tensor:
+        """A tensor, mapped from its file."""
+        try:
+            return self.handles[self.file_of[name]].get_tensor(name)
+        except SafetensorError as error:
+            raise ValueError(f"{self.file_of[name]}: {name} cannot be read: {error}") from None
+
+    def main_type(self) -> torch.dtype:
+        """The floating-point type most numbers have."""
+        counts: dict[str, int] = {}
+        for name in self.file_of:
+            kind = self.dtype(name)
+            counts[kind] = counts.get(kind, 0) + torch.Size(self.shape(name)).numel()
+        floating = {kind: count for kind, count in counts.items() if kind in TYPES}
+        return TYPES[max(floating, key=lambda kind: floating[kind])] if floating else torch.float32
+
+
+def files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder; pickles are refused, since reading one runs what is in it."""
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if (folder / INDEX).is_file():
+        return [folder / name for name in dict.fromkeys(index_of(folder / INDEX).values())]
+    pickles = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for file in folder.glob(pattern))
+    if pickles:
+        raise ValueError(
+            f"{folder} holds {pickles[0]}, a pickle, which phasor does not open: reading one runs code that is in it. "
+            "If you trust it, load it with transformers and save it with save_pretrained, which writes safetensors"
+        )
+    raise ValueError(f"{folder} has no {WEIGHTS} and no {INDEX}")
+
+
+def index_of(file: Path) -> dict[str, str]:
+    """Which file each tensor is in, by a folder's index."""
+    listed = read_json(file).get("weight_map")
+    if not isinstance(listed, dict) or not all(isinstance(f, str) and Path(f).name == f for f in listed.values()):
+        raise ValueError(f"{file} must hold a weight_map from names to files of its own folder")
+    return listed
+
+
+def write_tensors(
+    folder: Path,
+    tensors: Iterable[tuple[str, Tensor]],
+    total: int,
+    progress: Progress | None = None,
+    most: int = SHARD_BYTES,
+) -> None:
+    """Write tensors into one file, or into several with an index where they are more than `most` bytes."""
+    shards: list[dict[str, None]] = []
+    held: dict[str, Tensor] = {}
+    done = size = 0
+
+    def flush() -> None:
+        save_file(held, folder / f"part-{len(shards)}", {"format": "pt"})
+        shards.append(dict.fromkeys(held))
+        held.clear()
+
+    for name, tensor in tensors:
+        taken = tensor.numel() * tensor.element_size()
+        if held and size + taken > most:
+            flush()
+            size = 0
+        held[name] = tensor.detach().cpu().contiguous()
+        size, done = size + taken, done + taken
+        if progress is not None:
+            progress(done, total)
+    flush()
+    if len(shards) == 1:
+        (folder / "part-0").rename(folder / WEIGHTS)
+        return
+    weight_map: dict[str, str] = {}
+    for i, shard in enumerate(shards):
+        name = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
+        (folder / f"part-{i}").rename(folder / name)
+        weight_map |= dict.fromkeys(shard, name)
+    write_json(folder / INDEX, {"metadata": {"total_size": done}, "weight_map": weight_map})
