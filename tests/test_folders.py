@@ -17,7 +17,8 @@ from torch import Tensor
 
 import phasor
 from phasor import SpecialTokens, Transformer
-from phasor.checkpoints import native
+from phasor.checkpoints import folder as folders
+from phasor.checkpoints import hf, native, tensors
 from phasor.presets import PRESETS
 
 SMALL = {"dim": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 97, "max_length": 64}
@@ -183,23 +184,25 @@ def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("there", [True, False])
-@pytest.mark.parametrize("name", ["save_file", "swap", "value_of"])
+@pytest.mark.parametrize("format", ["phasor", "hf"])
+@pytest.mark.parametrize(("module", "name"), [(tensors, "save_file"), (folders, "swap"), (tensors, "write_tensors")])
 def test_a_failure_in_the_middle_leaves_things_as_they_were(
-    name: str, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    module: Any, name: str, there: bool, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = speaker()
     if there:
         phasor.save(model, tmp_path / "model")
-    original = getattr(native, name)
+    original = getattr(module, name)
 
     def failing(*args: Any) -> None:
         if name == "save_file":
             original(*args)
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(native, name, failing)
+    for where in (module, native, hf):
+        monkeypatch.setattr(where, name, failing, raising=where is module)
     with pytest.raises(OSError, match="no space left"):
-        phasor.save(speaker(seed=4), tmp_path / "model")
+        phasor.save(speaker(seed=4), tmp_path / "model", format=format)
     assert [p.name for p in tmp_path.iterdir()] == (["model"] if there else [])
     if there:
         same(phasor.load(tmp_path / "model"), model)
@@ -219,7 +222,7 @@ def test_a_failure_to_rename_leaves_the_old_folder_in_its_place(
             raise OSError("busy")
         original(*args)
 
-    monkeypatch.setattr(native.os, "replace", failing)
+    monkeypatch.setattr(folders.os, "replace", failing)
     with pytest.raises(OSError, match="busy"):
         phasor.save(speaker(seed=4), tmp_path / "model")
     monkeypatch.undo()
@@ -282,7 +285,7 @@ def test_fields_nobody_knows(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"dim": "wide"}))
     refused(folder, "config.json: ModelConfig.dim must be a whole number, not 'wide'")
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "llama"}))
-    refused(folder, "family 'llama'")
+    refused(folder, "config.json", "is missing")
 
 
 def test_bad_special_tokens_and_tokenizers(folder: Path) -> None:

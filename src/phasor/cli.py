@@ -59,7 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="show what a model's positions do, pair by pair",
         description="Show what a model's positions do, pair by pair; given two models, also how they differ.",
     )
-    explain.add_argument("config", help="preset:NAME, a configuration file, or a folder with config.json")
+    explain.add_argument("config", help="preset:NAME, a configuration file, or a model folder")
     explain.add_argument("other", nargs="?", help="a second model to compare with")
     explain.add_argument(
         "--extension", metavar="KIND", help="replace the rotary extension (see: phasor kinds extensions)"
@@ -68,6 +68,24 @@ def build_parser() -> argparse.ArgumentParser:
     explain.add_argument("--json", action="store_true", help="print JSON")
     add_fields(explain, "fields of the extension", *extension_classes())
     explain.set_defaults(command=run_explain)
+
+    convert = verbs.add_parser(
+        "convert",
+        help="write a model folder in another format",
+        description="Write a Hugging Face folder as phasor's, or phasor's as a Hugging Face one.",
+    )
+    convert.add_argument("source", help="a model folder, or an entry of the hub's cache, by folder or as OWNER/NAME")
+    convert.add_argument("destination", help="the folder to write; a model folder that is there is replaced")
+    convert.add_argument("--format", metavar="FORMAT", help="phasor or hf; the other one than the source if left out")
+    convert.add_argument("--dtype", metavar="TYPE", help="write another type: float32, bfloat16, float16, float64")
+    convert.add_argument("--position", metavar="KIND", help="another position scheme (see: phasor kinds positions)")
+    convert.add_argument(
+        "--extension", metavar="KIND", help="another rotary extension, or none (see: phasor kinds extensions)"
+    )
+    convert.add_argument("--check", action="store_true", help="write only if transformers computes the same logits")
+    convert.add_argument("--json", action="store_true", help="print JSON")
+    add_fields(convert, "fields of the extension", *extension_classes())
+    convert.set_defaults(command=run_convert)
 
     generate = verbs.add_parser(
         "generate",
@@ -206,6 +224,62 @@ def run_explain(given: argparse.Namespace) -> None:
                 show_pairs(scheme)
     if found.other is not None:
         show_differences(found, found.other)
+
+
+def run_convert(given: argparse.Namespace) -> None:
+    from phasor.checkpoints import convert
+    from phasor.checkpoints.conversion import read_config
+    from phasor.explanation import make_extension
+
+    fields = given_fields(given, *extension_classes())
+    if fields and given.extension in (None, "none"):
+        raise ValueError(f"--{next(iter(fields)).replace('_', '-')} belongs to an extension: add --extension KIND")
+    extension = given.extension
+    if extension not in (None, "none"):
+        extension = make_extension(extension, read_config(given.source), **fields)
+    found = convert(
+        given.source,
+        given.destination,
+        given.format,
+        dtype=floating(given.dtype),
+        position=given.position,
+        extension=extension,
+        check=given.check,
+        progress=Bar,
+    )
+    if given.json:
+        print_json({"destination": given.destination, "check": None if found is None else dataclasses.asdict(found)})
+        return
+    print(f"written: {given.destination}")
+    if found is not None:
+        print(
+            f"transformers computes the same logits of {found.tokens} random tokens: "
+            f"the largest difference is {found.largest:.1e}, where they spread by {found.size:.2g}"
+        )
+
+
+def floating(name: str | None) -> Any:
+    """A floating-point type of torch by its name."""
+    import torch
+
+    known = ("float32", "bfloat16", "float16", "float64")
+    if name is not None and name not in known:
+        raise ValueError(f"--dtype must be one of {', '.join(known)}, not {name!r}")
+    return None if name is None else getattr(torch, name)
+
+
+class Bar:
+    """A line on standard error that shows how far a piece of work is; nothing where nobody watches."""
+
+    def __init__(self, what: str) -> None:
+        self.what, self.shown = what, ""
+
+    def __call__(self, done: int, total: int) -> None:
+        share = done / max(total, 1)
+        line = f"{self.what} {'█' * round(30 * share):░<30} {100 * share:3.0f} %"
+        if line != self.shown and sys.stderr.isatty():
+            print(f"\r{line}", end="\n" if done >= total else "", file=sys.stderr, flush=True)
+        self.shown = line
 
 
 def run_generate(given: argparse.Namespace) -> None:

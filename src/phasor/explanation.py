@@ -81,7 +81,7 @@ def explain(
     """
     name, first = named(config)
     if extension is not None:
-        first = with_extension(first, extension)
+        first = first.with_extension(extension)
         name = f"{name} with {extension.kind}"
     if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
         raise ValueError(f"length must be a whole number of at least 1, not {length!r}")
@@ -113,21 +113,14 @@ def named(config: ModelConfig | str | Path) -> tuple[str, ModelConfig]:
             f"{config} is neither a configuration file nor a folder with config.json; a preset is named preset:NAME"
         )
     try:
-        return str(path), ModelConfig.from_json(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        if path.is_dir() and '"model_type"' in text:
+            from phasor.checkpoints.conversion import read_config  # loads torch, which phasor's own files do not need
+
+            return str(path), read_config(path)
+        return str(path), ModelConfig.from_json(text)
     except (ValueError, OSError) as error:
-        raise ValueError(f"{file}: {error}") from None
-
-
-def with_extension(config: ModelConfig, extension: Extension) -> ModelConfig:
-    """The same model with every rotary scheme extended another way."""
-
-    def extended(position: PositionConfig) -> PositionConfig:
-        return position.replace(extension=extension) if isinstance(position, RotaryConfig) else position
-
-    if not any(isinstance(p, RotaryConfig) for p in config.layer_positions()):
-        raise ValueError(f"an extension needs rotary positions, and this model's are {config.position.kind!r}")
-    layers = tuple(x.replace(position=extended(x.position)) if x.position else x for x in config.layers)
-    return config.replace(position=extended(config.position), layers=layers)
+        raise ValueError(f"{file}: {error}".replace(f"{file}: {file}", str(file))) from None
 
 
 def make_extension(kind: str, config: ModelConfig, **fields: Any) -> Extension:

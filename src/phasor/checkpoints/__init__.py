@@ -1,5 +1,5 @@
 """Model folders in and out: phasor's own, and those of other families."""
 
-from phasor.checkpoints.convert import load, save
+from phasor.checkpoints.conversion import convert, load, save
 
-__all__ = ["load", "save"]
+__all__ = ["convert", "load", "save"]

@@ -97,7 +97,7 @@ def differences(one: ModelConfig, other: ModelConfig) -> list[str]:
     >>> differences(config, config.replace(num_kv_heads=2, dropout={"residual": 0.1}))
     []
     >>> differences(config, config.replace(norm="rmsnorm"))
-    ["norm (LayerNormConfig(eps=1e-05, bias=True) and RMSNormConfig(eps=1e-06, unit_offset=False))"]
+    ['norm (LayerNormConfig(eps=1e-05, bias=True) and RMSNormConfig(eps=1e-06, unit_offset=False))']
     """
     a, b = meaning(one), meaning(other)
     return [f"{name} ({shown(a[name])} and {shown(b[name])})" for name in a if a[name] != b[name]]

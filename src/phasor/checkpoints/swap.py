@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phasor.config import LearnedConfig, ModelConfig, NoPositionConfig, RotaryConfig
+from phasor.config import LearnedConfig, ModelConfig, NoPositionConfig
 from phasor.config.extensions import Extension
 from phasor.config.model import Side
 from phasor.config.positions import PositionConfig
+from phasor.config.schema import fit
 from phasor.model import Stack, Transformer
 
 Named = str | Mapping[str, Any]
@@ -92,10 +93,5 @@ def swapped_config(
         ]
         config = config.replace(position=position, layers=tuple(layers))
     if extension is not None:
-        before = config.position
-        if not isinstance(before, RotaryConfig):
-            raise ValueError(f"an extension is for rotary positions, and this model's are {before.kind!r}")
-        after = before.replace(extension=None if extension == "none" else extension)
-        layers = [layer.replace(position=after) if layer.position == before else layer for layer in config.layers]
-        config = config.replace(position=after, layers=tuple(layers))
+        config = config.with_extension(None if extension == "none" else fit(extension, Extension, "extension"))
     return config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from phasor.config.extensions import Extension
 from phasor.config.parts import (
     AttentionConfig,
     DropoutConfig,
@@ -184,3 +185,21 @@ class ModelConfig(Config):
     def layer_positions(self) -> list[PositionConfig]:
         """The distinct schemes that act inside layers, in the order they first appear."""
         return list(dict.fromkeys(self.layer(i).position for i in range(max(1, len(self.layers)))))
+
+    def with_extension(self, extension: Extension | None) -> ModelConfig:
+        """The same model with its rotary scheme extended another way; layers with a rotary scheme of their own keep it.
+
+        >>> from phasor.config import Linear
+        >>> config = ModelConfig(vocab_size=9, dim=8, num_layers=2, num_heads=1, position="rotary")
+        >>> config.with_extension(Linear(factor=2.0)).position.extension.factor
+        2.0
+        """
+        schemes = [p for p in (self.position, *self.layer_positions()) if isinstance(p, RotaryConfig)]
+        if not schemes:
+            raise ValueError(f"an extension needs rotary positions, and this model's are {self.position.kind!r}")
+
+        def extended(position: PositionConfig | None) -> PositionConfig | None:
+            return schemes[0].replace(extension=extension) if position == schemes[0] else position
+
+        layers = tuple(layer.replace(position=extended(layer.position)) for layer in self.layers)
+        return self.replace(position=extended(self.position), layers=layers)
