@@ -35,7 +35,7 @@ LayerConfig LayerNormConfig LearnedConfig Linear Llama3 LongRoPE MaskedHeadConfi
 NoHeadConfig NoNormConfig NoPositionConfig NormalInitConfig NormalisedConfig OutputConfig ParallelConfig
 PooledHeadConfig PostConfig PreConfig Proportional RMSNormConfig Record Rotary RotaryConfig SandwichConfig
 SinusoidalConfig SpecialTokens T5InitConfig T5PositionConfig Transformer XPosConfig XavierInitConfig YaRN
-balancing_loss convert explain generate kinds load preset save stream
+balancing_loss convert exact_rotary explain generate kinds load preset save stream
 """.split()  # noqa: SIM905
 
 

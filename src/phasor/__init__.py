@@ -23,7 +23,7 @@ _HOMES = {
     "phasor.presets": "preset",
     "phasor.explanation": "explain",
     "phasor.cache": "Cache",
-    "phasor.checkpoints": "convert load save",
+    "phasor.checkpoints": "convert exact_rotary load save",
     "phasor.config.generation": "GenerationConfig SpecialTokens",
     "phasor.generation": "Generated generate stream",
     "phasor.model": "Record Transformer",
@@ -36,6 +36,7 @@ __all__ = sorted(_HOME_OF)  # pyright: ignore[reportUnsupportedDunderAll]
 if TYPE_CHECKING:
     from phasor.cache import Cache as Cache
     from phasor.checkpoints import convert as convert
+    from phasor.checkpoints import exact_rotary as exact_rotary
     from phasor.checkpoints import load as load
     from phasor.checkpoints import save as save
     from phasor.choices import kinds as kinds
