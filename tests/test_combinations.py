@@ -17,12 +17,15 @@ SHAPES = phasor.kinds("shapes")
 NORMS: dict[str, Any] = {
     "layernorm": phasor.LayerNormConfig(),
     "layernorm-no-bias": phasor.LayerNormConfig(bias=False),
+    "layernorm-bare": phasor.LayerNormConfig(bias=False, weight=False),
     "rmsnorm": phasor.RMSNormConfig(),
     "rmsnorm-offset": phasor.RMSNormConfig(unit_offset=True),
     "none": phasor.NoNormConfig(),
 }
 PLACEMENTS: dict[str, Any] = {
     "pre": phasor.PreConfig(),
+    "pre-normed-stream": phasor.PreConfig(normed_stream=True),
+    "pre-without-the-first": phasor.PreConfig(first_norm=False),
     "post": phasor.PostConfig(),
     "sandwich": phasor.SandwichConfig(multiplier=0.5),
     "deepnorm": phasor.DeepNormConfig(),

@@ -14,21 +14,23 @@ class LayerNorm(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], config: LayerNormConfig) -> None:
         super().__init__()
-        self.eps = config.eps
-        self.weight = nn.Parameter(torch.ones(shape))
+        self.eps, self.plain = config.eps, len(shape) == 1
+        self.weight = nn.Parameter(torch.ones(shape)) if config.weight else None
         self.bias = nn.Parameter(torch.zeros(shape)) if config.bias else None
 
     def reset_parameters(self) -> None:
-        nn.init.ones_(self.weight)
+        if self.weight is not None:
+            nn.init.ones_(self.weight)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         width = x.shape[-1:]
-        if self.weight.dim() == 1:
+        if self.plain:
             return F.layer_norm(x, width, self.weight, self.bias, self.eps)
         wide = at_least_float32(x)
-        y = F.layer_norm(wide, width, None, None, self.eps) * self.weight.to(wide.dtype)
+        y = F.layer_norm(wide, width, None, None, self.eps)
+        y = y if self.weight is None else y * self.weight.to(wide.dtype)
         return (y if self.bias is None else y + self.bias.to(wide.dtype)).to(x.dtype)
 
 

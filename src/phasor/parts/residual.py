@@ -55,6 +55,16 @@ class Pre(Residual):
         return x
 
 
+class NormedPre(Residual):
+    """`h + f(h)`, `h = norm(x)`."""
+
+    def forward(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
+        for f, norm in zip(sublayers, self.norms, strict=True):
+            h = norm(x)
+            x = h + self.branch(f(h))
+        return x
+
+
 class Post(Residual):
     """`norm(x + f(x))`."""
 
@@ -132,7 +142,6 @@ def deepnorm_constants(model: ModelConfig, side: Side) -> tuple[float, float]:
 
 
 RESIDUALS: dict[type[PlacementConfig], type[Residual]] = {
-    PreConfig: Pre,
     PostConfig: Post,
     SandwichConfig: Sandwich,
     DeepNormConfig: DeepNorm,
@@ -140,9 +149,14 @@ RESIDUALS: dict[type[PlacementConfig], type[Residual]] = {
 }
 
 
-def build_residual(model: ModelConfig, side: Side, sublayers: int) -> Residual:
-    """The placement of a model's blocks, around some number of sub-layers."""
+def build_residual(model: ModelConfig, side: Side, sublayers: int, first: bool = False) -> Residual:
+    """The placement of a model's blocks, or of its first, around some number of sub-layers."""
     placement = model.placement
     if isinstance(placement, ParallelConfig):
         return (SharedParallel if placement.shared_norm else Parallel)(model, side, sublayers)
+    if isinstance(placement, PreConfig):
+        pre = (NormedPre if placement.normed_stream else Pre)(model, side, sublayers)
+        if first and not placement.first_norm:
+            pre.norms[0] = nn.Identity()
+        return pre
     return RESIDUALS[type(placement)](model, side, sublayers)

@@ -22,7 +22,7 @@ class ALiBi(Position):
     def __init__(self, config: ALiBiConfig, *, num_heads: int) -> None:
         super().__init__()
         self.config = config
-        self.slopes = alibi_slopes(num_heads, config.max_bias)
+        self.slopes = tuple(config.multiplier * slope for slope in alibi_slopes(num_heads, config.max_bias))
 
     @classmethod
     def build(cls, config: ALiBiConfig, model: ModelConfig, side: Side) -> Self:
