@@ -92,9 +92,9 @@ GATED = {
 }
 
 
-def clamped(gate, up, limit):
+def clamped(gate, up, limit, gain):
     gate, up = min(gate, limit), max(min(up, limit), -limit)
-    return gate * sigmoid(1.702 * gate) * (up + 1)
+    return gate * sigmoid(gain * gate) * (up + 1)
 
 
 def slope(f, x, step=1e-5):
@@ -117,14 +117,15 @@ def test_activation_is_its_formula(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "limit"), [*((name, 7.0) for name in GATED), ("swiglu-clamped", 7.0), ("swiglu-clamped", 2.5)]
+    ("name", "given"),
+    [*((name, {}) for name in GATED), *(("swiglu-clamped", given) for given in ({}, {"limit": 2.5}, {"gain": 0.8}))],
 )
-def test_gated_activation_is_its_formula(name, limit):
-    formula = GATED.get(name) or (lambda g, u: clamped(g, u, limit))
+def test_gated_activation_is_its_formula(name, given):
+    formula = GATED.get(name) or (lambda g, u: clamped(g, u, **{"limit": 7.0, "gain": 1.702} | given))
     pairs = list(product(POINTS, POINTS))
     gate, up = torch.tensor(pairs, dtype=torch.float64).unbind(-1)
     x = torch.cat((gate, up)).requires_grad_()  # the gate comes first
-    y = activate(x, FeedForwardConfig(activation=name, limit=limit))
+    y = activate(x, FeedForwardConfig(activation=name, **given))
     (grad,) = torch.autograd.grad(y.sum(), x)
     truth = torch.tensor([formula(g, u) for g, u in pairs], dtype=torch.float64)
     torch.testing.assert_close(y, truth, rtol=1e-13, atol=1e-12)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar, TypeVar
 
+from torch import Tensor
+
 from phasor.checkpoints.fields import Fields
 from phasor.checkpoints.layout import Rule
-from phasor.config import ModelConfig, RotaryConfig
+from phasor.config import FeedForwardConfig, ModelConfig, RotaryConfig
 from phasor.config.schema import Choice, Config, names, shown
 
 # Activations by their usual names, plain and as the gate of a gated network.
@@ -15,6 +17,8 @@ ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu-tanh",
     "gelu_fast": "gelu-tanh",
+    "gelu_accurate": "gelu-tanh",
+    "gelu_python": "gelu",
     "gelu_pytorch_tanh": "gelu-tanh",
     "relu": "relu",
     "silu": "silu",
@@ -38,9 +42,10 @@ def activation_name(activation: str) -> str:
 class Family:
     """One `model_type` of transformers: its configuration both ways, and one table of rules for its tensors.
 
-    - `architectures`: its classes by the kind of head they have.
+    - `architectures`: its classes by the kind of head they have; `aliases`: kinds by the names of further classes.
     - `prefix`: what names begin with in a file saved with a head, and may lack in one saved without; `unprefixed`
       are beginnings that never have it. `table` and `head` are the names of the two ends that may be tied.
+    - `first_choice`: whether a model that several families can say is written as this one.
     - `harmless`: fields of config.json, beside those common to all, that say nothing about the computation.
     - `renamed`: old spellings within names. `copies`: names of tensors that repeat another.
     - `derived`: patterns of tensors that follow from the configuration. `carried`: patterns of tensors phasor
@@ -50,10 +55,12 @@ class Family:
     model_type: ClassVar[str]
     title: ClassVar[str]  # what people call it
     architectures: ClassVar[dict[str, str]]
+    aliases: ClassVar[dict[str, str]] = {}
     prefix: ClassVar[str] = "model."
     unprefixed: ClassVar[tuple[str, ...]] = ("lm_head.",)
     table: ClassVar[str] = "model.embed_tokens.weight"
     head: ClassVar[str] = "lm_head.weight"
+    first_choice: ClassVar[bool] = False
     harmless: ClassVar[frozenset[str]] = frozenset()
     renamed: ClassVar[dict[str, str]] = {}
     copies: ClassVar[dict[str, str]] = {}
@@ -75,7 +82,7 @@ class Family:
     def head_kind(self, f: Fields) -> str:
         """The kind of head a file's architecture has; the first known where none is named."""
         named = f.get("architectures", None) or [next(iter(self.architectures.values()))]
-        kinds = {name: kind for kind, name in self.architectures.items()}
+        kinds = {name: kind for kind, name in self.architectures.items()} | self.aliases
         if not isinstance(named, list) or len(named) != 1 or named[0] not in kinds:
             raise ValueError(
                 f"{f.file}: phasor does not know the architecture {shown(named)} of {self.model_type}; "
@@ -83,11 +90,28 @@ class Family:
             )
         return kinds[named[0]]
 
+    def table_of(self, config: ModelConfig) -> str:
+        """The name of the token table the head may share."""
+        return self.table
+
+    def repeated(self, config: ModelConfig) -> dict[str, str]:
+        """Names under which a file has to hold a tensor again, and its own name."""
+        return {}
+
+    def follows(self, name: str, tensor: Tensor, config: ModelConfig) -> bool:
+        """Whether a tensor that follows from the configuration is what follows from it."""
+        return True
+
+    def spare(self, config: ModelConfig) -> tuple[str, ...]:
+        """Patterns of tensors a model of this configuration has no use for."""
+        return self.carried
+
     def architecture(self, config: ModelConfig) -> str:
-        """The class that has a configuration's head."""
-        if config.head.kind not in self.architectures:
-            raise ValueError(f"{self.model_type} has no class with the head {config.head.kind!r}")
-        return self.architectures[config.head.kind]
+        """The class that has a configuration's head; pooling is no part of it, and lies beside the model."""
+        kind = "none" if config.head.kind == "pooled" else config.head.kind
+        if kind not in self.architectures:
+            raise ValueError(f"{self.model_type} has no class with the head {kind!r}")
+        return self.architectures[kind]
 
 
 def differences(one: ModelConfig, other: ModelConfig) -> list[str]:
@@ -97,7 +121,7 @@ def differences(one: ModelConfig, other: ModelConfig) -> list[str]:
     >>> differences(config, config.replace(num_kv_heads=2, dropout={"residual": 0.1}))
     []
     >>> differences(config, config.replace(norm="rmsnorm"))
-    ['norm (LayerNormConfig(eps=1e-05, bias=True) and RMSNormConfig(eps=1e-06, unit_offset=False))']
+    ['norm (LayerNormConfig(eps=1e-05, bias=True, weight=True) and RMSNormConfig(eps=1e-06, unit_offset=False))']
     """
     a, b = meaning(one), meaning(other)
     return [f"{name} ({shown(a[name])} and {shown(b[name])})" for name in a if a[name] != b[name]]
@@ -115,7 +139,7 @@ def meaning(config: ModelConfig) -> dict[str, Any]:
     for i in range(deepest):
         layer = config.layer(i)
         said[f"layer {i} position"] = explicit(layer.position, config)
-        said[f"layer {i} feedforward"] = layer.feedforward
+        said[f"layer {i} feedforward"] = sized(layer.feedforward, config)
         scale = config.head_width**-0.5 if layer.attention.scale is None else layer.attention.scale
         said[f"layer {i} attention"] = layer.attention.replace(scale=scale, bias=tuple(sorted(layer.attention.bias)))
     return said
@@ -126,6 +150,14 @@ def explicit(position: Config, config: ModelConfig) -> Config:
     if not isinstance(position, RotaryConfig):
         return position
     return position.replace(width=position.rotated_width(config.head_width))
+
+
+def sized(network: FeedForwardConfig, config: ModelConfig) -> FeedForwardConfig:
+    """A feed-forward network with the width of its experts said."""
+    mixture = network.experts
+    if mixture is None or mixture.hidden_dim is not None:
+        return network
+    return network.replace(experts=mixture.replace(hidden_dim=config.feedforward_width))
 
 
 C = TypeVar("C", bound=Config)

@@ -41,26 +41,32 @@ def read_rotary(
     *,
     base: float = 10000.0,
     pairing: Pairing = "half",
-    partial: float = 1.0,
+    partial: float | None = None,
+    usual: dict[str, Any] | None = None,
     layer_type: str | None = None,
 ) -> RotaryConfig:
-    """The rotary scheme a file asks for; `base` and `partial` are the family's own defaults."""
-    rope = Fields(parameters(f, layer_type), f.file)
+    """The rotary scheme a file asks for; `base` and `partial` are the family's own defaults.
+
+    A family without `partial` turns whole heads; `usual` are its parameters where a file has none.
+    """
+    rope = Fields(parameters(f, layer_type, usual or {}), f.file, within="rope_parameters.")
     base = rope.get("rope_theta", f.get("rope_theta", base))
-    partial = rope.get("partial_rotary_factor", f.get("partial_rotary_factor", partial))
+    share = rope.get("partial_rotary_factor", f.get("partial_rotary_factor", partial or 1.0))
     kind = rope.get("rope_type", rope.get("type", "default"))
     rope.get("type", None)
     extension = read_extension(rope, kind, max_length, f.get("original_max_position_embeddings", None))
     if isinstance(extension, Proportional):
-        extension, partial = extension.replace(fraction=partial), 1.0
+        extension, share = extension.replace(fraction=share), 1.0
+    elif partial is None and share != 1:
+        raise ValueError(f"{f.file}: partial_rotary_factor = {spelt(share)} is not this family's: it turns whole heads")
     rope.finish()
-    width = int(head_dim * partial)
+    width = int(head_dim * share)
     return RotaryConfig(base=base, pairing=pairing, width=None if width == head_dim else width, extension=extension)
 
 
-def parameters(f: Fields, layer_type: str | None) -> dict[str, Any]:
+def parameters(f: Fields, layer_type: str | None, usual: dict[str, Any]) -> dict[str, Any]:
     """The file's rotary parameters, those of one layer type where they are told apart."""
-    found = f.get("rope_scaling", None) or f.get("rope_parameters", {})
+    found = f.get("rope_scaling", None) or f.get("rope_parameters", usual)
     f.get("rope_parameters", None)
     if not isinstance(found, dict):
         raise ValueError(f"{f.file}: rope_parameters must be an object, not {spelt(found)}")
@@ -138,9 +144,11 @@ def write_rotary(position: RotaryConfig, model: ModelConfig) -> dict[str, Any]:
         fields |= {"rope_type": "llama3", "original_max_position_embeddings": extension.original_length}
         fields |= {name: getattr(extension, name) for name in ("factor", "low_freq_factor", "high_freq_factor")}
     elif isinstance(extension, LongRoPE):
-        fields |= {"rope_type": "longrope", "factor": extension.factor}
+        fields["rope_type"] = "longrope"
         fields |= {"short_factor": list(extension.short_factor), "long_factor": list(extension.long_factor)}
         fields["original_max_position_embeddings"] = extension.original_length
+        if extension.factor != model.max_length / extension.original_length:  # what its absence means
+            fields["factor"] = extension.factor
         if extension.attention is not None:
             fields["attention_factor"] = extension.attention
     elif isinstance(extension, Proportional):

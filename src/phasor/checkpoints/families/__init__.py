@@ -1,17 +1,22 @@
-"""The families phasor reads and writes: every module of this package that defines `FAMILY`."""
+"""The families phasor reads and writes: one module each, named as its `model_type`, that defines `FAMILY`."""
 
 from __future__ import annotations
 
-import functools
 import importlib
 import pkgutil
 
 from phasor.checkpoints.family import Family
 
 
-@functools.cache
-def families() -> dict[str, Family]:
-    """All families by their `model_type`."""
-    modules = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    loaded = [importlib.import_module(f"{__name__}.{name}") for name in modules if not name.startswith("_")]
-    return {module.FAMILY.model_type: module.FAMILY for module in loaded}
+def names() -> list[str]:
+    """The `model_type` of every family."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+
+
+def family(name: str) -> Family:
+    """A family by its `model_type`.
+
+    >>> family("llama").architectures["lm"]
+    'LlamaForCausalLM'
+    """
+    return importlib.import_module(f"{__name__}.{name}").FAMILY

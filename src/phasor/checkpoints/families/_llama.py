@@ -3,34 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from phasor.checkpoints.family import Family
 from phasor.checkpoints.fields import Fields
 from phasor.checkpoints.layout import Rule, gated, linear, projections
 from phasor.config import ModelConfig
+from phasor.config.parts import Projection
 
 PRE = ("input_layernorm", "post_attention_layernorm")
+EVERY_BIAS: tuple[Projection, ...] = ("q", "k", "v", "out")
 
 
 class LlamaLike(Family):
-    """Names as in Llama; `norms` are those of a block in the order they run."""
+    """Names as in Llama.
+
+    `norms` are those of a block in the order they run, `last_norm` follows the last block. `absent` says what fields
+    mean that a file does not have; `has_head_dim` is false where transformers' configuration takes that field
+    without having it.
+    """
 
     norms: tuple[str, ...] = PRE
+    last_norm: ClassVar[str] = "norm"
+    absent: ClassVar[dict[str, Any]] = {}
+    has_head_dim: ClassVar[bool] = True
     derived = ("model.layers.*.self_attn.rotary_emb.inv_freq", "model.rotary_emb.*inv_freq")
 
     def rules(self, config: ModelConfig) -> Iterator[Rule]:
         yield Rule("tokens.weight", "model.embed_tokens.weight")
-        yield Rule("head.weight", "lm_head.weight")
-        yield from linear("decoder.norm", "model.norm")
-        block, layer = "decoder.blocks.{i}", "model.layers.{i}"
-        yield from projections(f"{block}.attention", f"{layer}.self_attn")
-        yield from linear(f"{block}.attention.out", f"{layer}.self_attn.o_proj")
-        yield from linear(f"{block}.attention.q_norm", f"{layer}.self_attn.q_norm")
-        yield from linear(f"{block}.attention.k_norm", f"{layer}.self_attn.k_norm")
+        yield from linear("head", "lm_head")
+        side = "encoder" if config.shape == "encoder" else "decoder"
+        yield from linear(f"{side}.norm", f"model.{self.last_norm}")
+        block, layer = f"{side}.blocks.{{i}}", "model.layers.{i}"
+        yield from self.attention(f"{block}.attention", f"{layer}.self_attn")
         for index, norm in enumerate(self.norms):
             yield from linear(f"{block}.residual.norms.{index}", f"{layer}.{norm}")
         yield from self.feedforward(f"{block}.feedforward", f"{layer}.mlp")
+
+    def attention(self, ours: str, theirs: str) -> Iterator[Rule]:
+        yield from projections(ours, theirs)
+        yield from linear(f"{ours}.out", f"{theirs}.o_proj")
+        yield from linear(f"{ours}.q_norm", f"{theirs}.q_norm")
+        yield from linear(f"{ours}.k_norm", f"{theirs}.k_norm")
 
     def feedforward(self, ours: str, theirs: str) -> Iterator[Rule]:
         yield from gated(f"{ours}.up", f"{theirs}.gate_proj", f"{theirs}.up_proj")
@@ -38,6 +52,7 @@ class LlamaLike(Family):
 
     def sizes(self, f: Fields) -> dict[str, Any]:
         """The sizes of a model, and its tie, head kind and attention dropout."""
+        f.assume(self.absent)
         heads = f.get("num_attention_heads")
         return {
             "vocab_size": f.get("vocab_size"),
@@ -56,6 +71,7 @@ class LlamaLike(Family):
 
     def write_sizes(self, config: ModelConfig) -> dict[str, Any]:
         """The fields `sizes` reads."""
+        own_width = self.has_head_dim or config.head_width * config.num_heads != config.dim
         return {
             "vocab_size": config.vocab_size,
             "hidden_size": config.dim,
@@ -63,8 +79,14 @@ class LlamaLike(Family):
             "num_hidden_layers": config.num_layers,
             "num_attention_heads": config.num_heads,
             "num_key_value_heads": config.key_value_heads,
-            "head_dim": config.head_width,
+            **({"head_dim": config.head_width} if own_width else {}),
             "max_position_embeddings": config.max_length,
             "attention_dropout": config.dropout.attention,
             "initializer_range": getattr(config.init, "std", 0.02),
         }
+
+
+def fused_gate(ours: str, theirs: str) -> Iterator[Rule]:
+    """A feed-forward network whose gate and up projection are one tensor, in the order of ours."""
+    yield from linear(f"{ours}.up", f"{theirs}.gate_up_proj")
+    yield from linear(f"{ours}.down", f"{theirs}.down_proj")

@@ -17,6 +17,7 @@ class Llama(LlamaLike):
     model_type = "llama"
     title = "Llama 1, 2, 3, 3.1"
     architectures = {"lm": "LlamaForCausalLM", "none": "LlamaModel"}
+    first_choice = True
     harmless = frozenset({"pretraining_tp"})  # into how many pieces products were once cut, with the same result
 
     def read(self, f: Fields) -> ModelConfig:
