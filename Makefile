@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-full lint format bench clean
+.PHONY: demo test test-full families lint format bench clean
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -18,6 +18,12 @@ test: .venv/ready lint
 test-full: .venv/ready lint
 	OMP_NUM_THREADS=1 PHASOR_EXAMPLES=full $(BIN)/python -m pytest -n auto
 
+families: .venv/ready
+	rm -rf .notes && mkdir .notes
+	OMP_NUM_THREADS=1 PHASOR_EXAMPLES=full PHASOR_FAMILY_NOTES=.notes $(BIN)/python -m pytest -n auto tests/test_families.py
+	$(BIN)/python tests/families/table.py .notes
+	rm -rf .notes
+
 lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -30,6 +36,7 @@ format: .venv/ready
 bench: .venv/ready
 	$(BIN)/python benchmarks/cpu.py
 	$(BIN)/python benchmarks/decode.py
+	$(BIN)/python benchmarks/loading.py
 
 clean:
 	rm -rf .venv build dist

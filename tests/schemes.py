@@ -38,6 +38,7 @@ SCHEMES = {
     "rotary-adjacent": phasor.RotaryConfig(pairing="adjacent"),
     "rotary-partial": phasor.RotaryConfig(width=4),
     "rotary-one-pair": phasor.RotaryConfig(width=2),
+    "rotary-values": phasor.RotaryConfig(pairing="adjacent", values=True),
     "xpos": phasor.XPosConfig(),
     "axial": phasor.AxialConfig(),
     "mrope": phasor.MultiSectionConfig(sections=(1, 1, 2)),

@@ -292,6 +292,23 @@ def test_attention_module_is_its_equation(qk_norm, bias, clip):
     assert_same(ours, truth, [x, *module.parameters()], 1e-9)
 
 
+@pytest.mark.parametrize("qk_norm", ["head", "heads", "whole"])
+def test_the_norm_of_queries_and_keys_may_lack_the_bias_that_others_have(qk_norm):
+    norm = LayerNormConfig(eps=1e-3)
+    model = ModelConfig(vocab_size=9, dim=21, num_layers=1, num_heads=6, num_kv_heads=2, head_dim=5, norm=norm)
+    module = redraw(Attention(AttentionConfig(qk_norm=qk_norm, qk_norm_bias=False), model))
+    assert [name for name, _ in module.named_parameters() if name.endswith("norm.bias")] == []
+    x, parts = normal(2, 13, 21), {}
+    for part in "qkv":
+        y = parts[part] = plain_projection(module, x, part)
+        if part != "v":
+            own = module.q_norm if part == "q" else module.k_norm
+            parts[part] = plain_norm(y.flatten(-2) if qk_norm == "whole" else y, norm, own.weight, 0.0).view(y.shape)
+    mixed = plain_attention(*(parts[p] for p in "qkv"), torch.ones(13, 13).tril(), 5**-0.5).flatten(-2)
+    ours = module(x, View(Mask(causal=True), Position()))
+    assert_same(ours, mixed @ module.out.weight.T, [*module.parameters()], 1e-9)
+
+
 @pytest.mark.parametrize("bias", [(), ("q", "k", "v", "out"), ("v", "out"), ("q",)], ids=str)
 def test_cross_attention_module_is_its_equation(bias):
     model = ModelConfig(vocab_size=9, dim=21, num_layers=1, num_heads=6, num_kv_heads=2, head_dim=5)

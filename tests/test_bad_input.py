@@ -201,6 +201,7 @@ SETTINGS = {
         "'whole'",
         "'none'",
     ),
+    "qk-norm-bias-without-norm": (lambda: AttentionConfig(qk_norm_bias=False), "qk_norm_bias", "qk_norm"),
     "limit-without-clamp": (lambda: FeedForwardConfig(activation="swiglu", limit=5.0), "limit", "swiglu-clamped"),
     "top-k": (lambda: ExpertsConfig(num_experts=2, top_k=3), "top_k (3)", "num_experts (2)"),
     "gate-of-no-expert": (lambda: ExpertsConfig(num_experts=2, shared_gate=True), "shared_gate", "shared_dim"),

@@ -137,6 +137,23 @@ class TestPooling:
         expected = torch.stack((record.hidden[-1][0].mean(0), record.hidden[-1][1, 5:].mean(0)))
         torch.testing.assert_close(pooled, expected)
 
+    @pytest.mark.parametrize("normalise", [False, True])
+    @pytest.mark.parametrize(("pooler", "of"), [("cls", lambda h: h[0]), ("max", lambda h: h.max(0).values)])
+    def test_other_ways_and_a_length_of_one(self, pooler, of, normalise):
+        head = {"kind": "pooled", "pooler": pooler, "normalise": normalise}
+        model, ids, record = build(tiny("rotary", shape="encoder", head=head)), tokens(2, 12), Record("hidden")
+        pooled = model(ids, padding=PADDING, record=record)
+        expected = torch.stack((of(record.hidden[-1][0]), of(record.hidden[-1][1, 5:])))
+        scale = expected.square().sum(-1, keepdim=True).sqrt() if normalise else 1.0
+        torch.testing.assert_close(pooled, expected / scale)
+        without = model(ids[:1])
+        torch.testing.assert_close(without, pooled[:1])
+
+    def test_a_mean_over_many_tokens_in_a_narrow_type(self):
+        pooler = build(tiny("rotary", shape="encoder", head={"kind": "pooled", "pooler": "mean"})).pooler
+        hidden = torch.ones(1, 515, 32, dtype=torch.bfloat16)  # 515 is not a number of this type
+        assert torch.equal(pooler(hidden, torch.ones(1, 515, dtype=torch.bool)), hidden[:, 0])
+
 
 class TestBalancing:
     @pytest.mark.parametrize("padding", [None, PADDING], ids=["whole", "padded"])

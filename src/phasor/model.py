@@ -29,7 +29,7 @@ from phasor.parts.checks import (
 from phasor.parts.embedding import Embedding
 from phasor.parts.experts import Experts
 from phasor.parts.feedforward import FeedForward
-from phasor.parts.head import LogitsHead, Pooler
+from phasor.parts.head import Pooler, build_head
 from phasor.parts.init import initialise
 from phasor.parts.norm import build_norm
 from phasor.parts.places import About, Length, Places, places
@@ -71,14 +71,14 @@ class Record:
 class Block(nn.Module):
     """Attention, cross-attention where there is an encoder, feed-forward: around them the placement's equation."""
 
-    def __init__(self, model: ModelConfig, side: Side, layer: Layer) -> None:
+    def __init__(self, model: ModelConfig, side: Side, layer: Layer, *, first: bool = False) -> None:
         super().__init__()
         crosses = side == "decoder" and model.shape == "encoder-decoder"
         self.attention = Attention(layer.attention, model)
         self.cross = Attention(layer.attention, model, cross=True) if crosses else None
         network = FeedForward if layer.feedforward.experts is None else Experts
         self.feedforward = network(layer.feedforward, model.dim, model.feedforward_width, model.dropout.feedforward)
-        self.residual = build_residual(model, side, sublayers=3 if crosses else 2)
+        self.residual = build_residual(model, side, 3 if crosses else 2, first)
 
     def forward(self, x: Tensor, view: View, across: View | None, router: list[Tensor] | None) -> Tensor:
         attend = partial(self.attention, view=view)
@@ -103,10 +103,12 @@ class Stack(nn.Module):
         self.needs_length = any(scheme.depends_on_length for scheme in self.schemes)
         self.windowed = any(layer.attention.window is not None for layer in self.layers)
         types = model.embedding.token_types
-        self.token_types = nn.Embedding(types, model.dim) if types else None
-        self.embedding_norm = build_norm(model.norm, model.dim) if model.embedding.norm else nn.Identity()
+        width = model.input_width
+        self.token_types = nn.Embedding(types, width) if types else None
+        self.embedding_norm = build_norm(model.norm, width) if model.embedding.norm else nn.Identity()
         self.dropout = nn.Dropout(model.dropout.embedding)
-        self.blocks = nn.ModuleList(Block(model, side, layer) for layer in self.layers)
+        self.project = nn.Linear(width, model.dim) if model.embedding.project == "sum" else nn.Identity()
+        self.blocks = nn.ModuleList(Block(model, side, layer, first=i == 0) for i, layer in enumerate(self.layers))
         self.norm = build_norm(model.norm, model.dim) if model.ends_in_norm else nn.Identity()
 
     def forward(
@@ -124,7 +126,7 @@ class Stack(nn.Module):
         x = self.position(0).on_input(x, at)
         if self.token_types is not None:
             x = x + (self.token_types.weight[0] if token_types is None else self.token_types(token_types))
-        x = self.dropout(self.embedding_norm(x))
+        x = self.project(self.dropout(self.embedding_norm(x)))
         views = self._views(x, at, prefix, cache, record)
         across = [None] * len(self.layers) if memory is None else self._across(at, memory, cache, record)
         for block, view, beyond in zip(self.blocks, views, across, strict=True):
@@ -233,7 +235,7 @@ class Transformer(nn.Module):
         self.encoder = None if config.shape == "decoder" else Stack(config, "encoder")
         self.decoder = None if config.shape == "encoder" else Stack(config, "decoder")
         self.pooler = None if config.head.pooler == "none" else Pooler(config)
-        self.head = LogitsHead(config) if config.has_logits else None
+        self.head = build_head(config)
         self.tokenizer: Any = None  # a folder's tokenizer, where the model was loaded with one
         self.special = SpecialTokens()
         self.origin: Any = None  # the checkpoint it was loaded from, where that was another family's
@@ -241,7 +243,9 @@ class Transformer(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw fresh weights, as the configuration's `init` says."""
+        """Draw fresh weights, as the configuration's `init` says; on the meta device there are none to draw."""
+        if self.tokens.weight.is_meta:
+            return
         side: Side = "encoder" if self.decoder is None else "decoder"
         for name, part in self.named_children():
             initialise(part, self.config, "encoder" if name == "encoder" else side)

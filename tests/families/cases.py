@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
@@ -31,7 +32,10 @@ class Case:
     token_types: bool = False
     attention: str = "sdpa"
     may_differ: tuple[str, ...] = ()  # fields of config.json that come back in another spelling
+    older: Callable[[dict[str, Any]], dict[str, Any]] | None = None  # config.json as files of old spell it
     buffers: Callable[[str], bool] = field(default=lambda name: False)  # buffers that are weights, to be redrawn
+    touch: Callable[[Any], None] = field(default=lambda model: None)  # what is done to the weights once they are
+    patch: Callable[[pytest.MonkeyPatch], None] = field(default=lambda patch: None)  # sets right what theirs has wrong
 
 
 Cases = dict[str, Callable[[random.Random], Case]]

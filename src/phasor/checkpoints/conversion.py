@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from phasor.checkpoints.folder import CONFIG, read_json, replaced
-from phasor.checkpoints.hf import load_hf, read_hf_config, resolved, save_hf
+from phasor.checkpoints.hf import family_of, load_hf, read_hf_config, resolved, save_hf
 from phasor.checkpoints.native import load_native, read_native_config, save_native
 from phasor.checkpoints.swap import swap_positions
 from phasor.checkpoints.tensors import Progress
@@ -139,7 +139,8 @@ def compare(model: Transformer, folder: Path, tokens: int = 32, seed: int = 0) -
     except ImportError:
         raise ValueError("a check needs the package transformers: pip install transformers") from None
     config, generator = model.config, torch.Generator().manual_seed(seed)
-    cls = getattr(transformers, read_json(folder / CONFIG)["architectures"][0])
+    family = family_of(read_json(folder / CONFIG), folder / CONFIG)
+    cls = getattr(transformers, family.architecture(config))
     theirs = cls.from_pretrained(folder, dtype=torch.float32).eval()
     inputs = [torch.randint(0, config.vocab_size, (2, tokens), generator=generator)]
     names = {"input_ids": inputs[0]}

@@ -24,13 +24,21 @@ TOKENIZER_FILES = (
     *("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
     *("source.spm", "target.spm", "target_vocab.json"),
 )
+# Folders of sentence-transformers have these besides.
+MODULES, SENTENCE_LENGTH, POOLING, NORMALISING = (
+    *("modules.json", "sentence_bert_config.json"),
+    *("1_Pooling", "2_Normalize"),
+)
+SENTENCE_FILES = (MODULES, SENTENCE_LENGTH, "config_sentence_transformers.json")
 SPECIAL_NAMES = {  # our names and those of the file, which are the field's own
     "stop": "eos_token_id",
     "start": "decoder_start_token_id",
     "forced_first": "forced_bos_token_id",
+    "forced_last": "forced_eos_token_id",
     "bos": "bos_token_id",
     "pad": "pad_token_id",
 }
+NEVER = "bad_words_ids"  # sequences; those of one token each are tokens that are never generated
 
 
 @contextmanager
@@ -53,10 +61,18 @@ def replaceable(folder: Path) -> bool:
     """Whether a folder is a model's and holds nothing else, or is empty."""
     if not folder.is_dir():
         return False
-    names = {file.name for file in folder.iterdir()}
+    names = {name for entry in folder.iterdir() for name in held(entry)}
     weights = {name for name in names if name in (WEIGHTS, INDEX) or SHARD.fullmatch(name)}
-    others = names - weights - {CONFIG, SPECIAL, *TOKENIZER_FILES}
+    pooling = {f"{POOLING}/{CONFIG}", f"{NORMALISING}/{CONFIG}"}
+    others = names - weights - pooling - {CONFIG, SPECIAL, *TOKENIZER_FILES, *SENTENCE_FILES}
     return not names or (CONFIG in names and bool(weights) and not others)
+
+
+def held(entry: Path) -> list[str]:
+    """The files an entry of a folder stands for: itself, or what is in a folder of sentence-transformers."""
+    if entry.name in (POOLING, NORMALISING) and entry.is_dir():
+        return [f"{entry.name}/{file.name}" for file in entry.iterdir()]
+    return [entry.name]
 
 
 def swap(staged: Path, folder: Path) -> None:
@@ -81,6 +97,7 @@ def swap(staged: Path, folder: Path) -> None:
 def special_fields(special: SpecialTokens) -> dict[str, Any]:
     """Special tokens under the names of the file."""
     values = {theirs: getattr(special, ours) for ours, theirs in SPECIAL_NAMES.items()}
+    values[NEVER] = [[token] for token in special.never]
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
@@ -89,6 +106,9 @@ def read_special(data: dict[str, Any], file: Path) -> SpecialTokens:
     found = {ours: data[theirs] for ours, theirs in SPECIAL_NAMES.items() if data.get(theirs) is not None}
     if isinstance(found.get("stop"), int):
         found["stop"] = [found["stop"]]
+    never = data.get(NEVER) or []
+    if isinstance(never, list) and all(isinstance(words, list) and len(words) == 1 for words in never):
+        found["never"] = [token for (token,) in never]
     try:
         return SpecialTokens(**found)
     except ValueError as error:
@@ -96,18 +116,29 @@ def read_special(data: dict[str, Any], file: Path) -> SpecialTokens:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{file} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is not JSON: {error}") from None
+    data = parsed(file)
     if not isinstance(data, dict):
         raise ValueError(f"{file} must hold a JSON object")
     return data
 
 
-def write_json(file: Path, data: dict[str, Any]) -> None:
+def read_json_list(file: Path) -> list[Any]:
+    data = parsed(file)
+    if not isinstance(data, list):
+        raise ValueError(f"{file} must hold a JSON list")
+    return data
+
+
+def parsed(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not JSON: {error}") from None
+
+
+def write_json(file: Path, data: dict[str, Any] | list[Any]) -> None:
     file.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phasor.checkpoints.families import families
+from phasor.checkpoints import families
 from phasor.checkpoints.family import Family, differences
 from phasor.checkpoints.fields import Fields
 from phasor.checkpoints.folder import (
@@ -27,9 +27,10 @@ from phasor.checkpoints.folder import (
     special_fields,
     write_json,
 )
-from phasor.checkpoints.layout import Place, places
+from phasor.checkpoints.layout import SAME, Place, places
+from phasor.checkpoints.sentence import pooled, spoken, write_pooling
 from phasor.checkpoints.tensors import TYPES, Progress, Tensors, write_tensors
-from phasor.config import ModelConfig
+from phasor.config import ModelConfig, PooledHeadConfig
 from phasor.config.schema import unknown
 from phasor.model import Transformer
 
@@ -69,11 +70,10 @@ def resolved(folder: str | Path) -> Path:
 
 def family_of(data: dict[str, Any], file: Path) -> Family:
     """The family a config.json names."""
-    known = families()
     kind = data.get("model_type")
-    if kind not in known:
-        raise ValueError(f"{file}: {unknown('model_type', kind, known)}")
-    return known[kind]
+    if kind not in families.names():
+        raise ValueError(f"{file}: {unknown('model_type', kind, families.names())}")
+    return families.family(str(kind))
 
 
 def read_hf_config(folder: Path) -> ModelConfig:
@@ -82,7 +82,7 @@ def read_hf_config(folder: Path) -> ModelConfig:
     family, fields = family_of(data, folder / CONFIG), Fields(data, folder / CONFIG)
     config = fields.made(lambda: family.read(fields))
     fields.finish(family.harmless)
-    return config
+    return pooled(config, folder)
 
 
 def load_hf(
@@ -94,10 +94,13 @@ def load_hf(
     family = family_of(data, file)
     with Tensors(folder) as tensors:
         names = normal_names(tensors.names, family)
-        fields = Fields(data, file, names)
+        fields = Fields(data, file, names, equal=lambda a, b: torch.equal(*(tensors.get(names[n]) for n in (a, b))))
         config = fields.made(lambda: family.read(fields))
         fields.finish(family.harmless)
+        config = pooled(config, folder)
+        take_copies(names, family, config)
         config = tied_by_tensors(config, family, tensors, names, data)
+        take_copies(names, family, config)
         with torch.device("meta"):
             model = Transformer(config)
         shapes = dict(model.state_dict())
@@ -126,10 +129,18 @@ def normal_names(found: list[str], family: Family) -> dict[str, str]:
         if bare and not normal.startswith(family.unprefixed):
             normal = family.prefix + normal
         names[normal] = name
-    for copy, original in family.copies.items():
-        if copy in names and original not in names:
-            names[original] = names.pop(copy)
     return names
+
+
+def take_copies(names: dict[str, str], family: Family, config: ModelConfig) -> None:
+    """Find a tensor under the name of its copy, where the file has it there alone."""
+    wanted = {rule.theirs for rule in family.rules(config)}
+    copies = dict(family.copies)
+    if config.has_logits and config.embedding.tied:
+        copies[family.head] = family.table_of(config)
+    for copy, original in copies.items():
+        if copy in names and original in wanted and original not in names:
+            names[original] = names.pop(copy)
 
 
 def tied_by_tensors(
@@ -138,9 +149,9 @@ def tied_by_tensors(
     """Whether the head shares the token table: as the tensors have it, whatever the flag says."""
     if not config.has_logits:
         return config
-    tied = family.head not in names
-    if not tied and config.embedding.tied and family.table in names:
-        tied = torch.equal(tensors.get(names[family.head]), tensors.get(names[family.table]))
+    tied, table = family.head not in names, family.table_of(config)
+    if not tied and config.embedding.tied and table in names:
+        tied = torch.equal(tensors.get(names[family.head]), tensors.get(names[table]))
     return config.replace(embedding=config.embedding.replace(tied=tied))
 
 
@@ -156,21 +167,23 @@ def check(
     """One error that lists every missing, extra and misshapen tensor; else the names to carry along."""
     expected = {p.theirs: p.layout.shape(p.slice(shapes[p.ours]), config) for p in wanted}
     wrong = [f"{name} is missing" for name in expected if name not in names]
-    carried = []
+    spare, carried = family.spare(config), []
     for normal, name in names.items():
         if normal in expected:
             if tensors.shape(name) != expected[normal]:
                 wrong.append(f"{name} has the shape {list(tensors.shape(name))}, not {list(expected[normal])}")
             if tensors.dtype(name) not in TYPES:
                 wrong.append(f"{name} is stored as {tensors.dtype(name)}, and phasor reads {', '.join(TYPES)}")
-        elif normal in family.copies or (normal == family.head and config.embedding.tied):
-            original = names[family.copies.get(normal, family.table)]
-            if not torch.equal(tensors.get(name), tensors.get(original)):
-                wrong.append(f"{name} should repeat {original} and does not")
-        elif any(fnmatchcase(normal, pattern) for pattern in family.carried):
+        elif any(fnmatchcase(normal, pattern) for pattern in spare):
             carried.append(normal)
+        elif normal in family.copies or (normal == family.head and config.embedding.tied):
+            original = names.get(family.copies.get(normal, family.table_of(config)))
+            if original is not None and not torch.equal(tensors.get(name), tensors.get(original)):
+                wrong.append(f"{name} should repeat {original} and does not")
         elif not any(fnmatchcase(normal, pattern) for pattern in family.derived):
             wrong.append(f"{name} is not the model's")
+        elif not family.follows(normal, tensors.get(name), config):
+            wrong.append(f"{name} should follow from the configuration and does not")
     if wrong:
         where = sorted({tensors.file_of[names[n]].name for n in names})
         shown = where[0] if len(where) == 1 else f"{len(where)} files"
@@ -190,14 +203,19 @@ def filled(
     dtype: torch.dtype,
     progress: Progress | None,
 ) -> dict[str, Tensor]:
-    """Our tensors, each made once and filled from the files tensor by tensor."""
-    ours = {name: torch.empty(like.shape, dtype=dtype, device=device) for name, like in shapes.items()}
-    total, done = sum(x.numel() * x.element_size() for x in ours.values()), 0
+    """Our tensors: those that are theirs as they are stay mapped from the file, others are filled piece by piece."""
+    ours: dict[str, Tensor] = {}
+    total, done = sum(like.numel() for like in shapes.values()), 0
     with torch.no_grad():
         for place in wanted:
-            mine, theirs = place.slice(ours[place.ours]), tensors.get(names[place.theirs])
-            place.layout.load(mine, theirs, config)
-            done += theirs.numel() * dtype.itemsize
+            theirs = tensors.get(names[place.theirs])
+            if place.layout == SAME and place.expert is None:
+                ours[place.ours] = theirs.to(device, dtype)
+            else:
+                if place.ours not in ours:
+                    ours[place.ours] = torch.empty(shapes[place.ours].shape, dtype=dtype, device=device)
+                place.layout.load(place.slice(ours[place.ours]), theirs, config)
+            done += theirs.numel()
             if progress is not None:
                 progress(done, total)
     return ours
@@ -216,11 +234,10 @@ def save_hf(model: Transformer, folder: Path, progress: Progress | None = None) 
     ours = model.state_dict()
     wanted = places(family.rules(model.config), model.config, ours)
     kept = {} if origin is None or origin.family != family.model_type else origin.carried
-    ids = {name: value for name, value in special_fields(model.special).items() if value not in (None, [])}
-    if len(ids.get("eos_token_id", ())) == 1:
-        ids["eos_token_id"] = ids["eos_token_id"][0]
+    repeated = {c: p for c, name in family.repeated(model.config).items() for p in wanted if p.theirs == name}
+    ids = special_ids(model)
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    write_json(folder / CONFIG, written | ids | {"dtype": dtype})
+    write_json(folder / CONFIG, written | {"dtype": dtype})
     generation = {} if origin is None else origin.generation
     if generation or ids:
         write_json(folder / SPECIAL, generation | ids)
@@ -230,37 +247,50 @@ def save_hf(model: Transformer, folder: Path, progress: Progress | None = None) 
                 shutil.copyfile(origin.folder / name, folder / name)
     if model.tokenizer is not None and not (folder / TOKENIZER).is_file():
         (folder / TOKENIZER).write_text(model.tokenizer.to_str(), encoding="utf-8")
+    if isinstance(model.config.head, PooledHeadConfig):
+        write_pooling(model.config.head, model.config, folder, None if origin is None else origin.folder)
     bare = family.prefix if model.config.head.kind in ("none", "pooled") else ""
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
         for place in wanted:
             yield place.theirs.removeprefix(bare), place.layout.save(place.slice(ours[place.ours]), model.config)
+        for name, place in repeated.items():
+            yield name.removeprefix(bare), place.layout.save(place.slice(ours[place.ours]), model.config).clone()
         for name, tensor in kept.items():
             yield name.removeprefix(bare), tensor
 
-    total = sum(x.numel() * x.element_size() for x in [*ours.values(), *kept.values()])
+    again = [ours[place.ours] for place in repeated.values()]
+    total = sum(x.numel() * x.element_size() for x in [*ours.values(), *again, *kept.values()])
     write_tensors(folder, tensors(), total, progress)
+
+
+def special_ids(model: Transformer) -> dict[str, Any]:
+    """The special tokens a model has, as config.json spells them."""
+    ids = {name: value for name, value in special_fields(model.special).items() if value not in (None, [])}
+    if len(ids.get("eos_token_id", ())) == 1:
+        ids["eos_token_id"] = ids["eos_token_id"][0]
+    return ids
 
 
 def described(model: Transformer) -> tuple[Family, dict[str, Any]]:
     """The family that says what a model is, with its config.json: its own if it has one, else the first that can."""
     origin: Origin | None = model.origin
-    known = families()
     why: dict[str, str] = {}
-    names = [origin.family] if origin is not None else []
-    for name in dict.fromkeys([*names, *known]):
-        family = known[name]
+    known = [families.family(name) for name in families.names()]
+    own = None if origin is None else origin.family
+    for family in sorted(known, key=lambda f: (f.model_type != own, not f.first_choice, f.model_type)):
         try:
             return family, fields_of(model, family)
         except ValueError as error:
-            why[name] = str(error)
+            why[family.model_type] = str(error)
     first = origin.family if origin is not None else nearest_family(why)
     raise ValueError(f"no family of transformers computes what this model does; {first}: {why[first]}")
 
 
 def nearest_family(why: dict[str, str]) -> str:
-    """The family with the least to say against a model."""
-    return min(why, key=lambda name: (why[name].count(" and "), len(why[name])))
+    """The family with the least to say against a model, among those that have a name for each of its parts if any."""
+    named = {name: text for name, text in why.items() if text.startswith("it would differ")} or why
+    return min(named, key=lambda name: (named[name].count(" and "), len(named[name])))
 
 
 def fields_of(model: Transformer, family: Family) -> dict[str, Any]:
@@ -268,16 +298,16 @@ def fields_of(model: Transformer, family: Family) -> dict[str, Any]:
     config, origin = model.config, model.origin
     written = family.write(config)
     written |= {"architectures": [family.architecture(config)], "model_type": family.model_type}
-    if config.has_logits:
-        written["tie_word_embeddings"] = config.embedding.tied
+    written["tie_word_embeddings"] = config.embedding.tied
     names = [place.theirs for place in places(family.rules(config), config, dict(model.state_dict()))]
     again = Fields(written, Path(CONFIG), names)
     read = family.read(again)
     again.finish(family.harmless)
-    if read.has_logits:
-        read = read.replace(embedding=read.embedding.replace(tied=config.embedding.tied))
+    read = read.replace(embedding=read.embedding.replace(tied=config.embedding.tied))
+    if isinstance(config.head, PooledHeadConfig):
+        read = read.replace(head=spoken(config.head))
     wrong = differences(config, read)
     if wrong:
         raise ValueError(f"it would differ in {'; '.join(wrong)}")
     kept = {} if origin is None or origin.family != family.model_type else origin.fields
-    return kept | written
+    return kept | special_ids(model) | written

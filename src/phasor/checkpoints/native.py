@@ -45,8 +45,7 @@ def load_native(
         loaded: dict[str, Tensor] = {}
         for i, name in enumerate(tensors.names):
             found = tensors.get(name)
-            wanted = dtype if dtype is not None and found.is_floating_point() else found.dtype
-            loaded[name] = torch.empty(found.shape, dtype=wanted, device=device).copy_(found)
+            loaded[name] = found.to(device, dtype if found.is_floating_point() else None)
             if progress is not None:
                 progress(i + 1, len(tensors.names))
     model.load_state_dict(loaded, assign=True)

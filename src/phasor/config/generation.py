@@ -110,10 +110,16 @@ class GenerationConfig(Config):
 
 
 class SpecialTokens(Config):
-    """The tokens a model's folder names: where texts end, and how a decoder begins."""
+    """The tokens a model's folder names: where texts end, and how a decoder begins.
+
+    Three of them bind encoder-decoders alone, whatever they find likely: `forced_first` is their first new token,
+    `forced_last` the one with which `max_new_tokens` are reached, and `never` are tokens they never generate.
+    """
 
     stop: tuple[int, ...] = ()
     start: int | None = None
     forced_first: int | None = None
+    forced_last: int | None = None
+    never: tuple[int, ...] = ()
     bos: int | None = None
     pad: int | None = None

@@ -15,6 +15,7 @@ from phasor.config.parts import (
     LanguageHeadConfig,
     LayerNormConfig,
     LogitsConfig,
+    NoHeadConfig,
     NoNormConfig,
     NormalInitConfig,
     NormConfig,
@@ -107,6 +108,8 @@ class ModelConfig(Config):
             raise ValueError(f"ModelConfig.num_encoder_layers is for an encoder-decoder, not for a {self.shape}")
         if self.embedding.source_vocab_size is not None and self.shape != "encoder-decoder":
             raise ValueError(f"EmbeddingConfig.source_vocab_size is for an encoder-decoder, not for a {self.shape}")
+        if isinstance(self.head, NoHeadConfig) and self.head.project and self.embedding.width is None:
+            raise ValueError("NoHeadConfig.project needs EmbeddingConfig.width: it is the width projected to")
         if self.head.pooler != "none" and self.shape != "encoder":
             raise ValueError(f"a pooler needs an encoder, not a {self.shape}")
         if self.layers and len(self.layers) > max(self.num_layers, self.num_encoder_layers or 0):
@@ -144,6 +147,11 @@ class ModelConfig(Config):
     def feedforward_width(self) -> int:
         """Hidden features of the feed-forward network: four times the model's width by default."""
         return 4 * self.dim if self.hidden_dim is None else self.hidden_dim
+
+    @property
+    def input_width(self) -> int:
+        """Features of the vectors that positions and token types are added to."""
+        return self.embedding.width or self.dim if self.embedding.project == "sum" else self.dim
 
     @property
     def has_logits(self) -> bool:

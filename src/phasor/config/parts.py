@@ -16,11 +16,11 @@ ACTIVATIONS = {
     "glu": "sigmoid(gate) * up",
     "reglu": "relu(gate) * up",
     "swiglu": "silu(gate) * up",
-    "swiglu-clamped": "clamped gate sigmoid(1.702 gate) * (clamped up + 1), as in gpt-oss",
+    "swiglu-clamped": "clamped gate sigmoid(gain gate) * (clamped up + 1), as in gpt-oss",
     "geglu": "gelu(gate) * up",
     "geglu-tanh": "gelu-tanh(gate) * up",
 }
-LIMIT = 7.0  # where gpt-oss clamps
+LIMIT, GAIN = 7.0, 1.702  # where gpt-oss clamps, and how steep its gate is
 GATED = frozenset({"glu", "reglu", "swiglu", "swiglu-clamped", "geglu", "geglu-tanh"})
 
 QK_NORMS = {
@@ -36,7 +36,8 @@ class AttentionConfig(Config):
 
     `window` counts the keys a query sees, itself included; `sink_tokens` keep the first tokens visible past it, at
     their true distance or, with `cap_sinks`, no further than the window and the sinks are long. `sink_logits`
-    gives every head a learned logit that takes part in the softmax.
+    gives every head a learned logit that takes part in the softmax. `qk_norm_bias` false leaves the bias out of the
+    norm of queries and keys, where the model's others have one (StableLM).
 
     >>> AttentionConfig(window=4096, sink_tokens=4).sink_tokens
     4
@@ -46,6 +47,7 @@ class AttentionConfig(Config):
     scale: float | None = None
     softcap: float | None = None
     qk_norm: Literal["none", "head", "heads", "whole"] = "none"
+    qk_norm_bias: bool = True
     clip: float | None = None
     sink_logits: bool = False
     window: int | None = None
@@ -58,6 +60,10 @@ class AttentionConfig(Config):
         if self.sink_tokens and self.window is None:
             raise ValueError(
                 f"AttentionConfig.sink_tokens={self.sink_tokens} needs a window: without one every token is seen anyway"
+            )
+        if not self.qk_norm_bias and self.qk_norm == "none":
+            raise ValueError(
+                "AttentionConfig.qk_norm_bias=False needs qk_norm: there is no norm to leave the bias out of"
             )
         if self.cap_sinks and not self.sink_tokens:
             raise ValueError("AttentionConfig.cap_sinks needs sink_tokens: it caps the distance to them")
@@ -89,19 +95,26 @@ class ExpertsConfig(Config):
 
 
 class FeedForwardConfig(Config):
-    """The feed-forward network: an activation, plain or gated, and optionally experts."""
+    """The feed-forward network: an activation, plain or gated, and optionally experts.
+
+    `limit` and `gain` are those of the activation "swiglu-clamped".
+    """
 
     activation: str = "relu"
     bias: bool = False
     limit: float = LIMIT
+    gain: float = GAIN
     experts: ExpertsConfig | None = None
 
     def check(self) -> None:
         if self.activation not in ACTIVATIONS:
             raise unknown("activation", self.activation, ACTIVATIONS)
-        positive(self, "limit")
-        if self.limit != LIMIT and self.activation != "swiglu-clamped":
-            raise ValueError(f"FeedForwardConfig.limit is for the activation 'swiglu-clamped', not {self.activation!r}")
+        positive(self, "limit", "gain")
+        for name, usual in (("limit", LIMIT), ("gain", GAIN)):
+            if getattr(self, name) != usual and self.activation != "swiglu-clamped":
+                raise ValueError(
+                    f"FeedForwardConfig.{name} is for the activation 'swiglu-clamped', not {self.activation!r}"
+                )
 
     @property
     def gated(self) -> bool:
@@ -113,10 +126,14 @@ class NormConfig(Choice, what="norm"):
 
 
 class LayerNormConfig(NormConfig, kind="layernorm"):
-    """(x - mean) / sqrt(variance + eps) * weight + bias."""
+    """(x - mean) / sqrt(variance + eps) * weight + bias.
+
+    `weight` and `bias` say whether there is one (an option of OPT leaves out both).
+    """
 
     eps: float = 1e-5
     bias: bool = True
+    weight: bool = True
 
     def check(self) -> None:
         positive(self, "eps")
@@ -147,7 +164,14 @@ class PlacementConfig(Choice, what="placement"):
 
 
 class PreConfig(PlacementConfig, kind="pre"):
-    """x + f(norm(x))."""
+    """x + f(norm(x)).
+
+    With `normed_stream` it is h + f(h), h = norm(x) (an option of BLOOM).
+    `first_norm` false leaves out the very first norm, where the embedding has one already (ModernBERT).
+    """
+
+    normed_stream: bool = False
+    first_norm: bool = True
 
 
 class PostConfig(PlacementConfig, kind="post"):
@@ -179,28 +203,44 @@ class ParallelConfig(PlacementConfig, kind="parallel"):
 class EmbeddingConfig(Config):
     """The model's first layer, and whether the last one shares its table.
 
-    `scale` multiplies the token vectors ("sqrt" for the square root of the width); `norm` follows the sum
-    of tokens, positions and types; `width` is the table's own width where it differs from the model's.
+    `scale` multiplies the token vectors ("sqrt" for the square root of the width), itself rounded to their type
+    first where `round_scale` says so (Gemma); `norm` follows the sum of tokens, positions and types; `width` is
+    the table's own width where it differs from the model's. What is brought to the model's width is the token
+    vectors or, with `project="sum"`, the sum after its norm, with a bias (RoFormer, ELECTRA).
     """
 
     tied: bool = True
     scale: float | Literal["sqrt"] = 1.0
+    round_scale: bool = False
     norm: bool = False
     width: int | None = None
+    project: Literal["tokens", "sum"] = "tokens"
     token_types: int = 0
     source_vocab_size: int | None = None
 
     def check(self) -> None:
         positive(self, "width", "source_vocab_size")
+        if self.project == "sum" and self.width is None:
+            raise ValueError("EmbeddingConfig.project='sum' needs width: without one there is nothing to project")
         if self.scale != "sqrt":
             positive(self, "scale")
         not_negative(self, "token_types")
 
 
+POOLERS = {
+    "none": "no vector for the whole sequence",
+    "first": "tanh(dense(h)) of the first real token, as in BERT",
+    "cls": "the first real token's vector as it is",
+    "mean": "the mean over the real tokens",
+    "max": "the largest value over the real tokens, feature by feature",
+}
+Pooling = Literal["none", "first", "cls", "mean", "max"]
+
+
 class HeadConfig(Choice, what="head"):
     """What the model gives out."""
 
-    pooler: Literal["none", "first", "mean"] = "none"
+    pooler: Pooling = "none"
 
 
 class LogitsConfig(HeadConfig):
@@ -224,6 +264,7 @@ class MaskedHeadConfig(LogitsConfig, kind="mlm"):
     """BERT's masked-language-model head: dense, activation, norm, then logits."""
 
     bias: bool = True
+    dense_bias: bool = True
     activation: str = "gelu"
 
     def check(self) -> None:
@@ -233,17 +274,24 @@ class MaskedHeadConfig(LogitsConfig, kind="mlm"):
 
 
 class NoHeadConfig(HeadConfig, kind="none"):
-    """The last hidden states."""
+    """The last hidden states.
+
+    `project` brings them to the token table's own width (OPT-350m).
+    """
+
+    project: bool = False
 
 
 class PooledHeadConfig(HeadConfig, kind="pooled"):
-    """One vector a sequence: BERT's pooler on the first token, or the mean over the real tokens."""
+    """One vector a sequence, as its pooler makes it; `normalise` brings it to length 1."""
 
-    pooler: Literal["none", "first", "mean"] = "first"
+    pooler: Pooling = "first"
+    normalise: bool = False
 
     def check(self) -> None:
         if self.pooler == "none":
-            raise ValueError("PooledHeadConfig.pooler must be 'first' or 'mean': the head gives out what it pools")
+            known = ", ".join(name for name in POOLERS if name != "none")
+            raise ValueError(f"PooledHeadConfig.pooler must be one of {known}: the head gives out what it pools")
 
 
 class DropoutConfig(Config):

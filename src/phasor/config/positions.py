@@ -17,8 +17,15 @@ Pairing = Literal["half", "adjacent"]
 class PositionConfig(Choice, what="position scheme"):
     """How a model learns where its tokens stand."""
 
-    acts_on: ClassVar[tuple[str, ...]] = ()
-    shift_invariant: ClassVar[bool] = False
+    @property
+    def acts_on(self) -> tuple[str, ...]:
+        """Where positions enter: the input, queries, keys, values or scores."""
+        return ()
+
+    @property
+    def shift_invariant(self) -> bool:
+        """Whether a sequence moved as a whole gives the same result."""
+        return False
 
     @property
     def axes(self) -> int:
@@ -113,18 +120,25 @@ class T5PositionConfig(PositionConfig, kind="t5"):
 
 
 class ALiBiConfig(PositionConfig, kind="alibi"):
-    """A penalty of slope times distance on the scores, slopes geometric over the heads."""
+    """A penalty of slope times distance on the scores, slopes geometric over the heads.
+
+    `multiplier` is for all of them: Falcon divides the penalty by sqrt(head_dim) together with the scores.
+    """
 
     max_bias: float = 8.0
+    multiplier: float = 1.0
     acts_on: ClassVar[tuple[str, ...]] = ("scores",)
     shift_invariant: ClassVar[bool] = True
 
     def check(self) -> None:
-        positive(self, "max_bias")
+        positive(self, "max_bias", "multiplier")
 
 
 class RotaryConfig(PositionConfig, kind="rotary"):
-    """Rotary (RoPE): each pair of query and key features turns by its frequency times the position."""
+    """Rotary (RoPE): each pair of query and key features turns by its frequency times the position.
+
+    `values` turns those of values too, by the angle alone (an option of RoFormer).
+    """
 
     base: float = 10000.0
     pairing: Pairing = "half"
@@ -133,8 +147,7 @@ class RotaryConfig(PositionConfig, kind="rotary"):
     sections: tuple[int, ...] | None = None
     axial: bool = False
     decay: float | None = None
-    acts_on: ClassVar[tuple[str, ...]] = ("queries", "keys")
-    shift_invariant: ClassVar[bool] = True
+    values: bool = False
 
     def check(self) -> None:
         above_one(self.base, f"{type(self).__name__}.base")
@@ -148,6 +161,14 @@ class RotaryConfig(PositionConfig, kind="rotary"):
                 raise ValueError("a rotary scheme is axial or has sections, not both")
             if not self.sections or min(self.sections) < 1:
                 raise ValueError(f"{type(self).__name__}.sections must be counts of pairs of at least 1 each")
+
+    @property
+    def acts_on(self) -> tuple[str, ...]:
+        return ("queries", "keys", "values") if self.values else ("queries", "keys")
+
+    @property
+    def shift_invariant(self) -> bool:
+        return not self.values
 
     @property
     def axes(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 
 from phasor.config import ModelConfig
-from phasor.config.generation import GenerationConfig
+from phasor.config.generation import GenerationConfig, SpecialTokens
 from phasor.config.schema import shown
 from phasor.generation.beam import beam_search
 from phasor.generation.contrastive import contrastive_search
@@ -178,13 +178,16 @@ class Request:
         ids = [self._ids(p) for p in prompts]
         for p in ids:
             check_prompt(p, model)
+        bound = special if model.encoder is not None else SpecialTokens()
         self.job = Job(
             model,
             options,
             ids,
             frozenset(special_ids[s] if isinstance(s, str) else s for s in stop if s not in self.stop_texts),
             special.start if start is None else start,
-            None if model.encoder is None else special.forced_first,
+            bound.forced_first,
+            bound.forced_last,
+            bound.never,
             details,
         )
         self.job.check(draft)

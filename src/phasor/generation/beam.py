@@ -63,8 +63,9 @@ def advance(job: Job, search: Beams, logits: torch.Tensor, length: int) -> list[
     options, width, most = job.options, search.width, job.options.max_new_tokens or 0
     rows = [Row(search.prompt, Chance(0), new=beam) for beam in search.running]
     steps = torch.stack([scored(logits[i], row, options).log_softmax(-1) for i, row in enumerate(rows)])
-    if length == 1 and job.forced_first is not None:
-        steps = only(job.forced_first, steps)
+    forced = job.forced(length - 1)
+    if forced is not None:
+        steps = only(forced, steps)
     totals = steps + torch.tensor(search.sums, device=steps.device, dtype=steps.dtype)[:, None]
     count = min((1 + len(job.stop)) * width, totals.numel())
     best, at = totals.flatten().topk(count)

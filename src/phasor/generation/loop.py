@@ -39,6 +39,8 @@ class Job:
     stop: frozenset[int]
     start: int | None = None
     forced_first: int | None = None
+    forced_last: int | None = None
+    never: tuple[int, ...] = ()
     details: bool = False  # whether log-probabilities are wanted
 
     def add(self, row: Row, token: int, scores: Tensor) -> None:
@@ -47,6 +49,12 @@ class Job:
             row.log_probabilities.append(float(scores.log_softmax(-1)[token]))
         row.new.append(token)
         row.done = token in self.stop or len(row.new) == self.options.max_new_tokens
+
+    def forced(self, count: int) -> int | None:
+        """The token that has to come after so many new ones, where one does."""
+        if self.forced_last is not None and count + 1 == self.options.max_new_tokens:
+            return self.forced_last
+        return self.forced_first if count == 0 else None
 
     @property
     def crosses(self) -> bool:
@@ -63,7 +71,8 @@ class Job:
     def check(self, draft: Transformer | None = None) -> None:
         """Whatever cannot be generated, said before anything runs."""
         size = self.model.config.vocab_size
-        given = {"stop": self.stop, "start": {self.start}, "forced first": {self.forced_first}}
+        forced = {"forced first": {self.forced_first}, "forced last": {self.forced_last}}
+        given = {"stop": self.stop, "start": {self.start}, **forced, "never generated": set(self.never)}
         for what, tokens in given.items():
             for token in tokens - {None}:
                 if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < size:
@@ -115,7 +124,8 @@ class Job:
     def _logits(self, hidden: Tensor) -> Tensor:
         """Logits of the last token alone, `[rows, vocab]`."""
         assert self.model.head is not None
-        return self.model.head(hidden[:, -1], self.model.tokens.weight)
+        logits = self.model.head(hidden[:, -1], self.model.tokens.weight)
+        return logits.index_fill(-1, logits.new_tensor(self.never, dtype=torch.int64), NOT) if self.never else logits
 
     def step(self, cache: Cache, tokens: Sequence[int] | Tensor) -> Tensor:
         """Feed one token a row; the logits `[rows, vocab]` after it."""
@@ -174,8 +184,9 @@ def one_by_one(job: Job) -> Iterator[list[Row]]:
         for i, row in enumerate(rows):
             if row.done:
                 continue
-            if not row.new and job.forced_first is not None:
-                job.add(row, job.forced_first, only(job.forced_first, logits[i]))
+            forced = job.forced(len(row.new))
+            if forced is not None:
+                job.add(row, forced, only(forced, logits[i]))
                 continue
             scores = logits[i] if simple else scored(logits[i], row, options)
             job.add(row, choose(scores, row, options) if likeliest is None else likeliest[i], scores)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from phasor.config import AttentionConfig, ModelConfig
+from phasor.config import AttentionConfig, LayerNormConfig, ModelConfig
 from phasor.kernels.attention import Capped, Scoring, attention, attention_ref
 from phasor.kernels.mask import Mask
 from phasor.parts.norm import build_norm
@@ -85,7 +85,10 @@ class Attention(nn.Module):
         shapes = {"head": (self.width,), "heads": (heads, self.width), "whole": (heads * self.width,)}
         if self.config.qk_norm == "none":
             return nn.Identity()
-        return build_norm(model.norm, *shapes[self.config.qk_norm])
+        norm = model.norm
+        if isinstance(norm, LayerNormConfig) and not self.config.qk_norm_bias:
+            norm = norm.replace(bias=False)
+        return build_norm(norm, *shapes[self.config.qk_norm])
 
     def _lone_biases(self) -> nn.ParameterDict:
         """Biases of projections whose neighbours in the same matrix have none."""
@@ -125,6 +128,7 @@ class Attention(nn.Module):
                 capped = Capped(view.position.on_query(q, view.capped[0]), view.capped[1])
             q = view.position.on_query(q, view.prepared)
             k = view.position.on_key(k, view.prepared)
+            v = view.position.on_value(v, view.prepared)
             k, v = (k, v) if view.cache is None else view.cache.extend(k, v)
         else:
             q, (k, v) = self._made("q", self.q(x).unflatten(-1, (self.heads, self.width))), view.memory

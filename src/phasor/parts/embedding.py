@@ -16,11 +16,15 @@ class Embedding(nn.Module):
         super().__init__()
         config = model.embedding
         self.scale = model.dim**0.5 if config.scale == "sqrt" else config.scale
-        self.weight = nn.Parameter(torch.empty(vocab_size, config.width or model.dim))
-        self.project = nn.Linear(config.width, model.dim, bias=False) if config.width else None
+        types = (torch.float16, torch.bfloat16, torch.float32, torch.float64) if config.round_scale else ()
+        self.rounded = {t: torch.tensor(self.scale, dtype=t, device="cpu").item() for t in types}
+        width = config.width or model.dim
+        self.weight = nn.Parameter(torch.empty(vocab_size, width))
+        projects = config.width is not None and config.project == "tokens"
+        self.project = nn.Linear(width, model.dim, bias=False) if projects else None
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = F.embedding(tokens, self.weight)
         if self.project is not None:
             x = self.project(x)
-        return x if self.scale == 1.0 else x * self.scale
+        return x if self.scale == 1.0 else x * self.rounded.get(x.dtype, self.scale)

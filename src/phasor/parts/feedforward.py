@@ -39,7 +39,7 @@ def activate(x: Tensor, config: FeedForwardConfig) -> Tensor:
     gate, up = x.chunk(2, dim=-1)
     if config.activation == "swiglu-clamped":
         gate, up = gate.clamp(max=config.limit), up.clamp(-config.limit, config.limit)
-        return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+        return gate * torch.sigmoid(config.gain * gate) * (up + 1)
     return GATES[config.activation](gate) * up
 
 

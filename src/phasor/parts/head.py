@@ -6,30 +6,39 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phasor.config import FeedForwardConfig, LogitsConfig, MaskedHeadConfig, ModelConfig
+from phasor.config import (
+    FeedForwardConfig,
+    LogitsConfig,
+    MaskedHeadConfig,
+    ModelConfig,
+    NoHeadConfig,
+    PooledHeadConfig,
+)
 from phasor.parts.feedforward import activate
-from phasor.parts.norm import build_norm
+from phasor.parts.norm import at_least_float32, build_norm
 
 
 class LogitsHead(nn.Module):
     """`softcap(multiplier * (h W^T + b))`, W the token table where the two are tied.
 
-    A masked-language-model head first passes `h` through a dense layer, an activation and a norm.
+    A masked-language-model head first passes `h` through a dense layer, an activation and a norm; where the whole
+    first layer has the table's own width, it is the dense layer that leads back to it.
     """
 
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
         assert isinstance(model.head, LogitsConfig)
-        config, width = model.head, model.embedding.width
+        config, width = model.head, model.embedding.width or model.dim
         self.softcap = config.softcap
         self.multiplier = model.dim**-0.5 if config.multiplier == "rsqrt" else config.multiplier
         self.activation = FeedForwardConfig(activation=getattr(config, "activation", "gelu"))
-        masked = isinstance(config, MaskedHeadConfig)
-        self.dense = nn.Linear(model.dim, model.dim) if masked else None
-        self.norm = build_norm(model.norm, model.dim) if masked else None
-        self.project = nn.Linear(model.dim, width, bias=False) if width else None
+        masked = config if isinstance(config, MaskedHeadConfig) else None
+        projects = model.embedding.width is not None and (masked is None or model.embedding.project == "tokens")
+        self.dense = nn.Linear(model.dim, model.input_width, bias=masked.dense_bias) if masked else None
+        self.norm = build_norm(model.norm, model.input_width) if masked else None
+        self.project = nn.Linear(model.dim, width, bias=False) if projects else None
         tied = model.embedding.tied
-        self.weight = None if tied else nn.Parameter(torch.empty(model.vocab_size, width or model.dim))
+        self.weight = None if tied else nn.Parameter(torch.empty(model.vocab_size, width))
         self.bias = nn.Parameter(torch.zeros(model.vocab_size)) if config.bias else None
 
     def forward(self, h: Tensor, table: Tensor) -> Tensor:
@@ -43,20 +52,49 @@ class LogitsHead(nn.Module):
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
 
-class Pooler(nn.Module):
-    """One vector a sequence: `tanh(dense(h_first))`, or the mean over the real tokens."""
+class ProjectedHead(nn.Module):
+    """Hidden states brought to the token table's own width."""
 
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(model.dim, model.dim) if model.head.pooler == "first" else None
+        self.project = nn.Linear(model.dim, model.embedding.width or model.dim, bias=False)
+
+    def forward(self, h: Tensor, table: Tensor) -> Tensor:
+        return self.project(h)
+
+
+def build_head(model: ModelConfig) -> LogitsHead | ProjectedHead | None:
+    """What follows the last hidden states; None where they are what the model gives out."""
+    if model.has_logits:
+        return LogitsHead(model)
+    return ProjectedHead(model) if isinstance(model.head, NoHeadConfig) and model.head.project else None
+
+
+class Pooler(nn.Module):
+    """One vector a sequence out of `[B, T, dim]`, pooled over its real tokens; of length 1 where the head says so."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__()
+        self.kind = model.head.pooler
+        self.normalise = isinstance(model.head, PooledHeadConfig) and model.head.normalise
+        self.dense = nn.Linear(model.dim, model.dim) if self.kind == "first" else None
 
     def forward(self, h: Tensor, padding: Tensor | None) -> Tensor:
-        if self.dense is not None:
-            if padding is None:
-                return torch.tanh(self.dense(h[:, 0]))
-            first = padding.to(torch.int64).argmax(-1)
-            return torch.tanh(self.dense(h[torch.arange(len(h), device=h.device), first]))
+        pooled = self.pool(h, padding)
+        if self.normalise:
+            pooled = F.normalize(at_least_float32(pooled), dim=-1)
+        return pooled.to(h.dtype)
+
+    def pool(self, h: Tensor, padding: Tensor | None) -> Tensor:
+        """The vector before it is normalised; means are taken in at least float32."""
+        if self.kind in ("first", "cls"):
+            at = 0 if padding is None else padding.to(torch.int64).argmax(-1)
+            first = h[torch.arange(len(h), device=h.device), at]
+            return first if self.dense is None else torch.tanh(self.dense(first))
+        if self.kind == "max":
+            return h.amax(1) if padding is None else h.masked_fill(~padding[..., None], -torch.inf).amax(1)
+        wide = at_least_float32(h)
         if padding is None:
-            return h.mean(1)
-        real = padding[..., None].to(h.dtype)
-        return (h * real).sum(1) / real.sum(1)
+            return wide.mean(1)
+        real = padding[..., None].to(wide.dtype)
+        return (wide * real).sum(1) / real.sum(1)

@@ -43,6 +43,10 @@ class Position(nn.Module):
         """Keys `[B, T, K, D]` with positions in them."""
         return k
 
+    def on_value(self, v: Tensor, prepared: Any) -> Tensor:
+        """Values `[B, T, K, D]` with positions in them."""
+        return v
+
     def on_scores(self, prepared: Any) -> Bias | None:
         """What positions add to scores, asked for block by block; None for nothing."""
         return None

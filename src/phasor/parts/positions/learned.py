@@ -29,7 +29,7 @@ class Learned(Position):
 
     @classmethod
     def build(cls, config: LearnedConfig, model: ModelConfig, side: Side) -> Self:
-        return cls(config.replace(max_length=config.max_length or model.max_length), dim=model.dim)
+        return cls(config.replace(max_length=config.max_length or model.max_length), dim=model.input_width)
 
     def reset_parameters(self, config: ModelConfig) -> None:
         nn.init.normal_(self.weight, std=getattr(config.init, "std", config.dim**-0.5))

@@ -25,7 +25,7 @@ class Counting(Position):
 
     @classmethod
     def build(cls, config: CountingConfig | NormalisedConfig, model: ModelConfig, side: Side) -> Self:
-        return cls(config, dim=model.dim)
+        return cls(config, dim=model.input_width)
 
     def reset_parameters(self, config: ModelConfig) -> None:
         nn.init.normal_(self.direction, std=0.02)

@@ -25,7 +25,8 @@ class Angles(NamedTuple):
 
     query: tuple[Tensor, Tensor]
     key: tuple[Tensor, Tensor]
-    whole: bool = False  # whether they are those of `whole_heads`
+    value: tuple[Tensor, Tensor] | None = None  # without factors, where values turn
+    whole: bool = False  # whether queries' and keys' are those of `whole_heads`
 
 
 class Table(NamedTuple):
@@ -124,6 +125,7 @@ class Rotary(Position):
     def prepare(self, places: Places, like: Tensor) -> Angles:
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
         cos, sin = self._cos_sin(places.positions, places.length, dtype)
+        value = (headwise(cos), headwise(sin)) if self.config.values else None
         if self.config.extension is not None:
             factor = self._factors(places.length, cos)
             cos, sin = cos * factor, sin * factor
@@ -131,12 +133,13 @@ class Rotary(Position):
             turned = headwise(cos), headwise(sin)
             if like.shape[1] == 1 and self.config.pairing == "half" and self.width == self.head_dim:
                 turned = whole_heads(*turned)
-                return Angles(turned, turned, whole=True)
-            return Angles(turned, turned)
+                return Angles(turned, turned, value, whole=True)
+            return Angles(turned, turned, value)
         grow = self._decay(places, dtype, like.dtype)
         return Angles(
             (headwise(cos * grow), headwise(sin * grow)),
             (headwise(cos / grow), headwise(sin / grow)),
+            value,
         )
 
     def on_query(self, q: Tensor, prepared: Angles) -> Tensor:
@@ -148,6 +151,9 @@ class Rotary(Position):
         if prepared.whole:
             return rotate_halves(k, *prepared.key)
         return rotate_pairs(k, *prepared.key, self.config.pairing)
+
+    def on_value(self, v: Tensor, prepared: Angles) -> Tensor:
+        return v if prepared.value is None else rotate_pairs(v, *prepared.value, self.config.pairing)
 
     def _cos_sin(self, positions: Tensor, length: int | Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         inc = self._increments(length, positions.device)

@@ -34,7 +34,7 @@ class Sinusoidal(Position):
 
     @classmethod
     def build(cls, config: SinusoidalConfig, model: ModelConfig, side: Side) -> Self:
-        return cls(config, dim=model.dim)
+        return cls(config, dim=model.input_width)
 
     def table(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """The codes of int64 positions `[...]`, as `[..., width]`."""

@@ -1,0 +1,36 @@
+"""BERT, and the many encoders of its shape, sentence-embedding ones among them."""
+
+from __future__ import annotations
+
+from phasor.checkpoints.families._bert import BertLike
+from phasor.checkpoints.fields import Fields
+from phasor.config import ModelConfig
+
+
+class Bert(BertLike):
+    """Learned positions, token types, a pooler. The head that tells next sentences is kept, and not used."""
+
+    model_type = "bert"
+    title = "BERT"
+    architectures = {"mlm": "BertForMaskedLM", "none": "BertModel"}
+    aliases = {"BertForPreTraining": "mlm"}
+    prefix = "bert."
+    unprefixed = ("cls.",)
+    table = "bert.embeddings.word_embeddings.weight"
+    head = "cls.predictions.decoder.weight"
+    copies = {
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+        "cls.predictions.bias": "cls.predictions.decoder.bias",
+    }
+    carried = ("cls.seq_relationship.*",)
+
+    def pooler(self, f: Fields, kind: str) -> str:
+        both = f.get("architectures", None) == ["BertForPreTraining"]
+        return "first" if both and not f.tensors else super().pooler(f, kind)
+
+    def architecture(self, config: ModelConfig) -> str:
+        both = config.head.kind == "mlm" and config.head.pooler == "first"
+        return "BertForPreTraining" if both else super().architecture(config)
+
+
+FAMILY = Bert()

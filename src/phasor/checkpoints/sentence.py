@@ -1,0 +1,112 @@
+"""Folders of sentence-transformers: a Hugging Face folder, and beside it how the tokens' vectors become one.
+
+`modules.json` lists what runs: the model, a pooling with settings in a folder of its own, and perhaps a
+normalisation. In phasor the last two are the model's head.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from phasor.checkpoints.fields import Fields, spelt
+from phasor.checkpoints.folder import (
+    CONFIG,
+    MODULES,
+    NORMALISING,
+    POOLING,
+    SENTENCE_FILES,
+    SENTENCE_LENGTH,
+    read_json,
+    read_json_list,
+    write_json,
+)
+from phasor.config import ModelConfig, PooledHeadConfig
+
+MODES = ("cls", "mean", "max")
+# Older files have a flag for every mode, and flags phasor knows no pooling for.
+FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+}
+NEWER_FLAGS = {"pooling_mode_weightedmean_tokens": "weightedmean", "pooling_mode_lasttoken": "lasttoken"}
+
+
+def pooled(config: ModelConfig, folder: Path) -> ModelConfig:
+    """A folder's configuration with the pooling that lies beside it, where it is one of sentence-transformers."""
+    if not (folder / MODULES).is_file():
+        return config
+    modules = read_modules(folder / MODULES)
+    file = folder / modules["Pooling"] / CONFIG
+    pooling = Fields(read_json(file), file)
+    head = pooling.made(lambda: PooledHeadConfig(pooler=read_mode(pooling), normalise="Normalize" in modules))
+    for name in ("word_embedding_dimension", "embedding_dimension"):
+        pooling.expect(name, config.dim)
+    pooling.expect("include_prompt", True)
+    pooling.finish()
+    if "Normalize" in modules and (folder / modules["Normalize"] / CONFIG).is_file():
+        file = folder / modules["Normalize"] / CONFIG
+        normalising = Fields(read_json(file), file)
+        normalising.expect("module_input_name", "sentence_embedding")
+        normalising.expect("module_output_name", "sentence_embedding")
+        normalising.finish()
+    return pooling.made(lambda: config.replace(head=head))
+
+
+def read_modules(file: Path) -> dict[str, str]:
+    """The folder of every module, by the name of its class."""
+    modules: dict[str, str] = {}
+    for module in read_json_list(file):
+        kind, path = (module.get(key) for key in ("type", "path")) if isinstance(module, dict) else (None, None)
+        if not isinstance(kind, str) or not isinstance(path, str) or path != Path(path).name:
+            raise ValueError(f"{file}: a module must have a type, and a path inside the folder, not {spelt(module)}")
+        ours = kind.startswith("sentence_transformers.")
+        modules[kind.rpartition(".")[2] if ours else kind] = path
+    if list(modules) not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise ValueError(
+            f"{file}: phasor honours the modules Transformer, Pooling and perhaps Normalize, not {', '.join(modules)}"
+        )
+    if modules["Transformer"]:
+        raise ValueError(f"{file}: the Transformer must lie in the folder itself, not in {modules['Transformer']}")
+    return modules
+
+
+def read_mode(pooling: Fields) -> Any:
+    """The one pooling that is on; mean where none is, as sentence-transformers has it."""
+    flags = FLAGS | NEWER_FLAGS
+    on = [mode for flag, mode in flags.items() if pooling.get(flag, False)]
+    modes = pooling.get("pooling_mode", on or "mean")
+    modes = [modes] if isinstance(modes, str) else modes
+    if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in MODES:
+        raise ValueError(
+            f"{pooling.file}: phasor honours one pooling, of {', '.join(MODES)}, not {' and '.join(map(str, modes))}"
+        )
+    return modes[0]
+
+
+def spoken(head: PooledHeadConfig) -> PooledHeadConfig:
+    """A head as it comes back from a folder; raises where sentence-transformers has no name for it."""
+    if head.pooler not in MODES:
+        raise ValueError(f"sentence-transformers has no pooling {head.pooler!r}; it has {', '.join(MODES)}")
+    return PooledHeadConfig(pooler=head.pooler, normalise=head.normalise)
+
+
+def write_pooling(head: PooledHeadConfig, config: ModelConfig, folder: Path, origin: Path | None) -> None:
+    """The files of sentence-transformers for a model's head, in the spelling that all its versions read."""
+    paths = {"Transformer": "", "Pooling": POOLING} | ({"Normalize": NORMALISING} if head.normalise else {})
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (kind, path) in enumerate(paths.items())
+    ]
+    for path in filter(None, paths.values()):
+        (folder / path).mkdir()
+    flags = {flag: mode == head.pooler for flag, mode in FLAGS.items()}
+    write_json(folder / POOLING / CONFIG, {"word_embedding_dimension": config.dim, **flags})
+    write_json(folder / SENTENCE_LENGTH, {"max_seq_length": config.max_length, "do_lower_case": False})
+    for name in SENTENCE_FILES:
+        if origin is not None and (origin / name).is_file():
+            shutil.copyfile(origin / name, folder / name)
+    write_json(folder / MODULES, modules)

@@ -1,0 +1,264 @@
+"""Random configurations of Mistral, Mixtral, Qwen, SmolLM3, Granite, StarCoder2 and StableLM."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import transformers
+from transformers import PreTrainedConfig
+
+from .cases import Case, Cases, llama_sizes, rope
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def coin(rng: random.Random) -> bool:
+    return rng.random() < 0.5
+
+
+def shared(rng: random.Random) -> dict[str, Any]:
+    """What every one of them varies."""
+    return llama_sizes(rng) | {
+        "hidden_act": rng.choice(["silu", "gelu", "gelu_pytorch_tanh", "relu"]),
+        "tie_word_embeddings": coin(rng),
+        "rope_parameters": rope(rng),
+    }
+
+
+def share_of_width(rng: random.Random, sizes: dict[str, Any]) -> dict[str, Any]:
+    """Half of the time without `head_dim`, which these configurations take but have no field for."""
+    return sizes if coin(rng) else {name: value for name, value in sizes.items() if name != "head_dim"}
+
+
+def eps(rng: random.Random) -> float:
+    return rng.choice([1e-2, 1e-5])
+
+
+def made(
+    rng: random.Random,
+    cls: str,
+    config: PreTrainedConfig,
+    may_differ: tuple[str, ...] = (),
+    drop: tuple[str, ...] = (),
+    listed: tuple[str, ...] = (),
+    **pinned: Any,
+) -> Case:
+    """A case that in half of all draws has its config.json as files on the hub do.
+
+    Those have the rotary parameters apart, lack fields that newer versions list (`drop`), have rules about layers
+    that come back as such lists (`listed`), and fields that may say one thing alone (`pinned`).
+    """
+    config._experts_implementation = "eager"  # the only one that float64 has
+
+    def older(data: dict[str, Any]) -> dict[str, Any]:
+        rotary = data.pop("rope_parameters")
+        data["rope_theta"] = rotary.pop("rope_theta")
+        if "partial_rotary_factor" in rotary:
+            data["partial_rotary_factor"] = rotary.pop("partial_rotary_factor")
+        rotary[kind] = rotary.pop("rope_type")
+        data["rope_scaling"] = None if rotary == {kind: "default"} else rotary
+        data["torch_dtype"] = data.pop("dtype")
+        return {name: value for name, value in data.items() if name not in drop} | pinned
+
+    case = Case(getattr(transformers, cls), config, may_differ=may_differ)
+    kind = rng.choice(["type", "rope_type"])
+    if coin(rng):
+        case.older, case.may_differ = older, (*may_differ, *listed, *pinned)
+        case.may_differ += ("rope_parameters",) if kind == "type" else ()  # theirs keeps the older word too
+    return case
+
+
+def mistral(rng: random.Random, cls: str = "MistralForCausalLM") -> Case:
+    config = transformers.MistralConfig(
+        **shared(rng), rms_norm_eps=eps(rng), sliding_window=rng.choice([None, 7, 7, 19]), attention_dropout=0.1
+    )
+    return made(rng, cls, config)
+
+
+def mixtral(rng: random.Random, cls: str = "MixtralForCausalLM") -> Case:
+    config = transformers.MixtralConfig(
+        **shared(rng),
+        rms_norm_eps=eps(rng),
+        sliding_window=rng.choice([None, 7, 7, 19]),
+        num_local_experts=rng.choice([3, 4, 6]),
+        num_experts_per_tok=rng.choice([1, 2, 3]),
+    )
+    return made(rng, cls, config, drop=("router_jitter_noise",))
+
+
+def windows(rng: random.Random, depth: int) -> dict[str, Any]:
+    """Windows by Qwen's rule, by a list of layers, or none in use."""
+    kind = rng.choice(["rule", "rule", "list", "list", "none"])
+    fields: dict[str, Any] = {"use_sliding_window": kind != "none", "sliding_window": rng.choice([7, 19])}
+    fields["max_window_layers"] = rng.randint(1, depth - 1)
+    if kind == "list":
+        fields["layer_types"] = [SLIDING, *(rng.choice([FULL, SLIDING]) for _ in range(depth - 1))]
+        rng.shuffle(fields["layer_types"])
+    return fields
+
+
+def ruled(fields: dict[str, Any]) -> dict[str, tuple[str, ...]]:
+    """How an older file says which layers have windows: where a rule does, it has no list."""
+    return {} if "layer_types" in fields else {"drop": ("layer_types",), "listed": ("max_window_layers",)}
+
+
+def qwen2(rng: random.Random, cls: str = "Qwen2ForCausalLM") -> Case:
+    sizes = share_of_width(rng, shared(rng))
+    fields = windows(rng, sizes["num_hidden_layers"])
+    config = transformers.Qwen2Config(**sizes, **fields, rms_norm_eps=eps(rng))
+    return made(rng, cls, config, **ruled(fields), use_mrope=False)
+
+
+def qwen3(rng: random.Random, cls: str = "Qwen3ForCausalLM") -> Case:
+    sizes = shared(rng)
+    fields = windows(rng, sizes["num_hidden_layers"])
+    config = transformers.Qwen3Config(**sizes, **fields, rms_norm_eps=eps(rng), attention_bias=coin(rng))
+    return made(rng, cls, config, **ruled(fields))
+
+
+def qwen3_by_length(rng: random.Random) -> Case:
+    """Dynamic NTK, whose frequencies depend on the sequence's length."""
+    case = qwen3(rng)
+    case.config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": rng.choice([2.0, 5.0])}
+    case.crossing = True
+    return case
+
+
+# A step of sparse layers comes back as the list of the others.
+STEP = ("decoder_sparse_step", "mlp_only_layers")
+
+
+def mixture(rng: random.Random, depth: int) -> dict[str, Any]:
+    """Experts in at least one layer."""
+    step = rng.choice([1, 1, 2])
+    sparse = rng.choice([i for i in range(depth) if (i + 1) % step == 0])
+    return {
+        "num_experts": rng.choice([3, 4, 6]),
+        "num_experts_per_tok": rng.choice([1, 2, 3]),
+        "moe_intermediate_size": rng.choice([20, 24, 36]),
+        "norm_topk_prob": coin(rng),
+        "decoder_sparse_step": step,
+        "mlp_only_layers": [i for i in range(depth) if i != sparse and rng.random() < 0.3],
+    }
+
+
+def qwen3_moe(rng: random.Random, cls: str = "Qwen3MoeForCausalLM") -> Case:
+    sizes = share_of_width(rng, shared(rng))
+    config = transformers.Qwen3MoeConfig(
+        **sizes,
+        **mixture(rng, sizes["num_hidden_layers"]),
+        rms_norm_eps=eps(rng),
+        attention_bias=coin(rng),
+        use_sliding_window=coin(rng),
+        sliding_window=rng.choice([7, 19]),
+    )
+    pinned = {"qkv_bias": False, "use_qk_norm": True, "shared_expert_intermediate_size": 0}
+    return made(rng, cls, config, STEP if config.decoder_sparse_step > 1 else (), **pinned)
+
+
+def qwen2_moe(rng: random.Random, cls: str = "Qwen2MoeForCausalLM") -> Case:
+    sizes = share_of_width(rng, shared(rng))
+    fields = windows(rng, sizes["num_hidden_layers"])
+    config = transformers.Qwen2MoeConfig(
+        **sizes,
+        **fields,
+        **mixture(rng, sizes["num_hidden_layers"]),
+        rms_norm_eps=eps(rng),
+        qkv_bias=coin(rng),
+        shared_expert_intermediate_size=rng.choice([12, 28]),
+    )
+    return made(rng, cls, config, STEP if config.decoder_sparse_step > 1 else (), **ruled(fields))
+
+
+def smollm3(rng: random.Random, cls: str = "SmolLM3ForCausalLM") -> Case:
+    sizes = share_of_width(rng, shared(rng))
+    depth = sizes["num_hidden_layers"]
+    fields: dict[str, Any] = {"no_rope_layer_interval": rng.choice([2, 3])}
+    if coin(rng):
+        fields["no_rope_layers"] = [0, *(int(coin(rng)) for _ in range(depth - 1))]
+        rng.shuffle(fields["no_rope_layers"])
+    if coin(rng):
+        fields |= {"use_sliding_window": True, "sliding_window": rng.choice([7, 19])}
+        if depth < fields["no_rope_layer_interval"] or coin(rng):
+            fields["layer_types"] = [SLIDING, *(rng.choice([FULL, SLIDING]) for _ in range(depth - 1))]
+            rng.shuffle(fields["layer_types"])
+    config = transformers.SmolLM3Config(
+        **sizes, **fields, rms_norm_eps=eps(rng), attention_bias=coin(rng), mlp_bias=coin(rng)
+    )
+    drop = tuple(name for name in ("layer_types", "no_rope_layers") if name not in fields)
+    return made(rng, cls, config, drop=drop, listed=("no_rope_layer_interval",), pretraining_tp=2, max_window_layers=28)
+
+
+def granite(rng: random.Random, cls: str = "GraniteForCausalLM") -> Case:
+    config = transformers.GraniteConfig(
+        **share_of_width(rng, shared(rng)),
+        rms_norm_eps=eps(rng),
+        attention_bias=coin(rng),
+        mlp_bias=coin(rng),
+        embedding_multiplier=rng.choice([1.0, 3.5, 12]),
+        logits_scaling=rng.choice([1.0, 0.3, 7.0]),
+        residual_multiplier=rng.choice([0.22, 1.4]),
+        attention_multiplier=rng.choice([0.09, 0.4]),
+    )
+    return made(rng, cls, config)
+
+
+def starcoder2(rng: random.Random, cls: str = "Starcoder2ForCausalLM") -> Case:
+    config = transformers.Starcoder2Config(
+        **share_of_width(rng, shared(rng)),
+        norm_epsilon=eps(rng),
+        use_bias=coin(rng),
+        sliding_window=rng.choice([None, 7, 7, 19]),
+        attention_dropout=0.1,
+        residual_dropout=0.2,
+        embedding_dropout=0.3,
+    )
+    return made(rng, cls, config, mlp_type="default", norm_type="layer_norm", rms_norm_eps=1.0)
+
+
+def stablelm(rng: random.Random, cls: str = "StableLmForCausalLM") -> Case:
+    """Its heads are their share of the width, of which an even number of features turns."""
+    sizes = {name: value for name, value in shared(rng).items() if name != "head_dim"}
+    width = sizes["hidden_size"] // sizes["num_attention_heads"]
+    sizes["rope_parameters"]["partial_rotary_factor"] = rng.choice([s for s in (0.25, 0.5, 1.0) if width * s % 2 == 0])
+    config = transformers.StableLmConfig(
+        **sizes,
+        layer_norm_eps=eps(rng),
+        use_qkv_bias=coin(rng),
+        qk_layernorm=coin(rng),
+        use_parallel_residual=coin(rng),
+    )
+    return made(rng, cls, config)
+
+
+WITH_HEAD = {
+    "mistral": mistral,
+    "mixtral": mixtral,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+    "qwen3_moe": qwen3_moe,
+    "qwen2_moe": qwen2_moe,
+    "smollm3": smollm3,
+    "granite": granite,
+    "starcoder2": starcoder2,
+    "stablelm": stablelm,
+}
+WITHOUT_HEAD = {
+    "mistral": "MistralModel",
+    "mixtral": "MixtralModel",
+    "qwen2": "Qwen2Model",
+    "qwen3": "Qwen3Model",
+    "qwen3_moe": "Qwen3MoeModel",
+    "qwen2_moe": "Qwen2MoeModel",
+    "smollm3": "SmolLM3Model",
+    "granite": "GraniteModel",
+    "starcoder2": "Starcoder2Model",
+    "stablelm": "StableLmModel",
+}
+
+CASES: Cases = {
+    **WITH_HEAD,
+    **{f"{name}/without head": lambda rng, n=name: WITH_HEAD[n](rng, WITHOUT_HEAD[n]) for name in WITHOUT_HEAD},
+    "qwen3/by length": qwen3_by_length,
+}

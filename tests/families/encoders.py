@@ -1,0 +1,186 @@
+"""Random configurations of encoders."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import transformers
+
+from .cases import Case, Cases
+
+LONGEST = 60  # positions a table has
+ACTIVATIONS = ["gelu", "gelu_new", "relu", "silu"]
+SPELT = ("hidden_act",)  # gelu_new and gelu_pytorch_tanh are the same
+
+
+def sizes(rng: random.Random, **fixed: Any) -> dict[str, Any]:
+    heads = rng.choice([2, 3, 4])
+    given: dict[str, Any] = {
+        "vocab_size": rng.randint(60, 80),
+        "hidden_size": heads * rng.choice([6, 8, 14]),
+        "intermediate_size": rng.choice([40, 56, 72]),
+        "num_hidden_layers": rng.choice([2, 3, 4]),
+        "num_attention_heads": heads,
+        "max_position_embeddings": LONGEST,
+        "pad_token_id": None,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "tie_word_embeddings": rng.random() < 0.5,
+    }
+    return given | fixed
+
+
+def bert_sizes(rng: random.Random, **fixed: Any) -> dict[str, Any]:
+    given = {
+        "hidden_act": rng.choice(ACTIVATIONS),
+        "type_vocab_size": rng.choice([2, 3]),
+        "layer_norm_eps": rng.choice([1e-2, 1e-12]),
+        "hidden_dropout_prob": rng.choice([0.0, 0.2]),
+        "attention_probs_dropout_prob": rng.choice([0.0, 0.3]),
+    }
+    return sizes(rng, **given) | fixed
+
+
+def bert(rng: random.Random) -> Case:
+    config = transformers.BertConfig(**bert_sizes(rng), classifier_dropout=rng.choice([None, 0.2]))
+    return Case(transformers.BertForMaskedLM, config, token_types=True, may_differ=SPELT)
+
+
+def bert_without_head(rng: random.Random) -> Case:
+    config = transformers.BertConfig(**bert_sizes(rng))
+    return Case(transformers.BertModel, config, token_types=True, may_differ=SPELT)
+
+
+def bert_with_both_heads(rng: random.Random) -> Case:
+    config = transformers.BertConfig(**bert_sizes(rng))
+    return Case(transformers.BertForPreTraining, config, token_types=True, may_differ=SPELT)
+
+
+def roberta_sizes(rng: random.Random) -> dict[str, Any]:
+    """A padding token that no test draws; the table begins after it."""
+    given = bert_sizes(rng)
+    pad = given["vocab_size"] - rng.choice([1, 4])
+    return given | {"pad_token_id": pad, "max_position_embeddings": LONGEST + pad + 1}
+
+
+def roberta(rng: random.Random) -> Case:
+    config = transformers.RobertaConfig(**roberta_sizes(rng))
+    return Case(transformers.RobertaForMaskedLM, config, token_types=True, may_differ=SPELT)
+
+
+def roberta_without_head(rng: random.Random) -> Case:
+    config = transformers.RobertaConfig(**roberta_sizes(rng))
+    return Case(transformers.RobertaModel, config, token_types=True, may_differ=SPELT)
+
+
+def distilbert_config(rng: random.Random) -> transformers.DistilBertConfig:
+    given = sizes(rng)
+    names = {"hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads"}
+    names["intermediate_size"] = "hidden_dim"
+    return transformers.DistilBertConfig(
+        **{names.get(name, name): value for name, value in given.items()},
+        activation=rng.choice(["gelu", "relu"]),
+        dropout=rng.choice([0.0, 0.2]),
+        attention_dropout=rng.choice([0.0, 0.3]),
+        sinusoidal_pos_embds=rng.random() < 0.5,
+    )
+
+
+def distilbert(rng: random.Random) -> Case:
+    return Case(transformers.DistilBertForMaskedLM, distilbert_config(rng))
+
+
+def distilbert_without_head(rng: random.Random) -> Case:
+    return Case(transformers.DistilBertModel, distilbert_config(rng))
+
+
+def roformer_config(rng: random.Random) -> transformers.RoFormerConfig:
+    given = bert_sizes(rng)
+    width = rng.choice([None, 10, given["hidden_size"] + 6])
+    return transformers.RoFormerConfig(**given, embedding_size=width, rotary_value=rng.random() < 0.5)
+
+
+def roformer(rng: random.Random) -> Case:
+    config = roformer_config(rng)
+    return Case(transformers.RoFormerForMaskedLM, config, token_types=True, attention="eager", may_differ=SPELT)
+
+
+def roformer_without_head(rng: random.Random) -> Case:
+    config = roformer_config(rng)
+    return Case(transformers.RoFormerModel, config, token_types=True, attention="eager", may_differ=SPELT)
+
+
+def turning(rng: random.Random, *bases: float) -> dict[str, Any]:
+    given: dict[str, Any] = {"rope_theta": rng.choice(bases), "rope_type": rng.choice(["default", "linear", "yarn"])}
+    if given["rope_type"] != "default":
+        given["factor"] = 3.0
+    if given["rope_type"] == "yarn":
+        given["original_max_position_embeddings"] = 20
+    return given
+
+
+def modernbert_sizes(rng: random.Random) -> dict[str, Any]:
+    given = sizes(rng)
+    kinds = ["full_attention", "sliding_attention"]
+    more = [rng.choice(kinds) for _ in range(given["num_hidden_layers"] - 2)]
+    return given | {
+        "hidden_activation": rng.choice(["gelu", "silu", "relu"]),
+        "norm_eps": rng.choice([1e-2, 1e-5]),
+        "norm_bias": rng.random() < 0.5,
+        "attention_bias": rng.random() < 0.5,
+        "mlp_bias": rng.random() < 0.5,
+        "decoder_bias": rng.random() < 0.5,
+        "classifier_bias": rng.random() < 0.5,
+        "classifier_activation": rng.choice(["gelu", "silu", "relu"]),
+        "classifier_pooling": rng.choice(["cls", "mean"]),
+        "local_attention": rng.choice([2, 8, 16, 24]),
+        "layer_types": rng.choice([None, rng.sample(kinds, 2) + more]),
+        "rope_parameters": {
+            "full_attention": turning(rng, 160000.0, 900.0),
+            "sliding_attention": turning(rng, 10000.0, 300.0),
+        },
+        "embedding_dropout": rng.choice([0.0, 0.1]),
+        "attention_dropout": rng.choice([0.0, 0.2]),
+        "mlp_dropout": rng.choice([0.0, 0.3]),
+        "cls_token_id": None,
+        "sep_token_id": None,
+    }
+
+
+def modernbert(rng: random.Random) -> Case:
+    return Case(transformers.ModernBertForMaskedLM, transformers.ModernBertConfig(**modernbert_sizes(rng)))
+
+
+def modernbert_without_head(rng: random.Random) -> Case:
+    return Case(transformers.ModernBertModel, transformers.ModernBertConfig(**modernbert_sizes(rng)))
+
+
+def modernbert_of_old(rng: random.Random) -> Case:
+    """As the first checkpoints spell it: one number for the pattern, two bases."""
+    config = transformers.ModernBertConfig(**modernbert_sizes(rng) | {"layer_types": None, "rope_parameters": None})
+    spelt = {"global_attn_every_n_layers": rng.choice([2, 3]), "global_rope_theta": 700.0, "local_rope_theta": 200.0}
+    spelt |= {"layer_norm_eps": 1e-5, "position_embedding_type": "absolute", "gradient_checkpointing": False}
+    spelt |= {"reference_compile": None, "repad_logits_with_grad": False}
+
+    def older(fields: dict[str, Any]) -> dict[str, Any]:
+        return {n: v for n, v in fields.items() if n not in ("layer_types", "rope_parameters")} | spelt
+
+    may = tuple(spelt)
+    return Case(transformers.ModernBertForMaskedLM, config, older=older, may_differ=may)
+
+
+CASES: Cases = {
+    "bert": bert,
+    "bert/without head": bert_without_head,
+    "bert/with both heads": bert_with_both_heads,
+    "roberta": roberta,
+    "roberta/without head": roberta_without_head,
+    "distilbert": distilbert,
+    "distilbert/without head": distilbert_without_head,
+    "roformer": roformer,
+    "roformer/without head": roformer_without_head,
+    "modernbert": modernbert,
+    "modernbert/without head": modernbert_without_head,
+    "modernbert/of old": modernbert_of_old,
+}

@@ -1,0 +1,188 @@
+"""Random configurations of encoder-decoders: T5, mT5, BART, mBART, Marian, M2M-100."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from .cases import Case, Cases
+
+REACH = 70  # more positions than anything here needs, for models that have a table of them
+
+
+class OwnHead(transformers.T5ForConditionalGeneration):
+    """T5 with a head of its own, as the files of v1.1 have it; a new T5 ties them whatever its configuration says."""
+
+    def __init__(self, config: transformers.T5Config) -> None:
+        super().__init__(config)
+        self.lm_head.weight = nn.Parameter(torch.empty_like(self.lm_head.weight))
+
+
+class OwnHeadMT5(transformers.MT5ForConditionalGeneration):
+    """The same for mT5."""
+
+    def __init__(self, config: transformers.MT5Config) -> None:
+        super().__init__(config)
+        self.lm_head.weight = nn.Parameter(torch.empty_like(self.lm_head.weight))
+
+
+# What the configuration names as the architecture.
+OwnHead.__name__, OwnHeadMT5.__name__ = "T5ForConditionalGeneration", "MT5ForConditionalGeneration"
+
+
+def t5_sizes(rng: random.Random) -> dict[str, Any]:
+    """Stacks of different depths, heads that are not their share of the width, and few buckets, all of them met."""
+    heads = rng.choice([2, 3, 4])
+    buckets, distance = rng.choice([(8, 18), (12, 30), (16, 40), (32, 128)])
+    return {
+        "vocab_size": rng.randint(60, 80),
+        "d_model": rng.choice([24, 33, 40]),
+        "d_kv": rng.choice([6, 9, 14]),
+        "d_ff": rng.choice([30, 44, 51]),
+        "num_layers": rng.choice([2, 3]),
+        "num_decoder_layers": rng.choice([2, 3, 4]),
+        "num_heads": heads,
+        "relative_attention_num_buckets": buckets,
+        "relative_attention_max_distance": distance,
+        "layer_norm_epsilon": rng.choice([1e-2, 1e-6]),
+        "dropout_rate": rng.choice([0.0, 0.1]),
+        "feed_forward_proj": rng.choice(["relu", "gated-gelu", "gated-silu", "gated-relu", "gelu", "gelu_new", "silu"]),
+        "decoder_start_token_id": rng.choice([0, 5]),
+    }
+
+
+def t5(rng: random.Random) -> Case:
+    """The old flag of a tie says whether what the head reads is scaled; the tie is always there."""
+    config = transformers.T5Config(**t5_sizes(rng), tie_word_embeddings=rng.random() < 0.5)
+    return Case(transformers.T5ForConditionalGeneration, config)
+
+
+def t5_own_head(rng: random.Random) -> Case:
+    return Case(OwnHead, transformers.T5Config(**t5_sizes(rng), tie_word_embeddings=rng.random() < 0.5))
+
+
+def t5_without_head(rng: random.Random) -> Case:
+    config = transformers.T5Config(**t5_sizes(rng), tie_word_embeddings=rng.random() < 0.5)
+    return Case(transformers.T5Model, config)
+
+
+def t5_encoder(rng: random.Random) -> Case:
+    return Case(transformers.T5EncoderModel, transformers.T5Config(**t5_sizes(rng)))
+
+
+def mt5(rng: random.Random) -> Case:
+    cls = rng.choice([transformers.MT5ForConditionalGeneration, OwnHeadMT5])
+    return Case(cls, transformers.MT5Config(**t5_sizes(rng)))
+
+
+def mt5_without_head(rng: random.Random) -> Case:
+    cls = rng.choice([transformers.MT5Model, transformers.MT5EncoderModel])
+    return Case(cls, transformers.MT5Config(**t5_sizes(rng)))
+
+
+def bart_sizes(rng: random.Random, **fixed: Any) -> dict[str, Any]:
+    """Stacks of different depths; no field says a head's width or the norms' epsilon."""
+    heads, hidden = rng.choice([2, 3, 4]), rng.choice([30, 44, 51])
+    vocab = rng.randint(60, 80)
+    sizes: dict[str, Any] = {
+        "vocab_size": vocab,
+        "d_model": heads * rng.choice([7, 8, 10, 13]),
+        "encoder_layers": rng.choice([2, 3]),
+        "decoder_layers": rng.choice([2, 3, 4]),
+        "encoder_attention_heads": heads,
+        "decoder_attention_heads": heads,
+        "encoder_ffn_dim": hidden,
+        "decoder_ffn_dim": hidden,
+        "max_position_embeddings": REACH,
+        "activation_function": rng.choice(["gelu", "relu", "swish", "gelu_new"]),
+        "scale_embedding": rng.random() < 0.5,
+        "dropout": rng.choice([0.0, 0.1]),
+        "attention_dropout": rng.choice([0.0, 0.2]),
+        "activation_dropout": rng.choice([0.0, 0.3]),
+        "init_std": rng.choice([0.02, 0.03]),
+        "tie_word_embeddings": rng.random() < 0.6,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        "decoder_start_token_id": rng.choice([2, 4]),
+        "forced_eos_token_id": rng.choice([None, 2]),
+        "pad_token_id": vocab - rng.choice([1, 2, 3]),  # no token of a text, for models that see it in the text
+    }
+    return sizes | fixed
+
+
+def logits_bias(name: str) -> bool:
+    return name == "final_logits_bias"
+
+
+def bart(rng: random.Random) -> Case:
+    config = transformers.BartConfig(**bart_sizes(rng))
+    return Case(transformers.BartForConditionalGeneration, config, buffers=logits_bias)
+
+
+def bart_without_head(rng: random.Random) -> Case:
+    return Case(transformers.BartModel, transformers.BartConfig(**bart_sizes(rng)))
+
+
+def mbart(rng: random.Random) -> Case:
+    config = transformers.MBartConfig(**bart_sizes(rng))
+    return Case(transformers.MBartForConditionalGeneration, config, buffers=logits_bias)
+
+
+def mbart_without_head(rng: random.Random) -> Case:
+    return Case(transformers.MBartModel, transformers.MBartConfig(**bart_sizes(rng)))
+
+
+def marian(rng: random.Random) -> Case:
+    config = transformers.MarianConfig(**bart_sizes(rng, tie_word_embeddings=True))
+    return Case(transformers.MarianMTModel, config, buffers=logits_bias)
+
+
+def marian_two_vocabularies(rng: random.Random) -> Case:
+    sizes = bart_sizes(rng)
+    more = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": sizes["vocab_size"] + rng.choice([0, 3])}
+    config = transformers.MarianConfig(**sizes, **more)
+    return Case(transformers.MarianMTModel, config, buffers=logits_bias)
+
+
+def marian_without_head(rng: random.Random) -> Case:
+    share = {"share_encoder_decoder_embeddings": rng.random() < 0.5}
+    config = transformers.MarianConfig(**bart_sizes(rng, tie_word_embeddings=True), **share)
+    return Case(transformers.MarianModel, config)
+
+
+def m2m_100(rng: random.Random) -> Case:
+    """Positions beyond the table that transformers begins with; the padding token is never the likeliest."""
+    config = transformers.M2M100Config(**bart_sizes(rng, max_position_embeddings=80))
+
+    def unlikely(model: Any) -> None:
+        model.lm_head.weight[config.pad_token_id] = 0.0
+
+    return Case(transformers.M2M100ForConditionalGeneration, config, touch=unlikely)
+
+
+def m2m_100_without_head(rng: random.Random) -> Case:
+    config = transformers.M2M100Config(**bart_sizes(rng, max_position_embeddings=80))
+    return Case(transformers.M2M100Model, config)
+
+
+CASES: Cases = {
+    "t5": t5,
+    "t5/own head": t5_own_head,
+    "t5/without head": t5_without_head,
+    "t5/encoder": t5_encoder,
+    "mt5": mt5,
+    "mt5/without head": mt5_without_head,
+    "bart": bart,
+    "bart/without head": bart_without_head,
+    "mbart": mbart,
+    "mbart/without head": mbart_without_head,
+    "marian": marian,
+    "marian/two vocabularies": marian_two_vocabularies,
+    "marian/without head": marian_without_head,
+    "m2m_100": m2m_100,
+    "m2m_100/without head": m2m_100_without_head,
+}
