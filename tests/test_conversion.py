@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 
 import phasor
-from phasor.checkpoints import tensors as tensor_files
 from phasor.checkpoints import families
+from phasor.checkpoints import tensors as tensor_files
 from phasor.cli import main
 
 transformers.logging.set_verbosity_error()

@@ -237,6 +237,18 @@ class TestOldFiles:
             phasor.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "cls",
+    [transformers.BertForPreTraining, transformers.RobertaForMaskedLM, transformers.DistilBertModel],
+    ids=lambda cls: cls.__name__,
+)
+def test_a_conversion_checks_itself(tmp_path, cls):
+    theirs_of(cls, pad_token_id=3).save_pretrained(tmp_path / "theirs")
+    there = phasor.convert(tmp_path / "theirs", tmp_path / "ours", check=True)
+    back = phasor.convert(tmp_path / "ours", tmp_path / "again", check=True)
+    assert max(there.largest, back.largest) <= NEAR
+
+
 class TestRoberta:
     @torch.no_grad()
     def test_positions_count_real_tokens(self, tmp_path):
@@ -347,6 +359,11 @@ class TestSentences:
         phasor.save(ours, tmp_path / "native")
         assert torch.equal(phasor.load(tmp_path / "native")(tokens(1, 9)), ours(tokens(1, 9)))
 
+    def test_a_conversion_checks_itself(self, tmp_path):
+        folder = sentence_folder(tmp_path / "theirs", theirs_of(transformers.BertModel))
+        assert phasor.convert(folder, tmp_path / "ours", format="hf", check=True).largest <= NEAR
+        assert (tmp_path / "ours/modules.json").is_file()
+
     def test_a_folder_with_a_strangers_file_is_left_alone(self, tmp_path):
         folder = sentence_folder(tmp_path / "theirs", theirs_of(transformers.BertModel))
         ours = phasor.load(folder)
@@ -420,6 +437,12 @@ class TestSentences:
         (folder / "2_Normalize").mkdir()
         (folder / "2_Normalize/config.json").write_text('{"module_input_name": "token_embeddings"}')
         with pytest.raises(ValueError, match="module_input_name"):
+            phasor.load(folder)
+
+    def test_a_model_that_gives_out_something_else(self, tmp_path):
+        folder = sentence_folder(tmp_path, theirs_of(transformers.BertModel))
+        (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 40, "transformer_task": "fill-mask"}')
+        with pytest.raises(ValueError, match=r"sentence_bert_config.json: .* transformer_task = 'fill-mask'"):
             phasor.load(folder)
 
     def test_missing_settings(self, tmp_path):

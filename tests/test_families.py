@@ -28,6 +28,7 @@ transformers.logging.disable_progress_bar()
 FULL = os.environ.get("PHASOR_EXAMPLES") == "full"
 SEEDS = range(8 if FULL else 2)
 NEW = 64  # tokens decoded from a cache
+PENALTY = 9.0  # for repeating, so that the text is not one token over and over
 LIMIT = 2e-5
 
 BUILDERS = {}
@@ -162,14 +163,16 @@ def same_greedy(pair):
     if pair.shape == "encoder-decoder":
         same_greedy_target(pair, prompt, options)
         return
-    theirs = pair.fresh().generate(prompt, attention_mask=torch.ones_like(prompt), **options)[0, prompt.shape[1] :]
-    assert phasor.generate(pair.ours, prompt[0].tolist(), max_new_tokens=NEW, stop=[]) == theirs.tolist()
+    options |= {"attention_mask": torch.ones_like(prompt), "repetition_penalty": PENALTY}
+    theirs = pair.fresh().generate(prompt, **options)[0, prompt.shape[1] :].tolist()
+    given = {"max_new_tokens": NEW, "repetition_penalty": PENALTY, "stop": []}
+    assert phasor.generate(pair.ours, prompt[0].tolist(), **given) == theirs
+    assert len(set(theirs)) > NEW / 4
 
 
 def same_greedy_target(pair, source, options):
-    """Plain, and with a penalty that keeps the text from being one token repeated."""
     options |= {"decoder_start_token_id": 3, "forced_bos_token_id": None, "attention_mask": torch.ones_like(source)}
-    for penalty in (1.0, 9.0):
+    for penalty in (1.0, PENALTY):
         # A cache that grows: the one theirs makes has as many layers as the encoder.
         cache = transformers.EncoderDecoderCache(transformers.DynamicCache(), transformers.DynamicCache())
         theirs = pair.fresh().generate(source, past_key_values=cache, repetition_penalty=penalty, **options)[0, 1:]

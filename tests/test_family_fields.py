@@ -9,6 +9,7 @@ import families
 import pytest
 import transformers
 
+import phasor
 from phasor.checkpoints.families import family
 from phasor.checkpoints.family import differences
 from phasor.checkpoints.fields import Fields
@@ -136,3 +137,10 @@ def test_windows_that_nobody_gave_a_width_are_refused():
     layers = ["sliding_attention"] * whole["num_hidden_layers"]
     with pytest.raises(ValueError, match="sliding_window"):
         read("qwen2", whole | {"layer_types": layers, "use_sliding_window": False})
+
+
+def test_a_model_without_special_tokens_does_not_get_the_usual_ones(tmp_path):
+    model = phasor.Transformer(phasor.preset("llama-2", dim=32, num_heads=2, num_layers=2, vocab_size=50))
+    phasor.save(model, tmp_path / "model", format="hf")
+    config = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "model").config
+    assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (None, None, None)

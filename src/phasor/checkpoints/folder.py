@@ -25,11 +25,8 @@ TOKENIZER_FILES = (
     *("source.spm", "target.spm", "target_vocab.json"),
 )
 # Folders of sentence-transformers have these besides.
-MODULES, SENTENCE_LENGTH, POOLING, NORMALISING = (
-    *("modules.json", "sentence_bert_config.json"),
-    *("1_Pooling", "2_Normalize"),
-)
-SENTENCE_FILES = (MODULES, SENTENCE_LENGTH, "config_sentence_transformers.json")
+MODULES, SENTENCE, POOLING, NORMALISING = "modules.json", "sentence_bert_config.json", "1_Pooling", "2_Normalize"
+SENTENCE_FILES = (MODULES, SENTENCE, "config_sentence_transformers.json")
 SPECIAL_NAMES = {  # our names and those of the file, which are the field's own
     "stop": "eos_token_id",
     "start": "decoder_start_token_id",

@@ -34,6 +34,9 @@ from phasor.config import ModelConfig, PooledHeadConfig
 from phasor.config.schema import unknown
 from phasor.model import Transformer
 
+# Special tokens a model does not have: left out, they would be the family's usual ones.
+NO_SPECIAL: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+
 
 @dataclass
 class Origin:
@@ -309,5 +312,5 @@ def fields_of(model: Transformer, family: Family) -> dict[str, Any]:
     wrong = differences(config, read)
     if wrong:
         raise ValueError(f"it would differ in {'; '.join(wrong)}")
-    kept = {} if origin is None or origin.family != family.model_type else origin.fields
+    kept = NO_SPECIAL if origin is None or origin.family != family.model_type else origin.fields
     return kept | special_ids(model) | written

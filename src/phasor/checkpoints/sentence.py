@@ -16,8 +16,8 @@ from phasor.checkpoints.folder import (
     MODULES,
     NORMALISING,
     POOLING,
+    SENTENCE,
     SENTENCE_FILES,
-    SENTENCE_LENGTH,
     read_json,
     read_json_list,
     write_json,
@@ -33,6 +33,9 @@ FLAGS = {
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
 }
 NEWER_FLAGS = {"pooling_mode_weightedmean_tokens": "weightedmean", "pooling_mode_lasttoken": "lasttoken"}
+# What a model's own settings say about texts, before it computes anything.
+HARMLESS = ("do_lower_case", "max_seq_length", "processing_kwargs", "unpad_inputs")
+TOKENS = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
 
 
 def pooled(config: ModelConfig, folder: Path) -> ModelConfig:
@@ -40,20 +43,29 @@ def pooled(config: ModelConfig, folder: Path) -> ModelConfig:
     if not (folder / MODULES).is_file():
         return config
     modules = read_modules(folder / MODULES)
-    file = folder / modules["Pooling"] / CONFIG
-    pooling = Fields(read_json(file), file)
-    head = pooling.made(lambda: PooledHeadConfig(pooler=read_mode(pooling), normalise="Normalize" in modules))
+    pooling = settings(folder / modules["Pooling"] / CONFIG)
+    head = PooledHeadConfig(pooler=read_mode(pooling), normalise="Normalize" in modules)
     for name in ("word_embedding_dimension", "embedding_dimension"):
         pooling.expect(name, config.dim)
     pooling.expect("include_prompt", True)
     pooling.finish()
+    if (folder / SENTENCE).is_file():
+        model = settings(folder / SENTENCE)
+        model.expect("transformer_task", "feature-extraction")
+        model.expect("modality_config", TOKENS)
+        model.expect("module_output_name", "token_embeddings")
+        model.finish(HARMLESS)
     if "Normalize" in modules and (folder / modules["Normalize"] / CONFIG).is_file():
-        file = folder / modules["Normalize"] / CONFIG
-        normalising = Fields(read_json(file), file)
+        normalising = settings(folder / modules["Normalize"] / CONFIG)
         normalising.expect("module_input_name", "sentence_embedding")
         normalising.expect("module_output_name", "sentence_embedding")
         normalising.finish()
     return pooling.made(lambda: config.replace(head=head))
+
+
+def settings(file: Path) -> Fields:
+    """A module's settings."""
+    return Fields(read_json(file), file)
 
 
 def read_modules(file: Path) -> dict[str, str]:
@@ -105,7 +117,7 @@ def write_pooling(head: PooledHeadConfig, config: ModelConfig, folder: Path, ori
         (folder / path).mkdir()
     flags = {flag: mode == head.pooler for flag, mode in FLAGS.items()}
     write_json(folder / POOLING / CONFIG, {"word_embedding_dimension": config.dim, **flags})
-    write_json(folder / SENTENCE_LENGTH, {"max_seq_length": config.max_length, "do_lower_case": False})
+    write_json(folder / SENTENCE, {"max_seq_length": config.max_length, "do_lower_case": False})
     for name in SENTENCE_FILES:
         if origin is not None and (origin / name).is_file():
             shutil.copyfile(origin / name, folder / name)

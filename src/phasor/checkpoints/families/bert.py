@@ -13,6 +13,7 @@ class Bert(BertLike):
     model_type = "bert"
     title = "BERT"
     architectures = {"mlm": "BertForMaskedLM", "none": "BertModel"}
+    first_choice = True
     aliases = {"BertForPreTraining": "mlm"}
     prefix = "bert."
     unprefixed = ("cls.",)

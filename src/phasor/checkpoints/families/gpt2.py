@@ -26,6 +26,7 @@ class GPT2(GPTLike):
     model_type = "gpt2"
     title = "GPT-2"
     architectures = {"lm": "GPT2LMHeadModel", "none": "GPT2Model"}
+    first_choice = True
     # The one field more says in what precision and order scores are computed.
     harmless = GPTLike.harmless | {"reorder_and_upcast_attn"}
 

@@ -15,6 +15,7 @@ class T5(T5Like):
     model_type = "t5"
     title = "T5, T5 v1.1"
     architectures = {"lm": "T5ForConditionalGeneration", "none": "T5Model"}
+    first_choice = True
     aliases = {"T5WithLMHeadModel": "lm", "T5EncoderModel": "none"}
     encoder, usual = "T5EncoderModel", "relu"
     harmless = T5Like.harmless | {"scale_decoder_outputs"}
