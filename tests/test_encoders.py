@@ -210,6 +210,22 @@ class TestOldFiles:
         with pytest.raises(ValueError, match=rf"{name} should follow from the configuration and does not"):
             phasor.load(tmp_path)
 
+    @pytest.mark.parametrize(
+        ("cls", "fields"),
+        [
+            (transformers.DistilBertModel, {"tie_weights_": True, "output_past": True, "sinusoidal_pos_embds": False}),
+            (transformers.RobertaModel, {"position_embedding_type": "absolute", "classifier_dropout": 0.1}),
+            (transformers.RoFormerModel, {n: v for n, v in OLD_CONFIG.items() if n != "architectures"}),
+            (transformers.ModernBertModel, {"layer_norm_eps": 1e-5, "position_embedding_type": "absolute"}),
+        ],
+        ids=lambda given: "" if isinstance(given, dict) else given.__name__,
+    )
+    def test_fields_of_real_files_that_change_nothing(self, tmp_path, cls, fields):
+        theirs_of(cls, pad_token_id=3).save_pretrained(tmp_path)
+        before = phasor.load(tmp_path)(tokens(1, 9))
+        rewritten(tmp_path, **fields)
+        assert torch.equal(phasor.load(tmp_path)(tokens(1, 9)), before)
+
     def test_the_table_of_roformer_in_a_narrow_type(self, tmp_path):
         theirs_of(transformers.RoFormerModel).half().save_pretrained(tmp_path)
         assert phasor.load(tmp_path).tokens.weight.dtype == torch.float16

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,7 +77,8 @@ def load(
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"the device {device!s} cannot be used: {str(error).splitlines()[0]}") from None
     folder = resolved(folder)
-    model = (load_hf if is_hf(folder) else load_native)(folder, device, dtype, progress)
+    with no_collection():
+        model = (load_hf if is_hf(folder) else load_native)(folder, device, dtype, progress)
     if position is None and extension is None:
         return model
     return swap_positions(model, position, extension)
@@ -142,16 +145,16 @@ def compare(model: Transformer, folder: Path, tokens: int = 32, seed: int = 0) -
     family = family_of(read_json(folder / CONFIG), folder / CONFIG)
     cls = getattr(transformers, family.architecture(config))
     theirs = cls.from_pretrained(folder, dtype=torch.float32).eval()
-    inputs = [torch.randint(0, config.vocab_size, (2, tokens), generator=generator)]
+    names = ["input_ids"]
+    sizes = [config.vocab_size]
+    if config.shape == "encoder-decoder":
+        names, sizes = ["input_ids", "decoder_input_ids"], [config.embedding.source_vocab_size or sizes[0], *sizes]
+    inputs = [torch.randint(0, size, (2, tokens), generator=generator) for size in sizes]
     pad = model.special.pad
     if pad is not None:  # no token like others
-        inputs[0][inputs[0] == pad] = 0 if pad else 1
-    names = {"input_ids": inputs[0]}
-    if config.shape == "encoder-decoder":
-        inputs.append(torch.randint(0, config.vocab_size, (2, tokens), generator=generator))
-        names["decoder_input_ids"] = inputs[1]
+        inputs = [x.masked_fill(x == pad, 0 if pad else 1) for x in inputs]
     with torch.no_grad():
-        out = theirs(**names)
+        out = theirs(**dict(zip(names, inputs, strict=True)))
         expected = next(out[n] for n in ("logits", "prediction_logits", "last_hidden_state") if n in out)
         ours = model if model.tokens.weight.dtype == torch.float32 else copy.deepcopy(model).float()
         ours.eval()
@@ -163,6 +166,18 @@ def compare(model: Transformer, folder: Path, tokens: int = 32, seed: int = 0) -
             f"where they spread by {size:.2g}; nothing is written"
         )
     return Comparison(2 * tokens, largest, size)
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Loading makes no garbage, and looking for some among all that is imported takes as long as a small model."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def read_config(folder: str | Path) -> ModelConfig:

@@ -102,7 +102,7 @@ def load_hf(
         fields.finish(family.harmless)
         config = pooled(config, folder)
         take_copies(names, family, config)
-        config = tied_by_tensors(config, family, tensors, names, data)
+        config = tied_by_tensors(config, family, tensors, names)
         take_copies(names, family, config)
         with torch.device("meta"):
             model = Transformer(config)
@@ -146,9 +146,7 @@ def take_copies(names: dict[str, str], family: Family, config: ModelConfig) -> N
             names[original] = names.pop(copy)
 
 
-def tied_by_tensors(
-    config: ModelConfig, family: Family, tensors: Tensors, names: dict[str, str], data: dict[str, Any]
-) -> ModelConfig:
+def tied_by_tensors(config: ModelConfig, family: Family, tensors: Tensors, names: dict[str, str]) -> ModelConfig:
     """Whether the head shares the token table: as the tensors have it, whatever the flag says."""
     if not config.has_logits:
         return config
