@@ -26,6 +26,7 @@ OPTIONS = {
     "contrastive": "the weight of not repeating, in contrastive search among the top_k",
     "lookup": "guess ahead from the text itself, by its last tokens, this many at most",
     "draft_tokens": "how many tokens to guess ahead",
+    "compile": "compile the step of a token: slow to begin, faster from then on",
     "seed": "makes sampling reproducible; one number, or one for every prompt",
     "stop": "tokens (numbers) and texts that end generation",
 }
@@ -36,8 +37,9 @@ class GenerationConfig(Config):
 
     Greedy unless a temperature or a filter asks for sampling. `beams` above 1 searches beams, `contrastive` above
     0 searches contrastively among the `top_k` best, `lookup` proposes continuations that stand in the text
-    already. Stop texts need a tokenizer. Penalties: `repetition_penalty` over prompt and new tokens,
-    `frequency_penalty` and `presence_penalty` over the new ones.
+    already. `compile` makes one graph of the step of a token, which takes a while once and is quicker from then on,
+    for all texts of about the same length. Stop texts need a tokenizer. Penalties: `repetition_penalty` over prompt
+    and new tokens, `frequency_penalty` and `presence_penalty` over the new ones.
 
     >>> GenerationConfig(top_p=0.9).samples, GenerationConfig(max_new_tokens=8).samples
     (True, False)
@@ -59,6 +61,7 @@ class GenerationConfig(Config):
     contrastive: float = 0.0
     lookup: int = 0
     draft_tokens: int = 4
+    compile: bool = False
     seed: int | tuple[int, ...] | None = None
     stop: tuple[int | str, ...] | None = None
 
@@ -87,6 +90,8 @@ class GenerationConfig(Config):
             raise ValueError("beams, contrastive and lookup are different ways of decoding: choose one")
         if self.beams > 1 and self.samples:
             raise ValueError("beam search does not sample: leave temperature, top_k, top_p, min_p and typical out")
+        if self.compile and any(searches):
+            raise ValueError("compile is for greedy decoding and plain sampling, not for beams, contrastive or lookup")
         filters = (self.temperature or None, self.top_p, self.min_p, self.typical)
         if self.contrastive > 0 and (self.top_k is None or any(f is not None for f in filters)):
             raise ValueError("contrastive search chooses among the top_k best and does not sample: give top_k alone")

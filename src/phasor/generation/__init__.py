@@ -202,9 +202,9 @@ class Request:
                 f"the draft model's vocabulary has {draft.config.vocab_size} tokens and the model's "
                 f"{model.config.vocab_size}: they must be the same"
             )
-        if self.options.beams > 1 or self.options.contrastive or self.options.lookup:
+        if self.options.beams > 1 or self.options.contrastive or self.options.lookup or self.options.compile:
             raise ValueError(
-                "a draft model goes with greedy decoding or sampling, not with beams, contrastive or lookup"
+                "a draft model goes with greedy decoding or sampling, not with beams, contrastive, lookup or compile"
             )
 
     def _ids(self, prompt: str | Sequence[int]) -> list[int]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from phasor.cache import Cache
 from phasor.config.generation import GenerationConfig
+from phasor.generation.compiled import ROUND, CompiledSteps, can_compile
 from phasor.generation.sampling import NOT, Chance, chances, draw, filtered, penalised
 from phasor.model import Stack, Transformer
 
@@ -108,7 +110,10 @@ class Job:
         if most is None:
             return self.model.new_cache(len(beginnings) * copies, ENDLESS, spare=spare)
         lengths = [len(b) + most for b in beginnings for _ in range(copies)]
-        return self.model.new_cache(len(lengths), max(lengths) + spare, length=lengths, spare=spare)
+        room = max(lengths) + spare
+        if self.options.compile:
+            room = -(-room // ROUND) * ROUND
+        return self.model.new_cache(len(lengths), room, length=lengths, spare=spare)
 
     def prefill(self, cache: Cache, beginnings: Sequence[Sequence[int]], copies: int = 1) -> Tensor:
         """Read the beginnings into the cache; the logits `[rows, vocab]` after each."""
@@ -131,6 +136,15 @@ class Job:
         """Feed one token a row; the logits `[rows, vocab]` after it."""
         column = torch.as_tensor(tokens, device=self.model.tokens.weight.device)[:, None]
         return self._logits(self.model.decode(column, cache.memory, cache=cache))
+
+
+    def stepper(self, cache: Cache) -> Callable[[Sequence[int]], Tensor]:
+        """What feeds one token a row: by the compiled graph where that was asked for and one graph does."""
+        if not self.options.compile or not can_compile(self.model, cache):
+            return partial(self.step, cache)
+        steps = CompiledSteps(self.model, cache)
+        device = self.model.tokens.weight.device
+        return lambda tokens: steps.step(torch.tensor(tokens, device=device))
 
 
 def check_reach(stack: Stack, tokens: int, what: str) -> None:
@@ -178,6 +192,7 @@ def one_by_one(job: Job) -> Iterator[list[Row]]:
     rows = [Row(list(b), c) for b, c in zip(beginnings, chances(options, len(beginnings)), strict=True)]
     cache = job.new_cache(beginnings)
     logits = job.prefill(cache, beginnings)
+    step = job.stepper(cache)
     simple = not (options.samples or options.penalises or job.details)
     while True:
         likeliest = logits.max(-1).indices.tolist() if simple else None
@@ -193,4 +208,4 @@ def one_by_one(job: Job) -> Iterator[list[Row]]:
         yield rows
         if all(row.done for row in rows):
             return
-        logits = job.step(cache, [row.new[-1] for row in rows])
+        logits = step([row.new[-1] for row in rows])

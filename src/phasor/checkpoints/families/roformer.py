@@ -39,6 +39,7 @@ class RoFormer(BertLike):
         return super().write_embedding(config) | {"embedding_size": config.embedding.width or config.dim}
 
     def read_positions(self, f: Fields) -> dict[str, Any]:
+        f.expect("position_embedding_type", "absolute")  # said of every BERT, and without effect
         position = RotaryConfig(pairing="adjacent", values=f.get("rotary_value", False))
         return {"position": position, "max_length": f.get("max_position_embeddings", 1536)}
 

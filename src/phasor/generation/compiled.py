@@ -1,0 +1,119 @@
+"""The step of one token a row as one compiled graph.
+
+All that changes from step to step is in tensors: where the tokens stand, and which slots of the cache they take. So
+one graph does for all steps, and for all caches of the same size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from phasor.cache import Cache, Memory
+from phasor.kernels.mask import Mask
+from phasor.model import Stack, Transformer
+from phasor.parts.places import Places
+from phasor.slots import Layout
+
+ROUND = 128  # caches are made this many tokens longer or less, so that texts of about one length share a graph
+
+
+@dataclass
+class Slots:
+    """What one layer sees in a step, all of its slots: those without a token are hidden by the mask."""
+
+    mask: Mask
+    key_positions: Tensor
+    slot: Tensor  # of each row's new token
+    keys: Tensor
+    values: Tensor
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return put(self.keys, self.slot, k).to(k.dtype), put(self.values, self.slot, v).to(v.dtype)
+
+
+def put(data: Tensor, slot: Tensor, new: Tensor) -> Tensor:
+    """Write every row's new entry `[B, 1, ...]` into its slot."""
+    data[torch.arange(len(slot), device=slot.device), slot] = new[:, 0].to(data.dtype)
+    return data
+
+
+@dataclass
+class State:
+    """A cache as tensors: what it holds, how many tokens in each row, and where the next ones stand."""
+
+    layouts: list[Layout]
+    keys: list[Tensor]
+    values: list[Tensor]
+    positions: dict[Layout, Tensor]
+    counts: Tensor  # [B]
+    next_positions: Tensor  # [B, 1]
+    origins: Tensor | None
+    length: int
+    memory: Memory | None
+    cross: list[tuple[Tensor, Tensor]]
+
+    def begin(self, at: Places, rule: Mask, needs_length: bool) -> list[Slots]:
+        """What each layer sees in this step."""
+        shared: dict[Layout, tuple[Mask, Tensor, Tensor]] = {}
+        for layout, table in self.positions.items():
+            ring = layout.sinks + (self.counts - layout.sinks) % layout.ring
+            slot = torch.where(self.counts < layout.sinks, self.counts, ring)
+            held = None if layout.window is None else layout.held(self.counts + 1, layout.slots)
+            mask = Mask(causal=True, query_at=self.counts[:, None], key_at=held)
+            shared[layout] = mask, put(table, slot, at.rows.expand(len(slot), 1)), slot
+        return [
+            Slots(*shared[layout], keys, values)
+            for layout, keys, values in zip(self.layouts, self.keys, self.values, strict=True)
+        ]
+
+    def finish(self) -> None:
+        """Whoever steps counts."""
+
+
+def step(model: Transformer, state: State, tokens: Tensor) -> Tensor:
+    """Feed one token a row `[B]`; the logits `[B, vocab]` after it."""
+    at = Places(state.next_positions, state.length, first=state.origins)
+    stack = cast(Stack, model.decoder)
+    hidden = stack(model.tokens(tokens[:, None]), at, memory=state.memory, cache=cast(Cache, state))
+    assert model.head is not None
+    return model.head(hidden[:, -1], model.tokens.weight)
+
+
+compiled_step: Any = torch.compile(step, dynamic=False)
+
+
+class CompiledSteps:
+    """Steps of a cache that has read its prompts, each by the compiled graph. The cache itself stays behind."""
+
+    def __init__(self, model: Transformer, cache: Cache) -> None:
+        device = cache.keys[0].data.device
+        following = torch.as_tensor(cache.next_positions, device=device).expand(cache.batch_size)
+        self.model = model
+        self.state = State(
+            layouts=cache.layouts,
+            keys=[store.data for store in cache.keys],
+            values=[store.data for store in cache.values],
+            positions={layout: store.data for layout, store in cache.positions.items()},
+            counts=torch.tensor(cache.counts, device=device),
+            next_positions=following[:, None].clone(),
+            origins=cache.origins,
+            length=cache.lengths[0],
+            memory=cache.memory,
+            cross=cache.cross,
+        )
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Feed one token a row `[B]`; the logits `[B, vocab]` after it."""
+        logits = compiled_step(self.model, self.state, tokens)
+        self.state.counts += 1
+        self.state.next_positions += 1
+        return logits
+
+
+def can_compile(model: Transformer, cache: Cache) -> bool:
+    """Whether one graph does for all rows: not where frequencies depend on lengths that differ between them."""
+    return len(set(cache.lengths)) == 1 or not cast(Stack, model.decoder).needs_length
