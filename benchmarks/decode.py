@@ -1,8 +1,8 @@
 """Cached greedy decoding on the CPU, beside transformers' generate in the same process; and cost against length.
 
 Both models hold the same weights and must give the same tokens before anything is timed, plain and with the step
-compiled (which happens before the timing). Runs alternate, and the medians' ratio is what counts. The curve shows the cost of a token against the tokens generated before it,
-for full attention and for a window.
+compiled (which happens before the timing). Runs alternate, and the medians' ratio is what counts. The curve shows
+the cost of a token against the tokens generated before it, for full attention and for a window.
 
     python benchmarks/decode.py [--tokens 256] [--runs 5] [--out benchmarks/results]
 """

@@ -337,6 +337,7 @@ def test_a_stream_is_printed_as_it_comes_and_may_be_cut_off(folders: dict[str, s
         (["generate", "IDS", "--prompt", "1", "--temprature", "1"], "unrecognized arguments: --temprature"),
         (["generate", "TEXT", "--prompt", "Say: ", "--max-new-tokens", "500"], "past the 30 positions"),
         (["kinds", "norm"], "did you mean 'norms'"),
+        (["convert", "IDS", "/dev/null/model", "--format", "phasor"], "/dev/null/model cannot be written"),
     ],
 )
 def test_mistakes_are_told_in_one_line(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from decoding import byte_tokenizer, speaker
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from schemes import SCHEMES, build, tiny
 from torch import Tensor
@@ -208,9 +209,10 @@ def test_a_failure_in_the_middle_leaves_things_as_they_were(
         same(phasor.load(tmp_path / "model"), model)
 
 
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
 @pytest.mark.parametrize("which", [1, 2])
 def test_a_failure_to_rename_leaves_the_old_folder_in_its_place(
-    which: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    which: int, error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = speaker()
     phasor.save(model, tmp_path / "model")
@@ -219,15 +221,29 @@ def test_a_failure_to_rename_leaves_the_old_folder_in_its_place(
     def failing(*args: Any) -> None:
         calls.append(args)
         if len(calls) == which:
-            raise OSError("busy")
+            raise error("busy")
         original(*args)
 
     monkeypatch.setattr(folders.os, "replace", failing)
-    with pytest.raises(OSError, match="busy"):
+    with pytest.raises(error, match="busy"):
         phasor.save(speaker(seed=4), tmp_path / "model")
     monkeypatch.undo()
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
     same(phasor.load(tmp_path / "model"), model)
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(OSError, match=r"file/model cannot be written: [A-Z][a-z ]+$"):
+        phasor.save(speaker(), tmp_path / "file" / "model")
+
+    def full(*args: Any) -> None:
+        raise SafetensorError("I/O error: No space left on device")
+
+    monkeypatch.setattr(tensors, "save_file", full)
+    with pytest.raises(OSError, match="tensors cannot be written: .*No space left"):
+        phasor.save(speaker(), tmp_path / "model")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 def refused(folder: Path, *mentions: str, **options: Any) -> str:

@@ -26,11 +26,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.print_help()
         else:
             given.command(given)
-    except ValueError as error:
-        print(f"phasor: {error}", file=sys.stderr)
-        return 2
     except BrokenPipeError:
         sys.stderr.close()
+    except (ValueError, OSError) as error:
+        print(f"phasor: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 130
     return 0

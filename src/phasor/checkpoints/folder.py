@@ -44,8 +44,11 @@ def replaced(folder: str | Path) -> Iterator[Path]:
     folder = Path(folder).resolve()  # what a link points to is replaced, and not the link
     if folder.exists() and not replaceable(folder):
         raise ValueError(f"{folder} exists and is not a model folder: it is left alone")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    staged = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=".part", dir=folder.parent))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        staged = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=".part", dir=folder.parent))
+    except OSError as error:
+        raise type(error)(f"{folder} cannot be written: {error.strerror}") from None
     try:
         yield staged
         staged.chmod(0o755)
@@ -80,15 +83,14 @@ def swap(staged: Path, folder: Path) -> None:
     old = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=".old", dir=folder.parent))
     try:
         os.replace(folder, old)
-    except OSError:
-        old.rmdir()
-        raise
-    try:
         os.replace(staged, folder)
-    except OSError:
-        os.replace(old, folder)
+    except BaseException:  # an interruption between the two, too
+        if folder.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            os.replace(old, folder)
         raise
-    shutil.rmtree(old)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def special_fields(special: SpecialTokens) -> dict[str, Any]:

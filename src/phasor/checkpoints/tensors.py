@@ -135,7 +135,10 @@ def write_tensors(
     done = size = 0
 
     def flush() -> None:
-        save_file(held, folder / f"part-{len(shards)}", {"format": "pt"})
+        try:
+            save_file(held, folder / f"part-{len(shards)}", {"format": "pt"})
+        except SafetensorError as error:  # what a full disk raises
+            raise OSError(f"the tensors cannot be written: {error}") from None
         shards.append(dict.fromkeys(held))
         held.clear()
 

@@ -38,8 +38,9 @@ class GenerationConfig(Config):
     Greedy unless a temperature or a filter asks for sampling. `beams` above 1 searches beams, `contrastive` above
     0 searches contrastively among the `top_k` best, `lookup` proposes continuations that stand in the text
     already. `compile` makes one graph of the step of a token, which takes a while once and is quicker from then on,
-    for all texts of about the same length. Stop texts need a tokenizer. Penalties: `repetition_penalty` over prompt
-    and new tokens, `frequency_penalty` and `presence_penalty` over the new ones.
+    for all texts of about the same length; where frequencies depend on the length it changes nothing. Stop texts
+    need a tokenizer. Penalties: `repetition_penalty` over prompt and new tokens, `frequency_penalty` and
+    `presence_penalty` over the new ones.
 
     >>> GenerationConfig(top_p=0.9).samples, GenerationConfig(max_new_tokens=8).samples
     (True, False)

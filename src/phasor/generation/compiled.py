@@ -6,6 +6,7 @@ one graph does for all steps, and for all caches of the same size.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -52,7 +53,6 @@ class State:
     counts: Tensor  # [B]
     next_positions: Tensor  # [B, 1]
     origins: Tensor | None
-    length: int
     memory: Memory | None
     cross: list[tuple[Tensor, Tensor]]
 
@@ -76,14 +76,17 @@ class State:
 
 def step(model: Transformer, state: State, tokens: Tensor) -> Tensor:
     """Feed one token a row `[B]`; the logits `[B, vocab]` after it."""
-    at = Places(state.next_positions, state.length, first=state.origins)
+    at = Places(state.next_positions, None, first=state.origins)
     stack = cast(Stack, model.decoder)
     hidden = stack(model.tokens(tokens[:, None]), at, memory=state.memory, cache=cast(Cache, state))
     assert model.head is not None
     return model.head(hidden[:, -1], model.tokens.weight)
 
 
-compiled_step: Any = torch.compile(step, dynamic=False)
+@functools.cache
+def compiled_step() -> Any:
+    """The step as a graph, made once: asking for the compiler takes a while."""
+    return torch.compile(step, dynamic=False)
 
 
 class CompiledSteps:
@@ -101,19 +104,18 @@ class CompiledSteps:
             counts=torch.tensor(cache.counts, device=device),
             next_positions=following[:, None].clone(),
             origins=cache.origins,
-            length=cache.lengths[0],
             memory=cache.memory,
             cross=cache.cross,
         )
 
     def step(self, tokens: Tensor) -> Tensor:
         """Feed one token a row `[B]`; the logits `[B, vocab]` after it."""
-        logits = compiled_step(self.model, self.state, tokens)
+        logits = compiled_step()(self.model, self.state, tokens)
         self.state.counts += 1
         self.state.next_positions += 1
         return logits
 
 
-def can_compile(model: Transformer, cache: Cache) -> bool:
-    """Whether one graph does for all rows: not where frequencies depend on lengths that differ between them."""
-    return len(set(cache.lengths)) == 1 or not cast(Stack, model.decoder).needs_length
+def can_compile(model: Transformer) -> bool:
+    """Whether one graph does for all steps: not where frequencies depend on the length, and are made on the host."""
+    return not cast(Stack, model.decoder).needs_length

@@ -137,10 +137,9 @@ class Job:
         column = torch.as_tensor(tokens, device=self.model.tokens.weight.device)[:, None]
         return self._logits(self.model.decode(column, cache.memory, cache=cache))
 
-
     def stepper(self, cache: Cache) -> Callable[[Sequence[int]], Tensor]:
         """What feeds one token a row: by the compiled graph where that was asked for and one graph does."""
-        if not self.options.compile or not can_compile(self.model, cache):
+        if not (self.options.compile and can_compile(self.model)):
             return partial(self.step, cache)
         steps = CompiledSteps(self.model, cache)
         device = self.model.tokens.weight.device
