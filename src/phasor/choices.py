@@ -6,7 +6,7 @@ import typing
 
 from phasor.config.extensions import Extension
 from phasor.config.model import SHAPES
-from phasor.config.parts import ACTIVATIONS, QK_NORMS, HeadConfig, InitConfig, NormConfig, PlacementConfig
+from phasor.config.parts import ACTIVATIONS, POOLERS, QK_NORMS, HeadConfig, InitConfig, NormConfig, PlacementConfig
 from phasor.config.positions import Pairing, PositionConfig
 from phasor.config.schema import Choice, summary, unknown
 from phasor.presets import PRESETS
@@ -26,7 +26,7 @@ PAIRINGS = dict(
         strict=True,
     )
 )
-TABLES = {"shapes": SHAPES, "activations": ACTIVATIONS, "pairings": PAIRINGS, "qk-norms": QK_NORMS}
+TABLES = {"shapes": SHAPES, "activations": ACTIVATIONS, "pairings": PAIRINGS, "qk-norms": QK_NORMS, "poolers": POOLERS}
 GROUPS = (*CHOICES, *TABLES, "presets")
 
 
