@@ -219,6 +219,7 @@ def test_the_choices_of_the_specification_are_there():
         "activations": "relu silu gelu gelu-tanh glu reglu swiglu swiglu-clamped geglu geglu-tanh",
         "pairings": "half adjacent",
         "qk-norms": "none head heads whole",
+        "poolers": "none first cls mean max",
         "presets": "transformer-base transformer-big bert roformer gpt-2 t5 t5-1.1 llama-2 llama-3.1 palm grok-1 "
         "deepnet bloom mpt",
     }
@@ -232,6 +233,7 @@ def test_tables_of_names_are_the_types_of_their_fields():
         "shapes": field_types(ModelConfig)["shape"],
         "pairings": field_types(phasor.RotaryConfig)["pairing"],
         "qk-norms": field_types(phasor.AttentionConfig)["qk_norm"],
+        "poolers": field_types(phasor.PooledHeadConfig)["pooler"],
     }
     for group, hint in fields.items():
         assert phasor.kinds(group) == list(typing.get_args(hint))
