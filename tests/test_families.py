@@ -11,6 +11,7 @@ import json
 import os
 import pkgutil
 import random
+import re
 from pathlib import Path
 
 import families
@@ -167,7 +168,7 @@ def same_greedy(pair):
     theirs = pair.fresh().generate(prompt, **options)[0, prompt.shape[1] :].tolist()
     given = {"max_new_tokens": NEW, "repetition_penalty": PENALTY, "stop": []}
     assert phasor.generate(pair.ours, prompt[0].tolist(), **given) == theirs
-    assert len(set(theirs)) > NEW / 4
+    assert len(set(theirs)) > NEW / 8
 
 
 def same_greedy_target(pair, source, options):
@@ -207,3 +208,8 @@ def note(pair):
 def test_every_family_is_tested():
     assert set(names()) == {name.partition("/")[0] for name in BUILDERS}
     assert [family(name).model_type for name in names()] == names()
+
+
+def test_the_table_in_the_docs_has_every_family():
+    document = (Path(__file__).parents[1] / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| [^|]+ \| `(\w+)` \|", document, re.MULTILINE) == names()
