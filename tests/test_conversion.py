@@ -140,6 +140,9 @@ def test_an_entry_of_the_hub_cache(folder, monkeypatch, tmp_path):
     (entry / "snapshots" / "other").mkdir()
     refused(entry, "2 snapshots")
     refused("someone/unknown", "someone/unknown")
+    entry.rename(tmp_path / "hub" / "models--tiny")
+    (tmp_path / "hub" / "models--tiny" / "refs" / "main").write_text("0123abcd")
+    assert torch.equal(phasor.load("tiny")(TOKENS), expected)
 
 
 def test_tokenizer_files_and_special_tokens_go_along(folder):
@@ -157,7 +160,14 @@ def test_tokenizer_files_and_special_tokens_go_along(folder):
     assert generation["temperature"] == 0.6
     assert generation["eos_token_id"] == [5, 7]
     phasor.save(phasor.load(folder.parent / "back"), folder.parent / "native")
-    assert phasor.load(folder.parent / "native").special == model.special
+    through = phasor.load(folder.parent / "native")
+    assert through.special == model.special
+    phasor.save(through, folder.parent / "through", format="hf")
+    assert (folder.parent / "through" / "tokenizer_config.json").read_text() == '{"model_max_length": 64}'
+    through.tokenizer.add_tokens(["new"])
+    for format in ("hf", "phasor"):
+        phasor.save(through, folder.parent / "through", format=format)
+        assert phasor.load(folder.parent / "through").tokenizer.encode("new").ids == [61]
     shutil.rmtree(folder)
     phasor.save(model, folder.parent / "later", format="hf")
     assert phasor.load(folder.parent / "later").tokenizer.encode("w3").ids == [3]
@@ -253,6 +263,15 @@ def test_a_model_no_family_can_say(tmp_path):
     with pytest.raises(ValueError, match="no family of transformers computes what this model does"):
         phasor.save(phasor.Transformer(config), tmp_path / "none", format="hf")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_family_that_comes_nearest_is_named(tmp_path):
+    sizes = {"vocab_size": 61, "dim": 48, "num_heads": 4, "num_layers": 2, "max_length": 64}
+    with pytest.raises(ValueError, match=r"does; \w+: the family.s rules .*residual\.norms\.2"):
+        phasor.save(phasor.Transformer(phasor.preset("grok-1", **sizes)), tmp_path / "none", format="hf")
+    steeper = phasor.preset("mpt", **sizes).replace(position={"kind": "alibi", "max_bias": 16.0})
+    with pytest.raises(ValueError, match="max_bias is 16, and 8 in transformers whatever the file says"):
+        phasor.save(phasor.Transformer(steeper), tmp_path / "none", format="hf")
 
 
 @pytest.mark.parametrize("name", ["llama-2", "llama-3.1"])

@@ -114,6 +114,8 @@ REFUSED = {
     "cohere": {"logit_scale": 0.0, "layer_norm_bias": True},
     "glm": {"mlp_bias": True},
     "glm4": {"use_qk_norm": True},
+    "t5": {"is_encoder_decoder": False},
+    "bart": {"is_encoder_decoder": False},
     "gpt_oss": {"quantization_config": {"quant_method": "mxfp4"}, "hidden_act": "gelu", "layer_types": ["chunked"]},
 }
 

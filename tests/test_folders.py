@@ -232,6 +232,27 @@ def test_a_failure_to_rename_leaves_the_old_folder_in_its_place(
     same(phasor.load(tmp_path / "model"), model)
 
 
+def test_an_interruption_while_the_old_folder_goes_leaves_none_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phasor.save(speaker(), tmp_path / "model")
+    calls, original = [], folders.shutil.rmtree
+
+    def interrupted(*args: Any, **options: Any) -> None:
+        calls.append(args)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        original(*args, **options)
+
+    model = speaker(seed=4)
+    monkeypatch.setattr(folders.shutil, "rmtree", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        phasor.save(model, tmp_path / "model")
+    monkeypatch.undo()
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+    same(phasor.load(tmp_path / "model"), model)
+
+
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("precious")
     with pytest.raises(OSError, match=r"file/model cannot be written: [A-Z][a-z ]+$"):
@@ -241,7 +262,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
         raise SafetensorError("I/O error: No space left on device")
 
     monkeypatch.setattr(tensors, "save_file", full)
-    with pytest.raises(OSError, match="tensors cannot be written: .*No space left"):
+    with pytest.raises(OSError, match=r"tensors cannot be written: .*No space left"):
         phasor.save(speaker(), tmp_path / "model")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 

@@ -9,6 +9,7 @@ from phasor.config import (
     ModelConfig,
 )
 from phasor.model import Transformer
+from phasor.presets import PRESETS, preset
 
 
 def assert_spread(weight, std):
@@ -161,3 +162,11 @@ def test_fresh_biases_are_zero_and_norms_are_one():
             assert (parameter == 1).all(), name
         else:
             assert float(parameter.detach().std()) > 0, name
+
+
+def test_a_model_without_weights_draws_none(monkeypatch):
+    """On the meta device, drawing from a normal distribution takes a second of imports."""
+    monkeypatch.setattr(torch.Tensor, "normal_", None)
+    for name in PRESETS:
+        with torch.device("meta"):
+            assert Transformer(preset(name)).tokens.weight.is_meta

@@ -8,6 +8,7 @@ from functools import partial
 from types import NoneType
 from typing import Any, Unpack, cast
 
+import torch
 from torch import Tensor, nn
 
 from phasor.cache import Cache, Memory
@@ -104,7 +105,8 @@ class Stack(nn.Module):
         self.windowed = any(layer.attention.window is not None for layer in self.layers)
         types = model.embedding.token_types
         width = model.input_width
-        self.token_types = nn.Embedding(types, width) if types else None
+        # With a table of its own it draws none: on the meta device that would import half of PyTorch's compiler.
+        self.token_types = nn.Embedding(types, width, _weight=torch.empty(types, width)) if types else None
         self.embedding_norm = build_norm(model.norm, width) if model.embedding.norm else nn.Identity()
         self.dropout = nn.Dropout(model.dropout.embedding)
         self.project = nn.Linear(width, model.dim) if model.embedding.project == "sum" else nn.Identity()
@@ -238,7 +240,7 @@ class Transformer(nn.Module):
         self.head = build_head(config)
         self.tokenizer: Any = None  # a folder's tokenizer, where the model was loaded with one
         self.special = SpecialTokens()
-        self.origin: Any = None  # the checkpoint it was loaded from, where that was another family's
+        self.origin: Any = None  # the folder it was loaded from, and what came along
         self.fresh: tuple[str, ...] = ()  # weights that were drawn anew when it was loaded with other positions
         self.reset_parameters()
 

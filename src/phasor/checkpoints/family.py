@@ -102,6 +102,10 @@ class Family:
         """Whether a tensor that follows from the configuration is what follows from it."""
         return True
 
+    def unheard(self, config: ModelConfig) -> list[str]:
+        """What a file can say and transformers does not go by, so that a model of another origin is not written so."""
+        return []
+
     def spare(self, config: ModelConfig) -> tuple[str, ...]:
         """Patterns of tensors a model of this configuration has no use for."""
         return self.carried

@@ -54,7 +54,7 @@ def replaced(folder: str | Path) -> Iterator[Path]:
         staged.chmod(0o755)
         swap(staged, folder)
     finally:
-        shutil.rmtree(staged, ignore_errors=True)
+        discard(staged)
 
 
 def replaceable(folder: Path) -> bool:
@@ -86,11 +86,19 @@ def swap(staged: Path, folder: Path) -> None:
         os.replace(staged, folder)
     except BaseException:  # an interruption between the two, too
         if folder.exists():
-            shutil.rmtree(old, ignore_errors=True)
+            discard(old)
         else:
             os.replace(old, folder)
         raise
-    shutil.rmtree(old, ignore_errors=True)
+    discard(old)
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder as far as that can be done; interrupted, it is done nevertheless."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def special_fields(special: SpecialTokens) -> dict[str, Any]:
@@ -139,6 +147,18 @@ def parsed(file: Path) -> Any:
 
 def write_json(file: Path, data: dict[str, Any] | list[Any]) -> None:
     file.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def write_tokenizer(tokenizer: Tokenizer | None, origin: Path | None, folder: Path) -> None:
+    """A model's tokenizer, and all files about it of the folder the model came from, as they are if it is still it."""
+    for name in TOKENIZER_FILES:
+        if origin is not None and (origin / name).is_file():
+            shutil.copyfile(origin / name, folder / name)
+    if tokenizer is None:
+        return
+    copied, text = read_tokenizer(folder), tokenizer.to_str()
+    if copied is None or copied.to_str() != text:
+        (folder / TOKENIZER).write_text(text, encoding="utf-8")
 
 
 def read_tokenizer(folder: Path) -> Tokenizer | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -19,13 +18,12 @@ from phasor.checkpoints.fields import Fields
 from phasor.checkpoints.folder import (
     CONFIG,
     SPECIAL,
-    TOKENIZER,
-    TOKENIZER_FILES,
     read_json,
     read_special,
     read_tokenizer,
     special_fields,
     write_json,
+    write_tokenizer,
 )
 from phasor.checkpoints.layout import SAME, Place, places
 from phasor.checkpoints.sentence import pooled, spoken, write_pooling
@@ -52,7 +50,7 @@ class Origin:
 def resolved(folder: str | Path) -> Path:
     """A folder that holds a model: the one given, or the snapshot of a hub cache's entry, by folder or by name."""
     path = Path(folder)
-    if not path.exists() and str(folder).count("/") == 1:
+    if not path.exists() and str(folder).count("/") < 2:
         home = os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface")
         cache = Path(os.environ.get("HF_HUB_CACHE", Path(home) / "hub"))
         entry = cache / f"models--{str(folder).replace('/', '--')}"
@@ -242,12 +240,7 @@ def save_hf(model: Transformer, folder: Path, progress: Progress | None = None) 
     generation = {} if origin is None else origin.generation
     if generation or ids:
         write_json(folder / SPECIAL, generation | ids)
-    if origin is not None:
-        for name in TOKENIZER_FILES:
-            if (origin.folder / name).is_file():
-                shutil.copyfile(origin.folder / name, folder / name)
-    if model.tokenizer is not None and not (folder / TOKENIZER).is_file():
-        (folder / TOKENIZER).write_text(model.tokenizer.to_str(), encoding="utf-8")
+    write_tokenizer(model.tokenizer, None if origin is None else origin.folder, folder)
     if isinstance(model.config.head, PooledHeadConfig):
         write_pooling(model.config.head, model.config, folder, None if origin is None else origin.folder)
     bare = family.prefix if model.config.head.kind in ("none", "pooled") else ""
@@ -284,14 +277,21 @@ def described(model: Transformer) -> tuple[Family, dict[str, Any]]:
             return family, fields_of(model, family)
         except ValueError as error:
             why[family.model_type] = str(error)
-    first = origin.family if origin is not None else nearest_family(why)
+    first = own if own in why else nearest_family(why)
     raise ValueError(f"no family of transformers computes what this model does; {first}: {why[first]}")
 
 
 def nearest_family(why: dict[str, str]) -> str:
-    """The family with the least to say against a model, among those that have a name for each of its parts if any."""
-    named = {name: text for name, text in why.items() if text.startswith("it would differ")} or why
-    return min(named, key=lambda name: (named[name].count(" and "), len(named[name])))
+    """The family with the least to say against a model; those that have a name for each of its parts come first."""
+    beginnings = ("it would differ", "the family's rules", "")
+    return min(
+        why,
+        key=lambda name: (
+            [why[name].startswith(one) for one in beginnings].index(True),
+            why[name].count(" and "),
+            len(why[name]),
+        ),
+    )
 
 
 def fields_of(model: Transformer, family: Family) -> dict[str, Any]:
@@ -308,7 +308,9 @@ def fields_of(model: Transformer, family: Family) -> dict[str, Any]:
     if isinstance(config.head, PooledHeadConfig):
         read = read.replace(head=spoken(config.head))
     wrong = differences(config, read)
+    own = origin is not None and origin.family == family.model_type
+    wrong += [] if own else family.unheard(config)
     if wrong:
         raise ValueError(f"it would differ in {'; '.join(wrong)}")
-    kept = NO_SPECIAL if origin is None or origin.family != family.model_type else origin.fields
+    kept = origin.fields if own else NO_SPECIAL
     return kept | special_ids(model) | written

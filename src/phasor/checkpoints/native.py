@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import torch
@@ -10,13 +11,14 @@ from torch import Tensor
 from phasor.checkpoints.folder import (
     CONFIG,
     SPECIAL,
-    TOKENIZER,
     read_json,
     read_special,
     read_tokenizer,
     special_fields,
     write_json,
+    write_tokenizer,
 )
+from phasor.checkpoints.hf import Origin
 from phasor.checkpoints.tensors import Progress, Tensors, write_tensors
 from phasor.config import ModelConfig
 from phasor.model import Transformer
@@ -26,8 +28,10 @@ def save_native(model: Transformer, folder: Path, progress: Progress | None = No
     """Write a model into an empty folder."""
     (folder / CONFIG).write_text(model.config.to_json(), encoding="utf-8")
     write_json(folder / SPECIAL, special_fields(model.special))
-    if model.tokenizer is not None:
-        (folder / TOKENIZER).write_text(model.tokenizer.to_str(), encoding="utf-8")
+    write_tokenizer(model.tokenizer, None if model.origin is None else model.origin.folder, folder)
+    if model.origin is not None and model.origin.carried:
+        left = ", ".join(model.origin.carried)
+        warnings.warn(f"tensors phasor has no use for, which its own format leaves out: {left}", stacklevel=4)
     tensors = model.state_dict()
     total = sum(x.numel() * x.element_size() for x in tensors.values())
     write_tensors(folder, tensors.items(), total, progress)
@@ -52,6 +56,7 @@ def load_native(
     if (folder / SPECIAL).is_file():
         model.special = read_special(read_json(folder / SPECIAL), folder / SPECIAL)
     model.tokenizer = read_tokenizer(folder)
+    model.origin = Origin("phasor", folder)
     return model.requires_grad_(True).eval()
 
 

@@ -56,6 +56,7 @@ class BartLike(Family):
     harmless = frozenset(HARMLESS.split())
 
     def read(self, f: Fields) -> ModelConfig:
+        f.expect("is_encoder_decoder", True)
         for name, value in self.flags.items():
             f.expect(name, value)
         dim, heads, hidden = f.get("d_model"), f.get("encoder_attention_heads"), f.get("encoder_ffn_dim")

@@ -48,6 +48,7 @@ class T5Like(Family):
         depth = f.get("num_layers")
         sides: dict[str, Any] = {"shape": "encoder", "num_layers": depth}
         if not alone:
+            f.expect("is_encoder_decoder", True)
             sides = {"shape": "encoder-decoder", "num_encoder_layers": depth}
             sides["num_layers"] = f.get("num_decoder_layers", depth)
         drop = f.get("dropout_rate", 0.1)

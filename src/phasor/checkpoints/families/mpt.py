@@ -98,6 +98,10 @@ class MPT(Family):
             },
         }
 
+    def unheard(self, config: ModelConfig) -> list[str]:
+        bias = expected(config.position, ALiBiConfig).max_bias
+        return [] if bias == 8 else [f"position (max_bias is {bias:g}, and 8 in transformers whatever the file says)"]
+
     def rules(self, config: ModelConfig) -> Iterator[Rule]:
         yield Rule("tokens.weight", self.table)
         yield Rule("head.weight", self.head)
