@@ -307,6 +307,8 @@ class TestOtherPositions:
         with pytest.warns(UserWarning, match=r"drawn anew: decoder\.positions\.0\.weight\[32:\]"):
             longer = phasor.load(folder.parent / "native", position={"kind": "learned", "max_length": 48})
         assert torch.equal(longer.decoder.positions[0].weight[:32], model.decoder.positions[0].weight)
+        with pytest.warns(UserWarning, match=r"anew: (\S+); left out: decoder\.positions\.0\.weight"):
+            phasor.load(folder.parent / "native", position="t5")
         with pytest.warns(UserWarning, match=r"left out: decoder\.positions\.0\.weight"):
             back = phasor.load(folder.parent / "native", position="rotary")
         assert torch.equal(back(TOKENS), phasor.load(folder, dtype=torch.bfloat16)(TOKENS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, ClassVar, TypeVar
 
@@ -125,10 +126,22 @@ def differences(one: ModelConfig, other: ModelConfig) -> list[str]:
     >>> differences(config, config.replace(num_kv_heads=2, dropout={"residual": 0.1}))
     []
     >>> differences(config, config.replace(norm="rmsnorm"))
-    ['norm (LayerNormConfig(eps=1e-05, bias=True, weight=True) and RMSNormConfig(eps=1e-06, unit_offset=False))']
+    ["norm ('layernorm' and 'rmsnorm')"]
+    >>> differences(config, config.replace(norm={"kind": "layernorm", "eps": 0.01}))
+    ['norm.eps (1e-05 and 0.01)']
     """
     a, b = meaning(one), meaning(other)
-    return [f"{name} ({shown(a[name])} and {shown(b[name])})" for name in a if a[name] != b[name]]
+    lines = [re.sub(r"^layer \d+ ", "layers' ", line) for name in a for line in told(name, a[name], b[name])]
+    return list(dict.fromkeys(lines))
+
+
+def told(name: str, a: Any, b: Any) -> list[str]:
+    """Where two values differ, field by field as far as they are records of one kind."""
+    if a == b:
+        return []
+    if isinstance(a, Config) and type(a) is type(b):
+        return [line for n in names(type(a)) for line in told(f"{name}.{n}", getattr(a, n), getattr(b, n))]
+    return [f"{name} ({' and '.join(shown(x.kind if isinstance(x, Choice) else x) for x in (a, b))})"]
 
 
 def meaning(config: ModelConfig) -> dict[str, Any]:

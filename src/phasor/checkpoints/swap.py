@@ -38,6 +38,7 @@ def swap_positions(
         made = Transformer(config)
     old, like = dict(model.state_dict(keep_vars=True)), model.tokens.weight
     fresh: list[str] = []
+    left: list[str] = []
     tables: dict[str, Tensor] = {}
     for side, stack in stacks(made):
         stack.positions.to_empty(device=like.device).to(like.dtype)
@@ -46,11 +47,13 @@ def swap_positions(
             for name, tensor in stack.positions[index].named_parameters(prefix=f"{side}.positions.{index}"):
                 rows = kept_rows(tensor, old.get(name), scheme, scheme_at(model, side, index))
                 fresh += [] if rows == len(tensor) else [name if rows == 0 else f"{name}[{rows}:]"]
+                left += [name] if rows == 0 and name in old else []
                 tables[name] = tensor
     kept = {name: tables[name] if name in tables else old[name] for name in made.state_dict()}
     made.load_state_dict(kept, assign=True)
     made.tokenizer, made.special, made.origin, made.fresh = model.tokenizer, model.special, model.origin, tuple(fresh)
-    told = {"drawn anew": fresh, "left out": [name for name in old if name not in kept]}
+    left += [name for name in old if name not in kept]
+    told = {"drawn anew": fresh, "left out": left}
     if any(told.values()):
         said = "; ".join(f"{what}: {', '.join(names)}" for what, names in told.items() if names)
         warnings.warn(f"weights of the position scheme that are {said}", stacklevel=3)
