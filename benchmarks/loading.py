@@ -1,11 +1,11 @@
 """Loading a sharded checkpoint: time and peak anonymous memory, beside transformers on the same folder.
 
 The folder is a Llama-shaped model of random weights, written by transformers. Every load is a process of its own
-that imports first; runs alternate. Fresh memory costs a virtual machine more at some times than at others, so the
-least of the runs stands beside their median. Both libraries leave tensors in the mapped file where they can, to be
-read when they are first used: so the time until the first token's logits stands beside that of the call. Anonymous
-memory is what the process itself holds, without the mapped files; in runs of their own a thread watches it. Before
-anything is timed, both must give the same logits. The limit beside the times is that of copying
+that imports first and uses as much memory once as the files are large, so that a virtual machine has it. Runs
+alternate, and the least of them stands beside their median. Both libraries leave tensors in the mapped file where
+they can, to be read when they are first used: so the time until the first token's logits stands beside that of the
+call. Anonymous memory is what the process itself holds, without the mapped files; in runs of their own a thread
+watches it. Before anything is timed, both must give the same logits. The limit beside the times is that of copying
 as many bytes once.
 
     python benchmarks/loading.py [--dim 1024] [--layers 12] [--runs 5] [--out benchmarks/results]
@@ -24,7 +24,7 @@ from pathlib import Path
 CHILD = """
 import json, sys, threading, time
 import torch
-library, folder, dtype, check = sys.argv[1:]
+library, folder, dtype, check, touch = sys.argv[1:]
 dtype = None if dtype == "file" else getattr(torch, dtype)
 if library == "phasor":
     import phasor
@@ -48,6 +48,8 @@ def watch():
         peak = max(peak, anonymous())
         time.sleep(0.001)
 
+touched = torch.ones(int(touch))  # a virtual machine gets its memory when it is first used: that is not timed
+del touched
 before = anonymous()
 watcher = threading.Thread(target=watch)
 if check == "watch":  # in a run of its own: whoever watches also takes time
@@ -79,7 +81,8 @@ print(json.dumps(found))
 
 
 def run(library: str, folder: Path, dtype: str, check: str = "") -> dict:
-    arguments = [sys.executable, "-c", CHILD, library, str(folder), dtype, check]
+    numbers = sum(file.stat().st_size for file in folder.glob("*.safetensors")) // 4
+    arguments = [sys.executable, "-c", CHILD, library, str(folder), dtype, check, str(numbers)]
     return json.loads(subprocess.run(arguments, check=True, capture_output=True, text=True).stdout)
 
 
