@@ -192,7 +192,7 @@ class TestBadFolders:
             "model.layers.1.mlp.down_proj.weight is stored as I8",
         )
 
-    def test_a_tied_copy_that_differs(self, folder):
+    def test_a_tensor_nobody_knows(self, folder):
         edit_tensors(folder, lambda found: found.__setitem__("extra.weight", torch.zeros(2)))
         refused(folder, "extra.weight is not the model's")
 
