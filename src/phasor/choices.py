@@ -8,6 +8,7 @@ from phasor.config.extensions import Extension
 from phasor.config.model import SHAPES
 from phasor.config.parts import ACTIVATIONS, POOLERS, QK_NORMS, HeadConfig, InitConfig, NormConfig, PlacementConfig
 from phasor.config.positions import Pairing, PositionConfig
+from phasor.config.schedules import ScheduleConfig
 from phasor.config.schema import Choice, summary, unknown
 from phasor.presets import PRESETS
 
@@ -18,6 +19,7 @@ CHOICES: dict[str, type[Choice]] = {
     "placements": PlacementConfig,
     "heads": HeadConfig,
     "initialisations": InitConfig,
+    "schedules": ScheduleConfig,
 }
 PAIRINGS = dict(
     zip(

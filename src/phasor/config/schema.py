@@ -175,7 +175,9 @@ def field_types(cls: type[Any]) -> dict[str, Any]:
 def plain(value: Any) -> Any:
     if isinstance(value, Config):
         return value.to_dict()
-    if isinstance(value, tuple):
+    if isinstance(value, Mapping):
+        return {name: plain(v) for name, v in value.items()}
+    if isinstance(value, (list, tuple)):
         return [plain(v) for v in value]
     return value
 
@@ -208,6 +210,10 @@ def fit(value: Any, hint: Any, where: str) -> Any:
         if not isinstance(value, (list, tuple)):
             raise ValueError(f"{where} must be a list, not {shown(value)}")
         return tuple(fit(v, args[0], f"{where}[{i}]") for i, v in enumerate(value))
+    if origin is dict:
+        if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+            raise ValueError(f"{where} must be a mapping of names, not {shown(value)}")
+        return plain(value)
     if isinstance(hint, type) and issubclass(hint, Config):
         if isinstance(value, hint):
             return value

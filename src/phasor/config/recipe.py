@@ -1,0 +1,283 @@
+"""Recipes: everything a training run needs to know, as records. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self, cast, get_args, get_origin
+
+from phasor.config.model import ModelConfig
+from phasor.config.schedules import CosineSchedule, ScheduleConfig
+from phasor.config.schema import Choice, Config, field_types, names, not_negative, positive, shown, unknown
+from phasor.config.yaml_text import from_yaml
+
+Task = Literal["lm", "translation", "mlm"]
+
+
+class DataConfig(Config):
+    """What to train on, and how it becomes tokens.
+
+    `train` is a file, a folder, or with a `format` that makes its own data ("python", "dates") nothing.
+    `train_target` is the other side of a parallel text in two files. Without `valid`, `valid_share` of the examples
+    are set aside by their text, so that no example stands on both sides. `document` says what one document of a
+    plain text file is. `tokenizer` is "bytes", "bpe", "unigram" or a folder; "auto" is the one of `init_from` where
+    there is one, else "bpe". `length` is the tokens of a row, and the most that a side of a pair may have; `long`
+    says what happens to longer pairs. `cache` is a folder that keeps prepared tokens between runs, `workers` are
+    threads that make batches ahead.
+
+    >>> DataConfig(train="notes.txt", length=64).tokenizer
+    'auto'
+    """
+
+    train: str | None = None
+    train_target: str | None = None
+    valid: str | None = None
+    valid_target: str | None = None
+    valid_share: float = 0.01
+    format: Literal["auto", "text", "jsonl", "tsv", "python", "dates"] = "auto"
+    document: Literal["file", "line", "paragraph"] = "file"
+    field: str = "text"
+    errors: Literal["strict", "replace"] = "strict"
+    tokenizer: str = "auto"
+    vocab_size: int = 8000
+    joint: bool = True
+    length: int = 256
+    long: Literal["refuse", "skip"] = "refuse"
+    cache: str | None = None
+    workers: int = 0
+
+    def check(self) -> None:
+        positive(self, "vocab_size", "length")
+        not_negative(self, "workers")
+        if not 0 < self.valid_share < 1:
+            raise ValueError(f"DataConfig.valid_share must be between 0 and 1, not {self.valid_share}")
+        for name in ("train", "valid"):
+            if getattr(self, f"{name}_target") is not None and getattr(self, name) is None:
+                raise ValueError(f"DataConfig.{name}_target needs DataConfig.{name}, the other side of the text")
+        if self.makes_its_own and (self.train or self.valid):
+            raise ValueError(
+                f"DataConfig.format is {self.format!r}, which makes its own data: leave train and valid out"
+            )
+
+    @property
+    def makes_its_own(self) -> bool:
+        """Whether the format needs no files."""
+        return self.format in ("python", "dates")
+
+
+class OptimiserConfig(Config):
+    """AdamW: its highest rate, its two averages, and the decay of matrices."""
+
+    rate: float = 3e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    decay: float = 0.1
+
+    def check(self) -> None:
+        positive(self, "rate", "eps")
+        not_negative(self, "decay")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"OptimiserConfig.{name} must be in [0, 1), not {getattr(self, name)}")
+
+
+class TrainConfig(Config):
+    """How long, in what portions, and with what precision.
+
+    An update takes `accumulate` batches of at most `batch_tokens` tokens. `steps` counts updates; without them and
+    without `epochs` a run sees its data once.
+
+    >>> TrainConfig(epochs=2.5, accumulate=2).updates(per_epoch=9)
+    12
+    """
+
+    steps: int | None = None
+    epochs: float | None = None
+    batch_tokens: int = 4096
+    accumulate: int = 1
+    clip: float | None = 1.0
+    smoothing: float = 0.0
+    z_loss: float = 0.0
+    ema: float | None = None
+    precision: Literal["float32", "bfloat16"] = "float32"
+    compile: bool = False
+    checkpoint_activations: bool = False
+    max_skips: int = 10
+    seed: int = 0
+    log_every: int = 10
+    evaluate_every: int = 200
+    device: str = "auto"
+
+    def check(self) -> None:
+        positive(self, "steps", "epochs", "batch_tokens", "accumulate", "clip", "log_every", "evaluate_every")
+        not_negative(self, "z_loss", "max_skips", "seed")
+        if self.steps is not None and self.epochs is not None:
+            raise ValueError("TrainConfig.steps and TrainConfig.epochs both say how long to train: give one of them")
+        if not 0 <= self.smoothing < 1:
+            raise ValueError(f"TrainConfig.smoothing must be in [0, 1), not {self.smoothing}")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise ValueError(f"TrainConfig.ema must be between 0 and 1, not {self.ema}")
+
+    def updates(self, per_epoch: int) -> int:
+        """How many updates a run makes whose data are so many batches."""
+        if self.steps is not None:
+            return self.steps
+        return max(1, math.ceil((1.0 if self.epochs is None else self.epochs) * per_epoch / self.accumulate))
+
+
+class SaveConfig(Config):
+    """When to save a checkpoint, and how many to keep."""
+
+    every: int = 200
+    keep: int = 3
+
+    def check(self) -> None:
+        positive(self, "every", "keep")
+
+
+class Recipe(Config):
+    """A whole training run. `model` holds a "preset" and fields of ModelConfig, nested as deep as they are.
+
+    >>> recipe = Recipe(model={"preset": "gpt-2", "dim": 64, "position": {"kind": "rotary"}}, schedule="wsd")
+    >>> Recipe.from_json(recipe.to_json()) == recipe
+    True
+    """
+
+    task: Task = "lm"
+    model: dict[str, Any] = dataclasses.field(default_factory=dict)
+    data: DataConfig = DataConfig()
+    train: TrainConfig = TrainConfig()
+    optimiser: OptimiserConfig = OptimiserConfig()
+    schedule: ScheduleConfig = CosineSchedule()
+    save: SaveConfig = SaveConfig()
+    init_from: str | None = None
+    out: str | None = None
+
+    def check(self) -> None:
+        known = ["preset", *names(ModelConfig)]
+        for name in self.model:
+            if name not in known:
+                raise unknown("field of Recipe.model", name, known)
+        if self.train.batch_tokens < self.data.length:
+            raise ValueError(
+                f"TrainConfig.batch_tokens ({self.train.batch_tokens}) must not be less than DataConfig.length "
+                f"({self.data.length}): a batch holds at least one row"
+            )
+        if self.data.format == "dates" and self.task != "translation":
+            raise ValueError(f"the format 'dates' is for translation, not for the task {self.task!r}")
+        if self.data.format == "python" and self.task == "translation":
+            raise ValueError("the format 'python' has documents and no pairs, so it does not fit translation")
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Self:
+        """A recipe from a YAML or JSON file."""
+        return cls.named(read_recipe(path), path)
+
+    @classmethod
+    def named(cls, data: Mapping[str, Any], path: str | Path) -> Self:
+        """A recipe from a mapping; errors begin with the name of its file."""
+        try:
+            return cls.from_dict(data)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+
+def read_recipe(path: str | Path) -> dict[str, Any]:
+    """The mapping in a YAML or JSON file, not yet checked."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"the recipe {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the recipe {path} is not UTF-8 at byte {error.start}") from None
+    data = from_yaml(text, str(path))
+    if not isinstance(data, dict):
+        raise ValueError(f"the recipe {path} must hold a mapping of fields, not {shown(data)}")
+    return data
+
+
+def overridden(recipe: Mapping[str, Any], changes: Mapping[str, str]) -> dict[str, Any]:
+    """A recipe's mapping with fields changed by their dotted names, as a command line writes them.
+
+    Values are read as YAML; a field that is text takes its value as it stands. A new kind keeps those fields of the
+    old one that it has too.
+
+    >>> overridden({"data": {"length": 256}}, {"data.length": "128", "train.max-skips": "3"})
+    {'data': {'length': 128}, 'train': {'max_skips': 3}}
+    """
+    result = copied(recipe)
+    for name in sorted(changes, key=lambda name: not name.endswith(".kind")):
+        *path, last = name.replace("-", "_").split(".")
+        inner: dict[str, Any] = result
+        hint: Any = Recipe
+        for depth, step in enumerate(path):
+            hint = hint_below(hint, step)
+            value = inner.get(step)
+            if value is None or (isinstance(value, str) and is_choice(hint)):
+                value = {} if value is None else {"kind": value}
+            if not isinstance(value, dict):
+                raise ValueError(f"--{name}: {'.'.join(path[: depth + 1])} is {shown(value)}, which has no fields")
+            inner[step] = value
+            inner = value
+        expected = hint_below(hint, last)
+        value = changes[name] if takes_text(expected) else from_yaml(changes[name], f"--{name}")
+        if last == "kind" and inner.get("kind") != value:
+            kept = names(hint.kinds[value]) if is_choice(hint) and value in hint.kinds else []
+            for other in set(inner) - set(kept):
+                del inner[other]
+        inner[last] = None if value in ("null", "~") else value
+    return result
+
+
+def copied(value: Any) -> Any:
+    """Mappings and lists copied all the way down, the rest as it is."""
+    if isinstance(value, Mapping):
+        return {key: copied(inner) for key, inner in value.items()}
+    return [copied(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def hint_below(hint: Any, name: str) -> Any:
+    """The type a record gives one of its fields; nothing where types are not known."""
+    if is_choice(hint):
+        kinds = [kind for kind in hint.kinds.values() if name in names(kind)]
+        return field_types(kinds[0])[name] if kinds else None
+    if not isinstance(hint, type) or not issubclass(hint, Config):
+        return None
+    if name not in names(hint):
+        raise unknown(f"field of {hint.__name__}", name, names(hint))
+    return field_types(cast(Any, hint))[name]
+
+
+def is_choice(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Choice)
+
+
+def takes_text(hint: Any) -> bool:
+    """Whether a field holds text, or text or nothing."""
+    if get_origin(hint) is types.UnionType:
+        return all(takes_text(a) or a is type(None) for a in get_args(hint))
+    return hint is str or (get_origin(hint) is Literal and all(isinstance(a, str) for a in get_args(hint)))
+
+
+DEFAULT = Recipe(
+    task="lm",
+    model={
+        "preset": "llama-2",
+        "dim": 128,
+        "hidden_dim": 384,
+        "num_layers": 4,
+        "num_heads": 4,
+        "max_length": 512,
+        "embedding": {"tied": True},
+    },
+    data=DataConfig(format="python", tokenizer="bpe", vocab_size=2048, length=256, valid_share=0.02),
+    train=TrainConfig(steps=250, batch_tokens=4096, evaluate_every=125),
+    optimiser=OptimiserConfig(rate=3e-3),
+    schedule=CosineSchedule(warmup=25),
+    save=SaveConfig(every=125),
+)
+"""What `phasor train` runs without arguments: a small decoder on the standard library's sources."""

@@ -1,0 +1,64 @@
+"""What one step of training reads: a record of tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Rows of tokens `[B, T]`, what to predict at each of them, and how much each counts.
+
+    - `tokens`: what the model reads (an encoder-decoder's decoder: the target, shifted), int64.
+    - `targets`: the right answer at each token, int64; `weights`: 1.0 where it counts, 0.0 at padding (float32).
+    - `documents`: an id a token where rows are packed; tokens see their own document alone.
+    - `source`, `source_padding`: the other side of a pair `[B, S]`, and True where its tokens are real.
+
+    Padding is at the end of rows. In packed rows it is a document of its own; in a decoder's rows nothing before it
+    sees it; its weight is 0.
+
+    >>> batch = Batch(tokens=torch.ones(2, 3).long(), targets=torch.ones(2, 3).long(), weights=torch.ones(2, 3))
+    >>> batch.count, batch.share(1, 2).tokens.shape
+    (6.0, torch.Size([1, 3]))
+    """
+
+    tokens: Tensor
+    targets: Tensor
+    weights: Tensor
+    documents: Tensor | None = None
+    source: Tensor | None = None
+    source_padding: Tensor | None = None
+
+    @property
+    def count(self) -> float:
+        """How many tokens are predicted."""
+        return float(self.weights.sum())
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch elsewhere; the host does not wait for it."""
+        return Batch(**{name: value.to(device, non_blocking=True) for name, value in self._tensors().items()})
+
+    def pinned(self) -> Batch:
+        """The same batch in memory from which a GPU copies while the host goes on."""
+        return Batch(**{name: value.pin_memory() for name, value in self._tensors().items()})
+
+    def share(self, index: int, parts: int) -> Batch:
+        """Every `parts`-th row from `index` on: what one of several processes takes.
+
+        All shares have as many rows. Where the rows do not suffice, the first one is repeated with weight 0.
+        """
+        if not 0 <= index < parts:
+            raise ValueError(f"a share is one of 0 to {parts - 1}, not {index}")
+        rows = len(self.tokens)
+        taken = torch.arange(index, -(-rows // parts) * parts, parts)
+        tensors = {name: value[taken.where(taken < rows, 0)] for name, value in self._tensors().items()}
+        tensors["weights"] = tensors["weights"] * (taken < rows)[:, None]
+        return Batch(**tensors)
+
+    def _tensors(self) -> dict[str, Any]:
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in values.items() if value is not None}

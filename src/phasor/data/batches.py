@@ -1,0 +1,238 @@
+"""Batches by their number: `batches[step]` depends on the step and on nothing that happened before.
+
+So a run goes on where it stopped by knowing a number, and several processes each take their share of the same batch.
+An epoch is `per_epoch` batches, in which every example stands exactly once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from phasor.config.recipe import Recipe
+from phasor.data.batch import Batch as Batch
+from phasor.data.order import epoch_order
+from phasor.data.token_files import Store
+from phasor.data.tokenizers import Special
+
+Whole = NDArray[np.int64]
+MASKED, CHANGED, LEFT = 0.15, 0.8, 0.9  # share of tokens asked for; of them masked; of them masked or replaced
+
+
+class Batches:
+    """The batches of a store for a recipe's task: packed rows for "lm" and "mlm", pairs by length for "translation".
+
+    `shuffled=False` keeps the order of the store, for measuring. The masks of "mlm" need `vocab_size`.
+
+    >>> import tempfile
+    >>> from phasor.config.recipe import DataConfig
+    >>> from phasor.data.store import prepare
+    >>> recipe = Recipe(data=DataConfig(train=__file__, tokenizer="bytes", length=64))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     batches = Batches(prepare(recipe, folder).train, recipe)
+    >>> batches[3].tokens.shape[1], torch.equal(batches[3].tokens, batches[3].tokens)
+    (64, True)
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        recipe: Recipe,
+        seed: int | None = None,
+        *,
+        special: Special | None = None,
+        vocab_size: int | None = None,
+        shuffled: bool = True,
+    ) -> None:
+        seed = recipe.train.seed if seed is None else seed
+        special = special or Special()
+        self.workers = recipe.data.workers
+        self.maker: Pairs | Rows
+        if recipe.task == "translation":
+            self.maker = Pairs(store, recipe, seed, special, shuffled)
+        elif recipe.task == "lm":
+            self.maker = Rows(store, recipe, seed, special, shuffled)
+        elif vocab_size is None or special.mask is None:
+            raise ValueError("masking needs a vocabulary's size and its mask token")
+        else:
+            self.maker = MaskedRows(store, recipe, seed, special, shuffled, vocab_size)
+        self.per_epoch = self.maker.per_epoch
+
+    def __getitem__(self, step: int) -> Batch:
+        if step < 0:
+            raise IndexError(f"steps count from 0, and {step} is below")
+        return self.maker.made(*divmod(step, self.per_epoch))
+
+    def stream(self, start: int, stop: int) -> Iterator[Batch]:
+        """The batches from one step to before another, made ahead by threads where the recipe has workers."""
+        if self.workers == 0:
+            yield from map(self.__getitem__, range(start, stop))
+            return
+        pool = ThreadPoolExecutor(self.workers, thread_name_prefix="batches")
+        waiting: deque[Future[Batch]] = deque()
+        try:
+            for step in range(start, stop):
+                waiting.append(pool.submit(self.__getitem__, step))
+                if len(waiting) > 2 * self.workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+class Epoch(NamedTuple):
+    """What has to be known of one epoch."""
+
+    order: Whole  # examples
+    marks: Whole  # of rows: where each example ends; of pairs: the order of batches
+
+
+class Rows:
+    """Documents end to end in the epoch's order, cut into rows; a row's tokens predict the next of their document.
+
+    Rows are dealt out evenly, so that an epoch does not end in a batch of a few. What is left of the last row, and
+    of a batch with a row less than others, is padding.
+    """
+
+    ahead = 1  # tokens of a document that are only predicted
+
+    def __init__(self, store: Store, recipe: Recipe, seed: int, special: Special, shuffled: bool) -> None:
+        self.store, self.seed, self.special, self.shuffled = store, seed, special, shuffled
+        self.length = recipe.data.length
+        self.sizes = np.maximum(store.lengths[:, 0] - self.ahead, 0)
+        self.total = int(self.sizes.sum())
+        if self.total == 0:
+            raise ValueError("there is not a single token to predict")
+        self.rows = -(-self.total // self.length)
+        self.per_epoch = -(-self.rows // max(1, recipe.train.batch_tokens // self.length))
+        self.batch_rows = -(-self.rows // self.per_epoch)
+        self.epoch = functools.lru_cache(maxsize=2)(self._epoch)
+
+    def _epoch(self, number: int) -> Epoch:
+        order = order_of(len(self.store), self.seed, number, self.shuffled)
+        return Epoch(order, np.cumsum(self.sizes[order]))
+
+    def made(self, number: int, index: int) -> Batch:
+        epoch = self.epoch(number)
+        first, last = (place * self.rows // self.per_epoch for place in (index, index + 1))
+        shape = (self.batch_rows, self.length)
+        places = np.arange(first * self.length, min(last * self.length, self.total))
+        documents = np.searchsorted(epoch.marks, places, side="right")
+        examples = epoch.order[documents]
+        address = self.store.ends[0][examples] + places - (epoch.marks[documents] - self.sizes[examples])
+        weights = filled(np.ones(len(places), np.float32), shape, 0)
+        ids = filled(documents, shape, len(epoch.order))  # padding is a document of its own
+        return self._batch(
+            tokens=filled(self.store.tokens[0][address], shape, self.special.pad),
+            targets=filled(self.store.tokens[0][address + self.ahead], shape, self.special.pad),
+            weights=weights,
+            documents=ids - ids[:, :1],
+            step=number * self.per_epoch + index,
+        )
+
+    def _batch(self, *, step: int, **arrays: NDArray[Any]) -> Batch:
+        return Batch(**{name: torch.from_numpy(array) for name, array in arrays.items()})
+
+
+class MaskedRows(Rows):
+    """Packed rows in which some tokens are asked for: of those, 80 % are masked, 10 % replaced, 10 % left."""
+
+    ahead = 0
+
+    def __init__(
+        self, store: Store, recipe: Recipe, seed: int, special: Special, shuffled: bool, vocab_size: int
+    ) -> None:
+        super().__init__(store, recipe, seed, special, shuffled)
+        self.vocab_size, self.mask = vocab_size, cast(int, special.mask)
+        self.fixed = [i for i in (special.pad, special.bos, special.eos, special.mask) if i is not None]
+
+    def _batch(self, *, step: int, **arrays: NDArray[Any]) -> Batch:
+        draw = np.random.default_rng([self.seed, step])
+        tokens = arrays["tokens"]
+        free = (arrays["weights"] > 0) & ~np.isin(tokens, self.fixed)
+        chance, fate = draw.random(tokens.shape), draw.random(tokens.shape)
+        others = draw.integers(self.vocab_size, size=tokens.shape)
+        asked = free & (chance < MASKED)
+        if free.any() and not asked.any():  # a short batch asks for one token at least
+            asked = free & (chance == chance[free].min())
+        changed = np.where(fate < CHANGED, self.mask, np.where(fate < LEFT, others, tokens))
+        changed = np.where(np.isin(changed, [i for i in self.fixed if i != self.mask]), tokens, changed)
+        arrays |= {"tokens": np.where(asked, changed, tokens), "weights": asked.astype(np.float32)}
+        return super()._batch(step=step, **arrays)
+
+
+class Pairs:
+    """Pairs of about the same length together, as many as fit into a batch with their padding.
+
+    Examples are sorted by length, and those of one length shuffled anew each epoch. Where batches begin and end then
+    depends on the lengths alone, so that every epoch has as many, and they come in an order of its own.
+    """
+
+    def __init__(self, store: Store, recipe: Recipe, seed: int, special: Special, shuffled: bool) -> None:
+        self.store, self.seed, self.special, self.shuffled = store, seed, special, shuffled
+        self.sizes = np.maximum(store.lengths[:, 0], store.lengths[:, 1] - 1)
+        self.bounds = token_bounds(np.sort(self.sizes), recipe.train.batch_tokens)
+        self.per_epoch = len(self.bounds) - 1
+        self.epoch = functools.lru_cache(maxsize=2)(self._epoch)
+
+    def _epoch(self, number: int) -> Epoch:
+        order = order_of(len(self.store), self.seed, number, self.shuffled)
+        batches = order_of(self.per_epoch, f"batches {self.seed}", number, self.shuffled)
+        return Epoch(order[np.argsort(self.sizes[order], kind="stable")], batches)
+
+    def made(self, number: int, index: int) -> Batch:
+        epoch = self.epoch(number)
+        place = epoch.marks[index]
+        examples = epoch.order[self.bounds[place] : self.bounds[place + 1]]
+        source, source_padding = self._side(0, examples)
+        target, target_padding = self._side(1, examples)
+        return Batch(
+            tokens=torch.from_numpy(target[:, :-1].copy()),
+            targets=torch.from_numpy(target[:, 1:].copy()),
+            weights=torch.from_numpy(target_padding[:, 1:].astype(np.float32)),
+            source=torch.from_numpy(source),
+            source_padding=torch.from_numpy(source_padding),
+        )
+
+    def _side(self, side: int, examples: Whole) -> tuple[Whole, NDArray[np.bool_]]:
+        """Rows of one side, padded at the end, and where they are real."""
+        lengths = self.store.lengths[examples, side]
+        columns = np.arange(lengths.max())
+        real = columns < lengths[:, None]
+        tokens = np.full(real.shape, self.special.pad, np.int64)
+        tokens[real] = self.store.tokens[side][(self.store.ends[side][examples][:, None] + columns)[real]]
+        return tokens, real
+
+
+def filled(values: NDArray[Any], shape: tuple[int, int], rest: int) -> NDArray[Any]:
+    """Values row by row, and the same number behind them; whole numbers become int64."""
+    whole = np.full(shape, rest, values.dtype if values.dtype == np.float32 else np.int64)
+    whole.reshape(-1)[: len(values)] = values
+    return whole
+
+
+def order_of(count: int, seed: int | str, epoch: int, shuffled: bool) -> Whole:
+    return epoch_order(count, seed, epoch).all() if shuffled else np.arange(count)
+
+
+def token_bounds(sizes: Whole, most: int) -> list[int]:
+    """Where batches begin in sorted sizes, so that each has at most so many tokens when padded, or one example.
+
+    >>> token_bounds(np.array([1, 1, 2, 2, 5, 9]), 6)
+    [0, 3, 4, 5, 6]
+    """
+    bounds = [0]
+    while bounds[-1] < len(sizes):
+        start = bounds[-1]
+        room = sizes[start : start + most // max(1, int(sizes[start]))]
+        fits = int(np.count_nonzero(room * np.arange(1, len(room) + 1) <= most))
+        bounds.append(start + max(1, fits))
+    return bounds

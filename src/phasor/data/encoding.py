@@ -1,0 +1,145 @@
+"""From texts to arrays of tokens, many at a time."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from phasor.checkpoints.folder import TOKENIZER
+from phasor.config.recipe import Recipe, Task
+from phasor.data.dates import Split
+from phasor.data.split import Example
+from phasor.data.tokenizers import SPECIALS, Special, byte_tokenizer, is_bytes, load_tokenizer, train_tokenizer
+
+Tokens = NDArray[np.uint32]
+GROUP = 1 << 20  # characters that are encoded at a time
+PIECE = 1 << 16  # characters after which a long document is cut at a line, since a tokenizer reads texts whole
+SAMPLE = 1000  # characters that are read for each token of a new vocabulary
+
+
+class Tokenizers(NamedTuple):
+    """The tokenizer of what a model writes, that of an encoder-decoder's source, and their special tokens."""
+
+    target: Tokenizer
+    source: Tokenizer
+    special: Special
+
+
+def given_tokenizer(recipe: Recipe) -> Path | None:
+    """The folder a recipe takes its tokenizer from, where it learns none."""
+    name = recipe.data.tokenizer
+    if name == "auto":
+        folder = Path(recipe.init_from) if recipe.init_from is not None else None
+        return folder if folder is not None and (folder / TOKENIZER).is_file() else None
+    return None if name in ("bytes", "bpe", "unigram") else Path(name)
+
+
+def tokenizers_for(recipe: Recipe, texts: Callable[[], Iterable[Example]], characters: int) -> Tokenizers:
+    """The tokenizers of a recipe: loaded, or learned from part of the texts, which have so many characters."""
+    data, task = recipe.data, recipe.task
+    folder = given_tokenizer(recipe)
+    if folder is not None:
+        tokenizer, special = load_tokenizer(folder)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        if task == "mlm" and special.mask is None:
+            raise ValueError(f"the tokenizer of {folder} has no mask token, and masking needs one")
+        return Tokenizers(tokenizer, tokenizer, special)
+    if data.tokenizer == "bytes":
+        tokenizer = byte_tokenizer(task)
+        return Tokenizers(tokenizer, tokenizer, Special())
+    share = SAMPLE * data.vocab_size / max(1, characters)
+    if task == "translation" and not data.joint:
+        source, target = (
+            train_tokenizer(sampled((e[side : side + 1] for e in texts()), share), data, task) for side in (0, 1)
+        )
+        return Tokenizers(target, source, Special())
+    tokenizer = train_tokenizer(sampled(texts(), share), data, task)
+    return Tokenizers(tokenizer, tokenizer, Special())
+
+
+def sampled(examples: Iterable[Example], share: float) -> Iterator[str]:
+    """About a share of the texts, spread over all of them, long ones in pieces."""
+    number = 0
+    for example in examples:
+        for text in example:
+            for piece in pieces(text):
+                number += 1
+                digest = hashlib.blake2b(b"%d" % number, digest_size=4).digest()
+                if int.from_bytes(digest, "big") < share * 2**32:
+                    yield piece
+
+
+def pieces(text: str) -> list[str]:
+    """A text cut before lines, into pieces that are not much longer than they need be.
+
+    >>> pieces("short"), [len(piece) for piece in pieces("x\\n" * 50_000)]
+    (['short'], [65536, 34464])
+    """
+    found, start = [], 0
+    while len(text) - start > PIECE:
+        end = text.rfind("\n", start, start + PIECE) + 1 or start + PIECE
+        found.append(text[start:end])
+        start = end
+    return [*found, text[start:]]
+
+
+def encoded(
+    examples: Iterable[tuple[Split, Example]], tokenizers: Tokenizers, task: Task
+) -> Iterator[tuple[Split, Example, tuple[Tokens, ...]]]:
+    """Every example with its tokens, the ends of texts included.
+
+    A document is between `bos` and `eos`. A source is as its tokenizer ends texts; a target besides begins with the
+    token that a decoder starts from.
+    """
+    special = tokenizers.special
+    for group in grouped(examples):
+        texts = list(zip(*(example for _, example in group), strict=True))
+        if task == "translation":
+            sources = encoded_side(texts[0], tokenizers.source, True, special)
+            targets = encoded_side(texts[1], tokenizers.target, True, special)
+            sides: list[tuple[Tokens, ...]] = list(
+                zip(sources, (ended([special.start], ids, special.eos) for ids in targets), strict=True)
+            )
+        else:
+            first = [] if special.bos is None else [special.bos]
+            found = encoded_side(texts[0], tokenizers.target, False, special)
+            sides = [(ended(first, ids, special.eos),) for ids in found]
+        for (split, example), tokens in zip(group, sides, strict=True):
+            yield split, example, tokens
+
+
+def grouped(examples: Iterable[tuple[Split, Example]]) -> Iterator[list[tuple[Split, Example]]]:
+    """Examples in lists of a good size to encode at once."""
+    group, size = [], 0
+    for split, example in examples:
+        group.append((split, example))
+        size += sum(map(len, example))
+        if size >= GROUP:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def encoded_side(texts: Iterable[str], tokenizer: Tokenizer, ends: bool, special: Special) -> list[Tokens]:
+    """The tokens of each text, with the ends its tokenizer gives it or without."""
+    if is_bytes(tokenizer):
+        raw = [np.frombuffer(text.encode(), np.uint8).astype(np.uint32) + len(SPECIALS) for text in texts]
+        return [np.append(ids, np.uint32(special.eos)) for ids in raw] if ends else raw
+    tokenizer.encode_special_tokens = True  # the name of one, in a text, is text
+    cut = [[text] if ends else pieces(text) for text in texts]
+    found = iter(tokenizer.encode_batch_fast([piece for one in cut for piece in one], add_special_tokens=ends))
+    return [np.concatenate([np.array(next(found).ids, np.uint32) for _ in one]) for one in cut]
+
+
+def ended(first: list[int], ids: Tokens, eos: int) -> Tokens:
+    """Tokens with something before them, and `eos` behind them if it is not there yet."""
+    last = [] if len(ids) and ids[-1] == eos else [eos]
+    return np.concatenate([np.array(first, np.uint32), ids, np.array(last, np.uint32)])

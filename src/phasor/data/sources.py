@@ -1,0 +1,221 @@
+"""Texts from files: documents and pairs, with the place of every mistake.
+
+A source is a file or a folder, gzipped or not, or nothing for the formats that make their own data.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import sysconfig
+import zlib
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, cast
+
+from phasor.config.recipe import DataConfig
+from phasor.config.schema import shown
+from phasor.data.dates import Split, dates
+
+SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__", "turtledemo"}
+SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".tsv": "tsv"}
+MARK = b"\xef\xbb\xbf"  # what some editors put before UTF-8
+
+
+class Line(NamedTuple):
+    """A line of a file, without its end, and where it stands."""
+
+    text: str
+    number: int
+
+
+def source_files(path: str | None, config: DataConfig) -> list[Path]:
+    """The files a source is made of, in order; none where its format makes its own data."""
+    if config.format == "python":
+        return standard_library()
+    if config.format == "dates":
+        return []
+    if path is None:
+        raise ValueError("data.train says what to train on: give a file or a folder, or the format 'python'")
+    start = Path(path)
+    if not start.exists():
+        raise ValueError(f"{start} does not exist")
+    if not start.is_dir():
+        return [start]
+    files = [file for file in sorted(start.rglob("*")) if file.is_file() and not hidden(file.relative_to(start))]
+    if not files:
+        raise ValueError(f"the folder {start} holds no files")
+    return files
+
+
+def hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def standard_library() -> list[Path]:
+    """The Python files of the standard library, without its tests."""
+    files: list[Path] = []
+    for folder, inner, names in os.walk(sysconfig.get_path("stdlib")):
+        inner[:] = [name for name in inner if name not in SKIPPED]
+        files += [Path(folder, name) for name in names if name.endswith(".py")]
+    return sorted(files)
+
+
+def format_of(file: Path, config: DataConfig) -> str:
+    """The format of one file: as stated, or by its name."""
+    if config.format != "auto":
+        return "text" if config.format == "python" else config.format
+    return SUFFIXES.get(file.with_suffix("").suffix if file.suffix == ".gz" else file.suffix, "text")
+
+
+def documents(path: str | None, config: DataConfig) -> Iterator[str]:
+    """The documents of a source, empty ones left out.
+
+    >>> sum("def getcwd" in text or "import" in text for text in documents(None, DataConfig(format="python"))) > 100
+    True
+    """
+    for file in source_files(path, config):
+        kind = format_of(file, config)
+        if kind == "jsonl":
+            found: Iterator[str] = (record_text(line, file, config.field) for line in lines(file, config))
+        elif kind == "text":
+            found = text_documents(file, config)
+        else:
+            raise ValueError(f"{file} holds pairs ({kind}), which are for translation")
+        yield from (text for text in found if text.strip())
+
+
+def text_documents(file: Path, config: DataConfig) -> Iterator[str]:
+    """A plain text as one document, or one a line, or one a paragraph."""
+    if config.document == "file":
+        yield decoded(read_bytes(file), file, config)
+    elif config.document == "line":
+        yield from (line.text for line in lines(file, config))
+    else:
+        kept: list[str] = []
+        for line in lines(file, config):
+            if line.text.strip():
+                kept.append(line.text)
+            elif kept:
+                yield "\n".join(kept)
+                kept = []
+        yield "\n".join(kept)
+
+
+def record_text(line: Line, file: Path, field: str) -> str:
+    """The text of one line of JSON."""
+    if not line.text.strip():
+        return ""
+    try:
+        record = json.loads(line.text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file}, line {line.number}: this is not JSON: {error}") from None
+    if not isinstance(record, dict) or not isinstance(record.get(field), str):
+        has = ", ".join(record) if isinstance(record, dict) else shown(record)
+        raise ValueError(f"{file}, line {line.number}: there is no text under {field!r} (data.field), only: {has}")
+    text = str(record[field])
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{file}, line {line.number}: character {error.start} of {field!r} is half a character"
+        ) from None
+    return text
+
+
+def pairs(
+    path: str | None, config: DataConfig, target: str | None = None, split: Split = "train"
+) -> Iterator[tuple[str, str]]:
+    """The pairs of a source: TSV files, two files line by line, or dates made by code.
+
+    >>> next(pairs(None, DataConfig(format="dates")))[1][-1] in "日年月〇一二三四五六七八九十百千万零"
+    True
+    """
+    if config.format == "dates":
+        yield from dates(split)
+        return
+    if target is not None:
+        yield from side_by_side(single(path, config), single(target, config), config)
+        return
+    for file in source_files(path, config):
+        kind = format_of(file, config)
+        if kind != "tsv":
+            raise ValueError(
+                f"{file} is read as {kind}, and translation needs pairs: a TSV file, or its other side as "
+                "data.train_target"
+            )
+        for line in lines(file, config):
+            columns = line.text.split("\t")
+            if len(columns) != 2:
+                raise ValueError(f"{file}, line {line.number}: a pair has 2 columns, and this line has {len(columns)}")
+            yield whole_pair(columns[0], columns[1], f"{file}, line {line.number}")
+
+
+def single(path: str | None, config: DataConfig) -> Path:
+    files = source_files(path, config)
+    if len(files) != 1 or Path(str(path)).is_dir():
+        raise ValueError(f"{path} is a folder, and the sides of a parallel text are two files")
+    return files[0]
+
+
+def side_by_side(file: Path, other: Path, config: DataConfig) -> Iterator[tuple[str, str]]:
+    """Line by line of two files, which must have as many."""
+    for number, (left, right) in enumerate(zip_longest(lines(file, config), lines(other, config)), 1):
+        if left is None or right is None:
+            short, long = (file, other) if left is None else (other, file)
+            raise ValueError(f"{short} ends after {number - 1} lines, and {long} goes on: they must have as many")
+        yield whole_pair(left.text, right.text, f"{file} and {other}, line {number}")
+
+
+def whole_pair(source: str, target: str, where: str) -> tuple[str, str]:
+    if not source.strip() or not target.strip():
+        raise ValueError(f"{where}: the {'target' if source.strip() else 'source'} is empty")
+    return source, target
+
+
+def lines(file: Path, config: DataConfig) -> Iterator[Line]:
+    """The lines of a file, decoded one by one."""
+    place = 0
+    for number, line in enumerate(raw_lines(file), 1):
+        yield Line(decoded(line, file, config, place, number).rstrip("\r\n"), number)
+        place += len(line)
+
+
+def raw_lines(file: Path) -> Iterator[bytes]:
+    try:
+        with opened(file) as stream:
+            yield from stream
+    except (OSError, EOFError, zlib.error) as error:
+        raise unreadable(file, error) from None
+
+
+def read_bytes(file: Path) -> bytes:
+    try:
+        with opened(file) as stream:
+            return stream.read()
+    except (OSError, EOFError, zlib.error) as error:
+        raise unreadable(file, error) from None
+
+
+def opened(file: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb"))
+
+
+def unreadable(file: Path, error: Exception) -> ValueError:
+    return ValueError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}")
+
+
+def decoded(data: bytes, file: Path, config: DataConfig, place: int = 0, line: int | None = None) -> str:
+    """Bytes as text; a byte that is not UTF-8 is named by its place in the file (unpacked, where it is packed)."""
+    marked = place == 0 and data.startswith(MARK)
+    try:
+        return (data[len(MARK) :] if marked else data).decode("utf-8", errors=config.errors)
+    except UnicodeDecodeError as error:
+        at = error.start + len(MARK) * marked
+        number = data[:at].count(b"\n") + 1 if line is None else line
+        raise ValueError(
+            f"{file}, line {number}: the byte {place + at} (0x{data[at]:02x}) is not UTF-8; "
+            "set data.errors to 'replace' to read on"
+        ) from None

@@ -1,0 +1,223 @@
+"""Prepared data: tokens written once, and again only when what they were made from has changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokenizers import Tokenizer
+
+from phasor.checkpoints.folder import TOKENIZER, read_json, swap, write_json
+from phasor.config.recipe import Recipe
+from phasor.config.schema import shown
+from phasor.data.dates import Split
+from phasor.data.encoding import Tokenizers, encoded, given_tokenizer, tokenizers_for
+from phasor.data.sources import documents, pairs, source_files
+from phasor.data.split import Example, planned, split
+from phasor.data.token_files import Store as Store
+from phasor.data.token_files import Writer
+from phasor.data.tokenizers import Special
+
+Progress = Callable[[str, int, int | None], None]  # what is done, how far it is, and out of how much
+MANIFEST, SOURCE_TOKENIZER, VALID_TEXTS = "manifest.json", "source_tokenizer.json", "valid.jsonl"
+VERSION = 1
+OFTEN = 1000  # examples between two reports
+
+
+class Prepared(NamedTuple):
+    """What training reads: tokenizers, special tokens, and the examples of both splits."""
+
+    folder: Path
+    tokenizer: Tokenizer
+    source_tokenizer: Tokenizer
+    special: Special
+    train: Store
+    valid: Store
+    skipped: int
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens a model needs for this text."""
+        return self.tokenizer.get_vocab_size()
+
+    @property
+    def source_vocab_size(self) -> int:
+        """The same for an encoder-decoder's source."""
+        return self.source_tokenizer.get_vocab_size()
+
+    def valid_texts(self) -> list[Example]:
+        """The texts set aside, as they were before they became tokens."""
+        with (self.folder / VALID_TEXTS).open(encoding="utf-8") as lines:
+            return [tuple(json.loads(line)) for line in lines]
+
+
+def prepare(recipe: Recipe, folder: str | Path, progress: Progress | None = None) -> Prepared:
+    """The tokens of a recipe, from `folder` (or a place in the recipe's `data.cache`) or made there now.
+
+    A folder that was made from the same sources in the same way is used as it is. Otherwise a new one is written
+    beside it and put in its place when it is whole.
+
+    >>> from phasor.config.recipe import DataConfig
+    >>> recipe = Recipe(data=DataConfig(train=__file__, tokenizer="bytes", valid_share=0.1))
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     prepared = prepare(recipe, Path(place) / "data")
+    >>> prepared.tokenizer.decode(prepared.train[0][0].tolist())[3:11]
+    'Prepared'
+    """
+    origin = origin_of(recipe)
+    folder = Path(folder)
+    if recipe.data.cache is not None:
+        folder = Path(recipe.data.cache) / hashlib.sha256(json.dumps(origin).encode()).hexdigest()[:16]
+    if (found := opened(folder, origin)) is not None:
+        return found
+    with placed(folder) as staged:
+        write(recipe, staged, origin, progress or (lambda what, done, total: None))
+    made = opened(folder, origin)
+    if made is None:
+        raise ValueError(f"{folder} was changed while it was written")
+    return made
+
+
+def origin_of(recipe: Recipe) -> dict[str, Any]:
+    """Everything that the tokens depend on: the fields, the files, the tokenizer."""
+    data = recipe.data
+    unrelated = {"cache", "workers"} | ({"length", "long", "joint"} if recipe.task != "translation" else set())
+    fields = {name: value for name, value in data.to_dict().items() if name not in unrelated}
+    paths = (data.train_target, data.valid, data.valid_target)
+    files = [*source_files(data.train, data), *(f for path in paths if path for f in source_files(path, data))]
+    stats = [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+    given = given_tokenizer(recipe)
+    tokenizer = None if given is None else [hash_of(file) for file in sorted(given.glob("*.json"))]
+    return {"version": VERSION, "task": recipe.task, "data": fields, "files": stats, "tokenizer": tokenizer}
+
+
+def hash_of(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def opened(folder: Path, origin: dict[str, Any]) -> Prepared | None:
+    """A folder as it was prepared, if it was prepared from the same and is whole."""
+    if not (folder / MANIFEST).is_file():
+        return None
+    try:
+        manifest = read_json(folder / MANIFEST)
+        if manifest.get("origin") != origin:
+            return None
+        tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+        own = folder / SOURCE_TOKENIZER
+        source = Tokenizer.from_file(str(own)) if own.is_file() else tokenizer
+        train, valid = (Store(folder, name, manifest[name]) for name in ("train", "valid"))
+        special = Special.from_dict(manifest["special"])
+    except Exception:  # damaged in whatever way: it is made again
+        return None
+    return Prepared(folder, tokenizer, source, special, train, valid, manifest["skipped"])
+
+
+@contextmanager
+def placed(folder: Path) -> Iterator[Path]:
+    """A folder to write into that takes its place when all is written, and vanishes if anything fails."""
+    folder = folder.resolve()
+    if folder.exists() and not (folder.is_dir() and ((folder / MANIFEST).is_file() or not any(folder.iterdir()))):
+        raise ValueError(f"{folder} exists and does not hold prepared data: it is left alone")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        staged = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=".part", dir=folder.parent))
+    except OSError as error:
+        raise type(error)(f"{folder} cannot be written: {error.strerror}") from None
+    try:
+        yield staged
+        swap(staged, folder)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def write(recipe: Recipe, folder: Path, origin: dict[str, Any], report: Progress) -> None:
+    """Prepare a recipe's data in a folder."""
+    data = recipe.data
+    own_valid = data.valid is not None or data.format == "dates"
+    name = data.train if data.train is not None else data.format
+
+    def read(which: Split) -> Iterable[Example]:
+        path, target = (data.train, data.train_target) if which == "train" else (data.valid, data.valid_target)
+        if recipe.task == "translation":
+            return pairs(path, data, target, which)
+        return ((text,) for text in documents(path, data))
+
+    plan = planned(lambda: counted(read("train"), "reading", None, report), data.valid_share, name, not own_valid)
+    total = plan.examples
+    if own_valid:
+        total += planned(lambda: read("valid"), data.valid_share, data.valid or name, holds_out=False).examples
+
+    def train_texts() -> Iterable[Example]:
+        return (example for side, example in split(read("train"), plan) if side == "train")
+
+    report("learning the tokenizer", 0, None)
+    tokenizers = tokenizers_for(recipe, train_texts, plan.characters)
+
+    def everything() -> Iterator[tuple[Split, Example]]:
+        yield from split(counted(read("train"), "tokenizing", total, report), plan)
+        if own_valid:
+            yield from (("valid", example) for example in read("valid"))
+
+    write_tokens(recipe, folder, origin, tokenizers, everything())
+    report("tokenizing", total, total)
+
+
+def write_tokens(
+    recipe: Recipe,
+    folder: Path,
+    origin: dict[str, Any],
+    tokenizers: Tokenizers,
+    examples: Iterator[tuple[Split, Example]],
+) -> None:
+    """The files of both splits, the tokenizers, and the manifest last."""
+    sides = 2 if recipe.task == "translation" else 1
+    vocab_size = max(tokenizers.target.get_vocab_size(), tokenizers.source.get_vocab_size())
+    skipped = 0
+    splits: tuple[Split, Split] = ("train", "valid")
+    with ExitStack() as stack:
+        writers = {name: stack.enter_context(Writer(folder, name, sides, vocab_size)) for name in splits}
+        texts = stack.enter_context((folder / VALID_TEXTS).open("w", encoding="utf-8"))
+        for side, example, tokens in encoded(examples, tokenizers, recipe.task):
+            if sides == 2 and too_long(example, tokens, recipe):
+                skipped += 1
+                continue
+            writers[side].add(tokens, len(example[-1].encode("utf-8", "replace")))
+            if side == "valid":
+                texts.write(json.dumps(example, ensure_ascii=False) + "\n")
+    for side, writer in writers.items():
+        if writer.examples == 0:
+            raise ValueError(
+                f"nothing is left to {'train on' if side == 'train' else 'validate with'}: give data.valid"
+            )
+    tokenizers.target.save(str(folder / TOKENIZER))
+    if tokenizers.source is not tokenizers.target:
+        tokenizers.source.save(str(folder / SOURCE_TOKENIZER))
+    described: dict[str, Any] = {name: writer.described() for name, writer in writers.items()}
+    special = tokenizers.special.to_dict()
+    write_json(folder / MANIFEST, {"origin": origin, "special": special, "skipped": skipped, **described})
+
+
+def too_long(example: Example, tokens: tuple[Any, ...], recipe: Recipe) -> bool:
+    """Whether a side of a pair has more tokens than `data.length`; refused unless such pairs are skipped."""
+    most = max(len(tokens[0]), len(tokens[1]) - 1)  # a decoder reads its target without the last token
+    if most > recipe.data.length and recipe.data.long == "refuse":
+        raise ValueError(
+            f"a pair has {most} tokens on one side, and data.length is {recipe.data.length} "
+            f"(data.long 'skip' leaves such pairs out): {shown(example[0])}"
+        )
+    return most > recipe.data.length
+
+
+def counted(examples: Iterable[Example], what: str, total: int | None, report: Progress) -> Iterator[Example]:
+    """Examples as they pass, reported now and then."""
+    for number, example in enumerate(examples):
+        if number % OFTEN == 0:
+            report(what, number, total)
+        yield example

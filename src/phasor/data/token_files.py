@@ -1,0 +1,87 @@
+"""Files of tokens: written one example after another, then mapped into memory."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Store:
+    """The examples of one split, mapped: `store[i]` is the tokens of an example, an array for each of its sides.
+
+    Documents have one side, pairs two. `lengths` is `[examples, sides]`; `text_bytes` is how many bytes of UTF-8 the
+    texts of the last side had, for measures that do not depend on a tokenizer.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with Writer(Path(folder), "train", sides=1, vocab_size=300) as writer:
+    ...         writer.add((np.array([5, 6, 7]),), text_bytes=3)
+    ...     store = Store(Path(folder), "train", writer.described())
+    >>> len(store), store[0][0].tolist(), store.lengths.tolist()
+    (1, [5, 6, 7], [[3]])
+    """
+
+    def __init__(self, folder: Path, name: str, described: dict[str, Any]) -> None:
+        sizes: list[int] = described["tokens"]
+        self.count, self.text_bytes = int(described["examples"]), int(described["text_bytes"])
+        self.tokens = [mapped(file_of(folder, name, s, "tokens"), described["dtype"], n) for s, n in enumerate(sizes)]
+        self.ends = [mapped(file_of(folder, name, s, "ends"), "<i8", self.count + 1) for s in range(len(sizes))]
+        self.lengths: NDArray[np.int64] = np.stack([np.diff(ends) for ends in self.ends], axis=1)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[NDArray[np.integer], ...]:
+        if not 0 <= index < self.count:
+            raise IndexError(f"the example {index} is not one of {self.count}")
+        sides = zip(self.tokens, self.ends, strict=True)
+        return tuple(tokens[ends[index] : ends[index + 1]] for tokens, ends in sides)
+
+
+class Writer:
+    """Writes what a `Store` reads: for every side its tokens, and where each example ends."""
+
+    def __init__(self, folder: Path, name: str, sides: int, vocab_size: int) -> None:
+        self.dtype = "<u2" if vocab_size <= 1 << 16 else "<u4"
+        self.examples = self.text_bytes = 0
+        self.tokens = [0] * sides
+        self.stack = ExitStack()
+        kinds = ((side, kind) for side in range(sides) for kind in ("tokens", "ends"))
+        self.files = {(s, k): self.stack.enter_context(file_of(folder, name, s, k).open("wb")) for s, k in kinds}
+        for side in range(sides):
+            self.files[side, "ends"].write(np.zeros(1, "<i8").tobytes())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stack.close()
+
+    def add(self, example: tuple[NDArray[Any], ...], text_bytes: int) -> None:
+        """One example, an array for each side."""
+        for side, tokens in enumerate(example):
+            self.tokens[side] += len(tokens)
+            self.files[side, "tokens"].write(tokens.astype(self.dtype).tobytes())
+            self.files[side, "ends"].write(np.array(self.tokens[side], "<i8").tobytes())
+        self.examples += 1
+        self.text_bytes += text_bytes
+
+    def described(self) -> dict[str, Any]:
+        """What has to be known to read the files."""
+        sizes = {"examples": self.examples, "tokens": self.tokens, "text_bytes": self.text_bytes}
+        return {**sizes, "dtype": self.dtype}
+
+
+def file_of(folder: Path, name: str, side: int, kind: str) -> Path:
+    return folder / f"{name}.{side}.{kind}"
+
+
+def mapped(file: Path, dtype: str, count: int) -> NDArray[Any]:
+    """A file as an array that is read where it is used."""
+    if not file.is_file() or file.stat().st_size != count * np.dtype(dtype).itemsize:
+        raise ValueError(f"{file} is missing or not as long as it was")
+    return np.memmap(file, dtype=dtype, mode="r").view(np.ndarray) if count else np.zeros(0, dtype)

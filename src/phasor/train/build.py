@@ -1,0 +1,108 @@
+"""The model a recipe asks for: a preset or a checkpoint, with the recipe's own fields on top."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from phasor.checkpoints import load
+from phasor.config import ModelConfig
+from phasor.config.generation import SpecialTokens
+from phasor.config.recipe import Recipe
+from phasor.model import Transformer
+from phasor.presets import preset
+from phasor.train.material import Material
+
+SHAPES = {"lm": "decoder", "translation": "encoder-decoder", "mlm": "encoder"}
+
+
+def overlaid(below: Any, above: Any) -> Any:
+    """One value laid over another: mappings of the same kind field by field, anything else as a whole.
+
+    >>> overlaid({"kind": "rotary", "base": 1e4}, {"base": 5e5}), overlaid({"kind": "rotary"}, {"kind": "alibi"})
+    ({'kind': 'rotary', 'base': 500000.0}, {'kind': 'alibi'})
+    """
+    if not isinstance(below, Mapping) or not isinstance(above, Mapping):
+        return above
+    if above.get("kind", below.get("kind")) != below.get("kind"):
+        return dict(above)
+    return {**below, **{name: overlaid(below.get(name), value) for name, value in above.items()}}
+
+
+def model_config(recipe: Recipe, vocab_size: int, source_vocab_size: int | None = None) -> ModelConfig:
+    """The configuration of a recipe's model. Its vocabulary is the tokenizer's unless the recipe asks for more.
+
+    >>> config = model_config(Recipe(model={"preset": "gpt-2", "dim": 64, "num_heads": 2, "num_layers": 2}), 300)
+    >>> config.vocab_size, config.hidden_dim
+    (300, 256)
+    """
+    fields = dict(recipe.model)
+    name = fields.pop("preset", None)
+    if recipe.task == "mlm" and name is None:
+        fields.setdefault("head", "mlm")
+    fields = {"shape": SHAPES[recipe.task], "vocab_size": vocab_size} | fields if name is None else fields
+    fields.setdefault("vocab_size", vocab_size)
+    if source_vocab_size is not None:
+        fields["embedding"] = overlaid({"source_vocab_size": source_vocab_size}, fields.get("embedding", {}))
+    if name is None:
+        config = ModelConfig.from_dict(fields)
+    else:
+        full = preset(name).to_dict()
+        config = preset(name, **{field: overlaid(full.get(field), value) for field, value in fields.items()})
+    return check_config(config, recipe, vocab_size)
+
+
+def check_config(config: ModelConfig, recipe: Recipe, vocab_size: int) -> ModelConfig:
+    """The configuration as it is, or one sentence about why the recipe cannot train it."""
+    wanted = SHAPES[recipe.task]
+    if config.shape != wanted:
+        raise ValueError(f"the task {recipe.task!r} trains a {wanted}, and this model is a {config.shape}")
+    if not config.has_logits:
+        raise ValueError(f"training needs a head that gives logits, and this model's is {config.head.kind!r}")
+    if config.vocab_size < vocab_size:
+        raise ValueError(f"the tokenizer has {vocab_size} tokens, and the model's vocabulary {config.vocab_size}")
+    for position in (config.input_position, *config.layer_positions()):
+        most = position.max_positions
+        if most is not None and recipe.data.length > most:
+            raise ValueError(f"data.length is {recipe.data.length}, and this model allows {most} tokens")
+    return config
+
+
+def build_model(recipe: Recipe, found: Material) -> Transformer:
+    """A recipe's model, with fresh weights drawn from the recipe's seed or with those of `init_from`."""
+    size = found.tokenizer.get_vocab_size()
+    source_size = None if found.source_tokenizer is None else found.source_tokenizer.get_vocab_size()
+    if recipe.init_from is not None:
+        model = loaded(recipe, size)
+    else:
+        config = model_config(recipe, size, source_size)
+        torch.manual_seed(recipe.train.seed)
+        model = Transformer(config)
+        special, start = found.special, found.special.start if recipe.task == "translation" else None
+        model.special = SpecialTokens(stop=(special.eos,), start=start, bos=special.bos, pad=special.pad)
+    model.tokenizer = found.tokenizer
+    return model
+
+
+def loaded(recipe: Recipe, vocab_size: int) -> Transformer:
+    """The model of `init_from`, in float32, with what the recipe changes of it that its weights still fit."""
+    assert recipe.init_from is not None
+    if "preset" in recipe.model:
+        raise ValueError(f"the model comes from {recipe.init_from}: leave model.preset out")
+    found = load(recipe.init_from, dtype=torch.float32)
+    config = ModelConfig.from_dict(overlaid(found.config.to_dict(), recipe.model))
+    check_config(config, recipe, vocab_size)
+    if config == found.config:
+        return found
+    torch.manual_seed(recipe.train.seed)
+    model = Transformer(config)
+    theirs = {name: tuple(x.shape) for name, x in found.state_dict().items()}
+    ours = {name: tuple(x.shape) for name, x in model.state_dict().items()}
+    unfit = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
+    if unfit:
+        raise ValueError(f"the weights of {recipe.init_from} do not fit the recipe's model: {', '.join(unfit[:5])}")
+    model.load_state_dict(found.state_dict())
+    model.special = found.special
+    return model

@@ -1,0 +1,50 @@
+"""What a run reads: tokenizers, and batches to train on and to validate with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from phasor.config.recipe import Recipe
+from phasor.data.batch import Batch
+from phasor.data.batches import Batches
+from phasor.data.store import Progress, Store, prepare
+from phasor.data.tokenizers import Special
+
+
+class Counted(Protocol):
+    """Batches by their number, without end, and how many of them show every example once."""
+
+    @property
+    def per_epoch(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Batch: ...
+
+
+@dataclass(frozen=True)
+class Material:
+    """Tokenizers and batches; `source_tokenizer` is None where both sides of a pair share one."""
+
+    tokenizer: Any
+    train: Counted
+    valid: Counted
+    special: Special
+    source_tokenizer: Any = None
+
+
+def material(recipe: Recipe, folder: Path, progress: Progress) -> Material:
+    """Prepare a recipe's data, in its cache or else in the run's folder, or find them prepared."""
+    prepared = prepare(recipe, folder / "data", progress)
+    shared = prepared.source_tokenizer is prepared.tokenizer
+
+    def batches(store: Store) -> Batches:
+        return Batches(store, recipe, special=prepared.special, vocab_size=prepared.vocab_size)
+
+    return Material(
+        tokenizer=prepared.tokenizer,
+        source_tokenizer=None if shared else prepared.source_tokenizer,
+        special=prepared.special,
+        train=batches(prepared.train),
+        valid=batches(prepared.valid),
+    )

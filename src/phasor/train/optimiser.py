@@ -1,0 +1,117 @@
+"""AdamW with decay on matrices alone, its state by name, and the average of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from phasor.config.recipe import OptimiserConfig
+from phasor.parts.experts import Experts
+from phasor.parts.head import LogitsHead
+
+MATRICES: dict[type[nn.Module], tuple[str, ...]] = {
+    nn.Linear: ("weight",),
+    Experts: ("up", "down"),
+    LogitsHead: ("weight",),
+}
+
+
+def matrices(model: nn.Module) -> Iterator[str]:
+    """The names of the weights that decay: projections, experts and an untied head.
+
+    Norms, biases, embeddings and whatever positions learn are not among them.
+    """
+    for place, part in model.named_modules():
+        for name in MATRICES.get(type(part), ()):
+            if getattr(part, name) is not None:
+                yield f"{place}.{name}" if place else name
+
+
+def build_optimiser(model: nn.Module, config: OptimiserConfig) -> torch.optim.AdamW:
+    """AdamW in its fused form, over the weights that want a gradient.
+
+    >>> from phasor import preset, Transformer
+    >>> model = Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=1, vocab_size=50))
+    >>> optimiser = build_optimiser(model, OptimiserConfig(decay=0.1))
+    >>> [(group["weight_decay"], len(group["params"])) for group in optimiser.param_groups]
+    [(0.1, 5), (0.0, 4)]
+    """
+    decayed = set(matrices(model))
+    wanted = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    groups = [
+        {"params": [w for name, w in wanted.items() if name in decayed], "weight_decay": config.decay},
+        {"params": [w for name, w in wanted.items() if name not in decayed], "weight_decay": 0.0},
+    ]
+    betas = (config.beta1, config.beta2)
+    return torch.optim.AdamW([g for g in groups if g["params"]], config.rate, betas, config.eps, fused=True)
+
+
+def optimiser_tensors(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """What the optimiser remembers of every weight, as `weight/what`."""
+    return {
+        f"{name}/{what}": tensor
+        for name, weight in model.named_parameters()
+        for what, tensor in optimiser.state.get(weight, {}).items()
+    }
+
+
+def restore_optimiser(optimiser: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """The inverse of `optimiser_tensors`."""
+    weights = dict(model.named_parameters())
+    for key, tensor in tensors.items():
+        name, _, what = key.rpartition("/")
+        # Cloned: what was read may lie in the mapped file of a checkpoint.
+        optimiser.state[weights[name]][what] = tensor.to(weights[name].device, copy=True)
+
+
+class EMA:
+    """The exponential average of the weights, without bias to where they began (Kingma and Ba 2015, section 7.2).
+
+    `average_t = decay average_{t-1} + (1 - decay) weights_t`, over `1 - decay^t`.
+
+    >>> model = nn.Linear(1, 1, bias=False)
+    >>> average = EMA(model, 0.5)
+    >>> for value in (1.0, 4.0):
+    ...     _ = nn.init.constant_(model.weight, value)
+    ...     average.update(model)
+    >>> average.weights["weight"].item()
+    3.0
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay, self.updates = decay, 0
+        self.weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """Take in the weights after a step."""
+        self.updates += 1
+        share = (1 - self.decay) / (1 - self.decay**self.updates)
+        torch._foreach_lerp_(list(self.weights.values()), list(model.parameters()), share)
+
+    def restore(self, weights: Mapping[str, Tensor], updates: int) -> None:
+        """Go on from a saved average."""
+        self.updates = updates
+        for name, weight in self.weights.items():
+            weight.copy_(weights[name])
+
+
+class averaged:  # noqa: N801
+    """A model with its average for weights, for the length of a `with`; nothing happens without an average."""
+
+    def __init__(self, model: nn.Module, ema: EMA | None) -> None:
+        self.model, self.ema = model, ema
+
+    def __enter__(self) -> None:
+        self._swap()
+
+    def __exit__(self, *_: object) -> None:
+        self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        if self.ema is not None:
+            for name, weight in self.model.named_parameters():
+                weight.data, self.ema.weights[name] = self.ema.weights[name], weight.data

@@ -1,0 +1,33 @@
+"""A look at what a model has learnt: a text it continues, or sentences it translates."""
+
+from __future__ import annotations
+
+from phasor.config.recipe import Recipe
+from phasor.generation import generate
+from phasor.model import Transformer
+from phasor.train.material import Material
+
+TOKENS, SENTENCES = 128, 4
+
+
+def sample_of(model: Transformer, recipe: Recipe, found: Material) -> str | None:
+    """Text from the beginning for a language model, a few validation pairs translated, nothing for an encoder."""
+    tokenizer = found.tokenizer
+    if recipe.task == "mlm" or tokenizer is None:
+        return None
+    if recipe.task == "lm":
+        bos = model.special.bos
+        room = [p.max_positions for p in (model.config.input_position, *model.config.layer_positions())]
+        most = min([TOKENS, recipe.data.length, *(n for n in room if n is not None)]) - 1
+        new = generate(model, [0 if bos is None else bos], max_new_tokens=max(1, most), temperature=0.8, seed=0)
+        return tokenizer.decode(new)
+    batch = found.valid[0]
+    assert batch.source is not None
+    assert batch.source_padding is not None
+    lines = []
+    for row, real in list(zip(batch.source, batch.source_padding, strict=True))[:SENTENCES]:
+        source = row[real].tolist()
+        new = generate(model, source, max_new_tokens=recipe.data.length)
+        reader = found.source_tokenizer or tokenizer
+        lines.append(f"{reader.decode(source)}\t{tokenizer.decode(new)}")
+    return "\n".join(lines)

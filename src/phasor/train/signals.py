@@ -1,0 +1,57 @@
+"""Ctrl-C and SIGTERM: the first asks a run to save and end, a second one ends it at once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+HANDLED = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stop:
+    """Remembers, for the length of a `with`, whether somebody asked the process to stop.
+
+    Until `gently` is set there is nothing to save, and the first signal ends the process like a second: Ctrl-C
+    as `KeyboardInterrupt`, SIGTERM as `SystemExit(143)`. In other threads than the main one it does nothing.
+
+    >>> with Stop() as stop:
+    ...     stop.gently = True
+    ...     signal.raise_signal(signal.SIGTERM)
+    ...     stop.asked, stop.exit_code
+    (True, 143)
+    """
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self.gently = False
+        self.before: dict[int, Any] = {}
+
+    @property
+    def asked(self) -> bool:
+        return self.signal is not None
+
+    @property
+    def exit_code(self) -> int:
+        """128 and the signal's number, as shells have it: 130 for Ctrl-C, 143 for SIGTERM, else 0."""
+        return 0 if self.signal is None else 128 + self.signal
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self.before = {number: signal.signal(number, self._handle) for number in HANDLED}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.gently and not self.asked:
+            self.signal = number
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt
+        else:
+            raise SystemExit(128 + number)

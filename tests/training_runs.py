@@ -1,0 +1,122 @@
+"""Tiny runs for the tests of training: data made by code, and a run in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torch.utils.tensorboard  # here, so that processes that begin with this module have it
+from tokenizers import Tokenizer, models
+
+from phasor.config.recipe import Recipe
+from phasor.data.batch import Batch
+from phasor.data.tokenizers import Special
+from phasor.train import loop, state, trainer
+from phasor.train.material import Material
+from phasor.train.progress import Watcher
+
+VOCABULARY, ROWS, LENGTH = 23, 3, 17
+SMALL = {"dim": 24, "num_heads": 3, "num_layers": 2, "position": "rotary", "norm": "rmsnorm"}
+
+
+class Documents:
+    """Rows packed with two documents each, shuffled anew every epoch: batches that are functions of their number."""
+
+    per_epoch = 4
+
+    def __init__(self, seed=0, slow=0.0):
+        self.seed, self.slow = seed, slow
+
+    def __getitem__(self, index):
+        time.sleep(self.slow)
+        epoch, within = divmod(index, self.per_epoch)
+        order = torch.randperm(self.per_epoch, generator=torch.Generator().manual_seed(self.seed + epoch))
+        generator = torch.Generator().manual_seed(1000 + int(order[within]))
+        start = torch.randint(0, VOCABULARY, (ROWS, 1), generator=generator)
+        tokens = (start + 3 * torch.arange(LENGTH + 1)) % VOCABULARY  # a rule that can be learnt
+        documents = (torch.arange(LENGTH) >= 7 + within).long().expand(ROWS, LENGTH)
+        weights = torch.ones(ROWS, LENGTH)
+        weights[:, 7 + within - 1] = 0.0  # the last token of the first document predicts nothing
+        return Batch(tokens=tokens[:, :-1], targets=tokens[:, 1:], weights=weights, documents=documents)
+
+
+def tokenizer():
+    names = ["<pad>", "<bos>", "<eos>", "<unk>", "<mask>", *(f"t{i}" for i in range(5, VOCABULARY))]
+    return Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="<unk>"))
+
+
+def recipe(out, **changes):
+    """A small run with dropout; `changes` are fields by their dotted names, with __ for the dot."""
+    data = {
+        "model": SMALL | {"dropout": {"residual": 0.1, "attention": 0.1}},
+        "train": {"steps": 12, "evaluate_every": 4, "log_every": 1, "batch_tokens": 64, "device": "cpu"},
+        "data": {"length": 32},
+        "optimiser": {"rate": 1e-2},
+        "schedule": {"kind": "cosine", "warmup": 2},
+        "save": {"every": 2, "keep": 2},
+        "out": str(out),
+    }
+    for name, value in changes.items():
+        *path, last = name.split("__")
+        inner = data
+        for part in path:
+            inner = inner.setdefault(part, {})
+        inner[last] = value
+    return Recipe.from_dict(data)
+
+
+class Notes(Watcher):
+    """Keeps what a run says, and stops for nobody."""
+
+    def __init__(self, each=None):
+        self.said, self.losses, self.validations, self.each = [], {}, {}, each
+
+    def say(self, sentence):
+        self.said.append(sentence)
+
+    def stepped(self, report):
+        self.losses[report.step] = report.loss
+        if self.each is not None:
+            self.each(report.step)
+
+    def evaluated(self, step, loss):
+        self.validations[step] = loss
+
+
+def stand_in(recipe, folder, progress, **how):
+    train, valid = Documents(recipe.train.seed, **how), Documents(99, **how)
+    return Material(tokenizer=tokenizer(), special=Special(), train=train, valid=valid)
+
+
+def run(recipe, *, resume=False, notes=None, break_at=(), **how):
+    """Train on the data above; the losses of the updates `break_at`, counted from 0, are infinite."""
+    loss_of, seed, now = trainer.loss_of, trainer.Trainer.seed, [0]
+
+    def seeded(self, step, part):
+        now[0] = step
+        seed(self, step, part)
+
+    def broken(*given):
+        loss, parts = loss_of(*given)
+        return (loss * float("inf") if now[0] in break_at else loss), parts
+
+    with (
+        mock.patch.object(loop, "material", lambda *given: stand_in(*given, **how)),
+        mock.patch.object(trainer, "loss_of", broken),
+        mock.patch.object(trainer.Trainer, "seed", seeded),
+    ):
+        return loop.train(recipe, resume, Notes() if notes is None else notes)
+
+
+def run_alone(text, resume, slow, report):
+    """The same as the whole of a process, whose disk is `slow` too; its exit code is the run's."""
+    torch.set_num_threads(1)
+    flush = state.flush
+    state.flush = lambda path: (time.sleep(slow), flush(path))
+    notes = Notes(each=lambda step: Path(report).write_text(json.dumps({"step": step})))
+    result = run(Recipe.from_json(text), resume=resume, notes=notes, slow=slow)
+    os._exit(result.exit_code)
