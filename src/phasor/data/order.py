@@ -55,7 +55,7 @@ class Permutation:
     def _mixed(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
         left, right = values >> self.half, values & self.mask
         for key in self.keys:
-            left, right = right, (scattered(right + key) & self.mask)
+            left, right = right, left ^ (scattered(right + key) & self.mask)
         return (left << self.half) | right
 
 
