@@ -21,7 +21,9 @@ FLOORS = [
     {"parts"},
     {"model", "cache", "slots", "presets"},
     {"choices", "explanation", "checkpoints", "generation"},
-    {"data", "train", "evaluate"},
+    {"data"},
+    {"training"},
+    {"evaluation"},
     {"lab", "cli"},
 ]
 ENTRANCES = {"__init__", "__main__"}  # the public names, and `python -m phasor`

@@ -9,7 +9,7 @@ from training_runs import SMALL, Documents
 from phasor import ModelConfig, Record, Transformer, balancing_loss
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
-from phasor.train.loss import BALANCE, cross_entropy, loss_of, weighted_mean
+from phasor.training.loss import BALANCE, cross_entropy, loss_of, weighted_mean
 
 
 def made(**changes):

@@ -9,7 +9,7 @@ from torch import nn
 from phasor import Transformer, preset
 from phasor.config.recipe import OptimiserConfig, ScheduleConfig
 from phasor.presets import PRESETS
-from phasor.train.optimiser import EMA, averaged, build_optimiser, matrices, optimiser_tensors, restore_optimiser
+from phasor.training.optimiser import EMA, averaged, build_optimiser, matrices, optimiser_tensors, restore_optimiser
 
 TINY = {"dim": 24, "num_heads": 3, "num_layers": 2, "vocab_size": 50}
 

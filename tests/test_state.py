@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 
-from phasor.train import state
-from phasor.train.state import changes, checkpoints, load_newest, newest_whole, prune, save_state, set_aside, sweep
+from phasor.training import state
+from phasor.training.state import changes, checkpoints, load_newest, newest_whole, prune, save_state, set_aside, sweep
 
 
 def tensors(step):
@@ -177,7 +177,7 @@ def test_a_disk_that_takes_no_more_bytes(tmp_path):
     code = f"""
 import resource, signal, torch
 from pathlib import Path
-from phasor.train.state import save_state
+from phasor.training.state import save_state
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 for step, size in ((1, 100), (2, 100_000)):

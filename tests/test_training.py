@@ -15,12 +15,12 @@ from safetensors.torch import load_file
 from training_runs import Notes, recipe, run
 
 import phasor
-from phasor.train import loop, state
-from phasor.train.build import build_model, model_config
-from phasor.train.feed import Feed
-from phasor.train.signals import Stop
-from phasor.train.state import checkpoints
-from phasor.train.trainer import Trainer
+from phasor.training import loop, state
+from phasor.training.build import build_model, model_config
+from phasor.training.feed import Feed
+from phasor.training.signals import Stop
+from phasor.training.state import checkpoints
+from phasor.training.trainer import Trainer
 
 MATERIAL = training_runs.stand_in(recipe("nowhere"), None, None)
 

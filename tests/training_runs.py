@@ -15,9 +15,9 @@ from tokenizers import Tokenizer, models
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
 from phasor.data.tokenizers import Special
-from phasor.train import loop, state, trainer
-from phasor.train.material import Material
-from phasor.train.progress import Watcher
+from phasor.training import loop, state, trainer
+from phasor.training.material import Material
+from phasor.training.progress import Watcher
 
 VOCABULARY, ROWS, LENGTH = 23, 3, 17
 SMALL = {"dim": 24, "num_heads": 3, "num_layers": 2, "position": "rotary", "norm": "rmsnorm"}

@@ -17,9 +17,9 @@ from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
 from phasor.generation import evaluating
 from phasor.model import Block, Transformer
-from phasor.train.loss import cross_entropy, forward, loss_of
-from phasor.train.optimiser import EMA, averaged, build_optimiser, optimiser_tensors, restore_optimiser
-from phasor.train.state import State
+from phasor.training.loss import cross_entropy, forward, loss_of
+from phasor.training.optimiser import EMA, averaged, build_optimiser, optimiser_tensors, restore_optimiser
+from phasor.training.state import State
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,17 @@ from typing import Any
 import torch
 
 from phasor.config.recipe import Recipe
-from phasor.train.build import build_model
-from phasor.train.feed import Feed
-from phasor.train.material import Material, material
-from phasor.train.optimiser import averaged
-from phasor.train.progress import Report, Watcher
-from phasor.train.result import Ending, Result
-from phasor.train.run import Run, run_folder
-from phasor.train.samples import sample_of
-from phasor.train.signals import Stop
-from phasor.train.state import State, changes, load_newest, prune, save_state, set_aside, sweep
-from phasor.train.trainer import Trainer, Update, device_of
+from phasor.training.build import build_model
+from phasor.training.feed import Feed
+from phasor.training.material import Material, material
+from phasor.training.optimiser import averaged
+from phasor.training.progress import Report, Watcher
+from phasor.training.result import Ending, Result
+from phasor.training.run import Run, run_folder
+from phasor.training.samples import sample_of
+from phasor.training.signals import Stop
+from phasor.training.state import State, changes, load_newest, prune, save_state, set_aside, sweep
+from phasor.training.trainer import Trainer, Update, device_of
 
 VALIDATION_BATCHES = 64  # at most so many are measured during a run; `evaluate` takes them all
 # What may not change in a run that is resumed: the order of the data and what is saved follow from these.

@@ -13,7 +13,7 @@ from typing import Any, Self
 from phasor.checkpoints import save
 from phasor.config.recipe import Recipe
 from phasor.model import Transformer
-from phasor.train.state import Say, checkpoints
+from phasor.training.state import Say, checkpoints
 
 RUNS, LOCK = Path("runs"), ".lock"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from phasor.config.recipe import Recipe
 from phasor.generation import generate
 from phasor.model import Transformer
-from phasor.train.material import Material
+from phasor.training.material import Material
 
 TOKENS, SENTENCES = 128, 4
 

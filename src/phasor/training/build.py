@@ -13,7 +13,7 @@ from phasor.config.generation import SpecialTokens
 from phasor.config.recipe import Recipe
 from phasor.model import Transformer
 from phasor.presets import preset
-from phasor.train.material import Material
+from phasor.training.material import Material
 
 SHAPES = {"lm": "decoder", "translation": "encoder-decoder", "mlm": "encoder"}
 
