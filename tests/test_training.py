@@ -263,11 +263,11 @@ def test_a_gradient_that_is_not_finite_is_named_where_the_loss_is_fine(tmp_path)
     dict(model.named_parameters())[name].register_hook(lambda gradient: gradient * math.inf)
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     batches, count = Feed(training_runs.Documents(), accumulate=1, workers=0, device="cpu").take(0)
-    update = trainer.apply(0, trainer.gradients(0, batches, count))
+    update = trainer.update(0, batches, count).update()
     assert math.isfinite(update.loss)
     assert update.wrong == (f"the gradient of {name}",)
     assert same(before, model.state_dict())
-    assert not trainer.optimiser.state
+    assert not any(tensor.any() for state in trainer.optimiser.state.values() for tensor in state.values())
 
 
 def test_too_many_skips_end_the_run_cleanly(tmp_path):
@@ -330,9 +330,9 @@ def test_checkpointed_activations_give_the_same_gradients(tmp_path):
 def test_gradients_are_clipped_to_their_norm(tmp_path):
     made = recipe(tmp_path, model__dropout={}, train__clip=0.01)
     trainer = Trainer(build_model(made, MATERIAL), made, 9)
-    update = trainer.apply(0, trainer.gradients(0, [training_runs.Documents()[0]], 48.0))
+    update = trainer.update(0, [training_runs.Documents()[0]], 48.0).update()
     assert update.norm > 0.01
-    clipped = torch.cat([weight.grad.flatten() for weight in trainer.weights]).norm()
+    clipped = torch.cat([weight.grad.flatten() for weight in trainer.named.values()]).norm()
     # clip_grad_norm_ divides by the norm and 1e-6.
     assert float(clipped) == pytest.approx(0.01, rel=1e-4)
 

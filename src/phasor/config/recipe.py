@@ -25,7 +25,8 @@ class DataConfig(Config):
     are set aside by their text, so that no example stands on both sides. `document` says what one document of a
     plain text file is. `tokenizer` is "bytes", "bpe", "unigram" or a folder; "auto" is the one of `init_from` where
     there is one, else "bpe". `length` is the tokens of a row, and the most that a side of a pair may have; `long`
-    says what happens to longer pairs. `cache` is a folder that keeps prepared tokens between runs, `workers` are
+    says what happens to longer pairs. Pairs are padded to a `multiple` of tokens, so that batches have few shapes.
+    `cache` is a folder that keeps prepared tokens between runs, `workers` are
     threads that make batches ahead.
 
     >>> DataConfig(train="notes.txt", length=64).tokenizer
@@ -46,11 +47,12 @@ class DataConfig(Config):
     joint: bool = True
     length: int = 256
     long: Literal["refuse", "skip"] = "refuse"
+    multiple: int = 1
     cache: str | None = None
     workers: int = 0
 
     def check(self) -> None:
-        positive(self, "vocab_size", "length")
+        positive(self, "vocab_size", "length", "multiple")
         not_negative(self, "workers")
         if not 0 < self.valid_share < 1:
             raise ValueError(f"DataConfig.valid_share must be between 0 and 1, not {self.valid_share}")
@@ -89,7 +91,9 @@ class TrainConfig(Config):
     """How long, in what portions, and with what precision.
 
     An update takes `accumulate` batches of at most `batch_tokens` tokens. `steps` counts updates; without them and
-    without `epochs` a run sees its data once.
+    without `epochs` a run sees its data once. The `precision` "auto" is bfloat16 for matrix products on a GPU and
+    float32 elsewhere. On a GPU `graphs` captures the updates of each shape of batches as CUDA graphs, for models so
+    small that the device would wait for the host.
 
     >>> TrainConfig(epochs=2.5, accumulate=2).updates(per_epoch=9)
     12
@@ -103,8 +107,9 @@ class TrainConfig(Config):
     smoothing: float = 0.0
     z_loss: float = 0.0
     ema: float | None = None
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: bool = False
+    graphs: bool = False
     checkpoint_activations: bool = False
     max_skips: int = 10
     seed: int = 0
@@ -117,6 +122,8 @@ class TrainConfig(Config):
         not_negative(self, "z_loss", "max_skips", "seed")
         if self.steps is not None and self.epochs is not None:
             raise ValueError("TrainConfig.steps and TrainConfig.epochs both say how long to train: give one of them")
+        if self.graphs and self.accumulate > 1:
+            raise ValueError("TrainConfig.graphs captures updates of one batch: set TrainConfig.accumulate to 1")
         if not 0 <= self.smoothing < 1:
             raise ValueError(f"TrainConfig.smoothing must be in [0, 1), not {self.smoothing}")
         if self.ema is not None and not 0 < self.ema < 1:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,11 +39,11 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch elsewhere; the host does not wait for it."""
-        return Batch(**{name: value.to(device, non_blocking=True) for name, value in self._tensors().items()})
+        return Batch(**{name: value.to(device, non_blocking=True) for name, value in self.tensors().items()})
 
     def pinned(self) -> Batch:
         """The same batch in memory from which a GPU copies while the host goes on."""
-        return Batch(**{name: value.pin_memory() for name, value in self._tensors().items()})
+        return Batch(**{name: value.pin_memory() for name, value in self.tensors().items()})
 
     def share(self, index: int, parts: int) -> Batch:
         """Every `parts`-th row from `index` on: what one of several processes takes.
@@ -55,10 +54,11 @@ class Batch:
             raise ValueError(f"a share is one of 0 to {parts - 1}, not {index}")
         rows = len(self.tokens)
         taken = torch.arange(index, -(-rows // parts) * parts, parts)
-        tensors = {name: value[taken.where(taken < rows, 0)] for name, value in self._tensors().items()}
+        tensors = {name: value[taken.where(taken < rows, 0)] for name, value in self.tensors().items()}
         tensors["weights"] = tensors["weights"] * (taken < rows)[:, None]
         return Batch(**tensors)
 
-    def _tensors(self) -> dict[str, Any]:
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors there are, by name."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in values.items() if value is not None}

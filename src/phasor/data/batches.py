@@ -178,7 +178,8 @@ class Pairs:
 
     def __init__(self, store: Store, recipe: Recipe, seed: int, special: Special, shuffled: bool) -> None:
         self.store, self.seed, self.special, self.shuffled = store, seed, special, shuffled
-        self.sizes = np.maximum(store.lengths[:, 0], store.lengths[:, 1] - 1)
+        self.multiple = recipe.data.multiple
+        self.sizes = self._rounded(np.maximum(store.lengths[:, 0], store.lengths[:, 1] - 1))
         self.bounds = token_bounds(np.sort(self.sizes), recipe.train.batch_tokens)
         self.per_epoch = len(self.bounds) - 1
         self.epoch = functools.lru_cache(maxsize=2)(self._epoch)
@@ -192,8 +193,8 @@ class Pairs:
         epoch = self.epoch(number)
         place = epoch.marks[index]
         examples = epoch.order[self.bounds[place] : self.bounds[place + 1]]
-        source, source_padding = self._side(0, examples)
-        target, target_padding = self._side(1, examples)
+        source, source_padding = self._side(0, examples, 0)
+        target, target_padding = self._side(1, examples, 1)
         return Batch(
             tokens=torch.from_numpy(target[:, :-1].copy()),
             targets=torch.from_numpy(target[:, 1:].copy()),
@@ -202,10 +203,13 @@ class Pairs:
             source_padding=torch.from_numpy(source_padding),
         )
 
-    def _side(self, side: int, examples: Whole) -> tuple[Whole, NDArray[np.bool_]]:
-        """Rows of one side, padded at the end, and where they are real."""
+    def _rounded(self, sizes: Any) -> Any:
+        return -(-sizes // self.multiple) * self.multiple
+
+    def _side(self, side: int, examples: Whole, ahead: int) -> tuple[Whole, NDArray[np.bool_]]:
+        """Rows of one side, padded at the end, and where they are real; `ahead` tokens of them are only predicted."""
         lengths = self.store.lengths[examples, side]
-        columns = np.arange(lengths.max())
+        columns = np.arange(self._rounded(lengths.max() - ahead) + ahead)
         real = columns < lengths[:, None]
         tokens = np.full(real.shape, self.special.pad, np.int64)
         tokens[real] = self.store.tokens[side][(self.store.ends[side][examples][:, None] + columns)[real]]

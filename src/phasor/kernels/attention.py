@@ -136,15 +136,16 @@ def fused(
         mask = bias.to(q.dtype) if seen is None else bias.masked_fill(~seen, float("-inf")).to(q.dtype)
     if q.shape[1] == 1 and q.shape[2] != k.shape[2]:
         return fused_step(q, k, v, scoring, mask)
+    # Whatever holds is True and not a symbol, as it would be where a compiler takes sizes for dynamic.
+    holds = {"is_causal": causal, "enable_gqa": q.shape[2] != k.shape[2]}
     y = F.scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
         v.transpose(1, 2),
         attn_mask=mask,
         dropout_p=scoring.dropout,
-        is_causal=causal,
         scale=scoring.scale,
-        enable_gqa=q.shape[2] != k.shape[2],
+        **{name: True for name, value in holds.items() if value},
     )
     return y.transpose(1, 2)
 

@@ -13,14 +13,13 @@ from phasor.config.recipe import Recipe
 from phasor.training.build import build_model
 from phasor.training.feed import Feed
 from phasor.training.material import Material, material
-from phasor.training.optimiser import averaged
 from phasor.training.progress import Report, Watcher
 from phasor.training.result import Ending, Result
 from phasor.training.run import Run, run_folder
 from phasor.training.samples import sample_of
 from phasor.training.signals import Stop
 from phasor.training.state import State, changes, load_newest, prune, save_state, set_aside, sweep
-from phasor.training.trainer import Trainer, Update, device_of
+from phasor.training.trainer import Pending, Trainer, Update, device_of
 
 VALIDATION_BATCHES = 64  # at most so many are measured during a run; `evaluate` takes them all
 # What may not change in a run that is resumed: the order of the data and what is saved follow from these.
@@ -80,6 +79,7 @@ class Loop:
         self.validation: float | None = None
         self.best: float | None = None
         self.best_step: int | None = None
+        self.pending: tuple[Pending, float] | None = None  # an update not waited for, and its tokens
         self.before = 0.0  # seconds that earlier parts of the run took
         self.began = time.perf_counter()
         self.first, self.inside = 0, 0.0  # the step this process began at, and its seconds in model and optimiser
@@ -123,19 +123,32 @@ class Loop:
             self.advance(feed)
 
     def advance(self, feed: Feed) -> None:
-        """One update."""
+        """One update; on a GPU the host goes on before it is through."""
         batches, count = feed.take(self.step)
         started = time.perf_counter()
-        measured = self.trainer.gradients(self.step, batches, count)
+        pending = self.trainer.update(self.step, batches, count)
         self.inside += time.perf_counter() - started
         if self.step + 1 < self.steps:
-            feed.prepare(self.step + 1)  # while a GPU is busy with the gradients
-        started = time.perf_counter()
-        update = self.trainer.apply(self.step, measured)
-        self.inside += time.perf_counter() - started
+            feed.prepare(self.step + 1)  # while a GPU is busy with the update
+        self.settle()
         self.step += 1
         self.tokens += int(count)
-        self.report(update, count)
+        self.pending = pending, count
+        if self.trainer.device.type == "cpu" or self.due():
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait for the last update that was not waited for, and tell of it."""
+        if self.pending is not None:
+            (pending, count), self.pending = self.pending, None
+            started = time.perf_counter()
+            update = pending.update()
+            self.inside += time.perf_counter() - started
+            self.report(update, count)
+
+    def due(self) -> bool:
+        """Whether something is to be done after this step that has to know what came of it."""
+        return self.step >= self.steps or self.stop.asked or self.evaluation_due() or self.save_due()
 
     def report(self, update: Update, count: float) -> None:
         """Tell of an update, and log it when it is time."""
@@ -178,6 +191,7 @@ class Loop:
 
     def save(self) -> bool:
         """Write a checkpoint unless this step has one; False where weights are not finite and nothing is written."""
+        self.settle()
         if self.saved == self.step:
             return True
         wrong = self.trainer.not_finite()
@@ -225,7 +239,7 @@ class Loop:
         """Leave the folder as a run that ended so leaves it."""
         sample = None
         if ending == "finished":
-            with averaged(self.trainer.model, self.trainer.ema):
+            with self.trainer.measuring():
                 sample = sample_of(self.trainer.model, self.recipe, self.found)
                 self.run.finish(self.trainer.model, sample)
         self.run.plot()

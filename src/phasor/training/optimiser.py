@@ -29,8 +29,8 @@ def matrices(model: nn.Module) -> Iterator[str]:
                 yield f"{place}.{name}" if place else name
 
 
-def build_optimiser(model: nn.Module, config: OptimiserConfig) -> torch.optim.AdamW:
-    """AdamW in its fused form, over the weights that want a gradient.
+def build_optimiser(model: nn.Module, config: OptimiserConfig, graphs: bool = False) -> torch.optim.AdamW:
+    """AdamW in its fused form, over the weights that want a gradient; for CUDA graphs with its rate on the device.
 
     >>> from phasor import preset, Transformer
     >>> model = Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=1, vocab_size=50))
@@ -44,8 +44,19 @@ def build_optimiser(model: nn.Module, config: OptimiserConfig) -> torch.optim.Ad
         {"params": [w for name, w in wanted.items() if name in decayed], "weight_decay": config.decay},
         {"params": [w for name, w in wanted.items() if name not in decayed], "weight_decay": 0.0},
     ]
+    groups = [group for group in groups if group["params"]]
+    rate = torch.tensor(config.rate, device=next(model.parameters()).device) if graphs else config.rate
     betas = (config.beta1, config.beta2)
-    return torch.optim.AdamW([g for g in groups if g["params"]], config.rate, betas, config.eps, fused=True)
+    return torch.optim.AdamW(groups, rate, betas, config.eps, fused=True, capturable=graphs)
+
+
+def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
+    """Have the next step take this rate."""
+    for group in optimiser.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 def optimiser_tensors(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:

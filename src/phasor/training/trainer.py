@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
 from phasor.generation import evaluating
 from phasor.model import Block, Transformer
+from phasor.training.graphs import Graphs
 from phasor.training.loss import cross_entropy, forward, loss_of
-from phasor.training.optimiser import EMA, averaged, build_optimiser, optimiser_tensors, restore_optimiser
+from phasor.training.optimiser import EMA, averaged, build_optimiser, optimiser_tensors, restore_optimiser, set_rate
 from phasor.training.state import State
+
+SHAPED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]  # kernels for any shape
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,28 @@ class Update:
     norm: float
     rate: float
     wrong: tuple[str, ...] = ()
+
+
+class Pending:
+    """An update that a device may still be busy with."""
+
+    def __init__(self, measured: Tensor, rate: float, names: Sequence[str]) -> None:
+        self.rate, self.names = rate, names
+        self.measured = measured.to("cpu", non_blocking=True)
+        self.done = torch.cuda.Event() if measured.is_cuda else None
+        if self.done is not None:
+            self.done.record()
+
+    def update(self) -> Update:
+        """What came of it, once the device is through with it; later updates are not waited for."""
+        if self.done is not None:
+            self.done.synchronize()
+        loss, norm, *norms = self.measured.tolist()
+        if math.isfinite(loss) and math.isfinite(norm):
+            return Update(loss, norm, self.rate)
+        wrong = [] if math.isfinite(loss) else ["the loss"]
+        wrong += [f"the gradient of {name}" for name, n in zip(self.names, norms, strict=True) if not math.isfinite(n)]
+        return Update(loss, norm, self.rate, tuple(wrong) or ("the norm of all gradients",))
 
 
 class Trainer:
@@ -45,13 +71,16 @@ class Trainer:
         self.model = model.to(self.device).train()
         if recipe.train.checkpoint_activations:
             checkpoint_blocks(self.model)
-        self.compiled: Any = torch.compile(self.model) if recipe.train.compile else self.model
-        self.optimiser = build_optimiser(self.model, recipe.optimiser)
-        self.weights = [weight for group in self.optimiser.param_groups for weight in group["params"]]
+        if recipe.train.compile:
+            compile_blocks(self.model, dynamic=recipe.task == "translation")
+        graphs = recipe.train.graphs and self.device.type == "cuda"
+        self.graphs = Graphs(lambda batch: self.changed(self.gradients(0, [batch], 0.0))) if graphs else None
+        self.optimiser = build_optimiser(self.model, recipe.optimiser, graphs)
+        self.named = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
         self.ema = None if recipe.train.ema is None else EMA(self.model, recipe.train.ema)
 
     def gradients(self, step: int, batches: Sequence[Batch], count: float) -> Tensor:
-        """Loss and norm of the gradients of an update, `[2]`, on the device; the host does not wait for them.
+        """The loss of an update, the norm of all its gradients, and that of each; the host does not wait for them.
 
         `count` is the number of tokens predicted in all the batches, each of which weighs as much as it has.
         """
@@ -59,48 +88,66 @@ class Trainer:
         self.optimiser.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.device)
         for part, batch in enumerate(batches):
-            self.seed(step, part)
-            with self.autocast():
-                loss, _ = loss_of(self.compiled, batch, self.recipe)
+            if part > 0:
+                self.seed(step, part)
+            with self.computing():
+                loss, _ = loss_of(self.model, batch, self.recipe)
             if len(batches) > 1:
                 loss = loss * (batch.weights.sum() / max(count, 1.0))
             loss.backward()
             total += loss.detach()
-        gradients = [weight.grad for weight in self.weights if weight.grad is not None]
-        return torch.stack([total, torch.nn.utils.get_total_norm(gradients)])
+        norms = torch.stack(torch._foreach_norm([gradient_of(weight) for weight in self.named.values()]))
+        return torch.cat((total[None], norms.norm()[None], norms))
 
-    def apply(self, step: int, measured: Tensor) -> Update:
-        """Change the weights by the gradients, clipped, unless anything about them is not finite."""
-        loss, norm = measured.tolist()
-        rate = self.recipe.schedule.rate_at(step, self.steps, self.recipe.optimiser.rate)
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            wrong = [] if math.isfinite(loss) else ["the loss"]
-            wrong += [f"the gradient of {n}" for n in not_finite((n, w.grad) for n, w in self.model.named_parameters())]
-            return Update(loss, norm, rate, tuple(wrong) or ("the norm of all gradients",))
-        if self.recipe.train.clip is not None:
-            torch.nn.utils.clip_grads_with_norm_(self.weights, self.recipe.train.clip, measured[1])
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate
+    @torch.no_grad()
+    def changed(self, measured: Tensor) -> Tensor:
+        """Change the weights by the gradients, clipped, unless anything that was measured is not finite.
+
+        That is decided where the gradients are, so that the host need not wait.
+        """
+        clip = self.recipe.train.clip
+        if clip is not None:
+            gradients = [weight.grad for weight in self.named.values() if weight.grad is not None]
+            torch._foreach_mul_(gradients, (clip / (measured[1] + 1e-6)).clamp(max=1.0))
+        wrong = (~measured[:2].isfinite().all()).float()
+        self.optimiser.found_inf = wrong  # type: ignore[attr-defined]  # where it is 1, AdamW leaves all as it is
         self.optimiser.step()
+        return measured
+
+    def update(self, step: int, batches: Sequence[Batch], count: float) -> Pending:
+        """One update; the host does not wait for it."""
+        rate = self.recipe.schedule.rate_at(step, self.steps, self.recipe.optimiser.rate)
+        set_rate(self.optimiser, rate)
+        self.seed(step, 0)
+        if self.graphs is not None:
+            measured = self.graphs(batches[0])
+        else:
+            measured = self.changed(self.gradients(step, batches, count))
         if self.ema is not None:
             self.ema.update(self.model)
-        return Update(loss, norm, rate)
+        return Pending(measured, rate, tuple(self.named))
 
     @torch.no_grad()
     def validation(self, batches: Iterable[Batch], stopped: Callable[[], bool]) -> float | None:
         """The mean cross-entropy of batches, by the averaged weights where there are any; None if stopped midway."""
         total = count = 0.0
-        with evaluating(self.model), averaged(self.model, self.ema):
+        with self.measuring():
             for batch in batches:
                 if stopped():
                     return None
                 here = batch.to(self.device)
-                with self.autocast():
-                    logits = forward(self.compiled, here)
+                with self.computing():
+                    logits = forward(self.model, here)
                 weight = batch.count
                 total += float(cross_entropy(logits, here.targets, here.weights)) * weight
                 count += weight
         return total / count if count else math.nan
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """The model as it is used: without dropout, with averaged weights where there are any, not compiled."""
+        with evaluating(self.model), averaged(self.model, self.ema), torch.compiler.set_stance("force_eager"):
+            yield
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """All tensors to save, in groups."""
@@ -118,9 +165,17 @@ class Trainer:
         """The names of weights that are not finite."""
         return not_finite(self.model.named_parameters())
 
-    def autocast(self) -> torch.autocast:
-        """Matrix products in bfloat16 where the recipe says so."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.train.precision == "bfloat16")
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Matrix products in bfloat16 where the recipe says so; without cuDNN where every batch has another shape.
+
+        For each new shape cuDNN plans its attention anew, which takes longer than a step.
+        """
+        precision = self.recipe.train.precision
+        bfloat16 = self.device.type == "cuda" if precision == "auto" else precision == "bfloat16"
+        kernels = sdpa_kernel(SHAPED) if self.recipe.task == "translation" else nullcontext()
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=bfloat16), kernels:
+            yield
 
     def seed(self, step: int, part: int) -> None:
         """Set the generators that dropout draws from."""
@@ -142,6 +197,18 @@ def seed_of(*numbers: int) -> int:
 
 def not_finite(named: Iterable[tuple[str, Tensor | None]]) -> list[str]:
     return [name for name, tensor in named if tensor is not None and not bool(torch.isfinite(tensor).all())]
+
+
+def gradient_of(weight: Tensor) -> Tensor:
+    """A weight's gradient; zeros where the batch did not reach it, as an expert that got no token."""
+    return torch.zeros_like(weight) if weight.grad is None else weight.grad
+
+
+def compile_blocks(model: Transformer, *, dynamic: bool) -> None:
+    """Compile block by block, so that one compilation serves all layers that are alike."""
+    for part in model.modules():
+        if isinstance(part, Block):
+            part.compile(dynamic=dynamic)
 
 
 def checkpoint_blocks(model: Transformer) -> None:

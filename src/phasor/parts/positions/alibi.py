@@ -10,6 +10,7 @@ from torch import Tensor
 from phasor.config import ALiBiConfig, ModelConfig
 from phasor.config.model import Side
 from phasor.kernels.attention import Bias
+from phasor.kernels.constants import constant
 from phasor.parts.places import Places
 from phasor.parts.positions.base import Position
 
@@ -30,7 +31,7 @@ class ALiBi(Position):
 
     def prepare(self, places: Places, like: Tensor) -> Tensor:
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-        return torch.tensor(self.slopes, device=like.device, dtype=dtype)[:, None, None]
+        return constant(self.slopes, like.device, dtype)[:, None, None]
 
     def on_scores(self, prepared: Tensor) -> Bias:
         def bias(queries: Tensor, keys: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 from phasor.config import ModelConfig, RotaryConfig
 from phasor.config.model import Side
 from phasor.config.schema import shown
+from phasor.kernels.constants import constant
 from phasor.kernels.rotary import rotate_halves, rotate_pairs, whole_heads
 from phasor.parts.checks import checked_positions, checks_values, described
 from phasor.parts.places import Places, at_least, check_length_type
@@ -168,7 +169,7 @@ class Rotary(Position):
         """Increments `[pairs]`, or one set for every token where lengths differ, `[B, T, pairs]`."""
         if self.fixed is not None or not isinstance(length, Tensor):
             table = self.fixed or table_of(self.config, self.width, length)
-            return torch.tensor(table.increments, device=device)
+            return constant(table.increments, device, torch.int64)
         distinct, which = length.unique(return_inverse=True)
         tables = torch.tensor([table_of(self.config, self.width, n).increments for n in distinct.tolist()])
         return tables[which].to(device)

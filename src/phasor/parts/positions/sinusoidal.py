@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from phasor.config import ModelConfig, SinusoidalConfig
 from phasor.config.extensions import spaced
 from phasor.config.model import Side
+from phasor.kernels.constants import constant
 from phasor.parts.places import Places
 from phasor.parts.positions.base import Position
 from phasor.parts.positions.phase import cos_sin_of, increments
@@ -38,7 +39,7 @@ class Sinusoidal(Position):
 
     def table(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """The codes of int64 positions `[...]`, as `[..., width]`."""
-        inc = torch.tensor(self.increments, device=positions.device)
+        inc = constant(self.increments, positions.device, torch.int64)
         cos, sin = cos_sin_of((positions + self.config.offset)[..., None], inc, dtype)
         if self.config.layout == "interleaved":
             code = torch.stack((sin, cos), dim=-1).flatten(-2)

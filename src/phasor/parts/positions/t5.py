@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from phasor.config import ModelConfig, T5PositionConfig
 from phasor.config.model import Side
 from phasor.kernels.attention import Bias
+from phasor.kernels.constants import constant
 from phasor.parts.places import Places
 from phasor.parts.positions.base import Position
 
@@ -43,7 +44,7 @@ class T5Bias(Position):
 
     def bucket(self, distance: Tensor) -> Tensor:
         """The bucket of each signed distance, query position minus key position."""
-        bounds = torch.tensor(self.bounds, device=distance.device)
+        bounds = constant(self.bounds, distance.device, torch.int64)
         if not self.bidirectional:
             return torch.bucketize(distance.clamp(min=0), bounds, right=True)
         ahead = (distance < 0).to(torch.int64) * self.buckets
