@@ -25,7 +25,7 @@ from phasor.checkpoints.folder import (
     write_json,
     write_tokenizer,
 )
-from phasor.checkpoints.layout import SAME, Place, places
+from phasor.checkpoints.layout import Place, places, straight
 from phasor.checkpoints.sentence import pooled, spoken, write_pooling
 from phasor.checkpoints.tensors import TYPES, Progress, Tensors, write_tensors
 from phasor.config import ModelConfig, PooledHeadConfig
@@ -202,19 +202,23 @@ def filled(
     dtype: torch.dtype,
     progress: Progress | None,
 ) -> dict[str, Tensor]:
-    """Our tensors: those that are theirs as they are stay mapped from the file, others are filled piece by piece."""
+    """Our tensors: those that lie in a file as they are ours stay mapped from it, others are filled piece by piece."""
+    of_each: dict[str, list[Place]] = {}
+    for place in wanted:
+        of_each.setdefault(place.ours, []).append(place)
     ours: dict[str, Tensor] = {}
     total, done = sum(like.numel() for like in shapes.values()), 0
     with torch.no_grad():
-        for place in wanted:
-            theirs = tensors.get(names[place.theirs])
-            if place.layout == SAME and place.expert is None:
-                ours[place.ours] = theirs.to(device, dtype)
+        for name, parts in of_each.items():
+            like, theirs = shapes[name], [names[place.theirs] for place in parts]
+            whole = tensors.joined(theirs) if straight(parts, like, config) else None
+            if whole is not None:
+                ours[name] = whole.view(like.shape).to(device, dtype)
             else:
-                if place.ours not in ours:
-                    ours[place.ours] = torch.empty(shapes[place.ours].shape, dtype=dtype, device=device)
-                place.layout.load(place.slice(ours[place.ours]), theirs, config)
-            done += theirs.numel()
+                ours[name] = torch.empty(like.shape, dtype=dtype, device=device)
+                for place, found in zip(parts, theirs, strict=True):
+                    place.layout.load(place.slice(ours[name]), tensors.get(found), config)
+            done += like.numel()
             if progress is not None:
                 progress(done, total)
     return ours
