@@ -1,10 +1,12 @@
 """Hugging Face folders around the families: tying, types, shards, caches, tokenizers, bad folders, other positions."""
 
 import json
+import runpy
 import shutil
 import struct
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 import transformers
@@ -14,6 +16,7 @@ from tokenizers import Tokenizer, models
 import phasor
 from phasor.checkpoints import families
 from phasor.checkpoints import tensors as tensor_files
+from phasor.checkpoints.hub import hub_cache
 from phasor.cli import main
 
 transformers.logging.set_verbosity_error()
@@ -145,6 +148,19 @@ def test_an_entry_of_the_hub_cache(folder, monkeypatch, tmp_path):
     assert torch.equal(phasor.load("tiny")(TOKENS), expected)
 
 
+VARIABLES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME")
+
+
+@pytest.mark.parametrize("given", [VARIABLES[i:] for i in range(5)] + [(name,) for name in VARIABLES])
+def test_the_hub_cache_is_where_huggingface_hub_has_it(given, monkeypatch):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name in given:
+        monkeypatch.setenv(name, f"~/{name}")
+    theirs = runpy.run_path(huggingface_hub.constants.__file__)["HF_HUB_CACHE"]
+    assert str(hub_cache()) == theirs
+
+
 def test_tokenizer_files_and_special_tokens_go_along(folder):
     tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(61)}, unk_token="w0"))
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -171,6 +187,20 @@ def test_tokenizer_files_and_special_tokens_go_along(folder):
     shutil.rmtree(folder)
     phasor.save(model, folder.parent / "later", format="hf")
     assert phasor.load(folder.parent / "later").tokenizer.encode("w3").ids == [3]
+
+
+def test_further_chat_templates_go_along(folder):
+    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(61)}, unk_token="w0"))
+    templates = {"default": "{{ messages }}", "tool_use": "{{ tools }}"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=templates).save_pretrained(folder)
+    assert (folder / "additional_chat_templates" / "tool_use.jinja").is_file()
+    back = folder.parent / "back"
+    for format in ("hf", "phasor", "hf"):  # each replaces the one before
+        phasor.save(phasor.load(folder), back, format=format)
+        assert transformers.PreTrainedTokenizerFast.from_pretrained(back).chat_template == templates
+    (back / "additional_chat_templates" / "notes.txt").write_text("precious")
+    with pytest.raises(ValueError, match="left alone"):
+        phasor.save(phasor.load(folder), back)
 
 
 class TestBadFolders:

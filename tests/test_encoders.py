@@ -155,6 +155,24 @@ class TestOldFiles:
             phasor.save(ours, tmp_path / "ours")
 
     @torch.no_grad()
+    @pytest.mark.parametrize("missing", ["cls.seq_relationship.", "cls.seq_relationship.bias"])
+    def test_bert_without_one_of_its_heads_is_saved_as_a_class_without_it(self, tmp_path, missing):
+        """A class with both heads would draw the missing one at random."""
+        theirs = theirs_of(transformers.BertForPreTraining)
+        theirs.save_pretrained(tmp_path)
+        found = load_file(tmp_path / "model.safetensors")
+        save_file({n: t for n, t in found.items() if not n.startswith(missing)}, tmp_path / "model.safetensors")
+        phasor.save(phasor.load(tmp_path), tmp_path / "again", format="hf")
+        assert json.loads((tmp_path / "again/config.json").read_text())["architectures"] == ["BertForMaskedLM"]
+        again, told = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "again", output_loading_info=True)
+        assert not told["missing_keys"]
+        ids = tokens(2, 20)
+        assert torch.equal(again.eval()(ids).logits, theirs(ids).prediction_logits)
+        pooled = transformers.BertModel.from_pretrained(tmp_path / "again").eval()(ids).pooler_output
+        assert torch.equal(pooled, theirs.bert(ids).pooler_output)
+        assert phasor.load(tmp_path / "again").config.head == phasor.load(tmp_path).config.head
+
+    @torch.no_grad()
     @pytest.mark.parametrize("tied", [True, False])
     @pytest.mark.parametrize("name", ["cls.predictions.bias", "cls.predictions.decoder.bias"])
     def test_the_logits_bias_under_either_name(self, tmp_path, name, tied):

@@ -340,3 +340,20 @@ def test_bad_arguments(folder: Path) -> None:
     with pytest.raises(ValueError, match="unknown format 'gguf'"):
         phasor.save(speaker(), folder / "new", format="gguf")
     assert not (folder / "new").exists()
+
+
+@pytest.mark.parametrize("given", [None, 3, b"folder", ["folder"]])
+def test_what_is_no_folder(folder: Path, given: Any) -> None:
+    refused(given, f"a folder must be given by its path, not as {given!r}")
+    with pytest.raises(ValueError, match="a folder must be given by its path"):
+        phasor.save(speaker(), given)
+    for source, destination in ((folder, given), (given, folder / "new")):
+        with pytest.raises(ValueError, match="a folder must be given by its path"):
+            phasor.convert(source, destination)
+
+
+@pytest.mark.parametrize("given", [3, None, torch.nn.Linear(2, 2), {"weight": torch.zeros(2)}])
+def test_what_is_no_model(tmp_path: Path, given: Any) -> None:
+    with pytest.raises(ValueError, match=r"^only a phasor\.Transformer can be saved, not .*$"):
+        phasor.save(given, tmp_path / "new")
+    assert not list(tmp_path.iterdir())

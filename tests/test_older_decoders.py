@@ -288,6 +288,22 @@ def test_a_clip_that_is_a_whole_number_comes_back_as_transformers_takes_it(tmp_p
     assert (attention.clip_qkv, attention.alibi_bias_max) == (6.0, 16)
 
 
+@pytest.mark.parametrize("own", [8, 16])
+def test_slopes_transformers_does_not_go_by_are_not_swapped_in(tmp_path, own):
+    """Those of the file are given back as they were."""
+    written(tmp_path / "theirs", "mpt")
+    fields = MPT | {"attn_config": MPT["attn_config"] | {"alibi_bias_max": own}}
+    (tmp_path / "theirs" / "config.json").write_text(json.dumps(fields))
+    for swapped in (4.0, 8.0, 16.0):
+        ours = phasor.load(tmp_path / "theirs", position=phasor.ALiBiConfig(max_bias=swapped))
+        if swapped in (8, own):
+            phasor.save(ours, tmp_path / "ours", format="hf")
+            assert phasor.load(tmp_path / "ours").config.position.max_bias == swapped
+        else:
+            with pytest.raises(ValueError, match=f"max_bias is {swapped:g}, and 8 in transformers whatever the file"):
+                phasor.save(ours, tmp_path / "ours", format="hf")
+
+
 REFUSED = [
     ("gpt2", {"add_cross_attention": True}, "add_cross_attention (true)"),
     ("gpt2", {"activation_function": "quick_gelu"}, "activation_function = 'quick_gelu'"),

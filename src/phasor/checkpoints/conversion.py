@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from phasor.checkpoints.folder import CONFIG, read_json, replaced
-from phasor.checkpoints.hf import family_of, load_hf, read_hf_config, resolved, save_hf
+from phasor.checkpoints.folder import CONFIG, path_of, read_json, replaced
+from phasor.checkpoints.hf import family_of, load_hf, read_hf_config, save_hf
+from phasor.checkpoints.hub import resolved
 from phasor.checkpoints.native import load_native, read_native_config, save_native
 from phasor.checkpoints.swap import swap_positions
 from phasor.checkpoints.tensors import Progress
@@ -44,6 +45,8 @@ def save(model: Transformer, folder: str | Path, format: str = "phasor", *, prog
     """
     if format not in FORMATS:
         raise unknown("format", format, FORMATS)
+    if not isinstance(model, Transformer):
+        raise ValueError(f"only a phasor.Transformer can be saved, not {shown(model)}")
     with replaced(folder) as staged:
         FORMATS[format](model, staged, progress)
 
@@ -126,7 +129,7 @@ def convert(
         raise ValueError(
             "there is nothing of transformers' to check against: neither folder is a Hugging Face one of it"
         )
-    if Path(destination).resolve() == source.resolve():
+    if path_of(destination).resolve() == source.resolve():
         raise ValueError(f"{source} cannot be converted onto itself: name another folder")
     bar = progress or (lambda what: lambda done, total: None)
     model = load(source, dtype=dtype, position=position, extension=extension, progress=bar("reading"))
@@ -155,7 +158,7 @@ def compare(model: Transformer, folder: Path, tokens: int = 32, seed: int = 0) -
         inputs = [x.masked_fill(x == pad, 0 if pad else 1) for x in inputs]
     with torch.no_grad():
         out = theirs(**dict(zip(names, inputs, strict=True)))
-        expected = next(out[n] for n in ("logits", "prediction_logits", "last_hidden_state") if n in out)
+        expected = next(out[n] for n in ("logits", "last_hidden_state") if n in out)
         ours = model if model.tokens.weight.dtype == torch.float32 else copy.deepcopy(model).float()
         ours.eval()
         found = ours.encode(*inputs).hidden if config.head.kind == "pooled" else ours(*inputs)

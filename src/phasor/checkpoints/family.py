@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
@@ -104,15 +104,18 @@ class Family:
         return True
 
     def unheard(self, config: ModelConfig) -> list[str]:
-        """What a file can say and transformers does not go by, so that a model of another origin is not written so."""
+        """What a file can say and transformers does not go by: written only where the model's own file said it."""
         return []
 
     def spare(self, config: ModelConfig) -> tuple[str, ...]:
         """Patterns of tensors a model of this configuration has no use for."""
         return self.carried
 
-    def architecture(self, config: ModelConfig) -> str:
-        """The class that has a configuration's head; pooling is no part of it, and lies beside the model."""
+    def architecture(self, config: ModelConfig, carried: Iterable[str] = ()) -> str:
+        """The class that has a configuration's head; pooling is no part of it, and lies beside the model.
+
+        `carried` are the names of the tensors phasor has no use for that are written along.
+        """
         kind = "none" if config.head.kind == "pooled" else config.head.kind
         if kind not in self.architectures:
             raise ValueError(f"{self.model_type} has no class with the head {kind!r}")

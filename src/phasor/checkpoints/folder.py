@@ -15,6 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from phasor.config.generation import SpecialTokens
+from phasor.config.schema import shown
 
 CONFIG, WEIGHTS, SPECIAL, TOKENIZER = "config.json", "model.safetensors", "generation_config.json", "tokenizer.json"
 INDEX = "model.safetensors.index.json"
@@ -25,6 +26,7 @@ TOKENIZER_FILES = (
     *("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
     *("source.spm", "target.spm", "target_vocab.json"),
 )
+TEMPLATES = "additional_chat_templates"  # a folder of them, beside chat_template.jinja
 # Folders of sentence-transformers have these besides.
 MODULES, SENTENCE, POOLING, NORMALISING = "modules.json", "sentence_bert_config.json", "1_Pooling", "2_Normalize"
 SENTENCE_FILES = (MODULES, SENTENCE, "config_sentence_transformers.json")
@@ -39,10 +41,17 @@ SPECIAL_NAMES = {  # our names and those of the file, which are the field's own
 NEVER = "bad_words_ids"  # sequences; those of one token each are tokens that are never generated
 
 
+def path_of(folder: str | Path) -> Path:
+    """A folder's path, out of what a user gave for one."""
+    if not isinstance(folder, str | os.PathLike):
+        raise ValueError(f"a folder must be given by its path, not as {shown(folder)}")
+    return Path(folder)
+
+
 @contextmanager
 def replaced(folder: str | Path) -> Iterator[Path]:
     """A folder to write into that takes its place when all is written, and vanishes if anything fails."""
-    folder = Path(folder).resolve()  # what a link points to is replaced, and not the link
+    folder = path_of(folder).resolve()  # what a link points to is replaced, and not the link
     if folder.exists() and not replaceable(folder):
         raise ValueError(f"{folder} exists and is not a model folder: it is left alone")
     try:
@@ -65,13 +74,14 @@ def replaceable(folder: Path) -> bool:
     names = {name for entry in folder.iterdir() for name in held(entry)}
     weights = {name for name in names if name in (WEIGHTS, INDEX) or SHARD.fullmatch(name)}
     pooling = {f"{POOLING}/{CONFIG}", f"{NORMALISING}/{CONFIG}"}
-    others = names - weights - pooling - {CONFIG, SPECIAL, *TOKENIZER_FILES, *SENTENCE_FILES}
+    templates = {name for name in names if name.startswith(f"{TEMPLATES}/") and name.endswith(".jinja")}
+    others = names - weights - pooling - templates - {CONFIG, SPECIAL, *TOKENIZER_FILES, *SENTENCE_FILES}
     return not names or (CONFIG in names and bool(weights) and not others)
 
 
 def held(entry: Path) -> list[str]:
-    """The files an entry of a folder stands for: itself, or what is in a folder of sentence-transformers."""
-    if entry.name in (POOLING, NORMALISING) and entry.is_dir():
+    """The files an entry of a folder stands for: itself, or what is in a folder that models have."""
+    if entry.name in (POOLING, NORMALISING, TEMPLATES) and entry.is_dir():
         return [f"{entry.name}/{file.name}" for file in entry.iterdir()]
     return [entry.name]
 
@@ -155,6 +165,9 @@ def write_tokenizer(tokenizer: Tokenizer | None, origin: Path | None, folder: Pa
     for name in TOKENIZER_FILES:
         if origin is not None and (origin / name).is_file():
             shutil.copyfile(origin / name, folder / name)
+    for template in () if origin is None else sorted((origin / TEMPLATES).glob("*.jinja")):
+        (folder / TEMPLATES).mkdir(exist_ok=True)
+        shutil.copyfile(template, folder / TEMPLATES / template.name)
     if tokenizer is None:
         return
     copied, text = read_tokenizer(folder), tokenizer.to_str()

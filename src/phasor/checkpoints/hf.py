@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -25,7 +24,7 @@ from phasor.checkpoints.folder import (
     write_json,
     write_tokenizer,
 )
-from phasor.checkpoints.layout import SAME, Place, places
+from phasor.checkpoints.layout import Place, places, straight
 from phasor.checkpoints.sentence import pooled, spoken, write_pooling
 from phasor.checkpoints.tensors import TYPES, Progress, Tensors, write_tensors
 from phasor.config import ModelConfig, PooledHeadConfig
@@ -42,31 +41,10 @@ class Origin:
 
     family: str
     folder: Path
+    config: ModelConfig  # as the folder has it
     fields: dict[str, Any] = field(default_factory=dict)  # of config.json, none of which says what is computed
     generation: dict[str, Any] = field(default_factory=dict)  # generation_config.json
     carried: dict[str, Tensor] = field(default_factory=dict)  # tensors by their names in the file
-
-
-def resolved(folder: str | Path) -> Path:
-    """A folder that holds a model: the one given, or the snapshot of a hub cache's entry, by folder or by name."""
-    path = Path(folder)
-    if not path.exists() and str(folder).count("/") < 2:
-        home = os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface")
-        cache = Path(os.environ.get("HF_HUB_CACHE", Path(home) / "hub"))
-        entry = cache / f"models--{str(folder).replace('/', '--')}"
-        path = entry if entry.is_dir() else path
-    snapshots = path / "snapshots"
-    if (path / CONFIG).exists() or not snapshots.is_dir():
-        return path
-    reference = path / "refs" / "main"
-    if reference.is_file():
-        return snapshots / reference.read_text().strip()
-    found = sorted(snapshots.iterdir())
-    if len(found) != 1:
-        raise ValueError(
-            f"{path} has {len(found)} snapshots and no refs/main that names one: give the snapshot's folder"
-        )
-    return found[0]
 
 
 def family_of(data: dict[str, Any], file: Path) -> Family:
@@ -109,7 +87,7 @@ def load_hf(
         carried = check(family, folder, tensors, names, wanted, shapes, config)
         dtype = dtype or stated_type(data) or tensors.main_type()
         model.load_state_dict(filled(tensors, names, wanted, shapes, config, device, dtype, progress), assign=True)
-        origin = Origin(family.model_type, folder, fields.unused(family.harmless))
+        origin = Origin(family.model_type, folder, config, fields.unused(family.harmless))
         origin.carried = {name: tensors.get(names[name]).clone() for name in carried}
     generation = folder / SPECIAL
     origin.generation = read_json(generation) if generation.is_file() else {}
@@ -202,19 +180,23 @@ def filled(
     dtype: torch.dtype,
     progress: Progress | None,
 ) -> dict[str, Tensor]:
-    """Our tensors: those that are theirs as they are stay mapped from the file, others are filled piece by piece."""
+    """Our tensors: those that lie in a file as they are ours stay mapped from it, others are filled piece by piece."""
+    of_each: dict[str, list[Place]] = {}
+    for place in wanted:
+        of_each.setdefault(place.ours, []).append(place)
     ours: dict[str, Tensor] = {}
     total, done = sum(like.numel() for like in shapes.values()), 0
     with torch.no_grad():
-        for place in wanted:
-            theirs = tensors.get(names[place.theirs])
-            if place.layout == SAME and place.expert is None:
-                ours[place.ours] = theirs.to(device, dtype)
+        for name, parts in of_each.items():
+            like, theirs = shapes[name], [names[place.theirs] for place in parts]
+            whole = tensors.joined(theirs) if straight(parts, like, config) else None
+            if whole is not None:
+                ours[name] = whole.view(like.shape).to(device, dtype)
             else:
-                if place.ours not in ours:
-                    ours[place.ours] = torch.empty(shapes[place.ours].shape, dtype=dtype, device=device)
-                place.layout.load(place.slice(ours[place.ours]), theirs, config)
-            done += theirs.numel()
+                ours[name] = torch.empty(like.shape, dtype=dtype, device=device)
+                for place, found in zip(parts, theirs, strict=True):
+                    place.layout.load(place.slice(ours[name]), tensors.get(found), config)
+            done += like.numel()
             if progress is not None:
                 progress(done, total)
     return ours
@@ -232,7 +214,8 @@ def save_hf(model: Transformer, folder: Path, progress: Progress | None = None) 
     family, written = described(model)
     ours = model.state_dict()
     wanted = places(family.rules(model.config), model.config, ours)
-    kept = {} if origin is None or origin.family != family.model_type else origin.carried
+    own = own_origin(model, family)
+    kept = {} if own is None else own.carried
     repeated = {c: p for c, name in family.repeated(model.config).items() for p in wanted if p.theirs == name}
     ids = special_ids(model)
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
@@ -294,11 +277,19 @@ def nearest_family(why: dict[str, str]) -> str:
     )
 
 
+def own_origin(model: Transformer, family: Family) -> Origin | None:
+    """Where a model came from, if that was a folder of the family it is written as."""
+    origin: Origin | None = model.origin
+    return origin if origin is not None and origin.family == family.model_type else None
+
+
 def fields_of(model: Transformer, family: Family) -> dict[str, Any]:
     """A family's config.json for a model; raises ValueError unless reading it gives the same computation."""
-    config, origin = model.config, model.origin
+    config = model.config
+    own = own_origin(model, family)
     written = family.write(config)
-    written |= {"architectures": [family.architecture(config)], "model_type": family.model_type}
+    carried = () if own is None else own.carried
+    written |= {"architectures": [family.architecture(config, carried)], "model_type": family.model_type}
     written["tie_word_embeddings"] = config.embedding.tied
     names = [place.theirs for place in places(family.rules(config), config, dict(model.state_dict()))]
     again = Fields(written, Path(CONFIG), names)
@@ -308,9 +299,9 @@ def fields_of(model: Transformer, family: Family) -> dict[str, Any]:
     if isinstance(config.head, PooledHeadConfig):
         read = read.replace(head=spoken(config.head))
     wrong = differences(config, read)
-    own = origin is not None and origin.family == family.model_type
-    wrong += [] if own else family.unheard(config)
+    unheard_before = [] if own is None else family.unheard(own.config)
+    wrong += [line for line in family.unheard(config) if line not in unheard_before]
     if wrong:
         raise ValueError(f"it would differ in {'; '.join(wrong)}")
-    kept = origin.fields if own else NO_SPECIAL
+    kept = NO_SPECIAL if own is None else own.fields
     return kept | special_ids(model) | written

@@ -181,6 +181,27 @@ def places(rules: Iterator[Rule], model: ModelConfig, ours: dict[str, Tensor]) -
     return found
 
 
+def straight(places: list[Place], ours: Tensor, model: ModelConfig) -> bool:
+    """Whether their tensors, one after another, are ours as it lies in memory.
+
+    >>> config = ModelConfig(vocab_size=9, dim=2, num_layers=1, num_heads=2)
+    >>> gate, up = (Place("up", name, Half(which), None) for which, name in enumerate(("gate", "up")))
+    >>> straight([gate, up], torch.empty(6, 2), config), straight([up, gate], torch.empty(6, 2), config)
+    (True, False)
+    """
+    reached = ours.storage_offset()
+    for place in places:
+        mine = place.slice(ours)
+        pieces = place.layout.pieces(mine, model)
+        if len(pieces) > 1 and place.layout.axis(mine) != 0:
+            return False
+        for view, _ in pieces:
+            if view.storage_offset() != reached or not view.is_contiguous():
+                return False
+            reached += view.numel()
+    return True
+
+
 def linear(ours: str, theirs: str, layout: Layout = SAME) -> Iterator[Rule]:
     """A weight and, where the model has one, its bias."""
     yield Rule(f"{ours}.weight", f"{theirs}.weight", layout)

@@ -56,7 +56,7 @@ def load_native(
     if (folder / SPECIAL).is_file():
         model.special = read_special(read_json(folder / SPECIAL), folder / SPECIAL)
     model.tokenizer = read_tokenizer(folder)
-    model.origin = Origin("phasor", folder)
+    model.origin = Origin("phasor", folder, config)
     return model.requires_grad_(True).eval()
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -31,6 +33,7 @@ class Tensors:
         self.folder, self.opened = folder, ExitStack()
         self.file_of: dict[str, Path] = {}
         self.handles: dict[Path, Any] = {}
+        self.mapped: dict[Path, tuple[torch.UntypedStorage, dict[str, tuple[int, int]]]] = {}
         try:
             for file in files(folder):
                 self._open(file)
@@ -89,6 +92,23 @@ class Tensors:
         except SafetensorError as error:
             raise ValueError(f"{self.file_of[name]}: {name} cannot be read: {error}") from None
 
+    def joined(self, names: list[str]) -> Tensor | None:
+        """Tensors that lie one after another in one file, as one vector mapped from it; None where they do not."""
+        if len(names) == 1:
+            return self.get(names[0]).flatten()
+        files, types = {self.file_of[name] for name in names}, {self.dtype(name) for name in names}
+        if len(files) > 1 or len(types) > 1:
+            return None
+        (file,), (kind,) = files, types
+        if file not in self.mapped:
+            mapped = torch.from_file(str(file), shared=False, size=file.stat().st_size, dtype=torch.uint8)
+            self.mapped[file] = mapped.untyped_storage(), spans(file)
+        storage, spans_of = self.mapped[file]
+        found = [spans_of[name] for name in names]
+        if any(before[1] != after[0] for before, after in pairwise(found)):
+            return None
+        return torch.empty(0, dtype=TYPES[kind]).set_(storage[found[0][0] : found[-1][1]])
+
     def main_type(self) -> torch.dtype:
         """The floating-point type most numbers have."""
         counts: dict[str, int] = {}
@@ -112,6 +132,19 @@ def files(folder: Path) -> list[Path]:
             "If you trust it, load it with transformers and save it with save_pretrained, which writes safetensors"
         )
     raise ValueError(f"{folder} has no {WEIGHTS} and no {INDEX}")
+
+
+def spans(file: Path) -> dict[str, tuple[int, int]]:
+    """Where each tensor of a safetensors file begins and ends; the file begins with the length of this table."""
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        table = json.loads(opened.read(length))
+    first = 8 + length
+    return {
+        name: (first + entry["data_offsets"][0], first + entry["data_offsets"][1])
+        for name, entry in table.items()
+        if name != "__metadata__"
+    }
 
 
 def index_of(file: Path) -> dict[str, str]:

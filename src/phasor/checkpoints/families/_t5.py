@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 from phasor.checkpoints.family import ACTIVATIONS, GATES, Family, expected
@@ -113,9 +113,9 @@ class T5Like(Family):
             fields["num_decoder_layers"] = config.num_layers
         return fields if config.max_length == LENGTH else fields | {"n_positions": config.max_length}
 
-    def architecture(self, config: ModelConfig) -> str:
+    def architecture(self, config: ModelConfig, carried: Iterable[str] = ()) -> str:
         alone = config.shape == "encoder" and config.head.kind == "none"
-        return self.encoder if alone else super().architecture(config)
+        return self.encoder if alone else super().architecture(config, carried)
 
     def rules(self, config: ModelConfig) -> Iterator[Rule]:
         yield Rule("tokens.weight", self.table)

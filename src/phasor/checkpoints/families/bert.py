@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from phasor.checkpoints.families._bert import BertLike
 from phasor.checkpoints.fields import Fields
 from phasor.config import ModelConfig
+
+NEXT_SENTENCE = ("cls.seq_relationship.weight", "cls.seq_relationship.bias")
 
 
 class Bert(BertLike):
@@ -23,15 +27,16 @@ class Bert(BertLike):
         "cls.predictions.decoder.bias": "cls.predictions.bias",
         "cls.predictions.bias": "cls.predictions.decoder.bias",
     }
-    carried = ("cls.seq_relationship.*",)
+    carried = NEXT_SENTENCE
 
     def pooler(self, f: Fields, kind: str) -> str:
         both = f.get("architectures", None) == ["BertForPreTraining"]
         return "first" if both and not f.tensors else super().pooler(f, kind)
 
-    def architecture(self, config: ModelConfig) -> str:
-        both = config.head.kind == "mlm" and config.head.pooler == "first"
-        return "BertForPreTraining" if both else super().architecture(config)
+    def architecture(self, config: ModelConfig, carried: Iterable[str] = ()) -> str:
+        """With both of its heads if the file has both: one that is missing, transformers would draw at random."""
+        both = config.head.kind == "mlm" and config.head.pooler == "first" and set(NEXT_SENTENCE) <= set(carried)
+        return "BertForPreTraining" if both else super().architecture(config, carried)
 
 
 FAMILY = Bert()

@@ -1,0 +1,37 @@
+"""Where a model lies: a folder, or an entry of the hub's cache."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from phasor.checkpoints.folder import CONFIG, path_of
+
+
+def resolved(folder: str | Path) -> Path:
+    """A folder that holds a model: the one given, or the snapshot of a hub cache's entry, by folder or by name."""
+    path = path_of(folder)
+    if not path.exists() and str(folder).count("/") < 2:
+        entry = hub_cache() / f"models--{str(folder).replace('/', '--')}"
+        path = entry if entry.is_dir() else path
+    snapshots = path / "snapshots"
+    if (path / CONFIG).exists() or not snapshots.is_dir():
+        return path
+    reference = path / "refs" / "main"
+    if reference.is_file():
+        return snapshots / reference.read_text().strip()
+    found = sorted(snapshots.iterdir())
+    if len(found) != 1:
+        raise ValueError(
+            f"{path} has {len(found)} snapshots and no refs/main that names one: give the snapshot's folder"
+        )
+    return found[0]
+
+
+def hub_cache() -> Path:
+    """The hub's cache, by the variables that say where it is; the first that is set counts."""
+    places = {"HF_HUB_CACHE": "", "HUGGINGFACE_HUB_CACHE": "", "HF_HOME": "hub", "XDG_CACHE_HOME": "huggingface/hub"}
+    for variable, inside in places.items():
+        if variable in os.environ:
+            return Path(os.path.expandvars(os.environ[variable])).expanduser() / inside
+    return Path.home() / ".cache" / "huggingface" / "hub"
