@@ -10,7 +10,7 @@ BIN := .venv/bin
 	touch $@
 
 demo: .venv/ready
-	$(BIN)/python examples/precision.py
+	$(BIN)/phasor train
 
 test: .venv/ready lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow"

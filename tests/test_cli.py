@@ -2,55 +2,28 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from commands import Said, run
 from decoding import byte_tokenizer, reciter, speaker
 
 import phasor
-from phasor.cli import main
+from phasor.cli import VERBS
 from phasor.presets import PRESETS
-
-COMMANDS = ["kinds", "explain", "generate"]
-
-
-class Said:
-    """What a command printed and its exit code."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self.capsys = capsys
-
-    def __call__(self, *arguments: str) -> str:
-        """The standard output of a command that succeeds."""
-        code = main(arguments)
-        out, self.error = self.capsys.readouterr()
-        assert code == 0, self.error
-        return out
-
-    def refused(self, *arguments: str) -> str:
-        """The one line on the standard error of a command that does not."""
-        code = main(arguments)
-        out, error = self.capsys.readouterr()
-        assert (code, out) == (2, "")
-        assert error.startswith("phasor: ")
-        assert error.endswith("\n")
-        assert error.count("\n") == 1
-        return error
 
 
 @pytest.fixture
 def phasor_says(capsys: pytest.CaptureFixture[str]) -> Said:
     return Said(capsys)
-
-
-def run(*arguments: str, code: str | None = None, given: str = "") -> subprocess.CompletedProcess[str]:
-    how = ["-m", "phasor"] if code is None else ["-c", code]
-    return subprocess.run([sys.executable, *how, *arguments], capture_output=True, text=True, input=given, check=False)
 
 
 HELP = """
@@ -64,14 +37,14 @@ finally:
 """
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["--version"], *([command, "--help"] for command in COMMANDS)])
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["--version"], *([verb, "--help"] for verb in VERBS)])
 def test_help_is_there_and_light(arguments: list[str]) -> None:
     done = run(*arguments, code=HELP)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("phasor 0." if arguments == ["--version"] else "usage: phasor")
     assert done.stdout.endswith("loaded: []\n")
     if arguments in ([], ["--help"]):
-        assert all(command in done.stdout for command in COMMANDS)
+        assert all(verb in done.stdout for verb in VERBS)
 
 
 def test_help_tells_of_every_option_of_generation() -> None:
@@ -351,3 +324,99 @@ def test_a_broken_folder_is_told_in_one_line(folders: dict[str, str], phasor_say
     phasor.save(speaker(), tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"\x00" * 20)
     assert "cannot be read as safetensors" in phasor_says.refused("generate", str(tmp_path), "--prompt", "1")
+
+
+@pytest.fixture
+def evaluation(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """In place of the library's functions some that note what they are given; translations are upside down."""
+    given: dict[str, Any] = {}
+
+    def evaluate(run, data=None, target=None, **options):
+        options.pop("progress")(1, 1)
+        given.update(run=run, data=data, target=target, **options)
+        return {"bleu": 51.623456, "tokens": 12345, "signature": "char"}
+
+    def translate(run, texts, **options):
+        options.pop("progress")(len(texts), len(texts))
+        given.update(run=run, texts=texts, **options)
+        return [text[::-1] for text in texts]
+
+    monkeypatch.setitem(sys.modules, "phasor.evaluation", SimpleNamespace(evaluate=evaluate, translate=translate))
+    return given
+
+
+def test_evaluate(evaluation: dict[str, Any], phasor_says: Said) -> None:
+    assert phasor_says("evaluate", "run").splitlines() == [
+        "bleu       51.623",
+        "tokens     12,345",
+        "signature  char",
+    ]
+    assert evaluation == {"run": "run", "data": None, "target": None, "beams": 5, "limit": None, "device": "auto"}
+    options = ["--data", "a", "--target", "b", "--beams", "2", "--limit", "9", "--device", "cpu", "--json"]
+    assert json.loads(phasor_says("evaluate", "run", *options))["bleu"] == 51.623456
+    assert evaluation == {"run": "run", "data": "a", "target": "b", "beams": 2, "limit": 9, "device": "cpu"}
+    assert "--target needs --data" in phasor_says.refused("evaluate", "run", "--target", "b")
+
+
+def test_translate_arguments(evaluation: dict[str, Any], phasor_says: Said) -> None:
+    assert phasor_says("translate", "run", "one two", "", "三") == "owt eno\n\n三\n"
+    usual = {"beams": 4, "length_penalty": 1.0, "max_new_tokens": None, "batch_tokens": 4096, "device": "auto"}
+    assert evaluation == {"run": "run", "texts": ["one two", "三"]} | usual
+    options = ["--beams", "2", "--length-penalty", "0.6", "--max-new-tokens", "7", "--batch-tokens", "99"]
+    found = json.loads(phasor_says("translate", "run", "ab", *options, "--device", "cpu", "--json"))
+    assert found == [{"source": "ab", "translation": "ba"}]
+    assert evaluation == {
+        "run": "run",
+        "texts": ["ab"],
+        "beams": 2,
+        "length_penalty": 0.6,
+        "max_new_tokens": 7,
+        "batch_tokens": 99,
+        "device": "cpu",
+    }
+
+
+LINES = "one\r\n\n \ntwo\u2028three\nfünf"  # neither the line separator nor a carriage return ends a line
+
+
+def test_translate_files(
+    evaluation: dict[str, Any], phasor_says: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_bytes(LINES.encode())
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(LINES.encode()))
+    expected = "eno\n\n\neerht owt\nfnüf\n"
+    for file in ("a.txt", "a.txt.gz"):
+        assert phasor_says("translate", "run", "--file", str(tmp_path / file)) == expected
+        assert evaluation["texts"] == ["one", "two\u2028three", "fünf"]
+    for arguments in ([], ["--file", "-"]):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(LINES.encode())))
+        assert phasor_says("translate", "run", *arguments) == expected
+    (tmp_path / "empty").write_text("")
+    assert phasor_says("translate", "run", "--file", str(tmp_path / "empty")) == ""
+
+
+def test_translations_are_written_whole_or_not_at_all(
+    evaluation: dict[str, Any], phasor_says: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.txt"
+    assert phasor_says("translate", "run", "ab", "", "--out", str(out)) == ""
+    assert out.read_text() == "ba\n\n"
+
+    def refuse(run, texts, **options):
+        raise ValueError("the run has no model")
+
+    monkeypatch.setattr(sys.modules["phasor.evaluation"], "translate", refuse)
+    assert "no model" in phasor_says.refused("translate", "run", "cd", "--out", str(out))
+    assert out.read_text() == "ba\n\n"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_mistakes_of_translate(evaluation: dict[str, Any], phasor_says: Said, tmp_path: Path) -> None:
+    (tmp_path / "latin.txt").write_bytes(b"eins\nf\xfcnf\n")
+    latin, missing = str(tmp_path / "latin.txt"), str(tmp_path / "none" / "out.txt")
+    assert "latin.txt, line 2: the byte 6 is not UTF-8" in phasor_says.refused("translate", "run", "--file", latin)
+    assert "nowhere cannot be read" in phasor_says.refused("translate", "run", "--file", "nowhere")
+    assert "not both" in phasor_says.refused("translate", "run", "a", "--file", latin)
+    assert f"{missing} cannot be written" in phasor_says.refused("translate", "run", "a", "--out", missing)
+    assert "required: RUN" in phasor_says.refused("translate")
+    assert not evaluation

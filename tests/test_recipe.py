@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phasor.config.recipe import DEFAULT, DataConfig, Recipe, TrainConfig, overridden, read_recipe
+from phasor.config.overrides import overridden
+from phasor.config.recipe import DEFAULT, DataConfig, Recipe, TrainConfig, read_recipe
 from phasor.config.schedules import InverseSqrtSchedule, ScheduleConfig, StableSchedule
 
 YAML = """

@@ -356,7 +356,7 @@ def test_presets_take_fields_at_any_depth(tmp_path, name):
 
 def test_a_model_that_does_not_fit_is_refused_in_a_sentence(tmp_path):
     for changes, message in [
-        ({"model": {"preset": "bert"}}, "trains a decoder, and this model is a encoder"),
+        ({"model": {"preset": "bert"}}, "trains a decoder, and this model is an encoder"),
         ({"model__vocab_size": 5}, "the tokenizer has 23 tokens"),
         ({"model__head": "none"}, "needs a head"),
         ({"model__position": "learned", "model__max_length": 31}, "allows 31 tokens"),

@@ -25,10 +25,13 @@ _HOMES = {
     "phasor.cache": "Cache",
     "phasor.checkpoints": "convert exact_rotary load save",
     "phasor.config.generation": "GenerationConfig SpecialTokens",
+    "phasor.config.recipe": "DataConfig OptimiserConfig Recipe SaveConfig TrainConfig",
+    "phasor.config.schedules": "ConstantSchedule CosineSchedule InverseSqrtSchedule LinearSchedule StableSchedule",
     "phasor.generation": "Generated generate stream",
     "phasor.model": "Record Transformer",
     "phasor.parts.positions": "Rotary",
     "phasor.parts.experts": "balancing_loss",
+    "phasor.training": "train",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 __all__ = sorted(_HOME_OF)  # pyright: ignore[reportUnsupportedDunderAll]
@@ -43,6 +46,16 @@ if TYPE_CHECKING:
     from phasor.config import *  # noqa: F403
     from phasor.config.generation import GenerationConfig as GenerationConfig
     from phasor.config.generation import SpecialTokens as SpecialTokens
+    from phasor.config.recipe import DataConfig as DataConfig
+    from phasor.config.recipe import OptimiserConfig as OptimiserConfig
+    from phasor.config.recipe import Recipe as Recipe
+    from phasor.config.recipe import SaveConfig as SaveConfig
+    from phasor.config.recipe import TrainConfig as TrainConfig
+    from phasor.config.schedules import ConstantSchedule as ConstantSchedule
+    from phasor.config.schedules import CosineSchedule as CosineSchedule
+    from phasor.config.schedules import InverseSqrtSchedule as InverseSqrtSchedule
+    from phasor.config.schedules import LinearSchedule as LinearSchedule
+    from phasor.config.schedules import StableSchedule as StableSchedule
     from phasor.explanation import explain as explain
     from phasor.generation import Generated as Generated
     from phasor.generation import generate as generate
@@ -52,6 +65,7 @@ if TYPE_CHECKING:
     from phasor.parts.experts import balancing_loss as balancing_loss
     from phasor.parts.positions import Rotary as Rotary
     from phasor.presets import preset as preset
+    from phasor.training import train as train
 
 
 def __getattr__(name: str) -> Any:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
-import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self, cast, get_args, get_origin
+from typing import Any, Literal, Self
 
 from phasor.config.model import ModelConfig
 from phasor.config.schedules import CosineSchedule, ScheduleConfig
-from phasor.config.schema import Choice, Config, field_types, names, not_negative, positive, shown, unknown
+from phasor.config.schema import Config, names, not_negative, positive, shown, unknown
 from phasor.config.yaml_text import from_yaml
 
 Task = Literal["lm", "translation", "mlm"]
@@ -169,6 +169,8 @@ class Recipe(Config):
         for name in self.model:
             if name not in known:
                 raise unknown("field of Recipe.model", name, known)
+        if self.init_from is not None and "preset" in self.model:
+            raise ValueError(f"the model comes from {self.init_from}: leave model.preset out")
         if self.train.batch_tokens < self.data.length:
             raise ValueError(
                 f"TrainConfig.batch_tokens ({self.train.batch_tokens}) must not be less than DataConfig.length "
@@ -201,73 +203,19 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"the recipe {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"the recipe {path} is not UTF-8 at byte {error.start}") from None
-    data = from_yaml(text, str(path))
+    data = from_json(text, path) if Path(path).suffix == ".json" else from_yaml(text, str(path))
     if not isinstance(data, dict):
         raise ValueError(f"the recipe {path} must hold a mapping of fields, not {shown(data)}")
     return data
 
 
-def overridden(recipe: Mapping[str, Any], changes: Mapping[str, str]) -> dict[str, Any]:
-    """A recipe's mapping with fields changed by their dotted names, as a command line writes them.
-
-    Values are read as YAML; a field that is text takes its value as it stands. A new kind keeps those fields of the
-    old one that it has too.
-
-    >>> overridden({"data": {"length": 256}}, {"data.length": "128", "train.max-skips": "3"})
-    {'data': {'length': 128}, 'train': {'max_skips': 3}}
-    """
-    result = copied(recipe)
-    for name in sorted(changes, key=lambda name: not name.endswith(".kind")):
-        *path, last = name.replace("-", "_").split(".")
-        inner: dict[str, Any] = result
-        hint: Any = Recipe
-        for depth, step in enumerate(path):
-            hint = hint_below(hint, step)
-            value = inner.get(step)
-            if value is None or (isinstance(value, str) and is_choice(hint)):
-                value = {} if value is None else {"kind": value}
-            if not isinstance(value, dict):
-                raise ValueError(f"--{name}: {'.'.join(path[: depth + 1])} is {shown(value)}, which has no fields")
-            inner[step] = value
-            inner = value
-        expected = hint_below(hint, last)
-        value = changes[name] if takes_text(expected) else from_yaml(changes[name], f"--{name}")
-        if last == "kind" and inner.get("kind") != value:
-            kept = names(hint.kinds[value]) if is_choice(hint) and value in hint.kinds else []
-            for other in set(inner) - set(kept):
-                del inner[other]
-        inner[last] = None if value in ("null", "~") else value
-    return result
-
-
-def copied(value: Any) -> Any:
-    """Mappings and lists copied all the way down, the rest as it is."""
-    if isinstance(value, Mapping):
-        return {key: copied(inner) for key, inner in value.items()}
-    return [copied(inner) for inner in value] if isinstance(value, (list, tuple)) else value
-
-
-def hint_below(hint: Any, name: str) -> Any:
-    """The type a record gives one of its fields; nothing where types are not known."""
-    if is_choice(hint):
-        kinds = [kind for kind in hint.kinds.values() if name in names(kind)]
-        return field_types(kinds[0])[name] if kinds else None
-    if not isinstance(hint, type) or not issubclass(hint, Config):
-        return None
-    if name not in names(hint):
-        raise unknown(f"field of {hint.__name__}", name, names(hint))
-    return field_types(cast(Any, hint))[name]
-
-
-def is_choice(hint: Any) -> bool:
-    return isinstance(hint, type) and issubclass(hint, Choice)
-
-
-def takes_text(hint: Any) -> bool:
-    """Whether a field holds text, or text or nothing."""
-    if get_origin(hint) is types.UnionType:
-        return all(takes_text(a) or a is type(None) for a in get_args(hint))
-    return hint is str or (get_origin(hint) is Literal and all(isinstance(a, str) for a in get_args(hint)))
+def from_json(text: str, path: str | Path) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}, line {error.lineno}: this is not JSON: {error.msg}") from None
+    except RecursionError:
+        raise ValueError(f"{path}: this is not JSON: it is nested too deep") from None
 
 
 DEFAULT = Recipe(

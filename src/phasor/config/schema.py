@@ -240,6 +240,8 @@ def described(hint: Any) -> str:
         return " or ".join("nothing" if a is type(None) else described(a) for a in typing.get_args(hint))
     if typing.get_origin(hint) is Literal:
         return "one of " + ", ".join(map(repr, typing.get_args(hint)))
+    if typing.get_origin(hint) is tuple:
+        return "a list"
     if isinstance(hint, type) and issubclass(hint, Choice):
         return f"a {hint.what} (one of: {', '.join(hint.kinds)})"
     if isinstance(hint, type) and issubclass(hint, Config):

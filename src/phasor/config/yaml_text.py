@@ -21,8 +21,10 @@ def from_yaml(text: str, where: str) -> Any:
     >>> from_yaml("{rate: 3e-4, device: cpu, compile: no}", "here")
     {'rate': 0.0003, 'device': 'cpu', 'compile': 'no'}
     """
-    import yaml  # type: ignore[import-untyped]
-
+    try:
+        import yaml  # type: ignore[import-untyped]
+    except ImportError:
+        raise ValueError(f"{where}: YAML needs the package pyyaml: pip install 'phasor[train]'") from None
     try:
         return yaml.load(text, Loader=loader())
     except yaml.MarkedYAMLError as error:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from phasor.checkpoints import load
+from phasor.checkpoints.conversion import read_config
 from phasor.config import ModelConfig
 from phasor.config.generation import SpecialTokens
 from phasor.config.recipe import Recipe
@@ -40,8 +41,8 @@ def model_config(recipe: Recipe, vocab_size: int, source_vocab_size: int | None 
     """
     fields = dict(recipe.model)
     name = fields.pop("preset", None)
-    if recipe.task == "mlm" and name is None:
-        fields.setdefault("head", "mlm")
+    if recipe.task == "mlm" and (name is None or not preset(name).has_logits):
+        fields["head"] = overlaid({"kind": "mlm"}, fields.get("head", {}))
     fields = {"shape": SHAPES[recipe.task], "vocab_size": vocab_size} | fields if name is None else fields
     fields.setdefault("vocab_size", vocab_size)
     if source_vocab_size is not None:
@@ -58,7 +59,8 @@ def check_config(config: ModelConfig, recipe: Recipe, vocab_size: int) -> ModelC
     """The configuration as it is, or one sentence about why the recipe cannot train it."""
     wanted = SHAPES[recipe.task]
     if config.shape != wanted:
-        raise ValueError(f"the task {recipe.task!r} trains a {wanted}, and this model is a {config.shape}")
+        wanted, found = (f"{'an' if shape.startswith('e') else 'a'} {shape}" for shape in (wanted, config.shape))
+        raise ValueError(f"the task {recipe.task!r} trains {wanted}, and this model is {found}")
     if not config.has_logits:
         raise ValueError(f"training needs a head that gives logits, and this model's is {config.head.kind!r}")
     if config.vocab_size < vocab_size:
@@ -68,6 +70,15 @@ def check_config(config: ModelConfig, recipe: Recipe, vocab_size: int) -> ModelC
         if most is not None and recipe.data.length > most:
             raise ValueError(f"data.length is {recipe.data.length}, and this model allows {most} tokens")
     return config
+
+
+def check_model(recipe: Recipe) -> None:
+    """Refuse a model that cannot be trained so whatever the data are, before these are prepared."""
+    if recipe.init_from is None:
+        model_config(recipe, vocab_size=1)
+    else:
+        config = overlaid(read_config(recipe.init_from).to_dict(), recipe.model)
+        check_config(ModelConfig.from_dict(config), recipe, vocab_size=1)
 
 
 def build_model(recipe: Recipe, found: Material) -> Transformer:
@@ -89,8 +100,6 @@ def build_model(recipe: Recipe, found: Material) -> Transformer:
 def loaded(recipe: Recipe, vocab_size: int) -> Transformer:
     """The model of `init_from`, in float32, with what the recipe changes of it that its weights still fit."""
     assert recipe.init_from is not None
-    if "preset" in recipe.model:
-        raise ValueError(f"the model comes from {recipe.init_from}: leave model.preset out")
     found = load(recipe.init_from, dtype=torch.float32)
     config = ModelConfig.from_dict(overlaid(found.config.to_dict(), recipe.model))
     check_config(config, recipe, vocab_size)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from phasor.config.recipe import Recipe
-from phasor.training.build import build_model
+from phasor.training.build import build_model, check_model
 from phasor.training.feed import Feed
 from phasor.training.material import Material, material
 from phasor.training.progress import Report, Watcher
@@ -49,6 +49,7 @@ def train(recipe: Recipe, resume: bool = False, progress: Watcher | None = None)
     """
     watcher = Watcher() if progress is None else progress
     device = device_of(recipe.train.device)
+    check_model(recipe)
     with Stop() as stop, own_generators(device), Run(run_folder(recipe, resume), recipe, resume=resume) as run:
         run.say = watcher.say
         state = load_newest(run.checkpoints, watcher.say) if resume else None

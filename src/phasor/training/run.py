@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import math
 import os
+import shutil
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -51,6 +53,7 @@ class Run:
             raise ValueError(f"{self.folder} is a file, and a run needs a folder")
         if not self.resume and checkpoints(self.checkpoints):
             raise ValueError(f"{self.folder} holds a run already: resume it, or give another folder as out")
+        self.made = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
         self.folder.mkdir(parents=True, exist_ok=True)
         self.lock = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -66,10 +69,19 @@ class Run:
         for writer in (self.opened, self.writer):
             if writer is not None:
                 writer.close()
-        if error is not None and [entry.name for entry in self.folder.iterdir()] == [LOCK]:
-            (self.folder / LOCK).unlink()  # a run that never began leaves no folder behind
-            self.folder.rmdir()
+        if error is not None and self.opened is None:
+            self.undo()
         os.close(self.lock)
+
+    def undo(self) -> None:
+        """A run that never began leaves nothing behind."""
+        if self.folder in self.made:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        elif [entry.name for entry in self.folder.iterdir()] == [LOCK]:
+            (self.folder / LOCK).unlink()
+        with contextlib.suppress(OSError):  # somebody else uses it by now
+            for path in self.made[1:]:
+                path.rmdir()
 
     def start(self, step: int) -> None:
         """Write the recipe as run, and forget the metrics after a step."""

@@ -1,0 +1,56 @@
+"""The command line: parse, call one library function, print.
+
+Every verb is a module of its own with `add_options`, which says what it takes, and `run`, which does it. It is imported
+when it is asked for, so that help is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from phasor import __version__
+from phasor.cli.parser import Parser, Verb
+
+VERBS = {
+    "kinds": "list the choices for a part",
+    "explain": "show what a model's positions do, pair by pair",
+    "convert": "write a model folder in another format",
+    "generate": "continue a prompt with a model folder",
+    "train": "train a model by a recipe",
+    "evaluate": "measure a trained model",
+    "translate": "translate texts with a trained model",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the exit code is 0, or 2 for a mistake in what was asked, told in one sentence.
+
+    A verb may end in other ways and says so in its help.
+    """
+    parser = build_parser()
+    try:
+        given = parser.parse_args(arguments)
+        if given.command is None:
+            parser.print_help()
+        else:
+            return given.command(given) or 0
+    except BrokenPipeError:
+        sys.stderr.close()
+    except (ValueError, OSError) as error:
+        print(f"phasor: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="phasor", description="One Transformer, every part a choice, positions exact at any length.")
+    parser.add_argument("--version", action="version", version=f"phasor {__version__}")
+    parser.set_defaults(command=None)
+    verbs = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Verb)
+    for name, line in VERBS.items():
+        verbs.add_parser(name, help=line)
+    return parser

@@ -1,0 +1,66 @@
+"""`phasor convert`: a model folder in another format."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from phasor.cli.options import add_fields, extension_classes, given_fields
+from phasor.cli.screen import Bar, print_json
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Write a Hugging Face folder as phasor's, or phasor's as a Hugging Face one."
+    parser.add_argument("source", help="a model folder, or an entry of the hub's cache, by folder or as OWNER/NAME")
+    parser.add_argument("destination", help="the folder to write; a model folder that is there is replaced")
+    parser.add_argument("--format", metavar="FORMAT", help="phasor or hf; the other one than the source if left out")
+    parser.add_argument("--dtype", metavar="TYPE", help="write another type: float32, bfloat16, float16, float64")
+    parser.add_argument("--position", metavar="KIND", help="another position scheme (see: phasor kinds positions)")
+    parser.add_argument(
+        "--extension", metavar="KIND", help="another rotary extension, or none (see: phasor kinds extensions)"
+    )
+    parser.add_argument("--check", action="store_true", help="write only if transformers computes the same logits")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_fields(parser, "fields of the extension", *extension_classes())
+
+
+def run(given: argparse.Namespace) -> None:
+    from phasor.checkpoints import convert
+    from phasor.checkpoints.conversion import read_config
+    from phasor.explanation import make_extension
+
+    fields = given_fields(given, *extension_classes())
+    if fields and given.extension in (None, "none"):
+        raise ValueError(f"--{next(iter(fields)).replace('_', '-')} belongs to an extension: add --extension KIND")
+    extension = given.extension
+    if extension not in (None, "none"):
+        extension = make_extension(extension, read_config(given.source), **fields)
+    found = convert(
+        given.source,
+        given.destination,
+        given.format,
+        dtype=floating(given.dtype),
+        position=given.position,
+        extension=extension,
+        check=given.check,
+        progress=Bar,
+    )
+    if given.json:
+        print_json({"destination": given.destination, "check": found})
+        return
+    print(f"written: {given.destination}")
+    if found is not None:
+        print(
+            f"transformers computes the same logits of {found.tokens} random tokens: "
+            f"the largest difference is {found.largest:.1e}, where they spread by {found.size:.2g}"
+        )
+
+
+def floating(name: str | None) -> Any:
+    """A floating-point type of torch by its name."""
+    import torch
+
+    known = ("float32", "bfloat16", "float16", "float64")
+    if name is not None and name not in known:
+        raise ValueError(f"--dtype must be one of {', '.join(known)}, not {name!r}")
+    return None if name is None else getattr(torch, name)

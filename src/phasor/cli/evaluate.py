@@ -1,0 +1,56 @@
+"""`phasor evaluate`: how good a trained model is."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from phasor.cli.screen import Bar, print_json
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Measure a trained model on its validation data or on others: perplexity and bits per byte of a language "
+        "model, BLEU and chrF of a translation, accuracy on masked tokens."
+    )
+    parser.add_argument("run", metavar="RUN", help="the folder of a run")
+    parser.add_argument("--data", metavar="FILE", help="measure on this instead of the run's validation data")
+    parser.add_argument("--target", metavar="FILE", help="the other side of a parallel text in two files")
+    parser.add_argument("--beams", type=int, default=5, metavar="N", help="how many beams to translate with (5)")
+    parser.add_argument("--limit", type=int, metavar="N", help="measure on so many examples at most")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, ...; auto is a GPU where there is one")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(given: argparse.Namespace) -> None:
+    from phasor.evaluation import evaluate
+
+    if given.target is not None and given.data is None:
+        raise ValueError("--target needs --data, the other side of the text")
+    found = evaluate(
+        given.run,
+        given.data,
+        given.target,
+        beams=given.beams,
+        limit=given.limit,
+        device=given.device,
+        progress=Bar("evaluating"),
+    )
+    if given.json:
+        print_json(found)
+        return
+    width = max(map(len, found), default=0)
+    for name, value in found.items():
+        print(f"{name.replace('_', ' '):<{width}}  {worded(value)}")
+
+
+def worded(value: Any) -> str:
+    """
+    >>> worded(3.14159265), worded(120000), worded("char"), worded(None)
+    ('3.1416', '120,000', 'char', '-')
+    """
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return "-" if value is None else str(value)

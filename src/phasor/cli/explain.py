@@ -1,0 +1,122 @@
+"""`phasor explain`: what a model's positions do, pair by pair."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from phasor.cli.options import add_fields, extension_classes, given_fields
+from phasor.cli.screen import new_table, print_json, show, show_text
+
+if TYPE_CHECKING:
+    from phasor.explanation import Explanation, Scheme
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Show what a model's positions do, pair by pair; given two models, also how they differ."
+    parser.add_argument("config", help="preset:NAME, a configuration file, or a model folder")
+    parser.add_argument("other", nargs="?", help="a second model to compare with")
+    parser.add_argument(
+        "--extension", metavar="KIND", help="replace the rotary extension (see: phasor kinds extensions)"
+    )
+    parser.add_argument("--length", type=int, metavar="N", help="the sequence length to explain for, where it matters")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_fields(parser, "fields of the extension", *extension_classes())
+
+
+def run(given: argparse.Namespace) -> None:
+    from phasor.explanation import explain, make_extension, named
+
+    fields = given_fields(given, *extension_classes())
+    if fields and given.extension is None:
+        raise ValueError(f"--{next(iter(fields)).replace('_', '-')} belongs to an extension: add --extension KIND")
+    extension = make_extension(given.extension, named(given.config)[1], **fields) if given.extension else None
+    found = explain(given.config, given.other, extension=extension, length=given.length)
+    if given.json:
+        print_json(found.to_dict())
+        return
+    for one in (found,) if found.other is None else (found, found.other):
+        for scheme in one.schemes:
+            show_scheme(one.name, scheme)
+            if found.other is None and scheme.pairs:
+                show_pairs(scheme)
+    if found.other is not None:
+        show_differences(found, found.other)
+
+
+def show_scheme(name: str, scheme: Scheme) -> None:
+    settings = worded(scheme.settings)
+    lines = [
+        scheme.line,
+        f"acts on {' and '.join(scheme.acts_on) or 'nothing'}; {spans(scheme.layers)}",
+        f"settings: {settings}" if settings else "",
+        f"shift-invariant: {'yes' if scheme.shift_invariant else 'no'}; "
+        f"depends on length: {'yes' if scheme.depends_on_length else 'no'}; "
+        f"positions: {scheme.max_positions or 'no end'}",
+    ]
+    if scheme.pairs:
+        lines.append(
+            f"trained length {scheme.trained_length:,}; explained for {scheme.length:,} tokens; "
+            f"attention factor {scheme.attention_factor:.6g}"
+        )
+    show_text(f"{name}: {scheme.kind}", [line for line in lines if line])
+
+
+def worded(settings: dict[str, Any]) -> str:
+    """Settings in a line, those at rest left out."""
+    said = []
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            said.append(f"{key} {value['kind']} ({worded({k: v for k, v in value.items() if k != 'kind'})})")
+        elif value not in (None, False):
+            said.append(f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}")
+    return ", ".join(said)
+
+
+def show_pairs(scheme: Scheme) -> None:
+    axes = len({pair.axis for pair in scheme.pairs}) > 1
+    heads = ["pair", *(["axis"] if axes else []), "frequency", "wavelength", "turns", "extension", "new wavelength"]
+    table = new_table(f"radians per token, tokens per turn, turns in {scheme.trained_length:,} tokens", heads)
+    for pair in scheme.pairs:
+        axis = [str(pair.axis)] if axes else []
+        table.add_row(
+            str(pair.index),
+            *axis,
+            f"{pair.frequency:.6g}",
+            f"{pair.wavelength:,.1f}",
+            f"{pair.turns:,.3f}",
+            pair.effect,
+            "never turns" if pair.extended_frequency == 0 else f"{pair.extended_wavelength:,.1f}",
+        )
+    show(table)
+
+
+def show_differences(one: Explanation, other: Explanation) -> None:
+    table = new_table("what differs", ["field", one.name, other.name])
+    for where, a, b in one.differences:
+        table.add_row(where, json.dumps(a, ensure_ascii=False), json.dumps(b, ensure_ascii=False))
+    show(table)
+    turning, others = ([scheme for scheme in x.schemes if scheme.pairs] for x in (one, other))
+    for a, b in zip(turning, others, strict=False):
+        if len(a.pairs) != len(b.pairs):
+            continue
+        which = "" if len(turning) == len(others) == 1 else f" ({spans(a.layers)} and {spans(b.layers)})"
+        table = new_table(f"frequencies, pair by pair{which}", ["pair", one.name, other.name, "ratio"])
+        for p, q in zip(a.pairs, b.pairs, strict=True):
+            ratio = "-" if q.extended_frequency == 0 else f"{p.extended_frequency / q.extended_frequency:.6g}"
+            table.add_row(str(p.index), f"{p.extended_frequency:.6g}", f"{q.extended_frequency:.6g}", ratio)
+        show(table)
+
+
+def spans(layers: tuple[int, ...]) -> str:
+    """Layer numbers as ranges: `layers 0-3, 5`."""
+    if not layers:
+        return "once, before the first layer"
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][-1] + 1:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    return "layers " + ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

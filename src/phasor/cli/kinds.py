@@ -1,0 +1,28 @@
+"""`phasor kinds`: the choices for a part."""
+
+from __future__ import annotations
+
+import argparse
+
+from phasor.cli.screen import new_table, print_json, show
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.description = "List the choices for a part."
+    parser.add_argument("group", nargs="?", help="positions, extensions, norms, ...; all groups if left out")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(given: argparse.Namespace) -> None:
+    from phasor.choices import GROUPS, described_kinds
+
+    groups = [given.group] if given.group else list(GROUPS)
+    found = {group: described_kinds(group) for group in groups}
+    if given.json:
+        print_json(found[given.group] if given.group else found)
+        return
+    for group, lines in found.items():
+        table = new_table(group, ["kind", "what it is"])
+        for kind, line in lines.items():
+            table.add_row(kind, line)
+        show(table)

@@ -1,0 +1,81 @@
+"""Fields of configurations as options."""
+
+from __future__ import annotations
+
+import argparse
+import typing
+from typing import Any, cast
+
+from phasor.config.extensions import Extension
+from phasor.config.schema import field_types, names
+
+
+def extension_classes() -> list[type[Any]]:
+    return list(Extension.kinds.values())
+
+
+def add_fields(
+    parser: argparse.ArgumentParser, title: str, *classes: type[Any], helps: dict[str, str] | None = None
+) -> None:
+    """An option for every field of some configurations; left out, a field keeps its default."""
+    group = parser.add_argument_group(title)
+    for name, read in readers(*classes).items():
+        kind = {"boolean": "TRUE|FALSE", "numbers": "N,N,...", "words": "TEXT,..."}.get(read.__name__, "N")
+        line = (helps or {}).get(name)
+        group.add_argument(f"--{name.replace('_', '-')}", type=read, metavar=kind, default=argparse.SUPPRESS, help=line)
+
+
+def given_fields(given: argparse.Namespace, *classes: type[Any]) -> dict[str, Any]:
+    """The fields that were given on the command line."""
+    return {name: getattr(given, name) for name in readers(*classes) if hasattr(given, name)}
+
+
+def readers(*classes: type[Any]) -> dict[str, Any]:
+    """Every field of some configurations, with how to read it from text."""
+    simple = {bool: boolean, int: whole, float: number}
+    found: dict[str, Any] = {}
+    for cls in classes:
+        for name in names(cls):
+            hint = field_types(cast(Any, cls))[name]
+            choices = [a for a in (typing.get_args(hint) or (hint,)) if a is not type(None)]
+            lists = [a for a in (hint, *choices) if typing.get_origin(a) is tuple]
+            if lists:
+                found[name] = (
+                    words if any(str in (x, *typing.get_args(x)) for x in typing.get_args(lists[0])) else numbers
+                )
+            else:
+                found[name] = next(simple[a] for a in choices if a in simple)
+    return found
+
+
+def boolean(text: str) -> bool | str:
+    """True or false; anything else is for the configuration to judge."""
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def whole(text: str) -> int | None:
+    return None if text == "none" else int(text)
+
+
+def number(text: str) -> float:
+    return float(text)
+
+
+def numbers(text: str) -> list[float] | list[int]:
+    parts = text.split(",")
+    return (
+        [int(p) for p in parts] if all(p.strip().lstrip("-").isdecimal() for p in parts) else [float(p) for p in parts]
+    )
+
+
+def words(text: str) -> list[int | str]:
+    """Tokens by number, texts by anything else, between commas; backslash escapes as in Python strings.
+
+    >>> words("2,end,。")
+    [2, 'end', '。']
+    """
+    return [int(p) if p.isdecimal() else unescaped(p) for p in text.split(",")]
+
+
+def unescaped(text: str) -> str:
+    return text.encode("latin-1", "backslashreplace").decode("unicode_escape")

@@ -1,0 +1,46 @@
+"""Parsers: complaints in one sentence, and options that are read when their verb is asked for."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints are one sentence, like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; see {self.prog} --help")
+
+
+class Verb(Parser):
+    """The parser of one verb, which learns what that takes when it is asked to parse."""
+
+    prefix: str | None = None
+    action: type[argparse.Action]
+
+    def take_all(self, prefix: str, action: type[argparse.Action]) -> None:
+        """Have every option that begins so, and is not known otherwise, be read by an action."""
+        self.prefix, self.action = prefix, action
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        verb = importlib.import_module(f"phasor.cli.{self.prog.split()[-1]}")
+        verb.add_options(self)
+        self.set_defaults(command=verb.run)
+        known = self._option_string_actions
+        for name in dict.fromkeys(arg.partition("=")[0] for arg in args):
+            if self.prefix is not None and name.startswith(self.prefix) and name not in known:
+                self.add_argument(name, action=self.action, help=argparse.SUPPRESS)
+        given, others = super().parse_known_args(args, namespace)
+        if others:
+            self.error(f"unrecognized arguments: {' '.join(others)}{self.nearest(others)}")
+        return given, others
+
+    def nearest(self, others: Sequence[str]) -> str:
+        """A hint at the option that one of those that nobody knows may stand for."""
+        from phasor.config.schema import nearest
+
+        meant = next((other.partition("=")[0] for other in others if other.startswith("--")), None)
+        return "" if meant is None else nearest(meant, self._option_string_actions)

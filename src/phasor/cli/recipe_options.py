@@ -1,0 +1,125 @@
+"""The fields of a recipe as options: `--data.length 128`, and anything below `--model.`."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, get_args, get_origin
+
+from phasor.cli.parser import Verb
+from phasor.config.model import ModelConfig
+from phasor.config.overrides import fields_of, is_choice, without_none
+from phasor.config.recipe import DEFAULT, Recipe
+from phasor.config.recipe_help import GROUPS, HELP
+from phasor.presets import PRESETS
+
+PLACEHOLDERS = {bool: "TRUE|FALSE", int: "N", float: "X", str: "TEXT"}
+BELOW_MODEL = (
+    "What is left out is the preset's. Fields of a part stand below it, as in --model.position.base 5e5; "
+    "`phasor kinds` says what each kind is."
+)
+
+
+class Change(argparse.Action):
+    """Notes a field's dotted name and its new value, the last one given being the one that counts."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        name, text = str(option_string).removeprefix("--"), values
+        if name == "set":
+            name, equals, text = values.partition("=")
+            if not equals:
+                parser.error(f"--set takes FIELD=VALUE, not {values!r}")
+        namespace.changes = namespace.changes | {name.replace("-", "_"): text}
+
+
+def add_recipe_options(parser: Verb) -> None:
+    """An option for every field of a recipe, in groups, left in `changes` by dotted names."""
+    parser.set_defaults(changes={})
+    parser.add_argument("--set", action=Change, metavar="FIELD=VALUE", help="another way to say --FIELD VALUE")
+    groups = {
+        name: parser.add_argument_group(title, BELOW_MODEL if name == "model" else None)
+        for name, title in GROUPS.items()
+    }
+    for name, line in HELP.items():
+        record, _, field = name.rpartition(".")
+        option, metavar, more = described_part(field) if record == "model" else described_field(name)
+        text = f"{line}{more}".replace("%", "%%")
+        groups[record].add_argument(f"--{option.replace('_', '-')}", action=Change, metavar=metavar, help=text)
+        if "_" in option:  # as recipes write it
+            parser.add_argument(f"--{option}", action=Change, help=argparse.SUPPRESS)
+    parser.take_all("--model.", Change)
+
+
+def described_field(name: str) -> tuple[str, str, str]:
+    """A field's option, what stands for its value in the help, and its default in words.
+
+    >>> described_field("data.length"), described_field("train.ema")
+    (('data.length', 'N', ' (default: 256)'), ('train.ema', 'X', ''))
+    """
+    hint: Any = Recipe
+    for step in name.split("."):
+        hint = without_none(fields_of(hint)[step])
+    default = default_of(name)
+    return name, placeholder(hint), f" (default: {default})" if default else ""
+
+
+def described_part(field: str) -> tuple[str, str, str]:
+    """The same for a field of the model; in place of a default stands what it may be, or what it is made of."""
+    hint = without_none(fields_of(ModelConfig)[field])
+    if field == "preset":
+        return "model.preset", "NAME", f": {', '.join(PRESETS)}"
+    if is_choice(hint):
+        return f"model.{field}.kind", "KIND", f": {', '.join(hint.kinds)}"
+    if fields_of(hint):
+        return f"model.{field}.FIELD", "VALUE", f": {', '.join(fields_of(hint))}"
+    return f"model.{field}", placeholder(hint), ""
+
+
+def placeholder(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return "|".join(get_args(hint))
+    return PLACEHOLDERS.get(hint, "VALUE")
+
+
+def default_of(name: str) -> str:
+    """What a field is if nobody says, in words; of a choice, by kind where kinds differ.
+
+    >>> default_of("schedule.floor"), default_of("train.compile"), default_of("train.ema")
+    ('cosine 0.1, linear 0, wsd 0', 'false', '')
+    """
+    *path, field = name.split(".")
+    record: Any = Recipe()
+    for step in path:
+        record = getattr(record, step)
+    if field != "kind" and is_choice(type(record)):
+        kinds = {kind: cls() for kind, cls in record.kinds.items()}
+        found = {kind: worded(getattr(one, field)) for kind, one in kinds.items() if hasattr(one, field)}
+        agreed = set(found.values())
+        return agreed.pop() if len(agreed) == 1 else ", ".join(f"{kind} {value}" for kind, value in found.items())
+    return worded(getattr(record, field))
+
+
+def worded(value: Any) -> str:
+    """A value as the command line takes it; nothing for none."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def without_recipe() -> str:
+    """What `phasor train` runs when it is given no recipe: where the default one differs from a recipe's defaults."""
+    usual = dict(flat(Recipe().to_dict()))
+    fields = [f"{name} {worded(value)}" for name, value in flat(DEFAULT.to_dict()) if value != usual.get(name)]
+    return textwrap.fill("without RECIPE: " + ", ".join(fields), 100, subsequent_indent="  ", break_on_hyphens=False)
+
+
+def flat(data: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a nested mapping under dotted names."""
+    for name, value in data.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{above}{name}.")
+        else:
+            yield above + name, value

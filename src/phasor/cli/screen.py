@@ -1,0 +1,105 @@
+"""What a command shows: tables, JSON, and how far a piece of work is."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class Bar:
+    """A line on standard error that shows how far a piece of work is; nothing where nobody watches."""
+
+    def __init__(self, what: str) -> None:
+        self.what, self.shown = what, ""
+
+    def __call__(self, done: int, total: int) -> None:
+        share = done / max(total, 1)
+        line = f"{self.what} {bar(share)} {100 * share:3.0f} %"
+        if line != self.shown and sys.stderr.isatty():
+            print(f"\r{line}", end="\n" if done >= total else "", file=sys.stderr, flush=True)
+        self.shown = line
+
+
+def bar(share: float, width: int = 30) -> str:
+    """
+    >>> bar(0.4, 10)
+    '████░░░░░░'
+    """
+    return f"{'█' * round(width * share):░<{width}}"
+
+
+def clock(seconds: float) -> str:
+    """
+    >>> clock(83.4), clock(7384)
+    ('1:23', '2:03:04')
+    """
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def printable(text: str) -> str:
+    """A text that a model wrote, as it can be shown anywhere: without what would move a terminal's cursor.
+
+    >>> printable("a\\tb\\x1b[2J")
+    'a\\tb�[2J'
+    """
+    controls = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
+    encoding = sys.stdout.encoding or "utf-8"
+    return text.translate(controls).encode(encoding, "replace").decode(encoding)
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(plain(value), indent=2, ensure_ascii=False))
+
+
+def plain(value: Any) -> Any:
+    """Records and paths as what JSON has for them; it has no numbers that are not finite.
+
+    >>> plain({"folder": Path("run"), "loss": float("nan"), "step": 3})
+    {'folder': 'run', 'loss': None, 'step': 3}
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
+    if isinstance(value, Mapping):
+        return {name: plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
+
+
+def console() -> Any:
+    try:
+        from rich.console import Console
+    except ImportError:
+        raise ValueError("tables need the package rich: pip install 'phasor[cli]', or add --json") from None
+    return Console(width=None if sys.stdout.isatty() else 140)
+
+
+def new_table(title: str, heads: list[str]) -> Any:
+    console()
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for head in heads:
+        right = head in ("pair", "axis", "frequency", "wavelength", "turns", "new wavelength", "ratio")
+        table.add_column(head, justify="right" if right else "left", overflow="fold")
+    return table
+
+
+def show(table: Any) -> None:
+    console().print(table)
+
+
+def show_text(title: str, lines: list[str]) -> None:
+    screen = console()
+    screen.print(f"\n[bold]{title}[/bold]", highlight=False)
+    for line in lines:
+        screen.print(f"  {line}", highlight=False)

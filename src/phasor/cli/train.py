@@ -1,0 +1,131 @@
+"""`phasor train`: a model by a recipe."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from phasor.cli.parser import Verb
+from phasor.cli.recipe_options import add_recipe_options, without_recipe
+from phasor.cli.screen import clock, print_json, printable
+from phasor.config.overrides import overridden
+from phasor.config.recipe import DEFAULT, Recipe, read_recipe
+
+if TYPE_CHECKING:
+    from phasor.training import Result
+
+ENDINGS = """
+exit codes:
+  0    finished
+  1    diverged: too many updates could not be made, or weights or losses are not finite
+  2    a mistake in what was asked, data that cannot be read, or a disk that cannot be written
+  130  stopped by Ctrl-C, and saved: --resume goes on
+  143  stopped by SIGTERM, and saved: --resume goes on
+"""
+
+
+def add_options(parser: Verb) -> None:
+    parser.usage = "%(prog)s [RECIPE] [--FIELD VALUE ...] [--resume] [--json]"
+    parser.description = "Train a model by a recipe, and leave a run folder with its checkpoints, metrics and model."
+    parser.formatter_class = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=34)
+    parser.epilog = f"{without_recipe()}\n{ENDINGS}"
+    parser.allow_abbrev = False
+    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a YAML or JSON file")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from a run's newest whole checkpoint; without RECIPE by its own, of the run in --out or the newest",
+    )
+    parser.add_argument("--json", action="store_true", help="print how it ended as JSON")
+    add_recipe_options(parser)
+
+
+def run(given: argparse.Namespace) -> int:
+    recipe = recipe_of(given.recipe, given.changes, given.resume)
+
+    from phasor.cli.watching import watcher
+    from phasor.training import train
+
+    watching = watcher()
+    try:
+        result = train(recipe, given.resume, watching)
+    finally:
+        watching.close()
+    if given.json:
+        print_json(result)
+    else:
+        show(result, recipe)
+    return result.exit_code
+
+
+def recipe_of(path: str | None, changes: dict[str, str], resume: bool) -> Recipe:
+    """The recipe of a file, of a run that is resumed or of nobody, with the changes of the command line."""
+    file = Path(path) if path is not None else recipe_as_run(changes) if resume else None
+    base = starting_point(changes) if file is None else read_recipe(file)
+    if path is None and file is not None:
+        changes = changes | {"out": str(file.parent)}
+    try:
+        return Recipe.from_dict(with_own_data(overridden(base, changes), changes))
+    except ValueError:
+        if file is not None:
+            Recipe.named(base, file)  # a mistake that is the file's own is told with its name
+        raise
+
+
+def recipe_as_run(changes: dict[str, str]) -> Path | None:
+    """The recipe in the folder of the run that is to go on: `out`, or else the newest."""
+    if "out" in changes:
+        file = Path(changes["out"]) / "recipe.json"
+        return file if file.is_file() else None
+    files = Path("runs").glob(f"{changes.get('task', '*')}-*/recipe.json")
+    return max(files, key=lambda file: file.stat().st_mtime_ns, default=None)
+
+
+def starting_point(changes: dict[str, str]) -> dict[str, Any]:
+    """The default recipe; a model that is loaded brings its own parts and tokenizer, and takes the usual rate."""
+    if "init_from" not in changes:
+        return DEFAULT.to_dict()
+    data = DEFAULT.data.replace(tokenizer="auto")
+    return DEFAULT.replace(model={}, data=data, optimiser=Recipe().optimiser).to_dict()
+
+
+def with_own_data(recipe: dict[str, Any], changes: dict[str, str]) -> dict[str, Any]:
+    """Files that were asked for take the place of data that a format makes itself."""
+    data = recipe.get("data")
+    if "data.train" not in changes or "data.format" in changes or not isinstance(data, dict):
+        return recipe
+    return recipe | {"data": data | {"format": "auto"}} if data.get("format") in ("python", "dates") else recipe
+
+
+def show(result: Result, recipe: Recipe) -> None:
+    """The sample, how the run went, where things are and what to do next."""
+    if result.sample is not None:
+        print(f"{printable(result.sample)}\n")
+    losses = {"loss": result.loss, "validation loss": result.validation}
+    said = "".join(f", {name} {loss:.3f}" for name, loss in losses.items() if loss is not None)
+    if result.best_step not in (None, result.step):
+        said += f" (best {result.best:.3f} at step {result.best_step:,})"
+    print(f"{result.ending} after {result.step:,} of {result.steps:,} steps in {clock(result.seconds)}{said}")
+    for what, name in (("run", ""), ("model", "model"), ("losses", "loss.png"), ("metrics", "metrics.jsonl")):
+        if (result.folder / name).exists():
+            print(f"{what:<8} {result.folder / name}")
+    if (result.folder / "events").exists():
+        print(f"events   tensorboard --logdir {shlex.quote(str(result.folder / 'events'))}")
+    print(f"next     {next_command(result, recipe)}")
+
+
+def next_command(result: Result, recipe: Recipe) -> str:
+    """What one would type now."""
+    folder = shlex.quote(str(result.folder))
+    if result.ending != "finished":
+        return f"phasor train --resume --out {folder}"
+    if recipe.task == "lm":
+        prompt = "'def '" if recipe.data.format == "python" else "..."
+        return f"phasor generate {folder}/model --prompt {prompt}"
+    if recipe.task == "translation":
+        source = (result.sample or "...").partition("\t")[0]
+        return f"phasor translate {folder} {shlex.quote(printable(source))}"
+    return f"phasor evaluate {folder}"

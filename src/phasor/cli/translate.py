@@ -1,0 +1,102 @@
+"""`phasor translate`: texts, one a line, in another language."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from phasor.cli.screen import Bar
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Translate texts with a trained model, one a line, from arguments, a file or standard input."
+    parser.add_argument("run", metavar="RUN", help="the folder of a run")
+    parser.add_argument("texts", metavar="TEXT", nargs="*", help="a text to translate")
+    parser.add_argument("--file", metavar="FILE", help="texts, one a line, gzipped or not; - is standard input")
+    parser.add_argument("--out", metavar="FILE", help="write the translations here instead of printing them")
+    parser.add_argument("--beams", type=int, default=4, metavar="N", help="how many beams to search (4)")
+    parser.add_argument(
+        "--length-penalty",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="the power of the length that divides a score (1)",
+    )
+    parser.add_argument("--max-new-tokens", type=int, metavar="N", help="the most tokens of a translation")
+    parser.add_argument("--batch-tokens", type=int, default=4096, metavar="N", help="the most tokens at a time (4096)")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, ...; auto is a GPU where there is one")
+    parser.add_argument("--json", action="store_true", help="write JSON: source and translation of every text")
+
+
+def run(given: argparse.Namespace) -> None:
+    if given.texts and given.file is not None:
+        raise ValueError("give texts or --file, not both")
+    texts = given.texts or read_lines(given.file or "-")
+    with destination(given.out) as file:
+        translations = translated(texts, given)
+        if given.json:
+            pairs = [{"source": s, "translation": t} for s, t in zip(texts, translations, strict=True)]
+            print(json.dumps(pairs, indent=2, ensure_ascii=False), file=file)
+        else:
+            for translation in translations:
+                print(" ".join(translation.splitlines()), file=file)
+
+
+def translated(texts: list[str], given: argparse.Namespace) -> list[str]:
+    """The translation of every text; an empty one stays as it is."""
+    from phasor.evaluation import translate
+
+    found = iter(
+        translate(
+            given.run,
+            [text for text in texts if text.strip()],
+            beams=given.beams,
+            length_penalty=given.length_penalty,
+            max_new_tokens=given.max_new_tokens,
+            batch_tokens=given.batch_tokens,
+            device=given.device,
+            progress=Bar("translating"),
+        )
+    )
+    return [next(found) if text.strip() else "" for text in texts]
+
+
+def read_lines(name: str) -> list[str]:
+    """The lines of a file, or of standard input under the name "-"."""
+    from phasor.data.sources import read_bytes
+
+    data = sys.stdin.buffer.read() if name == "-" else read_bytes(Path(name))
+    where = "standard input" if name == "-" else name
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{where}, line {line}: the byte {error.start} is not UTF-8") from None
+    lines = text.removesuffix("\n").split("\n") if text else []
+    return [line.removesuffix("\r") for line in lines]
+
+
+@contextmanager
+def destination(name: str | None) -> Iterator[TextIO]:
+    """Standard output, or a file that is there under its name once it is whole."""
+    if name is None:
+        yield sys.stdout
+        return
+    path = Path(name)
+    staged = path.with_name(f".{path.name}-{os.getpid()}.part")
+    try:
+        file = staged.open("w", encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written: {error.strerror}") from None
+    try:
+        with file:
+            yield file
+        os.replace(staged, path)
+    finally:
+        staged.unlink(missing_ok=True)

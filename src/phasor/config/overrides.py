@@ -1,0 +1,116 @@
+"""Fields of a recipe changed by their dotted names, as a command line writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, get_args, get_origin
+
+from phasor.config.model import ModelConfig
+from phasor.config.recipe import Recipe
+from phasor.config.schema import Choice, Config, described, field_types, names, shown, unknown
+from phasor.config.yaml_text import from_yaml
+
+
+def overridden(recipe: Mapping[str, Any], changes: Mapping[str, str]) -> dict[str, Any]:
+    """A recipe's mapping with some fields changed.
+
+    Values are read as YAML, and "none" is nothing where a field may hold nothing; a field that is text takes its
+    value as it stands. A new kind keeps those fields of the old one that it has too.
+
+    >>> overridden({"data": {"length": 256}}, {"data.length": "128", "train.max-skips": "3"})
+    {'data': {'length': 128}, 'train': {'max_skips': 3}}
+    >>> overridden({"model": {"position": "rotary"}}, {"model.position.base": "5e5"})
+    {'model': {'position': {'kind': 'rotary', 'base': 500000.0}}}
+    """
+    result = copied(recipe)
+    for name in sorted(changes, key=lambda name: (name.count("."), not name.endswith(".kind"))):
+        change(result, name, changes[name])
+    return result
+
+
+def change(recipe: dict[str, Any], name: str, text: str) -> None:
+    """Set one field by its dotted name."""
+    *path, last = name.replace("-", "_").split(".")
+    inner: dict[str, Any] = recipe
+    hint: Any = Recipe
+    for depth, step in enumerate(path):
+        hint = without_none(field_type(hint, step))
+        value = inner.get(step)
+        if isinstance(value, str) and is_choice(hint):
+            value = {"kind": value}
+        if not isinstance(value, dict | None) or not fields_of(hint):
+            what = described(hint) if value is None else shown(value)
+            raise ValueError(f"--{name}: {'.'.join(path[: depth + 1])} is {what}, which has no fields")
+        inner[step] = {} if value is None else value
+        inner = inner[step]
+    value = read_value(text, field_type(hint, last), f"--{name}")
+    if last == "kind" and inner.get("kind") != value:
+        kept = names(hint.kinds[value]) if value in hint.kinds else []
+        for other in set(inner) - set(kept):
+            del inner[other]
+    inner[last] = value
+
+
+def field_type(record: Any, name: str) -> Any:
+    """The type of a record's field, or one sentence with the nearest name."""
+    known = fields_of(record)
+    if name not in known:
+        owner = "Recipe.model" if record is ModelConfig else record.__name__
+        raise unknown(f"field of {f'a {record.what}' if is_choice(record) else owner}", name, known)
+    return known[name]
+
+
+def fields_of(hint: Any) -> dict[str, Any]:
+    """The fields that a value of a type has, with their types; of a choice, those of all its kinds.
+
+    >>> list(fields_of(Recipe))[:3], fields_of(int)
+    (['task', 'model', 'data'], {})
+    """
+    if is_choice(hint):
+        kinds = reversed(hint.kinds.values())
+        return {"kind": Literal[*hint.kinds]} | {n: field_types(kind)[n] for kind in kinds for n in names(kind)}
+    if not isinstance(hint, type) or not issubclass(hint, Config):
+        return {}
+    types_of: Any = field_types
+    found = {name: types_of(hint)[name] for name in names(hint)}
+    if hint is Recipe:
+        return found | {"model": ModelConfig}
+    return {"preset": str} | found if hint is ModelConfig else found
+
+
+def read_value(text: str, hint: Any, where: str) -> Any:
+    """What a text on the command line means for a field."""
+    if takes_text(hint):
+        return None if text in ("null", "~") else text
+    return None if text == "none" and may_be_none(hint) else from_yaml(text, where)
+
+
+def copied(value: Any) -> Any:
+    """Mappings and lists copied all the way down, the rest as it is."""
+    if isinstance(value, Mapping):
+        return {key: copied(inner) for key, inner in value.items()}
+    return [copied(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def is_choice(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Choice)
+
+
+def may_be_none(hint: Any) -> bool:
+    return type(None) in get_args(hint)
+
+
+def without_none(hint: Any) -> Any:
+    """What a field holds that may hold nothing.
+
+    >>> without_none(int | None), without_none(int)
+    (<class 'int'>, <class 'int'>)
+    """
+    others = [a for a in get_args(hint) if a is not type(None)]
+    return others[0] if may_be_none(hint) and len(others) == 1 else hint
+
+
+def takes_text(hint: Any) -> bool:
+    """Whether a field holds text, or text or nothing."""
+    hint = without_none(hint)
+    return hint is str or (get_origin(hint) is Literal and all(isinstance(a, str) for a in get_args(hint)))
