@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
-from phasor.evaluation import evaluate
-from phasor.evaluation.scores import scores
 
 from phasor.config.recipe import Recipe, overridden, read_recipe
+from phasor.evaluation import evaluate
+from phasor.evaluation.scores import scores
 from phasor.training import Report, Watcher, train
 from phasor.training.feed import Feed
 from phasor.training.material import Material, material

@@ -9,6 +9,7 @@ import pytest
 import test_against_transformers as pairs
 import torch
 from decoding import continuations, full_logits, speaker
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from phasor import SpecialTokens, Transformer, generate
 
@@ -69,6 +70,29 @@ def test_one_result_is_the_best_and_more_come_best_first() -> None:
             assert one.score == pytest.approx(sum(one.log_probabilities) / len(one.tokens), abs=1e-5)
     assert generate(model, prompts, max_new_tokens=8, beams=5, stop=[19]) == [best[0].tokens for best in five]
     assert generate(model, prompts[1], max_new_tokens=8, beams=5, stop=[19]) == five[1][0].tokens
+
+
+class Operations(TorchDispatchMode):
+    """Counts what torch is asked to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_all_prompts_are_searched_together() -> None:
+    """A step asks as much of a device for many prompts as for one."""
+    model = speaker("t5", shape="encoder-decoder")
+    counts = []
+    for prompts in (1, 7):
+        with Operations() as operations:
+            generate(model, [[5, 9, 3]] * prompts, max_new_tokens=6, beams=3, start=2)
+        counts.append(operations.count)
+    assert counts[0] == counts[1] > 100
 
 
 def test_more_beams_than_continuations() -> None:

@@ -251,6 +251,10 @@ def test_copy_reorder_move_and_save(tmp_path: object) -> None:
         close(model(given[:, 20:], cache=kept.to("cpu")), expected)
         kept.reorder([2, 0, 0])
         close(model(given[[2, 0, 0], 20:], cache=kept), expected[[2, 0, 0]])
+        fewer = Cache.load(tmp_path / "cache.safetensors")
+        fewer.reorder([2, 1])
+        assert fewer.batch_size == 2
+        close(model(given[[2, 1], 20:], cache=fewer), expected[[2, 1]])
     assert [p.name for p in tmp_path.iterdir()] == ["cache.safetensors"]
 
 
@@ -300,6 +304,8 @@ def test_bad_input() -> None:
     refused(lambda: model(given[:, :1], cache=cache, length=30), "length is the cache's own")
     refused(lambda: cache.crop(9), "undoes 0 to 8")
     refused(lambda: cache.reorder([0, 2]), "row number below 2")
+    refused(lambda: cache.reorder([0, 1, 0]), "reorder takes")
+    refused(lambda: cache.reorder([]), "reorder takes")
     refused(lambda: model.new_cache(0, 10), "batch_size")
     refused(lambda: model.new_cache(1, 10, length=[3, 4]), "length")
     refused(lambda: model(given[:, :1], documents=torch.zeros(2, 1, dtype=torch.int64), cache=cache), "first call")

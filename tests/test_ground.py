@@ -38,7 +38,7 @@ Llama3 LongRoPE MaskedHeadConfig ModelConfig MultiSectionConfig NTK NoHeadConfig
 NormalInitConfig NormalisedConfig OptimiserConfig OutputConfig ParallelConfig PooledHeadConfig PostConfig PreConfig
 Proportional RMSNormConfig Recipe Record Rotary RotaryConfig SandwichConfig SaveConfig SinusoidalConfig SpecialTokens
 StableSchedule T5InitConfig T5PositionConfig TrainConfig Transformer XPosConfig XavierInitConfig YaRN balancing_loss
-convert exact_rotary explain generate kinds load preset save stream train
+convert evaluate exact_rotary explain generate kinds load preset save stream train translate
 """.split()  # noqa: SIM905
 
 

@@ -1,10 +1,13 @@
 """Tokenizers and prepared tokens: nothing lost, written once, never half."""
 
 import json
+import multiprocessing
 import os
+import time
 
 import numpy as np
 import pytest
+import training_runs
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -169,6 +172,70 @@ def test_a_failure_leaves_what_was_there_and_nothing_half(tmp_path, monkeypatch)
     monkeypatch.undo()
     assert sorted(os.listdir(tmp_path)) == ["corpus.jsonl", "data"]
     assert prepare(recipe, tmp_path / "data").train[3][0].tolist() == before
+
+
+def prepared_alone(folder, recipe, note, *others):
+    """A process of its own that prepares, and says so by a note before it ends; it waits for the other notes."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["training_runs"])
+    notes = [str(folder / name) for name in (note, *others)]
+    process = context.Process(
+        target=training_runs.prepare_alone, args=(recipe.to_json(), folder / "data", notes[0], notes[1:]), daemon=True
+    )
+    process.start()
+    return process
+
+
+def waited_for(file):
+    deadline = time.monotonic() + 120
+    while not file.exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return file.exists()
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_what_a_kill_left_is_swept_up_next_time_and_nothing_else(tmp_path, cached):
+    recipe = corpus(tmp_path, cache=str(tmp_path / "cache") if cached else None)
+    place = tmp_path / "cache" if cached else tmp_path
+    process = prepared_alone(tmp_path, recipe, "written", "never")
+    assert waited_for(tmp_path / "written")
+    parts = set(place.glob(".*.part"))
+    assert len(parts) == 1
+    (place / ".thesis-1.part").mkdir()
+    other = recipe.replace(data=recipe.data.replace(valid_share=0.3))
+    prepare(other, tmp_path / "data")
+    assert set(place.glob(".*.part")) == parts | {place / ".thesis-1.part"}  # it is still being written
+    process.kill()
+    process.join()
+    assert set(place.glob(".*.part")) == parts | {place / ".thesis-1.part"}
+    prepare(other.replace(data=other.data.replace(valid_share=0.4)), tmp_path / "data")
+    assert list(place.glob(".*.part")) == [place / ".thesis-1.part"]
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_two_processes_that_prepare_the_same_at_once_both_succeed(tmp_path, cached):
+    recipe = corpus(tmp_path, cache=str(tmp_path / "cache") if cached else None)
+    notes = ["one", "two"]
+    both = [prepared_alone(tmp_path, recipe, note, *notes) for note in notes]
+    for process in both:
+        process.join(120)
+    assert [process.exitcode for process in both] == [0, 0]
+    reports = []
+    prepare(recipe, tmp_path / "data", lambda *report: reports.append(report))
+    assert not reports
+    assert not list(tmp_path.glob(".*")) + list(tmp_path.glob("cache/.*"))
+
+
+def test_a_folder_that_cannot_be_held_is_used_nevertheless(tmp_path, monkeypatch):
+    """As on file systems without locks: what may be left over stays."""
+
+    def refuse(*_):
+        raise OSError(37, "No locks available")
+
+    (tmp_path / ".data-1.part").mkdir()
+    monkeypatch.setattr(module.fcntl, "flock", refuse)
+    prepare(corpus(tmp_path), tmp_path / "data")
+    assert sorted(file.name for file in tmp_path.iterdir()) == [".data-1.part", "corpus.jsonl", "data"]
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):

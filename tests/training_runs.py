@@ -13,6 +13,7 @@ import torch.utils.tensorboard  # here, so that processes that begin with this m
 from tokenizers import Tokenizer, models
 
 from phasor.config.recipe import Recipe
+from phasor.data import store
 from phasor.data.batch import Batch
 from phasor.data.tokenizers import Special
 from phasor.training import loop, state, trainer
@@ -120,3 +121,17 @@ def run_alone(text, resume, slow, report):
     notes = Notes(each=lambda step: Path(report).write_text(json.dumps({"step": step})))
     result = run(Recipe.from_json(text), resume=resume, notes=notes, slow=slow)
     os._exit(result.exit_code)
+
+
+def prepare_alone(text, folder, note, others):
+    """Prepare data as the whole of a process that leaves a note when all is written, and waits for others to."""
+    write = store.write
+
+    def waiting(*given):
+        write(*given)
+        Path(note).touch()
+        while not all(Path(other).exists() for other in others):
+            time.sleep(0.005)
+
+    store.write = waiting
+    store.prepare(Recipe.from_json(text), folder)

@@ -22,6 +22,7 @@ _HOMES = {
     "phasor.choices": "kinds",
     "phasor.presets": "preset",
     "phasor.explanation": "explain",
+    "phasor.evaluation": "evaluate translate",
     "phasor.cache": "Cache",
     "phasor.checkpoints": "convert exact_rotary load save",
     "phasor.config.generation": "GenerationConfig SpecialTokens",
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
     from phasor.config.schedules import InverseSqrtSchedule as InverseSqrtSchedule
     from phasor.config.schedules import LinearSchedule as LinearSchedule
     from phasor.config.schedules import StableSchedule as StableSchedule
+    from phasor.evaluation import evaluate as evaluate
+    from phasor.evaluation import translate as translate
     from phasor.explanation import explain as explain
     from phasor.generation import Generated as Generated
     from phasor.generation import generate as generate

@@ -305,49 +305,66 @@ class Cache:
             self.next_positions, self.origins, self.documents = 0, None, None
 
     def reorder(self, rows: Sequence[int] | Tensor) -> None:
-        """Let row `i` go on from what row `rows[i]` holds: what a beam search does at every step."""
-        chosen = whole_numbers(rows, self.batch_size, "reorder takes")
+        """Let row `i` go on from what row `rows[i]` holds: what a beam search does at every step.
+
+        Rows that are not named are forgotten, and with fewer numbers than rows the cache becomes smaller.
+        """
+        given = rows.tolist() if isinstance(rows, Tensor) else rows
+        count = min(len(given), self.batch_size) if isinstance(given, list | tuple) else self.batch_size
+        chosen = whole_numbers(given, max(1, count), "reorder takes")
         if not all(0 <= r < self.batch_size for r in chosen):
             raise ValueError(f"reorder takes a row number below {self.batch_size} for each row, not {chosen}")
         at = torch.tensor(chosen, device=self.keys[0].data.device)
-        self._each(lambda x: x.index_select(0, at) if x.shape[0] == self.batch_size else x)
+        filled = max(self.counts)
+
+        def moved(x: Tensor, layout: Layout | None) -> Tensor:
+            if x.shape[0] != self.batch_size:
+                return x
+            if layout is None:
+                return x.index_select(0, at)
+            kept, held = x[: len(chosen)], layout.filled(filled)  # empty slots stay where they are
+            kept[:, :held] = x[:, :held].index_select(0, at)
+            return kept
+
+        self._each(moved)
         counted = (self.counts, self.peaks, self.lengths)
         self.counts, self.peaks, self.lengths = ([x[r] for r in chosen] for x in counted)
+        self.batch_size = len(chosen)
 
     def copy(self) -> Self:
         """A cache of its own with the same contents."""
         other = copy.copy(self)
-        other._each(torch.clone)
+        other._each(lambda x, layout: x.clone())
         other.counts, other.peaks = list(self.counts), list(self.peaks)
         return other
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """A copy on another device, or with keys and values of another type."""
         other = copy.copy(self)
-        other._each(lambda x: x.to(device=device, dtype=dtype if x.is_floating_point() else None, copy=True))
+        other._each(lambda x, layout: x.to(device=device, dtype=dtype if x.is_floating_point() else None, copy=True))
         other.counts, other.peaks = list(self.counts), list(self.peaks)
         return other
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Replace every tensor the cache holds."""
+    def _each(self, change: Callable[[Tensor, Layout | None], Tensor]) -> None:
+        """Replace every tensor the cache holds; those of slots have a layout."""
 
         def stores(old: list[Store]) -> list[Store]:
-            return [Store(change(store.data), store.layout) for store in old]
+            return [Store(change(store.data, store.layout), store.layout) for store in old]
 
         def table(old: dict[Layout, Store]) -> dict[Layout, Store]:
             return dict(zip(old, stores(list(old.values())), strict=True))
 
         self.keys, self.values, self.positions = stores(self.keys), stores(self.values), table(self.positions)
         self.documents = None if self.documents is None else table(self.documents)
-        self.cross = [(change(k), change(v)) for k, v in self.cross]
+        self.cross = [(change(k, None), change(v, None)) for k, v in self.cross]
         if isinstance(self.next_positions, Tensor):
-            self.next_positions = change(self.next_positions)
-        self.origins = None if self.origins is None else change(self.origins)
+            self.next_positions = change(self.next_positions, None)
+        self.origins = None if self.origins is None else change(self.origins, None)
         if self.memory is not None:
             padding, documents = (
-                None if x is None else change(x) for x in (self.memory.padding, self.memory.documents)
+                None if x is None else change(x, None) for x in (self.memory.padding, self.memory.documents)
             )
-            self.memory = Memory(change(self.memory.hidden), padding, documents)
+            self.memory = Memory(change(self.memory.hidden, None), padding, documents)
 
     def save(self, path: str | Path) -> None:
         """Write the cache as one safetensors file; `Cache.load` reads it back."""

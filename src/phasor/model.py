@@ -239,6 +239,7 @@ class Transformer(nn.Module):
         self.pooler = None if config.head.pooler == "none" else Pooler(config)
         self.head = build_head(config)
         self.tokenizer: Any = None  # a folder's tokenizer, where the model was loaded with one
+        self.source_tokenizer: Any = None  # that of an encoder-decoder's source, where it is another one
         self.special = SpecialTokens()
         self.origin: Any = None  # the folder it was loaded from, and what came along
         self.fresh: tuple[str, ...] = ()  # weights that were drawn anew when it was loaded with other positions

@@ -18,11 +18,12 @@ from phasor.config.generation import SpecialTokens
 from phasor.config.schema import shown
 
 CONFIG, WEIGHTS, SPECIAL, TOKENIZER = "config.json", "model.safetensors", "generation_config.json", "tokenizer.json"
+SOURCE_TOKENIZER = "source_tokenizer.json"  # ours alone: where an encoder-decoder reads with another than it writes
 INDEX = "model.safetensors.index.json"
 SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 TOKENIZER_FILES = (
     *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
-    *("chat_template.json", "tekken.json"),
+    *(SOURCE_TOKENIZER, "chat_template.json", "tekken.json"),
     *("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
     *("source.spm", "target.spm", "target_vocab.json"),
 )
@@ -160,24 +161,25 @@ def write_json(file: Path, data: dict[str, Any] | list[Any]) -> None:
     file.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def write_tokenizer(tokenizer: Tokenizer | None, origin: Path | None, folder: Path) -> None:
-    """A model's tokenizer, and all files about it of the folder the model came from, as they are if it is still it."""
+def write_tokenizers(model: Any, origin: Path | None, folder: Path) -> None:
+    """A model's tokenizers, and all files about them of the folder it came from, as they are if they still are them."""
     for name in TOKENIZER_FILES:
         if origin is not None and (origin / name).is_file():
             shutil.copyfile(origin / name, folder / name)
     for template in () if origin is None else sorted((origin / TEMPLATES).glob("*.jinja")):
         (folder / TEMPLATES).mkdir(exist_ok=True)
         shutil.copyfile(template, folder / TEMPLATES / template.name)
-    if tokenizer is None:
-        return
-    copied, text = read_tokenizer(folder), tokenizer.to_str()
-    if copied is None or copied.to_str() != text:
-        (folder / TOKENIZER).write_text(text, encoding="utf-8")
+    for name, tokenizer in ((TOKENIZER, model.tokenizer), (SOURCE_TOKENIZER, model.source_tokenizer)):
+        copied = None if tokenizer is None else read_tokenizer(folder, name)
+        if tokenizer is not None and (copied is None or copied.to_str() != tokenizer.to_str()):
+            (folder / name).write_text(tokenizer.to_str(), encoding="utf-8")
+    if model.source_tokenizer is None:
+        (folder / SOURCE_TOKENIZER).unlink(missing_ok=True)
 
 
-def read_tokenizer(folder: Path) -> Tokenizer | None:
+def read_tokenizer(folder: Path, name: str = TOKENIZER) -> Tokenizer | None:
     """A folder's tokenizer, where it has one."""
-    file = folder / TOKENIZER
+    file = folder / name
     if not file.is_file():
         return None
     try:

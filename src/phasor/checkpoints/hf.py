@@ -16,13 +16,14 @@ from phasor.checkpoints.family import Family, differences
 from phasor.checkpoints.fields import Fields
 from phasor.checkpoints.folder import (
     CONFIG,
+    SOURCE_TOKENIZER,
     SPECIAL,
     read_json,
     read_special,
     read_tokenizer,
     special_fields,
     write_json,
-    write_tokenizer,
+    write_tokenizers,
 )
 from phasor.checkpoints.layout import Place, places, straight
 from phasor.checkpoints.sentence import pooled, spoken, write_pooling
@@ -92,7 +93,7 @@ def load_hf(
     generation = folder / SPECIAL
     origin.generation = read_json(generation) if generation.is_file() else {}
     model.special = read_special(data | origin.generation, generation if generation.is_file() else file)
-    model.tokenizer = read_tokenizer(folder)
+    model.tokenizer, model.source_tokenizer = read_tokenizer(folder), read_tokenizer(folder, SOURCE_TOKENIZER)
     model.origin = origin
     return model.requires_grad_(True).eval()
 
@@ -223,7 +224,7 @@ def save_hf(model: Transformer, folder: Path, progress: Progress | None = None) 
     generation = {} if origin is None else origin.generation
     if generation or ids:
         write_json(folder / SPECIAL, generation | ids)
-    write_tokenizer(model.tokenizer, None if origin is None else origin.folder, folder)
+    write_tokenizers(model, None if origin is None else origin.folder, folder)
     if isinstance(model.config.head, PooledHeadConfig):
         write_pooling(model.config.head, model.config, folder, None if origin is None else origin.folder)
     bare = family.prefix if model.config.head.kind in ("none", "pooled") else ""

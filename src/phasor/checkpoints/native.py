@@ -10,13 +10,14 @@ from torch import Tensor
 
 from phasor.checkpoints.folder import (
     CONFIG,
+    SOURCE_TOKENIZER,
     SPECIAL,
     read_json,
     read_special,
     read_tokenizer,
     special_fields,
     write_json,
-    write_tokenizer,
+    write_tokenizers,
 )
 from phasor.checkpoints.hf import Origin
 from phasor.checkpoints.tensors import Progress, Tensors, write_tensors
@@ -28,7 +29,7 @@ def save_native(model: Transformer, folder: Path, progress: Progress | None = No
     """Write a model into an empty folder."""
     (folder / CONFIG).write_text(model.config.to_json(), encoding="utf-8")
     write_json(folder / SPECIAL, special_fields(model.special))
-    write_tokenizer(model.tokenizer, None if model.origin is None else model.origin.folder, folder)
+    write_tokenizers(model, None if model.origin is None else model.origin.folder, folder)
     if model.origin is not None and model.origin.carried:
         left = ", ".join(model.origin.carried)
         warnings.warn(f"tensors phasor has no use for, which its own format leaves out: {left}", stacklevel=4)
@@ -55,7 +56,7 @@ def load_native(
     model.load_state_dict(loaded, assign=True)
     if (folder / SPECIAL).is_file():
         model.special = read_special(read_json(folder / SPECIAL), folder / SPECIAL)
-    model.tokenizer = read_tokenizer(folder)
+    model.tokenizer, model.source_tokenizer = read_tokenizer(folder), read_tokenizer(folder, SOURCE_TOKENIZER)
     model.origin = Origin("phasor", folder, config)
     return model.requires_grad_(True).eval()
 

@@ -51,7 +51,8 @@ def swap_positions(
                 tables[name] = tensor
     kept = {name: tables[name] if name in tables else old[name] for name in made.state_dict()}
     made.load_state_dict(kept, assign=True)
-    made.tokenizer, made.special, made.origin, made.fresh = model.tokenizer, model.special, model.origin, tuple(fresh)
+    made.tokenizer, made.source_tokenizer = model.tokenizer, model.source_tokenizer
+    made.special, made.origin, made.fresh = model.special, model.origin, tuple(fresh)
     left += [name for name in old if name not in kept]
     told = {"drawn anew": fresh, "left out": left}
     if any(told.values()):

@@ -151,22 +151,28 @@ class MaskedRows(Rows):
         self, store: Store, recipe: Recipe, seed: int, special: Special, shuffled: bool, vocab_size: int
     ) -> None:
         super().__init__(store, recipe, seed, special, shuffled)
-        self.vocab_size, self.mask = vocab_size, cast(int, special.mask)
-        self.fixed = [i for i in (special.pad, special.bos, special.eos, special.mask) if i is not None]
+        self.vocab_size = vocab_size
 
     def _batch(self, *, step: int, **arrays: NDArray[Any]) -> Batch:
-        draw = np.random.default_rng([self.seed, step])
-        tokens = arrays["tokens"]
-        free = (arrays["weights"] > 0) & ~np.isin(tokens, self.fixed)
-        chance, fate = draw.random(tokens.shape), draw.random(tokens.shape)
-        others = draw.integers(self.vocab_size, size=tokens.shape)
-        asked = free & (chance < MASKED)
-        if free.any() and not asked.any():  # a short batch asks for one token at least
-            asked = free & (chance == chance[free].min())
-        changed = np.where(fate < CHANGED, self.mask, np.where(fate < LEFT, others, tokens))
-        changed = np.where(np.isin(changed, [i for i in self.fixed if i != self.mask]), tokens, changed)
-        arrays |= {"tokens": np.where(asked, changed, tokens), "weights": asked.astype(np.float32)}
+        arrays |= masked(arrays["tokens"], arrays["weights"] > 0, [self.seed, step], self.special, self.vocab_size)
         return super()._batch(step=step, **arrays)
+
+
+def masked(
+    tokens: NDArray[Any], real: NDArray[np.bool_], seed: list[int], special: Special, vocab_size: int
+) -> dict[str, NDArray[Any]]:
+    """Tokens with some of them hidden, and the weights of those that are asked for; never a special token."""
+    draw = np.random.default_rng(seed)
+    fixed = [i for i in (special.pad, special.bos, special.eos, special.mask) if i is not None]
+    free = real & ~np.isin(tokens, fixed)
+    chance, fate = draw.random(tokens.shape), draw.random(tokens.shape)
+    others = draw.integers(vocab_size, size=tokens.shape)
+    asked = free & (chance < MASKED)
+    if free.any() and not asked.any():  # a short batch asks for one token at least
+        asked = free & (chance == chance[free].min())
+    changed = np.where(fate < CHANGED, cast(int, special.mask), np.where(fate < LEFT, others, tokens))
+    changed = np.where(np.isin(changed, [i for i in fixed if i != special.mask]), tokens, changed)
+    return {"tokens": np.where(asked, changed, tokens), "weights": asked.astype(np.float32)}
 
 
 class Pairs:

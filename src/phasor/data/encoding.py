@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from phasor.checkpoints.folder import TOKENIZER
+from phasor.checkpoints.folder import SOURCE_TOKENIZER, TOKENIZER, read_tokenizer
 from phasor.config.recipe import Recipe, Task
 from phasor.data.dates import Split
 from phasor.data.split import Example
@@ -46,11 +46,14 @@ def tokenizers_for(recipe: Recipe, texts: Callable[[], Iterable[Example]], chara
     folder = given_tokenizer(recipe)
     if folder is not None:
         tokenizer, special = load_tokenizer(folder)
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
+        own = read_tokenizer(folder, SOURCE_TOKENIZER) if task == "translation" else None
+        source = tokenizer if own is None else own
+        for each in (tokenizer, source):
+            each.no_truncation()
+            each.no_padding()
         if task == "mlm" and special.mask is None:
             raise ValueError(f"the tokenizer of {folder} has no mask token, and masking needs one")
-        return Tokenizers(tokenizer, tokenizer, special)
+        return Tokenizers(tokenizer, source, special)
     if data.tokenizer == "bytes":
         tokenizer = byte_tokenizer(task)
         return Tokenizers(tokenizer, tokenizer, Special())

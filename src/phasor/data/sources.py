@@ -143,8 +143,8 @@ def pairs(
         kind = format_of(file, config)
         if kind != "tsv":
             raise ValueError(
-                f"{file} is read as {kind}, and translation needs pairs: a TSV file, or its other side as "
-                "data.train_target"
+                f"{file} is read as {kind}, and translation needs pairs: a TSV file, or a file for each side "
+                "(data.train_target)"
             )
         for line in lines(file, config):
             columns = line.text.split("\t")

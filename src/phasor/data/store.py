@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
-from phasor.checkpoints.folder import TOKENIZER, read_json, swap, write_json
+from phasor.checkpoints.folder import SOURCE_TOKENIZER, TOKENIZER, read_json, swap, write_json
 from phasor.config.recipe import Recipe
 from phasor.config.schema import shown
 from phasor.data.dates import Split
@@ -25,8 +28,9 @@ from phasor.data.token_files import Writer
 from phasor.data.tokenizers import Special
 
 Progress = Callable[[str, int, int | None], None]  # what is done, how far it is, and out of how much
-MANIFEST, SOURCE_TOKENIZER, VALID_TEXTS = "manifest.json", "source_tokenizer.json", "valid.jsonl"
+MANIFEST, VALID_TEXTS = "manifest.json", "valid.jsonl"
 VERSION = 1
+HASH = "[0-9a-f]" * 16  # what folders in a cache are called
 OFTEN = 1000  # examples between two reports
 
 
@@ -76,12 +80,15 @@ def prepare(recipe: Recipe, folder: str | Path, progress: Progress | None = None
         folder = Path(recipe.data.cache) / hashlib.sha256(json.dumps(origin).encode()).hexdigest()[:16]
     if (found := opened(folder, origin)) is not None:
         return found
-    with placed(folder) as staged:
-        write(recipe, staged, origin, progress or (lambda what, done, total: None))
-    made = opened(folder, origin)
-    if made is None:
+    with staged(folder, HASH if recipe.data.cache is not None else None) as (place, made):
+        write(recipe, made, origin, progress or (lambda what, done, total: None))
+        with held(place.parent):
+            if (found := opened(folder, origin)) is None:  # else another process was quicker
+                swap(made, place)
+                found = opened(folder, origin)
+    if found is None:
         raise ValueError(f"{folder} was changed while it was written")
-    return made
+    return found
 
 
 def origin_of(recipe: Recipe) -> dict[str, Any]:
@@ -101,13 +108,13 @@ def hash_of(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def opened(folder: Path, origin: dict[str, Any]) -> Prepared | None:
-    """A folder as it was prepared, if it was prepared from the same and is whole."""
+def opened(folder: Path, origin: dict[str, Any] | None = None) -> Prepared | None:
+    """A folder as it was prepared, if it is whole and was prepared from the same; without `origin` from whatever."""
     if not (folder / MANIFEST).is_file():
         return None
     try:
         manifest = read_json(folder / MANIFEST)
-        if manifest.get("origin") != origin:
+        if origin is not None and manifest.get("origin") != origin:
             return None
         tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
         own = folder / SOURCE_TOKENIZER
@@ -120,21 +127,48 @@ def opened(folder: Path, origin: dict[str, Any]) -> Prepared | None:
 
 
 @contextmanager
-def placed(folder: Path) -> Iterator[Path]:
-    """A folder to write into that takes its place when all is written, and vanishes if anything fails."""
+def staged(folder: Path, names: str | None) -> Iterator[tuple[Path, Path]]:
+    """Where a folder really is, and one beside it to write into, which is gone afterwards unless it took its place.
+
+    What killed processes left there goes too, since nobody holds it any more: that of folders of this name, or of all
+    that match `names`.
+    """
     folder = folder.resolve()
+    names = glob.escape(folder.name) if names is None else names
     if folder.exists() and not (folder.is_dir() and ((folder / MANIFEST).is_file() or not any(folder.iterdir()))):
         raise ValueError(f"{folder} exists and does not hold prepared data: it is left alone")
+    with ExitStack() as stack:
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with held(folder.parent):
+                for left in (*folder.parent.glob(f".{names}-*.part"), *folder.parent.glob(f".{names}-*.old")):
+                    remove_unless_held(left)
+                made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=".part", dir=folder.parent))
+                stack.callback(shutil.rmtree, made, ignore_errors=True)
+                stack.enter_context(held(made))
+        except OSError as error:
+            raise type(error)(f"{folder} cannot be written: {error.strerror}") from None
+        yield folder, made
+
+
+@contextmanager
+def held(folder: Path, wait: bool = True) -> Iterator[None]:
+    """A folder that one process holds at a time, and lets go however it ends; without `wait`, an error if one does."""
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        staged = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=".part", dir=folder.parent))
-    except OSError as error:
-        raise type(error)(f"{folder} cannot be written: {error.strerror}") from None
-    try:
-        yield staged
-        swap(staged, folder)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except OSError:  # some file systems have no locks: there nothing is known to be left over
+            if not wait:
+                raise
+        yield
     finally:
-        shutil.rmtree(staged, ignore_errors=True)
+        os.close(handle)
+
+
+def remove_unless_held(folder: Path) -> None:
+    with suppress(OSError), held(folder, wait=False):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def write(recipe: Recipe, folder: Path, origin: dict[str, Any], report: Progress) -> None:

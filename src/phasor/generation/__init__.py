@@ -162,6 +162,7 @@ class Request:
         stop = special.stop if options.stop is None else options.stop
         prompts, self.many, textual = as_prompts(prompt)
         self.tokenizer = model.tokenizer if textual else None
+        self.reader = model.tokenizer if model.source_tokenizer is None else model.source_tokenizer
         if textual and model.tokenizer is None:
             raise ValueError("a text prompt needs a tokenizer, and this model has none: pass token ids")
         texts = [s for s in stop if isinstance(s, str)]
@@ -208,7 +209,7 @@ class Request:
             )
 
     def _ids(self, prompt: str | Sequence[int]) -> list[int]:
-        return cast(Any, self.tokenizer).encode(prompt).ids if isinstance(prompt, str) else list(prompt)
+        return self.reader.encode(prompt).ids if isinstance(prompt, str) else list(prompt)
 
     def steps(self) -> Iterator[list[Row]]:
         """The rows after each step of the way of decoding that was asked for."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
-from phasor.generation.loop import Job, Row, only, scored
-from phasor.generation.sampling import NOT, Chance
+from phasor.generation.loop import Job, only
+from phasor.generation.sampling import NOT, penalised
+from phasor.parts.norm import at_least_float32
 
 
 @dataclass
@@ -19,17 +22,30 @@ class Hypothesis:
     score: float
 
 
+class Candidate(NamedTuple):
+    """A beam with one token more: the sum of its log-probabilities, the last of which is `step`."""
+
+    total: float
+    parent: int
+    token: int
+    step: float
+
+
 @dataclass
 class Beams:
     """The search for one prompt: running beams with their sums, and the best finished ones."""
 
     prompt: list[int]
     width: int
-    running: list[list[int]] = field(default_factory=lambda: [[]])
-    steps: list[list[float]] = field(default_factory=lambda: [[]])
-    sums: list[float] = field(default_factory=lambda: [0.0])
+    running: list[list[int]] = field(init=False)
+    steps: list[list[float]] = field(init=False)
+    sums: list[float] = field(init=False)
     finished: list[Hypothesis] = field(default_factory=list)
     done: bool = False
+
+    def __post_init__(self) -> None:  # all beams begin alike, so all but one are impossible
+        self.running, self.steps = [[]] * self.width, [[]] * self.width
+        self.sums = [0.0] + [NOT] * (self.width - 1)
 
     def finish(self, tokens: list[int], steps: list[float], total: float, penalty: float) -> None:
         self.finished.append(Hypothesis(tokens, steps, total / len(tokens) ** penalty))
@@ -44,56 +60,70 @@ def beam_search(job: Job) -> list[list[Hypothesis]]:
     searches = [Beams(list(b), width) for b in beginnings]
     cache = job.new_cache(beginnings, copies=width)
     logits = job.prefill(cache, beginnings, copies=width)
+    going = searches
     for length in range(1, options.max_new_tokens + 1):
         order, tokens = [], []
-        for i, search in enumerate(searches):
-            rows = slice(i * width, (i + 1) * width)
-            parents = [0] * width if search.done else advance(job, search, logits[rows], length)
-            order += [i * width + parent for parent in parents]
-            tokens += [beam[-1] if beam else 0 for beam in search.running]
-        if all(search.done for search in searches):
+        for i, (search, found) in enumerate(zip(going, candidates(job, going, logits, length), strict=True)):
+            parents = advance(job, search, found, length)
+            if not search.done:
+                order += [i * width + parent for parent in parents]
+                tokens += [beam[-1] for beam in search.running]
+        going = [search for search in going if not search.done]
+        if not going:
             break
-        cache.reorder(order)
+        cache.reorder(order)  # without the rows of searches that are done
         logits = job.step(cache, tokens)
     return [search.finished[: options.results] for search in searches]
 
 
-def advance(job: Job, search: Beams, logits: torch.Tensor, length: int) -> list[int]:
-    """Take every beam a token further; gives the beam that each of the new running beams comes from."""
-    options, width, most = job.options, search.width, job.options.max_new_tokens or 0
-    rows = [Row(search.prompt, Chance(0), new=beam) for beam in search.running]
-    steps = torch.stack([scored(logits[i], row, options).log_softmax(-1) for i, row in enumerate(rows)])
+def candidates(job: Job, going: list[Beams], logits: torch.Tensor, length: int) -> Iterator[list[Candidate]]:
+    """The best beams of each search with one token more, best first, from the logits `[searches * width, vocab]`.
+
+    All searches are computed together, and a device is waited for once a step.
+    """
+    options, width = job.options, job.options.beams
+    wide = at_least_float32(logits)
+    if options.penalises:
+        said = [(search.prompt, beam) for search in going for beam in search.running]
+        wide = torch.stack([penalised(row, options, *given) for row, given in zip(wide, said, strict=True)])
+    steps = wide.log_softmax(-1).view(len(going), width, -1)
     forced = job.forced(length - 1)
     if forced is not None:
         steps = only(forced, steps)
-    totals = steps + torch.tensor(search.sums, device=steps.device, dtype=steps.dtype)[:, None]
-    count = min((1 + len(job.stop)) * width, totals.numel())
-    best, at = totals.flatten().topk(count)
-    running: list[tuple[int, int, float]] = []
-    for rank, (total, index) in enumerate(zip(best.tolist(), at.tolist(), strict=True)):
-        parent, token = divmod(index, steps.shape[-1])
+    sums = torch.tensor([search.sums for search in going], device=steps.device, dtype=steps.dtype)
+    totals, vocab_size = (steps + sums[..., None]).flatten(1), steps.shape[-1]
+    best, at = totals.topk(min((1 + len(job.stop)) * width, totals.shape[-1]))
+    own = steps.flatten(1).gather(1, at)
+    for row in zip(best.tolist(), at.tolist(), own.tolist(), strict=True):
+        yield [Candidate(total, i // vocab_size, i % vocab_size, step) for total, i, step in zip(*row, strict=True)]
+
+
+def advance(job: Job, search: Beams, found: list[Candidate], length: int) -> list[int]:
+    """Take every beam a token further; gives the beam that each of the new running beams comes from."""
+    options, width, most = job.options, search.width, job.options.max_new_tokens or 0
+    running: list[Candidate] = []
+    for rank, candidate in enumerate(found):
+        total, parent, token, step = candidate
         if total == NOT:
             continue
         if token not in job.stop and length < most:
-            running.append((parent, token, total))
+            running.append(candidate)
         elif rank < width:
-            new = [*search.running[parent], token]
-            noted = [*search.steps[parent], float(steps[parent, token])]
+            new, noted = [*search.running[parent], token], [*search.steps[parent], step]
             search.finish(new, noted, total, options.length_penalty)
     running = running[:width]
     while running and len(running) < width:  # fewer continuations than beams: fill up with impossible ones
-        running.append((*running[-1][:2], NOT))
+        running.append(running[-1]._replace(total=NOT))
     if not running:
         search.done = True
-        return [0] * width
-    parents = [parent for parent, _, _ in running]
+        return []
     search.running, search.steps, search.sums = (
-        [[*search.running[p], t] for p, t, _ in running],
-        [[*search.steps[p], float(steps[p, t])] for p, t, _ in running],
-        [total for _, _, total in running],
+        [[*search.running[one.parent], one.token] for one in running],
+        [[*search.steps[one.parent], one.step] for one in running],
+        [one.total for one in running],
     )
     search.done = over(job, search, length)
-    return parents
+    return [one.parent for one in running]
 
 
 def over(job: Job, search: Beams, length: int) -> bool:

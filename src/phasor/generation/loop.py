@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from phasor.cache import Cache
+from phasor.cache import Cache, Memory
 from phasor.config.generation import GenerationConfig
 from phasor.generation.compiled import ROUND, CompiledSteps, can_compile
 from phasor.generation.sampling import NOT, Chance, chances, draw, filtered, penalised
@@ -121,8 +121,11 @@ class Job:
         tokens, padding = padded(rows, self.model.tokens.weight.device)
         memory = None
         if self.crosses:
-            source, real = padded([p for p in self.prompts for _ in range(copies)], tokens.device, left=False)
+            source, real = padded(self.prompts, tokens.device, left=False)
             memory = self.model.encode(source, padding=real)
+            if copies > 1:
+                padding_of = None if real is None else real.repeat_interleave(copies, 0)
+                memory = Memory(memory.hidden.repeat_interleave(copies, 0), padding_of)
         hidden = self.model.decode(tokens, memory, padding=padding, cache=cache)
         return self._logits(hidden)
 

@@ -52,10 +52,12 @@ def model_config(recipe: Recipe, vocab_size: int, source_vocab_size: int | None 
     else:
         full = preset(name).to_dict()
         config = preset(name, **{field: overlaid(full.get(field), value) for field, value in fields.items()})
-    return check_config(config, recipe, vocab_size)
+    return check_config(config, recipe, vocab_size, source_vocab_size)
 
 
-def check_config(config: ModelConfig, recipe: Recipe, vocab_size: int) -> ModelConfig:
+def check_config(
+    config: ModelConfig, recipe: Recipe, vocab_size: int, source_vocab_size: int | None = None
+) -> ModelConfig:
     """The configuration as it is, or one sentence about why the recipe cannot train it."""
     wanted = SHAPES[recipe.task]
     if config.shape != wanted:
@@ -65,6 +67,9 @@ def check_config(config: ModelConfig, recipe: Recipe, vocab_size: int) -> ModelC
         raise ValueError(f"training needs a head that gives logits, and this model's is {config.head.kind!r}")
     if config.vocab_size < vocab_size:
         raise ValueError(f"the tokenizer has {vocab_size} tokens, and the model's vocabulary {config.vocab_size}")
+    read, known = source_vocab_size or vocab_size, config.embedding.source_vocab_size or config.vocab_size
+    if recipe.task == "translation" and known < read:
+        raise ValueError(f"the source's tokenizer has {read} tokens, and the model's source vocabulary {known}")
     for position in (config.input_position, *config.layer_positions()):
         most = position.max_positions
         if most is not None and recipe.data.length > most:
@@ -86,23 +91,23 @@ def build_model(recipe: Recipe, found: Material) -> Transformer:
     size = found.tokenizer.get_vocab_size()
     source_size = None if found.source_tokenizer is None else found.source_tokenizer.get_vocab_size()
     if recipe.init_from is not None:
-        model = loaded(recipe, size)
+        model = loaded(recipe, size, source_size)
     else:
         config = model_config(recipe, size, source_size)
         torch.manual_seed(recipe.train.seed)
         model = Transformer(config)
         special, start = found.special, found.special.start if recipe.task == "translation" else None
         model.special = SpecialTokens(stop=(special.eos,), start=start, bos=special.bos, pad=special.pad)
-    model.tokenizer = found.tokenizer
+    model.tokenizer, model.source_tokenizer = found.tokenizer, found.source_tokenizer
     return model
 
 
-def loaded(recipe: Recipe, vocab_size: int) -> Transformer:
+def loaded(recipe: Recipe, vocab_size: int, source_vocab_size: int | None) -> Transformer:
     """The model of `init_from`, in float32, with what the recipe changes of it that its weights still fit."""
     assert recipe.init_from is not None
     found = load(recipe.init_from, dtype=torch.float32)
     config = ModelConfig.from_dict(overlaid(found.config.to_dict(), recipe.model))
-    check_config(config, recipe, vocab_size)
+    check_config(config, recipe, vocab_size, source_vocab_size)
     if config == found.config:
         return found
     torch.manual_seed(recipe.train.seed)

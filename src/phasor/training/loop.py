@@ -210,6 +210,7 @@ class Loop:
             "ema_updates": 0 if self.trainer.ema is None else self.trainer.ema.updates,
             "seconds": self.before + time.perf_counter() - self.began,
             "fixed": self.fixed(),
+            "special": self.trainer.model.special.to_dict(),
         }
 
     def fixed(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,6 +12,8 @@ from phasor.data.batch import Batch
 from phasor.data.batches import Batches
 from phasor.data.store import Progress, Store, prepare
 from phasor.data.tokenizers import Special
+
+DATA = "data"
 
 
 class Counted(Protocol):
@@ -34,8 +37,17 @@ class Material:
 
 
 def material(recipe: Recipe, folder: Path, progress: Progress) -> Material:
-    """Prepare a recipe's data, in its cache or else in the run's folder, or find them prepared."""
-    prepared = prepare(recipe, folder / "data", progress)
+    """Prepare a recipe's data, in its cache or else in the run's folder, or find them prepared.
+
+    Either way they are found as `data` in the run's folder afterwards.
+    """
+    place = folder / DATA
+    prepared = prepare(recipe, place, progress)
+    if prepared.folder != place and (place.is_symlink() or not place.exists()):
+        link = folder / f".{DATA}.part"
+        link.unlink(missing_ok=True)
+        link.symlink_to(prepared.folder.resolve(), target_is_directory=True)
+        os.replace(link, place)
     shared = prepared.source_tokenizer is prepared.tokenizer
 
     def batches(store: Store) -> Batches:

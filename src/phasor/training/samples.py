@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from phasor.config.recipe import Recipe
 from phasor.generation import generate
+from phasor.generation.translation import translated
 from phasor.model import Transformer
 from phasor.training.material import Material
 
@@ -24,10 +25,8 @@ def sample_of(model: Transformer, recipe: Recipe, found: Material) -> str | None
     batch = found.valid[0]
     assert batch.source is not None
     assert batch.source_padding is not None
-    lines = []
-    for row, real in list(zip(batch.source, batch.source_padding, strict=True))[:SENTENCES]:
-        source = row[real].tolist()
-        new = generate(model, source, max_new_tokens=recipe.data.length)
-        reader = found.source_tokenizer or tokenizer
-        lines.append(f"{reader.decode(source)}\t{tokenizer.decode(new)}")
-    return "\n".join(lines)
+    rows = list(zip(batch.source, batch.source_padding, strict=True))[:SENTENCES]
+    sources = [row[real].tolist() for row, real in rows]
+    reader = found.source_tokenizer or tokenizer
+    said = zip(reader.decode_batch(sources), tokenizer.decode_batch(translated(model, sources, beams=1)), strict=True)
+    return "\n".join("\t".join(pair) for pair in said)

@@ -219,7 +219,7 @@ def checkpoint_blocks(model: Transformer) -> None:
 
 
 def device_of(name: str) -> torch.device:
-    """The device a recipe names; "auto" is a GPU where there is one.
+    """The device of that name; "auto" is a GPU where there is one.
 
     >>> device_of("cpu")
     device(type='cpu')
@@ -229,4 +229,4 @@ def device_of(name: str) -> torch.device:
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"train.device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"the device {name!r} cannot be used: {str(error).splitlines()[0]}") from None

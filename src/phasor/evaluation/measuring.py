@@ -1,0 +1,166 @@
+"""`evaluate`: a run's model measured on its validation texts, or on others."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from phasor.data.batch import Batch
+from phasor.data.batches import Batches
+from phasor.data.encoding import encoded
+from phasor.data.sources import documents, pairs
+from phasor.data.split import Example
+from phasor.data.token_files import Store, Writer
+from phasor.evaluation.rows import Apart
+from phasor.evaluation.scores import scores
+from phasor.evaluation.trained import Trained, open_run
+from phasor.generation import evaluating
+from phasor.generation.translation import Progress, reach, translated
+from phasor.parts.norm import at_least_float32
+from phasor.training.loss import forward
+from phasor.training.trainer import device_of
+
+
+def evaluate(
+    run: str | Path,
+    data: str | Path | None = None,
+    target: str | Path | None = None,
+    *,
+    beams: int = 5,
+    limit: int | None = None,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Measure the model of a run folder, on all of its validation texts or on `data`, read as the run read its own.
+
+    `target` is the other side of a parallel text in two files. `limit` takes only so many examples, the first ones.
+    `progress` is told how far the work is, and out of how much.
+
+    - Language models: `loss` in nats a token, `perplexity`, and `bits_per_byte`, which does not depend on the
+      tokenizer: the bits of all tokens over the `bytes` of the texts in UTF-8. Every token counts once, the end of a
+      document included; what a document begins with (`bos`) is not predicted. Each document is read from its
+      beginning, and one of more than `data.length` tokens in pieces of so many.
+    - Encoders: `masked_accuracy` and `loss` over masked tokens, always the same ones.
+    - Translation: `bleu` and `chrf` in percent by sacrebleu, with its tokenizer "zh" where most targets are Chinese,
+      the share of translations that are an `exact_match`, and `loss` and `perplexity` of a target token.
+
+    `weights` says whose weights these are: "model", or a checkpoint's where the run has not ended.
+
+    >>> from phasor.config.recipe import Recipe
+    >>> from phasor.training import train
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "notes.txt").write_text("The cat sat on the mat. " * 20)
+    ...     _ = train(Recipe.from_dict({
+    ...         "model": {"preset": "llama-2", "dim": 16, "num_heads": 2, "num_layers": 1},
+    ...         "data": {"train": f"{folder}/notes.txt", "valid": f"{folder}/notes.txt", "tokenizer": "bytes"},
+    ...         "train": {"steps": 1, "device": "cpu"},
+    ...         "out": f"{folder}/run",
+    ...     }))
+    ...     found = evaluate(f"{folder}/run", device="cpu")
+    >>> found["weights"], found["tokens"], found["bytes"]
+    ('model', 481, 480)
+    """
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit must be at least 1, not {limit}")
+    report = progress or (lambda done, total: None)
+    trained = open_run(Path(run), device_of(device))
+    examples = islice(texts_of(trained, data, target), limit)
+    with tempfile.TemporaryDirectory() as folder:
+        store, references = stored(trained, examples, Path(folder))
+        if len(store) == 0:
+            raise ValueError(f"{data} holds no text")
+        with evaluating(trained.model), torch.inference_mode(), trained.autocast():
+            if trained.recipe.task == "translation":
+                found = translation(trained, store, references, beams, report)
+            else:
+                found = language(trained, store, report)
+    return {"task": trained.recipe.task, "weights": trained.weights, **found}
+
+
+def texts_of(trained: Trained, data: str | Path | None, target: str | Path | None) -> Iterable[Example]:
+    """The examples to measure on."""
+    config, task = trained.recipe.data, trained.recipe.task
+    if target is not None and (data is None or task != "translation"):
+        raise ValueError("target is the other side of data, for a run that translates")
+    if data is None:
+        return trained.valid_texts()
+    if config.makes_its_own:
+        config = config.replace(format="auto")
+    if task == "translation":
+        return pairs(str(data), config, None if target is None else str(target))
+    return ((text,) for text in documents(str(data), config))
+
+
+def stored(trained: Trained, examples: Iterable[Example], folder: Path) -> tuple[Store, list[str]]:
+    """The tokens of examples as training has them, and the targets of pairs as texts."""
+    tokenizers, task = trained.tokenizers, trained.recipe.task
+    size = max(tokenizers.target.get_vocab_size(), tokenizers.source.get_vocab_size())
+    references: list[str] = []
+    with Writer(folder, "texts", 2 if task == "translation" else 1, size) as writer:
+        for _, example, tokens in encoded((("valid", e) for e in examples), tokenizers, task):
+            writer.add(tokens, len(example[-1].encode("utf-8", "replace")))
+            references += example[1:]
+    return Store(folder, "texts", writer.described()), references
+
+
+def language(trained: Trained, store: Store, report: Progress) -> dict[str, Any]:
+    """The measures of a language model, masked or not."""
+    recipe, masks = trained.recipe, trained.recipe.task == "mlm"
+    vocab_size = trained.tokenizers.target.get_vocab_size() if masks else None
+    batches = Apart(store, recipe.data.length, recipe.train.batch_tokens, trained.special, vocab_size)
+    nats, tokens, right = totals(trained, batches, lambda done: report(done, len(batches)))
+    sizes = {"documents": len(store), "tokens": tokens, "bytes": store.text_bytes}
+    if masks:
+        return {"masked_accuracy": right / tokens, "loss": nats / tokens, **sizes}
+    bits = nats / math.log(2) / store.text_bytes
+    return {"perplexity": exponential(nats / tokens), "loss": nats / tokens, "bits_per_byte": bits, **sizes}
+
+
+def translation(trained: Trained, store: Store, references: list[str], beams: int, report: Progress) -> dict[str, Any]:
+    """The measures of a model that translates."""
+    model = trained.model
+    assert model.decoder is not None
+    most = reach(model.decoder)
+    for number, length in enumerate((store.lengths[:, 1] - 1).tolist(), 1):
+        if most is not None and length > most:
+            raise ValueError(f"the target {number} has {length} tokens, and this model allows {most}")
+    sources = [store[i][0].tolist() for i in range(len(store))]
+    batches = Batches(store, trained.recipe, special=trained.special, shuffled=False)
+    work = len(store) + batches.per_epoch
+    new = translated(model, sources, beams=beams, progress=lambda done, _: report(done, work))
+    found = scores(trained.tokenizers.target.decode_batch(new), references)
+    nats, tokens, _ = totals(
+        trained, batches.stream(0, batches.per_epoch), lambda done: report(len(store) + done, work)
+    )
+    sizes = {"sentences": len(store), "tokens": tokens}
+    return {**found, "perplexity": exponential(nats / tokens), "loss": nats / tokens, **sizes}
+
+
+def totals(trained: Trained, batches: Iterable[Batch], tell: Callable[[int], None]) -> tuple[float, int, int]:
+    """The nats of all tokens that count, how many they are, and for how many the right one is the likeliest.
+
+    They are added up in float64 on the device, which is waited for at the end.
+    """
+    sums = torch.zeros(3, dtype=torch.float64, device=trained.device)
+    for number, batch in enumerate(batches, 1):
+        here = batch.to(trained.device)
+        logits = at_least_float32(forward(trained.model, here))
+        each = F.cross_entropy(logits.flatten(0, 1), here.targets.flatten(), reduction="none").view_as(here.targets)
+        asked = here.weights > 0
+        right = asked & (logits.argmax(-1) == here.targets)
+        sums += torch.stack([torch.where(asked, each.double(), 0.0).sum(), asked.sum(), right.sum()])
+        tell(number)
+    nats, tokens, likeliest = sums.tolist()
+    return nats, int(tokens), int(likeliest)
+
+
+def exponential(loss: float) -> float:
+    """The perplexity of a loss; infinite where no float is so large."""
+    return math.exp(loss) if not loss > 700 else math.inf

@@ -1,0 +1,69 @@
+"""Documents as rows to measure on: each from its beginning, whatever else is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from phasor.data.batch import Batch
+from phasor.data.batches import masked, token_bounds
+from phasor.data.token_files import Store
+from phasor.data.tokenizers import Special
+
+SEED = 0  # of the masks
+
+
+class Apart:
+    """Every document in a row of its own, or in several if it has more than `length` tokens; batches by length.
+
+    Training packs documents end to end and cuts rows wherever they are full. Here a document that fits into a row is
+    never cut, so that what is measured of it does not depend on its neighbours. With `vocab_size` tokens are masked,
+    always the same ones.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from phasor.data.token_files import Writer
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with Writer(Path(folder), "texts", sides=1, vocab_size=99) as writer:
+    ...         writer.add((np.arange(1, 7),), text_bytes=4)
+    ...     batches = list(Apart(Store(Path(folder), "texts", writer.described()), 3, 64, Special()))
+    >>> batches[0].tokens.tolist(), batches[0].targets.tolist()
+    ([[4, 5, 0], [1, 2, 3]], [[5, 6, 0], [2, 3, 4]])
+    """
+
+    def __init__(
+        self, store: Store, length: int, batch_tokens: int, special: Special, vocab_size: int | None = None
+    ) -> None:
+        self.store, self.special, self.vocab_size = store, special, vocab_size
+        self.ahead = 1 if vocab_size is None else 0  # tokens of a document that are only predicted
+        whole = np.maximum(store.lengths[:, 0] - self.ahead, 0)
+        rows = -(-whole // length)
+        document = np.repeat(np.arange(len(store)), rows)
+        before = length * (np.arange(len(document)) - np.repeat(np.cumsum(rows) - rows, rows))
+        sizes = np.minimum(whole[document] - before, length)
+        order = np.argsort(sizes, kind="stable")
+        self.starts, self.sizes = (store.ends[0][document] + before)[order], sizes[order]
+        self.bounds = token_bounds(self.sizes, batch_tokens)
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def __iter__(self) -> Iterator[Batch]:
+        return map(self.made, range(len(self)))
+
+    def made(self, number: int) -> Batch:
+        chosen = slice(self.bounds[number], self.bounds[number + 1])
+        columns = np.arange(self.sizes[chosen].max())
+        real = columns < self.sizes[chosen, None]
+        address = (self.starts[chosen, None] + columns)[real]
+        tokens, targets = (np.full(real.shape, self.special.pad, np.int64) for _ in range(2))
+        tokens[real] = self.store.tokens[0][address]
+        targets[real] = self.store.tokens[0][address + self.ahead]
+        arrays = {"tokens": tokens, "targets": targets, "weights": real.astype(np.float32)}
+        if self.vocab_size is not None:
+            arrays |= masked(tokens, real, [SEED, number], self.special, self.vocab_size)
+        if not real.all():
+            arrays["documents"] = (~real).astype(np.int64)  # padding is a document of its own
+        return Batch(**{name: torch.from_numpy(array) for name, array in arrays.items()})

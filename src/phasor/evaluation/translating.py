@@ -1,0 +1,86 @@
+"""`translate`: texts in, texts out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from phasor.checkpoints import load
+from phasor.config.schema import shown
+from phasor.data.encoding import encoded_side
+from phasor.evaluation.trained import is_run, open_run
+from phasor.generation.translation import Progress, translated
+from phasor.model import Transformer
+from phasor.training.trainer import device_of
+
+
+def translate(
+    run: str | Path | Transformer,
+    texts: Sequence[str],
+    *,
+    beams: int = 4,
+    length_penalty: float = 1.0,
+    max_new_tokens: int | None = None,
+    batch_tokens: int = 4096,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> list[str]:
+    """The translations of texts, in their order; empty texts give empty ones.
+
+    `run` is the folder of a run, that of an encoder-decoder with a tokenizer in whatever format phasor loads, or such
+    a model, which stays where it is unless a device is named. Texts of about one length are translated together, as
+    many as have `batch_tokens` tokens. Without `max_new_tokens` a translation may have about twice the tokens of its
+    text. `progress` is told how many texts are done, and of how many.
+
+    >>> from phasor import SpecialTokens, preset
+    >>> from phasor.data.tokenizers import byte_tokenizer
+    >>> model = Transformer(preset("transformer-base", dim=16, num_heads=2, num_layers=1, vocab_size=261))
+    >>> model.tokenizer, model.special = byte_tokenizer("translation"), SpecialTokens(start=1, stop=(2,))
+    >>> new = translate(model, ["a text", "", "another"], beams=2, max_new_tokens=5)
+    >>> len(new), new[1]
+    (3, '')
+    """
+    check_texts(texts)
+    with ExitStack() as stack:
+        trained = None
+        if isinstance(run, Transformer):
+            model = run if device == "auto" else run.to(device_of(device))
+        elif is_run(Path(run)):
+            trained = open_run(Path(run), device_of(device))
+            model = trained.model
+            stack.enter_context(trained.autocast())
+        else:
+            model = load(run, device_of(device))
+        if model.config.shape != "encoder-decoder":
+            raise ValueError(f"translation needs an encoder-decoder, and this model is a {model.config.shape}")
+        if model.tokenizer is None:
+            raise ValueError("translation needs a model with a tokenizer, and this one has none")
+        reader = model.tokenizer if model.source_tokenizer is None else model.source_tokenizer
+        if trained is not None:  # the names of special tokens are text, as they were in training
+            read = [ids.tolist() for ids in encoded_side(texts, reader, True, trained.special)]
+        else:
+            read = [found.ids for found in reader.encode_batch_fast(list(texts))]
+        new = translated(
+            model,
+            [ids if text.strip() else [] for text, ids in zip(texts, read, strict=True)],
+            beams=beams,
+            length_penalty=length_penalty,
+            max_new_tokens=max_new_tokens,
+            batch_tokens=batch_tokens,
+            progress=progress,
+        )
+    return model.tokenizer.decode_batch(new)
+
+
+def check_texts(texts: Sequence[str]) -> None:
+    """Refuse what is not a list of texts, naming the text by its number."""
+    if isinstance(texts, str) or not isinstance(texts, Sequence):
+        raise ValueError(f"translate takes a list of texts, not {shown(texts)}")
+    for number, text in enumerate(texts, 1):
+        if not isinstance(text, str):
+            raise ValueError(f"text {number} is {shown(text)}, and not text")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"text {number}: character {error.start} is half a character") from None
