@@ -130,11 +130,12 @@ class Rows:
         address = self.store.ends[0][examples] + places - (epoch.marks[documents] - self.sizes[examples])
         weights = filled(np.ones(len(places), np.float32), shape, 0)
         ids = filled(documents, shape, len(epoch.order))  # padding is a document of its own
+        apart = ids - ids[:, :1]
         return self._batch(
             tokens=filled(self.store.tokens[0][address], shape, self.special.pad),
             targets=filled(self.store.tokens[0][address + self.ahead], shape, self.special.pad),
             weights=weights,
-            documents=ids - ids[:, :1],
+            **({"documents": apart} if apart.any() else {}),  # rows of one document each are quicker without
             step=number * self.per_epoch + index,
         )
 

@@ -76,7 +76,7 @@ def evaluate(
         store, references = stored(trained, examples, Path(folder))
         if len(store) == 0:
             raise ValueError(f"{data} holds no text")
-        with evaluating(trained.model), torch.inference_mode(), trained.autocast():
+        with evaluating(trained.model), torch.inference_mode():
             if trained.recipe.task == "translation":
                 found = translation(trained, store, references, beams, report)
             else:

@@ -43,11 +43,6 @@ class Trained:
         """Where the model is."""
         return self.model.tokens.weight.device
 
-    def autocast(self) -> torch.autocast:
-        """Matrix products in bfloat16 on a GPU where the run was trained so."""
-        halves = self.recipe.train.precision == "bfloat16" and self.device.type == "cuda"
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=halves)
-
     def valid_texts(self) -> list[tuple[str, ...]]:
         """The examples the run was validated with."""
         prepared = opened(self.folder / DATA)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 from phasor.checkpoints import load
@@ -42,34 +41,32 @@ def translate(
     (3, '')
     """
     check_texts(texts)
-    with ExitStack() as stack:
-        trained = None
-        if isinstance(run, Transformer):
-            model = run if device == "auto" else run.to(device_of(device))
-        elif is_run(Path(run)):
-            trained = open_run(Path(run), device_of(device))
-            model = trained.model
-            stack.enter_context(trained.autocast())
-        else:
-            model = load(run, device_of(device))
-        if model.config.shape != "encoder-decoder":
-            raise ValueError(f"translation needs an encoder-decoder, and this model is a {model.config.shape}")
-        if model.tokenizer is None:
-            raise ValueError("translation needs a model with a tokenizer, and this one has none")
-        reader = model.tokenizer if model.source_tokenizer is None else model.source_tokenizer
-        if trained is not None:  # the names of special tokens are text, as they were in training
-            read = [ids.tolist() for ids in encoded_side(texts, reader, True, trained.special)]
-        else:
-            read = [found.ids for found in reader.encode_batch_fast(list(texts))]
-        new = translated(
-            model,
-            [ids if text.strip() else [] for text, ids in zip(texts, read, strict=True)],
-            beams=beams,
-            length_penalty=length_penalty,
-            max_new_tokens=max_new_tokens,
-            batch_tokens=batch_tokens,
-            progress=progress,
-        )
+    trained = None
+    if isinstance(run, Transformer):
+        model = run if device == "auto" else run.to(device_of(device))
+    elif is_run(Path(run)):
+        trained = open_run(Path(run), device_of(device))
+        model = trained.model
+    else:
+        model = load(run, device_of(device))
+    if model.config.shape != "encoder-decoder":
+        raise ValueError(f"translation needs an encoder-decoder, and this model is a {model.config.shape}")
+    if model.tokenizer is None:
+        raise ValueError("translation needs a model with a tokenizer, and this one has none")
+    reader = model.tokenizer if model.source_tokenizer is None else model.source_tokenizer
+    if trained is not None:  # the names of special tokens are text, as they were in training
+        read = [ids.tolist() for ids in encoded_side(texts, reader, True, trained.special)]
+    else:
+        read = [found.ids for found in reader.encode_batch_fast(list(texts))]
+    new = translated(
+        model,
+        [ids if text.strip() else [] for text, ids in zip(texts, read, strict=True)],
+        beams=beams,
+        length_penalty=length_penalty,
+        max_new_tokens=max_new_tokens,
+        batch_tokens=batch_tokens,
+        progress=progress,
+    )
     return model.tokenizer.decode_batch(new)
 
 

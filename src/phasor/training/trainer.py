@@ -171,10 +171,8 @@ class Trainer:
 
         For each new shape cuDNN plans its attention anew, which takes longer than a step.
         """
-        precision = self.recipe.train.precision
-        bfloat16 = self.device.type == "cuda" if precision == "auto" else precision == "bfloat16"
         kernels = sdpa_kernel(SHAPED) if self.recipe.task == "translation" else nullcontext()
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=bfloat16), kernels:
+        with autocast(self.recipe, self.device), kernels:
             yield
 
     def seed(self, step: int, part: int) -> None:
@@ -183,6 +181,18 @@ class Trainer:
         torch.default_generator.manual_seed(number)  # torch.manual_seed asks every kind of device, and takes longer
         if self.device.type == "cuda":
             torch.cuda.manual_seed(number)
+
+
+def autocast(recipe: Recipe, device: torch.device) -> torch.autocast:
+    """Matrix products in bfloat16 where a recipe says so; "auto" is on a GPU.
+
+    >>> with autocast(Recipe(), torch.device("cpu")):
+    ...     torch.is_autocast_enabled("cpu")
+    False
+    """
+    precision = recipe.train.precision
+    wanted = device.type == "cuda" if precision == "auto" else precision == "bfloat16"
+    return torch.autocast(device.type, torch.bfloat16, enabled=wanted)
 
 
 def seed_of(*numbers: int) -> int:
