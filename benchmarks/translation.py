@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from phasor.config.recipe import Recipe, overridden, read_recipe
+from phasor.config.overrides import overridden
+from phasor.config.recipe import Recipe, read_recipe
 from phasor.evaluation import evaluate
 from phasor.evaluation.scores import scores
 from phasor.training import Report, Watcher, train
@@ -214,7 +215,7 @@ def main() -> None:
             first = next(iter(recipes.values()))
             print("marian", flush=True)
             results["Marian of transformers"] = marian(
-                first, material(first, folder / "found", Watcher().preparing), test
+                first, material(first, Path(str(first.out)), Watcher().preparing), test
             )
             print({key: value for key, value in results["Marian of transformers"].items() if key != "curve"})
     given.out.mkdir(parents=True, exist_ok=True)
