@@ -25,7 +25,7 @@ class DataConfig(Config):
     are set aside by their text, so that no example stands on both sides. `document` says what one document of a
     plain text file is. `tokenizer` is "bytes", "bpe", "unigram" or a folder; "auto" is the one of `init_from` where
     there is one, else "bpe". `length` is the tokens of a row, and the most that a side of a pair may have; `long`
-    says what happens to longer pairs. Pairs are padded to a `multiple` of tokens, so that batches have few shapes.
+    says what happens to longer pairs, `empty` to those with an empty side. Pairs are padded to a `multiple` of tokens, so that batches have few shapes.
     `cache` is a folder that keeps prepared tokens between runs, `workers` are
     threads that make batches ahead.
 
@@ -47,6 +47,7 @@ class DataConfig(Config):
     joint: bool = True
     length: int = 256
     long: Literal["refuse", "skip"] = "refuse"
+    empty: Literal["refuse", "skip"] = "refuse"
     multiple: int = 1
     cache: str | None = None
     workers: int = 0

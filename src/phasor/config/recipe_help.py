@@ -30,6 +30,7 @@ HELP = {
     "data.joint": "one tokenizer for both sides of pairs",
     "data.length": "tokens of a row, and the most a side of a pair may have",
     "data.long": "what happens to pairs that are longer",
+    "data.empty": "what happens to pairs of which a side is empty",
     "data.multiple": "pad pairs to a multiple of so many tokens, so that batches have few shapes",
     "data.cache": "a folder that keeps prepared tokens between runs",
     "data.workers": "threads that make batches ahead",

@@ -150,7 +150,7 @@ def pairs(
             columns = line.text.split("\t")
             if len(columns) != 2:
                 raise ValueError(f"{file}, line {line.number}: a pair has 2 columns, and this line has {len(columns)}")
-            yield whole_pair(columns[0], columns[1], f"{file}, line {line.number}")
+            yield from whole_pair(columns[0], columns[1], f"{file}, line {line.number}", config)
 
 
 def single(path: str | None, config: DataConfig) -> Path:
@@ -166,13 +166,16 @@ def side_by_side(file: Path, other: Path, config: DataConfig) -> Iterator[tuple[
         if left is None or right is None:
             short, long = (file, other) if left is None else (other, file)
             raise ValueError(f"{short} ends after {number - 1} lines, and {long} goes on: they must have as many")
-        yield whole_pair(left.text, right.text, f"{file} and {other}, line {number}")
+        yield from whole_pair(left.text, right.text, f"{file} and {other}, line {number}", config)
 
 
-def whole_pair(source: str, target: str, where: str) -> tuple[str, str]:
-    if not source.strip() or not target.strip():
-        raise ValueError(f"{where}: the {'target' if source.strip() else 'source'} is empty")
-    return source, target
+def whole_pair(source: str, target: str, where: str, config: DataConfig) -> Iterator[tuple[str, str]]:
+    """The pair, unless a side is empty: then nothing where such pairs are skipped."""
+    if source.strip() and target.strip():
+        yield source, target
+    elif config.empty == "refuse":
+        side = "target" if source.strip() else "source"
+        raise ValueError(f"{where}: the {side} is empty (data.empty 'skip' leaves such pairs out)")
 
 
 def lines(file: Path, config: DataConfig) -> Iterator[Line]:

@@ -56,6 +56,8 @@ def train(recipe: Recipe, resume: bool = False, progress: Watcher | None = None)
         if resume and state is None:
             watcher.say(f"{run.folder} has no checkpoint to resume: the run starts from the beginning")
         found = material(recipe, run.folder, watcher.preparing)
+        if found.skipped:
+            watcher.say(f"{found.skipped} pairs with more than {recipe.data.length} tokens on a side are left out")
         model = build_model(recipe, found)
         trainer = Trainer(model, recipe, recipe.train.updates(found.train.per_epoch))
         return Loop(trainer, found, run, stop, watcher).run_from(state)

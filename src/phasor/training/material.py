@@ -34,6 +34,7 @@ class Material:
     valid: Counted
     special: Special
     source_tokenizer: Any = None
+    skipped: int = 0  # pairs that are longer than the recipe allows
 
 
 def material(recipe: Recipe, folder: Path, progress: Progress) -> Material:
@@ -59,4 +60,5 @@ def material(recipe: Recipe, folder: Path, progress: Progress) -> Material:
         special=prepared.special,
         train=batches(prepared.train),
         valid=batches(prepared.valid),
+        skipped=prepared.skipped,
     )
