@@ -25,9 +25,9 @@ class DataConfig(Config):
     are set aside by their text, so that no example stands on both sides. `document` says what one document of a
     plain text file is. `tokenizer` is "bytes", "bpe", "unigram" or a folder; "auto" is the one of `init_from` where
     there is one, else "bpe". `length` is the tokens of a row, and the most that a side of a pair may have; `long`
-    says what happens to longer pairs, `empty` to those with an empty side. Pairs are padded to a `multiple` of tokens, so that batches have few shapes.
-    `cache` is a folder that keeps prepared tokens between runs, `workers` are
-    threads that make batches ahead.
+    says what happens to longer pairs, `empty` to those with an empty side. Pairs are padded to a `multiple` of
+    tokens, so that batches have few shapes. `cache` is a folder that keeps prepared tokens between runs, `workers`
+    are threads that make batches ahead.
 
     >>> DataConfig(train="notes.txt", length=64).tokenizer
     'auto'
