@@ -125,12 +125,17 @@ def test_every_token_is_predicted_once_an_epoch_from_those_before_it(tmp_path, c
         assert max(b.count for b in rows) - min(b.count for b in rows) <= 2 * length  # no batch of a few rows
 
 
-def test_documents_stand_end_to_end_in_the_epochs_order(tmp_path):
+def test_rows_are_cut_from_documents_end_to_end_and_shuffled(tmp_path):
     batches, examples = made(tmp_path)
     for number in range(2):
-        stream = [t for b in epoch(batches, number) for t in b.tokens[b.weights > 0].tolist()]
         order = epoch_order(len(examples), 3, number).all()
-        assert stream == [t for i in order for t in examples[i][0][:-1]]
+        stream = [t for i in order for t in examples[i][0][:-1]]
+        length = batches[0].tokens.shape[1]
+        cut = [stream[i : i + length] for i in range(0, len(stream), length)]
+        rows = [row[w > 0].tolist() for b in epoch(batches, number) for row, w in zip(b.tokens, b.weights, strict=True)]
+        rows = [row for row in rows if row]
+        assert sorted(rows) == sorted(cut)
+        assert rows != cut
 
 
 @pytest.mark.parametrize("task", ["lm", "mlm"])

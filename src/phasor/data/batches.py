@@ -91,15 +91,17 @@ class Batches:
 class Epoch(NamedTuple):
     """What has to be known of one epoch."""
 
-    order: Whole  # examples
-    marks: Whole  # of rows: where each example ends; of pairs: the order of batches
+    order: Whole  # of examples
+    turns: Whole  # the order of rows, or of batches of pairs
+    ends: Whole | None = None  # where each example ends, of those that are packed
 
 
 class Rows:
     """Documents end to end in the epoch's order, cut into rows; a row's tokens predict the next of their document.
 
-    Rows are dealt out evenly, so that an epoch does not end in a batch of a few. What is left of the last row, and
-    of a batch with a row less than others, is padding.
+    Rows are shuffled, so that a batch does not come from one long document, and dealt out evenly, so that an epoch
+    does not end in a batch of a few. What is left of the last row, and of a batch with a row less than others, is
+    padding.
     """
 
     ahead = 1  # tokens of a document that are only predicted
@@ -118,23 +120,30 @@ class Rows:
 
     def _epoch(self, number: int) -> Epoch:
         order = order_of(len(self.store), self.seed, number, self.shuffled)
-        return Epoch(order, np.cumsum(self.sizes[order]))
+        rows = order_of(self.rows, f"rows {self.seed}", number, self.shuffled)
+        return Epoch(order, rows, np.cumsum(self.sizes[order]))
 
     def made(self, number: int, index: int) -> Batch:
         epoch = self.epoch(number)
+        assert epoch.ends is not None
         first, last = (place * self.rows // self.per_epoch for place in (index, index + 1))
         shape = (self.batch_rows, self.length)
-        places = np.arange(first * self.length, min(last * self.length, self.total))
-        documents = np.searchsorted(epoch.marks, places, side="right")
-        examples = epoch.order[documents]
-        address = self.store.ends[0][examples] + places - (epoch.marks[documents] - self.sizes[examples])
-        weights = filled(np.ones(len(places), np.float32), shape, 0)
-        ids = filled(documents, shape, len(epoch.order))  # padding is a document of its own
-        apart = ids - ids[:, :1]
+        rows = np.full(self.batch_rows, self.rows)  # where a row is missing: one beyond the end, which is padding
+        rows[: last - first] = epoch.turns[first:last]
+        places = rows[:, None] * self.length + np.arange(self.length)
+        real = places < self.total
+        documents = np.full(shape, len(epoch.order))  # padding is a document of its own
+        documents[real] = np.searchsorted(epoch.ends, places[real], side="right")
+        examples = epoch.order[documents[real]]
+        address = self.store.ends[0][examples] + places[real] - (epoch.ends[documents[real]] - self.sizes[examples])
+        tokens, targets = (np.full(shape, self.special.pad, np.int64) for _ in range(2))
+        tokens[real] = self.store.tokens[0][address]
+        targets[real] = self.store.tokens[0][address + self.ahead]
+        apart = documents - documents[:, :1]
         return self._batch(
-            tokens=filled(self.store.tokens[0][address], shape, self.special.pad),
-            targets=filled(self.store.tokens[0][address + self.ahead], shape, self.special.pad),
-            weights=weights,
+            tokens=tokens,
+            targets=targets,
+            weights=real.astype(np.float32),
             **({"documents": apart} if apart.any() else {}),  # rows of one document each are quicker without
             step=number * self.per_epoch + index,
         )
@@ -198,7 +207,7 @@ class Pairs:
 
     def made(self, number: int, index: int) -> Batch:
         epoch = self.epoch(number)
-        place = epoch.marks[index]
+        place = epoch.turns[index]
         examples = epoch.order[self.bounds[place] : self.bounds[place + 1]]
         source, source_padding = self._side(0, examples, 0)
         target, target_padding = self._side(1, examples, 1)
@@ -221,13 +230,6 @@ class Pairs:
         tokens = np.full(real.shape, self.special.pad, np.int64)
         tokens[real] = self.store.tokens[side][(self.store.ends[side][examples][:, None] + columns)[real]]
         return tokens, real
-
-
-def filled(values: NDArray[Any], shape: tuple[int, int], rest: int) -> NDArray[Any]:
-    """Values row by row, and the same number behind them; whole numbers become int64."""
-    whole = np.full(shape, rest, values.dtype if values.dtype == np.float32 else np.int64)
-    whole.reshape(-1)[: len(values)] = values
-    return whole
 
 
 def order_of(count: int, seed: int | str, epoch: int, shuffled: bool) -> Whole:
