@@ -230,10 +230,10 @@ DEFAULT = Recipe(
         "max_length": 512,
         "embedding": {"tied": True},
     },
-    data=DataConfig(format="python", tokenizer="bpe", vocab_size=2048, length=256, valid_share=0.02),
-    train=TrainConfig(steps=250, batch_tokens=4096, evaluate_every=125),
-    optimiser=OptimiserConfig(rate=3e-3),
-    schedule=CosineSchedule(warmup=25),
-    save=SaveConfig(every=125),
+    data=DataConfig(format="python", tokenizer="bpe", vocab_size=1024, length=128, valid_share=0.02),
+    train=TrainConfig(steps=850, batch_tokens=1024, evaluate_every=425),
+    optimiser=OptimiserConfig(rate=2e-3),
+    schedule=CosineSchedule(warmup=50),
+    save=SaveConfig(every=425),
 )
 """What `phasor train` runs without arguments: a small decoder on the standard library's sources."""
