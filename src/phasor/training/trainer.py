@@ -84,7 +84,6 @@ class Trainer:
 
         `count` is the number of tokens predicted in all the batches, each of which weighs as much as it has.
         """
-        self.model.train()
         self.optimiser.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.device)
         for part, batch in enumerate(batches):
