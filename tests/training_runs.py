@@ -88,7 +88,7 @@ class Notes(Watcher):
         self.validations[step] = loss
 
 
-def stand_in(recipe, folder, progress, **how):
+def stand_in(recipe, folder, progress, *known, **how):
     train, valid = Documents(recipe.train.seed, **how), Documents(99, **how)
     return Material(tokenizer=tokenizer(), special=Special(), train=train, valid=valid)
 

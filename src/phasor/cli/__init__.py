@@ -41,6 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"phasor: {error}", file=sys.stderr)
         return 2
+    except (MemoryError, RuntimeError) as error:  # torch raises the latter
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        print(f"phasor: there is not enough memory: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 130
     return 0

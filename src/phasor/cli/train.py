@@ -68,7 +68,7 @@ def recipe_of(path: str | None, changes: dict[str, str], resume: bool) -> Recipe
     if path is None and file is not None:
         changes = changes | {"out": str(file.parent)}
     try:
-        return Recipe.from_dict(with_own_data(overridden(base, changes), changes))
+        return Recipe.from_dict(with_own_length(with_own_data(overridden(base, changes), changes), changes))
     except ValueError:
         if file is not None:
             Recipe.named(base, file)  # a mistake that is the file's own is told with its name
@@ -98,6 +98,15 @@ def with_own_data(recipe: dict[str, Any], changes: dict[str, str]) -> dict[str, 
     if "data.train" not in changes or "data.format" in changes or not isinstance(data, dict):
         return recipe
     return recipe | {"data": data | {"format": "auto"}} if data.get("format") in ("python", "dates") else recipe
+
+
+def with_own_length(recipe: dict[str, Any], changes: dict[str, str]) -> dict[str, Any]:
+    """Steps that were asked for take the place of epochs, and epochs that of steps."""
+    asked = [name for name in ("steps", "epochs") if f"train.{name}" in changes]
+    train = recipe.get("train")
+    if len(asked) != 1 or not isinstance(train, dict) or train[asked[0]] is None:
+        return recipe
+    return recipe | {"train": train | {"epochs" if asked == ["steps"] else "steps": None}}
 
 
 def show(result: Result, recipe: Recipe) -> None:

@@ -38,8 +38,9 @@ def run(given: argparse.Namespace) -> None:
     if given.texts and given.file is not None:
         raise ValueError("give texts or --file, not both")
     texts = given.texts or read_lines(given.file or "-")
+    check_destination(given.out)
+    translations = translated(texts, given)
     with destination(given.out) as file:
-        translations = translated(texts, given)
         if given.json:
             pairs = [{"source": s, "translation": t} for s, t in zip(texts, translations, strict=True)]
             print(json.dumps(pairs, indent=2, ensure_ascii=False), file=file)
@@ -49,22 +50,19 @@ def run(given: argparse.Namespace) -> None:
 
 
 def translated(texts: list[str], given: argparse.Namespace) -> list[str]:
-    """The translation of every text; an empty one stays as it is."""
+    """The translation of every text; that of an empty one is empty."""
     from phasor.evaluation import translate
 
-    found = iter(
-        translate(
-            given.run,
-            [text for text in texts if text.strip()],
-            beams=given.beams,
-            length_penalty=given.length_penalty,
-            max_new_tokens=given.max_new_tokens,
-            batch_tokens=given.batch_tokens,
-            device=given.device,
-            progress=Bar("translating"),
-        )
+    return translate(
+        given.run,
+        texts,
+        beams=given.beams,
+        length_penalty=given.length_penalty,
+        max_new_tokens=given.max_new_tokens,
+        batch_tokens=given.batch_tokens,
+        device=given.device,
+        progress=Bar("translating"),
     )
-    return [next(found) if text.strip() else "" for text in texts]
 
 
 def read_lines(name: str) -> list[str]:
@@ -82,13 +80,26 @@ def read_lines(name: str) -> list[str]:
     return [line.removesuffix("\r") for line in lines]
 
 
+def check_destination(name: str | None) -> None:
+    """Refuse what cannot be written to before there is anything to write."""
+    if name is not None and Path(name).is_dir():
+        raise ValueError(f"{name} cannot be written: it is a folder")
+    if name is not None and not os.access(Path(name).parent, os.W_OK):
+        there = Path(name).parent.is_dir()
+        raise ValueError(f"{name} cannot be written: {Path(name).parent} {'is read-only' if there else 'is no folder'}")
+
+
 @contextmanager
 def destination(name: str | None) -> Iterator[TextIO]:
-    """Standard output, or a file that is there under its name once it is whole."""
+    """Standard output, or a file that is there under its name once it is whole; a pipe or device as it is."""
     if name is None:
         yield sys.stdout
         return
-    path = Path(name)
+    path = Path(name).resolve()
+    if path.exists() and not path.is_file():
+        with path.open("w", encoding="utf-8") as file:
+            yield file
+        return
     staged = path.with_name(f".{path.name}-{os.getpid()}.part")
     try:
         file = staged.open("w", encoding="utf-8")

@@ -15,6 +15,7 @@ from phasor.config.schema import Config, names, not_negative, positive, shown, u
 from phasor.config.yaml_text import from_yaml
 
 Task = Literal["lm", "translation", "mlm"]
+MOST_WORKERS, MOST_TOKENS = 256, 1 << 24
 
 
 class DataConfig(Config):
@@ -55,6 +56,10 @@ class DataConfig(Config):
     def check(self) -> None:
         positive(self, "vocab_size", "length", "multiple")
         not_negative(self, "workers")
+        if self.workers > MOST_WORKERS:
+            raise ValueError(f"DataConfig.workers must be at most {MOST_WORKERS}, not {self.workers}")
+        if self.vocab_size > MOST_TOKENS:
+            raise ValueError(f"DataConfig.vocab_size must be at most {MOST_TOKENS}, not {self.vocab_size}")
         if not 0 < self.valid_share < 1:
             raise ValueError(f"DataConfig.valid_share must be between 0 and 1, not {self.valid_share}")
         for name in ("train", "valid"):
@@ -134,7 +139,10 @@ class TrainConfig(Config):
         """How many updates a run makes whose data are so many batches."""
         if self.steps is not None:
             return self.steps
-        return max(1, math.ceil((1.0 if self.epochs is None else self.epochs) * per_epoch / self.accumulate))
+        wanted = (1.0 if self.epochs is None else self.epochs) * per_epoch / self.accumulate
+        if wanted >= 1 << 63:
+            raise ValueError(f"TrainConfig.epochs is {self.epochs:g}, which is more updates than can be counted")
+        return max(1, math.ceil(wanted))
 
 
 class SaveConfig(Config):
@@ -179,6 +187,9 @@ class Recipe(Config):
             )
         if self.data.format == "dates" and self.task != "translation":
             raise ValueError(f"the format 'dates' is for translation, not for the task {self.task!r}")
+        for name in ("train_target", "valid_target"):
+            if getattr(self.data, name) is not None and self.task != "translation":
+                raise ValueError(f"DataConfig.{name} is for translation, not for the task {self.task!r}")
         if self.data.format == "python" and self.task == "translation":
             raise ValueError("the format 'python' has documents and no pairs, so it does not fit translation")
 

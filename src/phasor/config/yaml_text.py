@@ -30,7 +30,7 @@ def from_yaml(text: str, where: str) -> Any:
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ValueError(f"{where}{line}: this is not YAML: {error.problem}") from None
-    except (yaml.YAMLError, RecursionError) as error:
+    except Exception as error:  # YAML's own tags raise whatever they run into
         raise ValueError(f"{where}: this is not YAML: {' '.join(str(error).split())}") from None
 
 
@@ -45,6 +45,8 @@ def loader() -> Any:
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             seen = set()
             for key, _ in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    continue  # refused below
                 if key.value in seen:
                     raise yaml.constructor.ConstructorError(
                         None, None, f"the key {key.value!r} stands twice", key.start_mark

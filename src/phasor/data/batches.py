@@ -108,11 +108,11 @@ class Rows:
 
     def __init__(self, store: Store, recipe: Recipe, seed: int, special: Special, shuffled: bool) -> None:
         self.store, self.seed, self.special, self.shuffled = store, seed, special, shuffled
-        self.length = recipe.data.length
         self.sizes = np.maximum(store.lengths[:, 0] - self.ahead, 0)
         self.total = int(self.sizes.sum())
         if self.total == 0:
             raise ValueError("there is not a single token to predict")
+        self.length = min(recipe.data.length, self.total)  # a longer row would only have more padding
         self.rows = -(-self.total // self.length)
         self.per_epoch = -(-self.rows // max(1, recipe.train.batch_tokens // self.length))
         self.batch_rows = -(-self.rows // self.per_epoch)

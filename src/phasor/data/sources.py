@@ -112,7 +112,9 @@ def record_text(line: Line, file: Path, field: str) -> str:
         record = json.loads(line.text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file}, line {line.number}: this is not JSON: {error}") from None
-    if not isinstance(record, dict) or not isinstance(record.get(field), str):
+    if isinstance(record, dict) and field in record and not isinstance(record[field], str):
+        raise ValueError(f"{file}, line {line.number}: {field!r} (data.field) is {shown(record[field])}, and not text")
+    if not isinstance(record, dict) or field not in record:
         has = ", ".join(record) if isinstance(record, dict) else shown(record)
         raise ValueError(f"{file}, line {line.number}: there is no text under {field!r} (data.field), only: {has}")
     text = str(record[field])

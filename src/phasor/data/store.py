@@ -29,7 +29,7 @@ from phasor.data.tokenizers import Special
 
 Progress = Callable[[str, int, int | None], None]  # what is done, how far it is, and out of how much
 MANIFEST, VALID_TEXTS = "manifest.json", "valid.jsonl"
-VERSION = 1
+VERSION = 2
 HASH = "[0-9a-f]" * 16  # what folders in a cache are called
 OFTEN = 1000  # examples between two reports
 
@@ -55,17 +55,24 @@ class Prepared(NamedTuple):
         """The same for an encoder-decoder's source."""
         return self.source_tokenizer.get_vocab_size()
 
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the tokens of both splits: the same for the same texts in the same tokens."""
+        return hashlib.sha256(f"{self.train.sha256} {self.valid.sha256}".encode()).hexdigest()
+
     def valid_texts(self) -> list[Example]:
         """The texts set aside, as they were before they became tokens."""
         with (self.folder / VALID_TEXTS).open(encoding="utf-8") as lines:
             return [tuple(json.loads(line)) for line in lines]
 
 
-def prepare(recipe: Recipe, folder: str | Path, progress: Progress | None = None) -> Prepared:
+def prepare(
+    recipe: Recipe, folder: str | Path, progress: Progress | None = None, fingerprint: str | None = None
+) -> Prepared:
     """The tokens of a recipe, from `folder` (or a place in the recipe's `data.cache`) or made there now.
 
     A folder that was made from the same sources in the same way is used as it is. Otherwise a new one is written
-    beside it and put in its place when it is whole.
+    beside it and put in its place when it is whole. With a `fingerprint`, tokens that have another one are refused.
 
     >>> from phasor.config.recipe import DataConfig
     >>> recipe = Recipe(data=DataConfig(train=__file__, tokenizer="bytes", valid_share=0.1))
@@ -79,9 +86,11 @@ def prepare(recipe: Recipe, folder: str | Path, progress: Progress | None = None
     if recipe.data.cache is not None:
         folder = Path(recipe.data.cache) / hashlib.sha256(json.dumps(origin).encode()).hexdigest()[:16]
     if (found := opened(folder, origin)) is not None:
-        return found
+        return checked(found, recipe, fingerprint)
     with staged(folder, HASH if recipe.data.cache is not None else None) as (place, made):
         write(recipe, made, origin, progress or (lambda what, done, total: None))
+        if (whole := opened(made, origin)) is not None:
+            checked(whole, recipe, fingerprint)
         with held(place.parent):
             if (found := opened(folder, origin)) is None:  # else another process was quicker
                 swap(made, place)
@@ -89,6 +98,25 @@ def prepare(recipe: Recipe, folder: str | Path, progress: Progress | None = None
     if found is None:
         raise ValueError(f"{folder} was changed while it was written")
     return found
+
+
+def checked(found: Prepared, recipe: Recipe, fingerprint: str | None) -> Prepared:
+    """Prepared data as they are, unless they should have been others."""
+    if fingerprint is not None and found.fingerprint != fingerprint:
+        name = recipe.data.train or f"data.format {recipe.data.format!r}"
+        raise ValueError(f"{name} gives other tokens than those the run was trained on, so it cannot go on")
+    return found
+
+
+def kept(recipe: Recipe, folder: Path, fingerprint: str) -> tuple[Prepared, bool] | None:
+    """Data prepared earlier that have this fingerprint, and whether their sources still are as they were then."""
+    found = opened(folder)
+    if found is None or found.fingerprint != fingerprint:
+        return None
+    try:
+        return found, opened(folder, origin_of(recipe)) is not None
+    except (ValueError, OSError):  # they are gone
+        return found, False
 
 
 def origin_of(recipe: Recipe) -> dict[str, Any]:
@@ -227,9 +255,9 @@ def write_tokens(
                 texts.write(json.dumps(example, ensure_ascii=False) + "\n")
     for side, writer in writers.items():
         if writer.examples == 0:
-            raise ValueError(
-                f"nothing is left to {'train on' if side == 'train' else 'validate with'}: give data.valid"
-            )
+            nothing = f"nothing is left to {'train on' if side == 'train' else 'validate with'}"
+            most = f"{skipped} pairs have more than {recipe.data.length} tokens on a side (data.length)"
+            raise ValueError(f"{nothing}: {most if skipped else 'give data.valid'}")
     tokenizers.target.save(str(folder / TOKENIZER))
     if tokenizers.source is not tokenizers.target:
         tokenizers.source.save(str(folder / SOURCE_TOKENIZER))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -14,7 +15,7 @@ class Store:
     """The examples of one split, mapped: `store[i]` is the tokens of an example, an array for each of its sides.
 
     Documents have one side, pairs two. `lengths` is `[examples, sides]`; `text_bytes` is how many bytes of UTF-8 the
-    texts of the last side had, for measures that do not depend on a tokenizer.
+    texts of the last side had, for measures that do not depend on a tokenizer. `sha256` is that of all examples.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -28,6 +29,7 @@ class Store:
     def __init__(self, folder: Path, name: str, described: dict[str, Any]) -> None:
         sizes: list[int] = described["tokens"]
         self.count, self.text_bytes = int(described["examples"]), int(described["text_bytes"])
+        self.sha256 = str(described["sha256"])
         self.tokens = [mapped(file_of(folder, name, s, "tokens"), described["dtype"], n) for s, n in enumerate(sizes)]
         self.ends = [mapped(file_of(folder, name, s, "ends"), "<i8", self.count + 1) for s in range(len(sizes))]
         self.lengths: NDArray[np.int64] = np.stack([np.diff(ends) for ends in self.ends], axis=1)
@@ -49,6 +51,7 @@ class Writer:
         self.dtype = "<u2" if vocab_size <= 1 << 16 else "<u4"
         self.examples = self.text_bytes = 0
         self.tokens = [0] * sides
+        self.digest = hashlib.sha256()
         self.stack = ExitStack()
         kinds = ((side, kind) for side in range(sides) for kind in ("tokens", "ends"))
         self.files = {(s, k): self.stack.enter_context(file_of(folder, name, s, k).open("wb")) for s, k in kinds}
@@ -65,15 +68,17 @@ class Writer:
         """One example, an array for each side."""
         for side, tokens in enumerate(example):
             self.tokens[side] += len(tokens)
-            self.files[side, "tokens"].write(tokens.astype(self.dtype).tobytes())
-            self.files[side, "ends"].write(np.array(self.tokens[side], "<i8").tobytes())
+            written = tokens.astype(self.dtype).tobytes(), np.array(self.tokens[side], "<i8").tobytes()
+            for kind, data in zip(("tokens", "ends"), written, strict=True):
+                self.files[side, kind].write(data)
+                self.digest.update(data)
         self.examples += 1
         self.text_bytes += text_bytes
 
     def described(self) -> dict[str, Any]:
         """What has to be known to read the files."""
         sizes = {"examples": self.examples, "tokens": self.tokens, "text_bytes": self.text_bytes}
-        return {**sizes, "dtype": self.dtype}
+        return {**sizes, "dtype": self.dtype, "sha256": self.digest.hexdigest()}
 
 
 def file_of(folder: Path, name: str, side: int, kind: str) -> Path:

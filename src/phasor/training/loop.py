@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,7 +56,10 @@ def train(recipe: Recipe, resume: bool = False, progress: Watcher | None = None)
         state = load_newest(run.checkpoints, watcher.say) if resume else None
         if resume and state is None:
             watcher.say(f"{run.folder} has no checkpoint to resume: the run starts from the beginning")
-        found = material(recipe, run.folder, watcher.preparing)
+        if state is not None:
+            check_same(state.numbers["fixed"], asked_of(recipe), run.folder)
+        known = None if state is None else state.numbers["fixed"]["tokens"]
+        found = material(recipe, run.folder, watcher.preparing, known, watcher.say)
         if found.skipped:
             watcher.say(f"{found.skipped} pairs with more than {recipe.data.length} tokens on a side are left out")
         model = build_model(recipe, found)
@@ -68,6 +72,24 @@ def own_generators(device: torch.device) -> Any:
     """Leave the generators of torch as they were before a run."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield
+
+
+def asked_of(recipe: Recipe) -> dict[str, Any]:
+    """What of a recipe has to be the same in a run that is resumed, besides the model."""
+    fields = recipe.to_dict()
+    return {
+        "task": recipe.task,
+        "data": {name: value for name, value in fields["data"].items() if name not in FREE_DATA},
+        "train": {name: fields["train"][name] for name in FIXED},
+    }
+
+
+def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
+    """Refuse to go on where something is no longer what it was."""
+    changed = changes({name: before.get(name) for name in now}, now)
+    if changed:
+        shown = "; ".join(changed[:5]) + (f"; and {n} more" if (n := len(changed) - 5) > 0 else "")
+        raise ValueError(f"{folder} cannot be resumed with another recipe: {shown}")
 
 
 class Loop:
@@ -217,21 +239,12 @@ class Loop:
 
     def fixed(self) -> dict[str, Any]:
         """What has to be the same in a run that is resumed."""
-        recipe = self.recipe.to_dict()
-        return {
-            "task": self.recipe.task,
-            "model": self.trainer.model.config.to_dict(),
-            "data": {name: value for name, value in recipe["data"].items() if name not in FREE_DATA},
-            "train": {name: recipe["train"][name] for name in FIXED},
-            "batches": {"per_epoch": self.found.train.per_epoch},
-        }
+        own = {"model": self.trainer.model.config.to_dict(), "tokens": self.found.fingerprint}
+        return asked_of(self.recipe) | own
 
     def restore(self, state: State) -> None:
         """Take over a checkpoint, or refuse one of another model or other data."""
-        changed = changes(state.numbers["fixed"], self.fixed())
-        if changed:
-            shown = "; ".join(changed[:5]) + (f"; and {n} more" if (n := len(changed) - 5) > 0 else "")
-            raise ValueError(f"{self.run.folder} cannot be resumed with another recipe: {shown}")
+        check_same(state.numbers["fixed"], self.fixed(), self.run.folder)
         self.trainer.restore(state)
         for name in KEPT:
             setattr(self, name, state.numbers[name])

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
 from phasor.data.batches import Batches
-from phasor.data.store import Progress, Store, prepare
+from phasor.data.store import Prepared, Progress, Store, kept, prepare
 from phasor.data.tokenizers import Special
+from phasor.training.state import Say
 
 DATA = "data"
 
@@ -35,15 +36,21 @@ class Material:
     special: Special
     source_tokenizer: Any = None
     skipped: int = 0  # pairs that are longer than the recipe allows
+    fingerprint: str = ""  # a hash of all tokens
 
 
-def material(recipe: Recipe, folder: Path, progress: Progress) -> Material:
+def material(
+    recipe: Recipe, folder: Path, progress: Progress, fingerprint: str | None = None, say: Say = lambda sentence: None
+) -> Material:
     """Prepare a recipe's data, in its cache or else in the run's folder, or find them prepared.
 
-    Either way they are found as `data` in the run's folder afterwards.
+    Either way they are found as `data` in the run's folder afterwards. A run that goes on has a `fingerprint`: it
+    keeps the tokens it began with, whatever became of the files they were made from.
     """
     place = folder / DATA
-    prepared = prepare(recipe, place, progress)
+    prepared = None if fingerprint is None else own(recipe, place, fingerprint, say)
+    if prepared is None:
+        prepared = prepare(recipe, place, progress, fingerprint)
     if prepared.folder != place and (place.is_symlink() or not place.exists()):
         link = folder / f".{DATA}.part"
         link.unlink(missing_ok=True)
@@ -61,4 +68,15 @@ def material(recipe: Recipe, folder: Path, progress: Progress) -> Material:
         train=batches(prepared.train),
         valid=batches(prepared.valid),
         skipped=prepared.skipped,
+        fingerprint=prepared.fingerprint,
     )
+
+
+def own(recipe: Recipe, place: Path, fingerprint: str, say: Say) -> Prepared | None:
+    """The data a run began with, if it still has them."""
+    found = kept(recipe, place, fingerprint)
+    if found is None:
+        return None
+    if not found[1]:
+        say(f"the data are no longer as they were: the run goes on with the tokens it began with, in {place}")
+    return found[0]

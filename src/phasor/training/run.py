@@ -8,6 +8,7 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,6 +19,11 @@ from phasor.model import Transformer
 from phasor.training.state import Say, checkpoints
 
 RUNS, LOCK = Path("runs"), ".lock"
+OURS = (LOCK, "recipe.json", "data")  # what there may be before the first step
+LEFTOVERS = (
+    *(".recipe.json.part", ".metrics.jsonl.part", ".samples.txt.part", ".loss.png.part", ".data.part"),
+    *(".model-*.part", ".model-*.old", ".data-*.part", ".data-*.old"),
+)
 
 
 def run_folder(recipe: Recipe, resume: bool) -> Path:
@@ -54,13 +60,21 @@ class Run:
         if not self.resume and checkpoints(self.checkpoints):
             raise ValueError(f"{self.folder} holds a run already: resume it, or give another folder as out")
         self.made = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.lock = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        self.there = [name for name in OURS if os.path.lexists(self.folder / name)]
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.lock = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise OSError(f"{self.folder} cannot be written: {error.strerror}") from None
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # goes with the process, however it ends
         except OSError:
             os.close(self.lock)
             raise ValueError(f"another process is training in {self.folder}") from None
+        self.sweep()
+        self.recipe_before = self.recipe_file.read_bytes() if self.recipe_file.is_file() else None
+        if not self.resume or self.recipe_before is None:  # so that a run killed before its first step can be resumed
+            self.write_recipe()
         return self
 
     def __exit__(
@@ -69,29 +83,39 @@ class Run:
         for writer in (self.opened, self.writer):
             if writer is not None:
                 writer.close()
-        if error is not None and self.opened is None:
+        if isinstance(error, Exception) and self.opened is None:
             self.undo()
         os.close(self.lock)
 
     def undo(self) -> None:
-        """A run that never began leaves nothing behind."""
+        """A run that could not begin leaves nothing behind; one that was stopped keeps its recipe and can be resumed."""
         if self.folder in self.made:
             shutil.rmtree(self.folder, ignore_errors=True)
-        elif [entry.name for entry in self.folder.iterdir()] == [LOCK]:
-            (self.folder / LOCK).unlink()
+        else:
+            for path in (self.folder / name for name in OURS if name not in self.there):
+                remove(path)
+            if self.recipe_before is not None:
+                self.recipe_file.write_bytes(self.recipe_before)
         with contextlib.suppress(OSError):  # somebody else uses it by now
             for path in self.made[1:]:
                 path.rmdir()
 
+    def sweep(self) -> None:
+        """Remove what a kill left half written."""
+        for pattern in LEFTOVERS:
+            for path in self.folder.glob(pattern):
+                remove(path)
+
+    def write_recipe(self) -> None:
+        with staged(self.recipe_file) as file:
+            file.write_text(self.recipe.to_json(), encoding="utf-8")
+
     def start(self, step: int) -> None:
         """Write the recipe as run, and forget the metrics after a step."""
-        staged = self.recipe_file.with_suffix(".part")
-        staged.write_text(self.recipe.to_json(), encoding="utf-8")
-        os.replace(staged, self.recipe_file)
+        self.write_recipe()
         kept = "".join(json.dumps(line) + "\n" for line in self.metrics() if line["step"] <= step)
-        staged = self.metrics_file.with_suffix(".part")
-        staged.write_text(kept, encoding="utf-8")
-        os.replace(staged, self.metrics_file)
+        with staged(self.metrics_file) as file:
+            file.write_text(kept, encoding="utf-8")
         self.opened = self.metrics_file.open("a", encoding="utf-8")
         try:
             from torch.utils.tensorboard import SummaryWriter
@@ -124,10 +148,11 @@ class Run:
         return lines
 
     def finish(self, model: Transformer, sample: str | None) -> None:
-        """Write the model's folder, the sample and the plot."""
+        """Write the model's folder and the sample."""
         save(model, self.folder / "model")
         if sample is not None:
-            (self.folder / "samples.txt").write_text(sample + "\n", encoding="utf-8")
+            with staged(self.folder / "samples.txt") as file:
+                file.write_text(sample + "\n", encoding="utf-8")
 
     def plot(self) -> None:
         """Draw the losses against the steps into loss.png."""
@@ -144,4 +169,24 @@ class Run:
                 axes.plot(*zip(*points, strict=True), label=name, marker="o" if name == "validation" else None)
         if axes.lines:
             axes.legend()
-        figure.savefig(self.folder / "loss.png", dpi=120)
+        with staged(self.folder / "loss.png") as file:
+            figure.savefig(file, dpi=120, format="png")
+
+
+@contextlib.contextmanager
+def staged(place: Path) -> Iterator[Path]:
+    """A file to write that takes its place when it is whole."""
+    file = place.with_name(f".{place.name}.part")
+    try:
+        yield file
+        os.replace(file, place)
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def remove(path: Path) -> None:
+    """A file, a link or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -236,6 +236,9 @@ def device_of(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.empty(0, device=name).device
+        device = torch.empty(0, device=name).device
+        if device.type == "meta":
+            raise RuntimeError("it holds no numbers")
+        return device
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"the device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
