@@ -420,3 +420,25 @@ def test_mistakes_of_translate(evaluation: dict[str, Any], phasor_says: Said, tm
     assert f"{missing} cannot be written" in phasor_says.refused("translate", "run", "a", "--out", missing)
     assert "required: RUN" in phasor_says.refused("translate")
     assert not evaluation
+    assert f"{tmp_path} cannot be written: it is a folder" in phasor_says.refused(
+        "translate", "run", "a", "--out", str(tmp_path)
+    )
+
+
+def test_translate_passes_empty_texts_on_so_that_texts_are_counted_as_given(
+    evaluation: dict[str, Any], phasor_says: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(run: str, texts: list[str], **options: Any) -> list[str]:
+        raise ValueError(f"text {texts.index('long') + 1} is too long")
+
+    monkeypatch.setattr(sys.modules["phasor.evaluation"], "translate", refuse)
+    assert "text 3 is too long" in phasor_says.refused("translate", "run", "one", "", "long")
+
+
+def test_translate_writes_into_a_device_and_does_not_replace_it(
+    evaluation: dict[str, Any], phasor_says: Said, tmp_path: Path
+) -> None:
+    (tmp_path / "device").symlink_to("/dev/null")
+    phasor_says("translate", "run", "ab", "--out", str(tmp_path / "device"))
+    assert Path("/dev/null").is_char_device()
+    assert [path.name for path in tmp_path.iterdir()] == ["device"]

@@ -25,8 +25,10 @@ from phasor.cli.watching import Live, Plain
 from phasor.config.overrides import fields_of, without_none
 from phasor.config.recipe import DEFAULT, Recipe
 from phasor.config.recipe_help import GROUPS, HELP
+from phasor.data import store
 from phasor.presets import PRESETS
 from phasor.training import Report, state
+from phasor.training import run as run_of
 
 WORDS = ["one", "two", "three", "four", "five", "six"]
 TEXT = "".join(f"{a} and {b} make {c}.\n" for a in WORDS for b in WORDS for c in WORDS)
@@ -125,6 +127,87 @@ def test_resume_without_a_checkpoint_starts_and_says_so(phasor_says: Said) -> No
     assert "new has no checkpoint to resume: the run starts from the beginning" in phasor_says.error
 
 
+def test_a_run_goes_on_with_its_own_tokens_whatever_becomes_of_the_files(place: Path, phasor_says: Said) -> None:
+    learnt = [*SMALL, "--data.tokenizer", "bpe", "--data.vocab-size", "300", "--data.document", "line"]
+    for out in ("whole", "run"):
+        steps = "5" if out == "whole" else "3"
+        phasor_says("train", "--data.train", "notes.txt", *learnt, "--schedule.kind", "constant", "--out", out,
+                    "--train.steps", steps)  # fmt: skip
+    (place / "notes.txt").write_text(TEXT.replace("one", "seven"))
+    phasor_says("train", "--resume", "--out", "run", "--train.steps", "4")
+    assert "the data are no longer as they were" in phasor_says.error
+    (place / "notes.txt").unlink()
+    phasor_says("train", "--resume", "--out", "run", "--train.steps", "5")
+    whole, went_on = (Path(out, "model", "model.safetensors").read_bytes() for out in ("whole", "run"))
+    assert whole == went_on
+    (place / "notes.txt").write_text(TEXT.replace("one", "seven"))
+    (place / "run" / "data").rename(place / "aside")
+    said = phasor_says.refused("train", "--resume", "--out", "run", "--train.steps", "6")
+    assert "notes.txt gives other tokens than those the run was trained on" in said
+    assert not (place / "run" / "data").exists()
+    (place / "notes.txt").write_text(TEXT)
+    phasor_says("train", "--resume", "--out", "run", "--train.steps", "6")
+
+
+def test_steps_take_the_place_of_epochs_and_epochs_of_steps(place: Path) -> None:
+    (place / "r.yaml").write_text("train: {epochs: 3}")
+    for arguments, wanted in [
+        (["--train.epochs", "2"], (None, 2.0)),
+        (["--train.steps", "7"], (7, None)),
+        (["r.yaml", "--train.steps", "7"], (7, None)),
+        (["r.yaml", "--train.epochs", "4"], (None, 4.0)),
+        (["--train.steps", "none", "--train.epochs", "2"], (None, 2.0)),
+    ]:
+        train = asked(*arguments).train
+        assert (train.steps, train.epochs) == wanted
+
+
+def test_a_run_stopped_while_it_prepares_is_resumed_by_its_own_recipe(
+    place: Path, monkeypatch: pytest.MonkeyPatch, phasor_says: Said
+) -> None:
+    def stopped(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "write", stopped)
+        assert main(["train", "--data.train", "notes.txt", *SMALL, "--train.steps", "3", "--out", "run"]) == 130
+    assert sorted(path.name for path in (place / "run").iterdir()) == [".lock", "recipe.json"]
+    phasor_says("train", "--resume", "--out", "run")
+    assert Recipe.from_file("run/recipe.json").data.train == "notes.txt"
+    (place / "run" / ".model-x.part").mkdir()  # what a kill leaves
+    phasor_says("train", "--resume", "--out", "run")
+    assert not list((place / "run").glob(".model*"))
+
+
+def test_a_mistake_leaves_a_folder_that_was_there_as_it_was(place: Path, phasor_says: Said) -> None:
+    (place / "run").mkdir()
+    (place / "run" / "mine").write_text("")
+    arguments = ["train", "--data.train", "notes.txt", *SMALL, "--out", "run", "--model.vocab-size", "9"]
+    assert "the tokenizer has 261 tokens" in phasor_says.refused(*arguments)
+    assert [path.name for path in (place / "run").iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("at", ["phasor.training.run.save", "phasor.training.run.Run.log"])
+def test_a_disk_full_elsewhere_names_the_checkpoint_that_is_left(
+    at: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = run_of.Run.log
+
+    def full(*given: object, **values: object) -> None:
+        if "validation" not in values and given[1] != 3:
+            return log(*given, **values)  # type: ignore[arg-type]
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(at, full if at.endswith("log") else lambda *given: full(None, 3))
+    arguments = ["--train.steps", "3", "--save.every", "2", "--train.log-every", "1"]
+    assert main(["train", "--data.train", "notes.txt", *SMALL, *arguments]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    left = "step-00000002" if at.endswith("log") else "step-00000003"
+    assert last == (
+        f"phasor: runs/lm-1 cannot be written: No space left on device; its newest whole checkpoint is {left}"
+    )
+
+
 def test_sigterm_saves_and_ends_with_143(place: Path) -> None:
     arguments = ["train", "--data.train", "notes.txt", *SMALL, "--train.steps", "100000"]
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -159,7 +242,7 @@ ASKED = {
     "--train.max_skips 3": {"train": {"max_skips": 3}},
     "--train.clip none --train.compile true": {"train": {"clip": None, "compile": True}},
     "--optimiser.rate 1e-3": {"optimiser": {"rate": 1e-3}},
-    "--schedule.kind wsd --schedule.decay 0.5": {"schedule": {"kind": "wsd", "decay": 0.5, "warmup": 25}},
+    "--schedule.kind wsd --schedule.decay 0.5": {"schedule": {"kind": "wsd", "decay": 0.5, "warmup": 50}},
     "--init-from x": {"init_from": "x"},
     "--out 7 --task mlm": {"out": "7", "task": "mlm"},
     "--model.position.kind alibi": {"model": {"position": {"kind": "alibi"}}},
@@ -279,11 +362,22 @@ MISTAKES = {
     "right.yaml --train.steps few": "phasor: TrainConfig.steps must be a whole number, not 'few'",
     "--init-from ids --model.preset gpt-2": "leave model.preset out",
     "--init-from nowhere": "nowhere/config.json cannot be read",
+    "--train.epochs 1e308": "more updates than can be counted",
+    "--data.workers 1000": "DataConfig.workers must be at most 256",
+    "--data.tokenizer bpe --data.vocab-size 9223372036854775807": "DataConfig.vocab_size must be at most 16777216",
+    "--data.train-target pairs.tsv": "DataConfig.train_target is for translation",
+    "--train.device meta": "the device 'meta' cannot be used",
+    "--data.train number.jsonl": "number.jsonl, line 1: 'text' (data.field) is 3, and not text",
+    "--model.dim 1000000000000": "there is not enough memory",
+    "--out notes.txt/run": "notes.txt/run cannot be written: Not a directory",
+    "unhashable.yaml": "unhashable.yaml, line 1: this is not YAML: found unhashable key",
+    "tag.yaml": "tag.yaml: this is not YAML",
 }
 PAIR_MISTAKES = {
     "--data.train three.tsv": "three.tsv, line 2: a pair has 2 columns, and this line has 3",
     "--data.train notes.txt": "translation needs pairs",
     "--data.train notes.txt --data.train-target pairs.tsv": "pairs.tsv ends after 36 lines, and notes.txt goes on",
+    "--data.train pairs.tsv --data.length 3 --data.long skip": "train on: 36 pairs have more than 3 tokens on a side",
     "--data.train pairs.tsv --data.length 12": "a pair has 14 tokens on one side, and data.length is 12",
 }
 
@@ -299,6 +393,9 @@ def files(place: Path) -> None:
     (place / "list.yaml").write_text("- 1")
     (place / "broken.json").write_text('{"task": "lm",\n"data" 3}')
     (place / "wrong.yaml").write_text("train: {steps: many}")
+    (place / "number.jsonl").write_text('{"text": 3}')
+    (place / "unhashable.yaml").write_text("{[a]: 1}")
+    (place / "tag.yaml").write_text("out: !!timestamp soon")
     (place / "right.yaml").write_text("train: {steps: 3}")
 
 

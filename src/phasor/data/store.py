@@ -88,7 +88,10 @@ def prepare(
     if (found := opened(folder, origin)) is not None:
         return checked(found, recipe, fingerprint)
     with staged(folder, HASH if recipe.data.cache is not None else None) as (place, made):
-        write(recipe, made, origin, progress or (lambda what, done, total: None))
+        try:
+            write(recipe, made, origin, progress or (lambda what, done, total: None))
+        except OSError as error:
+            raise OSError(f"{folder} cannot be written: {error.strerror or error}") from None
         if (whole := opened(made, origin)) is not None:
             checked(whole, recipe, fingerprint)
         with held(place.parent):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from phasor.config.recipe import Recipe
 from phasor.training.build import build_model, check_model
@@ -19,7 +20,17 @@ from phasor.training.result import Ending, Result
 from phasor.training.run import Run, run_folder
 from phasor.training.samples import sample_of
 from phasor.training.signals import Stop
-from phasor.training.state import State, changes, load_newest, prune, save_state, set_aside, sweep
+from phasor.training.state import (
+    NotSaved,
+    State,
+    changes,
+    load_newest,
+    newest_whole,
+    prune,
+    save_state,
+    set_aside,
+    sweep,
+)
 from phasor.training.trainer import Pending, Trainer, Update, device_of
 
 VALIDATION_BATCHES = 64  # at most so many are measured during a run; `evaluate` takes them all
@@ -64,7 +75,19 @@ def train(recipe: Recipe, resume: bool = False, progress: Watcher | None = None)
             watcher.say(f"{found.skipped} pairs with more than {recipe.data.length} tokens on a side are left out")
         model = build_model(recipe, found)
         trainer = Trainer(model, recipe, recipe.train.updates(found.train.per_epoch))
-        return Loop(trainer, found, run, stop, watcher).run_from(state)
+        try:
+            return Loop(trainer, found, run, stop, watcher).run_from(state)
+        except (OSError, SafetensorError) as error:  # the latter is what a full disk raises under safetensors
+            raise not_written(error, run) from None
+
+
+def not_written(error: Exception, run: Run) -> OSError:
+    """A disk that cannot be written, with the folder and what there is to go on from."""
+    if isinstance(error, NotSaved):
+        return error
+    newest = newest_whole(run.checkpoints)
+    left = "it has no checkpoint yet" if newest is None else f"its newest whole checkpoint is {newest[1].name}"
+    return OSError(f"{run.folder} cannot be written: {getattr(error, 'strerror', None) or error}; {left}")
 
 
 @contextlib.contextmanager

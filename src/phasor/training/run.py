@@ -81,8 +81,9 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for writer in (self.opened, self.writer):
-            if writer is not None:
-                writer.close()
+            with contextlib.suppress(OSError) if error is not None else contextlib.nullcontext():
+                if writer is not None:
+                    writer.close()
         if isinstance(error, Exception) and self.opened is None:
             self.undo()
         os.close(self.lock)
