@@ -339,7 +339,7 @@ def evaluation(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def translate(run, texts, **options):
         options.pop("progress")(len(texts), len(texts))
         given.update(run=run, texts=texts, **options)
-        return [text[::-1] for text in texts]
+        return [text[::-1] if text.strip() else "" for text in texts]
 
     monkeypatch.setitem(sys.modules, "phasor.evaluation", SimpleNamespace(evaluate=evaluate, translate=translate))
     return given
@@ -361,7 +361,7 @@ def test_evaluate(evaluation: dict[str, Any], phasor_says: Said) -> None:
 def test_translate_arguments(evaluation: dict[str, Any], phasor_says: Said) -> None:
     assert phasor_says("translate", "run", "one two", "", "三") == "owt eno\n\n三\n"
     usual = {"beams": 4, "length_penalty": 1.0, "max_new_tokens": None, "batch_tokens": 4096, "device": "auto"}
-    assert evaluation == {"run": "run", "texts": ["one two", "三"]} | usual
+    assert evaluation == {"run": "run", "texts": ["one two", "", "三"]} | usual
     options = ["--beams", "2", "--length-penalty", "0.6", "--max-new-tokens", "7", "--batch-tokens", "99"]
     found = json.loads(phasor_says("translate", "run", "ab", *options, "--device", "cpu", "--json"))
     assert found == [{"source": "ab", "translation": "ba"}]
@@ -387,7 +387,7 @@ def test_translate_files(
     expected = "eno\n\n\neerht owt\nfnüf\n"
     for file in ("a.txt", "a.txt.gz"):
         assert phasor_says("translate", "run", "--file", str(tmp_path / file)) == expected
-        assert evaluation["texts"] == ["one", "two\u2028three", "fünf"]
+        assert evaluation["texts"] == ["one", "", " ", "two\u2028three", "fünf"]
     for arguments in ([], ["--file", "-"]):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(LINES.encode())))
         assert phasor_says("translate", "run", *arguments) == expected

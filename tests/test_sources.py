@@ -61,7 +61,7 @@ def test_pairs_come_from_tsv_and_from_two_files(tmp_path, packed):
 @pytest.mark.parametrize(
     ("name", "data", "said"),
     [
-        ("a.jsonl", b'{"text": "x"}\n{"text": 3}\n', "a.jsonl, line 2: there is no text under 'text'"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": 3}\n', "a.jsonl, line 2: 'text' (data.field) is 3, and not text"),
         ("a.jsonl", b'{"text": "x"}\n\n[}\n', "a.jsonl, line 3: this is not JSON"),
         ("a.jsonl", b"[1]\n", "a.jsonl, line 1: there is no text"),
         ("a.jsonl", b'{"text": "\\ud800"}\n', "a.jsonl, line 1: character 0 of 'text' is half a character"),

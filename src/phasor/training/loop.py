@@ -21,7 +21,7 @@ from phasor.training.run import Run, run_folder
 from phasor.training.samples import sample_of
 from phasor.training.signals import Stop
 from phasor.training.state import (
-    NotSaved,
+    NotSavedError,
     State,
     changes,
     load_newest,
@@ -83,7 +83,7 @@ def train(recipe: Recipe, resume: bool = False, progress: Watcher | None = None)
 
 def not_written(error: Exception, run: Run) -> OSError:
     """A disk that cannot be written, with the folder and what there is to go on from."""
-    if isinstance(error, NotSaved):
+    if isinstance(error, NotSavedError):
         return error
     newest = newest_whole(run.checkpoints)
     left = "it has no checkpoint yet" if newest is None else f"its newest whole checkpoint is {newest[1].name}"

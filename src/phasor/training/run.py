@@ -89,7 +89,7 @@ class Run:
         os.close(self.lock)
 
     def undo(self) -> None:
-        """A run that could not begin leaves nothing behind; one that was stopped keeps its recipe and can be resumed."""
+        """A run that could not begin leaves nothing behind; one that was stopped can be resumed."""
         if self.folder in self.made:
             shutil.rmtree(self.folder, ignore_errors=True)
         else:

@@ -28,7 +28,7 @@ NAME = re.compile(r"step-(\d{8,})")
 Say = Callable[[str], None]
 
 
-class NotSaved(OSError):
+class NotSavedError(OSError):
     """A checkpoint could not be written; the message says which are left."""
 
 
@@ -87,7 +87,7 @@ def save_state(
     except (OSError, SafetensorError) as error:  # the latter is what a full disk raises under safetensors
         reason = getattr(error, "strerror", None) or str(error)
         message = f"the checkpoint of step {step} cannot be written to {folder}: {reason}; {left(folder)}"
-        raise NotSaved(message) from None
+        raise NotSavedError(message) from None
     finally:
         if staged is not None:
             shutil.rmtree(staged, ignore_errors=True)
