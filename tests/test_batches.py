@@ -284,3 +284,12 @@ def test_a_batch_moves_whole():
     moved = Batch(tokens=ones.long(), targets=ones.long(), weights=ones).to("meta")
     assert moved.tokens.device.type == "meta"
     assert moved.documents is None
+
+
+@pytest.mark.parametrize("task", ["lm", "mlm"])
+def test_rows_are_no_longer_than_all_tokens_together(tmp_path, task):
+    examples = documents(3)
+    batches = Batches(stored(tmp_path, examples), recipe(task, 1 << 40, 1 << 40), vocab_size=VOCABULARY)
+    wanted = sum(len(tokens) - (task == "lm") for (tokens,) in examples)
+    assert batches.per_epoch == 1
+    assert batches[0].tokens.shape == (1, wanted)
