@@ -102,6 +102,8 @@ def test_another_kind_keeps_the_fields_it_has_too():
     after = overridden(recipe, changes)
     assert after["schedule"] == {"kind": "wsd", "warmup": 7, "floor": 0.3, "decay": 0.5}
     assert after["model"]["position"] == {"kind": "c"}
+    usual = {"schedule": {"kind": "cosine", "warmup": 7, "floor": 0.1}}  # the floor of cosine, and not of wsd
+    assert overridden(usual, {"schedule.kind": "wsd"})["schedule"] == {"kind": "wsd", "warmup": 7}
     assert overridden({"schedule": "wsd"}, {"schedule.warmup": "3"})["schedule"] == {"kind": "wsd", "warmup": 3}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin
 
@@ -15,7 +16,7 @@ def overridden(recipe: Mapping[str, Any], changes: Mapping[str, str]) -> dict[st
     """A recipe's mapping with some fields changed.
 
     Values are read as YAML, and "none" is nothing where a field may hold nothing; a field that is text takes its
-    value as it stands. A new kind keeps those fields of the old one that it has too.
+    value as it stands. A new kind keeps those fields of the old one that it has too and that are not its defaults.
 
     >>> overridden({"data": {"length": 256}}, {"data.length": "128", "train.max-skips": "3"})
     {'data': {'length': 128}, 'train': {'max_skips': 3}}
@@ -46,8 +47,11 @@ def change(recipe: dict[str, Any], name: str, text: str) -> None:
     value = read_value(text, field_type(hint, last), f"--{name}")
     if last == "kind" and inner.get("kind") != value:
         kept = names(hint.kinds[value]) if value in hint.kinds else []
-        for other in set(inner) - set(kept):
-            del inner[other]
+        before = hint.kinds.get(inner.get("kind"))
+        defaults = {} if before is None else {field.name: field.default for field in dataclasses.fields(before)}
+        for other in list(inner):
+            if other not in kept or inner[other] == defaults.get(other, dataclasses.MISSING):
+                del inner[other]
     inner[last] = value
 
 
