@@ -30,7 +30,7 @@ class ScheduleConfig(Choice, what="schedule"):
 
     def after(self, step: int, steps: int) -> float:
         """The share of the peak at a step after the warm-up, of so many."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not define its shape")
 
 
 class ConstantSchedule(ScheduleConfig, kind="constant"):
