@@ -5,6 +5,8 @@
 
 import os
 
+os.environ["TRITON_INTERPRET"] = "1"  # Triton kernels run on the CPU; read when Triton is imported
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
