@@ -100,8 +100,8 @@ class Attention(nn.Module):
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries `[B, T, H, D]`, keys and values `[B, T, K, D]` of a self-attention."""
         fused = self.qkv(x).view(*x.shape[:-1], self.groups, self.shared + 2, self.width)
-        q = fused.narrow(-2, 0, self.shared).flatten(-3, -2)
-        k, v = fused.select(-2, -2), fused.select(-2, -1)
+        q, k, v = fused.split((self.shared, 1, 1), dim=-2)  # whose gradients come together in one copy
+        q, k, v = q.flatten(-3, -2), k.squeeze(-2), v.squeeze(-2)
         return (q, k, v) if self.bare else (self._made("q", q), self._made("k", k), self._made("v", v))
 
     def remember(self, memory: Tensor) -> tuple[Tensor, Tensor]:
