@@ -98,8 +98,9 @@ class TrainConfig(Config):
 
     An update takes `accumulate` batches of at most `batch_tokens` tokens. `steps` counts updates; without them and
     without `epochs` a run sees its data once. The `precision` "auto" is bfloat16 for matrix products on a GPU and
-    float32 elsewhere. On a GPU `graphs` captures the updates of each shape of batches as CUDA graphs, for models so
-    small that the device would wait for the host.
+    float32 elsewhere; "float8" computes the blocks' products in 8 bits and the rest in bfloat16. `weights` is the type
+    they are kept in: bfloat16 halves the memory, and loses updates below a 256th of a weight. On a GPU `graphs`
+    captures the updates of each shape of batches as CUDA graphs, so that the device does not wait for the host.
 
     >>> TrainConfig(epochs=2.5, accumulate=2).updates(per_epoch=9)
     12
@@ -113,7 +114,8 @@ class TrainConfig(Config):
     smoothing: float = 0.0
     z_loss: float = 0.0
     ema: float | None = None
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    precision: Literal["auto", "float32", "bfloat16", "float8"] = "auto"
+    weights: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
     graphs: bool = False
     checkpoint_activations: bool = False
@@ -134,6 +136,8 @@ class TrainConfig(Config):
             raise ValueError(f"TrainConfig.smoothing must be in [0, 1), not {self.smoothing}")
         if self.ema is not None and not 0 < self.ema < 1:
             raise ValueError(f"TrainConfig.ema must be between 0 and 1, not {self.ema}")
+        if self.ema is not None and self.weights != "float32":
+            raise ValueError("TrainConfig.ema averages in the weights' own type: leave TrainConfig.weights at float32")
 
     def updates(self, per_epoch: int) -> int:
         """How many updates a run makes whose data are so many batches."""

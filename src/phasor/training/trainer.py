@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
 from phasor.generation import evaluating
+from phasor.kernels.float8 import float8_linear, float8_obstacle
 from phasor.model import Block, Transformer
 from phasor.training.graphs import Graphs
 from phasor.training.loss import cross_entropy, forward, loss_of
@@ -68,7 +70,9 @@ class Trainer:
     def __init__(self, model: Transformer, recipe: Recipe, steps: int) -> None:
         self.recipe, self.steps = recipe, steps
         self.device = device_of(recipe.train.device)
-        self.model = model.to(self.device).train()
+        self.model = model.to(self.device, getattr(torch, recipe.train.weights)).train()
+        if recipe.train.precision == "float8":
+            float8_blocks(self.model)
         if recipe.train.checkpoint_activations:
             checkpoint_blocks(self.model)
         if recipe.train.compile:
@@ -190,7 +194,7 @@ def autocast(recipe: Recipe, device: torch.device) -> torch.autocast:
     False
     """
     precision = recipe.train.precision
-    wanted = device.type == "cuda" if precision == "auto" else precision == "bfloat16"
+    wanted = device.type == "cuda" if precision == "auto" else precision != "float32"
     return torch.autocast(device.type, torch.bfloat16, enabled=wanted)
 
 
@@ -218,6 +222,21 @@ def compile_blocks(model: Transformer, *, dynamic: bool) -> None:
     for part in model.modules():
         if isinstance(part, Block):
             part.compile(dynamic=dynamic)
+
+
+def float8_blocks(model: Transformer) -> None:
+    """Have the blocks' layers compute their products in float8 while they train."""
+    for block in (part for part in model.modules() if isinstance(part, Block)):
+        for layer in (part for part in block.modules() if isinstance(part, nn.Linear)):
+            why = float8_obstacle(layer.weight)
+            if why is not None:
+                raise ValueError(f"train.precision float8: {why}")
+            setattr(layer, "forward", partial(narrow_linear, layer))  # noqa: B010
+
+
+def narrow_linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    product = float8_linear if layer.training else F.linear
+    return product(x, layer.weight, layer.bias)
 
 
 def checkpoint_blocks(model: Transformer) -> None:
