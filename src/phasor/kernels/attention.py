@@ -7,7 +7,6 @@ bias. While training, a block's mask is made again in the backward pass instead 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,11 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from phasor.kernels import flash
+from phasor.kernels.bias import Bias
 from phasor.kernels.mask import Mask, full
 
-# Given the positions of some queries [B or 1, Tq] and of some keys [B or 1, Tk], what to add to their scores,
-# [B or 1, H, Tq, Tk].
-Bias = Callable[[Tensor, Tensor], Tensor]
 BLOCK = 512  # queries at a time
 
 
@@ -81,14 +79,15 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scoring: Scoring) -> 
     >>> torch.allclose(attention(q, k, v, *rule), attention_ref(q, k, v, *rule)[0], atol=1e-6)
     True
     """
-    if scoring.bias is None and scoring.capped is None and scoring.plain:
-        if mask.sees_all(k.shape[1]) and (mask.offset == 0 or q.shape[1] == 1):
-            return fused(q, k, v, scoring, causal=mask.causal and mask.aligned and mask.offset == 0)
-        if mask.only_padding(k.shape[1]):
-            assert mask.key_padding is not None
-            return fused(q, k, v, scoring, seen=mask.key_padding[:, None, None, :])
-    count = q.shape[1]
-    if count == 1 and scoring.plain and scoring.bias is None and scoring.capped is None:
+    count, unbiased = q.shape[1], scoring.bias is None and scoring.capped is None and scoring.plain
+    if unbiased and mask.sees_all(k.shape[1]) and (mask.offset == 0 or count == 1):
+        return fused(q, k, v, scoring, causal=mask.causal and mask.aligned and mask.offset == 0)
+    if count > 1 and flash.obstacle(q, k, v, mask, scoring) is None:
+        return flash.flash(q, k, v, mask, scoring)
+    if unbiased and mask.only_padding(k.shape[1]):
+        assert mask.key_padding is not None
+        return fused(q, k, v, scoring, seen=mask.key_padding[:, None, None, :])
+    if unbiased and count == 1:
         return fused(q, k, v, scoring, seen=mask.row(k))
     if count <= BLOCK:
         return attend_block(q, k, v, mask, scoring, 0, count)
