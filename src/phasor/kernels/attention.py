@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from phasor.kernels import flash
+from phasor.kernels import cudnn, flash
 from phasor.kernels.bias import Bias
 from phasor.kernels.mask import Mask, full
 
@@ -91,7 +91,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scoring: Scoring) -> 
         return fused(q, k, v, scoring, seen=mask.row(k))
     if count <= BLOCK:
         return attend_block(q, k, v, mask, scoring, 0, count)
-    training = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    training = differentiated(q, k, v)
     blocks = []
     for start in range(0, count, BLOCK):
         stop = min(start + BLOCK, count)
@@ -130,6 +130,15 @@ def fused(
     bias: Tensor | None = None,
 ) -> Tensor:
     """torch's fused attention, `seen` and `bias` broadcast to `[B, H, Tq, Tk]`."""
+    if seen is None and bias is None and q.is_cuda:
+        q, k, v = (x.to(flash.kind(x)) for x in (q, k, v))
+        training = differentiated(q, k, v)
+        if cudnn.obstacle(q, k, v, scoring.dropout, training) is None:
+            return cudnn.attend(q, k, v, scoring.scale, causal, training)
+        shared = q.shape[2] // k.shape[2]
+        if shared > 1 and q.shape[1] > 1 and q.dtype == torch.float32:
+            # No fused kernel shares heads in 32 bits, and torch would hold the scores of all tokens at once.
+            k, v = (x.repeat_interleave(shared, dim=2) for x in (k, v))
     mask = seen
     if bias is not None:
         mask = bias.to(q.dtype) if seen is None else bias.masked_fill(~seen, float("-inf")).to(q.dtype)
@@ -147,6 +156,11 @@ def fused(
         **{name: True for name, value in holds.items() if value},
     )
     return y.transpose(1, 2)
+
+
+def differentiated(*tensors: Tensor) -> bool:
+    """Whether gradients of what is made of these will be asked for."""
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 def fused_step(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, mask: Tensor | None) -> Tensor:

@@ -51,22 +51,20 @@ def flash(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scoring: Scoring) -> Tens
     """Queries `[B, Tq, H, D]` over keys and values `[B, Tk, K, D]`, as `[B, Tq, H, D]`."""
     q, k, v = (x.to(kind(x)) for x in (q, k, v))
     queries, keys = q.shape[1], k.shape[1]
-    bias = scoring.bias if isinstance(scoring.bias, DistanceBias) else None
-    at = scoring.query_positions, scoring.key_positions
-    if bias is None or at[0] is None or at[1] is None:
-        bias, query_at, key_at, shifts = None, None, None, None
-    else:
-        query_at, key_at = at[0].contiguous(), at[1].contiguous()
-        shifts = None if bias.table is None else mask.kept("shifts", at, intervals.shifts, mask, *at)
+    bias, query_at, key_at, shifts = None, scoring.query_positions, scoring.key_positions, None
+    if isinstance(scoring.bias, DistanceBias) and query_at is not None and key_at is not None:
+        bias = scoring.bias
+        if bias.table is not None:
+            shifts = mask.kept("shifts", (query_at, key_at), intervals.shifts, mask, query_at, key_at)
     bounds = mask.kept("intervals", (queries, keys), intervals.intervals, mask, queries, keys, q.device)
     out, _ = interval_attention(
         q,
         k,
         v,
         bounds,
-        None if mask.key_padding is None else mask.key_padding,
-        query_at,
-        key_at,
+        mask.key_padding,
+        None if bias is None or query_at is None else query_at.contiguous(),
+        None if bias is None or key_at is None else key_at.contiguous(),
         shifts,
         None if bias is None else bias.slopes,
         None if bias is None else bias.table,
@@ -168,9 +166,7 @@ def differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...
     out, logsumexp, *inputs = ctx.saved_tensors
     table, sinks = inputs[9], inputs[10]
     learned = table is not None and ctx.needs_input_grad[9]
-    q, k, v, table_grad, sinks_grad = interval_attention_backward(
-        grad, out, logsumexp, *inputs, *ctx.numbers, learned
-    )
+    q, k, v, table_grad, sinks_grad = interval_attention_backward(grad, out, logsumexp, *inputs, *ctx.numbers, learned)
     table_grad = table_grad.to(table.dtype) if learned else None
     sinks_grad = None if sinks is None else sinks_grad.to(sinks.dtype)
     return q, k, v, None, None, None, None, None, None, table_grad, sinks_grad, None, None, None

@@ -1,4 +1,5 @@
 """What the kernels of attention over intervals share: tiles, scores, and which keys a block of queries goes over."""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from __future__ import annotations
 
@@ -26,12 +27,12 @@ class Tiling(NamedTuple):
 
 # By kernel and bytes of a number, then by the width of a head, a power of two.
 TILINGS = {
-    ("forward", 2): {64: Tiling(128, 128, 4, 3), 128: Tiling(128, 64, 8, 3), 256: Tiling(64, 32, 4, 3)},
-    ("forward", 4): {64: Tiling(64, 32, 4, 2), 128: Tiling(32, 32, 4, 2), 256: Tiling(32, 32, 8, 1)},
-    ("queries", 2): {64: Tiling(128, 64, 4, 3), 128: Tiling(128, 64, 8, 3), 256: Tiling(64, 32, 8, 2)},
-    ("queries", 4): {64: Tiling(32, 32, 4, 2), 128: Tiling(32, 32, 4, 1), 256: Tiling(32, 16, 8, 1)},
-    ("keys", 2): {64: Tiling(64, 128, 4, 3), 128: Tiling(64, 128, 8, 2), 256: Tiling(32, 64, 8, 1)},
-    ("keys", 4): {64: Tiling(32, 32, 4, 2), 128: Tiling(32, 32, 4, 1), 256: Tiling(16, 32, 8, 1)},
+    ("forward", 2): {64: Tiling(128, 128, 8, 3), 128: Tiling(128, 64, 8, 3), 256: Tiling(64, 32, 4, 3)},
+    ("forward", 4): {64: Tiling(64, 32, 8, 2), 128: Tiling(32, 32, 8, 2), 256: Tiling(32, 32, 8, 1)},
+    ("queries", 2): {64: Tiling(128, 64, 8, 3), 128: Tiling(128, 64, 8, 3), 256: Tiling(64, 32, 8, 2)},
+    ("queries", 4): {64: Tiling(32, 32, 8, 2), 128: Tiling(32, 32, 8, 1), 256: Tiling(32, 16, 8, 1)},
+    ("keys", 2): {64: Tiling(64, 128, 8, 3), 128: Tiling(64, 128, 8, 2), 256: Tiling(32, 64, 8, 1)},
+    ("keys", 4): {64: Tiling(32, 32, 8, 2), 128: Tiling(32, 32, 8, 1), 256: Tiling(16, 32, 8, 1)},
 }
 
 
@@ -54,7 +55,7 @@ def settings(kernel: str, q: Tensor) -> dict[str, Any]:
 @triton.jit
 def load_tile(base, start, stride, limit, ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, ALL: tl.constexpr):
     """`[ROWS, D]` from row `start` on; zeros past `limit` rows, unless ALL are there, and past WIDTH features."""
-    row, column = tl.arange(0, ROWS), tl.arange(0, D)
+    row, column = tl.arange(ROWS), tl.arange(D)
     at = base + tl.cast(start, tl.int64) * stride + row[:, None] * stride + column[None, :]
     if ALL and D == WIDTH:
         return tl.load(at)
@@ -67,7 +68,7 @@ def load_tile(base, start, stride, limit, ROWS: tl.constexpr, D: tl.constexpr, W
 @triton.jit
 def load_positions(at, start, limit, origin, COUNT: tl.constexpr, BIAS: tl.constexpr):
     """Positions counted from `origin`: as floats for slopes, as whole numbers for a table."""
-    row = start + tl.arange(0, COUNT)
+    row = start + tl.arange(COUNT)
     position = tl.load(at + row, mask=row < limit, other=0) - origin
     if BIAS == SLOPES:
         return position.to(tl.float32)
@@ -75,10 +76,9 @@ def load_positions(at, start, limit, origin, COUNT: tl.constexpr, BIAS: tl.const
         return position.to(tl.int32)
 
 
-# fmt: off
 @triton.jit
 def scores(products, distance, slope, table, lowest, entries, far, scale, softcap,
-           BIAS: tl.constexpr, SOFTCAP: tl.constexpr, NEAR: tl.constexpr):  # fmt: on
+           BIAS: tl.constexpr, SOFTCAP: tl.constexpr, NEAR: tl.constexpr):  # fmt: skip
     """Scores as powers of two, the hyperbolic tangent of a soft-cap, and where NEAR the entry in a table."""
     tangent = products
     if SOFTCAP:
@@ -98,9 +98,8 @@ def scores(products, distance, slope, table, lowest, entries, far, scale, softca
     return score, tangent, entry
 
 
-# fmt: off
 @triton.jit
-def seen_keys(column, keys, first, last, begin, end, real, BESIDE: tl.constexpr, PADDED: tl.constexpr):  # fmt: on
+def seen_keys(column, keys, first, last, begin, end, real, BESIDE: tl.constexpr, PADDED: tl.constexpr):  # fmt: skip
     """Who sees whom in a tile, of bounds and of keys that are broadcast against each other."""
     seen = (column >= first) & (column <= last)
     if BESIDE:
@@ -127,10 +126,9 @@ def within(x, low, high):
     return tl.minimum(tl.maximum(x, low), high)
 
 
-# fmt: off
 @triton.jit
 def key_segments(bounds, row, there, queries, keys, shift, lowest, entries,
-                 N: tl.constexpr, BIAS: tl.constexpr, BESIDE: tl.constexpr):  # fmt: on
+                 N: tl.constexpr, BIAS: tl.constexpr, BESIDE: tl.constexpr):  # fmt: skip
     """The bounds of a block's queries, and which keys it goes over, in multiples of N.
 
     Two segments are gone over the quick way and four carefully; of each, where it starts and how many tiles it has.

@@ -3,6 +3,7 @@
 Tiles that all queries of the block see whole need no mask, and with a table of biases those that are far enough away
 add one number. They are gone over the quick way, all others carefully.
 """
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from __future__ import annotations
 
@@ -44,21 +45,20 @@ def fold(score, values, mixed, total, top, CHECKED: tl.constexpr):
     return mixed, total, highest
 
 
-# fmt: off
 @triton.jit
 def forward_kernel(q, k, v, out, logsumexp, bounds, real, query_at, key_at, shifts, slopes, table, sinks,
                    queries, keys, heads, shared, lowest, entries, scale, softcap,
                    q_row, q_token, q_head, k_row, k_token, k_head, v_row, v_token, v_head,
                    bounds_row, query_at_row, key_at_row, shifts_row,
                    WIDTH: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, BIAS: tl.constexpr,
-                   SOFTCAP: tl.constexpr, SINKS: tl.constexpr, BESIDE: tl.constexpr, PADDED: tl.constexpr):  # fmt: on
+                   SOFTCAP: tl.constexpr, SINKS: tl.constexpr, BESIDE: tl.constexpr, PADDED: tl.constexpr):  # fmt: skip
     """Outputs `[B, Tq, H, D]`, and the logarithms to base 2 of the sums, `[B, H, Tq]`."""
     blocks = tl.cdiv(queries, M)
     program = tl.program_id(0)
     block = blocks - 1 - program % blocks  # the last blocks have most to do
     head = program // blocks % heads
     b = (program // blocks // heads).to(tl.int64)
-    row = block * M + tl.arange(0, M)
+    row = block * M + tl.arange(M)
     there = row < queries
     shift, origin, position, slope, behind, ahead = 0, 0, row, 0.0, 0.0, 0.0
     if BIAS != NONE:
@@ -87,9 +87,10 @@ def forward_kernel(q, k, v, out, logsumexp, bounds, real, query_at, key_at, shif
     if SINKS:  # as if a key with that score and no value had been seen
         total += 1.0
         top = tl.zeros([M], tl.float32) + tl.load(sinks + head).to(tl.float32) * LOG2E
-    for t in range(0, quick[1] + quick[3]):
+    for t in range(quick[1] + quick[3]):
         start = quick_start(t, quick, N, BIAS)
-        products = tl.dot(asked, tl.trans(load_tile(k, start, k_token, keys, N, D, WIDTH, True)), input_precision="ieee")
+        found = load_tile(k, start, k_token, keys, N, D, WIDTH, True)
+        products = tl.dot(asked, tl.trans(found), input_precision="ieee")
         distance, far = 0.0, 0.0
         if BIAS == SLOPES:
             distance = position[:, None] - load_positions(key_at, start, keys, origin, N, BIAS)[None, :]
@@ -99,23 +100,26 @@ def forward_kernel(q, k, v, out, logsumexp, bounds, real, query_at, key_at, shif
             products, distance, slope, table, lowest, entries, far, scale, softcap, BIAS, SOFTCAP, False
         )
         if PADDED:
-            score = tl.where(tl.load(real + start + tl.arange(0, N))[None, :] != 0, score, float("-inf"))
+            score = tl.where(tl.load(real + start + tl.arange(N))[None, :] != 0, score, float("-inf"))
         values = load_tile(v, start, v_token, keys, N, D, WIDTH, True)
         mixed, total, top = fold(score, values, mixed, total, top, PADDED)
-    for t in range(0, careful[1] + careful[3] + careful[5] + careful[7]):
+    for t in range(careful[1] + careful[3] + careful[5] + careful[7]):
         start = careful_start(t, careful, N)
-        column = (start + tl.arange(0, N))[None, :]
-        products = tl.dot(asked, tl.trans(load_tile(k, start, k_token, keys, N, D, WIDTH, False)), input_precision="ieee")
+        column = (start + tl.arange(N))[None, :]
+        found = load_tile(k, start, k_token, keys, N, D, WIDTH, False)
+        products = tl.dot(asked, tl.trans(found), input_precision="ieee")
         distance = 0.0
         if BIAS != NONE:
             distance = position[:, None] - load_positions(key_at, start, keys, origin, N, BIAS)[None, :]
-        score, _, _ = scores(products, distance, slope, table, lowest, entries, 0.0, scale, softcap, BIAS, SOFTCAP, True)
+        score, _, _ = scores(
+            products, distance, slope, table, lowest, entries, 0.0, scale, softcap, BIAS, SOFTCAP, True
+        )
         seen = seen_keys(column, keys, first, last, begin, end, real, BESIDE, PADDED)
         values = load_tile(v, start, v_token, keys, N, D, WIDTH, False)
         mixed, total, top = fold(tl.where(seen, score, float("-inf")), values, mixed, total, top, True)
     none = total == 0.0
     mixed = mixed / tl.where(none, 1.0, total)[:, None]
-    column = tl.arange(0, D)
+    column = tl.arange(D)
     at = ((b * queries + row)[:, None] * heads + head) * WIDTH + column[None, :]
     tl.store(out + at, mixed.to(out.dtype.element_ty), mask=there[:, None] & (column < WIDTH)[None, :])
     # Infinite for a query that sees nothing, so that its weights come out as zeros again.
