@@ -192,13 +192,13 @@ def cut(name, tokens=37, rows=2):
     [
         ("everything", {"heads": (3, 3), "width": 40, "queries": 19, "rows": 1}),
         ("causal", {"heads": (4, 2), "queries": 45, "rows": 1, "softcap": 2.0, "sinks": True}),
-        ("causal", {"queries": 17, "width": 64, "bias": "slopes"}),
+        ("causal", {"queries": 17, "width": 64, "rows": 1, "bias": "slopes"}),
         ("causal", {"queries": 64, "rows": 1, "bias": "behind", "heads": (1, 1)}),
         ("causal", {"queries": 1, "sinks": True}),
-        ("window", {"sinks": True, "bias": "slopes"}),
-        ("window-both-ways", {"bias": "both-ways", "softcap": 3.0}),
-        ("window-and-sinks", {"queries": 50, "rows": 1, "bias": "behind"}),
-        ("everything", {"queries": 66, "rows": 1, "heads": (2, 2), "bias": "both-ways"}),
+        ("window", {"sinks": True, "rows": 1, "bias": "slopes"}),
+        ("window-both-ways", {"bias": "both-ways", "rows": 1, "softcap": 3.0}),
+        ("window-and-sinks", {"queries": 50, "rows": 1, "heads": (1, 1), "bias": "behind"}),
+        ("everything", {"queries": 66, "rows": 1, "heads": (1, 1), "bias": "both-ways"}),
     ],
 )
 def test_kernel_of_rules_by_index(rule, options):
@@ -225,7 +225,7 @@ def test_kernel_of_rules_by_row(rule, options):
 
 
 def test_kernel_of_a_chunk_after_a_cache():
-    compare(Mask(causal=True, offset=23, window=12), queries=18, keys=41, bias="behind", rows=1)
+    compare(Mask(causal=True, offset=23, window=12), queries=18, heads=(1, 1), keys=41, bias="behind", rows=1)
 
 
 def test_kernel_of_cross_attention_whose_padding_sees_nothing():

@@ -58,7 +58,7 @@ def keys_kernel(q, k, v, grad, logsumexp, delta, k_grad, v_grad, ranges,
     block = program % blocks
     group = program // blocks % groups
     b = (program // blocks // groups).to(tl.int64)
-    column = block * N + tl.arange(N)
+    column = block * N + tl.arange(0, N)
     shift, origin, position = 0, 0, column
     if BIAS != NONE:
         query_at += b * query_at_row
@@ -87,7 +87,7 @@ def keys_kernel(q, k, v, grad, logsumexp, delta, k_grad, v_grad, ranges,
     for t in range(quick_tiles * shared):
         head, u = t // quick_tiles, t % quick_tiles
         start = quick_start(u, quick, M, BIAS)
-        row = start + tl.arange(M)
+        row = start + tl.arange(0, M)
         asked = load_tile(q + head * q_head, start, q_token, queries, M, D, WIDTH, False)
         products = tl.dot(seen, tl.trans(asked), input_precision="ieee")
         distance, slope, far = 0.0, 0.0, 0.0
@@ -111,7 +111,7 @@ def keys_kernel(q, k, v, grad, logsumexp, delta, k_grad, v_grad, ranges,
     for t in range(tiles * shared):
         head, u = t // tiles, t % tiles
         start = careful_start(u, careful, M)
-        row = start + tl.arange(M)
+        row = start + tl.arange(0, M)
         asked = load_tile(q + head * q_head, start, q_token, queries, M, D, WIDTH, False)
         products = tl.dot(seen, tl.trans(asked), input_precision="ieee")
         distance, slope, entry_of = 0.0, 0.0, table
@@ -141,7 +141,7 @@ def keys_kernel(q, k, v, grad, logsumexp, delta, k_grad, v_grad, ranges,
         if SOFTCAP:
             pull *= 1.0 - tangent * tangent
         key_change = tl.dot(pull.to(asked.dtype), asked, key_change, input_precision="ieee")
-    feature = tl.arange(D)
+    feature = tl.arange(0, D)
     at = ((b * keys + column)[:, None] * groups + group) * WIDTH + feature[None, :]
     mask = (column < keys)[:, None] & (feature < WIDTH)[None, :]
     if PADDED:  # the quick way goes over padding too: nobody sees it

@@ -24,9 +24,9 @@ from phasor.kernels.flash_tiles_triton import (
 def delta_kernel(out, grad, delta, queries, heads, rows, grad_row, grad_token, grad_head,
                  WIDTH: tl.constexpr, D: tl.constexpr, R: tl.constexpr):  # fmt: skip
     """For each query and head the product of its output and its output's gradient, `[B, H, Tq]`."""
-    row = tl.program_id(0) * R + tl.arange(R).to(tl.int64)  # of [B, Tq, H]
+    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)  # of [B, Tq, H]
     b, token, head = row // (queries * heads), row // heads % queries, row % heads
-    column = tl.arange(D)
+    column = tl.arange(0, D)
     mask = (row < rows)[:, None] & (column < WIDTH)[None, :]
     x = tl.load(out + row[:, None] * WIDTH + column[None, :], mask=mask, other=0.0).to(tl.float32)
     at = b * grad_row + token * grad_token + head * grad_head
@@ -49,7 +49,7 @@ def queries_kernel(q, k, v, grad, logsumexp, delta, q_grad, table_grad,
     block = blocks - 1 - program % blocks
     head = program // blocks % heads
     b = (program // blocks // heads).to(tl.int64)
-    row = block * M + tl.arange(M)
+    row = block * M + tl.arange(0, M)
     there = row < queries
     shift, origin, position, slope, behind, ahead = 0, 0, row, 0.0, 0.0, 0.0
     if BIAS != NONE:
@@ -93,7 +93,7 @@ def queries_kernel(q, k, v, grad, logsumexp, delta, q_grad, table_grad,
         )
         weight = tl.exp2(score - sums)
         if PADDED:
-            weight = tl.where(tl.load(real + start + tl.arange(N))[None, :] != 0, weight, 0.0)
+            weight = tl.where(tl.load(real + start + tl.arange(0, N))[None, :] != 0, weight, 0.0)
         values = load_tile(v, start, v_token, keys, N, D, WIDTH, True)
         pull = weight * (tl.dot(wanted, tl.trans(values), input_precision="ieee") - mean)
         if LEARNED:
@@ -105,7 +105,7 @@ def queries_kernel(q, k, v, grad, logsumexp, delta, q_grad, table_grad,
         change = tl.dot(pull.to(seen.dtype), seen, change, input_precision="ieee")
     for t in range(careful[1] + careful[3] + careful[5] + careful[7]):
         start = careful_start(t, careful, N)
-        column = (start + tl.arange(N))[None, :]
+        column = (start + tl.arange(0, N))[None, :]
         seen = load_tile(k, start, k_token, keys, N, D, WIDTH, False)
         products = tl.dot(asked, tl.trans(seen), input_precision="ieee")
         distance = 0.0
@@ -126,7 +126,7 @@ def queries_kernel(q, k, v, grad, logsumexp, delta, q_grad, table_grad,
     if LEARNED:
         tl.atomic_add(table_grad, tl.sum(ahead_grad), sem="relaxed")
         tl.atomic_add(table_grad + entries - 1, tl.sum(behind_grad), sem="relaxed")
-    column = tl.arange(D)
+    column = tl.arange(0, D)
     at = ((b * queries + row)[:, None] * heads + head) * WIDTH + column[None, :]
     mask = there[:, None] & (column < WIDTH)[None, :]
     tl.store(q_grad + at, (change * scale).to(q_grad.dtype.element_ty), mask=mask)

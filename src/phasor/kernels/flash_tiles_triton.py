@@ -55,7 +55,7 @@ def settings(kernel: str, q: Tensor) -> dict[str, Any]:
 @triton.jit
 def load_tile(base, start, stride, limit, ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, ALL: tl.constexpr):
     """`[ROWS, D]` from row `start` on; zeros past `limit` rows, unless ALL are there, and past WIDTH features."""
-    row, column = tl.arange(ROWS), tl.arange(D)
+    row, column = tl.arange(0, ROWS), tl.arange(0, D)
     at = base + tl.cast(start, tl.int64) * stride + row[:, None] * stride + column[None, :]
     if ALL and D == WIDTH:
         return tl.load(at)
@@ -68,7 +68,7 @@ def load_tile(base, start, stride, limit, ROWS: tl.constexpr, D: tl.constexpr, W
 @triton.jit
 def load_positions(at, start, limit, origin, COUNT: tl.constexpr, BIAS: tl.constexpr):
     """Positions counted from `origin`: as floats for slopes, as whole numbers for a table."""
-    row = start + tl.arange(COUNT)
+    row = start + tl.arange(0, COUNT)
     position = tl.load(at + row, mask=row < limit, other=0) - origin
     if BIAS == SLOPES:
         return position.to(tl.float32)

@@ -58,7 +58,7 @@ def forward_kernel(q, k, v, out, logsumexp, bounds, real, query_at, key_at, shif
     block = blocks - 1 - program % blocks  # the last blocks have most to do
     head = program // blocks % heads
     b = (program // blocks // heads).to(tl.int64)
-    row = block * M + tl.arange(M)
+    row = block * M + tl.arange(0, M)
     there = row < queries
     shift, origin, position, slope, behind, ahead = 0, 0, row, 0.0, 0.0, 0.0
     if BIAS != NONE:
@@ -100,12 +100,12 @@ def forward_kernel(q, k, v, out, logsumexp, bounds, real, query_at, key_at, shif
             products, distance, slope, table, lowest, entries, far, scale, softcap, BIAS, SOFTCAP, False
         )
         if PADDED:
-            score = tl.where(tl.load(real + start + tl.arange(N))[None, :] != 0, score, float("-inf"))
+            score = tl.where(tl.load(real + start + tl.arange(0, N))[None, :] != 0, score, float("-inf"))
         values = load_tile(v, start, v_token, keys, N, D, WIDTH, True)
         mixed, total, top = fold(score, values, mixed, total, top, PADDED)
     for t in range(careful[1] + careful[3] + careful[5] + careful[7]):
         start = careful_start(t, careful, N)
-        column = (start + tl.arange(N))[None, :]
+        column = (start + tl.arange(0, N))[None, :]
         found = load_tile(k, start, k_token, keys, N, D, WIDTH, False)
         products = tl.dot(asked, tl.trans(found), input_precision="ieee")
         distance = 0.0
@@ -119,7 +119,7 @@ def forward_kernel(q, k, v, out, logsumexp, bounds, real, query_at, key_at, shif
         mixed, total, top = fold(tl.where(seen, score, float("-inf")), values, mixed, total, top, True)
     none = total == 0.0
     mixed = mixed / tl.where(none, 1.0, total)[:, None]
-    column = tl.arange(D)
+    column = tl.arange(0, D)
     at = ((b * queries + row)[:, None] * heads + head) * WIDTH + column[None, :]
     tl.store(out + at, mixed.to(out.dtype.element_ty), mask=there[:, None] & (column < WIDTH)[None, :])
     # Infinite for a query that sees nothing, so that its weights come out as zeros again.

@@ -35,6 +35,9 @@ class T5Bias(Position):
         self.bidirectional = bidirectional
         self.buckets = config.num_buckets // 2 if bidirectional else config.num_buckets  # of one direction
         self.bounds = bucket_bounds(self.buckets, config.max_distance)
+        reach = self.bounds[-1]  # from here on all distances are in one bucket
+        self.lowest = -reach if bidirectional else 0
+        self.by_distance = bucket_table(self.bounds, bidirectional) if reach <= LONGEST else None
         self.weight = nn.Parameter(torch.empty(config.num_buckets, num_heads))
 
     @classmethod
@@ -53,12 +56,10 @@ class T5Bias(Position):
         return ahead + torch.bucketize(distance.abs(), bounds, right=True)
 
     def on_scores(self, prepared: Places) -> Bias:
-        reach = self.bounds[-1]  # from here on all distances are in one bucket
-        if reach > LONGEST:
+        if self.by_distance is None:
             return self.by_bucket
-        buckets = constant(bucket_table(self.bounds, self.bidirectional), self.weight.device, torch.int64)
-        table = nn.functional.embedding(buckets, self.weight)
-        return DistanceBias(table=table, lowest=-reach if self.bidirectional else 0)
+        buckets = constant(self.by_distance, self.weight.device, torch.int64)
+        return DistanceBias(table=nn.functional.embedding(buckets, self.weight), lowest=self.lowest)
 
     def by_bucket(self, queries: Tensor, keys: Tensor) -> Tensor:
         """The bias without a table by distance."""
