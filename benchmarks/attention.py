@@ -86,7 +86,8 @@ class Case:
 
 
 def relative(found: Tensor, truth: Tensor) -> float:
-    return float((found.double() - truth.double()).norm() / truth.double().norm())
+    found, truth = found.detach().double(), truth.detach().double()
+    return float((found - truth).norm() / truth.norm())
 
 
 def check(name: str, dtype: torch.dtype, width: int) -> tuple[float, float]:
@@ -119,14 +120,10 @@ def sampled(case: Case, name: str, y: Tensor) -> float:
     mask, scoring = case.rule(name)
     score = torch.einsum("qhd,khd->hqk", q, k) * scoring.scale
     if scoring.bias is not None:
-        score += scoring.bias(self_rows(case.at, rows), case.at)[0, heads].detach()
+        score += scoring.bias(case.at[:, rows], case.at)[0, heads].detach()
     seen = mask.block(rows, case.at[0])[0]
     score = score.masked_fill(~seen, float("-inf"))
     return relative(y.detach()[0, rows][:, heads], torch.einsum("hqk,khd->qhd", score.softmax(-1), v))
-
-
-def self_rows(at: Tensor, rows: Tensor) -> Tensor:
-    return at[:, rows]
 
 
 def median(run: Callable[[], Any], seconds: float = 0.25) -> float:
