@@ -7,7 +7,6 @@ bias. While training, a block's mask is made again in the backward pass instead 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,11 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from phasor.kernels import cudnn, flash
+from phasor.kernels.bias import Bias
 from phasor.kernels.mask import Mask, full
 
-# Given the positions of some queries [B or 1, Tq] and of some keys [B or 1, Tk], what to add to their scores,
-# [B or 1, H, Tq, Tk].
-Bias = Callable[[Tensor, Tensor], Tensor]
 BLOCK = 512  # queries at a time
 
 
@@ -81,18 +79,19 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scoring: Scoring) -> 
     >>> torch.allclose(attention(q, k, v, *rule), attention_ref(q, k, v, *rule)[0], atol=1e-6)
     True
     """
-    if scoring.bias is None and scoring.capped is None and scoring.plain:
-        if mask.sees_all(k.shape[1]) and (mask.offset == 0 or q.shape[1] == 1):
-            return fused(q, k, v, scoring, causal=mask.causal and mask.aligned and mask.offset == 0)
-        if mask.only_padding(k.shape[1]):
-            assert mask.key_padding is not None
-            return fused(q, k, v, scoring, seen=mask.key_padding[:, None, None, :])
-    count = q.shape[1]
-    if count == 1 and scoring.plain and scoring.bias is None and scoring.capped is None:
+    count, unbiased = q.shape[1], scoring.bias is None and scoring.capped is None and scoring.plain
+    if unbiased and mask.sees_all(k.shape[1]) and (mask.offset == 0 or count == 1):
+        return fused(q, k, v, scoring, causal=mask.causal and mask.aligned and mask.offset == 0)
+    if count > 1 and flash.obstacle(q, k, v, mask, scoring) is None:
+        return flash.flash(q, k, v, mask, scoring)
+    if unbiased and mask.only_padding(k.shape[1]):
+        assert mask.key_padding is not None
+        return fused(q, k, v, scoring, seen=mask.key_padding[:, None, None, :])
+    if unbiased and count == 1:
         return fused(q, k, v, scoring, seen=mask.row(k))
     if count <= BLOCK:
         return attend_block(q, k, v, mask, scoring, 0, count)
-    training = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    training = differentiated(q, k, v)
     blocks = []
     for start in range(0, count, BLOCK):
         stop = min(start + BLOCK, count)
@@ -131,6 +130,15 @@ def fused(
     bias: Tensor | None = None,
 ) -> Tensor:
     """torch's fused attention, `seen` and `bias` broadcast to `[B, H, Tq, Tk]`."""
+    if seen is None and bias is None and q.is_cuda:
+        q, k, v = (x.to(flash.kind(x)) for x in (q, k, v))
+        training = differentiated(q, k, v)
+        if cudnn.obstacle(q, k, v, scoring.dropout, training) is None:
+            return cudnn.attend(q, k, v, scoring.scale, causal, training)
+        shared = q.shape[2] // k.shape[2]
+        if shared > 1 and q.shape[1] > 1 and q.dtype == torch.float32:
+            # No fused kernel shares heads in 32 bits, and torch would hold the scores of all tokens at once.
+            k, v = (x.repeat_interleave(shared, dim=2) for x in (k, v))
     mask = seen
     if bias is not None:
         mask = bias.to(q.dtype) if seen is None else bias.masked_fill(~seen, float("-inf")).to(q.dtype)
@@ -148,6 +156,11 @@ def fused(
         **{name: True for name, value in holds.items() if value},
     )
     return y.transpose(1, 2)
+
+
+def differentiated(*tensors: Tensor) -> bool:
+    """Whether gradients of what is made of these will be asked for."""
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 def fused_step(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, mask: Tensor | None) -> Tensor:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class Mask:
     offset: int = 0
     query_at: Tensor | None = None
     key_at: Tensor | None = None
-    memo: dict[str, Tensor | None] = field(default_factory=dict, init=False, compare=False, repr=False)
+    memo: dict[str, tuple[tuple[Any, ...], Any]] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def narrowed(self, window: int | None, sink_tokens: int) -> Mask:
         """The same rule with a layer's own window."""
@@ -75,11 +79,18 @@ class Mask:
 
     def row(self, k: Tensor) -> Tensor | None:
         """What a single query sees of keys `[B, S, ...]`, `[B or 1, 1, 1, S]`; the same for every layer that asks."""
-        if "row" not in self.memo:
-            places = torch.arange(k.shape[1], device=k.device)
-            seen = self.block(places[:1], places)
-            self.memo["row"] = None if seen is None else seen[:, None]
-        return self.memo["row"]
+        return self.kept("row", (k.shape[1],), self._row, k)
+
+    def _row(self, k: Tensor) -> Tensor | None:
+        places = torch.arange(k.shape[1], device=k.device)
+        seen = self.block(places[:1], places)
+        return None if seen is None else seen[:, None]
+
+    def kept(self, what: str, key: tuple[int | Tensor, ...], make: Callable[..., Made], *about: Any) -> Made:
+        """What `make` makes of the mask, made once for all layers that ask with the same numbers and tensors."""
+        if what not in self.memo or not same(self.memo[what][0], key):
+            self.memo[what] = key, make(*about)
+        return self.memo[what][1]
 
     def is_sink(self, keys: Tensor) -> Tensor:
         """Which of the keys, given by their place, are sink tokens; `[B or 1, keys]`."""
@@ -113,6 +124,11 @@ class Mask:
         if self.key_padding is not None:
             seen = both(seen, self.key_padding[:, keys][:, None, :])
         return seen if seen is None or not self.aligned else seen | (row == column)
+
+
+def same(a: tuple[int | Tensor, ...], b: tuple[int | Tensor, ...]) -> bool:
+    """Whether two keys are the same numbers and the very same tensors."""
+    return all(x == y if isinstance(x, int) else x is y for x, y in zip(a, b, strict=True))
 
 
 def both(a: Tensor | None, b: Tensor) -> Tensor:

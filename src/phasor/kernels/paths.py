@@ -35,6 +35,11 @@ def only(form: Form) -> Iterator[None]:
         _asked = before
 
 
+def asked() -> Form | None:
+    """The form that was asked for; None where each operation chooses."""
+    return _asked
+
+
 def obstacle(*tensors: Tensor) -> str | None:
     """Why no Triton kernel can run on these tensors; None where one can.
 

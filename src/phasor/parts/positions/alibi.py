@@ -9,7 +9,7 @@ from torch import Tensor
 
 from phasor.config import ALiBiConfig, ModelConfig
 from phasor.config.model import Side
-from phasor.kernels.attention import Bias
+from phasor.kernels.bias import DistanceBias
 from phasor.kernels.constants import constant
 from phasor.parts.places import Places
 from phasor.parts.positions.base import Position
@@ -31,14 +31,10 @@ class ALiBi(Position):
 
     def prepare(self, places: Places, like: Tensor) -> Tensor:
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-        return constant(self.slopes, like.device, dtype)[:, None, None]
+        return constant(self.slopes, like.device, dtype)
 
-    def on_scores(self, prepared: Tensor) -> Bias:
-        def bias(queries: Tensor, keys: Tensor) -> Tensor:
-            distance = (queries[:, :, None] - keys[:, None, :]).abs()
-            return -prepared * distance[:, None]
-
-        return bias
+    def on_scores(self, prepared: Tensor) -> DistanceBias:
+        return DistanceBias(slopes=prepared)
 
 
 def alibi_slopes(num_heads: int, max_bias: float = 8.0) -> tuple[float, ...]:

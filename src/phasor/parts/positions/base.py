@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from phasor.config import ModelConfig, NoPositionConfig, PositionConfig
 from phasor.config.model import Side
-from phasor.kernels.attention import Bias
+from phasor.kernels.bias import Bias
 from phasor.parts.places import Places
 
 

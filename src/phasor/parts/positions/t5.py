@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from fractions import Fraction
 from typing import Self
 
@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 from phasor.config import ModelConfig, T5PositionConfig
 from phasor.config.model import Side
-from phasor.kernels.attention import Bias
+from phasor.kernels.bias import Bias, DistanceBias
 from phasor.kernels.constants import constant
 from phasor.parts.places import Places
 from phasor.parts.positions.base import Position
+
+LONGEST = 4096  # the largest distance that is looked up by itself
 
 
 class T5Bias(Position):
@@ -33,6 +35,9 @@ class T5Bias(Position):
         self.bidirectional = bidirectional
         self.buckets = config.num_buckets // 2 if bidirectional else config.num_buckets  # of one direction
         self.bounds = bucket_bounds(self.buckets, config.max_distance)
+        reach = self.bounds[-1]  # from here on all distances are in one bucket
+        self.lowest = -reach if bidirectional else 0
+        self.by_distance = bucket_table(self.bounds, bidirectional) if reach <= LONGEST else None
         self.weight = nn.Parameter(torch.empty(config.num_buckets, num_heads))
 
     @classmethod
@@ -51,11 +56,27 @@ class T5Bias(Position):
         return ahead + torch.bucketize(distance.abs(), bounds, right=True)
 
     def on_scores(self, prepared: Places) -> Bias:
-        def bias(queries: Tensor, keys: Tensor) -> Tensor:
-            buckets = self.bucket(queries[:, :, None] - keys[:, None, :])
-            return nn.functional.embedding(buckets, self.weight).permute(0, 3, 1, 2)
+        if self.by_distance is None:
+            return self.by_bucket
+        buckets = constant(self.by_distance, self.weight.device, torch.int64)
+        return DistanceBias(table=nn.functional.embedding(buckets, self.weight), lowest=self.lowest)
 
-        return bias
+    def by_bucket(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """The bias without a table by distance."""
+        buckets = self.bucket(queries[:, :, None] - keys[:, None, :])
+        return nn.functional.embedding(buckets, self.weight).permute(0, 3, 1, 2)
+
+
+@functools.lru_cache(maxsize=64)
+def bucket_table(bounds: tuple[int, ...], bidirectional: bool) -> tuple[int, ...]:
+    """The bucket of every distance from that where the last bucket ahead begins to that where the last one behind does.
+
+    >>> bucket_table((1, 2, 4), bidirectional=True)
+    (7, 6, 6, 5, 0, 1, 2, 2, 3)
+    """
+    behind = [bisect_right(bounds, distance) for distance in range(bounds[-1] + 1)]
+    ahead = [bisect_right(bounds, distance) + len(bounds) + 1 for distance in range(bounds[-1], 0, -1)]
+    return tuple(ahead + behind if bidirectional else behind)
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,0 +1,356 @@
+"""Attention on a GPU: torch's backends, FlexAttention and ours over intervals, in TFLOP/s.
+
+Checks first and times nothing if a result is wrong: every form against float64 at an odd length, gradients included,
+then at the length that is timed a sample of queries against float32.
+
+    python benchmarks/attention.py [--lengths 4096,16384] [--flex 16384] [--width 128] [--out FILE]
+    python benchmarks/attention.py --sweep [--width 128]     tilings of our kernels
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import phasor
+from phasor.kernels import cudnn, flash, paths
+from phasor.kernels.attention import Scoring, attention_ref
+from phasor.kernels.mask import Mask
+from phasor.parts.positions.alibi import alibi_slopes
+from phasor.parts.positions.t5 import T5Bias
+
+HEADS, GROUPS = 32, 8
+TOLERANCE = {torch.bfloat16: 8e-3, torch.float32: 2e-5}  # relative to the norm; two roundings of 8 bits, or float32
+
+
+class Case:
+    """Queries, keys and values, and a way of scoring them by name."""
+
+    def __init__(self, tokens: int, width: int, heads: int = HEADS, groups: int = GROUPS, dtype=torch.bfloat16) -> None:
+        generator = torch.Generator("cuda").manual_seed(0)
+        shapes = [(1, tokens, n, width) for n in (heads, groups, groups)]
+        self.inputs = [torch.randn(s, device="cuda", dtype=dtype, generator=generator) for s in shapes]
+        self.at = torch.arange(tokens, device="cuda")[None]
+        self.tokens, self.heads, self.width = tokens, heads, width
+        config = phasor.T5PositionConfig(num_buckets=32, max_distance=128)
+        self.t5 = T5Bias(config, num_heads=heads, bidirectional=False).to("cuda")
+        torch.nn.init.normal_(self.t5.weight)
+        self.slopes = torch.tensor(alibi_slopes(heads), device="cuda")
+        self.sinks = torch.randn(heads, device="cuda", generator=generator).requires_grad_()
+
+    def grad(self, wanted: bool = True) -> Case:
+        for x in self.inputs:
+            x.requires_grad_(wanted)
+        return self
+
+    def rule(self, name: str) -> tuple[Mask, Scoring]:
+        scoring = Scoring(scale=self.width**-0.5, query_positions=self.at, key_positions=self.at)
+        mask = Mask(causal=True)
+        if name == "alibi":
+            scoring.bias = phasor.kernels.bias.DistanceBias(slopes=self.slopes)
+        elif name == "t5":
+            scoring.bias = self.t5.on_scores(None)
+        elif name == "softcap and sink logits":
+            scoring.softcap, scoring.sinks = 5.0, self.sinks
+        elif name.startswith("window"):
+            mask = replace(mask, window=int(name.split()[1]), sink_tokens=4 if "sinks" in name else 0)
+        elif name == "padded":
+            real = torch.ones_like(self.at, dtype=torch.bool)
+            real[:, : self.tokens // 3] = False
+            mask = replace(mask, key_padding=real, order=real.cumsum(1) - real.long())
+        elif name == "documents":
+            ids = self.at // 300
+            mask = replace(mask, query_documents=ids, key_documents=ids)
+        return mask, scoring
+
+    def ours(self, name: str) -> Tensor:
+        mask, scoring = self.rule(name)
+        return flash.flash(*self.inputs, mask, scoring)
+
+    def learned(self, name: str) -> list[Tensor]:
+        extra = {"t5": [self.t5.weight], "softcap and sink logits": [self.sinks]}
+        return [*self.inputs, *extra.get(name, [])]
+
+
+def relative(found: Tensor, truth: Tensor) -> float:
+    found, truth = found.detach().double(), truth.detach().double()
+    return float((found - truth).norm() / truth.norm())
+
+
+def check(name: str, dtype: torch.dtype, width: int) -> tuple[float, float]:
+    """The relative errors of the output and of the worst gradient against float64, at 1,237 tokens."""
+    case = Case(1237, width, 4, 2, dtype).grad()
+    exact = Case(1237, width, 4, 2, dtype)
+    exact.inputs = [x.detach().double() for x in case.inputs]
+    exact.t5, exact.sinks = exact.t5.double(), case.sinks.detach().double().requires_grad_()
+    exact.t5.weight.data.copy_(case.t5.weight.data)
+    exact.slopes = exact.slopes.double()
+    exact.grad()
+    y, truth = case.ours(name), attention_ref(*exact.inputs, *exact.rule(name))[0]
+    direction = torch.randn_like(truth)
+    if name == "padded":
+        direction[:, : 1237 // 3] = 0
+        y, truth = y[:, 1237 // 3 :], truth[:, 1237 // 3 :]
+        direction = direction[:, 1237 // 3 :]
+    ours = torch.autograd.grad((y * direction.to(dtype)).sum(), case.learned(name))
+    theirs = torch.autograd.grad((truth * direction).sum(), exact.learned(name))
+    return relative(y, truth), max(relative(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def sampled(case: Case, name: str, y: Tensor) -> float:
+    """The relative error of sixteen queries of two heads, against float32 on the same inputs."""
+    rows = torch.linspace(0, case.tokens - 1, 16, device="cuda").long()
+    shared = case.inputs[0].shape[2] // case.inputs[1].shape[2]
+    heads = torch.tensor([0, case.heads - 1], device="cuda")
+    q = case.inputs[0].detach()[0, rows][:, heads].double()
+    k, v = (x.detach()[0][:, heads // shared].double() for x in case.inputs[1:])
+    mask, scoring = case.rule(name)
+    score = torch.einsum("qhd,khd->hqk", q, k) * scoring.scale
+    if scoring.bias is not None:
+        score += scoring.bias(case.at[:, rows], case.at)[0, heads].detach()
+    seen = mask.block(rows, case.at[0])[0]
+    score = score.masked_fill(~seen, float("-inf"))
+    return relative(y.detach()[0, rows][:, heads], torch.einsum("hqk,khd->qhd", score.softmax(-1), v))
+
+
+def median(run: Callable[[], Any], seconds: float = 0.25) -> float:
+    """Milliseconds of one run: the median of as many as fit into some time, at least three."""
+    run()
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    run()
+    torch.cuda.synchronize()
+    count = max(3, min(50, int(seconds / (time.perf_counter() - begun))))
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        run()
+        mark.record()
+    torch.cuda.synchronize()
+    return statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(marks))
+
+
+def sdpa(case: Case, backend: SDPBackend) -> Tensor:
+    q, k, v = (x.transpose(1, 2) for x in case.inputs)
+    with sdpa_kernel(backend):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
+
+
+def flex(case: Case, name: str) -> Callable[[], Tensor]:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    def causal(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return j <= i
+
+    def alibi(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return score - case.slopes[h] * (i - j).abs()
+
+    table = case.t5.on_scores(None).table.detach().t().contiguous()
+    last = table.shape[1] - 1
+
+    def t5(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return score + table[h, (i - j).clamp(0, last)]
+
+    block_mask = create_block_mask(causal, None, None, case.tokens, case.tokens, device="cuda", _compile=True)
+    compiled = torch.compile(flex_attention, dynamic=False)
+    modify = {"causal": None, "alibi": alibi, "t5": t5}[name]
+
+    def run() -> Tensor:
+        q, k, v = (x.transpose(1, 2) for x in case.inputs)
+        return compiled(q, k, v, score_mod=modify, block_mask=block_mask, enable_gqa=True).transpose(1, 2)
+
+    return run
+
+
+def forms(case: Case, with_flex: bool) -> Iterator[tuple[str, str, Callable[[], Tensor]]]:
+    """Who, what, and how to run it."""
+    yield "SDPA flash", "causal", lambda: sdpa(case, SDPBackend.FLASH_ATTENTION)
+    yield "SDPA cuDNN", "causal", lambda: sdpa(case, SDPBackend.CUDNN_ATTENTION)
+    yield (
+        "phasor cuDNN",
+        "causal",
+        lambda: cudnn.attend(*case.inputs, case.width**-0.5, True, case.inputs[0].requires_grad),
+    )
+    for name in ("causal", "alibi", "t5", "window 1024"):
+        yield "phasor", name, lambda name=name: case.ours(name)
+    for name in ("causal", "alibi", "t5") if with_flex else ():
+        yield "Flex", name, flex(case, name)
+
+
+def seen_pairs(name: str, tokens: int) -> float:
+    window = min(tokens, int(name.split()[1])) if name.startswith("window") else tokens
+    return window * (window + 1) / 2 + (tokens - window) * window
+
+
+def timed(case: Case, with_flex: bool) -> list[dict[str, Any]]:
+    rows = []
+    for who, what, run in forms(case, with_flex):
+        row: dict[str, Any] = {"who": who, "what": what, "tokens": case.tokens, "width": case.width}
+        try:
+            with torch.no_grad():
+                off = sampled(case.grad(False), what, run())
+                row["error"] = off
+                if off > TOLERANCE[torch.bfloat16]:
+                    raise ValueError(f"wrong by {off:.1e}")
+                row["forward_ms"] = median(run)
+            case.grad()
+            direction = torch.randn_like(case.inputs[0])
+            learned = case.learned(what) if who == "phasor" else case.inputs
+            row["both_ms"] = median(lambda: torch.autograd.grad(run(), learned, direction))  # noqa: B023
+            flops = 4 * seen_pairs(what, case.tokens) * case.width * case.heads
+            row["forward_tflops"] = flops / row["forward_ms"] / 1e9
+            row["both_tflops"] = 3.5 * flops / row["both_ms"] / 1e9
+        except Exception as error:
+            row["failed"] = f"{type(error).__name__}: {str(error).splitlines()[0][:150]}"
+        rows.append(row)
+        print(described(row), flush=True)
+        torch.cuda.empty_cache()
+    plain = {r["who"]: r["forward_ms"] for r in rows if r["what"] == "causal" and "forward_ms" in r}
+    for row in rows:
+        if row["who"] == "phasor" and "forward_ms" in row and plain:
+            row["forward_over"] = {who: row["forward_ms"] / ms for who, ms in plain.items() if who != "phasor"}
+            ratios = ", ".join(f"{x:.2f} x {who}" for who, x in row["forward_over"].items())
+            print(f"  {row['what']:12} forward: {ratios}")
+    return rows
+
+
+def described(row: dict[str, Any]) -> str:
+    head = f"{row['tokens']:7} d{row['width']:<4}{row['who']:13} {row['what']:12}"
+    if "failed" in row:
+        return f"{head} {row['failed']}"
+    return (
+        f"{head} forward {row['forward_ms']:8.3f} ms {row['forward_tflops']:4.0f} TFLOP/s   "
+        f"both {row['both_ms']:8.3f} ms {row['both_tflops']:4.0f} TFLOP/s   error {row['error']:.0e}"
+    )
+
+
+FORWARD = "128 64 8 3, 128 64 8 2, 128 64 8 4, 128 128 8 2, 128 128 8 3, 64 64 4 3, 128 64 4 3, 128 128 4 3, 128 32 4 3"
+QUERIES = "128 64 8 3, 128 64 8 2, 128 32 8 3, 64 64 4 2, 64 64 8 3, 64 128 8 2, 128 32 4 3, 128 128 8 2"
+KEYS = "64 128 8 2, 64 128 8 3, 64 64 4 2, 64 64 8 2, 32 128 8 3, 32 128 4 3, 64 128 4 2, 128 64 8 2, 128 128 8 2"
+CANDIDATES = {
+    kernel: [tuple(int(x) for x in tiling.split()) for tiling in tilings.split(",")]
+    for kernel, tilings in (("forward", FORWARD), ("queries", QUERIES), ("keys", KEYS))
+}
+
+
+def sweep(width: int, tokens: int, name: str) -> dict[str, Any]:
+    """The time of every kernel by itself under each tiling; a tiling that fails says so in a line."""
+    from phasor.kernels import flash_keys_triton, flash_queries_triton, flash_tiles_triton, flash_triton
+    from phasor.kernels.intervals import intervals, query_ranges, shifts
+
+    case = Case(tokens, width)
+    mask, scoring = case.rule(name)
+    bias = scoring.bias
+    at = (None, None) if bias is None else (case.at, case.at)
+    slopes, table = (None, None) if bias is None else (bias.slopes, bias.table)
+    bounds = intervals(mask, tokens, tokens, torch.device("cuda"))
+    moved = None if table is None else shifts(mask, case.at, case.at)
+    told = flash_triton.arguments(
+        *case.inputs, bounds, None, *at, moved, slopes, None if table is None else table.detach(), 0, scoring.scale, 0.0
+    )
+    out, sums = flash_triton.forward(None, told)
+    grad = torch.randn_like(out)
+    extra = {"grad": grad, "logsumexp": sums, "delta": torch.zeros_like(sums)}
+    extra |= {f"grad_{n}": grad.stride(i) for i, n in enumerate(("row", "token", "head"))}
+    q_grad, k_grad, v_grad = (torch.empty_like(x) for x in case.inputs)
+    learned = table is not None
+
+    def launch(kernel: str, t: tuple[int, ...], warm: bool) -> None:
+        tile = {"M": t[0], "N": t[1], "num_warps": t[2], "num_stages": t[3]}
+        blocks = -(-tokens // t[0])
+        if kernel == "forward":
+            jit, grid = flash_triton.forward_kernel, blocks * HEADS
+            rest: dict[str, Any] = {"out": out, "logsumexp": sums, "sinks": None, "SINKS": False}
+        elif kernel == "queries":
+            jit, grid = flash_queries_triton.queries_kernel, blocks * HEADS
+            parts = torch.zeros(HEADS * blocks, told["entries"] if learned else 0, device="cuda")
+            rest = {**extra, "q_grad": q_grad, "table_grad": parts, "LEARNED": learned}
+        else:
+            jit, grid = flash_keys_triton.keys_kernel, -(-tokens // t[1]) * GROUPS
+            ranges = query_ranges(bounds, tokens, t[1])
+            rest = {**extra, "k_grad": k_grad, "v_grad": v_grad, "ranges": ranges, "ranges_row": 0}
+        run = (lambda **a: jit.warmup(grid=(grid,), **a)) if warm else jit[(grid,)]
+        run(**told, **rest, **tile)
+
+    jobs = [(kernel, t) for kernel, tilings in CANDIDATES.items() for t in tilings]
+    with ThreadPoolExecutor(12) as pool:  # compiles ahead; what fails will fail again, and be reported
+        list(pool.map(lambda job: quietly(launch, *job, True), jobs))
+    found: dict[str, Any] = {}
+    for kernel, t in jobs:
+        try:
+            found[f"{kernel} {t}"] = median(lambda: launch(kernel, t, False), 0.1)  # noqa: B023
+        except Exception as error:
+            print(f"{kernel:8} {t}: {type(error).__name__}: {str(error).splitlines()[0][:120]}", flush=True)
+    default = {k: tuple(flash_tiles_triton.tiling(k, case.inputs[0])) for k in CANDIDATES}
+    for kernel in CANDIDATES:
+        own = sorted((ms, key) for key, ms in found.items() if key.startswith(kernel))
+        for ms, key in own:
+            print(f"d{width} {tokens} {name:7} {key:26} {ms:8.3f} ms {'<- now' if str(default[kernel]) in key else ''}")
+    return {"width": width, "tokens": tokens, "what": name, "ms": found}
+
+
+def quietly(run: Callable[..., None], *about: Any) -> None:
+    try:
+        run(*about)
+    except Exception:
+        return
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--lengths", default="4096,16384,32768,131072")
+    options.add_argument("--flex", default="16384", help="lengths at which to compile FlexAttention; it takes a while")
+    options.add_argument("--width", type=int, default=128)
+    options.add_argument("--sweep", action="store_true")
+    options.add_argument("--out", type=Path)
+    given = options.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("this benchmark needs a GPU")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    order = torch._C._get_sdp_priority_order()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}")
+    print(f"torch asks its backends in the order {[SDPBackend(x).name for x in order if x >= 0]}")
+    result: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "checks": []}
+    wrong = []
+    kinds = ("causal", "t5") if given.sweep else ("causal", "alibi", "t5", "window 100 sinks", "padded", "documents")
+    kinds += () if given.sweep else ("softcap and sink logits",)
+    for name in kinds:
+        for dtype in (torch.bfloat16,) if given.sweep else (torch.bfloat16, torch.float32):
+            try:
+                errors = check(name, dtype, given.width if dtype == torch.bfloat16 else 32)
+                good = errors[0] < TOLERANCE[dtype] and errors[1] < 2 * TOLERANCE[dtype]
+                said = f"output off by {errors[0]:.1e}, gradients by {errors[1]:.1e}"
+            except Exception as error:
+                good, said = False, f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+            print(f"{name:24} {str(dtype)[6:]:9} {said} {'' if good else '<- WRONG'}", flush=True)
+            result["checks"].append({"what": name, "dtype": str(dtype)[6:], "said": said, "good": good})
+            wrong += [] if good else [name]
+    if wrong:
+        raise SystemExit(f"nothing is timed: {wrong}")
+    if given.sweep:
+        result["sweep"] = [sweep(given.width, 8192, name) for name in ("causal", "t5")]
+    else:
+        flexed = {int(x) for x in given.flex.split(",") if x}
+        lengths = [int(x) for x in given.lengths.split(",")]
+        result["rows"] = [r for n in lengths for r in timed(Case(n, given.width), n in flexed)]
+    if given.out is not None:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        given.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    assert paths.asked() is None
+    main()

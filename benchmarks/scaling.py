@@ -1,0 +1,145 @@
+"""Time and memory of one attention against the length of the sequence: all tokens, and a window of 1,024.
+
+    python benchmarks/scaling.py [--longest 1048576] [--out benchmarks/results/scaling.json]
+
+Writes the numbers, and beside them a plot on logarithmic axes, where linear growth has slope 1 and quadratic slope 2.
+On a CPU it goes to 16,384 tokens unless told otherwise, with fewer heads. A length whose call would take longer than
+`--patience` seconds is left out, and so are all after it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from phasor.kernels.attention import Scoring, attention
+from phasor.kernels.mask import Mask
+
+WINDOW = 1024
+RULES = {"all tokens": Mask(causal=True), f"window of {WINDOW}": Mask(causal=True, window=WINDOW)}
+
+
+def inputs(tokens: int, device: str, gradients: bool) -> list[torch.Tensor]:
+    heads, groups, width, dtype = (32, 8, 128, torch.bfloat16) if device == "cuda" else (4, 2, 64, torch.float32)
+    made = [torch.randn(1, tokens, n, width, device=device, dtype=dtype) for n in (heads, groups, groups)]
+    return [x.requires_grad_(gradients) for x in made]
+
+
+def measured(rule: Mask, tokens: int, device: str, both: bool) -> dict[str, float]:
+    """Seconds of a call, the median of three after one, and the most bytes held on a GPU beside what was there."""
+    given = inputs(tokens, device, both)
+    scoring = Scoring(scale=given[0].shape[-1] ** -0.5)
+
+    def run() -> None:
+        mask = Mask(causal=rule.causal, window=rule.window)
+        y = attention(*given, mask, scoring)
+        if both:
+            torch.autograd.grad(y.sum(), given)
+
+    found = {"seconds": statistics.median(timed(run, device) for _ in range(4))}
+    if device == "cuda":
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        run()
+        found["bytes"] = float(torch.cuda.max_memory_allocated() - before)
+    return found
+
+
+def timed(run: Callable[[], None], device: str) -> float:
+    begun = time.perf_counter()
+    run()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - begun
+
+
+def series(name: str, device: str, both: bool, longest: int, patience: float) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    tokens, last = 1024, 0.0
+    while tokens <= longest and last * (16 if name == "all tokens" else 4) < patience:
+        try:
+            row = {"rule": name, "both": both, "tokens": tokens, **measured(RULES[name], tokens, device, both)}
+        except torch.OutOfMemoryError:
+            print(f"{name:16} {tokens:8} does not fit")
+            break
+        rows.append(row)
+        held = f"{row['bytes'] / 2**20:9.1f} MiB" if "bytes" in row else ""
+        way = "forward and backward" if both else "forward"
+        print(f"{name:16} {way:20} {tokens:8} tokens {row['seconds'] * 1e3:10.3f} ms {held}", flush=True)
+        tokens, last = tokens * 4, row["seconds"]
+    return rows
+
+
+def slope(rows: list[dict[str, Any]], what: str) -> float | None:
+    """How fast the last two grow: the difference of logarithms."""
+    if len(rows) < 2 or what not in rows[-1]:
+        return None
+    a, b = rows[-2:]
+    return math.log(b[what] / a[what]) / math.log(b["tokens"] / a["tokens"])
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    kinds = [w for w in ("seconds", "bytes") if w in rows[0]]
+    figure, axes = plt.subplots(1, len(kinds), figsize=(6 * len(kinds), 4.5), squeeze=False)
+    for axis, what in zip(axes[0], kinds, strict=True):
+        for name in RULES:
+            for both in (False, True):
+                own = [r for r in rows if r["rule"] == name and r["both"] == both]
+                if own:
+                    grows = slope(own, what)
+                    label = f"{name}, {'forward and backward' if both else 'forward'}"
+                    label += "" if grows is None else f": slope {grows:.2f}"
+                    axis.loglog([r["tokens"] for r in own], [r[what] for r in own], marker="o", label=label)
+        axis.set_xlabel("tokens")
+        axis.set_ylabel(what)
+        axis.grid(True, which="both", alpha=0.3)
+        axis.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--longest", type=int, default=1 << 20 if device == "cuda" else 1 << 14)
+    options.add_argument("--longest-backward", type=int, default=1 << 18 if device == "cuda" else 1 << 12)
+    options.add_argument("--patience", type=float, default=6.0, help="seconds that one call may take")
+    options.add_argument("--out", type=Path, default=Path("benchmarks/results/scaling.json"))
+    given = options.parse_args()
+    rows = []
+    for both, longest in ((False, given.longest), (True, given.longest_backward)):
+        for name in RULES:
+            rows += series(name, device, both, longest, given.patience)
+    slopes = {}
+    for both in (False, True):
+        for name in RULES:
+            own = [r for r in rows if r["rule"] == name and r["both"] == both]
+            slopes[f"{name}{', forward and backward' if both else ''}"] = {
+                what: slope(own, what) for what in ("seconds", "bytes")
+            }
+    print(json.dumps(slopes, indent=1))
+    where = torch.cuda.get_device_name() if device == "cuda" else "cpu"
+    result = {"device": where, "torch": torch.__version__, "rows": rows, "slopes": slopes}
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    given.out.write_text(json.dumps(result, indent=1) + "\n")
+    try:
+        plot(rows, given.out.with_suffix(".png"))
+    except ImportError:
+        print("no plot without matplotlib")
+
+
+if __name__ == "__main__":
+    main()

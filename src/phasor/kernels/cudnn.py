@@ -1,0 +1,63 @@
+"""cuDNN's attention, the fastest there is on Hopper and Blackwell for long sequences.
+
+Torch prefers it by itself only from cuDNN 9.15.1 on. Before that it was wrong for lengths that 128 does not divide.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from phasor.kernels import paths
+
+# It plans anew for every shape, for tens of milliseconds. Shapes come again and again in training; prompts are all
+# different, and have to be this long for one plan to pay.
+LONG_TRAINING, LONG_PROMPT = 1024, 8192
+
+
+def obstacle(q: Tensor, k: Tensor, v: Tensor, dropout: float, training: bool) -> str | None:
+    """Why cuDNN is not asked for by name, to attend to all keys or causally; None where it is.
+
+    >>> obstacle(*torch.zeros(3, 1, 2048, 4, 64, dtype=torch.bfloat16), dropout=0.0, training=True)
+    'the tensors are not on a GPU'
+    """
+    if not (q.is_cuda and k.is_cuda and v.is_cuda):
+        return "the tensors are not on a GPU"
+    if paths.asked() == "reference":
+        return "the reference was asked for"
+    if not q.dtype == k.dtype == v.dtype or q.dtype not in (torch.bfloat16, torch.float16):
+        return "it computes in 16 bits"
+    if dropout > 0:
+        return "attention weights are dropped"
+    if q.shape[-1] > 128 or q.shape[-1] % 8 or v.shape[-1] != q.shape[-1]:
+        return "a head has more than 128 features, or a number that 8 does not divide"
+    if min(q.shape[1], k.shape[1]) < (LONG_TRAINING if training else LONG_PROMPT):
+        return "the sequence is too short to plan for"
+    ready, any_length = available()
+    if not ready:
+        return "the device is not of Hopper's or Blackwell's kind, or cuDNN's attention is switched off"
+    if not any_length and (q.shape[1] % 128 or k.shape[1] % 128):
+        return "before 9.15.1 it is wrong for lengths that 128 does not divide"
+    return None
+
+
+def available() -> tuple[bool, bool]:
+    """Whether cuDNN may attend on the present device, and whether to any number of tokens."""
+    if not torch.cuda.is_available() or not torch.backends.cudnn.is_available():
+        return False, False
+    version = torch.backends.cudnn.version() or 0
+    strict = torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+    suits = torch.cuda.get_device_capability()[0] in (9, 10) and version >= 90000
+    return suits and not strict and torch.backends.cuda.cudnn_sdp_enabled(), version > 91500
+
+
+# A constant to the compiler: what torch.compiler.assume_constant_result says, which would import all of it.
+available._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, training: bool) -> Tensor:
+    """Queries `[B, Tq, H, D]` over keys and values `[B, Tk, K, D]`, whose heads are shared without a copy."""
+    made = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), None, training, 0.0, causal, False, scale=scale
+    )
+    return made[0].transpose(1, 2)
