@@ -69,7 +69,15 @@ class Attention(nn.Module):
         self.sinks = nn.Parameter(torch.zeros(self.heads)) if config.sink_logits else None
         self.lone_bias = self._lone_biases()
         self.lone = frozenset(self.lone_bias.keys())
-        self.bare = not (self.lone or self.normed or config.clip is not None)  # nothing follows the projection
+        self.between = self._between()
+
+    def _between(self) -> str | None:
+        """What stands between the projection and positions, so that they cannot be taken in one; None for nothing."""
+        if self.lone:
+            return "some of queries, keys and values have a bias and others not"
+        if self.config.clip is not None:
+            return "queries, keys and values are clipped"
+        return "queries and keys are normed" if self.normed else None
 
     def fused(self) -> list[tuple[nn.Linear, str]]:
         """The projections that make several things at once, with what they make."""
@@ -122,7 +130,7 @@ class Attention(nn.Module):
         capped = None
         if view.memory is None:
             projected = self.project(x)
-            if self.bare and view.capped is None:
+            if self.between is None and view.capped is None:
                 q, k, v = view.position.on_projection(projected, view.prepared)
             else:
                 q, k, v = parts_of(projected)
