@@ -14,6 +14,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def drawn(*shape: int, device: str = "cuda", dtype: torch.dtype = torch.bfloat16
 
 def worst(got: Tensor, true: Tensor, pairing: str, width: int) -> float:
     """The largest error: in itself for float32, and otherwise in units in the last place of the pair's norm."""
-    off = (got.double() - true)[..., :width].abs()
+    off = (got.double() - true)[..., :width].detach().abs()
     if got.dtype == torch.float32:
         return float(off.max())
     norm = torch.hypot(*rotary.pair(true[..., :width], pairing))
@@ -88,7 +89,7 @@ def worst(got: Tensor, true: Tensor, pairing: str, width: int) -> float:
 
 
 def check(device: str, rows: int, tokens: int, heads: int, keys: int, width: int) -> dict[str, float]:
-    """The largest errors of results and gradients against float64, at positions up to 2^36; ends if one is too large."""
+    """The largest errors of results and gradients against float64, at positions up to 2^36; ends at a wrong one."""
     found = {}
     for pairing in ("half", "adjacent"):
         for turned in (width, width // 4):
@@ -164,10 +165,10 @@ class Report:
     def __init__(self) -> None:
         self.cases: dict[str, dict[str, Any]] = {}
 
-    def case(self, name: str, least: float, calls: dict[str, Call], **how: Any) -> None:
+    def case(self, name: str, least: float, contenders: dict[str, Call], **how: Any) -> None:
         print(f"{name}: floor {least:.4f} ms")
         self.cases[name] = {"floor": least}
-        for who, call in calls.items():
+        for who, call in contenders.items():
             try:
                 took = timed(call, **how)
             except Exception as error:
@@ -208,7 +209,6 @@ def compare() -> dict[str, Any]:
     laid = q_t.contiguous(), k_t.contiguous()
     calls["heads before tokens"] = lambda: half.rotate(*laid, at)
     report.case("phasor, other forward passes", least, calls)
-    del laid
     fused = drawn(ROWS, TOKENS, KEYS, HEADS // KEYS + 2, WIDTH)
     whole = floor(fused.numel())
     turn = turn_of(half, at)
@@ -294,13 +294,9 @@ def sweep() -> None:
             line = []
             for warps in (1, 2, 4, 8):
                 options: dict[str, Any] = {"adjacent": form == "adjacent", "back": form == "joined"}
+                options["schedule"] = Schedule(each, warps)
                 try:
-                    took = timed(
-                        lambda options=options, s=Schedule(each, warps): launch(
-                            source, target, *turn, **options, schedule=s
-                        ),
-                        **how,
-                    )
+                    took = timed(partial(launch, source, target, *turn, **options), **how)
                     line.append(f"{warps} warps {took:.4f} ({least / took:.1%})")
                 except Exception as error:
                     line.append(f"{warps} warps failed: {str(error).splitlines()[0][:60]}")
