@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import mpmath
+import numpy as np
 import pytest
 import torch
 from schemes import SCHEMES, build, relative_change, tiny, tokens
@@ -134,6 +135,16 @@ def test_any_layout(layout, pairing):
     laid = [LAYOUTS[layout](x) for x in (q, k)]
     spread = Turn(turn.positions.mT.contiguous().mT, *turn[1:])
     for got, same in zip(rotary.turn_heads(*laid, spread, pairing), expected, strict=True):
+        assert torch.equal(got, same)
+
+
+def test_heads_further_apart_than_32_bits_count(tmp_path):
+    """In a file with holes: 4 heads, 2^30 features apart."""
+    flat = np.memmap(tmp_path / "heads", dtype=np.float16, mode="w+", shape=(3 * 2**30 + 64,))
+    far = torch.from_numpy(flat).as_strided((1, 2, 4, 8), (64, 8, 2**30, 1))
+    q, turn = torch.randn(1, 2, 4, 8).half(), turn_of(2, pairs=4)
+    far.copy_(q)
+    for got, same in zip(rotary.turn_heads(far, far, turn, "half"), rotary.turn_heads(q, q, turn, "half"), strict=True):
         assert torch.equal(got, same)
 
 

@@ -96,11 +96,13 @@ def rotary_kernel(
     v_row, v_step, v_head,
     Q_STEP: tl.constexpr, Q_GROUP: tl.constexpr, KV_STEP: tl.constexpr, KV_HEAD: tl.constexpr,  # of what is written
     QUERIES: tl.constexpr, SHARED: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
-    WIDTH: tl.constexpr, HEAD: tl.constexpr, ADJACENT: tl.constexpr, BACK: tl.constexpr, TOKENS: tl.constexpr,
+    WIDTH: tl.constexpr, HEAD: tl.constexpr, ADJACENT: tl.constexpr, BACK: tl.constexpr, WIDE: tl.constexpr,
+    TOKENS: tl.constexpr,
 ):  # fmt: skip
     """Queries `[B, T, K, SHARED, D]`, keys and values `[B, T, K, D]` of TOKENS tokens a program, from `in` to `out`.
 
-    BACK turns the other way, which is the gradient. With VALUES the values are copied along.
+    BACK turns the other way, which is the gradient. With VALUES the values are copied along. WIDE is for heads further
+    apart than 32 bits count.
     """
     PAIRS: tl.constexpr = triton.next_power_of_2(WIDTH // 2)
     HEADS: tl.constexpr = triton.next_power_of_2(QUERIES)
@@ -109,33 +111,35 @@ def rotary_kernel(
     increment = tl.load(increments + pair, pair < WIDTH // 2, other=0)
     scale = tl.load(factor)
     head, group = tl.arange(0, HEADS)[:, None], tl.arange(0, GROUPS)[:, None]
-    group_of, in_group = (head // SHARED).to(tl.int64), (head % SHARED).to(tl.int64)
+    every, some = group < KEYS, head < QUERIES
+    group_of, in_group = head // SHARED, head % SHARED
+    if WIDE:
+        group_of, in_group, group = group_of.to(tl.int64), in_group.to(tl.int64), group.to(tl.int64)
     for i in tl.static_range(TOKENS):
         token = tl.program_id(0) * TOKENS + i
         here = token < tokens
         row, step, place = (token // length).to(tl.int64), (token % length).to(tl.int64), token.to(tl.int64)
-        some, every = here & (head < QUERIES), here & (group < KEYS)
         # All that is read is asked for before the angles are made, which take as long as reading does.
         position = tl.load(positions + row * position_row + step * position_step, here, other=0)
         q_from = q_in + row * q_row + step * q_step + group_of * q_group + in_group * q_head
         q_to = q_out + place * Q_STEP + group_of * Q_GROUP + in_group * HEAD
-        q_first, q_second = pairs(q_from, some, PAIRS, WIDTH, ADJACENT)
+        q_first, q_second = pairs(q_from, here & some, PAIRS, WIDTH, ADJACENT)
         if KEYS > 0:
-            k_from = k_in + row * k_row + step * k_step + group.to(tl.int64) * k_head
+            k_from = k_in + row * k_row + step * k_step + group * k_head
             k_to = k_out + place * KV_STEP + group * KV_HEAD
-            k_first, k_second = pairs(k_from, every, PAIRS, WIDTH, ADJACENT)
+            k_first, k_second = pairs(k_from, here & every, PAIRS, WIDTH, ADJACENT)
         cos, sin = cos_sin(position, increment)
         cos, sin = (cos * scale)[None, :], ((-sin if BACK else sin) * scale)[None, :]
-        put_turned(q_first, q_second, cos, sin, q_to, some, PAIRS, WIDTH, ADJACENT)
+        put_turned(q_first, q_second, cos, sin, q_to, here & some, PAIRS, WIDTH, ADJACENT)
         if KEYS > 0:
-            put_turned(k_first, k_second, cos, sin, k_to, every, PAIRS, WIDTH, ADJACENT)
+            put_turned(k_first, k_second, cos, sin, k_to, here & every, PAIRS, WIDTH, ADJACENT)
         if WIDTH < HEAD:
-            copy(q_from + WIDTH, q_to + WIDTH, some, HEAD - WIDTH)
+            copy(q_from + WIDTH, q_to + WIDTH, here & some, HEAD - WIDTH)
             if KEYS > 0:
-                copy(k_from + WIDTH, k_to + WIDTH, every, HEAD - WIDTH)
+                copy(k_from + WIDTH, k_to + WIDTH, here & every, HEAD - WIDTH)
         if VALUES:
-            v_from = v_in + row * v_row + step * v_step + group.to(tl.int64) * v_head
-            copy(v_from, v_out + place * KV_STEP + group * KV_HEAD, every, HEAD)
+            v_from = v_in + row * v_row + step * v_step + group * v_head
+            copy(v_from, v_out + place * KV_STEP + group * KV_HEAD, here & every, HEAD)
 
 
 def launch(
@@ -161,15 +165,17 @@ def launch(
     if tokens == 0:
         return
     each = schedule_of(tokens, groups * shared, width) if schedule is None else schedule
+    keys, (q_strides, k_strides, v_strides) = k.shape[2], (x.stride() for x in (q, k, v))
+    wide = max(q_strides[2] * groups, q_strides[3] * shared, k_strides[2] * keys, v_strides[2] * keys) >= 1 << 30
     by_row = positions.dim() == 2 and positions.shape[0] > 1
     with on_device(q):
         rotary_kernel[(triton.cdiv(tokens, each.tokens),)](
             positions, increments, factor, tokens, length, positions.stride(0) if by_row else 0, positions.stride(-1),
             q, k, v, into_q, into_k, into_v,
-            *q.stride()[:4], *k.stride()[:3], *v.stride()[:3],
+            *q_strides[:4], *k_strides[:3], *v_strides[:3],
             Q_STEP=into_q.stride(1), Q_GROUP=into_q.stride(2), KV_STEP=into_k.stride(1), KV_HEAD=into_k.stride(2),
-            QUERIES=groups * shared, SHARED=shared, KEYS=k.shape[2], VALUES=len(heads) == 3,
-            WIDTH=2 * increments.shape[0], HEAD=width, ADJACENT=adjacent, BACK=back, TOKENS=each.tokens,
+            QUERIES=groups * shared, SHARED=shared, KEYS=keys, VALUES=len(heads) == 3,
+            WIDTH=2 * increments.shape[0], HEAD=width, ADJACENT=adjacent, BACK=back, WIDE=wide, TOKENS=each.tokens,
             num_warps=each.warps,
         )  # fmt: skip
 
