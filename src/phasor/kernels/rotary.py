@@ -1,8 +1,13 @@
-"""Rotation of feature pairs by given cosines and sines: `(u, v) -> (u cos - v sin, u sin + v cos)`."""
+"""Rotation of feature pairs, `(u, v) -> (u cos - v sin, u sin + v cos)`: by given cosines and sines, or by positions.
+
+`rotate_pairs` takes cosines and sines. `turn_heads` and `turn_projection` take positions and make the angles inside of
+one Triton kernel, `rotary_triton.py`: nothing is kept for the gradient, which is the rotation back.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -87,3 +92,143 @@ class _Rotation(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors
         return _Rotation.apply(grads[0], cos, -sin, ctx.pairing), None, None, None
+
+
+class Turn(NamedTuple):
+    """What turns the heads of tokens: angles `position * increment` in 2^-64 of a turn, and a factor on the result."""
+
+    positions: Tensor  # int64, [T] or [B or 1, T]
+    increments: Tensor  # int64, [pairs]
+    factor: Tensor  # float32, [1]
+
+
+def turn_heads(q: Tensor, k: Tensor, turn: Turn, pairing: str) -> tuple[Tensor, Tensor]:
+    """Queries `[B, T, H, D]` and keys `[B, T, K, D]` turned by their positions, in one pass, by the Triton kernel.
+
+    Queries may come by group, `[B, T, K, H/K, D]`; they go as `[B, T, H, D]`.
+    """
+    if needs_op(q, k):
+        return turn_heads_op(q, k, *turn, pairing == "adjacent", False)
+    return turned_heads(q, k, *turn, pairing == "adjacent", False)
+
+
+def turn_projection(projected: Tensor, turn: Turn, pairing: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries `[B, T, H, D]` and keys `[B, T, K, D]` turned, and values, of a projection `[B, T, K, H/K + 2, D]`.
+
+    In one pass by the Triton kernel, and the projection's gradient in another. A group has its queries, key and value.
+    """
+    if torch.is_grad_enabled() and projected.requires_grad:
+        return turn_projection_op(projected, *turn, pairing == "adjacent", False)
+    q, k, v = parts_of(projected)
+    return *turn_heads(q, k, turn, pairing), v
+
+
+def turn_heads_ref(q: Tensor, k: Tensor, turn: Turn, pairing: str) -> tuple[Tensor, Tensor]:
+    """The same in plain form."""
+    phase = turn.positions[..., None] * turn.increments  # [..., T, pairs]
+    angle = phase.to(torch.float64)[..., None, :] * (2 * math.pi / 2**64)
+    exact = torch.float64 if q.dtype == torch.float64 else torch.float32
+    cos, sin = torch.cos(angle).to(exact) * turn.factor, torch.sin(angle).to(exact) * turn.factor
+    q = q.flatten(2, -2)
+    return rotate_pairs_ref(q, cos, sin, pairing), rotate_pairs_ref(k, cos, sin, pairing)
+
+
+def turn_projection_ref(projected: Tensor, turn: Turn, pairing: str) -> tuple[Tensor, Tensor, Tensor]:
+    """The same in plain form."""
+    q, k, v = parts_of(projected)
+    return *turn_heads_ref(q, k, turn, pairing), v
+
+
+def parts_of(projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries by group `[B, T, K, H/K, D]`, keys and values `[B, T, K, D]` as views of a projection."""
+    q, k, v = projected.split((projected.shape[-2] - 2, 1, 1), dim=-2)  # whose gradients come together in one copy
+    return q, k.squeeze(-2), v.squeeze(-2)
+
+
+def needs_op(*tensors: Tensor) -> bool:
+    """Whether somebody has to know of the operation: autograd, a compiler, or a class of tensors of its own."""
+    if torch.compiler.is_compiling() or any(type(x) is not Tensor for x in tensors):
+        return True
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
+def turned_heads(
+    q: Tensor, k: Tensor, positions: Tensor, increments: Tensor, factor: Tensor, adjacent: bool, back: bool
+) -> tuple[Tensor, Tensor]:
+    from phasor.kernels.rotary_triton import launch
+
+    out = empty_heads(q, k)
+    heads = q if q.dim() == 5 else q.unsqueeze(3)
+    into = out[0].view(heads.shape)
+    launch((heads, k), (into, out[1]), positions, increments, factor, adjacent=adjacent, back=back)
+    return out
+
+
+def empty_heads(q: Tensor, k: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return q.new_empty((*q.shape[:2], q.shape[2:-1].numel(), q.shape[-1])), k.new_empty(k.shape)
+
+
+def turned_projection(
+    projected: Tensor, positions: Tensor, increments: Tensor, factor: Tensor, adjacent: bool, back: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    from phasor.kernels.rotary_triton import launch
+
+    parts, out = parts_of(projected), empty_parts(projected)
+    into = out[0].view(parts[0].shape), *out[1:]
+    launch(parts, into, positions, increments, factor, adjacent=adjacent, back=back)
+    return out
+
+
+def empty_parts(projected: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    rows, tokens, groups, both, width = projected.shape
+    q, k, v = (projected.new_empty((rows, tokens, heads, width)) for heads in (groups * (both - 2), groups, groups))
+    return q, k, v
+
+
+def joined_projection(
+    q: Tensor, k: Tensor, v: Tensor, positions: Tensor, increments: Tensor, factor: Tensor, adjacent: bool, back: bool
+) -> Tensor:
+    """A projection of queries, keys and values that are turned on the way: `turned_projection` the other way around."""
+    from phasor.kernels.rotary_triton import launch
+
+    out = empty_projection(q, k, v)
+    heads = q.unflatten(2, (k.shape[2], -1)), k, v
+    launch(heads, parts_of(out), positions, increments, factor, adjacent=adjacent, back=back)
+    return out
+
+
+def empty_projection(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
+    rows, tokens, groups, width = k.shape
+    return q.new_empty((rows, tokens, groups, q.shape[2] // groups + 2, width))
+
+
+turn_heads_op = torch.library.custom_op("phasor::turn_heads", turned_heads, mutates_args=())
+turn_projection_op = torch.library.custom_op("phasor::turn_projection", turned_projection, mutates_args=())
+join_projection_op = torch.library.custom_op("phasor::join_projection", joined_projection, mutates_args=())
+turn_heads_op.register_fake(empty_heads)
+turn_projection_op.register_fake(empty_parts)
+join_projection_op.register_fake(empty_projection)
+
+
+def remember(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    *heads, positions, increments, factor, adjacent, back = inputs
+    ctx.save_for_backward(positions, increments, factor)
+    ctx.shape, ctx.adjacent, ctx.back = heads[0].shape, adjacent, back
+
+
+def heads_back(ctx: Any, q: Tensor, k: Tensor) -> tuple[Tensor | None, ...]:
+    q, k = turn_heads_op(q, k, *ctx.saved_tensors, ctx.adjacent, not ctx.back)
+    return q.view(ctx.shape), k, None, None, None, None, None
+
+
+def projection_back(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor | None, ...]:
+    return join_projection_op(q, k, v, *ctx.saved_tensors, ctx.adjacent, not ctx.back), None, None, None, None, None
+
+
+def join_back(ctx: Any, projected: Tensor) -> tuple[Tensor | None, ...]:
+    return *turn_projection_op(projected, *ctx.saved_tensors, ctx.adjacent, not ctx.back), None, None, None, None, None
+
+
+turn_heads_op.register_autograd(heads_back, setup_context=remember)
+turn_projection_op.register_autograd(projection_back, setup_context=remember)
+join_projection_op.register_autograd(join_back, setup_context=remember)

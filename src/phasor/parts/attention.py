@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from phasor.config import AttentionConfig, LayerNormConfig, ModelConfig
 from phasor.kernels.attention import Capped, Scoring, attention, attention_ref
 from phasor.kernels.mask import Mask
+from phasor.kernels.rotary import parts_of
 from phasor.parts.norm import build_norm
 from phasor.parts.positions import Position
 
@@ -68,7 +69,15 @@ class Attention(nn.Module):
         self.sinks = nn.Parameter(torch.zeros(self.heads)) if config.sink_logits else None
         self.lone_bias = self._lone_biases()
         self.lone = frozenset(self.lone_bias.keys())
-        self.bare = not (self.lone or self.normed or config.clip is not None)  # nothing follows the projection
+        self.between = self._between()
+
+    def _between(self) -> str | None:
+        """What stands between the projection and positions, so that they cannot be taken in one; None for nothing."""
+        if self.lone:
+            return "some of queries, keys and values have a bias and others not"
+        if self.config.clip is not None:
+            return "queries, keys and values are clipped"
+        return "queries and keys are normed" if self.normed else None
 
     def fused(self) -> list[tuple[nn.Linear, str]]:
         """The projections that make several things at once, with what they make."""
@@ -97,12 +106,9 @@ class Attention(nn.Module):
         lone = [p for part in fused if not set(part) <= set(self.config.bias) for p in part if p in self.config.bias]
         return nn.ParameterDict({p: nn.Parameter(torch.zeros(heads[p], self.width)) for p in lone})
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries `[B, T, H, D]`, keys and values `[B, T, K, D]` of a self-attention."""
-        fused = self.qkv(x).view(*x.shape[:-1], self.groups, self.shared + 2, self.width)
-        q, k, v = fused.split((self.shared, 1, 1), dim=-2)  # whose gradients come together in one copy
-        q, k, v = q.flatten(-3, -2), k.squeeze(-2), v.squeeze(-2)
-        return (q, k, v) if self.bare else (self._made("q", q), self._made("k", k), self._made("v", v))
+    def project(self, x: Tensor) -> Tensor:
+        """Queries, keys and values of a self-attention, `[B, T, K, H/K + 2, D]`."""
+        return self.qkv(x).view(*x.shape[:-1], self.groups, self.shared + 2, self.width)
 
     def remember(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values `[B, S, K, D]` of a cross-attention, of an encoder's output `[B, S, dim]`."""
@@ -123,12 +129,15 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, view: View) -> Tensor:
         capped = None
         if view.memory is None:
-            q, k, v = self.project(x)
-            if view.capped is not None:
-                capped = Capped(view.position.on_query(q, view.capped[0]), view.capped[1])
-            q = view.position.on_query(q, view.prepared)
-            k = view.position.on_key(k, view.prepared)
-            v = view.position.on_value(v, view.prepared)
+            projected = self.project(x)
+            if self.between is None and view.capped is None:
+                q, k, v = view.position.on_projection(projected, view.prepared)
+            else:
+                q, k, v = parts_of(projected)
+                q, k, v = self._made("q", q.flatten(-3, -2)), self._made("k", k), self._made("v", v)
+                if view.capped is not None:
+                    capped = Capped(view.position.on_query(q, view.capped[0]), view.capped[1])
+                q, k, v = view.position.on_heads(q, k, v, view.prepared)
             k, v = (k, v) if view.cache is None else view.cache.extend(k, v)
         else:
             q, (k, v) = self._made("q", self.q(x).unflatten(-1, (self.heads, self.width))), view.memory

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor
@@ -13,8 +13,9 @@ from torch import Tensor
 from phasor.config import ModelConfig, RotaryConfig
 from phasor.config.model import Side
 from phasor.config.schema import shown
+from phasor.kernels import paths
 from phasor.kernels.constants import constant
-from phasor.kernels.rotary import rotate_halves, rotate_pairs, whole_heads
+from phasor.kernels.rotary import Turn, rotate_halves, rotate_pairs, turn_heads, turn_projection, whole_heads
 from phasor.parts.checks import checked_positions, checks_values, described
 from phasor.parts.places import Places, at_least, check_length_type
 from phasor.parts.positions.base import Position
@@ -119,11 +120,34 @@ class Rotary(Position):
         if positions.dim() > 1 and positions.shape[-2] not in (1, rows):
             raise ValueError(f"positions have {positions.shape[-2]} rows for a batch of {rows}")
         turn = self.prepare(Places(positions, self._host_lengths(positions, length, present=count)), q.transpose(1, 2))
-        q = self.on_query(q.transpose(1, 2), turn).transpose(1, 2)
-        k = self.on_key(k.transpose(1, 2), turn).transpose(1, 2)
-        return q, k
+        q, k, _ = self.on_heads(q.transpose(1, 2), k.transpose(1, 2), k, turn)
+        return q.transpose(1, 2), k.transpose(1, 2)
 
-    def prepare(self, places: Places, like: Tensor) -> Angles:
+    def obstacle(self, places: Places, like: Tensor) -> str | None:
+        """Why the kernel that makes its own angles is not taken for heads of the type of `like`; None where it is."""
+        if self.config.axes > 1:
+            return "positions have several axes"
+        if self.config.decay is not None:
+            return "xPos scales queries and keys apart"
+        if self.config.values:
+            return "values turn as well"
+        if self.fixed is None and isinstance(places.length, Tensor):
+            return "lengths, and so frequencies, differ from row to row"
+        if like.dtype == torch.float64:
+            return "the kernel computes in float32, and float64 was asked for"
+        if torch._C._are_functorch_transforms_active():
+            return "torch.func transforms only what is written in torch"
+        return paths.obstacle(places.positions, like)
+
+    def prepare(self, places: Places, like: Tensor) -> Angles | Turn:
+        if self.obstacle(places, like) is None:
+            table = self.fixed or table_of(self.config, self.width, cast("int | None", places.length))
+            device = places.positions.device
+            return Turn(
+                places.positions,
+                constant(table.increments, device, torch.int64),
+                constant((table.factor,), device, torch.float32),
+            )
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
         cos, sin = self._cos_sin(places.positions, places.length, dtype)
         value = (headwise(cos), headwise(sin)) if self.config.values else None
@@ -143,18 +167,36 @@ class Rotary(Position):
             value,
         )
 
-    def on_query(self, q: Tensor, prepared: Angles) -> Tensor:
+    def on_heads(self, q: Tensor, k: Tensor, v: Tensor, prepared: Angles | Turn) -> tuple[Tensor, Tensor, Tensor]:
+        if isinstance(prepared, Turn):
+            return *turn_heads(q, k, prepared, self.config.pairing), v
+        return super().on_heads(q, k, v, prepared)
+
+    def on_projection(self, projected: Tensor, prepared: Angles | Turn) -> tuple[Tensor, Tensor, Tensor]:
+        if isinstance(prepared, Turn):
+            return turn_projection(projected, prepared, self.config.pairing)
+        return super().on_projection(projected, prepared)
+
+    def on_query(self, q: Tensor, prepared: Angles | Turn) -> Tensor:
+        if isinstance(prepared, Turn):
+            return turn_heads(q, q[:, :, :0], prepared, self.config.pairing)[0]
         if prepared.whole:
             return rotate_halves(q, *prepared.query)
         return rotate_pairs(q, *prepared.query, self.config.pairing)
 
-    def on_key(self, k: Tensor, prepared: Angles) -> Tensor:
+    def on_key(self, k: Tensor, prepared: Angles | Turn) -> Tensor:
+        if isinstance(prepared, Turn):
+            return turn_heads(k, k[:, :, :0], prepared, self.config.pairing)[0]
         if prepared.whole:
             return rotate_halves(k, *prepared.key)
         return rotate_pairs(k, *prepared.key, self.config.pairing)
 
-    def on_value(self, v: Tensor, prepared: Angles) -> Tensor:
-        return v if prepared.value is None else rotate_pairs(v, *prepared.value, self.config.pairing)
+    def on_value(self, v: Tensor, prepared: Angles | Turn) -> Tensor:
+        return (
+            v
+            if isinstance(prepared, Turn) or prepared.value is None
+            else rotate_pairs(v, *prepared.value, self.config.pairing)
+        )
 
     def _cos_sin(self, positions: Tensor, length: int | Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         inc = self._increments(length, positions.device)
