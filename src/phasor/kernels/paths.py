@@ -35,6 +35,16 @@ def only(form: Form) -> Iterator[None]:
         _asked = before
 
 
+def asked() -> Form | None:
+    """The form that was asked for by `only`, if any.
+
+    >>> with only("triton"):
+    ...     asked()
+    'triton'
+    """
+    return _asked
+
+
 def obstacle(*tensors: Tensor) -> str | None:
     """Why no Triton kernel can run on these tensors; None where one can.
 
