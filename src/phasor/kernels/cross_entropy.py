@@ -48,8 +48,8 @@ def linear_cross_entropy(
     """The cross-entropy of rows `hidden [N, dim]` with logits by the table `weight [V, dim]`, weighted and summed.
 
     `targets` is int64 `[N]`, and `weights` says how much each row counts, `[N]`; rows of weight 0 count for nothing,
-    whatever they hold. `smoothing` spreads that share of the target evenly over the vocabulary. Under autocast the
-    products are in its type; sums are in at least float32. There is no second derivative.
+    even if their logits are not finite. `smoothing` spreads that share of the target evenly over the vocabulary. Under
+    autocast the products are in its type; sums are in at least float32. There is no second derivative.
 
     >>> sums = linear_cross_entropy(torch.zeros(3, 4), torch.randn(8, 4), torch.arange(3), torch.ones(3))
     >>> round(float(sums.loss) / 3, 4)  # the log of 8
@@ -143,9 +143,9 @@ def judge_ref(
         if smoothing:
             z.sub_(smoothing / z.shape[-1])
         z.scatter_add_(-1, targets[:, None], z.new_full((), smoothing - 1).expand(len(z), 1))
-        z.mul_((weights * multiplier)[:, None]).masked_fill_((weights == 0)[:, None], 0.0)
         if slope is not None:
             z.mul_(slope)
+        z.mul_((weights * multiplier)[:, None]).masked_fill_((weights == 0)[:, None], 0.0)
         if z is not logits:
             logits.copy_(z)
     return each, lse

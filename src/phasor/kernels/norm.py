@@ -26,7 +26,7 @@ def norm(
     """
     if obstacle(x, weight, bias) is not None:
         return norm_ref(x, weight, bias, eps, offset, centred)
-    return _norm(x, weight, bias, eps, offset, centred, result_type(x))[0]
+    return _norm(x, weight, bias, eps, offset, centred, result_type(x, offset))[0]
 
 
 def sum_and_norm(
@@ -47,7 +47,7 @@ def sum_and_norm(
     """
     if x.shape != r.shape or obstacle(x, weight, bias) is not None or obstacle(r, weight, bias) is not None:
         return sum_and_norm_ref(x, r, weight, bias, eps, offset, centred)
-    s, y, _, _ = _sum_and_norm(x, r, weight, bias, eps, offset, centred, result_type(x))
+    s, y, _, _ = _sum_and_norm(x, r, weight, bias, eps, offset, centred, result_type(x, offset))
     return s, y
 
 
@@ -94,9 +94,9 @@ def sum_and_norm_ref(
     return s, norm_ref(s, weight, bias, eps, offset, centred)
 
 
-def result_type(x: Tensor) -> torch.dtype:
-    """Autocast has norms give out float32."""
-    return torch.float32 if torch.is_autocast_enabled(x.device.type) else x.dtype
+def result_type(x: Tensor, offset: float) -> torch.dtype:
+    """That of the plain form: autocast has torch's own norms, which know no offset, give out float32."""
+    return torch.float32 if torch.is_autocast_enabled(x.device.type) and not offset else x.dtype
 
 
 @torch.library.custom_op("phasor::norm", mutates_args=())
