@@ -66,6 +66,7 @@ def _judge(
         tl.store(each + row, loss)
         tl.store(lses + row, lse)
         if GRADIENT:
+            tl.debug_barrier()  # no warp writes before all have read: those of a short row read the same numbers
             share, spread = 1.0 + 2.0 * z_loss * lse, smoothing / V
             for start in range(0, V, BLOCK):
                 at = start + tl.arange(0, BLOCK)

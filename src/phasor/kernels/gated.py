@@ -19,7 +19,7 @@ GATES: dict[str, Callable[[Tensor], Tensor]] = {
     "geglu": F.gelu,
     "geglu-tanh": partial(F.gelu, approximate="tanh"),
 }
-WITH_KERNEL = frozenset(GATES)
+WITH_KERNEL = frozenset({"glu", "reglu", "swiglu", "geglu", "geglu-tanh"})
 
 
 def gated(x: Tensor, kind: str) -> Tensor:
