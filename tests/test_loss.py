@@ -1,5 +1,6 @@
 """The loss against torch's own cross-entropy in float64 and against formulas written out."""
 
+import dataclasses
 import math
 
 import pytest
@@ -9,12 +10,20 @@ from training_runs import SMALL, Documents
 from phasor import ModelConfig, Record, Transformer, balancing_loss
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
-from phasor.training.loss import BALANCE, cross_entropy, loss_of, weighted_mean
+from phasor.kernels.cross_entropy import counted, linear_cross_entropy_ref
+from phasor.training.loss import BALANCE, loss_of
 
 
 def made(**changes):
     torch.manual_seed(1)
     return Transformer(ModelConfig(**{"vocab_size": 23, **SMALL} | changes)).double()
+
+
+def cross_entropy(logits, targets, weights, smoothing=0.0):
+    """The mean by logits: those of a table that changes nothing."""
+    table = torch.eye(logits.shape[-1], dtype=logits.dtype)
+    flat = (logits.flatten(0, -2), table, None, targets.flatten(), weights.flatten())
+    return linear_cross_entropy_ref(*flat, smoothing).loss / weights.sum()
 
 
 def awkward(rows=3, length=17, vocabulary=23):
@@ -78,8 +87,13 @@ def test_a_fresh_model_is_as_unsure_as_its_vocabulary_is_large():
 
 def test_padding_counts_for_nothing_even_where_it_is_infinite():
     values, weights = torch.tensor([2.0, math.inf, 4.0, math.nan]), torch.tensor([1.0, 0.0, 1.0, 0.0])
-    assert float(weighted_mean(values, weights)) == 3.0
-    assert float(weighted_mean(values, torch.zeros(4))) == 0.0
+    assert float(counted(values, weights)) == 6.0
+    assert float(counted(values, torch.zeros(4))) == 0.0
+
+
+def test_the_loss_of_a_batch_in_which_nothing_counts_is_0():
+    batch = dataclasses.replace(Documents()[0], weights=torch.zeros(3, 17))
+    assert float(loss_of(made(), batch, Recipe())[0].detach()) == 0.0
 
 
 def test_half_precision_logits_are_summed_in_float32():

@@ -216,6 +216,7 @@ class Transformer(nn.Module):
     - `cache`: what `new_cache` made; the tokens go on from those it holds, and are added to them. An
       encoder-decoder's cache keeps the source too: after the first call it is `model(None, target, cache=cache)`.
     - `record`: a `Record` of what to keep on the way.
+    - `head`: False gives the hidden states `[B, T, dim]` that the head would take.
 
     For an encoder-decoder these speak of the source, and `target_positions`, `target_padding`,
     `target_documents` and `target_length` of the target.
@@ -270,6 +271,7 @@ class Transformer(nn.Module):
         target_documents: Tensor | None = None,
         target_length: Length | None = None,
         record: Record | None = None,
+        head: bool = True,
     ) -> Tensor:
         record = recorder(record)
         about: About = {"positions": positions, "padding": padding, "documents": documents, "length": length}
@@ -310,6 +312,8 @@ class Transformer(nn.Module):
                 hidden = self.encode(present(tokens), token_types=token_types, record=record, **about).hidden
         if self.pooler is not None:
             record.pooled = self.pooler(hidden, padding)
+        if not head:
+            return hidden
         if self.head is not None:
             return self.head(hidden, self.tokens.weight)
         return record.pooled if self.config.head.kind == "pooled" and record.pooled is not None else hidden

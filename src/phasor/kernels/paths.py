@@ -36,7 +36,12 @@ def only(form: Form) -> Iterator[None]:
 
 
 def asked() -> Form | None:
-    """The form that was asked for; None where each operation chooses."""
+    """The form that was asked for; None where each operation chooses.
+
+    >>> with only("triton"):
+    ...     asked()
+    'triton'
+    """
     return _asked
 
 

@@ -9,19 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phasor.config import FeedForwardConfig
+from phasor.kernels.gated import gated
 
 PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"),
-}
-GATES: dict[str, Callable[[Tensor], Tensor]] = {
-    "glu": torch.sigmoid,
-    "reglu": F.relu,
-    "swiglu": F.silu,
-    "geglu": F.gelu,
-    "geglu-tanh": PLAIN["gelu-tanh"],
 }
 
 
@@ -36,11 +30,11 @@ def activate(x: Tensor, config: FeedForwardConfig) -> Tensor:
     """
     if not config.gated:
         return PLAIN[config.activation](x)
-    gate, up = x.chunk(2, dim=-1)
     if config.activation == "swiglu-clamped":
+        gate, up = x.chunk(2, dim=-1)
         gate, up = gate.clamp(max=config.limit), up.clamp(-config.limit, config.limit)
         return gate * torch.sigmoid(config.gain * gate) * (up + 1)
-    return GATES[config.activation](gate) * up
+    return gated(x, config.activation)
 
 
 class FeedForward(nn.Module):

@@ -14,6 +14,7 @@ from phasor.config import (
     NoHeadConfig,
     PooledHeadConfig,
 )
+from phasor.kernels.cross_entropy import Sums, linear_cross_entropy, shaped
 from phasor.parts.feedforward import activate
 from phasor.parts.norm import at_least_float32, build_norm
 
@@ -42,14 +43,37 @@ class LogitsHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(model.vocab_size)) if config.bias else None
 
     def forward(self, h: Tensor, table: Tensor) -> Tensor:
+        logits = F.linear(self.features(h), table if self.weight is None else self.weight, self.bias)
+        return shaped(logits, self.multiplier, self.softcap)
+
+    def features(self, h: Tensor) -> Tensor:
+        """What the table is multiplied with."""
         if self.dense is not None and self.norm is not None:
             h = self.norm(activate(self.dense(h), self.activation))
-        if self.project is not None:
-            h = self.project(h)
-        logits = F.linear(h, table if self.weight is None else self.weight, self.bias)
-        if self.multiplier != 1.0:
-            logits = logits * self.multiplier
-        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+        return h if self.project is None else self.project(h)
+
+    def cross_entropy(
+        self, h: Tensor, table: Tensor, targets: Tensor, weights: Tensor, smoothing: float = 0.0, z_loss: float = 0.0
+    ) -> Sums:
+        """The cross-entropy of targets `[B, T]` by hidden states `[B, T, dim]`; many logits are never held at once.
+
+        >>> head = LogitsHead(ModelConfig(vocab_size=9, dim=4, num_layers=1, num_heads=1))
+        >>> targets = torch.tensor([[1, 8, 0]])
+        >>> sums = head.cross_entropy(torch.zeros(1, 3, 4), torch.randn(9, 4), targets, torch.ones(1, 3))
+        >>> round(float(sums.cross_entropy) / 3, 4)  # the log of 9
+        2.1972
+        """
+        return linear_cross_entropy(
+            self.features(h).flatten(0, -2),
+            table if self.weight is None else self.weight,
+            targets.flatten(),
+            weights.flatten(),
+            bias=self.bias,
+            smoothing=smoothing,
+            z_loss=z_loss,
+            multiplier=self.multiplier,
+            softcap=self.softcap,
+        )
 
 
 class ProjectedHead(nn.Module):

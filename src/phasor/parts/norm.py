@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phasor.config import LayerNormConfig, NoNormConfig, NormConfig, RMSNormConfig
+from phasor.kernels.norm import norm, sum_and_norm
 
 
-class LayerNorm(nn.Module):
+class Norm(nn.Module):
+    """A norm over the last axis."""
+
+    def after_sum(self, x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+        """`x + r` and its norm."""
+        s = x + r
+        return s, self(s)
+
+
+class NoNorm(Norm):
+    """`x`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class LayerNorm(Norm):
     """`(x - mean) / sqrt(variance + eps) * weight + bias` over the last axis."""
 
     def __init__(self, shape: tuple[int, ...], config: LayerNormConfig) -> None:
         super().__init__()
-        self.eps, self.plain = config.eps, len(shape) == 1
+        self.eps = config.eps
         self.weight = nn.Parameter(torch.ones(shape)) if config.weight else None
         self.bias = nn.Parameter(torch.zeros(shape)) if config.bias else None
 
@@ -25,40 +41,35 @@ class LayerNorm(nn.Module):
             nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        width = x.shape[-1:]
-        if self.plain:
-            return F.layer_norm(x, width, self.weight, self.bias, self.eps)
-        wide = at_least_float32(x)
-        y = F.layer_norm(wide, width, None, None, self.eps)
-        y = y if self.weight is None else y * self.weight.to(wide.dtype)
-        return (y if self.bias is None else y + self.bias.to(wide.dtype)).to(x.dtype)
+        return norm(x, self.weight, self.bias, eps=self.eps, centred=True)
+
+    def after_sum(self, x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+        return sum_and_norm(x, r, self.weight, self.bias, eps=self.eps, centred=True)
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(Norm):
     """`x / sqrt(mean(x^2) + eps) * weight` over the last axis; with a unit offset, `* (1 + weight)`."""
 
     def __init__(self, shape: tuple[int, ...], config: RMSNormConfig) -> None:
         super().__init__()
         self.eps, self.offset = config.eps, 1.0 if config.unit_offset else 0.0
-        self.shape = shape[-1:]
-        self.plain = len(shape) == 1 and not config.unit_offset
         self.weight = nn.Parameter(torch.full(shape, 1.0 - self.offset))
 
     def reset_parameters(self) -> None:
         nn.init.constant_(self.weight, 1.0 - self.offset)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.plain:
-            return torch.rms_norm(x, self.shape, self.weight, self.eps)
-        wide = at_least_float32(x)
-        return (F.rms_norm(wide, self.shape, None, self.eps) * (self.offset + self.weight.to(wide.dtype))).to(x.dtype)
+        return norm(x, self.weight, None, eps=self.eps, offset=self.offset)
+
+    def after_sum(self, x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+        return sum_and_norm(x, r, self.weight, None, eps=self.eps, offset=self.offset)
 
 
 def at_least_float32(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def build_norm(config: NormConfig, *shape: int) -> nn.Module:
+def build_norm(config: NormConfig, *shape: int) -> Norm:
     """A norm over the last axis, with weights of the given shape.
 
     >>> build_norm(RMSNormConfig(), 8)(torch.full((8,), 3.0)).round(decimals=4).tolist()
@@ -69,5 +80,5 @@ def build_norm(config: NormConfig, *shape: int) -> nn.Module:
     if isinstance(config, RMSNormConfig):
         return RMSNorm(shape, config)
     if isinstance(config, NoNormConfig):
-        return nn.Identity()
+        return NoNorm()
     raise ValueError(f"no module computes the norm {config.kind!r}")

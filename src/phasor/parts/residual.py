@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from phasor.config import (
     SandwichConfig,
 )
 from phasor.config.model import Side
-from phasor.parts.norm import build_norm
+from phasor.parts.norm import NoNorm, Norm, build_norm
 
 Sublayer = Callable[[Tensor], Tensor]
 
@@ -47,12 +48,14 @@ class Residual(nn.Module):
 
 
 class Pre(Residual):
-    """`x + f(norm(x))`."""
+    """`x + f(norm(x))`; the sum after one sub-layer and the norm before the next are one step."""
 
     def forward(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
-        for f, norm in zip(sublayers, self.norms, strict=True):
-            x = x + self.branch(f(norm(x)))
-        return x
+        first, *rest = (cast(Norm, norm) for norm in self.norms)
+        h = first(x)
+        for f, norm in zip(sublayers[:-1], rest, strict=True):
+            x, h = norm.after_sum(x, self.branch(f(h)))
+        return x + self.branch(sublayers[-1](h))
 
 
 class NormedPre(Residual):
@@ -157,6 +160,6 @@ def build_residual(model: ModelConfig, side: Side, sublayers: int, first: bool =
     if isinstance(placement, PreConfig):
         pre = (NormedPre if placement.normed_stream else Pre)(model, side, sublayers)
         if first and not placement.first_norm:
-            pre.norms[0] = nn.Identity()
+            pre.norms[0] = NoNorm()
         return pre
     return RESIDUALS[type(placement)](model, side, sublayers)

@@ -1,9 +1,8 @@
-"""What training makes small: cross-entropy with its extras, in float32."""
+"""What training makes small: cross-entropy with its extras, in float32. Many logits are never held at once."""
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from phasor.config import ModelConfig
@@ -11,7 +10,7 @@ from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
 from phasor.model import Record, Transformer
 from phasor.parts.experts import balancing_loss
-from phasor.parts.norm import at_least_float32
+from phasor.parts.head import LogitsHead
 
 BALANCE = 0.01  # the weight of the routers' balancing loss, that of Switch Transformers (Fedus et al. 2021)
 
@@ -30,12 +29,7 @@ def loss_of(model: Transformer, batch: Batch, recipe: Recipe) -> tuple[Tensor, d
     config: ModelConfig = model.config
     routers = routers_of(config)
     record = Record("router") if routers else None
-    logits = forward(model, batch, record)
-    mean = cross_entropy(logits, batch.targets, batch.weights, recipe.train.smoothing)
-    loss, parts = mean, {"cross_entropy": mean.detach()}
-    if recipe.train.z_loss:
-        z = weighted_mean(at_least_float32(logits).logsumexp(-1) ** 2, batch.weights)
-        loss, parts["z_loss"] = loss + recipe.train.z_loss * z, z.detach()
+    loss, parts = cross_entropy(model, batch, recipe.train.smoothing, recipe.train.z_loss, record)
     if record is not None:
         sides = [record] if record.encoder is record else [record, record.encoder]
         logits_of = [logits for side in sides for logits in side.router or []]
@@ -44,31 +38,30 @@ def loss_of(model: Transformer, batch: Batch, recipe: Recipe) -> tuple[Tensor, d
     return loss, parts
 
 
-def forward(model: Transformer, batch: Batch, record: Record | None = None) -> Tensor:
-    """The logits of a batch, `[B, T, vocab]`."""
+def forward(model: Transformer, batch: Batch, record: Record | None = None, *, head: bool = True) -> Tensor:
+    """The logits of a batch, `[B, T, vocab]`, or what the head makes them of."""
     if batch.source is not None:
-        return model(batch.source, batch.tokens, padding=batch.source_padding, record=record)
-    return model(batch.tokens, documents=batch.documents, record=record)
+        return model(batch.source, batch.tokens, padding=batch.source_padding, record=record, head=head)
+    return model(batch.tokens, documents=batch.documents, record=record, head=head)
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor, smoothing: float = 0.0) -> Tensor:
-    """The mean of `-log p(target)`; `smoothing` spreads that share of the target evenly over the vocabulary.
+def cross_entropy(
+    model: Transformer, batch: Batch, smoothing: float = 0.0, z_loss: float = 0.0, record: Record | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The mean of `-log p(target)` over the tokens that count, with the z-loss where there is one, and its parts.
 
-    >>> float(cross_entropy(torch.zeros(1, 3, 8), torch.zeros(1, 3).long(), torch.ones(1, 3)))
-    2.0794415...
+    `smoothing` spreads that share of the target evenly over the vocabulary. Where no token counts, all is 0.
     """
-    each = F.cross_entropy(
-        at_least_float32(logits).flatten(0, -2), targets.flatten(), reduction="none", label_smoothing=smoothing
-    )
-    return weighted_mean(each.view(targets.shape), weights)
-
-
-def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
-    """The mean over the tokens that count; 0 where none does."""
-    total = weights.sum()
-    # Not a product with the weights alone: 0 times a padding token's infinity is not a number.
-    counted = torch.where(weights > 0, values * weights, 0.0)
-    return counted.sum() / torch.where(total > 0, total, 1.0)
+    hidden = forward(model, batch, record, head=False)
+    if not isinstance(model.head, LogitsHead):
+        raise ValueError(f"a loss needs logits, and this model's head is {model.config.head.kind!r}")
+    sums = model.head.cross_entropy(hidden, model.tokens.weight, batch.targets, batch.weights, smoothing, z_loss)
+    total = batch.weights.sum()
+    count = torch.where(total > 0, total, 1.0)
+    parts = {"cross_entropy": sums.cross_entropy / count}
+    if z_loss:
+        parts["z_loss"] = sums.z / count
+    return sums.loss / count, parts
 
 
 def routers_of(config: ModelConfig) -> int:

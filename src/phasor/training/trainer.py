@@ -21,7 +21,7 @@ from phasor.generation import evaluating
 from phasor.kernels.float8 import float8_linear, float8_obstacle
 from phasor.model import Block, Transformer
 from phasor.training.graphs import Graphs
-from phasor.training.loss import cross_entropy, forward, loss_of
+from phasor.training.loss import cross_entropy, loss_of
 from phasor.training.optimiser import EMA, averaged, build_optimiser, optimiser_tensors, restore_optimiser, set_rate
 from phasor.training.state import State
 
@@ -140,9 +140,9 @@ class Trainer:
                     return None
                 here = batch.to(self.device)
                 with self.computing():
-                    logits = forward(self.model, here)
+                    loss, _ = cross_entropy(self.model, here)
                 weight = batch.count
-                total += float(cross_entropy(logits, here.targets, here.weights)) * weight
+                total += float(loss) * weight
                 count += weight
         return total / count if count else math.nan
 

@@ -1,0 +1,388 @@
+"""Linear cross-entropy, norms and gated activations on a GPU, beside plain torch, torch.compile and Liger.
+
+Every result is compared with float64 first, and a wrong one gets no time. The floor is what must be read and written
+at the speed of a device copy; that of the cross-entropy is its three products by themselves.
+
+    python benchmarks/fused.py [--sweep] [--only cross-entropy] [--out FILE.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import statistics
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from phasor.kernels import cross_entropy, gated, norm, paths
+
+TOKENS, DIM, HIDDEN = 16384, 2048, 8192
+VOCABULARIES = (32000, 128256)
+BF16 = 2**-8  # one unit in the last place, relative to the power of two below
+Made = Callable[[], Any]
+ROWS: list[dict[str, Any]] = []
+
+
+def liger(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(f"liger_kernel.{module}"), name)
+
+
+def milliseconds(f: Made, reps: int = 20) -> float:
+    """The median over repetitions, by events on the device; what lies in its cache is pushed out in between."""
+    flush = torch.empty(2**28, dtype=torch.int8, device="cuda")
+    for _ in range(3):
+        f()
+    pairs = []
+    for _ in range(reps):
+        flush.zero_()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        f()
+        end.record()
+        pairs.append((start, end))
+    torch.cuda.synchronize()
+    return statistics.median(start.elapsed_time(end) for start, end in pairs)
+
+
+def peak(f: Made) -> float:
+    """GiB over what was there before."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    f()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**30
+
+
+def copy_rate() -> float:
+    """Bytes that a device copy moves in a millisecond, reads and writes both."""
+    x = torch.empty(2**29, dtype=torch.int8, device="cuda")
+    y = torch.empty_like(x)
+    return 2 * x.numel() / milliseconds(lambda: y.copy_(x))
+
+
+def off(found: Any, truth: Any) -> float:
+    """The largest error over all tensors, each relative to its truth's norm."""
+    pairs = zip(found, truth, strict=True)
+    return max(float((a.double() - b.double()).norm() / b.double().norm().clamp_min(1e-30)) for a, b in pairs)
+
+
+def table(title: str, variants: dict[str, Made], truth: Any, allowed: float, floor: float, reps: int = 20) -> None:
+    """Check and time each variant; `floor` is in milliseconds."""
+    print(f"\n{title}  (floor {floor:.3f} ms)")
+    for name, f in variants.items():
+        row: dict[str, Any] = {"work": title, "name": name, "floor_ms": floor}
+        try:
+            row["error"] = off(f(), truth)
+            if not row["error"] <= allowed:
+                print(f"  {name:28} WRONG: relative error {row['error']:.2e}, allowed {allowed:.1e}")
+            else:
+                row["ms"], row["gib"] = milliseconds(f, reps), peak(f)
+                share = f"{100 * floor / row['ms']:5.1f} % of floor"
+                print(f"  {name:28}{row['ms']:9.3f} ms {share} {row['gib']:7.2f} GiB   error {row['error']:.1e}")
+        except Exception as error:
+            row["failed"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            print(f"  {name:28} {row['failed'][:150]}")
+        ROWS.append(row)
+        torch.cuda.empty_cache()
+
+
+def randn(*shape: int, scale: float = 1.0, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return (torch.randn(*shape, generator=generator, device="cuda") * scale).to(dtype).requires_grad_()
+
+
+def true_cross_entropy(h: Tensor, w: Tensor, targets: Tensor) -> list[Tensor]:
+    """The mean and its gradients in float64, some rows at a time."""
+    h64, w64 = h.detach().double(), w.detach().double()
+    loss, by_h, by_w = torch.zeros((), device="cuda", dtype=torch.float64), [], torch.zeros_like(w64)
+    for part in torch.arange(len(h), device="cuda").split(2048):
+        logits = h64[part] @ w64.T
+        lse = logits.logsumexp(-1, keepdim=True)
+        loss += (lse[:, 0] - logits.gather(1, targets[part, None])[:, 0]).sum()
+        slope = logits.sub_(lse).exp_()
+        slope.scatter_add_(1, targets[part, None], slope.new_full((len(part), 1), -1.0))
+        by_h.append(slope @ w64 / len(h))
+        by_w += slope.T @ h64[part] / len(h)
+    return [loss / len(h), torch.cat(by_h), by_w]
+
+
+def chunked(h: Tensor, w: Tensor, targets: Tensor) -> Tensor:
+    """What one writes by hand for torch.compile: chunks that are computed again in the backward pass."""
+
+    def some(h: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(F.linear(h, w).float(), targets, reduction="sum")
+
+    parts = zip(h.split(4096), targets.split(4096), strict=True)
+    each = [checkpoint(some, *part, use_reentrant=False) for part in parts]
+    return torch.stack(each).sum() / len(h)
+
+
+def products(h: Tensor, w: Tensor) -> float:
+    """The time of the three products alone, on all rows at once."""
+    with torch.no_grad():
+        logits = h @ w.T
+        return milliseconds(lambda: (torch.mm(h, w.T, out=logits), torch.mm(logits, w), torch.mm(logits.T, h)), 5)
+
+
+def cross_entropies() -> None:
+    for vocabulary in VOCABULARIES:
+        h, w = randn(TOKENS, DIM), randn(vocabulary, DIM, scale=0.05, seed=1)
+        targets = torch.randint(0, vocabulary, (TOKENS,), device="cuda")
+        weights = torch.ones(TOKENS, device="cuda")
+        compiled = torch.compile(chunked)
+
+        def with_gradients(f: Callable[[], Tensor], h: Tensor = h, w: Tensor = w) -> Made:
+            def run() -> list[Tensor]:
+                loss = f()
+                return [loss, *torch.autograd.grad(loss, (h, w))]
+
+            return run
+
+        def ours(h: Tensor = h, w: Tensor = w, t: Tensor = targets, weights: Tensor = weights) -> Tensor:
+            return cross_entropy.linear_cross_entropy(h, w, t, weights).loss / len(h)
+
+        def theirs(h: Tensor = h, w: Tensor = w, t: Tensor = targets) -> Tensor:
+            return liger("transformers.fused_linear_cross_entropy", "LigerFusedLinearCrossEntropyLoss")()(w, h, t)
+
+        variants: dict[str, Made] = {
+            "phasor": with_gradients(ours),
+            "Liger": with_gradients(theirs),
+            "torch, logits held": with_gradients(
+                lambda h=h, w=w, t=targets: F.cross_entropy(F.linear(h, w).float(), t)
+            ),
+            "torch.compile, chunked": with_gradients(lambda h=h, w=w, t=targets, f=compiled: f(h, w, t)),
+        }
+        truth = true_cross_entropy(h, w, targets)
+        title = f"linear cross-entropy {TOKENS} x {DIM} x {vocabulary}, forward and backward"
+        # Logits of size 2 are rounded, then their gradient, then the result, each by at most half a unit.
+        table(title, variants, truth, 3 * BF16, products(h, w), 5)
+        no_grad = torch.no_grad()(lambda f=ours: [f()])
+        table(f"{title.split(',')[0]}, no gradients", {"phasor": no_grad}, truth[:1], 1e-3, products(h, w) / 3, 5)
+
+
+def options() -> None:
+    """Every option and awkward sizes against float64, on this device."""
+    worst = {}
+    for dtype, allowed in ((torch.float32, 2e-5), (torch.bfloat16, 3 * BF16)):
+        for count, width, vocabulary in ((1, 8, 2), (333, 72, 1009), (4099, 256, 32003)):
+            h, w = randn(count, width, dtype=dtype), randn(vocabulary, width, scale=width**-0.5, seed=1, dtype=dtype)
+            b, targets = randn(vocabulary, seed=2, dtype=dtype), torch.randint(0, vocabulary, (count,), device="cuda")
+            weights = (torch.arange(count, device="cuda") % 3 != 1).float()
+            for given in ((0.0, 0.0, 1.0, None), (0.1, 0.01, 0.5, 3.0)):
+                twins = [x.detach().double().requires_grad_() for x in (h, w, b)]
+                true = cross_entropy.linear_cross_entropy_ref(*twins, targets, weights.double(), *given).loss
+                out = cross_entropy._linear_cross_entropy(h, w, b, targets, weights, *given, dtype, [True] * 3, 1024)[0]
+                found = [out, *torch.autograd.grad(out, (h, w, b))]
+                error = off(found, [true, *torch.autograd.grad(true, twins)])
+                worst[f"{str(dtype)[6:]} {count} x {width} x {vocabulary} {given}"] = (error, allowed)
+    for name, (error, allowed) in worst.items():
+        print(f"  {'right' if error <= allowed else 'WRONG'} {name}: {error:.1e} (allowed {allowed:.1e})")
+
+
+def norms(rate: float) -> None:
+    x, r, weight = randn(TOKENS, DIM), randn(TOKENS, DIM, seed=1), randn(DIM, seed=2)
+    dy, ds = randn(TOKENS, DIM, seed=3).detach(), randn(TOKENS, DIM, seed=4).detach()
+    size = x.numel() * 2 / rate
+
+    def plain(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.rms_norm(x, (DIM,), weight, 1e-5)
+
+    def plain_sum(x: Tensor, r: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return x + r, plain(x + r, weight)
+
+    def ours(x: Tensor, weight: Tensor) -> Tensor:
+        return norm.norm(x, weight, None, eps=1e-5)
+
+    def ours_sum(x: Tensor, r: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return norm.sum_and_norm(x, r, weight, None, eps=1e-5)
+
+    def liger_norm(x: Tensor, weight: Tensor) -> Tensor:
+        return liger("ops.rms_norm", "LigerRMSNormFunction").apply(x, weight, 1e-5, 0.0, "llama", False)
+
+    def liger_sum(x: Tensor, r: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        y, s = liger("ops.fused_add_rms_norm", "LigerFusedAddRMSNormFunction").apply(x, r, weight, 1e-5)
+        return s, y
+
+    wide = [t.detach().double().requires_grad_() for t in (x, r, weight)]
+    # One rounding of the result, of the sum before it, or of the direction that comes back.
+    single = {"phasor": ours, "Liger": liger_norm, "torch": plain, "torch.compile": torch.compile(plain)}
+    forwards(f"rmsnorm {TOKENS} x {DIM}", single, (x, weight), wide[::2], (dy,), 2 * size, 5 * size)
+    both = {"phasor": ours_sum, "Liger": liger_sum, "torch": plain_sum, "torch.compile": torch.compile(plain_sum)}
+    forwards(f"sum and rmsnorm {TOKENS} x {DIM}", both, (x, r, weight), wide, (ds, dy), 4 * size, 8 * size)
+
+
+def activations(rate: float) -> None:
+    x, dy = randn(TOKENS, 2 * HIDDEN), randn(TOKENS, HIDDEN, seed=1).detach()
+    size = dy.numel() * 2 / rate
+
+    def plain(x: Tensor) -> Tensor:
+        return gated.gated_ref(x, "swiglu")
+
+    def theirs(x: Tensor) -> Tensor:
+        return liger("ops.swiglu", "LigerFusedGateUpSiLUMulFunction").apply(x)
+
+    variants = {
+        "phasor": lambda x: gated.gated(x, "swiglu"),
+        "Liger": theirs,
+        "torch": plain,
+        "torch.compile": torch.compile(plain),
+    }
+    wide = [x.detach().double().requires_grad_()]
+    forwards(f"swiglu {TOKENS} x {HIDDEN}", variants, (x,), wide, (dy,), 3 * size, 8 * size)
+    for kind in gated.GATES:
+        ours, true = gated.gated(x, kind), gated.gated_ref(wide[0], kind)
+        error = off([ours, *torch.autograd.grad(ours, x, dy)], [true, *torch.autograd.grad(true, wide, dy.double())])
+        print(f"  {'right' if error < BF16 else 'WRONG'} {kind}: {error:.1e}")
+
+
+def forwards(
+    title: str,
+    variants: dict[str, Callable[..., Any]],
+    inputs: tuple[Tensor, ...],
+    wide: list[Tensor],
+    directions: tuple[Tensor, ...],
+    floor: float,
+    both_floor: float,
+) -> None:
+    """Forward alone, then with the backward pass; the truth is the plain form in float64."""
+
+    def listed(y: Any) -> list[Tensor]:
+        return list(y) if isinstance(y, tuple) else [y]
+
+    def forward(f: Callable[..., Any]) -> Made:
+        return torch.no_grad()(lambda: listed(f(*inputs)))
+
+    def backward(f: Callable[..., Any]) -> Made:
+        def run() -> list[Tensor]:
+            ys = listed(f(*inputs))
+            return [*ys, *torch.autograd.grad(ys, inputs, directions)]
+
+        return run
+
+    truth = listed(variants["torch"](*wide))
+    table(f"{title}, forward", {n: forward(f) for n, f in variants.items()}, truth, BF16, floor)
+    truth += torch.autograd.grad(truth, wide, [d.double() for d in directions])
+    table(f"{title}, forward and backward", {n: backward(f) for n, f in variants.items()}, truth, BF16, both_floor)
+
+
+def settings(rate: float) -> Iterator[tuple[str, str, Made, float]]:
+    """What can be set: the work, the setting, a call, and its floor."""
+    from phasor.kernels import cross_entropy_triton, gated_triton, norm_triton
+
+    weights, targets = torch.ones(4096, device="cuda"), torch.zeros(4096, dtype=torch.int64, device="cuda")
+    for vocabulary, count in ((32000, 4096), (128256, 2048)):
+        logits = randn(count, vocabulary).detach()
+        rest = (targets[:count], weights[:count], 0.0, 0.0, 1.0, None, True)
+        for block, warps in product((4096, 8192, 16384, 32768), (8, 16, 32)):
+            if block <= 2048 * warps:  # more would not fit into registers
+                yield (
+                    f"judge {count} x {vocabulary} (block=, warps=)",
+                    f"{block:6} {warps:3}",
+                    lambda logits=logits, rest=rest, b=block, w=warps: cross_entropy_triton.judge(
+                        logits, *rest, block=b, warps=w
+                    ),
+                    2 * logits.numel() * 2 / rate,
+                )
+    for vocabulary in VOCABULARIES:
+        h, w = randn(TOKENS, DIM).detach(), randn(vocabulary, DIM, scale=0.05, seed=1).detach()
+        tall = torch.zeros(TOKENS, dtype=torch.int64, device="cuda"), torch.ones(TOKENS, device="cuda")
+        limit = products(h, w)
+        for rows in (1024, 2048, 4096, 8192):
+            yield (
+                f"linear cross-entropy {vocabulary} (rows_at_once)",
+                f"{rows:6}",
+                lambda h=h, w=w, tall=tall, n=rows: cross_entropy._linear_cross_entropy(
+                    h, w, None, *tall, 0.0, 0.0, 1.0, None, torch.bfloat16, [True, True, False], n
+                ),
+                limit,
+            )
+    x, r, weight, dy = randn(TOKENS, DIM), randn(TOKENS, DIM), randn(DIM), randn(TOKENS, DIM)
+    x, r, weight, dy = (t.detach() for t in (x, r, weight, dy))
+    s, _, mean, scale = norm_triton.forward(x, r, weight, None, 1e-5, 0.0, False, x.dtype)
+    size = x.numel() * 2 / rate
+    for warps in (2, 4, 8, 16):
+        yield (
+            "sum and norm, forward (warps=)",
+            f"{warps:3}",
+            lambda w=warps: norm_triton.forward(x, r, weight, None, 1e-5, 0.0, False, x.dtype, w),
+            4 * size,
+        )
+        for share in (1, 2, 4, 8, 16):
+            programs = share * torch.cuda.get_device_properties(0).multi_processor_count
+            yield (
+                "sum and norm, backward (warps=, programs= times the multiprocessors)",
+                f"{warps:3} {share:3}",
+                lambda w=warps, p=programs: norm_triton.backward(
+                    dy, dy, s, weight, None, mean, scale, 0.0, False, w, p
+                ),
+                4 * size,
+            )
+    both, grad = randn(TOKENS, 2 * HIDDEN).detach(), randn(TOKENS, HIDDEN).detach()
+    size = grad.numel() * 2 / rate
+    for block in (1024, 2048, 4096):
+        for warps in (4, 8):
+            yield (
+                "swiglu, forward (block=, warps=)",
+                f"{block:5} {warps:3}",
+                lambda b=block, w=warps: gated_triton.forward(both, "swiglu", b, w),
+                3 * size,
+            )
+            yield (
+                "swiglu, backward (block=, warps=)",
+                f"{block:5} {warps:3}",
+                lambda b=block, w=warps: gated_triton.backward(grad, both, "swiglu", b, w),
+                5 * size,
+            )
+
+
+def sweep(rate: float) -> None:
+    """The quickest settings of each work."""
+    found: dict[str, list[tuple[float, str, float]]] = {}
+    for work, setting, f, floor in settings(rate):
+        try:
+            found.setdefault(work, []).append((milliseconds(f, 5), setting, floor))
+        except Exception as error:
+            print(f"  {work} {setting}: {type(error).__name__}: {str(error).splitlines()[0][:100]}")
+    for work, times in found.items():
+        print(f"\n{work}, floor {times[0][2]:.3f} ms")
+        for ms, setting, floor in sorted(times)[:6]:
+            print(f"  {setting}  {ms:8.3f} ms  {100 * floor / ms:5.1f} % of floor")
+        ROWS.extend({"sweep": work, "setting": s, "ms": ms, "floor_ms": floor} for ms, s, floor in times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sweep", action="store_true", help="time block sizes, warps and chunks instead")
+    parser.add_argument("--only", choices=("cross-entropy", "norm", "gated"), help="one of the works")
+    parser.add_argument("--out", type=Path, help="a JSON file for the results")
+    given = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("these are kernels for a GPU, and there is none here")
+    rate = copy_rate()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copies {rate / 1e9:.2f} TB/s")
+    with paths.only("triton"):
+        options()
+        if given.sweep:
+            sweep(rate)
+        else:
+            if given.only in (None, "cross-entropy"):
+                cross_entropies()
+            if given.only in (None, "norm"):
+                norms(rate)
+            if given.only in (None, "gated"):
+                activations(rate)
+    if given.out:
+        given.out.write_text(json.dumps({"device": torch.cuda.get_device_name(), "rows": ROWS}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""The kernel of gated activations against float64 formulas: forward, gradient, awkward sizes, rounding."""
+
+import math
+
+import pytest
+import torch
+from plain import normal
+
+from phasor.kernels import gated as ops
+from phasor.kernels import paths
+
+
+def formula(x, kind):
+    g, u = x.chunk(2, dim=-1)
+    sigmoid = 1 / (1 + torch.exp(-g))
+    inner = math.sqrt(2 / math.pi) * (g + 0.044715 * g**3)
+    return (
+        u
+        * {
+            "glu": sigmoid,
+            "reglu": g * (g > 0),
+            "swiglu": g * sigmoid,
+            "geglu": g * 0.5 * (1 + torch.erf(g / math.sqrt(2))),
+            "geglu-tanh": g * 0.5 * (1 + torch.tanh(inner)),
+        }[kind]
+    )
+
+
+def run(x, kind):
+    with paths.only("triton"):
+        y = ops.gated(x, kind)
+        assert y.grad_fn.name().startswith("GeneratedBackwardFor_phasor_gated")
+        (gradient,) = torch.autograd.grad((y.double() * normal(*y.shape, seed=9)).sum(), x)
+    twin = x.detach().double().requires_grad_()
+    truth = formula(twin, kind)
+    (true_gradient,) = torch.autograd.grad((truth * normal(*y.shape, seed=9)).sum(), twin)
+    return (y, truth), (gradient, true_gradient)
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (5, 3, 74), (2, 2 * 1030), (0, 6)], ids=str)
+@pytest.mark.parametrize("kind", ops.GATES)
+def test_it_is_its_formula(kind, shape):
+    x = (4 * normal(*shape)).float().requires_grad_()
+    for ours, truth in run(x, kind):
+        # values of up to some tens in float32
+        torch.testing.assert_close(ours.detach().double(), truth.detach(), rtol=3e-6, atol=3e-6)
+
+
+@pytest.mark.parametrize("kind", ops.GATES)
+def test_bfloat16_rounds_once(kind):
+    x = (4 * normal(23, 60)).bfloat16().requires_grad_()
+    (y, truth), (gradient, true_gradient) = run(x, kind)
+    assert y.dtype == gradient.dtype == torch.bfloat16
+    # The interpreter cuts off where a GPU rounds, so it is off by a whole unit in the last place, 2^-7 relative.
+    assert ((y.detach().double() - truth.detach()).abs() <= 2**-7 * truth.detach().abs() + 1e-5).all()
+    # the direction is rounded to nearest before
+    assert ((gradient.double() - true_gradient).abs() <= 1.5 * 2**-7 * true_gradient.abs() + 1e-5).all()
+
+
+@pytest.mark.parametrize("kind", ops.GATES)
+def test_large_gates_are_finite(kind):
+    x = torch.tensor([[-200.0, -90.0, 90.0, 200.0, 1.0, 1.0, 1.0, 1.0]], requires_grad=True)
+    for ours, truth in run(x, kind):
+        torch.testing.assert_close(ours.detach().double(), truth.detach(), rtol=1e-6, atol=1e-6)
+
+
+def test_inputs_may_lie_apart():
+    x = normal(3, 5, 8).float()
+    with paths.only("triton"):
+        assert torch.equal(ops.gated(x.transpose(0, 1), "swiglu"), ops.gated(x, "swiglu").transpose(0, 1))
+
+
+def test_it_is_a_well_behaved_op():
+    torch.library.opcheck(ops._gated, (normal(4, 6).float().requires_grad_(), "swiglu"))
+
+
+def test_why_it_takes_its_plain_form():
+    x = normal(3, 8).float()
+    assert ops.obstacle(x, "swiglu") == "the tensors are not on a GPU"
+    with paths.only("triton"):
+        assert ops.obstacle(x, "swiglu") is None
+        assert ops.obstacle(x, "swiglu-clamped") == "'swiglu-clamped' has no kernel"
+        reasons = []
+
+        @torch.compile(fullgraph=True, backend="eager")
+        def compiled(x):
+            reasons.append(ops.obstacle(x, "swiglu"))
+            return ops.gated(x, "swiglu")
+
+        compiled(x)
+    assert reasons == ["the compiler fuses the plain form with what stands around it"]
