@@ -84,7 +84,8 @@ class Peer:
 
     def __call__(self, tokens: torch.Tensor) -> Callable[[], float]:
         # The labels are those of `shift_labels`, which need no shift; the others only ask for a loss.
-        loss = self.forward(input_ids=tokens[:, :-1], labels=tokens[:, :-1], shift_labels=tokens[:, 1:]).loss
+        inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        loss = self.forward(input_ids=inputs, labels=inputs, shift_labels=labels).loss
         loss.backward()
         self.optimiser.step()
         self.optimiser.zero_grad()

@@ -89,3 +89,27 @@ def test_why_it_takes_its_plain_form():
 
         compiled(x)
     assert reasons == ["the compiler fuses the plain form with what stands around it"]
+
+
+@pytest.mark.parametrize("kind", ops.GATES)
+def test_with_the_projection_after_it_nothing_is_kept_but_the_input(kind):
+    x, weight = (3 * normal(2, 5, 26)).float().requires_grad_(), normal(7, 13).float().requires_grad_()
+    upstream = normal(2, 5, 7)
+    with paths.only("triton"):
+        y = ops.gated_linear(x, weight, kind)
+        kept = [saved.shape for saved in y.grad_fn.saved_tensors]
+        ours = torch.autograd.grad((y.double() * upstream).sum(), (x, weight))
+    assert kept == [x.shape, weight.shape]
+    twins = [t.detach().double().requires_grad_() for t in (x, weight)]
+    truth = formula(twins[0], kind) @ twins[1].T
+    torch.testing.assert_close(y.detach().double(), truth.detach(), rtol=1e-5, atol=2e-5)
+    for mine, theirs in zip(ours, torch.autograd.grad((truth * upstream).sum(), twins), strict=True):
+        torch.testing.assert_close(mine.double(), theirs, rtol=1e-5, atol=3e-5)
+
+
+def test_the_projection_is_an_operation_that_compiles():
+    x, weight = normal(4, 12).float().requires_grad_(), normal(5, 6).float().requires_grad_()
+    torch.library.opcheck(ops._gated_linear, (x, weight, "swiglu"))
+    with paths.only("triton"):
+        compiled = torch.compile(ops.gated_linear, backend="aot_eager", fullgraph=True)(x, weight, "swiglu")
+        torch.testing.assert_close(compiled, ops.gated_linear(x, weight, "swiglu"))

@@ -88,7 +88,7 @@ def judge(
     multiplier: float,
     softcap: float | None,
     gradient: bool,
-    block: int = 8192,
+    block: int = 4096,
     warps: int = 8,
 ) -> tuple[Tensor, Tensor]:
     """`judge_ref` as one kernel, a program a row; targets must lie within the vocabulary."""

@@ -27,11 +27,11 @@ class Tiling(NamedTuple):
 
 # By kernel and bytes of a number, then by the width of a head, a power of two.
 TILINGS = {
-    ("forward", 2): {64: Tiling(128, 128, 8, 3), 128: Tiling(128, 64, 8, 3), 256: Tiling(64, 32, 4, 3)},
+    ("forward", 2): {64: Tiling(64, 64, 4, 3), 128: Tiling(64, 64, 4, 3), 256: Tiling(64, 32, 4, 3)},
     ("forward", 4): {64: Tiling(64, 32, 8, 2), 128: Tiling(32, 32, 8, 2), 256: Tiling(32, 32, 8, 1)},
-    ("queries", 2): {64: Tiling(128, 64, 8, 3), 128: Tiling(128, 64, 8, 3), 256: Tiling(64, 32, 8, 2)},
+    ("queries", 2): {64: Tiling(64, 64, 4, 2), 128: Tiling(128, 64, 8, 3), 256: Tiling(64, 32, 8, 2)},
     ("queries", 4): {64: Tiling(32, 32, 8, 2), 128: Tiling(32, 16, 8, 1), 256: Tiling(32, 16, 8, 1)},
-    ("keys", 2): {64: Tiling(64, 128, 8, 3), 128: Tiling(64, 128, 8, 2), 256: Tiling(32, 64, 8, 1)},
+    ("keys", 2): {64: Tiling(64, 64, 4, 2), 128: Tiling(64, 128, 8, 3), 256: Tiling(32, 64, 8, 1)},
     ("keys", 4): {64: Tiling(32, 32, 8, 2), 128: Tiling(16, 32, 8, 1), 256: Tiling(16, 16, 8, 1)},
 }
 

@@ -1,4 +1,8 @@
-"""Gated activations: gate and up side by side, `[..., 2 h]`, become `act(gate) * up`, `[..., h]`."""
+"""Gated activations: gate and up side by side, `[..., 2 h]`, become `act(gate) * up`, `[..., h]`.
+
+Together with the projection that follows, the activation need not be kept for the backward pass: the kernel that makes
+its gradient makes it again on the way.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from phasor.kernels import eager
+from phasor.kernels import eager, paths
 
 GATES: dict[str, Callable[[Tensor], Tensor]] = {
     "glu": torch.sigmoid,
@@ -79,3 +83,61 @@ def _back(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
 
 
 _gated.register_autograd(_back, setup_context=_keep)
+
+
+def gated_linear(x: Tensor, weight: Tensor, kind: str) -> Tensor:
+    """`gated(x) W^T`, of which nothing is kept for the backward pass but `x`.
+
+    >>> x, weight = torch.randn(3, 8), torch.randn(5, 4)
+    >>> torch.allclose(gated_linear(x, weight, "swiglu"), gated(x, "swiglu") @ weight.T)
+    True
+    """
+    if linear_obstacle(x, kind) is not None:
+        return F.linear(gated(x, kind), weight)
+    return _gated_linear(x, weight, kind)
+
+
+def linear_obstacle(x: Tensor, kind: str) -> str | None:
+    """Why a gated activation is kept for the projection after it; None where it is made again."""
+    if not (torch.is_grad_enabled() and x.requires_grad):
+        return "nothing is trained"
+    if kind not in WITH_KERNEL or x.dtype not in eager.FLOATS:
+        return f"{kind!r} in {str(x.dtype)[6:]} has no kernel"
+    return paths.obstacle(x)
+
+
+@torch.library.custom_op("phasor::gated_linear", mutates_args=())
+def _gated_linear(x: Tensor, weight: Tensor, kind: str) -> Tensor:
+    return F.linear(_gated(x, kind), weight.to(x.dtype))
+
+
+@_gated_linear.register_fake
+def _(x: Tensor, weight: Tensor, kind: str) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+@torch.library.custom_op("phasor::gated_linear_backward", mutates_args=())
+def _gated_linear_backward(grad: Tensor, x: Tensor, weight: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    from phasor.kernels.gated_triton import backward
+
+    rows, flat = grad.flatten(0, -2), x.flatten(0, -2)
+    inner = rows @ weight.to(x.dtype)
+    by_x = backward(inner, flat, kind, output=inner)
+    return by_x.view(x.shape), (rows.t() @ inner).to(weight.dtype)
+
+
+@_gated_linear_backward.register_fake
+def _(grad: Tensor, x: Tensor, weight: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), weight.new_empty(weight.shape)
+
+
+def _keep_linear(ctx: Any, inputs: tuple[Tensor, Tensor, str], output: Tensor) -> None:
+    x, weight, ctx.kind = inputs
+    ctx.save_for_backward(x, weight)
+
+
+def _back_linear(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    return *_gated_linear_backward(grad, *ctx.saved_tensors, ctx.kind), None
+
+
+_gated_linear.register_autograd(_back_linear, setup_context=_keep_linear)

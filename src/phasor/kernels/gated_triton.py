@@ -46,7 +46,7 @@ def _forward(xs, ys, H, KIND: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _backward(grads, xs, by_xs, H, KIND: tl.constexpr, BLOCK: tl.constexpr):
+def _backward(grads, xs, by_xs, ys, H, KIND: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     xs += row * H * 2
@@ -57,9 +57,11 @@ def _backward(grads, xs, by_xs, H, KIND: tl.constexpr, BLOCK: tl.constexpr):
     value, slope = _act(gate, KIND)
     tl.store(by_xs + at, (grad * up * slope).to(by_xs.dtype.element_ty), mask=at < H)
     tl.store(by_xs + H + at, (grad * value).to(by_xs.dtype.element_ty), mask=at < H)
+    if ys is not None:
+        tl.store(ys + row * H + at, (value * up).to(ys.dtype.element_ty), mask=at < H)
 
 
-def forward(x: Tensor, kind: str, block: int = 1024, warps: int = 4) -> Tensor:
+def forward(x: Tensor, kind: str, block: int = 2048, warps: int = 8) -> Tensor:
     """`act(gate) * up`."""
     half = x.shape[-1] // 2
     y = torch.empty((*x.shape[:-1], half), dtype=x.dtype, device=x.device)
@@ -69,13 +71,15 @@ def forward(x: Tensor, kind: str, block: int = 1024, warps: int = 4) -> Tensor:
     return y
 
 
-def backward(grad: Tensor, x: Tensor, kind: str, block: int = 1024, warps: int = 4) -> Tensor:
-    """The gradient by gate and up, side by side."""
+def backward(
+    grad: Tensor, x: Tensor, kind: str, block: int = 2048, warps: int = 8, output: Tensor | None = None
+) -> Tensor:
+    """The gradient by gate and up, side by side; `output`, which may be `grad` itself, gets the activation again."""
     by_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     grid, block = over(grad, block)
     if grad.numel():
         _backward[grid](
-            grad.contiguous(), x.contiguous(), by_x, grad.shape[-1], KIND=kind, BLOCK=block, num_warps=warps
+            grad.contiguous(), x.contiguous(), by_x, output, grad.shape[-1], KIND=kind, BLOCK=block, num_warps=warps
         )
     return by_x
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phasor.config import FeedForwardConfig
-from phasor.kernels.gated import gated
+from phasor.kernels.gated import GATES, gated, gated_linear
 
 PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -48,7 +48,16 @@ class FeedForward(nn.Module):
         self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.plain:
+            return gated_linear(self.up(x), self.down.weight, self.config.activation)
         h = activate(self.up(x), self.config)
         if self.dropout and self.training:
             h = F.dropout(h, self.dropout)
         return self.down(h)
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing stands between the gate and a plain projection, which are then one operation."""
+        down = self.down
+        bare = type(down) is nn.Linear and down.bias is None and not (down._forward_hooks or down._forward_pre_hooks)
+        return bare and self.config.activation in GATES and not (self.dropout and self.training)

@@ -231,12 +231,15 @@ def float8_blocks(model: Transformer) -> None:
             why = float8_obstacle(layer.weight)
             if why is not None:
                 raise ValueError(f"train.precision float8: {why}")
-            setattr(layer, "forward", partial(narrow_linear, layer))  # noqa: B010
+            layer.__class__ = Float8Linear
 
 
-def narrow_linear(layer: nn.Linear, x: Tensor) -> Tensor:
-    product = float8_linear if layer.training else F.linear
-    return product(x, layer.weight, layer.bias)
+class Float8Linear(nn.Linear):
+    """A layer whose products are in float8 while it trains."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        product = float8_linear if self.training else F.linear
+        return product(input, self.weight, self.bias)
 
 
 def checkpoint_blocks(model: Transformer) -> None:
