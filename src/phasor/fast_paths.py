@@ -1,0 +1,342 @@
+"""Which path every operation of a model takes on a device, and why not a faster one.
+
+Paths are asked the same functions that choose among them when the model runs, with stand-ins for its tensors: nothing
+is computed, and the device need not be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from phasor.config import ModelConfig
+from phasor.config.model import Layer, Side
+from phasor.config.schema import shown, unknown
+from phasor.explanation import named, spans
+from phasor.generation.compiled import can_compile
+from phasor.kernels.attention import Bias, Scoring, one_call_obstacle
+from phasor.kernels.mask import Mask
+from phasor.model import Block, Transformer
+from phasor.parts.norm import build_norm
+from phasor.parts.places import Places
+from phasor.parts.positions import build_position
+
+DEFAULT = "preset:llama-3.1"
+DEVICES = ("cpu", "cuda")
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layer of a model as it would run: what the rules look at. Its tensors are stand-ins without numbers."""
+
+    config: ModelConfig
+    layer: Layer
+    side: Side
+    device: torch.device
+    dtype: torch.dtype
+    length: int
+    training: bool
+
+    def tensor(self, *shape: int) -> Tensor:
+        """A stand-in of some shape."""
+        with FakeTensorMode():
+            return torch.empty(shape, device=self.device, dtype=self.dtype, requires_grad=self.training)
+
+    @property
+    def queries(self) -> Tensor:
+        """`[1, T, H, D]`, before positions have acted on them."""
+        return self.tensor(1, self.length, self.config.num_heads, self.config.head_width)
+
+    @property
+    def keys(self) -> Tensor:
+        """`[1, T, K, D]`, and values too."""
+        return self.tensor(1, self.length, self.config.key_value_heads, self.config.head_width)
+
+    @property
+    def hidden(self) -> Tensor:
+        """`[1, T, dim]`."""
+        return self.tensor(1, self.length, self.config.dim)
+
+    @property
+    def projected(self) -> Tensor:
+        """What the activation of the feed-forward network takes, `[1, T, hidden]`; gate and up where it is gated."""
+        wide = self.config.feedforward_width * (2 if self.layer.feedforward.gated else 1)
+        return self.tensor(1, self.length, wide)
+
+    @cached_property
+    def model(self) -> Transformer:
+        """The model on the meta device, as deep as its pattern of layers."""
+        deep = max(1, len(self.config.layers))
+        encoders = deep if self.config.num_encoder_layers is not None else None
+        with torch.device("meta"):
+            return Transformer(self.config.replace(num_layers=deep, num_encoder_layers=encoders))
+
+    @cached_property
+    def block(self) -> Block:
+        """A block of this layer, on the meta device."""
+        with torch.device("meta"):
+            return Block(self.config, self.side, self.layer)
+
+    @property
+    def mask(self) -> Mask:
+        """Who sees whom in self-attention, in a batch without padding or packed documents."""
+        return Mask(causal=self.side == "decoder").narrowed(
+            self.layer.attention.window, self.layer.attention.sink_tokens
+        )
+
+    @property
+    def scoring(self) -> Scoring:
+        """How self-attention makes its scores."""
+        made, own = self.block.attention, self.layer.attention
+        dropout = made.dropout if self.training else 0.0
+        scoring = Scoring(scale=made.scale, softcap=own.softcap, sinks=made.sinks, dropout=dropout)
+        return replace(scoring, bias=self._bias() if "scores" in self.layer.position.acts_on else None)
+
+    def _bias(self) -> Bias | None:
+        with torch.device("meta"):
+            position = build_position(self.layer.position, self.config, self.side)
+            places = Places(torch.arange(self.length), self.length)
+            return position.on_scores(position.prepare(places, torch.empty(1, 1, 1, dtype=self.dtype)))
+
+
+def nothing(case: Case) -> None:
+    """No reason against a path: it always applies."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """A way to compute an operation, and a function that says in a sentence why it is not taken, or None."""
+
+    name: str
+    why_not: Callable[[Case], str | None] = nothing
+
+
+@dataclass(frozen=True)
+class Op:
+    """An operation with its paths, fastest first; the last always applies.
+
+    `applies` says whether a layer has it. An operation of the `whole` model is looked at once.
+    """
+
+    name: str
+    routes: tuple[Route, ...]
+    applies: Callable[[Case], bool]
+    whole: bool = False
+
+
+def attends_in_one_call(case: Case) -> str | None:
+    return one_call_obstacle(case.length, case.length, case.mask, case.scoring)
+
+
+def attends_by_fused_blocks(case: Case) -> str | None:
+    return None if case.scoring.plain else "the same holds for a block of queries"
+
+
+def crosses_in_one_call(case: Case) -> str | None:
+    scoring = replace(case.scoring, bias=None)
+    return one_call_obstacle(case.length, case.length, Mask(aligned=False), scoring)
+
+
+def norm_in_one(norm: nn.Module) -> str | None:
+    if getattr(norm, "plain", True):
+        return None
+    return "its weight has an offset or differs between heads, and is multiplied after the norm"
+
+
+def step_as_graph(case: Case) -> str | None:
+    if can_compile(case.model):
+        return None
+    return "frequencies depend on the length and are made on the host, another graph for each length"
+
+
+OPS = (
+    Op(
+        "rotation",
+        (Route("torch, a pass for each half"),),
+        lambda case: "queries" in case.layer.position.acts_on,
+    ),
+    Op(
+        "attention",
+        (
+            Route("torch's fused attention, one call", attends_in_one_call),
+            Route("torch's fused attention, blocks of queries", attends_by_fused_blocks),
+            Route("plain torch, blocks of queries"),
+        ),
+        lambda case: True,
+    ),
+    Op(
+        "cross-attention",
+        (
+            Route("torch's fused attention, one call", crosses_in_one_call),
+            Route("plain torch, blocks of queries"),
+        ),
+        lambda case: case.block.cross is not None,
+    ),
+    Op(
+        "query and key norm",
+        (
+            Route("torch's norm, one operation", lambda case: norm_in_one(case.block.attention.q_norm)),
+            Route("torch's norm in float32, then the weight"),
+        ),
+        lambda case: case.layer.attention.qk_norm != "none",
+    ),
+    Op(
+        "norm",
+        (
+            Route("torch's norm, one operation", lambda case: norm_in_one(build_norm(case.config.norm, 1))),
+            Route("torch's norm in float32, then the weight"),
+        ),
+        lambda case: case.config.norm.kind != "none",
+    ),
+    Op(
+        "gated activation",
+        (Route("torch, activation and product"),),
+        lambda case: case.layer.feedforward.gated,
+    ),
+    Op(
+        "cross-entropy",
+        (Route("torch, over all logits in float32"),),
+        lambda case: case.training and case.config.has_logits,
+        whole=True,
+    ),
+    Op(
+        "decoding step",
+        (
+            Route("compiled graph where generate(compile=True) asks for it, else a cached step", step_as_graph),
+            Route("a cached step, operation by operation"),
+        ),
+        lambda case: not case.training and case.config.has_logits and case.side == "decoder",
+        whole=True,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The path one operation takes in some layers; `why_not` says for each faster path why it is not taken."""
+
+    where: str
+    op: str
+    path: str
+    why_not: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def reason(self) -> str:
+        """Why no faster path is taken, in words; nothing where this is the fastest."""
+        return "; ".join(f"not {path}: {why}" for path, why in self.why_not)
+
+
+@dataclass(frozen=True)
+class Backends:
+    """The paths of a model's operations on a device. It prints as a table."""
+
+    model: str
+    device: str
+    dtype: str
+    length: int
+    training: bool
+    ops: tuple[Taken, ...]
+
+    @property
+    def title(self) -> str:
+        doing = "training" if self.training else "in use"
+        return f"{self.model} on {self.device}, {self.dtype}, {self.length:,} tokens, {doing}"
+
+    def __str__(self) -> str:
+        rows = [(one.where, one.op, one.path) for one in self.ops]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [self.title]
+        for row, one in zip(rows, self.ops, strict=True):
+            lines.append("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+            lines += [f"    not {path}: {why}" for path, why in one.why_not]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts and lists, for JSON."""
+        return asdict(self)
+
+
+def backends(
+    config: ModelConfig | str | Path | None = None,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | str | None = None,
+    length: int | None = None,
+    training: bool = False,
+) -> Backends:
+    """Which path every operation of a model takes on a device, and why not a faster one.
+
+    A model is a `ModelConfig`, "preset:NAME", or the path of a configuration file or model folder; Llama 3.1 where
+    none is given. The device is "cpu" or "cuda", which need not be there: by default a GPU where there is one. The
+    type is bfloat16 on a GPU and else float32, the length the longest the model is meant for. With `training` it is
+    about an update, and otherwise about a forward and about decoding.
+
+    >>> print(backends("preset:bloom", device="cpu"))
+    bloom on cpu, float32, 2,048 tokens, in use
+    layers 0-69  attention      torch's fused attention, blocks of queries
+        not torch's fused attention, one call: the positions add a bias to the scores, ...
+    layers 0-69  norm           torch's norm, one operation
+    the model    decoding step  compiled graph where generate(compile=True) asks for it, else a cached step
+    """
+    name, model = named(DEFAULT if config is None else config)
+    if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
+        raise ValueError(f"length must be a whole number of at least 1, not {shown(length)}")
+    where = device_named(device)
+    kind = dtype_named(dtype, where)
+    planned = model.max_length if length is None else length
+    taken = []
+    for side, layers in sides(model):
+        for layer, indices in layers.items():
+            case = Case(model, layer, side, where, kind, planned, training)
+            label = spans(tuple(indices))
+            label = f"{side} {label}" if model.shape == "encoder-decoder" else label
+            taken += [chosen(op, case, label) for op in OPS if not op.whole and op.applies(case)]
+    taken += [chosen(op, case, "the model") for op in OPS if op.whole and op.applies(case)]
+    return Backends(name, where.type, str(kind)[6:], planned, training, tuple(taken))
+
+
+def sides(model: ModelConfig) -> Iterator[tuple[Side, dict[Layer, list[int]]]]:
+    """The model's encoder and decoder, as far as it has them, each with its distinct layers and where they stand."""
+    for side in cast(tuple[Side, ...], ("encoder", "decoder")):
+        if model.shape in (side, "encoder-decoder"):
+            found: dict[Layer, list[int]] = {}
+            for index in range(model.depth(side)):
+                found.setdefault(model.layer(index), []).append(index)
+            yield side, found
+
+
+def chosen(op: Op, case: Case, where: str) -> Taken:
+    """The first path of an operation that nothing speaks against."""
+    against = []
+    for route in op.routes:
+        why = route.why_not(case)
+        if why is None:
+            return Taken(where, op.name, route.name, tuple(against))
+        against.append((route.name, why))
+    raise AssertionError(f"the last path of {op.name} must always apply")
+
+
+def device_named(device: torch.device | str | None) -> torch.device:
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind = device.type if isinstance(device, torch.device) else str(device).partition(":")[0]
+    if kind not in DEVICES:
+        raise unknown("device", str(device), DEVICES)
+    return torch.device(kind)
+
+
+def dtype_named(dtype: torch.dtype | str | None, device: torch.device) -> torch.dtype:
+    if dtype is None:
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise unknown("floating-point type", name, DTYPES)
+    return cast(torch.dtype, getattr(torch, name))
