@@ -21,7 +21,7 @@ from phasor.config.model import Layer, Side
 from phasor.config.schema import shown, unknown
 from phasor.explanation import named, spans
 from phasor.generation.compiled import can_compile
-from phasor.kernels.attention import Bias, Scoring, one_call_obstacle
+from phasor.kernels.attention import Bias, Capped, Scoring, one_call_obstacle
 from phasor.kernels.mask import Mask
 from phasor.model import Block, Transformer
 from phasor.parts.norm import build_norm
@@ -97,8 +97,14 @@ class Case:
         """How self-attention makes its scores."""
         made, own = self.block.attention, self.layer.attention
         dropout = made.dropout if self.training else 0.0
-        scoring = Scoring(scale=made.scale, softcap=own.softcap, sinks=made.sinks, dropout=dropout)
-        return replace(scoring, bias=self._bias() if "scores" in self.layer.position.acts_on else None)
+        return Scoring(
+            scale=made.scale,
+            softcap=own.softcap,
+            sinks=made.sinks,
+            bias=self._bias() if "scores" in self.layer.position.acts_on else None,
+            capped=Capped(self.queries, self.tensor(1, self.length)) if own.cap_sinks else None,
+            dropout=dropout,
+        )
 
     def _bias(self) -> Bias | None:
         with torch.device("meta"):
@@ -141,7 +147,7 @@ def attends_by_fused_blocks(case: Case) -> str | None:
 
 
 def crosses_in_one_call(case: Case) -> str | None:
-    scoring = replace(case.scoring, bias=None)
+    scoring = replace(case.scoring, bias=None, capped=None)
     return one_call_obstacle(case.length, case.length, Mask(aligned=False), scoring)
 
 
