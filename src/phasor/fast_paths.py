@@ -321,7 +321,7 @@ def sides(model: ModelConfig) -> Iterator[tuple[Side, dict[Layer, list[int]]]]:
 
 def chosen(op: Op, case: Case, where: str) -> Taken:
     """The first path of an operation that nothing speaks against."""
-    against = []
+    against: list[tuple[str, str]] = []
     for route in op.routes:
         why = route.why_not(case)
         if why is None:

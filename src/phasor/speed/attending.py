@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from phasor.config import ModelConfig
+from phasor.config import ALiBiConfig, ModelConfig, T5PositionConfig
 from phasor.kernels.attention import Bias, Scoring, attention
 from phasor.kernels.mask import Mask
 from phasor.parts.places import Places
@@ -102,9 +102,9 @@ def contenders(machine: Machine, count: int, window: int, name: str) -> list[Con
 
 def bias_of(machine: Machine, name: str, count: int) -> Bias | None:
     _, heads, groups, width = machine.sizes.attention
-    config = ModelConfig(
-        vocab_size=1, dim=heads * width, num_layers=1, num_heads=heads, num_kv_heads=groups, position=name
-    )
+    scheme = ALiBiConfig() if name == "alibi" else T5PositionConfig()
+    sizes = {"dim": heads * width, "num_heads": heads, "num_kv_heads": groups}
+    config = ModelConfig(vocab_size=1, num_layers=1, position=scheme, **sizes)
     torch.manual_seed(0)
     position = build_position(config.position, config, "decoder").to(machine.device).requires_grad_(False)
     for weight in position.parameters():

@@ -59,9 +59,11 @@ def draw_row(panel: Any, row: Row) -> None:
         said = shown(entry.value) if entry.value is not None else entry.note.partition(":")[0]
         panel.text((entry.value or 0.0) + 0.008 * end, place, said, va="center", fontsize=9)
     better = "shorter is faster" if row.unit == "ms" else "longer is faster"
-    limit = f"limit {shown(row.limit)} ({row.limit_is}){', beyond the axis' if beyond else ''}"
+    limit = f"{'limit, beyond the axis:' if beyond else '- - limit'} {shown(row.limit)} ({row.limit_is})"
     panel.set_title(textwrap.fill(row.title, 110), loc="left", fontsize=10)
-    panel.set_xlabel(f"{row.unit}, {better}; {limit}", fontsize=9, color=LIMIT if not beyond else "black")
+    panel.set_xlabel(f"{row.unit}, {better}", fontsize=9, loc="left")
+    below = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right", "va": "top"}
+    panel.annotate(limit, (1, 0), (0, -21), fontsize=9, color=LIMIT, **below)
     panel.spines[["top", "right"]].set_visible(False)
     panel.tick_params(labelsize=9)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Protocol
 
 import torch
 
@@ -17,6 +19,12 @@ from phasor.speed.trial import Machine, Work, measured
 from phasor.training.trainer import device_of
 
 
+class Telling(Protocol):
+    """Hears what is being done, and how many works are behind and in all."""
+
+    def __call__(self, line: str, done: int, total: int) -> None: ...
+
+
 def measure(
     works: Sequence[str] = (),
     *,
@@ -24,7 +32,7 @@ def measure(
     full: bool = False,
     compile: bool = False,
     sizes: Sizes | None = None,
-    told: Callable[[str, int, int], None] = lambda line, done, total: None,
+    told: Telling = lambda line, done, total: None,
     found: Callable[[Row], None] = lambda row: None,
 ) -> Report:
     """Time works on a device, beside whatever else is installed and beside the device's limit.
@@ -47,10 +55,10 @@ def measure(
     told("copy and matrix product", 0, len(names))
     machine = machine_of(here, sizes or (FULL if full else GPU if here.type == "cuda" else CPU), compile)
     models = llamas.Llamas(machine)
-    rows = []
+    rows: list[Row] = []
     for done, name in enumerate(names):
         for work in works_of(name, machine, models):
-            rows.append(measured(work, machine, lambda line, done=done: told(line, done, len(names))))
+            rows.append(measured(work, machine, partial(told, done=done, total=len(names))))
             found(rows[-1])
     told("done", len(names), len(names))
     return Report(

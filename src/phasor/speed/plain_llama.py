@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phasor.config import RMSNormConfig
 from phasor.model import Transformer
+from phasor.parts.attention import Attention
 from phasor.speed.turning import plain_one, table
 
 
 class PlainLayer(nn.Module):
     """Attention and a gated feed-forward network, with a norm before each."""
+
+    q: nn.Parameter
+    k: nn.Parameter
+    v: nn.Parameter
+    out: nn.Parameter
+    gate: nn.Parameter
+    up: nn.Parameter
+    down: nn.Parameter
+    before: nn.Parameter
+    between: nn.Parameter
 
     def __init__(self, weights: dict[str, Tensor], heads: int, groups: int, eps: float) -> None:
         super().__init__()
@@ -44,11 +57,9 @@ class PlainLlama(nn.Module):
         self.eps = norm.eps
         self.tokens = nn.Parameter(model.tokens.weight.detach().clone())
         self.norm = nn.Parameter(model.decoder.get_parameter("norm.weight").detach().clone())
+        heads, hidden = (config.num_heads, config.key_value_heads), config.feedforward_width
         self.layers = nn.ModuleList(
-            PlainLayer(
-                layer_weights(block, config.feedforward_width), config.num_heads, config.key_value_heads, norm.eps
-            )
-            for block in model.decoder.blocks
+            PlainLayer(layer_weights(block, hidden), *heads, norm.eps) for block in model.decoder.blocks
         )
         cos, sin = table(torch.arange(length), config.head_width)
         self.register_buffer("cos", cos)
@@ -70,12 +81,12 @@ class PlainLlama(nn.Module):
 
 def layer_weights(block: nn.Module, hidden: int) -> dict[str, Tensor]:
     """The weights of one of our blocks, taken apart: its projections are fused."""
-    attention = block.get_submodule("attention")
-    parts = attention.rows(block.get_parameter("attention.qkv.weight"), "qkv")
+    attention = cast(Attention, block.get_submodule("attention"))
+    parts = attention.rows(attention.qkv.weight, "qkv")
     found = {name: view.flatten(0, 2) for view, name, _ in parts}
     gate, up = block.get_parameter("feedforward.up.weight").split(hidden)
     return found | {
-        "out": block.get_parameter("attention.out.weight"),
+        "out": attention.out.weight,
         "gate": gate,
         "up": up,
         "down": block.get_parameter("feedforward.down.weight"),

@@ -18,8 +18,8 @@ class Timer:
         self.device, self.repeats, self.seconds = device, repeats, seconds
         self.on_gpu = device.type == "cuda"
 
-    def __call__(self, call: Callable[[], object], warmups: int = 2) -> float:
-        for _ in range(warmups):
+    def __call__(self, call: Callable[[], object], warmups: int = 1) -> float:
+        for _ in range(3 * warmups if self.on_gpu else warmups):
             call()
         self.wait()
         return statistics.median(self.on_device(call) if self.on_gpu else self.on_host(call))
