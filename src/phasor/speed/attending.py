@@ -71,22 +71,22 @@ def contenders(machine: Machine, count: int, window: int, name: str) -> list[Con
         scoring = Scoring(scale=width**-0.5, bias=bias, query_positions=positions, key_positions=positions)
         return trial(lambda: attention(*inputs(), mask, scoring))
 
-    def fused(backend: SDPBackend | None = None) -> Trial:
-        heads_first = [x.transpose(1, 2) for x in inputs()]
+    def fused(*backends: SDPBackend) -> Trial:
+        q, k, v = (x.transpose(1, 2) for x in inputs())
         mask = None
         if window < count or bias is not None:
             mask = matrix(positions, window, bias, machine.dtype)
 
         def call() -> Tensor:
             return F.scaled_dot_product_attention(
-                *heads_first, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+                q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True
             ).transpose(1, 2)
 
         def by_backend() -> Tensor:
-            with sdpa_kernel([backend]):
+            with sdpa_kernel(list(backends)):
                 return call()
 
-        return trial(call if backend is None else by_backend)
+        return trial(by_backend if backends else call)
 
     found: list[Contender] = [("phasor", ours)]
     if count * count * (heads if bias is not None else 1) <= LARGEST or (bias is None and window >= count):
@@ -103,8 +103,9 @@ def contenders(machine: Machine, count: int, window: int, name: str) -> list[Con
 def bias_of(machine: Machine, name: str, count: int) -> Bias | None:
     _, heads, groups, width = machine.sizes.attention
     scheme = ALiBiConfig() if name == "alibi" else T5PositionConfig()
-    sizes = {"dim": heads * width, "num_heads": heads, "num_kv_heads": groups}
-    config = ModelConfig(vocab_size=1, num_layers=1, position=scheme, **sizes)
+    config = ModelConfig(
+        vocab_size=1, dim=heads * width, num_layers=1, num_heads=heads, num_kv_heads=groups, position=scheme
+    )
     torch.manual_seed(0)
     position = build_position(config.position, config, "decoder").to(machine.device).requires_grad_(False)
     for weight in position.parameters():

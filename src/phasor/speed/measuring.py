@@ -54,10 +54,9 @@ def measure(
     names = list(dict.fromkeys(works)) or list(WORKS if full else SHORT)
     told("copy and matrix product", 0, len(names))
     machine = machine_of(here, sizes or (FULL if full else GPU if here.type == "cuda" else CPU), compile)
-    models = llamas.Llamas(machine)
     rows: list[Row] = []
     for done, name in enumerate(names):
-        for work in works_of(name, machine, models):
+        for work in works_of(name, machine):
             rows.append(measured(work, machine, partial(told, done=done, total=len(names))))
             found(rows[-1])
     told("done", len(names), len(names))
@@ -78,13 +77,13 @@ def machine_of(device: torch.device, sizes: Sizes, compiles: bool) -> Machine:
     return Machine(device, dtype, sizes, timer, *rates, compiles)
 
 
-def works_of(name: str, machine: Machine, models: llamas.Llamas) -> Iterator[Work]:
+def works_of(name: str, machine: Machine) -> Iterator[Work]:
     if name in ("rotary", "positions"):
         yield from turning.works(machine, packed=name == "positions")
     elif name.startswith("train"):
-        yield llamas.training(machine, models, name)
+        yield llamas.training(machine, name)
     elif name.startswith("decode"):
-        yield llamas.decoding(machine, models, name)
+        yield llamas.decoding(machine, name)
     else:
         yield attending.work(machine, name)
 
