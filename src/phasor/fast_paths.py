@@ -285,12 +285,13 @@ def backends(
     type is bfloat16 on a GPU and else float32, the length the longest the model is meant for. With `training` it is
     about an update, and otherwise about a forward and about decoding.
 
-    >>> print(backends("preset:bloom", device="cpu"))
+    >>> found = backends("preset:bloom", device="cpu")
+    >>> print(str(found).splitlines()[0])
     bloom on cpu, float32, 2,048 tokens, in use
-    layers 0-69  attention      torch's fused attention, blocks of queries
-        not torch's fused attention, one call: the positions add a bias to the scores, ...
-    layers 0-69  norm           torch's norm, one operation
-    the model    decoding step  compiled graph where generate(compile=True) asks for it, else a cached step
+    >>> found.ops[0].where, found.ops[0].op, found.ops[0].path
+    ('layers 0-69', 'attention', "torch's fused attention, blocks of queries")
+    >>> dict(found.ops[0].why_not)["torch's fused attention, one call"]
+    'the positions add a bias to the scores, which would be a whole matrix of queries by keys'
     """
     name, model = named(DEFAULT if config is None else config)
     if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
