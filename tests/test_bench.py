@@ -289,6 +289,13 @@ def test_the_command_prints_writes_and_draws(phasor_says: Said, tmp_path: Path) 
     assert found["bandwidth"] > 0
     assert found["versions"]["torch"] == torch.__version__
     assert chart.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    chart.unlink()
+    again = phasor_says("bench", "--read", str(file), "--plot", str(chart))
+    assert again == text
+    assert chart.exists()
+    assert "rotary" not in phasor_says("bench", "decode", "--read", str(file))
+    assert json.loads(phasor_says("bench", "--read", str(file), "--json", "-")) == found
+    assert "known: rotary, decode" in phasor_says.refused("bench", "window", "--read", str(file))
     assert json.loads(phasor_says("bench", "window", "--device", "cpu", "--json", "-"))["rows"][0]["work"] == "window"
 
 
@@ -307,6 +314,9 @@ def test_a_wrong_result_of_ours_is_not_a_success(monkeypatch: pytest.MonkeyPatch
         (["rotery"], "unknown work 'rotery' (did you mean 'rotary'?); known: rotary, positions"),
         (["--device", "tpu"], "the device 'tpu' cannot be used"),
         (["--full", "--device", "cpu"], "needs a GPU"),
+        (["--read", "nowhere.json"], "nowhere.json"),
+        (["--read", str(Path(__file__))], "test_bench.py: Extra data"),
+        (["--read", "nowhere.json", "--full"], "--read times nothing"),
         (["--plot", "nowhere/bench.png"], "there is no folder"),
         (["--plot", "bench.xyz"], "does not end in any of them"),
         (["--json", "nowhere/bench.json"], "there is no folder"),

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phasor.cli.screen import new_table, plain, print_json, show
+from phasor.cli.screen import console, new_table, plain, print_json, show
+from phasor.config.schema import unknown
 from phasor.speed import SHORT, WORKS
 
 if TYPE_CHECKING:
@@ -16,7 +20,7 @@ if TYPE_CHECKING:
     from phasor.speed.report import Entry, Report, Row
 
 EXPLAINING = ("dtype", "length", "training")
-MEASURING = ("works", "full", "compile", "plot")
+MEASURING = ("works", "full", "compile", "plot", "read")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compile", action="store_true", help="compiled forms too; slow to begin")
     parser.add_argument("--json", metavar="FILE", help="write JSON into a file, or - to print it")
     parser.add_argument("--plot", metavar="FILE", type=Path, help="draw a bar chart into a file, such as bench.png")
+    parser.add_argument("--read", metavar="FILE", help="time nothing; show or draw what --json wrote")
     group = parser.add_argument_group("which path is taken")
     group.add_argument(
         "--explain",
@@ -90,18 +95,19 @@ def measure(given: argparse.Namespace) -> int:
         from phasor.speed.chart import check_chart
 
         check_chart(given.plot)
-    from phasor.speed.measuring import measure
+    without_tables = given.json is not None and (given.json == "-" or importlib.util.find_spec("rich") is None)
+    found: Callable[[Row], None] = (lambda row: None) if without_tables else show_row
+    if not without_tables:
+        console()
+    if given.read is None:
+        from phasor.speed.measuring import measure
 
-    quiet = given.json == "-"
-    report = measure(
-        given.works,
-        device=given.device or "auto",
-        full=given.full,
-        compile=given.compile or given.full,
-        told=told,
-        found=(lambda row: None) if quiet else show_row,
-    )
-    if not quiet:
+        compiles = given.compile or given.full
+        device = given.device or "auto"
+        report = measure(given.works, device=device, full=given.full, compile=compiles, told=told, found=found)
+    else:
+        report = read(given, found)
+    if not without_tables:
         show_machine(report)
     if given.json is not None:
         write_json(report.to_dict(), given.json)
@@ -111,6 +117,25 @@ def measure(given: argparse.Namespace) -> int:
         draw(report, given.plot)
     failed = [entry for row in report.rows for entry in row.entries if entry.ours and entry.value is None]
     return 1 if failed else 0
+
+
+def read(given: argparse.Namespace, found: Callable[[Row], None]) -> Report:
+    """A report that was written before."""
+    from phasor.speed.report import Report
+
+    if given.full or given.compile or given.device:
+        raise ValueError("--read times nothing: it goes without --device, --full and --compile")
+    try:
+        report = Report.from_dict(json.loads(Path(given.read).read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise ValueError(f"{given.read}: {error}") from None
+    for name in given.works:
+        if name not in {row.work for row in report.rows}:
+            raise unknown(f"work in {given.read}:", name, dict.fromkeys(row.work for row in report.rows))
+    report = replace(report, rows=tuple(row for row in report.rows if not given.works or row.work in given.works))
+    for row in report.rows:
+        found(row)
+    return report
 
 
 def told(line: str, done: int, total: int) -> None:

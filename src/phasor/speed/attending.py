@@ -76,6 +76,7 @@ def contenders(machine: Machine, count: int, window: int, name: str) -> list[Con
         mask = None
         if window < count or bias is not None:
             mask = matrix(positions, window, bias, machine.dtype)
+            k, v = (x.repeat_interleave(heads // groups, dim=1) for x in (k, v))  # with a mask no kernel shares keys
 
         def call() -> Tensor:
             return F.scaled_dot_product_attention(

@@ -25,6 +25,7 @@ from phasor.presets import preset
 from phasor.speed.plain_llama import PlainLlama
 from phasor.speed.timing import Timer
 from phasor.speed.trial import Contender, Machine, Trial, Work, off
+from phasor.speed.turning import table
 from phasor.training.loss import loss_of
 from phasor.training.optimiser import build_optimiser
 from phasor.training.trainer import compile_blocks
@@ -59,13 +60,12 @@ class Llamas:
         return copy.deepcopy(self.source).to(self.machine.device)
 
     def plain(self, length: int, dtype: torch.dtype | None = None) -> PlainLlama:
-        """Angles in float32, or in float64 with everything else."""
+        """The same in plain torch, angles in at least float32."""
         dtype = dtype or self.machine.dtype
         model = PlainLlama(self.source, length).to(self.machine.device, dtype)
         if dtype == torch.bfloat16:
-            fresh = PlainLlama(self.source, length).float()
-            for name in ("cos", "sin"):
-                setattr(model, name, fresh.get_buffer(name).to(self.machine.device))
+            angles = table(torch.arange(length), self.source.config.head_width)
+            model.cos, model.sin = (x.to(self.machine.device, torch.float32) for x in angles)
         return model
 
     def theirs(self) -> Any:
@@ -253,7 +253,7 @@ def decoders(machine: Machine, llamas: Llamas, rows: int, length: int, new: int)
                 return max(regret(exact, prompts[row], written[row]) for row in {0, rows - 1})
 
         def seconds(timer: Timer) -> float:
-            first, whole = timer(lambda: make(1), warmups=1), timer(lambda: make(new), warmups=0)
+            first, whole = timer(lambda: make(1), warmups=1), timer(lambda: make(new), warmups=1)
             return whole - first
 
         return Trial(check, seconds)

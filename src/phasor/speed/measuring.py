@@ -90,8 +90,8 @@ def works_of(name: str, machine: Machine) -> Iterator[Work]:
 
 def versions() -> dict[str, str]:
     """The versions of whatever was measured."""
-    found = {}
-    for name in ("phasor", "torch", "triton", "transformers", "liger-kernel"):
+    found = {"torch": str(torch.__version__)}
+    for name in ("triton", "transformers", "liger-kernel"):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

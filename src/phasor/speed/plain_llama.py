@@ -40,6 +40,8 @@ class PlainLayer(nn.Module):
             for weight, count in ((self.q, self.heads), (self.k, self.groups), (self.v, self.groups))
         )
         q, k = (plain_one(part, cos, sin).to(x.dtype) for part in (q, k))
+        if x.is_cuda and x.dtype == torch.float32:  # no kernel for it shares keys, and all scores would be held
+            k, v = (part.repeat_interleave(self.heads // self.groups, dim=1) for part in (k, v))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         x = x + F.linear(y.transpose(1, 2).flatten(-2), self.out)
         h = F.rms_norm(x, x.shape[-1:], self.between, self.eps)
@@ -48,6 +50,9 @@ class PlainLayer(nn.Module):
 
 class PlainLlama(nn.Module):
     """Token table, layers, norm, and the table again as the head; with the weights of a model of ours."""
+
+    cos: Tensor
+    sin: Tensor
 
     def __init__(self, model: Transformer, length: int) -> None:
         super().__init__()
@@ -67,7 +72,7 @@ class PlainLlama(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = F.embedding(tokens, self.tokens)
-        cos, sin = (part[: tokens.shape[1]] for part in (self.get_buffer("cos"), self.get_buffer("sin")))
+        cos, sin = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
         for layer in self.layers:
             x = layer(x, cos, sin)
         return F.linear(F.rms_norm(x, x.shape[-1:], self.norm, self.eps), self.tokens)

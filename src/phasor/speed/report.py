@@ -6,6 +6,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from phasor.config.schema import names
+
 Unit = Literal["ms", "tokens/s"]
 
 
@@ -74,6 +76,18 @@ class Report:
     bandwidth: float  # bytes a second, read and written, of a plain copy
     arithmetic: float  # operations a second of a plain matrix product
     rows: tuple[Row, ...]
+
+    @classmethod
+    def from_dict(cls, told: dict[str, Any]) -> Report:
+        """The report that `to_dict` told."""
+        try:
+            rows = []
+            for row in told["rows"]:
+                entries = (Entry(**{name: entry[name] for name in names(Entry)}) for entry in row["entries"])
+                rows.append(Row(**{**row, "entries": tuple(entries)}))
+            return cls(**{**told, "rows": tuple(rows)})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"this is not what phasor bench --json writes: {error}") from None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts and lists, for JSON, with the ratios worked out."""

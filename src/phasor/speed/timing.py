@@ -18,8 +18,8 @@ class Timer:
         self.device, self.repeats, self.seconds = device, repeats, seconds
         self.on_gpu = device.type == "cuda"
 
-    def __call__(self, call: Callable[[], object], warmups: int = 1) -> float:
-        for _ in range(3 * warmups if self.on_gpu else warmups):
+    def __call__(self, call: Callable[[], object], warmups: int | None = None) -> float:
+        for _ in range(warmups or (3 if self.on_gpu else 1)):
             call()
         self.wait()
         return statistics.median(self.on_device(call) if self.on_gpu else self.on_host(call))
