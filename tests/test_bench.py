@@ -78,13 +78,13 @@ def small(**fields: Any) -> phasor.ModelConfig:
     ("fields", "path", "reason"),
     [
         ({}, "one call", ""),
-        ({"attention": {"window": 100}}, "fused attention, blocks", "window"),
+        ({"attention": {"window": 100}}, "fused attention in blocks", "window"),
         ({"attention": {"window": 700}}, "one call", ""),
         ({"attention": {"window": 100, "sink_tokens": 2, "cap_sinks": True}, "position": "rotary"}, "blocks", "capped"),
         ({"attention": {"softcap": 30.0}}, "plain torch", "soft-cap"),
         ({"attention": {"sink_logits": True}}, "plain torch", "sink logits"),
-        ({"position": "alibi"}, "fused attention, blocks", "bias"),
-        ({"position": "t5"}, "fused attention, blocks", "bias"),
+        ({"position": "alibi"}, "fused attention in blocks", "bias"),
+        ({"position": "t5"}, "fused attention in blocks", "bias"),
     ],
 )
 def test_attention_takes_the_path_that_is_told(
@@ -130,17 +130,17 @@ def test_layers_that_differ_are_told_apart() -> None:
     config = small(num_layers=6, layers=(local, local, phasor.LayerConfig()), norm="rmsnorm")
     found = {(one.where, one.path) for one in phasor.backends(config, device="cpu").ops if one.op == "attention"}
     assert found == {
-        ("layers 0-1, 3-4", "torch's fused attention, blocks of queries"),
-        ("layers 2, 5", "torch's fused attention, one call"),
+        ("layers 0-1, 3-4", "torch's fused attention in blocks of queries"),
+        ("layers 2, 5", "torch's fused attention in one call"),
     }
 
 
 def test_norms_and_decoding_say_why_not() -> None:
     offset = small(norm=phasor.RMSNormConfig(unit_offset=True))
-    assert "offset" in path_of(offset, "norm")[1]
-    assert "offset" not in path_of(small(norm="rmsnorm"), "norm")[1]
+    assert "add nothing to their weight" in path_of(offset, "norm", device="cpu")[1]
+    assert path_of(small(norm="rmsnorm"), "norm", device="cpu")[0] == "one operation of torch"
     headwise = small(norm="rmsnorm", attention=phasor.AttentionConfig(qk_norm="heads"))
-    assert "differs between heads" in path_of(headwise, "query and key norm")[1]
+    assert "weights of its own" in path_of(headwise, "query and key norm", device="cpu")[1]
     dynamic = phasor.RotaryConfig(extension=phasor.DynamicNTK(factor=2.0, original_length=64))
     assert "frequencies depend on the length" in path_of(small(position=dynamic), "decoding step")[1]
     assert "frequencies" not in path_of(small(position="rotary"), "decoding step")[1]
@@ -163,11 +163,29 @@ def test_a_stand_in_says_it_is_on_a_device_that_is_not_there() -> None:
 
 def test_a_new_path_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     op = OPS[0]
-    kernel_path = Route("Triton kernel", lambda case: paths.obstacle(case.queries, case.keys))
+    kernel_path = Route("new kernel", lambda case: paths.obstacle(case.queries, case.keys))
     monkeypatch.setattr("phasor.fast_paths.OPS", (replace(op, routes=(kernel_path, *op.routes)), *OPS[1:]))
     config = small(position="rotary")
     assert "GPU" in path_of(config, "rotation", device="cpu")[1] or not paths.INSTALLED
-    assert path_of(config, "rotation", device="cuda")[0] == ("Triton kernel" if paths.INSTALLED else op.routes[0].name)
+    assert path_of(config, "rotation", device="cuda")[0] == ("new kernel" if paths.INSTALLED else op.routes[-1].name)
+
+
+@pytest.mark.skipif(not paths.INSTALLED, reason="Triton is not installed")
+def test_kernels_are_taken_on_a_gpu() -> None:
+    """By rules alone: there need be no GPU."""
+    config = phasor.preset("llama-3.1", attention=phasor.AttentionConfig(window=1024))
+    found = {one.op: one for one in phasor.backends(config, device="cuda", length=8192, training=True).ops}
+    assert found["rotation"].path == "Triton kernel from the projection"
+    assert found["attention"].path == "Triton kernel over intervals of keys"
+    assert "window" in found["attention"].reason
+    for op in ("norm", "gated activation", "cross-entropy"):
+        assert "Triton kernel" in found[op].path
+    normed = config.replace(norm="rmsnorm", attention=phasor.AttentionConfig(qk_norm="head", softcap=30.0))
+    found = {one.op: one for one in phasor.backends(normed, device="cuda", length=8192).ops}
+    assert found["rotation"].path == "Triton kernel on queries and keys"
+    assert "normed" in found["rotation"].reason
+    wide = phasor.backends(config, device="cuda", dtype="float64", length=8192, training=True)
+    assert not [one for one in wide.ops if "Triton" in one.path]
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,14 @@ from phasor.config.model import Layer, Side
 from phasor.config.schema import shown, unknown
 from phasor.explanation import named, spans
 from phasor.generation.compiled import can_compile
-from phasor.kernels.attention import Bias, Capped, Scoring, one_call_obstacle
+from phasor.kernels import cross_entropy, cudnn, flash, gated, norm
+from phasor.kernels.attention import Capped, Scoring, one_call_obstacle
+from phasor.kernels.bias import Bias
 from phasor.kernels.mask import Mask
 from phasor.model import Block, Transformer
-from phasor.parts.norm import build_norm
+from phasor.parts.norm import LayerNorm, build_norm
 from phasor.parts.places import Places
-from phasor.parts.positions import build_position
+from phasor.parts.positions import Position, Rotary, build_position
 
 DEFAULT = "preset:llama-3.1"
 DEVICES = ("cpu", "cuda")
@@ -106,11 +108,39 @@ class Case:
             dropout=dropout,
         )
 
+    @property
+    def crossing(self) -> Scoring:
+        """How cross-attention makes its scores: without positions."""
+        return replace(self.scoring, bias=None, capped=None)
+
+    @cached_property
+    def position(self) -> Position:
+        """The layer's position scheme, on the meta device."""
+        with torch.device("meta"):
+            return build_position(self.layer.position, self.config, self.side)
+
+    @property
+    def places(self) -> Places:
+        """Where the tokens of one row stand."""
+        with FakeTensorMode():
+            return Places(torch.empty(self.length, dtype=torch.int64, device=self.device), self.length)
+
+    @property
+    def norm(self) -> nn.Module:
+        """A norm of the residual stream, on the meta device."""
+        with torch.device("meta"):
+            return build_norm(self.config.norm, self.config.dim)
+
+    @property
+    def judged(self) -> tuple[Tensor, Tensor]:
+        """Hidden states `[T, dim]` and the table `[V, dim]` whose product is the logits."""
+        width = self.config.embedding.width or self.config.dim
+        return self.tensor(self.length, width), self.tensor(self.config.vocab_size, width)
+
     def _bias(self) -> Bias | None:
         with torch.device("meta"):
-            position = build_position(self.layer.position, self.config, self.side)
             places = Places(torch.arange(self.length), self.length)
-            return position.on_scores(position.prepare(places, torch.empty(1, 1, 1, dtype=self.dtype)))
+            return self.position.on_scores(self.position.prepare(places, torch.empty(1, 1, 1, dtype=self.dtype)))
 
 
 def nothing(case: Case) -> None:
@@ -138,23 +168,67 @@ class Op:
     whole: bool = False
 
 
+def rotates_by_kernel(case: Case) -> str | None:
+    scheme = case.position
+    assert isinstance(scheme, Rotary)
+    return scheme.obstacle(case.places, case.hidden)
+
+
+def rotates_from_projection(case: Case) -> str | None:
+    capped = "sink tokens meet queries at other positions" if case.layer.attention.cap_sinks else None
+    return rotates_by_kernel(case) or case.block.attention.between or capped
+
+
 def attends_in_one_call(case: Case) -> str | None:
     return one_call_obstacle(case.length, case.length, case.mask, case.scoring)
 
 
+def attends_by_cudnn(case: Case) -> str | None:
+    inputs = case.queries, case.keys, case.keys
+    return attends_in_one_call(case) or cudnn.obstacle(*inputs, case.scoring.dropout, case.training)
+
+
+def attends_by_intervals(case: Case) -> str | None:
+    return flash.obstacle(case.queries, case.keys, case.keys, case.mask, case.scoring)
+
+
 def attends_by_fused_blocks(case: Case) -> str | None:
-    return None if case.scoring.plain else "the same holds for a block of queries"
+    return None if case.scoring.plain else "torch's fused attention has no soft-cap and no sink logits"
 
 
 def crosses_in_one_call(case: Case) -> str | None:
-    scoring = replace(case.scoring, bias=None, capped=None)
-    return one_call_obstacle(case.length, case.length, Mask(aligned=False), scoring)
+    return one_call_obstacle(case.length, case.length, Mask(aligned=False), case.crossing)
 
 
-def norm_in_one(norm: nn.Module) -> str | None:
-    if getattr(norm, "plain", True):
-        return None
-    return "its weight has an offset or differs between heads, and is multiplied after the norm"
+def crosses_by_cudnn(case: Case) -> str | None:
+    inputs = case.queries, case.keys, case.keys
+    return crosses_in_one_call(case) or cudnn.obstacle(*inputs, case.crossing.dropout, case.training)
+
+
+def crosses_by_intervals(case: Case) -> str | None:
+    return flash.obstacle(case.queries, case.keys, case.keys, Mask(aligned=False), case.crossing)
+
+
+def norm_by_kernel(x: Tensor, module: nn.Module) -> str | None:
+    return norm.obstacle(x, *weights_of(module))
+
+
+def norm_in_one(module: nn.Module) -> str | None:
+    return norm.one_operation_obstacle(
+        *weights_of(module), getattr(module, "offset", 0.0), centred=isinstance(module, LayerNorm)
+    )
+
+
+def weights_of(module: nn.Module) -> tuple[Tensor | None, Tensor | None]:
+    return getattr(module, "weight", None), getattr(module, "bias", None)
+
+
+def loss_in_chunks(case: Case) -> str | None:
+    return cross_entropy.obstacle(*case.judged)
+
+
+def loss_by_kernel(case: Case) -> str | None:
+    return loss_in_chunks(case) or cross_entropy.judging_obstacle(case.dtype, case.judged[0])
 
 
 def step_as_graph(case: Case) -> str | None:
@@ -166,50 +240,67 @@ def step_as_graph(case: Case) -> str | None:
 OPS = (
     Op(
         "rotation",
-        (Route("torch, a pass for each half"),),
+        (
+            Route("Triton kernel from the projection", rotates_from_projection),
+            Route("Triton kernel on queries and keys", rotates_by_kernel),
+            Route("torch, a pass for each half"),
+        ),
         lambda case: "queries" in case.layer.position.acts_on,
     ),
     Op(
         "attention",
         (
-            Route("torch's fused attention, one call", attends_in_one_call),
-            Route("torch's fused attention, blocks of queries", attends_by_fused_blocks),
-            Route("plain torch, blocks of queries"),
+            Route("cuDNN's attention", attends_by_cudnn),
+            Route("torch's fused attention in one call", attends_in_one_call),
+            Route("Triton kernel over intervals of keys", attends_by_intervals),
+            Route("torch's fused attention in blocks of queries", attends_by_fused_blocks),
+            Route("plain torch in blocks of queries"),
         ),
         lambda case: True,
     ),
     Op(
         "cross-attention",
         (
-            Route("torch's fused attention, one call", crosses_in_one_call),
-            Route("plain torch, blocks of queries"),
+            Route("cuDNN's attention", crosses_by_cudnn),
+            Route("torch's fused attention in one call", crosses_in_one_call),
+            Route("Triton kernel over intervals of keys", crosses_by_intervals),
+            Route("plain torch in blocks of queries"),
         ),
         lambda case: case.block.cross is not None,
     ),
     Op(
         "query and key norm",
         (
-            Route("torch's norm, one operation", lambda case: norm_in_one(case.block.attention.q_norm)),
-            Route("torch's norm in float32, then the weight"),
+            Route("Triton kernel", lambda case: norm_by_kernel(case.queries, case.block.attention.q_norm)),
+            Route("one operation of torch", lambda case: norm_in_one(case.block.attention.q_norm)),
+            Route("torch in float32, then the weight"),
         ),
         lambda case: case.layer.attention.qk_norm != "none",
     ),
     Op(
         "norm",
         (
-            Route("torch's norm, one operation", lambda case: norm_in_one(build_norm(case.config.norm, 1))),
-            Route("torch's norm in float32, then the weight"),
+            Route("Triton kernel", lambda case: norm_by_kernel(case.hidden, case.norm)),
+            Route("one operation of torch", lambda case: norm_in_one(case.norm)),
+            Route("torch in float32, then the weight"),
         ),
         lambda case: case.config.norm.kind != "none",
     ),
     Op(
         "gated activation",
-        (Route("torch, activation and product"),),
+        (
+            Route("Triton kernel", lambda case: gated.obstacle(case.projected, case.layer.feedforward.activation)),
+            Route("torch, activation and product"),
+        ),
         lambda case: case.layer.feedforward.gated,
     ),
     Op(
         "cross-entropy",
-        (Route("torch, over all logits in float32"),),
+        (
+            Route("Triton kernel in chunks of rows", loss_by_kernel),
+            Route("torch in chunks of rows", loss_in_chunks),
+            Route("torch over all logits at once"),
+        ),
         lambda case: case.training and case.config.has_logits,
         whole=True,
     ),
@@ -282,16 +373,16 @@ def backends(
 
     A model is a `ModelConfig`, "preset:NAME", or the path of a configuration file or model folder; Llama 3.1 where
     none is given. The device is "cpu" or "cuda", which need not be there: by default a GPU where there is one. The
-    type is bfloat16 on a GPU and else float32, the length the longest the model is meant for. With `training` it is
-    about an update, and otherwise about a forward and about decoding.
+    type is bfloat16 on a GPU and else float32, the length the longest the model is meant for; it is about one row
+    without padding. With `training` it is about an update, and otherwise about a forward and about decoding.
 
     >>> found = backends("preset:bloom", device="cpu")
     >>> print(str(found).splitlines()[0])
     bloom on cpu, float32, 2,048 tokens, in use
     >>> found.ops[0].where, found.ops[0].op, found.ops[0].path
-    ('layers 0-69', 'attention', "torch's fused attention, blocks of queries")
-    >>> dict(found.ops[0].why_not)["torch's fused attention, one call"]
-    'the positions add a bias to the scores, which would be a whole matrix of queries by keys'
+    ('layers 0-69', 'attention', "torch's fused attention in blocks of queries")
+    >>> "the positions add a bias to the scores" in found.ops[0].reason
+    True
     """
     name, model = named(DEFAULT if config is None else config)
     if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
@@ -327,7 +418,10 @@ def chosen(op: Op, case: Case, where: str) -> Taken:
         why = route.why_not(case)
         if why is None:
             return Taken(where, op.name, route.name, tuple(against))
-        against.append((route.name, why))
+        if against and against[-1][1] == why:
+            against[-1] = (f"{against[-1][0]} or {route.name}", why)
+        else:
+            against.append((route.name, why))
     raise AssertionError(f"the last path of {op.name} must always apply")
 
 

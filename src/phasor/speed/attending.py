@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from phasor.config import ALiBiConfig, ModelConfig, T5PositionConfig
-from phasor.kernels.attention import Bias, Scoring, attention
+from phasor.kernels.attention import Scoring, attention
+from phasor.kernels.bias import Bias
 from phasor.kernels.mask import Mask
 from phasor.parts.places import Places
 from phasor.parts.positions import build_position
