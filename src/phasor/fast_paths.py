@@ -79,7 +79,7 @@ class Case:
         deep = max(1, len(self.config.layers))
         encoders = deep if self.config.num_encoder_layers is not None else None
         with torch.device("meta"):
-            return Transformer(self.config.replace(num_layers=deep, num_encoder_layers=encoders))
+            return Transformer(self.config.replace(num_layers=deep, num_encoder_layers=encoders)).to(self.dtype)
 
     @cached_property
     def block(self) -> Block:
