@@ -23,7 +23,7 @@ FLOORS = [
     {"choices", "explanation", "checkpoints", "generation"},
     {"data"},
     {"training"},
-    {"evaluation"},
+    {"evaluation", "fast_paths", "speed"},
     {"lab", "cli"},
 ]
 ENTRANCES = {"__init__", "__main__"}  # the public names, and `python -m phasor`
@@ -37,8 +37,8 @@ GenerationConfig InverseSqrtSchedule LanguageHeadConfig LayerConfig LayerNormCon
 Llama3 LongRoPE MaskedHeadConfig ModelConfig MultiSectionConfig NTK NoHeadConfig NoNormConfig NoPositionConfig
 NormalInitConfig NormalisedConfig OptimiserConfig OutputConfig ParallelConfig PooledHeadConfig PostConfig PreConfig
 Proportional RMSNormConfig Recipe Record Rotary RotaryConfig SandwichConfig SaveConfig SinusoidalConfig SpecialTokens
-StableSchedule T5InitConfig T5PositionConfig TrainConfig Transformer XPosConfig XavierInitConfig YaRN balancing_loss
-convert evaluate exact_rotary explain generate kinds load preset save stream train translate
+StableSchedule T5InitConfig T5PositionConfig TrainConfig Transformer XPosConfig XavierInitConfig YaRN backends
+balancing_loss convert evaluate exact_rotary explain generate kinds load preset save stream train translate
 """.split()  # noqa: SIM905
 
 

@@ -23,6 +23,7 @@ _HOMES = {
     "phasor.presets": "preset",
     "phasor.explanation": "explain",
     "phasor.evaluation": "evaluate translate",
+    "phasor.fast_paths": "backends",
     "phasor.cache": "Cache",
     "phasor.checkpoints": "convert exact_rotary load save",
     "phasor.config.generation": "GenerationConfig SpecialTokens",
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from phasor.evaluation import evaluate as evaluate
     from phasor.evaluation import translate as translate
     from phasor.explanation import explain as explain
+    from phasor.fast_paths import backends as backends
     from phasor.generation import Generated as Generated
     from phasor.generation import generate as generate
     from phasor.generation import stream as stream

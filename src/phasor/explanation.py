@@ -210,6 +210,23 @@ def effect(slowed: float) -> str:
     return f"slowed {slowed:.4g} times" if slowed > 1 else f"sped up {1 / slowed:.4g} times"
 
 
+def spans(layers: tuple[int, ...]) -> str:
+    """Layer numbers as ranges.
+
+    >>> spans((0, 1, 2, 3, 5))
+    'layers 0-3, 5'
+    """
+    if not layers:
+        return "once, before the first layer"
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][-1] + 1:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    return "layers " + ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
 def differences(a: Any, b: Any, where: str = "") -> list[tuple[str, Any, Any]]:
     """The fields in which two plain dicts differ, by dotted name."""
     if isinstance(a, dict) and isinstance(b, dict):

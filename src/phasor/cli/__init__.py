@@ -21,6 +21,7 @@ VERBS = {
     "train": "train a model by a recipe",
     "evaluate": "measure a trained model",
     "translate": "translate texts with a trained model",
+    "bench": "time works beside other libraries and the limit, or say which path is taken",
 }
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from phasor.cli.options import add_fields, extension_classes, given_fields
 from phasor.cli.screen import new_table, print_json, show, show_text
+from phasor.explanation import spans
 
 if TYPE_CHECKING:
     from phasor.explanation import Explanation, Scheme
@@ -107,16 +108,3 @@ def show_differences(one: Explanation, other: Explanation) -> None:
             ratio = "-" if q.extended_frequency == 0 else f"{p.extended_frequency / q.extended_frequency:.6g}"
             table.add_row(str(p.index), f"{p.extended_frequency:.6g}", f"{q.extended_frequency:.6g}", ratio)
         show(table)
-
-
-def spans(layers: tuple[int, ...]) -> str:
-    """Layer numbers as ranges: `layers 0-3, 5`."""
-    if not layers:
-        return "once, before the first layer"
-    runs: list[list[int]] = []
-    for layer in layers:
-        if runs and layer == runs[-1][-1] + 1:
-            runs[-1].append(layer)
-        else:
-            runs.append([layer])
-    return "layers " + ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

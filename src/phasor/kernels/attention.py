@@ -79,15 +79,16 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scoring: Scoring) -> 
     >>> torch.allclose(attention(q, k, v, *rule), attention_ref(q, k, v, *rule)[0], atol=1e-6)
     True
     """
-    count, unbiased = q.shape[1], scoring.bias is None and scoring.capped is None and scoring.plain
-    if unbiased and mask.sees_all(k.shape[1]) and (mask.offset == 0 or count == 1):
+    count, keys = q.shape[1], k.shape[1]
+    one_call = one_call_obstacle(count, keys, mask, scoring) is None
+    if one_call and mask.sees_all(keys):
         return fused(q, k, v, scoring, causal=mask.causal and mask.aligned and mask.offset == 0)
     if count > 1 and flash.obstacle(q, k, v, mask, scoring) is None:
         return flash.flash(q, k, v, mask, scoring)
-    if unbiased and mask.only_padding(k.shape[1]):
+    if one_call and mask.only_padding(keys):
         assert mask.key_padding is not None
         return fused(q, k, v, scoring, seen=mask.key_padding[:, None, None, :])
-    if unbiased and count == 1:
+    if one_call:
         return fused(q, k, v, scoring, seen=mask.row(k))
     if count <= BLOCK:
         return attend_block(q, k, v, mask, scoring, 0, count)
@@ -101,6 +102,31 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scoring: Scoring) -> 
             part = attend_block(q, k, v, mask, scoring, start, stop)
         blocks.append(part)
     return torch.cat(blocks, dim=1)
+
+
+def one_call_obstacle(queries: int, keys: int, mask: Mask, scoring: Scoring) -> str | None:
+    """Why so many queries and keys are not one call of torch's fused attention; None where they are.
+
+    >>> one_call_obstacle(8, 8, Mask(causal=True), Scoring(scale=1.0)) is None
+    True
+    >>> one_call_obstacle(8, 8, Mask(causal=True, window=3), Scoring(scale=1.0))
+    "a window hides keys, and torch's fused attention has no window"
+    """
+    if scoring.softcap is not None:
+        return "the scores are soft-capped, and torch's fused attention has no soft-cap"
+    if scoring.sinks is not None:
+        return "sink logits take part in the softmax, and torch's fused attention has none"
+    if scoring.bias is not None:
+        return "the positions add a bias to the scores, which would be a whole matrix of queries by keys"
+    if scoring.capped is not None:
+        return "the distance to sink tokens is capped, so that they meet other queries"
+    if queries == 1 or mask.only_padding(keys):
+        return None
+    if mask.window is not None and mask.window < keys:
+        return "a window hides keys, and torch's fused attention has no window"
+    if not mask.sees_all(keys):
+        return "a prefix, padding, documents or a cache's slots hide keys, which takes a mask of queries by keys"
+    return None if mask.offset == 0 else "the queries follow those in a cache, which takes a mask of queries by keys"
 
 
 def attend_block(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scoring: Scoring, start: int, stop: int) -> Tensor:

@@ -35,7 +35,7 @@ def obstacle(q: Tensor, k: Tensor, v: Tensor, dropout: float, training: bool) ->
         return "the sequence is too short to plan for"
     ready, any_length = available()
     if not ready:
-        return "the device is not of Hopper's or Blackwell's kind, or cuDNN's attention is switched off"
+        return "no device of Hopper's or Blackwell's kind is here, or cuDNN's attention is switched off"
     if not any_length and (q.shape[1] % 128 or k.shape[1] % 128):
         return "before 9.15.1 it is wrong for lengths that 128 does not divide"
     return None

@@ -63,16 +63,22 @@ def obstacle(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> str | Non
     return None
 
 
+def one_operation_obstacle(weight: Tensor | None, bias: Tensor | None, offset: float, centred: bool) -> str | None:
+    """Why a norm is not one of torch's own operations; None where it is."""
+    if offset:
+        return "torch's own norms add nothing to their weight"
+    if any(w is not None and w.dim() > 1 for w in (weight, bias)):
+        return "each head has weights of its own"
+    return "torch's own RMSNorm has no bias" if bias is not None and not centred else None
+
+
 def norm_ref(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, offset: float = 0.0, centred: bool = False
 ) -> Tensor:
     """The same in torch's own operations."""
     width = x.shape[-1:]
-    if not offset and all(w is None or w.dim() == 1 for w in (weight, bias)):
-        if centred:
-            return F.layer_norm(x, width, weight, bias, eps)
-        if bias is None:
-            return torch.rms_norm(x, width, weight, eps)
+    if one_operation_obstacle(weight, bias, offset, centred) is None:
+        return F.layer_norm(x, width, weight, bias, eps) if centred else torch.rms_norm(x, width, weight, eps)
     wide = x if x.dtype == torch.float64 else x.float()
     y = F.layer_norm(wide, width, None, None, eps) if centred else F.rms_norm(wide, width, None, eps)
     if weight is not None:

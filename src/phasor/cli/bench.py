@@ -1,0 +1,198 @@
+"""`phasor bench`: how fast, beside others and beside the machine's limit; and which path is taken."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from phasor.cli.screen import console, new_table, plain, print_json, show
+from phasor.config.schema import unknown
+from phasor.speed import SHORT, WORKS
+
+if TYPE_CHECKING:
+    from phasor.fast_paths import Backends
+    from phasor.speed.report import Entry, Report, Row
+
+EXPLAINING = ("dtype", "length", "training")
+MEASURING = ("works", "full", "compile", "plot", "read")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = (
+        "Time works beside whatever else is installed and beside the machine's limit.\n"
+        "Results are checked first, and a wrong one has no time."
+    )
+    width = max(map(len, WORKS))
+    lines = [f"  {name:{width}}  {line}" for name, line in WORKS.items()]
+    parser.epilog = "\n".join(["works:", *lines, f"Without any: {', '.join(SHORT)}; with --full: all."])
+    parser.add_argument("works", nargs="*", metavar="WORK", help="what to time; see below")
+    parser.add_argument("--device", metavar="NAME", help="cpu or cuda; a GPU where there is one")
+    parser.add_argument("--full", action="store_true", help="published sizes, a model of 1.04 B; needs a large GPU")
+    parser.add_argument("--compile", action="store_true", help="compiled forms too; slow to begin")
+    parser.add_argument("--json", metavar="FILE", help="write JSON into a file, or - to print it")
+    parser.add_argument("--plot", metavar="FILE", type=Path, help="draw a bar chart into a file, such as bench.png")
+    parser.add_argument("--read", metavar="FILE", help="time nothing; show or draw what --json wrote")
+    group = parser.add_argument_group("which path is taken")
+    group.add_argument(
+        "--explain",
+        nargs="?",
+        const="preset:llama-3.1",
+        metavar="MODEL",
+        help="time nothing; say which path every operation takes and why not a faster one. "
+        "preset:NAME, a configuration file, or a model folder; Llama 3.1 if left out",
+    )
+    group.add_argument("--dtype", metavar="NAME", help="float32, bfloat16, ...; bfloat16 on a GPU, else float32")
+    group.add_argument("--length", type=int, metavar="N", help="tokens; as many as the model is meant for")
+    group.add_argument("--training", action="store_true", help="an update, and not a forward and decoding")
+
+
+def run(given: argparse.Namespace) -> int:
+    for name in EXPLAINING if given.explain is None else MEASURING:
+        if getattr(given, name):
+            what = name if name == "works" else f"--{name}"
+            raise ValueError(f"{what} {'needs' if given.explain is None else 'does not go with'} --explain")
+    if given.json is not None and given.json != "-":
+        check_place(Path(given.json))
+    return measure(given) if given.explain is None else explain(given)
+
+
+def check_place(file: Path) -> None:
+    from phasor.speed.chart import check_folder
+
+    check_folder(file)
+
+
+def explain(given: argparse.Namespace) -> int:
+    from phasor.fast_paths import backends
+
+    found = backends(
+        given.explain, device=given.device, dtype=given.dtype, length=given.length, training=given.training
+    )
+    if given.json is None:
+        show_paths(found)
+    else:
+        write_json(found.to_dict(), given.json)
+    return 0
+
+
+def show_paths(found: Backends) -> None:
+    table = new_table(found.title, ["where", "operation", "path", "why not a faster one"])
+    for one in found.ops:
+        table.add_row(one.where, one.op, one.path, one.reason or "it is the fastest")
+    show(table)
+
+
+def measure(given: argparse.Namespace) -> int:
+    """The exit code is 1 where one of our own results was wrong or failed."""
+    if given.plot is not None:
+        from phasor.speed.chart import check_chart
+
+        check_chart(given.plot)
+    without_tables = given.json is not None and (given.json == "-" or importlib.util.find_spec("rich") is None)
+    found: Callable[[Row], None] = (lambda row: None) if without_tables else show_row
+    if not without_tables:
+        console()
+    if given.read is None:
+        from phasor.speed.measuring import measure
+
+        compiles = given.compile or given.full
+        device = given.device or "auto"
+        report = measure(given.works, device=device, full=given.full, compile=compiles, told=told, found=found)
+    else:
+        report = read(given, found)
+    if not without_tables:
+        show_machine(report)
+    if given.json is not None:
+        write_json(report.to_dict(), given.json)
+    if given.plot is not None:
+        from phasor.speed.chart import draw
+
+        draw(report, given.plot)
+    failed = [entry for row in report.rows for entry in row.entries if entry.ours and entry.value is None]
+    return 1 if failed else 0
+
+
+def read(given: argparse.Namespace, found: Callable[[Row], None]) -> Report:
+    """A report that was written before."""
+    from phasor.speed.report import Report
+
+    if given.full or given.compile or given.device:
+        raise ValueError("--read times nothing: it goes without --device, --full and --compile")
+    try:
+        report = Report.from_dict(json.loads(Path(given.read).read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise ValueError(f"{given.read}: {error}") from None
+    for name in given.works:
+        if name not in {row.work for row in report.rows}:
+            raise unknown(f"work in {given.read}:", name, dict.fromkeys(row.work for row in report.rows))
+    report = replace(report, rows=tuple(row for row in report.rows if not given.works or row.work in given.works))
+    for row in report.rows:
+        found(row)
+    return report
+
+
+def told(line: str, done: int, total: int) -> None:
+    """What is being measured, on standard error; nothing where nobody watches."""
+    if sys.stderr.isatty():
+        text = "" if done == total else f"{done + 1}/{total} {line}"
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def show_row(row: Row) -> None:
+    told("", 1, 1)
+    memory = any(entry.memory is not None for entry in row.entries)
+    heads = ["who", row.unit, "of the limit", "phasor against it", "error", *(["GiB"] if memory else [])]
+    table = new_table(row.title, heads)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for entry in row.entries:
+        table.add_row(*cells(row, entry), *([f"{entry.memory:.1f}" if entry.memory is not None else ""] * memory))
+    table.add_section()
+    table.add_row(f"limit: {row.limit_is}", number(row.limit), "100 %")
+    show(table)
+
+
+def cells(row: Row, entry: Entry) -> list[str]:
+    share, against = row.share(entry), row.against(entry)
+    error = "" if entry.error is None else f"{entry.error:.1e}"
+    if entry.value is None or share is None:
+        return [f"{entry.who}: {entry.note}", "-", "", "", error]
+    return [
+        entry.who,
+        number(entry.value),
+        f"{100 * share:.1f} %",
+        "" if against is None else f"{against:.2f} x",
+        error,
+    ]
+
+
+def number(value: float) -> str:
+    """
+    >>> number(0.16543), number(71834.2)
+    ('0.165', '71,834')
+    """
+    from phasor.speed.chart import shown
+
+    return shown(value)
+
+
+def show_machine(report: Report) -> None:
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    print(
+        f"{report.device}, {report.dtype}: copies {report.bandwidth / 1e9:,.1f} GB/s, multiplies "
+        f"{report.arithmetic / 1e12:,.3g} TFLOP/s\n{versions}"
+    )
+
+
+def write_json(value: Any, where: str) -> None:
+    if where == "-":
+        print_json(value)
+    else:
+        Path(where).write_text(json.dumps(plain(value), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
