@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
@@ -52,9 +52,35 @@ class State:
     positions: dict[Layout, Tensor]
     counts: Tensor  # [B]
     next_positions: Tensor  # [B, 1]
-    origins: Tensor | None
+    origins: Tensor  # [B, 1]
     memory: Memory | None
     cross: list[tuple[Tensor, Tensor]]
+
+    @classmethod
+    def of(cls, cache: Cache) -> Self:
+        """The state of a cache, over the same memory."""
+        row = torch.zeros(cache.batch_size, dtype=torch.int64, device=cache.keys[0].data.device)
+        state = cls(
+            layouts=cache.layouts,
+            keys=[store.data for store in cache.keys],
+            values=[store.data for store in cache.values],
+            positions={layout: store.data for layout, store in cache.positions.items()},
+            counts=row,
+            next_positions=row.clone()[:, None],
+            origins=row.clone()[:, None],
+            memory=cache.memory,
+            cross=cache.cross,
+        )
+        state.follow(cache)
+        return state
+
+    def follow(self, cache: Cache) -> None:
+        """Go on from where a cache over the same memory is."""
+        self.counts.copy_(torch.tensor(cache.counts))
+        following = torch.as_tensor(cache.next_positions, device=self.counts.device)
+        self.next_positions.copy_(following.expand(cache.batch_size)[:, None])
+        if cache.origins is not None:
+            self.origins.copy_(cache.origins)
 
     def begin(self, at: Places, rule: Mask, needs_length: bool) -> list[Slots]:
         """What each layer sees in this step."""
@@ -93,20 +119,7 @@ class CompiledSteps:
     """Steps of a cache that has read its prompts, each by the compiled graph. The cache itself stays behind."""
 
     def __init__(self, model: Transformer, cache: Cache) -> None:
-        device = cache.keys[0].data.device
-        following = torch.as_tensor(cache.next_positions, device=device).expand(cache.batch_size)
-        self.model = model
-        self.state = State(
-            layouts=cache.layouts,
-            keys=[store.data for store in cache.keys],
-            values=[store.data for store in cache.values],
-            positions={layout: store.data for layout, store in cache.positions.items()},
-            counts=torch.tensor(cache.counts, device=device),
-            next_positions=following[:, None].clone(),
-            origins=cache.origins,
-            memory=cache.memory,
-            cross=cache.cross,
-        )
+        self.model, self.state = model, State.of(cache)
 
     def step(self, tokens: Tensor) -> Tensor:
         """Feed one token a row `[B]`; the logits `[B, vocab]` after it."""

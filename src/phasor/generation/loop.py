@@ -14,6 +14,7 @@ from phasor.cache import Cache, Memory
 from phasor.config.generation import GenerationConfig
 from phasor.generation.compiled import ROUND, CompiledSteps, can_compile
 from phasor.generation.sampling import NOT, Chance, chances, draw, filtered, penalised
+from phasor.generation.steps import Runs, ahead, obstacle, steps_of
 from phasor.model import Stack, Transformer
 
 ENDLESS = 1 << 62
@@ -45,9 +46,10 @@ class Job:
     never: tuple[int, ...] = ()
     details: bool = False  # whether log-probabilities are wanted
 
-    def add(self, row: Row, token: int, scores: Tensor) -> None:
-        """Let a row go on with a token, chosen from these scores `[vocab]`."""
+    def add(self, row: Row, token: int, scores: Tensor | None) -> None:
+        """Let a row go on with a token, chosen from these scores `[vocab]` (which only details need)."""
         if self.details:
+            assert scores is not None
             row.log_probabilities.append(float(scores.log_softmax(-1)[token]))
         row.new.append(token)
         row.done = token in self.stop or len(row.new) == self.options.max_new_tokens
@@ -57,6 +59,12 @@ class Job:
         if self.forced_last is not None and count + 1 == self.options.max_new_tokens:
             return self.forced_last
         return self.forced_first if count == 0 else None
+
+    @property
+    def foreseen(self) -> bool:
+        """Whether the next token is always the likeliest, so that a step needs nothing but the one before it."""
+        free = self.forced_first is None and self.forced_last is None
+        return free and not (self.options.samples or self.options.penalises or self.details)
 
     @property
     def crosses(self) -> bool:
@@ -110,10 +118,13 @@ class Job:
         if most is None:
             return self.model.new_cache(len(beginnings) * copies, ENDLESS, spare=spare)
         lengths = [len(b) + most for b in beginnings for _ in range(copies)]
-        room = max(lengths) + spare
-        if self.options.compile:
-            room = -(-room // ROUND) * ROUND
+        room = self.room(beginnings) if self.options.compile else max(lengths) + spare
         return self.model.new_cache(len(lengths), room, length=lengths, spare=spare)
+
+    def room(self, beginnings: Sequence[Sequence[int]]) -> int:
+        """How long a cache for the rows is where texts of about one length share a graph."""
+        most = self.options.max_new_tokens
+        return ENDLESS if most is None else -(-(max(map(len, beginnings)) + most) // ROUND) * ROUND
 
     def prefill(self, cache: Cache, beginnings: Sequence[Sequence[int]], copies: int = 1) -> Tensor:
         """Read the beginnings into the cache; the logits `[rows, vocab]` after each."""
@@ -132,7 +143,10 @@ class Job:
     def _logits(self, hidden: Tensor) -> Tensor:
         """Logits of the last token alone, `[rows, vocab]`."""
         assert self.model.head is not None
-        logits = self.model.head(hidden[:, -1], self.model.tokens.weight)
+        return self._allowed(self.model.head(hidden[:, -1], self.model.tokens.weight))
+
+    def _allowed(self, logits: Tensor) -> Tensor:
+        """Logits without the tokens that are never generated."""
         return logits.index_fill(-1, logits.new_tensor(self.never, dtype=torch.int64), NOT) if self.never else logits
 
     def step(self, cache: Cache, tokens: Sequence[int] | Tensor) -> Tensor:
@@ -146,7 +160,7 @@ class Job:
             return partial(self.step, cache)
         steps = CompiledSteps(self.model, cache)
         device = self.model.tokens.weight.device
-        return lambda tokens: steps.step(torch.tensor(tokens, device=device))
+        return lambda tokens: self._allowed(steps.step(torch.tensor(tokens, device=device)))
 
 
 def check_reach(stack: Stack, tokens: int, what: str) -> None:
@@ -192,9 +206,38 @@ def one_by_one(job: Job) -> Iterator[list[Row]]:
     """Greedy decoding and sampling of all rows together; gives the rows after every step."""
     options, beginnings = job.options, job.beginnings()
     rows = [Row(list(b), c) for b, c in zip(beginnings, chances(options, len(beginnings)), strict=True)]
-    cache = job.new_cache(beginnings)
-    logits = job.prefill(cache, beginnings)
-    step = job.stepper(cache)
+    if obstacle(job.model) is not None:
+        cache = job.new_cache(beginnings)
+        logits = job.prefill(cache, beginnings)
+        yield from by_the_host(job, rows, logits, job.stepper(cache))
+        return
+    with steps_of(job.model, len(rows), job.room(beginnings), options.compile) as steps:
+        cache = steps.fresh()
+        logits = job.prefill(cache, beginnings)
+        if job.foreseen:
+            steps.begin(cache, logits.argmax(-1))
+            yield from foreseen(job, rows, steps)
+        else:
+            steps.begin(cache)
+            yield from by_the_host(job, rows, logits, steps.logits_after)
+
+
+def foreseen(job: Job, rows: list[Row], steps: Runs) -> Iterator[list[Row]]:
+    """The rows after every step of those that are launched ahead; what comes after a row's end is not its own."""
+    for tokens in ahead(steps, job.options.max_new_tokens):
+        for row, token in zip(rows, tokens, strict=True):
+            if not row.done:
+                job.add(row, token, None)
+        yield rows
+        if all(row.done for row in rows):
+            return
+
+
+def by_the_host(
+    job: Job, rows: list[Row], logits: Tensor, step: Callable[[Sequence[int]], Tensor]
+) -> Iterator[list[Row]]:
+    """The rows after every step, each token chosen from the logits before the next step begins."""
+    options = job.options
     simple = not (options.samples or options.penalises or job.details)
     while True:
         likeliest = logits.max(-1).indices.tolist() if simple else None

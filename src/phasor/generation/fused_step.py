@@ -1,0 +1,225 @@
+"""The step of one token a row in five kernels a layer, for models built as most decoders are.
+
+Up to 16 rows every projection is a kernel of its own that reads its weights once: norm and queries, keys and values;
+attention; output and residual; norm, gate and up; down and residual. With more rows the projections are matrix
+multiplications, and the kernels do what lies between them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from phasor.config import NoPositionConfig, PreConfig, RMSNormConfig, RotaryConfig
+from phasor.config.model import Layer
+from phasor.generation.compiled import State
+from phasor.kernels import paths
+from phasor.kernels.constants import constant
+from phasor.model import Block, Stack, Transformer
+from phasor.parts.feedforward import FeedForward
+from phasor.parts.head import LogitsHead
+from phasor.parts.norm import RMSNorm
+from phasor.parts.positions.rotary import Rotary
+
+ACTIVATIONS = {
+    "relu": "relu",
+    "silu": "silu",
+    "gelu": "gelu",
+    "gelu-tanh": "gelu-tanh",
+    "glu": "sigmoid",
+    "reglu": "relu",
+    "swiglu": "silu",
+    "geglu": "gelu",
+    "geglu-tanh": "gelu-tanh",
+}
+
+
+def obstacle(model: Transformer) -> str | None:
+    """Why the fused step is not for this model; None where it is.
+
+    >>> from phasor import preset
+    >>> with paths.only("triton"):
+    ...     obstacle(Transformer(preset("gpt-2", dim=32, num_heads=2, num_layers=1, vocab_size=50)))
+    'the norm is not an RMS norm'
+    """
+    config, weight = model.config, model.tokens.weight
+    placement, embedding, head = config.placement, config.embedding, model.head
+    layers = [config.layer(i) for i in range(config.num_layers)]
+    plain_head = isinstance(head, LogitsHead) and head.dense is None and head.project is None and head.softcap is None
+    reasons = {
+        "it is not a decoder": config.shape != "decoder",
+        "the norm is not an RMS norm": not isinstance(config.norm, RMSNormConfig),
+        "norms do not stand before every sub-layer and at the end": not (
+            isinstance(placement, PreConfig)
+            and not placement.normed_stream
+            and placement.first_norm
+            and config.ends_in_norm
+        ),
+        "the embedding has a norm, token types or a width of its own": bool(
+            embedding.norm or embedding.token_types or embedding.width
+        ),
+        "the head does more than one projection": not plain_head,
+        "the weights are not float32, bfloat16 or float16, all of one type": not (
+            weight.dtype in (torch.float32, torch.bfloat16, torch.float16)
+            and all(p.dtype == weight.dtype and p.is_contiguous() for p in model.parameters())
+        ),
+    }
+    found = next((reason for reason, holds in reasons.items() if holds), None)
+    return found or next(filter(None, map(layer_obstacle, layers)), None) or paths.obstacle(weight)
+
+
+def layer_obstacle(layer: Layer) -> str | None:
+    """Why the fused step is not for a layer."""
+    position, attention, network = layer
+    rotary = position if isinstance(position, RotaryConfig) else None
+    partly = {"q", "k", "v"} & set(attention.bias)
+    reasons = {
+        "positions are neither rotary nor absent": rotary is None and not isinstance(position, NoPositionConfig),
+        "positions have several axes, decay, turn values or depend on the length": rotary is not None
+        and (rotary.axes > 1 or rotary.decay is not None or rotary.values or rotary.depends_on_length),
+        "attention has a softcap, sink logits, a clip or capped sinks": bool(
+            attention.softcap or attention.sink_logits or attention.clip is not None or attention.cap_sinks
+        ),
+        "queries and keys are normed all heads together": attention.qk_norm == "whole",
+        "only some of queries, keys and values have a bias": bool(partly) and len(partly) < 3,
+        "the feed-forward network has experts": network.experts is not None,
+        f"no kernel has the activation {network.activation!r}": network.activation not in ACTIVATIONS,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+class Parts(NamedTuple):
+    """One layer as the step uses it."""
+
+    block: Block
+    keys: Tensor
+    values: Tensor
+    sinks: int
+    turning: tuple[Tensor, float, int, bool] | None
+    head_norm: tuple[Tensor, Tensor, float, float] | None
+
+
+class FusedStep:
+    """The step over one state: called, it reads `tokens`, leaves the next ones there, and gives the logits."""
+
+    def __init__(self, model: Transformer, state: State, tokens: Tensor, history: Tensor, turn: Tensor) -> None:
+        from phasor.kernels import attend_triton, matvec_triton, vote_triton
+
+        config, device, dtype = model.config, tokens.device, model.tokens.weight.dtype
+        rows, stack = len(tokens), cast(Stack, model.decoder)
+        self.attend: Any = attend_triton.attend
+        self.kernels: Any = matvec_triton
+        self.voting: Any = vote_triton
+        self.few = rows == 1 or (rows <= matvec_triton.MOST and dtype != torch.float16)  # whose range is too small
+        self.overlap = matvec_triton.overlaps(device)
+        self.state, self.tokens, self.history, self.turn = state, tokens, history, turn
+        self.positions = state.next_positions.view(-1)
+        self.embedding, self.head, self.norm = model.tokens, cast(LogitsHead, model.head), stack.norm
+        self.table = model.tokens.weight if self.head.weight is None else self.head.weight
+        self.multiplier = config.placement.multiplier
+        self.layers = [parts(stack, state, index) for index in range(config.num_layers)]
+
+        def empty(width: int) -> Tensor:
+            return torch.empty(rows, width, device=device, dtype=dtype)
+
+        attention = cast(Block, stack.blocks[0]).attention
+        self.desk = attend_triton.Desk(rows, attention.groups, attention.shared, attention.width, device)
+        self.qkv, self.heads = empty(attention.qkv.out_features), empty(attention.out.in_features)
+        self.hidden, self.logits = empty(config.feedforward_width), empty(config.vocab_size)
+        self.best = torch.full((rows,), vote_triton.LOWEST, device=device)
+
+    def __call__(self) -> Tensor:
+        x = self.embedding(self.tokens)
+        for layer in self.layers:
+            block = layer.block
+            attention, network = block.attention, cast(FeedForward, block.feedforward)
+            before, between = block.residual.norms
+            qkv = self.project(x, attention.qkv, self.qkv, before)
+            heads = self.attend(
+                qkv,
+                layer.keys,
+                layer.values,
+                self.state.counts,
+                self.positions,
+                self.heads,
+                self.desk,
+                scale=attention.scale,
+                turning=layer.turning,
+                norm=layer.head_norm,
+                sinks=layer.sinks,
+                overlap=self.overlap,
+            )
+            self.add(heads, attention.out, x)
+            self.add(self.feed(x, network, between), network.down, x)
+        return self.choose(x)
+
+    def project(self, x: Tensor, linear: nn.Linear, out: Tensor, norm: nn.Module) -> Tensor:
+        """`linear(norm(x))`."""
+        if not self.few:
+            return F.linear(norm(x), linear.weight, linear.bias)
+        given = {"norm": self.normed(norm), "bias": linear.bias, "overlap": self.overlap}
+        return self.kernels.project(x, linear.weight, out, **given)
+
+    def add(self, y: Tensor, linear: nn.Linear, x: Tensor) -> None:
+        """`x += multiplier * linear(y)`."""
+        if self.few:
+            given = {"residual": x, "multiplier": self.multiplier, "overlap": self.overlap}
+            self.kernels.project(y, linear.weight, x, bias=linear.bias, **given)
+        elif linear.bias is None:
+            x.addmm_(y, linear.weight.t(), alpha=self.multiplier)
+        else:
+            x.add_(F.linear(y, linear.weight, linear.bias), alpha=self.multiplier)
+
+    def feed(self, x: Tensor, network: FeedForward, norm: nn.Module) -> Tensor:
+        """The hidden features of the feed-forward network of `norm(x)`."""
+        activation, gated = ACTIVATIONS[network.config.activation], network.config.gated
+        if not self.few:
+            made = F.linear(norm(x), network.up.weight, network.up.bias)
+            return self.kernels.gate(made, self.hidden, activation, gated=gated)
+        given = {"norm": self.normed(norm), "bias": network.up.bias, "overlap": self.overlap}
+        return self.kernels.feed(x, network.up.weight, self.hidden, activation, gated=gated, **given)
+
+    def choose(self, x: Tensor) -> Tensor:
+        """The logits; their likeliest tokens are the next ones."""
+        if not self.few:
+            logits = self.head(self.norm(x), self.table)
+            count_on(logits, self.tokens, self.history, self.turn, self.state)
+            return logits
+        given = {"norm": self.normed(self.norm), "bias": self.head.bias, "overlap": self.overlap}
+        self.voting.vote(x, self.table, self.logits, self.best, multiplier=self.head.multiplier, **given)
+        buffers = (self.best, self.tokens, self.history, self.turn, self.state.counts, self.positions)
+        self.voting.finish(*buffers, overlap=self.overlap)
+        return self.logits
+
+    def normed(self, norm: nn.Module) -> Any:
+        """A norm as the kernels take it."""
+        rms = cast(RMSNorm, norm)
+        return self.kernels.Norm(rms.weight, rms.offset, rms.eps)
+
+
+def parts(stack: Stack, state: State, index: int) -> Parts:
+    """What the step needs of a layer."""
+    block, layout = cast(Block, stack.blocks[index]), state.layouts[index]
+    attention, scheme = block.attention, stack.position(stack.scheme_of[index])
+    keys, values = state.keys[index], state.values[index]
+    turning = norms = None
+    if isinstance(scheme, Rotary):
+        assert scheme.fixed is not None
+        increments = constant(scheme.fixed.increments, keys.device, torch.int64)
+        turning = increments, scheme.fixed.factor, scheme.width, scheme.config.pairing == "adjacent"
+    if attention.normed:
+        q, k = cast(RMSNorm, attention.q_norm), cast(RMSNorm, attention.k_norm)
+        norms = q.weight, k.weight, q.offset, q.eps
+    return Parts(block, keys, values, layout.sinks, turning, norms)
+
+
+def count_on(logits: Tensor, tokens: Tensor, history: Tensor, turn: Tensor, state: State) -> None:
+    """Let the likeliest tokens be the next step's, and count on."""
+    tokens.copy_(logits.argmax(-1))
+    history.index_copy_(0, turn % len(history), tokens[None])
+    turn += 1
+    state.counts += 1
+    state.next_positions += 1
