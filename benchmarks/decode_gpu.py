@@ -1,0 +1,401 @@
+"""Greedy decoding on a GPU beside transformers' generate, and the limit that reading the weights sets.
+
+Checked first: small models say the same tokens in float32 whether steps run on the device or on the host, and the
+logits of the fused step in bfloat16 are as near to float32's as those of plain steps. Nothing is timed otherwise.
+
+    python benchmarks/decode_gpu.py [--batch 1 64] [--skip eager hf hf-compiled] [--profile] [--out benchmarks/results]
+    python benchmarks/decode_gpu.py --sweep [projections rows attention]
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import phasor
+from phasor.generation import fused_step, steps
+from phasor.generation.compiled import State
+from phasor.kernels import attend_triton, matvec_triton, paths, vote_triton
+from phasor.kernels.matvec_triton import Norm, Tiles
+
+SHAPE: dict[str, Any] = {
+    "dim": 2048, "hidden_dim": 8192, "num_layers": 16, "num_heads": 32, "num_kv_heads": 8, "vocab_size": 32000,
+}  # fmt: skip
+PROMPT, NEW = 512, 256
+SMALL = {"dim": 256, "hidden_dim": 704, "num_layers": 3, "num_heads": 8, "num_kv_heads": 2, "vocab_size": 1000}
+DEVICE = torch.device("cuda")
+BATCHES = (1, 5, 64)  # of the check of logits: vectors, a few rows, matrices
+
+
+def model_of(dtype: torch.dtype = torch.bfloat16, **shape: Any) -> phasor.Transformer:
+    torch.manual_seed(0)
+    with DEVICE:
+        return phasor.Transformer(phasor.preset("llama-2", **shape)).to(dtype).eval()
+
+
+def prompts(batch: int, length: int, vocab: int) -> list[list[int]]:
+    return torch.randint(1, vocab, (batch, length), generator=torch.Generator().manual_seed(1)).tolist()
+
+
+# Checks
+
+
+def check_tokens() -> None:
+    """Float32: the same tokens by steps on the device and by plain steps; ragged prompts, windows, stops."""
+    window = phasor.AttentionConfig(window=32, sink_tokens=4)
+    cases: dict[str, dict[str, Any]] = {
+        "fused": {},
+        "fused, window": {"attention": window},
+        "fused, norm of heads": {"attention": phasor.AttentionConfig(qk_norm="head", bias=("q", "k", "v"))},
+        "graph of plain steps": {"norm": "layernorm", "position": "alibi"},
+    }
+    for name, changes in cases.items():
+        model = model_of(torch.float32, **SMALL, init="fan-in", **changes)
+        assert (fused_step.obstacle(model) is None) == name.startswith("fused"), fused_step.obstacle(model)
+        for batch in (1, 3, 40):
+            given = [p[: 1 + (37 * i) % 90] for i, p in enumerate(prompts(batch, 90, 1000))]
+            for options in ({"max_new_tokens": 70}, {"max_new_tokens": 70, "stop": tuple(range(0, 1000, 50))}):
+                with paths.only("reference"):
+                    expected = phasor.generate(model, given, **options)
+                for _ in range(2):  # made, and kept
+                    found = phasor.generate(model, given, **options)
+                    same = sum(a == b for a, b in zip(found, expected, strict=True)) / batch
+                    if same < 0.95:  # a tie in the last bit may part one text of many
+                        raise SystemExit(f"{name}, {batch} rows: only {same:.0%} of the texts are those of plain steps")
+    print("tokens in float32 are those of plain steps")
+
+
+def check_logits() -> None:
+    """Bfloat16 at the real size: the fused step's logits, and the plain step's, against float32's."""
+    model = model_of(**{**SHAPE, "num_layers": 4})
+    exact = copy.deepcopy(model).float()
+    for batch in BATCHES:
+        ids = torch.tensor(prompts(batch, 140, SHAPE["vocab_size"]), device=DEVICE)
+        with torch.inference_mode():
+            caches = [m.new_cache(batch, 256) for m in (model, model, exact)]
+            for m, cache in zip((model, model, exact), caches, strict=True):
+                m(ids[:, :130], cache=cache)
+            fed, history, turn = ids[:, 130].clone(), ids.new_zeros(4, batch), ids.new_zeros(1)
+            fused = fused_step.FusedStep(model, State.of(caches[0]), fed, history, turn)
+            worst = [0.0, 0.0]
+            for at in range(130, 140):
+                fed.copy_(ids[:, at])
+                column = ids[:, at : at + 1]
+                plain, truth = (m(column, cache=c)[:, 0] for m, c in zip((model, exact), caches[1:], strict=True))
+                for i, logits in enumerate((fused(), plain)):
+                    worst[i] = max(worst[i], float((logits.float() - truth).norm() / truth.norm()))
+        print(f"logits in bfloat16, {batch} rows: off by {worst[0]:.1e} fused, {worst[1]:.1e} plain")
+        if not worst[0] < 1.3 * worst[1]:
+            raise SystemExit("the fused step is less exact than the plain one: nothing is timed")
+
+
+# Times
+
+
+def copy_speed() -> float:
+    """Bytes a second of a plain copy on the device, those read and those written."""
+    a = torch.empty(1 << 31, dtype=torch.uint8, device=DEVICE)
+    b = torch.empty_like(a)
+    return 2 * a.nbytes / (1e-6 * graph_time(lambda: b.copy_(a), 10))
+
+
+def graph_time(body: Callable[[], object], count: int = 1, replays: int = 5) -> float:
+    """Microseconds of a body (once of the `count` times it runs in a graph); the least of some replays."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        body()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(count):
+            body()
+    graph.replay()
+    times = []
+    for _ in range(replays):
+        begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begun.record()
+        graph.replay()
+        ended.record()
+        torch.cuda.synchronize()
+        times.append(1e3 * begun.elapsed_time(ended) / count)
+    return min(times)
+
+
+def seconds(call: Callable[[int], object], runs: int = 3) -> dict[str, float]:
+    """Medians: of all new tokens from the prompt on, and the steps after the first alone."""
+    call(NEW)
+    call(1)
+
+    def median(count: int) -> float:
+        times = []
+        for _ in range(runs):
+            torch.cuda.synchronize()
+            begun = time.perf_counter()
+            call(count)
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - begun)
+        return statistics.median(times)
+
+    whole, first = median(NEW), median(1)
+    return {"whole": whole, "step": (whole - first) / (NEW - 1)}
+
+
+def compare(batch: int, limit: float, skip: list[str]) -> dict[str, Any]:
+    given = prompts(batch, PROMPT, SHAPE["vocab_size"])
+    model, found = model_of(**SHAPE), {}
+
+    def ours(count: int) -> Any:
+        return phasor.generate(model, given, max_new_tokens=count)
+
+    def note(name: str, call: Callable[[int], object], runs: int = 3) -> None:
+        try:
+            took = seconds(call, runs)
+        except Exception as error:
+            print(f"  {name}: {type(error).__name__}: {str(error).splitlines()[0][:150]}")
+            return
+        finally:
+            steps.KEPT.clear()
+            gc.collect()
+        rate, by_step = batch * NEW / took["whole"], batch / took["step"]
+        found[name] = {"tokens/s": rate, "tokens/s after the prompt": by_step, **took}
+        part = f", {by_step / batch / limit:.0%} of the limit of reading the weights" if batch == 1 else ""
+        print(f"  {name}: {rate:,.0f} tokens/s, {by_step:,.0f} after the prompt{part}", flush=True)
+
+    note("phasor", ours)
+    overlaps, obstacle = matvec_triton.overlaps, fused_step.obstacle
+    if "variants" not in skip:
+        matvec_triton.overlaps = lambda device: False
+        note("phasor, kernels one after the other", ours)
+        matvec_triton.overlaps = overlaps
+        fused_step.obstacle = lambda model: "for comparison"
+        note("phasor, plain step as a graph", ours)
+        fused_step.obstacle = obstacle
+    if "eager" not in skip:
+        with paths.only("reference"):
+            note("phasor, plain steps", ours, runs=1)
+    if {"hf", "hf-compiled"} - set(skip):
+        theirs, ids = peer(), torch.tensor(given, device=DEVICE)
+
+        def generated(count: int, **more: Any) -> Any:
+            wanted = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False, "pad_token_id": 0}
+            return theirs.generate(ids, attention_mask=torch.ones_like(ids), eos_token_id=None, **wanted, **more)
+
+        if "hf" not in skip:
+            note("transformers", generated, runs=1)
+        if "hf-compiled" not in skip:
+            note("transformers, compiled", lambda count: generated(count, cache_implementation="static"), runs=2)
+    return found
+
+
+def peer() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    names = {
+        "dim": "hidden_size",
+        "hidden_dim": "intermediate_size",
+        "num_layers": "num_hidden_layers",
+        "num_heads": "num_attention_heads",
+        "num_kv_heads": "num_key_value_heads",
+        "vocab_size": "vocab_size",
+    }
+    config = LlamaConfig(**{names[name]: value for name, value in SHAPE.items()}, max_position_embeddings=4096)
+    with DEVICE:
+        return LlamaForCausalLM(config).to(torch.bfloat16).eval()
+
+
+def profile(batch: int) -> None:
+    """Where the time of a step goes, by kernel."""
+    model, given = model_of(**SHAPE), prompts(batch, PROMPT, SHAPE["vocab_size"])
+    phasor.generate(model, given, max_new_tokens=2)
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as record:
+        phasor.generate(model, given, max_new_tokens=33)
+        torch.cuda.synchronize()
+    print(record.key_averages().table(sort_by="cuda_time_total", row_limit=16, max_name_column_width=48))
+
+
+# Sweeps
+
+
+class Projection:
+    """One of a layer's projections with many different weights, so that the L2 cache serves none of them."""
+
+    def __init__(self, role: str, rows: int) -> None:
+        dim, hidden, vocab = SHAPE["dim"], SHAPE["hidden_dim"], SHAPE["vocab_size"]
+        sizes = {
+            "qkv": (dim, 3072),
+            "out": (dim, dim),
+            "up": (dim, 2 * hidden),
+            "down": (hidden, dim),
+            "head": (dim, vocab),
+        }
+        self.role, (self.inputs, self.outputs) = role, sizes[role]
+        self.count = max(2, min(64, int(8e8 / (2 * self.inputs * self.outputs))))
+
+        def drawn(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
+
+        self.weights = [drawn(self.outputs, self.inputs) for _ in range(self.count)]
+        self.x, self.y, self.hidden = drawn(rows, self.inputs), drawn(rows, self.outputs), drawn(rows, hidden)
+        self.votes = torch.full((rows,), vote_triton.LOWEST, device=DEVICE)
+        self.norm = None if role in ("out", "down") else Norm(drawn(self.inputs), 0.0, 1e-5)
+        x = self.x.double()
+        x = x if self.norm is None else F.rms_norm(x, (self.inputs,), self.norm.weight.double(), 1e-5)
+        self.truth = x @ self.weights[0].double().mT
+        if role == "up":
+            self.truth = F.silu(self.truth[:, :hidden]) * self.truth[:, hidden:]
+
+    def run(self, weight: torch.Tensor, tiles: Tiles, overlap: bool) -> torch.Tensor:
+        given: dict[str, Any] = {"norm": self.norm, "tiles": tiles, "overlap": overlap}
+        if self.role == "up":
+            return matvec_triton.feed(self.x, weight, self.hidden, "silu", gated=True, **given)
+        if self.role == "head":
+            vote_triton.vote(self.x, weight, self.y, self.votes, **given)
+            return self.y
+        return matvec_triton.project(self.x, weight, self.y, **given)
+
+    def speed(self, tiles: Tiles, overlap: bool) -> float:
+        """Terabytes of weights a second; 0 where the kernel fails, which is said."""
+        try:
+            found = self.run(self.weights[0], tiles, overlap).double()
+            off = float((found - self.truth).norm() / self.truth.norm())
+            if not off < 1e-2:
+                raise ValueError(f"wrong by {off:.1e}")
+            took = graph_time(lambda: [self.run(w, tiles, overlap) for w in self.weights]) / self.count
+        except Exception as error:
+            print(f"{self.role} {tiles}: {type(error).__name__}: {str(error).splitlines()[0][:120]}")
+            return 0.0
+        return self.moved(took)
+
+    def moved(self, took: float) -> float:
+        return 2e-6 * self.inputs * self.outputs / took
+
+
+def sweep_projections(rows: int, tiles: list[Tiles]) -> None:
+    """Every projection over settings: the best first, then the best without overlap, and cuBLAS."""
+    for role in ("qkv", "out", "up", "down", "head"):
+        one = Projection(role, rows)
+        rated = sorted(((one.speed(setting, True), setting) for setting in tiles), reverse=True)
+        alone = one.speed(rated[0][1], False)
+        linear = one.moved(graph_time(lambda: [F.linear(one.x, w) for w in one.weights]) / one.count)  # noqa: B023
+        shown = "  ".join(
+            f"{setting[0]}x{setting[1]},{setting[2]}w,{setting[3]}s {speed:.2f}" for speed, setting in rated
+        )
+        print(
+            f"{role:5} {rows} rows, TB/s: {shown} | best without overlap {alone:.2f} | cuBLAS {linear:.2f}", flush=True
+        )
+
+
+def sweep_attention(batch: int) -> None:
+    """Attention over 16 layers' caches of 640 tokens in 768 slots."""
+    heads, groups, width, slots, held = 32, 8, 64, 768, 640
+    caches = [torch.randn(2, batch, slots, groups, width, device=DEVICE, dtype=torch.bfloat16) for _ in range(16)]
+    qkv = torch.randn(batch, (heads + 2 * groups) * width, device=DEVICE, dtype=torch.bfloat16)
+    counts, out = torch.full((batch,), held, device=DEVICE), torch.empty(batch, heads * width, device=DEVICE).bfloat16()
+    rope = phasor.Rotary(head_dim=width)
+    turning = attend_triton.Turning(torch.tensor(rope.fixed.increments, device=DEVICE), 1.0, width, False)
+    made = qkv.view(batch, groups, heads // groups + 2, width).double()
+    cos, sin = (x[:, None] for x in rope.cos_sin(counts[:, None], dtype=torch.float64))
+    q, k = (phasor.kernels.rotary.rotate_pairs_ref(x, cos, sin, "half") for x in (made[:, :, :-2], made[:, :, -2:-1]))
+    keys = torch.cat((caches[0][0, :, :held].double().transpose(1, 2), k), dim=2)
+    values = torch.cat((caches[0][1, :, :held].double().transpose(1, 2), made[:, :, -1:]), dim=2)
+    truth = ((q @ keys.mT) * width**-0.5).softmax(-1) @ values
+    rated = []
+    few = itertools.product((132, 264), (32, 64), (2, 4), (1, 2))
+    many = itertools.product((264,), (32, 64, 128), (2, 4), (2, 3, 4))
+    for programs, size, warps, stages in few if batch == 1 else many:
+        attend_triton.PROGRAMS = programs
+        desk = attend_triton.Desk(batch, groups, heads // groups, width, DEVICE)
+        given = {"scale": width**-0.5, "turning": turning, "reading": attend_triton.Reading(size, warps, stages)}
+
+        def run() -> torch.Tensor:
+            for pair in caches:
+                attend_triton.attend(qkv, *pair, counts, counts, out, desk, overlap=True, **given)  # noqa: B023
+            return out
+
+        try:
+            attend_triton.attend(qkv, *caches[0], counts, counts, out, desk, **given)
+            off = float((out.double().view_as(truth) - truth).norm() / truth.norm())
+            if not off < 1e-2:
+                raise ValueError(f"wrong by {off:.1e}")
+            rated.append((graph_time(run) / len(caches), programs, size, warps, stages))
+        except Exception as error:
+            print(f"attention {programs, size, warps, stages}: {type(error).__name__}: {str(error)[:120]}")
+    print(f"attention, {batch} rows: microseconds a layer (programs, keys, warps, stages)")
+    read = 4e-6 * batch * held * groups * width
+    for took, *how in sorted(rated)[:6]:
+        print(f"  {took:6.2f} us {read / took:.2f} TB/s {tuple(how)}", flush=True)
+
+
+SIZES = ((2, 1024, 4), (4, 512, 2), (4, 1024, 4), (8, 512, 4), (2, 2048, 4), (4, 2048, 8), (8, 1024, 8), (1, 2048, 4))
+VECTORS = [Tiles(*size) for size in SIZES]
+MATRICES = [Tiles(16, 128, 4, 6), Tiles(16, 256, 4, 4), Tiles(32, 128, 4, 6), Tiles(32, 256, 4, 4)]
+
+
+def sweep(what: list[str]) -> None:
+    print(f"copy {copy_speed() / 1e12:.2f} TB/s")
+    if "projections" in what:
+        sweep_projections(1, VECTORS)
+    if "attention" in what:
+        sweep_attention(1)
+        sweep_attention(64)
+    if "rows" in what:
+        sweep_projections(16, MATRICES)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--batch", type=int, nargs="+", default=[1, 64])
+    known = ["variants", "eager", "hf", "hf-compiled"]
+    options.add_argument("--skip", nargs="*", default=[], choices=known)
+    options.add_argument("--sweep", nargs="*", choices=["projections", "attention", "rows"])
+    options.add_argument("--profile", action="store_true")
+    options.add_argument("--out", type=Path)
+    given = options.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("this benchmark needs a GPU")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    if given.sweep is not None:
+        return sweep(given.sweep or ["projections", "attention", "rows"])
+    begun = time.perf_counter()
+    check_tokens()
+    check_logits()
+    print(f"checked in {time.perf_counter() - begun:.0f} s", flush=True)
+    gc.collect()
+    torch.cuda.empty_cache()
+    speed = copy_speed()
+    model = model_of(**SHAPE)
+    read = sum(w.nbytes for name, w in model.named_parameters() if name != "tokens.weight")
+    del model
+    limit = speed / read
+    print(
+        f"a copy moves {speed / 1e12:.2f} TB/s: {read / 1e9:.2f} GB of weights can be read {limit:,.0f} times a second"
+    )
+    result: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(), "torch": torch.__version__, "copy bytes/s": speed,
+        "bytes of weights": read, "limit, tokens/s at batch 1": limit, "shape": SHAPE, "prompt": PROMPT, "new": NEW,
+    }  # fmt: skip
+    for batch in given.batch:
+        print(f"batch {batch}, prompt {PROMPT}, {NEW} new tokens", flush=True)
+        result[f"batch {batch}"] = compare(batch, limit, given.skip)
+        if given.profile:
+            profile(batch)
+    if given.out is not None:
+        given.out.mkdir(parents=True, exist_ok=True)
+        (given.out / "decode_gpu.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
