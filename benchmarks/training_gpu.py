@@ -1,16 +1,18 @@
 """Tokens a second of training a Llama-shaped model of 1.04 billion weights on a GPU, with the peers in the same run.
 
-Weights, batch, optimiser (fused AdamW, bfloat16 weights) and number of steps are the same for all. The first losses
-from the same weights must agree before anything is timed. The limit is what the model's matrix products and attention
+Weights, batches and optimiser (fused AdamW, bfloat16 weights) are the same for all. The first losses from the same
+weights must agree, or nothing is printed. The limit is what the model's matrix products and attention
 would take alone at the rates that torch's own kernels reach for a large product and for this attention.
 
-    python benchmarks/training_gpu.py [--length 4096] [--tokens 16384] [--systems phasor liger ...] [--out FILE.json]
+    python benchmarks/training_gpu.py [--length 4096] [--tokens 16384] [--systems phasor liger ...]
+        [--curve 60 --text FILE] [--out FILE.json]
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import gzip
 import json
 import statistics
 import tempfile
@@ -29,7 +31,7 @@ from phasor.training.trainer import Trainer
 
 VOCAB, DIM, HIDDEN, LAYERS, HEADS, GROUPS = 32000, 2048, 8192, 16, 32, 8
 SYSTEMS = ("phasor", "phasor-float8", "liger", "transformers", "transformers-compiled")
-WARM, RUNS, RATE = 4, 10, 1e-4
+WARM, REPEATS, RUNS, RATE = 4, 3, 6, 1e-4
 
 
 def config(length: int, layers: int = LAYERS) -> phasor.ModelConfig:
@@ -39,22 +41,33 @@ def config(length: int, layers: int = LAYERS) -> phasor.ModelConfig:
     )  # fmt: skip
 
 
-def tokens_of(seed: int, rows: int, length: int) -> torch.Tensor:
-    """Texts with something to learn: every token follows from the one before it, but for a tenth."""
-    generator = torch.Generator().manual_seed(seed)
-    steps = torch.full((rows, length + 1), 7)
-    noise = torch.rand(rows, length + 1, generator=generator) < 0.1
-    steps[noise] = torch.randint(0, VOCAB, (int(noise.sum()),), generator=generator)
-    return (steps.cumsum(-1) % VOCAB).cuda()
+class Texts:
+    """Batches `[rows, length + 1]`: a file's bytes one after the other, or random tokens."""
+
+    def __init__(self, file: Path | None, rows: int, length: int) -> None:
+        self.rows, self.length, self.bytes = rows, length, None
+        if file is not None:
+            opener = gzip.open if file.suffix == ".gz" else open
+            with opener(file, "rb") as stream:
+                self.bytes = torch.frombuffer(bytearray(stream.read()), dtype=torch.uint8).cuda()
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        size = self.rows * (self.length + 1)
+        if self.bytes is None:
+            generator = torch.Generator("cuda").manual_seed(index)
+            return torch.randint(VOCAB, (self.rows, self.length + 1), generator=generator, device="cuda")
+        start = index * size % (len(self.bytes) - size)
+        return self.bytes[start : start + size].view(self.rows, -1).long()
 
 
 class Phasor:
     """The updates of `phasor train`: compiled blocks, captured as a CUDA graph."""
 
-    def __init__(self, folder: Path, length: int, precision: str) -> None:
+    def __init__(self, folder: Path, precision: str) -> None:
         fields = {"precision": precision, "weights": "bfloat16", "compile": True, "graphs": True, "clip": None}
         recipe = Recipe.from_dict(
-            {"train": fields | {"device": "cuda"}, "optimiser": {"rate": RATE}, "schedule": "constant"}
+            {"train": fields | {"device": "cuda"}, "optimiser": {"rate": RATE}}
+            | {"schedule": {"kind": "constant", "warmup": 0}}
         )
         self.trainer = Trainer(phasor.load(folder), recipe, steps=1000)
         self.step = 0
@@ -92,44 +105,37 @@ class Peer:
         return lambda: float(loss.detach())
 
 
-def build(name: str, folder: Path, length: int) -> Phasor | Peer:
+def build(name: str, folder: Path) -> Phasor | Peer:
     if name.startswith("phasor"):
-        return Phasor(folder / "phasor", length, "float8" if name.endswith("8") else "bfloat16")
+        return Phasor(folder / "phasor", "float8" if name.endswith("8") else "bfloat16")
     return Peer(folder / "hf", name)
 
 
-def measured(name: str, folder: Path, rows: int, length: int, curve: int) -> dict[str, Any]:
+def measured(name: str, folder: Path, texts: Texts, curve: int) -> dict[str, Any]:
     torch.cuda.reset_peak_memory_stats()
     begun = time.perf_counter()
-    system = build(name, folder, length)
-    batches = [tokens_of(seed, rows, length) for seed in range(4)]
-    losses = [system(batches[i % 4]) for i in range(WARM)]
+    system = build(name, folder)
+    losses = [system(texts[i]) for i in range(max(WARM, curve))]
     found = [loss() for loss in losses]
     torch.cuda.synchronize()
+    batches = [texts[i] for i in range(4)]
     warm, times = time.perf_counter() - begun, []
-    for i in range(RUNS):
+    for _ in range(REPEATS):
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        system(batches[i % 4])
+        for i in range(RUNS):
+            system(batches[i % 4])
         stop.record()
         torch.cuda.synchronize()
-        times.append(start.elapsed_time(stop))
+        times.append(start.elapsed_time(stop) / RUNS)
     peak = torch.cuda.max_memory_allocated() / 2**30
-    begun = time.perf_counter()
-    later = [system(tokens_of(100 + i, rows, length)) for i in range(RUNS)]
-    after = [loss() for loss in later]
-    torch.cuda.synchronize()
-    wall = (time.perf_counter() - begun) / RUNS * 1000
-    shown = [system(tokens_of(200 + i, rows, length))() for i in range(curve)]
     ms = statistics.median(times)
     return {
         "ms": round(ms, 2),
-        "ms_by_the_clock": round(wall, 2),
-        "tokens_per_s": round(rows * length / ms * 1000),
+        "tokens_per_s": round(texts.rows * texts.length / ms * 1000),
         "peak_gib": round(peak, 2),
         "warm_s": round(warm, 1),
-        "first_losses": [round(x, 4) for x in found],
-        "losses": [round(x, 4) for x in after + shown],
+        "losses": [round(x, 4) for x in found],
     }
 
 
@@ -171,12 +177,13 @@ def main() -> None:
     options.add_argument("--length", type=int, default=4096)
     options.add_argument("--tokens", type=int, default=16384)
     options.add_argument("--systems", nargs="*", choices=SYSTEMS, default=SYSTEMS[:4])
-    options.add_argument("--curve", type=int, default=0, help="further steps whose losses are kept")
+    options.add_argument("--curve", type=int, default=0, help="how many steps to take from the same weights first")
+    options.add_argument("--text", type=Path, help="a file whose bytes are the tokens; random ones otherwise")
     options.add_argument("--out", type=Path)
     given = options.parse_args()
     rows = given.tokens // given.length
     found: dict[str, Any] = {}
-    bounds = limit(rows, given.length)
+    bounds, texts = limit(rows, given.length), Texts(given.text, rows, given.length)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         torch.manual_seed(0)
@@ -188,7 +195,7 @@ def main() -> None:
         del model
         for system in given.systems:
             try:
-                found[system] = measured(system, folder, rows, given.length, given.curve)
+                found[system] = measured(system, folder, texts, given.curve)
             except Exception as error:  # a peer that cannot run leaves the others to be compared
                 print(f"{system}: {type(error).__name__}: {str(error)[:300]}", flush=True)
                 continue
@@ -196,12 +203,12 @@ def main() -> None:
                 gc.collect()
                 torch.cuda.empty_cache()
                 torch._dynamo.reset()
-            print(system, found[system], flush=True)
-    first = {name: one["first_losses"] for name, one in found.items()}
-    reference = next(iter(first.values()))
-    for name, losses in first.items():
-        loose = 0.05 if name.endswith("float8") else 0.01
-        assert all(abs(a - b) < loose * b for a, b in zip(losses, reference, strict=True)), f"{name} differs: {first}"
+            print(f"{system}: losses {found[system]['losses'][:WARM]} ...", flush=True)
+    reference = next(iter(found.values()))["losses"]
+    for name, one in found.items():
+        loose = 0.01 if name.endswith("float8") else 0.003
+        pairs = list(zip(one["losses"], reference, strict=True))[:WARM]
+        assert all(abs(a - b) < loose * b for a, b in pairs), f"{name} differs: {pairs}"
     if given.out:
         size = {"length": given.length, "rows": rows, "weights": weights}
         about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}

@@ -20,12 +20,14 @@ from phasor.config import ModelConfig
 from phasor.config.model import Layer, Side
 from phasor.config.schema import shown, unknown
 from phasor.explanation import named, spans
+from phasor.generation import fused_step, steps
 from phasor.generation.compiled import can_compile
-from phasor.kernels import cross_entropy, cudnn, flash, gated, norm
+from phasor.kernels import cross_entropy, cudnn, flash, gated, norm, paths
 from phasor.kernels.attention import Capped, Scoring, one_call_obstacle
 from phasor.kernels.bias import Bias
 from phasor.kernels.mask import Mask
 from phasor.model import Block, Transformer
+from phasor.parts.feedforward import FeedForward
 from phasor.parts.norm import LayerNorm, build_norm
 from phasor.parts.places import Places
 from phasor.parts.positions import Position, Rotary, build_position
@@ -231,6 +233,29 @@ def loss_by_kernel(case: Case) -> str | None:
     return loss_in_chunks(case) or cross_entropy.judging_obstacle(case.dtype, case.judged[0])
 
 
+def gates_with_projection(case: Case) -> str | None:
+    network = case.block.feedforward
+    if not isinstance(network, FeedForward) or not network.plain:
+        return "the network has experts, or its last projection a bias or dropout before it"
+    return gated.linear_obstacle(case.projected, case.layer.feedforward.activation)
+
+
+def step_on_device(case: Case) -> str | None:
+    if case.device.type != "cuda":
+        return "the model is not on a GPU"
+    with paths.only("triton"):  # the stand-in's weights are on no device
+        why = steps.obstacle(case.model)
+    return None if why == "the model is not on a GPU" else why
+
+
+def step_fused(case: Case) -> str | None:
+    why = step_on_device(case)
+    if why is not None:
+        return why
+    with paths.only("triton"):
+        return fused_step.obstacle(case.model)
+
+
 def step_as_graph(case: Case) -> str | None:
     if can_compile(case.model):
         return None
@@ -289,6 +314,7 @@ OPS = (
     Op(
         "gated activation",
         (
+            Route("Triton kernel that keeps nothing for the projection after it", gates_with_projection),
             Route("Triton kernel", lambda case: gated.obstacle(case.projected, case.layer.feedforward.activation)),
             Route("torch, activation and product"),
         ),
@@ -307,6 +333,8 @@ OPS = (
     Op(
         "decoding step",
         (
+            Route("five fused kernels a layer, one CUDA graph a step", step_fused),
+            Route("one CUDA graph a step", step_on_device),
             Route("compiled graph where generate(compile=True) asks for it, else a cached step", step_as_graph),
             Route("a cached step, operation by operation"),
         ),

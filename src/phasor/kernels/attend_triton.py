@@ -30,7 +30,7 @@ class Reading(NamedTuple):
     stages: int
 
 
-FEW, MANY = Reading(64, 4, 2), Reading(64, 4, 3)  # where keys are split among programs, and where they are not
+FEW, MANY = Reading(64, 2, 2), Reading(64, 4, 3)  # where keys are split among programs, and where they are not
 
 
 @triton.jit

@@ -31,6 +31,8 @@ class Tiles(NamedTuple):
 
 
 VECTOR, MATRIX = Tiles(4, 1024, 4), Tiles(16, 256, 4, 4)
+NARROW = Tiles(2, 1024, 4)  # a vector's, where there are so few outputs that larger tiles would leave the device idle
+FEW = 2560
 
 
 class Norm(NamedTuple):
@@ -185,11 +187,12 @@ def gate_kernel(x, out, features, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
 
 
 def settings(
-    x: Tensor, norm: Norm | None, tiles: Tiles | None, overlap: bool
+    x: Tensor, outputs: int, norm: Norm | None, tiles: Tiles | None, overlap: bool
 ) -> tuple[Tiles, list[Any], dict[str, Any]]:
     """The tiles, and what every projection is called with: first by place, then by name."""
     rows, inputs = x.shape
-    taken = tiles or (VECTOR if rows == 1 else MATRIX)
+    vector = NARROW if outputs <= FEW else VECTOR
+    taken = tiles or (vector if rows == 1 else MATRIX)
     names = {
         "M": 1 if rows == 1 else MOST,
         "K": inputs,
@@ -215,7 +218,7 @@ def project(
     overlap: bool = False,
 ) -> Tensor:
     """`out = residual + multiplier * (norm(x) W^T + bias)` of rows `[rows, inputs]`; `out` may be the residual."""
-    tiles, first, names = settings(x, norm, tiles, overlap)
+    tiles, first, names = settings(x, len(weight), norm, tiles, overlap)
     grid = (triton.cdiv(len(weight), tiles.outputs),)
     project_kernel[grid](*first, weight, bias, residual, multiplier, out, len(x), len(weight), **names)
     return out
@@ -234,7 +237,7 @@ def feed(
     overlap: bool = False,
 ) -> Tensor:
     """`out = act(norm(x) W^T + bias)`; gated, the product of the two halves, the first of them activated."""
-    tiles, first, names = settings(x, norm, tiles, overlap)
+    tiles, first, names = settings(x, len(weight), norm, tiles, overlap)
     features = out.shape[1]
     grid = (triton.cdiv(features, tiles.outputs),)
     feed_kernel[grid](*first, weight, bias, out, len(x), features, activation, gated, **names)

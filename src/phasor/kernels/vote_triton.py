@@ -67,7 +67,7 @@ def vote(
     overlap: bool = False,
 ) -> None:
     """Logits `[rows, vocab]`, and votes for their greatest into `best`, an int64 `[rows]` of -2^63 before."""
-    tiles, first, names = settings(x, norm, tiles, overlap)
+    tiles, first, names = settings(x, len(weight), norm, tiles, overlap)
     grid = (triton.cdiv(len(weight), tiles.outputs),)
     vote_kernel[grid](*first, weight, bias, multiplier, logits, best, len(x), len(weight), **names)
 
