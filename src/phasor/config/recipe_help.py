@@ -31,7 +31,7 @@ HELP = {
     "data.length": "tokens of a row, and the most a side of a pair may have",
     "data.long": "what happens to pairs that are longer",
     "data.empty": "what happens to pairs of which a side is empty",
-    "data.multiple": "pad pairs to a multiple of so many tokens, so that batches have few shapes",
+    "data.multiple": "pad translation pairs to a multiple of so many tokens, so that batches have few shapes",
     "data.cache": "a folder that keeps prepared tokens between runs",
     "data.workers": "threads that make batches ahead",
     "train.steps": "how many updates to make",
