@@ -469,3 +469,21 @@ def test_a_process_that_is_asked_to_stop_saves_and_exits_with_its_code(tmp_path,
     assert len(checkpoints(tmp_path / "run" / "checkpoints")) == 1
     assert run(recipe(tmp_path / "run"), resume=True).ending == "finished"
     assert same(weights(tmp_path / "run"), weights(whole[1]))
+
+
+@pytest.mark.parametrize("stop", [3, 7], ids=["before the first checkpoint", "after it"])
+def test_events_have_every_step_once_after_a_run_was_cut_off(tmp_path, stop):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    class Killed(BaseException):
+        """What no handler of the run takes for its own."""
+
+    def kill(step):
+        if step == stop:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(recipe(tmp_path, save__every=4), notes=Notes(kill))
+    run(recipe(tmp_path, save__every=4), resume=True)
+    events = EventAccumulator(str(tmp_path / "events")).Reload()
+    assert [point.step for point in events.Scalars("loss")] == list(range(1, 13))

@@ -123,7 +123,7 @@ class Run:
         except ImportError:
             self.say("tensorboard is not installed, so there are no events")
         else:
-            self.writer = SummaryWriter(str(self.events), purge_step=step + 1 if step else None)
+            self.writer = SummaryWriter(str(self.events), purge_step=step + 1)
 
     def log(self, step: int, **values: Any) -> None:
         """A line of metrics.jsonl, and the same numbers as events."""
