@@ -6,8 +6,10 @@ import pytest
 import torch
 from plain import normal
 
+from phasor.config import FeedForwardConfig
 from phasor.kernels import gated as ops
 from phasor.kernels import paths
+from phasor.parts.feedforward import FeedForward
 
 
 def formula(x, kind):
@@ -113,3 +115,52 @@ def test_the_projection_is_an_operation_that_compiles():
     with paths.only("triton"):
         compiled = torch.compile(ops.gated_linear, backend="aot_eager", fullgraph=True)(x, weight, "swiglu")
         torch.testing.assert_close(compiled, ops.gated_linear(x, weight, "swiglu"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_autocast_decides_the_type_of_the_projection(dtype):
+    results = []
+    for form in ("triton", "reference"):
+        x = normal(5, 12).to(dtype).requires_grad_()
+        weight = normal(3, 6, seed=1).float().requires_grad_()
+        with paths.only(form), torch.autocast("cpu", torch.bfloat16):
+            y = ops.gated_linear(x, weight, "swiglu")
+        assert y.dtype == torch.bfloat16
+        y.float().sum().backward()
+        results.append((y, x.grad, weight.grad))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=6e-2)  # bfloat16, which the interpreter cuts off
+
+
+def test_a_frozen_projection_gets_no_gradient():
+    x, weight = normal(5, 12).float().requires_grad_(), normal(3, 6, seed=1).float()
+    with paths.only("triton"):
+        y = ops.gated_linear(x, weight, "swiglu")
+        assert y.grad_fn.name().startswith("GeneratedBackwardFor_phasor_gated_linear")
+        (ours,) = torch.autograd.grad(y.sum(), x)
+    (theirs,) = torch.autograd.grad((ops.gated_ref(x, "swiglu") @ weight.T).sum(), x)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("hook", ["register_full_backward_hook", "register_forward_hook", "forward"])
+def test_whoever_watches_the_projection_sees_it(hook):
+    network, seen = FeedForward(FeedForwardConfig(activation="swiglu"), 4, 6), []
+    down = network.down
+    if hook == "forward":
+        old = down.forward
+        down.forward = lambda x: seen.append(x) or old(x)
+    else:
+        getattr(down, hook)(lambda *_: seen.append(1))
+    network(normal(2, 4).float().requires_grad_()).sum().backward()
+    assert len(seen) == 1
+
+
+def test_torch_func_gets_the_plain_form():
+    x, weight = normal(3, 5, 12).float(), normal(3, 6, seed=1).float()
+
+    def loss(row):
+        return ops.gated_linear(row, weight, "swiglu").sum() + ops.gated(row, "geglu").sum()
+
+    expected = torch.func.vmap(torch.func.grad(loss))(x)
+    with paths.only("triton"):
+        assert torch.equal(torch.func.vmap(torch.func.grad(loss))(x), expected)

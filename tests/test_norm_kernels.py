@@ -197,3 +197,23 @@ def test_a_model_is_the_same_with_kernels():
             found.append((logits, *torch.autograd.grad(logits.logsumexp(-1).sum(), model.parameters())))
     for plain, ours in zip(*found, strict=True):
         torch.testing.assert_close(ours, plain, rtol=2e-4, atol=2e-5)  # float32 through two layers
+
+
+def test_weights_may_lie_apart():
+    x, both = normal(5, 12).float(), normal(12, 2).float().requires_grad_()
+    for weight in (both[:, 1], both[0, :1].expand(12)):
+        with paths.only("triton"):
+            y = ops.norm(x, weight, weight, eps=1e-6, centred=True)
+        ours, theirs = (gradients([z], [both])[0] for z in (y, ops.norm_ref(x, weight, weight, 1e-6, 0.0, True)))
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_torch_func_gets_the_plain_form():
+    x, weight = normal(3, 5, 12).float(), normal(12).float()
+
+    def loss(row):
+        return ops.norm(row, weight, None, eps=1e-6).sin().sum()
+
+    expected = torch.func.vmap(torch.func.grad(loss))(x)
+    with paths.only("triton"):
+        assert torch.equal(torch.func.vmap(torch.func.grad(loss))(x), expected)

@@ -237,23 +237,18 @@ def gates_with_projection(case: Case) -> str | None:
     network = case.block.feedforward
     if not isinstance(network, FeedForward) or not network.plain:
         return "the network has experts, or its last projection a bias or dropout before it"
-    return gated.linear_obstacle(case.projected, case.layer.feedforward.activation)
+    weight = case.tensor(case.config.dim, case.config.feedforward_width)
+    return gated.linear_obstacle(case.projected, weight, case.layer.feedforward.activation)
 
 
 def step_on_device(case: Case) -> str | None:
     if case.device.type != "cuda":
         return "the model is not on a GPU"
-    with paths.only("triton"):  # the stand-in's weights are on no device
-        why = steps.obstacle(case.model)
-    return None if why == "the model is not on a GPU" else why
+    return steps.form_obstacle(case.model)  # the stand-in's weights are on no device
 
 
 def step_fused(case: Case) -> str | None:
-    why = step_on_device(case)
-    if why is not None:
-        return why
-    with paths.only("triton"):
-        return fused_step.obstacle(case.model)
+    return step_on_device(case) or fused_step.form_obstacle(case.model) or paths.obstacle(case.hidden)
 
 
 def step_as_graph(case: Case) -> str | None:

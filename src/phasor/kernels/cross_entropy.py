@@ -17,7 +17,6 @@ from torch import Tensor
 from phasor.kernels import paths
 
 SMALL = 2**26  # logits, 256 MiB in float32: without a kernel so many are held at once, which is as quick
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 Judge = Callable[..., tuple[Tensor, Tensor]]
 
 
@@ -72,6 +71,8 @@ def obstacle(hidden: Tensor, weight: Tensor) -> str | None:
     >>> obstacle(torch.zeros(2**13, 1), torch.zeros(2**13, 1)) is None
     True
     """
+    if paths.transformed() is not None:
+        return paths.transformed()
     reason = judging_obstacle(product_type(hidden, weight), hidden)
     few = hidden.shape[0] * weight.shape[0] < SMALL
     return f"the logits are few, and {reason}" if few and reason is not None else None
@@ -79,7 +80,7 @@ def obstacle(hidden: Tensor, weight: Tensor) -> str | None:
 
 def judging_obstacle(dtype: torch.dtype, *tensors: Tensor) -> str | None:
     """Why the Triton kernel does not judge logits of a type; None where it does."""
-    if dtype not in FLOATS:
+    if dtype not in paths.FLOATS:
         return f"logits in {str(dtype)[6:]} have no kernel"
     return paths.obstacle(*tensors)
 
@@ -97,6 +98,13 @@ def linear_cross_entropy_ref(
 ) -> Sums:
     """The same with all logits at once."""
     logits = shaped(F.linear(hidden, weight, bias), multiplier, softcap)
+    return logits_cross_entropy(logits, targets, weights, smoothing, z_loss)
+
+
+def logits_cross_entropy(
+    logits: Tensor, targets: Tensor, weights: Tensor, smoothing: float = 0.0, z_loss: float = 0.0
+) -> Sums:
+    """The same of logits `[N, V]` that are there already."""
     logits = logits.to(wide(logits.dtype))
     each = F.cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
     cross_entropy = counted(each, weights)

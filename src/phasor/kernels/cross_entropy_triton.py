@@ -95,22 +95,23 @@ def judge(
     rows, vocabulary = logits.shape
     each = torch.empty(rows, dtype=torch.float32, device=logits.device)
     lses = torch.empty_like(each)
-    _judge[(rows,)](
-        logits,
-        targets.contiguous(),
-        weights.contiguous(),
-        each,
-        lses,
-        vocabulary,
-        logits.stride(0),
-        float(smoothing),
-        float(z_loss),
-        float(multiplier),
-        float(softcap or 1.0),
-        CAPPED=softcap is not None,
-        SMOOTHED=smoothing > 0,
-        GRADIENT=gradient,
-        BLOCK=min(block, triton.next_power_of_2(vocabulary)),
-        num_warps=warps,
-    )
+    with torch.cuda.device_of(logits):
+        _judge[(rows,)](
+            logits,
+            targets.contiguous(),
+            weights.contiguous(),
+            each,
+            lses,
+            vocabulary,
+            logits.stride(0),
+            float(smoothing),
+            float(z_loss),
+            float(multiplier),
+            float(softcap or 1.0),
+            CAPPED=softcap is not None,
+            SMOOTHED=smoothing > 0,
+            GRADIENT=gradient,
+            BLOCK=min(block, triton.next_power_of_2(vocabulary)),
+            num_warps=warps,
+        )
     return each, lses

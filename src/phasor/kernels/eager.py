@@ -9,7 +9,6 @@ from phasor.kernels import paths
 
 # How many numbers make a kernel of ours worth its launch, which takes longer than that of one of torch's own.
 WORTH = {"norm": 2**22, "gated": 2**22}
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def obstacle(operation: str, x: Tensor) -> str | None:
@@ -25,7 +24,7 @@ def obstacle(operation: str, x: Tensor) -> str | None:
     reason = paths.obstacle(x)
     if reason is not None:
         return reason
-    if x.dtype not in FLOATS:
+    if x.dtype not in paths.FLOATS:
         return f"{str(x.dtype)[6:]} has no kernel"
     if hasattr(x, "__tensor_flatten__"):
         return f"a {type(x).__name__} is made of other tensors"

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from phasor.kernels.attention import Scoring
 
 WIDEST = 256  # features of a head
-KINDS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def obstacle(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scoring: Scoring) -> str | None:
@@ -31,12 +30,10 @@ def obstacle(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scoring: Scoring) -> s
         return "the bias is not stated by distance"
     if scoring.bias is not None and scoring.bias.slopes is not None and scoring.bias.slopes.requires_grad:
         return "the slopes of the bias are learned"
-    if kind(q) not in KINDS or not kind(q) == kind(k) == kind(v):
+    if kind(q) not in paths.FLOATS or not kind(q) == kind(k) == kind(v):
         return f"queries, keys and values are {q.dtype}, {k.dtype} and {v.dtype}, and not all of one type up to 32 bits"
     if q.shape[-1] > WIDEST or v.shape[-1] != q.shape[-1]:
         return f"a head has more than {WIDEST} features, or values of another width"
-    if torch._C._are_functorch_transforms_active():
-        return "a transform of torch.func is active"
     return None
 
 

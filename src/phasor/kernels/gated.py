@@ -92,17 +92,20 @@ def gated_linear(x: Tensor, weight: Tensor, kind: str) -> Tensor:
     >>> torch.allclose(gated_linear(x, weight, "swiglu"), gated(x, "swiglu") @ weight.T)
     True
     """
-    if linear_obstacle(x, kind) is not None:
+    if linear_obstacle(x, weight, kind) is not None:
         return F.linear(gated(x, kind), weight)
     return _gated_linear(x, weight, kind)
 
 
-def linear_obstacle(x: Tensor, kind: str) -> str | None:
+def linear_obstacle(x: Tensor, weight: Tensor, kind: str) -> str | None:
     """Why a gated activation is kept for the projection after it; None where it is made again."""
     if not (torch.is_grad_enabled() and x.requires_grad):
         return "nothing is trained"
-    if kind not in WITH_KERNEL or x.dtype not in eager.FLOATS:
+    if kind not in WITH_KERNEL or x.dtype not in paths.FLOATS:
         return f"{kind!r} in {str(x.dtype)[6:]} has no kernel"
+    casts = torch.is_autocast_enabled(x.device.type)
+    if x.dtype != (torch.get_autocast_dtype(x.device.type) if casts else weight.dtype):
+        return "the projection is computed in another type"
     return paths.obstacle(x)
 
 
@@ -117,18 +120,19 @@ def _(x: Tensor, weight: Tensor, kind: str) -> Tensor:
 
 
 @torch.library.custom_op("phasor::gated_linear_backward", mutates_args=())
-def _gated_linear_backward(grad: Tensor, x: Tensor, weight: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+def _gated_linear_backward(grad: Tensor, x: Tensor, weight: Tensor, kind: str, learned: bool) -> tuple[Tensor, Tensor]:
+    """The gradients by `x` and by weight, the latter empty where it is not learned."""
     from phasor.kernels.gated_triton import backward
 
     rows, flat = grad.flatten(0, -2), x.flatten(0, -2)
     inner = rows @ weight.to(x.dtype)
-    by_x = backward(inner, flat, kind, output=inner)
-    return by_x.view(x.shape), (rows.t() @ inner).to(weight.dtype)
+    by_x = backward(inner, flat, kind, output=inner if learned else None)
+    return by_x.view(x.shape), (rows.t() @ inner).to(weight.dtype) if learned else weight.new_empty(0)
 
 
 @_gated_linear_backward.register_fake
-def _(grad: Tensor, x: Tensor, weight: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), weight.new_empty(weight.shape)
+def _(grad: Tensor, x: Tensor, weight: Tensor, kind: str, learned: bool) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), weight.new_empty(weight.shape if learned else 0)
 
 
 def _keep_linear(ctx: Any, inputs: tuple[Tensor, Tensor, str], output: Tensor) -> None:
@@ -136,8 +140,10 @@ def _keep_linear(ctx: Any, inputs: tuple[Tensor, Tensor, str], output: Tensor) -
     ctx.save_for_backward(x, weight)
 
 
-def _back_linear(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-    return *_gated_linear_backward(grad, *ctx.saved_tensors, ctx.kind), None
+def _back_linear(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    learned = ctx.needs_input_grad[1]
+    by_x, by_weight = _gated_linear_backward(grad, *ctx.saved_tensors, ctx.kind, learned)
+    return by_x, by_weight if learned else None, None
 
 
 _gated_linear.register_autograd(_back_linear, setup_context=_keep_linear)

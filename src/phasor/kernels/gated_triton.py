@@ -67,7 +67,8 @@ def forward(x: Tensor, kind: str, block: int = 2048, warps: int = 8) -> Tensor:
     y = torch.empty((*x.shape[:-1], half), dtype=x.dtype, device=x.device)
     grid, block = over(y, block)
     if y.numel():
-        _forward[grid](x.contiguous(), y, half, KIND=kind, BLOCK=block, num_warps=warps)
+        with torch.cuda.device_of(x):
+            _forward[grid](x.contiguous(), y, half, KIND=kind, BLOCK=block, num_warps=warps)
     return y
 
 
@@ -78,9 +79,10 @@ def backward(
     by_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     grid, block = over(grad, block)
     if grad.numel():
-        _backward[grid](
-            grad.contiguous(), x.contiguous(), by_x, output, grad.shape[-1], KIND=kind, BLOCK=block, num_warps=warps
-        )
+        with torch.cuda.device_of(x):
+            _backward[grid](
+                grad.contiguous(), x.contiguous(), by_x, output, grad.shape[-1], KIND=kind, BLOCK=block, num_warps=warps
+            )
     return by_x
 
 

@@ -131,28 +131,30 @@ def forward(
     scale = y.new_empty(count, dtype=torch.float32)
     mean = y.new_empty(count if centred else 0, dtype=torch.float32)
     rows, block = tile(width)
+    weight, bias = dense(weight), dense(bias)
     if count:
-        _forward[(triton.cdiv(count, rows),)](
-            x.contiguous(),
-            None if r is None else r.contiguous(),
-            weight,
-            bias,
-            s,
-            y,
-            mean,
-            scale,
-            count,
-            width,
-            eps,
-            offset,
-            ADDS=r is not None,
-            CENTRED=centred,
-            WEIGHTED=weight is not None,
-            BIASED=bias is not None,
-            ROWS=rows,
-            BLOCK=block,
-            num_warps=warps or warps_of(block),
-        )
+        with torch.cuda.device_of(x):
+            _forward[(triton.cdiv(count, rows),)](
+                x.contiguous(),
+                None if r is None else r.contiguous(),
+                weight,
+                bias,
+                s,
+                y,
+                mean,
+                scale,
+                count,
+                width,
+                eps,
+                offset,
+                ADDS=r is not None,
+                CENTRED=centred,
+                WEIGHTED=weight is not None,
+                BIASED=bias is not None,
+                ROWS=rows,
+                BLOCK=block,
+                num_warps=warps or warps_of(block),
+            )
     return s, y, mean, scale
 
 
@@ -172,33 +174,39 @@ def backward(
     """The gradients by `x`, by weight and by bias, the last two empty where there is none."""
     width, count = x.shape[-1], len(scale)
     rows, block = tile(width)
+    weight, bias = dense(weight), dense(bias)
     programs = max(1, min(programs or programs_of(x.device), triton.cdiv(count, rows)))
     by_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     parts = [scale.new_empty(0 if w is None else (programs, width)) for w in (weight, bias)]
-    _backward[(programs,)](
-        grad.contiguous(),
-        None if grad_sum is None else grad_sum.contiguous(),
-        x.contiguous(),
-        weight,
-        mean,
-        scale,
-        by_x,
-        *parts,
-        count,
-        width,
-        offset,
-        ADDS=grad_sum is not None,
-        CENTRED=centred,
-        WEIGHTED=weight is not None,
-        BIASED=bias is not None,
-        ROWS=rows,
-        BLOCK=block,
-        num_warps=warps or warps_of(block),
-    )
+    with torch.cuda.device_of(x):
+        _backward[(programs,)](
+            grad.contiguous(),
+            None if grad_sum is None else grad_sum.contiguous(),
+            x.contiguous(),
+            weight,
+            mean,
+            scale,
+            by_x,
+            *parts,
+            count,
+            width,
+            offset,
+            ADDS=grad_sum is not None,
+            CENTRED=centred,
+            WEIGHTED=weight is not None,
+            BIASED=bias is not None,
+            ROWS=rows,
+            BLOCK=block,
+            num_warps=warps or warps_of(block),
+        )
     by_weight, by_bias = (
         x.new_empty(0) if w is None else part.sum(0).to(w.dtype) for w, part in zip((weight, bias), parts, strict=True)
     )
     return by_x, by_weight, by_bias
+
+
+def dense(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
 
 
 def tile(width: int) -> tuple[int, int]:

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 Form = Literal["reference", "triton"]
 INSTALLED = importlib.util.find_spec("triton") is not None
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)  # what kernels compute with
 _asked: Form | None = None
 
 
@@ -59,4 +61,11 @@ def obstacle(*tensors: Tensor) -> str | None:
         return "Triton is not installed"
     if _asked != "triton" and not all(x.is_cuda for x in tensors):
         return "the tensors are not on a GPU"
+    return transformed()
+
+
+def transformed() -> str | None:
+    """Why an operation takes its plain form inside of `torch.func.grad`, `vmap` and the like; None outside of them."""
+    if torch._C._are_functorch_transforms_active():
+        return "torch.func transforms only what is written in torch"
     return None

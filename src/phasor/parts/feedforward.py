@@ -37,6 +37,12 @@ def activate(x: Tensor, config: FeedForwardConfig) -> Tensor:
     return gated(x, config.activation)
 
 
+def untouched(part: nn.Module) -> bool:
+    """Whether to call a part is to call the forward of its class: nobody hooked onto it or put another in its place."""
+    hooks = part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
+    return not hooks and "forward" not in part.__dict__
+
+
 class FeedForward(nn.Module):
     """`down(act(up(x)))`; gated forms project gate and up together, gate first."""
 
@@ -59,5 +65,5 @@ class FeedForward(nn.Module):
     def plain(self) -> bool:
         """Whether nothing stands between the gate and a plain projection, which are then one operation."""
         down = self.down
-        bare = type(down) is nn.Linear and down.bias is None and not (down._forward_hooks or down._forward_pre_hooks)
+        bare = type(down) is nn.Linear and down.bias is None and untouched(down)
         return bare and self.config.activation in GATES and not (self.dropout and self.training)

@@ -135,8 +135,6 @@ class Rotary(Position):
             return "lengths, and so frequencies, differ from row to row"
         if like.dtype == torch.float64:
             return "the kernel computes in float32, and float64 was asked for"
-        if torch._C._are_functorch_transforms_active():
-            return "torch.func transforms only what is written in torch"
         return paths.obstacle(places.positions, like)
 
     def prepare(self, places: Places, like: Tensor) -> Angles | Turn:
