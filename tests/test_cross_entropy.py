@@ -10,6 +10,7 @@ from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
 from phasor.kernels import cross_entropy as ops
 from phasor.kernels import paths
+from phasor.parts.head import LogitsHead
 from phasor.training.loss import cross_entropy, loss_of
 
 # A CPU without bfloat16 products says so once, and takes another way.
@@ -294,3 +295,42 @@ def test_a_model_without_logits_has_no_loss():
     model = Transformer(ModelConfig(**SMALL, head="none"))
     with pytest.raises(ValueError, match="needs logits, and this model's head is 'none'"):
         cross_entropy(model, batch_for(model))
+
+
+def test_torch_func_gets_the_plain_form(monkeypatch):
+    made, targets, weights = rows(6, 4, 9)
+    hidden, weight = made[0].detach(), made[1].detach()
+
+    def loss(row):
+        return ops.linear_cross_entropy(row, weight, targets, weights).loss
+
+    expected = torch.func.vmap(torch.func.grad(loss))(hidden[None])
+    monkeypatch.setattr(ops, "SMALL", 0)
+    with paths.only("triton"):
+        assert torch.equal(torch.func.vmap(torch.func.grad(loss))(hidden[None]), expected)
+
+
+class Doubling(LogitsHead):
+    def forward(self, h, table):
+        return 2 * super().forward(h, table)
+
+
+@pytest.mark.parametrize("how", ["class", "forward", "hook", "other"])
+def test_another_head_has_the_loss_of_its_own_logits(how):
+    model = Transformer(ModelConfig(vocab_size=30, dim=16, num_layers=1, num_heads=2))
+    batch = batch_for(model)
+    head = model.head
+    if how == "class":
+        head.__class__ = Doubling
+    elif how == "forward":
+        old = head.forward
+        head.forward = lambda h, table: 2 * old(h, table)
+    elif how == "hook":
+        head.register_forward_hook(lambda part, given, logits: 2 * logits)
+    else:
+        model.head = torch.nn.Module()
+        model.head.inner, model.head.forward = head, lambda h, table: 2 * head(h, table)
+    logits = model(batch.tokens, documents=batch.documents).flatten(0, 1)
+    each = F.cross_entropy(logits, batch.targets.flatten(), reduction="none")
+    expected = (each * batch.weights.flatten()).sum() / batch.weights.sum()
+    torch.testing.assert_close(cross_entropy(model, batch)[0], expected)

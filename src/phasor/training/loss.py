@@ -8,8 +8,10 @@ from torch import Tensor
 from phasor.config import ModelConfig
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
+from phasor.kernels.cross_entropy import logits_cross_entropy
 from phasor.model import Record, Transformer
 from phasor.parts.experts import balancing_loss
+from phasor.parts.feedforward import untouched
 from phasor.parts.head import LogitsHead
 
 BALANCE = 0.01  # the weight of the routers' balancing loss, that of Switch Transformers (Fedus et al. 2021)
@@ -52,10 +54,15 @@ def cross_entropy(
 
     `smoothing` spreads that share of the target evenly over the vocabulary. Where no token counts, all is 0.
     """
-    hidden = forward(model, batch, record, head=False)
-    if not isinstance(model.head, LogitsHead):
+    head = model.head
+    if head is None or not model.config.has_logits:
         raise ValueError(f"a loss needs logits, and this model's head is {model.config.head.kind!r}")
-    sums = model.head.cross_entropy(hidden, model.tokens.weight, batch.targets, batch.weights, smoothing, z_loss)
+    hidden, table = forward(model, batch, record, head=False), model.tokens.weight
+    if type(head) is LogitsHead and untouched(head):
+        sums = head.cross_entropy(hidden, table, batch.targets, batch.weights, smoothing, z_loss)
+    else:  # whatever stands in its place, called as it is
+        logits = head(hidden, table).flatten(0, -2)
+        sums = logits_cross_entropy(logits, batch.targets.flatten(), batch.weights.flatten(), smoothing, z_loss)
     total = batch.weights.sum()
     count = torch.where(total > 0, total, 1.0)
     parts = {"cross_entropy": sums.cross_entropy / count}
