@@ -196,9 +196,11 @@ class TestGradients:
 
 
 def run(model: phasor.Transformer, *args: Any, **given: Any) -> list[Tensor]:
-    """Logits and the gradients of all weights."""
+    """Logits of real tokens, and the gradients of all weights."""
     model.zero_grad()
     logits = model(*args, **given)
+    if "padding" in given:
+        logits = logits[given["padding"]]
     logits.logsumexp(-1).mean().backward()
     return [logits, *(weight.grad for weight in model.parameters() if weight.grad is not None)]
 
