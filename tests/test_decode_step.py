@@ -12,12 +12,13 @@ import torch
 import triton.language as tl
 from decoding import speaker
 from schemes import VIEWS, build, relative_change, tiny, tokens
+from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.runtime import interpreter
 
 import phasor
 from phasor.generation import fused_step, loop, steps
 from phasor.generation.compiled import State
-from phasor.kernels import attend_triton, matvec_triton, paths, vote_triton
+from phasor.kernels import attend_triton, constants, matvec_triton, paths, vote_triton
 from phasor.parts.positions.phase import cos_sin_of
 
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # of sums over some hundred features
@@ -424,3 +425,85 @@ def test_steps_are_launched_before_the_first_is_read_and_never_many_too_many():
     for read in range(1, 50):
         next(tokens_as_they_come)
         assert script.launched == read + steps.AHEAD
+
+
+class Adapted(torch.nn.Linear):
+    """A projection with an adapter that is not in its weight."""
+
+    def forward(self, x):
+        return super().forward(x) - 2 * super().forward(x.roll(1, -1))
+
+
+class Other(phasor.Transformer):
+    """A model that may decode in a way of its own."""
+
+
+def adapt(model, where):
+    block = model.decoder.blocks[0]
+    part = {"qkv": block.attention, "out": block.attention, "up": block.feedforward, "down": block.feedforward}[where]
+    old = getattr(part, where)
+    new = Adapted(old.in_features, old.out_features, bias=old.bias is not None)
+    new.weight, new.bias = old.weight, old.bias
+    setattr(part, where, new)
+
+
+@pytest.mark.parametrize("where", ["qkv", "out", "up", "down"])
+def test_replaced_parts_are_not_passed_over(where):
+    model = speaker(num_layers=1, num_kv_heads=1)
+    plain = phasor.generate(model, [1, 2], max_new_tokens=4)
+    adapt(model, where)
+    with paths.only("triton"):
+        assert fused_step.obstacle(model) == "a part of the model was replaced"
+        said = phasor.generate(model, [1, 2], max_new_tokens=4)
+    assert said == phasor.generate(model, [1, 2], max_new_tokens=4)
+    assert phasor.generate(model, [1, 2], max_new_tokens=4) != plain
+
+
+def test_another_norm_forward_or_class_is_not_passed_over():
+    model = speaker(num_layers=1)
+    model.decoder.norm = torch.nn.RMSNorm(model.config.dim)
+    with paths.only("triton"):
+        assert fused_step.obstacle(model) == "a part of the model was replaced"
+    model = speaker(num_layers=1)
+    model.__class__ = Other
+    with paths.only("triton"):
+        assert steps.obstacle(model) == "the model has a class of its own"
+    model = speaker(num_layers=1)
+    model.decoder.blocks[0].forward = model.decoder.blocks[0].forward
+    with paths.only("triton"):
+        assert steps.obstacle(model) == "the forward of a part was replaced, and may need the host"
+
+
+@pytest.mark.usefixtures("large_tiles", "on_the_device")
+def test_replaced_parts_make_steps_anew():
+    model = speaker(num_layers=1, num_kv_heads=1)
+    phasor.generate(model, [1, 2], max_new_tokens=3)
+    kept = steps.KEPT[model][1]
+    model.decoder.dropout = torch.nn.Dropout(0.5)
+    phasor.generate(model, [1, 2], max_new_tokens=3)
+    assert steps.KEPT[model][1] is not kept
+
+
+@pytest.mark.usefixtures("large_tiles")
+def test_steps_of_a_model_that_steps_on_the_host_go():
+    model = speaker(num_layers=1, num_kv_heads=1)
+    with paths.only("triton"):
+        phasor.generate(model, [1, 2], max_new_tokens=2)
+    assert model in steps.KEPT
+    phasor.generate(model, [1, 2], max_new_tokens=2)
+    assert model not in steps.KEPT
+
+
+def test_constants_outlive_the_table_for_whoever_holds_them(monkeypatch):
+    monkeypatch.setattr(constants, "MADE", {})
+    monkeypatch.setattr(constants, "MOST", 2)
+    where = torch.device("cpu"), torch.int64
+    first = constants.constant((1, 2), *where)
+    held = constants.constants()
+    assert any(x is first for x in held)
+    with FakeTensorMode():
+        constants.constant((3, 4), *where)
+    assert constants.constant((1, 2), *where) is first  # a stand-in clears nothing, and is not kept
+    assert type(constants.constant((3, 4), *where)) is torch.Tensor
+    constants.constant((5, 6), *where)
+    assert len(constants.constants()) == 2

@@ -37,6 +37,9 @@ ACTIVATIONS = {
 }
 
 
+PLAIN = (nn.Linear, nn.ModuleList, nn.ParameterDict, nn.Identity, nn.Dropout)  # what torch has for phasor's parts
+
+
 def obstacle(model: Transformer) -> str | None:
     """Why the fused step is not for this model; None where it is.
 
@@ -45,6 +48,11 @@ def obstacle(model: Transformer) -> str | None:
     ...     obstacle(Transformer(preset("gpt-2", dim=32, num_heads=2, num_layers=1, vocab_size=50)))
     'the norm is not an RMS norm'
     """
+    return form_obstacle(model) or paths.obstacle(model.tokens.weight)
+
+
+def form_obstacle(model: Transformer) -> str | None:
+    """The same, wherever the model is."""
     config, weight = model.config, model.tokens.weight
     placement, embedding, head = config.placement, config.embedding, model.head
     layers = [config.layer(i) for i in range(config.num_layers)]
@@ -68,7 +76,21 @@ def obstacle(model: Transformer) -> str | None:
         ),
     }
     found = next((reason for reason, holds in reasons.items() if holds), None)
-    return found or next(filter(None, map(layer_obstacle, layers)), None) or paths.obstacle(weight)
+    found = found or next(filter(None, map(layer_obstacle, layers)), None)
+    return found or ("a part of the model was replaced" if replaced(model) else None)
+
+
+def replaced(model: Transformer) -> bool:
+    """Whether a part is not what the configuration has built, such as a projection with an adapter beside it."""
+    if any(type(part) not in PLAIN and not type(part).__module__.startswith("phasor.") for part in model.modules()):
+        return True
+    stack = cast(Stack, model.decoder)
+    blocks = [cast(Block, block) for block in stack.blocks]
+    attentions, networks = [block.attention for block in blocks], [block.feedforward for block in blocks]
+    linears = [*(x for a in attentions for x in (a.qkv, a.out)), *(x for n in networks for x in (n.up, n.down))]
+    norms = [stack.norm, *(norm for block in blocks for norm in block.residual.norms)]
+    norms += [norm for a in attentions if a.normed for norm in (a.q_norm, a.k_norm)]
+    return not all(isinstance(x, nn.Linear) for x in linears) or not all(isinstance(x, RMSNorm) for x in norms)
 
 
 def layer_obstacle(layer: Layer) -> str | None:

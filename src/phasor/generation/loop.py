@@ -14,7 +14,7 @@ from phasor.cache import Cache, Memory
 from phasor.config.generation import GenerationConfig
 from phasor.generation.compiled import ROUND, CompiledSteps, can_compile
 from phasor.generation.sampling import NOT, Chance, chances, draw, filtered, penalised
-from phasor.generation.steps import Runs, ahead, obstacle, steps_of
+from phasor.generation.steps import KEPT, Runs, ahead, obstacle, steps_of
 from phasor.model import Stack, Transformer
 
 ENDLESS = 1 << 62
@@ -207,6 +207,7 @@ def one_by_one(job: Job) -> Iterator[list[Row]]:
     options, beginnings = job.options, job.beginnings()
     rows = [Row(list(b), c) for b, c in zip(beginnings, chances(options, len(beginnings)), strict=True)]
     if obstacle(job.model) is not None:
+        KEPT.pop(job.model, None)  # what was kept on a device it has left
         cache = job.new_cache(beginnings)
         logits = job.prefill(cache, beginnings)
         yield from by_the_host(job, rows, logits, job.stepper(cache))

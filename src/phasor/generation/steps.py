@@ -18,6 +18,7 @@ from phasor.cache import Cache
 from phasor.generation import fused_step
 from phasor.generation.compiled import State, can_compile, compiled_step, step
 from phasor.kernels import paths
+from phasor.kernels.constants import constants
 from phasor.model import Transformer
 from phasor.parts.experts import Experts
 
@@ -63,6 +64,7 @@ class Steps:
             self.copied = [torch.cuda.Event() for _ in self.history]
             with torch.cuda.device(self.device):
                 self.run = captured(body)
+            self.constants = constants()  # which the graph reads, and does not keep either
         else:
             self.run = body
 
@@ -145,7 +147,7 @@ def captured(body: Callable[[], Tensor]) -> Callable[[], Tensor]:
             body()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may go on with their own work
         result = body()
 
     def run() -> Tensor:
@@ -162,9 +164,22 @@ def obstacle(model: Transformer) -> str | None:
     >>> obstacle(Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=1, vocab_size=50)))
     'the model is not on a GPU'
     """
+    stopped = form_obstacle(model)
+    if stopped is not None:
+        return stopped
+    if not model.tokens.weight.is_cuda:
+        forced = paths.asked() == "triton" and fused_step.obstacle(model) is None
+        return None if forced else "the model is not on a GPU"
+    return "autocast is on, and casts weights at every step" if torch.is_autocast_enabled("cuda") else None
+
+
+def form_obstacle(model: Transformer) -> str | None:
+    """The same, wherever the model is."""
     weights, modules = list(model.parameters()), list(model.modules())
     if paths.asked() == "reference":
         return "the reference was asked for"
+    if type(model) is not Transformer:
+        return "the model has a class of its own"
     if model.config.shape != "decoder":
         return "an encoder-decoder's step depends on its source"
     if not can_compile(model):
@@ -173,12 +188,11 @@ def obstacle(model: Transformer) -> str | None:
         return "a mixture of experts may have to wait for its router"
     if any(part._forward_hooks or part._forward_pre_hooks for part in modules):
         return "a part of the model has hooks, which run on the host"
+    if any("forward" in vars(part) for part in modules):
+        return "the forward of a part was replaced, and may need the host"
     if any(type(w) is not nn.Parameter for w in weights) or len({w.device for w in weights}) > 1:
         return "the weights are not plain tensors on one device"
-    if not weights[0].is_cuda:
-        forced = paths.asked() == "triton" and fused_step.obstacle(model) is None
-        return None if forced else "the model is not on a GPU"
-    return "autocast is on, and casts weights at every step" if torch.is_autocast_enabled("cuda") else None
+    return None
 
 
 # The latest steps of each model, for its next text; without what refers to the model, so that it can go.
@@ -192,7 +206,7 @@ def steps_of(model: Transformer, rows: int, room: int, compiles: bool) -> Iterat
     Whoever takes them has them alone; another text that begins meanwhile gets others.
     """
     weights = tuple((w.data_ptr(), w.dtype, w.shape) for w in model.parameters())
-    key = rows, room, compiles, fused_step.obstacle(model), weights
+    key = rows, room, compiles, fused_step.obstacle(model), weights, tuple(map(id, model.modules()))
     kept = KEPT.pop(model, None)
     steps = kept[1] if kept is not None and kept[0] == key else None
     del kept  # the memory of steps that do not fit goes before new ones are made

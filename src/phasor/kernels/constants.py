@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
+
+MOST = 256
+MADE: dict[tuple[tuple[int, ...] | tuple[float, ...], torch.device, torch.dtype], Tensor] = {}
 
 
 def constant(values: tuple[int, ...] | tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -18,13 +19,18 @@ def constant(values: tuple[int, ...] | tuple[float, ...], device: torch.device, 
     """
     if torch.compiler.is_compiling():  # it keeps constants itself
         return torch.tensor(values, device=device, dtype=dtype)
-    made = kept(values, device, dtype)
-    if type(made) is not Tensor:  # a stand-in, from a mode that traces
-        kept.cache_clear()
+    key = values, device, dtype
+    made = MADE.get(key)
+    if made is None:
+        with torch.inference_mode(False):
+            made = torch.tensor(values, device=device, dtype=dtype)
+        if type(made) is Tensor:  # and not a stand-in, from a mode that traces
+            MADE[key] = made
+            for oldest in list(MADE)[:-MOST]:
+                MADE.pop(oldest, None)
     return made
 
 
-@functools.lru_cache(maxsize=256)
-def kept(values: tuple[int, ...] | tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    with torch.inference_mode(False):
-        return torch.tensor(values, device=device, dtype=dtype)
+def constants() -> list[Tensor]:
+    """All that are kept now. A CUDA graph reads them where they lie: who captures one holds on to them."""
+    return list(MADE.values())
