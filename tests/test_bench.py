@@ -246,6 +246,10 @@ def test_no_time_for_a_wrong_result(machine: Machine, monkeypatch: pytest.Monkey
             assert row.best is None
             assert row.against(row.entries[1]) is None
             assert row.entries[1].value is not None
+    with monkeypatch.context() as patch:  # and not even where it is a single token
+        last = torch.arange(machine.sizes.rotary[1]) == machine.sizes.rotary[1] - 1
+        patch.setattr(turning.Rotary, "rotate", lambda self, q, k, at: real(self, q, k, at + last))
+        assert all(wrong(ours(measured(work, machine, silent))) for work in turning.works(machine, packed=False))
     with monkeypatch.context() as patch:
         patch.setattr(
             attending, "attention", lambda q, k, v, mask, scoring: 1.01 * kernel.attention(q, k, v, mask, scoring)

@@ -17,7 +17,7 @@ from phasor.kernels.bias import Bias
 from phasor.kernels.mask import Mask
 from phasor.parts.places import Places
 from phasor.parts.positions import build_position
-from phasor.speed.trial import Contender, Machine, Trial, Work, off
+from phasor.speed.trial import Contender, Machine, Trial, Work, worst_off
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # sums of some thousand products, rounded at the end
 CHECKED = 64  # queries whose result is compared; a whole reference would be a matrix of queries by keys
@@ -63,7 +63,7 @@ def contenders(machine: Machine, count: int, window: int, name: str) -> list[Con
             with torch.no_grad():
                 queries = torch.randperm(count, generator=torch.Generator().manual_seed(4))[:CHECKED]
                 queries = queries.to(machine.device)
-                return off([call()[:, queries]], [rows(*inputs(), queries, window, bias)])
+                return worst_off([call()[:, queries]], [rows(*inputs(), queries, window, bias)], tokens=1)
 
         return Trial(check, lambda timer: timer(torch.no_grad()(call)))
 

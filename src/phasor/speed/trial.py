@@ -109,3 +109,18 @@ def off(found: Iterable[Tensor], truth: Iterable[Tensor]) -> float:
         size += float(wide.square().sum())
     error = (wrong / size) ** 0.5
     return error if error == error else float("inf")
+
+
+def worst_off(found: Iterable[Tensor], truth: Iterable[Tensor], tokens: int) -> float:
+    """The same for the token that is furthest off, so that a single wrong one shows; `tokens` is their axis.
+
+    >>> worst_off([torch.tensor([[3.0, 4.0], [3.0, 4.5]])], [torch.tensor([[3.0, 4.0], [3.0, 4.0]])], 0)
+    0.1
+    """
+    worst = 0.0
+    for one, other in zip(found, truth, strict=True):
+        wide = other.detach().double().movedim(tokens, 0).flatten(1)
+        wrong = one.detach().double().movedim(tokens, 0).flatten(1) - wide
+        error = float((wrong.norm(dim=1) / wide.norm(dim=1)).max())
+        worst = max(worst, error if error == error else float("inf"))
+    return worst
