@@ -366,6 +366,10 @@ REFUSED = {
     "the embedding has a norm, token types or a width of its own": {"embedding": {"norm": True}},
     "the head does more than one projection": {"head": phasor.LanguageHeadConfig(softcap=30.0)},
     "positions are neither rotary nor absent": {"position": "alibi"},
+    "positions are added to the embeddings": {
+        "position": "sinusoidal",
+        "layers": (phasor.LayerConfig(position="none"),),
+    },
     "positions have several axes, decay, turn values or depend on the length": {"position": "xpos"},
     "attention has a softcap, sink logits, a clip or capped sinks": {"attention": {"softcap": 20.0}},
     "queries and keys are normed all heads together": {"attention": {"qk_norm": "whole"}},

@@ -69,6 +69,7 @@ def form_obstacle(model: Transformer) -> str | None:
         "the embedding has a norm, token types or a width of its own": bool(
             embedding.norm or embedding.token_types or embedding.width
         ),
+        "positions are added to the embeddings": "input" in config.position.acts_on,
         "the head does more than one projection": not plain_head,
         "the weights are not float32, bfloat16 or float16, all of one type": not (
             weight.dtype in (torch.float32, torch.bfloat16, torch.float16)
