@@ -147,7 +147,8 @@ def captured(body: Callable[[], Tensor]) -> Callable[[], Tensor]:
             body()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may go on with their own work
+    # On a stream of this device and this thread, whose neighbours may go on with their own work meanwhile.
+    with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
         result = body()
 
     def run() -> Tensor:
