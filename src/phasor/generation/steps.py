@@ -6,6 +6,7 @@ The host launches steps ahead and looks at their tokens as they arrive; it never
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ from phasor.kernels.constants import constants
 from phasor.model import Transformer
 from phasor.parts.experts import Experts
 
+CAPTURING = threading.Lock()  # torch captures one graph at a time
 AHEAD = 8  # steps launched before the tokens of the first of them are looked at
 
 
@@ -62,7 +64,7 @@ class Steps:
         if on_gpu:
             self.beside, self.ran = torch.cuda.Stream(self.device), torch.cuda.Event()
             self.copied = [torch.cuda.Event() for _ in self.history]
-            with torch.cuda.device(self.device):
+            with CAPTURING, torch.cuda.device(self.device):
                 self.run = captured(body)
             self.constants = constants()  # which the graph reads, and does not keep either
         else:
