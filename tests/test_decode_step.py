@@ -59,7 +59,8 @@ def on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program a kernel, or a few: the interpreter takes its time over each."""
-    monkeypatch.setattr(matvec_triton, "VECTOR", matvec_triton.Tiles(64, 64, 1))
+    for few in ("VECTOR", "NARROW"):
+        monkeypatch.setattr(matvec_triton, few, matvec_triton.Tiles(64, 64, 1))
     monkeypatch.setattr(matvec_triton, "MATRIX", matvec_triton.Tiles(64, 64, 1))
     monkeypatch.setattr(attend_triton, "FEW", attend_triton.Reading(16, 1, 1))
     monkeypatch.setattr(attend_triton, "PROGRAMS", 4)
@@ -79,6 +80,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, offset: float, eps: float) -
     [
         (1, 48, 37, matvec_triton.Tiles(4, 32, 1)),
         (1, 64, 8, matvec_triton.VECTOR),
+        (1, 64, 8, matvec_triton.NARROW),
         (3, 80, 37, matvec_triton.Tiles(16, 32, 1, 2)),
         (16, 40, 16, matvec_triton.MATRIX),
     ],
