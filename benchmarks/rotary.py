@@ -263,20 +263,23 @@ def decode(report: Report, rows: int, rope: phasor.Rotary) -> None:
 
 
 def sweep() -> None:
-    """Tokens a program and warps, for large and small sizes."""
+    """Programs a token and warps, for large and small sizes."""
     from phasor.kernels.rotary_triton import Schedule, launch
 
-    rope = phasor.Rotary(head_dim=WIDTH)
-    for rows, count, form in (
-        (ROWS, TOKENS, "half"),
-        (ROWS, TOKENS, "adjacent"),
-        (ROWS, TOKENS, "projection"),
-        (ROWS, TOKENS, "joined"),
-        (1, 1, "half"),
-        (64, 1, "half"),
-        (256, 1, "half"),
-        (2, 512, "half"),
+    for rows, count, form, turned in (
+        (ROWS, TOKENS, "half", WIDTH),
+        (ROWS, TOKENS, "adjacent", WIDTH),
+        (ROWS, TOKENS, "half", WIDTH // 4),
+        (ROWS, TOKENS, "adjacent", WIDTH // 4),
+        (ROWS, TOKENS, "projection", WIDTH),
+        (ROWS, TOKENS, "joined", WIDTH),
+        (1, 1, "half", WIDTH),
+        (16, 1, "half", WIDTH),
+        (64, 1, "half", WIDTH),
+        (256, 1, "half", WIDTH),
+        (2, 512, "half", WIDTH),
     ):
+        rope = phasor.Rotary(head_dim=WIDTH, width=turned)
         turn = turn_of(rope, torch.arange(count, device="cuda"))
         fused = drawn(rows, count, KEYS, HEADS // KEYS + 2, WIDTH)
         parts = rotary.parts_of(fused)
@@ -289,18 +292,18 @@ def sweep() -> None:
         large = rows * count > 1024
         how: dict[str, Any] = {"repeats": 15} if large else {"calls": 50, "cold": False, "repeats": 10}
         least = floor(sum(x.numel() for x in source), **how)
-        print(f"{form}, {rows} x {count} tokens: floor {least:.4f} ms")
-        for each in (1, 2, 4) if large else (1,):
+        print(f"{form}, {turned} of {WIDTH} turned, {rows} x {count} tokens: floor {least:.4f} ms")
+        for each in (1, 2, 4, 8):
             line = []
             for warps in (1, 2, 4, 8):
                 options: dict[str, Any] = {"adjacent": form == "adjacent", "back": form == "joined"}
                 options["schedule"] = Schedule(each, warps)
                 try:
                     took = timed(partial(launch, source, target, *turn, **options), **how)
-                    line.append(f"{warps} warps {took:.4f} ({least / took:.1%})")
+                    line.append(f"{warps} warps {took:.5f} ({least / took:.1%})")
                 except Exception as error:
                     line.append(f"{warps} warps failed: {str(error).splitlines()[0][:60]}")
-            print(f"    {each} tokens a program: " + "   ".join(line), flush=True)
+            print(f"    {each} programs a token: " + "   ".join(line), flush=True)
 
 
 def main() -> None:

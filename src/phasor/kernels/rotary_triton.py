@@ -1,6 +1,6 @@
 """Rotation of queries and keys in one pass over memory, the angles made on the way from positions; in Triton.
 
-One program takes a token: it makes the token's cosines and sines once and turns all of its heads by them. What it reads
+A program takes a token: it makes the token's cosines and sines once and turns its heads by them. What it reads
 and writes is told by strides, so that the heads may lie in tensors of their own or inside a fused projection.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -20,9 +20,9 @@ NOTHING = nullcontext()
 
 
 class Schedule(NamedTuple):
-    """How the work is cut: tokens that a program takes one after another, and its warps."""
+    """How the work is cut: programs that share the heads of a token, and the warps of each."""
 
-    tokens: int
+    parts: int
     warps: int
 
 
@@ -53,43 +53,55 @@ def cos_sin(position, increments):
 
 
 @triton.jit
-def pairs(source, real, PAIRS: tl.constexpr, WIDTH: tl.constexpr, ADJACENT: tl.constexpr):
-    """The first and second features of all pairs, `[R, PAIRS]`, of the `real` heads `source` `[R, 1]` points to."""
+def read(source, real, WIDTH: tl.constexpr, HEAD: tl.constexpr, ADJACENT: tl.constexpr):
+    """The heads that `source` `[R, 1]` points to, as two tensors `[R, C]`: features, and those they are paired with.
+
+    The two have every feature once; twice for a head of which only a part turns, in halves. The second reading finds
+    it in the cache.
+    """
     if ADJACENT:
-        both = tl.arange(0, 2 * PAIRS)[None, :]
-        x = tl.load(source + both, real & (both < WIDTH))
-        return tl.split(tl.reshape(x, (source.shape[0], PAIRS, 2)))
+        both = tl.arange(0, 2 * triton.next_power_of_2((HEAD + 1) // 2))[None, :]
+        x = tl.load(source + both, real & (both < HEAD))
+        return tl.split(tl.reshape(x, (source.shape[0], x.shape[1] // 2, 2)))
+    elif WIDTH == HEAD:
+        first = tl.arange(0, triton.next_power_of_2(HEAD // 2))[None, :]
+        inside = real & (first < HEAD // 2)
+        return tl.load(source + first, inside), tl.load(source + (HEAD // 2 + first), inside)
     else:
-        first = tl.arange(0, PAIRS)[None, :]
-        inside = real & (first < WIDTH // 2)
-        return tl.load(source + first, inside), tl.load(source + (WIDTH // 2 + first), inside)
+        column = tl.arange(0, triton.next_power_of_2(HEAD))[None, :]
+        RUN: tl.constexpr = (WIDTH // 2) & -(WIDTH // 2)  # of features whose partners lie side by side too
+        partner = tl.where(column < WIDTH // 2, column + WIDTH // 2, column - WIDTH // 2)
+        partner = tl.max_contiguous(tl.multiple_of(partner, (1, RUN)), (1, RUN))
+        return tl.load(source + column, real & (column < HEAD)), tl.load(source + partner, real & (column < WIDTH))
 
 
 @triton.jit
-def put_turned(u, v, cos, sin, target, real, PAIRS: tl.constexpr, WIDTH: tl.constexpr, ADJACENT: tl.constexpr):
-    """Write the turned pairs to the heads `target` `[R, 1]` points to."""
-    u, v = u.to(tl.float32), v.to(tl.float32)
-    a, b = (u * cos - v * sin).to(target.dtype.element_ty), (v * cos + u * sin).to(target.dtype.element_ty)
+def write(x, y, cos, sin, target, real, WIDTH: tl.constexpr, HEAD: tl.constexpr, ADJACENT: tl.constexpr):
+    """Turn what `read` has read, and write it to the heads that `target` `[R, 1]` points to."""
+    kind = target.dtype.element_ty
+    x, y = x.to(tl.float32), y.to(tl.float32)
     if ADJACENT:
-        both = tl.arange(0, 2 * PAIRS)[None, :]
-        tl.store(target + both, tl.reshape(tl.join(a, b), (target.shape[0], 2 * PAIRS)), real & (both < WIDTH))
+        a, b = x * cos - y * sin, y * cos + x * sin
+        if WIDTH < HEAD:
+            turns = tl.arange(0, x.shape[1])[None, :] < WIDTH // 2
+            a, b = tl.where(turns, a, x), tl.where(turns, b, y)
+        both = tl.arange(0, 2 * x.shape[1])[None, :]
+        z = tl.reshape(tl.join(a.to(kind), b.to(kind)), (x.shape[0], 2 * x.shape[1]))
+        tl.store(target + both, z, real & (both < HEAD))
+    elif WIDTH == HEAD:
+        first = tl.arange(0, x.shape[1])[None, :]
+        inside = real & (first < HEAD // 2)
+        tl.store(target + first, (x * cos - y * sin).to(kind), inside)
+        tl.store(target + (HEAD // 2 + first), (y * cos + x * sin).to(kind), inside)
     else:
-        first = tl.arange(0, PAIRS)[None, :]
-        inside = real & (first < WIDTH // 2)
-        tl.store(target + first, a, inside)
-        tl.store(target + (WIDTH // 2 + first), b, inside)
+        column = tl.arange(0, x.shape[1])[None, :]
+        z = x * cos + y * tl.where(column < WIDTH // 2, -sin, sin)
+        tl.store(target + column, tl.where(column < WIDTH, z, x).to(kind), real & (column < HEAD))
 
 
-@triton.jit
-def copy(source, target, real, SIZE: tl.constexpr):
-    """Copy the SIZE features at the pointers `source` `[R, 1]`."""
-    column = tl.arange(0, triton.next_power_of_2(SIZE))[None, :]
-    tl.store(target + column, tl.load(source + column, real & (column < SIZE)), real & (column < SIZE))
-
-
-@triton.jit(do_not_specialize=["tokens", "length", "position_row", "position_step"])
+@triton.jit(do_not_specialize=["length", "position_row", "position_step"])
 def rotary_kernel(
-    positions, increments, factor, tokens, length, position_row, position_step,
+    positions, increments, factor, length, position_row, position_step,
     q_in, k_in, v_in, q_out, k_out, v_out,
     q_row, q_step, q_group, q_head,  # strides of what is read: of a row, a token, a group of heads, a head
     k_row, k_step, k_head,
@@ -97,49 +109,46 @@ def rotary_kernel(
     Q_STEP: tl.constexpr, Q_GROUP: tl.constexpr, KV_STEP: tl.constexpr, KV_HEAD: tl.constexpr,  # of what is written
     QUERIES: tl.constexpr, SHARED: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
     WIDTH: tl.constexpr, HEAD: tl.constexpr, ADJACENT: tl.constexpr, BACK: tl.constexpr, WIDE: tl.constexpr,
-    TOKENS: tl.constexpr,
+    PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Queries `[B, T, K, SHARED, D]`, keys and values `[B, T, K, D]` of TOKENS tokens a program, from `in` to `out`.
+    """Queries `[B, T, K, SHARED, D]`, keys and values `[B, T, K, D]` of a token, from `in` to `out`.
 
-    BACK turns the other way, which is the gradient. With VALUES the values are copied along. WIDE is for heads further
-    apart than 32 bits count.
+    PARTS programs share the heads of a token. BACK turns the other way, which is the gradient. With VALUES the values
+    are copied along. WIDE is for heads further apart than 32 bits count.
     """
-    PAIRS: tl.constexpr = triton.next_power_of_2(WIDTH // 2)
-    HEADS: tl.constexpr = triton.next_power_of_2(QUERIES)
-    GROUPS: tl.constexpr = triton.next_power_of_2(KEYS) if KEYS > 0 else 1
-    pair = tl.arange(0, PAIRS)
-    increment = tl.load(increments + pair, pair < WIDTH // 2, other=0)
-    scale = tl.load(factor)
-    head, group = tl.arange(0, HEADS)[:, None], tl.arange(0, GROUPS)[:, None]
-    every, some = group < KEYS, head < QUERIES
+    HEADS: tl.constexpr = triton.next_power_of_2((QUERIES + PARTS - 1) // PARTS)
+    GROUPS: tl.constexpr = triton.next_power_of_2((KEYS + PARTS - 1) // PARTS) if KEYS > 0 else 1
+    PAIRED: tl.constexpr = ADJACENT or WIDTH == HEAD
+    token, part = tl.program_id(0), tl.program_id(1)
+    head, group = part * HEADS + tl.arange(0, HEADS)[:, None], part * GROUPS + tl.arange(0, GROUPS)[:, None]
+    some, every = head < QUERIES, group < KEYS
     group_of, in_group = head // SHARED, head % SHARED
     if WIDE:
         group_of, in_group, group = group_of.to(tl.int64), in_group.to(tl.int64), group.to(tl.int64)
-    for i in tl.static_range(TOKENS):
-        token = tl.program_id(0) * TOKENS + i
-        here = token < tokens
-        row, step, place = (token // length).to(tl.int64), (token % length).to(tl.int64), token.to(tl.int64)
-        # All that is read is asked for before the angles are made, which take as long as reading does.
-        position = tl.load(positions + row * position_row + step * position_step, here, other=0)
-        q_from = q_in + row * q_row + step * q_step + group_of * q_group + in_group * q_head
-        q_to = q_out + place * Q_STEP + group_of * Q_GROUP + in_group * HEAD
-        q_first, q_second = pairs(q_from, here & some, PAIRS, WIDTH, ADJACENT)
-        if KEYS > 0:
-            k_from = k_in + row * k_row + step * k_step + group * k_head
-            k_to = k_out + place * KV_STEP + group * KV_HEAD
-            k_first, k_second = pairs(k_from, here & every, PAIRS, WIDTH, ADJACENT)
-        cos, sin = cos_sin(position, increment)
-        cos, sin = (cos * scale)[None, :], ((-sin if BACK else sin) * scale)[None, :]
-        put_turned(q_first, q_second, cos, sin, q_to, here & some, PAIRS, WIDTH, ADJACENT)
-        if KEYS > 0:
-            put_turned(k_first, k_second, cos, sin, k_to, here & every, PAIRS, WIDTH, ADJACENT)
-        if WIDTH < HEAD:
-            copy(q_from + WIDTH, q_to + WIDTH, here & some, HEAD - WIDTH)
-            if KEYS > 0:
-                copy(k_from + WIDTH, k_to + WIDTH, here & every, HEAD - WIDTH)
-        if VALUES:
-            v_from = v_in + row * v_row + step * v_step + group * v_head
-            copy(v_from, v_out + place * KV_STEP + group * KV_HEAD, here & every, HEAD)
+    row, step, place = (token // length).to(tl.int64), (token % length).to(tl.int64), token.to(tl.int64)
+    # All that is read is asked for before the angles are made, which take as long as reading does.
+    position, scale = tl.load(positions + row * position_row + step * position_step), tl.load(factor)
+    pair = tl.arange(0, triton.next_power_of_2((HEAD + 1) // 2 if PAIRED else HEAD))
+    if not PAIRED:
+        pair = tl.where(pair < WIDTH // 2, pair, pair - WIDTH // 2)
+    increment = tl.load(increments + pair, pair < WIDTH // 2, other=0)
+    q_from = q_in + row * q_row + step * q_step + group_of * q_group + in_group * q_head
+    q_to = q_out + place * Q_STEP + group_of * Q_GROUP + in_group * HEAD
+    q_x, q_y = read(q_from, some, WIDTH, HEAD, ADJACENT)
+    if KEYS > 0:
+        k_from = k_in + row * k_row + step * k_step + group * k_head
+        k_to = k_out + place * KV_STEP + group * KV_HEAD
+        k_x, k_y = read(k_from, every, WIDTH, HEAD, ADJACENT)
+    cos, sin = cos_sin(position, increment)
+    cos, sin = (cos * scale)[None, :], ((-sin if BACK else sin) * scale)[None, :]
+    write(q_x, q_y, cos, sin, q_to, some, WIDTH, HEAD, ADJACENT)
+    if KEYS > 0:
+        write(k_x, k_y, cos, sin, k_to, every, WIDTH, HEAD, ADJACENT)
+    if VALUES:
+        column = tl.arange(0, triton.next_power_of_2(HEAD))[None, :]
+        inside = every & (column < HEAD)
+        v = tl.load(v_in + row * v_row + step * v_step + group * v_head + column, inside)
+        tl.store(v_out + place * KV_STEP + group * KV_HEAD + column, v, inside)
 
 
 def launch(
@@ -164,19 +173,19 @@ def launch(
     tokens = rows * length
     if tokens == 0:
         return
-    each = schedule_of(tokens, groups * shared, width) if schedule is None else schedule
+    parts, warps = schedule or schedule_of(tokens, groups * shared, width)
     keys, (q_strides, k_strides, v_strides) = k.shape[2], (x.stride() for x in (q, k, v))
     wide = max(q_strides[2] * groups, q_strides[3] * shared, k_strides[2] * keys, v_strides[2] * keys) >= 1 << 30
     by_row = positions.dim() == 2 and positions.shape[0] > 1
     with on_device(q):
-        rotary_kernel[(triton.cdiv(tokens, each.tokens),)](
-            positions, increments, factor, tokens, length, positions.stride(0) if by_row else 0, positions.stride(-1),
+        rotary_kernel[(tokens, parts)](
+            positions, increments, factor, length, positions.stride(0) if by_row else 0, positions.stride(-1),
             q, k, v, into_q, into_k, into_v,
             *q_strides[:4], *k_strides[:3], *v_strides[:3],
             Q_STEP=into_q.stride(1), Q_GROUP=into_q.stride(2), KV_STEP=into_k.stride(1), KV_HEAD=into_k.stride(2),
             QUERIES=groups * shared, SHARED=shared, KEYS=keys, VALUES=len(heads) == 3,
-            WIDTH=2 * increments.shape[0], HEAD=width, ADJACENT=adjacent, BACK=back, WIDE=wide, TOKENS=each.tokens,
-            num_warps=each.warps,
+            WIDTH=2 * increments.shape[0], HEAD=width, ADJACENT=adjacent, BACK=back, WIDE=wide, PARTS=parts,
+            num_warps=warps,
         )  # fmt: skip
 
 
