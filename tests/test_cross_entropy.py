@@ -190,8 +190,8 @@ def test_it_is_a_well_behaved_op(form, biased):
     made, targets, weights = rows(6, 3, 9)
     inputs = (made[0], made[1], made[2] if biased else None, targets, weights, *GIVEN["all"], torch.float32)
     with paths.only(form):
-        torch.library.opcheck(ops._linear_cross_entropy, (*inputs, [True, True, biased], 4))
-    torch.library.opcheck(ops._scaled, (made[0].detach(), torch.tensor(2.0), torch.bfloat16))
+        torch.library.opcheck(ops._linear_cross_entropy.op, (*inputs, [True, True, biased], 4))
+    torch.library.opcheck(ops._scaled.op, (made[0].detach(), torch.tensor(2.0), torch.bfloat16))
 
 
 def test_it_compiles_into_one_graph():

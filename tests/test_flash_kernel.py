@@ -322,7 +322,7 @@ def test_operation_is_one_that_torch_can_check_and_compile():
     mask, at = Mask(causal=True), torch.arange(9)[None]
     bounds, shifts = intervals.intervals(mask, 9, 9, CPU), intervals.shifts(mask, at, at)
     inputs = (q, q, q, bounds, None, at, at, shifts, None, table, sinks, 0, 0.3, 0.0)
-    torch.library.opcheck(flash.interval_attention, inputs)
+    torch.library.opcheck(flash.interval_attention.op, inputs)
 
     def run(q):
         return attention(q, q, q, Mask(causal=True, window=4), Scoring(scale=0.3))

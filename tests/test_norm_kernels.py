@@ -62,7 +62,7 @@ def test_norm_is_its_formula(kind, shape):
     x, _, weight, bias, about = made(shape, kind)
     with paths.only("triton"):
         y = ops.norm(x, weight, bias, **about)
-        assert y.grad_fn.name().startswith("GeneratedBackwardFor_phasor_norm")
+        assert y.grad_fn.name().startswith("phasor_norm")
         ours = gradients([y], (x, weight, bias))
     twins = doubled(x, weight, bias)
     truth = formula(*twins, **about)
@@ -153,8 +153,8 @@ def test_the_gradient_of_weights_is_the_same_each_time():
 def test_they_are_well_behaved_ops(kind):
     x, r, weight, bias, about = made((4, 5), kind)
     rest = (about["eps"], about["offset"], about["centred"], torch.float32)
-    torch.library.opcheck(ops._norm, (x, weight, bias, *rest))
-    torch.library.opcheck(ops._sum_and_norm, (x, r, weight, bias, *rest))
+    torch.library.opcheck(ops._norm.op, (x, weight, bias, *rest))
+    torch.library.opcheck(ops._sum_and_norm.op, (x, r, weight, bias, *rest))
 
 
 def test_why_a_norm_takes_its_plain_form():

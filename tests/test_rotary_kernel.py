@@ -76,6 +76,29 @@ class TestValues:
         for got, x in zip(rotary.turn_heads(q, k, turn, pairing), (q, k), strict=True):
             assert (got - turned(x, turn, pairing)).abs().max() < 1.25 * EXACT
 
+    @PAIRINGS
+    @pytest.mark.parametrize("parts", [2, 3, 8])
+    def test_programs_share_the_heads_of_a_token(self, parts, pairing):
+        from phasor.kernels.rotary_triton import Schedule, launch
+
+        turn = turn_of(2, 3, pairs=2)
+        q, k, v = torch.randn(2, 3, 2, 3, 6), *torch.randn(2, 2, 3, 2, 6)
+        into = [torch.full_like(x, torch.nan) for x in (q, k, v)]
+        launch((q, k, v), into, *turn, adjacent=pairing == "adjacent", back=False, schedule=Schedule(parts, 1))
+        for got, x in zip(into[:2], (q, k), strict=True):
+            assert (got.flatten(2, -2) - turned(x.flatten(2, -2), turn, pairing)).abs().max() < EXACT
+        assert torch.equal(into[2], v)
+
+    @PAIRINGS
+    def test_what_does_not_turn_passes_as_it_is(self, pairing):
+        """Zeros of either sign and infinities beside them too."""
+        odd = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, 1.0, -1.0, torch.nan, -0.0])
+        x = torch.cat((torch.randn(4), odd)).expand(1, 2, 3, 12)
+        got = rotary.turn_heads(x, x, turn_of(2, pairs=2, factor=3.0), pairing)
+        for y in got:
+            assert torch.equal(y[..., 4:].contiguous().view(torch.int32), x[..., 4:].contiguous().view(torch.int32))
+            assert y[..., :4].isfinite().all()
+
     def test_every_eighth_of_a_turn_and_its_neighbours(self):
         """Where the quarter that is taken off changes, and where cosine or sine is nothing."""
         phases = [eighth * 2**61 + off for eighth in range(-4, 4) for off in (-(2**32), -1, 0, 1, 2**32)]
@@ -190,9 +213,9 @@ class TestGradients:
     def test_operators_are_well_formed(self):
         turn, (x,), (q, k) = turn_of(2, 3, pairs=5), self.inputs("projection"), self.inputs("heads")
         options = (*turn, True, False)
-        torch.library.opcheck(rotary.turn_heads_op, (q, k, *options))
-        torch.library.opcheck(rotary.turn_projection_op, (x, *options))
-        torch.library.opcheck(rotary.join_projection_op, (q, k, k.detach().clone().requires_grad_(), *options))
+        torch.library.opcheck(rotary.turn_heads_op.op, (q, k, *options))
+        torch.library.opcheck(rotary.turn_projection_op.op, (x, *options))
+        torch.library.opcheck(rotary.join_projection_op.op, (q, k, k.detach().clone().requires_grad_(), *options))
 
 
 def run(model: phasor.Transformer, *args: Any, **given: Any) -> list[Tensor]:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from phasor.kernels import paths
+from phasor.kernels.operation import operation
 
 SMALL = 2**26  # logits, 256 MiB in float32: without a kernel so many are held at once, which is as quick
 Judge = Callable[..., tuple[Tensor, Tensor]]
@@ -187,7 +188,7 @@ def kept(weight: Tensor) -> torch.dtype:
     return weight.dtype if weight.dtype == torch.bfloat16 else wide(weight.dtype)
 
 
-@torch.library.custom_op("phasor::linear_cross_entropy", mutates_args=())
+@operation("phasor::linear_cross_entropy")
 def _linear_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
@@ -282,7 +283,7 @@ def _scale_back(ctx: Any, by: Tensor | None, *_: None) -> tuple[Tensor | None, .
 _linear_cross_entropy.register_autograd(_scale_back, setup_context=_keep)
 
 
-@torch.library.custom_op("phasor::scaled", mutates_args=())
+@operation("phasor::scaled")
 def _scaled(x: Tensor, by: Tensor, dtype: torch.dtype) -> Tensor:
     """`x` times one number in float32, in one pass whatever the types; a number without axes would be rounded first."""
     return torch.mul(x, by.view((1,) * x.dim()), out=torch.empty_like(x, dtype=dtype))

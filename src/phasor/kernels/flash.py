@@ -10,6 +10,7 @@ from torch import Tensor
 from phasor.kernels import intervals, paths
 from phasor.kernels.bias import DistanceBias
 from phasor.kernels.mask import Mask
+from phasor.kernels.operation import operation
 
 if TYPE_CHECKING:
     from phasor.kernels.attention import Scoring
@@ -73,7 +74,7 @@ def flash(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scoring: Scoring) -> Tens
     return out
 
 
-@torch.library.custom_op("phasor::interval_attention", mutates_args=())
+@operation("phasor::interval_attention")
 def interval_attention(
     q: Tensor,
     k: Tensor,
@@ -110,7 +111,7 @@ def _(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     )
 
 
-@torch.library.custom_op("phasor::interval_attention_backward", mutates_args=())
+@operation("phasor::interval_attention_backward")
 def interval_attention_backward(
     grad: Tensor,
     out: Tensor,

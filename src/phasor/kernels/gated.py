@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from phasor.kernels import eager, paths
+from phasor.kernels.operation import operation
 
 GATES: dict[str, Callable[[Tensor], Tensor]] = {
     "glu": torch.sigmoid,
@@ -49,7 +50,7 @@ def gated_ref(x: Tensor, kind: str) -> Tensor:
     return GATES[kind](gate) * up
 
 
-@torch.library.custom_op("phasor::gated", mutates_args=())
+@operation("phasor::gated")
 def _gated(x: Tensor, kind: str) -> Tensor:
     from phasor.kernels.gated_triton import forward
 
@@ -61,7 +62,7 @@ def _(x: Tensor, kind: str) -> Tensor:
     return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
 
 
-@torch.library.custom_op("phasor::gated_backward", mutates_args=())
+@operation("phasor::gated_backward")
 def _gated_backward(grad: Tensor, x: Tensor, kind: str) -> Tensor:
     from phasor.kernels.gated_triton import backward
 
@@ -109,7 +110,7 @@ def linear_obstacle(x: Tensor, weight: Tensor, kind: str) -> str | None:
     return paths.obstacle(x)
 
 
-@torch.library.custom_op("phasor::gated_linear", mutates_args=())
+@operation("phasor::gated_linear")
 def _gated_linear(x: Tensor, weight: Tensor, kind: str) -> Tensor:
     return F.linear(_gated(x, kind), weight.to(x.dtype))
 
@@ -119,7 +120,7 @@ def _(x: Tensor, weight: Tensor, kind: str) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
-@torch.library.custom_op("phasor::gated_linear_backward", mutates_args=())
+@operation("phasor::gated_linear_backward")
 def _gated_linear_backward(grad: Tensor, x: Tensor, weight: Tensor, kind: str, learned: bool) -> tuple[Tensor, Tensor]:
     """The gradients by `x` and by weight, the latter empty where it is not learned."""
     from phasor.kernels.gated_triton import backward

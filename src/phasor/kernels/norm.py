@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from phasor.kernels import eager
+from phasor.kernels.operation import operation
 
 WIDEST = 2**14  # a row has to fit into the registers of one program
 
@@ -105,7 +106,7 @@ def result_type(x: Tensor, offset: float) -> torch.dtype:
     return torch.float32 if torch.is_autocast_enabled(x.device.type) and not offset else x.dtype
 
 
-@torch.library.custom_op("phasor::norm", mutates_args=())
+@operation("phasor::norm")
 def _norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, offset: float, centred: bool, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -123,7 +124,7 @@ def _(x: Tensor, weight: Any, bias: Any, eps: float, offset: float, centred: boo
     return x.new_empty(x.shape, dtype=dtype), mean, x.new_empty(rows, dtype=torch.float32)
 
 
-@torch.library.custom_op("phasor::sum_and_norm", mutates_args=())
+@operation("phasor::sum_and_norm")
 def _sum_and_norm(
     x: Tensor,
     r: Tensor,
@@ -148,7 +149,7 @@ def _(x: Tensor, r: Tensor, weight: Any, bias: Any, eps: float, offset: float, c
     return s, x.new_empty(x.shape, dtype=dtype), mean, x.new_empty(rows, dtype=torch.float32)
 
 
-@torch.library.custom_op("phasor::norm_backward", mutates_args=())
+@operation("phasor::norm_backward")
 def _norm_backward(
     grad: Tensor,
     grad_sum: Tensor | None,

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from phasor.kernels.operation import Operation
+
 
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
     """Turn the first `2 * cos.shape[-1]` features of `x` in pairs; the rest pass through.
@@ -107,9 +109,8 @@ def turn_heads(q: Tensor, k: Tensor, turn: Turn, pairing: str) -> tuple[Tensor, 
 
     Queries may come by group, `[B, T, K, H/K, D]`; they go as `[B, T, H, D]`.
     """
-    if needs_op(q, k):
-        return turn_heads_op(q, k, *turn, pairing == "adjacent", False)
-    return turned_heads(q, k, *turn, pairing == "adjacent", False)
+    made: tuple[Tensor, Tensor] = turn_heads_op(q, k, *turn, pairing == "adjacent", False)
+    return made
 
 
 def turn_projection(projected: Tensor, turn: Turn, pairing: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -143,13 +144,6 @@ def parts_of(projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Queries by group `[B, T, K, H/K, D]`, keys and values `[B, T, K, D]` as views of a projection."""
     q, k, v = projected.split((projected.shape[-2] - 2, 1, 1), dim=-2)  # whose gradients come together in one copy
     return q, k.squeeze(-2), v.squeeze(-2)
-
-
-def needs_op(*tensors: Tensor) -> bool:
-    """Whether somebody has to know of the operation: autograd, a compiler, or a class of tensors of its own."""
-    if torch.compiler.is_compiling() or any(type(x) is not Tensor for x in tensors):
-        return True
-    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 def turned_heads(
@@ -202,9 +196,9 @@ def empty_projection(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
     return q.new_empty((rows, tokens, groups, q.shape[2] // groups + 2, width))
 
 
-turn_heads_op = torch.library.custom_op("phasor::turn_heads", turned_heads, mutates_args=())
-turn_projection_op = torch.library.custom_op("phasor::turn_projection", turned_projection, mutates_args=())
-join_projection_op = torch.library.custom_op("phasor::join_projection", joined_projection, mutates_args=())
+turn_heads_op = Operation("phasor::turn_heads", turned_heads)
+turn_projection_op = Operation("phasor::turn_projection", turned_projection)
+join_projection_op = Operation("phasor::join_projection", joined_projection)
 turn_heads_op.register_fake(empty_heads)
 turn_projection_op.register_fake(empty_parts)
 join_projection_op.register_fake(empty_projection)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -101,8 +101,8 @@ def write(x, y, cos, sin, target, real, WIDTH: tl.constexpr, HEAD: tl.constexpr,
 
 @triton.jit(do_not_specialize=["length", "position_row", "position_step"])
 def rotary_kernel(
-    positions, increments, factor, length, position_row, position_step,
-    q_in, k_in, v_in, q_out, k_out, v_out,
+    positions, increments, factor, q_in, k_in, v_in, q_out, k_out, v_out,
+    length, position_row, position_step,
     q_row, q_step, q_group, q_head,  # strides of what is read: of a row, a token, a group of heads, a head
     k_row, k_step, k_head,
     v_row, v_step, v_head,
@@ -151,6 +151,18 @@ def rotary_kernel(
         tl.store(v_out + place * KV_STEP + group * KV_HEAD + column, v, inside)
 
 
+class Launch(NamedTuple):
+    """A kernel as it was compiled for tensors of certain shapes, and the numbers it is called with behind them."""
+
+    kernel: Any
+    grid: tuple[int, int, int]
+    numbers: tuple[Any, ...]
+
+
+MOST = 1024
+KEPT: dict[tuple[Any, ...], Launch] = {}  # at most so many; Triton itself would look at every number again
+
+
 def launch(
     heads: Sequence[Tensor],
     into: Sequence[Tensor],
@@ -168,25 +180,58 @@ def launch(
     do the heads of a group; keys and values have the same strides.
     """
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (*heads, heads[1])[:3])
-    into_q, into_k, into_v = (*into, into[1])[:3]
-    rows, length, groups, shared, width = q.shape
-    tokens = rows * length
-    if tokens == 0:
+    if q.shape[0] * q.shape[1] == 0:
         return
-    parts, warps = schedule or schedule_of(tokens, groups * shared, width)
-    keys, (q_strides, k_strides, v_strides) = k.shape[2], (x.stride() for x in (q, k, v))
-    wide = max(q_strides[2] * groups, q_strides[3] * shared, k_strides[2] * keys, v_strides[2] * keys) >= 1 << 30
-    by_row = positions.dim() == 2 and positions.shape[0] > 1
+    into_q, into_k, into_v = (*into, into[1])[:3]
+    told = (
+        (q.shape, q.stride(), k.shape, k.stride(), v.stride(), into_q.stride(), into_k.stride()),
+        (positions.shape, positions.stride(), len(increments), len(heads) == 3, adjacent, back, schedule),
+    )
+    tensors = positions, increments, factor, q, k, v, into_q, into_k, into_v
+    aligned = (q.data_ptr() | k.data_ptr() | v.data_ptr() | into_q.data_ptr() | into_k.data_ptr()) % 16 == 0
+    key = (*told, q.dtype, k.dtype, v.dtype, q.device)
     with on_device(q):
-        rotary_kernel[(tokens, parts)](
-            positions, increments, factor, length, positions.stride(0) if by_row else 0, positions.stride(-1),
-            q, k, v, into_q, into_k, into_v,
-            *q_strides[:4], *k_strides[:3], *v_strides[:3],
-            Q_STEP=into_q.stride(1), Q_GROUP=into_q.stride(2), KV_STEP=into_k.stride(1), KV_HEAD=into_k.stride(2),
-            QUERIES=groups * shared, SHARED=shared, KEYS=keys, VALUES=len(heads) == 3,
-            WIDTH=2 * increments.shape[0], HEAD=width, ADJACENT=adjacent, BACK=back, WIDE=wide, PARTS=parts,
-            num_warps=warps,
-        )  # fmt: skip
+        kept = KEPT.get(key) if aligned else None
+        if kept is not None:
+            kept.kernel[kept.grid](*tensors, *kept.numbers)
+            return
+        grid, numbers, warps = arguments(*told[0], *told[1])
+        kernel = rotary_kernel[grid](*tensors, *numbers, num_warps=warps)
+        if kernel is not None and aligned:  # there is none in the interpreter
+            if len(KEPT) >= MOST:
+                KEPT.clear()
+            KEPT[key] = Launch(kernel, grid, numbers)
+
+
+def arguments(
+    q: Sequence[int],
+    q_strides: Sequence[int],
+    k: Sequence[int],
+    k_strides: Sequence[int],
+    v_strides: Sequence[int],
+    into_q: Sequence[int],
+    into_k: Sequence[int],
+    positions: Sequence[int],
+    position_strides: Sequence[int],
+    pairs: int,
+    values: bool,
+    adjacent: bool,
+    back: bool,
+    schedule: Schedule | None,
+) -> tuple[tuple[int, int, int], tuple[Any, ...], int]:
+    """The grid, the numbers and the warps of a launch, by shapes and strides."""
+    rows, length, groups, shared, head = q
+    keys = k[2]
+    parts, warps = schedule or schedule_of(rows * length, groups * shared, head)
+    wide = max(q_strides[2] * groups, q_strides[3] * shared, k_strides[2] * keys, v_strides[2] * keys) >= 1 << 30
+    by_row = len(positions) == 2 and positions[0] > 1
+    numbers = (
+        *(length, position_strides[0] if by_row else 0, position_strides[-1]),
+        *(*q_strides[:4], *k_strides[:3], *v_strides[:3]),
+        *(into_q[1], into_q[2], into_k[1], into_k[2]),
+        *(groups * shared, shared, keys, values, 2 * pairs, head, adjacent, back, wide, parts),
+    )
+    return (rows * length, parts, 1), numbers, warps
 
 
 def on_device(x: Tensor) -> AbstractContextManager[object]:

@@ -119,8 +119,9 @@ class Rotary(Position):
             raise ValueError(f"there are {count} positions for {q.shape[-2]} queries and {k.shape[-2]} keys")
         if positions.dim() > 1 and positions.shape[-2] not in (1, rows):
             raise ValueError(f"positions have {positions.shape[-2]} rows for a batch of {rows}")
-        turn = self.prepare(Places(positions, self._host_lengths(positions, length, present=count)), q.transpose(1, 2))
-        q, k, _ = self.on_heads(q.transpose(1, 2), k.transpose(1, 2), k, turn)
+        q, k = q.transpose(1, 2), k.transpose(1, 2)
+        turn = self.prepare(Places(positions, self._host_lengths(positions, length, present=count)), q)
+        q, k, _ = self.on_heads(q, k, k, turn)
         return q.transpose(1, 2), k.transpose(1, 2)
 
     def obstacle(self, places: Places, like: Tensor) -> str | None:
