@@ -5,7 +5,7 @@ weights must agree, or nothing is printed. The limit is what the model's matrix 
 would take alone at the rates that torch's own kernels reach for a large product and for this attention.
 
     python benchmarks/training_gpu.py [--length 4096] [--tokens 16384] [--systems phasor liger ...]
-        [--curve 60 --text FILE] [--out FILE.json]
+        [--curve 60 --text FILE] [--out FILE.json] [--plot FILE.png]
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ import torch.nn.functional as F
 
 import phasor
 from phasor.config.recipe import Recipe
+from phasor.config.schedules import ConstantSchedule
 from phasor.data.batch import Batch
 from phasor.training.trainer import Trainer
 
 VOCAB, DIM, HIDDEN, LAYERS, HEADS, GROUPS = 32000, 2048, 8192, 16, 32, 8
 SYSTEMS = ("phasor", "phasor-float8", "liger", "transformers", "transformers-compiled")
 WARM, REPEATS, RUNS, RATE = 4, 3, 6, 1e-4
+SCHEDULE = ConstantSchedule(warmup=100)  # the first steps of AdamW would be its largest, and a matter of rounding
 
 
 def config(length: int, layers: int = LAYERS) -> phasor.ModelConfig:
@@ -66,8 +68,7 @@ class Phasor:
     def __init__(self, folder: Path, precision: str) -> None:
         fields = {"precision": precision, "weights": "bfloat16", "compile": True, "graphs": True, "clip": None}
         recipe = Recipe.from_dict(
-            {"train": fields | {"device": "cuda"}, "optimiser": {"rate": RATE}}
-            | {"schedule": {"kind": "constant", "warmup": 0}}
+            {"train": fields | {"device": "cuda"}, "optimiser": {"rate": RATE}} | {"schedule": SCHEDULE.to_dict()}
         )
         self.trainer = Trainer(phasor.load(folder), recipe, steps=1000)
         self.step = 0
@@ -94,12 +95,15 @@ class Peer:
         self.model.config.use_cache = False
         self.forward = torch.compile(self.model) if name.endswith("compiled") else self.model
         self.optimiser = torch.optim.AdamW(self.model.parameters(), RATE, (0.9, 0.95), weight_decay=0.1, fused=True)
+        self.step = 0
 
     def __call__(self, tokens: torch.Tensor) -> Callable[[], float]:
         # The labels are those of `shift_labels`, which need no shift; the others only ask for a loss.
         inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         loss = self.forward(input_ids=inputs, labels=inputs, shift_labels=labels).loss
         loss.backward()
+        self.optimiser.param_groups[0]["lr"] = SCHEDULE.rate_at(self.step, 1000, RATE)
+        self.step += 1
         self.optimiser.step()
         self.optimiser.zero_grad()
         return lambda: float(loss.detach())
@@ -172,6 +176,26 @@ def limit(rows: int, length: int) -> dict[str, float]:
     return {"matmul_tflops": rate / 1e9, "products_ms": products, "attention_ms": LAYERS * attention}
 
 
+def draw(found: dict[str, Any], file: Path) -> None:
+    """The losses of all systems, and how far each is from the first."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    above, below = figure.subplots(2, sharex=True, height_ratios=(2, 1))
+    first, reference = next(iter(found.items()))
+    for name, one in found.items():
+        above.plot(one["losses"], label=name, linewidth=1.2)
+        if name != first:
+            pairs = zip(one["losses"], reference["losses"], strict=True)
+            below.plot([a / b - 1 for a, b in pairs], label=name, linewidth=1.2, color=above.lines[-1].get_color())
+    above.set_ylabel("cross-entropy, nats a byte")
+    above.legend()
+    below.set_ylabel(f"relative to {first}")
+    below.axhline(0, color="grey", linewidth=0.8)
+    below.set_xlabel("updates")
+    figure.savefig(file, dpi=120)
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--length", type=int, default=4096)
@@ -180,6 +204,7 @@ def main() -> None:
     options.add_argument("--curve", type=int, default=0, help="how many steps to take from the same weights first")
     options.add_argument("--text", type=Path, help="a file whose bytes are the tokens; random ones otherwise")
     options.add_argument("--out", type=Path)
+    options.add_argument("--plot", type=Path, help="draw the losses of the first steps")
     given = options.parse_args()
     rows = given.tokens // given.length
     found: dict[str, Any] = {}
@@ -213,6 +238,8 @@ def main() -> None:
         size = {"length": given.length, "rows": rows, "weights": weights}
         about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
         given.out.write_text(json.dumps(about | size | {"limit": bounds, "systems": found}, indent=1) + "\n")
+    if given.plot:
+        draw(found, given.plot)
     print(f"limit: {bounds}: {rows * given.length / sum(list(bounds.values())[1:]) * 1000:,.0f} tokens/s")
     for name, one in found.items():
         print(f"{name:24} {one['tokens_per_s']:8,} tokens/s  {one['ms']:8.1f} ms  {one['peak_gib']:6.1f} GiB")

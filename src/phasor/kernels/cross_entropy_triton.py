@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from phasor.kernels.launching import on_device
+
 
 @triton.jit
 def _shaped(x, multiplier, softcap, CAPPED: tl.constexpr):
@@ -95,7 +97,7 @@ def judge(
     rows, vocabulary = logits.shape
     each = torch.empty(rows, dtype=torch.float32, device=logits.device)
     lses = torch.empty_like(each)
-    with torch.cuda.device_of(logits):
+    with on_device(logits):
         _judge[(rows,)](
             logits,
             targets.contiguous(),

@@ -15,6 +15,7 @@ from phasor.kernels.flash_keys_triton import keys_kernel
 from phasor.kernels.flash_queries_triton import delta_kernel, queries_kernel
 from phasor.kernels.flash_tiles_triton import LOG2E, settings
 from phasor.kernels.intervals import query_ranges
+from phasor.kernels.launching import on_device
 
 
 def backward(
@@ -33,7 +34,7 @@ def backward(
     blocks = triton.cdiv(queries, by_queries["M"])
     parts = torch.zeros(rows, heads, blocks, told["entries"] if learned else 0, device=q.device)
     ranges = query_ranges(told["bounds"], keys, by_keys["N"])
-    with torch.cuda.device_of(q):
+    with on_device(q):
         per = max(1, 4096 // told["D"])
         delta_kernel[(triton.cdiv(rows * queries * heads, per),)](
             out, grad, delta, queries, heads, rows * queries * heads, *grad.stride()[:3], width, told["D"], per

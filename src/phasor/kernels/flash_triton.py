@@ -29,6 +29,7 @@ from phasor.kernels.flash_tiles_triton import (
     settings,
     width_of,
 )
+from phasor.kernels.launching import on_device
 
 
 @triton.jit
@@ -168,7 +169,7 @@ def forward(sinks: Tensor | None, told: dict[str, Any]) -> tuple[Tensor, Tensor]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     logsumexp = torch.empty(rows, heads, queries, dtype=torch.float32, device=q.device)
     chosen = settings("forward", q)
-    with torch.cuda.device_of(q):
+    with on_device(q):
         forward_kernel[(triton.cdiv(queries, chosen["M"]) * heads * rows,)](
             out=out, logsumexp=logsumexp, sinks=sinks, SINKS=sinks is not None, **told, **chosen
         )

@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from phasor.kernels.launching import on_device
+
 
 @triton.jit
 def _act(g, KIND: tl.constexpr):
@@ -67,7 +69,7 @@ def forward(x: Tensor, kind: str, block: int = 2048, warps: int = 8) -> Tensor:
     y = torch.empty((*x.shape[:-1], half), dtype=x.dtype, device=x.device)
     grid, block = over(y, block)
     if y.numel():
-        with torch.cuda.device_of(x):
+        with on_device(x):
             _forward[grid](x.contiguous(), y, half, KIND=kind, BLOCK=block, num_warps=warps)
     return y
 
@@ -79,7 +81,7 @@ def backward(
     by_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     grid, block = over(grad, block)
     if grad.numel():
-        with torch.cuda.device_of(x):
+        with on_device(x):
             _backward[grid](
                 grad.contiguous(), x.contiguous(), by_x, output, grad.shape[-1], KIND=kind, BLOCK=block, num_warps=warps
             )

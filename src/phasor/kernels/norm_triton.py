@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from phasor.kernels.launching import on_device
 
 
 @triton.jit
@@ -133,7 +137,7 @@ def forward(
     rows, block = tile(width)
     weight, bias = dense(weight), dense(bias)
     if count:
-        with torch.cuda.device_of(x):
+        with on_device(x):
             _forward[(triton.cdiv(count, rows),)](
                 x.contiguous(),
                 None if r is None else r.contiguous(),
@@ -178,7 +182,7 @@ def backward(
     programs = max(1, min(programs or programs_of(x.device), triton.cdiv(count, rows)))
     by_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     parts = [scale.new_empty(0 if w is None else (programs, width)) for w in (weight, bias)]
-    with torch.cuda.device_of(x):
+    with on_device(x):
         _backward[(programs,)](
             grad.contiguous(),
             None if grad_sum is None else grad_sum.contiguous(),
@@ -219,6 +223,7 @@ def warps_of(block: int) -> int:
     return min(max(block // 512, 4), 16)
 
 
+@functools.cache
 def programs_of(device: torch.device) -> int:
     """So many that all of them run at once on a GPU; elsewhere few, so that each has several rows."""
     return 8 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3

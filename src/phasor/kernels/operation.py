@@ -41,8 +41,13 @@ class Operation:
     def register_autograd(self, backward: Callable[..., Any], *, setup_context: Callable[..., None]) -> None:
         """Give the gradient, as `torch.library` has it."""
         self.op.register_autograd(backward, setup_context=setup_context)
-        parts = {"forward": self.forward, "setup_context": setup_context, "backward": backward}
-        made = {name: staticmethod(part) for name, part in parts.items()}
+
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            output = self.forward(*inputs)
+            setup_context(ctx, inputs, output)
+            return output
+
+        made = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
         self.function = type(self.name, (torch.autograd.Function,), made)
 
     def __call__(self, *inputs: Any) -> Any:

@@ -8,29 +8,34 @@ and writes is told by strides, so that the heads may lie in tensors of their own
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-NOTHING = nullcontext()
+from phasor.kernels.launching import on_device
 
 
 class Schedule(NamedTuple):
-    """How the work is cut: programs that share the heads of a token, and the warps of each."""
+    """How the work is cut: programs that share the heads of a token, and the warps of each.
+
+    With `halves`, where a head turns whole and its halves are paired, each half is read and written by itself.
+    Otherwise every feature is read beside its partner: angles are made twice, and heads are written whole.
+    """
 
     parts: int
     warps: int
+    halves: bool = False
 
 
 def schedule_of(tokens: int, heads: int, width: int) -> Schedule:
-    """The schedule for so many tokens with heads of this width: few warps make few angles twice."""
-    if tokens < 1024:  # too few to fill the device: each as fast as it can be
-        return Schedule(1, 4)
-    return Schedule(1, min(max(triton.next_power_of_2(heads) * width // 2048, 1), 8))
+    """The schedule for so many tokens with heads of this width."""
+    if tokens >= 1024:
+        return Schedule(1, min(max(triton.next_power_of_2(heads) * width // 1024, 1), 8))
+    if tokens > 128:  # enough to fill the device
+        return Schedule(1, 2, halves=True)
+    return Schedule(min(4, heads), 2, halves=True)
 
 
 @triton.jit
@@ -53,17 +58,16 @@ def cos_sin(position, increments):
 
 
 @triton.jit
-def read(source, real, WIDTH: tl.constexpr, HEAD: tl.constexpr, ADJACENT: tl.constexpr):
+def read(source, real, WIDTH: tl.constexpr, HEAD: tl.constexpr, ADJACENT: tl.constexpr, HALVES: tl.constexpr):
     """The heads that `source` `[R, 1]` points to, as two tensors `[R, C]`: features, and those they are paired with.
 
-    The two have every feature once; twice for a head of which only a part turns, in halves. The second reading finds
-    it in the cache.
+    Both halves of every pair are among the first, if not ADJACENT or HALVES; the second come from the cache then.
     """
     if ADJACENT:
         both = tl.arange(0, 2 * triton.next_power_of_2((HEAD + 1) // 2))[None, :]
         x = tl.load(source + both, real & (both < HEAD))
         return tl.split(tl.reshape(x, (source.shape[0], x.shape[1] // 2, 2)))
-    elif WIDTH == HEAD:
+    elif HALVES:
         first = tl.arange(0, triton.next_power_of_2(HEAD // 2))[None, :]
         inside = real & (first < HEAD // 2)
         return tl.load(source + first, inside), tl.load(source + (HEAD // 2 + first), inside)
@@ -76,7 +80,10 @@ def read(source, real, WIDTH: tl.constexpr, HEAD: tl.constexpr, ADJACENT: tl.con
 
 
 @triton.jit
-def write(x, y, cos, sin, target, real, WIDTH: tl.constexpr, HEAD: tl.constexpr, ADJACENT: tl.constexpr):
+def write(
+    x, y, cos, sin, target, real,
+    WIDTH: tl.constexpr, HEAD: tl.constexpr, ADJACENT: tl.constexpr, HALVES: tl.constexpr,
+):  # fmt: skip
     """Turn what `read` has read, and write it to the heads that `target` `[R, 1]` points to."""
     kind = target.dtype.element_ty
     x, y = x.to(tl.float32), y.to(tl.float32)
@@ -88,7 +95,7 @@ def write(x, y, cos, sin, target, real, WIDTH: tl.constexpr, HEAD: tl.constexpr,
         both = tl.arange(0, 2 * x.shape[1])[None, :]
         z = tl.reshape(tl.join(a.to(kind), b.to(kind)), (x.shape[0], 2 * x.shape[1]))
         tl.store(target + both, z, real & (both < HEAD))
-    elif WIDTH == HEAD:
+    elif HALVES:
         first = tl.arange(0, x.shape[1])[None, :]
         inside = real & (first < HEAD // 2)
         tl.store(target + first, (x * cos - y * sin).to(kind), inside)
@@ -109,7 +116,7 @@ def rotary_kernel(
     Q_STEP: tl.constexpr, Q_GROUP: tl.constexpr, KV_STEP: tl.constexpr, KV_HEAD: tl.constexpr,  # of what is written
     QUERIES: tl.constexpr, SHARED: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
     WIDTH: tl.constexpr, HEAD: tl.constexpr, ADJACENT: tl.constexpr, BACK: tl.constexpr, WIDE: tl.constexpr,
-    PARTS: tl.constexpr,
+    HALVES: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Queries `[B, T, K, SHARED, D]`, keys and values `[B, T, K, D]` of a token, from `in` to `out`.
 
@@ -118,7 +125,7 @@ def rotary_kernel(
     """
     HEADS: tl.constexpr = triton.next_power_of_2((QUERIES + PARTS - 1) // PARTS)
     GROUPS: tl.constexpr = triton.next_power_of_2((KEYS + PARTS - 1) // PARTS) if KEYS > 0 else 1
-    PAIRED: tl.constexpr = ADJACENT or WIDTH == HEAD
+    PAIRED: tl.constexpr = ADJACENT or HALVES
     token, part = tl.program_id(0), tl.program_id(1)
     head, group = part * HEADS + tl.arange(0, HEADS)[:, None], part * GROUPS + tl.arange(0, GROUPS)[:, None]
     some, every = head < QUERIES, group < KEYS
@@ -134,16 +141,16 @@ def rotary_kernel(
     increment = tl.load(increments + pair, pair < WIDTH // 2, other=0)
     q_from = q_in + row * q_row + step * q_step + group_of * q_group + in_group * q_head
     q_to = q_out + place * Q_STEP + group_of * Q_GROUP + in_group * HEAD
-    q_x, q_y = read(q_from, some, WIDTH, HEAD, ADJACENT)
+    q_x, q_y = read(q_from, some, WIDTH, HEAD, ADJACENT, HALVES)
     if KEYS > 0:
         k_from = k_in + row * k_row + step * k_step + group * k_head
         k_to = k_out + place * KV_STEP + group * KV_HEAD
-        k_x, k_y = read(k_from, every, WIDTH, HEAD, ADJACENT)
+        k_x, k_y = read(k_from, every, WIDTH, HEAD, ADJACENT, HALVES)
     cos, sin = cos_sin(position, increment)
     cos, sin = (cos * scale)[None, :], ((-sin if BACK else sin) * scale)[None, :]
-    write(q_x, q_y, cos, sin, q_to, some, WIDTH, HEAD, ADJACENT)
+    write(q_x, q_y, cos, sin, q_to, some, WIDTH, HEAD, ADJACENT, HALVES)
     if KEYS > 0:
-        write(k_x, k_y, cos, sin, k_to, every, WIDTH, HEAD, ADJACENT)
+        write(k_x, k_y, cos, sin, k_to, every, WIDTH, HEAD, ADJACENT, HALVES)
     if VALUES:
         column = tl.arange(0, triton.next_power_of_2(HEAD))[None, :]
         inside = every & (column < HEAD)
@@ -222,18 +229,14 @@ def arguments(
     """The grid, the numbers and the warps of a launch, by shapes and strides."""
     rows, length, groups, shared, head = q
     keys = k[2]
-    parts, warps = schedule or schedule_of(rows * length, groups * shared, head)
+    parts, warps, halves = schedule or schedule_of(rows * length, groups * shared, head)
+    halves = halves and 2 * pairs == head and not adjacent
     wide = max(q_strides[2] * groups, q_strides[3] * shared, k_strides[2] * keys, v_strides[2] * keys) >= 1 << 30
     by_row = len(positions) == 2 and positions[0] > 1
     numbers = (
         *(length, position_strides[0] if by_row else 0, position_strides[-1]),
         *(*q_strides[:4], *k_strides[:3], *v_strides[:3]),
         *(into_q[1], into_q[2], into_k[1], into_k[2]),
-        *(groups * shared, shared, keys, values, 2 * pairs, head, adjacent, back, wide, parts),
+        *(groups * shared, shared, keys, values, 2 * pairs, head, adjacent, back, wide, halves, parts),
     )
     return (rows * length, parts, 1), numbers, warps
-
-
-def on_device(x: Tensor) -> AbstractContextManager[object]:
-    """A context in which a launch goes to the device of `x`."""
-    return torch.cuda.device(x.device) if x.is_cuda and x.device.index != torch.cuda.current_device() else NOTHING
