@@ -285,7 +285,7 @@ def sweep() -> None:
         parts = rotary.parts_of(fused)
         into = tuple(torch.empty(x.shape, dtype=x.dtype, device="cuda") for x in parts)
         if form in ("half", "adjacent"):
-            heads = torch.empty(rows, count, HEADS, 1, WIDTH, dtype=fused.dtype, device="cuda")
+            heads = torch.empty(rows, count, HEADS, WIDTH, dtype=fused.dtype, device="cuda")
             source, target = (heads, into[1]), (torch.empty_like(heads), torch.empty_like(into[1]))
         else:
             source, target = (parts, into) if form == "projection" else (into, parts)

@@ -152,9 +152,7 @@ def turned_heads(
     from phasor.kernels.rotary_triton import launch
 
     out = empty_heads(q, k)
-    heads = q if q.dim() == 5 else q.unsqueeze(3)
-    into = out[0].view(heads.shape)
-    launch((heads, k), (into, out[1]), positions, increments, factor, adjacent=adjacent, back=back)
+    launch((q, k), out, positions, increments, factor, adjacent=adjacent, back=back)
     return out
 
 
@@ -167,9 +165,8 @@ def turned_projection(
 ) -> tuple[Tensor, Tensor, Tensor]:
     from phasor.kernels.rotary_triton import launch
 
-    parts, out = parts_of(projected), empty_parts(projected)
-    into = out[0].view(parts[0].shape), *out[1:]
-    launch(parts, into, positions, increments, factor, adjacent=adjacent, back=back)
+    out = empty_parts(projected)
+    launch(parts_of(projected), out, positions, increments, factor, adjacent=adjacent, back=back)
     return out
 
 
@@ -186,8 +183,7 @@ def joined_projection(
     from phasor.kernels.rotary_triton import launch
 
     out = empty_projection(q, k, v)
-    heads = q.unflatten(2, (k.shape[2], -1)), k, v
-    launch(heads, parts_of(out), positions, increments, factor, adjacent=adjacent, back=back)
+    launch((q, k, v), parts_of(out), positions, increments, factor, adjacent=adjacent, back=back)
     return out
 
 

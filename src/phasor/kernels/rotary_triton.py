@@ -181,17 +181,18 @@ def launch(
     back: bool,
     schedule: Schedule | None = None,
 ) -> None:
-    """Turn queries `[B, T, K, H/K, D]` and keys `[B, T, K, D]`, and copy values of the same shape where they are given.
+    """Turn queries and keys `[B, T, K, D]`, and copy values of the same shape where they are given.
 
-    What is read may have any strides, but for 1 between features. In what is written tokens follow one another, and so
-    do the heads of a group; keys and values have the same strides.
+    Queries are `[B, T, H, D]` or, by group, `[B, T, K, H/K, D]`. What is read may have any strides, but for 1 between
+    features. In what is written tokens follow one another, and so do the heads of a group; keys and values have the
+    same strides.
     """
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (*heads, heads[1])[:3])
     if q.shape[0] * q.shape[1] == 0:
         return
     into_q, into_k, into_v = (*into, into[1])[:3]
     told = (
-        (q.shape, q.stride(), k.shape, k.stride(), v.stride(), into_q.stride(), into_k.stride()),
+        (q.shape, q.stride(), k.shape, k.stride(), v.stride(), into_q.shape, into_q.stride(), into_k.stride()),
         (positions.shape, positions.stride(), len(increments), len(heads) == 3, adjacent, back, schedule),
     )
     tensors = positions, increments, factor, q, k, v, into_q, into_k, into_v
@@ -216,7 +217,8 @@ def arguments(
     k: Sequence[int],
     k_strides: Sequence[int],
     v_strides: Sequence[int],
-    into_q: Sequence[int],
+    into: Sequence[int],
+    into_strides: Sequence[int],
     into_k: Sequence[int],
     positions: Sequence[int],
     position_strides: Sequence[int],
@@ -227,16 +229,22 @@ def arguments(
     schedule: Schedule | None,
 ) -> tuple[tuple[int, int, int], tuple[Any, ...], int]:
     """The grid, the numbers and the warps of a launch, by shapes and strides."""
-    rows, length, groups, shared, head = q
-    keys = k[2]
+    rows, length, head, keys = q[0], q[1], q[-1], k[2]
+    groups, shared = next((x[2:4] for x in (q, into) if len(x) == 5), (q[2], 1))
+    of_group, of_head = head_strides(q_strides, shared)
     parts, warps, halves = schedule or schedule_of(rows * length, groups * shared, head)
     halves = halves and 2 * pairs == head and not adjacent
-    wide = max(q_strides[2] * groups, q_strides[3] * shared, k_strides[2] * keys, v_strides[2] * keys) >= 1 << 30
+    wide = max(of_group * groups, of_head * shared, k_strides[2] * keys, v_strides[2] * keys) >= 1 << 30
     by_row = len(positions) == 2 and positions[0] > 1
     numbers = (
         *(length, position_strides[0] if by_row else 0, position_strides[-1]),
-        *(*q_strides[:4], *k_strides[:3], *v_strides[:3]),
-        *(into_q[1], into_q[2], into_k[1], into_k[2]),
+        *(*q_strides[:2], of_group, of_head, *k_strides[:3], *v_strides[:3]),
+        *(into_strides[1], head_strides(into_strides, shared)[0], into_k[1], into_k[2]),
         *(groups * shared, shared, keys, values, 2 * pairs, head, adjacent, back, wide, halves, parts),
     )
     return (rows * length, parts, 1), numbers, warps
+
+
+def head_strides(strides: Sequence[int], shared: int) -> tuple[int, int]:
+    """Those of a group of heads and of a head, of queries with or without an axis for groups."""
+    return (strides[2], strides[3]) if len(strides) == 5 else (strides[2] * shared, strides[2])
