@@ -18,24 +18,24 @@ ALIGNED = 16  # bytes
 
 
 def obstacle(*tensors: Tensor) -> str | None:
-    """Why the step for a weight, its gradient and its averages is torch's own; None where it is the kernel's.
+    """Why a step over these weights, gradients and averages is torch's own; None where it is the kernel's.
 
     >>> obstacle(torch.zeros(3), torch.zeros(3))
     'the tensors are not on a GPU'
     """
     if torch.compiler.is_compiling():
         return "the compiler makes a step of its own"
-    weight = tensors[0]
-    for x in tensors:
-        if x.dtype not in paths.FLOATS:
-            return f"{str(x.dtype)[6:]} has no kernel"
-        if hasattr(x, "__tensor_flatten__"):
-            return f"a {type(x).__name__} is made of other tensors"
-        if x.dtype != weight.dtype or x.device != weight.device:
-            return "a weight, its gradient and its averages are not of one type on one device"
-        if not x.is_contiguous():
-            return "a weight, its gradient or its averages are not contiguous"
-    return paths.obstacle(*tensors)
+    for kind in {type(x) for x in tensors}:
+        if hasattr(kind, "__tensor_flatten__"):
+            return f"a {kind.__name__} is made of other tensors"
+    dtypes = {x.dtype for x in tensors}
+    if len(dtypes) > 1 or len({x.device for x in tensors}) > 1:
+        return "weights, gradients and averages are not of one type on one device"
+    for dtype in dtypes.difference(paths.FLOATS):
+        return f"{str(dtype)[6:]} has no kernel"
+    if not all(x.is_contiguous() for x in tensors):
+        return "a weight, its gradient or its averages are not contiguous"
+    return paths.obstacle(*tensors[:1])
 
 
 @dataclass
@@ -50,22 +50,22 @@ class Lists:
 
     def obstacle(self) -> str | None:
         """Why a step over them is torch's own; None where it is the kernel's."""
-        if len({(weight.dtype, weight.device) for weight in self.weights}) != 1:
-            return "the weights that have a gradient are not of one type on one device"
-        for *tensors, step in zip(self.weights, self.gradients, self.means, self.squares, self.steps, strict=True):
-            reason = obstacle(*tensors)
-            if reason is not None:
-                return reason
-            if step.dtype != torch.float32 or step.device != tensors[0].device:
-                return "a count of steps is not in float32 where its weight is"
-            if any(x.data_ptr() % ALIGNED for x in tensors):
-                return f"a weight, its gradient or its averages do not begin at a multiple of {ALIGNED} bytes"
+        if not self.weights:
+            return "no weight has a gradient"
+        read = [*self.weights, *self.gradients, *self.means, *self.squares]
+        reason = obstacle(*read)
+        if reason is not None:
+            return reason
+        if {(step.dtype, step.device) for step in self.steps} != {(torch.float32, self.weights[0].device)}:
+            return "a count of steps is not in float32 where its weight is"
+        if any(x.data_ptr() % ALIGNED for x in read):
+            return f"a weight, its gradient or its averages do not begin at a multiple of {ALIGNED} bytes"
         return None
 
     def places(self) -> tuple[int, ...]:
-        """Where all lie but the gradients, and how long they are."""
-        rows = zip(self.weights, self.means, self.squares, self.steps, strict=True)
-        return tuple(number for w, *others in rows for number in (w.numel(), *(x.data_ptr() for x in (w, *others))))
+        """Where all lie but the gradients, and how many weights there are in each."""
+        kept = [*self.weights, *self.means, *self.squares, *self.steps]
+        return (*(x.data_ptr() for x in kept), *(x.numel() for x in self.weights))
 
 
 class AdamW(torch.optim.AdamW):
@@ -122,7 +122,7 @@ class AdamW(torch.optim.AdamW):
         lists, counts = Lists(), []
         for group in self.param_groups:
             before = len(lists.weights)
-            self._init_group(group, lists.weights, lists.gradients, lists.means, lists.squares, [], lists.steps)  # type: ignore[attr-defined]
+            self._init_group(group, lists.weights, lists.gradients, lists.means, lists.squares, [], lists.steps)
             counts.append(len(lists.weights) - before)
         return lists, counts
 
@@ -148,18 +148,21 @@ class AdamW(torch.optim.AdamW):
     def _step(self, lists: Lists, counts: list[int]) -> None:
         from phasor.kernels.adamw_triton import Plan, Shared
 
-        places = lists.places()
+        weight, places = lists.weights[0], lists.places()
         if self._plan is None or self._plan[0] != places:
             self._plan = places, Plan(lists.weights, lists.means, lists.squares, lists.steps)
         plan = self._plan[1]
-        if capturing(lists.weights[0]) and plan not in self._captured:
+        if capturing(weight) and plan not in self._captured:
             self._captured += (plan,)
         groups = [
-            Shared(count, rate_beside(lists.weights[0], group["lr"]), *group["betas"], group["eps"], group["weight_decay"])
+            Shared(
+                tensors=count, rate=rate_beside(weight, group["lr"]), beta1=group["betas"][0], beta2=group["betas"][1],
+                eps=group["eps"], decay=group["weight_decay"],
+            )
             for group, count in zip(self.param_groups, counts, strict=True)
             if count
-        ]
-        scale, wrong = (x if x is None else x.to(lists.weights[0].device) for x in (self.scale, self.found_inf))
+        ]  # fmt: skip
+        scale, wrong = (x if x is None else x.to(weight.device) for x in (self.scale, self.found_inf))
         plan.step(lists.gradients, groups, scale, wrong, self.seed)
 
 

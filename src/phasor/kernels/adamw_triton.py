@@ -27,7 +27,7 @@ TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: 
 class Shared(NamedTuple):
     """What the tensors of a group have in common, and how many they are."""
 
-    count: int
+    tensors: int
     rate: float | Tensor
     beta1: float
     beta2: float
@@ -183,12 +183,12 @@ class Plan:
             torch._foreach_add_(addresses.unbind(), [gradient.data_ptr() for gradient in gradients])
             first = 0
             for group in groups:
-                _prepare[(group.count,)](
+                _prepare[(group.tensors,)](
                     self.table[first:], factors[first:], scale, wrong, group.rate,
                     log(group.beta1), log(group.beta2), 1 - group.beta1, 1 - group.beta2, group.eps, group.decay,
                     RATE_IS_THERE=isinstance(group.rate, Tensor), num_warps=1,
                 )  # fmt: skip
-                first += group.count
+                first += group.tensors
             if len(self.owners):
                 _step[(len(self.owners),)](
                     self.owners, self.table, addresses, factors, wrong, seed or 0, DTYPE=self.dtype,
