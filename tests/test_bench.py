@@ -178,7 +178,7 @@ def test_kernels_are_taken_on_a_gpu() -> None:
     assert found["rotation"].path == "Triton kernel from the projection"
     assert found["attention"].path == "Triton kernel over intervals of keys"
     assert "window" in found["attention"].reason
-    for op in ("norm", "gated activation", "cross-entropy"):
+    for op in ("norm", "gated activation", "cross-entropy", "optimiser step"):
         assert "Triton kernel" in found[op].path
     normed = config.replace(norm="rmsnorm", attention=phasor.AttentionConfig(qk_norm="head", softcap=30.0))
     found = {one.op: one for one in phasor.backends(normed, device="cuda", length=8192).ops}

@@ -22,7 +22,7 @@ from phasor.config.schema import shown, unknown
 from phasor.explanation import named, spans
 from phasor.generation import fused_step, steps
 from phasor.generation.compiled import can_compile
-from phasor.kernels import cross_entropy, cudnn, flash, gated, norm, paths
+from phasor.kernels import adamw, cross_entropy, cudnn, flash, gated, norm, paths
 from phasor.kernels.attention import Capped, Scoring, one_call_obstacle
 from phasor.kernels.bias import Bias
 from phasor.kernels.mask import Mask
@@ -323,6 +323,15 @@ OPS = (
             Route("torch over all logits at once"),
         ),
         lambda case: case.training and case.config.has_logits,
+        whole=True,
+    ),
+    Op(
+        "optimiser step",
+        (
+            Route("one Triton kernel for all weights", lambda case: adamw.obstacle(case.tensor(case.config.dim))),
+            Route("torch's fused AdamW"),
+        ),
+        lambda case: case.training,
         whole=True,
     ),
     Op(

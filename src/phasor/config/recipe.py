@@ -77,13 +77,18 @@ class DataConfig(Config):
 
 
 class OptimiserConfig(Config):
-    """AdamW: its highest rate, its two averages, and the decay of matrices."""
+    """AdamW: its highest rate, its two averages, the decay of matrices, and how new weights are rounded.
+
+    To the nearest number bfloat16 weights lose every update below a 512th of a weight; "stochastic", on a GPU, rounds
+    them up or down at random so that what an update does on average is kept.
+    """
 
     rate: float = 3e-4
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
     decay: float = 0.1
+    rounding: Literal["nearest", "stochastic"] = "nearest"
 
     def check(self) -> None:
         positive(self, "rate", "eps")

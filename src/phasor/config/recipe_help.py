@@ -57,6 +57,7 @@ HELP = {
     "optimiser.beta2": "the decay of the average of their squares",
     "optimiser.eps": "added to the root of that average",
     "optimiser.decay": "the weight decay of matrices; norms and biases have none",
+    "optimiser.rounding": "how new bfloat16 weights are rounded: stochastic keeps the mean of small updates",
     "schedule.kind": "its shape",
     "schedule.warmup": "updates over which the rate rises to its highest",
     "schedule.floor": "what share of the highest rate it falls to",

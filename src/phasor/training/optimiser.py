@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from phasor.config.recipe import OptimiserConfig
+from phasor.kernels.adamw import AdamW, obstacle
 from phasor.parts.experts import Experts
 from phasor.parts.head import LogitsHead
 
@@ -29,8 +30,10 @@ def matrices(model: nn.Module) -> Iterator[str]:
                 yield f"{place}.{name}" if place else name
 
 
-def build_optimiser(model: nn.Module, config: OptimiserConfig, graphs: bool = False) -> torch.optim.AdamW:
+def build_optimiser(model: nn.Module, config: OptimiserConfig, graphs: bool = False, seed: int = 0) -> AdamW:
     """AdamW in its fused form, over the weights that want a gradient; for CUDA graphs with its rate on the device.
+
+    The seed is for rounding at random, where the configuration asks for it.
 
     >>> from phasor import preset, Transformer
     >>> model = Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=1, vocab_size=50))
@@ -47,7 +50,14 @@ def build_optimiser(model: nn.Module, config: OptimiserConfig, graphs: bool = Fa
     groups = [group for group in groups if group["params"]]
     rate = torch.tensor(config.rate, device=next(model.parameters()).device) if graphs else config.rate
     betas = (config.beta1, config.beta2)
-    return torch.optim.AdamW(groups, rate, betas, config.eps, fused=True, capturable=graphs)
+    optimiser = AdamW(groups, rate, betas, config.eps, fused=True, capturable=graphs)
+    if config.rounding == "stochastic":
+        for weight in wanted.values():
+            why = obstacle(weight) if weight.dtype == torch.bfloat16 else "it is for bfloat16 weights"
+            if why is not None:
+                raise ValueError(f"optimiser.rounding stochastic: {why}")
+        optimiser.seed = seed
+    return optimiser
 
 
 def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:

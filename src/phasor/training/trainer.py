@@ -79,7 +79,7 @@ class Trainer:
             compile_blocks(self.model, dynamic=recipe.task == "translation")
         graphs = recipe.train.graphs and self.device.type == "cuda"
         self.graphs = Graphs(lambda batch: self.changed(self.gradients(0, [batch], 0.0))) if graphs else None
-        self.optimiser = build_optimiser(self.model, recipe.optimiser, graphs)
+        self.optimiser = build_optimiser(self.model, recipe.optimiser, graphs, recipe.train.seed)
         self.named = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
         self.ema = None if recipe.train.ema is None else EMA(self.model, recipe.train.ema)
 
@@ -110,10 +110,8 @@ class Trainer:
         """
         clip = self.recipe.train.clip
         if clip is not None:
-            gradients = [weight.grad for weight in self.named.values() if weight.grad is not None]
-            torch._foreach_mul_(gradients, (clip / (measured[1] + 1e-6)).clamp(max=1.0))
-        wrong = (~measured[:2].isfinite().all()).float()
-        self.optimiser.found_inf = wrong  # type: ignore[attr-defined]  # where it is 1, AdamW leaves all as it is
+            self.optimiser.scale = (clip / (measured[1] + 1e-6)).clamp(max=1.0)
+        self.optimiser.found_inf = (~measured[:2].isfinite().all()).float()  # where it is 1, all is left as it is
         self.optimiser.step()
         return measured
 
