@@ -18,6 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from phasor.kernels.launching import on_device
+
 BLOCK, PIECE, WARPS = 4096, 1024, 4  # weights of a program, weights it holds at a time
 COLUMNS = tl.constexpr(6)  # of the table: addresses of weights, averages and step, the size, and the first block
 FACTORS = tl.constexpr(8)  # numbers that all weights of a tensor share: see `_prepare`
@@ -179,7 +181,7 @@ class Plan:
         """
         addresses = torch.zeros(len(gradients), dtype=torch.int64, device=self.table.device)
         factors = torch.empty(len(gradients), FACTORS.value, device=self.table.device)
-        with torch.cuda.device_of(self.table):
+        with on_device(self.table):
             torch._foreach_add_(addresses.unbind(), [gradient.data_ptr() for gradient in gradients])
             first = 0
             for group in groups:
