@@ -26,6 +26,7 @@ from phasor.speed.plain_llama import PlainLlama
 from phasor.speed.timing import Timer
 from phasor.speed.trial import Contender, Machine, Trial, Work, off
 from phasor.speed.turning import table
+from phasor.training.graphs import Graphs
 from phasor.training.loss import loss_of
 from phasor.training.optimiser import build_optimiser
 from phasor.training.trainer import compile_blocks
@@ -139,34 +140,40 @@ def trainers(machine: Machine, llamas: Llamas, tokens: Tensor) -> list[Contender
             whole = sum(float(wide.loss(row[None])) for row in tokens) / len(tokens)
         return float(loss.detach()), exact.tokens.grad.cpu(), whole
 
-    def trial(model: torch.nn.Module, table: torch.nn.Parameter, loss: Loss, optimiser: Any = None) -> Trial:
+    def trial(
+        model: torch.nn.Module, table: torch.nn.Parameter, loss: Loss, optimiser: Any = None, graphs: bool = False
+    ) -> Trial:
         optimiser = optimiser or torch.optim.AdamW(model.parameters(), RATE, fused=True)
+
+        def gradients(rows: Tensor) -> Tensor:
+            optimiser.zero_grad(set_to_none=True)
+            found = loss(rows)
+            found.backward()
+            return found.detach()
+
+        def update(rows: Tensor) -> Tensor:
+            found = gradients(rows)
+            optimiser.step()
+            return found
+
+        found, changed = (captured(f) if graphs else f for f in (gradients, update))
 
         def check() -> float:
             exact, gradient, whole = known()
-            few = loss(short)
-            few.backward()
+            few = float(found(short))
             assert table.grad is not None
-            errors = [off([table.grad.cpu()], [gradient]), abs(float(few.detach()) / exact - 1)]
-            model.zero_grad(set_to_none=True)
-            many = loss(tokens)
-            many.backward()
-            model.zero_grad(set_to_none=True)
-            return max(*errors, abs(float(many.detach()) / whole - 1))
+            errors = [off([table.grad.cpu()], [gradient]), abs(few / exact - 1)]
+            return max(*errors, abs(float(found(tokens)) / whole - 1))
 
-        def update() -> None:
-            loss(tokens).backward()
-            optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
+        return Trial(check, lambda timer: timer(lambda: changed(tokens)))
 
-        return Trial(check, lambda timer: timer(update))
-
-    def ours(compiled: bool) -> Trial:
+    def ours(compiled: bool = False, graphs: bool = False) -> Trial:
         model = llamas.ours().train()
         if compiled:
             compile_blocks(model, dynamic=False)
-        optimiser = build_optimiser(model, OptimiserConfig(rate=RATE))
-        return trial(model, model.tokens.weight, lambda rows: loss_of(model, shifted(rows), Recipe())[0], optimiser)
+        optimiser = build_optimiser(model, OptimiserConfig(rate=RATE), graphs)
+        table = model.tokens.weight
+        return trial(model, table, lambda rows: loss_of(model, shifted(rows), Recipe())[0], optimiser, graphs)
 
     def plain(compiled: bool) -> Trial:
         model = llamas.plain(count)
@@ -181,9 +188,11 @@ def trainers(machine: Machine, llamas: Llamas, tokens: Tensor) -> list[Contender
             lambda rows: model(input_ids=rows, labels=rows, use_cache=False).loss,
         )
 
-    contenders: list[Contender] = [("phasor", lambda: ours(False))]
+    contenders: list[Contender] = [("phasor", ours)]
+    if machine.on_gpu:
+        contenders.append(("phasor, a CUDA graph", lambda: ours(graphs=True)))
     if machine.compiles:
-        contenders.append(("phasor, compiled", lambda: ours(True)))
+        contenders.append(("phasor, compiled", lambda: ours(True, machine.on_gpu)))
     contenders.append(("plain torch", lambda: plain(False)))
     if machine.compiles:
         contenders.append(("plain torch, compiled", lambda: plain(True)))
@@ -192,6 +201,19 @@ def trainers(machine: Machine, llamas: Llamas, tokens: Tensor) -> list[Contender
         if machine.on_gpu and importlib.util.find_spec("liger_kernel"):
             contenders.append(("transformers with Liger", lambda: theirs(with_liger)))
     return contenders
+
+
+def captured(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A function of tokens as the trainer calls it: replayed, after a first call that is not."""
+    graphs, seen = Graphs(lambda batch: function(batch.tokens)), set()
+
+    def call(rows: Tensor) -> Tensor:
+        if rows.shape not in seen:
+            seen.add(rows.shape)
+            graphs(shifted(rows))
+        return graphs(shifted(rows))
+
+    return call
 
 
 def shifted(tokens: Tensor) -> Batch:

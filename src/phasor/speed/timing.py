@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import torch
 
-FLUSHED = 1 << 28  # bytes written between calls on a GPU: its caches are cold then, and the host is ahead
+FLUSHED = 1 << 28  # bytes written between calls on a GPU: its caches are cold then
+AHEAD = 4_000_000  # the GPU's ticks between calls, some milliseconds, in which the host gets ahead
 
 
 class Timer:
@@ -39,6 +40,7 @@ class Timer:
         flush = torch.empty(FLUSHED, dtype=torch.int8, device=self.device)
         for _ in range(self.repeats):
             flush.zero_()
+            torch.cuda._sleep(AHEAD)
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             call()
