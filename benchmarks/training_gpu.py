@@ -188,7 +188,7 @@ def draw(found: dict[str, Any], file: Path) -> None:
         if name != first:
             pairs = zip(one["losses"], reference["losses"], strict=True)
             below.plot([a / b - 1 for a, b in pairs], label=name, linewidth=1.2, color=above.lines[-1].get_color())
-    above.set_ylabel("cross-entropy, nats a byte")
+    above.set_ylabel("cross-entropy, nats a token")
     above.legend()
     below.set_ylabel(f"relative to {first}")
     below.axhline(0, color="grey", linewidth=0.8)
