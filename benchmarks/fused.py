@@ -1,4 +1,4 @@
-"""Linear cross-entropy, norms and gated activations on a GPU, beside plain torch, torch.compile and Liger.
+"""Linear cross-entropy, norms, gated activations and AdamW's step on a GPU, beside plain torch, torch.compile and Liger.
 
 Every result is compared with float64 first, and a wrong one gets no time. The floor is what must be read and written
 at the speed of a device copy; that of the cross-entropy is its three products by themselves.
@@ -22,7 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from phasor import Transformer
 from phasor.kernels import cross_entropy, gated, norm, paths
+from phasor.kernels.adamw import AdamW
 
 TOKENS, DIM, HIDDEN = 16384, 2048, 8192
 VOCABULARIES = (32000, 128256)
@@ -244,6 +246,44 @@ def activations(rate: float) -> None:
         print(f"  {'right' if error < BF16 else 'WRONG'} {kind}: {error:.1e}")
 
 
+def optimisers(rate: float) -> None:
+    """A first step, with gradients so small that the formula's eps shows, over the weights that are trained."""
+    from training_gpu import config
+
+    with torch.device("meta"):
+        shapes = [weight.shape for weight in Transformer(config(4096)).parameters()]
+    fields: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1, "eps": 1e-8, "fused": True}
+    half = torch.tensor(0.5, device="cuda")
+
+    def stepping(kind: type[torch.optim.AdamW], clips: bool) -> Made:
+        weights = [randn(*shape, seed=i) for i, shape in enumerate(shapes)]
+        for i, weight in enumerate(weights):
+            weight.grad = randn(*weight.shape, scale=2e-8 if clips else 1e-8, seed=100 + i).detach()
+        optimiser = kind(weights, **fields)
+        gradients = [weight.grad for weight in weights]
+
+        def step() -> list[Tensor]:
+            if isinstance(optimiser, AdamW):
+                optimiser.scale = half if clips else None
+            elif clips:
+                torch._foreach_mul_(gradients, half)
+            optimiser.step()
+            return [weights[0].detach(), weights[-1].detach()]
+
+        return step
+
+    ends = [(0, shapes[0]), (len(shapes) - 1, shapes[-1])]
+    truth = []
+    for i, shape in ends:
+        w, g = randn(*shape, seed=i).detach().double(), randn(*shape, scale=1e-8, seed=100 + i).detach().double()
+        truth.append(w - 0.01 * (0.1 * w + g / (g.abs() + 1e-8)))
+    count = sum(shape.numel() for shape in shapes)
+    for clips in (False, True):
+        title = f"AdamW's step, {count / 1e9:.2f} B bfloat16 weights{', clipped' if clips else ''}"
+        for name, kind in (("phasor", AdamW), ("torch, fused", torch.optim.AdamW)):
+            table(title, {name: stepping(kind, clips)}, truth, BF16, 14 * count / rate)
+
+
 def forwards(
     title: str,
     variants: dict[str, Callable[..., Any]],
@@ -362,7 +402,7 @@ def sweep(rate: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sweep", action="store_true", help="time block sizes, warps and chunks instead")
-    parser.add_argument("--only", choices=("cross-entropy", "norm", "gated"), help="one of the works")
+    parser.add_argument("--only", choices=("cross-entropy", "norm", "gated", "optimiser"), help="one of the works")
     parser.add_argument("--out", type=Path, help="a JSON file for the results")
     given = parser.parse_args()
     if not torch.cuda.is_available():
@@ -380,8 +420,10 @@ def main() -> None:
                 norms(rate)
             if given.only in (None, "gated"):
                 activations(rate)
+            if given.only in (None, "optimiser"):
+                optimisers(rate)
     if given.out:
-        given.out.write_text(json.dumps({"device": torch.cuda.get_device_name(), "rows": ROWS}, indent=1))
+        given.out.write_text(json.dumps({"device": torch.cuda.get_device_name(), "rows": ROWS}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
