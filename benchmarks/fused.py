@@ -1,4 +1,4 @@
-"""Linear cross-entropy, norms, gated activations and AdamW's step on a GPU, beside plain torch, torch.compile and Liger.
+"""Linear cross-entropy, norms, gated activations and AdamW on a GPU, beside plain torch, torch.compile and Liger.
 
 Every result is compared with float64 first, and a wrong one gets no time. The floor is what must be read and written
 at the speed of a device copy; that of the cross-entropy is its three products by themselves.
