@@ -70,7 +70,8 @@ def test_sums_of_whole_numbers_stay_in_the_range_of_float16():
         (1, 64, 8, matvec_triton.VECTOR_INT8),
         (1, 100, 8, matvec_triton.NARROW_INT8),
         (3, 80, 37, Tiles(16, 32, 1, 2)),
-        (17, 40, 16, matvec_triton.MATRIX_INT8),
+        (16, 40, 16, matvec_triton.MATRIX_INT8),
+        (17, 40, 33, matvec_triton.TALL_INT8),
     ],
 )
 def test_projections(rows, inputs, outputs, tiles, dtype):
@@ -237,11 +238,10 @@ MODELS = {
 
 
 @pytest.mark.usefixtures("large_tiles")
-@pytest.mark.parametrize(("rows", "most"), [(1, 64), (3, 64), (3, 2)])
+@pytest.mark.parametrize(("rows", "most"), [(1, 16), (3, 16), (3, 2)])
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_of_the_step(name, rows, most, monkeypatch):
-    monkeypatch.setattr(matvec_triton, "MOST_INT8", most)
-    monkeypatch.setattr(matvec_triton, "MOST", 1)  # which is not for these
+    monkeypatch.setattr(matvec_triton, "MOST", most)
     model, ids = phasor.quantise(tiny_llama(**MODELS[name])), tokens(rows, 9)
     with paths.only("triton"):
         assert fused_step.obstacle(model) is None
@@ -280,6 +280,20 @@ def test_logits_in_bfloat16_are_as_near_to_float64_as_those_of_plain_steps(rows)
             plain, truth = (m(column, cache=c)[:, 0] for m, c in zip((model, exact), caches[1:], strict=True))
             off += torch.stack([(logits.double() - truth).square().sum() for logits in (made(), plain)])
     assert off[0] < 1.5 * off[1]
+
+
+def test_how_many_rows_kernels_take():
+    model = tiny_llama()
+
+    def by_kernels(model: phasor.Transformer, rows: int) -> bool:
+        state = State.of(model.new_cache(rows, 8))
+        fed, history, turn = torch.zeros(rows).long(), torch.zeros(4, rows).long(), torch.zeros(1).long()
+        return fused_step.FusedStep(model, state, fed, history, turn).few
+
+    assert [by_kernels(model.bfloat16(), n) for n in (16, 17)] == [True, False]
+    assert [by_kernels(phasor.quantise(model), n) for n in (17, 64, 65)] == [True, True, False]
+    assert [by_kernels(phasor.quantise(model).float(), n) for n in (16, 17)] == [True, False]
+    assert [by_kernels(phasor.quantise(model).half(), n) for n in (1, 2)] == [True, False]
 
 
 @pytest.mark.usefixtures("large_tiles")

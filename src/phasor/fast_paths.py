@@ -359,7 +359,7 @@ OPS = (
     Op(
         "weights in int8",
         (
-            Route("as they are in steps of up to 64 rows, else converted layer by layer", reads_bytes),
+            Route("as they are in steps of few rows, else converted layer by layer", reads_bytes),
             Route("converted layer by layer"),
         ),
         lambda case: case.weights == "int8",

@@ -59,11 +59,13 @@ def run(given: argparse.Namespace) -> None:
 def read_model(folder: str, given: argparse.Namespace) -> Transformer:
     """The model of a folder, with weights of the type that was asked for."""
     from phasor.checkpoints import load
-    from phasor.quantisation import quantise
 
     if given.weights is None:
         return load(folder, device=given.device)
-    return quantise(load(folder), given.weights).to(given.device)  # the device never holds the wide ones
+    from phasor.quantisation import quantise
+    from phasor.training.trainer import device_of
+
+    return quantise(load(folder), given.weights).to(device_of(given.device))  # which never holds the large ones
 
 
 def show_step(step: Generated) -> int:

@@ -1,8 +1,8 @@
 """The step of one token a row in five kernels a layer, for models built as most decoders are.
 
-Up to 16 rows (64 with weights in 8 bits) every projection is a kernel of its own that reads its weights once: norm and
-queries, keys and values; attention; output and residual; norm, gate and up; down and residual. With more rows the
-projections are matrix multiplications, and the kernels do what lies between them.
+Up to 16 rows (64 in bfloat16 with weights in int8) every projection is a kernel of its own that reads its weights
+once: norm and queries, keys and values; attention; output and residual; norm, gate and up; down and residual. With
+more rows the projections are matrix multiplications, and the kernels do what lies between them.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class FusedStep:
         self.attend: Any = attend_triton.attend
         self.kernels: Any = matvec_triton
         self.voting: Any = vote_triton
-        small = all(isinstance(part, Int8Linear) for part in linears_of(stack))
+        small = dtype == torch.bfloat16 and all(isinstance(part, Int8Linear) for part in linears_of(stack))
         most = matvec_triton.MOST_INT8 if small else matvec_triton.MOST
         self.few = rows == 1 or (rows <= most and dtype != torch.float16)  # whose range is too small
         self.overlap = matvec_triton.overlaps(device)

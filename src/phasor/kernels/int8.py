@@ -45,8 +45,8 @@ def dequantised(matrix: Matrix, dtype: torch.dtype) -> Tensor:
     """
     if isinstance(matrix, Tensor):
         return matrix.to(dtype)
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    return (matrix.numbers.to(wide) * matrix.scale[:, None]).to(dtype)
+    scale = matrix.scale.double() if dtype == torch.float64 else matrix.scale
+    return (matrix.numbers * scale[:, None]).to(dtype)
 
 
 def linear(x: Tensor, matrix: Matrix, bias: Tensor | None = None) -> Tensor:

@@ -15,7 +15,7 @@ from phasor.kernels.int8 import EightBit, Matrix
 from phasor.kernels.product_triton import product
 
 MOST = 16  # rows a kernel takes; of more of them a matrix multiplication makes better use
-MOST_INT8 = 64  # the same of weights in 8 bits, which a matrix multiplication has to convert first
+MOST_INT8 = 64  # the same in bfloat16 of weights in 8 bits, which a matrix multiplication has to convert first
 
 
 class Tiles(NamedTuple):
@@ -30,7 +30,9 @@ class Tiles(NamedTuple):
 VECTOR, MATRIX = Tiles(4, 1024, 4), Tiles(16, 256, 4, 4)
 NARROW = Tiles(2, 1024, 4)  # a vector's, where there are so few outputs that larger tiles would leave the device idle
 FEW = 2560
-VECTOR_INT8, NARROW_INT8, MATRIX_INT8 = Tiles(4, 2048, 4), Tiles(2, 2048, 4), Tiles(32, 128, 4, 4)
+# Those of weights in 8 bits; a vector's have 512 inputs a warp, so that threads read what they multiply.
+VECTOR_INT8, NARROW_INT8 = Tiles(4, 2048, 4), Tiles(2, 4096, 8)
+MATRIX_INT8, TALL_INT8 = Tiles(16, 256, 4, 4), Tiles(32, 128, 4, 4)
 
 
 class Norm(NamedTuple):
@@ -131,18 +133,22 @@ def settings(x: Tensor, matrix: Matrix, norm: Norm | None, tiles: Tiles | None, 
     """How a kernel is called for these rows and weights."""
     rows, inputs = x.shape
     weight, scale = matrix if isinstance(matrix, EightBit) else (matrix, None)
-    vector, narrow, several = (VECTOR, NARROW, MATRIX) if scale is None else (VECTOR_INT8, NARROW_INT8, MATRIX_INT8)
-    alone = narrow if len(weight) <= FEW else vector
-    taken = tiles or (alone if rows == 1 else several)
+    few = len(weight) <= FEW
+    if rows == 1:
+        own = (NARROW if few else VECTOR) if scale is None else (NARROW_INT8 if few else VECTOR_INT8)
+    else:
+        own = MATRIX if scale is None else MATRIX_INT8 if rows <= MOST else TALL_INT8
+    taken = tiles or own
+    block = min(taken.inputs, max(16, triton.next_power_of_2(inputs)))
     names = {
         "M": 1 if rows == 1 else max(16, triton.next_power_of_2(rows)),
         "K": inputs,
         "N": taken.outputs,
-        "BLOCK_K": min(taken.inputs, max(16, triton.next_power_of_2(inputs))),
+        "BLOCK_K": block,
         "STAGES": taken.stages,
         "OVERLAP": overlap,
         "BYTES": scale is not None and x.is_cuda and torch.version.hip is None,
-        "num_warps": taken.warps,
+        "num_warps": taken.warps if scale is None else max(1, taken.warps * block // taken.inputs),
     }
     first = [x, *(norm or (None, 0.0, 0.0)), weight, scale]
     return Call(taken, first, names | ({"launch_pdl": True} if overlap else {}))
