@@ -56,6 +56,23 @@ def test_the_product_is_that_of_the_numbers_and_their_scale(dtype):
     assert relative_change(found.double(), truth) < ({torch.float64: 1e-12} | ROUNDING)[dtype]
 
 
+def test_rows_lie_one_after_the_other_whatever_was_quantised():
+    weight = drawn(33, 7).t()
+    numbers, scale = eight_bit_weight(weight)
+    assert numbers.is_contiguous()
+    assert torch.equal(numbers, eight_bit_weight(weight.contiguous()).numbers)
+    assert scale.shape == (7,)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_automatic_casting(dtype):
+    layer, x = torch.nn.Linear(64, 8), 100 * torch.ones(2, 64)
+    small = Int8Linear(layer).eval()
+    with torch.autocast("cpu", dtype):
+        assert small(x).dtype == layer(x).dtype == dtype
+        assert relative_change(small(x).double(), layer(x).double()) < 0.05
+
+
 def test_sums_of_whole_numbers_stay_in_the_range_of_float16():
     x, weight = torch.full((1, 4096), 8.0, dtype=torch.float16), torch.full((3, 4096), 1e-3)
     assert relative_change(linear(x, eight_bit_weight(weight)).double(), torch.full((1, 3), 32.768).double()) < 2e-3

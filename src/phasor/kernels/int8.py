@@ -34,7 +34,7 @@ def eight_bit_weight(weight: Tensor) -> EightBit:
     """
     wide = weight.detach().float()
     scale = wide.abs().amax(-1).clamp(min=1e-30) / LARGEST
-    return EightBit((wide / scale[:, None]).round_().to(torch.int8), scale)
+    return EightBit((wide / scale[:, None]).round_().to(torch.int8, memory_format=torch.contiguous_format), scale)
 
 
 def dequantised(matrix: Matrix, dtype: torch.dtype) -> Tensor:
@@ -50,7 +50,7 @@ def dequantised(matrix: Matrix, dtype: torch.dtype) -> Tensor:
 
 
 def linear(x: Tensor, matrix: Matrix, bias: Tensor | None = None) -> Tensor:
-    """`x W^T + b` for a matrix in 8 bits or in the type of `x`.
+    """`x W^T + b` for a matrix in 8 bits or in the type of `x`; under automatic casting in the type it asks for.
 
     >>> x, weight = torch.randn(3, 64), torch.randn(8, 64)
     >>> matrix = eight_bit_weight(weight)
@@ -61,6 +61,8 @@ def linear(x: Tensor, matrix: Matrix, bias: Tensor | None = None) -> Tensor:
     """
     if isinstance(matrix, Tensor):
         return F.linear(x, matrix, bias)
+    kind = x.device.type
+    x = x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
     if x.dtype == torch.float16:  # whose range is too small for sums of whole numbers
         return F.linear(x, dequantised(matrix, x.dtype), bias)
     y = F.linear(x, matrix.numbers.to(x.dtype))
