@@ -67,12 +67,17 @@ def numbers(w, BYTES: tl.constexpr):
 
 
 @triton.jit
-def weighted(x, norm, offset, squares, at, K: tl.constexpr):
-    """Features of one row in float32, times the norm's weights where there is one; and the sum of their squares."""
-    xs = tl.load(x + at, mask=at < K, other=0.0).to(tl.float32)
+def features(x, at, K: tl.constexpr):
+    """Features of one row."""
+    return tl.load(x + at, mask=at < K, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def weighted(xs, norm, offset, squares, at, K: tl.constexpr):
+    """Features times the norm's weights where there is one; and the sum of their squares."""
     if norm is not None:
         squares += xs * xs
-        xs *= offset + tl.load(norm + at, mask=at < K, other=0.0).to(tl.float32)
+        xs *= offset + features(norm, at, K)
     return xs, squares
 
 
@@ -94,9 +99,10 @@ def product(
         follow(OVERLAP)
         for start in tl.static_range(0, K, BLOCK_K):
             at = start + tl.arange(0, BLOCK_K)
+            xs = features(x, at, K)
             if start + BLOCK_K < K:
                 ahead = tile(lines, start + BLOCK_K, K, BLOCK_K)
-            xs, squares = weighted(x, norm, offset, squares, at, K)
+            xs, squares = weighted(xs, norm, offset, squares, at, K)
             sums += w.to(tl.float32) * xs[None, :]
             if start + BLOCK_K < K:
                 w = ahead
@@ -114,9 +120,9 @@ def product(
                 ahead = tile(lines, start + BLOCK_K, K, BLOCK_K)
             wide = tl.reshape(numbers(w, BYTES), [N, BLOCK_K // 16, 2, 8])
             first, second = tl.split(tl.permute(wide, [0, 1, 3, 2]))
-            xs, squares = weighted(x, norm, offset, squares, at, K)
+            xs, squares = weighted(features(x, at, K), norm, offset, squares, at, K)
             sums += tl.sum(first * xs[None, :, :], axis=2)
-            xs, squares = weighted(x, norm, offset, squares, at + 8, K)
+            xs, squares = weighted(features(x, at + 8, K), norm, offset, squares, at + 8, K)
             sums += tl.sum(second * xs[None, :, :], axis=2)
             if start + BLOCK_K < K:
                 w = ahead
