@@ -204,6 +204,19 @@ def test_layers_that_somebody_changed_stay_as_they_are():
     assert type(small.feedforward.up) is Int8Linear
 
 
+def test_a_weight_that_another_layer_shares_stays_the_models_own():
+    model = tiny_llama(num_layers=2)
+    first, second = model.decoder.blocks
+    second.attention.out.weight = first.attention.out.weight
+    second.attention.out.register_forward_hook(lambda part, given, y: y)  # and so is left as it is
+    small = phasor.quantise(model)
+    kept = small.decoder.blocks[1].attention.out.weight
+    assert torch.equal(kept, first.attention.out.weight)
+    assert kept is not first.attention.out.weight
+    assert all(p.requires_grad for p in model.parameters())
+    assert not any(p.requires_grad for p in small.parameters())
+
+
 def test_what_is_refused(tmp_path):
     model = tiny_llama()
     small = phasor.quantise(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterator
 
 from torch import Tensor, nn
@@ -42,10 +43,10 @@ def quantise(model: Transformer, weights: str = "int8") -> Transformer:
         raise unknown("type of quantised weights", weights, WEIGHTS)
     if quantised(model):
         raise ValueError("the weights of this model are in int8 already")
-    large = [layer.weight for _, _, layer in projections(model)]
-    table = table_of(model)
-    shared = [*large, *([] if table is None else [table]), model.tokenizer, model.source_tokenizer]
-    small = copy.deepcopy(model, {id(x): x for x in shared if x is not None})
+    table, held = table_of(model), Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    large = [layer.weight for _, _, layer in projections(model)] + ([] if table is None else [table])
+    alike = [*(w for w in large if held[id(w)] == 1), model.tokenizer, model.source_tokenizer]  # need no copy
+    small = copy.deepcopy(model, {id(x): x for x in alike if x is not None})
     made: dict[nn.Linear, Int8Linear] = {}
     for part, name, layer in list(projections(small)):
         made[layer] = made.get(layer) or Int8Linear(layer)
