@@ -1,10 +1,11 @@
 """Greedy decoding on a GPU beside transformers' generate, and the limit that reading the weights sets.
 
 Checked first: small models say the same tokens in float32 whether steps run on the device or on the host, and the
-logits of the fused step in bfloat16 are as near to float32's as those of plain steps. Nothing is timed otherwise.
+logits of the fused step in bfloat16 are as near as those of plain steps to what the same weights, of bfloat16 or of
+int8, give in float32. Nothing is timed otherwise.
 
     python benchmarks/decode_gpu.py [--batch 1 64] [--skip eager hf hf-compiled] [--profile] [--out benchmarks/results]
-    python benchmarks/decode_gpu.py --sweep [projections rows attention]
+    python benchmarks/decode_gpu.py --sweep [projections rows attention int8 int8-rows]
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import phasor
 from phasor.generation import fused_step, steps
 from phasor.generation.compiled import State
 from phasor.kernels import attend_triton, matvec_triton, paths, vote_triton
+from phasor.kernels.int8 import Matrix, dequantised, eight_bit_weight
 from phasor.kernels.matvec_triton import Norm, Tiles
 
 SHAPE: dict[str, Any] = {
@@ -35,7 +37,7 @@ SHAPE: dict[str, Any] = {
 PROMPT, NEW = 512, 256
 SMALL = {"dim": 256, "hidden_dim": 704, "num_layers": 3, "num_heads": 8, "num_kv_heads": 2, "vocab_size": 1000}
 DEVICE = torch.device("cuda")
-BATCHES = (1, 5, 64)  # of the check of logits: vectors, a few rows, matrices
+BATCHES = (1, 5, 64, 80)  # of the check of logits: vectors, a few rows, matrices
 
 
 def model_of(dtype: torch.dtype = torch.bfloat16, **shape: Any) -> phasor.Transformer:
@@ -58,10 +60,13 @@ def check_tokens() -> None:
         "fused": {},
         "fused, window": {"attention": window},
         "fused, norm of heads": {"attention": phasor.AttentionConfig(qk_norm="head", bias=("q", "k", "v"))},
+        "fused, int8": {},
+        "fused, int8, tied": {"embedding": phasor.EmbeddingConfig()},
         "graph of plain steps": {"norm": "layernorm", "position": "alibi"},
     }
     for name, changes in cases.items():
         model = model_of(torch.float32, **SMALL, init="fan-in", **changes)
+        model = phasor.quantise(model) if "int8" in name else model
         assert (fused_step.obstacle(model) is None) == name.startswith("fused"), fused_step.obstacle(model)
         for batch in (1, 3, 40):
             given = [p[: 1 + (37 * i) % 90] for i, p in enumerate(prompts(batch, 90, 1000))]
@@ -77,9 +82,25 @@ def check_tokens() -> None:
     print("tokens in float32 are those of plain steps")
 
 
-def check_logits() -> None:
-    """Bfloat16 at the real size: the fused step's logits, and the plain step's, against float32's."""
+def check_logits() -> dict[str, float]:
+    """At the real size, with weights in bfloat16 and in int8; and how far apart the two are."""
     model = model_of(**{**SHAPE, "num_layers": 4})
+    small = phasor.quantise(model)
+    check_logits_of(model, "bfloat16")
+    check_logits_of(small, "int8")
+    ids = torch.tensor(prompts(4, 256, SHAPE["vocab_size"]), device=DEVICE)
+    with torch.inference_mode():
+        log_p, log_q = (copy.deepcopy(m).float()(ids).log_softmax(-1) for m in (model, small))
+    apart = {
+        "mean KL": float((log_p.exp() * (log_p - log_q)).sum(-1).mean()),
+        "same likeliest token": float((log_p.argmax(-1) == log_q.argmax(-1)).double().mean()),
+    }
+    print(f"int8 against bfloat16, random weights: {', '.join(f'{name} {x:.2g}' for name, x in apart.items())}")
+    return apart
+
+
+def check_logits_of(model: phasor.Transformer, name: str) -> None:
+    """The fused step's logits, and the plain step's, against those of the same weights in float32."""
     exact = copy.deepcopy(model).float()
     for batch in BATCHES:
         ids = torch.tensor(prompts(batch, 140, SHAPE["vocab_size"]), device=DEVICE)
@@ -96,7 +117,7 @@ def check_logits() -> None:
                 plain, truth = (m(column, cache=c)[:, 0] for m, c in zip((model, exact), caches[1:], strict=True))
                 for i, logits in enumerate((fused(), plain)):
                     worst[i] = max(worst[i], float((logits.float() - truth).norm() / truth.norm()))
-        print(f"logits in bfloat16, {batch} rows: off by {worst[0]:.1e} fused, {worst[1]:.1e} plain")
+        print(f"logits by {name} weights, {batch} rows: off by {worst[0]:.1e} fused, {worst[1]:.1e} plain")
         if not worst[0] < 1.3 * worst[1]:
             raise SystemExit("the fused step is less exact than the plain one: nothing is timed")
 
@@ -160,14 +181,23 @@ def seconds(call: Callable[[int], object], runs: int = 3) -> dict[str, float]:
     return {"whole": whole, "step": (whole - first) / (NEW - 1)}
 
 
-def compare(batch: int, limit: float, skip: list[str]) -> dict[str, Any]:
+def bytes_read(model: phasor.Transformer) -> int:
+    """What a step reads of a model: everything but the table of tokens, of which it looks one up."""
+    weights = itertools.chain(model.named_parameters(), model.named_buffers())
+    return sum(w.nbytes for name, w in weights if name != "tokens.weight")
+
+
+def compare(batch: int, speed: float, skip: list[str]) -> dict[str, Any]:
     given = prompts(batch, PROMPT, SHAPE["vocab_size"])
     model, found = model_of(**SHAPE), {}
+    limit = speed / bytes_read(model)
 
-    def ours(count: int) -> Any:
-        return phasor.generate(model, given, max_new_tokens=count)
+    def by(which: phasor.Transformer) -> Callable[[int], Any]:
+        return lambda count: phasor.generate(which, given, max_new_tokens=count)
 
-    def note(name: str, call: Callable[[int], object], runs: int = 3) -> None:
+    ours = by(model)
+
+    def note(name: str, call: Callable[[int], object], runs: int = 3, own: float = limit) -> None:
         try:
             took = seconds(call, runs)
         except Exception as error:
@@ -178,10 +208,13 @@ def compare(batch: int, limit: float, skip: list[str]) -> dict[str, Any]:
             gc.collect()
         rate, by_step = batch * NEW / took["whole"], batch / took["step"]
         found[name] = {"tokens/s": rate, "tokens/s after the prompt": by_step, **took}
-        part = f", {by_step / batch / limit:.0%} of the limit of reading the weights" if batch == 1 else ""
+        part = f", {by_step / limit:.0%} of the limit of reading bfloat16 weights" if batch == 1 else ""
+        part += f", {by_step / own:.0%} of its own" if batch == 1 and own != limit else ""
         print(f"  {name}: {rate:,.0f} tokens/s, {by_step:,.0f} after the prompt{part}", flush=True)
 
     note("phasor", ours)
+    small = phasor.quantise(model)
+    note("phasor-int8", by(small), own=speed / bytes_read(small))
     overlaps, obstacle = matvec_triton.overlaps, fused_step.obstacle
     if "variants" not in skip:
         matvec_triton.overlaps = lambda device: False
@@ -240,7 +273,7 @@ def profile(batch: int) -> None:
 class Projection:
     """One of a layer's projections with many different weights, so that the L2 cache serves none of them."""
 
-    def __init__(self, role: str, rows: int) -> None:
+    def __init__(self, role: str, rows: int, small: bool = False) -> None:
         dim, hidden, vocab = SHAPE["dim"], SHAPE["hidden_dim"], SHAPE["vocab_size"]
         sizes = {
             "qkv": (dim, 3072),
@@ -250,22 +283,27 @@ class Projection:
             "head": (dim, vocab),
         }
         self.role, (self.inputs, self.outputs) = role, sizes[role]
-        self.count = max(2, min(64, int(8e8 / (2 * self.inputs * self.outputs))))
+        self.size = 1 if small else 2  # bytes of a weight
+        self.count = max(2, min(64, int(8e8 / (self.size * self.inputs * self.outputs))))
 
         def drawn(*shape: int) -> torch.Tensor:
             return torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
 
-        self.weights = [drawn(self.outputs, self.inputs) for _ in range(self.count)]
+        def weight() -> Matrix:
+            made = drawn(self.outputs, self.inputs)
+            return eight_bit_weight(made) if small else made
+
+        self.weights = [weight() for _ in range(self.count)]
         self.x, self.y, self.hidden = drawn(rows, self.inputs), drawn(rows, self.outputs), drawn(rows, hidden)
         self.votes = torch.full((rows,), vote_triton.LOWEST, device=DEVICE)
         self.norm = None if role in ("out", "down") else Norm(drawn(self.inputs), 0.0, 1e-5)
         x = self.x.double()
         x = x if self.norm is None else F.rms_norm(x, (self.inputs,), self.norm.weight.double(), 1e-5)
-        self.truth = x @ self.weights[0].double().mT
+        self.truth = x @ dequantised(self.weights[0], torch.float64).mT
         if role == "up":
             self.truth = F.silu(self.truth[:, :hidden]) * self.truth[:, hidden:]
 
-    def run(self, weight: torch.Tensor, tiles: Tiles, overlap: bool) -> torch.Tensor:
+    def run(self, weight: Matrix, tiles: Tiles, overlap: bool) -> torch.Tensor:
         given: dict[str, Any] = {"norm": self.norm, "tiles": tiles, "overlap": overlap}
         if self.role == "up":
             return matvec_triton.feed(self.x, weight, self.hidden, "silu", gated=True, **given)
@@ -288,21 +326,24 @@ class Projection:
         return self.moved(took)
 
     def moved(self, took: float) -> float:
-        return 2e-6 * self.inputs * self.outputs / took
+        return 1e-6 * self.size * self.inputs * self.outputs / took
 
 
-def sweep_projections(rows: int, tiles: list[Tiles]) -> None:
+def sweep_projections(rows: int, tiles: list[Tiles], small: bool = False) -> None:
     """Every projection over settings: the best first, then the best without overlap, and cuBLAS."""
     for role in ("qkv", "out", "up", "down", "head"):
-        one = Projection(role, rows)
+        one = Projection(role, rows, small)
         rated = sorted(((one.speed(setting, True), setting) for setting in tiles), reverse=True)
         alone = one.speed(rated[0][1], False)
-        linear = one.moved(graph_time(lambda: [F.linear(one.x, w) for w in one.weights]) / one.count)  # noqa: B023
+        plain = [dequantised(w, torch.bfloat16) for w in one.weights]
+        linear = one.moved(graph_time(lambda: [F.linear(one.x, w) for w in plain]) / one.count)  # noqa: B023
         shown = "  ".join(
             f"{setting[0]}x{setting[1]},{setting[2]}w,{setting[3]}s {speed:.2f}" for speed, setting in rated
         )
         print(
-            f"{role:5} {rows} rows, TB/s: {shown} | best without overlap {alone:.2f} | cuBLAS {linear:.2f}", flush=True
+            f"{role:5} {rows} rows, {'int8' if small else 'bf16'}, TB/s: {shown} | best without overlap {alone:.2f} | "
+            f"cuBLAS in bf16 {linear:.2f}, with as many weights a second",
+            flush=True,
         )
 
 
@@ -349,7 +390,18 @@ def sweep_attention(batch: int) -> None:
 
 SIZES = ((2, 1024, 4), (4, 512, 2), (4, 1024, 4), (8, 512, 4), (2, 2048, 4), (4, 2048, 8), (8, 1024, 8), (1, 2048, 4))
 VECTORS = [Tiles(*size) for size in SIZES]
+SWEEPS = ["projections", "attention", "rows", "int8", "int8-rows"]
 MATRICES = [Tiles(16, 128, 4, 6), Tiles(16, 256, 4, 4), Tiles(32, 128, 4, 6), Tiles(32, 256, 4, 4)]
+
+
+BYTES = [
+    Tiles(*size)
+    for size in (
+        *((1, 2048, 4), (2, 2048, 4), (4, 2048, 4), (8, 2048, 4), (2, 1024, 2)),
+        *((4, 1024, 2), (2, 512, 1), (4, 512, 1), (2, 4096, 8), (4, 4096, 8)),
+    )
+]
+BYTE_MATRICES = [Tiles(16, 256, 4, 4), Tiles(32, 128, 4, 4), Tiles(32, 256, 4, 3), Tiles(64, 128, 4, 4)]
 
 
 def sweep(what: list[str]) -> None:
@@ -361,6 +413,11 @@ def sweep(what: list[str]) -> None:
         sweep_attention(64)
     if "rows" in what:
         sweep_projections(16, MATRICES)
+    if "int8" in what:
+        sweep_projections(1, BYTES, small=True)
+    if "int8-rows" in what:
+        sweep_projections(16, BYTE_MATRICES, small=True)
+        sweep_projections(64, BYTE_MATRICES, small=True)
 
 
 def main() -> None:
@@ -368,7 +425,7 @@ def main() -> None:
     options.add_argument("--batch", type=int, nargs="+", default=[1, 64])
     known = ["variants", "eager", "hf", "hf-compiled"]
     options.add_argument("--skip", nargs="*", default=[], choices=known)
-    options.add_argument("--sweep", nargs="*", choices=["projections", "attention", "rows"])
+    options.add_argument("--sweep", nargs="*", choices=SWEEPS)
     options.add_argument("--profile", action="store_true")
     options.add_argument("--out", type=Path)
     given = options.parse_args()
@@ -376,28 +433,31 @@ def main() -> None:
         raise SystemExit("this benchmark needs a GPU")
     torch.backends.cuda.matmul.allow_tf32 = False
     if given.sweep is not None:
-        return sweep(given.sweep or ["projections", "attention", "rows"])
+        return sweep(given.sweep or SWEEPS)
     begun = time.perf_counter()
     check_tokens()
-    check_logits()
+    apart = check_logits()
     print(f"checked in {time.perf_counter() - begun:.0f} s", flush=True)
     gc.collect()
     torch.cuda.empty_cache()
     speed = copy_speed()
     model = model_of(**SHAPE)
-    read = sum(w.nbytes for name, w in model.named_parameters() if name != "tokens.weight")
+    read, less = bytes_read(model), bytes_read(phasor.quantise(model))
     del model
     limit = speed / read
     print(
-        f"a copy moves {speed / 1e12:.2f} TB/s: {read / 1e9:.2f} GB of weights can be read {limit:,.0f} times a second"
+        f"a copy moves {speed / 1e12:.2f} TB/s: {read / 1e9:.2f} GB of weights can be read {limit:,.0f} times "
+        f"a second, {less / 1e9:.2f} GB in int8 {speed / less:,.0f} times"
     )
     result: dict[str, Any] = {
         "device": torch.cuda.get_device_name(), "torch": torch.__version__, "copy bytes/s": speed,
         "bytes of weights": read, "limit, tokens/s at batch 1": limit, "shape": SHAPE, "prompt": PROMPT, "new": NEW,
+        "bytes of weights in int8": less, "limit in int8, tokens/s at batch 1": speed / less,
+        "int8 against bfloat16, random weights": apart,
     }  # fmt: skip
     for batch in given.batch:
         print(f"batch {batch}, prompt {PROMPT}, {NEW} new tokens", flush=True)
-        result[f"batch {batch}"] = compare(batch, limit, given.skip)
+        result[f"batch {batch}"] = compare(batch, speed, given.skip)
         if given.profile:
             profile(batch)
     if given.out is not None:

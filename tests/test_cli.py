@@ -184,6 +184,14 @@ def test_generate_ids(folders: dict[str, str], phasor_says: Said) -> None:
     assert phasor_says.error.startswith("6 tokens in ")
 
 
+def test_generate_with_weights_in_int8(folders: dict[str, str], phasor_says: Said) -> None:
+    expected = phasor.generate(phasor.quantise(speaker()), IDS, max_new_tokens=6)
+    arguments = ["generate", folders["ids"], "--prompt", AS_TEXT, "--max-new-tokens", "6", "--weights"]
+    assert [int(i) for i in phasor_says(*arguments, "int8").split()] == expected
+    assert "int8" in phasor_says.refused(*arguments, "int5")
+    assert "cannot be used" in phasor_says.refused(*arguments, "int8", "--device", "nowhere")
+
+
 def test_generate_text(folders: dict[str, str], phasor_says: Said) -> None:
     arguments = ["generate", folders["text"], "--prompt", "Say: ", "--max-new-tokens"]
     assert phasor_says(*arguments, "16") == "Grüße, 世界!\n"

@@ -59,9 +59,8 @@ def on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program a kernel, or a few: the interpreter takes its time over each."""
-    for few in ("VECTOR", "NARROW"):
-        monkeypatch.setattr(matvec_triton, few, matvec_triton.Tiles(64, 64, 1))
-    monkeypatch.setattr(matvec_triton, "MATRIX", matvec_triton.Tiles(64, 64, 1))
+    for kind in ("VECTOR", "NARROW", "MATRIX", "VECTOR_INT8", "NARROW_INT8", "MATRIX_INT8", "TALL_INT8"):
+        monkeypatch.setattr(matvec_triton, kind, matvec_triton.Tiles(64, 64, 1))
     monkeypatch.setattr(attend_triton, "FEW", attend_triton.Reading(16, 1, 1))
     monkeypatch.setattr(attend_triton, "PROGRAMS", 4)
 

@@ -20,7 +20,7 @@ FLOORS = [
     {"config", "kernels"},
     {"parts"},
     {"model", "cache", "slots", "presets"},
-    {"choices", "explanation", "checkpoints", "generation"},
+    {"choices", "explanation", "checkpoints", "generation", "quantisation"},
     {"data"},
     {"training"},
     {"evaluation", "fast_paths", "speed"},
@@ -38,7 +38,7 @@ Llama3 LongRoPE MaskedHeadConfig ModelConfig MultiSectionConfig NTK NoHeadConfig
 NormalInitConfig NormalisedConfig OptimiserConfig OutputConfig ParallelConfig PooledHeadConfig PostConfig PreConfig
 Proportional RMSNormConfig Recipe Record Rotary RotaryConfig SandwichConfig SaveConfig SinusoidalConfig SpecialTokens
 StableSchedule T5InitConfig T5PositionConfig TrainConfig Transformer XPosConfig XavierInitConfig YaRN backends
-balancing_loss convert evaluate exact_rotary explain generate kinds load preset save stream train translate
+balancing_loss convert evaluate exact_rotary explain generate kinds load preset quantise save stream train translate
 """.split()  # noqa: SIM905
 
 

@@ -33,6 +33,7 @@ _HOMES = {
     "phasor.model": "Record Transformer",
     "phasor.parts.positions": "Rotary",
     "phasor.parts.experts": "balancing_loss",
+    "phasor.quantisation": "quantise",
     "phasor.training": "train",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from phasor.parts.experts import balancing_loss as balancing_loss
     from phasor.parts.positions import Rotary as Rotary
     from phasor.presets import preset as preset
+    from phasor.quantisation import quantise as quantise
     from phasor.training import train as train
 
 

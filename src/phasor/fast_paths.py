@@ -31,6 +31,7 @@ from phasor.parts.feedforward import FeedForward
 from phasor.parts.norm import LayerNorm, build_norm
 from phasor.parts.places import Places
 from phasor.parts.positions import Position, Rotary, build_position
+from phasor.quantisation import WEIGHTS, quantise
 
 DEFAULT = "preset:llama-3.1"
 DEVICES = ("cpu", "cuda")
@@ -48,6 +49,7 @@ class Case:
     dtype: torch.dtype
     length: int
     training: bool
+    weights: str | None = None
 
     def tensor(self, *shape: int) -> Tensor:
         """A stand-in of some shape."""
@@ -81,7 +83,8 @@ class Case:
         deep = max(1, len(self.config.layers))
         encoders = deep if self.config.num_encoder_layers is not None else None
         with torch.device("meta"):
-            return Transformer(self.config.replace(num_layers=deep, num_encoder_layers=encoders)).to(self.dtype)
+            model = Transformer(self.config.replace(num_layers=deep, num_encoder_layers=encoders)).to(self.dtype)
+            return model if self.weights is None else quantise(model, self.weights)
 
     @cached_property
     def block(self) -> Block:
@@ -251,6 +254,14 @@ def step_fused(case: Case) -> str | None:
     return step_on_device(case) or fused_step.form_obstacle(case.model) or paths.obstacle(case.hidden)
 
 
+def reads_bytes(case: Case) -> str | None:
+    return step_fused(case) if decodes(case) else "the model does not decode"
+
+
+def decodes(case: Case) -> bool:
+    return not case.training and case.config.has_logits and case.side == "decoder"
+
+
 def step_as_graph(case: Case) -> str | None:
     if can_compile(case.model):
         return None
@@ -342,7 +353,16 @@ OPS = (
             Route("compiled graph where generate(compile=True) asks for it, else a cached step", step_as_graph),
             Route("a cached step, operation by operation"),
         ),
-        lambda case: not case.training and case.config.has_logits and case.side == "decoder",
+        decodes,
+        whole=True,
+    ),
+    Op(
+        "weights in int8",
+        (
+            Route("as they are in steps of few rows, else converted layer by layer", reads_bytes),
+            Route("converted layer by layer"),
+        ),
+        lambda case: case.weights == "int8",
         whole=True,
     ),
 )
@@ -373,11 +393,13 @@ class Backends:
     length: int
     training: bool
     ops: tuple[Taken, ...]
+    weights: str | None = None
 
     @property
     def title(self) -> str:
         doing = "training" if self.training else "in use"
-        return f"{self.model} on {self.device}, {self.dtype}, {self.length:,} tokens, {doing}"
+        kind = self.dtype if self.weights is None else f"{self.dtype} with weights in {self.weights}"
+        return f"{self.model} on {self.device}, {kind}, {self.length:,} tokens, {doing}"
 
     def __str__(self) -> str:
         rows = [(one.where, one.op, one.path) for one in self.ops]
@@ -400,13 +422,15 @@ def backends(
     dtype: torch.dtype | str | None = None,
     length: int | None = None,
     training: bool = False,
+    weights: str | None = None,
 ) -> Backends:
     """Which path every operation of a model takes on a device, and why not a faster one.
 
     A model is a `ModelConfig`, "preset:NAME", or the path of a configuration file or model folder; Llama 3.1 where
     none is given. The device is "cpu" or "cuda", which need not be there: by default a GPU where there is one. The
     type is bfloat16 on a GPU and else float32, the length the longest the model is meant for; it is about one row
-    without padding. With `training` it is about an update, and otherwise about a forward and about decoding.
+    without padding. With `training` it is about an update, and otherwise about a forward and about decoding; `weights`
+    is "int8" for a model that was quantised.
 
     >>> found = backends("preset:bloom", device="cpu")
     >>> print(str(found).splitlines()[0])
@@ -419,18 +443,22 @@ def backends(
     name, model = named(DEFAULT if config is None else config)
     if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
         raise ValueError(f"length must be a whole number of at least 1, not {shown(length)}")
+    if weights is not None and weights not in WEIGHTS:
+        raise unknown("type of quantised weights", weights, WEIGHTS)
+    if weights is not None and training:
+        raise ValueError(f"a model with weights in {weights} is not trained")
     where = device_named(device)
     kind = dtype_named(dtype, where)
     planned = model.max_length if length is None else length
     taken = []
     for side, layers in sides(model):
         for layer, indices in layers.items():
-            case = Case(model, layer, side, where, kind, planned, training)
+            case = Case(model, layer, side, where, kind, planned, training, weights)
             label = spans(tuple(indices))
             label = f"{side} {label}" if model.shape == "encoder-decoder" else label
             taken += [chosen(op, case, label) for op in OPS if not op.whole and op.applies(case)]
     taken += [chosen(op, case, "the model") for op in OPS if op.whole and op.applies(case)]
-    return Backends(name, where.type, str(kind)[6:], planned, training, tuple(taken))
+    return Backends(name, where.type, str(kind)[6:], planned, training, tuple(taken), weights)
 
 
 def sides(model: ModelConfig) -> Iterator[tuple[Side, dict[Layer, list[int]]]]:

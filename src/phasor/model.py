@@ -315,7 +315,7 @@ class Transformer(nn.Module):
         if not head:
             return hidden
         if self.head is not None:
-            return self.head(hidden, self.tokens.weight)
+            return self.head(hidden, self.tokens.table)
         return record.pooled if self.config.head.kind == "pooled" and record.pooled is not None else hidden
 
     def encode(
@@ -384,10 +384,8 @@ class Transformer(nn.Module):
         """
         if self.decoder is None:
             raise ValueError("an encoder sees every token at once and has nothing to cache")
-        like = self.tokens.weight
-        return Cache(
-            self.config, batch_size, max_length, length=length, spare=spare, device=like.device, dtype=like.dtype
-        )
+        device, dtype = self.tokens.weight.device, self.tokens.dtype
+        return Cache(self.config, batch_size, max_length, length=length, spare=spare, device=device, dtype=dtype)
 
     def _places(
         self,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from phasor.fast_paths import Backends
     from phasor.speed.report import Entry, Report, Row
 
-EXPLAINING = ("dtype", "length", "training")
+EXPLAINING = ("dtype", "weights", "length", "training")
 MEASURING = ("works", "full", "compile", "plot", "read")
 
 
@@ -49,6 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "preset:NAME, a configuration file, or a model folder; Llama 3.1 if left out",
     )
     group.add_argument("--dtype", metavar="NAME", help="float32, bfloat16, ...; bfloat16 on a GPU, else float32")
+    group.add_argument("--weights", choices=["int8"], help="of a model whose large weights are in this type")
     group.add_argument("--length", type=int, metavar="N", help="tokens; as many as the model is meant for")
     group.add_argument("--training", action="store_true", help="an update, and not a forward and decoding")
 
@@ -73,7 +74,12 @@ def explain(given: argparse.Namespace) -> int:
     from phasor.fast_paths import backends
 
     found = backends(
-        given.explain, device=given.device, dtype=given.dtype, length=given.length, training=given.training
+        given.explain,
+        device=given.device,
+        dtype=given.dtype,
+        length=given.length,
+        training=given.training,
+        weights=given.weights,
     )
     if given.json is None:
         show_paths(found)

@@ -13,6 +13,7 @@ from phasor.config.generation import OPTIONS, GenerationConfig
 
 if TYPE_CHECKING:
     from phasor.generation import Generated
+    from phasor.model import Transformer
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -23,12 +24,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stream", action="store_true", help="print the text as it comes")
     parser.add_argument("--draft", metavar="FOLDER", help="a smaller model that guesses ahead")
     parser.add_argument("--device", default="cpu", help="where to run: cpu, cuda, ...")
+    parser.add_argument("--weights", choices=["int8"], help="have the large weights in this type; else in the folder's")
     parser.add_argument("--json", action="store_true", help="print JSON: tokens, their log-probabilities, text")
     add_fields(parser, "how tokens are chosen", GenerationConfig, helps=OPTIONS)
 
 
 def run(given: argparse.Namespace) -> None:
-    from phasor.checkpoints import load
     from phasor.generation import generate, stream
 
     fields = given_fields(given, GenerationConfig)
@@ -36,8 +37,8 @@ def run(given: argparse.Namespace) -> None:
         raise ValueError("give --prompt or --prompt-file, not both")
     if given.stream and given.json:
         raise ValueError("give --stream or --json, not both: JSON is complete only at the end")
-    model = load(given.folder, device=given.device)
-    draft = None if given.draft is None else load(given.draft, device=given.device)
+    model = read_model(given.folder, given)
+    draft = None if given.draft is None else read_model(given.draft, given)
     prompt = read_prompt(given, model.tokenizer is not None)
     begun = time.perf_counter()
     if given.stream:
@@ -53,6 +54,18 @@ def run(given: argparse.Namespace) -> None:
             print(one.text if one.text is not None else " ".join(map(str, one.tokens)))
     took = time.perf_counter() - begun
     print(f"{count} tokens in {took:.2f} s, {count / took:.1f} a second", file=sys.stderr)
+
+
+def read_model(folder: str, given: argparse.Namespace) -> Transformer:
+    """The model of a folder, with weights of the type that was asked for."""
+    from phasor.checkpoints import load
+
+    if given.weights is None:
+        return load(folder, device=given.device)
+    from phasor.quantisation import quantise
+    from phasor.training.trainer import device_of
+
+    return quantise(load(folder), given.weights).to(device_of(given.device))  # which never holds the large ones
 
 
 def show_step(step: Generated) -> int:

@@ -106,7 +106,7 @@ def step(model: Transformer, state: State, tokens: Tensor) -> Tensor:
     stack = cast(Stack, model.decoder)
     hidden = stack(model.tokens(tokens[:, None]), at, memory=state.memory, cache=cast(Cache, state))
     assert model.head is not None
-    return model.head(hidden[:, -1], model.tokens.weight)
+    return model.head(hidden[:, -1], model.tokens.table)
 
 
 @functools.cache

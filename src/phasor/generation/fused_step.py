@@ -1,8 +1,8 @@
 """The step of one token a row in five kernels a layer, for models built as most decoders are.
 
-Up to 16 rows every projection is a kernel of its own that reads its weights once: norm and queries, keys and values;
-attention; output and residual; norm, gate and up; down and residual. With more rows the projections are matrix
-multiplications, and the kernels do what lies between them.
+Up to 16 rows (64 in bfloat16 with weights in int8) every projection is a kernel of its own that reads its weights
+once: norm and queries, keys and values; attention; output and residual; norm, gate and up; down and residual. With
+more rows the projections are matrix multiplications, and the kernels do what lies between them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phasor.config import NoPositionConfig, PreConfig, RMSNormConfig, RotaryConfig
@@ -18,9 +17,11 @@ from phasor.config.model import Layer
 from phasor.generation.compiled import State
 from phasor.kernels import paths
 from phasor.kernels.constants import constant
+from phasor.kernels.int8 import Matrix
 from phasor.model import Block, Stack, Transformer
 from phasor.parts.feedforward import FeedForward
 from phasor.parts.head import LogitsHead
+from phasor.parts.int8 import Int8Linear
 from phasor.parts.norm import RMSNorm
 from phasor.parts.positions.rotary import Rotary
 
@@ -53,7 +54,7 @@ def obstacle(model: Transformer) -> str | None:
 
 def form_obstacle(model: Transformer) -> str | None:
     """The same, wherever the model is."""
-    config, weight = model.config, model.tokens.weight
+    config, dtype = model.config, model.tokens.dtype
     placement, embedding, head = config.placement, config.embedding, model.head
     layers = [config.layer(i) for i in range(config.num_layers)]
     plain_head = isinstance(head, LogitsHead) and head.dense is None and head.project is None and head.softcap is None
@@ -72,8 +73,8 @@ def form_obstacle(model: Transformer) -> str | None:
         "positions are added to the embeddings": "input" in config.position.acts_on,
         "the head does more than one projection": not plain_head,
         "the weights are not float32, bfloat16 or float16, all of one type": not (
-            weight.dtype in (torch.float32, torch.bfloat16, torch.float16)
-            and all(p.dtype == weight.dtype and p.is_contiguous() for p in model.parameters())
+            dtype in (torch.float32, torch.bfloat16, torch.float16)
+            and all(p.dtype == dtype and p.is_contiguous() for p in model.parameters())
         ),
     }
     found = next((reason for reason, holds in reasons.items() if holds), None)
@@ -86,12 +87,22 @@ def replaced(model: Transformer) -> bool:
     if any(type(part) not in PLAIN and not type(part).__module__.startswith("phasor.") for part in model.modules()):
         return True
     stack = cast(Stack, model.decoder)
-    blocks = [cast(Block, block) for block in stack.blocks]
-    attentions, networks = [block.attention for block in blocks], [block.feedforward for block in blocks]
-    linears = [*(x for a in attentions for x in (a.qkv, a.out)), *(x for n in networks for x in (n.up, n.down))]
+    blocks, linears = [cast(Block, block) for block in stack.blocks], linears_of(stack)
     norms = [stack.norm, *(norm for block in blocks for norm in block.residual.norms)]
-    norms += [norm for a in attentions if a.normed for norm in (a.q_norm, a.k_norm)]
-    return not all(isinstance(x, nn.Linear) for x in linears) or not all(isinstance(x, RMSNorm) for x in norms)
+    norms += [norm for b in blocks if b.attention.normed for norm in (b.attention.q_norm, b.attention.k_norm)]
+    plain = all(isinstance(x, nn.Linear | Int8Linear) for x in linears) and all(isinstance(x, RMSNorm) for x in norms)
+    return not plain
+
+
+def linears_of(stack: Stack) -> list[Any]:
+    """The projections of a decoder."""
+    blocks = [cast(Block, block) for block in stack.blocks]
+    return [x for b in blocks for x in (b.attention.qkv, b.attention.out, b.feedforward.up, b.feedforward.down)]
+
+
+def matrix(linear: nn.Linear | Int8Linear) -> Matrix:
+    """A projection's weights as the kernels take them."""
+    return linear.weight if isinstance(linear, nn.Linear) else linear.matrix
 
 
 def layer_obstacle(layer: Layer) -> str | None:
@@ -131,17 +142,19 @@ class FusedStep:
     def __init__(self, model: Transformer, state: State, tokens: Tensor, history: Tensor, turn: Tensor) -> None:
         from phasor.kernels import attend_triton, matvec_triton, vote_triton
 
-        config, device, dtype = model.config, tokens.device, model.tokens.weight.dtype
+        config, device, dtype = model.config, tokens.device, model.tokens.dtype
         rows, stack = len(tokens), cast(Stack, model.decoder)
         self.attend: Any = attend_triton.attend
         self.kernels: Any = matvec_triton
         self.voting: Any = vote_triton
-        self.few = rows == 1 or (rows <= matvec_triton.MOST and dtype != torch.float16)  # whose range is too small
+        small = dtype == torch.bfloat16 and all(isinstance(part, Int8Linear) for part in linears_of(stack))
+        most = matvec_triton.MOST_INT8 if small else matvec_triton.MOST
+        self.few = rows == 1 or (rows <= most and dtype != torch.float16)  # whose range is too small
         self.overlap = matvec_triton.overlaps(device)
         self.state, self.tokens, self.history, self.turn = state, tokens, history, turn
         self.positions = state.next_positions.view(-1)
         self.embedding, self.head, self.norm = model.tokens, cast(LogitsHead, model.head), stack.norm
-        self.table = model.tokens.weight if self.head.weight is None else self.head.weight
+        self.table = self.head.table(model.tokens.table)
         self.multiplier = config.placement.multiplier
         self.layers = [parts(stack, state, index) for index in range(config.num_layers)]
 
@@ -179,36 +192,35 @@ class FusedStep:
             self.add(self.feed(x, network, between), network.down, x)
         return self.choose(x)
 
-    def project(self, x: Tensor, linear: nn.Linear, out: Tensor, norm: nn.Module) -> Tensor:
+    def project(self, x: Tensor, linear: nn.Linear | Int8Linear, out: Tensor, norm: nn.Module) -> Tensor:
         """`linear(norm(x))`."""
         if not self.few:
-            return F.linear(norm(x), linear.weight, linear.bias)
+            return linear(norm(x))
         given = {"norm": self.normed(norm), "bias": linear.bias, "overlap": self.overlap}
-        return self.kernels.project(x, linear.weight, out, **given)
+        return self.kernels.project(x, matrix(linear), out, **given)
 
-    def add(self, y: Tensor, linear: nn.Linear, x: Tensor) -> None:
+    def add(self, y: Tensor, linear: nn.Linear | Int8Linear, x: Tensor) -> None:
         """`x += multiplier * linear(y)`."""
         if self.few:
             given = {"residual": x, "multiplier": self.multiplier, "overlap": self.overlap}
-            self.kernels.project(y, linear.weight, x, bias=linear.bias, **given)
-        elif linear.bias is None:
+            self.kernels.project(y, matrix(linear), x, bias=linear.bias, **given)
+        elif isinstance(linear, nn.Linear) and linear.bias is None:
             x.addmm_(y, linear.weight.t(), alpha=self.multiplier)
         else:
-            x.add_(F.linear(y, linear.weight, linear.bias), alpha=self.multiplier)
+            x.add_(linear(y), alpha=self.multiplier)
 
     def feed(self, x: Tensor, network: FeedForward, norm: nn.Module) -> Tensor:
         """The hidden features of the feed-forward network of `norm(x)`."""
         activation, gated = ACTIVATIONS[network.config.activation], network.config.gated
         if not self.few:
-            made = F.linear(norm(x), network.up.weight, network.up.bias)
-            return self.kernels.gate(made, self.hidden, activation, gated=gated)
+            return self.kernels.gate(network.up(norm(x)), self.hidden, activation, gated=gated)
         given = {"norm": self.normed(norm), "bias": network.up.bias, "overlap": self.overlap}
-        return self.kernels.feed(x, network.up.weight, self.hidden, activation, gated=gated, **given)
+        return self.kernels.feed(x, matrix(network.up), self.hidden, activation, gated=gated, **given)
 
     def choose(self, x: Tensor) -> Tensor:
         """The logits; their likeliest tokens are the next ones."""
         if not self.few:
-            logits = self.head(self.norm(x), self.table)
+            logits = self.head(self.norm(x), self.embedding.table)
             count_on(logits, self.tokens, self.history, self.turn, self.state)
             return logits
         given = {"norm": self.normed(self.norm), "bias": self.head.bias, "overlap": self.overlap}

@@ -143,7 +143,7 @@ class Job:
     def _logits(self, hidden: Tensor) -> Tensor:
         """Logits of the last token alone, `[rows, vocab]`."""
         assert self.model.head is not None
-        return self._allowed(self.model.head(hidden[:, -1], self.model.tokens.weight))
+        return self._allowed(self.model.head(hidden[:, -1], self.model.tokens.table))
 
     def _allowed(self, logits: Tensor) -> Tensor:
         """Logits without the tokens that are never generated."""

@@ -178,7 +178,7 @@ def obstacle(model: Transformer) -> str | None:
 
 def form_obstacle(model: Transformer) -> str | None:
     """The same, wherever the model is."""
-    weights, modules = list(model.parameters()), list(model.modules())
+    weights, modules = tensors_of(model), list(model.modules())
     if paths.asked() == "reference":
         return "the reference was asked for"
     if type(model) is not Transformer:
@@ -193,9 +193,14 @@ def form_obstacle(model: Transformer) -> str | None:
         return "a part of the model has hooks, which run on the host"
     if any("forward" in vars(part) for part in modules):
         return "the forward of a part was replaced, and may need the host"
-    if any(type(w) is not nn.Parameter for w in weights) or len({w.device for w in weights}) > 1:
+    if any(type(w) not in (nn.Parameter, Tensor) for w in weights) or len({w.device for w in weights}) > 1:
         return "the weights are not plain tensors on one device"
     return None
+
+
+def tensors_of(model: nn.Module) -> list[Tensor]:
+    """All that a step reads of a model: weights, and those in 8 bits, which are buffers."""
+    return [*model.parameters(), *model.buffers()]
 
 
 # The latest steps of each model, for its next text; without what refers to the model, so that it can go.
@@ -208,7 +213,7 @@ def steps_of(model: Transformer, rows: int, room: int, compiles: bool) -> Iterat
 
     Whoever takes them has them alone; another text that begins meanwhile gets others.
     """
-    weights = tuple((w.data_ptr(), w.dtype, w.shape) for w in model.parameters())
+    weights = tuple((w.data_ptr(), w.dtype, w.shape) for w in tensors_of(model))
     key = rows, room, compiles, fused_step.obstacle(model), weights, tuple(map(id, model.modules()))
     kept = KEPT.pop(model, None)
     steps = kept[1] if kept is not None and kept[0] == key else None

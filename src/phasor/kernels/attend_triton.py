@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from phasor.kernels.matvec_triton import follow
+from phasor.kernels.product_triton import follow
 from phasor.kernels.rotary_triton import cos_sin
 
 SPLITS = 32  # the most parts of a row's keys

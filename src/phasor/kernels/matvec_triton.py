@@ -1,11 +1,4 @@
-"""Projections of a few rows, bound by reading their weights: each weight is read once, and the rest is free.
-
-One row is multiplied feature by feature, and up to `MOST` rows as a matrix of 16. The norm before a projection needs
-no pass of its own: its weights multiply the row, and its size is found along the way and divides the result.
-
-Under `OVERLAP` a kernel begins while the one before it ends: it asks for its first weights, which nobody writes, and
-waits for the other's results only then.
-"""
+"""Projections of a few rows, bound by reading their weights: each weight is read once, and the rest is free."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -18,7 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from phasor.kernels.int8 import EightBit, Matrix
+from phasor.kernels.product_triton import product
+
 MOST = 16  # rows a kernel takes; of more of them a matrix multiplication makes better use
+MOST_INT8 = 64  # the same in bfloat16 of weights in 8 bits, which a matrix multiplication has to convert first
 
 
 class Tiles(NamedTuple):
@@ -33,6 +30,9 @@ class Tiles(NamedTuple):
 VECTOR, MATRIX = Tiles(4, 1024, 4), Tiles(16, 256, 4, 4)
 NARROW = Tiles(2, 1024, 4)  # a vector's, where there are so few outputs that larger tiles would leave the device idle
 FEW = 2560
+# Those of weights in 8 bits; a vector's have 512 inputs a warp, so that threads read what they multiply.
+VECTOR_INT8, NARROW_INT8 = Tiles(4, 2048, 4), Tiles(2, 4096, 8)
+MATRIX_INT8, TALL_INT8 = Tiles(16, 256, 4, 4), Tiles(32, 128, 4, 4)
 
 
 class Norm(NamedTuple):
@@ -46,71 +46,6 @@ class Norm(NamedTuple):
 def overlaps(device: torch.device) -> bool:
     """Whether a kernel on this device may begin before the one before it has ended."""
     return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-@triton.jit
-def follow(OVERLAP: tl.constexpr):
-    """Let the next kernel begin, and wait for the results of the one before."""
-    if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-
-
-@triton.jit
-def tile(lines, start: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Weights of some outputs, for the inputs from `start` on."""
-    at = start + tl.arange(0, BLOCK_K)[None, :]
-    if start + BLOCK_K <= K:
-        w = tl.load(lines + at, eviction_policy="evict_first")
-    else:
-        w = tl.load(lines + at, mask=at < K, other=0.0, eviction_policy="evict_first")
-    return w
-
-
-@triton.jit
-def product(
-    x, norm, offset, eps, weight, outputs, rows,
-    M: tl.constexpr, K: tl.constexpr, N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """The `N` outputs of `M` rows `x [rows, K]`, normed first where there is a norm; float32 `[M, N]`."""
-    lines = weight + outputs.to(tl.int64)[:, None] * K
-    if M == 1:
-        sums = tl.zeros([N, BLOCK_K], tl.float32)
-        squares = tl.zeros([BLOCK_K], tl.float32)
-        w = tile(lines, 0, K, BLOCK_K)
-        follow(OVERLAP)
-        for start in tl.static_range(0, K, BLOCK_K):
-            at = start + tl.arange(0, BLOCK_K)
-            xs = tl.load(x + at, mask=at < K, other=0.0).to(tl.float32)
-            if start + BLOCK_K < K:
-                ahead = tile(lines, start + BLOCK_K, K, BLOCK_K)
-            if norm is not None:
-                squares += xs * xs
-                xs *= offset + tl.load(norm + at, mask=at < K, other=0.0).to(tl.float32)
-            sums += w.to(tl.float32) * xs[None, :]
-            if start + BLOCK_K < K:
-                w = ahead
-        total = tl.sum(sums, axis=1)[None, :]
-        if norm is not None:
-            total *= tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
-    else:
-        row = tl.arange(0, M)[:, None]
-        total = tl.zeros([M, N], tl.float32)
-        squares = tl.zeros([M], tl.float32)
-        follow(OVERLAP)
-        for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-            at = start + tl.arange(0, BLOCK_K)[None, :]
-            w = tl.load(lines + at, mask=at < K, other=0.0, eviction_policy="evict_first")
-            xs = tl.load(x + row * K + at, mask=(row < rows) & (at < K), other=0.0)
-            if norm is not None:
-                wide = xs.to(tl.float32)
-                squares += tl.sum(wide * wide, axis=1)
-                xs = (wide * (offset + tl.load(norm + at, mask=at < K, other=0.0).to(tl.float32))).to(w.dtype)
-            total = tl.dot(xs, tl.trans(w), total, input_precision="ieee")
-        if norm is not None:
-            total *= tl.rsqrt(squares / K + eps)[:, None]
-    return total
 
 
 @triton.jit
@@ -131,14 +66,14 @@ def activated(x, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def project_kernel(
-    x, norm, offset, eps, weight, bias, residual, multiplier, out, rows, features,
+    x, norm, offset, eps, weight, scale, bias, residual, multiplier, out, rows, features,
     M: tl.constexpr, K: tl.constexpr, N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    OVERLAP: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip
     """`out = residual + multiplier * (norm(x) W^T + bias)`, without the parts that are None."""
     feature = tl.program_id(0) * N + tl.arange(0, N)
     outputs = tl.minimum(feature, features - 1)
-    y = product(x, norm, offset, eps, weight, outputs, rows, M, K, N, BLOCK_K, STAGES, OVERLAP)
+    y = product(x, norm, offset, eps, weight, scale, outputs, rows, M, K, N, BLOCK_K, STAGES, OVERLAP, BYTES)
     if bias is not None:
         y += tl.load(bias + outputs).to(tl.float32)[None, :]
     row = tl.arange(0, M)[:, None]
@@ -150,19 +85,19 @@ def project_kernel(
 
 @triton.jit
 def feed_kernel(
-    x, norm, offset, eps, weight, bias, out, rows, features,
+    x, norm, offset, eps, weight, scale, bias, out, rows, features,
     ACTIVATION: tl.constexpr, GATED: tl.constexpr,
     M: tl.constexpr, K: tl.constexpr, N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    OVERLAP: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip
     """`out = act(norm(x) W^T + bias)`; gated, of gates (the first half of W's rows) and what they let through."""
     if GATED:  # a gate beside what it gates
         pair = tl.arange(0, 2 * N)
         outputs = tl.minimum(tl.program_id(0) * N + pair // 2, features - 1) + (pair % 2) * features
-        y = product(x, norm, offset, eps, weight, outputs, rows, M, K, 2 * N, BLOCK_K, STAGES, OVERLAP)
+        y = product(x, norm, offset, eps, weight, scale, outputs, rows, M, K, 2 * N, BLOCK_K, STAGES, OVERLAP, BYTES)
     else:
         outputs = tl.minimum(tl.program_id(0) * N + tl.arange(0, N), features - 1)
-        y = product(x, norm, offset, eps, weight, outputs, rows, M, K, N, BLOCK_K, STAGES, OVERLAP)
+        y = product(x, norm, offset, eps, weight, scale, outputs, rows, M, K, N, BLOCK_K, STAGES, OVERLAP, BYTES)
     if bias is not None:
         y += tl.load(bias + outputs).to(tl.float32)[None, :]
     if GATED:
@@ -186,28 +121,42 @@ def gate_kernel(x, out, features, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
     tl.store(out + row * features + feature, y.to(out.dtype.element_ty), mask=inside)
 
 
-def settings(
-    x: Tensor, outputs: int, norm: Norm | None, tiles: Tiles | None, overlap: bool
-) -> tuple[Tiles, list[Any], dict[str, Any]]:
-    """The tiles, and what every projection is called with: first by place, then by name."""
+class Call(NamedTuple):
+    """What every projection is called with: its tiles, what comes first by place, and what is given by name."""
+
+    tiles: Tiles
+    first: list[Any]
+    names: dict[str, Any]
+
+
+def settings(x: Tensor, matrix: Matrix, norm: Norm | None, tiles: Tiles | None, overlap: bool) -> Call:
+    """How a kernel is called for these rows and weights."""
     rows, inputs = x.shape
-    vector = NARROW if outputs <= FEW else VECTOR
-    taken = tiles or (vector if rows == 1 else MATRIX)
+    weight, scale = matrix if isinstance(matrix, EightBit) else (matrix, None)
+    few = len(weight) <= FEW
+    if rows == 1:
+        own = (NARROW if few else VECTOR) if scale is None else (NARROW_INT8 if few else VECTOR_INT8)
+    else:
+        own = MATRIX if scale is None else MATRIX_INT8 if rows <= MOST else TALL_INT8
+    taken = tiles or own
+    block = min(taken.inputs, max(16, triton.next_power_of_2(inputs)))
     names = {
-        "M": 1 if rows == 1 else MOST,
+        "M": 1 if rows == 1 else max(16, triton.next_power_of_2(rows)),
         "K": inputs,
         "N": taken.outputs,
-        "BLOCK_K": min(taken.inputs, max(16, triton.next_power_of_2(inputs))),
+        "BLOCK_K": block,
         "STAGES": taken.stages,
         "OVERLAP": overlap,
-        "num_warps": taken.warps,
+        "BYTES": scale is not None and x.is_cuda and torch.version.hip is None,
+        "num_warps": taken.warps if scale is None else max(1, taken.warps * block // taken.inputs),
     }
-    return taken, [x, *(norm or (None, 0.0, 0.0))], names | ({"launch_pdl": True} if overlap else {})
+    first = [x, *(norm or (None, 0.0, 0.0)), weight, scale]
+    return Call(taken, first, names | ({"launch_pdl": True} if overlap else {}))
 
 
 def project(
     x: Tensor,
-    weight: Tensor,
+    matrix: Matrix,
     out: Tensor,
     *,
     norm: Norm | None = None,
@@ -218,15 +167,16 @@ def project(
     overlap: bool = False,
 ) -> Tensor:
     """`out = residual + multiplier * (norm(x) W^T + bias)` of rows `[rows, inputs]`; `out` may be the residual."""
-    tiles, first, names = settings(x, len(weight), norm, tiles, overlap)
-    grid = (triton.cdiv(len(weight), tiles.outputs),)
-    project_kernel[grid](*first, weight, bias, residual, multiplier, out, len(x), len(weight), **names)
+    tiles, first, names = settings(x, matrix, norm, tiles, overlap)
+    rows, features = out.shape
+    grid = (triton.cdiv(features, tiles.outputs),)
+    project_kernel[grid](*first, bias, residual, multiplier, out, rows, features, **names)
     return out
 
 
 def feed(
     x: Tensor,
-    weight: Tensor,
+    matrix: Matrix,
     out: Tensor,
     activation: str,
     *,
@@ -237,10 +187,10 @@ def feed(
     overlap: bool = False,
 ) -> Tensor:
     """`out = act(norm(x) W^T + bias)`; gated, the product of the two halves, the first of them activated."""
-    tiles, first, names = settings(x, len(weight), norm, tiles, overlap)
-    features = out.shape[1]
+    tiles, first, names = settings(x, matrix, norm, tiles, overlap)
+    rows, features = out.shape
     grid = (triton.cdiv(features, tiles.outputs),)
-    feed_kernel[grid](*first, weight, bias, out, len(x), features, activation, gated, **names)
+    feed_kernel[grid](*first, bias, out, rows, features, activation, gated, **names)
     return out
 
 

@@ -8,21 +8,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from phasor.kernels.matvec_triton import Norm, Tiles, follow, product, settings
+from phasor.kernels.int8 import Matrix
+from phasor.kernels.matvec_triton import Norm, Tiles, settings
+from phasor.kernels.product_triton import follow, product
 
 LOWEST = -(1 << 63)  # less than every vote
 
 
 @triton.jit
 def vote_kernel(
-    x, norm, offset, eps, weight, bias, multiplier, logits, best, rows, features,
+    x, norm, offset, eps, weight, scale, bias, multiplier, logits, best, rows, features,
     M: tl.constexpr, K: tl.constexpr, N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    OVERLAP: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip
     """Logits, and in `best [rows]` the greatest of a row with its token: see `finish_kernel`."""
     feature = tl.program_id(0) * N + tl.arange(0, N)
     outputs = tl.minimum(feature, features - 1)
-    y = product(x, norm, offset, eps, weight, outputs, rows, M, K, N, BLOCK_K, STAGES, OVERLAP)
+    y = product(x, norm, offset, eps, weight, scale, outputs, rows, M, K, N, BLOCK_K, STAGES, OVERLAP, BYTES)
     if bias is not None:
         y += tl.load(bias + outputs).to(tl.float32)[None, :]
     said = (multiplier * y).to(logits.dtype.element_ty)
@@ -56,7 +58,7 @@ def finish_kernel(
 
 def vote(
     x: Tensor,
-    weight: Tensor,
+    matrix: Matrix,
     logits: Tensor,
     best: Tensor,
     *,
@@ -67,9 +69,10 @@ def vote(
     overlap: bool = False,
 ) -> None:
     """Logits `[rows, vocab]`, and votes for their greatest into `best`, an int64 `[rows]` of -2^63 before."""
-    tiles, first, names = settings(x, len(weight), norm, tiles, overlap)
-    grid = (triton.cdiv(len(weight), tiles.outputs),)
-    vote_kernel[grid](*first, weight, bias, multiplier, logits, best, len(x), len(weight), **names)
+    tiles, first, names = settings(x, matrix, norm, tiles, overlap)
+    rows, features = logits.shape
+    grid = (triton.cdiv(features, tiles.outputs),)
+    vote_kernel[grid](*first, bias, multiplier, logits, best, rows, features, **names)
 
 
 def finish(

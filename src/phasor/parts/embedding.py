@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phasor.config import ModelConfig
+from phasor.kernels.int8 import Matrix
 
 
 class Embedding(nn.Module):
@@ -19,12 +20,26 @@ class Embedding(nn.Module):
         types = (torch.float16, torch.bfloat16, torch.float32, torch.float64) if config.round_scale else ()
         self.rounded = {t: torch.tensor(self.scale, dtype=t, device="cpu").item() for t in types}
         width = config.width or model.dim
-        self.weight = nn.Parameter(torch.empty(vocab_size, width))
+        self.weight: Tensor = nn.Parameter(torch.empty(vocab_size, width))
         projects = config.width is not None and config.project == "tokens"
         self.project = nn.Linear(width, model.dim, bias=False) if projects else None
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the vectors."""
+        return self.weight.dtype
+
+    @property
+    def table(self) -> Matrix:
+        """What a tied head multiplies with."""
+        return self.weight
+
+    def vectors(self, tokens: Tensor) -> Tensor:
+        """The tokens' rows of the table."""
+        return F.embedding(tokens, self.weight)
+
     def forward(self, tokens: Tensor) -> Tensor:
-        x = F.embedding(tokens, self.weight)
+        x = self.vectors(tokens)
         if self.project is not None:
             x = self.project(x)
         return x if self.scale == 1.0 else x * self.rounded.get(x.dtype, self.scale)

@@ -15,6 +15,7 @@ from phasor.config import (
     PooledHeadConfig,
 )
 from phasor.kernels.cross_entropy import Sums, linear_cross_entropy, shaped
+from phasor.kernels.int8 import Matrix, dequantised, linear
 from phasor.parts.feedforward import activate
 from phasor.parts.norm import at_least_float32, build_norm
 
@@ -39,12 +40,16 @@ class LogitsHead(nn.Module):
         self.norm = build_norm(model.norm, model.input_width) if masked else None
         self.project = nn.Linear(model.dim, width, bias=False) if projects else None
         tied = model.embedding.tied
-        self.weight = None if tied else nn.Parameter(torch.empty(model.vocab_size, width))
+        self.weight: Tensor | None = None if tied else nn.Parameter(torch.empty(model.vocab_size, width))
         self.bias = nn.Parameter(torch.zeros(model.vocab_size)) if config.bias else None
 
-    def forward(self, h: Tensor, table: Tensor) -> Tensor:
-        logits = F.linear(self.features(h), table if self.weight is None else self.weight, self.bias)
+    def forward(self, h: Tensor, tokens: Matrix) -> Tensor:
+        logits = linear(self.features(h), self.table(tokens), self.bias)
         return shaped(logits, self.multiplier, self.softcap)
+
+    def table(self, tokens: Matrix) -> Matrix:
+        """W: the token table, or one of the head's own."""
+        return tokens if self.weight is None else self.weight
 
     def features(self, h: Tensor) -> Tensor:
         """What the table is multiplied with."""
@@ -53,7 +58,7 @@ class LogitsHead(nn.Module):
         return h if self.project is None else self.project(h)
 
     def cross_entropy(
-        self, h: Tensor, table: Tensor, targets: Tensor, weights: Tensor, smoothing: float = 0.0, z_loss: float = 0.0
+        self, h: Tensor, tokens: Matrix, targets: Tensor, weights: Tensor, smoothing: float = 0.0, z_loss: float = 0.0
     ) -> Sums:
         """The cross-entropy of targets `[B, T]` by hidden states `[B, T, dim]`; many logits are never held at once.
 
@@ -63,9 +68,10 @@ class LogitsHead(nn.Module):
         >>> round(float(sums.cross_entropy) / 3, 4)  # the log of 9
         2.1972
         """
+        table = self.table(tokens)
         return linear_cross_entropy(
             self.features(h).flatten(0, -2),
-            table if self.weight is None else self.weight,
+            table if isinstance(table, Tensor) else dequantised(table, h.dtype),
             targets.flatten(),
             weights.flatten(),
             bias=self.bias,
@@ -83,7 +89,7 @@ class ProjectedHead(nn.Module):
         super().__init__()
         self.project = nn.Linear(model.dim, model.embedding.width or model.dim, bias=False)
 
-    def forward(self, h: Tensor, table: Tensor) -> Tensor:
+    def forward(self, h: Tensor, tokens: Matrix) -> Tensor:
         return self.project(h)
 
 

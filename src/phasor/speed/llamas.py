@@ -140,9 +140,7 @@ def trainers(machine: Machine, llamas: Llamas, tokens: Tensor) -> list[Contender
             whole = sum(float(wide.loss(row[None])) for row in tokens) / len(tokens)
         return float(loss.detach()), exact.tokens.grad.cpu(), whole
 
-    def trial(
-        model: torch.nn.Module, table: torch.nn.Parameter, loss: Loss, optimiser: Any = None, graphs: bool = False
-    ) -> Trial:
+    def trial(model: torch.nn.Module, table: Tensor, loss: Loss, optimiser: Any = None, graphs: bool = False) -> Trial:
         optimiser = optimiser or torch.optim.AdamW(model.parameters(), RATE, fused=True)
 
         def gradients(rows: Tensor) -> Tensor:

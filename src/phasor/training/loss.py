@@ -57,7 +57,7 @@ def cross_entropy(
     head = model.head
     if head is None or not model.config.has_logits:
         raise ValueError(f"a loss needs logits, and this model's head is {model.config.head.kind!r}")
-    hidden, table = forward(model, batch, record, head=False), model.tokens.weight
+    hidden, table = forward(model, batch, record, head=False), model.tokens.table
     if type(head) is LogitsHead and untouched(head):
         sums = head.cross_entropy(hidden, table, batch.targets, batch.weights, smoothing, z_loss)
     else:  # whatever stands in its place, called as it is
