@@ -358,10 +358,7 @@ OPS = (
     ),
     Op(
         "weights in int8",
-        (
-            Route("as they are in steps of few rows, else converted layer by layer", reads_bytes),
-            Route("converted layer by layer"),
-        ),
+        (Route("as they are in steps of few rows, else converted", reads_bytes), Route("converted layer by layer")),
         lambda case: case.weights == "int8",
         whole=True,
     ),
@@ -443,10 +440,8 @@ def backends(
     name, model = named(DEFAULT if config is None else config)
     if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
         raise ValueError(f"length must be a whole number of at least 1, not {shown(length)}")
-    if weights is not None and weights not in WEIGHTS:
-        raise unknown("type of quantised weights", weights, WEIGHTS)
-    if weights is not None and training:
-        raise ValueError(f"a model with weights in {weights} is not trained")
+    if weights is not None and (weights not in WEIGHTS or training):
+        raise ValueError(f"weights are {' or '.join(WEIGHTS)} where a model was quantised, and it is not trained")
     where = device_named(device)
     kind = dtype_named(dtype, where)
     planned = model.max_length if length is None else length
