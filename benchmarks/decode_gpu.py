@@ -29,7 +29,8 @@ from phasor.generation import fused_step, steps
 from phasor.generation.compiled import State
 from phasor.kernels import attend_triton, matvec_triton, paths, vote_triton
 from phasor.kernels.int8 import Matrix, dequantised, eight_bit_weight
-from phasor.kernels.matvec_triton import Norm, Tiles
+from phasor.kernels.matvec_triton import Norm
+from phasor.kernels.tiles import Tiles
 
 SHAPE: dict[str, Any] = {
     "dim": 2048, "hidden_dim": 8192, "num_layers": 16, "num_heads": 32, "num_kv_heads": 8, "vocab_size": 32000,
@@ -398,10 +399,10 @@ BYTES = [
     Tiles(*size)
     for size in (
         *((1, 2048, 4), (2, 2048, 4), (4, 2048, 4), (8, 2048, 4), (2, 1024, 2)),
-        *((4, 1024, 2), (2, 512, 1), (4, 512, 1), (2, 4096, 8), (4, 4096, 8)),
+        *((4, 1024, 2), (2, 512, 1), (4, 512, 1), (8, 512, 1), (2, 4096, 8), (4, 4096, 8)),
     )
 ]
-BYTE_MATRICES = [Tiles(16, 256, 4, 4), Tiles(32, 128, 4, 4), Tiles(32, 256, 4, 3), Tiles(64, 128, 4, 4)]
+BYTE_MATRICES = [Tiles(16, 256, 4, 4), Tiles(32, 256, 4, 3), Tiles(64, 128, 4, 4), Tiles(64, 256, 8, 3)]
 
 
 def sweep(what: list[str]) -> None:

@@ -19,6 +19,7 @@ import phasor
 from phasor.generation import fused_step, loop, steps
 from phasor.generation.compiled import State
 from phasor.kernels import attend_triton, constants, matvec_triton, paths, vote_triton
+from phasor.kernels.tiles import Tiles, tiles_of
 from phasor.parts.positions.phase import cos_sin_of
 
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # of sums over some hundred features
@@ -59,8 +60,7 @@ def on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program a kernel, or a few: the interpreter takes its time over each."""
-    for kind in ("VECTOR", "NARROW", "MATRIX", "VECTOR_INT8", "NARROW_INT8", "MATRIX_INT8", "TALL_INT8"):
-        monkeypatch.setattr(matvec_triton, kind, matvec_triton.Tiles(64, 64, 1))
+    monkeypatch.setattr(matvec_triton, "tiles_of", lambda *sizes, **kind: Tiles(64, 64, 1))
     monkeypatch.setattr(attend_triton, "FEW", attend_triton.Reading(16, 1, 1))
     monkeypatch.setattr(attend_triton, "PROGRAMS", 4)
 
@@ -77,11 +77,11 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, offset: float, eps: float) -
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs", "tiles"),
     [
-        (1, 48, 37, matvec_triton.Tiles(4, 32, 1)),
-        (1, 64, 8, matvec_triton.VECTOR),
-        (1, 64, 8, matvec_triton.NARROW),
-        (3, 80, 37, matvec_triton.Tiles(16, 32, 1, 2)),
-        (16, 40, 16, matvec_triton.MATRIX),
+        (1, 48, 37, Tiles(4, 32, 1)),
+        (1, 64, 8, tiles_of(1, 4096, 2048)),
+        (1, 64, 8, tiles_of(1, 2048, 2048)),
+        (3, 80, 37, Tiles(16, 32, 1, 2)),
+        (16, 40, 16, tiles_of(16, 2048, 2048)),
     ],
 )
 def test_projections(rows, inputs, outputs, tiles, dtype):
@@ -120,7 +120,7 @@ def test_activations(name, rows):
     normed = rms_norm(x.double(), scale.double(), 0.0, 1e-5)
     made = normed @ weight.double().mT + bias.double()
     expected = phasor.parts.feedforward.activate(made, config)
-    tiles, norm = matvec_triton.Tiles(8, 16, 1), matvec_triton.Norm(scale, 0.0, 1e-5)
+    tiles, norm = Tiles(8, 16, 1), matvec_triton.Norm(scale, 0.0, 1e-5)
     given = {"gated": config.gated, "norm": norm, "bias": bias, "tiles": tiles}
     kind = fused_step.ACTIVATIONS[name]
     found = matvec_triton.feed(x, weight, torch.empty(rows, hidden), kind, **given)
@@ -134,7 +134,7 @@ def test_of_equal_logits_the_first_wins_and_the_lowest_can_win():
     logits, best, chosen = torch.empty(1, 5), torch.full((1,), vote_triton.LOWEST), torch.zeros(1, dtype=torch.int64)
     where = torch.zeros(2, 1).long(), torch.zeros(1).long(), torch.zeros(1).long(), torch.zeros(1).long()
     for outputs in (4, 1):
-        vote_triton.vote(x, weight, logits, best, tiles=matvec_triton.Tiles(outputs, 16, 1))
+        vote_triton.vote(x, weight, logits, best, tiles=Tiles(outputs, 16, 1))
         vote_triton.finish(best, chosen, *where)
         assert chosen.tolist() == [1]
 

@@ -16,7 +16,8 @@ from phasor.generation import fused_step, steps
 from phasor.generation.compiled import State
 from phasor.kernels import matvec_triton, paths, vote_triton
 from phasor.kernels.int8 import EightBit, dequantised, eight_bit_weight, linear
-from phasor.kernels.matvec_triton import Norm, Tiles
+from phasor.kernels.matvec_triton import Norm
+from phasor.kernels.tiles import Tiles, tiles_of
 from phasor.parts.int8 import Int8Embedding, Int8Head, Int8Linear
 
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -84,11 +85,14 @@ def test_sums_of_whole_numbers_stay_in_the_range_of_float16():
     [
         (1, 48, 37, Tiles(4, 32, 1)),
         (1, 37, 5, Tiles(4, 16, 1)),
-        (1, 64, 8, matvec_triton.VECTOR_INT8),
-        (1, 100, 8, matvec_triton.NARROW_INT8),
+        (1, 64, 11, tiles_of(1, 32000, 2048, int8=True)),
+        (1, 64, 8, tiles_of(1, 16384, 2048, int8=True, gated=True)),
+        (17, 40, 70, tiles_of(64, 32000, 2048, int8=True)),
+        (1, 64, 8, tiles_of(1, 4096, 2048, int8=True)),
+        (1, 100, 8, tiles_of(1, 2048, 8192, int8=True)),
         (3, 80, 37, Tiles(16, 32, 1, 2)),
-        (16, 40, 16, matvec_triton.MATRIX_INT8),
-        (17, 40, 33, matvec_triton.TALL_INT8),
+        (16, 40, 16, tiles_of(16, 2048, 2048, int8=True)),
+        (17, 40, 33, tiles_of(17, 2048, 2048, int8=True)),
     ],
 )
 def test_projections(rows, inputs, outputs, tiles, dtype):

@@ -13,26 +13,10 @@ from torch import Tensor
 
 from phasor.kernels.int8 import EightBit, Matrix
 from phasor.kernels.product_triton import product
+from phasor.kernels.tiles import Tiles, tiles_of
 
 MOST = 16  # rows a kernel takes; of more of them a matrix multiplication makes better use
 MOST_INT8 = 64  # the same in bfloat16 of weights in 8 bits, which a matrix multiplication has to convert first
-
-
-class Tiles(NamedTuple):
-    """How much of a weight matrix one program reads at a time."""
-
-    outputs: int
-    inputs: int
-    warps: int
-    stages: int = 1
-
-
-VECTOR, MATRIX = Tiles(4, 1024, 4), Tiles(16, 256, 4, 4)
-NARROW = Tiles(2, 1024, 4)  # a vector's, where there are so few outputs that larger tiles would leave the device idle
-FEW = 2560
-# Those of weights in 8 bits; a vector's have 512 inputs a warp, so that threads read what they multiply.
-VECTOR_INT8, NARROW_INT8 = Tiles(4, 2048, 4), Tiles(2, 4096, 8)
-MATRIX_INT8, TALL_INT8 = Tiles(16, 256, 4, 4), Tiles(32, 128, 4, 4)
 
 
 class Norm(NamedTuple):
@@ -129,16 +113,14 @@ class Call(NamedTuple):
     names: dict[str, Any]
 
 
-def settings(x: Tensor, matrix: Matrix, norm: Norm | None, tiles: Tiles | None, overlap: bool) -> Call:
+def settings(
+    x: Tensor, matrix: Matrix, norm: Norm | None, tiles: Tiles | None, overlap: bool, gated: bool = False
+) -> Call:
     """How a kernel is called for these rows and weights."""
     rows, inputs = x.shape
     weight, scale = matrix if isinstance(matrix, EightBit) else (matrix, None)
-    few = len(weight) <= FEW
-    if rows == 1:
-        own = (NARROW if few else VECTOR) if scale is None else (NARROW_INT8 if few else VECTOR_INT8)
-    else:
-        own = MATRIX if scale is None else MATRIX_INT8 if rows <= MOST else TALL_INT8
-    taken = tiles or own
+    taken = tiles or tiles_of(rows, len(weight), inputs, int8=scale is not None, gated=gated)
+    overlap = overlap and (rows == 1 or scale is None)  # tiles that are converted leave no room for another kernel's
     block = min(taken.inputs, max(16, triton.next_power_of_2(inputs)))
     names = {
         "M": 1 if rows == 1 else max(16, triton.next_power_of_2(rows)),
@@ -187,7 +169,7 @@ def feed(
     overlap: bool = False,
 ) -> Tensor:
     """`out = act(norm(x) W^T + bias)`; gated, the product of the two halves, the first of them activated."""
-    tiles, first, names = settings(x, matrix, norm, tiles, overlap)
+    tiles, first, names = settings(x, matrix, norm, tiles, overlap, gated)
     rows, features = out.shape
     grid = (triton.cdiv(features, tiles.outputs),)
     feed_kernel[grid](*first, bias, out, rows, features, activation, gated, **names)

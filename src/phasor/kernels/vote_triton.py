@@ -9,8 +9,9 @@ import triton.language as tl
 from torch import Tensor
 
 from phasor.kernels.int8 import Matrix
-from phasor.kernels.matvec_triton import Norm, Tiles, settings
+from phasor.kernels.matvec_triton import Norm, settings
 from phasor.kernels.product_triton import follow, product
+from phasor.kernels.tiles import Tiles
 
 LOWEST = -(1 << 63)  # less than every vote
 
