@@ -1,6 +1,7 @@
 """AdamW's kernel against the formula in float64 and against torch's own, whose state and habits it shares."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -271,6 +272,22 @@ def test_rounding_at_random_keeps_the_mean_of_an_update():
     again.grad = torch.ones_like(again)
     optimiser.step()
     assert torch.equal(again, torch.ones_like(again))  # to the nearest, nothing is left
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda optimiser: pickle.loads(pickle.dumps(optimiser))])
+def test_a_copy_goes_on_as_the_original_would(copied):
+    weights = parameters(torch.bfloat16)
+    optimiser = optimiser_of(AdamW, weights, rate=1e-4)
+    optimiser.seed = 5
+    steps(optimiser, weights, range(2))
+    other = copied(optimiser)
+    theirs = [weight for group in other.param_groups for weight in group["params"]]
+    ours = [weight for group in optimiser.param_groups for weight in group["params"]]
+    before = everything(optimiser, ours)
+    steps(other, theirs, [2])
+    assert all(torch.equal(a, b) for a, b in zip(before, everything(optimiser, ours), strict=True))
+    steps(optimiser, ours, [2])
+    assert all(torch.equal(a, b) for a, b in zip(everything(other, theirs), everything(optimiser, ours), strict=True))
 
 
 def test_what_is_not_a_number_is_not_rounded_to_one():

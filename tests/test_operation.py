@@ -3,9 +3,10 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from phasor.kernels.operation import operation
+from phasor.kernels.operation import operation, watched
 
 
 @operation("phasor_tests::cube")
@@ -20,6 +21,7 @@ def _(x: Tensor, by: float) -> tuple[Tensor, Tensor]:
 
 @operation("phasor_tests::slope")
 def slope(grad: Tensor, x: Tensor, by: float) -> Tensor:
+    assert grad.data_ptr() % 4 == 0  # it has memory, as a kernel needs
     return 3 * by * x * x * grad
 
 
@@ -110,3 +112,28 @@ def test_what_has_no_gradient_says_so(x):
 
 def test_a_parameter_is_a_plain_tensor(x):
     assert cube(torch.nn.Parameter(x.detach()), 0.5)[0].grad_fn.name() == "phasor_tests_cubeBackward"
+
+
+def test_a_map_over_gradients_sees_it(x):
+    """`is_grads_batched` maps the backward pass, whose tensors have no memory of their own then."""
+    by = torch.randn(4, 3)
+    (grads,) = torch.autograd.grad(cube(x, 0.5)[0], x, by, is_grads_batched=True)
+    assert torch.equal(grads, torch.stack([torch.autograd.grad(cube(x, 0.5)[0], x, one)[0] for one in by]))
+
+
+def test_tracers_see_it(x):
+    x, other = x.detach(), torch.randn(3)
+    for before_autograd in (False, True):
+        graph = make_fx(lambda x: cube(x, 0.5)[0], pre_dispatch=before_autograd)(x)
+        assert "phasor_tests.cube" in graph.code
+    traced = torch.jit.trace(lambda x: cube(x, 0.5)[0], (x,))
+    assert "phasor_tests::cube" in str(traced.graph)
+    assert torch.equal(traced(other), cube(other, 0.5)[0])
+
+
+@pytest.mark.parametrize(
+    "context", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)]
+)
+def test_what_changes_no_operation_is_no_mode(context):
+    with context():
+        assert not watched()

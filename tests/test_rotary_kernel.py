@@ -133,12 +133,52 @@ class TestValues:
         assert got.dtype == dtype
         assert all(bool((x <= unit).all()) for x in off)
 
+    def test_no_queries(self):
+        turn, q, k = turn_of(3, pairs=4), torch.randn(2, 3, 0, 8), torch.randn(2, 3, 2, 8)
+        assert (rotary.turn_heads(q, k, turn, "half")[1] - turned(k, turn, "half")).abs().max() < EXACT
+
     def test_no_tokens(self):
         q = torch.randn(0, 3, 4, 16)
         assert [x.shape for x in rotary.turn_heads(q, q[:, :, :0], turn_of(3, pairs=8), "half")] == [
             (0, 3, 4, 16),
             (0, 3, 0, 16),
         ]
+
+
+@pytest.mark.parametrize("width", [64, 80, 96, 112, 128, 192, 256])
+def test_warps_are_a_power_of_two(width):
+    from phasor.kernels.rotary_triton import schedule_of
+
+    for count, heads in ((1, 1), (200, 3), (4096, 12), (4096, 16), (4096, 32), (4096, 71)):
+        assert schedule_of(count, heads, width).warps.bit_count() == 1
+
+
+def test_kept_launches_are_for_aligned_tensors():
+    """A compiled kernel may read 16 bytes at once: what begins elsewhere is left to Triton's own checks."""
+    import phasor.kernels.rotary_triton as module
+
+    calls: list[str] = []
+
+    class Compiled:
+        def __getitem__(self, grid):
+            return lambda *given: calls.append("kept")
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *given, **options: [calls.append("checked"), Compiled()][1]
+
+    def call(shifted: int) -> str:
+        sizes = (6, torch.int64), (4, torch.int64), (1, torch.float32), *[(48, torch.float32)] * 3 * 2
+        flat = [torch.zeros(n + 4, dtype=kind)[int(i == shifted) :][:n] for i, (n, kind) in enumerate(sizes)]
+        positions, increments, factor, *heads = flat
+        q, k, v, *into = (x.view(1, 6, 1, 8) for x in heads)
+        module.launch((q, k, v), into, positions, increments, factor, adjacent=False, back=False)
+        return calls[-1]
+
+    with mock.patch.object(module, "rotary_kernel", Kernel()), mock.patch.dict(module.KEPT, clear=True):
+        assert [call(-1), call(-1)] == ["checked", "kept"]
+        assert [call(i) for i in range(9)] == ["kept", *["checked"] * 8]  # positions are read one by one
+        assert call(-1) == "kept"
 
 
 LAYOUTS = {

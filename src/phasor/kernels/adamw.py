@@ -94,6 +94,10 @@ class AdamW(torch.optim.AdamW):
     _plan: tuple[tuple[int, ...], Plan] | None = None
     _captured: tuple[Plan, ...] = ()  # what CUDA graphs read
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles have: as torch has it, and the seed."""
+        return super().__getstate__() | {"seed": self.seed}
+
     def obstacle(self) -> str | None:
         """Why the next step is torch's own; None where it is the kernel's."""
         return self._obstacle(self._gathered()[0])

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 PLAIN = (Tensor, nn.Parameter)
+KEY, KEYS = torch._C.DispatchKey, torch._C.DispatchKeySet
+ALWAYS = (KEYS(KEY.ADInplaceOrView) | KEYS(KEY.BackendSelect)).raw_repr()  # what torch's dispatcher goes by anywhere
 
 
 class Operation:
@@ -52,13 +54,22 @@ class Operation:
 
     def __call__(self, *inputs: Any) -> Any:
         tensors = [x for x in inputs if isinstance(x, Tensor)]
-        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
-            return self.op(*inputs)
-        if any(type(x) not in PLAIN for x in tensors):
+        if watched() or any(type(x) not in PLAIN for x in tensors):
             return self.op(*inputs)
         if not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
             return self.forward(*inputs)
         return self.op(*inputs) if self.function is None else self.function.apply(*inputs)
+
+
+def watched() -> bool:
+    """Whether torch has to see every operation here, for a compiler, a tracer, a map over batches or another mode.
+
+    >>> watched(), torch.func.vmap(lambda x: x + watched())(torch.zeros(2)).tolist()
+    (False, [1.0, 1.0])
+    """
+    if torch.compiler.is_compiling():
+        return True
+    return bool(torch._C._dispatch_tls_local_include_set().raw_repr() & ~ALWAYS)
 
 
 def operation(name: str) -> Callable[[Callable[..., Any]], Operation]:

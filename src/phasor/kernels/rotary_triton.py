@@ -32,10 +32,10 @@ class Schedule(NamedTuple):
 def schedule_of(tokens: int, heads: int, width: int) -> Schedule:
     """The schedule for so many tokens with heads of this width."""
     if tokens >= 1024:
-        return Schedule(1, min(max(triton.next_power_of_2(heads) * width // 1024, 1), 8))
+        return Schedule(1, min(max(triton.next_power_of_2(heads) * triton.next_power_of_2(width) // 1024, 1), 8))
     if tokens > 128:  # enough to fill the device
         return Schedule(1, 2, halves=True)
-    return Schedule(min(4, heads), 2, halves=True)
+    return Schedule(min(4, max(heads, 1)), 2, halves=True)
 
 
 @triton.jit
@@ -106,7 +106,7 @@ def write(
         tl.store(target + column, tl.where(column < WIDTH, z, x).to(kind), real & (column < HEAD))
 
 
-@triton.jit(do_not_specialize=["length", "position_row", "position_step"])
+@triton.jit(do_not_specialize=["positions", "length", "position_row", "position_step"])
 def rotary_kernel(
     positions, increments, factor, q_in, k_in, v_in, q_out, k_out, v_out,
     length, position_row, position_step,
@@ -123,7 +123,7 @@ def rotary_kernel(
     PARTS programs share the heads of a token. BACK turns the other way, which is the gradient. With VALUES the values
     are copied along. WIDE is for heads further apart than 32 bits count.
     """
-    HEADS: tl.constexpr = triton.next_power_of_2((QUERIES + PARTS - 1) // PARTS)
+    HEADS: tl.constexpr = triton.next_power_of_2((QUERIES + PARTS - 1) // PARTS) if QUERIES > 0 else 1
     GROUPS: tl.constexpr = triton.next_power_of_2((KEYS + PARTS - 1) // PARTS) if KEYS > 0 else 1
     PAIRED: tl.constexpr = ADJACENT or HALVES
     token, part = tl.program_id(0), tl.program_id(1)
@@ -196,7 +196,8 @@ def launch(
         (positions.shape, positions.stride(), len(increments), len(heads) == 3, adjacent, back, schedule),
     )
     tensors = positions, increments, factor, q, k, v, into_q, into_k, into_v
-    aligned = (q.data_ptr() | k.data_ptr() | v.data_ptr() | into_q.data_ptr() | into_k.data_ptr()) % 16 == 0
+    addresses = increments.data_ptr() | factor.data_ptr() | q.data_ptr() | k.data_ptr() | v.data_ptr()
+    aligned = (addresses | into_q.data_ptr() | into_k.data_ptr() | into_v.data_ptr()) % 16 == 0  # as compiled for
     key = (*told, q.dtype, k.dtype, v.dtype, q.device)
     with on_device(q):
         kept = KEPT.get(key) if aligned else None
