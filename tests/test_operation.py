@@ -3,9 +3,13 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import phasor
+from phasor.kernels import gated, norm, paths
+from phasor.kernels.cross_entropy import linear_cross_entropy
 from phasor.kernels.operation import operation, watched
 
 
@@ -119,6 +123,27 @@ def test_a_map_over_gradients_sees_it(x):
     by = torch.randn(4, 3)
     (grads,) = torch.autograd.grad(cube(x, 0.5)[0], x, by, is_grads_batched=True)
     assert torch.equal(grads, torch.stack([torch.autograd.grad(cube(x, 0.5)[0], x, one)[0] for one in by]))
+
+
+@pytest.mark.parametrize("form", ["triton", "reference"])
+def test_forward_derivatives_are_those_of_the_plain_forms(form):
+    """A kernel has none, and would leave them out."""
+    at, weight, by = torch.arange(3), torch.randn(8), torch.randn(8)
+    rope = phasor.Rotary(head_dim=8)
+    works = {
+        "norm": lambda x: norm.norm(x, weight, None, eps=1e-6),
+        "sum and norm": lambda x: norm.sum_and_norm(x, x, weight, None, eps=1e-6)[1],
+        "gated": lambda x: gated.gated(x, "swiglu"),
+        "cross-entropy": lambda x: linear_cross_entropy(x[0, 0], weight[:, None] * by, at, torch.ones(3)).loss,
+        "rotary": lambda x: rope.rotate(x, x, at)[0],
+    }
+    x, direction = torch.randn(2, 1, 2, 3, 8)
+    for name, work in works.items():
+        with paths.only(form), forward_ad.dual_level():
+            got = forward_ad.unpack_dual(work(forward_ad.make_dual(x, direction))).tangent
+        _, expected = torch.func.jvp(work, (x,), (direction,))
+        assert got is not None, name
+        torch.testing.assert_close(got, expected, msg=name)
 
 
 def test_tracers_see_it(x):

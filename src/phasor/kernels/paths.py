@@ -13,6 +13,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 Form = Literal["reference", "triton"]
 INSTALLED = importlib.util.find_spec("triton") is not None
@@ -68,4 +69,6 @@ def transformed() -> str | None:
     """Why an operation takes its plain form inside of `torch.func.grad`, `vmap` and the like; None outside of them."""
     if torch._C._are_functorch_transforms_active():
         return "torch.func transforms only what is written in torch"
+    if forward_ad._current_level >= 0:
+        return "forward derivatives are those of what is written in torch"
     return None

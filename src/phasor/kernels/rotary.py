@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from phasor.kernels import paths
 from phasor.kernels.operation import Operation
 
 
@@ -24,7 +25,7 @@ def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
     >>> rotate_pairs(x, *quarter, "half").tolist(), rotate_pairs(x, *quarter, "adjacent").tolist()
     ([-3.0, -4.0, 1.0, 2.0], [-2.0, 1.0, -4.0, 3.0])
     """
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling() or paths.transformed() is not None:
         # The compiler fuses the plain form, and torch.func takes no other.
         return rotate_pairs_ref(x, cos, sin, pairing)
     if torch.is_grad_enabled() and x.requires_grad:
