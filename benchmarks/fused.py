@@ -38,13 +38,17 @@ def liger(module: str, name: str) -> Any:
 
 
 def milliseconds(f: Made, reps: int = 20) -> float:
-    """The median over repetitions, by events on the device; what lies in its cache is pushed out in between."""
+    """The median over repetitions, by events on the device; what lies in its cache is pushed out in between.
+
+    The device then waits a while, so that the host is ahead of it.
+    """
     flush = torch.empty(2**28, dtype=torch.int8, device="cuda")
     for _ in range(3):
         f()
     pairs = []
     for _ in range(reps):
         flush.zero_()
+        torch.cuda._sleep(4_000_000)
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         f()
