@@ -194,6 +194,7 @@ def test_kernels_are_taken_on_a_gpu() -> None:
         ({"device": "tpu"}, "unknown device 'tpu'"),
         ({"dtype": "int8"}, "unknown floating-point type 'int8'"),
         ({"length": 0}, "length must be a whole number of at least 1"),
+        ({"training": "yes"}, "training must be True or False"),
         ({"config": "preset:lama-2"}, "did you mean 'llama-2'"),
         ({"config": 7}, "a model is a ModelConfig"),
     ],

@@ -440,6 +440,8 @@ def backends(
     name, model = named(DEFAULT if config is None else config)
     if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
         raise ValueError(f"length must be a whole number of at least 1, not {shown(length)}")
+    if not isinstance(training, bool):
+        raise ValueError(f"training must be True or False, not {shown(training)}")
     if weights is not None and (weights not in WEIGHTS or training):
         raise ValueError(f"weights are {' or '.join(WEIGHTS)} where a model was quantised, and it is not trained")
     where = device_named(device)
