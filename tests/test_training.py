@@ -472,8 +472,12 @@ def test_a_process_that_is_asked_to_stop_saves_and_exits_with_its_code(tmp_path,
 
 
 @pytest.mark.parametrize("stop", [3, 7], ids=["before the first checkpoint", "after it"])
-def test_events_have_every_step_once_after_a_run_was_cut_off(tmp_path, stop):
+def test_events_have_every_step_once_after_a_run_was_cut_off(tmp_path, stop, monkeypatch):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.summary.writer import event_file_writer
+
+    # Files of one second are read by this number, as text: 10 before 9.
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(9))
 
     class Killed(BaseException):
         """What no handler of the run takes for its own."""

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -123,6 +124,7 @@ class Run:
         except ImportError:
             self.say("tensorboard is not installed, so there are no events")
         else:
+            wait_for_another_second(self.events)
             self.writer = SummaryWriter(str(self.events), purge_step=step + 1)
 
     def log(self, step: int, **values: Any) -> None:
@@ -191,3 +193,13 @@ def remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
+
+
+def wait_for_another_second(events: Path) -> None:
+    """Wait while a file of events is of the present second: TensorBoard reads them by name, in which that comes first.
+
+    >>> wait_for_another_second(Path("nowhere"))
+    """
+    seconds = {path.name.split(".")[3] for path in events.glob("events.out.tfevents.*")}
+    while f"{int(time.time()):010d}" in seconds:
+        time.sleep(0.02)
