@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 import triton
@@ -134,7 +135,7 @@ def forward(
     s = x.new_empty(0) if r is None else y.new_empty(x.shape, dtype=torch.promote_types(x.dtype, r.dtype))
     scale = y.new_empty(count, dtype=torch.float32)
     mean = y.new_empty(count if centred else 0, dtype=torch.float32)
-    rows, block = tile(width)
+    rows, _ = tile(width)
     weight, bias = dense(weight), dense(bias)
     if count:
         with on_device(x):
@@ -151,13 +152,7 @@ def forward(
                 width,
                 eps,
                 offset,
-                ADDS=r is not None,
-                CENTRED=centred,
-                WEIGHTED=weight is not None,
-                BIASED=bias is not None,
-                ROWS=rows,
-                BLOCK=block,
-                num_warps=warps or warps_of(block),
+                **constants(r, weight, bias, centred, width, warps),
             )
     return s, y, mean, scale
 
@@ -177,7 +172,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients by `x`, by weight and by bias, the last two empty where there is none."""
     width, count = x.shape[-1], len(scale)
-    rows, block = tile(width)
+    rows, _ = tile(width)
     weight, bias = dense(weight), dense(bias)
     programs = max(1, min(programs or programs_of(x.device), triton.cdiv(count, rows)))
     by_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -195,18 +190,21 @@ def backward(
             count,
             width,
             offset,
-            ADDS=grad_sum is not None,
-            CENTRED=centred,
-            WEIGHTED=weight is not None,
-            BIASED=bias is not None,
-            ROWS=rows,
-            BLOCK=block,
-            num_warps=warps or warps_of(block),
+            **constants(grad_sum, weight, bias, centred, width, warps),
         )
     by_weight, by_bias = (
         x.new_empty(0) if w is None else part.sum(0).to(w.dtype) for w, part in zip((weight, bias), parts, strict=True)
     )
     return by_x, by_weight, by_bias
+
+
+def constants(
+    added: Tensor | None, weight: Tensor | None, bias: Tensor | None, centred: bool, width: int, warps: int | None
+) -> dict[str, Any]:
+    """What both kernels are compiled for."""
+    rows, block = tile(width)
+    given = {"ADDS": added is not None, "CENTRED": centred, "WEIGHTED": weight is not None, "BIASED": bias is not None}
+    return given | {"ROWS": rows, "BLOCK": block, "num_warps": warps or warps_of(block)}
 
 
 def dense(x: Tensor | None) -> Tensor | None:
