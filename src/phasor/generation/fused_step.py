@@ -18,6 +18,7 @@ from phasor.generation.compiled import State
 from phasor.kernels import paths
 from phasor.kernels.constants import constant
 from phasor.kernels.int8 import Matrix
+from phasor.kernels.launching import overlaps
 from phasor.model import Block, Stack, Transformer
 from phasor.parts.feedforward import FeedForward
 from phasor.parts.head import LogitsHead
@@ -150,7 +151,7 @@ class FusedStep:
         small = dtype == torch.bfloat16 and all(isinstance(part, Int8Linear) for part in linears_of(stack))
         most = matvec_triton.MOST_INT8 if small else matvec_triton.MOST
         self.few = rows == 1 or (rows <= most and dtype != torch.float16)  # whose range is too small
-        self.overlap = matvec_triton.overlaps(device)
+        self.overlap = overlaps(device)
         self.state, self.tokens, self.history, self.turn = state, tokens, history, turn
         self.positions = state.next_positions.view(-1)
         self.embedding, self.head, self.norm = model.tokens, cast(LogitsHead, model.head), stack.norm

@@ -40,12 +40,32 @@ def weights_of(norm, stride, head, feature, inside):
 
 
 @triton.jit
+def read(keys, values, start, stop, slot, step, D: tl.constexpr, KEYS: tl.constexpr, DIMS: tl.constexpr):
+    """Keys and values from a slot on, `step` numbers apart, and which of them are seen: not the new token's own."""
+    at, feature = start + tl.arange(0, KEYS), tl.arange(0, DIMS)[None, :]
+    seen = (at < stop) & (at != slot)
+    lines, there = at.to(tl.int64)[:, None] * step + feature, seen[:, None] & (feature < D)
+    return tl.load(keys + lines, mask=there, other=0.0), tl.load(values + lines, mask=there, other=0.0), seen
+
+
+@triton.jit
+def taken_in(q, k, v, seen, scale, top, total, acc):
+    """The greatest score, the sum of weights and the weighted sum of values, with further keys taken in."""
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    scores = tl.where(seen[None, :], scores, float("-inf"))
+    higher = tl.maximum(top, tl.max(scores, axis=1))
+    p, shrunk = tl.exp2(scores - higher[:, None]), tl.exp2(top - higher)
+    total = total * shrunk + tl.sum(p, axis=1)
+    return higher, total, tl.dot(p.to(v.dtype), v, acc * shrunk[:, None], input_precision="ieee")
+
+
+@triton.jit
 def attend_kernel(
     qkv, keys, values, counts, positions, increments, factor, q_norm, k_norm, q_stride, k_stride, offset, eps,
     scale, sums, tops, arrived, out, slots, ring, sinks, splits,
     SHARED: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, ADJACENT: tl.constexpr,
     HEADS: tl.constexpr, TILE: tl.constexpr, DIMS: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr,
-    STAGES: tl.constexpr, OVERLAP: tl.constexpr,
+    STAGES: tl.constexpr, EARLY: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     split, group, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     groups = tl.num_programs(1)
@@ -56,14 +76,10 @@ def attend_kernel(
     parts = tl.maximum(tl.cdiv(held, share), 1)
     if split >= parts:
         return
-    follow(OVERLAP)
 
-    # The group's queries and, after them, its key: normed, then turned.
+    # What the kernel before does not write is asked for while it runs: angles and, if EARLY, the first of the keys.
     head, d = tl.arange(0, TILE)[:, None], tl.arange(0, DIMS)
     feature = d[None, :]
-    new = qkv + (row * groups + group) * (SHARED + 2) * D
-    inside = (head <= SHARED) & (feature < D)
-    x = tl.load(new + head * D + feature, mask=inside, other=0.0).to(tl.float32)
     if WIDTH > 0:
         turns = d < WIDTH
         if ADJACENT:
@@ -71,6 +87,20 @@ def attend_kernel(
         else:
             second = d >= WIDTH // 2
             pair, partner = d % (WIDTH // 2), tl.where(second, d - WIDTH // 2, d + WIDTH // 2)
+        cos, sin = cos_sin(tl.load(positions + row), tl.load(increments + pair, mask=turns, other=0))
+        grown = tl.where(turns, factor, 1.0)
+    mine = (row * slots * groups + group) * D
+    begin, stop = split * share, tl.minimum((split + 1) * share, held)
+    if EARLY:
+        k, v, seen = read(keys + mine, values + mine, begin, stop, slot, groups * D, D, KEYS, DIMS)
+    follow(OVERLAP)
+
+    # The group's queries and, after them, its key: normed, then turned.
+    new = qkv + (row * groups + group) * (SHARED + 2) * D
+    inside = (head <= SHARED) & (feature < D)
+    x = tl.load(new + head * D + feature, mask=inside, other=0.0).to(tl.float32)
+    value = tl.load(new + (SHARED + 1) * D + d, mask=d < D, other=0.0)
+    if WIDTH > 0:
         other = tl.load(new + head * D + partner[None, :], mask=inside & turns[None, :], other=0.0).to(tl.float32)
     if q_norm is not None:
         asks = (head < SHARED) & inside
@@ -85,37 +115,25 @@ def attend_kernel(
             w += weights_of(k_norm, k_stride, group, beside, answers & turns[None, :])
             other *= size * (offset + w)
     if WIDTH > 0:
-        cos, sin = cos_sin(tl.load(positions + row), tl.load(increments + pair, mask=turns, other=0))
-        grown = tl.where(turns, factor, 1.0)
         x = x * (cos * grown)[None, :] + other * (tl.where(second, sin, -sin) * grown)[None, :]
     q = x.to(qkv.dtype.element_ty)
     key = tl.sum(tl.where(head == SHARED, q.to(tl.float32), 0.0), axis=0)
-    value = tl.load(new + (SHARED + 1) * D + d, mask=d < D, other=0.0)
 
     # What this program has of the sum: the new token, where it is the first, and its share of the cache.
     first = split == 0
     top = tl.where(first, tl.sum(q.to(tl.float32) * key[None, :], axis=1) * scale, -1e30)
     total = tl.zeros([TILE], tl.float32) + tl.where(first, 1.0, 0.0)
     acc = tl.zeros([TILE, DIMS], tl.float32) + tl.where(first, value.to(tl.float32), 0.0)[None, :]
-    mine = (row * slots * groups + group) * D
     if first:
         to = mine + slot.to(tl.int64) * groups * D + d
         tl.store(keys + to, key.to(keys.dtype.element_ty), mask=d < D)
         tl.store(values + to, value, mask=d < D)
-    stop = tl.minimum((split + 1) * share, held)
-    for start in tl.range(split * share, stop, KEYS, num_stages=STAGES):
-        at = start + tl.arange(0, KEYS)
-        seen = (at < stop) & (at != slot)
-        lines = mine + at.to(tl.int64)[:, None] * (groups * D) + feature
-        k = tl.load(keys + lines, mask=seen[:, None] & (feature < D), other=0.0)
-        v = tl.load(values + lines, mask=seen[:, None] & (feature < D), other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        scores = tl.where(seen[None, :], scores, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, axis=1))
-        p, shrunk = tl.exp2(scores - higher[:, None]), tl.exp2(top - higher)
-        total = total * shrunk + tl.sum(p, axis=1)
-        acc = tl.dot(p.to(v.dtype), v, acc * shrunk[:, None], input_precision="ieee")
-        top = higher
+    if EARLY:
+        top, total, acc = taken_in(q, k, v, seen, scale, top, total, acc)
+        begin += KEYS
+    for start in tl.range(begin, stop, KEYS, num_stages=STAGES):
+        k, v, seen = read(keys + mine, values + mine, start, stop, slot, groups * D, D, KEYS, DIMS)
+        top, total, acc = taken_in(q, k, v, seen, scale, top, total, acc)
 
     lane, heads = tl.arange(0, TILE), (row * groups + group) * SHARED
     if parts == 1:
@@ -208,6 +226,6 @@ def attend(
         SHARED=shared, D=width, WIDTH=turned, ADJACENT=adjacent,
         HEADS=triton.next_power_of_2(shared), TILE=max(16, triton.next_power_of_2(shared + 1)),
         DIMS=max(16, triton.next_power_of_2(width)), KEYS=how.keys, SPLITS=triton.next_power_of_2(splits),
-        STAGES=how.stages, OVERLAP=overlap, num_warps=how.warps, **extra,
+        STAGES=how.stages, EARLY=splits > 1, OVERLAP=overlap, num_warps=how.warps, **extra,
     )  # fmt: skip
     return out

@@ -27,11 +27,6 @@ class Norm(NamedTuple):
     eps: float
 
 
-def overlaps(device: torch.device) -> bool:
-    """Whether a kernel on this device may begin before the one before it has ended."""
-    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
 @triton.jit
 def activated(x, ACTIVATION: tl.constexpr):
     if ACTIVATION == "relu":

@@ -14,7 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from phasor.kernels.launching import on_device
+from phasor.kernels.launching import on_device, overlaps
+from phasor.kernels.product_triton import follow
+
+LARGE = 1024  # tokens; a kernel for fewer begins while the one before it ends
 
 
 class Schedule(NamedTuple):
@@ -31,11 +34,11 @@ class Schedule(NamedTuple):
 
 def schedule_of(tokens: int, heads: int, width: int) -> Schedule:
     """The schedule for so many tokens with heads of this width."""
-    if tokens >= 1024:
+    if tokens >= LARGE:
         return Schedule(1, min(max(triton.next_power_of_2(heads) * triton.next_power_of_2(width) // 1024, 1), 8))
-    if tokens > 128:  # enough to fill the device
-        return Schedule(1, 2, halves=True)
-    return Schedule(min(4, max(heads, 1)), 2, halves=True)
+    if tokens > 256:  # enough to fill the device
+        return Schedule(min(2, max(heads, 1)), 2, halves=True)
+    return Schedule(min(4, max(heads, 1)), 1 if tokens > 128 else 2, halves=True)
 
 
 @triton.jit
@@ -116,12 +119,12 @@ def rotary_kernel(
     Q_STEP: tl.constexpr, Q_GROUP: tl.constexpr, KV_STEP: tl.constexpr, KV_HEAD: tl.constexpr,  # of what is written
     QUERIES: tl.constexpr, SHARED: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
     WIDTH: tl.constexpr, HEAD: tl.constexpr, ADJACENT: tl.constexpr, BACK: tl.constexpr, WIDE: tl.constexpr,
-    HALVES: tl.constexpr, PARTS: tl.constexpr,
+    HALVES: tl.constexpr, PARTS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Queries `[B, T, K, SHARED, D]`, keys and values `[B, T, K, D]` of a token, from `in` to `out`.
 
     PARTS programs share the heads of a token. BACK turns the other way, which is the gradient. With VALUES the values
-    are copied along. WIDE is for heads further apart than 32 bits count.
+    are copied along. WIDE is for heads further apart than 32 bits count. Under OVERLAP see `follow`.
     """
     HEADS: tl.constexpr = triton.next_power_of_2((QUERIES + PARTS - 1) // PARTS) if QUERIES > 0 else 1
     GROUPS: tl.constexpr = triton.next_power_of_2((KEYS + PARTS - 1) // PARTS) if KEYS > 0 else 1
@@ -133,6 +136,7 @@ def rotary_kernel(
     if WIDE:
         group_of, in_group, group = group_of.to(tl.int64), in_group.to(tl.int64), group.to(tl.int64)
     row, step, place = (token // length).to(tl.int64), (token % length).to(tl.int64), token.to(tl.int64)
+    follow(OVERLAP)
     # All that is read is asked for before the angles are made, which take as long as reading does.
     position, scale = tl.load(positions + row * position_row + step * position_step), tl.load(factor)
     pair = tl.arange(0, triton.next_power_of_2((HEAD + 1) // 2 if PAIRED else HEAD))
@@ -205,11 +209,13 @@ def launch(
             kept.kernel[kept.grid](*tensors, *kept.numbers)
             return
         grid, numbers, warps = arguments(*told[0], *told[1])
-        kernel = rotary_kernel[grid](*tensors, *numbers, num_warps=warps)
+        overlap = grid[0] < LARGE and overlaps(q.device)
+        extra = {"launch_pdl": True} if overlap else {}
+        kernel = rotary_kernel[grid](*tensors, *numbers, overlap, num_warps=warps, **extra)
         if kernel is not None and aligned:  # there is none in the interpreter
             if len(KEPT) >= MOST:
                 KEPT.clear()
-            KEPT[key] = Launch(kernel, grid, numbers)
+            KEPT[key] = Launch(kernel, grid, (*numbers, overlap))
 
 
 def arguments(

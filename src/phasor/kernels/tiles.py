@@ -30,9 +30,7 @@ def tiles_of(rows: int, outputs: int, inputs: int, *, int8: bool = False, gated:
     if rows == 1:
         if many:
             return Tiles(4 if gated else 8, 512, 1)
-        if few:
-            return Tiles(4, 4096, 8) if inputs > DEEP else Tiles(2, 2048, 4)
-        return Tiles(4, 2048, 4)
+        return Tiles(4, 4096, 8) if few and inputs > DEEP else Tiles(4, 2048, 4)
     if rows <= 16:
         return Tiles(32, 256, 4, 3)
     return Tiles(16, 256, 4, 4) if few else Tiles(64, 256, 8, 3) if many else Tiles(32, 256, 4, 3)
