@@ -195,8 +195,9 @@ def seen_pairs(name: str, tokens: int) -> float:
     return window * (window + 1) / 2 + (tokens - window) * window
 
 
-def timed(case: Case, with_flex: bool) -> list[dict[str, Any]]:
-    rows = []
+def timed(case: Case, with_flex: bool) -> Iterator[dict[str, Any]]:
+    """A row for every form; at last, ours beside those of plain attention."""
+    rows: list[dict[str, Any]] = []
     for who, what, run in forms(case, with_flex):
         row: dict[str, Any] = {"who": who, "what": what, "tokens": case.tokens, "width": case.width}
         try:
@@ -218,6 +219,7 @@ def timed(case: Case, with_flex: bool) -> list[dict[str, Any]]:
             row["failed"] = f"{type(error).__name__}: {str(error).splitlines()[0][:150]}"
         rows.append(row)
         print(described(row), flush=True)
+        yield row
         torch.cuda.empty_cache()
     plain = {r["who"]: r["forward_ms"] for r in rows if r["what"] == "causal" and "forward_ms" in r}
     for row in rows:
@@ -225,7 +227,6 @@ def timed(case: Case, with_flex: bool) -> list[dict[str, Any]]:
             row["forward_over"] = {who: row["forward_ms"] / ms for who, ms in plain.items() if who != "phasor"}
             ratios = ", ".join(f"{x:.2f} x {who}" for who, x in row["forward_over"].items())
             print(f"  {row['what']:12} forward: {ratios}")
-    return rows
 
 
 def described(row: dict[str, Any]) -> str:
@@ -324,6 +325,9 @@ def main() -> None:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}")
     print(f"torch asks its backends in the order {[SDPBackend(x).name for x in order if x >= 0]}")
     result: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "checks": []}
+    a, b = torch.randn(2, 8192, 8192, device="cuda", dtype=torch.bfloat16)
+    result["matmul_tflops"] = 2 * 8192**3 / median(lambda: a @ b) / 1e9
+    print(f"a matrix product of 8192 x 8192 x 8192 runs at {result['matmul_tflops']:.0f} TFLOP/s")
     wrong = []
     kinds = ("causal", "t5") if given.sweep else ("causal", "alibi", "t5", "window 100 sinks", "padded", "documents")
     kinds += () if given.sweep else ("softcap and sink logits",)
@@ -345,10 +349,18 @@ def main() -> None:
     else:
         flexed = {int(x) for x in given.flex.split(",") if x}
         lengths = [int(x) for x in given.lengths.split(",")]
-        result["rows"] = [r for n in lengths for r in timed(Case(n, given.width), n in flexed)]
-    if given.out is not None:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(json.dumps(result, indent=1) + "\n")
+        result["rows"] = []
+        for n in lengths:
+            for row in timed(Case(n, given.width), n in flexed):
+                result["rows"].append(row)
+                write(result, given.out)
+    write(result, given.out)
+
+
+def write(result: dict[str, Any], file: Path | None) -> None:
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

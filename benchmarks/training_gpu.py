@@ -1,8 +1,9 @@
 """Tokens a second of training a Llama-shaped model of 1.04 billion weights on a GPU, with the peers in the same run.
 
 Weights, batches and optimiser (fused AdamW, bfloat16 weights) are the same for all. The first losses from the same
-weights must agree, or nothing is printed. The limit is what the model's matrix products and attention
-would take alone at the rates that torch's own kernels reach for a large product and for this attention.
+weights must agree, or nothing is printed. Updates are timed back to back, once the card is as warm and as slow as
+training makes it; its power and clock meanwhile are noted. The limit is what the model's matrix products and its
+attention take alone, by torch's own kernels and timed in the same way.
 
     python benchmarks/training_gpu.py [--length 4096] [--tokens 16384] [--systems phasor liger ...]
         [--curve 60 --text FILE] [--out FILE.json] [--plot FILE.png]
@@ -13,8 +14,11 @@ from __future__ import annotations
 import argparse
 import gc
 import gzip
+import itertools
 import json
+import shutil
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -32,7 +36,7 @@ from phasor.training.trainer import Trainer
 
 VOCAB, DIM, HIDDEN, LAYERS, HEADS, GROUPS = 32000, 2048, 8192, 16, 32, 8
 SYSTEMS = ("phasor", "phasor-float8", "liger", "transformers", "transformers-compiled")
-WARM, REPEATS, RUNS, RATE = 4, 3, 6, 1e-4
+WARM, REPEATS, SECONDS, RATE = 4, 3, 1.5, 1e-4
 SCHEDULE = ConstantSchedule(warmup=100)  # the first steps of AdamW would be its largest, and a matter of rounding
 
 
@@ -115,6 +119,48 @@ def build(name: str, folder: Path) -> Phasor | Peer:
     return Peer(folder / "hf", name)
 
 
+class Meter:
+    """Median watts and megahertz of the card while in it; nothing where `nvidia-smi` is missing."""
+
+    def __enter__(self) -> Meter:
+        self.found: dict[str, float] = {}
+        asked = ["nvidia-smi", "-i", "0", "--query-gpu=power.draw.instant,clocks.sm,power.limit", "-lms", "100"]
+        asked += ["--format=csv,noheader,nounits"]
+        there = shutil.which("nvidia-smi")
+        self.process = subprocess.Popen(asked, stdout=subprocess.PIPE, text=True) if there else None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process is None:
+            return
+        self.process.terminate()
+        said = (line.split(",") for line in self.process.communicate()[0].splitlines())
+        rows = [[float(x) for x in line] for line in said if len(line) == 3]
+        if rows:
+            watts, clock, limit = (statistics.median(column) for column in zip(*rows, strict=True))
+            self.found = {"watts": watts, "mhz": clock, "limit_watts": limit}
+
+
+def timed(call: Callable[[], Any]) -> dict[str, float]:
+    """Milliseconds of a call, one after the other; the median of stretches of some seconds, and what the card did."""
+
+    def stretch(count: int) -> float:
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(count):
+            call()
+        stop.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(stop) / count
+
+    stretch(1)
+    count = max(2, round(1000 * SECONDS / stretch(2)))
+    stretch(count)
+    with Meter() as meter:
+        ms = statistics.median(stretch(count) for _ in range(REPEATS))
+    return {"ms": round(ms, 2)} | meter.found
+
+
 def measured(name: str, folder: Path, texts: Texts, curve: int) -> dict[str, Any]:
     torch.cuda.reset_peak_memory_stats()
     begun = time.perf_counter()
@@ -122,58 +168,50 @@ def measured(name: str, folder: Path, texts: Texts, curve: int) -> dict[str, Any
     losses = [system(texts[i]) for i in range(max(WARM, curve))]
     found = [loss() for loss in losses]
     torch.cuda.synchronize()
-    batches = [texts[i] for i in range(4)]
-    warm, times = time.perf_counter() - begun, []
-    for _ in range(REPEATS):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for i in range(RUNS):
-            system(batches[i % 4])
-        stop.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(stop) / RUNS)
-    peak = torch.cuda.max_memory_allocated() / 2**30
-    ms = statistics.median(times)
-    return {
-        "ms": round(ms, 2),
-        "tokens_per_s": round(texts.rows * texts.length / ms * 1000),
-        "peak_gib": round(peak, 2),
+    warm, batches = time.perf_counter() - begun, itertools.cycle([texts[i] for i in range(4)])
+    took = timed(lambda: system(next(batches)))
+    return took | {
+        "tokens_per_s": round(texts.rows * texts.length / took["ms"] * 1000),
+        "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
         "warm_s": round(warm, 1),
         "losses": [round(x, 4) for x in found],
     }
 
 
-def timed(f: Callable[[], Any], runs: int = 10) -> float:
-    for _ in range(3):
-        f()
-    times = []
-    for _ in range(runs):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        f()
-        stop.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(stop))
-    return statistics.median(times)
+def limit(rows: int, length: int) -> dict[str, Any]:
+    """Milliseconds of a step if it were its matrix products, forward and backward, or its attention alone."""
 
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
 
-def limit(rows: int, length: int) -> dict[str, float]:
-    """Milliseconds of a step if it were its matrix products and its attention alone."""
-    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    rate = 2 * 8192**3 / timed(lambda: a @ b)
-    head = DIM // HEADS
-    q = torch.randn(rows, HEADS, length, head, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    k, v = (
-        torch.randn(rows, GROUPS, length, head, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-        for _ in range(2)
-    )
+    head, tokens, slices = DIM // HEADS, rows * length, 4  # the logits of all tokens at once would be too large
+    sizes = [(DIM, (HEADS + 2 * GROUPS) * head), (HEADS * head, DIM), (DIM, 2 * HIDDEN), (HIDDEN, DIM)]
+    factors = [(drawn(tokens, i), drawn(o, i), drawn(tokens, o), LAYERS) for i, o in sizes]
+    factors.append((drawn(tokens // slices, DIM), drawn(VOCAB, DIM), drawn(tokens // slices, VOCAB), slices))
+
+    def products() -> None:
+        for x, weight, grad, times in factors:
+            for _ in range(times):
+                torch.mm(x, weight.t())
+                torch.mm(grad, weight)
+                torch.mm(grad.t(), x)
+
+    found: dict[str, Any] = {"products": timed(products)}
+    flops = 6 * tokens * (LAYERS * sum(i * o for i, o in sizes) + VOCAB * DIM)
+    found["products"]["tflops"] = round(flops / found["products"]["ms"] / 1e9)
+    factors.clear()
+    q = drawn(rows, HEADS, length, head).requires_grad_()
+    k, v = (drawn(rows, GROUPS, length, head).requires_grad_() for _ in range(2))
     upstream = torch.randn_like(q)
-    attention = timed(
-        lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).backward(upstream), 5
-    )
-    layer = DIM * (HEADS + 2 * GROUPS) * head + DIM * HEADS * head + 3 * DIM * HIDDEN
-    products = 6 * (LAYERS * layer + VOCAB * DIM) * rows * length / rate
-    return {"matmul_tflops": rate / 1e9, "products_ms": products, "attention_ms": LAYERS * attention}
+
+    def attention() -> None:
+        for _ in range(LAYERS):
+            F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).backward(upstream)
+
+    found["attention"] = timed(attention)
+    found["ms"] = round(found["products"]["ms"] + found["attention"]["ms"], 2)
+    found["tokens_per_s"] = round(tokens / found["ms"] * 1000)
+    return found
 
 
 def draw(found: dict[str, Any], file: Path) -> None:
@@ -206,6 +244,8 @@ def main() -> None:
     options.add_argument("--out", type=Path)
     options.add_argument("--plot", type=Path, help="draw the losses of the first steps")
     given = options.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("this benchmark needs a GPU")
     rows = given.tokens // given.length
     found: dict[str, Any] = {}
     bounds, texts = limit(rows, given.length), Texts(given.text, rows, given.length)
@@ -240,9 +280,12 @@ def main() -> None:
         given.out.write_text(json.dumps(about | size | {"limit": bounds, "systems": found}, indent=1) + "\n")
     if given.plot:
         draw(found, given.plot)
-    print(f"limit: {bounds}: {rows * given.length / sum(list(bounds.values())[1:]) * 1000:,.0f} tokens/s")
-    for name, one in found.items():
-        print(f"{name:24} {one['tokens_per_s']:8,} tokens/s  {one['ms']:8.1f} ms  {one['peak_gib']:6.1f} GiB")
+    parts = ("products", "attention")
+    for name, one in [*((part, bounds[part]) for part in parts), ("limit: both", bounds), *found.items()]:
+        rate, peak = one.get("tokens_per_s"), one.get("peak_gib")
+        said = f"{rate:8,} tokens/s" if rate else f"{'':17}"
+        said += f"  {one['ms']:8.1f} ms  " + (f"{peak:6.1f} GiB" if peak else f"{'':10}")
+        print(f"{name:24} {said}  " + (f"{one['watts']:.0f} W, {one['mhz']:.0f} MHz" if "watts" in one else ""))
 
 
 if __name__ == "__main__":
