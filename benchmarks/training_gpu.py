@@ -16,6 +16,7 @@ import gc
 import gzip
 import itertools
 import json
+import re
 import shutil
 import statistics
 import subprocess
@@ -134,8 +135,8 @@ class Meter:
         if self.process is None:
             return
         self.process.terminate()
-        said = (line.split(",") for line in self.process.communicate()[0].splitlines())
-        rows = [[float(x) for x in line] for line in said if len(line) == 3]
+        said = (re.findall(r"\d+\.?\d*", line) for line in self.process.communicate()[0].splitlines())
+        rows = [[float(x) for x in line] for line in said if len(line) == 3]  # a card may not know one of them
         if rows:
             watts, clock, limit = (statistics.median(column) for column in zip(*rows, strict=True))
             self.found = {"watts": watts, "mhz": clock, "limit_watts": limit}
