@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-full families lint format bench clean
+.PHONY: demo test test-full families lint format bench bench-gpu clean
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -37,6 +37,20 @@ bench: .venv/ready
 	$(BIN)/python benchmarks/cpu.py
 	$(BIN)/python benchmarks/decode.py
 	$(BIN)/python benchmarks/loading.py
+
+# With liger-kernel installed beside; TEXT is a file whose bytes are trained on, random tokens are where there is none.
+RESULTS := benchmarks/results
+TRAINED := --systems phasor phasor-float8 liger $(if $(TEXT),--text $(TEXT))
+bench-gpu: .venv/ready
+	$(BIN)/python benchmarks/rotary.py --out $(RESULTS)/rotary.json
+	$(BIN)/python benchmarks/attention.py --lengths 16384,131072 --out $(RESULTS)/attention.json
+	$(BIN)/python benchmarks/training_gpu.py $(TRAINED) --curve 120 \
+		--out $(RESULTS)/training-gpu.json --plot $(RESULTS)/training-gpu.png
+	$(BIN)/python benchmarks/training_gpu.py $(TRAINED) --length 32768 --tokens 32768 \
+		--out $(RESULTS)/training-gpu-32k.json
+	$(BIN)/python benchmarks/decode_gpu.py --skip variants eager hf --out $(RESULTS)
+	$(BIN)/python benchmarks/fused.py --only optimiser --out $(RESULTS)/adamw.json
+	$(BIN)/python benchmarks/scaling.py --out $(RESULTS)/scaling.json
 
 clean:
 	rm -rf .venv build dist
