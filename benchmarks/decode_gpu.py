@@ -38,7 +38,7 @@ SHAPE: dict[str, Any] = {
 PROMPT, NEW = 512, 256
 SMALL = {"dim": 256, "hidden_dim": 704, "num_layers": 3, "num_heads": 8, "num_kv_heads": 2, "vocab_size": 1000}
 DEVICE = torch.device("cuda")
-BATCHES = (1, 5, 64, 80)  # of the check of logits: vectors, a few rows, matrices
+BATCHES = {1: 130, 5: 900, 64: 130, 80: 130}  # rows and tokens held of the check of logits: vectors, few rows, matrices
 
 
 def model_of(dtype: torch.dtype = torch.bfloat16, **shape: Any) -> phasor.Transformer:
@@ -103,16 +103,16 @@ def check_logits() -> dict[str, float]:
 def check_logits_of(model: phasor.Transformer, name: str) -> None:
     """The fused step's logits, and the plain step's, against those of the same weights in float32."""
     exact = copy.deepcopy(model).float()
-    for batch in BATCHES:
-        ids = torch.tensor(prompts(batch, 140, SHAPE["vocab_size"]), device=DEVICE)
+    for batch, held in BATCHES.items():
+        ids = torch.tensor(prompts(batch, held + 10, SHAPE["vocab_size"]), device=DEVICE)
         with torch.inference_mode():
-            caches = [m.new_cache(batch, 256) for m in (model, model, exact)]
+            caches = [m.new_cache(batch, held + 64) for m in (model, model, exact)]
             for m, cache in zip((model, model, exact), caches, strict=True):
-                m(ids[:, :130], cache=cache)
-            fed, history, turn = ids[:, 130].clone(), ids.new_zeros(4, batch), ids.new_zeros(1)
+                m(ids[:, :held], cache=cache)
+            fed, history, turn = ids[:, held].clone(), ids.new_zeros(4, batch), ids.new_zeros(1)
             fused = fused_step.FusedStep(model, State.of(caches[0]), fed, history, turn)
             worst = [0.0, 0.0]
-            for at in range(130, 140):
+            for at in range(held, held + 10):
                 fed.copy_(ids[:, at])
                 column = ids[:, at : at + 1]
                 plain, truth = (m(column, cache=c)[:, 0] for m, c in zip((model, exact), caches[1:], strict=True))

@@ -179,6 +179,7 @@ CASES = {
     "norm by head": ([21], 32, 2, 3, 16, 8, True, "heads", 0),
     "ring": ([3, 17, 18, 40], 18, 1, 2, 8, 8, False, None, 0),
     "ring and sinks": ([1, 20, 23, 100], 21, 2, 2, 8, 8, False, None, 3),
+    "several blocks a program": ([47, 48, 100], 50, 2, 2, 8, 8, False, None, 2),
 }
 
 
@@ -211,6 +212,34 @@ def test_attention(case, splits):
     assert int(desk.arrived.abs().sum()) == 0
     for cache, truth in zip((keys, values), wide, strict=True):
         torch.testing.assert_close(cache.double(), truth, atol=2e-6, rtol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_what_the_kernel_before_writes_is_read_after_it_ends(splits, monkeypatch):
+    """Until then the projection is not there, and neither the cache nor the result is touched."""
+    qkv, keys, values = drawn(1, 4 * 8), drawn(1, 24, 1, 8), drawn(1, 24, 1, 8)
+    counts, inc = torch.tensor([20]), torch.randint(-(2**62), 2**62, (4,))
+    wide = keys.double(), values.double()
+    expected = attention_in_float64(qkv, *wide, counts, counts, 2, 0.3, inc, 1.0, 8, False, None, 0)
+    late, out = torch.full_like(qkv, math.nan), torch.full((1, 16), math.nan)
+    before, waits = (keys.clone(), values.clone()), []
+
+    def follow(overlap):
+        if not waits:
+            assert out.isnan().all()
+            assert torch.equal(keys, before[0])
+            assert torch.equal(values, before[1])
+        waits.append(overlap)
+        late.copy_(qkv)
+
+    monkeypatch.setattr(attend_triton, "follow", follow)
+    desk = attend_triton.Desk(1, 1, 2, 8, torch.device("cpu"))
+    desk.splits = splits
+    given = {"scale": 0.3, "turning": attend_triton.Turning(inc, 1.0, 8, False)}
+    given["reading"] = attend_triton.Reading(8, 1, 1)
+    attend_triton.attend(late, keys, values, counts, counts, out, desk, **given)
+    assert len(waits) == splits
+    assert relative_change(out.double(), expected) < 2e-6
 
 
 def test_phases_at_positions_up_to_2_to_the_36():

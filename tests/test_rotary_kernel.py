@@ -21,7 +21,7 @@ from phasor.kernels import paths, rotary
 from phasor.kernels.rotary import Turn
 from phasor.parts.places import Places
 
-pytest.importorskip("triton")
+rotary_triton = pytest.importorskip("phasor.kernels.rotary_triton")
 
 # Of a result of order 1, in float32: a cosine or sine is off by at most 1e-7 and the result is rounded by 2^-24, times
 # the length of a pair, which of standard normals is below 4.
@@ -143,6 +143,59 @@ class TestValues:
             (0, 3, 4, 16),
             (0, 3, 0, 16),
         ]
+
+
+class TestSchedules:
+    @pytest.mark.parametrize("count", [1, 128, 129, 255, 256, 257, 1023, 1024])
+    @pytest.mark.parametrize(("heads", "keys"), [(1, 1), (2, 1), (3, 3), (5, 1), (7, 7)])
+    def test_every_head_turns_under_the_schedule_of_any_length(self, heads, keys, count):
+        schedule, turn = rotary_triton.schedule_of(count, heads, 6), turn_of(2, pairs=3)
+        q, k, v = torch.randn(1, 2, heads, 6), *torch.randn(2, 1, 2, keys, 6)
+        into = [torch.full_like(x, torch.nan) for x in (q, k, v)]
+        rotary_triton.launch((q, k, v), into, *turn, adjacent=False, back=False, schedule=schedule)
+        for got, x in zip(into[:2], (q, k), strict=True):
+            assert (got - turned(x, turn, "half")).abs().max() < EXACT
+        assert torch.equal(into[2], v)
+
+    @pytest.mark.parametrize("can", [True, False])
+    @pytest.mark.parametrize("count", [1, 1023, 1024])
+    def test_only_kernels_for_few_tokens_begin_early(self, count, can):
+        calls: list[tuple[Any, Any]] = []
+
+        class Kernel:
+            def __getitem__(self, grid):
+                return lambda *given, **options: [calls.append((given, options)), self][1]
+
+        x, turn = torch.zeros(1, count, 1, 8), turn_of(count, pairs=4)
+        early = can and count < rotary_triton.LARGE
+        with (
+            mock.patch.object(rotary_triton, "rotary_kernel", Kernel()),
+            mock.patch.object(rotary_triton, "overlaps", return_value=can),
+            mock.patch.dict(rotary_triton.KEPT, clear=True),
+        ):
+            for _ in range(2):  # compiled, and kept
+                rotary_triton.launch((x, x), (x, x), *turn, adjacent=False, back=False)
+        assert [given[-1] for given, _ in calls] == [early, early]
+        assert calls[0][1].get("launch_pdl", False) == early
+
+    def test_nothing_is_touched_before_the_kernel_before_has_ended(self, monkeypatch):
+        turn, q, k = turn_of(2, pairs=3), torch.randn(1, 2, 3, 6), torch.randn(1, 2, 1, 6)
+        late = [torch.full_like(x, 0 if x.dtype == torch.int64 else torch.nan) for x in (*turn, q, k)]
+        into = [torch.full_like(x, torch.nan) for x in (q, k)]
+        waits: list[bool] = []
+
+        def follow(overlap):
+            if not waits:
+                assert all(x.isnan().all() for x in into)
+            waits.append(overlap)
+            for x, written in zip(late, (*turn, q, k), strict=True):
+                x.copy_(written)
+
+        monkeypatch.setattr(rotary_triton, "follow", follow)
+        rotary_triton.launch(late[3:], into, *late[:3], adjacent=False, back=False)
+        assert len(waits) == 2 * 3
+        for got, x in zip(into, (q, k), strict=True):
+            assert (got - turned(x, turn, "half")).abs().max() < EXACT
 
 
 @pytest.mark.parametrize("width", [64, 80, 96, 112, 128, 192, 256])

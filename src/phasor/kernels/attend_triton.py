@@ -77,7 +77,8 @@ def attend_kernel(
     if split >= parts:
         return
 
-    # What the kernel before does not write is asked for while it runs: angles and, if EARLY, the first of the keys.
+    # Read before the wait are counts and angles and, if EARLY, the first of the keys. No kernel since the first one of
+    # the step writes them, and that one, which looks up the tokens' vectors, begins when all before it has ended.
     head, d = tl.arange(0, TILE)[:, None], tl.arange(0, DIMS)
     feature = d[None, :]
     if WIDTH > 0:

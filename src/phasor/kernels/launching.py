@@ -1,4 +1,4 @@
-"""Where a Triton kernel is launched."""
+"""Where a Triton kernel is launched, and when it may begin."""
 
 from __future__ import annotations
 
