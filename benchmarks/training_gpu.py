@@ -144,7 +144,7 @@ class Meter:
 
 
 def timed(call: Callable[[], Any]) -> dict[str, float]:
-    """Milliseconds of a call, one after the other; the median of stretches of SECONDS, after one to warm up, and what the card did."""
+    """Milliseconds of a call, one after the other: the median of stretches of SECONDS; and what the card did."""
 
     def stretch(count: int) -> float:
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
