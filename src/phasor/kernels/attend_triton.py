@@ -8,14 +8,14 @@ The heads that share a key read it together. A row's keys are split among progra
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from phasor.kernels.product_triton import follow
+from phasor.kernels.following_triton import early, follow
 from phasor.kernels.rotary_triton import cos_sin
 
 SPLITS = 32  # the most parts of a row's keys
@@ -220,13 +220,12 @@ def attend(
     q_norm, k_norm, offset, eps = norm or (None, None, 0.0, 0.0)
     q_stride, k_stride = (width if w is not None and w.dim() == 2 else 0 for w in (q_norm, k_norm))
     increments, factor, turned, adjacent = turning or (counts, 1.0, 0, False)
-    extra: dict[str, Any] = {"launch_pdl": True} if overlap else {}
     attend_kernel[(splits, groups, rows)](
         qkv, keys, values, counts, positions, increments, factor, q_norm, k_norm, q_stride, k_stride, offset, eps,
         scale * 1.4426950408889634, desk.sums, desk.tops, desk.arrived, out, slots, slots - sinks, sinks, splits,
         SHARED=shared, D=width, WIDTH=turned, ADJACENT=adjacent,
         HEADS=triton.next_power_of_2(shared), TILE=max(16, triton.next_power_of_2(shared + 1)),
         DIMS=max(16, triton.next_power_of_2(width)), KEYS=how.keys, SPLITS=triton.next_power_of_2(splits),
-        STAGES=how.stages, EARLY=splits > 1, OVERLAP=overlap, num_warps=how.warps, **extra,
+        STAGES=how.stages, EARLY=splits > 1, OVERLAP=overlap, num_warps=how.warps, **early(overlap),
     )  # fmt: skip
     return out

@@ -20,5 +20,9 @@ def on_device(x: Tensor) -> AbstractContextManager[object]:
 
 
 def overlaps(device: torch.device) -> bool:
-    """Whether a kernel on this device may begin before the one before it has ended."""
+    """Whether a kernel on this device may begin before the one before it has ended.
+
+    >>> overlaps(torch.device("cpu"))
+    False
+    """
     return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from phasor.kernels.following_triton import early
 from phasor.kernels.int8 import EightBit, Matrix
 from phasor.kernels.product_triton import product
 from phasor.kernels.tiles import Tiles, tiles_of
@@ -128,7 +129,7 @@ def settings(
         "num_warps": taken.warps if scale is None else max(1, taken.warps * block // taken.inputs),
     }
     first = [x, *(norm or (None, 0.0, 0.0)), weight, scale]
-    return Call(taken, first, names | ({"launch_pdl": True} if overlap else {}))
+    return Call(taken, first, names | early(overlap))
 
 
 def project(

@@ -15,13 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def follow(OVERLAP: tl.constexpr):
-    """Let the next kernel begin, and wait for the results of the one before."""
-    if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+from phasor.kernels.following_triton import follow
 
 
 @triton.jit

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from phasor.kernels.following_triton import early, follow
 from phasor.kernels.launching import on_device, overlaps
-from phasor.kernels.product_triton import follow
 
 LARGE = 1024  # tokens; a kernel for fewer begins while the one before it ends
 
@@ -210,8 +210,7 @@ def launch(
             return
         grid, numbers, warps = arguments(*told[0], *told[1])
         overlap = grid[0] < LARGE and overlaps(q.device)
-        extra = {"launch_pdl": True} if overlap else {}
-        kernel = rotary_kernel[grid](*tensors, *numbers, overlap, num_warps=warps, **extra)
+        kernel = rotary_kernel[grid](*tensors, *numbers, overlap, num_warps=warps, **early(overlap))
         if kernel is not None and aligned:  # there is none in the interpreter
             if len(KEPT) >= MOST:
                 KEPT.clear()

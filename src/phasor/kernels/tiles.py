@@ -26,7 +26,9 @@ def tiles_of(rows: int, outputs: int, inputs: int, *, int8: bool = False, gated:
     """
     few, many = outputs <= FEW, outputs > MANY
     if not int8:
-        return Tiles(16, 256, 4, 4) if rows > 1 else Tiles(2, 2048, 4) if few or gated else Tiles(4, 1024, 4)
+        if rows > 1:
+            return Tiles(16, 256, 4, 4)
+        return Tiles(2, 2048, 4) if few or gated else Tiles(4, 1024, 4)
     if rows == 1:
         if many:
             return Tiles(4 if gated else 8, 512, 1)

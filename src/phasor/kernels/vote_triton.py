@@ -8,9 +8,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from phasor.kernels.following_triton import early, follow
 from phasor.kernels.int8 import Matrix
 from phasor.kernels.matvec_triton import Norm, settings
-from phasor.kernels.product_triton import follow, product
+from phasor.kernels.product_triton import product
 from phasor.kernels.tiles import Tiles
 
 LOWEST = -(1 << 63)  # less than every vote
@@ -86,7 +87,6 @@ def finish(
     overlap: bool = False,
 ) -> None:
     """Let the tokens voted for be the next step's, and count on; `history` is a ring `[turns, rows]`."""
-    extra = {"launch_pdl": True} if overlap else {}
     rows, block = len(tokens), triton.next_power_of_2(len(tokens))
     where = (best, tokens, history, turn, counts, positions)
-    finish_kernel[(1,)](*where, rows, len(history), block, OVERLAP=overlap, num_warps=1, **extra)
+    finish_kernel[(1,)](*where, rows, len(history), block, OVERLAP=overlap, num_warps=1, **early(overlap))
