@@ -36,6 +36,11 @@ class Experts(nn.Module):
         self.shared = None if shared is None else FeedForward(config, dim, shared, dropout)
         self.shared_gate = nn.Linear(dim, 1, bias=False) if self.experts.shared_gate else None
 
+    @property
+    def choosing(self) -> tuple[nn.Linear, ...]:
+        """The layers that say how much of which expert a token gets."""
+        return (self.router,) if self.shared_gate is None else (self.router, self.shared_gate)
+
     def forward(self, x: Tensor, router_logits: list[Tensor] | None = None) -> Tensor:
         tokens = x.flatten(0, -2)  # [N, dim]
         logits = self.router(tokens)

@@ -10,16 +10,15 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
 from phasor.generation import evaluating
-from phasor.kernels.float8 import float8_linear, float8_obstacle
 from phasor.model import Block, Transformer
+from phasor.training.float8 import float8_blocks
 from phasor.training.graphs import Graphs
 from phasor.training.loss import cross_entropy, loss_of
 from phasor.training.optimiser import EMA, averaged, build_optimiser, optimiser_tensors, restore_optimiser, set_rate
@@ -220,24 +219,6 @@ def compile_blocks(model: Transformer, *, dynamic: bool) -> None:
     for part in model.modules():
         if isinstance(part, Block):
             part.compile(dynamic=dynamic)
-
-
-def float8_blocks(model: Transformer) -> None:
-    """Have the blocks' layers compute their products in float8 while they train."""
-    for block in (part for part in model.modules() if isinstance(part, Block)):
-        for layer in (part for part in block.modules() if isinstance(part, nn.Linear)):
-            why = float8_obstacle(layer.weight)
-            if why is not None:
-                raise ValueError(f"train.precision float8: {why}")
-            layer.__class__ = Float8Linear
-
-
-class Float8Linear(nn.Linear):
-    """A layer whose products are in float8 while it trains."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        product = float8_linear if self.training else F.linear
-        return product(input, self.weight, self.bias)
 
 
 def checkpoint_blocks(model: Transformer) -> None:

@@ -1,0 +1,52 @@
+"""Blocks whose products are in float8 while they train."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from phasor.kernels.float8 import feedforward_obstacle, float8_feedforward, float8_linear, float8_obstacle
+from phasor.model import Block, Transformer
+from phasor.parts.experts import Experts
+from phasor.parts.feedforward import FeedForward, untouched
+
+
+def float8_blocks(model: Transformer) -> None:
+    """Have the blocks' layers compute their products in float8 while they train; not routers, nor experts."""
+    for block in (part for part in model.modules() if isinstance(part, Block)):
+        choosing = [layer for part in block.modules() if isinstance(part, Experts) for layer in part.choosing]
+        for part in block.modules():
+            if type(part) is FeedForward:
+                part.__class__ = Float8FeedForward
+            elif isinstance(part, nn.Linear) and part not in choosing:
+                why = float8_obstacle(part.weight)
+                if why is not None:
+                    raise ValueError(f"train.precision float8: {why}")
+                part.__class__ = Float8Linear
+
+
+class Float8Linear(nn.Linear):
+    """A layer whose products are in float8 while it trains."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        product = float8_linear if self.training else F.linear
+        return product(input, self.weight, self.bias)
+
+
+class Float8FeedForward(FeedForward):
+    """A feed-forward network that is one operation in float8 while it trains, where it is gated and has a kernel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if (
+            self.training
+            and self.bare
+            and feedforward_obstacle(x, self.down.in_features, self.config.activation) is None
+        ):
+            return float8_feedforward(x, self.up.weight, self.down.weight, self.config.activation)
+        return super().forward(x)
+
+    @property
+    def bare(self) -> bool:
+        """Whether nothing stands between the two layers but the activation."""
+        layers = self.up, self.down
+        return not self.dropout and all(layer.bias is None and untouched(layer) for layer in layers)
