@@ -1,9 +1,9 @@
-"""Linear cross-entropy, norms, gated activations and AdamW on a GPU, beside plain torch, torch.compile and Liger.
+"""Linear cross-entropy, norms, gated activations, float8 and AdamW on a GPU, beside torch, torch.compile and Liger.
 
 Every result is compared with float64 first, and a wrong one gets no time. The floor is what must be read and written
 at the speed of a device copy; that of the cross-entropy is its three products by themselves.
 
-    python benchmarks/fused.py [--sweep] [--only cross-entropy] [--out FILE.json]
+    python benchmarks/fused.py [--sweep] [--only cross-entropy ...] [--out FILE.json]
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from phasor import Transformer
-from phasor.kernels import cross_entropy, gated, norm, paths
+from phasor.kernels import cross_entropy, float8, float8_triton, gated, norm, paths
 from phasor.kernels.adamw import AdamW
 
 TOKENS, DIM, HIDDEN = 16384, 2048, 8192
@@ -81,13 +81,21 @@ def off(found: Any, truth: Any) -> float:
     return max(float((a.double() - b.double()).norm() / b.double().norm().clamp_min(1e-30)) for a, b in pairs)
 
 
-def table(title: str, variants: dict[str, Made], truth: Any, allowed: float, floor: float, reps: int = 20) -> None:
-    """Check and time each variant; `floor` is in milliseconds."""
+def table(
+    title: str,
+    variants: dict[str, Made],
+    truth: Any,
+    allowed: float,
+    floor: float,
+    reps: int = 20,
+    read: Callable[[Any], Any] = tuple,
+) -> None:
+    """Check and time each variant; `floor` is in milliseconds, and `read` makes of a result what is checked."""
     print(f"\n{title}  (floor {floor:.3f} ms)")
     for name, f in variants.items():
         row: dict[str, Any] = {"work": title, "name": name, "floor_ms": floor}
         try:
-            row["error"] = off(f(), truth)
+            row["error"] = off(read(f()), truth)
             if not row["error"] <= allowed:
                 print(f"  {name:28} WRONG: relative error {row['error']:.2e}, allowed {allowed:.1e}")
             else:
@@ -139,7 +147,7 @@ def products(h: Tensor, w: Tensor) -> float:
         return milliseconds(lambda: (torch.mm(h, w.T, out=logits), torch.mm(logits, w), torch.mm(logits.T, h)), 5)
 
 
-def cross_entropies() -> None:
+def cross_entropies(rate: float) -> None:
     for vocabulary in VOCABULARIES:
         h, w = randn(TOKENS, DIM), randn(vocabulary, DIM, scale=0.05, seed=1)
         targets = torch.randint(0, vocabulary, (TOKENS,), device="cuda")
@@ -248,6 +256,48 @@ def activations(rate: float) -> None:
         ours, true = gated.gated(x, kind), gated.gated_ref(wide[0], kind)
         error = off([ours, *torch.autograd.grad(ours, x, dy)], [true, *torch.autograd.grad(true, wide, dy.double())])
         print(f"  {'right' if error < BF16 else 'WRONG'} {kind}: {error:.1e}")
+
+
+def eights(rate: float) -> None:
+    """The activation and its gradient as rows of 8 bits, and such rows turned into columns."""
+    x, dy = randn(TOKENS, 2 * HIDDEN).detach(), randn(TOKENS, HIDDEN, seed=1).detach()
+    twin = x.double().requires_grad_()
+    true = gated.gated_ref(twin, "swiglu")
+    (gradient,) = torch.autograd.grad(true, twin, dy.double())
+    size, rounding = dy.numel() / rate, 2**-5  # of a byte for each feature; three bits after the first, on average
+
+    def exact(found: tuple[Tensor, Tensor]) -> list[Tensor]:
+        bits, scale = found
+        return [bits.double() * scale.double()]
+
+    def plain(x: Tensor) -> tuple[Tensor, Tensor]:
+        return float8.eight_bits(gated.gated_ref(x, "swiglu"))
+
+    def plain_backward(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = x.float().chunk(2, -1)
+        s = torch.sigmoid(gate)
+        return float8.eight_bits(torch.cat((dy * up * s * (1 + gate * (1 - s)), dy * gate * s), -1).to(x.dtype))
+
+    def plain_turned(bits: Tensor, factor: Tensor) -> Tensor:
+        return (bits.float() * factor).to(float8.EIGHT).t().contiguous()
+
+    compiled, compiled_backward, compiled_turned = map(torch.compile, (plain, plain_backward, plain_turned))
+    variants = {"phasor": lambda: float8_triton.gated(x, "swiglu"), "torch.compile": lambda: compiled(x)}
+    title = f"swiglu in 8 bits {TOKENS} x {HIDDEN}"
+    table(title, variants, [true.detach()], rounding, 5 * size, read=exact)
+    variants = {
+        "phasor": lambda: float8_triton.gated_backward(dy, x, "swiglu"),
+        "torch.compile": lambda: compiled_backward(dy, x),
+    }
+    table(f"{title}, backward", variants, [gradient], rounding, 8 * size, read=exact)
+    bits, scale = float8_triton.gated_backward(dy, x, "swiglu")
+    factor = scale / scale.amax()
+    truth = (bits.float() * factor).to(float8.EIGHT).t()
+    variants = {"phasor": lambda: float8.turn(bits, factor), "torch.compile": lambda: compiled_turned(bits, factor)}
+    table(f"8 bits turned {TOKENS} x {2 * HIDDEN}", variants, [truth], 0.0, 4 * size, read=lambda made: [made])
+    x[5, 7] = torch.nan
+    for found in (float8_triton.gated(x, "swiglu"), float8_triton.gated_backward(dy, x, "swiglu")):
+        assert found[1].isfinite().logical_not().nonzero().tolist() == [[5, 0]], "what is not finite does not show"
 
 
 def optimisers(rate: float) -> None:
@@ -403,10 +453,19 @@ def sweep(rate: float) -> None:
         ROWS.extend({"sweep": work, "setting": s, "ms": ms, "floor_ms": floor} for ms, s, floor in times)
 
 
+WORKS: dict[str, Callable[[float], None]] = {
+    "cross-entropy": cross_entropies,
+    "norm": norms,
+    "gated": activations,
+    "float8": eights,
+    "optimiser": optimisers,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sweep", action="store_true", help="time block sizes, warps and chunks instead")
-    parser.add_argument("--only", choices=("cross-entropy", "norm", "gated", "optimiser"), help="one of the works")
+    parser.add_argument("--only", nargs="*", choices=WORKS, default=tuple(WORKS), help="some of the works")
     parser.add_argument("--out", type=Path, help="a JSON file for the results")
     given = parser.parse_args()
     if not torch.cuda.is_available():
@@ -418,14 +477,8 @@ def main() -> None:
         if given.sweep:
             sweep(rate)
         else:
-            if given.only in (None, "cross-entropy"):
-                cross_entropies()
-            if given.only in (None, "norm"):
-                norms(rate)
-            if given.only in (None, "gated"):
-                activations(rate)
-            if given.only in (None, "optimiser"):
-                optimisers(rate)
+            for work in given.only:
+                WORKS[work](rate)
     if given.out:
         given.out.write_text(json.dumps({"device": torch.cuda.get_device_name(), "rows": ROWS}, indent=1) + "\n")
 

@@ -12,11 +12,11 @@ import torch
 from commands import Said
 
 import phasor
-from phasor.fast_paths import OPS, Case, Route
 from phasor.kernels import attention as kernel
 from phasor.kernels import paths
 from phasor.kernels.mask import Mask
 from phasor.presets import PRESETS
+from phasor.routes import OPS, Case, Route
 from phasor.speed import SHORT, WORKS, attending, measuring, turning
 from phasor.speed.llamas import decoding, training
 from phasor.speed.measuring import machine_of, measure
@@ -188,9 +188,29 @@ def test_kernels_are_taken_on_a_gpu() -> None:
     assert not [one for one in wide.ops if "Triton" in one.path]
 
 
+@pytest.mark.skipif(not paths.INSTALLED, reason="Triton is not installed")
+def test_training_in_float8_has_paths_of_its_own() -> None:
+    def told(config: phasor.ModelConfig, device: str = "cuda") -> tuple[str, str]:
+        found = phasor.backends(config, device=device, training=True, precision="float8")
+        assert "with products in float8" in found.title
+        assert "gated activation" not in {one.op for one in found.ops}
+        one = next(one for one in found.ops if one.op == "gated activation in float8")
+        return one.path, one.reason
+
+    config = phasor.preset("llama-3.1")
+    assert told(config) == ("Triton kernels that write 8 bits, one operation with both projections", "")
+    assert "not on a GPU" in told(config, "cpu")[1]
+    assert "biases or dropout" in told(config.replace(dropout={"feedforward": 0.1}))[1]
+    assert "20480 features" in told(config.replace(hidden_dim=20480))[1]
+    with pytest.raises(ValueError, match="not a multiple of 16"):
+        told(config.replace(hidden_dim=8200))
+
+
 @pytest.mark.parametrize(
     ("about", "said"),
     [
+        ({"precision": "float8"}, "precision is float8 where a model is trained"),
+        ({"precision": "fp4", "training": True}, "precision is float8 where a model is trained .* not 'fp4'"),
         ({"device": "tpu"}, "unknown device 'tpu'"),
         ({"dtype": "int8"}, "unknown floating-point type 'int8'"),
         ({"length": 0}, "length must be a whole number of at least 1"),

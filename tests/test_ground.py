@@ -23,7 +23,8 @@ FLOORS = [
     {"choices", "explanation", "checkpoints", "generation", "quantisation"},
     {"data"},
     {"training"},
-    {"evaluation", "fast_paths", "speed"},
+    {"evaluation", "routes", "speed"},
+    {"fast_paths"},
     {"lab", "cli"},
 ]
 ENTRANCES = {"__init__", "__main__"}  # the public names, and `python -m phasor`

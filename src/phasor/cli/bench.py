@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from phasor.fast_paths import Backends
     from phasor.speed.report import Entry, Report, Row
 
-EXPLAINING = ("dtype", "weights", "length", "training")
+EXPLAINING = ("dtype", "weights", "precision", "length", "training")
 MEASURING = ("works", "full", "compile", "plot", "read")
 
 
@@ -50,6 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--dtype", metavar="NAME", help="float32, bfloat16, ...; bfloat16 on a GPU, else float32")
     group.add_argument("--weights", choices=["int8"], help="of a model whose large weights are in this type")
+    group.add_argument("--precision", choices=["float8"], help="of a model that trains with products in this type")
     group.add_argument("--length", type=int, metavar="N", help="tokens; as many as the model is meant for")
     group.add_argument("--training", action="store_true", help="an update, and not a forward and decoding")
 
@@ -80,6 +81,7 @@ def explain(given: argparse.Namespace) -> int:
         length=given.length,
         training=given.training,
         weights=given.weights,
+        precision=given.precision,
     )
     if given.json is None:
         show_paths(found)

@@ -6,12 +6,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phasor.kernels.float8 import feedforward_obstacle, float8_feedforward, float8_linear, float8_obstacle
-from phasor.model import Block, Transformer
+from phasor.model import Block
 from phasor.parts.experts import Experts
 from phasor.parts.feedforward import FeedForward, untouched
 
 
-def float8_blocks(model: Transformer) -> None:
+def float8_blocks(model: nn.Module) -> None:
     """Have the blocks' layers compute their products in float8 while they train; not routers, nor experts."""
     for block in (part for part in model.modules() if isinstance(part, Block)):
         choosing = [layer for part in block.modules() if isinstance(part, Experts) for layer in part.choosing]
