@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from phasor.kernels import paths
 from phasor.kernels.mask import Mask
 from phasor.presets import PRESETS
 from phasor.routes import OPS, Case, Route
-from phasor.speed import SHORT, WORKS, attending, measuring, turning
+from phasor.speed import SHORT, WORKS, attending, llamas, measuring, turning
 from phasor.speed.llamas import decoding, training
 from phasor.speed.measuring import machine_of, measure
 from phasor.speed.report import Entry, Report, Row
@@ -340,6 +341,19 @@ def test_the_command_prints_writes_and_draws(phasor_says: Said, tmp_path: Path) 
     assert json.loads(phasor_says("bench", "--read", str(file), "--json", "-")) == found
     assert "known: rotary, decode" in phasor_says.refused("bench", "window", "--read", str(file))
     assert json.loads(phasor_says("bench", "window", "--device", "cpu", "--json", "-"))["rows"][0]["work"] == "window"
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_benchmark_that_is_stopped_has_written_what_it_knew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(llamas, "decoding", stopped)
+    file = tmp_path / "bench.json"
+    with contextlib.suppress(KeyboardInterrupt):
+        phasor.cli.main(["bench", "window", "rotary", "decode", "--device", "cpu", "--json", str(file)])
+    assert [row.work for row in Report.from_dict(json.loads(file.read_text())).rows] == ["window", "rotary", "rotary"]
+    assert [place.name for place in tmp_path.iterdir()] == ["bench.json"]
 
 
 @pytest.mark.usefixtures("tiny")

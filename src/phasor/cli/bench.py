@@ -36,7 +36,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="NAME", help="cpu or cuda; a GPU where there is one")
     parser.add_argument("--full", action="store_true", help="published sizes, a model of 1.04 B; needs a large GPU")
     parser.add_argument("--compile", action="store_true", help="compiled forms too; slow to begin")
-    parser.add_argument("--json", metavar="FILE", help="write JSON into a file, or - to print it")
+    parser.add_argument("--json", metavar="FILE", help="write JSON into a file, after every work, or - to print it")
     parser.add_argument("--plot", metavar="FILE", type=Path, help="draw a bar chart into a file, such as bench.png")
     parser.add_argument("--read", metavar="FILE", help="time nothing; show or draw what --json wrote")
     group = parser.add_argument_group("which path is taken")
@@ -104,9 +104,16 @@ def measure(given: argparse.Namespace) -> int:
 
         check_chart(given.plot)
     without_tables = given.json is not None and (given.json == "-" or importlib.util.find_spec("rich") is None)
-    found: Callable[[Row], None] = (lambda row: None) if without_tables else show_row
+    shown_row: Callable[[Row], None] = (lambda row: None) if without_tables else show_row
     if not without_tables:
         console()
+
+    def found(report: Report) -> None:
+        """A long benchmark that is stopped has written what it knew."""
+        shown_row(report.rows[-1])
+        if given.json not in (None, "-"):
+            write_json(report.to_dict(), given.json)
+
     if given.read is None:
         from phasor.speed.measuring import measure
 
@@ -114,7 +121,7 @@ def measure(given: argparse.Namespace) -> int:
         device = given.device or "auto"
         report = measure(given.works, device=device, full=given.full, compile=compiles, told=told, found=found)
     else:
-        report = read(given, found)
+        report = read(given, shown_row)
     if not without_tables:
         show_machine(report)
     if given.json is not None:
@@ -203,4 +210,7 @@ def write_json(value: Any, where: str) -> None:
     if where == "-":
         print_json(value)
     else:
-        Path(where).write_text(json.dumps(plain(value), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        from phasor.training.run import staged
+
+        with staged(Path(where)) as file:
+            file.write_text(json.dumps(plain(value), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -145,6 +145,6 @@ def flex(inputs: tuple[Tensor, Tensor, Tensor], window: int) -> Call:
 
     q, k, v = (x.transpose(1, 2) for x in inputs)
     count = q.shape[2]
-    blocks = flexible.create_block_mask(seen, None, None, count, count, device=str(q.device))
+    blocks = torch.compile(flexible.create_block_mask)(seen, None, None, count, count, device=str(q.device))
     compiled: Any = torch.compile(flexible.flex_attention)
     return lambda: compiled(q, k, v, block_mask=blocks, enable_gqa=True).transpose(1, 2)

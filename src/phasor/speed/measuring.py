@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -12,7 +13,7 @@ import torch
 
 from phasor.config.schema import unknown
 from phasor.speed import SHORT, WORKS, attending, llamas, turning
-from phasor.speed.report import Report, Row
+from phasor.speed.report import Report
 from phasor.speed.sizes import CPU, FULL, GPU, Sizes
 from phasor.speed.timing import Timer, arithmetic, bandwidth
 from phasor.speed.trial import Machine, Work, measured
@@ -33,12 +34,13 @@ def measure(
     compile: bool = False,
     sizes: Sizes | None = None,
     told: Telling = lambda line, done, total: None,
-    found: Callable[[Row], None] = lambda row: None,
+    found: Callable[[Report], None] = lambda report: None,
 ) -> Report:
     """Time works on a device, beside whatever else is installed and beside the device's limit.
 
     `full` takes every work at the sizes that benchmarks are published for, which needs a large GPU, and `compile` adds
-    compiled forms, which are slow to begin. `told` hears what is being done, and `found` gets each row when it is done.
+    compiled forms, which are slow to begin. `told` hears what is being done, and `found` gets the report after every
+    row.
 
     >>> from phasor.speed.sizes import TINY
     >>> row = measure(["window"], device="cpu", sizes=TINY).rows[0]
@@ -54,20 +56,21 @@ def measure(
     names = list(dict.fromkeys(works)) or list(WORKS if full else SHORT)
     told("copy and matrix product", 0, len(names))
     machine = machine_of(here, sizes or (FULL if full else GPU if here.type == "cuda" else CPU), compile)
-    rows: list[Row] = []
-    for done, name in enumerate(names):
-        for work in works_of(name, machine):
-            rows.append(measured(work, machine, partial(told, done=done, total=len(names))))
-            found(rows[-1])
-    told("done", len(names), len(names))
-    return Report(
+    report = Report(
         device=torch.cuda.get_device_name(here) if machine.on_gpu else f"{platform.machine()} CPU",
         dtype=machine.dtype_name,
         versions=versions(),
         bandwidth=machine.bandwidth,
         arithmetic=machine.arithmetic,
-        rows=tuple(rows),
+        rows=(),
     )
+    for done, name in enumerate(names):
+        for work in works_of(name, machine):
+            row = measured(work, machine, partial(told, done=done, total=len(names)))
+            report = replace(report, rows=(*report.rows, row))
+            found(report)
+    told("done", len(names), len(names))
+    return report
 
 
 def machine_of(device: torch.device, sizes: Sizes, compiles: bool) -> Machine:
