@@ -23,7 +23,7 @@ import torch
 from phasor.kernels.attention import Scoring, attention
 from phasor.kernels.mask import Mask
 
-WINDOW, LONG = 1024, 2.0
+WINDOW, LONG = 1024, 10.0
 RULES = {"all tokens": Mask(causal=True), f"window of {WINDOW}": Mask(causal=True, window=WINDOW)}
 
 
