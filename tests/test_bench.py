@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -210,8 +212,8 @@ def test_training_in_float8_has_paths_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("about", "said"),
     [
-        ({"precision": "float8"}, "precision is float8 where a model is trained"),
-        ({"precision": "fp4", "training": True}, "precision is float8 where a model is trained .* not 'fp4'"),
+        ({"precision": "float8"}, "precision is float8 with training=True"),
+        ({"precision": "fp4", "training": True}, "precision is float8 .* not precision='fp4'"),
         ({"device": "tpu"}, "unknown device 'tpu'"),
         ({"dtype": "int8"}, "unknown floating-point type 'int8'"),
         ({"length": 0}, "length must be a whole number of at least 1"),
@@ -354,6 +356,21 @@ def test_a_benchmark_that_is_stopped_has_written_what_it_knew(tmp_path: Path, mo
         phasor.cli.main(["bench", "window", "rotary", "decode", "--device", "cpu", "--json", str(file)])
     assert [row.work for row in Report.from_dict(json.loads(file.read_text())).rows] == ["window", "rotary", "rotary"]
     assert [place.name for place in tmp_path.iterdir()] == ["bench.json"]
+
+
+def test_json_goes_to_where_a_link_points_and_into_pipes(tmp_path: Path) -> None:
+    told, link, pipe = (tmp_path / name for name in ("told.json", "link.json", "pipe.json"))
+    told.write_text("")
+    link.symlink_to(told)
+    os.mkfifo(pipe)
+    read = []
+    reader = threading.Thread(target=lambda: read.append(json.loads(pipe.read_text())))
+    reader.start()
+    for place in (link, pipe):
+        assert phasor.cli.main(["bench", "--explain", "preset:bloom", "--device", "cpu", "--json", str(place)]) == 0
+    reader.join()
+    assert link.is_symlink()
+    assert read == [json.loads(told.read_text())]
 
 
 @pytest.mark.usefixtures("tiny")

@@ -25,6 +25,7 @@ from phasor.kernels.float8 import (
 )
 from phasor.kernels.gated import WITH_KERNEL, gated_ref
 from phasor.training.float8 import Float8FeedForward, float8_blocks
+from phasor.training.optimiser import matrices
 
 HALF_ULP = 2**-4  # of a number with three bits after its first
 
@@ -83,12 +84,78 @@ def test_powers_of_two_cost_a_weight_no_precision():
 
 @pytest.mark.parametrize("wrong", [float("inf"), float("nan")])
 @pytest.mark.parametrize("where", ["input", "gradient"])
-def test_what_is_not_finite_is_seen_in_the_gradient_of_the_weight(wrong, where):
+@pytest.mark.parametrize("form", ["reference", "triton"])
+def test_what_is_not_finite_is_seen_in_the_gradient_of_the_weight(wrong, where, form):
     x, upstream = torch.randn(20, 32), torch.randn(20, 16)
     (x if where == "input" else upstream)[3, 5] = wrong
     weight = torch.randn(16, 32, requires_grad=True)
-    float8_linear(x, weight).backward(upstream)
+    with paths.only(form):
+        float8_linear(x, weight).backward(upstream)
     assert not weight.grad.isfinite().all()
+
+
+def test_no_tokens_have_a_gradient_of_zeros():
+    x, weight = torch.zeros(0, 16, requires_grad=True), torch.randn(32, 16, requires_grad=True)
+    float8_linear(x, weight).sum().backward()
+    assert weight.grad.shape == weight.shape
+    assert not weight.grad.any()
+    _, ours, _ = networks()
+    with paths.only("triton"):
+        assert ours(normal(0, 32).bfloat16()).shape == (0, 32)
+
+
+def test_eight_bits_lie_row_by_row():
+    """As products on a GPU want them, however their numbers lay."""
+    bits, _ = eight_bits(torch.randn(32, 16).t())
+    assert bits.is_contiguous()
+
+
+@pytest.mark.parametrize("form", ["reference", "triton"])
+def test_autocast_makes_16_bits_of_float32_and_gives_float32_gradients(form):
+    _, ours, _ = networks()
+    ours.float()
+    x = normal(7, 32).float().requires_grad_()
+    with paths.only(form), torch.autocast("cpu", torch.bfloat16):
+        for y in (ours(x), float8_linear(x, ours.up.weight)):
+            assert y.dtype == torch.bfloat16
+            (gradient,) = torch.autograd.grad(y.float().sum(), ours.up.weight)
+            assert gradient.dtype == torch.float32
+
+
+@pytest.mark.parametrize("form", ["reference", "triton"])
+def test_out_of_training_all_is_as_it_was(form):
+    plain, ours, _ = networks()
+    x = normal(7, 32).bfloat16()
+    with paths.only(form), torch.no_grad():
+        assert torch.equal(ours.eval()(x), plain.eval()(x))
+
+
+@pytest.mark.parametrize("name", ["up", "down"])
+def test_hooks_are_called(name):
+    _, ours, _ = networks()
+    called = []
+    getattr(ours, name).register_forward_hook(lambda *_: called.append(name))
+    with paths.only("triton"):
+        ours(normal(7, 32).bfloat16())
+    assert called == [name]
+
+
+@pytest.mark.parametrize("form", ["reference", "triton"])
+def test_weights_that_do_not_learn_get_no_gradient(form):
+    _, ours, _ = networks()
+    ours.down.weight.requires_grad_(False)
+    with paths.only(form):
+        ours(normal(7, 32).bfloat16().requires_grad_()).float().sum().backward()
+    assert ours.down.weight.grad is None
+    assert ours.up.weight.grad is not None
+
+
+def test_the_same_weights_decay():
+    config = phasor.preset("llama-2", dim=32, hidden_dim=48, num_layers=1, num_heads=2, vocab_size=32)
+    model = phasor.Transformer(config)
+    before = set(matrices(model))
+    float8_blocks(model)
+    assert set(matrices(model)) == before
 
 
 def test_nothing_at_all_has_a_gradient_of_zeros():
@@ -204,11 +271,12 @@ def test_why_a_network_is_made_of_its_parts():
         assert feedforward_obstacle(x, 2**15, "swiglu") == "32768 features are more than 16384"
 
 
-def test_it_compiles_without_breaks():
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_it_compiles_without_breaks(dynamic):
     _, ours, _ = networks()
     x = normal(7, 32).bfloat16().requires_grad_()
     with paths.only("triton"):
-        made = torch.compile(ours, fullgraph=True, backend="aot_eager")(x)
+        made = torch.compile(ours, fullgraph=True, backend="aot_eager", dynamic=dynamic)(x)
         wanted = ours(x)
         assert torch.equal(made, wanted)
         gradients = [torch.autograd.grad(y.float().square().sum(), [x, ours.up.weight]) for y in (made, wanted)]

@@ -107,7 +107,8 @@ def backends(
     if weights is not None and (weights not in WEIGHTS or training):
         raise ValueError(f"weights are {' or '.join(WEIGHTS)} where a model was quantised, and it is not trained")
     if precision is not None and (precision != "float8" or not training):
-        raise ValueError(f"precision is float8 where a model is trained with such products, not {shown(precision)}")
+        what = f"precision={shown(precision)}, training={training}"
+        raise ValueError(f"precision is float8 with training=True, where a model trains with such products, not {what}")
     where = device_named(device)
     kind = dtype_named(dtype, where)
     planned = model.max_length if length is None else length

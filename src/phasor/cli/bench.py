@@ -212,5 +212,9 @@ def write_json(value: Any, where: str) -> None:
     else:
         from phasor.training.run import staged
 
-        with staged(Path(where)) as file:
-            file.write_text(json.dumps(plain(value), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        place, text = Path(where).resolve(), json.dumps(plain(value), indent=1, ensure_ascii=False) + "\n"
+        if place.exists() and not place.is_file():  # a pipe or a device, which nothing may take the place of
+            place.write_text(text, encoding="utf-8")
+        else:
+            with staged(place) as file:
+                file.write_text(text, encoding="utf-8")

@@ -103,10 +103,10 @@ class TrainConfig(Config):
 
     An update takes `accumulate` batches of at most `batch_tokens` tokens. `steps` counts updates; without them and
     without `epochs` a run sees its data once. The `precision` "auto" is bfloat16 for matrix products on a GPU and
-    float32 elsewhere; "float8" computes the blocks' products in 8 bits, but for routers and experts, and the rest in
-    bfloat16. `weights` is the type they are kept in: bfloat16 halves the memory, and loses updates below a 256th of a
-    weight. On a GPU `graphs` captures the updates of each shape of batches as CUDA graphs, so that the device does not
-    wait for the host.
+    float32 elsewhere; "float8" computes the blocks' products in 8 bits, but for routers and the experts they choose,
+    and the rest in bfloat16. `weights` is the type they are kept in: bfloat16 halves the memory, and loses updates
+    below a 256th of a weight. On a GPU `graphs` captures the updates of each shape of batches as CUDA graphs, so that
+    the device does not wait for the host.
 
     >>> TrainConfig(epochs=2.5, accumulate=2).updates(per_epoch=9)
     12

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from phasor.kernels import gated, paths
@@ -30,22 +31,22 @@ def eight_bits(x: Tensor) -> tuple[Tensor, Tensor]:
     [[1.0, -4.0], [0.0, 0.0]]
     """
     scale = power_above((x.abs().amax(-1, keepdim=True).float() / LARGEST).clamp(min=LEAST))
-    return (x.float() * (1.0 / scale)).to(EIGHT), scale
+    return (x.float() * (1.0 / scale)).to(EIGHT).contiguous(), scale
 
 
 def power_above(x: Tensor) -> Tensor:
-    """The least power of two that is not below `x`, which is positive.
+    """The least power of two that is not below `x`, which is positive; not a number where `x` is not finite.
 
     >>> power_above(torch.tensor([0.25, 0.3, 1.0, 5.0])).tolist()
     [0.25, 0.5, 1.0, 8.0]
     """
-    return ((x.view(torch.int32) + 0x7FFFFF) & 0x7F800000).view(torch.float32)
+    power = ((x.view(torch.int32) + 0x7FFFFF) & 0x7F800000).view(torch.float32)
+    return torch.where(x < torch.inf, power, torch.nan)
 
 
 def product(bits: Tensor, scale: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """`a b^T` for `a [M, K]` in float8 and `b [N, K]`, which is rounded to it, summed in float32."""
     right, columns = eight_bits(b)
-    right = right.contiguous()  # its transpose has to lie in columns
     return torch._scaled_mm(bits, right.t(), scale, columns.t(), out_dtype=dtype, use_fast_accum=True)
 
 
@@ -95,11 +96,12 @@ class _Linear(torch.autograd.Function):
         return product(bits, scale, weight, x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None]:
         turned, turned_scale, weight = ctx.saved_tensors
         bits, scale = eight_bits(grads[0])
         by_x = product(bits, scale, weight.t(), grads[0].dtype)
-        return by_x, weight_gradient(bits, scale, turned, turned_scale, weight)
+        learned = ctx.needs_input_grad[1]
+        return by_x, weight_gradient(bits, scale, turned, turned_scale, weight) if learned else None
 
 
 def float8_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -110,6 +112,8 @@ def float8_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
     >>> bool((float8_linear(x, weight) - exact).norm() < 0.1 * exact.norm())
     True
     """
+    if not x.numel():
+        return F.linear(x, weight, bias)
     y = _Linear.apply(cast(x).flatten(0, -2), weight).unflatten(0, x.shape[:-1])
     return y if bias is None else y + bias.to(y.dtype)
 
@@ -169,14 +173,18 @@ class _FeedForward(torch.autograd.Function):
         return product(inner, inner_scale, down, x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
         turned, turned_scale, wide, inner, inner_scale, up, down = ctx.saved_tensors
+        _, learned_up, learned_down, _ = ctx.needs_input_grad
         bits, scale = eight_bits(grads[0])
         by_inner = product(bits, scale, down.t(), wide.dtype)
-        by_down = weight_gradient(bits, scale, inner, inner_scale, down)
+        by_down = weight_gradient(bits, scale, inner, inner_scale, down) if learned_down else None
         bits, scale = _gated_backward(by_inner, wide, ctx.kind)
         by_x = product(bits, scale, up.t(), wide.dtype)
-        return by_x, weight_gradient(bits, scale, turned, turned_scale, up), by_down, None
+        return by_x, weight_gradient(bits, scale, turned, turned_scale, up) if learned_up else None, by_down, None
+
+
+FUNCTIONS = (_Linear, _FeedForward)
 
 
 def float8_feedforward(x: Tensor, up: Tensor, down: Tensor, kind: str) -> Tensor:
@@ -190,4 +198,4 @@ def feedforward_obstacle(x: Tensor, hidden: int, kind: str) -> str | None:
         return f"{kind!r} has no kernel"
     if hidden > WIDEST:
         return f"{hidden} features are more than {WIDEST}"
-    return paths.obstacle(x)
+    return paths.obstacle(x) if x.numel() else "there are no tokens"

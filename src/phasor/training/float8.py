@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phasor.kernels.float8 import feedforward_obstacle, float8_feedforward, float8_linear, float8_obstacle
+from phasor.kernels.float8 import (
+    FUNCTIONS,
+    feedforward_obstacle,
+    float8_feedforward,
+    float8_linear,
+    float8_obstacle,
+)
 from phasor.model import Block
 from phasor.parts.experts import Experts
 from phasor.parts.feedforward import FeedForward, untouched
 
 
 def float8_blocks(model: nn.Module) -> None:
-    """Have the blocks' layers compute their products in float8 while they train; not routers, nor experts."""
+    """Have the blocks' layers compute their products in float8 while they train; not routers, nor routed experts."""
+    for function in FUNCTIONS:
+        torch.compiler.allow_in_graph(function)  # Dynamo, looking into them, would not have lengths that vary
     for block in (part for part in model.modules() if isinstance(part, Block)):
         choosing = [layer for part in block.modules() if isinstance(part, Experts) for layer in part.choosing]
         for part in block.modules():

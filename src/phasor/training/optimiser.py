@@ -25,7 +25,8 @@ def matrices(model: nn.Module) -> Iterator[str]:
     Norms, biases, embeddings and whatever positions learn are not among them.
     """
     for place, part in model.named_modules():
-        for name in MATRICES.get(type(part), ()):
+        names = next((names for kind, names in MATRICES.items() if isinstance(part, kind)), ())
+        for name in names:
             if getattr(part, name) is not None:
                 yield f"{place}.{name}" if place else name
 
