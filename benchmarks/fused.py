@@ -465,7 +465,7 @@ WORKS: dict[str, Callable[[float], None]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sweep", action="store_true", help="time block sizes, warps and chunks instead")
-    parser.add_argument("--only", nargs="*", choices=WORKS, default=tuple(WORKS), help="some of the works")
+    parser.add_argument("--only", nargs="+", choices=WORKS, default=tuple(WORKS), help="some of the works")
     parser.add_argument("--out", type=Path, help="a JSON file for the results")
     given = parser.parse_args()
     if not torch.cuda.is_available():

@@ -111,7 +111,7 @@ def measure(given: argparse.Namespace) -> int:
     def found(report: Report) -> None:
         """A long benchmark that is stopped has written what it knew."""
         shown_row(report.rows[-1])
-        if given.json not in (None, "-"):
+        if is_kept(given.json):
             write_json(report.to_dict(), given.json)
 
     if given.read is None:
@@ -206,15 +206,23 @@ def show_machine(report: Report) -> None:
     )
 
 
+def is_kept(where: str | None) -> bool:
+    """Whether JSON goes into a file, which it can be written into again, and not onto a screen, a pipe or a device.
+
+    >>> is_kept("bench.json"), is_kept("/dev/null"), is_kept("-"), is_kept(None)
+    (True, False, False, False)
+    """
+    return where not in (None, "-") and (not Path(where).exists() or Path(where).is_file())
+
+
 def write_json(value: Any, where: str) -> None:
+    text = json.dumps(plain(value), indent=1, ensure_ascii=False) + "\n"
     if where == "-":
         print_json(value)
+    elif not is_kept(where):
+        Path(where).write_text(text, encoding="utf-8")
     else:
         from phasor.training.run import staged
 
-        place, text = Path(where).resolve(), json.dumps(plain(value), indent=1, ensure_ascii=False) + "\n"
-        if place.exists() and not place.is_file():  # a pipe or a device, which nothing may take the place of
-            place.write_text(text, encoding="utf-8")
-        else:
-            with staged(place) as file:
-                file.write_text(text, encoding="utf-8")
+        with staged(Path(where).resolve()) as file:
+            file.write_text(text, encoding="utf-8")
