@@ -264,6 +264,14 @@ def test_heads_further_apart_than_32_bits_count(tmp_path):
         assert torch.equal(got, same)
 
 
+def test_parts_of_a_projection_are_the_same_views_with_and_without_gradients():
+    x = torch.randn(2, 3, 2, 5, 4)
+    for one, other in zip(rotary.parts_of(x), rotary.parts_of(x.clone().requires_grad_()), strict=True):
+        assert one._base is x
+        assert torch.equal(one, other)
+        assert one.stride() == other.stride()
+
+
 class TestGradients:
     """Of the kernel, against those of the plain form in float64."""
 

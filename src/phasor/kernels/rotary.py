@@ -143,7 +143,10 @@ def turn_projection_ref(projected: Tensor, turn: Turn, pairing: str) -> tuple[Te
 
 def parts_of(projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Queries by group `[B, T, K, H/K, D]`, keys and values `[B, T, K, D]` as views of a projection."""
-    q, k, v = projected.split((projected.shape[-2] - 2, 1, 1), dim=-2)  # whose gradients come together in one copy
+    queries = projected.shape[-2] - 2
+    if not (torch.is_grad_enabled() and projected.requires_grad):
+        return projected.narrow(-2, 0, queries), projected.select(-2, queries), projected.select(-2, queries + 1)
+    q, k, v = projected.split((queries, 1, 1), dim=-2)  # whose gradients come together in one copy
     return q, k.squeeze(-2), v.squeeze(-2)
 
 
