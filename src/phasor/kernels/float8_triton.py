@@ -8,19 +8,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from phasor.kernels.gated_triton import _act
+from phasor.kernels.float8 import EIGHT, LARGEST, LEAST
+from phasor.kernels.gated_triton import gradients, made
 from phasor.kernels.launching import on_device
 
-EIGHT = torch.float8_e4m3fn
+TOP, LOW = tl.constexpr(LARGEST), tl.constexpr(LEAST)
 
 
 @triton.jit
 def _scale(top, zero):
-    """The least power of two, but not below 2^-100, by which a row with this largest entry has to be divided.
+    """The least power of two, but not below LOW, by which a row with this largest entry has to be divided.
 
     `zero` is not finite where an entry is not, which 8 bits may not show.
     """
-    bits = tl.maximum(top / 448.0, 7.888609052210118e-31).to(tl.int32, bitcast=True)
+    bits = tl.maximum(top / TOP, LOW).to(tl.int32, bitcast=True)
     return ((bits + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True) + zero
 
 
@@ -28,11 +29,7 @@ def _scale(top, zero):
 def _gated(xs, ys, scales, H, KIND: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
-    xs += row * H * 2
-    gate = tl.load(xs + at, mask=at < H, other=0.0).to(tl.float32)
-    up = tl.load(xs + H + at, mask=at < H, other=0.0).to(tl.float32)
-    value, _ = _act(gate, KIND)
-    y = value * up
+    y = made(xs + row * H * 2, at, H, KIND)
     scale = _scale(tl.max(tl.abs(y), 0), tl.sum(y - y, 0))
     tl.store(scales + row, scale)
     tl.store(ys + row * H + at, (y * (1.0 / scale)).to(ys.dtype.element_ty), mask=at < H)
@@ -42,14 +39,8 @@ def _gated(xs, ys, scales, H, KIND: tl.constexpr, BLOCK: tl.constexpr):
 def _gated_backward(grads, xs, by_xs, scales, H, KIND: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
-    xs += row * H * 2
     by_xs += row * H * 2
-    grad = tl.load(grads + row * H + at, mask=at < H, other=0.0).to(tl.float32)
-    gate = tl.load(xs + at, mask=at < H, other=0.0).to(tl.float32)
-    up = tl.load(xs + H + at, mask=at < H, other=0.0).to(tl.float32)
-    value, slope = _act(gate, KIND)
-    by_gate = grad * up * slope
-    by_up = grad * value
+    by_gate, by_up, _ = gradients(grads + row * H, xs + row * H * 2, at, H, KIND)
     top = tl.max(tl.maximum(tl.abs(by_gate), tl.abs(by_up)), 0)
     scale = _scale(top, tl.sum((by_gate - by_gate) + (by_up - by_up), 0))
     tl.store(scales + row, scale)
@@ -100,10 +91,10 @@ def turned(
 ) -> Tensor:
     """The transpose of 8-bit rows, each multiplied by its factor, with zeros up to `long` columns."""
     rows, columns = bits.shape
-    made = torch.empty((columns, long), dtype=EIGHT, device=bits.device)
-    if made.numel():
+    y = torch.empty((columns, long), dtype=EIGHT, device=bits.device)
+    if y.numel():
         with on_device(bits):
             grid = triton.cdiv(long, tile[0]), triton.cdiv(columns, tile[1])
-            given = bits.contiguous(), None if factor is None else factor.contiguous(), made
+            given = bits.contiguous(), None if factor is None else factor.contiguous(), y
             _turned[grid](*given, rows, columns, long, ROWS=tile[0], COLUMNS=tile[1], num_warps=warps)
-    return made
+    return y

@@ -12,7 +12,7 @@ from phasor.kernels.launching import on_device
 
 
 @triton.jit
-def _act(g, KIND: tl.constexpr):
+def act(g, KIND: tl.constexpr):
     """The activation and its slope."""
     if KIND == "reglu":
         value = tl.maximum(g, 0.0)
@@ -37,30 +37,42 @@ def _act(g, KIND: tl.constexpr):
 
 
 @triton.jit
+def made(xs, at, H, KIND: tl.constexpr):
+    """`act(gate) * up` of a row, in float32; 0 beyond its end."""
+    gate = tl.load(xs + at, mask=at < H, other=0.0).to(tl.float32)
+    up = tl.load(xs + H + at, mask=at < H, other=0.0).to(tl.float32)
+    value, _ = act(gate, KIND)
+    return value * up
+
+
+@triton.jit
+def gradients(grads, xs, at, H, KIND: tl.constexpr):
+    """The gradients of a row by gate and by up, and `act(gate) * up` itself, in float32; 0 beyond its end."""
+    grad = tl.load(grads + at, mask=at < H, other=0.0).to(tl.float32)
+    gate = tl.load(xs + at, mask=at < H, other=0.0).to(tl.float32)
+    up = tl.load(xs + H + at, mask=at < H, other=0.0).to(tl.float32)
+    value, slope = act(gate, KIND)
+    return grad * up * slope, grad * value, value * up
+
+
+@triton.jit
 def _forward(xs, ys, H, KIND: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    xs += row * H * 2
-    gate = tl.load(xs + at, mask=at < H, other=0.0).to(tl.float32)
-    up = tl.load(xs + H + at, mask=at < H, other=0.0).to(tl.float32)
-    value, _ = _act(gate, KIND)
-    tl.store(ys + row * H + at, (value * up).to(ys.dtype.element_ty), mask=at < H)
+    y = made(xs + row * H * 2, at, H, KIND)
+    tl.store(ys + row * H + at, y.to(ys.dtype.element_ty), mask=at < H)
 
 
 @triton.jit
 def _backward(grads, xs, by_xs, ys, H, KIND: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    xs += row * H * 2
     by_xs += row * H * 2
-    grad = tl.load(grads + row * H + at, mask=at < H, other=0.0).to(tl.float32)
-    gate = tl.load(xs + at, mask=at < H, other=0.0).to(tl.float32)
-    up = tl.load(xs + H + at, mask=at < H, other=0.0).to(tl.float32)
-    value, slope = _act(gate, KIND)
-    tl.store(by_xs + at, (grad * up * slope).to(by_xs.dtype.element_ty), mask=at < H)
-    tl.store(by_xs + H + at, (grad * value).to(by_xs.dtype.element_ty), mask=at < H)
+    by_gate, by_up, y = gradients(grads + row * H, xs + row * H * 2, at, H, KIND)
+    tl.store(by_xs + at, by_gate.to(by_xs.dtype.element_ty), mask=at < H)
+    tl.store(by_xs + H + at, by_up.to(by_xs.dtype.element_ty), mask=at < H)
     if ys is not None:
-        tl.store(ys + row * H + at, (value * up).to(ys.dtype.element_ty), mask=at < H)
+        tl.store(ys + row * H + at, y.to(ys.dtype.element_ty), mask=at < H)
 
 
 def forward(x: Tensor, kind: str, block: int = 2048, warps: int = 8) -> Tensor:
