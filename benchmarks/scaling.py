@@ -4,7 +4,8 @@
 
 Writes the numbers, and beside them a plot on logarithmic axes, where linear growth has slope 1 and quadratic slope 2.
 On a CPU it goes to 16,384 tokens unless told otherwise, with fewer heads. A length whose call would take longer than
-`--patience` seconds is left out, and so are all after it.
+`--patience` seconds is left out, and so are all after it. Before a length is timed, the last queries' results, and the
+gradients of the last tokens, are compared with float64.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import torch
 from phasor.kernels.attention import Scoring, attention
 from phasor.kernels.mask import Mask
 
-WINDOW, LONG = 1024, 10.0
+WINDOW, LONG, LAST = 1024, 10.0, 16
+TOLERANCE = {"cuda": 2e-2, "cpu": 1e-5}
 RULES = {"all tokens": Mask(causal=True), f"window of {WINDOW}": Mask(causal=True, window=WINDOW)}
 
 
@@ -38,28 +40,52 @@ def measured(rule: Mask, tokens: int, device: str, both: bool) -> dict[str, floa
     given = inputs(tokens, device, both)
     scoring = Scoring(scale=given[0].shape[-1] ** -0.5)
 
-    def run() -> None:
-        mask = Mask(causal=rule.causal, window=rule.window)
-        y = attention(*given, mask, scoring)
-        if both:
-            torch.autograd.grad(y.sum(), given)
+    def run() -> list[torch.Tensor]:
+        y = attention(*given, Mask(causal=rule.causal, window=rule.window), scoring)
+        return [y, *torch.autograd.grad(y.sum(), given)] if both else [y]
 
-    once = timed(run, device)
-    found = {"seconds": once if once > LONG else statistics.median(timed(run, device) for _ in range(3))}
+    made, seconds, held = timed(run, device)
+    found = [x[0, -LAST:].detach().double() for x in made]
+    del made
+    off = error(found, given, rule, scoring.scale)
+    if not off <= TOLERANCE[device]:
+        raise SystemExit(f"wrong at {tokens} tokens: off by {off:.1e} of the largest, allowed are {TOLERANCE[device]}")
+    if seconds <= LONG:
+        again = [timed(run, device)[1:] for _ in range(3)]
+        seconds, held = statistics.median(s for s, _ in again), again[-1][1]
+    return {"seconds": seconds, "error": off, **({"bytes": float(held)} if device == "cuda" else {})}
+
+
+def error(found: list[torch.Tensor], given: list[torch.Tensor], rule: Mask, scale: float) -> float:
+    """The largest difference from float64 in the last tokens' result and gradients, of the largest value of each.
+
+    The keys and values of the last tokens are seen by the last queries alone, so these say all of their gradients."""
+    tokens = given[0].shape[1]
+    first = max(0, tokens - LAST - (rule.window or tokens))
+    q = given[0][0, -LAST:].detach().double().requires_grad_()
+    k, v = (x[0, first:].detach().double().requires_grad_() for x in given[1:])
+    scores = torch.einsum("qgrd,kgd->grqk", q.unflatten(1, (k.shape[1], -1)), k) * scale
+    distance = torch.arange(-LAST, 0, device=q.device)[:, None] - torch.arange(first - tokens, 0, device=q.device)
+    seen = (distance >= 0) & (distance < (rule.window or tokens))
+    weights = scores.masked_fill(~seen, -math.inf).softmax(-1)
+    y = torch.einsum("grqk,kgd->qgrd", weights, v).flatten(1, 2)
+    truth = [y.detach(), *(x[-LAST:] for x in torch.autograd.grad(y.sum(), (q, k, v)))][: len(found)]
+    return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, truth, strict=True))
+
+
+def timed(run: Callable[[], list[torch.Tensor]], device: str) -> tuple[list[torch.Tensor], float, int]:
+    """What `run` makes, the seconds it takes, and the most bytes it held on a GPU beside what was there."""
+    before = 0
     if device == "cuda":
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        run()
-        found["bytes"] = float(torch.cuda.max_memory_allocated() - before)
-    return found
-
-
-def timed(run: Callable[[], None], device: str) -> float:
+        torch.cuda.synchronize()
     begun = time.perf_counter()
-    run()
+    made = run()
     if device == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - begun
+        return made, time.perf_counter() - begun, torch.cuda.max_memory_allocated() - before
+    return made, time.perf_counter() - begun, 0
 
 
 def series(name: str, device: str, both: bool, longest: int, patience: float) -> list[dict[str, Any]]:
@@ -74,7 +100,10 @@ def series(name: str, device: str, both: bool, longest: int, patience: float) ->
         rows.append(row)
         held = f"{row['bytes'] / 2**20:9.1f} MiB" if "bytes" in row else ""
         way = "forward and backward" if both else "forward"
-        print(f"{name:16} {way:20} {tokens:8} tokens {row['seconds'] * 1e3:10.3f} ms {held}", flush=True)
+        print(
+            f"{name:16} {way:20} {tokens:8} tokens {row['seconds'] * 1e3:10.3f} ms {held} off {row['error']:.1e}",
+            flush=True,
+        )
         tokens, last = tokens * 4, row["seconds"]
     return rows
 
@@ -117,7 +146,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--longest", type=int, default=1 << 20 if device == "cuda" else 1 << 14)
     options.add_argument("--longest-backward", type=int, default=1 << 20 if device == "cuda" else 1 << 12)
-    options.add_argument("--patience", type=float, default=30.0, help="seconds that one call may take")
+    options.add_argument("--patience", type=float, default=90.0, help="seconds that one call may take")
     options.add_argument("--out", type=Path, default=Path("benchmarks/results/scaling.json"))
     given = options.parse_args()
     rows = []
