@@ -12,6 +12,7 @@ from phasor.config import (
     LayerNormConfig,
     ModelConfig,
 )
+from phasor.kernels import large
 from phasor.kernels.attention import Scoring, attention, attention_ref
 from phasor.kernels.mask import Mask
 from phasor.model import Record, Transformer
@@ -142,7 +143,7 @@ SCORES = {
     "own-scale": {"scale": 1.3},
     "all": {"softcap": 3.0, "sinks": True, "bias": True, "scale": 0.9},
 }
-HEADS = {"multi-head": (4, 4), "grouped-query": (6, 2), "multi-query": (3, 1)}
+HEADS = {"multi-head": (4, 4), "grouped-query": (6, 2), "multi-query": (3, 1), "three groups": (6, 3)}
 
 
 def slope_bias(queries, keys):
@@ -214,6 +215,57 @@ def test_attention_with_shared_heads(rule, heads, scores):
     compare(RULES[rule], scores, heads, attention)
 
 
+@pytest.fixture
+def few_numbers(monkeypatch):
+    """As if kernels counted to one head of one row, so that everything is taken in parts; gives the parts' sizes."""
+    monkeypatch.setattr(large, "MOST", 128 * 32)
+    sizes, take = [], kernel.F.scaled_dot_product_attention
+
+    def noted(q, k, *others, **options):
+        sizes.append((q.shape[0], q.shape[1], k.shape[1]))
+        return take(q, k, *others, **options)
+
+    monkeypatch.setattr(kernel.F, "scaled_dot_product_attention", noted)
+    return sizes
+
+
+@pytest.mark.parametrize("scores", ["plain", "all", "own-scale"])
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("rule", ["everything", "causal", "window-and-sinks", "padding", "causal-padding", "documents"])
+@pytest.mark.usefixtures("small_blocks")
+def test_what_kernels_could_not_count_is_taken_in_parts(rule, heads, scores, few_numbers):
+    compare(RULES[rule], scores, heads, attention)
+    assert all(size == (1, 1, 1) for size in few_numbers)
+    assert few_numbers or scores == "all"
+
+
+def test_parts_and_their_gradients_lie_side_by_side(few_numbers):
+    seen = []
+
+    def attend(q, k, v):
+        y = q * 2 + (k + v).sum()
+        y.register_hook(lambda grad: seen.append(grad.is_contiguous()))
+        seen.extend(x.is_contiguous() for x in (q, k, v))
+        return y
+
+    q, k, v = torch.randn(3, 1, 8, 6, 32).requires_grad_()
+    y = large.in_halves(attend, q, k, v)
+    torch.autograd.grad(y, q, torch.randn(1, 6, 8, 32).transpose(1, 2))
+    assert seen == [True] * 8
+
+
+def test_without_gradients_nothing_is_taken_apart(few_numbers):
+    q, k, v = torch.randn(3, 3, 8, 6, 32)
+    attention(q, k, v, Mask(causal=True), Scoring(scale=0.25))
+    assert few_numbers == [(3, 6, 6)]
+
+
+def test_a_head_that_no_kernel_could_count_is_refused(few_numbers):
+    q, k, v = torch.randn(3, 1, 129, 1, 32, requires_grad=True)
+    with pytest.raises(ValueError, match=r"a head of 129 tokens with 32 features .*: give the layer a window"):
+        attention(q, k, v, Mask(causal=True), Scoring(scale=0.25))
+
+
 SOURCE_DOCUMENTS = [[0] * 5 + [1] * 20 + [2] * 12, [4] * 37, [9] * 30 + [3] * 4 + [5] * 3]
 CROSS = {
     "everything": Rule(lambda r, i, j: True, aligned=False),
@@ -236,6 +288,12 @@ CROSS = {
 @pytest.mark.usefixtures("small_blocks")
 def test_cross_attention(rule, scores):
     compare(CROSS[rule], scores, "grouped-query", attention, keys=37)
+
+
+@pytest.mark.parametrize("rule", CROSS)
+def test_cross_attention_in_parts(rule, few_numbers):
+    compare(CROSS[rule], "plain", "grouped-query", attention, keys=37)
+    assert set(few_numbers) == {(1, 1, 1)}
 
 
 @pytest.mark.parametrize("scores", ["plain", "all"])

@@ -8,13 +8,14 @@ bias. While training, a block's mask is made again in the backward pass instead 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from phasor.kernels import cudnn, flash
+from phasor.kernels import cudnn, flash, large
 from phasor.kernels.bias import Bias
 from phasor.kernels.mask import Mask, full
 
@@ -82,14 +83,14 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scoring: Scoring) -> 
     count, keys = q.shape[1], k.shape[1]
     one_call = one_call_obstacle(count, keys, mask, scoring) is None
     if one_call and mask.sees_all(keys):
-        return fused(q, k, v, scoring, causal=mask.causal and mask.aligned and mask.offset == 0)
+        return fused(q, k, v, scoring=scoring, causal=mask.causal and mask.aligned and mask.offset == 0)
     if count > 1 and flash.obstacle(q, k, v, mask, scoring) is None:
         return flash.flash(q, k, v, mask, scoring)
     if one_call and mask.only_padding(keys):
         assert mask.key_padding is not None
-        return fused(q, k, v, scoring, seen=mask.key_padding[:, None, None, :])
+        return fused(q, k, v, scoring=scoring, seen=mask.key_padding[:, None, None, :])
     if one_call:
-        return fused(q, k, v, scoring, seen=mask.row(k))
+        return fused(q, k, v, scoring=scoring, seen=mask.row(k))
     if count <= BLOCK:
         return attend_block(q, k, v, mask, scoring, 0, count)
     training = differentiated(q, k, v)
@@ -140,7 +141,7 @@ def attend_block(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scoring: Scoring, 
     seen, bias = mask.block(queries, keys), scoring.bias_of(queries, keys, mask)
     q, k = scoring.paired(q[:, start:stop], k, slice(start, stop), keys, mask)
     if scoring.plain:
-        return fused(q, k, v, scoring, seen=None if seen is None else seen[:, None], bias=bias)
+        return fused(q, k, v, scoring=scoring, seen=None if seen is None else seen[:, None], bias=bias)
     weights = attention_weights(q, k, seen, bias, scoring)
     return weighted_values(F.dropout(weights, scoring.dropout), v)
 
@@ -149,13 +150,15 @@ def fused(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    scoring: Scoring,
-    *,
-    causal: bool = False,
     seen: Tensor | None = None,
     bias: Tensor | None = None,
+    *,
+    scoring: Scoring,
+    causal: bool = False,
 ) -> Tensor:
     """torch's fused attention, `seen` and `bias` broadcast to `[B, H, Tq, Tk]`."""
+    if differentiated(q, k, v) and large.exceeds(q, k, v):
+        return large.in_halves(partial(fused, scoring=scoring, causal=causal), q, k, v, seen, bias)
     if seen is None and bias is None and q.is_cuda:
         q, k, v = (x.to(flash.kind(x)) for x in (q, k, v))
         training = differentiated(q, k, v)

@@ -1,0 +1,251 @@
+"""Every kernel over more numbers than 32 bits count, and its gradients: the first and the last rows, and all sums.
+
+    python benchmarks/large.py [--only norm gated rotary attention loss float8 adamw] [--numbers 2147483648]
+
+Nothing is timed. A row of the result is compared with the same row computed alone, in float32 or wider, by plain
+formulas; a sum over all rows with the sum of its parts. It takes a GPU of 80 GiB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+import operator
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from phasor.kernels import float8, gated, norm, paths, rotary
+from phasor.kernels.adamw import AdamW
+from phasor.kernels.attention import Scoring, attention, attention_ref
+from phasor.kernels.cross_entropy import linear_cross_entropy
+from phasor.kernels.mask import Mask
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ENDS, PART = 16, 1 << 14
+ROWS, ATTENTION, FLOAT8 = 1e-2, 2e-2, 8e-2  # how far a result may be off, of the largest
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(*shape, device=DEVICE, dtype=torch.bfloat16)
+
+
+def trained(*shape: int) -> Tensor:
+    return drawn(*shape).requires_grad_()
+
+
+def size(x: Tensor) -> str:
+    return f"{x.numel() / 2**31:.2f} x 2^31 numbers"
+
+
+def ends(x: Tensor) -> Tensor:
+    """The first and the last rows."""
+    return torch.cat([x.detach()[:ENDS], x.detach()[-ENDS:]])
+
+
+def compare(name: str, found: Sequence[Tensor], truth: Sequence[Tensor], allowed: float = ROWS) -> None:
+    off = [
+        float((a.double() - b.double()).abs().max() / b.double().abs().max()) for a, b in zip(found, truth, strict=True)
+    ]
+    print(f"{name:78} off by {' '.join(f'{x:.1e}' for x in off)}", flush=True)
+    if not max(off) <= allowed:
+        raise SystemExit(f"{name} is wrong: {max(off):.1e} of the largest, allowed are {allowed}")
+
+
+def by_rows(
+    name: str, made: Callable[..., Tensor], plain: Callable[..., Tensor], *inputs: Tensor, allowed: float = ROWS
+) -> None:
+    """An operation on rows, and the gradients of its inputs."""
+    y = made(*inputs)
+    direction = drawn(*y.shape)
+    found = [y, *torch.autograd.grad(y, inputs, direction)]
+    alone = [ends(x).float().requires_grad_() for x in inputs]
+    expected = plain(*alone)
+    truth = [expected.detach(), *torch.autograd.grad(expected, alone, ends(direction).float())]
+    compare(f"{name}, {size(inputs[0])}", [ends(x) for x in found], truth, allowed)
+
+
+@torch.no_grad()
+def summed(part: Callable[[slice], Tensor], rows: int) -> Tensor:
+    """What some rows make at a time, added up in float64."""
+    parts = (part(slice(start, start + PART)).double() for start in range(0, rows, PART))
+    return functools.reduce(operator.iadd, parts)
+
+
+def norms(numbers: int) -> None:
+    for centred in (False, True):
+        norm_of_rows(2 * numbers // 4096 + 24, 4096, centred)
+        norm_weight(2 * numbers // 4096 + 24, 4096, centred)
+
+
+def norm_of_rows(rows: int, width: int, centred: bool) -> None:
+    weight, bias = drawn(width), drawn(width) if centred else None
+    alone = weight.float(), None if bias is None else bias.float()
+    made = partial(norm.sum_and_norm, weight=weight, bias=bias, eps=1e-5, centred=centred)
+
+    def plain(x: Tensor, r: Tensor) -> Tensor:
+        return norm.norm_ref(x + r, *alone, eps=1e-5, centred=centred)
+
+    name = "layer norm" if centred else "RMS norm"
+    by_rows(f"{name} of a sum", lambda x, r: made(x, r)[1], plain, trained(rows, width), trained(rows, width))
+
+
+def norm_weight(rows: int, width: int, centred: bool) -> None:
+    x, weight, direction = drawn(rows, width), trained(width), drawn(rows, width)
+    found = torch.autograd.grad(norm.norm(x, weight, None, eps=1e-5, centred=centred), weight, direction)
+
+    def part(at: slice) -> Tensor:
+        normed = norm.norm_ref(x[at].float(), torch.ones(width, device=DEVICE), None, eps=1e-5, centred=centred)
+        return (normed * direction[at].float()).sum(0)
+
+    compare(f"its weight, a sum over rows, {size(x)}", found, [summed(part, rows)])
+
+
+def gates(numbers: int) -> None:
+    width = 16384
+    rows = 2 * numbers // width + 24
+    for kind in ("swiglu", "geglu"):
+        by_rows(kind, partial(gated.gated, kind=kind), partial(gated.gated_ref, kind=kind), trained(rows, width))
+
+
+def rotations(numbers: int) -> None:
+    tokens = 2 * numbers // 4096 + 24
+    positions = torch.arange(tokens, device=DEVICE)
+    increments = (10000.0 ** (-torch.arange(64).double() / 64) / (2 * math.pi) * 2.0**64).long().to(DEVICE)
+    whole, alone = (rotary.Turn(p, increments, torch.ones(1, device=DEVICE)) for p in (positions, ends(positions)))
+
+    def heads(turn_heads: Callable[..., Any], turn: rotary.Turn, pairing: str, x: Tensor) -> Tensor:
+        return turn_heads(x[None], x[None, :, :8], turn, pairing)[0][0]
+
+    def projection(turn_projection: Callable[..., Any], turn: rotary.Turn, pairing: str, x: Tensor) -> Tensor:
+        return torch.cat([y[0].flatten(1) for y in turn_projection(x[None], turn, pairing)], dim=1)
+
+    for pairing in ("half", "adjacent"):
+        made, plain = (
+            partial(heads, rotary.turn_heads, whole, pairing),
+            partial(heads, rotary.turn_heads_ref, alone, pairing),
+        )
+        by_rows(f"rotation, {pairing}", made, plain, trained(tokens, 32, 128))
+        made = partial(projection, rotary.turn_projection, whole, pairing)
+        plain = partial(projection, rotary.turn_projection_ref, alone, pairing)
+        by_rows(f"rotation of a projection, {pairing}", made, plain, trained(tokens, 4, 6, 128))
+
+
+def attentions(numbers: int) -> None:
+    many = numbers // (1024 * 128)
+    sizes = (many // 16, 1024, 32, 8), (1, 1024, many + 4, many // 4 + 1), (2, 1100, many, many)
+    for name, rule in {"all": {}, "causal": {"causal": True}, "window": {"causal": True, "window": 200}}.items():
+        for of in sizes:
+            attention_of(name, Mask(**rule), *of)
+
+
+def attention_of(name: str, mask: Mask, rows: int, tokens: int, heads: int, groups: int) -> None:
+    """Of the first and the last row, the first and the last heads."""
+    q, k, v = (trained(rows, tokens, n, 128) for n in (heads, groups, groups))
+    scoring = Scoring(scale=128**-0.5)
+    y = attention(q, k, v, mask, scoring)
+    direction = drawn(*y.shape)
+    found = [y, *torch.autograd.grad(y, (q, k, v), direction)]
+    few, share = min(groups, 8), heads // groups
+    for first in (0, groups - few):
+
+        def some(x: Tensor, first: int = first) -> Tensor:
+            by_group = x.detach()[[0, -1]].unflatten(2, (groups, -1))
+            return by_group[:, :, first : first + few].flatten(2, 3)
+
+        alone = [some(x).double().requires_grad_() for x in (q, k, v)]
+        expected = attention_ref(*alone, mask, scoring)[0]
+        truth = [expected.detach(), *torch.autograd.grad(expected, alone, some(direction).double())]
+        shape = f"{rows} x {tokens} x {groups} x {share} x 128"
+        compare(f"attention, {name}, {shape}, {size(q)}", [some(x) for x in found], truth, ATTENTION)
+
+
+def losses(numbers: int) -> None:
+    width, vocabulary = 4096, 1000
+    rows = 2 * numbers // width + 24
+    hidden, table = trained(rows, width), (drawn(vocabulary, width) / 64).requires_grad_()
+    targets, weights = torch.randint(0, vocabulary, (rows,), device=DEVICE), torch.ones(rows, device=DEVICE)
+    loss = linear_cross_entropy(hidden, table, targets, weights).loss
+    found = torch.autograd.grad(loss, (hidden, table))
+
+    def logits(at: slice) -> Tensor:
+        return hidden[at].float() @ table.float().T
+
+    def slopes(at: slice) -> Tensor:
+        return (logits(at).softmax(-1) - F.one_hot(targets[at], vocabulary)).T @ hidden[at].float()
+
+    total = summed(lambda at: F.cross_entropy(logits(at), targets[at], reduction="sum"), rows)
+    alone = ends(hidden).float().requires_grad_()
+    by_logits = F.cross_entropy(alone @ table.detach().float().T, ends(targets), reduction="sum")
+    truth = [total, *torch.autograd.grad(by_logits, alone), summed(slopes, rows)]
+    compare(f"cross-entropy, {size(hidden)}", [loss.detach(), ends(found[0]), found[1]], truth)
+
+
+def eights(numbers: int) -> None:
+    turned_bits(2 * numbers // 16384 + 32, 16384)
+    float8_layer(2 * numbers // 4096 + 32, 4096, 64)
+    up, down = drawn(2 * 8192, 256) / 16, drawn(256, 8192) / 90
+    by_rows(
+        "float8 gated network, 8192 hidden",
+        lambda x: float8.float8_feedforward(x, up, down, "swiglu"),
+        lambda x: gated.gated_ref(x @ up.float().T, "swiglu") @ down.float().T,
+        trained(2 * numbers // 16384 + 32, 256),
+        allowed=3 * FLOAT8,
+    )
+
+
+def turned_bits(rows: int, width: int) -> None:
+    x = drawn(rows, width)
+    bits, scale = float8.eight_bits(x)
+    compare(f"8 bits, {size(x)}", [ends(bits).float() * ends(scale)], [ends(x)], FLOAT8)
+    turned = float8.turn(bits)
+    found, truth = [turned[:, at].float() for at in (0, rows - 1)], [bits[at].float() for at in (0, rows - 1)]
+    compare(f"8 bits turned, {size(x)}", found, truth, 0.0)
+
+
+def float8_layer(rows: int, inputs: int, outputs: int) -> None:
+    x, weight = trained(rows, inputs), trained(outputs, inputs)
+    y = float8.float8_linear(x, weight)
+    direction = drawn(*y.shape)
+    found = torch.autograd.grad(y, (x, weight), direction)
+    wide = weight.detach().float()
+    total = summed(lambda at: direction[at].float().T @ x[at].float(), rows)
+    truth = [ends(x).float() @ wide.T, ends(direction).float() @ wide, total]
+    compare(f"float8 layer, {size(x)}", [ends(y), ends(found[0]), found[1]], truth, FLOAT8)
+
+
+def steps(numbers: int) -> None:
+    count = numbers + 5000
+    weight = torch.nn.Parameter(drawn(count))
+    weight.grad = drawn(count)
+    before, grad = ends(weight).float(), ends(weight.grad).float()
+    AdamW([weight], lr=0.01, weight_decay=0.1, fused=True).step()
+    truth = before * (1 - 0.01 * 0.1) - 0.01 * grad / (grad.abs() + 1e-8)
+    compare(f"AdamW, {size(weight)}", [ends(weight)], [truth])
+
+
+WORKS = {
+    "norm": norms, "gated": gates, "rotary": rotations, "attention": attentions,
+    "loss": losses, "float8": eights, "adamw": steps,
+}  # fmt: skip
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--only", nargs="+", choices=WORKS, default=tuple(WORKS), help="some of the works")
+    options.add_argument("--numbers", type=int, default=1 << 31, help="that a tensor has at least")
+    given = options.parse_args()
+    torch.manual_seed(0)
+    with paths.only("triton"):
+        for work in given.only:
+            WORKS[work](given.numbers)
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Attention over more numbers than the backward pass of a fused kernel can count: in parts.
+
+On the way back cuDNN's kernels and torch's flash kernels find their places by numbers of 32 bits. Past 2^31 of them the
+gradients are wrong, and nothing says so; forward they are right. A part has its numbers side by side in memory, and so
+has its gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MOST = 1 << 31
+TOKENS, FEATURES = 128, 32  # kernels count tokens by tiles of so many, and no fewer features
+
+
+def exceeds(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether queries `[B, Tq, H, D]` over `[B, Tk, K, D]` are too many for the gradients to be taken at once.
+
+    >>> exceeds(*torch.zeros(3, 1, 1, 1, 1).expand(3, 1, 1 << 20, 32, 128))
+    True
+    """
+    tiles = -(-max(q.shape[1], k.shape[1]) // TOKENS)
+    return q.shape[0] * q.shape[2] * tiles * TOKENS * max(q.shape[3], v.shape[3], FEATURES) > MOST
+
+
+def in_halves(attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, *about: Tensor | None) -> Tensor:
+    """`attend(q, k, v, *about)` by half of the rows at a time or, of a single one, of its heads.
+
+    `about` are masks and biases `[B or 1, H or 1, ...]`.
+    """
+    rows, heads, groups = q.shape[0], q.shape[2], k.shape[2]
+    if rows == heads == 1:
+        raise ValueError(
+            f"a head of {max(q.shape[1], k.shape[1]):,} tokens with {q.shape[3]} features has more than 2^31 numbers, "
+            "the limit of gradients of attention to all tokens: give the layer a window, or fewer tokens"
+        )
+    if rows > 1:
+        axis, queries, keys = 0, rows // 2, rows // 2
+    else:
+        axis, keys = 2, groups // 2
+        queries = keys * (heads // groups) if groups > 1 else heads // 2
+    parts = [split(q, axis, queries), split(k, axis, keys), split(v, axis, keys)]
+    masks = [(None, None) if x is None else split(x, axis // 2, queries) for x in about]
+    halves = [
+        _DenseGradient.apply(attend(*(x[half].contiguous() for x in parts), *(x[half] for x in masks)))
+        for half in range(2)
+    ]
+    return torch.cat(halves, dim=axis)
+
+
+def split(x: Tensor, axis: int, at: int) -> tuple[Tensor, ...]:
+    """The two parts of a tensor; what is the same for all along the axis is the same for both."""
+    return (x, x) if x.shape[axis] == 1 else x.tensor_split([at], dim=axis)
+
+
+class _DenseGradient(torch.autograd.Function):
+    """The same, whose gradient goes on with its numbers side by side in memory."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0].contiguous()
