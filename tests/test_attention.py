@@ -12,7 +12,7 @@ from phasor.config import (
     LayerNormConfig,
     ModelConfig,
 )
-from phasor.kernels import large
+from phasor.kernels import cudnn, large
 from phasor.kernels.attention import Scoring, attention, attention_ref
 from phasor.kernels.mask import Mask
 from phasor.model import Record, Transformer
@@ -239,6 +239,13 @@ def test_what_kernels_could_not_count_is_taken_in_parts(rule, heads, scores, few
     assert few_numbers or scores == "all"
 
 
+@pytest.mark.parametrize("rule", ["causal", "padding"])
+def test_parts_are_one_graph_to_the_compiler(rule, monkeypatch):
+    monkeypatch.setattr(large, "MOST", 128 * 32)
+    torch.compiler.reset()
+    compare(RULES[rule], "plain", "grouped-query", torch.compile(attention, backend="aot_eager", fullgraph=True))
+
+
 def test_parts_and_their_gradients_lie_side_by_side(few_numbers):
     seen = []
 
@@ -258,6 +265,31 @@ def test_without_gradients_nothing_is_taken_apart(few_numbers):
     q, k, v = torch.randn(3, 3, 8, 6, 32)
     attention(q, k, v, Mask(causal=True), Scoring(scale=0.25))
     assert few_numbers == [(3, 6, 6)]
+
+
+def forced(q, k, causal):
+    return True
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("heads", ["multi-head", "grouped-query"])
+@pytest.mark.parametrize("queries", [1, 63])
+def test_where_cudnn_overflows_torch_chooses_among_the_others(queries, heads, compiled, monkeypatch):
+    monkeypatch.setattr(cudnn, "misleads", forced)
+    rule = Rule(lambda r, i, j: True, aligned=False)
+    torch.compiler.reset()
+    run = torch.compile(attention, backend="aot_eager", fullgraph=True) if compiled else attention
+    allowed, take = [], kernel.F.scaled_dot_product_attention
+
+    def noted(*args, **options):
+        allowed.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return take(*args, **options)
+
+    if not compiled:
+        monkeypatch.setattr(kernel.F, "scaled_dot_product_attention", noted)
+    compare(rule, "plain", heads, run, queries=queries)
+    assert allowed == ([] if compiled else [False])
+    assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def test_a_head_that_no_kernel_could_count_is_refused(few_numbers):

@@ -186,7 +186,7 @@ def attends_in_one_call(case: Case) -> str | None:
 
 def attends_by_cudnn(case: Case) -> str | None:
     inputs = case.queries, case.keys, case.keys
-    return attends_in_one_call(case) or cudnn.obstacle(*inputs, case.scoring.dropout, case.training)
+    return attends_in_one_call(case) or cudnn.obstacle(*inputs, case.scoring.dropout, case.training, case.mask.causal)
 
 
 def attends_by_intervals(case: Case) -> str | None:
@@ -203,7 +203,7 @@ def crosses_in_one_call(case: Case) -> str | None:
 
 def crosses_by_cudnn(case: Case) -> str | None:
     inputs = case.queries, case.keys, case.keys
-    return crosses_in_one_call(case) or cudnn.obstacle(*inputs, case.crossing.dropout, case.training)
+    return crosses_in_one_call(case) or cudnn.obstacle(*inputs, case.crossing.dropout, case.training, False)
 
 
 def crosses_by_intervals(case: Case) -> str | None:

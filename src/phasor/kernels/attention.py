@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from phasor.kernels import cudnn, flash, large
@@ -162,7 +164,7 @@ def fused(
     if seen is None and bias is None and q.is_cuda:
         q, k, v = (x.to(flash.kind(x)) for x in (q, k, v))
         training = differentiated(q, k, v)
-        if cudnn.obstacle(q, k, v, scoring.dropout, training) is None:
+        if cudnn.obstacle(q, k, v, scoring.dropout, training, causal) is None:
             return cudnn.attend(q, k, v, scoring.scale, causal, training)
         shared = q.shape[2] // k.shape[2]
         if shared > 1 and q.shape[1] > 1 and q.dtype == torch.float32:
@@ -173,18 +175,19 @@ def fused(
         mask = bias.to(q.dtype) if seen is None else bias.masked_fill(~seen, float("-inf")).to(q.dtype)
     if q.shape[1] == 1 and q.shape[2] != k.shape[2]:
         return fused_step(q, k, v, scoring, mask)
+    return by_torch(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, scoring, causal).transpose(1, 2)
+
+
+def by_torch(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scoring: Scoring, causal: bool = False) -> Tensor:
+    """Queries `[B, H, Tq, D]` over keys and values `[B, K, Tk, D]` by the kernel that torch chooses."""
     # Whatever holds is True and not a symbol, as it would be where a compiler takes sizes for dynamic.
-    holds = {"is_causal": causal, "enable_gqa": q.shape[2] != k.shape[2]}
-    y = F.scaled_dot_product_attention(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        attn_mask=mask,
-        dropout_p=scoring.dropout,
-        scale=scoring.scale,
-        **{name: True for name, value in holds.items() if value},
-    )
-    return y.transpose(1, 2)
+    holds = {"is_causal": causal, "enable_gqa": q.shape[1] != k.shape[1]}
+    options: dict[str, Any] = {name: True for name, value in holds.items() if value}
+    options |= {"attn_mask": mask, "dropout_p": scoring.dropout, "scale": scoring.scale}
+    if differentiated(q, k, v) and cudnn.misleads(q, k, causal):
+        with sdpa_kernel(cudnn.OTHERS):
+            return F.scaled_dot_product_attention(q, k, v, **options)
+    return F.scaled_dot_product_attention(q, k, v, **options)
 
 
 def differentiated(*tensors: Tensor) -> bool:
@@ -197,14 +200,8 @@ def fused_step(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, mask: Tensor |
     groups = k.shape[2]
     if mask is not None and mask.shape[1] > 1:
         mask = mask.squeeze(2).unflatten(1, (groups, -1))
-    y = F.scaled_dot_product_attention(
-        q.view(q.shape[0], groups, -1, q.shape[-1]),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        attn_mask=mask,
-        dropout_p=scoring.dropout,
-        scale=scoring.scale,
-    )
+    heads = q.view(q.shape[0], groups, -1, q.shape[-1])
+    y = by_torch(heads, k.transpose(1, 2), v.transpose(1, 2), mask, scoring)
     return y.reshape(*q.shape[:-1], v.shape[-1])
 
 

@@ -1,24 +1,27 @@
 """cuDNN's attention, the fastest there is on Hopper and Blackwell for long sequences.
 
 Torch prefers it by itself only from cuDNN 9.15.1 on. Before that it was wrong for lengths that 128 does not divide.
+Where all scores of a query are far below zero, it still makes gradients that are not numbers, of some lengths.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
 from phasor.kernels import paths
 
 # It plans anew for every shape, for tens of milliseconds. Shapes come again and again in training; prompts are all
 # different, and have to be this long for one plan to pay.
 LONG_TRAINING, LONG_PROMPT = 1024, 8192
+OTHERS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]  # what torch has beside it
 
 
-def obstacle(q: Tensor, k: Tensor, v: Tensor, dropout: float, training: bool) -> str | None:
+def obstacle(q: Tensor, k: Tensor, v: Tensor, dropout: float, training: bool, causal: bool) -> str | None:
     """Why cuDNN is not asked for by name, to attend to all keys or causally; None where it is.
 
-    >>> obstacle(*torch.zeros(3, 1, 2048, 4, 64, dtype=torch.bfloat16), dropout=0.0, training=True)
+    >>> obstacle(*torch.zeros(3, 1, 2048, 4, 64, dtype=torch.bfloat16), dropout=0.0, training=True, causal=True)
     'the tensors are not on a GPU'
     """
     if not (q.is_cuda and k.is_cuda and v.is_cuda):
@@ -38,7 +41,26 @@ def obstacle(q: Tensor, k: Tensor, v: Tensor, dropout: float, training: bool) ->
         return "no device of Hopper's or Blackwell's kind is here, or cuDNN's attention is switched off"
     if not any_length and (q.shape[1] % 128 or k.shape[1] % 128):
         return "before 9.15.1 it is wrong for lengths that 128 does not divide"
+    if training and overflows(q.shape[1], k.shape[1], causal):
+        return "its gradients may overflow where the keys are 64 more than a multiple of 128"
     return None
+
+
+def overflows(queries: int, keys: int, causal: bool) -> bool:
+    """Whether gradients may be NaN where scores are far below zero.
+
+    The keys it adds to fill a tile of 128 have a score of 0 on the way back, whose weight is then beyond float32, if
+    half of the tile is real and no triangle hides the rest; or if there is one query.
+
+    >>> overflows(704, 704, causal=False), overflows(704, 704, causal=True), overflows(704, 700, causal=False)
+    (True, False, False)
+    """
+    return queries == 1 or (not causal and keys % 128 == 64)
+
+
+def misleads(q: Tensor, k: Tensor, causal: bool) -> bool:
+    """Whether torch might choose it for gradients that overflow, of queries `[B, H, Tq, D]` over `[B, K, Tk, D]`."""
+    return q.is_cuda and available()[0] and overflows(q.shape[2], k.shape[2], causal)
 
 
 def available() -> tuple[bool, bool]:

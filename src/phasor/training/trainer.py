@@ -11,20 +11,19 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
 from phasor.generation import evaluating
+from phasor.kernels import cudnn
 from phasor.model import Block, Transformer
 from phasor.training.float8 import float8_blocks
 from phasor.training.graphs import Graphs
 from phasor.training.loss import cross_entropy, loss_of
 from phasor.training.optimiser import EMA, averaged, build_optimiser, optimiser_tensors, restore_optimiser, set_rate
 from phasor.training.state import State
-
-SHAPED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]  # kernels for any shape
 
 
 @dataclass(frozen=True)
@@ -171,7 +170,7 @@ class Trainer:
 
         For each new shape cuDNN plans its attention anew, which takes longer than a step.
         """
-        kernels = sdpa_kernel(SHAPED) if self.recipe.task == "translation" else nullcontext()
+        kernels = sdpa_kernel(cudnn.OTHERS) if self.recipe.task == "translation" else nullcontext()
         with autocast(self.recipe, self.device), kernels:
             yield
 

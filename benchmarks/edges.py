@@ -1,15 +1,16 @@
-"""Every kernel over more numbers than 32 bits count, and its gradients: the first and the last rows, and all sums.
+"""Every kernel and its gradients at the edges: more numbers than 32 bits count, and scores far below zero.
 
-    python benchmarks/large.py [--only norm gated rotary attention loss float8 adamw] [--numbers 2147483648]
+    python benchmarks/edges.py [--only scores norm gated rotary attention loss float8 adamw] [--numbers 2147483648]
 
-Nothing is timed. A row of the result is compared with the same row computed alone, in float32 or wider, by plain
-formulas; a sum over all rows with the sum of its parts. It takes a GPU of 80 GiB.
+Nothing is timed. Of many rows the first and the last are compared with the same rows computed alone, in float32 or
+wider, by plain formulas; a sum over all rows with the sum of its parts. It takes a GPU of 80 GiB.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -75,6 +76,36 @@ def summed(part: Callable[[slice], Tensor], rows: int) -> Tensor:
     """What some rows make at a time, added up in float64."""
     parts = (part(slice(start, start + PART)).double() for start in range(0, rows, PART))
     return functools.reduce(operator.iadd, parts)
+
+
+def scores(numbers: int) -> None:
+    """Attention where every score of a query is about -120, and numbers of keys that fill tiles by all, half, or else."""
+    for queries, keys in ((192, 192), (704, 704), (1088, 1088), (1100, 1100), (300, 1088), (1088, 300), (1, 704)):
+        for causal, padded, dropout in itertools.product((False, True), (False, True), (0.0, 0.1)):
+            if queries == keys or not causal:
+                low_scores(queries, keys, causal, padded, dropout)
+
+
+def low_scores(queries: int, keys: int, causal: bool, padded: bool, dropout: float) -> None:
+    q, k, v = (trained(2, n, 4, 64) for n in (queries, keys, keys))
+    with torch.no_grad():
+        q[..., 0], k[..., 0] = 1.0, -960.0
+    real = torch.ones(2, keys, dtype=torch.bool, device=DEVICE)
+    real[1, keys - 37 :] = False
+    mask = Mask(causal=causal, key_padding=real if padded else None, aligned=queries == keys)
+    y = attention(q, k, v, mask, Scoring(scale=0.125, dropout=dropout))
+    direction = drawn(*y.shape)
+    found = [y.detach(), *torch.autograd.grad(y, (q, k, v), direction)]
+    if not all(x.isfinite().all() for x in found):
+        raise SystemExit(f"not finite: {queries} queries, {keys} keys, {causal=}, {padded=}, {dropout=}")
+    if dropout == 0:
+        alone = [x.detach().double().requires_grad_() for x in (q, k, v)]
+        expected = attention_ref(*alone, mask, Scoring(scale=0.125))[0]
+        truth = [expected.detach(), *torch.autograd.grad(expected, alone, direction.double())]
+        seen = real if padded and queries == keys else torch.ones(2, queries, dtype=torch.bool, device=DEVICE)
+        found, truth = ([x[0][seen], x[1][seen][..., 1:], *x[2:]] for x in (found, truth))
+        name = f"low scores, {queries} x {keys}{', causal' if causal else ''}{', padded' if padded else ''}"
+        compare(name, found, truth, ATTENTION)
 
 
 def norms(numbers: int) -> None:
@@ -230,7 +261,7 @@ def steps(numbers: int) -> None:
 
 
 WORKS = {
-    "norm": norms, "gated": gates, "rotary": rotations, "attention": attentions,
+    "scores": scores, "norm": norms, "gated": gates, "rotary": rotations, "attention": attentions,
     "loss": losses, "float8": eights, "adamw": steps,
 }  # fmt: skip
 
