@@ -79,7 +79,7 @@ def summed(part: Callable[[slice], Tensor], rows: int) -> Tensor:
 
 
 def scores(numbers: int) -> None:
-    """Attention where every score of a query is about -120, and numbers of keys that fill tiles by all, half, or else."""
+    """Attention where every score of a query is about -120, to keys that fill their last tile, half of it, or less."""
     for queries, keys in ((192, 192), (704, 704), (1088, 1088), (1100, 1100), (300, 1088), (1088, 300), (1, 704)):
         for causal, padded, dropout in itertools.product((False, True), (False, True), (0.0, 0.1)):
             if queries == keys or not causal:
@@ -94,7 +94,8 @@ def low_scores(queries: int, keys: int, causal: bool, padded: bool, dropout: flo
     real[1, keys - 37 :] = False
     mask = Mask(causal=causal, key_padding=real if padded else None, aligned=queries == keys)
     y = attention(q, k, v, mask, Scoring(scale=0.125, dropout=dropout))
-    direction = drawn(*y.shape)
+    seen = real if padded and queries == keys else torch.ones(2, queries, dtype=torch.bool, device=DEVICE)
+    direction = drawn(*y.shape) * seen[:, :, None, None]  # what padding gets is nobody's business
     found = [y.detach(), *torch.autograd.grad(y, (q, k, v), direction)]
     if not all(x.isfinite().all() for x in found):
         raise SystemExit(f"not finite: {queries} queries, {keys} keys, {causal=}, {padded=}, {dropout=}")
@@ -102,7 +103,6 @@ def low_scores(queries: int, keys: int, causal: bool, padded: bool, dropout: flo
         alone = [x.detach().double().requires_grad_() for x in (q, k, v)]
         expected = attention_ref(*alone, mask, Scoring(scale=0.125))[0]
         truth = [expected.detach(), *torch.autograd.grad(expected, alone, direction.double())]
-        seen = real if padded and queries == keys else torch.ones(2, queries, dtype=torch.bool, device=DEVICE)
         found, truth = ([x[0][seen], x[1][seen][..., 1:], *x[2:]] for x in (found, truth))
         name = f"low scores, {queries} x {keys}{', causal' if causal else ''}{', padded' if padded else ''}"
         compare(name, found, truth, ATTENTION)

@@ -283,6 +283,20 @@ def test_it_compiles_without_breaks(dynamic):
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
+def test_long_sums_are_added_up_precisely(monkeypatch):
+    monkeypatch.setattr(kernels, "FAST", 32)
+    taken, multiply = {}, torch._scaled_mm
+
+    def noted(a, *others, use_fast_accum, **options):
+        taken[a.shape[1]] = use_fast_accum
+        return multiply(a, *others, use_fast_accum=use_fast_accum, **options)
+
+    monkeypatch.setattr(torch, "_scaled_mm", noted)
+    x, weight = normal(48, 32).bfloat16().requires_grad_(), normal(16, 32).bfloat16().requires_grad_()
+    kernels.float8_linear(x, weight).float().sum().backward()
+    assert taken == {32: True, 16: True, 48: False}
+
+
 def test_they_are_well_behaved_ops():
     bits, x, grad = torch.ones(5, 6).to(EIGHT), normal(4, 6).float(), normal(4, 3).float()
     looked = ("test_autograd_registration", "test_faketensor")  # the others multiply what is in float8

@@ -20,6 +20,7 @@ EIGHT = torch.float8_e4m3fn
 LARGEST = torch.finfo(EIGHT).max
 LEAST = 2.0**-100  # what a row is divided by
 SIDE = 16  # sides of matrices in float8 are multiples of this
+FAST = 2**15  # longer sums are added up in full: the fast way is off by 0.35 % over 2^14 numbers, by 3 % over 2^20
 WIDEST = 2**14  # a row of the activation has to fit into the registers of one program
 
 
@@ -47,15 +48,20 @@ def power_above(x: Tensor) -> Tensor:
 def product(bits: Tensor, scale: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """`a b^T` for `a [M, K]` in float8 and `b [N, K]`, which is rounded to it, summed in float32."""
     right, columns = eight_bits(b)
-    return torch._scaled_mm(bits, right.t(), scale, columns.t(), out_dtype=dtype, use_fast_accum=True)
+    return multiplied(bits, right, scale, columns.t(), dtype)
+
+
+def multiplied(a: Tensor, b: Tensor, rows: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
+    """`a b^T` of matrices in float8, times `rows [M, 1]` and `columns [1, N]`, or two numbers."""
+    fast = bool(a.shape[1] <= FAST)  # and not a symbol, where a compiler takes sizes for dynamic
+    return torch._scaled_mm(a, b.t(), rows, columns, out_dtype=dtype, use_fast_accum=fast)
 
 
 def weight_gradient(grad: Tensor, scale: Tensor, turned: Tensor, turned_scale: Tensor, weight: Tensor) -> Tensor:
     """The sum over tokens of gradient times input, `[N, K]`, for `grad [T, N]` and inputs turned, `[K, T]`."""
     both = scale * turned_scale
     top = both.amax().clamp(min=torch.finfo(torch.float32).tiny)
-    left = turn(grad, both / top)
-    made = torch._scaled_mm(left, turned.t(), top, torch.ones_like(top), out_dtype=torch.bfloat16, use_fast_accum=True)
+    made = multiplied(turn(grad, both / top), turned, top, torch.ones_like(top), torch.bfloat16)
     return made.to(weight.dtype)
 
 
