@@ -80,6 +80,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, offset: float, eps: float) -
         (1, 48, 37, Tiles(4, 32, 1)),
         (1, 64, 8, tiles_of(1, 4096, 2048)),
         (1, 64, 8, tiles_of(1, 2048, 2048)),
+        (1, 64, 8, tiles_of(1, 2048, 8192)),
         (3, 80, 37, Tiles(16, 32, 1, 2)),
         (16, 40, 16, tiles_of(16, 2048, 2048)),
     ],

@@ -22,13 +22,17 @@ def tiles_of(rows: int, outputs: int, inputs: int, *, int8: bool = False, gated:
     A single row's of weights in 8 bits have 512 inputs a warp, so that threads read what they multiply.
 
     >>> tiles_of(1, 2048, 2048), tiles_of(1, 32000, 2048, int8=True)
-    (Tiles(outputs=2, inputs=2048, warps=4, stages=1), Tiles(outputs=8, inputs=512, warps=1, stages=1))
+    (Tiles(outputs=4, inputs=2048, warps=4, stages=1), Tiles(outputs=8, inputs=512, warps=1, stages=1))
     """
     few, many = outputs <= FEW, outputs > MANY
     if not int8:
         if rows > 1:
             return Tiles(16, 256, 4, 4)
-        return Tiles(2, 2048, 4) if few or gated else Tiles(4, 1024, 4)
+        if gated:
+            return Tiles(2, 2048, 4)
+        if few:
+            return Tiles(4, 4096, 16) if inputs > DEEP else Tiles(4, 2048, 4)
+        return Tiles(4 if many else 8, 1024, 4)
     if rows == 1:
         if many:
             return Tiles(4 if gated else 8, 512, 1)
