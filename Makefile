@@ -42,6 +42,7 @@ bench: .venv/ready
 RESULTS := benchmarks/results
 TRAINED := --systems phasor phasor-float8 liger $(if $(TEXT),--text $(TEXT))
 bench-gpu: .venv/ready
+	$(BIN)/python benchmarks/edges.py
 	$(BIN)/python benchmarks/rotary.py --out $(RESULTS)/rotary.json
 	$(BIN)/python benchmarks/attention.py --lengths 16384,131072 --out $(RESULTS)/attention.json
 	$(BIN)/python benchmarks/training_gpu.py $(TRAINED) --curve 120 \
