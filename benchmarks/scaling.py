@@ -59,7 +59,8 @@ def measured(rule: Mask, tokens: int, device: str, both: bool) -> dict[str, floa
 def error(found: list[torch.Tensor], given: list[torch.Tensor], rule: Mask, scale: float) -> float:
     """The largest difference from float64 in the last tokens' result and gradients, of the largest value of each.
 
-    The keys and values of the last tokens are seen by the last queries alone, so these say all of their gradients."""
+    The keys and values of the last tokens are seen by the last queries alone, so these say all of their gradients.
+    """
     tokens = given[0].shape[1]
     first = max(0, tokens - LAST - (rule.window or tokens))
     q = given[0][0, -LAST:].detach().double().requires_grad_()
@@ -70,7 +71,8 @@ def error(found: list[torch.Tensor], given: list[torch.Tensor], rule: Mask, scal
     weights = scores.masked_fill(~seen, -math.inf).softmax(-1)
     y = torch.einsum("grqk,kgd->qgrd", weights, v).flatten(1, 2)
     truth = [y.detach(), *(x[-LAST:] for x in torch.autograd.grad(y.sum(), (q, k, v)))][: len(found)]
-    return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, truth, strict=True))
+    off = [(a - b).abs().max() / b.abs().max() for a, b in zip(found, truth, strict=True)]
+    return float(torch.stack(off).max())  # not a number where one of them is not
 
 
 def timed(run: Callable[[], list[torch.Tensor]], device: str) -> tuple[list[torch.Tensor], float, int]:

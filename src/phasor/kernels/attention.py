@@ -159,8 +159,10 @@ def fused(
     causal: bool = False,
 ) -> Tensor:
     """torch's fused attention, `seen` and `bias` broadcast to `[B, H, Tq, Tk]`."""
-    if differentiated(q, k, v) and large.exceeds(q, k, v):
-        return large.in_halves(partial(fused, scoring=scoring, causal=causal), q, k, v, seen, bias)
+    if large.matters(q) and differentiated(q, k, v, bias):
+        if large.exceeds(q, k, v):
+            return large.in_halves(partial(fused, scoring=scoring, causal=causal), q, k, v, seen, bias)
+        q, k, v = large.dense(q), large.dense(k), large.dense(v)
     if seen is None and bias is None and q.is_cuda:
         q, k, v = (x.to(flash.kind(x)) for x in (q, k, v))
         training = differentiated(q, k, v)
@@ -184,15 +186,15 @@ def by_torch(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scoring: Scor
     holds = {"is_causal": causal, "enable_gqa": q.shape[1] != k.shape[1]}
     options: dict[str, Any] = {name: True for name, value in holds.items() if value}
     options |= {"attn_mask": mask, "dropout_p": scoring.dropout, "scale": scoring.scale}
-    if differentiated(q, k, v) and cudnn.misleads(q, k, causal):
-        with sdpa_kernel(cudnn.OTHERS):
+    if cudnn.misleads(q, k, causal) and differentiated(q, k, v, mask):
+        with sdpa_kernel(cudnn.others()):
             return F.scaled_dot_product_attention(q, k, v, **options)
     return F.scaled_dot_product_attention(q, k, v, **options)
 
 
-def differentiated(*tensors: Tensor) -> bool:
+def differentiated(*tensors: Tensor | None) -> bool:
     """Whether gradients of what is made of these will be asked for."""
-    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def fused_step(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, mask: Tensor | None) -> Tensor:

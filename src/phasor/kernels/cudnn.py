@@ -63,6 +63,17 @@ def misleads(q: Tensor, k: Tensor, causal: bool) -> bool:
     return q.is_cuda and available()[0] and overflows(q.shape[2], k.shape[2], causal)
 
 
+def others() -> list[SDPBackend]:
+    """What torch may choose beside it."""
+    return [kernel for kernel, on in zip(OTHERS, enabled(), strict=True) if on] or [SDPBackend.MATH]
+
+
+def enabled() -> tuple[bool, ...]:
+    """Which of `OTHERS` are switched on."""
+    of = torch.backends.cuda
+    return of.flash_sdp_enabled(), of.mem_efficient_sdp_enabled(), of.math_sdp_enabled()
+
+
 def available() -> tuple[bool, bool]:
     """Whether cuDNN may attend on the present device, and whether to any number of tokens."""
     if not torch.cuda.is_available() or not torch.backends.cudnn.is_available():
@@ -73,8 +84,9 @@ def available() -> tuple[bool, bool]:
     return suits and not strict and torch.backends.cuda.cudnn_sdp_enabled(), version > 91500
 
 
-# A constant to the compiler: what torch.compiler.assume_constant_result says, which would import all of it.
+# Constants to the compiler: what torch.compiler.assume_constant_result says, which would import all of it.
 available._dynamo_marked_constant = True  # type: ignore[attr-defined]
+enabled._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, training: bool) -> Tensor:

@@ -17,14 +17,26 @@ MOST = 1 << 31
 TOKENS, FEATURES = 128, 32  # kernels count tokens by tiles of so many, and no fewer features
 
 
+def matters(q: Tensor) -> bool:
+    """Whether such kernels are there for these queries: on a GPU."""
+    return q.is_cuda
+
+
 def exceeds(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether queries `[B, Tq, H, D]` over `[B, Tk, K, D]` are too many for the gradients to be taken at once.
 
-    >>> exceeds(*torch.zeros(3, 1, 1, 1, 1).expand(3, 1, 1 << 20, 32, 128))
-    True
+    >>> q, k, v = torch.zeros(3, 1, 1, 1, 1).expand(3, 1, 1 << 20, 32, 128)
+    >>> exceeds(q, k, v), exceeds(q[:, :9], k, v), exceeds(q[:, :9], k[:, :9], v[:, :9])
+    (True, True, False)
     """
     tiles = -(-max(q.shape[1], k.shape[1]) // TOKENS)
     return q.shape[0] * q.shape[2] * tiles * TOKENS * max(q.shape[3], v.shape[3], FEATURES) > MOST
+
+
+def dense(x: Tensor) -> Tensor:
+    """The same side by side, where it lies scattered over more than can be counted, as parts of a projection do."""
+    span = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+    return x.contiguous() if span > MOST else x
 
 
 def in_halves(attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, *about: Tensor | None) -> Tensor:
@@ -34,9 +46,10 @@ def in_halves(attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, *a
     """
     rows, heads, groups = q.shape[0], q.shape[2], k.shape[2]
     if rows == heads == 1:
+        tokens, features = max(q.shape[1], k.shape[1]), max(q.shape[3], v.shape[3])
         raise ValueError(
-            f"a head of {max(q.shape[1], k.shape[1]):,} tokens with {q.shape[3]} features has more than 2^31 numbers, "
-            "the limit of gradients of attention to all tokens: give the layer a window, or fewer tokens"
+            f"a head of {tokens:,} tokens with {features} features counts as more than 2^31 numbers, too many for "
+            "gradients of attention to all of them: give the layer a window, or fewer tokens"
         )
     if rows > 1:
         axis, queries, keys = 0, rows // 2, rows // 2
@@ -60,9 +73,15 @@ def split(x: Tensor, axis: int, at: int) -> tuple[Tensor, ...]:
 class _DenseGradient(torch.autograd.Function):
     """The same, whose gradient goes on with its numbers side by side in memory."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(x: Tensor) -> Tensor:
         return x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
