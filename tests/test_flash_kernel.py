@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 from plain import SINGLE, normal, redraw
-from test_attention import CROSS, ROWS, RULES, TOKENS
+from rules import CROSS, ROWS, RULES, TOKENS
 
 import phasor
 from phasor.kernels import flash, intervals, paths

@@ -1,0 +1,193 @@
+"""Who sees whom, written token by token, and attention under such a rule compared with all scores at once."""
+
+import functools
+
+import torch
+from plain import EXACT, assert_same, normal, plain_attention
+
+from phasor.kernels.attention import Scoring
+from phasor.kernels.mask import Mask
+
+
+class Rule:
+    """A mask, and independently of it a function of (row, query, key) that says who sees whom."""
+
+    def __init__(self, sees, **fields):
+        self.sees, self.fields = sees, fields
+
+    @functools.cache  # noqa: B019
+    def seen(self, queries, keys):
+        """`[rows, queries, keys]`; padding tokens see themselves, so that they see something."""
+        alone = self.fields.get("aligned", True)
+        return torch.tensor(
+            [
+                [[self.sees(r, i, j) or (alone and i == j) for j in range(keys)] for i in range(queries)]
+                for r in range(ROWS)
+            ]
+        )
+
+
+TOKENS, ROWS = 63, 3
+LEFT = [0, 5, 20]  # padding on the left of each row
+RIGHT = [0, 7, 30]  # padding on the right
+DOCUMENTS = [[0] * 20 + [1] * 23 + [2] * 20, [4] * 63, [9] * 1 + [3] * 50 + [5] * 12]
+PREFIX = [0, 9, 40]
+
+
+def is_real(row, token):
+    return LEFT[row] <= token < TOKENS - RIGHT[row]
+
+
+@functools.cache
+def place(row, token, *, padded, packed):
+    """How many real tokens of the same document stand before."""
+    return sum(
+        (not padded or is_real(row, t)) and (not packed or DOCUMENTS[row][t] == DOCUMENTS[row][token])
+        for t in range(token)
+    )
+
+
+def table(value):
+    return torch.tensor([[value(row, token) for token in range(TOKENS)] for row in range(ROWS)])
+
+
+def padded(**fields):
+    order = table(lambda r, t: place(r, t, padded=True, packed=False))
+    return {"key_padding": table(is_real), "order": order, **fields}
+
+
+def packed(**fields):
+    documents = torch.tensor(DOCUMENTS)
+    order = table(lambda r, t: place(r, t, padded=False, packed=True))
+    return {"query_documents": documents, "key_documents": documents, "order": order, **fields}
+
+
+def padded_and_packed(**fields):
+    order = table(lambda r, t: place(r, t, padded=True, packed=True))
+    return packed() | {"key_padding": table(is_real), "order": order, **fields}
+
+
+def same_document(r, i, j):
+    return DOCUMENTS[r][i] == DOCUMENTS[r][j]
+
+
+def in_prefix(r, j, **kinds):
+    return place(r, j, **{"padded": False, "packed": False} | kinds) < PREFIX[r]
+
+
+RULES = {
+    "everything": Rule(lambda r, i, j: True),
+    "causal": Rule(lambda r, i, j: j <= i, causal=True),
+    "window": Rule(lambda r, i, j: 0 <= i - j < 11, causal=True, window=11),
+    "window-of-one": Rule(lambda r, i, j: i == j, causal=True, window=1),
+    "wide-window": Rule(lambda r, i, j: j <= i, causal=True, window=63),
+    "window-both-ways": Rule(lambda r, i, j: abs(i - j) < 11, window=11),
+    "window-and-sinks": Rule(lambda r, i, j: j <= i and (i - j < 11 or j < 3), causal=True, window=11, sink_tokens=3),
+    "window-and-many-sinks": Rule(
+        lambda r, i, j: j <= i and (i - j < 5 or j < 20), causal=True, window=5, sink_tokens=20
+    ),
+    "window-both-ways-and-sinks": Rule(lambda r, i, j: abs(i - j) < 11 or j < 3, window=11, sink_tokens=3),
+    "prefix": Rule(lambda r, i, j: j <= i or in_prefix(r, j), causal=True, prefix=torch.tensor(PREFIX)),
+    "prefix-and-window": Rule(
+        lambda r, i, j: 0 <= i - j < 11 or in_prefix(r, j), causal=True, window=11, prefix=torch.tensor(PREFIX)
+    ),
+    "prefix-window-sinks": Rule(
+        lambda r, i, j: (j <= i and (i - j < 11 or j < 3)) or in_prefix(r, j),
+        causal=True,
+        window=11,
+        sink_tokens=3,
+        prefix=torch.tensor(PREFIX),
+    ),
+    "padding": Rule(lambda r, i, j: is_real(r, j), **padded()),
+    "causal-padding": Rule(lambda r, i, j: is_real(r, j) and j <= i, **padded(causal=True)),
+    "window-padding": Rule(lambda r, i, j: is_real(r, j) and 0 <= i - j < 11, **padded(causal=True, window=11)),
+    "sinks-padding": Rule(
+        lambda r, i, j: is_real(r, j) and j <= i and (i - j < 11 or place(r, j, padded=True, packed=False) < 3),
+        **padded(causal=True, window=11, sink_tokens=3),
+    ),
+    "prefix-padding": Rule(
+        lambda r, i, j: is_real(r, j) and (j <= i or in_prefix(r, j, padded=True)),
+        **padded(causal=True, prefix=torch.tensor(PREFIX)),
+    ),
+    "documents": Rule(same_document, **packed()),
+    "causal-documents": Rule(lambda r, i, j: same_document(r, i, j) and j <= i, **packed(causal=True)),
+    "sinks-documents": Rule(
+        lambda r, i, j: same_document(r, i, j) and j <= i and (i - j < 5 or place(r, j, padded=False, packed=True) < 2),
+        **packed(causal=True, window=5, sink_tokens=2),
+    ),
+    "prefix-documents": Rule(
+        lambda r, i, j: same_document(r, i, j) and (j <= i or in_prefix(r, j, packed=True)),
+        **packed(causal=True, prefix=torch.tensor(PREFIX)),
+    ),
+    "documents-padding": Rule(
+        lambda r, i, j: same_document(r, i, j) and is_real(r, j) and j <= i, **padded_and_packed(causal=True)
+    ),
+}
+
+SCORES = {
+    "plain": {},
+    "softcap": {"softcap": 2.0},
+    "sink-logits": {"sinks": True},
+    "bias": {"bias": True},
+    "own-scale": {"scale": 1.3},
+    "all": {"softcap": 3.0, "sinks": True, "bias": True, "scale": 0.9},
+}
+HEADS = {"multi-head": (4, 4), "grouped-query": (6, 2), "multi-query": (3, 1), "three groups": (6, 3)}
+
+
+def slope_bias(queries, keys):
+    """Some bias of positions with a sign to it, different for each of six heads."""
+    heads = torch.linspace(0.1, 0.6, 6, dtype=torch.float64)[:, None, None]
+    return heads * torch.sin(0.1 * (queries[:, None, :, None] - keys[:, None, None, :]).double())
+
+
+def make_scoring(options, heads, queries, keys, at=0):
+    sinks = normal(heads, seed=7).requires_grad_() if options.get("sinks") else None
+    biased = options.get("bias")
+    positions = [torch.arange(n)[None] + at for n in (queries, keys)]
+    scoring = Scoring(
+        scale=options.get("scale", 0.25),
+        softcap=options.get("softcap"),
+        sinks=sinks,
+        bias=(lambda a, b: slope_bias(a, b)[:, :heads]) if biased else None,
+        query_positions=positions[0] if biased else None,
+        key_positions=positions[1] if biased else None,
+    )
+    return scoring, slope_bias(*positions)[:, :heads] if biased else None
+
+
+def real_rows(y, rule):
+    """What padding tokens get is nobody's business."""
+    return y[rule.fields["key_padding"]] if "key_padding" in rule.fields else y
+
+
+def compare(rule, scores, heads, run, queries=TOKENS, keys=TOKENS, tolerance=EXACT):
+    h, groups = HEADS[heads]
+    q = normal(ROWS, queries, h, 13, seed=1).requires_grad_()
+    k, v = (normal(ROWS, keys, groups, 13, seed=s).requires_grad_() for s in (2, 3))
+    scoring, bias = make_scoring(SCORES[scores], h, queries, keys)
+    truth = plain_attention(
+        q, k, v, rule.seen(q.shape[1], k.shape[1]), scoring.scale, scoring.softcap, scoring.sinks, bias
+    )
+    inputs = [q, k, v] + ([] if scoring.sinks is None else [scoring.sinks])
+    ours = run(q, k, v, Mask(**rule.fields), scoring)
+    if rule.fields.get("aligned", True):
+        ours, truth = real_rows(ours, rule), real_rows(truth, rule)
+    assert_same(ours, truth, inputs, tolerance)
+
+
+SOURCE_DOCUMENTS = [[0] * 5 + [1] * 20 + [2] * 12, [4] * 37, [9] * 30 + [3] * 4 + [5] * 3]
+CROSS = {
+    "everything": Rule(lambda r, i, j: True, aligned=False),
+    "padding": Rule(
+        lambda r, i, j: j >= 6 * r,
+        key_padding=torch.tensor([[j >= 6 * r for j in range(37)] for r in range(ROWS)]),
+        aligned=False,
+    ),
+    "documents": Rule(
+        lambda r, i, j: DOCUMENTS[r][i] == SOURCE_DOCUMENTS[r][j],
+        query_documents=torch.tensor(DOCUMENTS),
+        key_documents=torch.tensor(SOURCE_DOCUMENTS),
+        aligned=False,
+    ),
+}
