@@ -50,7 +50,7 @@ bench-gpu: .venv/ready
 	$(BIN)/python benchmarks/training_gpu.py $(TRAINED) --length 32768 --tokens 32768 \
 		--out $(RESULTS)/training-gpu-32k.json
 	$(BIN)/python benchmarks/decode_gpu.py --skip variants eager hf --out $(RESULTS)
-	$(BIN)/python benchmarks/fused.py --only optimiser float8 --out $(RESULTS)/fused.json
+	$(BIN)/python benchmarks/fused.py --only optimizer float8 --out $(RESULTS)/fused.json
 	$(BIN)/python benchmarks/scaling.py --out $(RESULTS)/scaling.json
 
 clean:

@@ -26,11 +26,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import phasor
-from phasor.kernels import cudnn, flash, paths
-from phasor.kernels.attention import Scoring, attention_ref
-from phasor.kernels.mask import Mask
-from phasor.parts.positions.alibi import alibi_slopes
-from phasor.parts.positions.t5 import T5Bias
+from phasor.nn.positions.alibi import alibi_slopes
+from phasor.nn.positions.t5 import T5Bias
+from phasor.ops import dispatch
+from phasor.ops.attention import cudnn, flash
+from phasor.ops.attention.attention import ScoreMod, attention_ref
+from phasor.ops.attention.mask import Mask
 
 HEADS, GROUPS = 32, 8
 TOLERANCE = {torch.bfloat16: 8e-3, torch.float32: 2e-5}  # relative to the norm; two roundings of 8 bits, or float32
@@ -56,11 +57,11 @@ class Case:
             x.requires_grad_(wanted)
         return self
 
-    def rule(self, name: str) -> tuple[Mask, Scoring]:
-        scoring = Scoring(scale=self.width**-0.5, query_positions=self.at, key_positions=self.at)
+    def rule(self, name: str) -> tuple[Mask, ScoreMod]:
+        scoring = ScoreMod(scale=self.width**-0.5, query_positions=self.at, key_positions=self.at)
         mask = Mask(causal=True)
         if name == "alibi":
-            scoring.bias = phasor.kernels.bias.DistanceBias(slopes=self.slopes)
+            scoring.bias = phasor.ops.attention.bias.DistanceBias(slopes=self.slopes)
         elif name == "t5":
             scoring.bias = self.t5.on_scores(None)
         elif name == "softcap and sink logits":
@@ -70,10 +71,10 @@ class Case:
         elif name == "padded":
             real = torch.ones_like(self.at, dtype=torch.bool)
             real[:, : self.tokens // 3] = False
-            mask = replace(mask, key_padding=real, order=real.cumsum(1) - real.long())
-        elif name == "documents":
+            mask = replace(mask, key_mask=real, order=real.cumsum(1) - real.long())
+        elif name == "document_ids":
             ids = self.at // 300
-            mask = replace(mask, query_documents=ids, key_documents=ids)
+            mask = replace(mask, query_document_ids=ids, key_document_ids=ids)
         return mask, scoring
 
     def ours(self, name: str) -> Tensor:
@@ -249,8 +250,8 @@ CANDIDATES = {
 
 def sweep(width: int, tokens: int, name: str) -> dict[str, Any]:
     """The time of every kernel by itself under each tiling; a tiling that fails says so in a line."""
-    from phasor.kernels import flash_keys_triton, flash_queries_triton, flash_tiles_triton, flash_triton
-    from phasor.kernels.intervals import intervals, query_ranges, shifts
+    from phasor.ops.attention import flash_dkdv, flash_dq, flash_forward, flash_tiles
+    from phasor.ops.attention.intervals import intervals, query_ranges, shifts
 
     case = Case(tokens, width)
     mask, scoring = case.rule(name)
@@ -259,10 +260,10 @@ def sweep(width: int, tokens: int, name: str) -> dict[str, Any]:
     slopes, table = (None, None) if bias is None else (bias.slopes, bias.table)
     bounds = intervals(mask, tokens, tokens, torch.device("cuda"))
     moved = None if table is None else shifts(mask, case.at, case.at)
-    told = flash_triton.arguments(
+    told = flash_forward.arguments(
         *case.inputs, bounds, None, *at, moved, slopes, None if table is None else table.detach(), 0, scoring.scale, 0.0
     )
-    out, sums = flash_triton.forward(None, told)
+    out, sums = flash_forward.forward(None, told)
     grad = torch.randn_like(out)
     extra = {"grad": grad, "logsumexp": sums, "delta": torch.zeros_like(sums)}
     extra |= {f"grad_{n}": grad.stride(i) for i, n in enumerate(("row", "token", "head"))}
@@ -273,14 +274,14 @@ def sweep(width: int, tokens: int, name: str) -> dict[str, Any]:
         tile = {"M": t[0], "N": t[1], "num_warps": t[2], "num_stages": t[3]}
         blocks = -(-tokens // t[0])
         if kernel == "forward":
-            jit, grid = flash_triton.forward_kernel, blocks * HEADS
+            jit, grid = flash_forward.forward_kernel, blocks * HEADS
             rest: dict[str, Any] = {"out": out, "logsumexp": sums, "sinks": None, "SINKS": False}
         elif kernel == "queries":
-            jit, grid = flash_queries_triton.queries_kernel, blocks * HEADS
+            jit, grid = flash_dq.queries_kernel, blocks * HEADS
             parts = torch.zeros(HEADS * blocks, told["entries"] if learned else 0, device="cuda")
             rest = {**extra, "q_grad": q_grad, "table_grad": parts, "LEARNED": learned}
         else:
-            jit, grid = flash_keys_triton.keys_kernel, -(-tokens // t[1]) * GROUPS
+            jit, grid = flash_dkdv.keys_kernel, -(-tokens // t[1]) * GROUPS
             ranges = query_ranges(bounds, tokens, t[1])
             rest = {**extra, "k_grad": k_grad, "v_grad": v_grad, "ranges": ranges, "ranges_row": 0}
         run = (lambda **a: jit.warmup(grid=(grid,), **a)) if warm else jit[(grid,)]
@@ -295,7 +296,7 @@ def sweep(width: int, tokens: int, name: str) -> dict[str, Any]:
             found[f"{kernel} {t}"] = median(lambda: launch(kernel, t, False), 0.1)  # noqa: B023
         except Exception as error:
             print(f"{kernel:8} {t}: {type(error).__name__}: {str(error).splitlines()[0][:120]}", flush=True)
-    default = {k: tuple(flash_tiles_triton.tiling(k, case.inputs[0])) for k in CANDIDATES}
+    default = {k: tuple(flash_tiles.tiling(k, case.inputs[0])) for k in CANDIDATES}
     for kernel in CANDIDATES:
         own = sorted((ms, key) for key, ms in found.items() if key.startswith(kernel))
         for ms, key in own:
@@ -329,7 +330,7 @@ def main() -> None:
     result["matmul_tflops"] = 2 * 8192**3 / median(lambda: a @ b) / 1e9
     print(f"a matrix product of 8192 x 8192 x 8192 runs at {result['matmul_tflops']:.0f} TFLOP/s")
     wrong = []
-    kinds = ("causal", "t5") if given.sweep else ("causal", "alibi", "t5", "window 100 sinks", "padded", "documents")
+    kinds = ("causal", "t5") if given.sweep else ("causal", "alibi", "t5", "window 100 sinks", "padded", "document_ids")
     kinds += () if given.sweep else ("softcap and sink logits",)
     for name in kinds:
         for dtype in (torch.bfloat16,) if given.sweep else (torch.bfloat16, torch.float32):
@@ -364,5 +365,5 @@ def write(result: dict[str, Any], file: Path | None) -> None:
 
 
 if __name__ == "__main__":
-    assert paths.asked() is None
+    assert dispatch.asked() is None
     main()

@@ -85,8 +85,8 @@ def curve(window: int | None, count: int, every: int) -> list[tuple[int, float]]
 
 def draw(curves: dict[str, list[tuple[int, float]]], path: Path) -> None:
     figure, axis = plt.subplots(figsize=(8, 4.5))
-    for (name, points), colour in zip(curves.items(), ("#0072b2", "#e69f00"), strict=True):
-        axis.plot(*zip(*points, strict=True), marker="o", markersize=4, color=colour, label=name)
+    for (name, points), color in zip(curves.items(), ("#0072b2", "#e69f00"), strict=True):
+        axis.plot(*zip(*points, strict=True), marker="o", markersize=4, color=color, label=name)
     axis.set_xlabel("tokens in the cache")
     axis.set_ylabel("milliseconds for the next token")
     axis.set_ylim(bottom=0)

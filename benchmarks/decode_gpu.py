@@ -27,10 +27,11 @@ import torch.nn.functional as F
 import phasor
 from phasor.generation import fused_step, steps
 from phasor.generation.compiled import State
-from phasor.kernels import attend_triton, matvec_triton, paths, vote_triton
-from phasor.kernels.int8 import Matrix, dequantised, eight_bit_weight
-from phasor.kernels.matvec_triton import Norm
-from phasor.kernels.tiles import Tiles
+from phasor.ops import dispatch
+from phasor.ops.decode import decode_attention, gemv, lm_head_argmax
+from phasor.ops.decode.gemv import Norm
+from phasor.ops.decode.tiles import Tiles
+from phasor.ops.int8.int8 import Matrix, dequantized, eight_bit_weight
 
 SHAPE: dict[str, Any] = {
     "dim": 2048, "hidden_dim": 8192, "num_layers": 16, "num_heads": 32, "num_kv_heads": 8, "vocab_size": 32000,
@@ -67,13 +68,13 @@ def check_tokens() -> None:
     }
     for name, changes in cases.items():
         model = model_of(torch.float32, **SMALL, init="fan-in", **changes)
-        model = phasor.quantise(model) if "int8" in name else model
-        assert (fused_step.obstacle(model) is None) == name.startswith("fused"), fused_step.obstacle(model)
+        model = phasor.quantize(model) if "int8" in name else model
+        assert (fused_step.why_not(model) is None) == name.startswith("fused"), fused_step.why_not(model)
         for batch in (1, 3, 40):
             given = [p[: 1 + (37 * i) % 90] for i, p in enumerate(prompts(batch, 90, 1000))]
             stops = [None, tuple(range(0, 1000, 50))] if batch == 3 else [None]
             for options in ({"max_new_tokens": 40} | ({"stop": stop} if stop else {}) for stop in stops):
-                with paths.only("reference"):
+                with dispatch.only("reference"):
                     expected = phasor.generate(model, given, **options)
                 for _ in range(2):  # made, and kept
                     found = phasor.generate(model, given, **options)
@@ -86,7 +87,7 @@ def check_tokens() -> None:
 def check_logits() -> dict[str, float]:
     """At the real size, with weights in bfloat16 and in int8; and how far apart the two are."""
     model = model_of(**{**SHAPE, "num_layers": 4})
-    small = phasor.quantise(model)
+    small = phasor.quantize(model)
     check_logits_of(model, "bfloat16")
     check_logits_of(small, "int8")
     ids = torch.tensor(prompts(4, 256, SHAPE["vocab_size"]), device=DEVICE)
@@ -214,18 +215,18 @@ def compare(batch: int, speed: float, skip: list[str]) -> dict[str, Any]:
         print(f"  {name}: {rate:,.0f} tokens/s, {by_step:,.0f} after the prompt{part}", flush=True)
 
     note("phasor", ours)
-    small = phasor.quantise(model)
+    small = phasor.quantize(model)
     note("phasor-int8", by(small), own=speed / bytes_read(small))
-    overlaps, obstacle = fused_step.overlaps, fused_step.obstacle
+    overlaps, why_not = fused_step.overlaps, fused_step.why_not
     if "variants" not in skip:
         fused_step.overlaps = lambda device: False
         note("phasor, kernels one after the other", ours)
         fused_step.overlaps = overlaps
-        fused_step.obstacle = lambda model: "for comparison"
+        fused_step.why_not = lambda model: "for comparison"
         note("phasor, plain step as a graph", ours)
-        fused_step.obstacle = obstacle
+        fused_step.why_not = why_not
     if "eager" not in skip:
-        with paths.only("reference"):
+        with dispatch.only("reference"):
             note("phasor, plain steps", ours, runs=1)
     if {"hf", "hf-compiled"} - set(skip):
         theirs, ids = peer(), torch.tensor(given, device=DEVICE)
@@ -296,22 +297,22 @@ class Projection:
 
         self.weights = [weight() for _ in range(self.count)]
         self.x, self.y, self.hidden = drawn(rows, self.inputs), drawn(rows, self.outputs), drawn(rows, hidden)
-        self.votes = torch.full((rows,), vote_triton.LOWEST, device=DEVICE)
+        self.votes = torch.full((rows,), lm_head_argmax.LOWEST, device=DEVICE)
         self.norm = None if role in ("out", "down") else Norm(drawn(self.inputs), 0.0, 1e-5)
         x = self.x.double()
         x = x if self.norm is None else F.rms_norm(x, (self.inputs,), self.norm.weight.double(), 1e-5)
-        self.truth = x @ dequantised(self.weights[0], torch.float64).mT
+        self.truth = x @ dequantized(self.weights[0], torch.float64).mT
         if role == "up":
             self.truth = F.silu(self.truth[:, :hidden]) * self.truth[:, hidden:]
 
     def run(self, weight: Matrix, tiles: Tiles, overlap: bool) -> torch.Tensor:
         given: dict[str, Any] = {"norm": self.norm, "tiles": tiles, "overlap": overlap}
         if self.role == "up":
-            return matvec_triton.feed(self.x, weight, self.hidden, "silu", gated=True, **given)
+            return gemv.feed(self.x, weight, self.hidden, "silu", gated=True, **given)
         if self.role == "head":
-            vote_triton.vote(self.x, weight, self.y, self.votes, **given)
+            lm_head_argmax.vote(self.x, weight, self.y, self.votes, **given)
             return self.y
-        return matvec_triton.project(self.x, weight, self.y, **given)
+        return gemv.project(self.x, weight, self.y, **given)
 
     def speed(self, tiles: Tiles, overlap: bool) -> float:
         """Terabytes of weights a second; 0 where the kernel fails, which is said."""
@@ -336,7 +337,7 @@ def sweep_projections(rows: int, tiles: list[Tiles], small: bool = False) -> Non
         one = Projection(role, rows, small)
         rated = sorted(((one.speed(setting, True), setting) for setting in tiles), reverse=True)
         alone = one.speed(rated[0][1], False)
-        plain = [dequantised(w, torch.bfloat16) for w in one.weights]
+        plain = [dequantized(w, torch.bfloat16) for w in one.weights]
         linear = one.moved(graph_time(lambda: [F.linear(one.x, w) for w in plain]) / one.count)  # noqa: B023
         shown = "  ".join(
             f"{setting[0]}x{setting[1]},{setting[2]}w,{setting[3]}s {speed:.2f}" for speed, setting in rated
@@ -355,10 +356,10 @@ def sweep_attention(batch: int) -> None:
     qkv = torch.randn(batch, (heads + 2 * groups) * width, device=DEVICE, dtype=torch.bfloat16)
     counts, out = torch.full((batch,), held, device=DEVICE), torch.empty(batch, heads * width, device=DEVICE).bfloat16()
     rope = phasor.Rotary(head_dim=width)
-    turning = attend_triton.Turning(torch.tensor(rope.fixed.increments, device=DEVICE), 1.0, width, False)
+    turning = decode_attention.Turning(torch.tensor(rope.fixed.increments, device=DEVICE), 1.0, width, False)
     made = qkv.view(batch, groups, heads // groups + 2, width).double()
     cos, sin = (x[:, None] for x in rope.cos_sin(counts[:, None], dtype=torch.float64))
-    q, k = (phasor.kernels.rotary.rotate_pairs_ref(x, cos, sin, "half") for x in (made[:, :, :-2], made[:, :, -2:-1]))
+    q, k = (phasor.ops.rope.rope.rotate_pairs_ref(x, cos, sin, "half") for x in (made[:, :, :-2], made[:, :, -2:-1]))
     keys = torch.cat((caches[0][0, :, :held].double().transpose(1, 2), k), dim=2)
     values = torch.cat((caches[0][1, :, :held].double().transpose(1, 2), made[:, :, -1:]), dim=2)
     truth = ((q @ keys.mT) * width**-0.5).softmax(-1) @ values
@@ -366,17 +367,17 @@ def sweep_attention(batch: int) -> None:
     few = itertools.product((132, 264), (32, 64), (2, 4), (1, 2))
     many = itertools.product((264,), (32, 64, 128), (2, 4), (2, 3, 4))
     for programs, size, warps, stages in few if batch == 1 else many:
-        attend_triton.PROGRAMS = programs
-        desk = attend_triton.Desk(batch, groups, heads // groups, width, DEVICE)
-        given = {"scale": width**-0.5, "turning": turning, "reading": attend_triton.Reading(size, warps, stages)}
+        decode_attention.PROGRAMS = programs
+        desk = decode_attention.Desk(batch, groups, heads // groups, width, DEVICE)
+        given = {"scale": width**-0.5, "turning": turning, "reading": decode_attention.Reading(size, warps, stages)}
 
         def run() -> torch.Tensor:
             for pair in caches:
-                attend_triton.attend(qkv, *pair, counts, counts, out, desk, overlap=True, **given)  # noqa: B023
+                decode_attention.attend(qkv, *pair, counts, counts, out, desk, overlap=True, **given)  # noqa: B023
             return out
 
         try:
-            attend_triton.attend(qkv, *caches[0], counts, counts, out, desk, **given)
+            decode_attention.attend(qkv, *caches[0], counts, counts, out, desk, **given)
             off = float((out.double().view_as(truth) - truth).norm() / truth.norm())
             if not off < 1e-2:
                 raise ValueError(f"wrong by {off:.1e}")
@@ -443,7 +444,7 @@ def main() -> None:
     torch.cuda.empty_cache()
     speed = copy_speed()
     model = model_of(**SHAPE)
-    read, less = bytes_read(model), bytes_read(phasor.quantise(model))
+    read, less = bytes_read(model), bytes_read(phasor.quantize(model))
     del model
     limit = speed / read
     print(

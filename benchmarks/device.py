@@ -76,7 +76,7 @@ def compare(name: str) -> list[dict[str, Any]]:
     batch = [tokens, tokens[:, : count // 2]] if model.config.shape == "encoder-decoder" else [tokens]
     real = torch.ones_like(tokens, dtype=torch.bool)
     real[1, -50:] = model.config.shape == "decoder"
-    about = {"padding": real} if model.config.shape != "decoder" else {}
+    about = {"attention_mask": real} if model.config.shape != "decoder" else {}
     truth = run(model, batch, about)
     found = []
     for dtype in (torch.float32, torch.bfloat16):

@@ -21,11 +21,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from phasor.kernels import float8, gated, norm, paths, rotary
-from phasor.kernels.adamw import AdamW
-from phasor.kernels.attention import Scoring, attention, attention_ref
-from phasor.kernels.cross_entropy import linear_cross_entropy
-from phasor.kernels.mask import Mask
+from phasor.ops import dispatch
+from phasor.ops.adamw.adamw import AdamW
+from phasor.ops.attention.attention import ScoreMod, attention, attention_ref
+from phasor.ops.attention.mask import Mask
+from phasor.ops.cross_entropy.cross_entropy import linear_cross_entropy
+from phasor.ops.float8 import float8
+from phasor.ops.glu import glu
+from phasor.ops.norm import norm
+from phasor.ops.rope import rope
 
 DEVICE = "cuda"
 NUMBERS, ENDS, PART = 1 << 31, 16, 1 << 14
@@ -92,8 +96,8 @@ def low_scores(queries: int, keys: int, causal: bool, padded: bool, dropout: flo
         q[..., 0], k[..., 0] = 1.0, -960.0
     real = torch.ones(2, keys, dtype=torch.bool, device=DEVICE)
     real[1, keys - 37 :] = False
-    mask = Mask(causal=causal, key_padding=real if padded else None, aligned=queries == keys)
-    y = attention(q, k, v, mask, Scoring(scale=0.125, dropout=dropout))
+    mask = Mask(causal=causal, key_mask=real if padded else None, aligned=queries == keys)
+    y = attention(q, k, v, mask, ScoreMod(scale=0.125, dropout=dropout))
     seen = real if padded and queries == keys else torch.ones(2, queries, dtype=torch.bool, device=DEVICE)
     direction = drawn(*y.shape) * seen[:, :, None, None]  # what padding gets is nobody's business
     found = [y.detach(), *torch.autograd.grad(y, (q, k, v), direction)]
@@ -101,7 +105,7 @@ def low_scores(queries: int, keys: int, causal: bool, padded: bool, dropout: flo
         raise SystemExit(f"not finite: {queries} queries, {keys} keys, {causal=}, {padded=}, {dropout=}")
     if dropout == 0:
         alone = [x.detach().double().requires_grad_() for x in (q, k, v)]
-        expected = attention_ref(*alone, mask, Scoring(scale=0.125))[0]
+        expected = attention_ref(*alone, mask, ScoreMod(scale=0.125))[0]
         truth = [expected.detach(), *torch.autograd.grad(expected, alone, direction.double())]
         found, truth = ([x[0][seen], x[1][seen][..., 1:], *x[2:]] for x in (found, truth))
         name = f"low scores, {queries} x {keys}{', causal' if causal else ''}{', padded' if padded else ''}"
@@ -109,29 +113,29 @@ def low_scores(queries: int, keys: int, causal: bool, padded: bool, dropout: flo
 
 
 def norms() -> None:
-    for centred in (False, True):
-        norm_of_rows(2 * NUMBERS // 4096 + 24, 4096, centred)
-        norm_weight(2 * NUMBERS // 4096 + 24, 4096, centred)
+    for centered in (False, True):
+        norm_of_rows(2 * NUMBERS // 4096 + 24, 4096, centered)
+        norm_weight(2 * NUMBERS // 4096 + 24, 4096, centered)
 
 
-def norm_of_rows(rows: int, width: int, centred: bool) -> None:
-    weight, bias = drawn(width), drawn(width) if centred else None
+def norm_of_rows(rows: int, width: int, centered: bool) -> None:
+    weight, bias = drawn(width), drawn(width) if centered else None
     alone = weight.float(), None if bias is None else bias.float()
-    made = partial(norm.sum_and_norm, weight=weight, bias=bias, eps=1e-5, centred=centred)
+    made = partial(norm.sum_and_norm, weight=weight, bias=bias, eps=1e-5, centered=centered)
 
     def plain(x: Tensor, r: Tensor) -> Tensor:
-        return norm.norm_ref(x + r, *alone, eps=1e-5, centred=centred)
+        return norm.norm_ref(x + r, *alone, eps=1e-5, centered=centered)
 
-    name = "layer norm" if centred else "RMS norm"
+    name = "layer norm" if centered else "RMS norm"
     by_rows(f"{name} of a sum", lambda x, r: made(x, r)[1], plain, trained(rows, width), trained(rows, width))
 
 
-def norm_weight(rows: int, width: int, centred: bool) -> None:
+def norm_weight(rows: int, width: int, centered: bool) -> None:
     x, weight, direction = drawn(rows, width), trained(width), drawn(rows, width)
-    found = torch.autograd.grad(norm.norm(x, weight, None, eps=1e-5, centred=centred), weight, direction)
+    found = torch.autograd.grad(norm.norm(x, weight, None, eps=1e-5, centered=centered), weight, direction)
 
     def part(at: slice) -> Tensor:
-        normed = norm.norm_ref(x[at].float(), torch.ones(width, device=DEVICE), None, eps=1e-5, centred=centred)
+        normed = norm.norm_ref(x[at].float(), torch.ones(width, device=DEVICE), None, eps=1e-5, centered=centered)
         return (normed * direction[at].float()).sum(0)
 
     compare(f"its weight, a sum over rows, {size(x)}", found, [summed(part, rows)])
@@ -141,29 +145,29 @@ def gates() -> None:
     width = 16384
     rows = 2 * NUMBERS // width + 24
     for kind in ("swiglu", "geglu"):
-        by_rows(kind, partial(gated.gated, kind=kind), partial(gated.gated_ref, kind=kind), trained(rows, width))
+        by_rows(kind, partial(glu.gated, kind=kind), partial(glu.gated_ref, kind=kind), trained(rows, width))
 
 
 def rotations() -> None:
     tokens = 2 * NUMBERS // 4096 + 24
     positions = torch.arange(tokens, device=DEVICE)
     increments = (10000.0 ** (-torch.arange(64).double() / 64) / (2 * math.pi) * 2.0**64).long().to(DEVICE)
-    whole, alone = (rotary.Turn(p, increments, torch.ones(1, device=DEVICE)) for p in (positions, ends(positions)))
+    whole, alone = (rope.Turn(p, increments, torch.ones(1, device=DEVICE)) for p in (positions, ends(positions)))
 
-    def heads(turn_heads: Callable[..., Any], turn: rotary.Turn, pairing: str, x: Tensor) -> Tensor:
+    def heads(turn_heads: Callable[..., Any], turn: rope.Turn, pairing: str, x: Tensor) -> Tensor:
         return turn_heads(x[None], x[None, :, :8], turn, pairing)[0][0]
 
-    def projection(turn_projection: Callable[..., Any], turn: rotary.Turn, pairing: str, x: Tensor) -> Tensor:
+    def projection(turn_projection: Callable[..., Any], turn: rope.Turn, pairing: str, x: Tensor) -> Tensor:
         return torch.cat([y[0].flatten(1) for y in turn_projection(x[None], turn, pairing)], dim=1)
 
     for pairing in ("half", "adjacent"):
         made, plain = (
-            partial(heads, rotary.turn_heads, whole, pairing),
-            partial(heads, rotary.turn_heads_ref, alone, pairing),
+            partial(heads, rope.turn_heads, whole, pairing),
+            partial(heads, rope.turn_heads_ref, alone, pairing),
         )
         by_rows(f"rotation, {pairing}", made, plain, trained(tokens, 32, 128))
-        made = partial(projection, rotary.turn_projection, whole, pairing)
-        plain = partial(projection, rotary.turn_projection_ref, alone, pairing)
+        made = partial(projection, rope.turn_projection, whole, pairing)
+        plain = partial(projection, rope.turn_projection_ref, alone, pairing)
         by_rows(f"rotation of a projection, {pairing}", made, plain, trained(tokens, 4, 6, 128))
 
 
@@ -178,7 +182,7 @@ def attentions() -> None:
 def attention_of(name: str, mask: Mask, rows: int, tokens: int, heads: int, groups: int) -> None:
     """Of the first and the last row, the first and the last heads."""
     q, k, v = (trained(rows, tokens, n, 128) for n in (heads, groups, groups))
-    scoring = Scoring(scale=128**-0.5)
+    scoring = ScoreMod(scale=128**-0.5)
     y = attention(q, k, v, mask, scoring)
     direction = drawn(*y.shape)
     found = [y, *torch.autograd.grad(y, (q, k, v), direction)]
@@ -224,7 +228,7 @@ def eights() -> None:
     by_rows(
         "float8 gated network, 8192 hidden",
         lambda x: float8.float8_feedforward(x, up, down, "swiglu"),
-        lambda x: gated.gated_ref(x @ up.float().T, "swiglu") @ down.float().T,
+        lambda x: glu.gated_ref(x @ up.float().T, "swiglu") @ down.float().T,
         trained(2 * NUMBERS // 16384 + 32, 256),
         allowed=3 * FLOAT8,
     )
@@ -273,7 +277,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("these are kernels for a GPU, and there is none here")
     torch.manual_seed(0)
-    with paths.only("triton"):
+    with dispatch.only("triton"):
         for work in given.only:
             WORKS[work]()
             torch.cuda.empty_cache()

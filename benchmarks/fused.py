@@ -23,8 +23,12 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from phasor import Transformer
-from phasor.kernels import cross_entropy, float8, float8_triton, gated, norm, paths
-from phasor.kernels.adamw import AdamW
+from phasor.ops import dispatch
+from phasor.ops.adamw.adamw import AdamW
+from phasor.ops.cross_entropy import cross_entropy
+from phasor.ops.float8 import float8, kernels
+from phasor.ops.glu import glu
+from phasor.ops.norm import norm
 
 TOKENS, DIM, HIDDEN = 16384, 2048, 8192
 VOCABULARIES = (32000, 128256)
@@ -239,21 +243,21 @@ def activations(rate: float) -> None:
     size = dy.numel() * 2 / rate
 
     def plain(x: Tensor) -> Tensor:
-        return gated.gated_ref(x, "swiglu")
+        return glu.gated_ref(x, "swiglu")
 
     def theirs(x: Tensor) -> Tensor:
         return liger("ops.swiglu", "LigerFusedGateUpSiLUMulFunction").apply(x)
 
     variants = {
-        "phasor": lambda x: gated.gated(x, "swiglu"),
+        "phasor": lambda x: glu.gated(x, "swiglu"),
         "Liger": theirs,
         "torch": plain,
         "torch.compile": torch.compile(plain),
     }
     wide = [x.detach().double().requires_grad_()]
     forwards(f"swiglu {TOKENS} x {HIDDEN}", variants, (x,), wide, (dy,), 3 * size, 8 * size)
-    for kind in gated.GATES:
-        ours, true = gated.gated(x, kind), gated.gated_ref(wide[0], kind)
+    for kind in glu.GATES:
+        ours, true = glu.gated(x, kind), glu.gated_ref(wide[0], kind)
         error = off([ours, *torch.autograd.grad(ours, x, dy)], [true, *torch.autograd.grad(true, wide, dy.double())])
         print(f"  {'right' if error < BF16 else 'WRONG'} {kind}: {error:.1e}")
 
@@ -262,7 +266,7 @@ def eights(rate: float) -> None:
     """The activation and its gradient as rows of 8 bits, and such rows turned into columns."""
     x, dy = randn(TOKENS, 2 * HIDDEN).detach(), randn(TOKENS, HIDDEN, seed=1).detach()
     twin = x.double().requires_grad_()
-    true = gated.gated_ref(twin, "swiglu")
+    true = glu.gated_ref(twin, "swiglu")
     (gradient,) = torch.autograd.grad(true, twin, dy.double())
     size, rounding = dy.numel() / rate, 2**-5  # of a byte for each feature; three bits after the first, on average
 
@@ -271,7 +275,7 @@ def eights(rate: float) -> None:
         return [bits.double() * scale.double()]
 
     def plain(x: Tensor) -> tuple[Tensor, Tensor]:
-        return float8.eight_bits(gated.gated_ref(x, "swiglu"))
+        return float8.eight_bits(glu.gated_ref(x, "swiglu"))
 
     def plain_backward(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = x.float().chunk(2, -1)
@@ -282,25 +286,25 @@ def eights(rate: float) -> None:
         return (bits.float() * factor).to(float8.EIGHT).t().contiguous()
 
     compiled, compiled_backward, compiled_turned = map(torch.compile, (plain, plain_backward, plain_turned))
-    variants = {"phasor": lambda: float8_triton.gated(x, "swiglu"), "torch.compile": lambda: compiled(x)}
+    variants = {"phasor": lambda: kernels.gated(x, "swiglu"), "torch.compile": lambda: compiled(x)}
     title = f"swiglu in 8 bits {TOKENS} x {HIDDEN}"
     table(title, variants, [true.detach()], rounding, 5 * size, read=exact)
     variants = {
-        "phasor": lambda: float8_triton.gated_backward(dy, x, "swiglu"),
+        "phasor": lambda: kernels.gated_backward(dy, x, "swiglu"),
         "torch.compile": lambda: compiled_backward(dy, x),
     }
     table(f"{title}, backward", variants, [gradient], rounding, 8 * size, read=exact)
-    bits, scale = float8_triton.gated_backward(dy, x, "swiglu")
+    bits, scale = kernels.gated_backward(dy, x, "swiglu")
     factor = scale / scale.amax()
     truth = (bits.float() * factor).to(float8.EIGHT).t()
     variants = {"phasor": lambda: float8.turn(bits, factor), "torch.compile": lambda: compiled_turned(bits, factor)}
     table(f"8 bits turned {TOKENS} x {2 * HIDDEN}", variants, [truth], 0.0, 4 * size, read=lambda made: [made])
     x[5, 7] = torch.nan
-    for found in (float8_triton.gated(x, "swiglu"), float8_triton.gated_backward(dy, x, "swiglu")):
+    for found in (kernels.gated(x, "swiglu"), kernels.gated_backward(dy, x, "swiglu")):
         assert found[1].isfinite().logical_not().nonzero().tolist() == [[5, 0]], "what is not finite does not show"
 
 
-def optimisers(rate: float) -> None:
+def optimizers(rate: float) -> None:
     """A first step, with gradients so small that the formula's eps shows, over the weights that are trained."""
     from training_gpu import config
 
@@ -313,15 +317,15 @@ def optimisers(rate: float) -> None:
         weights = [randn(*shape, seed=i) for i, shape in enumerate(shapes)]
         for i, weight in enumerate(weights):
             weight.grad = randn(*weight.shape, scale=2e-8 if clips else 1e-8, seed=100 + i).detach()
-        optimiser = kind(weights, **fields)
+        optimizer = kind(weights, **fields)
         gradients = [weight.grad for weight in weights]
 
         def step() -> list[Tensor]:
-            if isinstance(optimiser, AdamW):
-                optimiser.scale = half if clips else None
+            if isinstance(optimizer, AdamW):
+                optimizer.scale = half if clips else None
             elif clips:
                 torch._foreach_mul_(gradients, half)
-            optimiser.step()
+            optimizer.step()
             return [weights[0].detach(), weights[-1].detach()]
 
         return step
@@ -370,7 +374,9 @@ def forwards(
 
 def settings(rate: float) -> Iterator[tuple[str, str, Made, float]]:
     """What can be set: the work, the setting, a call, and its floor."""
-    from phasor.kernels import cross_entropy_triton, gated_triton, norm_triton
+    from phasor.ops.cross_entropy import kernels as cross_entropy_kernels
+    from phasor.ops.glu import kernels as glu_kernels
+    from phasor.ops.norm import kernels as norm_kernels
 
     weights, targets = torch.ones(4096, device="cuda"), torch.zeros(4096, dtype=torch.int64, device="cuda")
     for vocabulary, count in ((32000, 4096), (128256, 2048)):
@@ -381,7 +387,7 @@ def settings(rate: float) -> Iterator[tuple[str, str, Made, float]]:
                 yield (
                     f"judge {count} x {vocabulary} (block=, warps=)",
                     f"{block:6} {warps:3}",
-                    lambda logits=logits, rest=rest, b=block, w=warps: cross_entropy_triton.judge(
+                    lambda logits=logits, rest=rest, b=block, w=warps: cross_entropy_kernels.judge(
                         logits, *rest, block=b, warps=w
                     ),
                     2 * logits.numel() * 2 / rate,
@@ -401,13 +407,13 @@ def settings(rate: float) -> Iterator[tuple[str, str, Made, float]]:
             )
     x, r, weight, dy = randn(TOKENS, DIM), randn(TOKENS, DIM), randn(DIM), randn(TOKENS, DIM)
     x, r, weight, dy = (t.detach() for t in (x, r, weight, dy))
-    s, _, mean, scale = norm_triton.forward(x, r, weight, None, 1e-5, 0.0, False, x.dtype)
+    s, _, mean, scale = norm_kernels.forward(x, r, weight, None, 1e-5, 0.0, False, x.dtype)
     size = x.numel() * 2 / rate
     for warps in (2, 4, 8, 16):
         yield (
             "sum and norm, forward (warps=)",
             f"{warps:3}",
-            lambda w=warps: norm_triton.forward(x, r, weight, None, 1e-5, 0.0, False, x.dtype, w),
+            lambda w=warps: norm_kernels.forward(x, r, weight, None, 1e-5, 0.0, False, x.dtype, w),
             4 * size,
         )
         for share in (1, 2, 4, 8, 16):
@@ -415,7 +421,7 @@ def settings(rate: float) -> Iterator[tuple[str, str, Made, float]]:
             yield (
                 "sum and norm, backward (warps=, programs= times the multiprocessors)",
                 f"{warps:3} {share:3}",
-                lambda w=warps, p=programs: norm_triton.backward(
+                lambda w=warps, p=programs: norm_kernels.backward(
                     dy, dy, s, weight, None, mean, scale, 0.0, False, w, p
                 ),
                 4 * size,
@@ -427,13 +433,13 @@ def settings(rate: float) -> Iterator[tuple[str, str, Made, float]]:
             yield (
                 "swiglu, forward (block=, warps=)",
                 f"{block:5} {warps:3}",
-                lambda b=block, w=warps: gated_triton.forward(both, "swiglu", b, w),
+                lambda b=block, w=warps: glu_kernels.forward(both, "swiglu", b, w),
                 3 * size,
             )
             yield (
                 "swiglu, backward (block=, warps=)",
                 f"{block:5} {warps:3}",
-                lambda b=block, w=warps: gated_triton.backward(grad, both, "swiglu", b, w),
+                lambda b=block, w=warps: glu_kernels.backward(grad, both, "swiglu", b, w),
                 5 * size,
             )
 
@@ -458,7 +464,7 @@ WORKS: dict[str, Callable[[float], None]] = {
     "norm": norms,
     "gated": activations,
     "float8": eights,
-    "optimiser": optimisers,
+    "optimizer": optimizers,
 }
 
 
@@ -472,7 +478,7 @@ def main() -> None:
         raise SystemExit("these are kernels for a GPU, and there is none here")
     rate = copy_rate()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copies {rate / 1e9:.2f} TB/s")
-    with paths.only("triton"):
+    with dispatch.only("triton"):
         options()
         if given.sweep:
             sweep(rate)

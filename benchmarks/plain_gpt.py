@@ -47,13 +47,13 @@ def train(
     matrices = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    optimiser = torch.optim.AdamW(groups, rate, (0.9, 0.95), fused=True)
+    optimizer = torch.optim.AdamW(groups, rate, (0.9, 0.95), fused=True)
     for step, (tokens, targets) in zip(range(steps), batches, strict=False):
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = rate * 0.5 * (1 + math.cos(math.pi * step / steps))
         loss = model(tokens, targets)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         after(step, loss.item())

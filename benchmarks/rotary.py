@@ -3,7 +3,7 @@
 Every call is timed as a CUDA graph, so that the host's speed does not matter, with cold caches between calls of a large
 size. The floor is a plain copy of the bytes that have to move. What the host needs for a call is listed apart.
 
-    python benchmarks/rotary.py [--out FILE] [--sweep]
+    python benchmarks/rope.py [--out FILE] [--sweep]
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 import phasor
-from phasor.kernels import rotary
-from phasor.kernels.rotary import Turn
+from phasor.ops.rope import rope
+from phasor.ops.rope.rope import Turn
 
 ROWS, TOKENS, HEADS, KEYS, WIDTH = 4, 8192, 32, 8, 128
 Call = Callable[[], Any]
@@ -69,7 +69,9 @@ def on_host(call: Call, calls: int = 200) -> float:
 
 
 def turn_of(rope: phasor.Rotary, positions: Tensor) -> Turn:
-    prepared = rope.prepare(phasor.parts.places.Places(positions, None), torch.empty(1, 1, 1, device=positions.device))
+    prepared = rope.prepare(
+        phasor.nn.sequence.SequenceInfo(positions, None), torch.empty(1, 1, 1, device=positions.device)
+    )
     assert isinstance(prepared, Turn), "the kernel is not taken"
     return prepared
 
@@ -83,9 +85,9 @@ def worst(got: Tensor, true: Tensor, pairing: str, width: int) -> float:
     off = (got.double() - true)[..., :width].detach().abs()
     if got.dtype == torch.float32:
         return float(off.max())
-    norm = torch.hypot(*rotary.pair(true[..., :width].detach(), pairing))
+    norm = torch.hypot(*rope.pair(true[..., :width].detach(), pairing))
     unit = norm.log2().floor().exp2() * torch.finfo(got.dtype).eps
-    return max(float((x / unit).max()) for x in rotary.pair(off, pairing))
+    return max(float((x / unit).max()) for x in rope.pair(off, pairing))
 
 
 def check(device: str, rows: int, tokens: int, heads: int, keys: int, width: int) -> dict[str, float]:
@@ -99,16 +101,16 @@ def check(device: str, rows: int, tokens: int, heads: int, keys: int, width: int
                 turn = turn_of(rope, torch.randint(0, 2**36, (rows, tokens), device=device))
                 like: dict[str, Any] = {"device": device, "dtype": dtype}
                 fused = drawn(rows, tokens, keys, heads // keys + 2, width, **like).clamp(-2, 2).requires_grad_()
-                rotary.turn_projection(torch.zeros_like(fused), turn, pairing)  # what is checked are launches again
-                parts = rotary.turn_projection(fused, turn, pairing)
+                rope.turn_projection(torch.zeros_like(fused), turn, pairing)  # what is checked are launches again
+                parts = rope.turn_projection(fused, turn, pairing)
                 grads = [drawn(*x.shape, **like).clamp(-2, 2) for x in parts]
                 (back,) = torch.autograd.grad(parts, fused, grads)
                 exact = fused.detach().double().requires_grad_()
-                true = rotary.turn_projection_ref(exact, turn, pairing)
+                true = rope.turn_projection_ref(exact, turn, pairing)
                 (true_back,) = torch.autograd.grad(true, exact, [x.double() for x in grads])
-                q, k, v = rotary.parts_of(fused.detach())
+                q, k, v = rope.parts_of(fused.detach())
                 heads_first = q.flatten(2, 3).transpose(1, 2).contiguous().transpose(1, 2)
-                apart = rotary.turn_heads(heads_first, k, turn, pairing)
+                apart = rope.turn_heads(heads_first, k, turn, pairing)
                 pairs = [*zip(parts, true, strict=True), *zip(apart, true, strict=False), (back, true_back)]
                 error = max(worst(a, b, pairing, turned) for a, b in pairs if a is not parts[2])
                 same = all(torch.equal(a[..., turned:], b[..., turned:].to(dtype)) for a, b in pairs)
@@ -215,19 +217,19 @@ def compare() -> dict[str, Any]:
     turn = turn_of(half, at)
 
     def split(projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = rotary.parts_of(projected)
+        q, k, v = rope.parts_of(projected)
         return q.flatten(2, 3), k, v
 
     cos, sin = half.cos_sin(at)
     compiled = torch.compile(
         lambda x: tuple(
-            rotary.rotate_pairs_ref(y, cos[None, :, None], sin[None, :, None], "half") if i < 2 else y.contiguous()
+            rope.rotate_pairs_ref(y, cos[None, :, None], sin[None, :, None], "half") if i < 2 else y.contiguous()
             for i, y in enumerate(split(x))
         ),
         dynamic=False,
     )
     ways: dict[str, Callable[..., Any]] = {
-        "phasor": lambda x: rotary.turn_projection_op(x, *turn, False, False),
+        "phasor": lambda x: rope.turn_projection_op(x, *turn, False, False),
         "torch.compile": compiled,
     }
     if "Liger" in turns:
@@ -236,7 +238,7 @@ def compare() -> dict[str, Any]:
             split(x)[2].contiguous(),
         )
     report.case("split and turn", whole, {who: lambda way=way: way(fused) for who, way in ways.items()})
-    views = {"phasor": lambda: rotary.turn_projection(fused, turn, "half")}
+    views = {"phasor": lambda: rope.turn_projection(fused, turn, "half")}
     report.case("split and turn, values a view", least, views)
     parts = [drawn(*x.shape) for x in split(fused)]
     both = {who: back_and_forth(way, [fused], parts) for who, way in ways.items() if "Liger" not in who}
@@ -254,7 +256,7 @@ def decode(report: Report, rows: int, rope: phasor.Rotary) -> None:
     calls: dict[str, Call] = {
         who: lambda turn=turn: turn(q, k) for who, turn in peers(rope, at).items() if who != "transformers"
     }
-    calls["phasor, from projection"] = lambda: rotary.turn_projection(fused, turn, "half")
+    calls["phasor, from projection"] = lambda: rope.turn_projection(fused, turn, "half")
     how: dict[str, Any] = {"calls": 50, "cold": False}
     name = f"one token, batch {rows}"
     report.case(name, floor(q.numel() + k.numel(), **how), calls, **how)
@@ -265,7 +267,7 @@ def decode(report: Report, rows: int, rope: phasor.Rotary) -> None:
 
 def sweep() -> None:
     """Programs a token and warps, for large and small sizes."""
-    from phasor.kernels.rotary_triton import Schedule, launch
+    from phasor.ops.rope.kernels import Schedule, launch
 
     for rows, count, form, turned in (
         (ROWS, TOKENS, "half", WIDTH),
@@ -283,7 +285,7 @@ def sweep() -> None:
         rope = phasor.Rotary(head_dim=WIDTH, width=turned)
         turn = turn_of(rope, torch.arange(count, device="cuda"))
         fused = drawn(rows, count, KEYS, HEADS // KEYS + 2, WIDTH)
-        parts = rotary.parts_of(fused)
+        parts = rope.parts_of(fused)
         into = tuple(torch.empty(x.shape, dtype=x.dtype, device="cuda") for x in parts)
         if form in ("half", "adjacent"):
             heads = torch.empty(rows, count, HEADS, WIDTH, dtype=fused.dtype, device="cuda")

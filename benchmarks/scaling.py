@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from phasor.kernels.attention import Scoring, attention
-from phasor.kernels.mask import Mask
+from phasor.ops.attention.attention import ScoreMod, attention
+from phasor.ops.attention.mask import Mask
 
 WINDOW, LONG, LAST = 1024, 10.0, 16
 TOLERANCE = {"cuda": 2e-2, "cpu": 1e-5}
@@ -38,7 +38,7 @@ def inputs(tokens: int, device: str, gradients: bool) -> list[torch.Tensor]:
 def measured(rule: Mask, tokens: int, device: str, both: bool) -> dict[str, float]:
     """Seconds of a call, the median of three after one if that was short, and the most bytes held beside the inputs."""
     given = inputs(tokens, device, both)
-    scoring = Scoring(scale=given[0].shape[-1] ** -0.5)
+    scoring = ScoreMod(scale=given[0].shape[-1] ** -0.5)
 
     def run() -> list[torch.Tensor]:
         y = attention(*given, Mask(causal=rule.causal, window=rule.window), scoring)

@@ -23,11 +23,11 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from phasor.config.recipe import DataConfig, Recipe
 from phasor.data.batch import Batch
-from phasor.data.sources import documents
-from phasor.model import Transformer
+from phasor.data.sources import document_ids
 from phasor.training import Report, Watcher, train
 from phasor.training.build import build_model
-from phasor.training.material import material
+from phasor.training.datasets import material
+from phasor.transformer import Transformer
 
 VOCAB, LENGTH, DIM, HEADS, LAYERS, ROWS = 1024, 128, 128, 4, 4, 8  # the size of the default run
 WARM, RATE = 5, 1e-3
@@ -53,7 +53,7 @@ class Clock(Watcher):
 
 def recipe(folder: Path, steps: int) -> Recipe:
     """The standard library's sources as one document, which a page of plain torch can train on too."""
-    texts = list(documents(None, DataConfig(format="python")))
+    texts = list(document_ids(None, DataConfig(format="python")))
     (folder / "train.txt").write_text("".join(texts[:-20]), encoding="utf-8")
     (folder / "valid.txt").write_text("".join(texts[-20:]), encoding="utf-8")
     return Recipe.from_dict(
@@ -72,11 +72,11 @@ def recipe(folder: Path, steps: int) -> Recipe:
                 "valid": str(folder / "valid.txt"),
                 "tokenizer": "bpe",
                 "vocab_size": VOCAB,
-                "length": LENGTH,
+                "sequence_length": LENGTH,
                 "cache": str(folder / "cache"),
             },
             "train": {"steps": steps, "batch_tokens": ROWS * LENGTH, "evaluate_every": 10**6, "device": "cpu"},
-            "optimiser": {"rate": RATE},
+            "optimizer": {"lr": RATE},
             "schedule": {"kind": "cosine", "warmup": 0, "floor": 0.0},
             "save": {"every": 10**6},
         }
@@ -144,7 +144,7 @@ class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 
 def run_phasor(made: Recipe, clock: Clock) -> float:
-    """Returns the share of its time that neither the model nor the optimiser took."""
+    """Returns the share of its time that neither the model nor the optimizer took."""
     with tempfile.TemporaryDirectory() as folder:
         return train(made.replace(out=f"{folder}/run"), progress=clock).outside
 
@@ -219,7 +219,7 @@ def main() -> None:
     for name, speed in medians.items():
         ratio = medians["phasor"] / speed
         print(f"{name:24} {speed:8.0f} tokens/s   phasor: {ratio:.2f} times as fast   {speed / limit:.0%} of the limit")
-    print(f"matrix products alone    {limit:8.0f} tokens/s; outside of model and optimiser: {max(outside):.2%}")
+    print(f"matrix products alone    {limit:8.0f} tokens/s; outside of model and optimizer: {max(outside):.2%}")
     report = {"tokens_per_second": medians, "products_alone": limit, "outside": outside, "torch": torch.__version__}
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "training.json").write_text(json.dumps(report, indent=1) + "\n")

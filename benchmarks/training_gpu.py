@@ -1,6 +1,6 @@
 """Tokens a second of training a Llama-shaped model of 1.04 billion weights on a GPU, with the peers in the same run.
 
-Weights, batches and optimiser (fused AdamW, bfloat16 weights) are the same for all. The first losses from the same
+Weights, batches and optimizer (fused AdamW, bfloat16 weights) are the same for all. The first losses from the same
 weights must agree, or nothing is printed. Updates are timed back to back, once the card is as warm and as slow as
 training makes it; its power and clock meanwhile are noted. The limit is what the model's matrix products and its
 attention take alone, by torch's own kernels and timed in the same way.
@@ -73,7 +73,7 @@ class Phasor:
     def __init__(self, folder: Path, precision: str) -> None:
         fields = {"precision": precision, "weights": "bfloat16", "compile": True, "graphs": True, "clip": None}
         recipe = Recipe.from_dict(
-            {"train": fields | {"device": "cuda"}, "optimiser": {"rate": RATE}} | {"schedule": SCHEDULE.to_dict()}
+            {"train": fields | {"device": "cuda"}, "optimizer": {"lr": RATE}} | {"schedule": SCHEDULE.to_dict()}
         )
         self.trainer = Trainer(phasor.load(folder), recipe, steps=1000)
         self.step = 0
@@ -99,7 +99,7 @@ class Peer:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).cuda().train()
         self.model.config.use_cache = False
         self.forward = torch.compile(self.model) if name.endswith("compiled") else self.model
-        self.optimiser = torch.optim.AdamW(self.model.parameters(), RATE, (0.9, 0.95), weight_decay=0.1, fused=True)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), RATE, (0.9, 0.95), weight_decay=0.1, fused=True)
         self.step = 0
 
     def __call__(self, tokens: torch.Tensor) -> Callable[[], float]:
@@ -107,10 +107,10 @@ class Peer:
         inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         loss = self.forward(input_ids=inputs, labels=inputs, shift_labels=labels).loss
         loss.backward()
-        self.optimiser.param_groups[0]["lr"] = SCHEDULE.rate_at(self.step, 1000, RATE)
+        self.optimizer.param_groups[0]["lr"] = SCHEDULE.rate_at(self.step, 1000, RATE)
         self.step += 1
-        self.optimiser.step()
-        self.optimiser.zero_grad()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
         return lambda: float(loss.detach())
 
 
@@ -232,7 +232,7 @@ def draw(found: dict[str, Any], file: Path) -> None:
     above.set_ylabel("cross-entropy, nats a token")
     above.legend()
     below.set_ylabel(f"relative to {first}")
-    below.axhline(0, color="grey", linewidth=0.8)
+    below.axhline(0, color="gray", linewidth=0.8)
     below.set_xlabel("updates")
     figure.savefig(file, dpi=120)
 

@@ -25,8 +25,8 @@ from phasor.config.recipe import Recipe, read_recipe
 from phasor.evaluation import evaluate
 from phasor.evaluation.scores import scores
 from phasor.training import Report, Watcher, train
-from phasor.training.feed import Feed
-from phasor.training.material import Material, material
+from phasor.training.datasets import Material, material
+from phasor.training.prefetch import Feed
 
 MARIAN = "Marian of transformers"
 RECIPES = ("recipes/translation.yaml", "recipes/translation-modern.yaml")
@@ -75,7 +75,7 @@ def ours(recipe: Recipe, test_file: Path) -> dict[str, Any]:
     result = train(recipe, progress=curve)
     trained = time.perf_counter() - begun
     begun = time.perf_counter()
-    found = evaluate(result.folder, test_file, beams=5)
+    found = evaluate(result.folder, test_file, num_beams=5)
     return {
         **{name: found[name] for name in ("bleu", "chrf", "perplexity", "bleu_signature", "chrf_signature")},
         "train_s": round(result.seconds, 1),
@@ -108,14 +108,14 @@ def marian(recipe: Recipe, found: Material, test: list[list[str]]) -> dict[str, 
         forced_eos_token_id=None,
     )
     model = MarianMTModel(config).to(device).train()
-    betas = (recipe.optimiser.beta1, recipe.optimiser.beta2)
-    optimiser = torch.optim.AdamW(model.parameters(), recipe.optimiser.rate, betas, weight_decay=0.0, fused=True)
+    betas = (recipe.optimizer.beta1, recipe.optimizer.beta2)
+    optimizer = torch.optim.AdamW(model.parameters(), recipe.optimizer.lr, betas, weight_decay=0.0, fused=True)
     feed = Feed(found.train, accumulate=1, workers=0, device=device)
     steps = recipe.train.updates(found.train.per_epoch)
 
     def loss_of(batch: Any, smoothing: float) -> torch.Tensor:
         with torch.autocast(device, torch.bfloat16):
-            mask = batch.source_padding.long()
+            mask = batch.source_attention_mask.long()
             out = model(input_ids=batch.source, attention_mask=mask, decoder_input_ids=batch.tokens)
             targets = batch.targets.masked_fill(batch.weights == 0, -100)
             logits = out.logits.float().flatten(0, 1)
@@ -125,12 +125,12 @@ def marian(recipe: Recipe, found: Material, test: list[list[str]]) -> dict[str, 
     begun = time.perf_counter()
     for step in range(steps):
         (batch,), count = feed.take(step)
-        optimiser.param_groups[0]["lr"] = recipe.schedule.rate_at(step, steps, recipe.optimiser.rate)
-        loss = loss_of(batch, recipe.train.smoothing)
+        optimizer.param_groups[0]["lr"] = recipe.schedule.rate_at(step, steps, recipe.optimizer.lr)
+        loss = loss_of(batch, recipe.train.label_smoothing)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         tokens += count
         if (step + 1) % recipe.train.evaluate_every == 0 or step + 1 == steps:
             started = time.perf_counter()
@@ -178,10 +178,10 @@ def marian_translations(model: Any, found: Material, sources: list[str], device:
 def draw(results: dict[str, Any], path: Path) -> None:
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot(xlabel="share of training", ylabel="validation loss, nats a token")
-    for (name, found), colour in zip(results.items(), ("#0072b2", "#e69f00", "#666666"), strict=False):
+    for (name, found), color in zip(results.items(), ("#0072b2", "#e69f00", "#666666"), strict=False):
         points = [(step / found["steps"], loss) for step, loss in found["curve"]]
         label = f"{name}: BLEU {found['bleu']:.1f}, {found['train_s']:.0f} s"
-        axes.plot(*zip(*points, strict=True), marker="o", markersize=3, color=colour, label=label)
+        axes.plot(*zip(*points, strict=True), marker="o", markersize=3, color=color, label=label)
     axes.grid(True, alpha=0.25)
     axes.legend(frameon=False)
     figure.savefig(path, dpi=150)

@@ -83,8 +83,8 @@ def draw(errors: dict[str, list[float]], path: Path) -> None:
         "bfloat16 product": ("#999999", "^"),
     }
     for name, values in errors.items():
-        colour, marker = styles[name]
-        axis.plot(positions, values, color=colour, marker=marker, markersize=5, linewidth=1.8, label=name)
+        color, marker = styles[name]
+        axis.plot(positions, values, color=color, marker=marker, markersize=5, linewidth=1.8, label=name)
     axis.axhline(2**-25, color="black", linewidth=0.8, linestyle=":")
     axis.text(positions[0], 2**-25 / 1.25, "rounding to float32", fontsize=8, va="top")
     axis.axhline(1.0, color="#cc0000", linewidth=0.8, linestyle=":")
@@ -115,7 +115,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = phasor.Transformer(config).eval()
     count = sum(p.numel() for p in model.parameters())
-    screen.print(f"A small Llama 3.1: {count:,} parameters, {config.num_layers} layers, heads of {config.head_width}.")
+    screen.print(f"A small Llama 3.1: {count:,} parameters, {config.num_layers} layers, heads of {config.head_dim}.")
     small = given.out.parent / "small-llama.json"
     small.parent.mkdir(parents=True, exist_ok=True)
     small.write_text(config.to_json(), encoding="utf-8")

@@ -91,7 +91,7 @@ def distribution_ref(logits: list[float], options: dict[str, float]) -> tuple[li
     return softmax(logits), margin
 
 
-def penalised_ref(logits: list[float], prompt: list[int], new: list[int], options: dict[str, float]) -> list[float]:
+def penalized_ref(logits: list[float], prompt: list[int], new: list[int], options: dict[str, float]) -> list[float]:
     """Logits with what was said already made less likely."""
     found = []
     for token, x in enumerate(logits):

@@ -5,8 +5,8 @@ import functools
 import torch
 from plain import EXACT, assert_same, normal, plain_attention
 
-from phasor.kernels.attention import Scoring
-from phasor.kernels.mask import Mask
+from phasor.ops.attention.attention import ScoreMod
+from phasor.ops.attention.mask import Mask
 
 
 class Rule:
@@ -53,18 +53,18 @@ def table(value):
 
 def padded(**fields):
     order = table(lambda r, t: place(r, t, padded=True, packed=False))
-    return {"key_padding": table(is_real), "order": order, **fields}
+    return {"key_mask": table(is_real), "order": order, **fields}
 
 
 def packed(**fields):
-    documents = torch.tensor(DOCUMENTS)
+    document_ids = torch.tensor(DOCUMENTS)
     order = table(lambda r, t: place(r, t, padded=False, packed=True))
-    return {"query_documents": documents, "key_documents": documents, "order": order, **fields}
+    return {"query_document_ids": document_ids, "key_document_ids": document_ids, "order": order, **fields}
 
 
 def padded_and_packed(**fields):
     order = table(lambda r, t: place(r, t, padded=True, packed=True))
-    return packed() | {"key_padding": table(is_real), "order": order, **fields}
+    return packed() | {"key_mask": table(is_real), "order": order, **fields}
 
 
 def same_document(r, i, j):
@@ -87,18 +87,18 @@ RULES = {
         lambda r, i, j: j <= i and (i - j < 5 or j < 20), causal=True, window=5, sink_tokens=20
     ),
     "window-both-ways-and-sinks": Rule(lambda r, i, j: abs(i - j) < 11 or j < 3, window=11, sink_tokens=3),
-    "prefix": Rule(lambda r, i, j: j <= i or in_prefix(r, j), causal=True, prefix=torch.tensor(PREFIX)),
+    "prefix_length": Rule(lambda r, i, j: j <= i or in_prefix(r, j), causal=True, prefix_length=torch.tensor(PREFIX)),
     "prefix-and-window": Rule(
-        lambda r, i, j: 0 <= i - j < 11 or in_prefix(r, j), causal=True, window=11, prefix=torch.tensor(PREFIX)
+        lambda r, i, j: 0 <= i - j < 11 or in_prefix(r, j), causal=True, window=11, prefix_length=torch.tensor(PREFIX)
     ),
     "prefix-window-sinks": Rule(
         lambda r, i, j: (j <= i and (i - j < 11 or j < 3)) or in_prefix(r, j),
         causal=True,
         window=11,
         sink_tokens=3,
-        prefix=torch.tensor(PREFIX),
+        prefix_length=torch.tensor(PREFIX),
     ),
-    "padding": Rule(lambda r, i, j: is_real(r, j), **padded()),
+    "attention_mask": Rule(lambda r, i, j: is_real(r, j), **padded()),
     "causal-padding": Rule(lambda r, i, j: is_real(r, j) and j <= i, **padded(causal=True)),
     "window-padding": Rule(lambda r, i, j: is_real(r, j) and 0 <= i - j < 11, **padded(causal=True, window=11)),
     "sinks-padding": Rule(
@@ -107,9 +107,9 @@ RULES = {
     ),
     "prefix-padding": Rule(
         lambda r, i, j: is_real(r, j) and (j <= i or in_prefix(r, j, padded=True)),
-        **padded(causal=True, prefix=torch.tensor(PREFIX)),
+        **padded(causal=True, prefix_length=torch.tensor(PREFIX)),
     ),
-    "documents": Rule(same_document, **packed()),
+    "document_ids": Rule(same_document, **packed()),
     "causal-documents": Rule(lambda r, i, j: same_document(r, i, j) and j <= i, **packed(causal=True)),
     "sinks-documents": Rule(
         lambda r, i, j: same_document(r, i, j) and j <= i and (i - j < 5 or place(r, j, padded=False, packed=True) < 2),
@@ -117,7 +117,7 @@ RULES = {
     ),
     "prefix-documents": Rule(
         lambda r, i, j: same_document(r, i, j) and (j <= i or in_prefix(r, j, packed=True)),
-        **packed(causal=True, prefix=torch.tensor(PREFIX)),
+        **packed(causal=True, prefix_length=torch.tensor(PREFIX)),
     ),
     "documents-padding": Rule(
         lambda r, i, j: same_document(r, i, j) and is_real(r, j) and j <= i, **padded_and_packed(causal=True)
@@ -145,7 +145,7 @@ def make_scoring(options, heads, queries, keys, at=0):
     sinks = normal(heads, seed=7).requires_grad_() if options.get("sinks") else None
     biased = options.get("bias")
     positions = [torch.arange(n)[None] + at for n in (queries, keys)]
-    scoring = Scoring(
+    scoring = ScoreMod(
         scale=options.get("scale", 0.25),
         softcap=options.get("softcap"),
         sinks=sinks,
@@ -158,7 +158,7 @@ def make_scoring(options, heads, queries, keys, at=0):
 
 def real_rows(y, rule):
     """What padding tokens get is nobody's business."""
-    return y[rule.fields["key_padding"]] if "key_padding" in rule.fields else y
+    return y[rule.fields["key_mask"]] if "key_mask" in rule.fields else y
 
 
 def compare(rule, scores, heads, run, queries=TOKENS, keys=TOKENS, tolerance=EXACT):
@@ -179,15 +179,15 @@ def compare(rule, scores, heads, run, queries=TOKENS, keys=TOKENS, tolerance=EXA
 SOURCE_DOCUMENTS = [[0] * 5 + [1] * 20 + [2] * 12, [4] * 37, [9] * 30 + [3] * 4 + [5] * 3]
 CROSS = {
     "everything": Rule(lambda r, i, j: True, aligned=False),
-    "padding": Rule(
+    "attention_mask": Rule(
         lambda r, i, j: j >= 6 * r,
-        key_padding=torch.tensor([[j >= 6 * r for j in range(37)] for r in range(ROWS)]),
+        key_mask=torch.tensor([[j >= 6 * r for j in range(37)] for r in range(ROWS)]),
         aligned=False,
     ),
-    "documents": Rule(
+    "document_ids": Rule(
         lambda r, i, j: DOCUMENTS[r][i] == SOURCE_DOCUMENTS[r][j],
-        query_documents=torch.tensor(DOCUMENTS),
-        key_documents=torch.tensor(SOURCE_DOCUMENTS),
+        query_document_ids=torch.tensor(DOCUMENTS),
+        key_document_ids=torch.tensor(SOURCE_DOCUMENTS),
         aligned=False,
     ),
 }

@@ -12,16 +12,16 @@ HEAD_DIM = 8
 SHORT = 8  # the length after which extensions that depend on length begin to act
 
 EXTENSIONS = {
-    "linear": phasor.Linear(factor=4.0),
-    "ntk": phasor.NTK(factor=4.0),
-    "dynamic-ntk": phasor.DynamicNTK(factor=4.0, original_length=SHORT),
+    "linear": phasor.LinearScaling(factor=4.0),
+    "ntk": phasor.NTKScaling(factor=4.0),
+    "dynamic-ntk": phasor.DynamicNTKScaling(factor=4.0, original_length=SHORT),
     "yarn": phasor.YaRN(factor=4.0, original_length=64),
     "dynamic-yarn": phasor.DynamicYaRN(original_length=SHORT),
-    "llama3": phasor.Llama3(factor=8.0, original_length=64),
+    "llama3": phasor.Llama3Scaling(factor=8.0, original_length=64),
     "longrope": phasor.LongRoPE(
         short_factor=(1.0, 1.1, 1.3, 1.5), long_factor=(1.0, 2.0, 3.5, 6.0), original_length=SHORT, factor=4.0
     ),
-    "proportional": phasor.Proportional(fraction=0.5, factor=2.0),
+    "proportional": phasor.ProportionalScaling(fraction=0.5, factor=2.0),
 }
 SCHEMES = {
     "none": phasor.NoPositionConfig(),
@@ -31,7 +31,7 @@ SCHEMES = {
     "learned": phasor.LearnedConfig(),
     "learned-offset": phasor.LearnedConfig(offset=2),
     "counting": phasor.CountingConfig(),
-    "normalised": phasor.NormalisedConfig(),
+    "normalized": phasor.NormalizedConfig(),
     "t5": phasor.T5PositionConfig(num_buckets=8, max_distance=16),
     "alibi": phasor.ALiBiConfig(),
     "rotary": phasor.RotaryConfig(),

@@ -10,26 +10,26 @@ import torch
 
 import phasor.config
 from phasor import (
-    NTK,
     ALiBiConfig,
     AttentionConfig,
     AxialConfig,
     DropoutConfig,
-    DynamicNTK,
+    DynamicNTKScaling,
     DynamicYaRN,
     EmbeddingConfig,
     ExpertsConfig,
     FeedForwardConfig,
     LayerConfig,
     LearnedConfig,
-    Linear,
-    Llama3,
+    LinearScaling,
+    Llama3Scaling,
     LongRoPE,
     MaskedHeadConfig,
     ModelConfig,
     MultiSectionConfig,
+    NTKScaling,
     PooledHeadConfig,
-    Proportional,
+    ProportionalScaling,
     Record,
     Rotary,
     RotaryConfig,
@@ -78,7 +78,7 @@ def config(**fields):
 
 
 def cases(table):
-    """Parametrise over a dict of name: (what is done, what the sentence mentions...)."""
+    """Parametrize over a dict of name: (what is done, what the sentence mentions...)."""
     return pytest.mark.parametrize(("make", "mentions"), [(f, m) for f, *m in table.values()], ids=table)
 
 
@@ -146,21 +146,21 @@ SETTINGS = {
     "yarn-betas": (lambda: YaRN(factor=8.0, original_length=64, beta_fast=1.0, beta_slow=2.0), "beta_fast", "1.0"),
     "yarn-negative-mscale": (lambda: YaRN(factor=8.0, original_length=64, mscale=-1.0), "mscale", "-1.0"),
     "dynamic-without-length": (lambda: DynamicYaRN(), "DynamicYaRN", "original_length"),
-    "factor-below-one": (lambda: Linear(factor=0.5), "Linear.factor", "0.5"),
+    "factor-below-one": (lambda: LinearScaling(factor=0.5), "LinearScaling.factor", "0.5"),
     "llama3-factors": (
-        lambda: Llama3(factor=8.0, original_length=64, low_freq_factor=4.0),
+        lambda: Llama3Scaling(factor=8.0, original_length=64, low_freq_factor=4.0),
         "high_freq_factor",
         "low_freq_factor",
     ),
-    "ntk-width-two": (lambda: Rotary(head_dim=2, extension=NTK(factor=2.0)), "'ntk'", "at least 4", "2"),
+    "ntk-width-two": (lambda: Rotary(head_dim=2, extension=NTKScaling(factor=2.0)), "'ntk'", "at least 4", "2"),
     "dynamic-ntk-width-two": (
         lambda: config(
-            num_heads=8, position={"kind": "rotary", "extension": DynamicNTK(factor=2.0, original_length=8)}
+            num_heads=8, position={"kind": "rotary", "extension": DynamicNTKScaling(factor=2.0, original_length=8)}
         ),
         "'dynamic-ntk'",
         "at least 4",
     ),
-    "axial-ntk-width-two": (lambda: Rotary(AxialConfig(extension=NTK(factor=2.0)), head_dim=4), "at least 4"),
+    "axial-ntk-width-two": (lambda: Rotary(AxialConfig(extension=NTKScaling(factor=2.0)), head_dim=4), "at least 4"),
     "longrope-lists-differ": (
         lambda: LongRoPE(short_factor=[1.0], long_factor=[1.0, 2.0], original_length=64, factor=2.0),
         "short_factor has 1",
@@ -170,7 +170,7 @@ SETTINGS = {
     "longrope-count-axial": (lambda: Rotary(AxialConfig(extension=LongRoPE(**LONGROPE)), head_dim=8), "4 entries"),
     "longrope-negative": (lambda: LongRoPE(**LONGROPE | {"long_factor": [1.0, 1.0, 1.0, -1.0]}), "greater than 0"),
     "longrope-short-original": (lambda: LongRoPE(**LONGROPE | {"original_length": 1}), "original_length", "1"),
-    "proportional": (lambda: Proportional(fraction=1.5), "fraction", "1.5"),
+    "proportional": (lambda: ProportionalScaling(fraction=1.5), "fraction", "1.5"),
     "sections-do-not-add-up": (lambda: Rotary(MultiSectionConfig(sections=[1, 1, 1]), head_dim=8), "[1, 1, 1]", "4"),
     "sections-in-model": (lambda: config(position=MultiSectionConfig(sections=[2, 2, 2])), "[2, 2, 2]", "4"),
     "sections-empty": (lambda: RotaryConfig(sections=[]), "sections"),
@@ -238,14 +238,14 @@ def test_settings_that_cannot_be(make, mentions):
 REQUIRED = {
     "ModelConfig": SIZES,
     "ExpertsConfig": {"num_experts": 4},
-    "Linear": {"factor": 2.0},
-    "NTK": {"factor": 2.0},
-    "DynamicNTK": {"factor": 2.0, "original_length": 16},
+    "LinearScaling": {"factor": 2.0},
+    "NTKScaling": {"factor": 2.0},
+    "DynamicNTKScaling": {"factor": 2.0, "original_length": 16},
     "YaRN": {"factor": 2.0, "original_length": 64},
     "DynamicYaRN": {"original_length": 64},
-    "Llama3": {"factor": 8.0, "original_length": 64},
+    "Llama3Scaling": {"factor": 8.0, "original_length": 64},
     "LongRoPE": LONGROPE,
-    "Proportional": {"fraction": 0.5},
+    "ProportionalScaling": {"fraction": 0.5},
 }
 RECORDS = [getattr(phasor.config, name) for name in phasor.config.__all__]
 RECORDS = [
@@ -310,7 +310,7 @@ def models():
         "mrope": {"position": "mrope"},
         "xpos": {"position": "xpos"},
         "alibi": {"position": "alibi"},
-        "normalised": {"position": "normalised"},
+        "normalized": {"position": "normalized"},
         "dynamic": {"position": dynamic},
         "typed": {"shape": "encoder", "embedding": {"token_types": 2}},
     }
@@ -318,7 +318,7 @@ def models():
 
 
 def calls(table):
-    """Parametrise over calls of a model: name: (model, arguments, keywords, mentions...)."""
+    """Parametrize over calls of a model: name: (model, arguments, keywords, mentions...)."""
     each = [(m, a, k, said) for m, a, k, *said in table.values()]
     return pytest.mark.parametrize(("model", "arguments", "keywords", "mentions"), each, ids=table)
 
@@ -345,7 +345,12 @@ TOKEN_MISTAKES = {
     "no-target": ("encoder-decoder", [TOKENS], {}, "target"),
     "target-for-decoder": ("decoder", [TOKENS, TOKENS], {}, "target", "decoder"),
     "target-for-encoder": ("encoder", [TOKENS, TOKENS], {}, "target", "encoder"),
-    "target-padding-for-decoder": ("decoder", [TOKENS], {"target_padding": TOKENS.bool()}, "target_padding"),
+    "target-padding-for-decoder": (
+        "decoder",
+        [TOKENS],
+        {"target_attention_mask": TOKENS.bool()},
+        "target_attention_mask",
+    ),
     "target-rows": ("encoder-decoder", [TOKENS, TOKENS[:1]], {}, "2 rows", "1"),
     "source-rows": ("encoder-decoder", [TOKENS[:1], TOKENS], {}, "1 rows", "2"),
     "types-without-table": ("decoder", [TOKENS], {"token_types": TOKENS * 0}, "token types"),
@@ -399,8 +404,8 @@ def test_sequence_longer_than_a_learned_table(models):
     refused(lambda: models["learned"](torch.zeros(1, 6, dtype=torch.int64)), "6 tokens", "5 positions")
     packed = torch.zeros(1, 8, dtype=torch.int64)
     halves = torch.tensor([[0] * 4 + [1] * 4])
-    models["learned"](packed, documents=halves)  # each document fits
-    refused(lambda: models["learned"](packed, documents=halves.new_tensor([[0] * 6 + [1] * 2])), "position 5")
+    models["learned"](packed, document_ids=halves)  # each document fits
+    refused(lambda: models["learned"](packed, document_ids=halves.new_tensor([[0] * 6 + [1] * 2])), "position 5")
 
 
 def test_xpos_span_is_a_sequence_and_not_a_position(models):
@@ -413,32 +418,32 @@ HOLE = torch.tensor([[True, False, True, True, True], [True] * 5])
 BACK = rows([0, 1, 0, 1, 1], [0] * 5)
 PACKED = rows([0, 0, 0, 1, 1], [7] * 5)
 MASK_MISTAKES = {
-    "padding-floats": ("decoder", {"padding": REAL.float()}, "padding", "float32"),
-    "padding-numbers": ("decoder", {"padding": REAL.long()}, "padding", "int64"),
-    "padding-shape": ("decoder", {"padding": REAL[:1]}, "[2, 5]", "[1, 5]"),
-    "padding-list": ("decoder", {"padding": [[True] * 5] * 2}, "padding", "list"),
-    "padding-everywhere": ("decoder", {"padding": ~REAL}, "row 0", "no real token"),
-    "padding-of-one-row": ("encoder", {"padding": torch.stack((REAL[0], ~REAL[1]))}, "row 1", "no real token"),
-    "padding-hole-under-window": ("windowed", {"padding": HOLE}, "row 0", "window"),
-    "documents-floats": ("decoder", {"documents": REAL.float()}, "documents", "float32"),
-    "documents-booleans": ("decoder", {"documents": REAL}, "documents", "bool"),
-    "documents-complex": ("decoder", {"documents": REAL.to(torch.complex64)}, "documents", "complex64"),
-    "documents-shape": ("decoder", {"documents": BACK[:, :4]}, "[2, 5]", "[2, 4]"),
-    "documents-list": ("decoder", {"documents": [[0] * 5] * 2}, "documents", "list"),
-    "documents-return": ("decoder", {"documents": BACK}, "row 0", "earlier document"),
-    "prefix-for-encoder": ("encoder", {"prefix": 2}, "prefix", "encoder"),
-    "prefix-negative": ("decoder", {"prefix": -1}, "prefix", "-1"),
-    "prefix-too-long": ("decoder", {"prefix": 6}, "prefix", "5 tokens", "6"),
-    "prefix-too-long-in-one-row": ("decoder", {"prefix": [1, 9]}, "prefix", "9"),
-    "prefix-float": ("decoder", {"prefix": 2.5}, "prefix", "2.5"),
-    "prefix-flag": ("decoder", {"prefix": True}, "prefix", "True"),
-    "prefix-text": ("decoder", {"prefix": "2"}, "prefix", "'2'"),
-    "prefix-rows": ("decoder", {"prefix": [1, 2, 3]}, "prefix", "[1, 2, 3]"),
-    "prefix-none-in-list": ("decoder", {"prefix": [None, 1]}, "prefix", "None"),
-    "prefix-float-tensor": ("decoder", {"prefix": torch.tensor([1.0, 2.0])}, "prefix"),
-    "prefix-column": ("decoder", {"prefix": rows([1], [2])}, "prefix"),
-    "prefix-huge": ("decoder", {"prefix": 2**70}, "prefix"),
-    "prefix-object": ("decoder", {"prefix": {}}, "prefix", "{}"),
+    "padding-floats": ("decoder", {"attention_mask": REAL.float()}, "attention_mask", "float32"),
+    "padding-numbers": ("decoder", {"attention_mask": REAL.long()}, "attention_mask", "int64"),
+    "padding-shape": ("decoder", {"attention_mask": REAL[:1]}, "[2, 5]", "[1, 5]"),
+    "padding-list": ("decoder", {"attention_mask": [[True] * 5] * 2}, "attention_mask", "list"),
+    "padding-everywhere": ("decoder", {"attention_mask": ~REAL}, "row 0", "no real token"),
+    "padding-of-one-row": ("encoder", {"attention_mask": torch.stack((REAL[0], ~REAL[1]))}, "row 1", "no real token"),
+    "padding-hole-under-window": ("windowed", {"attention_mask": HOLE}, "row 0", "window"),
+    "documents-floats": ("decoder", {"document_ids": REAL.float()}, "document_ids", "float32"),
+    "documents-booleans": ("decoder", {"document_ids": REAL}, "document_ids", "bool"),
+    "documents-complex": ("decoder", {"document_ids": REAL.to(torch.complex64)}, "document_ids", "complex64"),
+    "documents-shape": ("decoder", {"document_ids": BACK[:, :4]}, "[2, 5]", "[2, 4]"),
+    "documents-list": ("decoder", {"document_ids": [[0] * 5] * 2}, "document_ids", "list"),
+    "documents-return": ("decoder", {"document_ids": BACK}, "row 0", "earlier document"),
+    "prefix-for-encoder": ("encoder", {"prefix_length": 2}, "prefix_length", "encoder"),
+    "prefix-negative": ("decoder", {"prefix_length": -1}, "prefix_length", "-1"),
+    "prefix-too-long": ("decoder", {"prefix_length": 6}, "prefix_length", "5 tokens", "6"),
+    "prefix-too-long-in-one-row": ("decoder", {"prefix_length": [1, 9]}, "prefix_length", "9"),
+    "prefix-float": ("decoder", {"prefix_length": 2.5}, "prefix_length", "2.5"),
+    "prefix-flag": ("decoder", {"prefix_length": True}, "prefix_length", "True"),
+    "prefix-text": ("decoder", {"prefix_length": "2"}, "prefix_length", "'2'"),
+    "prefix-rows": ("decoder", {"prefix_length": [1, 2, 3]}, "prefix_length", "[1, 2, 3]"),
+    "prefix-none-in-list": ("decoder", {"prefix_length": [None, 1]}, "prefix_length", "None"),
+    "prefix-float-tensor": ("decoder", {"prefix_length": torch.tensor([1.0, 2.0])}, "prefix_length"),
+    "prefix-column": ("decoder", {"prefix_length": rows([1], [2])}, "prefix_length"),
+    "prefix-huge": ("decoder", {"prefix_length": 2**70}, "prefix_length"),
+    "prefix-object": ("decoder", {"prefix_length": {}}, "prefix_length", "{}"),
 }
 
 
@@ -465,15 +470,15 @@ LENGTH_MISTAKES = {
     "row-text": ({"length": ["5", 5]}, "length", "'5'"),
     "row-float": ({"length": [5.0, 5]}, "length", "5.0"),
     "row-of-documents-without-documents": ({"length": [[5, 1], [5]]}, "row 0", "2 documents"),
-    "document-shorter": ({"documents": PACKED, "length": [[3, 1], [5]]}, "1", "row 0"),
-    "first-document-shorter": ({"documents": PACKED, "length": [[2, 2], [5]]}, "2", "row 0"),
-    "one-for-all-documents-shorter": ({"documents": PACKED, "length": 2}, "2", "row 0"),
-    "too-many-documents": ({"documents": PACKED, "length": [[3, 2], [5, 5]]}, "row 1", "2 documents"),
-    "shorter-than-the-real-tokens": ({"padding": HOLE, "length": [3, 5]}, "3", "4 tokens"),
+    "document-shorter": ({"document_ids": PACKED, "length": [[3, 1], [5]]}, "1", "row 0"),
+    "first-document-shorter": ({"document_ids": PACKED, "length": [[2, 2], [5]]}, "2", "row 0"),
+    "one-for-all-documents-shorter": ({"document_ids": PACKED, "length": 2}, "2", "row 0"),
+    "too-many-documents": ({"document_ids": PACKED, "length": [[3, 2], [5, 5]]}, "row 1", "2 documents"),
+    "shorter-than-the-real-tokens": ({"attention_mask": HOLE, "length": [3, 5]}, "3", "4 tokens"),
 }
 
 
-@pytest.mark.parametrize("model", ["decoder", "rotary", "dynamic", "normalised", "alibi", "encoder"])
+@pytest.mark.parametrize("model", ["decoder", "rotary", "dynamic", "normalized", "alibi", "encoder"])
 @pytest.mark.parametrize(("keywords", "mentions"), [(k, s) for k, *s in LENGTH_MISTAKES.values()], ids=LENGTH_MISTAKES)
 def test_length(models, model, keywords, mentions):
     """Refused for every scheme, also where the length has no effect."""
@@ -481,8 +486,8 @@ def test_length(models, model, keywords, mentions):
 
 
 def test_length_of_real_tokens_is_enough(models):
-    models["dynamic"](TOKENS, padding=HOLE, length=[4, 5])
-    models["dynamic"](TOKENS, documents=PACKED, length=[[3, 2], [5]])
+    models["dynamic"](TOKENS, attention_mask=HOLE, length=[4, 5])
+    models["dynamic"](TOKENS, document_ids=PACKED, length=[[3, 2], [5]])
 
 
 def test_encoder_decoder_misuse(models):
@@ -495,13 +500,13 @@ def test_encoder_decoder_misuse(models):
     refused(lambda: model.decode(TOKENS, memory.hidden), "memory")
     refused(lambda: model.decode(TOKENS, 3), "memory")
     refused(lambda: model.decode(TOKENS, model.encode(TOKENS[:1])), "1 rows", "2")
-    refused(lambda: model(TOKENS, TOKENS, prefix=2), "prefix")
-    refused(lambda: model(TOKENS, TOKENS, documents=PACKED), "documents", "both")
-    refused(lambda: model(TOKENS, TOKENS, target_documents=PACKED), "documents", "both")
+    refused(lambda: model(TOKENS, TOKENS, prefix_length=2), "prefix_length")
+    refused(lambda: model(TOKENS, TOKENS, document_ids=PACKED), "document_ids", "both")
+    refused(lambda: model(TOKENS, TOKENS, target_document_ids=PACKED), "document_ids", "both")
     other = PACKED.clone()
     other[1] = 8
-    refused(lambda: model(TOKENS, TOKENS, documents=PACKED, target_documents=other), "document 8", "row 1")
-    refused(lambda: model(TOKENS, TOKENS, target_padding=REAL[:, :4]), "padding", "[2, 5]")
+    refused(lambda: model(TOKENS, TOKENS, document_ids=PACKED, target_document_ids=other), "document 8", "row 1")
+    refused(lambda: model(TOKENS, TOKENS, target_attention_mask=REAL[:, :4]), "attention_mask", "[2, 5]")
     refused(lambda: model(TOKENS, TOKENS, target_length=4), "4", "5 tokens")
     refused(lambda: model(TOKENS, TOKENS, target_positions=AT - 1), "-1")
 
@@ -565,7 +570,7 @@ def test_balancing_loss():
     refused(lambda: balancing_loss(logits, 2), "router_logits")
     refused(lambda: balancing_loss([logits], 5), "top_k", "4 experts", "5")
     refused(lambda: balancing_loss([logits], 0), "top_k", "0")
-    refused(lambda: balancing_loss([logits], 2, padding=torch.ones(1, 7, dtype=torch.bool)), "[1, 8]", "[1, 7]")
+    refused(lambda: balancing_loss([logits], 2, attention_mask=torch.ones(1, 7, dtype=torch.bool)), "[1, 8]", "[1, 7]")
 
 
 def test_mistakes_on_other_devices_are_left_to_them():

@@ -38,7 +38,7 @@ FEEDFORWARDS: dict[str, Any] = {
     **{name: phasor.FeedForwardConfig(activation=name) for name in phasor.kinds("activations")},
     "swiglu-bias": phasor.FeedForwardConfig(activation="swiglu", bias=True),
     "experts": phasor.FeedForwardConfig(
-        activation="gelu", experts=phasor.ExpertsConfig(num_experts=3, normalise=False)
+        activation="gelu", experts=phasor.ExpertsConfig(num_experts=3, normalize=False)
     ),
     "gated-experts": phasor.FeedForwardConfig(activation="swiglu", bias=True, experts=EXPERTS),
 }
@@ -52,7 +52,7 @@ EXTRAS: dict[str, Sequence[Any]] = {
     "window": (None, 3),
     "scale": (None, 1.0),
 }
-GIVEN = ("nothing", "padding", "documents")
+GIVEN = ("nothing", "attention_mask", "document_ids")
 
 
 def test_the_tables_are_complete():
@@ -81,7 +81,10 @@ def check_gradients(
     )
     model = build(config).train()
     ids = tokens(2, 9, seed=seed)
-    about = {"padding": torch.arange(9) >= torch.tensor([[0], [4]]), "documents": torch.arange(9).expand(2, -1) // 5}
+    about = {
+        "attention_mask": torch.arange(9) >= torch.tensor([[0], [4]]),
+        "document_ids": torch.arange(9).expand(2, -1) // 5,
+    }
     what = draw.choice(GIVEN)
     given = {what: about[what]} if what in about else {}
     if shape == "encoder-decoder":

@@ -58,7 +58,7 @@ def test_generated_code_gives_the_same_logits_and_gradients(name):
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_phases_are_exact_in_compiled_code(backend):
-    rope = phasor.Rotary(head_dim=16, extension=phasor.Linear(factor=3.0))
+    rope = phasor.Rotary(head_dim=16, extension=phasor.LinearScaling(factor=3.0))
     positions = torch.tensor([1, 2**20 + 7, FAR + 5, 2**36 - 1])
     cos, sin = compiled(rope.cos_sin, backend)(positions)
     with mpmath.workdps(50):
@@ -72,10 +72,10 @@ PADDING = torch.arange(12) >= torch.tensor([[0], [5]])
 DOCUMENTS = torch.arange(12).expand(2, -1) // 5
 GIVEN: dict[str, dict[str, Any]] = {
     "nothing": {},
-    "padding": {"padding": PADDING},
-    "documents": {"documents": DOCUMENTS},
-    "both": {"padding": PADDING, "documents": DOCUMENTS},
-    "prefix": {"prefix": 3},
+    "attention_mask": {"attention_mask": PADDING},
+    "document_ids": {"document_ids": DOCUMENTS},
+    "both": {"attention_mask": PADDING, "document_ids": DOCUMENTS},
+    "prefix_length": {"prefix_length": 3},
 }
 
 

@@ -35,10 +35,10 @@ class NothingSquare(TorchDispatchMode):
 AT = torch.arange(COUNT)[None]
 GIVEN: dict[str, dict[str, Tensor]] = {
     "nothing": {},
-    "left padding": {"padding": AT >= 100},
-    "right padding": {"padding": AT < COUNT - 100},
-    "documents": {"documents": AT // 500},
-    "documents and padding": {"documents": AT // 500, "padding": AT < COUNT - 100},
+    "left padding": {"attention_mask": AT >= 100},
+    "right padding": {"attention_mask": AT < COUNT - 100},
+    "document_ids": {"document_ids": AT // 500},
+    "documents and padding": {"document_ids": AT // 500, "attention_mask": AT < COUNT - 100},
 }
 
 
@@ -75,11 +75,11 @@ def test_nor_are_they_between_a_source_and_a_target(name, given):
     ("attention", "given"),
     [
         ({"window": 300, "sink_tokens": 4}, {}),
-        ({"window": 300, "sink_tokens": 4}, {"documents": AT // 500}),
-        ({}, {"prefix": 700}),
-        ({"softcap": 30.0, "sink_logits": True}, {"padding": AT >= 100}),
+        ({"window": 300, "sink_tokens": 4}, {"document_ids": AT // 500}),
+        ({}, {"prefix_length": 700}),
+        ({"softcap": 30.0, "sink_logits": True}, {"attention_mask": AT >= 100}),
     ],
-    ids=["sink tokens", "sink tokens in documents", "prefix", "score extras"],
+    ids=["sink tokens", "sink tokens in documents", "prefix_length", "score extras"],
 )
 def test_nor_with_sinks_prefixes_and_extras(attention, given):
     check_nothing_square(tiny("rotary", **NARROW, attention=attention), **given)

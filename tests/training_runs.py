@@ -17,7 +17,7 @@ from phasor.data import store
 from phasor.data.batch import Batch
 from phasor.data.tokenizers import Special
 from phasor.training import loop, state, trainer
-from phasor.training.material import Material
+from phasor.training.datasets import Material
 from phasor.training.progress import Watcher
 
 VOCABULARY, ROWS, LENGTH = 23, 3, 17
@@ -38,11 +38,11 @@ class Documents:
         order = torch.randperm(self.per_epoch, generator=torch.Generator().manual_seed(self.seed + epoch))
         generator = torch.Generator().manual_seed(1000 + int(order[within]))
         start = torch.randint(0, VOCABULARY, (ROWS, 1), generator=generator)
-        tokens = (start + 3 * torch.arange(LENGTH + 1)) % VOCABULARY  # a rule that can be learnt
+        tokens = (start + 3 * torch.arange(LENGTH + 1)) % VOCABULARY  # a rule that can be learned
         documents = (torch.arange(LENGTH) >= 7 + within).long().expand(ROWS, LENGTH)
         weights = torch.ones(ROWS, LENGTH)
         weights[:, 7 + within - 1] = 0.0  # the last token of the first document predicts nothing
-        return Batch(tokens=tokens[:, :-1], targets=tokens[:, 1:], weights=weights, documents=documents)
+        return Batch(tokens=tokens[:, :-1], targets=tokens[:, 1:], weights=weights, document_ids=documents)
 
 
 def tokenizer():
@@ -55,8 +55,8 @@ def recipe(out, **changes):
     data = {
         "model": SMALL | {"dropout": {"residual": 0.1, "attention": 0.1}},
         "train": {"steps": 12, "evaluate_every": 4, "log_every": 1, "batch_tokens": 64, "device": "cpu"},
-        "data": {"length": 32},
-        "optimiser": {"rate": 1e-2},
+        "data": {"sequence_length": 32},
+        "optimizer": {"lr": 1e-2},
         "schedule": {"kind": "cosine", "warmup": 2},
         "save": {"every": 2, "keep": 2},
         "out": str(out),

@@ -12,45 +12,43 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "phasor.config": (
-        "ALiBiConfig AttentionConfig AxialConfig CountingConfig DeepNormConfig DropoutConfig DynamicNTK DynamicYaRN "
-        "EmbeddingConfig ExpertsConfig FanInInitConfig FeedForwardConfig LanguageHeadConfig LayerConfig "
-        "LayerNormConfig LearnedConfig Linear Llama3 LongRoPE MaskedHeadConfig ModelConfig MultiSectionConfig NTK "
-        "NoHeadConfig NoNormConfig NoPositionConfig NormalInitConfig NormalisedConfig OutputConfig ParallelConfig "
-        "PooledHeadConfig PostConfig PreConfig Proportional RMSNormConfig RotaryConfig SandwichConfig "
-        "SinusoidalConfig T5InitConfig T5PositionConfig XPosConfig XavierInitConfig YaRN"
+        "ALiBiConfig AttentionConfig AxialConfig CountingConfig DeepNormConfig DropoutConfig DynamicNTKScaling "
+        "DynamicYaRN EmbeddingConfig ExpertsConfig FanInInitConfig FeedForwardConfig LanguageHeadConfig LayerConfig "
+        "LayerNormConfig LearnedConfig LinearScaling Llama3Scaling LongRoPE MaskedHeadConfig ModelConfig "
+        "MultiSectionConfig NTKScaling NoHeadConfig NoNormConfig NoPositionConfig NormalInitConfig NormalizedConfig "
+        "OutputConfig ParallelConfig PooledHeadConfig PostConfig PreConfig ProportionalScaling RMSNormConfig "
+        "RotaryConfig SandwichConfig SinusoidalConfig T5InitConfig T5PositionConfig XPosConfig XavierInitConfig YaRN"
     ),
-    "phasor.choices": "kinds",
-    "phasor.presets": "preset",
-    "phasor.explanation": "explain",
+    "phasor.inspect.kinds": "kinds",
+    "phasor.models.presets": "preset",
+    "phasor.inspect.explain": "explain",
     "phasor.evaluation": "evaluate translate",
-    "phasor.fast_paths": "backends",
-    "phasor.cache": "Cache",
+    "phasor.inspect.backends": "backends",
+    "phasor.kv_cache.dynamic": "KVCache",
     "phasor.checkpoints": "convert exact_rotary load save",
     "phasor.config.generation": "GenerationConfig SpecialTokens",
-    "phasor.config.recipe": "DataConfig OptimiserConfig Recipe SaveConfig TrainConfig",
+    "phasor.config.recipe": "DataConfig OptimizerConfig Recipe SaveConfig TrainConfig",
     "phasor.config.schedules": "ConstantSchedule CosineSchedule InverseSqrtSchedule LinearSchedule StableSchedule",
     "phasor.generation": "Generated generate stream",
-    "phasor.model": "Record Transformer",
-    "phasor.parts.positions": "Rotary",
-    "phasor.parts.experts": "balancing_loss",
-    "phasor.quantisation": "quantise",
+    "phasor.transformer": "Record Transformer",
+    "phasor.nn.positions": "Rotary",
+    "phasor.nn.moe": "balancing_loss",
+    "phasor.quantization": "quantize",
     "phasor.training": "train",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 __all__ = sorted(_HOME_OF)  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
-    from phasor.cache import Cache as Cache
     from phasor.checkpoints import convert as convert
     from phasor.checkpoints import exact_rotary as exact_rotary
     from phasor.checkpoints import load as load
     from phasor.checkpoints import save as save
-    from phasor.choices import kinds as kinds
     from phasor.config import *  # noqa: F403
     from phasor.config.generation import GenerationConfig as GenerationConfig
     from phasor.config.generation import SpecialTokens as SpecialTokens
     from phasor.config.recipe import DataConfig as DataConfig
-    from phasor.config.recipe import OptimiserConfig as OptimiserConfig
+    from phasor.config.recipe import OptimizerConfig as OptimizerConfig
     from phasor.config.recipe import Recipe as Recipe
     from phasor.config.recipe import SaveConfig as SaveConfig
     from phasor.config.recipe import TrainConfig as TrainConfig
@@ -61,18 +59,20 @@ if TYPE_CHECKING:
     from phasor.config.schedules import StableSchedule as StableSchedule
     from phasor.evaluation import evaluate as evaluate
     from phasor.evaluation import translate as translate
-    from phasor.explanation import explain as explain
-    from phasor.fast_paths import backends as backends
     from phasor.generation import Generated as Generated
     from phasor.generation import generate as generate
     from phasor.generation import stream as stream
-    from phasor.model import Record as Record
-    from phasor.model import Transformer as Transformer
-    from phasor.parts.experts import balancing_loss as balancing_loss
-    from phasor.parts.positions import Rotary as Rotary
-    from phasor.presets import preset as preset
-    from phasor.quantisation import quantise as quantise
+    from phasor.inspect.backends import backends as backends
+    from phasor.inspect.explain import explain as explain
+    from phasor.inspect.kinds import kinds as kinds
+    from phasor.kv_cache.dynamic import KVCache as KVCache
+    from phasor.models.presets import preset as preset
+    from phasor.nn.moe import balancing_loss as balancing_loss
+    from phasor.nn.positions import Rotary as Rotary
+    from phasor.quantization import quantize as quantize
     from phasor.training import train as train
+    from phasor.transformer import Record as Record
+    from phasor.transformer import Transformer as Transformer
 
 
 def __getattr__(name: str) -> Any:

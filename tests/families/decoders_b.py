@@ -406,16 +406,16 @@ def gpt_oss(rng: random.Random) -> Case:
 
 
 def gpt_oss_of_old(rng: random.Random) -> Case:
-    """As published, but for its weights: fields twice, and YaRN spelt out or left to the family.
+    """As published, but for its weights: fields twice, and YaRN spelled out or left to the family.
 
     Its `beta_fast` and `beta_slow` are the usual ones, which are not written.
     """
-    spelt = rng.choice([True, False])
+    spelled = rng.choice([True, False])
 
     def older(fields: dict[str, Any]) -> dict[str, Any]:
         parameters = fields.pop("rope_parameters")
         del fields["swiglu_alpha"]
-        if spelt:
+        if spelled:
             fields |= {"rope_theta": parameters.pop("rope_theta"), "rope_scaling": parameters}
         return fields | {"experts_per_token": fields["num_experts_per_tok"], "initial_context_length": 4096}
 

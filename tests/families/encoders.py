@@ -11,7 +11,7 @@ from .cases import Case, Cases
 
 LONGEST = 60  # positions a table has
 ACTIVATIONS = ["gelu", "gelu_new", "relu", "silu"]
-SPELT = ("hidden_act",)  # gelu_new and gelu_pytorch_tanh are the same
+SPELLED = ("hidden_act",)  # gelu_new and gelu_pytorch_tanh are the same
 
 
 def sizes(rng: random.Random, **fixed: Any) -> dict[str, Any]:
@@ -44,17 +44,17 @@ def bert_sizes(rng: random.Random, **fixed: Any) -> dict[str, Any]:
 
 def bert(rng: random.Random) -> Case:
     config = transformers.BertConfig(**bert_sizes(rng), classifier_dropout=rng.choice([None, 0.2]))
-    return Case(transformers.BertForMaskedLM, config, token_types=True, may_differ=SPELT)
+    return Case(transformers.BertForMaskedLM, config, token_types=True, may_differ=SPELLED)
 
 
 def bert_without_head(rng: random.Random) -> Case:
     config = transformers.BertConfig(**bert_sizes(rng))
-    return Case(transformers.BertModel, config, token_types=True, may_differ=SPELT)
+    return Case(transformers.BertModel, config, token_types=True, may_differ=SPELLED)
 
 
 def bert_with_both_heads(rng: random.Random) -> Case:
     config = transformers.BertConfig(**bert_sizes(rng))
-    return Case(transformers.BertForPreTraining, config, token_types=True, may_differ=SPELT)
+    return Case(transformers.BertForPreTraining, config, token_types=True, may_differ=SPELLED)
 
 
 def roberta_sizes(rng: random.Random) -> dict[str, Any]:
@@ -66,12 +66,12 @@ def roberta_sizes(rng: random.Random) -> dict[str, Any]:
 
 def roberta(rng: random.Random) -> Case:
     config = transformers.RobertaConfig(**roberta_sizes(rng))
-    return Case(transformers.RobertaForMaskedLM, config, token_types=True, may_differ=SPELT)
+    return Case(transformers.RobertaForMaskedLM, config, token_types=True, may_differ=SPELLED)
 
 
 def roberta_without_head(rng: random.Random) -> Case:
     config = transformers.RobertaConfig(**roberta_sizes(rng))
-    return Case(transformers.RobertaModel, config, token_types=True, may_differ=SPELT)
+    return Case(transformers.RobertaModel, config, token_types=True, may_differ=SPELLED)
 
 
 def distilbert_config(rng: random.Random) -> transformers.DistilBertConfig:
@@ -103,12 +103,12 @@ def roformer_config(rng: random.Random) -> transformers.RoFormerConfig:
 
 def roformer(rng: random.Random) -> Case:
     config = roformer_config(rng)
-    return Case(transformers.RoFormerForMaskedLM, config, token_types=True, attention="eager", may_differ=SPELT)
+    return Case(transformers.RoFormerForMaskedLM, config, token_types=True, attention="eager", may_differ=SPELLED)
 
 
 def roformer_without_head(rng: random.Random) -> Case:
     config = roformer_config(rng)
-    return Case(transformers.RoFormerModel, config, token_types=True, attention="eager", may_differ=SPELT)
+    return Case(transformers.RoFormerModel, config, token_types=True, attention="eager", may_differ=SPELLED)
 
 
 def turning(rng: random.Random, *bases: float) -> dict[str, Any]:
@@ -159,14 +159,14 @@ def modernbert_without_head(rng: random.Random) -> Case:
 def modernbert_of_old(rng: random.Random) -> Case:
     """As the first checkpoints spell it: one number for the pattern, two bases."""
     config = transformers.ModernBertConfig(**modernbert_sizes(rng) | {"layer_types": None, "rope_parameters": None})
-    spelt = {"global_attn_every_n_layers": rng.choice([2, 3]), "global_rope_theta": 700.0, "local_rope_theta": 200.0}
-    spelt |= {"layer_norm_eps": 1e-5, "position_embedding_type": "absolute", "gradient_checkpointing": False}
-    spelt |= {"reference_compile": None, "repad_logits_with_grad": False}
+    spelled = {"global_attn_every_n_layers": rng.choice([2, 3]), "global_rope_theta": 700.0, "local_rope_theta": 200.0}
+    spelled |= {"layer_norm_eps": 1e-5, "position_embedding_type": "absolute", "gradient_checkpointing": False}
+    spelled |= {"reference_compile": None, "repad_logits_with_grad": False}
 
     def older(fields: dict[str, Any]) -> dict[str, Any]:
-        return {n: v for n, v in fields.items() if n not in ("layer_types", "rope_parameters")} | spelt
+        return {n: v for n, v in fields.items() if n not in ("layer_types", "rope_parameters")} | spelled
 
-    may = tuple(spelt)
+    may = tuple(spelled)
     return Case(transformers.ModernBertForMaskedLM, config, older=older, may_differ=may)
 
 

@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from phasor.checkpoints.families import family, names
+from phasor.models.families import family, names
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 BEGIN, END = "<!-- families: written by `make families` -->", "<!-- end of families -->"

@@ -22,8 +22,8 @@ from phasor.config import ModelConfig
 from phasor.config.extensions import Extension
 from phasor.config.positions import PositionConfig
 from phasor.config.schema import shown, unknown
-from phasor.model import Transformer
-from phasor.quantisation import quantised
+from phasor.quantization import quantized
+from phasor.transformer import Transformer
 
 TOLERANCE = 1e-4  # of the logits' spread: float32 sums through a deep model leave less
 FORMATS = {"phasor": save_native, "hf": save_hf}
@@ -48,9 +48,9 @@ def save(model: Transformer, folder: str | Path, format: str = "phasor", *, prog
         raise unknown("format", format, FORMATS)
     if not isinstance(model, Transformer):
         raise ValueError(f"only a phasor.Transformer can be saved, not {shown(model)}")
-    if quantised(model):
+    if quantized(model):
         raise ValueError(
-            "a model with weights in int8 is not saved: save the one it was made of, and quantise when loaded"
+            "a model with weights in int8 is not saved: save the one it was made of, and quantize when loaded"
         )
     with replaced(folder) as staged:
         FORMATS[format](model, staged, progress)

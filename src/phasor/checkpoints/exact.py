@@ -15,12 +15,12 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from phasor.checkpoints.fields import Fields
-from phasor.checkpoints.rope import read_rotary
 from phasor.config import LongRoPE, RotaryConfig
-from phasor.parts.checks import described
-from phasor.parts.positions.phase import cos_sin_of
-from phasor.parts.positions.rotary import Table, table_of
+from phasor.models.fields import Fields
+from phasor.models.rope import read_rotary
+from phasor.nn.checks import described
+from phasor.nn.positions.phase import cos_sin_of
+from phasor.nn.positions.rotary import Table, table_of
 
 # How a module lays out the cosines of its pairs, `[..., pairs]`, in what it returns.
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {

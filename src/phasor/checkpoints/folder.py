@@ -29,7 +29,7 @@ TOKENIZER_FILES = (
 )
 TEMPLATES = "additional_chat_templates"  # a folder of them, beside chat_template.jinja
 # Folders of sentence-transformers have these besides.
-MODULES, SENTENCE, POOLING, NORMALISING = "modules.json", "sentence_bert_config.json", "1_Pooling", "2_Normalize"
+MODULES, SENTENCE, POOLING, NORMALIZING = "modules.json", "sentence_bert_config.json", "1_Pooling", "2_Normalize"
 SENTENCE_FILES = (MODULES, SENTENCE, "config_sentence_transformers.json")
 SPECIAL_NAMES = {  # our names and those of the file, which are the field's own
     "stop": "eos_token_id",
@@ -74,7 +74,7 @@ def replaceable(folder: Path) -> bool:
         return False
     names = {name for entry in folder.iterdir() for name in held(entry)}
     weights = {name for name in names if name in (WEIGHTS, INDEX) or SHARD.fullmatch(name)}
-    pooling = {f"{POOLING}/{CONFIG}", f"{NORMALISING}/{CONFIG}"}
+    pooling = {f"{POOLING}/{CONFIG}", f"{NORMALIZING}/{CONFIG}"}
     templates = {name for name in names if name.startswith(f"{TEMPLATES}/") and name.endswith(".jinja")}
     others = names - weights - pooling - templates - {CONFIG, SPECIAL, *TOKENIZER_FILES, *SENTENCE_FILES}
     return not names or (CONFIG in names and bool(weights) and not others)
@@ -82,13 +82,13 @@ def replaceable(folder: Path) -> bool:
 
 def held(entry: Path) -> list[str]:
     """The files an entry of a folder stands for: itself, or what is in a folder that models have."""
-    if entry.name in (POOLING, NORMALISING, TEMPLATES) and entry.is_dir():
+    if entry.name in (POOLING, NORMALIZING, TEMPLATES) and entry.is_dir():
         return [f"{entry.name}/{file.name}" for file in entry.iterdir()]
     return [entry.name]
 
 
 def swap(staged: Path, folder: Path) -> None:
-    """Put a finished folder in place by renaming; the one that was there goes only afterwards."""
+    """Put a finished folder in place by renaming; the one that was there goes only afterward."""
     if not folder.exists():
         os.replace(staged, folder)
         return

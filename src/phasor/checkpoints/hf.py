@@ -11,9 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phasor.checkpoints import families
-from phasor.checkpoints.family import Family, differences
-from phasor.checkpoints.fields import Fields
 from phasor.checkpoints.folder import (
     CONFIG,
     SOURCE_TOKENIZER,
@@ -25,12 +22,15 @@ from phasor.checkpoints.folder import (
     write_json,
     write_tokenizers,
 )
-from phasor.checkpoints.layout import Place, places, straight
 from phasor.checkpoints.sentence import pooled, spoken, write_pooling
 from phasor.checkpoints.tensors import TYPES, Progress, Tensors, write_tensors
 from phasor.config import ModelConfig, PooledHeadConfig
 from phasor.config.schema import unknown
-from phasor.model import Transformer
+from phasor.models import families
+from phasor.models.family import Family, differences
+from phasor.models.fields import Fields
+from phasor.models.layout import Place, places, straight
+from phasor.transformer import Transformer
 
 # Special tokens a model does not have: left out, they would be the family's usual ones.
 NO_SPECIAL: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))

@@ -22,7 +22,7 @@ from phasor.checkpoints.folder import (
 from phasor.checkpoints.hf import Origin
 from phasor.checkpoints.tensors import Progress, Tensors, write_tensors
 from phasor.config import ModelConfig
-from phasor.model import Transformer
+from phasor.transformer import Transformer
 
 
 def save_native(model: Transformer, folder: Path, progress: Progress | None = None) -> None:

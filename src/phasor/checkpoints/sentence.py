@@ -1,7 +1,7 @@
 """Folders of sentence-transformers: a Hugging Face folder, and beside it how the tokens' vectors become one.
 
 `modules.json` lists what runs: the model, a pooling with settings in a folder of its own, and perhaps a
-normalisation. In phasor the last two are the model's head.
+normalization. In phasor the last two are the model's head.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from phasor.checkpoints.fields import Fields, spelt
 from phasor.checkpoints.folder import (
     CONFIG,
     MODULES,
-    NORMALISING,
+    NORMALIZING,
     POOLING,
     SENTENCE,
     SENTENCE_FILES,
@@ -23,6 +22,7 @@ from phasor.checkpoints.folder import (
     write_json,
 )
 from phasor.config import ModelConfig, PooledHeadConfig
+from phasor.models.fields import Fields, spelled
 
 MODES = ("cls", "mean", "max")
 # Older files have a flag for every mode, and flags phasor knows no pooling for.
@@ -44,7 +44,7 @@ def pooled(config: ModelConfig, folder: Path) -> ModelConfig:
         return config
     modules = read_modules(folder / MODULES)
     pooling = settings(folder / modules["Pooling"] / CONFIG)
-    head = PooledHeadConfig(pooler=read_mode(pooling), normalise="Normalize" in modules)
+    head = PooledHeadConfig(pooler=read_mode(pooling), normalize="Normalize" in modules)
     for name in ("word_embedding_dimension", "embedding_dimension"):
         pooling.expect(name, config.dim)
     pooling.expect("include_prompt", True)
@@ -56,10 +56,10 @@ def pooled(config: ModelConfig, folder: Path) -> ModelConfig:
         model.expect("module_output_name", "token_embeddings")
         model.finish(HARMLESS)
     if "Normalize" in modules and (folder / modules["Normalize"] / CONFIG).is_file():
-        normalising = settings(folder / modules["Normalize"] / CONFIG)
-        normalising.expect("module_input_name", "sentence_embedding")
-        normalising.expect("module_output_name", "sentence_embedding")
-        normalising.finish()
+        normalizing = settings(folder / modules["Normalize"] / CONFIG)
+        normalizing.expect("module_input_name", "sentence_embedding")
+        normalizing.expect("module_output_name", "sentence_embedding")
+        normalizing.finish()
     return pooling.made(lambda: config.replace(head=head))
 
 
@@ -74,12 +74,12 @@ def read_modules(file: Path) -> dict[str, str]:
     for module in read_json_list(file):
         kind, path = (module.get(key) for key in ("type", "path")) if isinstance(module, dict) else (None, None)
         if not isinstance(kind, str) or not isinstance(path, str) or path != Path(path).name:
-            raise ValueError(f"{file}: a module must have a type, and a path inside the folder, not {spelt(module)}")
+            raise ValueError(f"{file}: a module must have a type, and a path inside the folder, not {spelled(module)}")
         ours = kind.startswith("sentence_transformers.")
         modules[kind.rpartition(".")[2] if ours else kind] = path
     if list(modules) not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise ValueError(
-            f"{file}: phasor honours the modules Transformer, Pooling and perhaps Normalize, not {', '.join(modules)}"
+            f"{file}: phasor honors the modules Transformer, Pooling and perhaps Normalize, not {', '.join(modules)}"
         )
     if modules["Transformer"]:
         raise ValueError(f"{file}: the Transformer must lie in the folder itself, not in {modules['Transformer']}")
@@ -94,7 +94,7 @@ def read_mode(pooling: Fields) -> Any:
     modes = [modes] if isinstance(modes, str) else modes
     if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in MODES:
         raise ValueError(
-            f"{pooling.file}: phasor honours one pooling, of {', '.join(MODES)}, not {' and '.join(map(str, modes))}"
+            f"{pooling.file}: phasor honors one pooling, of {', '.join(MODES)}, not {' and '.join(map(str, modes))}"
         )
     return modes[0]
 
@@ -103,12 +103,12 @@ def spoken(head: PooledHeadConfig) -> PooledHeadConfig:
     """A head as it comes back from a folder; raises where sentence-transformers has no name for it."""
     if head.pooler not in MODES:
         raise ValueError(f"sentence-transformers has no pooling {head.pooler!r}; it has {', '.join(MODES)}")
-    return PooledHeadConfig(pooler=head.pooler, normalise=head.normalise)
+    return PooledHeadConfig(pooler=head.pooler, normalize=head.normalize)
 
 
 def write_pooling(head: PooledHeadConfig, config: ModelConfig, folder: Path, origin: Path | None) -> None:
     """The files of sentence-transformers for a model's head, in the spelling that all its versions read."""
-    paths = {"Transformer": "", "Pooling": POOLING} | ({"Normalize": NORMALISING} if head.normalise else {})
+    paths = {"Transformer": "", "Pooling": POOLING} | ({"Normalize": NORMALIZING} if head.normalize else {})
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for i, (kind, path) in enumerate(paths.items())

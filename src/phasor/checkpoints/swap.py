@@ -14,7 +14,7 @@ from phasor.config.extensions import Extension
 from phasor.config.model import Side
 from phasor.config.positions import PositionConfig
 from phasor.config.schema import fit
-from phasor.model import Stack, Transformer
+from phasor.transformer import Stack, Transformer
 
 Named = str | Mapping[str, Any]
 

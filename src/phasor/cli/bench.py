@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from phasor.bench import SHORT, WORKS
 from phasor.cli.screen import console, new_table, plain, print_json, show
 from phasor.config.schema import unknown
-from phasor.speed import SHORT, WORKS
 
 if TYPE_CHECKING:
-    from phasor.fast_paths import Backends
-    from phasor.speed.report import Entry, Report, Row
+    from phasor.bench.report import Entry, Report, Row
+    from phasor.inspect.backends import Backends
 
 EXPLAINING = ("dtype", "weights", "precision", "length", "training")
 MEASURING = ("works", "full", "compile", "plot", "read")
@@ -66,13 +66,13 @@ def run(given: argparse.Namespace) -> int:
 
 
 def check_place(file: Path) -> None:
-    from phasor.speed.chart import check_folder
+    from phasor.bench.chart import check_folder
 
     check_folder(file)
 
 
 def explain(given: argparse.Namespace) -> int:
-    from phasor.fast_paths import backends
+    from phasor.inspect.backends import backends
 
     found = backends(
         given.explain,
@@ -100,7 +100,7 @@ def show_paths(found: Backends) -> None:
 def measure(given: argparse.Namespace) -> int:
     """The exit code is 1 where one of our own results was wrong or failed."""
     if given.plot is not None:
-        from phasor.speed.chart import check_chart
+        from phasor.bench.chart import check_chart
 
         check_chart(given.plot)
     without_tables = given.json is not None and (given.json == "-" or importlib.util.find_spec("rich") is None)
@@ -115,7 +115,7 @@ def measure(given: argparse.Namespace) -> int:
             write_json(report.to_dict(), given.json)
 
     if given.read is None:
-        from phasor.speed.measuring import measure
+        from phasor.bench.measuring import measure
 
         compiles = given.compile or given.full
         device = given.device or "auto"
@@ -127,7 +127,7 @@ def measure(given: argparse.Namespace) -> int:
     if given.json is not None:
         write_json(report.to_dict(), given.json)
     if given.plot is not None:
-        from phasor.speed.chart import draw
+        from phasor.bench.chart import draw
 
         draw(report, given.plot)
     failed = [entry for row in report.rows for entry in row.entries if entry.ours and entry.value is None]
@@ -136,7 +136,7 @@ def measure(given: argparse.Namespace) -> int:
 
 def read(given: argparse.Namespace, found: Callable[[Row], None]) -> Report:
     """A report that was written before."""
-    from phasor.speed.report import Report
+    from phasor.bench.report import Report
 
     if given.full or given.compile or given.device:
         raise ValueError("--read times nothing: it goes without --device, --full and --compile")
@@ -193,7 +193,7 @@ def number(value: float) -> str:
     >>> number(0.16543), number(71834.2)
     ('0.165', '71,834')
     """
-    from phasor.speed.chart import shown
+    from phasor.bench.chart import shown
 
     return shown(value)
 

@@ -27,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> None:
     from phasor.checkpoints import convert
     from phasor.checkpoints.conversion import read_config
-    from phasor.explanation import make_extension
+    from phasor.inspect.explain import make_extension
 
     fields = given_fields(given, *extension_classes())
     if fields and given.extension in (None, "none"):

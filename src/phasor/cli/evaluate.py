@@ -16,7 +16,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="the folder of a run")
     parser.add_argument("--data", metavar="FILE", help="measure on this instead of the run's validation data")
     parser.add_argument("--target", metavar="FILE", help="the other side of a parallel text in two files")
-    parser.add_argument("--beams", type=int, default=5, metavar="N", help="how many beams to translate with (5)")
+    parser.add_argument("--num-beams", type=int, default=5, metavar="N", help="how many beams to translate with (5)")
     parser.add_argument("--limit", type=int, metavar="N", help="measure on so many examples at most")
     parser.add_argument("--device", default="auto", help="cpu, cuda, ...; auto is a GPU where there is one")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -31,7 +31,7 @@ def run(given: argparse.Namespace) -> None:
         given.run,
         given.data,
         given.target,
-        beams=given.beams,
+        num_beams=given.num_beams,
         limit=given.limit,
         device=given.device,
         progress=Bar("evaluating"),

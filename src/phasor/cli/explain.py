@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from phasor.cli.options import add_fields, extension_classes, given_fields
 from phasor.cli.screen import new_table, print_json, show, show_text
-from phasor.explanation import spans
+from phasor.inspect.explain import spans
 
 if TYPE_CHECKING:
-    from phasor.explanation import Explanation, Scheme
+    from phasor.inspect.explain import Explanation, Scheme
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> None:
-    from phasor.explanation import explain, make_extension, named
+    from phasor.inspect.explain import explain, make_extension, named
 
     fields = given_fields(given, *extension_classes())
     if fields and given.extension is None:

@@ -13,7 +13,7 @@ from phasor.config.generation import OPTIONS, GenerationConfig
 
 if TYPE_CHECKING:
     from phasor.generation import Generated
-    from phasor.model import Transformer
+    from phasor.transformer import Transformer
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -62,10 +62,10 @@ def read_model(folder: str, given: argparse.Namespace) -> Transformer:
 
     if given.weights is None:
         return load(folder, device=given.device)
-    from phasor.quantisation import quantise
+    from phasor.quantization import quantize
     from phasor.training.trainer import device_of
 
-    return quantise(load(folder), given.weights).to(device_of(given.device))  # which never holds the large ones
+    return quantize(load(folder), given.weights).to(device_of(given.device))  # which never holds the large ones
 
 
 def show_step(step: Generated) -> int:

@@ -14,7 +14,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> None:
-    from phasor.choices import GROUPS, described_kinds
+    from phasor.inspect.kinds import GROUPS, described_kinds
 
     groups = [given.group] if given.group else list(GROUPS)
     found = {group: described_kinds(group) for group in groups}

@@ -1,4 +1,4 @@
-"""The fields of a recipe as options: `--data.length 128`, and anything below `--model.`."""
+"""The fields of a recipe as options: `--data.sequence-length 128`, and anything below `--model.`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from phasor.config.model import ModelConfig
 from phasor.config.overrides import fields_of, is_choice, without_none
 from phasor.config.recipe import DEFAULT, Recipe
 from phasor.config.recipe_help import GROUPS, HELP
-from phasor.presets import PRESETS
+from phasor.models.presets import PRESETS
 
 PLACEHOLDERS = {bool: "TRUE|FALSE", int: "N", float: "X", str: "TEXT"}
 BELOW_MODEL = (
@@ -54,8 +54,8 @@ def add_recipe_options(parser: Verb) -> None:
 def described_field(name: str) -> tuple[str, str, str]:
     """A field's option, what stands for its value in the help, and its default in words.
 
-    >>> described_field("data.length"), described_field("train.ema")
-    (('data.length', 'N', ' (default: 256)'), ('train.ema', 'X', ''))
+    >>> described_field("data.sequence_length"), described_field("train.ema_decay")
+    (('data.sequence_length', 'N', ' (default: 256)'), ('train.ema_decay', 'X', ''))
     """
     hint: Any = Recipe
     for step in name.split("."):
@@ -85,7 +85,7 @@ def placeholder(hint: Any) -> str:
 def default_of(name: str) -> str:
     """What a field is if nobody says, in words; of a choice, by kind where kinds differ.
 
-    >>> default_of("schedule.floor"), default_of("train.compile"), default_of("train.ema")
+    >>> default_of("schedule.floor"), default_of("train.compile"), default_of("train.ema_decay")
     ('cosine 0.1, linear 0, wsd 0', 'false', '')
     """
     *path, field = name.split(".")

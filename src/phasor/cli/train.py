@@ -89,7 +89,7 @@ def starting_point(changes: dict[str, str]) -> dict[str, Any]:
     if "init_from" not in changes:
         return DEFAULT.to_dict()
     data = DEFAULT.data.replace(tokenizer="auto")
-    return DEFAULT.replace(model={}, data=data, optimiser=Recipe().optimiser).to_dict()
+    return DEFAULT.replace(model={}, data=data, optimizer=Recipe().optimizer).to_dict()
 
 
 def with_own_data(recipe: dict[str, Any], changes: dict[str, str]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("texts", metavar="TEXT", nargs="*", help="a text to translate")
     parser.add_argument("--file", metavar="FILE", help="texts, one a line, gzipped or not; - is standard input")
     parser.add_argument("--out", metavar="FILE", help="write the translations here instead of printing them")
-    parser.add_argument("--beams", type=int, default=4, metavar="N", help="how many beams to search (4)")
+    parser.add_argument("--num-beams", type=int, default=4, metavar="N", help="how many beams to search (4)")
     parser.add_argument(
         "--length-penalty",
         type=float,
@@ -56,7 +56,7 @@ def translated(texts: list[str], given: argparse.Namespace) -> list[str]:
     return translate(
         given.run,
         texts,
-        beams=given.beams,
+        num_beams=given.num_beams,
         length_penalty=given.length_penalty,
         max_new_tokens=given.max_new_tokens,
         batch_tokens=given.batch_tokens,

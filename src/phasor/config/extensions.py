@@ -70,7 +70,7 @@ class Extension(Choice, what="extension"):
         return length
 
 
-class Linear(Extension, kind="linear"):
+class LinearScaling(Extension, kind="linear"):
     """Position interpolation (PI): every frequency divided by `factor`."""
 
     factor: float
@@ -83,7 +83,7 @@ class Linear(Extension, kind="linear"):
         return [f / Decimal(self.factor) for f in frequencies(base, width)]
 
 
-class NTK(Extension, kind="ntk"):
+class NTKScaling(Extension, kind="ntk"):
     """NTK-aware: the base grows to `base * factor^(d/(d-2))`; fast pairs stay, the slowest is interpolated."""
 
     factor: float
@@ -99,7 +99,7 @@ class NTK(Extension, kind="ntk"):
         return frequencies(stretched(base, Decimal(self.factor), width), width)
 
 
-class DynamicNTK(Extension, kind="dynamic-ntk"):
+class DynamicNTKScaling(Extension, kind="dynamic-ntk"):
     """NTK-aware with a base that grows with the sequence once it is longer than `original_length`."""
 
     factor: float
@@ -201,7 +201,7 @@ class DynamicYaRN(Ramped, kind="dynamic-yarn"):
         return max(Decimal(1), Decimal(self.require_length(length)) / self.original_length)
 
 
-class Llama3(Extension, kind="llama3"):
+class Llama3Scaling(Extension, kind="llama3"):
     """Llama 3.1: wavelengths under a bound kept, over another divided, and a smooth passage between."""
 
     factor: float
@@ -214,7 +214,7 @@ class Llama3(Extension, kind="llama3"):
         positive(self, "original_length", "low_freq_factor")
         if self.high_freq_factor <= self.low_freq_factor:
             raise ValueError(
-                f"Llama3.high_freq_factor ({self.high_freq_factor}) must be greater than "
+                f"Llama3Scaling.high_freq_factor ({self.high_freq_factor}) must be greater than "
                 f"low_freq_factor ({self.low_freq_factor})"
             )
 
@@ -274,7 +274,7 @@ class LongRoPE(Extension, kind="longrope"):
         return float((1 + Decimal(self.factor).ln() / Decimal(self.original_length).ln()).sqrt())
 
 
-class Proportional(Extension, kind="proportional"):
+class ProportionalScaling(Extension, kind="proportional"):
     """Only the fastest `fraction` of the pairs turns (each divided by `factor`); the rest stand still."""
 
     fraction: float
@@ -283,7 +283,7 @@ class Proportional(Extension, kind="proportional"):
     def check(self) -> None:
         at_least_one(self, "factor")
         if not 0 < self.fraction <= 1:
-            raise ValueError(f"Proportional.fraction must be in (0, 1], not {self.fraction}")
+            raise ValueError(f"ProportionalScaling.fraction must be in (0, 1], not {self.fraction}")
 
     @precisely
     def frequencies(self, base: float, width: int, length: int | None = None) -> list[Decimal]:

@@ -15,16 +15,16 @@ OPTIONS = {
     "top_k": "sample among the k likeliest tokens",
     "top_p": "sample among the fewest likeliest tokens that hold this probability",
     "min_p": "sample among tokens at least this many times as likely as the likeliest",
-    "typical": "sample among the most typical tokens that hold this probability",
+    "typical_p": "sample among the most typical tokens that hold this probability",
     "repetition_penalty": "makes tokens of prompt and text less likely, above 1",
     "frequency_penalty": "taken off a logit for every time its token was generated",
     "presence_penalty": "taken off a logit once if its token was generated",
-    "beams": "how many beams to search",
-    "results": "how many of the beams to give back",
+    "num_beams": "how many beams to search",
+    "num_return_sequences": "how many of the beams to give back",
     "length_penalty": "the power of the length that divides a beam's score",
     "early_stopping": "stop when enough beams are finished; never: only when none can improve",
-    "contrastive": "the weight of not repeating, in contrastive search among the top_k",
-    "lookup": "guess ahead from the text itself, by its last tokens, this many at most",
+    "penalty_alpha": "the weight of not repeating, in contrastive search among the top_k",
+    "prompt_lookup_tokens": "guess ahead from the text itself, by its last tokens, this many at most",
     "draft_tokens": "how many tokens to guess ahead",
     "compile": "compile the step of a token: slow to begin, faster from then on",
     "seed": "makes sampling reproducible; one number, or one for every prompt",
@@ -35,9 +35,9 @@ OPTIONS = {
 class GenerationConfig(Config):
     """The options of `generate`.
 
-    Greedy unless a temperature or a filter asks for sampling. `beams` above 1 searches beams, `contrastive` above
-    0 searches contrastively among the `top_k` best, `lookup` proposes continuations that stand in the text
-    already. `compile` makes one graph of the step of a token, which takes a while once and is quicker from then on,
+    Greedy unless a temperature or a filter asks for sampling. `num_beams` above 1 searches beams, `penalty_alpha` above
+    0 searches contrastively among the `top_k` best, `prompt_lookup_tokens` proposes continuations found in the
+    text so far. `compile` makes one graph of the step of a token, which takes a while once and is quicker from then on,
     for all texts of about the same length; where frequencies depend on the length it changes nothing. Stop texts
     need a tokenizer. Penalties: `repetition_penalty` over prompt and new tokens, `frequency_penalty` and
     `presence_penalty` over the new ones.
@@ -51,50 +51,64 @@ class GenerationConfig(Config):
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
-    typical: float | None = None
+    typical_p: float | None = None
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    beams: int = 1
-    results: int = 1
+    num_beams: int = 1
+    num_return_sequences: int = 1
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
-    contrastive: float = 0.0
-    lookup: int = 0
+    penalty_alpha: float = 0.0
+    prompt_lookup_tokens: int = 0
     draft_tokens: int = 4
     compile: bool = False
     seed: int | tuple[int, ...] | None = None
     stop: tuple[int | str, ...] | None = None
 
     def check(self) -> None:
-        at_least = {"max_new_tokens": 1, "top_k": 1, "beams": 1, "results": 1, "lookup": 0, "draft_tokens": 1}
+        at_least = {
+            "max_new_tokens": 1,
+            "top_k": 1,
+            "num_beams": 1,
+            "num_return_sequences": 1,
+            "prompt_lookup_tokens": 0,
+            "draft_tokens": 1,
+        }
         for name, least in at_least.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, not {value}")
         if self.temperature is not None and not self.temperature >= 0:
             raise ValueError(f"temperature must not be negative, not {self.temperature}")
-        for name in ("top_p", "typical"):
+        for name in ("top_p", "typical_p"):
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1:
                 raise ValueError(f"{name} must be in (0, 1], not {value}")
-        for name in ("min_p", "contrastive"):
+        for name in ("min_p", "penalty_alpha"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
                 raise ValueError(f"{name} must be in [0, 1], not {value}")
         if not self.repetition_penalty > 0:
             raise ValueError(f"repetition_penalty must be greater than 0, not {self.repetition_penalty}")
-        if self.results > self.beams:
-            raise ValueError(f"results ({self.results}) cannot exceed beams ({self.beams})")
-        searches = [self.beams > 1, self.contrastive > 0, self.lookup > 0]
+        if self.num_return_sequences > self.num_beams:
+            raise ValueError(
+                f"num_return_sequences ({self.num_return_sequences}) cannot exceed num_beams ({self.num_beams})"
+            )
+        searches = [self.num_beams > 1, self.penalty_alpha > 0, self.prompt_lookup_tokens > 0]
         if sum(searches) > 1:
-            raise ValueError("beams, contrastive and lookup are different ways of decoding: choose one")
-        if self.beams > 1 and self.samples:
-            raise ValueError("beam search does not sample: leave temperature, top_k, top_p, min_p and typical out")
+            raise ValueError(
+                "num_beams, penalty_alpha and prompt_lookup_tokens are different ways of decoding: choose one"
+            )
+        if self.num_beams > 1 and self.samples:
+            raise ValueError("beam search does not sample: leave temperature, top_k, top_p, min_p and typical_p out")
         if self.compile and any(searches):
-            raise ValueError("compile is for greedy decoding and plain sampling, not for beams, contrastive or lookup")
-        filters = (self.temperature or None, self.top_p, self.min_p, self.typical)
-        if self.contrastive > 0 and (self.top_k is None or any(f is not None for f in filters)):
+            raise ValueError(
+                "compile is for greedy decoding and plain sampling, "
+                "not for num_beams, penalty_alpha or prompt_lookup_tokens"
+            )
+        filters = (self.temperature or None, self.top_p, self.min_p, self.typical_p)
+        if self.penalty_alpha > 0 and (self.top_k is None or any(f is not None for f in filters)):
             raise ValueError("contrastive search chooses among the top_k best and does not sample: give top_k alone")
         if not abs(self.length_penalty) <= LENGTH_PENALTY:
             raise ValueError(
@@ -106,11 +120,11 @@ class GenerationConfig(Config):
         """Whether tokens are drawn at random rather than the likeliest taken."""
         if self.temperature is not None:
             return self.temperature > 0
-        filters = (None if self.contrastive else self.top_k, self.top_p, self.min_p, self.typical)
+        filters = (None if self.penalty_alpha else self.top_k, self.top_p, self.min_p, self.typical_p)
         return any(f is not None for f in filters)
 
     @property
-    def penalises(self) -> bool:
+    def penalizes(self) -> bool:
         """Whether what was said already changes the logits."""
         return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
 

@@ -23,7 +23,7 @@ from phasor.config.parts import (
     PreConfig,
 )
 from phasor.config.positions import LearnedConfig, NoPositionConfig, PositionConfig, RotaryConfig
-from phasor.config.schema import Config, positive
+from phasor.config.schema import Config, derived, positive
 
 SHAPES = {
     "encoder": "every token sees every token",
@@ -64,7 +64,7 @@ class ModelConfig(Config):
     pattern repeated over the depth, for layers that differ (local and global attention, NoPE layers).
 
     >>> config = ModelConfig(vocab_size=100, dim=64, num_layers=2, num_heads=4, position="rotary", norm="rmsnorm")
-    >>> config.key_value_heads, config.head_width, config.feedforward_width
+    >>> config.num_kv_heads, config.head_dim, config.hidden_dim
     (4, 16, 256)
     >>> ModelConfig.from_json(config.to_json()) == config
     True
@@ -76,9 +76,9 @@ class ModelConfig(Config):
     num_heads: int
     shape: Shape = "decoder"
     num_encoder_layers: int | None = None
-    num_kv_heads: int | None = None
-    head_dim: int | None = None
-    hidden_dim: int | None = None
+    num_kv_heads: int = derived(lambda config: config.num_heads)
+    head_dim: int = derived(lambda config: config.dim // max(config.num_heads, 1))  # `check` refuses 0 heads
+    hidden_dim: int = derived(lambda config: 4 * config.dim)
     max_length: int = 2048
     position: PositionConfig = NoPositionConfig()
     attention: AttentionConfig = AttentionConfig()
@@ -95,14 +95,14 @@ class ModelConfig(Config):
     def check(self) -> None:
         sizes = ("vocab_size", "dim", "num_layers", "num_heads", "num_encoder_layers", "num_kv_heads")
         positive(self, *sizes, "head_dim", "hidden_dim", "max_length")
-        if self.head_dim is None and self.dim % self.num_heads:
+        if "head_dim" in self.left_out and self.dim % self.num_heads:
             raise ValueError(
                 f"ModelConfig.dim ({self.dim}) is not divisible by num_heads ({self.num_heads}); "
                 "change one of them or give head_dim"
             )
-        if self.num_heads % self.key_value_heads:
+        if self.num_heads % self.num_kv_heads:
             raise ValueError(
-                f"ModelConfig.num_heads ({self.num_heads}) is not divisible by num_kv_heads ({self.key_value_heads})"
+                f"ModelConfig.num_heads ({self.num_heads}) is not divisible by num_kv_heads ({self.num_kv_heads})"
             )
         if self.num_encoder_layers is not None and self.shape != "encoder-decoder":
             raise ValueError(f"ModelConfig.num_encoder_layers is for an encoder-decoder, not for a {self.shape}")
@@ -126,27 +126,12 @@ class ModelConfig(Config):
                 )
         for position in self.layer_positions():
             if isinstance(position, RotaryConfig):
-                position.rotated_width(self.head_width)
+                position.rotated_width(self.head_dim)
         for layer in (self.layer(i) for i in range(max(1, len(self.layers)))):
             if layer.attention.qk_norm != "none" and isinstance(self.norm, NoNormConfig):
                 raise ValueError(
                     f"AttentionConfig.qk_norm is {layer.attention.qk_norm!r}, but the model's norm is 'none'"
                 )
-
-    @property
-    def key_value_heads(self) -> int:
-        """Heads of keys and values: as many as query heads unless `num_kv_heads` says fewer."""
-        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
-
-    @property
-    def head_width(self) -> int:
-        """Features of one head."""
-        return self.dim // self.num_heads if self.head_dim is None else self.head_dim
-
-    @property
-    def feedforward_width(self) -> int:
-        """Hidden features of the feed-forward network: four times the model's width by default."""
-        return 4 * self.dim if self.hidden_dim is None else self.hidden_dim
 
     @property
     def input_width(self) -> int:
@@ -197,9 +182,9 @@ class ModelConfig(Config):
     def with_extension(self, extension: Extension | None) -> ModelConfig:
         """The same model with its rotary scheme extended another way; layers with a rotary scheme of their own keep it.
 
-        >>> from phasor.config import Linear
+        >>> from phasor.config import LinearScaling
         >>> config = ModelConfig(vocab_size=9, dim=8, num_layers=2, num_heads=1, position="rotary")
-        >>> config.with_extension(Linear(factor=2.0)).position.extension.factor
+        >>> config.with_extension(LinearScaling(factor=2.0)).position.extension.factor
         2.0
         """
         schemes = [p for p in (self.position, *self.layer_positions()) if isinstance(p, RotaryConfig)]

@@ -25,9 +25,9 @@ GATED = frozenset({"glu", "reglu", "swiglu", "swiglu-clamped", "geglu", "geglu-t
 
 QK_NORMS = {
     "none": "queries and keys as projected",
-    "head": "each head normalised, one weight for all heads (Qwen 3, Gemma 3)",
-    "heads": "each head normalised, a weight for every head (Cohere, StableLM)",
-    "whole": "all heads normalised together (OLMo 2)",
+    "head": "each head normalized, one weight for all heads (Qwen 3, Gemma 3)",
+    "heads": "each head normalized, a weight for every head (Cohere, StableLM)",
+    "whole": "all heads normalized together (OLMo 2)",
 }
 
 
@@ -74,14 +74,14 @@ class AttentionConfig(Config):
 class ExpertsConfig(Config):
     """A mixture of experts in place of one feed-forward network.
 
-    `normalise` rescales the chosen weights to add up to 1. `shared_dim` adds an expert that every token
+    `normalize` rescales the chosen weights to add up to 1. `shared_dim` adds an expert that every token
     takes, weighted by a learned gate where `shared_gate` says so.
     """
 
     num_experts: int
     top_k: int = 2
     hidden_dim: int | None = None
-    normalise: bool = True
+    normalize: bool = True
     router_bias: bool = False
     shared_dim: int | None = None
     shared_gate: bool = False
@@ -185,7 +185,7 @@ class SandwichConfig(PlacementConfig, kind="sandwich"):
 
 
 class DeepNormConfig(PlacementConfig, kind="deepnorm"):
-    """norm(alpha x + f(x)), alpha and the initialisation's beta set by the depth."""
+    """norm(alpha x + f(x)), alpha and the initialization's beta set by the depth."""
 
     final_norm: ClassVar[bool] = False
 
@@ -283,10 +283,10 @@ class NoHeadConfig(HeadConfig, kind="none"):
 
 
 class PooledHeadConfig(HeadConfig, kind="pooled"):
-    """One vector a sequence, as its pooler makes it; `normalise` brings it to length 1."""
+    """One vector a sequence, as its pooler makes it; `normalize` brings it to length 1."""
 
     pooler: Pooling = "first"
-    normalise: bool = False
+    normalize: bool = False
 
     def check(self) -> None:
         if self.pooler == "none":
@@ -308,7 +308,7 @@ class DropoutConfig(Config):
                 raise ValueError(f"DropoutConfig.{name} must be in [0, 1), not {getattr(self, name)}")
 
 
-class InitConfig(Choice, what="initialisation"):
+class InitConfig(Choice, what="initialization"):
     """How fresh weights are drawn."""
 
 

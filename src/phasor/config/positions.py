@@ -1,6 +1,6 @@
 """The position schemes as configurations: what each acts on, its fields, and what holds for it.
 
-The modules that compute them are in `phasor.parts.positions`, one file a scheme.
+The modules that compute them are in `phasor.nn.positions`, one file a scheme.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class CountingConfig(PositionConfig, kind="counting"):
     acts_on: ClassVar[tuple[str, ...]] = ("input",)
 
 
-class NormalisedConfig(PositionConfig, kind="normalised"):
+class NormalizedConfig(PositionConfig, kind="normalized"):
     """t/(n-1) times a learned direction, added to the input: naive, one step means a different distance at each n."""
 
     acts_on: ClassVar[tuple[str, ...]] = ("input",)

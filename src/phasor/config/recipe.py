@@ -21,16 +21,16 @@ MOST_WORKERS, MOST_TOKENS = 256, 1 << 24
 class DataConfig(Config):
     """What to train on, and how it becomes tokens.
 
-    `train` is a file, a folder, or with a `format` that makes its own data ("python", "dates") nothing.
-    `train_target` is the other side of a parallel text in two files. Without `valid`, `valid_share` of the examples
-    are set aside by their text, so that no example stands on both sides. `document` says what one document of a
-    plain text file is. `tokenizer` is "bytes", "bpe", "unigram" or a folder; "auto" is the one of `init_from` where
-    there is one, else "bpe". `length` is the tokens of a row, and the most that a side of a pair may have; `long`
-    says what happens to longer pairs, `empty` to those with an empty side. Pairs are padded to a `multiple` of
-    tokens, so that batches have few shapes. `cache` is a folder that keeps prepared tokens between runs, `workers`
-    are threads that make batches ahead.
+    `train` is a file or a folder; it is left out with a `format` that generates its own data ("python", "dates").
+    `train_target` is the other side of a parallel text in two files. Without `valid`, `validation_fraction` of the
+    examples is held out by a hash of their text, so that no example is on both sides. `document` says what one
+    document of a plain text file is. `tokenizer` is "bytes", "bpe", "unigram" or a folder; "auto" is that of
+    `init_from` where there is one, else "bpe". `sequence_length` is the number of tokens per row, and the most that a
+    side of a pair may have; `too_long` says what happens to longer pairs, `if_empty` to those with an empty side.
+    Pairs are padded to a multiple of `pad_to_multiple_of` tokens, so that batches have few shapes. `cache` is a
+    folder that keeps tokenized data between runs, `workers` is the number of threads that prefetch batches.
 
-    >>> DataConfig(train="notes.txt", length=64).tokenizer
+    >>> DataConfig(train="notes.txt", sequence_length=64).tokenizer
     'auto'
     """
 
@@ -38,30 +38,30 @@ class DataConfig(Config):
     train_target: str | None = None
     valid: str | None = None
     valid_target: str | None = None
-    valid_share: float = 0.01
+    validation_fraction: float = 0.01
     format: Literal["auto", "text", "jsonl", "tsv", "python", "dates"] = "auto"
     document: Literal["file", "line", "paragraph"] = "file"
     field: str = "text"
     errors: Literal["strict", "replace"] = "strict"
     tokenizer: str = "auto"
     vocab_size: int = 8000
-    joint: bool = True
-    length: int = 256
-    long: Literal["refuse", "skip"] = "refuse"
-    empty: Literal["refuse", "skip"] = "refuse"
-    multiple: int = 1
+    share_vocabulary: bool = True
+    sequence_length: int = 256
+    too_long: Literal["refuse", "skip"] = "refuse"
+    if_empty: Literal["refuse", "skip"] = "refuse"
+    pad_to_multiple_of: int = 1
     cache: str | None = None
     workers: int = 0
 
     def check(self) -> None:
-        positive(self, "vocab_size", "length", "multiple")
+        positive(self, "vocab_size", "sequence_length", "pad_to_multiple_of")
         not_negative(self, "workers")
         if self.workers > MOST_WORKERS:
             raise ValueError(f"DataConfig.workers must be at most {MOST_WORKERS}, not {self.workers}")
         if self.vocab_size > MOST_TOKENS:
             raise ValueError(f"DataConfig.vocab_size must be at most {MOST_TOKENS}, not {self.vocab_size}")
-        if not 0 < self.valid_share < 1:
-            raise ValueError(f"DataConfig.valid_share must be between 0 and 1, not {self.valid_share}")
+        if not 0 < self.validation_fraction < 1:
+            raise ValueError(f"DataConfig.validation_fraction must be between 0 and 1, not {self.validation_fraction}")
         for name in ("train", "valid"):
             if getattr(self, f"{name}_target") is not None and getattr(self, name) is None:
                 raise ValueError(f"DataConfig.{name}_target needs DataConfig.{name}, the other side of the text")
@@ -76,55 +76,55 @@ class DataConfig(Config):
         return self.format in ("python", "dates")
 
 
-class OptimiserConfig(Config):
+class OptimizerConfig(Config):
     """AdamW: its highest rate, its two averages, the decay of matrices, and how new weights are rounded.
 
     To the nearest number bfloat16 weights lose every update below a 512th of a weight; "stochastic", on a GPU, rounds
     them up or down at random so that what an update does on average is kept.
     """
 
-    rate: float = 3e-4
+    lr: float = 3e-4
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
-    decay: float = 0.1
+    weight_decay: float = 0.1
     rounding: Literal["nearest", "stochastic"] = "nearest"
 
     def check(self) -> None:
-        positive(self, "rate", "eps")
-        not_negative(self, "decay")
+        positive(self, "lr", "eps")
+        not_negative(self, "weight_decay")
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"OptimiserConfig.{name} must be in [0, 1), not {getattr(self, name)}")
+                raise ValueError(f"OptimizerConfig.{name} must be in [0, 1), not {getattr(self, name)}")
 
 
 class TrainConfig(Config):
-    """How long, in what portions, and with what precision.
+    """How long to train, in what batches, and in what precision.
 
-    An update takes `accumulate` batches of at most `batch_tokens` tokens. `steps` counts updates; without them and
-    without `epochs` a run sees its data once. The `precision` "auto" is bfloat16 for matrix products on a GPU and
-    float32 elsewhere; "float8" computes the blocks' products in 8 bits, but for routers and the experts they choose,
-    and the rest in bfloat16. `weights` is the type they are kept in: bfloat16 halves the memory, and loses updates
-    below a 256th of a weight. On a GPU `graphs` captures the updates of each shape of batches as CUDA graphs, so that
-    the device does not wait for the host.
+    An optimizer step takes `gradient_accumulation_steps` batches of at most `batch_tokens` tokens. `steps` counts
+    optimizer steps; without `steps` and `epochs` a run makes one epoch. The `precision` "auto" is bfloat16 autocast
+    on a GPU and float32 elsewhere; "float8" computes the matrix products of blocks in 8 bits, except routers and
+    experts, and the rest in bfloat16. `param_dtype` is the type parameters are kept in: bfloat16 halves the memory, and
+    loses updates below a 256th of a weight. On a GPU `cuda_graphs` captures the step of each batch shape as a CUDA
+    graph, so that the device does not wait for the host.
 
-    >>> TrainConfig(epochs=2.5, accumulate=2).updates(per_epoch=9)
+    >>> TrainConfig(epochs=2.5, gradient_accumulation_steps=2).updates(per_epoch=9)
     12
     """
 
     steps: int | None = None
     epochs: float | None = None
     batch_tokens: int = 4096
-    accumulate: int = 1
-    clip: float | None = 1.0
-    smoothing: float = 0.0
+    gradient_accumulation_steps: int = 1
+    max_grad_norm: float | None = 1.0
+    label_smoothing: float = 0.0
     z_loss: float = 0.0
-    ema: float | None = None
+    ema_decay: float | None = None
     precision: Literal["auto", "float32", "bfloat16", "float8"] = "auto"
-    weights: Literal["float32", "bfloat16"] = "float32"
+    param_dtype: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
-    graphs: bool = False
-    checkpoint_activations: bool = False
+    cuda_graphs: bool = False
+    activation_checkpointing: bool = False
     max_skips: int = 10
     seed: int = 0
     log_every: int = 10
@@ -132,24 +132,37 @@ class TrainConfig(Config):
     device: str = "auto"
 
     def check(self) -> None:
-        positive(self, "steps", "epochs", "batch_tokens", "accumulate", "clip", "log_every", "evaluate_every")
+        positive(
+            self,
+            "steps",
+            "epochs",
+            "batch_tokens",
+            "gradient_accumulation_steps",
+            "max_grad_norm",
+            "log_every",
+            "evaluate_every",
+        )
         not_negative(self, "z_loss", "max_skips", "seed")
         if self.steps is not None and self.epochs is not None:
             raise ValueError("TrainConfig.steps and TrainConfig.epochs both say how long to train: give one of them")
-        if self.graphs and self.accumulate > 1:
-            raise ValueError("TrainConfig.graphs captures updates of one batch: set TrainConfig.accumulate to 1")
-        if not 0 <= self.smoothing < 1:
-            raise ValueError(f"TrainConfig.smoothing must be in [0, 1), not {self.smoothing}")
-        if self.ema is not None and not 0 < self.ema < 1:
-            raise ValueError(f"TrainConfig.ema must be between 0 and 1, not {self.ema}")
-        if self.ema is not None and self.weights != "float32":
-            raise ValueError("TrainConfig.ema averages in the weights' own type: leave TrainConfig.weights at float32")
+        if self.cuda_graphs and self.gradient_accumulation_steps > 1:
+            raise ValueError(
+                "TrainConfig.cuda_graphs captures steps of one batch: set TrainConfig.gradient_accumulation_steps to 1"
+            )
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"TrainConfig.label_smoothing must be in [0, 1), not {self.label_smoothing}")
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            raise ValueError(f"TrainConfig.ema_decay must be between 0 and 1, not {self.ema_decay}")
+        if self.ema_decay is not None and self.param_dtype != "float32":
+            raise ValueError(
+                "TrainConfig.ema_decay averages in the weights' own type: leave TrainConfig.param_dtype at float32"
+            )
 
     def updates(self, per_epoch: int) -> int:
         """How many updates a run makes whose data are so many batches."""
         if self.steps is not None:
             return self.steps
-        wanted = (1.0 if self.epochs is None else self.epochs) * per_epoch / self.accumulate
+        wanted = (1.0 if self.epochs is None else self.epochs) * per_epoch / self.gradient_accumulation_steps
         if wanted >= 1 << 63:
             raise ValueError(f"TrainConfig.epochs is {self.epochs:g}, which is more updates than can be counted")
         return max(1, math.ceil(wanted))
@@ -177,7 +190,7 @@ class Recipe(Config):
     model: dict[str, Any] = dataclasses.field(default_factory=dict)
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
-    optimiser: OptimiserConfig = OptimiserConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = CosineSchedule()
     save: SaveConfig = SaveConfig()
     init_from: str | None = None
@@ -190,10 +203,10 @@ class Recipe(Config):
                 raise unknown("field of Recipe.model", name, known)
         if self.init_from is not None and "preset" in self.model:
             raise ValueError(f"the model comes from {self.init_from}: leave model.preset out")
-        if self.train.batch_tokens < self.data.length:
+        if self.train.batch_tokens < self.data.sequence_length:
             raise ValueError(
-                f"TrainConfig.batch_tokens ({self.train.batch_tokens}) must not be less than DataConfig.length "
-                f"({self.data.length}): a batch holds at least one row"
+                f"TrainConfig.batch_tokens ({self.train.batch_tokens}) must not be less than "
+                f"DataConfig.sequence_length ({self.data.sequence_length}): a batch holds at least one row"
             )
         if self.data.format == "dates" and self.task != "translation":
             raise ValueError(f"the format 'dates' is for translation, not for the task {self.task!r}")
@@ -251,9 +264,9 @@ DEFAULT = Recipe(
         "max_length": 512,
         "embedding": {"tied": True},
     },
-    data=DataConfig(format="python", tokenizer="bpe", vocab_size=1024, length=128, valid_share=0.02),
+    data=DataConfig(format="python", tokenizer="bpe", vocab_size=1024, sequence_length=128, validation_fraction=0.02),
     train=TrainConfig(steps=850, batch_tokens=1024, evaluate_every=425),
-    optimiser=OptimiserConfig(rate=2e-3),
+    optimizer=OptimizerConfig(lr=2e-3),
     schedule=CosineSchedule(warmup=50),
     save=SaveConfig(every=425),
 )

@@ -45,9 +45,25 @@ def shown(value: object) -> str:
     return text if len(text) <= 120 else text[:117] + "..."
 
 
+DERIVE = "derive"
+
+
+def derived(rule: Callable[[Any], Any]) -> Any:
+    """A field that may be left out (or None): its value then follows from the other fields, by `rule(config)`.
+
+    `replace` and `to_dict` keep it left out, so that it follows the fields that are changed later.
+    """
+    return dataclasses.field(default=None, metadata={DERIVE: rule})
+
+
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Config:
-    """A frozen record of named fields. Subclasses only list fields and say in `check` what must hold."""
+    """A frozen record of named fields. Subclasses only list fields and say in `check` what must hold.
+
+    `left_out` names the `derived` fields that were not given, whose values follow from other fields.
+    """
+
+    left_out: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -70,10 +86,19 @@ class Config:
 
     def __post_init__(self) -> None:
         hints: dict[str, Any] = field_types(cast(Any, type(self)))
+        left_out = [f for f in fields(type(self)) if DERIVE in f.metadata and getattr(self, f.name) is None]
+        object.__setattr__(self, "left_out", frozenset(f.name for f in left_out))
         for name in names(type(self)):
-            value = fit(getattr(self, name), hints[name], f"{type(self).__name__}.{name}")
-            object.__setattr__(self, name, value)
+            if name not in self.left_out:
+                value = fit(getattr(self, name), hints[name], f"{type(self).__name__}.{name}")
+                object.__setattr__(self, name, value)
+        for field in left_out:
+            object.__setattr__(self, field.name, field.metadata[DERIVE](self))
         self.check()
+
+    def _given(self, name: str) -> Any:
+        """A field as it was given: None where its value was derived from other fields."""
+        return None if name in self.left_out else getattr(self, name)
 
     def check(self) -> None:
         """Raise ValueError for values that contradict each other. Nothing by default."""
@@ -85,11 +110,11 @@ class Config:
         >>> RotaryConfig().replace(base=500000.0).base
         500000.0
         """
-        return type(self)(**{n: getattr(self, n) for n in names(type(self))} | changes)
+        return type(self)(**{n: self._given(n) for n in names(type(self))} | changes)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, numbers and strings; `from_dict` reads them back."""
-        return {name: plain(getattr(self, name)) for name in names(type(self))}
+        return {name: plain(self._given(name)) for name in names(type(self))}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:

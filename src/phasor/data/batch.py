@@ -14,8 +14,8 @@ class Batch:
 
     - `tokens`: what the model reads (an encoder-decoder's decoder: the target, shifted), int64.
     - `targets`: the right answer at each token, int64; `weights`: 1.0 where it counts, 0.0 at padding (float32).
-    - `documents`: an id a token where rows are packed; tokens see their own document alone.
-    - `source`, `source_padding`: the other side of a pair `[B, S]`, and True where its tokens are real.
+    - `document_ids`: an id a token where rows are packed; tokens see their own document alone.
+    - `source`, `source_attention_mask`: the other side of a pair `[B, S]`, and True where its tokens are real.
 
     Padding is at the end of rows. In packed rows it is a document of its own; in a decoder's rows nothing before it
     sees it; its weight is 0.
@@ -28,9 +28,9 @@ class Batch:
     tokens: Tensor
     targets: Tensor
     weights: Tensor
-    documents: Tensor | None = None
+    document_ids: Tensor | None = None
     source: Tensor | None = None
-    source_padding: Tensor | None = None
+    source_attention_mask: Tensor | None = None
 
     @property
     def count(self) -> float:

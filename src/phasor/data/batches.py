@@ -34,7 +34,7 @@ class Batches:
     >>> import tempfile
     >>> from phasor.config.recipe import DataConfig
     >>> from phasor.data.store import prepare
-    >>> recipe = Recipe(data=DataConfig(train=__file__, tokenizer="bytes", length=64))
+    >>> recipe = Recipe(data=DataConfig(train=__file__, tokenizer="bytes", sequence_length=64))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     batches = Batches(prepare(recipe, folder).train, recipe)
     >>> batches[3].tokens.shape[1], torch.equal(batches[3].tokens, batches[3].tokens)
@@ -112,7 +112,7 @@ class Rows:
         self.total = int(self.sizes.sum())
         if self.total == 0:
             raise ValueError("there is not a single token to predict")
-        self.length = min(recipe.data.length, self.total)  # a longer row would only have more padding
+        self.length = min(recipe.data.sequence_length, self.total)  # a longer row would only have more padding
         self.rows = -(-self.total // self.length)
         self.per_epoch = -(-self.rows // max(1, recipe.train.batch_tokens // self.length))
         self.batch_rows = -(-self.rows // self.per_epoch)
@@ -144,7 +144,7 @@ class Rows:
             tokens=tokens,
             targets=targets,
             weights=real.astype(np.float32),
-            **({"documents": apart} if apart.any() else {}),  # rows of one document each are quicker without
+            **({"document_ids": apart} if apart.any() else {}),  # rows of one document each are quicker without
             step=number * self.per_epoch + index,
         )
 
@@ -194,7 +194,7 @@ class Pairs:
 
     def __init__(self, store: Store, recipe: Recipe, seed: int, special: Special, shuffled: bool) -> None:
         self.store, self.seed, self.special, self.shuffled = store, seed, special, shuffled
-        self.multiple = recipe.data.multiple
+        self.multiple = recipe.data.pad_to_multiple_of
         self.sizes = self._rounded(np.maximum(store.lengths[:, 0], store.lengths[:, 1] - 1))
         self.bounds = token_bounds(np.sort(self.sizes), recipe.train.batch_tokens)
         self.per_epoch = len(self.bounds) - 1
@@ -209,14 +209,14 @@ class Pairs:
         epoch = self.epoch(number)
         place = epoch.turns[index]
         examples = epoch.order[self.bounds[place] : self.bounds[place + 1]]
-        source, source_padding = self._side(0, examples, 0)
-        target, target_padding = self._side(1, examples, 1)
+        source, source_attention_mask = self._side(0, examples, 0)
+        target, target_attention_mask = self._side(1, examples, 1)
         return Batch(
             tokens=torch.from_numpy(target[:, :-1].copy()),
             targets=torch.from_numpy(target[:, 1:].copy()),
-            weights=torch.from_numpy(target_padding[:, 1:].astype(np.float32)),
+            weights=torch.from_numpy(target_attention_mask[:, 1:].astype(np.float32)),
             source=torch.from_numpy(source),
-            source_padding=torch.from_numpy(source_padding),
+            source_attention_mask=torch.from_numpy(source_attention_mask),
         )
 
     def _rounded(self, sizes: Any) -> Any:

@@ -59,7 +59,7 @@ def tokenizers_for(recipe: Recipe, texts: Callable[[], Iterable[Example]], chara
         tokenizer = byte_tokenizer(task)
         return Tokenizers(tokenizer, tokenizer, Special())
     share = SAMPLE * data.vocab_size / max(1, characters)
-    if task == "translation" and not data.joint:
+    if task == "translation" and not data.share_vocabulary:
         source, target = (
             train_tokenizer(sampled((e[side : side + 1] for e in texts()), share), data, task) for side in (0, 1)
         )
@@ -69,7 +69,7 @@ def tokenizers_for(recipe: Recipe, texts: Callable[[], Iterable[Example]], chara
 
 
 def sampled(examples: Iterable[Example], share: float) -> Iterator[str]:
-    """About a share of the texts, spread over all of them, long ones in pieces."""
+    """SequenceArgs a share of the texts, spread over all of them, long ones in pieces."""
     number = 0
     for example in examples:
         for text in example:

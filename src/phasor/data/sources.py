@@ -175,9 +175,9 @@ def whole_pair(source: str, target: str, where: str, config: DataConfig) -> Iter
     """The pair, unless a side is empty: then nothing where such pairs are skipped."""
     if source.strip() and target.strip():
         yield source, target
-    elif config.empty == "refuse":
+    elif config.if_empty == "refuse":
         side = "target" if source.strip() else "source"
-        raise ValueError(f"{where}: the {side} is empty (data.empty 'skip' leaves such pairs out)")
+        raise ValueError(f"{where}: the {side} is empty (data.if_empty 'skip' leaves such pairs out)")
 
 
 def lines(file: Path, config: DataConfig) -> Iterator[Line]:

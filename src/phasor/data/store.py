@@ -75,7 +75,7 @@ def prepare(
     beside it and put in its place when it is whole. With a `fingerprint`, tokens that have another one are refused.
 
     >>> from phasor.config.recipe import DataConfig
-    >>> recipe = Recipe(data=DataConfig(train=__file__, tokenizer="bytes", valid_share=0.1))
+    >>> recipe = Recipe(data=DataConfig(train=__file__, tokenizer="bytes", validation_fraction=0.1))
     >>> with tempfile.TemporaryDirectory() as place:
     ...     prepared = prepare(recipe, Path(place) / "data")
     >>> prepared.tokenizer.decode(prepared.train[0][0].tolist())[3:11]
@@ -159,7 +159,7 @@ def opened(folder: Path, origin: dict[str, Any] | None = None) -> Prepared | Non
 
 @contextmanager
 def staged(folder: Path, names: str | None) -> Iterator[tuple[Path, Path]]:
-    """Where a folder really is, and one beside it to write into, which is gone afterwards unless it took its place.
+    """Where a folder really is, and one beside it to write into, which is gone afterward unless it took its place.
 
     What killed processes left there goes too, since nobody holds it any more: that of folders of this name, or of all
     that match `names`.
@@ -214,10 +214,12 @@ def write(recipe: Recipe, folder: Path, origin: dict[str, Any], report: Progress
             return pairs(path, data, target, which)
         return ((text,) for text in documents(path, data))
 
-    plan = planned(lambda: counted(read("train"), "reading", None, report), data.valid_share, name, not own_valid)
+    plan = planned(
+        lambda: counted(read("train"), "reading", None, report), data.validation_fraction, name, not own_valid
+    )
     total = plan.examples
     if own_valid:
-        total += planned(lambda: read("valid"), data.valid_share, data.valid or name, holds_out=False).examples
+        total += planned(lambda: read("valid"), data.validation_fraction, data.valid or name, holds_out=False).examples
 
     def train_texts() -> Iterable[Example]:
         return (example for side, example in split(read("train"), plan) if side == "train")
@@ -259,7 +261,9 @@ def write_tokens(
     for side, writer in writers.items():
         if writer.examples == 0:
             nothing = f"nothing is left to {'train on' if side == 'train' else 'validate with'}"
-            most = f"{skipped} pairs have more than {recipe.data.length} tokens on a side (data.length)"
+            most = (
+                f"{skipped} pairs have more than {recipe.data.sequence_length} tokens on a side (data.sequence_length)"
+            )
             raise ValueError(f"{nothing}: {most if skipped else 'give data.valid'}")
     tokenizers.target.save(str(folder / TOKENIZER))
     if tokenizers.source is not tokenizers.target:
@@ -270,14 +274,14 @@ def write_tokens(
 
 
 def too_long(example: Example, tokens: tuple[Any, ...], recipe: Recipe) -> bool:
-    """Whether a side of a pair has more tokens than `data.length`; refused unless such pairs are skipped."""
+    """Whether a side of a pair has more tokens than `data.sequence_length`; refused unless such pairs are skipped."""
     most = max(len(tokens[0]), len(tokens[1]) - 1)  # a decoder reads its target without the last token
-    if most > recipe.data.length and recipe.data.long == "refuse":
+    if most > recipe.data.sequence_length and recipe.data.too_long == "refuse":
         raise ValueError(
-            f"a pair has {most} tokens on one side, and data.length is {recipe.data.length} "
-            f"(data.long 'skip' leaves such pairs out): {shown(example[0])}"
+            f"a pair has {most} tokens on one side, and data.sequence_length is {recipe.data.sequence_length} "
+            f"(data.too_long 'skip' leaves such pairs out): {shown(example[0])}"
         )
-    return most > recipe.data.length
+    return most > recipe.data.sequence_length
 
 
 def counted(examples: Iterable[Example], what: str, total: int | None, report: Progress) -> Iterator[Example]:

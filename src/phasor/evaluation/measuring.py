@@ -23,7 +23,7 @@ from phasor.evaluation.scores import scores
 from phasor.evaluation.trained import Trained, open_run
 from phasor.generation import evaluating
 from phasor.generation.translation import Progress, reach, translated
-from phasor.parts.norm import at_least_float32
+from phasor.nn.norm import at_least_float32
 from phasor.training.loss import forward
 from phasor.training.trainer import device_of
 
@@ -33,7 +33,7 @@ def evaluate(
     data: str | Path | None = None,
     target: str | Path | None = None,
     *,
-    beams: int = 5,
+    num_beams: int = 5,
     limit: int | None = None,
     device: str = "auto",
     progress: Progress | None = None,
@@ -46,7 +46,7 @@ def evaluate(
     - Language models: `loss` in nats a token, `perplexity`, and `bits_per_byte`, which does not depend on the
       tokenizer: the bits of all tokens over the `bytes` of the texts in UTF-8. Every token counts once, the end of a
       document included; what a document begins with (`bos`) is not predicted. Each document is read from its
-      beginning, and one of more than `data.length` tokens in pieces of so many.
+      beginning, and one of more than `data.sequence_length` tokens in pieces of so many.
     - Encoders: `masked_accuracy` and `loss` over masked tokens, always the same ones.
     - Translation: `bleu` and `chrf` in percent by sacrebleu, with its tokenizer "zh" where most targets are Chinese,
       the share of translations that are an `exact_match`, and `loss` and `perplexity` of a target token.
@@ -78,7 +78,7 @@ def evaluate(
             raise ValueError(f"{data} holds no text")
         with evaluating(trained.model), torch.inference_mode():
             if trained.recipe.task == "translation":
-                found = translation(trained, store, references, beams, report)
+                found = translation(trained, store, references, num_beams, report)
             else:
                 found = language(trained, store, report)
     return {"task": trained.recipe.task, "weights": trained.weights, **found}
@@ -114,7 +114,7 @@ def language(trained: Trained, store: Store, report: Progress) -> dict[str, Any]
     """The measures of a language model, masked or not."""
     recipe, masks = trained.recipe, trained.recipe.task == "mlm"
     vocab_size = trained.tokenizers.target.get_vocab_size() if masks else None
-    batches = Apart(store, recipe.data.length, recipe.train.batch_tokens, trained.special, vocab_size)
+    batches = Apart(store, recipe.data.sequence_length, recipe.train.batch_tokens, trained.special, vocab_size)
     nats, tokens, right = totals(trained, batches, lambda done: report(done, len(batches)))
     sizes = {"documents": len(store), "tokens": tokens, "bytes": store.text_bytes}
     if masks:
@@ -123,7 +123,9 @@ def language(trained: Trained, store: Store, report: Progress) -> dict[str, Any]
     return {"perplexity": exponential(nats / tokens), "loss": nats / tokens, "bits_per_byte": bits, **sizes}
 
 
-def translation(trained: Trained, store: Store, references: list[str], beams: int, report: Progress) -> dict[str, Any]:
+def translation(
+    trained: Trained, store: Store, references: list[str], num_beams: int, report: Progress
+) -> dict[str, Any]:
     """The measures of a model that translates."""
     model = trained.model
     assert model.decoder is not None
@@ -134,7 +136,7 @@ def translation(trained: Trained, store: Store, references: list[str], beams: in
     sources = [store[i][0].tolist() for i in range(len(store))]
     batches = Batches(store, trained.recipe, special=trained.special, shuffled=False)
     work = len(store) + batches.per_epoch
-    new = translated(model, sources, beams=beams, progress=lambda done, _: report(done, work))
+    new = translated(model, sources, num_beams=num_beams, progress=lambda done, _: report(done, work))
     found = scores(trained.tokenizers.target.decode_batch(new), references)
     nats, tokens, _ = totals(
         trained, batches.stream(0, batches.per_epoch), lambda done: report(len(store) + done, work)

@@ -19,7 +19,7 @@ class Apart:
     """Every document in a row of its own, or in several if it has more than `length` tokens; batches by length.
 
     Training packs documents end to end and cuts rows wherever they are full. Here a document that fits into a row is
-    never cut, so that what is measured of it does not depend on its neighbours. With `vocab_size` tokens are masked,
+    never cut, so that what is measured of it does not depend on its neighbors. With `vocab_size` tokens are masked,
     always the same ones.
 
     >>> import tempfile
@@ -65,5 +65,5 @@ class Apart:
         if self.vocab_size is not None:
             arrays |= masked(tokens, real, [SEED, number], self.special, self.vocab_size)
         if not real.all():
-            arrays["documents"] = (~real).astype(np.int64)  # padding is a document of its own
+            arrays["document_ids"] = (~real).astype(np.int64)  # padding is a document of its own
         return Batch(**{name: torch.from_numpy(array) for name, array in arrays.items()})

@@ -15,9 +15,9 @@ from phasor.config.recipe import Recipe
 from phasor.data.encoding import Tokenizers
 from phasor.data.store import Prepared, opened
 from phasor.data.tokenizers import Special, special_of
-from phasor.model import Transformer
-from phasor.training.material import DATA
+from phasor.training.datasets import DATA
 from phasor.training.state import State, load_newest
+from phasor.transformer import Transformer
 
 RECIPE, MODEL, CHECKPOINTS = "recipe.json", "model", "checkpoints"
 

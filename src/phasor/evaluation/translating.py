@@ -10,15 +10,15 @@ from phasor.config.schema import shown
 from phasor.data.encoding import encoded_side
 from phasor.evaluation.trained import is_run, open_run
 from phasor.generation.translation import Progress, translated
-from phasor.model import Transformer
 from phasor.training.trainer import device_of
+from phasor.transformer import Transformer
 
 
 def translate(
     run: str | Path | Transformer,
     texts: Sequence[str],
     *,
-    beams: int = 4,
+    num_beams: int = 4,
     length_penalty: float = 1.0,
     max_new_tokens: int | None = None,
     batch_tokens: int = 4096,
@@ -36,7 +36,7 @@ def translate(
     >>> from phasor.data.tokenizers import byte_tokenizer
     >>> model = Transformer(preset("transformer-base", dim=16, num_heads=2, num_layers=1, vocab_size=261))
     >>> model.tokenizer, model.special = byte_tokenizer("translation"), SpecialTokens(start=1, stop=(2,))
-    >>> new = translate(model, ["a text", "", "another"], beams=2, max_new_tokens=5)
+    >>> new = translate(model, ["a text", "", "another"], num_beams=2, max_new_tokens=5)
     >>> len(new), new[1]
     (3, '')
     """
@@ -61,7 +61,7 @@ def translate(
     new = translated(
         model,
         [ids if text.strip() else [] for text, ids in zip(texts, read, strict=True)],
-        beams=beams,
+        num_beams=num_beams,
         length_penalty=length_penalty,
         max_new_tokens=max_new_tokens,
         batch_tokens=batch_tokens,

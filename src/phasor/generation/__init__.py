@@ -16,7 +16,7 @@ from phasor.generation.contrastive import contrastive_search
 from phasor.generation.loop import Job, Row, one_by_one
 from phasor.generation.speculative import speculate
 from phasor.generation.text import Pieces
-from phasor.model import Transformer
+from phasor.transformer import Transformer
 
 Prompt = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
 
@@ -66,13 +66,13 @@ def generate(
     if options.max_new_tokens is None and not (request.job.stop or request.stop_texts):
         raise ValueError("without max_new_tokens and without a stop this would never end: give one of them, or stream")
     with evaluating(model, draft), torch.inference_mode():
-        if options.beams > 1:
+        if options.num_beams > 1:
             best = beam_search(request.job)
             found = [
                 [request.result(i, h.tokens, h.log_probabilities, h.score) for h in hypotheses]
                 for i, hypotheses in enumerate(best)
             ]
-            answers = [one if options.results > 1 else one[0] for one in found]
+            answers = [one if options.num_return_sequences > 1 else one[0] for one in found]
         else:
             for rows in request.steps():
                 request.watch(rows)
@@ -105,13 +105,13 @@ def stream(
     request = Request(model, prompt, options, draft, start, details)
     if request.many:
         raise ValueError("stream takes one prompt, not a list of them")
-    if options.beams > 1:
-        raise ValueError("beam search knows its tokens only at the end and cannot stream: use generate, or beams=1")
+    if options.num_beams > 1:
+        raise ValueError("beam search knows its tokens only at the end and cannot stream: use generate, or num_beams=1")
     return streamed(request)
 
 
 def streamed(request: Request) -> Iterator[Any]:
-    endless = request.options.max_new_tokens is None and not request.options.penalises
+    endless = request.options.max_new_tokens is None and not request.options.penalizes
     steps = request.steps()
     while True:
         with evaluating(request.job.model, request.draft), torch.inference_mode():
@@ -168,7 +168,7 @@ class Request:
         texts = [s for s in stop if isinstance(s, str)]
         if texts and not textual:
             raise ValueError(f"the stop text {texts[0]!r} needs a text prompt; with token ids give stop tokens")
-        if texts and options.beams > 1:
+        if texts and options.num_beams > 1:
             raise ValueError(
                 "beam search ends at stop tokens, not at stop texts: its beams are compared token by token"
             )
@@ -203,7 +203,12 @@ class Request:
                 f"the draft model's vocabulary has {draft.config.vocab_size} tokens and the model's "
                 f"{model.config.vocab_size}: they must be the same"
             )
-        if self.options.beams > 1 or self.options.contrastive or self.options.lookup or self.options.compile:
+        if (
+            self.options.num_beams > 1
+            or self.options.penalty_alpha
+            or self.options.prompt_lookup_tokens
+            or self.options.compile
+        ):
             raise ValueError(
                 "a draft model goes with greedy decoding or sampling, not with beams, contrastive, lookup or compile"
             )
@@ -213,9 +218,9 @@ class Request:
 
     def steps(self) -> Iterator[list[Row]]:
         """The rows after each step of the way of decoding that was asked for."""
-        if self.options.contrastive:
+        if self.options.penalty_alpha:
             return contrastive_search(self.job)
-        if self.draft is not None or self.options.lookup:
+        if self.draft is not None or self.options.prompt_lookup_tokens:
             return speculate(self.job, self.draft)
         return one_by_one(self.job)
 
@@ -299,7 +304,7 @@ def check_prompt(prompt: list[int], model: Transformer) -> None:
 
 
 class evaluating:  # noqa: N801
-    """Models in evaluation mode for the length of a `with`, and every part as it was afterwards."""
+    """Models in evaluation mode for the length of a `with`, and every part as it was afterward."""
 
     def __init__(self, *models: Transformer | None) -> None:
         self.models = [m for m in models if m is not None]

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 
 from phasor.generation.loop import Job, only
-from phasor.generation.sampling import NOT, penalised
-from phasor.parts.norm import at_least_float32
+from phasor.generation.sampling import NOT, penalized
+from phasor.nn.norm import at_least_float32
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Beams:
 
 def beam_search(job: Job) -> list[list[Hypothesis]]:
     """The `results` best continuations of every prompt, best first."""
-    options, width = job.options, job.options.beams
+    options, width = job.options, job.options.num_beams
     assert options.max_new_tokens is not None
     beginnings = job.beginnings()
     searches = [Beams(list(b), width) for b in beginnings]
@@ -73,7 +73,7 @@ def beam_search(job: Job) -> list[list[Hypothesis]]:
             break
         cache.reorder(order)  # without the rows of searches that are done
         logits = job.step(cache, tokens)
-    return [search.finished[: options.results] for search in searches]
+    return [search.finished[: options.num_return_sequences] for search in searches]
 
 
 def candidates(job: Job, going: list[Beams], logits: torch.Tensor, length: int) -> Iterator[list[Candidate]]:
@@ -81,11 +81,11 @@ def candidates(job: Job, going: list[Beams], logits: torch.Tensor, length: int) 
 
     All searches are computed together, and a device is waited for once a step.
     """
-    options, width = job.options, job.options.beams
+    options, width = job.options, job.options.num_beams
     wide = at_least_float32(logits)
-    if options.penalises:
+    if options.penalizes:
         said = [(search.prompt, beam) for search in going for beam in search.running]
-        wide = torch.stack([penalised(row, options, *given) for row, given in zip(wide, said, strict=True)])
+        wide = torch.stack([penalized(row, options, *given) for row, given in zip(wide, said, strict=True)])
     steps = wide.log_softmax(-1).view(len(going), width, -1)
     forced = job.forced(length - 1)
     if forced is not None:

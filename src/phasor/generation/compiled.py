@@ -13,11 +13,11 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor
 
-from phasor.cache import Cache, Memory
-from phasor.kernels.mask import Mask
-from phasor.model import Stack, Transformer
-from phasor.parts.places import Places
-from phasor.slots import Layout
+from phasor.kv_cache.dynamic import KVCache, Memory
+from phasor.kv_cache.slots import Layout
+from phasor.nn.sequence import SequenceInfo
+from phasor.ops.attention.mask import Mask
+from phasor.transformer import Stack, Transformer
 
 ROUND = 128  # caches are made this many tokens longer or less, so that texts of about one length share a graph
 
@@ -57,7 +57,7 @@ class State:
     cross: list[tuple[Tensor, Tensor]]
 
     @classmethod
-    def of(cls, cache: Cache) -> Self:
+    def of(cls, cache: KVCache) -> Self:
         """The state of a cache, over the same memory."""
         row = torch.zeros(cache.batch_size, dtype=torch.int64, device=cache.keys[0].data.device)
         state = cls(
@@ -74,7 +74,7 @@ class State:
         state.follow(cache)
         return state
 
-    def follow(self, cache: Cache) -> None:
+    def follow(self, cache: KVCache) -> None:
         """Go on from where a cache over the same memory is."""
         self.counts.copy_(torch.tensor(cache.counts))
         following = torch.as_tensor(cache.next_positions, device=self.counts.device)
@@ -82,7 +82,7 @@ class State:
         if cache.origins is not None:
             self.origins.copy_(cache.origins)
 
-    def begin(self, at: Places, rule: Mask, needs_length: bool) -> list[Slots]:
+    def begin(self, at: SequenceInfo, rule: Mask, needs_length: bool) -> list[Slots]:
         """What each layer sees in this step."""
         shared: dict[Layout, tuple[Mask, Tensor, Tensor]] = {}
         for layout, table in self.positions.items():
@@ -102,9 +102,9 @@ class State:
 
 def step(model: Transformer, state: State, tokens: Tensor) -> Tensor:
     """Feed one token a row `[B]`; the logits `[B, vocab]` after it."""
-    at = Places(state.next_positions, None, first=state.origins)
+    at = SequenceInfo(state.next_positions, None, first=state.origins)
     stack = cast(Stack, model.decoder)
-    hidden = stack(model.tokens(tokens[:, None]), at, memory=state.memory, cache=cast(Cache, state))
+    hidden = stack(model.tokens(tokens[:, None]), at, memory=state.memory, cache=cast(KVCache, state))
     assert model.head is not None
     return model.head(hidden[:, -1], model.tokens.table)
 
@@ -118,7 +118,7 @@ def compiled_step() -> Any:
 class CompiledSteps:
     """Steps of a cache that has read its prompts, each by the compiled graph. The cache itself stays behind."""
 
-    def __init__(self, model: Transformer, cache: Cache) -> None:
+    def __init__(self, model: Transformer, cache: KVCache) -> None:
         self.model, self.state = model, State.of(cache)
 
     def step(self, tokens: Tensor) -> Tensor:

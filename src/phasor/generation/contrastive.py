@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from phasor.generation.loop import Job, Row, scored
 from phasor.generation.sampling import chances
-from phasor.model import Record
+from phasor.transformer import Record
 
 
 def contrastive_search(job: Job) -> Iterator[list[Row]]:
@@ -21,7 +21,7 @@ def contrastive_search(job: Job) -> Iterator[list[Row]]:
     options = job.options
     assert options.top_k is not None
     rows = [Row(list(p), c) for p, c in zip(job.prompts, chances(options, len(job.prompts)), strict=True)]
-    width, alpha = min(options.top_k, job.model.config.vocab_size), options.contrastive
+    width, alpha = min(options.top_k, job.model.config.vocab_size), options.penalty_alpha
     for row in rows:
         cache = job.new_cache([row.prompt], copies=width)
         record = Record("hidden")

@@ -15,16 +15,16 @@ from torch import Tensor, nn
 from phasor.config import NoPositionConfig, PreConfig, RMSNormConfig, RotaryConfig
 from phasor.config.model import Layer
 from phasor.generation.compiled import State
-from phasor.kernels import paths
-from phasor.kernels.constants import constant
-from phasor.kernels.int8 import Matrix
-from phasor.kernels.launching import overlaps
-from phasor.model import Block, Stack, Transformer
-from phasor.parts.feedforward import FeedForward
-from phasor.parts.head import LogitsHead
-from phasor.parts.int8 import Int8Linear
-from phasor.parts.norm import RMSNorm
-from phasor.parts.positions.rotary import Rotary
+from phasor.nn.feed_forward import FeedForward
+from phasor.nn.heads import LogitsHead
+from phasor.nn.int8 import Int8Linear
+from phasor.nn.norm import RMSNorm
+from phasor.nn.positions.rotary import Rotary
+from phasor.ops import dispatch
+from phasor.ops.constants import constant
+from phasor.ops.int8.int8 import Matrix
+from phasor.ops.launch import overlaps
+from phasor.transformer import Block, Stack, Transformer
 
 ACTIVATIONS = {
     "relu": "relu",
@@ -42,18 +42,18 @@ ACTIVATIONS = {
 PLAIN = (nn.Linear, nn.ModuleList, nn.ParameterDict, nn.Identity, nn.Dropout)  # what torch has for phasor's parts
 
 
-def obstacle(model: Transformer) -> str | None:
+def why_not(model: Transformer) -> str | None:
     """Why the fused step is not for this model; None where it is.
 
     >>> from phasor import preset
-    >>> with paths.only("triton"):
-    ...     obstacle(Transformer(preset("gpt-2", dim=32, num_heads=2, num_layers=1, vocab_size=50)))
+    >>> with dispatch.only("triton"):
+    ...     why_not(Transformer(preset("gpt-2", dim=32, num_heads=2, num_layers=1, vocab_size=50)))
     'the norm is not an RMS norm'
     """
-    return form_obstacle(model) or paths.obstacle(model.tokens.weight)
+    return form_why_not(model) or dispatch.why_not(model.tokens.weight)
 
 
-def form_obstacle(model: Transformer) -> str | None:
+def form_why_not(model: Transformer) -> str | None:
     """The same, wherever the model is."""
     config, dtype = model.config, model.tokens.dtype
     placement, embedding, head = config.placement, config.embedding, model.head
@@ -79,7 +79,7 @@ def form_obstacle(model: Transformer) -> str | None:
         ),
     }
     found = next((reason for reason, holds in reasons.items() if holds), None)
-    found = found or next(filter(None, map(layer_obstacle, layers)), None)
+    found = found or next(filter(None, map(layer_why_not, layers)), None)
     return found or ("a part of the model was replaced" if replaced(model) else None)
 
 
@@ -106,7 +106,7 @@ def matrix(linear: nn.Linear | Int8Linear) -> Matrix:
     return linear.weight if isinstance(linear, nn.Linear) else linear.matrix
 
 
-def layer_obstacle(layer: Layer) -> str | None:
+def layer_why_not(layer: Layer) -> str | None:
     """Why the fused step is not for a layer."""
     position, attention, network = layer
     rotary = position if isinstance(position, RotaryConfig) else None
@@ -141,15 +141,15 @@ class FusedStep:
     """The step over one state: called, it reads `tokens`, leaves the next ones there, and gives the logits."""
 
     def __init__(self, model: Transformer, state: State, tokens: Tensor, history: Tensor, turn: Tensor) -> None:
-        from phasor.kernels import attend_triton, matvec_triton, vote_triton
+        from phasor.ops.decode import decode_attention, gemv, lm_head_argmax
 
         config, device, dtype = model.config, tokens.device, model.tokens.dtype
         rows, stack = len(tokens), cast(Stack, model.decoder)
-        self.attend: Any = attend_triton.attend
-        self.kernels: Any = matvec_triton
-        self.voting: Any = vote_triton
+        self.attend: Any = decode_attention.attend
+        self.kernels: Any = gemv
+        self.voting: Any = lm_head_argmax
         small = dtype == torch.bfloat16 and all(isinstance(part, Int8Linear) for part in linears_of(stack))
-        most = matvec_triton.MOST_INT8 if small else matvec_triton.MOST
+        most = gemv.MOST_INT8 if small else gemv.MOST
         self.few = rows == 1 or (rows <= most and dtype != torch.float16)  # whose range is too small
         self.overlap = overlaps(device)
         self.state, self.tokens, self.history, self.turn = state, tokens, history, turn
@@ -163,10 +163,10 @@ class FusedStep:
             return torch.empty(rows, width, device=device, dtype=dtype)
 
         attention = cast(Block, stack.blocks[0]).attention
-        self.desk = attend_triton.Desk(rows, attention.groups, attention.shared, attention.width, device)
+        self.desk = decode_attention.Desk(rows, attention.groups, attention.shared, attention.width, device)
         self.qkv, self.heads = empty(attention.qkv.out_features), empty(attention.out.in_features)
-        self.hidden, self.logits = empty(config.feedforward_width), empty(config.vocab_size)
-        self.best = torch.full((rows,), vote_triton.LOWEST, device=device)
+        self.hidden, self.logits = empty(config.hidden_dim), empty(config.vocab_size)
+        self.best = torch.full((rows,), lm_head_argmax.LOWEST, device=device)
 
     def __call__(self) -> Tensor:
         x = self.embedding(self.tokens)

@@ -10,12 +10,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from phasor.cache import Cache, Memory
 from phasor.config.generation import GenerationConfig
 from phasor.generation.compiled import ROUND, CompiledSteps, can_compile
-from phasor.generation.sampling import NOT, Chance, chances, draw, filtered, penalised
-from phasor.generation.steps import KEPT, Runs, ahead, obstacle, steps_of
-from phasor.model import Stack, Transformer
+from phasor.generation.sampling import NOT, Chance, chances, draw, filtered, penalized
+from phasor.generation.steps import KEPT, Runs, ahead, steps_of, why_not
+from phasor.kv_cache.dynamic import KVCache, Memory
+from phasor.transformer import Stack, Transformer
 
 ENDLESS = 1 << 62
 
@@ -64,7 +64,7 @@ class Job:
     def foreseen(self) -> bool:
         """Whether the next token is always the likeliest, so that a step needs nothing but the one before it."""
         free = self.forced_first is None and self.forced_last is None
-        return free and not (self.options.samples or self.options.penalises or self.details)
+        return free and not (self.options.samples or self.options.penalizes or self.details)
 
     @property
     def crosses(self) -> bool:
@@ -88,7 +88,7 @@ class Job:
                 if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < size:
                     raise ValueError(f"the {what} token {token!r} is outside the vocabulary of {size}")
         chances(self.options, len(self.prompts))
-        if self.crosses and (self.options.contrastive or self.options.lookup or draft is not None):
+        if self.crosses and (self.options.penalty_alpha or self.options.prompt_lookup_tokens or draft is not None):
             raise ValueError("contrastive search and speculative decoding are for decoders, not for encoder-decoders")
         if self.model.encoder is not None:
             source = max(map(len, self.prompts))
@@ -101,10 +101,10 @@ class Job:
         options, longest = self.options, max(map(len, self.beginnings()))
         if options.max_new_tokens is not None:
             # Only contrastive search reads the last token too.
-            read = longest + options.max_new_tokens - (0 if options.contrastive else 1)
+            read = longest + options.max_new_tokens - (0 if options.penalty_alpha else 1)
             check_reach(stack, read, f"{longest} tokens and {options.max_new_tokens} new ones reach")
             return
-        if options.beams > 1 or options.contrastive or options.lookup or drafts:
+        if options.num_beams > 1 or options.penalty_alpha or options.prompt_lookup_tokens or drafts:
             raise ValueError("only greedy decoding and plain sampling go on without end: give max_new_tokens")
         windows = all(layer.attention.window is not None for layer in stack.layers)
         if not windows or any(x.depends_on_length or x.max_positions is not None for x in stack.schemes):
@@ -112,7 +112,7 @@ class Job:
                 "generating without end needs a window in every layer and positions without end: give max_new_tokens"
             )
 
-    def new_cache(self, beginnings: Sequence[Sequence[int]], copies: int = 1, spare: int = 0) -> Cache:
+    def new_cache(self, beginnings: Sequence[Sequence[int]], copies: int = 1, spare: int = 0) -> KVCache:
         """A cache for the rows, each planned as long as its beginning and `max_new_tokens`."""
         most = self.options.max_new_tokens
         if most is None:
@@ -126,18 +126,18 @@ class Job:
         most = self.options.max_new_tokens
         return ENDLESS if most is None else -(-(max(map(len, beginnings)) + most) // ROUND) * ROUND
 
-    def prefill(self, cache: Cache, beginnings: Sequence[Sequence[int]], copies: int = 1) -> Tensor:
+    def prefill(self, cache: KVCache, beginnings: Sequence[Sequence[int]], copies: int = 1) -> Tensor:
         """Read the beginnings into the cache; the logits `[rows, vocab]` after each."""
         rows = [b for b in beginnings for _ in range(copies)]
-        tokens, padding = padded(rows, self.model.tokens.weight.device)
+        tokens, attention_mask = padded(rows, self.model.tokens.weight.device)
         memory = None
         if self.crosses:
             source, real = padded(self.prompts, tokens.device, left=False)
-            memory = self.model.encode(source, padding=real)
+            memory = self.model.encode(source, attention_mask=real)
             if copies > 1:
                 padding_of = None if real is None else real.repeat_interleave(copies, 0)
                 memory = Memory(memory.hidden.repeat_interleave(copies, 0), padding_of)
-        hidden = self.model.decode(tokens, memory, padding=padding, cache=cache)
+        hidden = self.model.decode(tokens, memory, attention_mask=attention_mask, cache=cache)
         return self._logits(hidden)
 
     def _logits(self, hidden: Tensor) -> Tensor:
@@ -149,12 +149,12 @@ class Job:
         """Logits without the tokens that are never generated."""
         return logits.index_fill(-1, logits.new_tensor(self.never, dtype=torch.int64), NOT) if self.never else logits
 
-    def step(self, cache: Cache, tokens: Sequence[int] | Tensor) -> Tensor:
+    def step(self, cache: KVCache, tokens: Sequence[int] | Tensor) -> Tensor:
         """Feed one token a row; the logits `[rows, vocab]` after it."""
         column = torch.as_tensor(tokens, device=self.model.tokens.weight.device)[:, None]
         return self._logits(self.model.decode(column, cache.memory, cache=cache))
 
-    def stepper(self, cache: Cache) -> Callable[[Sequence[int]], Tensor]:
+    def stepper(self, cache: KVCache) -> Callable[[Sequence[int]], Tensor]:
         """What feeds one token a row: by the compiled graph where that was asked for and one graph does."""
         if not (self.options.compile and can_compile(self.model)):
             return partial(self.step, cache)
@@ -185,7 +185,7 @@ def padded(rows: Sequence[Sequence[int]], device: torch.device, left: bool = Tru
 def scored(logits: Tensor, row: Row, options: GenerationConfig) -> Tensor:
     """A row's logits `[vocab]` in at least float32, with its penalties."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
-    return penalised(wide, options, row.prompt, row.new)
+    return penalized(wide, options, row.prompt, row.new)
 
 
 def only(token: int, like: Tensor) -> Tensor:
@@ -196,7 +196,7 @@ def only(token: int, like: Tensor) -> Tensor:
 
 
 def choose(logits: Tensor, row: Row, options: GenerationConfig) -> int:
-    """The next token of a row from its penalised logits `[vocab]`."""
+    """The next token of a row from its penalized logits `[vocab]`."""
     if not options.samples:
         return int(logits.argmax())
     return int(draw(filtered(logits, options).softmax(-1), row.chance.next().to(logits.device)))
@@ -206,7 +206,7 @@ def one_by_one(job: Job) -> Iterator[list[Row]]:
     """Greedy decoding and sampling of all rows together; gives the rows after every step."""
     options, beginnings = job.options, job.beginnings()
     rows = [Row(list(b), c) for b, c in zip(beginnings, chances(options, len(beginnings)), strict=True)]
-    if obstacle(job.model) is not None:
+    if why_not(job.model) is not None:
         KEPT.pop(job.model, None)  # what was kept on a device it has left
         cache = job.new_cache(beginnings)
         logits = job.prefill(cache, beginnings)
@@ -239,7 +239,7 @@ def by_the_host(
 ) -> Iterator[list[Row]]:
     """The rows after every step, each token chosen from the logits before the next step begins."""
     options = job.options
-    simple = not (options.samples or options.penalises or job.details)
+    simple = not (options.samples or options.penalizes or job.details)
     while True:
         likeliest = logits.max(-1).indices.tolist() if simple else None
         for i, row in enumerate(rows):

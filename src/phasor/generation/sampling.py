@@ -12,11 +12,11 @@ from phasor.config.generation import GenerationConfig
 NOT = float("-inf")
 
 
-def penalised(logits: Tensor, options: GenerationConfig, prompt: Sequence[int], new: Sequence[int]) -> Tensor:
+def penalized(logits: Tensor, options: GenerationConfig, prompt: Sequence[int], new: Sequence[int]) -> Tensor:
     """One row of logits `[vocab]` with what was said already made less likely.
 
     >>> options = GenerationConfig(repetition_penalty=2.0, presence_penalty=1.0)
-    >>> penalised(torch.tensor([4.0, 4.0, -4.0]), options, prompt=[2], new=[0]).tolist()
+    >>> penalized(torch.tensor([4.0, 4.0, -4.0]), options, prompt=[2], new=[0]).tolist()
     [1.0, 4.0, -8.0]
     """
     seen = sorted({*prompt, *new})
@@ -74,8 +74,8 @@ def filtered(logits: Tensor, options: GenerationConfig) -> Tensor:
         logits = top_p(logits, options.top_p)
     if options.min_p:
         logits = min_p(logits, options.min_p)
-    if options.typical is not None and options.typical < 1:
-        logits = typical(logits, options.typical)
+    if options.typical_p is not None and options.typical_p < 1:
+        logits = typical(logits, options.typical_p)
     return logits
 
 

@@ -12,10 +12,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from phasor.cache import Cache
 from phasor.generation.loop import Job, Row, scored
 from phasor.generation.sampling import chances, draw, filtered
-from phasor.model import Transformer
+from phasor.kv_cache.dynamic import KVCache
+from phasor.transformer import Transformer
 
 
 class Guesser(Protocol):
@@ -30,7 +30,7 @@ class Draft:
     def __init__(self, job: Job, draft: Transformer, row: Row) -> None:
         self.job, self.draft = job, draft
         most = len(row.prompt) + (job.options.max_new_tokens or 0) + job.options.draft_tokens + 1
-        self.cache: Cache = draft.new_cache(1, most, spare=job.options.draft_tokens + 1)
+        self.cache: KVCache = draft.new_cache(1, most, spare=job.options.draft_tokens + 1)
         self.read: list[int] = []  # the tokens in the cache
 
     def guess(self, row: Row, most: int) -> tuple[list[int], list[Tensor]]:
@@ -56,7 +56,7 @@ class Lookup:
     """Guesses that the text goes on as it did the last time its latest tokens stood there."""
 
     def __init__(self, job: Job) -> None:
-        self.longest, self.vocab = job.options.lookup, job.model.config.vocab_size
+        self.longest, self.vocab = job.options.prompt_lookup_tokens, job.model.config.vocab_size
 
     def guess(self, row: Row, most: int) -> tuple[list[int], list[Tensor]]:
         text = row.prompt + row.new

@@ -15,13 +15,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from phasor.cache import Cache
 from phasor.generation import fused_step
 from phasor.generation.compiled import State, can_compile, compiled_step, step
-from phasor.kernels import paths
-from phasor.kernels.constants import constants
-from phasor.model import Transformer
-from phasor.parts.experts import Experts
+from phasor.kv_cache.dynamic import KVCache
+from phasor.nn.moe import Experts
+from phasor.ops import dispatch
+from phasor.ops.constants import constants
+from phasor.transformer import Transformer
 
 CAPTURING = threading.Lock()  # torch captures one graph at a time
 AHEAD = 8  # steps launched before the tokens of the first of them are looked at
@@ -73,7 +73,7 @@ class Steps:
     def _body(self, model: Transformer, compiles: bool) -> Callable[[], Tensor]:
         """One step on the buffers, in the quickest form there is for the model."""
         state, tokens, history, turn = self.state, self.tokens, self.history, self.turn
-        if fused_step.obstacle(model) is None:
+        if fused_step.why_not(model) is None:
             return fused_step.FusedStep(model, state, tokens, history, turn)
         form = compiled_step() if compiles else step
 
@@ -84,7 +84,7 @@ class Steps:
 
         return plain
 
-    def fresh(self) -> Cache:
+    def fresh(self) -> KVCache:
         """The cache with nothing in it, for the prompts to be read into."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).wait_event(self.ran)  # the steps of the last text
@@ -94,7 +94,7 @@ class Steps:
         cache.counts, cache.peaks = list(self.empty.counts), list(self.empty.peaks)
         return cache
 
-    def begin(self, cache: Cache, tokens: Tensor | None = None) -> None:
+    def begin(self, cache: KVCache, tokens: Tensor | None = None) -> None:
         """Go on from the prompts that the cache has read, with these tokens `[B]` where they are known."""
         self.state.follow(cache)
         self.taken = self.launched
@@ -149,7 +149,7 @@ def captured(body: Callable[[], Tensor]) -> Callable[[], Tensor]:
             body()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    # On a stream of this device and this thread, whose neighbours may go on with their own work meanwhile.
+    # On a stream of this device and this thread, whose neighbors may go on with their own work meanwhile.
     with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
         result = body()
 
@@ -160,26 +160,26 @@ def captured(body: Callable[[], Tensor]) -> Callable[[], Tensor]:
     return run
 
 
-def obstacle(model: Transformer) -> str | None:
+def why_not(model: Transformer) -> str | None:
     """Why the steps of a model wait for the host; None where they follow each other on the device.
 
     >>> from phasor import preset
-    >>> obstacle(Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=1, vocab_size=50)))
+    >>> why_not(Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=1, vocab_size=50)))
     'the model is not on a GPU'
     """
-    stopped = form_obstacle(model)
+    stopped = form_why_not(model)
     if stopped is not None:
         return stopped
     if not model.tokens.weight.is_cuda:
-        forced = paths.asked() == "triton" and fused_step.obstacle(model) is None
+        forced = dispatch.asked() == "triton" and fused_step.why_not(model) is None
         return None if forced else "the model is not on a GPU"
     return "autocast is on, and casts weights at every step" if torch.is_autocast_enabled("cuda") else None
 
 
-def form_obstacle(model: Transformer) -> str | None:
+def form_why_not(model: Transformer) -> str | None:
     """The same, wherever the model is."""
     weights, modules = tensors_of(model), list(model.modules())
-    if paths.asked() == "reference":
+    if dispatch.asked() == "reference":
         return "the reference was asked for"
     if type(model) is not Transformer:
         return "the model has a class of its own"
@@ -214,7 +214,7 @@ def steps_of(model: Transformer, rows: int, room: int, compiles: bool) -> Iterat
     Whoever takes them has them alone; another text that begins meanwhile gets others.
     """
     weights = tuple((w.data_ptr(), w.dtype, w.shape) for w in tensors_of(model))
-    key = rows, room, compiles, fused_step.obstacle(model), weights, tuple(map(id, model.modules()))
+    key = rows, room, compiles, fused_step.why_not(model), weights, tuple(map(id, model.modules()))
     kept = KEPT.pop(model, None)
     steps = kept[1] if kept is not None and kept[0] == key else None
     del kept  # the memory of steps that do not fit goes before new ones are made

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from phasor.generation import generate
-from phasor.model import Stack, Transformer
+from phasor.transformer import Stack, Transformer
 
 Progress = Callable[[int, int], None]  # how much is done, and out of how much
 SHORT = 16  # sources up to this length are translated together, then up to twice this length, and so on
@@ -16,7 +16,7 @@ def translated(
     model: Transformer,
     sources: Sequence[Sequence[int]],
     *,
-    beams: int = 4,
+    num_beams: int = 4,
     length_penalty: float = 1.0,
     max_new_tokens: int | None = None,
     batch_tokens: int = 4096,
@@ -31,8 +31,8 @@ def translated(
     >>> from phasor import SpecialTokens, preset
     >>> model = Transformer(preset("transformer-base", dim=16, num_heads=2, num_layers=1, vocab_size=50))
     >>> model.special = SpecialTokens(start=1, stop=(2,))
-    >>> new = translated(model, [[7, 8, 9], [], [5] * 20], beams=2)
-    >>> len(new), new[1], translated(model, [[7, 8, 9]], beams=2) == new[:1]
+    >>> new = translated(model, [[7, 8, 9], [], [5] * 20], num_beams=2)
+    >>> len(new), new[1], translated(model, [[7, 8, 9]], num_beams=2) == new[:1]
     (3, [], True)
     """
     if model.encoder is None or model.decoder is None:
@@ -50,7 +50,7 @@ def translated(
             progress(done, len(sources))
         most = room(len(sources[batch[0]]), writable) if max_new_tokens is None else max_new_tokens
         given = [list(sources[i]) for i in batch]
-        answers = generate(model, given, beams=beams, length_penalty=length_penalty, max_new_tokens=most)
+        answers = generate(model, given, num_beams=num_beams, length_penalty=length_penalty, max_new_tokens=most)
         for i, new in zip(batch, answers, strict=True):
             found[i] = new[:-1] if new[-1] in model.special.stop else new
         done += len(batch)

@@ -12,9 +12,9 @@ from phasor.checkpoints.conversion import read_config
 from phasor.config import ModelConfig
 from phasor.config.generation import SpecialTokens
 from phasor.config.recipe import Recipe
-from phasor.model import Transformer
-from phasor.presets import preset
-from phasor.training.material import Material
+from phasor.models.presets import preset
+from phasor.training.datasets import Material
+from phasor.transformer import Transformer
 
 SHAPES = {"lm": "decoder", "translation": "encoder-decoder", "mlm": "encoder"}
 
@@ -72,8 +72,10 @@ def check_config(
         raise ValueError(f"the source's tokenizer has {read} tokens, and the model's source vocabulary {known}")
     for position in (config.input_position, *config.layer_positions()):
         most = position.max_positions
-        if most is not None and recipe.data.length > most:
-            raise ValueError(f"data.length is {recipe.data.length}, and this model allows {most} tokens")
+        if most is not None and recipe.data.sequence_length > most:
+            raise ValueError(
+                f"data.sequence_length is {recipe.data.sequence_length}, and this model allows {most} tokens"
+            )
     return config
 
 

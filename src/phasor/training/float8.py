@@ -6,16 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phasor.kernels.float8 import (
+from phasor.nn.feed_forward import FeedForward, untouched
+from phasor.nn.moe import Experts
+from phasor.ops.float8.float8 import (
     FUNCTIONS,
-    feedforward_obstacle,
+    feedforward_why_not,
     float8_feedforward,
     float8_linear,
-    float8_obstacle,
+    float8_why_not,
 )
-from phasor.model import Block
-from phasor.parts.experts import Experts
-from phasor.parts.feedforward import FeedForward, untouched
+from phasor.transformer import Block
 
 
 def float8_blocks(model: nn.Module) -> None:
@@ -28,7 +28,7 @@ def float8_blocks(model: nn.Module) -> None:
             if type(part) is FeedForward:
                 part.__class__ = Float8FeedForward
             elif isinstance(part, nn.Linear) and part not in choosing:
-                why = float8_obstacle(part.weight)
+                why = float8_why_not(part.weight)
                 if why is not None:
                     raise ValueError(f"train.precision float8: {why}")
                 part.__class__ = Float8Linear
@@ -49,7 +49,7 @@ class Float8FeedForward(FeedForward):
         if (
             self.training
             and self.bare
-            and feedforward_obstacle(x, self.down.in_features, self.config.activation) is None
+            and feedforward_why_not(x, self.down.in_features, self.config.activation) is None
         ):
             return float8_feedforward(x, self.up.weight, self.down.weight, self.config.activation)
         return super().forward(x)

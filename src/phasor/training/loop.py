@@ -13,8 +13,8 @@ from safetensors import SafetensorError
 
 from phasor.config.recipe import Recipe
 from phasor.training.build import build_model, check_model
-from phasor.training.feed import Feed
-from phasor.training.material import Material, material
+from phasor.training.datasets import Material, material
+from phasor.training.prefetch import Feed
 from phasor.training.progress import Report, Watcher
 from phasor.training.result import Ending, Result
 from phasor.training.run import Run, run_folder
@@ -72,7 +72,9 @@ def train(recipe: Recipe, resume: bool = False, progress: Watcher | None = None)
         known = None if state is None else state.numbers["fixed"]["tokens"]
         found = material(recipe, run.folder, watcher.preparing, known, watcher.say)
         if found.skipped:
-            watcher.say(f"{found.skipped} pairs with more than {recipe.data.length} tokens on a side are left out")
+            watcher.say(
+                f"{found.skipped} pairs with more than {recipe.data.sequence_length} tokens on a side are left out"
+            )
         model = build_model(recipe, found)
         trainer = Trainer(model, recipe, recipe.train.updates(found.train.per_epoch))
         try:
@@ -130,7 +132,7 @@ class Loop:
         self.pending: tuple[Pending, float] | None = None  # an update not waited for, and its tokens
         self.before = 0.0  # seconds that earlier parts of the run took
         self.began = time.perf_counter()
-        self.first, self.inside = 0, 0.0  # the step this process began at, and its seconds in model and optimiser
+        self.first, self.inside = 0, 0.0  # the step this process began at, and its seconds in model and optimizer
 
     def run_from(self, state: State | None) -> Result:
         """Go on from a checkpoint, or begin."""
@@ -139,7 +141,7 @@ class Loop:
         sweep(self.run.checkpoints)
         self.run.start(self.step)
         data, device = self.recipe.data, self.trainer.device
-        accumulate = self.recipe.train.accumulate
+        accumulate = self.recipe.train.gradient_accumulation_steps
         feed = Feed(self.found.train, accumulate=accumulate, workers=data.workers, device=device)
         self.stop.gently = True
         self.began, self.first = time.perf_counter(), self.step

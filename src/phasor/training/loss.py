@@ -8,11 +8,11 @@ from torch import Tensor
 from phasor.config import ModelConfig
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
-from phasor.kernels.cross_entropy import logits_cross_entropy
-from phasor.model import Record, Transformer
-from phasor.parts.experts import balancing_loss
-from phasor.parts.feedforward import untouched
-from phasor.parts.head import LogitsHead
+from phasor.nn.feed_forward import untouched
+from phasor.nn.heads import LogitsHead
+from phasor.nn.moe import balancing_loss
+from phasor.ops.cross_entropy.cross_entropy import logits_cross_entropy
+from phasor.transformer import Record, Transformer
 
 BALANCE = 0.01  # the weight of the routers' balancing loss, that of Switch Transformers (Fedus et al. 2021)
 
@@ -31,7 +31,7 @@ def loss_of(model: Transformer, batch: Batch, recipe: Recipe) -> tuple[Tensor, d
     config: ModelConfig = model.config
     routers = routers_of(config)
     record = Record("router") if routers else None
-    loss, parts = cross_entropy(model, batch, recipe.train.smoothing, recipe.train.z_loss, record)
+    loss, parts = cross_entropy(model, batch, recipe.train.label_smoothing, recipe.train.z_loss, record)
     if record is not None:
         sides = [record] if record.encoder is record else [record, record.encoder]
         logits_of = [logits for side in sides for logits in side.router or []]
@@ -43,8 +43,8 @@ def loss_of(model: Transformer, batch: Batch, recipe: Recipe) -> tuple[Tensor, d
 def forward(model: Transformer, batch: Batch, record: Record | None = None, *, head: bool = True) -> Tensor:
     """The logits of a batch, `[B, T, vocab]`, or what the head makes them of."""
     if batch.source is not None:
-        return model(batch.source, batch.tokens, padding=batch.source_padding, record=record, head=head)
-    return model(batch.tokens, documents=batch.documents, record=record, head=head)
+        return model(batch.source, batch.tokens, attention_mask=batch.source_attention_mask, record=record, head=head)
+    return model(batch.tokens, document_ids=batch.document_ids, record=record, head=head)
 
 
 def cross_entropy(

@@ -15,7 +15,7 @@ class Result:
 
     `loss` is the last update's, `validation` the last validation loss, `best` the lowest and `best_step` where it was.
     `exit_code` is what a command should end with: 0 when finished, 1 when diverged, 130 after Ctrl-C and 143 after
-    SIGTERM. `outside` is the share of the loop's time that neither the model nor the optimiser took.
+    SIGTERM. `outside` is the share of the loop's time that neither the model nor the optimizer took.
 
     >>> Result(folder=Path("runs/lm-1"), ending="finished", exit_code=0, step=9, steps=9).ending
     'finished'

@@ -16,8 +16,8 @@ from typing import Any, Self
 
 from phasor.checkpoints import save
 from phasor.config.recipe import Recipe
-from phasor.model import Transformer
 from phasor.training.state import Say, checkpoints
+from phasor.transformer import Transformer
 
 RUNS, LOCK = Path("runs"), ".lock"
 OURS = (LOCK, "recipe.json", "data")  # what there may be before the first step

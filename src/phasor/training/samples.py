@@ -1,12 +1,12 @@
-"""A look at what a model has learnt: a text it continues, or sentences it translates."""
+"""A look at what a model has learned: a text it continues, or sentences it translates."""
 
 from __future__ import annotations
 
 from phasor.config.recipe import Recipe
 from phasor.generation import generate
 from phasor.generation.translation import translated
-from phasor.model import Transformer
-from phasor.training.material import Material
+from phasor.training.datasets import Material
+from phasor.transformer import Transformer
 
 TOKENS, SENTENCES = 128, 4
 
@@ -19,14 +19,16 @@ def sample_of(model: Transformer, recipe: Recipe, found: Material) -> str | None
     if recipe.task == "lm":
         bos = model.special.bos
         room = [p.max_positions for p in (model.config.input_position, *model.config.layer_positions())]
-        most = min([TOKENS, recipe.data.length, *(n for n in room if n is not None)]) - 1
+        most = min([TOKENS, recipe.data.sequence_length, *(n for n in room if n is not None)]) - 1
         new = generate(model, [0 if bos is None else bos], max_new_tokens=max(1, most), temperature=0.8, seed=0)
         return tokenizer.decode(new)
     batch = found.valid[0]
     assert batch.source is not None
-    assert batch.source_padding is not None
-    rows = list(zip(batch.source, batch.source_padding, strict=True))[:SENTENCES]
+    assert batch.source_attention_mask is not None
+    rows = list(zip(batch.source, batch.source_attention_mask, strict=True))[:SENTENCES]
     sources = [row[real].tolist() for row, real in rows]
     reader = found.source_tokenizer or tokenizer
-    said = zip(reader.decode_batch(sources), tokenizer.decode_batch(translated(model, sources, beams=1)), strict=True)
+    said = zip(
+        reader.decode_batch(sources), tokenizer.decode_batch(translated(model, sources, num_beams=1)), strict=True
+    )
     return "\n".join("\t".join(pair) for pair in said)

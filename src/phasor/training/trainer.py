@@ -1,4 +1,4 @@
-"""One update after another: gradients, whether they are finite, and the optimiser's step."""
+"""One update after another: gradients, whether they are finite, and the optimizer's step."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from torch.utils.checkpoint import checkpoint
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
 from phasor.generation import evaluating
-from phasor.kernels import cudnn
-from phasor.model import Block, Transformer
+from phasor.ops.attention import cudnn
 from phasor.training.float8 import float8_blocks
 from phasor.training.graphs import Graphs
 from phasor.training.loss import cross_entropy, loss_of
-from phasor.training.optimiser import EMA, averaged, build_optimiser, optimiser_tensors, restore_optimiser, set_rate
+from phasor.training.optimizer import EMA, averaged, build_optimizer, optimizer_tensors, restore_optimizer, set_rate
 from phasor.training.state import State
+from phasor.transformer import Block, Transformer
 
 
 @dataclass(frozen=True)
@@ -62,31 +62,31 @@ class Trainer:
     """A model and everything that changes with its updates.
 
     What is random in an update is drawn from generators that are set from the recipe's seed and the update's number,
-    so an update depends on nothing but the weights, the optimiser's state, the batches and that number.
+    so an update depends on nothing but the weights, the optimizer's state, the batches and that number.
     """
 
     def __init__(self, model: Transformer, recipe: Recipe, steps: int) -> None:
         self.recipe, self.steps = recipe, steps
         self.device = device_of(recipe.train.device)
-        self.model = model.to(self.device, getattr(torch, recipe.train.weights)).train()
+        self.model = model.to(self.device, getattr(torch, recipe.train.param_dtype)).train()
         if recipe.train.precision == "float8":
             float8_blocks(self.model)
-        if recipe.train.checkpoint_activations:
+        if recipe.train.activation_checkpointing:
             checkpoint_blocks(self.model)
         if recipe.train.compile:
             compile_blocks(self.model, dynamic=recipe.task == "translation")
-        graphs = recipe.train.graphs and self.device.type == "cuda"
+        graphs = recipe.train.cuda_graphs and self.device.type == "cuda"
         self.graphs = Graphs(lambda batch: self.changed(self.gradients(0, [batch], 0.0))) if graphs else None
-        self.optimiser = build_optimiser(self.model, recipe.optimiser, graphs, recipe.train.seed)
+        self.optimizer = build_optimizer(self.model, recipe.optimizer, graphs, recipe.train.seed)
         self.named = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
-        self.ema = None if recipe.train.ema is None else EMA(self.model, recipe.train.ema)
+        self.ema = None if recipe.train.ema_decay is None else EMA(self.model, recipe.train.ema_decay)
 
     def gradients(self, step: int, batches: Sequence[Batch], count: float) -> Tensor:
         """The loss of an update, the norm of all its gradients, and that of each; the host does not wait for them.
 
         `count` is the number of tokens predicted in all the batches, each of which weighs as much as it has.
         """
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.device)
         for part, batch in enumerate(batches):
             if part > 0:
@@ -106,17 +106,17 @@ class Trainer:
 
         That is decided where the gradients are, so that the host need not wait.
         """
-        clip = self.recipe.train.clip
+        clip = self.recipe.train.max_grad_norm
         if clip is not None:
-            self.optimiser.scale = (clip / (measured[1] + 1e-6)).clamp(max=1.0)
-        self.optimiser.found_inf = (~measured[:2].isfinite().all()).float()  # where it is 1, all is left as it is
-        self.optimiser.step()
+            self.optimizer.scale = (clip / (measured[1] + 1e-6)).clamp(max=1.0)
+        self.optimizer.found_inf = (~measured[:2].isfinite().all()).float()  # where it is 1, all is left as it is
+        self.optimizer.step()
         return measured
 
     def update(self, step: int, batches: Sequence[Batch], count: float) -> Pending:
         """One update; the host does not wait for it."""
-        rate = self.recipe.schedule.rate_at(step, self.steps, self.recipe.optimiser.rate)
-        set_rate(self.optimiser, rate)
+        rate = self.recipe.schedule.rate_at(step, self.steps, self.recipe.optimizer.lr)
+        set_rate(self.optimizer, rate)
         self.seed(step, 0)
         if self.graphs is not None:
             measured = self.graphs(batches[0])
@@ -150,13 +150,13 @@ class Trainer:
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """All tensors to save, in groups."""
-        groups = {"model": self.model.state_dict(), "optimiser": optimiser_tensors(self.optimiser, self.model)}
+        groups = {"model": self.model.state_dict(), "optimizer": optimizer_tensors(self.optimizer, self.model)}
         return groups if self.ema is None else groups | {"ema": self.ema.weights}
 
     def restore(self, state: State) -> None:
         """Go on from a checkpoint."""
         self.model.load_state_dict(state.tensors["model"])
-        restore_optimiser(self.optimiser, self.model, state.tensors["optimiser"])
+        restore_optimizer(self.optimizer, self.model, state.tensors["optimizer"])
         if self.ema is not None:
             self.ema.restore(state.tensors["ema"], state.numbers["ema_updates"])
 

@@ -1,0 +1,324 @@
+"""A Llama-shaped model of ours and the same weights in other hands: updates, and greedy decoding."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import importlib
+import importlib.util
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phasor.bench.plain_llama import PlainLlama
+from phasor.bench.rope import table
+from phasor.bench.timing import Timer
+from phasor.bench.trial import Contender, Machine, Trial, Work, off
+from phasor.checkpoints import save
+from phasor.config import EmbeddingConfig, NormalInitConfig
+from phasor.config.recipe import OptimizerConfig, Recipe
+from phasor.data.batch import Batch
+from phasor.generation import generate
+from phasor.models.presets import preset
+from phasor.training.graphs import Graphs
+from phasor.training.loss import loss_of
+from phasor.training.optimizer import build_optimizer
+from phasor.training.trainer import compile_blocks
+from phasor.transformer import Transformer
+
+RATE = 1e-5
+CHECKED = 64  # tokens whose gradients are compared in float64
+TRAIN_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}  # every layer rounds, and so does its backward pass
+# How much less likely than the best a chosen token may be, in the logits' standard deviation: near ties go either way.
+DECODE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5}
+
+
+class Llamas:
+    """Models of the same weights, made when they are asked for. The source of the weights stays in the host's memory.
+
+    They are drawn as for training. Those for decoding (`talking`) are larger against the token table: what is said then
+    depends on all that was said before. Else the head would find its own token again, broken cache or not.
+    """
+
+    def __init__(self, machine: Machine, *, talking: bool) -> None:
+        self.machine, self.talking = machine, talking
+
+    @cached_property
+    def source(self) -> Transformer:
+        torch.manual_seed(0)
+        sizes = self.machine.sizes.model
+        init = NormalInitConfig(std=sizes["dim"] ** -0.5 if self.talking else 0.02, by_depth=self.talking)
+        with self.machine.device:
+            model = Transformer(preset("llama-2", **sizes, embedding=EmbeddingConfig(tied=True), init=init))
+        return model.to("cpu", self.machine.dtype)
+
+    def ours(self) -> Transformer:
+        return copy.deepcopy(self.source).to(self.machine.device)
+
+    def plain(self, length: int, dtype: torch.dtype | None = None) -> PlainLlama:
+        """The same in plain torch, angles in at least float32."""
+        dtype = dtype or self.machine.dtype
+        model = PlainLlama(self.source, length).to(self.machine.device, dtype)
+        if dtype == torch.bfloat16:
+            angles = table(torch.arange(length), self.source.config.head_dim)
+            model.cos, model.sin = (x.to(self.machine.device, torch.float32) for x in angles)
+        return model
+
+    def theirs(self) -> Any:
+        """The model as transformers loads it."""
+        with tempfile.TemporaryDirectory() as folder:
+            save(self.source, folder, format="hf")
+            cls = importlib.import_module("transformers").LlamaForCausalLM
+            with quiet():
+                return cls.from_pretrained(folder, dtype=self.machine.dtype).to(self.machine.device)
+
+    @property
+    def parameters(self) -> int:
+        return sum(weight.numel() for weight in self.source.parameters())
+
+    @property
+    def title(self) -> str:
+        size = self.parameters
+        told = f"{size / 1e9:.2f} B" if size >= 1e8 else f"{size / 1e6:.2f} M"
+        return f"Llama of {told} parameters, {self.machine.dtype_name}"
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No bars of transformers' own while it loads."""
+    logging: Any = importlib.import_module("transformers.utils.logging")
+    showed = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if showed:
+            logging.enable_progress_bar()
+
+
+def training(machine: Machine, name: str) -> Work:
+    """An update: loss, gradients, AdamW."""
+    llamas = Llamas(machine, talking=False)
+    rows, count = machine.sizes.train_long if name == "train-long" else machine.sizes.train
+    config = llamas.source.config
+    tokens = random_tokens(machine, rows, count)
+    pairs = count * (count + 1) // 2
+    attending = 3 * 4 * config.num_layers * config.num_heads * config.head_dim * pairs * rows
+    return Work(
+        name=name,
+        title=f"an update, {rows} x {count} tokens: {llamas.title}",
+        unit="tokens/s",
+        limit=(6 * llamas.parameters * rows * count + attending) / machine.arithmetic,
+        limit_is="a plain matrix product's rate",
+        tolerance=TRAIN_TOLERANCE[machine.dtype],
+        contenders=trainers(machine, llamas, tokens),
+        tokens=rows * count,
+    )
+
+
+Loss = Callable[[Tensor], Tensor]
+
+
+def trainers(machine: Machine, llamas: Llamas, tokens: Tensor) -> list[Contender]:
+    short = tokens[:1, :CHECKED]
+    count = tokens.shape[1]
+
+    @functools.cache
+    def known() -> tuple[float, Tensor, float]:
+        """The loss and the token table's gradient on a few tokens in float64, and the loss on all in float32."""
+        exact = llamas.plain(count, torch.float64)
+        loss = exact.loss(short)
+        loss.backward()
+        assert exact.tokens.grad is not None
+        wide = llamas.plain(count, torch.float32)
+        with torch.no_grad():
+            whole = sum(float(wide.loss(row[None])) for row in tokens) / len(tokens)
+        return float(loss.detach()), exact.tokens.grad.cpu(), whole
+
+    def trial(model: torch.nn.Module, table: Tensor, loss: Loss, optimizer: Any = None, graphs: bool = False) -> Trial:
+        optimizer = optimizer or torch.optim.AdamW(model.parameters(), RATE, fused=True)
+
+        def gradients(rows: Tensor) -> Tensor:
+            optimizer.zero_grad(set_to_none=True)
+            found = loss(rows)
+            found.backward()
+            return found.detach()
+
+        def update(rows: Tensor) -> Tensor:
+            found = gradients(rows)
+            optimizer.step()
+            return found
+
+        found, changed = (captured(f) if graphs else f for f in (gradients, update))
+
+        def check() -> float:
+            exact, gradient, whole = known()
+            few = float(found(short))
+            assert table.grad is not None
+            errors = [off([table.grad.cpu()], [gradient]), abs(few / exact - 1)]
+            return max(*errors, abs(float(found(tokens)) / whole - 1))
+
+        return Trial(check, lambda timer: timer(lambda: changed(tokens)))
+
+    def ours(compiled: bool = False, graphs: bool = False) -> Trial:
+        model = llamas.ours().train()
+        if compiled:
+            compile_blocks(model, dynamic=False)
+        optimizer = build_optimizer(model, OptimizerConfig(lr=RATE), graphs)
+        table = model.tokens.weight
+        return trial(model, table, lambda rows: loss_of(model, shifted(rows), Recipe())[0], optimizer, graphs)
+
+    def plain(compiled: bool) -> Trial:
+        model = llamas.plain(count)
+        loss: Any = torch.compile(model.loss) if compiled else model.loss
+        return trial(model, model.tokens, loss)
+
+    def theirs(change: Callable[[Any], Any] = lambda model: model) -> Trial:
+        model = change(llamas.theirs().train())
+        return trial(
+            model,
+            model.get_input_embeddings().weight,
+            lambda rows: model(input_ids=rows, labels=rows, use_cache=False).loss,
+        )
+
+    contenders: list[Contender] = [("phasor", ours)]
+    if machine.on_gpu:
+        contenders.append(("phasor, a CUDA graph", lambda: ours(graphs=True)))
+    if machine.compiles:
+        contenders.append(("phasor, compiled", lambda: ours(True, machine.on_gpu)))
+    contenders.append(("plain torch", lambda: plain(False)))
+    if machine.compiles:
+        contenders.append(("plain torch, compiled", lambda: plain(True)))
+    if importlib.util.find_spec("transformers"):
+        contenders.append(("transformers", theirs))
+        if machine.on_gpu and importlib.util.find_spec("liger_kernel"):
+            contenders.append(("transformers with Liger", lambda: theirs(with_liger)))
+    return contenders
+
+
+def captured(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A function of tokens as the trainer calls it: replayed, after a first call that is not."""
+    graphs, seen = Graphs(lambda batch: function(batch.tokens)), set()
+
+    def call(rows: Tensor) -> Tensor:
+        if rows.shape not in seen:
+            seen.add(rows.shape)
+            graphs(shifted(rows))
+        return graphs(shifted(rows))
+
+    return call
+
+
+def shifted(tokens: Tensor) -> Batch:
+    """Rows as a batch: every token predicts the next, and the last nothing."""
+    weights = torch.ones(tokens.shape, device=tokens.device)
+    weights[:, -1] = 0
+    return Batch(tokens=tokens, targets=tokens.roll(-1, 1), weights=weights)
+
+
+def with_liger(model: Any) -> Any:
+    """A model of transformers with Liger's kernels. Those it puts in their module for all models go out again."""
+    llama: Any = importlib.import_module("transformers.models.llama.modeling_llama")
+    patch: Any = importlib.import_module("liger_kernel.transformers").apply_liger_kernel_to_llama
+    before = dict(vars(llama))
+    patch(model=model)
+    rotate = llama.apply_rotary_pos_emb
+    vars(llama).update(before)
+    forward = model.forward
+
+    def patched(*args: Any, **fields: Any) -> Any:
+        llama.apply_rotary_pos_emb = rotate
+        try:
+            return forward(*args, **fields)
+        finally:
+            llama.apply_rotary_pos_emb = before["apply_rotary_pos_emb"]
+
+    model.forward = patched
+    return model
+
+
+def decoding(machine: Machine, name: str) -> Work:
+    """New tokens after prompts that have been read; reading them is not in the time."""
+    llamas = Llamas(machine, talking=True)
+    rows, length, new = machine.sizes.decode_batch if name == "decode-batch" else machine.sizes.decode
+    config = llamas.source.config
+    held = 2 * config.num_layers * config.num_kv_heads * config.head_dim * (length + new // 2) * rows
+    return Work(
+        name=name,
+        title=f"greedy decoding, {rows} x {new} tokens after {length}: {llamas.title}",
+        unit="tokens/s",
+        limit=(new - 1) * (llamas.parameters + held) * machine.dtype.itemsize / machine.bandwidth,
+        limit_is="reading weights and cache once a step",
+        tolerance=DECODE_TOLERANCE[machine.dtype],
+        contenders=decoders(machine, llamas, rows, length, new),
+        tokens=rows * (new - 1),
+    )
+
+
+def decoders(machine: Machine, llamas: Llamas, rows: int, length: int, new: int) -> list[Contender]:
+    prompts = random_tokens(machine, rows, length)
+
+    def trial(make: Callable[[int], list[list[int]]]) -> Trial:
+        def check() -> float:
+            written = make(new)
+            if [len(row) for row in written] != [new] * rows:
+                return float("inf")
+            exact = llamas.plain(length + new, torch.float32 if machine.on_gpu else torch.float64)
+            with torch.no_grad():
+                return max(regret(exact, prompts[row], written[row]) for row in {0, rows - 1})
+
+        def seconds(timer: Timer) -> float:
+            first, whole = timer(lambda: make(1), warmups=1), timer(lambda: make(new), warmups=1)
+            return whole - first
+
+        return Trial(check, seconds)
+
+    def ours(compile: bool) -> Trial:
+        model, listed = llamas.ours().eval(), prompts.tolist()
+        return trial(lambda count: generate(model, listed, max_new_tokens=count, compile=compile))
+
+    def theirs(**options: Any) -> Trial:
+        model = llamas.theirs().eval()
+        mask = torch.ones_like(prompts)
+
+        def make(count: int) -> list[list[int]]:
+            out = model.generate(
+                prompts,
+                attention_mask=mask,
+                max_new_tokens=count,
+                do_sample=False,
+                pad_token_id=0,
+                eos_token_id=None,
+                **options,
+            )
+            return out[:, length:].tolist()
+
+        return trial(make)
+
+    contenders: list[Contender] = [("phasor", lambda: ours(False))]
+    if machine.compiles:
+        contenders.append(("phasor, compiled", lambda: ours(True)))
+    if importlib.util.find_spec("transformers"):
+        contenders.append(("transformers", theirs))
+        if machine.compiles and machine.on_gpu:
+            contenders.append(("transformers, compiled", lambda: theirs(cache_implementation="static")))
+    return contenders
+
+
+def regret(exact: PlainLlama, prompt: Tensor, written: list[int]) -> float:
+    """How far below the best the tokens that were chosen lie at worst, in the logits' standard deviation."""
+    chosen = torch.tensor(written, device=prompt.device)
+    logits = exact(torch.cat((prompt, chosen))[None])[0, len(prompt) - 1 : -1]
+    below = logits.max(-1).values - logits.gather(-1, chosen[:, None])[:, 0]
+    return float((below / logits.std(-1)).max())
+
+
+def random_tokens(machine: Machine, rows: int, count: int) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    size = machine.sizes.model["vocab_size"]
+    return torch.randint(0, size, (rows, count), generator=generator).to(machine.device)

@@ -1,0 +1,247 @@
+"""What a model's positions do, pair by pair; and how two configurations differ."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from phasor.config import ModelConfig, PositionConfig, RotaryConfig
+from phasor.config.extensions import Extension, frequencies
+from phasor.config.schema import names, shown, summary, unknown
+from phasor.models.presets import preset
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One rotated pair of features: how it turns as trained, and how the extension has it turn."""
+
+    index: int
+    axis: int
+    frequency: float  # radians per token, before the extension
+    wavelength: float  # tokens per turn, before the extension
+    turns: float  # within the trained length, before the extension
+    extended_frequency: float
+    extended_wavelength: float
+    slowed: float  # frequency / extended frequency; infinite for a pair that stands still
+    effect: str
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """One position scheme of a model: what it is, which layers it serves, and its pairs if it rotates."""
+
+    kind: str
+    line: str
+    acts_on: tuple[str, ...]
+    layers: tuple[int, ...]
+    shift_invariant: bool
+    depends_on_length: bool
+    max_positions: int | None
+    settings: dict[str, Any]
+    trained_length: int
+    length: int
+    attention_factor: float
+    pairs: tuple[Pair, ...]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The position schemes of one model; `differences` lists what another model has otherwise."""
+
+    name: str
+    schemes: tuple[Scheme, ...]
+    other: Explanation | None = None
+    differences: tuple[tuple[str, Any, Any], ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts and lists, for JSON; infinities become null."""
+        return plain(self)
+
+
+def explain(
+    config: ModelConfig | str | Path,
+    other: ModelConfig | str | Path | None = None,
+    *,
+    extension: Extension | None = None,
+    length: int | None = None,
+) -> Explanation:
+    """Explain the positions of a model, or of two and their difference.
+
+    A model is a `ModelConfig`, "preset:NAME", or the path of a configuration file or of a folder that holds
+    one. `extension` replaces the rotary extension of the first. `length` is the sequence length to explain for,
+    where it matters; by default the longest the model is meant for.
+
+    >>> rotary = explain("preset:llama-3.1").schemes[0]
+    >>> rotary.attention_factor, len(rotary.pairs), rotary.pairs[0].effect, rotary.pairs[63].effect
+    (1.0, 64, 'kept', 'slowed 8 times')
+    >>> explain("preset:llama-2", "preset:llama-3.1").differences[0]
+    ('vocab_size', 32000, 128256)
+    """
+    name, first = named(config)
+    if extension is not None:
+        first = first.with_extension(extension)
+        name = f"{name} with {extension.kind}"
+    if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
+        raise ValueError(f"length must be a whole number of at least 1, not {length!r}")
+    if other is None:
+        return Explanation(name, schemes_of(first, length))
+    other_name, second = named(other)
+    return Explanation(
+        name,
+        schemes_of(first, length),
+        Explanation(other_name, schemes_of(second, length)),
+        tuple(differences(first.to_dict(), second.to_dict())),
+    )
+
+
+def named(config: ModelConfig | str | Path) -> tuple[str, ModelConfig]:
+    """A model's name and configuration, from a configuration, a preset's name or a file."""
+    if isinstance(config, ModelConfig):
+        return f"{config.shape}, {config.num_layers} layers", config
+    if isinstance(config, Path):
+        config = str(config)
+    if not isinstance(config, str):
+        raise ValueError(f"a model is a ModelConfig, preset:NAME or a path, not {shown(config)}")
+    if config.startswith("preset:"):
+        return config.removeprefix("preset:"), preset(config.removeprefix("preset:"))
+    path = Path(config)
+    file = path / "config.json" if path.is_dir() else path
+    if not file.is_file():
+        raise ValueError(
+            f"{config} is neither a configuration file nor a folder with config.json; a preset is named preset:NAME"
+        )
+    try:
+        text = file.read_text(encoding="utf-8")
+        if path.is_dir() and '"model_type"' in text:
+            from phasor.checkpoints.conversion import read_config  # loads torch, which phasor's own files do not need
+
+            return str(path), read_config(path)
+        return str(path), ModelConfig.from_json(text)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{file}: {error}".replace(f"{file}: {file}", str(file))) from None
+
+
+def make_extension(kind: str, config: ModelConfig, **fields: Any) -> Extension:
+    """An extension by name for a model; the original length is the one the model was trained at unless given.
+
+    >>> make_extension("yarn", preset("llama-3.1"), factor=8.0).original_length
+    8192
+    """
+    if kind not in Extension.kinds:
+        raise unknown("extension", kind, Extension.kinds)
+    chosen = Extension.kinds[kind]
+    if "original_length" in names(chosen):
+        fields.setdefault("original_length", trained_length(config))
+    return chosen(**fields)
+
+
+def trained_length(config: ModelConfig, *positions: PositionConfig) -> int:
+    """The length before any extension: what an extension says it was (of all schemes or of some), or the maximum."""
+    for position in positions or config.layer_positions():
+        original = getattr(getattr(position, "extension", None), "original_length", None)
+        if original is not None:
+            return original
+    return config.max_length
+
+
+def schemes_of(config: ModelConfig, length: int | None) -> tuple[Scheme, ...]:
+    used: dict[PositionConfig, list[int]] = {}
+    if "input" in config.position.acts_on:
+        used[config.input_position] = []
+    for index in range(config.num_layers):
+        used.setdefault(config.layer(index).position, []).append(index)
+    if len(used) > 1:
+        used = {p: layers for p, layers in used.items() if p.acts_on or config.layers}
+    return tuple(scheme_of(config, position, tuple(layers), length) for position, layers in used.items())
+
+
+def scheme_of(config: ModelConfig, position: PositionConfig, layers: tuple[int, ...], length: int | None) -> Scheme:
+    planned = config.max_length if length is None else length
+    turning = position if isinstance(position, RotaryConfig) else None
+    return Scheme(
+        kind=position.kind,
+        line=summary(type(position)),
+        acts_on=position.acts_on,
+        layers=layers,
+        shift_invariant=position.shift_invariant,
+        depends_on_length=position.depends_on_length,
+        max_positions=position.max_positions,
+        settings={k: v for k, v in position.to_dict().items() if k != "kind"},
+        trained_length=trained_length(config, position),
+        length=planned,
+        attention_factor=1.0 if turning is None else turning.attention_factor(planned),
+        pairs=() if turning is None else pairs_of(turning, config, planned),
+    )
+
+
+def pairs_of(position: RotaryConfig, config: ModelConfig, length: int) -> tuple[Pair, ...]:
+    width = position.rotated_width(config.head_dim)
+    before = frequencies(position.base, width // 2) * 2 if position.axial else frequencies(position.base, width)
+    after = position.frequencies(width, length)
+    axes = [axis for axis, size in enumerate(position.section_sizes(width)) for _ in range(size)]
+    trained = trained_length(config, position)
+    pairs = []
+    for i, (f, g, axis) in enumerate(zip(before, after, axes, strict=True)):
+        slowed = math.inf if g == 0 else float(f / g)
+        pairs.append(
+            Pair(
+                index=i,
+                axis=axis,
+                frequency=float(f),
+                wavelength=2 * math.pi / float(f),
+                turns=trained * float(f) / (2 * math.pi),
+                extended_frequency=float(g),
+                extended_wavelength=math.inf if g == 0 else 2 * math.pi / float(g),
+                slowed=slowed,
+                effect=effect(slowed),
+            )
+        )
+    return tuple(pairs)
+
+
+def effect(slowed: float) -> str:
+    """What the extension does to a pair, in words."""
+    if math.isinf(slowed):
+        return "stands still"
+    if abs(slowed - 1) < 1e-12:
+        return "kept"
+    return f"slowed {slowed:.4g} times" if slowed > 1 else f"sped up {1 / slowed:.4g} times"
+
+
+def spans(layers: tuple[int, ...]) -> str:
+    """Layer numbers as ranges.
+
+    >>> spans((0, 1, 2, 3, 5))
+    'layers 0-3, 5'
+    """
+    if not layers:
+        return "once, before the first layer"
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][-1] + 1:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    return "layers " + ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def differences(a: Any, b: Any, where: str = "") -> list[tuple[str, Any, Any]]:
+    """The fields in which two plain dicts differ, by dotted name."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        found = []
+        for key in dict.fromkeys([*a, *b]):
+            found += differences(a.get(key), b.get(key), f"{where}.{key}" if where else key)
+        return found
+    return [] if a == b else [(where, a, b)]
+
+
+def plain(value: Any) -> Any:
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and math.isinf(value) else value

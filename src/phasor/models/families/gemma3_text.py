@@ -1,0 +1,87 @@
+"""Gemma 3, its text models: norms on queries and keys, and rotary positions of their own in local layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from phasor.config import ModelConfig, RotaryConfig, SandwichConfig
+from phasor.models.families._gemma import (
+    AROUND,
+    GemmaLike,
+    read_scale,
+    read_softcap,
+    write_scale,
+    write_softcap,
+)
+from phasor.models.families._layers import FULL, SLIDING, read_types, varied, windows_of, write_types
+from phasor.models.family import expected
+from phasor.models.fields import Fields, spelled
+from phasor.models.rope import read_rotary, write_rotary
+
+
+class Gemma3(GemmaLike):
+    """A decoder, or with `use_bidirectional_attention` an encoder (EmbeddingGemma)."""
+
+    model_type = "gemma3_text"
+    title = "Gemma 3 (text)"
+    architectures = {"lm": "Gemma3ForCausalLM", "none": "Gemma3TextModel"}
+    norms = AROUND
+    absent = {
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
+        "sliding_window": 4096,
+    }
+    harmless = frozenset({"_sliding_window_pattern", "cache_implementation", "final_logit_softcapping", "hidden_act"})
+
+    def read(self, f: Fields) -> ModelConfig:
+        config = read_softcap(f, self.shared(f))
+        f.expect("attn_logit_softcapping", None)
+        both_ways = f.get("use_bidirectional_attention", False)
+        every = f.positive("sliding_window_pattern", 6)
+        kinds = read_types(f, [SLIDING if (i + 1) % every else FULL for i in range(config.num_layers)])
+        window = f.get("sliding_window", None)
+        if both_ways and isinstance(window, int):  # theirs is the width of both sides
+            window = window // 2 + 1
+        windows = windows_of(f, kinds, window)
+        own = config.attention.replace(scale=read_scale(f), qk_norm="head")
+        positions = self.positions(f, config)
+        config = config.replace(
+            shape="encoder" if both_ways else "decoder",
+            position=positions[FULL],
+            attention=own,
+            placement=SandwichConfig(),
+        )
+        return varied(
+            config,
+            position=[positions[kind] for kind in kinds],
+            attention=[own.replace(window=window) for window in windows],
+        )
+
+    def positions(self, f: Fields, config: ModelConfig) -> dict[str, RotaryConfig]:
+        """The scheme of either type of layer; older files stretch the full ones alone, and have a base for each."""
+        bases = {FULL: f.get("rope_theta", 1e6), SLIDING: f.get("rope_local_base_freq", 1e4)}
+        given, stretched = f.get("rope_parameters", {}), f.get("rope_scaling", {})
+        if not given.keys() <= bases.keys() or not all(isinstance(own, dict | None) for own in given.values()):
+            raise ValueError(f"{f.file}: rope_parameters must have {FULL} and {SLIDING}, not {spelled(given)}")
+        found = {}
+        for kind, base in bases.items():
+            own = (given.get(kind) or {}) | (stretched if kind == FULL else {})
+            fields = Fields({"rope_parameters": own}, f.file)
+            found[kind] = read_rotary(fields, config.head_dim, config.max_length, base=base)
+        return found
+
+    def write(self, config: ModelConfig) -> dict[str, Any]:
+        layers = [config.layer(i) for i in range(config.num_layers)]
+        local = next((layer.position for layer in layers if layer.attention.window is not None), RotaryConfig())
+        schemes = {FULL: config.position, SLIDING: local}
+        fields = self.write_shared(config) | write_scale(config) | write_softcap(config) | write_types(config)
+        fields["rope_parameters"] = {k: write_rotary(expected(p, RotaryConfig), config) for k, p in schemes.items()}
+        both_ways = config.shape == "encoder"
+        if both_ways and "sliding_window" in fields:
+            fields["sliding_window"] = 2 * (fields["sliding_window"] - 1)
+        return fields | {"use_bidirectional_attention": both_ways}
+
+
+FAMILY = Gemma3()

@@ -1,0 +1,126 @@
+"""MPT 7B and 30B."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from phasor.config import (
+    ALiBiConfig,
+    AttentionConfig,
+    DropoutConfig,
+    EmbeddingConfig,
+    FeedForwardConfig,
+    LayerNormConfig,
+    ModelConfig,
+    NormalInitConfig,
+)
+from phasor.models.families._gpt import either, plain_head
+from phasor.models.family import Family, expected
+from phasor.models.fields import Fields, spelled
+from phasor.models.layout import Parts, Rule, linear
+
+
+class MPT(Family):
+    """Pre-norm with ALiBi, no biases anywhere, queries, keys and values clipped where the file says so.
+
+    The slopes follow `alibi_bias_max`, as the models were trained; transformers computes them for 8 whatever it is.
+    """
+
+    model_type = "mpt"
+    title = "MPT"
+    architectures = {"lm": "MptForCausalLM", "none": "MptModel"}
+    aliases = {"MPTForCausalLM": "lm"}
+    prefix = "transformer."
+    table = "transformer.wte.weight"
+    # Device, kernels, gradients; dropout that transformers leaves out; a table of positions that ALiBi replaces.
+    harmless = frozenset(
+        """
+        emb_pdrop embedding_fraction fc_type init_config init_device learned_pos_emb resid_pdrop tokenizer_name
+        use_pad_tok_in_ffn verbose
+        """.split()  # noqa: SIM905
+    )
+
+    def read(self, f: Fields) -> ModelConfig:
+        f.expect("expansion_ratio", 4)
+        f.expect("no_bias", True)
+        f.expect("logit_scale", None)
+        f.expect("norm_type", "low_precision_layernorm", "layernorm")  # told apart by automatic casting alone
+        plain = ModelConfig(
+            vocab_size=f.get("vocab_size"),
+            dim=either(f, "d_model", "hidden_size"),
+            num_layers=either(f, "n_layers", "num_hidden_layers"),
+            num_heads=either(f, "n_heads", "num_attention_heads"),
+            max_length=f.get("max_seq_len", 2048),
+            feedforward=FeedForwardConfig(activation="gelu"),
+            norm=LayerNormConfig(eps=f.get("layer_norm_epsilon", 1e-5), bias=False),
+            embedding=EmbeddingConfig(tied=f.get("tie_word_embeddings", True)),
+            head=plain_head(self.head_kind(f)),
+            init=NormalInitConfig(std=f.get("initializer_range", 0.02)),
+        )
+        network = inner(f, "ffn_config")
+        network.expect("ffn_type", "mptmlp")
+        network.finish({"fc_type"})
+        return self.attend(inner(f, "attn_config"), plain)
+
+    def attend(self, a: Fields, plain: ModelConfig) -> ModelConfig:
+        """What `attn_config` says of a model."""
+        a.expect("attn_type", "multihead_attention")
+        a.expect("alibi", True)
+        a.expect("kv_n_heads", plain.num_heads)
+        a.expect("sliding_window_size", -1)
+        for unknown in ("attn_uses_sequence_id", "prefix_lm", "qk_gn", "qk_ln", "rope"):
+            a.expect(unknown, False)
+        position = ALiBiConfig(max_bias=a.get("alibi_bias_max", 8))
+        attention = AttentionConfig(scale=a.get("softmax_scale", None), clip=a.get("clip_qkv", None) or None)
+        dropped = a.get("attn_pdrop", 0.0)
+        a.finish({"attn_impl", "rope_dail_config", "rope_hf_config", "rope_impl", "rope_theta"})
+        dropout = DropoutConfig(attention=dropped, residual=dropped)
+        return plain.replace(position=position, attention=attention, dropout=dropout)
+
+    def write(self, config: ModelConfig) -> dict[str, Any]:
+        position, norm = expected(config.position, ALiBiConfig), expected(config.norm, LayerNormConfig)
+        if position.max_bias != int(position.max_bias):
+            raise ValueError(f"its alibi_bias_max is a whole number, not {position.max_bias}")
+        return {
+            "vocab_size": config.vocab_size,
+            "d_model": config.dim,
+            "n_layers": config.num_layers,
+            "n_heads": config.num_heads,
+            "max_seq_len": config.max_length,
+            "layer_norm_epsilon": norm.eps,
+            "initializer_range": getattr(config.init, "std", 0.02),
+            "attn_config": {
+                "alibi": True,
+                "alibi_bias_max": int(position.max_bias),
+                "softmax_scale": config.attention.scale,
+                "clip_qkv": config.attention.clip,
+            },
+        }
+
+    def unheard(self, config: ModelConfig) -> list[str]:
+        bias = expected(config.position, ALiBiConfig).max_bias
+        return [] if bias == 8 else [f"position (max_bias is {bias:g}, and 8 in transformers whatever the file says)"]
+
+    def rules(self, config: ModelConfig) -> Iterator[Rule]:
+        yield Rule("tokens.weight", self.table)
+        yield Rule("head.weight", self.head)
+        yield from linear("decoder.norm", "transformer.norm_f")
+        block, layer = "decoder.blocks.{i}", "transformer.blocks.{i}"
+        yield from linear(f"{block}.residual.norms.0", f"{layer}.norm_1")
+        yield from linear(f"{block}.attention.qkv", f"{layer}.attn.Wqkv", Parts("qkv"))
+        yield from linear(f"{block}.attention.out", f"{layer}.attn.out_proj")
+        yield from linear(f"{block}.residual.norms.1", f"{layer}.norm_2")
+        yield from linear(f"{block}.feedforward.up", f"{layer}.ffn.up_proj")
+        yield from linear(f"{block}.feedforward.down", f"{layer}.ffn.down_proj")
+
+
+def inner(f: Fields, name: str) -> Fields:
+    """An object inside the file's."""
+    given = f.get(name, {})
+    if not isinstance(given, dict):
+        raise ValueError(f"{f.file}: {name} must be an object, not {spelled(given)}")
+    return Fields(given, f.file, within=f"{name}.")
+
+
+FAMILY = MPT()

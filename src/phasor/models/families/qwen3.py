@@ -1,0 +1,52 @@
+"""Qwen 3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from phasor.config import AttentionConfig, FeedForwardConfig, ModelConfig, RMSNormConfig, RotaryConfig
+from phasor.models.families._layers import read_windows, varied, write_windows
+from phasor.models.families._llama import EVERY_BIAS, LlamaLike
+from phasor.models.family import GATES, activation_name, expected
+from phasor.models.fields import Fields
+from phasor.models.rope import read_rotary, write_rotary
+
+
+class Qwen3(LlamaLike):
+    """Llama with norms on each head of queries and keys, and windows in the later layers."""
+
+    model_type = "qwen3"
+    title = "Qwen 3"
+    architectures = {"lm": "Qwen3ForCausalLM", "none": "Qwen3Model"}
+    absent = {
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "max_position_embeddings": 32768,
+        "sliding_window": 4096,
+    }
+    harmless = frozenset({"max_window_layers", "sliding_window"})  # where no layer asks for them
+
+    def read(self, f: Fields) -> ModelConfig:
+        plain, bias = ModelConfig(**self.sizes(f)), f.get("attention_bias", False)
+        attention = AttentionConfig(bias=EVERY_BIAS if bias else (), qk_norm="head")
+        windows = read_windows(f, plain.num_layers, lambda i: i >= f.get("max_window_layers", 28))
+        config = plain.replace(
+            position=read_rotary(f, plain.head_dim, plain.max_length),
+            attention=attention,
+            feedforward=FeedForwardConfig(activation=f.choose("hidden_act", GATES, "silu")),
+            norm=RMSNormConfig(eps=f.get("rms_norm_eps", 1e-6)),
+        )
+        return varied(config, attention=[attention.replace(window=w) for w in windows])
+
+    def write(self, config: ModelConfig) -> dict[str, Any]:
+        position, norm = expected(config.position, RotaryConfig), expected(config.norm, RMSNormConfig)
+        return self.write_sizes(config) | {
+            "hidden_act": activation_name(config.feedforward.activation),
+            "attention_bias": bool(config.layer(0).attention.bias),
+            "rms_norm_eps": norm.eps,
+            "rope_parameters": write_rotary(position, config),
+            **write_windows(config),
+        }
+
+
+FAMILY = Qwen3()

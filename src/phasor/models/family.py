@@ -1,0 +1,190 @@
+"""A family: how one kind of checkpoint spells its configuration and names its tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar, TypeVar
+
+from torch import Tensor
+
+from phasor.config import FeedForwardConfig, ModelConfig, RotaryConfig
+from phasor.config.schema import Choice, Config, names, shown
+from phasor.models.fields import Fields
+from phasor.models.layout import Rule
+
+# Activations by their usual names, plain and as the gate of a gated network.
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu-tanh",
+    "gelu_fast": "gelu-tanh",
+    "gelu_accurate": "gelu-tanh",
+    "gelu_python": "gelu",
+    "gelu_pytorch_tanh": "gelu-tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+GATES = {"gelu": "geglu", "gelu_new": "geglu-tanh", "gelu_pytorch_tanh": "geglu-tanh", "relu": "reglu"}
+GATES |= {"silu": "swiglu", "swish": "swiglu", "sigmoid": "glu"}
+
+
+def activation_name(activation: str) -> str:
+    """Their name for one of our activations; a gated one's gate.
+
+    >>> activation_name("gelu-tanh"), activation_name("swiglu")
+    ('gelu_pytorch_tanh', 'silu')
+    """
+    usual = {"gelu-tanh": "gelu_pytorch_tanh", "geglu-tanh": "gelu_pytorch_tanh", "swiglu": "silu", "geglu": "gelu"}
+    usual |= {"reglu": "relu", "glu": "sigmoid"}
+    return usual.get(activation, activation)
+
+
+class Family:
+    """One `model_type` of transformers: its configuration both ways, and one table of rules for its tensors.
+
+    - `architectures`: its classes by the kind of head they have; `aliases`: kinds by the names of further classes.
+    - `prefix`: what names begin with in a file saved with a head, and may lack in one saved without; `unprefixed`
+      are beginnings that never have it. `table` and `head` are the names of the two ends that may be tied.
+    - `first_choice`: whether a model that several families can say is written as this one.
+    - `harmless`: fields of config.json, beside those common to all, that say nothing about the computation.
+    - `renamed`: old spellings within names. `copies`: names of tensors that repeat another.
+    - `derived`: patterns of tensors that follow from the configuration. `carried`: patterns of tensors phasor
+      has no use for; it keeps them and writes them back.
+    """
+
+    model_type: ClassVar[str]
+    title: ClassVar[str]  # what people call it
+    architectures: ClassVar[dict[str, str]]
+    aliases: ClassVar[dict[str, str]] = {}
+    prefix: ClassVar[str] = "model."
+    unprefixed: ClassVar[tuple[str, ...]] = ("lm_head.",)
+    table: ClassVar[str] = "model.embed_tokens.weight"
+    head: ClassVar[str] = "lm_head.weight"
+    first_choice: ClassVar[bool] = False
+    harmless: ClassVar[frozenset[str]] = frozenset()
+    renamed: ClassVar[dict[str, str]] = {}
+    copies: ClassVar[dict[str, str]] = {}
+    derived: ClassVar[tuple[str, ...]] = ()
+    carried: ClassVar[tuple[str, ...]] = ()
+
+    def read(self, f: Fields) -> ModelConfig:
+        """The configuration a config.json asks for; takes every field that matters."""
+        raise NotImplementedError(f"{type(self).__name__} does not read its configuration")
+
+    def write(self, config: ModelConfig) -> dict[str, Any]:
+        """The fields of config.json for a configuration; `read` has to give it back."""
+        raise NotImplementedError(f"{type(self).__name__} does not write its configuration")
+
+    def rules(self, config: ModelConfig) -> Iterator[Rule]:
+        """Which of their tensors is which of ours."""
+        raise NotImplementedError(f"{type(self).__name__} has no rules")
+
+    def head_kind(self, f: Fields) -> str:
+        """The kind of head a file's architecture has; the first known where none is named."""
+        named = f.get("architectures", None) or [next(iter(self.architectures.values()))]
+        kinds = {name: kind for kind, name in self.architectures.items()} | self.aliases
+        if not isinstance(named, list) or len(named) != 1 or named[0] not in kinds:
+            raise ValueError(
+                f"{f.file}: phasor does not know the architecture {shown(named)} of {self.model_type}; "
+                f"known: {', '.join(kinds)}"
+            )
+        return kinds[named[0]]
+
+    def table_of(self, config: ModelConfig) -> str:
+        """The name of the token table the head may share."""
+        return self.table
+
+    def repeated(self, config: ModelConfig) -> dict[str, str]:
+        """Names under which a file has to hold a tensor again, and its own name."""
+        return {}
+
+    def follows(self, name: str, tensor: Tensor, config: ModelConfig) -> bool:
+        """Whether a tensor that follows from the configuration is what follows from it."""
+        return True
+
+    def unheard(self, config: ModelConfig) -> list[str]:
+        """What a file can say and transformers does not go by: written only where the model's own file said it."""
+        return []
+
+    def spare(self, config: ModelConfig) -> tuple[str, ...]:
+        """Patterns of tensors a model of this configuration has no use for."""
+        return self.carried
+
+    def architecture(self, config: ModelConfig, carried: Iterable[str] = ()) -> str:
+        """The class that has a configuration's head; pooling is no part of it, and lies beside the model.
+
+        `carried` are the names of the tensors phasor has no use for that are written along.
+        """
+        kind = "none" if config.head.kind == "pooled" else config.head.kind
+        if kind not in self.architectures:
+            raise ValueError(f"{self.model_type} has no class with the head {kind!r}")
+        return self.architectures[kind]
+
+
+def differences(one: ModelConfig, other: ModelConfig) -> list[str]:
+    """What two configurations compute differently; what concerns training alone is left out.
+
+    >>> config = ModelConfig(vocab_size=9, dim=8, num_layers=2, num_heads=2)
+    >>> differences(config, config.replace(num_kv_heads=2, dropout={"residual": 0.1}))
+    []
+    >>> differences(config, config.replace(norm="rmsnorm"))
+    ["norm ('layernorm' and 'rmsnorm')"]
+    >>> differences(config, config.replace(norm={"kind": "layernorm", "eps": 0.01}))
+    ['norm.eps (1e-05 and 0.01)']
+    """
+    a, b = meaning(one), meaning(other)
+    lines = [re.sub(r"^layer \d+ ", "layers' ", line) for name in a for line in told(name, a[name], b[name])]
+    return list(dict.fromkeys(lines))
+
+
+def told(name: str, a: Any, b: Any) -> list[str]:
+    """Where two values differ, field by field as far as they are records of one kind."""
+    if a == b:
+        return []
+    if isinstance(a, Config) and type(a) is type(b):
+        return [line for n in names(type(a)) for line in told(f"{name}.{n}", getattr(a, n), getattr(b, n))]
+    return [f"{name} ({' and '.join(shown(x.kind if isinstance(x, Choice) else x) for x in (a, b))})"]
+
+
+def meaning(config: ModelConfig) -> dict[str, Any]:
+    """Everything a configuration says about the computation, defaults filled in."""
+    said: dict[str, Any] = {name: getattr(config, name) for name in names(ModelConfig)}
+    for name in ("init", "dropout", "layers", "attention", "feedforward", "max_length"):
+        del said[name]
+    said |= {"num_kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
+    said |= {"hidden_dim": config.hidden_dim, "final_norm": config.ends_in_norm}
+    said |= {"num_encoder_layers": config.depth("encoder"), "position": explicit(config.input_position, config)}
+    deepest = max(config.depth("encoder"), config.depth("decoder"))
+    for i in range(deepest):
+        layer = config.layer(i)
+        said[f"layer {i} position"] = explicit(layer.position, config)
+        said[f"layer {i} feedforward"] = sized(layer.feedforward, config)
+        scale = config.head_dim**-0.5 if layer.attention.scale is None else layer.attention.scale
+        said[f"layer {i} attention"] = layer.attention.replace(scale=scale, bias=tuple(sorted(layer.attention.bias)))
+    return said
+
+
+def explicit(position: Config, config: ModelConfig) -> Config:
+    """A position scheme with its rotated width said."""
+    if not isinstance(position, RotaryConfig):
+        return position
+    return position.replace(width=position.rotated_width(config.head_dim))
+
+
+def sized(network: FeedForwardConfig, config: ModelConfig) -> FeedForwardConfig:
+    """A feed-forward network with the width of its experts said."""
+    mixture = network.experts
+    if mixture is None or mixture.hidden_dim is not None:
+        return network
+    return network.replace(experts=mixture.replace(hidden_dim=config.hidden_dim))
+
+
+C = TypeVar("C", bound=Config)
+
+
+def expected(part: Config, kind: type[C]) -> C:
+    """A part that has to be of a kind for the family to have a name for it."""
+    if not isinstance(part, kind):
+        raise ValueError(f"it has no {part.kind if isinstance(part, Choice) else type(part).__name__!r}")
+    return part

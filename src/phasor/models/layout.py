@@ -1,0 +1,238 @@
+"""How tensors of other people's files lie in phasor's: one description for both directions.
+
+A layout gives views of one of our tensors. Loading copies their tensor into the views, saving reads it out of
+them, so a rule cannot be right in one direction and wrong in the other, and no element is touched twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from phasor.config import ModelConfig
+from phasor.config.model import Side
+
+
+class Piece(NamedTuple):
+    """Part of our tensor in the order of theirs, and the shape it has there."""
+
+    view: Tensor
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Their tensor is ours, as it is."""
+
+    def pieces(self, ours: Tensor, model: ModelConfig) -> list[Piece]:
+        """Views of ours that lie side by side in theirs, along `axis`."""
+        return [Piece(ours, tuple(ours.shape))]
+
+    def axis(self, ours: Tensor) -> int:
+        return 0
+
+    def shape(self, ours: Tensor, model: ModelConfig) -> tuple[int, ...]:
+        """The shape of their tensor."""
+        pieces, axis = self.pieces(ours, model), self.axis(ours)
+        shape = list(pieces[0].shape)
+        shape[axis] = sum(piece.shape[axis] for piece in pieces)
+        return tuple(shape)
+
+    def load(self, ours: Tensor, theirs: Tensor, model: ModelConfig) -> None:
+        """Copy their tensor into its place in ours."""
+        pieces, axis = self.pieces(ours, model), self.axis(ours)
+        for piece, part in zip(pieces, theirs.split([p.shape[axis] for p in pieces], axis), strict=True):
+            piece.view.copy_(part.reshape(piece.view.shape))
+
+    def save(self, ours: Tensor, model: ModelConfig) -> Tensor:
+        """Their tensor out of ours; ours itself where nothing has to move."""
+        parts = [piece.view.reshape(piece.shape) for piece in self.pieces(ours, model)]
+        return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts, self.axis(ours))
+
+
+SAME = Layout()
+
+
+@dataclass(frozen=True)
+class Transposed(Layout):
+    """Matrices stored `[in, out]`; vectors stay."""
+
+    inner: Layout = SAME
+
+    def pieces(self, ours: Tensor, model: ModelConfig) -> list[Piece]:
+        pieces = self.inner.pieces(ours, model)
+        if len(pieces[0].shape) == 1:
+            return pieces
+        return [Piece(view.movedim(-1, 0), (shape[1], shape[0])) for view, shape in pieces]
+
+    def axis(self, ours: Tensor) -> int:
+        return self.inner.axis(ours) if ours.dim() == 1 else 1 - self.inner.axis(ours)
+
+
+@dataclass(frozen=True)
+class Parts(Layout):
+    """Some of the queries, keys and values of a fused projection, one after the other.
+
+    Ours are ordered by key/value group: `makes` says what one group of ours consists of.
+
+    >>> config = ModelConfig(vocab_size=9, dim=2, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=1)
+    >>> ours = torch.arange(8)  # two groups of two queries, a key and a value
+    >>> Parts("q").save(ours, config).tolist(), Parts("qkv").save(ours, config).tolist()
+    ([0, 1, 4, 5], [0, 1, 4, 5, 2, 6, 3, 7])
+    """
+
+    parts: str
+    makes: str = "qkv"
+
+    def pieces(self, ours: Tensor, model: ModelConfig) -> list[Piece]:
+        groups, width = model.num_kv_heads, model.head_dim
+        sizes = [model.num_heads // groups if part == "q" else 1 for part in self.makes]
+        by_group = ours.unflatten(0, (groups, sum(sizes), width))
+        views = dict(zip(self.makes, by_group.split(sizes, dim=1), strict=True))
+        return [Piece(views[p], (views[p].shape[0] * views[p].shape[1] * width, *ours.shape[1:])) for p in self.parts]
+
+
+@dataclass(frozen=True)
+class Half(Layout):
+    """The gate (0) or the up projection (1), which are one tensor in ours; `along` says in which direction."""
+
+    which: int
+    along: int = 0
+
+    def pieces(self, ours: Tensor, model: ModelConfig) -> list[Piece]:
+        view = ours.chunk(2, dim=self.along)[self.which]
+        return [Piece(view, tuple(view.shape))]
+
+
+@dataclass(frozen=True)
+class Interleaved(Layout):
+    """Gate and up alternate in the last direction of theirs, where ours has one after the other."""
+
+    def pieces(self, ours: Tensor, model: ModelConfig) -> list[Piece]:
+        return [Piece(ours.unflatten(-1, (2, -1)).transpose(-1, -2), tuple(ours.shape))]
+
+
+@dataclass(frozen=True)
+class Row(Layout):
+    """A vector stored as a matrix of one row."""
+
+    def pieces(self, ours: Tensor, model: ModelConfig) -> list[Piece]:
+        return [Piece(ours[None], (1, *ours.shape))]
+
+
+@dataclass(frozen=True)
+class Flat(Layout):
+    """A tensor stored as a vector."""
+
+    def pieces(self, ours: Tensor, model: ModelConfig) -> list[Piece]:
+        return [Piece(ours, (ours.numel(),))]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One of their tensors and where it lies in ours.
+
+    `{i}` stands for a layer. `{e}` in their name stands for an expert, whose slice of our tensor the layout sees.
+    A rule whose tensor the model does not have says nothing.
+    """
+
+    ours: str
+    theirs: str
+    layout: Layout = SAME
+
+
+class Place(NamedTuple):
+    """A rule's tensor for one layer and expert."""
+
+    ours: str
+    theirs: str
+    layout: Layout
+    expert: int | None
+
+    def slice(self, ours: Tensor) -> Tensor:
+        return ours if self.expert is None else ours[self.expert]
+
+
+def places(rules: Iterator[Rule], model: ModelConfig, ours: dict[str, Tensor]) -> list[Place]:
+    """Every tensor the rules speak of, and proof that they give all of ours exactly once."""
+    found = []
+    for rule in rules:
+        side: Side = "encoder" if rule.ours.startswith("encoder.") else "decoder"
+        for i in range(model.depth(side) if "{i}" in rule.ours + rule.theirs else 1):
+            name = rule.ours.replace("{i}", str(i))
+            if name not in ours:
+                continue
+            theirs = rule.theirs.replace("{i}", str(i))
+            experts = range(len(ours[name])) if "{e}" in theirs else [None]
+            found += [Place(name, theirs.replace("{e}", str(e)), rule.layout, e) for e in experts]
+    given = dict.fromkeys(ours, 0)
+    for place in found:
+        mine = place.slice(ours[place.ours])
+        given[place.ours] += sum(piece.view.numel() for piece in place.layout.pieces(mine, model))
+    wrong = [
+        f"{name} ({count} of {ours[name].numel()})" for name, count in given.items() if count != ours[name].numel()
+    ]
+    if wrong:
+        raise ValueError(f"the family's rules do not give these tensors exactly once: {', '.join(wrong)}")
+    return found
+
+
+def straight(places: list[Place], ours: Tensor, model: ModelConfig) -> bool:
+    """Whether their tensors, one after another, are ours as it lies in memory.
+
+    >>> config = ModelConfig(vocab_size=9, dim=2, num_layers=1, num_heads=2)
+    >>> gate, up = (Place("up", name, Half(which), None) for which, name in enumerate(("gate", "up")))
+    >>> straight([gate, up], torch.empty(6, 2), config), straight([up, gate], torch.empty(6, 2), config)
+    (True, False)
+    """
+    reached = ours.storage_offset()
+    for place in places:
+        mine = place.slice(ours)
+        pieces = place.layout.pieces(mine, model)
+        if len(pieces) > 1 and place.layout.axis(mine) != 0:
+            return False
+        for view, _ in pieces:
+            if view.storage_offset() != reached or not view.is_contiguous():
+                return False
+            reached += view.numel()
+    return True
+
+
+def linear(ours: str, theirs: str, layout: Layout = SAME) -> Iterator[Rule]:
+    """A weight and, where the model has one, its bias."""
+    yield Rule(f"{ours}.weight", f"{theirs}.weight", layout)
+    yield Rule(f"{ours}.bias", f"{theirs}.bias", layout)
+
+
+def projections(ours: str, theirs: str, names: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")) -> Iterator[Rule]:
+    """Queries, keys and values that they project one by one; biases of some of them alone are ours on their own."""
+    for part, name in zip("qkv", names, strict=True):
+        yield from linear(f"{ours}.qkv", f"{theirs}.{name}", Parts(part))
+        yield Rule(f"{ours}.lone_bias.{part}", f"{theirs}.{name}.bias", Flat())
+
+
+def cross_projections(
+    ours: str, theirs: str, names: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")
+) -> Iterator[Rule]:
+    """The same for cross-attention, whose queries have a projection of their own."""
+    yield from linear(f"{ours}.q", f"{theirs}.{names[0]}")
+    for part, name in zip("kv", names[1:], strict=True):
+        yield from linear(f"{ours}.kv", f"{theirs}.{name}", Parts(part, "kv"))
+        yield Rule(f"{ours}.lone_bias.{part}", f"{theirs}.{name}.bias", Flat())
+
+
+def gated(ours: str, gate: str, up: str) -> Iterator[Rule]:
+    """Gate and up projections, one after the other in ours."""
+    yield from linear(ours, gate, Half(0))
+    yield from linear(ours, up, Half(1))
+
+
+def experts(ours: str, gate: str, up: str, down: str) -> Iterator[Rule]:
+    """Experts stored one by one, each with three matrices."""
+    yield Rule(f"{ours}.up", gate, Transposed(Half(0, along=-1)))
+    yield Rule(f"{ours}.up", up, Transposed(Half(1, along=-1)))
+    yield Rule(f"{ours}.down", down, Transposed())

@@ -1,0 +1,171 @@
+"""Rotary parameters as config.json spells them, in both directions.
+
+Newer files have one `rope_parameters` dictionary, perhaps one a layer type; older ones `rope_theta` with
+`rope_scaling`, whose key for the kind was `type`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from phasor.config import (
+    DynamicNTKScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRoPE,
+    ModelConfig,
+    ProportionalScaling,
+    RotaryConfig,
+    YaRN,
+)
+from phasor.config.extensions import Extension
+from phasor.config.positions import Pairing
+from phasor.models.fields import Fields, spelled
+
+# Their names for what an extension's fields say.
+YARN = {
+    "beta_fast": "beta_fast",
+    "beta_slow": "beta_slow",
+    "truncate": "truncate",
+    "attention": "attention_factor",
+    "mscale": "mscale",
+    "mscale_all_dim": "mscale_all_dim",
+}
+
+
+def read_rotary(
+    f: Fields,
+    head_dim: int,
+    max_length: int,
+    *,
+    base: float = 10000.0,
+    pairing: Pairing = "half",
+    partial: float | None = None,
+    usual: dict[str, Any] | None = None,
+    layer_type: str | None = None,
+) -> RotaryConfig:
+    """The rotary scheme a file asks for; `base` and `partial` are the family's own defaults.
+
+    A family without `partial` turns whole heads; `usual` are its parameters where a file has none.
+    """
+    rope = Fields(parameters(f, layer_type, usual or {}), f.file, within="rope_parameters.")
+    base = rope.get("rope_theta", f.get("rope_theta", base))
+    share = rope.get("partial_rotary_factor", f.get("partial_rotary_factor", partial or 1.0))
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    rope.get("type", None)
+    extension = read_extension(rope, kind, max_length, f.get("original_max_position_embeddings", None))
+    if isinstance(extension, ProportionalScaling):
+        extension, share = extension.replace(fraction=share), 1.0
+    elif partial is None and share != 1:
+        raise ValueError(
+            f"{f.file}: partial_rotary_factor = {spelled(share)} is not this family's: it turns whole heads"
+        )
+    rope.finish()
+    width = int(head_dim * share)
+    return RotaryConfig(base=base, pairing=pairing, width=None if width == head_dim else width, extension=extension)
+
+
+def parameters(f: Fields, layer_type: str | None, usual: dict[str, Any]) -> dict[str, Any]:
+    """The file's rotary parameters, those of one layer type where they are told apart."""
+    found = f.get("rope_scaling", None) or f.get("rope_parameters", usual)
+    f.get("rope_parameters", None)
+    if not isinstance(found, dict):
+        raise ValueError(f"{f.file}: rope_parameters must be an object, not {spelled(found)}")
+    nested = {name: value for name, value in found.items() if isinstance(value, dict)}
+    if nested and layer_type is None and len({str(value) for value in nested.values()}) > 1:
+        raise ValueError(
+            f"{f.file}: rope_parameters differ by layer type ({', '.join(nested)}), which phasor "
+            "does not know of this family"
+        )
+    if nested:
+        return nested.get(layer_type or next(iter(nested))) or {}
+    return found
+
+
+def read_extension(rope: Fields, kind: str, max_length: int, original: int | None) -> Extension | None:
+    """An extension by their name for it."""
+
+    def original_length() -> int:
+        inside = rope.get("original_max_position_embeddings", None)
+        return original or inside or max_length
+
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return LinearScaling(factor=rope.get("factor"))
+    if kind == "dynamic":
+        rope.get("original_max_position_embeddings", None)  # not what their formula reads
+        return DynamicNTKScaling(factor=rope.get("factor"), original_length=max_length)
+    if kind == "yarn":
+        length = original_length()
+        given = {ours: rope.get(theirs, None) for ours, theirs in YARN.items()}
+        given = {name: value for name, value in given.items() if value is not None}
+        return YaRN(factor=rope.get("factor", None) or max_length / length, original_length=length, **given)
+    if kind == "llama3":
+        names = ("factor", "low_freq_factor", "high_freq_factor")
+        return Llama3Scaling(original_length=original_length(), **{name: rope.get(name) for name in names})
+    if kind in ("longrope", "su"):
+        length = original_length()
+        return LongRoPE(
+            short_factor=rope.get("short_factor"),
+            long_factor=rope.get("long_factor"),
+            original_length=length,
+            factor=rope.get("factor", None) or max_length / length,
+            attention=rope.get("attention_factor", None),
+        )
+    if kind == "proportional":
+        return ProportionalScaling(fraction=1.0, factor=rope.get("factor", 1.0))
+    known = "default, linear, dynamic, yarn, llama3, longrope, proportional"
+    raise ValueError(f"{rope.file}: phasor does not know rope_type = {spelled(kind)}; known: {known}")
+
+
+def write_rotary(position: RotaryConfig, model: ModelConfig) -> dict[str, Any]:
+    """`rope_parameters` for a scheme; raises where the field has no name for it."""
+    fields: dict[str, Any] = {"rope_type": "default", "rope_theta": position.base}
+    width = position.rotated_width(model.head_dim)
+    if width != model.head_dim:
+        fields["partial_rotary_factor"] = fraction(width, model.head_dim)
+    extension = position.extension
+    if isinstance(extension, LinearScaling):
+        fields |= {"rope_type": "linear", "factor": extension.factor}
+    elif isinstance(extension, DynamicNTKScaling):
+        if extension.original_length != model.max_length:
+            raise ValueError(
+                "transformers' dynamic NTK starts at the model's max_length, which must be original_length"
+            )
+        fields |= {"rope_type": "dynamic", "factor": extension.factor}
+    elif isinstance(extension, YaRN):
+        default = YaRN(factor=1.0, original_length=1)
+        said = {
+            YARN[name]: getattr(extension, name) for name in YARN if getattr(extension, name) != getattr(default, name)
+        }
+        fields |= {"rope_type": "yarn", "factor": extension.factor, **said}
+        fields["original_max_position_embeddings"] = extension.original_length
+    elif isinstance(extension, Llama3Scaling):
+        fields |= {"rope_type": "llama3", "original_max_position_embeddings": extension.original_length}
+        fields |= {name: getattr(extension, name) for name in ("factor", "low_freq_factor", "high_freq_factor")}
+    elif isinstance(extension, LongRoPE):
+        fields["rope_type"] = "longrope"
+        fields |= {"short_factor": list(extension.short_factor), "long_factor": list(extension.long_factor)}
+        fields["original_max_position_embeddings"] = extension.original_length
+        if extension.factor != model.max_length / extension.original_length:  # what its absence means
+            fields["factor"] = extension.factor
+        if extension.attention is not None:
+            fields["attention_factor"] = extension.attention
+    elif isinstance(extension, ProportionalScaling):
+        fields |= {"rope_type": "proportional", "factor": extension.factor}
+        fields["partial_rotary_factor"] = extension.fraction
+    elif extension is not None:
+        raise ValueError(f"transformers has no name for the extension {extension.kind!r}")
+    return fields
+
+
+def fraction(width: int, head_dim: int) -> float:
+    """The share of a head that turns, as a number that comes back to the same width.
+
+    >>> [w for w in range(2, 129, 2) if int(128 * fraction(w, 128)) != w]
+    []
+    """
+    share = width / head_dim
+    return share if int(head_dim * share) == width else math.nextafter(share, 1.0)

@@ -1,0 +1,132 @@
+"""The model's last layer: logits over the vocabulary, hidden states, or one pooled vector."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from phasor.config import (
+    FeedForwardConfig,
+    LogitsConfig,
+    MaskedHeadConfig,
+    ModelConfig,
+    NoHeadConfig,
+    PooledHeadConfig,
+)
+from phasor.nn.feed_forward import activate
+from phasor.nn.norm import at_least_float32, build_norm
+from phasor.ops.cross_entropy.cross_entropy import Sums, linear_cross_entropy, shaped
+from phasor.ops.int8.int8 import Matrix, dequantized, linear
+
+
+class LogitsHead(nn.Module):
+    """`softcap(multiplier * (h W^T + b))`, W the token table where the two are tied.
+
+    A masked-language-model head first passes `h` through a dense layer, an activation and a norm; where the whole
+    first layer has the table's own width, it is the dense layer that leads back to it.
+    """
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__()
+        assert isinstance(model.head, LogitsConfig)
+        config, width = model.head, model.embedding.width or model.dim
+        self.softcap = config.softcap
+        self.multiplier = model.dim**-0.5 if config.multiplier == "rsqrt" else config.multiplier
+        self.activation = FeedForwardConfig(activation=getattr(config, "activation", "gelu"))
+        masked = config if isinstance(config, MaskedHeadConfig) else None
+        projects = model.embedding.width is not None and (masked is None or model.embedding.project == "tokens")
+        self.dense = nn.Linear(model.dim, model.input_width, bias=masked.dense_bias) if masked else None
+        self.norm = build_norm(model.norm, model.input_width) if masked else None
+        self.project = nn.Linear(model.dim, width, bias=False) if projects else None
+        tied = model.embedding.tied
+        self.weight: Tensor | None = None if tied else nn.Parameter(torch.empty(model.vocab_size, width))
+        self.bias = nn.Parameter(torch.zeros(model.vocab_size)) if config.bias else None
+
+    def forward(self, h: Tensor, tokens: Matrix) -> Tensor:
+        logits = linear(self.features(h), self.table(tokens), self.bias)
+        return shaped(logits, self.multiplier, self.softcap)
+
+    def table(self, tokens: Matrix) -> Matrix:
+        """W: the token table, or one of the head's own."""
+        return tokens if self.weight is None else self.weight
+
+    def features(self, h: Tensor) -> Tensor:
+        """What the table is multiplied with."""
+        if self.dense is not None and self.norm is not None:
+            h = self.norm(activate(self.dense(h), self.activation))
+        return h if self.project is None else self.project(h)
+
+    def cross_entropy(
+        self, h: Tensor, tokens: Matrix, targets: Tensor, weights: Tensor, smoothing: float = 0.0, z_loss: float = 0.0
+    ) -> Sums:
+        """The cross-entropy of targets `[B, T]` by hidden states `[B, T, dim]`; many logits are never held at once.
+
+        >>> head = LogitsHead(ModelConfig(vocab_size=9, dim=4, num_layers=1, num_heads=1))
+        >>> targets = torch.tensor([[1, 8, 0]])
+        >>> sums = head.cross_entropy(torch.zeros(1, 3, 4), torch.randn(9, 4), targets, torch.ones(1, 3))
+        >>> round(float(sums.cross_entropy) / 3, 4)  # the log of 9
+        2.1972
+        """
+        table = self.table(tokens)
+        return linear_cross_entropy(
+            self.features(h).flatten(0, -2),
+            table if isinstance(table, Tensor) else dequantized(table, h.dtype),
+            targets.flatten(),
+            weights.flatten(),
+            bias=self.bias,
+            smoothing=smoothing,
+            z_loss=z_loss,
+            multiplier=self.multiplier,
+            softcap=self.softcap,
+        )
+
+
+class ProjectedHead(nn.Module):
+    """Hidden states brought to the token table's own width."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__()
+        self.project = nn.Linear(model.dim, model.embedding.width or model.dim, bias=False)
+
+    def forward(self, h: Tensor, tokens: Matrix) -> Tensor:
+        return self.project(h)
+
+
+def build_head(model: ModelConfig) -> LogitsHead | ProjectedHead | None:
+    """What follows the last hidden states; None where they are what the model gives out."""
+    if model.has_logits:
+        return LogitsHead(model)
+    return ProjectedHead(model) if isinstance(model.head, NoHeadConfig) and model.head.project else None
+
+
+class Pooler(nn.Module):
+    """One vector a sequence out of `[B, T, dim]`, pooled over its real tokens; of length 1 where the head says so."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__()
+        self.kind = model.head.pooler
+        self.normalize = isinstance(model.head, PooledHeadConfig) and model.head.normalize
+        self.dense = nn.Linear(model.dim, model.dim) if self.kind == "first" else None
+
+    def forward(self, h: Tensor, attention_mask: Tensor | None) -> Tensor:
+        pooled = self.pool(h, attention_mask)
+        if self.normalize:
+            pooled = F.normalize(at_least_float32(pooled), dim=-1)
+        return pooled.to(h.dtype)
+
+    def pool(self, h: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """The vector before it is normalized; means are taken in at least float32."""
+        if self.kind in ("first", "cls"):
+            at = 0 if attention_mask is None else attention_mask.to(torch.int64).argmax(-1)
+            first = h[torch.arange(len(h), device=h.device), at]
+            return first if self.dense is None else torch.tanh(self.dense(first))
+        if self.kind == "max":
+            return (
+                h.amax(1) if attention_mask is None else h.masked_fill(~attention_mask[..., None], -torch.inf).amax(1)
+            )
+        wide = at_least_float32(h)
+        if attention_mask is None:
+            return wide.mean(1)
+        real = attention_mask[..., None].to(wide.dtype)
+        return (wide * real).sum(1) / real.sum(1)

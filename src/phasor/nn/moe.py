@@ -1,0 +1,124 @@
+"""A mixture of experts: a router sends each token to a few of many feed-forward networks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from phasor.config import ExpertsConfig, FeedForwardConfig
+from phasor.config.schema import shown
+from phasor.nn.checks import described
+from phasor.nn.feed_forward import FeedForward, activate
+
+
+class Experts(nn.Module):
+    """`sum_e weight_e(x) expert_e(x)` over the `top_k` experts the router likes best, plus a shared one.
+
+    Tokens are sorted by expert, so that each expert multiplies its own tokens once; shapes never depend on
+    where the router sends them.
+    """
+
+    def __init__(self, config: FeedForwardConfig, dim: int, hidden_dim: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        assert config.experts is not None
+        self.config, self.experts = config, config.experts
+        count, hidden = self.experts.num_experts, self.experts.hidden_dim or hidden_dim
+        self.router = nn.Linear(dim, count, bias=self.experts.router_bias)
+        self.up = nn.Parameter(torch.empty(count, dim, hidden * (2 if config.gated else 1)))
+        self.down = nn.Parameter(torch.empty(count, hidden, dim))
+        self.up_bias = nn.Parameter(torch.zeros(count, self.up.shape[-1])) if config.bias else None
+        self.down_bias = nn.Parameter(torch.zeros(count, dim)) if config.bias else None
+        self.dropout = nn.Dropout(dropout)
+        shared = self.experts.shared_dim
+        self.shared = None if shared is None else FeedForward(config, dim, shared, dropout)
+        self.shared_gate = nn.Linear(dim, 1, bias=False) if self.experts.shared_gate else None
+
+    @property
+    def choosing(self) -> tuple[nn.Linear, ...]:
+        """The layers that say how much of which expert a token gets."""
+        return (self.router,) if self.shared_gate is None else (self.router, self.shared_gate)
+
+    def forward(self, x: Tensor, router_logits: list[Tensor] | None = None) -> Tensor:
+        tokens = x.flatten(0, -2)  # [N, dim]
+        logits = self.router(tokens)
+        if router_logits is not None:
+            router_logits.append(logits.view(*x.shape[:-1], -1))
+        weights, chosen = route(logits, self.experts)  # [N, k] each
+        order = chosen.flatten().argsort(stable=True)  # tokens' choices, sorted by expert
+        counts = torch.zeros(len(self.up), dtype=torch.int64, device=x.device).index_add(
+            0, chosen.flatten(), torch.ones_like(chosen.flatten())
+        )
+        expert = chosen.flatten()[order]
+        hidden = each_expert(tokens[order // self.experts.top_k], self.up, counts)
+        if self.up_bias is not None:
+            hidden = hidden + self.up_bias[expert]
+        hidden = self.dropout(activate(hidden, self.config))
+        out = each_expert(hidden, self.down, counts)
+        if self.down_bias is not None:
+            out = out + self.down_bias[expert]
+        out = out * weights.flatten()[order, None].to(out.dtype)
+        y = torch.zeros_like(tokens).index_add(0, order // self.experts.top_k, out)
+        if self.shared is not None:
+            extra = self.shared(tokens)
+            y = y + (extra if self.shared_gate is None else torch.sigmoid(self.shared_gate(tokens)) * extra)
+        return y.view(x.shape)
+
+
+def route(logits: Tensor, config: ExpertsConfig) -> tuple[Tensor, Tensor]:
+    """Weights and indices of the chosen experts, `[N, top_k]` each; the softmax runs in at least float32."""
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    weights, chosen = wide.softmax(-1).topk(config.top_k, dim=-1)
+    return (weights / weights.sum(-1, keepdim=True) if config.normalize else weights), chosen
+
+
+def each_expert(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    """Rows sorted by expert, each run times its own expert's matrix `[experts, in, out]`."""
+    aligned = all(size * x.element_size() % 16 == 0 for size in weight.shape[1:])
+    known = (torch.bfloat16,) if torch.compiler.is_compiling() else (torch.float32, torch.bfloat16, torch.float16)
+    if aligned and x.dtype in known and x.dtype == weight.dtype:
+        return F.grouped_mm(x, weight, offs=counts.cumsum(0).to(torch.int32))
+    return each_expert_ref(x, weight, counts)
+
+
+def each_expert_ref(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    """The same by multiplying every row with every expert and keeping its own."""
+    ends = counts.cumsum(0)
+    expert = torch.bucketize(torch.arange(len(x), device=x.device), ends, right=True)
+    y = x.new_zeros(len(x), weight.shape[-1])
+    for e, matrix in enumerate(weight):
+        y = y + torch.where((expert == e)[:, None], x, 0) @ matrix
+    return y
+
+
+def balancing_loss(router_logits: list[Tensor], top_k: int, attention_mask: Tensor | None = None) -> Tensor:
+    """How unevenly routers spread their tokens: experts times the sum of (share of tokens x mean probability).
+
+    It is `top_k` for routers that spread evenly. Add it to the loss with a small weight.
+
+    >>> float(balancing_loss([torch.zeros(1, 8, 4)], top_k=4))
+    4.0
+    """
+    if not isinstance(router_logits, Sequence) or not router_logits:
+        raise ValueError("router_logits must be a list of the routers' logits, such as record.router, and not empty")
+    least = min(logits.shape[-1] for logits in router_logits)
+    if type(top_k) is not int or not 1 <= top_k <= least:
+        raise ValueError(f"top_k must be a whole number between 1 and the {least} experts, not {shown(top_k)}")
+    for logits in router_logits:
+        if attention_mask is not None and (
+            attention_mask.dtype != torch.bool or attention_mask.shape != logits.shape[:-1]
+        ):
+            raise ValueError(
+                f"attention_mask must be boolean {list(logits.shape[:-1])}, not {described(attention_mask)}"
+            )
+    total = torch.zeros((), device=router_logits[0].device)
+    for logits in router_logits:
+        count = logits.shape[-1]
+        probabilities = logits.float().softmax(-1)
+        chosen = F.one_hot(probabilities.topk(top_k, dim=-1).indices, count).sum(-2).float()
+        real = torch.ones(logits.shape[:-1], device=logits.device) if attention_mask is None else attention_mask.float()
+        share, mean = (((x * real[..., None]).flatten(0, -2).sum(0) / real.sum()) for x in (chosen, probabilities))
+        total = total + count * (share * mean).sum()
+    return total / len(router_logits)

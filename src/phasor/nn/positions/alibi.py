@@ -1,0 +1,54 @@
+"""ALiBi: a linear penalty on distance, on the scores."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from phasor.config import ALiBiConfig, ModelConfig
+from phasor.config.model import Side
+from phasor.nn.positions.base import Position
+from phasor.nn.sequence import SequenceInfo
+from phasor.ops.attention.bias import DistanceBias
+from phasor.ops.constants import constant
+
+
+class ALiBi(Position):
+    """`-slope_h |i - j|`, the distance taken in whole numbers, so that it is exact however far along they stand."""
+
+    config: ALiBiConfig
+
+    def __init__(self, config: ALiBiConfig, *, num_heads: int) -> None:
+        super().__init__()
+        self.config = config
+        self.slopes = tuple(config.multiplier * slope for slope in alibi_slopes(num_heads, config.max_bias))
+
+    @classmethod
+    def build(cls, config: ALiBiConfig, model: ModelConfig, side: Side) -> Self:
+        return cls(config, num_heads=model.num_heads)
+
+    def prepare(self, places: SequenceInfo, like: Tensor) -> Tensor:
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        return constant(self.slopes, like.device, dtype)
+
+    def on_scores(self, prepared: Tensor) -> DistanceBias:
+        return DistanceBias(slopes=prepared)
+
+
+def alibi_slopes(num_heads: int, max_bias: float = 8.0) -> tuple[float, ...]:
+    """Slopes `2^(-max_bias h / n)`, h from 1; head counts between powers of two fill up from the next power.
+
+    >>> alibi_slopes(4)
+    (0.25, 0.0625, 0.015625, 0.00390625)
+    >>> alibi_slopes(3)
+    (0.0625, 0.00390625, 0.25)
+    """
+    power = 1 << (num_heads.bit_length() - 1)
+
+    def geometric(count: int) -> list[float]:
+        return [2.0 ** (-max_bias * h / count) for h in range(1, count + 1)]
+
+    extra = geometric(2 * power)[0::2][: num_heads - power]
+    return (*geometric(power), *extra)

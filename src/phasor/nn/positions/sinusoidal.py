@@ -1,0 +1,59 @@
+"""Sinusoidal codes: sines and cosines of exact phases, on the input."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from phasor.config import ModelConfig, SinusoidalConfig
+from phasor.config.extensions import spaced
+from phasor.config.model import Side
+from phasor.nn.positions.base import Position
+from phasor.nn.positions.phase import cos_sin_of, increments
+from phasor.nn.sequence import SequenceInfo
+from phasor.ops.constants import constant
+
+
+class Sinusoidal(Position):
+    """`sin(t theta_i)` and `cos(t theta_i)`, interleaved or in halves, added or concatenated and projected.
+
+    >>> table = Sinusoidal(SinusoidalConfig(), dim=6).table(torch.arange(3))
+    >>> table[0].tolist()
+    [0.0, 1.0, 0.0, 1.0, 0.0, 1.0]
+    """
+
+    config: SinusoidalConfig
+
+    def __init__(self, config: SinusoidalConfig, *, dim: int) -> None:
+        super().__init__()
+        self.config = config
+        self.width = config.width or dim
+        self.increments = increments(spaced(config.base, self.width, config.spacing))
+        self.project = nn.Linear(dim + self.width, dim, bias=False) if config.combine == "concat" else None
+
+    @classmethod
+    def build(cls, config: SinusoidalConfig, model: ModelConfig, side: Side) -> Self:
+        return cls(config, dim=model.input_width)
+
+    def table(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The codes of int64 positions `[...]`, as `[..., width]`."""
+        inc = constant(self.increments, positions.device, torch.int64)
+        cos, sin = cos_sin_of((positions + self.config.offset)[..., None], inc, dtype)
+        if self.config.layout == "interleaved":
+            code = torch.stack((sin, cos), dim=-1).flatten(-2)
+        else:
+            code = torch.cat((sin, cos), dim=-1)
+        missing = self.width - code.shape[-1]
+        return nn.functional.pad(code, (0, missing)) if missing > 0 else code[..., : self.width]
+
+    def on_input(self, x: Tensor, places: SequenceInfo) -> Tensor:
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        code = self.table(places.positions, dtype)
+        if self.config.zero_padding and places.attention_mask is not None:
+            code = code * places.attention_mask[..., None]
+        code = code.to(x.dtype)
+        if self.project is None:
+            return x + code
+        return self.project(torch.cat((x, code.expand(*x.shape[:-1], self.width)), dim=-1))

@@ -1,0 +1,165 @@
+"""Placement: where norms and residual connections stand. Each class reads as its equation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from phasor.config import (
+    DeepNormConfig,
+    ModelConfig,
+    OutputConfig,
+    ParallelConfig,
+    PlacementConfig,
+    PostConfig,
+    PreConfig,
+    SandwichConfig,
+)
+from phasor.config.model import Side
+from phasor.nn.norm import NoNorm, Norm, build_norm
+
+Sublayer = Callable[[Tensor], Tensor]
+
+
+class Residual(nn.Module):
+    """The residual stream of one block: `forward(x, *sublayers)` runs the sub-layers where they belong."""
+
+    norms_per_sublayer = 1
+
+    def __init__(self, model: ModelConfig, side: Side, sublayers: int) -> None:
+        super().__init__()
+        self.multiplier = model.placement.multiplier
+        self.norms = nn.ModuleList(
+            build_norm(model.norm, model.dim) for _ in range(self.norms_per_sublayer * sublayers)
+        )
+        self.dropout = model.dropout.residual
+
+    def branch(self, y: Tensor) -> Tensor:
+        """A sub-layer's output as it joins the stream."""
+        if self.dropout and self.training:
+            y = F.dropout(y, self.dropout)
+        return y if self.multiplier == 1.0 else y * self.multiplier
+
+    def forward(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} does not define its equation")
+
+
+class Pre(Residual):
+    """`x + f(norm(x))`; the sum after one sub-layer and the norm before the next are one step."""
+
+    def forward(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
+        first, *rest = (cast(Norm, norm) for norm in self.norms)
+        h = first(x)
+        for f, norm in zip(sublayers[:-1], rest, strict=True):
+            x, h = norm.after_sum(x, self.branch(f(h)))
+        return x + self.branch(sublayers[-1](h))
+
+
+class NormedPre(Residual):
+    """`h + f(h)`, `h = norm(x)`."""
+
+    def forward(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
+        for f, norm in zip(sublayers, self.norms, strict=True):
+            h = norm(x)
+            x = h + self.branch(f(h))
+        return x
+
+
+class Post(Residual):
+    """`norm(x + f(x))`."""
+
+    def forward(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
+        for f, norm in zip(sublayers, self.norms, strict=True):
+            x = norm(x + self.branch(f(x)))
+        return x
+
+
+class Sandwich(Residual):
+    """`x + norm(f(norm(x)))`."""
+
+    norms_per_sublayer = 2
+
+    def forward(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
+        for f, before, after in zip(sublayers, self.norms[0::2], self.norms[1::2], strict=True):
+            x = x + self.branch(after(f(before(x))))
+        return x
+
+
+class DeepNorm(Residual):
+    """`norm(alpha x + f(x))`."""
+
+    def __init__(self, model: ModelConfig, side: Side, sublayers: int) -> None:
+        super().__init__(model, side, sublayers)
+        self.alpha, _ = deepnorm_constants(model, side)
+
+    def forward(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
+        for f, norm in zip(sublayers, self.norms, strict=True):
+            x = norm(self.alpha * x + self.branch(f(x)))
+        return x
+
+
+class Output(Residual):
+    """`x + norm(f(x))`."""
+
+    def forward(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
+        for f, norm in zip(sublayers, self.norms, strict=True):
+            x = x + self.branch(norm(f(x)))
+        return x
+
+
+class Parallel(Residual):
+    """`x + f(norm(x)) + g(norm(x))`, a norm for each."""
+
+    def forward(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
+        return x + sum(self.branch(f(norm(x))) for f, norm in zip(sublayers, self.norms, strict=True))
+
+
+class SharedParallel(Residual):
+    """`x + f(h) + g(h)`, `h = norm(x)`."""
+
+    def __init__(self, model: ModelConfig, side: Side, sublayers: int) -> None:
+        super().__init__(model, side, 1)
+
+    def forward(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
+        h = self.norms[0](x)
+        return x + sum(self.branch(f(h)) for f in sublayers)
+
+
+def deepnorm_constants(model: ModelConfig, side: Side) -> tuple[float, float]:
+    """DeepNorm's alpha (on the stream) and beta (in the initialization), by shape and depth.
+
+    >>> config = ModelConfig(vocab_size=9, dim=8, num_layers=200, num_heads=1, placement="deepnorm")
+    >>> [round(c, 3) for c in deepnorm_constants(config, "decoder")]
+    [4.472, 0.158]
+    """
+    layers = model.depth(side)
+    if model.shape != "encoder-decoder":
+        return (2 * layers) ** 0.25, (8 * layers) ** -0.25
+    if side == "decoder":
+        return (3 * layers) ** 0.25, (12 * layers) ** -0.25
+    both = (layers**4 * model.depth("decoder")) ** (1 / 16)
+    return 0.81 * both, 0.87 / both
+
+
+RESIDUALS: dict[type[PlacementConfig], type[Residual]] = {
+    PostConfig: Post,
+    SandwichConfig: Sandwich,
+    DeepNormConfig: DeepNorm,
+    OutputConfig: Output,
+}
+
+
+def build_residual(model: ModelConfig, side: Side, sublayers: int, first: bool = False) -> Residual:
+    """The placement of a model's blocks, or of its first, around some number of sub-layers."""
+    placement = model.placement
+    if isinstance(placement, ParallelConfig):
+        return (SharedParallel if placement.shared_norm else Parallel)(model, side, sublayers)
+    if isinstance(placement, PreConfig):
+        pre = (NormedPre if placement.normed_stream else Pre)(model, side, sublayers)
+        if first and not placement.first_norm:
+            pre.norms[0] = NoNorm()
+        return pre
+    return RESIDUALS[type(placement)](model, side, sublayers)

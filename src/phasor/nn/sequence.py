@@ -1,0 +1,151 @@
+"""Where the tokens of one call stand: what the position schemes and the masks are told.
+
+Letters for shapes, here and everywhere: B rows of a batch, T tokens, H query heads, K key/value heads,
+D features of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+import torch
+from torch import Tensor
+
+from phasor.config.schema import shown
+from phasor.nn.checks import checks_values
+
+Length = int | Sequence[int] | Sequence[Sequence[int]]
+
+
+class SequenceArgs(TypedDict, total=False):
+    """What can be said of a sequence of tokens beside the tokens themselves; see `Transformer`."""
+
+    positions: Tensor | None
+    attention_mask: Tensor | None
+    document_ids: Tensor | None
+    length: Length | None
+
+
+@dataclass(frozen=True)
+class SequenceInfo:
+    """Positions, real tokens, documents and lengths of one sequence of tokens.
+
+    `positions` is `[T]`, `[B, T]` or `[axes, B, T]`. `order` counts the real tokens of each document from 0 and
+    is None where it is simply the index. `length` is a host number, or a host tensor `[B, T]` of one a token.
+    """
+
+    positions: Tensor
+    length: int | Tensor | None
+    attention_mask: Tensor | None = None
+    document_ids: Tensor | None = None
+    order: Tensor | None = None
+    first: Tensor | None = None  # where an earlier call said that each token's sequence begins
+
+    @property
+    def rows(self) -> Tensor:
+        """Positions as `[B or 1, T]`, the first axis of several."""
+        return {1: self.positions[None], 2: self.positions}.get(self.positions.dim(), self.positions[0])
+
+    def origin(self) -> Tensor:
+        """For each token the position of the first real token of its row or document, `[B or 1, T or 1]`."""
+        if self.first is not None:
+            return self.first
+        if self.order is None:
+            return self.rows[:, :1]
+        index = torch.arange(self.order.shape[-1], device=self.order.device)
+        first = (self.order == 0) & (True if self.attention_mask is None else self.attention_mask)
+        start = torch.where(first, index, 0).cummax(-1).values
+        return self.rows.expand_as(self.order).gather(-1, start)
+
+
+def places(
+    batch: int,
+    count: int,
+    device: torch.device,
+    *,
+    positions: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    document_ids: Tensor | None = None,
+    length: Length | None = None,
+    needs_length: bool = False,
+) -> SequenceInfo:
+    """The places of `batch` rows of `count` tokens; by default they count real tokens and restart per document.
+
+    >>> attention_mask = torch.tensor([[False, True, True], [True, True, True]])
+    >>> places(2, 3, torch.device("cpu"), attention_mask=attention_mask).positions.tolist()
+    [[0, 0, 1], [0, 1, 2]]
+    """
+    order = order_of(attention_mask, document_ids)
+    if positions is None:
+        positions = torch.arange(count, device=device) if order is None else order
+    if length is not None:
+        check_length_type(length)
+    # A fixed scheme needs no length: a stated one is only checked, where that costs neither a graph break nor a wait.
+    checked = length is not None and (order is None or checks_values(order))
+    stated = lengths(batch, count, attention_mask, document_ids, length) if needs_length or checked else count
+    return SequenceInfo(positions, stated, attention_mask, document_ids, order)
+
+
+def order_of(attention_mask: Tensor | None, document_ids: Tensor | None) -> Tensor | None:
+    """For each token how many real tokens of its document stand before it; None where that is its index."""
+    if attention_mask is not None:
+        before = attention_mask.cumsum(-1) - attention_mask.to(torch.int64)
+    elif document_ids is not None:
+        before = torch.arange(document_ids.shape[-1], device=document_ids.device).expand_as(document_ids)
+    else:
+        return None
+    if document_ids is not None:
+        starts = torch.ones_like(document_ids, dtype=torch.bool)
+        starts[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
+        before = before - torch.where(starts, before, 0).cummax(-1).values
+    return before
+
+
+def check_length_type(length: Length) -> None:
+    if not isinstance(length, int | Sequence):
+        raise ValueError(
+            f"length must be a whole number or a list of one a row (a list of lists, one a document, when packed), "
+            f"not {type(length).__name__}"
+        )
+
+
+def lengths(
+    batch: int,
+    count: int,
+    attention_mask: Tensor | None,
+    document_ids: Tensor | None,
+    length: Length | None,
+) -> int | Tensor:
+    """The length each token's sequence is planned to have: as stated, or the number of its real tokens."""
+    if attention_mask is None and document_ids is None and (length is None or isinstance(length, int)):
+        return at_least(count, length, "the sequence")
+    stated: Sequence[int | Sequence[int] | None]
+    stated = [length] * batch if length is None or isinstance(length, int) else length
+    if len(stated) != batch:
+        raise ValueError(f"length lists {len(stated)} rows for a batch of {batch}")
+    table = torch.zeros(batch, count, dtype=torch.int64)
+    for row, planned in enumerate(stated):
+        ids = torch.zeros(count) if document_ids is None else document_ids[row].cpu()
+        real = torch.ones(count, dtype=torch.bool) if attention_mask is None else attention_mask[row].cpu()
+        runs = ids.unique_consecutive()
+        one_each = list(planned) if isinstance(planned, list | tuple) else [planned] * len(runs)
+        if len(one_each) != len(runs):
+            raise ValueError(f"length lists {len(one_each)} documents for row {row}, which has {len(runs)}")
+        for document, own in zip(runs, one_each, strict=True):
+            inside = ids == document
+            present = max(1, int((inside & real).sum()))  # a run of nothing but padding still needs some length
+            table[row, inside] = at_least(present, own, f"row {row}")
+    return table
+
+
+def at_least(present: int, planned: object, where: str) -> int:
+    """The planned length, or the tokens present where none is stated; never fewer than those."""
+    if planned is None:
+        return present
+    if type(planned) is not int or planned >= 1 << 63:
+        raise ValueError(f"length must be whole numbers of at most 63 bits, not {shown(planned)}")
+    if planned < present:
+        raise ValueError(f"the stated length {planned} is shorter than the {present} tokens of {where}")
+    return planned

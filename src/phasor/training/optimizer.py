@@ -1,0 +1,139 @@
+"""AdamW with decay on matrices alone, its state by name, and the average of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from phasor.config.recipe import OptimizerConfig
+from phasor.nn.heads import LogitsHead
+from phasor.nn.moe import Experts
+from phasor.ops.adamw.adamw import AdamW, why_not
+
+MATRICES: dict[type[nn.Module], tuple[str, ...]] = {
+    nn.Linear: ("weight",),
+    Experts: ("up", "down"),
+    LogitsHead: ("weight",),
+}
+
+
+def matrices(model: nn.Module) -> Iterator[str]:
+    """The names of the weights that decay: projections, experts and an untied head.
+
+    Norms, biases, embeddings and whatever positions learn are not among them.
+    """
+    for place, part in model.named_modules():
+        names = next((names for kind, names in MATRICES.items() if isinstance(part, kind)), ())
+        for name in names:
+            if getattr(part, name) is not None:
+                yield f"{place}.{name}" if place else name
+
+
+def build_optimizer(model: nn.Module, config: OptimizerConfig, graphs: bool = False, seed: int = 0) -> AdamW:
+    """AdamW in its fused form, over the weights that want a gradient; for CUDA graphs with its rate on the device.
+
+    The seed is for rounding at random, where the configuration asks for it.
+
+    >>> from phasor import preset, Transformer
+    >>> model = Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=1, vocab_size=50))
+    >>> optimizer = build_optimizer(model, OptimizerConfig(weight_decay=0.1))
+    >>> [(group["weight_decay"], len(group["params"])) for group in optimizer.param_groups]
+    [(0.1, 5), (0.0, 4)]
+    """
+    decayed = set(matrices(model))
+    wanted = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    groups = [
+        {"params": [w for name, w in wanted.items() if name in decayed], "weight_decay": config.weight_decay},
+        {"params": [w for name, w in wanted.items() if name not in decayed], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    rate = torch.tensor(config.lr, device=next(model.parameters()).device) if graphs else config.lr
+    betas = (config.beta1, config.beta2)
+    optimizer = AdamW(groups, rate, betas, config.eps, fused=True, capturable=graphs)
+    if config.rounding == "stochastic":
+        for weight in wanted.values():
+            why = why_not(weight) if weight.dtype == torch.bfloat16 else "it is for bfloat16 weights"
+            if why is not None:
+                raise ValueError(f"optimizer.rounding stochastic: {why}")
+        optimizer.seed = seed
+    return optimizer
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Have the next step take this rate."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """What the optimizer remembers of every weight, as `weight/what`."""
+    return {
+        f"{name}/{what}": tensor
+        for name, weight in model.named_parameters()
+        for what, tensor in optimizer.state.get(weight, {}).items()
+    }
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """The inverse of `optimizer_tensors`."""
+    weights = dict(model.named_parameters())
+    for key, tensor in tensors.items():
+        name, _, what = key.rpartition("/")
+        # Cloned: what was read may lie in the mapped file of a checkpoint.
+        optimizer.state[weights[name]][what] = tensor.to(weights[name].device, copy=True)
+
+
+class EMA:
+    """The exponential average of the weights, without bias to where they began (Kingma and Ba 2015, section 7.2).
+
+    `average_t = decay average_{t-1} + (1 - decay) weights_t`, over `1 - decay^t`.
+
+    >>> model = nn.Linear(1, 1, bias=False)
+    >>> average = EMA(model, 0.5)
+    >>> for value in (1.0, 4.0):
+    ...     _ = nn.init.constant_(model.weight, value)
+    ...     average.update(model)
+    >>> average.weights["weight"].item()
+    3.0
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.weight_decay, self.updates = decay, 0
+        self.weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """Take in the weights after a step."""
+        self.updates += 1
+        share = (1 - self.weight_decay) / (1 - self.weight_decay**self.updates)
+        torch._foreach_lerp_(list(self.weights.values()), list(model.parameters()), share)
+
+    def restore(self, weights: Mapping[str, Tensor], updates: int) -> None:
+        """Go on from a saved average."""
+        self.updates = updates
+        for name, weight in self.weights.items():
+            weight.copy_(weights[name])
+
+
+class averaged:  # noqa: N801
+    """A model with its average for weights, for the length of a `with`; nothing happens without an average."""
+
+    def __init__(self, model: nn.Module, ema: EMA | None) -> None:
+        self.model, self.ema = model, ema
+
+    def __enter__(self) -> None:
+        self._swap()
+
+    def __exit__(self, *_: object) -> None:
+        self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        if self.ema is not None:
+            for name, weight in self.model.named_parameters():
+                weight.data, self.ema.weights[name] = self.ema.weights[name], weight.data

@@ -1,0 +1,359 @@
+"""Model folders: what is saved comes back bit by bit, and a folder is whole or left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from decoding import byte_tokenizer, speaker
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from schemes import SCHEMES, build, tiny
+from torch import Tensor
+
+import phasor
+from phasor import SpecialTokens, Transformer
+from phasor.checkpoints import folder as folders
+from phasor.checkpoints import hf, native, tensors
+from phasor.models.presets import PRESETS
+
+SMALL = {"dim": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 97, "max_length": 64}
+
+
+def run(model: Transformer) -> Tensor:
+    tokens = torch.randint(0, model.config.vocab_size, (2, 11), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return model(tokens, tokens) if model.config.shape == "encoder-decoder" else model(tokens)
+
+
+def same(found: Transformer, model: Transformer) -> None:
+    assert found.config == model.config
+    expected, state = model.state_dict(), found.state_dict()
+    assert state.keys() == expected.keys()
+    assert all(
+        torch.equal(state[name], weight) and state[name].dtype == weight.dtype for name, weight in expected.items()
+    )
+    assert torch.equal(run(found), run(model))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_named_system_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
+    model = build(phasor.preset(name, **SMALL))
+    phasor.save(model, tmp_path / "model")
+    same(phasor.load(tmp_path / "model"), model)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model"]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_scheme_comes_back_as_it_was(scheme: str, tmp_path: Path) -> None:
+    model = build(tiny(scheme))
+    phasor.save(model, str(tmp_path / "deep" / "model"))
+    same(phasor.load(str(tmp_path / "deep" / "model")), model)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_a_loaded_model_has_the_type_of_its_file(tied: bool, dtype: torch.dtype, tmp_path: Path) -> None:
+    model = speaker(embedding=phasor.EmbeddingConfig(tied=tied)).to(dtype)
+    phasor.save(model, tmp_path)
+    assert ("head.weight" in load_file(tmp_path / "model.safetensors")) is not tied
+    found = phasor.load(tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(found.parameters(), model.parameters(), strict=True))
+    assert {p.dtype for p in found.parameters()} == {dtype}
+
+
+def test_a_loaded_model_is_ready_to_run_and_to_train(tmp_path: Path) -> None:
+    phasor.save(speaker().train(), tmp_path)
+    found = phasor.load(tmp_path)
+    assert not found.training
+    assert all(p.requires_grad for p in found.parameters())
+    assert {p.device.type for p in found.parameters()} == {"cpu"}
+    found(torch.tensor([[1, 2, 3]])).sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_another_type_may_be_asked_for(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = speaker()
+    phasor.save(model, tmp_path)
+    found = phasor.load(tmp_path, dtype=dtype)
+    for mine, theirs in zip(found.parameters(), model.parameters(), strict=True):
+        assert torch.equal(mine, theirs.to(dtype))
+
+
+def test_weights_that_are_not_contiguous_or_frozen_are_saved(tmp_path: Path) -> None:
+    model = speaker().requires_grad_(False)
+    model.tokens.weight.data = model.tokens.weight.data.T.contiguous().T
+    phasor.save(model, tmp_path)
+    same(phasor.load(tmp_path), model)
+
+
+def test_tokenizer_and_special_tokens_come_back(tmp_path: Path) -> None:
+    model = speaker(vocab_size=300)
+    model.tokenizer = byte_tokenizer()
+    model.special = SpecialTokens(stop=(256, 3), start=1, forced_first=2, bos=4, pad=0)
+    phasor.save(model, tmp_path)
+    found = phasor.load(tmp_path)
+    assert found.special == model.special
+    assert found.tokenizer.to_str() == model.tokenizer.to_str()
+    assert found.tokenizer.encode("héllo").ids == model.tokenizer.encode("héllo").ids
+    named = json.loads((tmp_path / "generation_config.json").read_text())
+    assert named["eos_token_id"] == [256, 3]
+    assert named["decoder_start_token_id"] == 1
+
+
+def test_a_folder_without_tokenizer_and_special_tokens(tmp_path: Path) -> None:
+    phasor.save(speaker(), tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "generation_config.json", "model.safetensors"]
+    (tmp_path / "generation_config.json").unlink()
+    found = phasor.load(tmp_path)
+    assert found.special == SpecialTokens()
+    assert found.tokenizer is None
+
+
+def test_one_end_token_may_stand_alone_and_other_fields_beside_it(tmp_path: Path) -> None:
+    phasor.save(speaker(), tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 7, "pad_token_id": null, "num_beams": 4}')
+    assert phasor.load(tmp_path).special == SpecialTokens(stop=(7,))
+
+
+def test_a_model_folder_is_replaced_whole(tmp_path: Path) -> None:
+    first, second = speaker(vocab_size=300), speaker("alibi", num_layers=1)
+    first.tokenizer = byte_tokenizer()
+    phasor.save(first, tmp_path / "model")
+    phasor.save(second, tmp_path / "model")
+    found = phasor.load(tmp_path / "model")
+    same(found, second)
+    assert found.tokenizer is None
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+def test_folders_can_be_read_by_others(tmp_path: Path) -> None:
+    phasor.save(speaker(), tmp_path / "model")
+    assert stat.S_IMODE((tmp_path / "model").stat().st_mode) == 0o755
+
+
+def test_a_link_goes_on_pointing_to_the_model(tmp_path: Path) -> None:
+    phasor.save(speaker(), tmp_path / "model")
+    (tmp_path / "latest").symlink_to(tmp_path / "model")
+    other = speaker(seed=4)
+    phasor.save(other, tmp_path / "latest")
+    assert (tmp_path / "latest").is_symlink()
+    same(phasor.load(tmp_path / "model"), other)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "model"]
+
+
+def test_the_folder_one_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    phasor.save(speaker(), ".")
+    same(phasor.load(tmp_path / "here"), speaker())
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ["notes.txt"],
+        ["config.json"],
+        ["config.json", "thesis.tex"],
+        ["model.safetensors"],
+        ["folder/config.json"],
+        ["config.json", "model.safetensors", "notes.md"],
+        ["config.json", "model.safetensors", "logs/today"],
+    ],
+    ids=" ".join,
+)
+def test_what_is_not_a_model_folder_is_left_alone(files: list[str], tmp_path: Path) -> None:
+    for file in files:
+        (tmp_path / "work" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "work" / file).write_text("precious")
+    with pytest.raises(ValueError, match="is not a model folder: it is left alone"):
+        phasor.save(speaker(), tmp_path / "work")
+    assert [(tmp_path / "work" / file).read_text() for file in files] == ["precious"] * len(files)
+    assert [p.name for p in tmp_path.iterdir()] == ["work"]
+
+
+def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(ValueError, match="left alone"):
+        phasor.save(speaker(), tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("format", ["phasor", "hf"])
+@pytest.mark.parametrize(("module", "name"), [(tensors, "save_file"), (folders, "swap"), (tensors, "write_tensors")])
+def test_a_failure_in_the_middle_leaves_things_as_they_were(
+    module: Any, name: str, there: bool, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = speaker()
+    if there:
+        phasor.save(model, tmp_path / "model")
+    original = getattr(module, name)
+
+    def failing(*args: Any) -> None:
+        if name == "save_file":
+            original(*args)
+        raise OSError("no space left on device")
+
+    for where in (module, native, hf):
+        monkeypatch.setattr(where, name, failing, raising=where is module)
+    with pytest.raises(OSError, match="no space left"):
+        phasor.save(speaker(seed=4), tmp_path / "model", format=format)
+    assert [p.name for p in tmp_path.iterdir()] == (["model"] if there else [])
+    if there:
+        same(phasor.load(tmp_path / "model"), model)
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+@pytest.mark.parametrize("which", [1, 2])
+def test_a_failure_to_rename_leaves_the_old_folder_in_its_place(
+    which: int, error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = speaker()
+    phasor.save(model, tmp_path / "model")
+    calls, original = [], os.replace
+
+    def failing(*args: Any) -> None:
+        calls.append(args)
+        if len(calls) == which:
+            raise error("busy")
+        original(*args)
+
+    monkeypatch.setattr(folders.os, "replace", failing)
+    with pytest.raises(error, match="busy"):
+        phasor.save(speaker(seed=4), tmp_path / "model")
+    monkeypatch.undo()
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+    same(phasor.load(tmp_path / "model"), model)
+
+
+def test_an_interruption_while_the_old_folder_goes_leaves_none_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phasor.save(speaker(), tmp_path / "model")
+    calls, original = [], folders.shutil.rmtree
+
+    def interrupted(*args: Any, **options: Any) -> None:
+        calls.append(args)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        original(*args, **options)
+
+    model = speaker(seed=4)
+    monkeypatch.setattr(folders.shutil, "rmtree", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        phasor.save(model, tmp_path / "model")
+    monkeypatch.undo()
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+    same(phasor.load(tmp_path / "model"), model)
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(OSError, match=r"file/model cannot be written: [A-Z][a-z ]+$"):
+        phasor.save(speaker(), tmp_path / "file" / "model")
+
+    def full(*args: Any) -> None:
+        raise SafetensorError("I/O error: No space left on device")
+
+    monkeypatch.setattr(tensors, "save_file", full)
+    with pytest.raises(OSError, match=r"tensors cannot be written: .*No space left"):
+        phasor.save(speaker(), tmp_path / "model")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def refused(folder: Path, *mentions: str, **options: Any) -> str:
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        phasor.load(folder, **options)
+    text = str(error.value)
+    assert all(mention in text for mention in mentions), text
+    assert "\n" not in text
+    return text
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    phasor.save(speaker(), tmp_path)
+    return tmp_path
+
+
+def test_all_that_is_wrong_with_the_tensors_is_said_at_once(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["head.weight"], tensors["decoder.norm.weight"]
+    tensors["extra"], tensors["tokens.weight"] = torch.zeros(1), torch.zeros(3, 4)
+    save_file(tensors, folder / "model.safetensors")
+    text = refused(folder, "model.safetensors does not fit its configuration", "head.weight is missing")
+    assert "decoder.norm.weight is missing" in text
+    assert "extra is not the model's" in text
+    assert "tokens.weight has the shape [3, 4], not [61, 32]" in text
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, -1])
+def test_a_truncated_file(folder: Path, keep: int) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    refused(folder, "model.safetensors cannot be read as safetensors")
+
+
+def test_missing_files(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    refused(folder, "model.safetensors")
+    (folder / "config.json").unlink()
+    refused(folder, "config.json cannot be read: No such file")
+    refused(folder / "nowhere", "nowhere", "cannot be read")
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("text", ["{", "", "[1, 2]", "[" * 100_000, "\x00", "é"], ids=range(6))
+def test_broken_json(folder: Path, file: str, text: str) -> None:
+    (folder / file).write_text(text, encoding="latin-1")
+    refused(folder, file, "JSON")
+
+
+def test_fields_nobody_knows(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_sise": 3}))
+    refused(folder, "config.json: ", "'vocab_sise'", "did you mean 'vocab_size'?")
+    (folder / "config.json").write_text(json.dumps(config | {"dim": "wide"}))
+    refused(folder, "config.json: ModelConfig.dim must be a whole number, not 'wide'")
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "llama"}))
+    refused(folder, "config.json", "is missing")
+
+
+def test_bad_special_tokens_and_tokenizers(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{}")
+    refused(folder, "tokenizer.json is not a tokenizer")
+    (folder / "tokenizer.json").unlink()
+    (folder / "generation_config.json").write_text('{"eos_token_id": "end"}')
+    refused(folder, "generation_config.json: ", "'end'")
+
+
+def test_bad_arguments(folder: Path) -> None:
+    refused(folder, "the device nonsense cannot be used", device="nonsense")
+    refused(folder, "dtype must be a floating-point type", dtype=torch.int8)
+    refused(folder, "dtype must be a floating-point type", dtype="bfloat16")
+    with pytest.raises(ValueError, match="unknown format 'gguf'"):
+        phasor.save(speaker(), folder / "new", format="gguf")
+    assert not (folder / "new").exists()
+
+
+@pytest.mark.parametrize("given", [None, 3, b"folder", ["folder"]])
+def test_what_is_no_folder(folder: Path, given: Any) -> None:
+    refused(given, f"a folder must be given by its path, not as {given!r}")
+    with pytest.raises(ValueError, match="a folder must be given by its path"):
+        phasor.save(speaker(), given)
+    for source, destination in ((folder, given), (given, folder / "new")):
+        with pytest.raises(ValueError, match="a folder must be given by its path"):
+            phasor.convert(source, destination)
+
+
+@pytest.mark.parametrize("given", [3, None, torch.nn.Linear(2, 2), {"weight": torch.zeros(2)}])
+def test_what_is_no_model(tmp_path: Path, given: Any) -> None:
+    with pytest.raises(ValueError, match=r"^only a phasor\.Transformer can be saved, not .*$"):
+        phasor.save(given, tmp_path / "new")
+    assert not list(tmp_path.iterdir())

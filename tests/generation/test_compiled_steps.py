@@ -1,0 +1,100 @@
+"""The compiled step of generation gives what steps without it give, for every scheme and view, in one graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from decoding import speaker
+from schemes import BY_LENGTH, FIXED, VIEWS, build, relative_change, tiny, tokens
+from torch._dynamo.testing import CompileCounter
+
+import phasor
+from phasor.generation import compiled
+
+SAME = 2e-6  # relative, float32: a fixed number of slots is added up in another order
+PROMPTS = [[5, 9, 2], [7], [3, 3, 8, 1, 4, 6, 2]]
+CAPPED = phasor.AttentionConfig(window=4, sink_tokens=2, cap_sinks=True)
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> CompileCounter:
+    """The step traced into one graph, or an error; the code is not generated, which takes long."""
+    counter = CompileCounter()
+    graph = torch.compile(compiled.step, backend=counter, fullgraph=True, dynamic=False)
+    monkeypatch.setattr(compiled, "compiled_step", lambda: graph)
+    return counter
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("name", FIXED)
+def test_logits_are_those_of_plain_steps(name, view, monkeypatch):
+    monkeypatch.setattr(compiled, "compiled_step", lambda: compiled.step)
+    model, ids = build(tiny(name, attention=VIEWS[view])), tokens(3, 20)
+    real = torch.ones(3, 6, dtype=torch.bool)
+    real[1, :4], real[2, :1] = False, False
+    with torch.inference_mode():
+        fixed, plain = model.new_cache(3, 40), model.new_cache(3, 40)
+        for cache in (fixed, plain):
+            model(ids[:, :6], attention_mask=real, cache=cache)
+        steps = compiled.CompiledSteps(model, fixed)
+        for at in range(6, 20):  # past windows, whose rings come around
+            expected = model(ids[:, at : at + 1], cache=plain)[:, 0]
+            assert relative_change(steps.step(ids[:, at]), expected) < SAME
+
+
+@pytest.mark.parametrize("attention", [VIEWS["whole"], VIEWS["window"], VIEWS["sinks"], CAPPED], ids=str)
+@pytest.mark.parametrize("name", ["rotary", "rotary-yarn", "alibi", "t5", "learned", "xpos"])
+def test_one_graph_serves_every_step(name, attention, traced):
+    if attention.cap_sinks and name == "learned":
+        pytest.skip("a capped distance needs positions inside layers")
+    model = speaker(name, attention=attention)
+    plain = phasor.generate(model, PROMPTS, max_new_tokens=20)
+    assert phasor.generate(model, PROMPTS, max_new_tokens=20, compile=True) == plain
+    assert phasor.generate(model, PROMPTS, max_new_tokens=17, compile=True) == [text[:17] for text in plain]
+    assert traced.frame_count == 1
+
+
+def test_encoder_decoders(traced):
+    model = speaker("sinusoidal", shape="encoder-decoder")
+    given = {"max_new_tokens": 12, "start": 1}
+    assert phasor.generate(model, PROMPTS, compile=True, **given) == phasor.generate(model, PROMPTS, **given)
+    assert traced.frame_count == 1
+
+
+def test_sampling_and_streaming(traced):
+    model = speaker(attention=VIEWS["window"])
+    given = {"max_new_tokens": 15, "temperature": 0.9, "top_p": 0.8, "seed": 4}
+    assert phasor.generate(model, PROMPTS, compile=True, **given) == phasor.generate(model, PROMPTS, **given)
+    assert list(phasor.stream(model, [1, 2], compile=True, **given)) == phasor.generate(model, [1, 2], **given)
+
+
+@pytest.mark.parametrize("name", BY_LENGTH)
+def test_steps_whose_frequencies_depend_on_the_length_stay_uncompiled(name, traced):
+    model = speaker(name)
+    given = {"max_new_tokens": 15}
+    assert phasor.generate(model, PROMPTS, compile=True, **given) == phasor.generate(model, PROMPTS, **given)
+    assert traced.frame_count == 0
+
+
+def test_generated_code():
+    model = speaker("rotary", attention=VIEWS["sinks"])
+    assert phasor.generate(model, PROMPTS, max_new_tokens=12, compile=True) == phasor.generate(
+        model, PROMPTS, max_new_tokens=12
+    )
+
+
+@pytest.mark.parametrize("field", [{"num_beams": 2}, {"penalty_alpha": 0.5, "top_k": 3}, {"prompt_lookup_tokens": 3}])
+def test_other_ways_of_decoding_are_refused(field):
+    with pytest.raises(ValueError, match="compile is for greedy decoding and plain sampling"):
+        phasor.generate(speaker(), [1], compile=True, **field)
+    with pytest.raises(ValueError, match="or compile"):
+        phasor.generate(speaker(), [1], compile=True, draft=speaker(seed=1))

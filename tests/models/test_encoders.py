@@ -1,0 +1,490 @@
+"""What encoders have that decoders have not: in their parts, in old files, and beside the model."""
+
+import json
+import shutil
+
+import pytest
+import torch
+import transformers
+from families.cases import redraw
+from plain import EXACT, normal
+from safetensors.torch import load_file, save_file
+from schemes import build, tiny, tokens
+
+import phasor
+from phasor import Record
+from phasor.checkpoints.conversion import read_config
+from phasor.nn.positions.rotary import Rotary
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+SIZES = {
+    "vocab_size": 61,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "max_position_embeddings": 60,
+}
+NEAR = 2e-5
+
+
+def theirs_of(cls, **fields):
+    """A model of theirs with every weight drawn."""
+    names = {"intermediate_size": "hidden_dim"} if cls is transformers.DistilBertModel else {}
+    theirs = cls(cls.config_class(**{names.get(n, n): v for n, v in (SIZES | fields).items()})).eval()
+    redraw(theirs, lambda name: False)
+    return theirs
+
+
+def rewritten(folder, rename=lambda name: [name], **config):
+    """A folder whose tensors have other names, perhaps several each, and whose config.json other fields."""
+    found = load_file(folder / "model.safetensors")
+    named = {new: tensor.clone() for name, tensor in found.items() for new in rename(name)}
+    save_file(named, folder / "model.safetensors", {"format": "pt"})
+    fields = json.loads((folder / "config.json").read_text()) | config
+    (folder / "config.json").write_text(json.dumps({n: v for n, v in fields.items() if v is not ...}))
+    return named
+
+
+class TestParts:
+    @pytest.mark.parametrize(
+        "more", [{}, {"decay": 512.0}, {"extension": phasor.YaRN(factor=4.0, original_length=8)}], ids=str
+    )
+    def test_turned_values_turn_by_the_angle_alone(self, more):
+        rotary = Rotary(head_dim=6, pairing="adjacent", values=True, **more)
+        v, at = normal(2, 5, 3, 6), torch.tensor([0, 1, 7, 300, 2])
+        turned = rotary.on_value(v, rotary.prepare(phasor.nn.sequence.SequenceInfo(at, 400), v))
+        for t, position in enumerate(at.tolist()):
+            for pair, frequency in enumerate(rotary.frequencies(400)):
+                number = torch.view_as_complex(v[:, t, :, 2 * pair : 2 * pair + 2].contiguous())
+                angle = torch.tensor(position * float(frequency), dtype=torch.float64)
+                expected = torch.view_as_real(number * torch.polar(torch.ones_like(angle), angle))
+                torch.testing.assert_close(turned[:, t, :, 2 * pair : 2 * pair + 2], expected, rtol=0, atol=EXACT)
+
+    def test_values_that_turn_say_so(self):
+        assert phasor.RotaryConfig(values=True).acts_on == ("queries", "keys", "values")
+        assert not phasor.RotaryConfig(values=True).shift_invariant
+        assert phasor.RotaryConfig().shift_invariant
+
+    def test_a_sum_is_normed_before_it_is_brought_to_the_models_width(self):
+        embedding = {"width": 10, "project": "sum", "norm": True, "token_types": 2}
+        config = tiny("learned", shape="encoder", embedding=embedding, norm="layernorm", head="mlm")
+        model, ids, record = build(config).double(), tokens(2, 7), Record("hidden")
+        types = ids % 2
+        logits = model(ids, token_types=types, record=record)
+        stack, head = model.encoder, model.head
+        x = model.tokens.weight[ids] + stack.positions[0].weight[:7] + stack.token_types.weight[types]
+        assert x.shape[-1] == 10
+        x = torch.nn.functional.linear(stack.embedding_norm(x), stack.project.weight, stack.project.bias)
+        torch.testing.assert_close(record.hidden[0], x, rtol=0, atol=EXACT)
+        inner = head.norm(torch.nn.functional.gelu(record.hidden[-1] @ head.dense.weight.T + head.dense.bias))
+        assert inner.shape[-1] == 10
+        torch.testing.assert_close(logits, inner @ model.tokens.weight.T + head.bias, rtol=0, atol=EXACT)
+
+    def test_the_first_norm_can_be_left_out(self):
+        config = tiny("rotary", shape="encoder", placement={"kind": "pre", "first_norm": False}, norm="layernorm")
+        model, record, seen = build(config), Record("hidden"), []
+        for block in model.encoder.blocks:
+            block.attention.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+        model(tokens(1, 7), record=record)
+        assert torch.equal(seen[0], record.hidden[0])
+        second = model.encoder.blocks[1].residual.norms[0]
+        assert torch.equal(seen[1], second(record.hidden[1]))
+        assert not torch.equal(seen[1], record.hidden[1])
+
+    def test_a_masked_heads_dense_layer_without_a_bias(self):
+        model = build(tiny("rotary", shape="encoder", head={"kind": "mlm", "dense_bias": False}))
+        assert model.head.dense.bias is None
+        assert model(tokens(1, 7)).shape == (1, 7, 61)
+
+    def test_fields_that_need_another(self):
+        with pytest.raises(ValueError, match="width"):
+            phasor.EmbeddingConfig(project="sum")
+        with pytest.raises(ValueError, match="cls, mean, max"):
+            phasor.PooledHeadConfig(pooler="none")
+
+
+OLD_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+OLD_CONFIG = {
+    "architectures": ["BertForMaskedLM"],
+    "directionality": "bidi",
+    "output_past": True,
+    "pooler_fc_size": 768,
+    "pooler_num_attention_heads": 12,
+    "pooler_num_fc_layers": 3,
+    "pooler_size_per_head": 128,
+    "pooler_type": "first_token_transform",
+    "position_embedding_type": "absolute",
+    "pruned_heads": {},
+    "torchscript": False,
+    "tie_word_embeddings": ...,
+}
+
+
+def old_name(name):
+    for new, old in OLD_NAMES.items():
+        name = name.replace(new, old)
+    return name
+
+
+class TestOldFiles:
+    @torch.no_grad()
+    def test_bert_as_it_was_saved_for_years(self, tmp_path):
+        theirs = theirs_of(transformers.BertForPreTraining)
+        theirs.save_pretrained(tmp_path)
+        copies = {
+            "bert.embeddings.word_embeddings.weight": "cls.predictions.decoder.weight",
+            "cls.predictions.bias": "cls.predictions.decoder.bias",
+        }
+        found = rewritten(tmp_path, lambda n: [old_name(n), *([copies[n]] if n in copies else [])], **OLD_CONFIG)
+        found["bert.embeddings.position_ids"] = torch.arange(60)[None]
+        save_file(found, tmp_path / "model.safetensors")
+        ours, ids, record = phasor.load(tmp_path), tokens(2, 20), Record()
+        expected = theirs(ids)
+        assert float((ours(ids, record=record) - expected.prediction_logits).abs().max()) <= NEAR
+        kept = ours.origin.carried
+        next_sentence = record.pooled @ kept["cls.seq_relationship.weight"].T + kept["cls.seq_relationship.bias"]
+        assert float((next_sentence - expected.seq_relationship_logits).abs().max()) <= NEAR
+        phasor.save(ours, tmp_path / "again", format="hf")
+        again = transformers.BertForPreTraining.from_pretrained(tmp_path / "again")
+        assert all(torch.equal(a, b) for a, b in zip(theirs.parameters(), again.parameters(), strict=True))
+        assert json.loads((tmp_path / "again/config.json").read_text())["pooler_type"] == "first_token_transform"
+        with pytest.warns(UserWarning, match=r"leaves out: cls\.seq_relationship\."):
+            phasor.save(ours, tmp_path / "ours")
+
+    @torch.no_grad()
+    @pytest.mark.parametrize("missing", ["cls.seq_relationship.", "cls.seq_relationship.bias"])
+    def test_bert_without_one_of_its_heads_is_saved_as_a_class_without_it(self, tmp_path, missing):
+        """A class with both heads would draw the missing one at random."""
+        theirs = theirs_of(transformers.BertForPreTraining)
+        theirs.save_pretrained(tmp_path)
+        found = load_file(tmp_path / "model.safetensors")
+        save_file({n: t for n, t in found.items() if not n.startswith(missing)}, tmp_path / "model.safetensors")
+        phasor.save(phasor.load(tmp_path), tmp_path / "again", format="hf")
+        assert json.loads((tmp_path / "again/config.json").read_text())["architectures"] == ["BertForMaskedLM"]
+        again, told = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "again", output_loading_info=True)
+        assert not told["missing_keys"]
+        ids = tokens(2, 20)
+        assert torch.equal(again.eval()(ids).logits, theirs(ids).prediction_logits)
+        pooled = transformers.BertModel.from_pretrained(tmp_path / "again").eval()(ids).pooler_output
+        assert torch.equal(pooled, theirs.bert(ids).pooler_output)
+        assert phasor.load(tmp_path / "again").config.head == phasor.load(tmp_path).config.head
+
+    @torch.no_grad()
+    @pytest.mark.parametrize("tied", [True, False])
+    @pytest.mark.parametrize("name", ["cls.predictions.bias", "cls.predictions.decoder.bias"])
+    def test_the_logits_bias_under_either_name(self, tmp_path, name, tied):
+        theirs = theirs_of(transformers.BertForMaskedLM, tie_word_embeddings=tied)
+        bias = theirs.cls.predictions.decoder.bias
+        theirs.save_pretrained(tmp_path)
+        found = {n: t for n, t in load_file(tmp_path / "model.safetensors").items() if t.shape != bias.shape}
+        save_file({**found, name: bias.clone()}, tmp_path / "model.safetensors")
+        ids = tokens(2, 20)
+        assert float((phasor.load(tmp_path)(ids) - theirs(ids).logits).abs().max()) <= NEAR
+
+    @torch.no_grad()
+    def test_where_no_class_is_named_the_tensors_tell(self, tmp_path):
+        for cls, kind in ((transformers.BertForMaskedLM, "mlm"), (transformers.BertModel, "none")):
+            theirs_of(cls).save_pretrained(tmp_path / kind)
+            rewritten(tmp_path / kind, architectures=...)
+            head = phasor.load(tmp_path / kind).config.head
+            assert (head.kind, head.pooler) == (kind, "none" if kind == "mlm" else "first")
+
+    @torch.no_grad()
+    def test_a_model_without_its_pooler(self, tmp_path):
+        theirs_of(transformers.BertModel).save_pretrained(tmp_path)
+        rewritten(tmp_path, lambda name: [] if name.startswith("pooler") else [name])
+        assert phasor.load(tmp_path).config.head.pooler == "none"
+
+    @torch.no_grad()
+    def test_a_head_that_is_not_asked_for_is_kept(self, tmp_path):
+        theirs = theirs_of(transformers.BertForMaskedLM)
+        theirs.save_pretrained(tmp_path)
+        rewritten(tmp_path, architectures=["BertModel"])
+        ours = phasor.load(tmp_path)
+        assert ours(tokens(1, 7)).shape == (1, 7, 24)
+        phasor.save(ours, tmp_path / "again", format="hf")
+        again = transformers.BertForMaskedLM.from_pretrained(tmp_path / "again")
+        assert all(torch.equal(a, b) for a, b in zip(theirs.parameters(), again.parameters(), strict=True))
+
+    def test_a_repeated_tensor_that_differs_is_refused(self, tmp_path):
+        theirs_of(transformers.BertForMaskedLM).save_pretrained(tmp_path)
+        found = load_file(tmp_path / "model.safetensors")
+        found["cls.predictions.decoder.bias"] = found["cls.predictions.bias"] + 1
+        save_file(found, tmp_path / "model.safetensors")
+        with pytest.raises(ValueError, match=r"decoder\.bias should repeat"):
+            phasor.load(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("cls", "name", "tensor"),
+        [
+            (transformers.BertModel, "embeddings.position_ids", torch.arange(60)[None] + 2),
+            (transformers.RoFormerModel, "encoder.embed_positions.weight", torch.zeros(60, 8)),
+        ],
+    )
+    def test_positions_that_are_not_what_they_should_be_are_refused(self, tmp_path, cls, name, tensor):
+        theirs_of(cls).save_pretrained(tmp_path)
+        save_file(load_file(tmp_path / "model.safetensors") | {name: tensor}, tmp_path / "model.safetensors")
+        with pytest.raises(ValueError, match=rf"{name} should follow from the configuration and does not"):
+            phasor.load(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("cls", "fields"),
+        [
+            (transformers.DistilBertModel, {"tie_weights_": True, "output_past": True, "sinusoidal_pos_embds": False}),
+            (transformers.RobertaModel, {"position_embedding_type": "absolute", "classifier_dropout": 0.1}),
+            (transformers.RoFormerModel, {n: v for n, v in OLD_CONFIG.items() if n != "architectures"}),
+            (transformers.ModernBertModel, {"layer_norm_eps": 1e-5, "position_embedding_type": "absolute"}),
+        ],
+        ids=lambda given: "" if isinstance(given, dict) else given.__name__,
+    )
+    def test_fields_of_real_files_that_change_nothing(self, tmp_path, cls, fields):
+        theirs_of(cls, pad_token_id=3).save_pretrained(tmp_path)
+        before = phasor.load(tmp_path)(tokens(1, 9))
+        rewritten(tmp_path, **fields)
+        assert torch.equal(phasor.load(tmp_path)(tokens(1, 9)), before)
+
+    def test_the_table_of_roformer_in_a_narrow_type(self, tmp_path):
+        theirs_of(transformers.RoFormerModel).half().save_pretrained(tmp_path)
+        assert phasor.load(tmp_path).tokens.weight.dtype == torch.float16
+
+    @pytest.mark.parametrize(
+        ("cls", "fields"),
+        [
+            (transformers.BertModel, {"position_embedding_type": "relative_key"}),
+            (transformers.BertModel, {"is_decoder": True}),
+            (transformers.BertModel, {"architectures": ["BertForSequenceClassification"]}),
+            (transformers.BertModel, {"hidden_act": "mish"}),
+            (transformers.RoFormerModel, {"norm_type": "rms_norm"}),
+            (transformers.RoFormerModel, {"use_bias": False}),
+            (transformers.ModernBertModel, {"rope_theta": 500.0}),
+            (transformers.ModernBertModel, {"head_dim": 10}),
+            (transformers.ModernBertModel, {"layer_types": ["chunked_attention"] * 2}),
+        ],
+        ids=lambda given: next(iter(given)) if isinstance(given, dict) else given.__name__,
+    )
+    def test_what_is_not_honored_is_refused_by_name(self, tmp_path, cls, fields):
+        theirs_of(cls, pad_token_id=0).save_pretrained(tmp_path)
+        rewritten(tmp_path, **fields)
+        name = "architecture" if "architectures" in fields else next(iter(fields))
+        with pytest.raises(ValueError, match=name):
+            phasor.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [transformers.BertForPreTraining, transformers.RobertaForMaskedLM, transformers.DistilBertModel],
+    ids=lambda cls: cls.__name__,
+)
+@pytest.mark.filterwarnings("ignore:tensors phasor has no use for")
+def test_a_conversion_checks_itself(tmp_path, cls):
+    theirs_of(cls, pad_token_id=3).save_pretrained(tmp_path / "theirs")
+    there = phasor.convert(tmp_path / "theirs", tmp_path / "ours", check=True)
+    back = phasor.convert(tmp_path / "ours", tmp_path / "again", check=True)
+    assert max(there.largest, back.largest) <= NEAR
+
+
+class TestRoberta:
+    @torch.no_grad()
+    def test_positions_count_real_tokens(self, tmp_path):
+        theirs = theirs_of(transformers.RobertaForMaskedLM, pad_token_id=1)
+        theirs.save_pretrained(tmp_path)
+        ids = tokens(3, 20).clamp(min=2)
+        real = torch.ones(3, 20, dtype=torch.bool)
+        real[0, 15:], real[1, :6], real[2, :3], real[2, 17:] = False, False, False, False
+        ids = torch.where(real, ids, 1)
+        expected = theirs(ids, attention_mask=real.long()).logits
+        ours = phasor.load(tmp_path)(ids, attention_mask=real)
+        assert float((ours - expected)[real].abs().max()) <= NEAR
+
+    def test_the_padding_token_that_positions_need_is_written(self, tmp_path):
+        theirs_of(transformers.RobertaForMaskedLM, pad_token_id=1).save_pretrained(tmp_path)
+        ours = phasor.load(tmp_path)
+        ours.special = ours.special.replace(pad=5)
+        phasor.save(ours, tmp_path / "again", format="hf")
+        assert json.loads((tmp_path / "again/config.json").read_text())["pad_token_id"] == 1
+        assert torch.equal(phasor.load(tmp_path / "again")(tokens(1, 9)), ours(tokens(1, 9)))
+
+
+MODES = {
+    "mean": lambda hidden, real: (hidden * real).sum(1) / real.sum(1),
+    "cls": lambda hidden, real: hidden[:, 0],
+    "max": lambda hidden, real: torch.where(real > 0, hidden, -torch.inf).max(1).values,
+}
+FLAGS = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens"}
+SENTENCE_CLASSES = [
+    transformers.BertModel,
+    transformers.RobertaModel,
+    transformers.DistilBertModel,
+    transformers.RoFormerModel,
+    transformers.ModernBertModel,
+]
+
+
+def sentence_folder(folder, theirs, mode="mean", normalize=True, newer=False):
+    """A folder as sentence-transformers saves it, in its older or its newer spelling."""
+    theirs.save_pretrained(folder)
+    kinds = {"Transformer": "", "Pooling": "1_Pooling"} | ({"Normalize": "2_Normalize"} if normalize else {})
+    within = {"Transformer": "base.modules.transformer", "Pooling": "sentence_transformer.modules.pooling"}
+    within["Normalize"] = "base.modules.normalize"
+    modules = [
+        {
+            "idx": i,
+            "name": str(i),
+            "path": path,
+            "type": f"sentence_transformers.{within[kind] if newer else 'models'}.{kind}",
+        }
+        for i, (kind, path) in enumerate(kinds.items())
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 24, **{f"pooling_mode_{f}": m == mode for m, f in FLAGS.items()}}
+    pooling |= {"pooling_mode_lasttoken": False, "include_prompt": True}
+    if newer:
+        pooling = {"embedding_dimension": 24, "pooling_mode": mode, "include_prompt": True}
+    (folder / "1_Pooling/config.json").write_text(json.dumps(pooling))
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 40, "do_lower_case": false}')
+    (folder / "config_sentence_transformers.json").write_text('{"prompts": {"query": "query: "}}')
+    return folder
+
+
+def changed(folder, **fields):
+    """The pooling's settings with some changed."""
+    file = folder / "1_Pooling/config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+class TestSentences:
+    @torch.no_grad()
+    @pytest.mark.parametrize(("normalize", "newer"), [(False, False), (True, False), (True, True)])
+    @pytest.mark.parametrize("mode", MODES)
+    @pytest.mark.parametrize("cls", SENTENCE_CLASSES, ids=lambda cls: cls.__name__)
+    def test_one_vector_a_sentence_there_and_back(self, tmp_path, cls, mode, normalize, newer):
+        theirs = theirs_of(cls, pad_token_id=3)
+        folder = sentence_folder(tmp_path / "theirs", theirs, mode, normalize, newer)
+        ids, real = tokens(3, 12).clamp(min=4), torch.ones(3, 12, dtype=torch.bool)
+        real[1, 8:], real[2, 5:] = False, False
+        hidden = theirs(ids, attention_mask=real.long()).last_hidden_state
+        expected = MODES[mode](hidden, real[..., None].float())
+        if normalize:
+            expected = expected / expected.square().sum(-1, keepdim=True).sqrt()
+        ours = phasor.load(folder)
+        assert read_config(folder).head == ours.config.head
+        assert float((ours(ids, attention_mask=real) - expected).abs().max()) <= NEAR
+        phasor.save(ours, tmp_path / "ours", format="hf")
+        again = phasor.load(tmp_path / "ours")
+        assert torch.equal(again(ids, attention_mask=real), ours(ids, attention_mask=real))
+        back = cls.from_pretrained(tmp_path / "ours")
+        assert all(torch.equal(a, b) for a, b in zip(theirs.parameters(), back.parameters(), strict=True))
+
+    @pytest.mark.filterwarnings("ignore:tensors phasor has no use for")
+    def test_the_files_beside_the_model(self, tmp_path):
+        ours = phasor.load(sentence_folder(tmp_path / "theirs", theirs_of(transformers.BertModel)))
+        for _ in range(2):  # the second time over the first
+            phasor.save(ours, tmp_path / "ours", format="hf")
+        folder = tmp_path / "ours"
+        modules = json.loads((folder / "modules.json").read_text())
+        assert [(m["path"], m["type"].split(".")[-1]) for m in modules] == [
+            ("", "Transformer"),
+            ("1_Pooling", "Pooling"),
+            ("2_Normalize", "Normalize"),
+        ]
+        assert (folder / "2_Normalize").is_dir()
+        for name in ("sentence_bert_config.json", "config_sentence_transformers.json"):
+            assert (folder / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes()
+        phasor.save(ours, tmp_path / "native")
+        assert torch.equal(phasor.load(tmp_path / "native")(tokens(1, 9)), ours(tokens(1, 9)))
+
+    def test_a_conversion_checks_itself(self, tmp_path):
+        folder = sentence_folder(tmp_path / "theirs", theirs_of(transformers.BertModel))
+        assert phasor.convert(folder, tmp_path / "ours", format="hf", check=True).largest <= NEAR
+        assert (tmp_path / "ours/modules.json").is_file()
+
+    def test_a_folder_with_a_strangers_file_is_left_alone(self, tmp_path):
+        folder = sentence_folder(tmp_path / "theirs", theirs_of(transformers.BertModel))
+        ours = phasor.load(folder)
+        (folder / "1_Pooling/notes.txt").write_text("mine")
+        with pytest.raises(ValueError, match="not a model folder"):
+            phasor.save(ours, folder, format="hf")
+        assert (folder / "1_Pooling/notes.txt").read_text() == "mine"
+
+    def test_a_model_of_our_own(self, tmp_path):
+        head = {"kind": "pooled", "pooler": "mean", "normalize": True}
+        sizes = {"dim": 24, "num_heads": 3, "num_layers": 2, "vocab_size": 61, "max_length": 40}
+        model = build(phasor.preset("bert", **sizes, head=head))
+        phasor.save(model, tmp_path / "ours", format="hf")
+        again = phasor.load(tmp_path / "ours")
+        assert again.config.head == model.config.head
+        assert torch.equal(again(tokens(2, 9)), model(tokens(2, 9)))
+        length = json.loads((tmp_path / "ours/sentence_bert_config.json").read_text())["max_seq_length"]
+        assert length == 40
+
+    def test_a_pooling_without_a_name_is_refused(self, tmp_path):
+        sizes = {"dim": 24, "num_heads": 3, "num_layers": 2, "vocab_size": 61, "max_length": 40}
+        model = build(phasor.preset("bert", **sizes, head="pooled"))
+        model.origin = phasor.load(sentence_folder(tmp_path / "theirs", theirs_of(transformers.BertModel))).origin
+        with pytest.raises(ValueError, match="sentence-transformers has no pooling 'first'; it has cls, mean, max"):
+            phasor.save(model, tmp_path / "ours", format="hf")
+        assert not (tmp_path / "ours").exists()
+
+    @pytest.mark.parametrize(
+        ("fields", "words"),
+        [
+            ({"pooling_mode_cls_token": True}, "one pooling, of cls, mean, max, not cls and mean"),
+            ({"pooling_mode_mean_tokens": False, "pooling_mode_lasttoken": True}, "lasttoken"),
+            ({"include_prompt": False}, "include_prompt"),
+            ({"word_embedding_dimension": 25}, "word_embedding_dimension = 25"),
+            ({"temperature_of_pooling": 2}, "temperature_of_pooling"),
+            ({"pooling_mode": 7}, "not 7"),
+        ],
+    )
+    def test_a_pooling_that_is_not_honored(self, tmp_path, fields, words):
+        folder = sentence_folder(tmp_path, theirs_of(transformers.BertModel))
+        changed(folder, **fields)
+        with pytest.raises(ValueError, match=words) as error:
+            phasor.load(folder)
+        assert "1_Pooling" in str(error.value)
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            (
+                lambda m: [*m[:2], m[2] | {"type": "sentence_transformers.models.Dense"}],
+                "not Transformer, Pooling, Dense",
+            ),
+            (lambda m: [m[0] | {"type": "custom_st.Transformer"}, *m[1:]], "custom_st.Transformer"),
+            (lambda m: [m[0] | {"path": "0_Transformer"}, *m[1:]], "0_Transformer"),
+            (lambda m: [m[0], m[1] | {"path": "../1_Pooling"}, *m[2:]], "path inside the folder"),
+            (lambda m: m[:1], "not Transformer"),
+            (lambda m: ["Transformer"], "must have a type"),
+            (lambda m: {"0": m[0]}, "must hold a JSON list"),
+        ],
+    )
+    def test_modules_that_are_not_honored(self, tmp_path, change, words):
+        folder = sentence_folder(tmp_path, theirs_of(transformers.BertModel))
+        modules = json.loads((folder / "modules.json").read_text())
+        (folder / "modules.json").write_text(json.dumps(change(modules)))
+        with pytest.raises(ValueError, match=words) as error:
+            phasor.load(folder)
+        assert "modules.json" in str(error.value)
+
+    def test_a_normalization_of_something_else(self, tmp_path):
+        folder = sentence_folder(tmp_path, theirs_of(transformers.BertModel))
+        (folder / "2_Normalize").mkdir()
+        (folder / "2_Normalize/config.json").write_text('{"module_input_name": "token_embeddings"}')
+        with pytest.raises(ValueError, match="module_input_name"):
+            phasor.load(folder)
+
+    def test_a_model_that_gives_out_something_else(self, tmp_path):
+        folder = sentence_folder(tmp_path, theirs_of(transformers.BertModel))
+        (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 40, "transformer_task": "fill-mask"}')
+        with pytest.raises(ValueError, match=r"sentence_bert_config.json: .* transformer_task = 'fill-mask'"):
+            phasor.load(folder)
+
+    def test_missing_settings(self, tmp_path):
+        folder = sentence_folder(tmp_path, theirs_of(transformers.BertModel))
+        shutil.rmtree(folder / "1_Pooling")
+        with pytest.raises(ValueError, match="1_Pooling"):
+            phasor.load(folder)

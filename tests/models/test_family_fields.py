@@ -1,0 +1,148 @@
+"""Fields of config.json, family by family: what their absence means, and what is not taken."""
+
+import importlib
+import pkgutil
+import random
+from pathlib import Path
+
+import families
+import pytest
+import transformers
+
+import phasor
+from phasor.models.families import family
+from phasor.models.family import differences
+from phasor.models.fields import Fields
+
+transformers.logging.set_verbosity_error()
+
+BUILDERS = {}
+for module in pkgutil.iter_modules(families.__path__):
+    BUILDERS |= getattr(importlib.import_module(f"families.{module.name}"), "CASES", {})
+every = pytest.mark.parametrize("name", [name for name in BUILDERS if "/" not in name])
+
+
+def drawn(name, seed):
+    """A random configuration of transformers, and its fields."""
+    case = BUILDERS[name](random.Random(f"{name} {seed}"))
+    return case, fields_of(case, case.config)
+
+
+def fields_of(case, config):
+    return config.to_dict() | {"architectures": [case.cls.__name__]}
+
+
+def read(name, data):
+    fields = Fields(data, Path("config.json"))
+    config = fields.made(lambda: family(name).read(fields))
+    fields.finish(family(name).harmless)
+    return config
+
+
+@every
+def test_a_missing_field_means_what_it_means_to_transformers(name):
+    wrong, compared = {}, 0
+    for seed in range(3):
+        case, whole = drawn(name, seed)
+        for field in whole.keys() - {"model_type", "architectures"}:
+            rest = {n: value for n, value in whole.items() if n != field}
+            try:
+                filled = read(name, fields_of(case, type(case.config).from_dict(rest)))
+            except Exception:
+                continue  # their default does not go with the rest
+            try:
+                left_out = read(name, rest)
+            except ValueError as error:
+                if f"{field} is missing" not in str(error):
+                    wrong[field] = str(error)
+                continue
+            found = differences(filled, left_out)
+            found += [n for n in ("max_length", "dropout") if getattr(filled, n) != getattr(left_out, n)]
+            compared += 1
+            if found:
+                wrong[field] = found
+    assert wrong == {}
+    assert compared > 30
+
+
+@every
+@pytest.mark.parametrize("value", ["x", -1, 0, 1.5, True, [], [None], {}, {"x": 1}, float("nan")], ids=repr)
+def test_nonsense_is_read_or_refused_in_a_sentence(name, value):
+    _, whole = drawn(name, 0)
+    said = []
+    for field in whole:
+        try:
+            read(name, whole | {field: value})
+        except ValueError as error:
+            said.append(str(error))
+    assert [text for text in said if not text.startswith("config.json: ")] == []
+
+
+REFUSED = {
+    "mistral": {
+        "partial_rotary_factor": 0.5,
+        "layer_types": ["full_attention"],
+        "quantization_config": {"quant_method": "fp8"},
+        "attention_bias": True,
+        "sliding_window": 0,
+    },
+    "mixtral": {"router_jitter_noise": 0.1, "num_experts_per_tok": 99},
+    "qwen2": {"use_mrope": True, "layer_types": ["chunked_attention"], "attention_bias": True},
+    "qwen3": {"attention_bias": "no", "layer_types": ["full_attention"] * 9},
+    "qwen3_moe": {
+        "qkv_bias": True,
+        "use_qk_norm": False,
+        "shared_expert_intermediate_size": 12,
+        "decoder_sparse_step": 0,
+    },
+    "qwen2_moe": {"shared_expert_intermediate_size": 0},
+    "smollm3": {"no_rope_layers": [1], "sliding_window": "wide"},
+    "granite": {"logits_scaling": 0, "residual_multiplier": 0.0},
+    "starcoder2": {"mlp_type": "gated", "norm_type": "rms_norm"},
+    "stablelm": {"head_dim": 10, "hidden_dropout": 0.1},
+    "gemma": {"use_bidirectional_attention": True, "hidden_activation": "sigmoid", "partial_rotary_factor": 0.5},
+    "gemma2": {"use_bidirectional_attention": True, "query_pre_attn_scalar": 0, "layer_types": ["full_attention"]},
+    "gemma3_text": {
+        "attn_logit_softcapping": 50.0,
+        "sliding_window_pattern": 0,
+        "rope_parameters": {"rope_type": "default"},
+        "original_max_position_embeddings": 20,
+    },
+    "phi": {"attention_bias": False, "hidden_act": "swiglu"},
+    "phi3": {"attention_bias": True, "lm_head_bias": True, "mlp_bias": True, "full_attn_mod": 2},
+    "olmo2": {"clip_qkv": 8.0, "partial_rotary_factor": 0.5},
+    "cohere": {"logit_scale": 0.0, "layer_norm_bias": True},
+    "glm": {"mlp_bias": True},
+    "glm4": {"use_qk_norm": True},
+    "t5": {"is_encoder_decoder": False},
+    "bart": {"is_encoder_decoder": False},
+    "gpt_oss": {"quantization_config": {"quant_method": "mxfp4"}, "hidden_act": "gelu", "layer_types": ["chunked"]},
+}
+
+
+@pytest.mark.parametrize(("name", "field"), [(name, field) for name, given in REFUSED.items() for field in given])
+def test_what_a_family_has_no_part_for_is_refused_by_name(name, field):
+    _, whole = drawn(name, 0)
+    used = {"use_sliding_window": True, "layer_types": None} if field == "sliding_window" and name != "mistral" else {}
+    word = {
+        "num_experts_per_tok": "top_k",
+        "shared_expert_intermediate_size": "shared",
+        "residual_multiplier": "multiplier",
+        "sliding_window": "window",
+    }
+    with pytest.raises(ValueError, match=word.get(field, field)):
+        read(name, whole | used | {field: REFUSED[name][field]})
+
+
+def test_windows_that_nobody_gave_a_width_are_refused():
+    _, whole = drawn("qwen2", 0)
+    layers = ["sliding_attention"] * whole["num_hidden_layers"]
+    with pytest.raises(ValueError, match="sliding_window"):
+        read("qwen2", whole | {"layer_types": layers, "use_sliding_window": False})
+
+
+def test_a_model_without_special_tokens_does_not_get_the_usual_ones(tmp_path):
+    model = phasor.Transformer(phasor.preset("llama-2", dim=32, num_heads=2, num_layers=2, vocab_size=50))
+    phasor.save(model, tmp_path / "model", format="hf")
+    config = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "model").config
+    assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (None, None, None)

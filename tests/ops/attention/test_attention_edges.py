@@ -1,0 +1,211 @@
+"""Attention where the kernels it takes would be wrong: more numbers than they count, and scores far below zero."""
+
+import pytest
+import torch
+from plain import normal
+from rules import CROSS, HEADS, RULES, Rule, compare
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import phasor.ops.attention.attention as kernel
+from phasor import backends, preset
+from phasor.config import DropoutConfig
+from phasor.ops.attention import cudnn, large
+from phasor.ops.attention.attention import ScoreMod, attention, attention_ref
+from phasor.ops.attention.mask import Mask
+
+
+def anywhere(q):
+    return True
+
+
+@pytest.fixture
+def few_numbers(monkeypatch):
+    """As if kernels counted to one head of one row, so that everything is taken in parts; gives the parts' sizes."""
+    monkeypatch.setattr(large, "MOST", 128 * 32)
+    monkeypatch.setattr(large, "matters", anywhere)
+    monkeypatch.setattr(kernel, "BLOCK", 16)
+    sizes, take = [], kernel.F.scaled_dot_product_attention
+
+    def noted(q, k, *others, **options):
+        sizes.append((q.shape[0], q.shape[1], k.shape[1]))
+        return take(q, k, *others, **options)
+
+    monkeypatch.setattr(kernel.F, "scaled_dot_product_attention", noted)
+    return sizes
+
+
+@pytest.mark.parametrize("scores", ["plain", "bias", "all"])
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize(
+    "rule", ["everything", "causal", "window-and-sinks", "attention_mask", "causal-padding", "document_ids"]
+)
+def test_what_kernels_could_not_count_is_taken_in_parts(rule, heads, scores, few_numbers):
+    compare(RULES[rule], scores, heads, attention)
+    assert all(size == (1, 1, 1) for size in few_numbers)
+    assert few_numbers or scores == "all"
+
+
+@pytest.mark.parametrize("rule", CROSS)
+def test_cross_attention_in_parts(rule, few_numbers):
+    compare(CROSS[rule], "plain", "grouped-query", attention, keys=37)
+    assert set(few_numbers) == {(1, 1, 1)}
+
+
+@pytest.mark.parametrize("rule", ["causal", "attention_mask"])
+def test_parts_are_one_graph_to_the_compiler(rule, monkeypatch):
+    monkeypatch.setattr(large, "MOST", 128 * 32)
+    monkeypatch.setattr(large, "matters", anywhere)
+    torch.compiler.reset()
+    compare(RULES[rule], "plain", "grouped-query", torch.compile(attention, backend="aot_eager", fullgraph=True))
+
+
+def test_parts_and_their_gradients_lie_side_by_side(few_numbers):
+    seen = []
+
+    def attend(q, k, v):
+        y = q * 2 + (k + v).sum()
+        y.register_hook(lambda grad: seen.append(grad.is_contiguous()))
+        seen.extend(x.is_contiguous() for x in (q, k, v))
+        return y
+
+    q, k, v = torch.randn(3, 1, 8, 6, 32).requires_grad_()
+    y = large.in_halves(attend, q, k, v)
+    torch.autograd.grad(y, q, torch.randn(1, 6, 8, 32).transpose(1, 2))
+    assert seen == [True] * 8
+
+
+def test_parts_are_for_torch_func_too(few_numbers):
+    q, k, v, direction = torch.randn(4, 1, 8, 6, 32)
+
+    def whole(q):
+        return (attention(q, k, v, Mask(causal=True), ScoreMod(scale=0.25)) * direction).sum()
+
+    found = torch.func.grad(whole)(q)
+    assert set(few_numbers) == {(1, 1, 1)}
+    q.requires_grad_()
+    torch.testing.assert_close(found, torch.autograd.grad(whole(q), q)[0])
+
+
+def test_parts_of_a_bias_alone(few_numbers):
+    q, k, v = torch.randn(3, 2, 8, 6, 32)
+    bias = torch.randn(2, 6, 8, 8, requires_grad=True)
+    positions = torch.arange(8)[None]
+    given = ScoreMod(scale=0.25, bias=lambda *_: bias, query_positions=positions, key_positions=positions)
+    attention(q, k, v, Mask(causal=True), given).sum().backward()
+    assert set(few_numbers) == {(1, 1, 1)}
+    assert bias.grad.abs().amax((2, 3)).min() > 0
+
+
+def test_what_is_scattered_too_far_is_gathered(monkeypatch):
+    monkeypatch.setattr(large, "MOST", 1 << 14)
+    monkeypatch.setattr(large, "matters", anywhere)
+    projected = normal(1, 96, 3, 2, 64).requires_grad_()
+    q, k, v = projected.unbind(2)
+    assert not large.exceeds(q, k, v)
+    assert large.dense(q).is_contiguous()
+    assert not q.is_contiguous()
+    assert large.dense(q[:, :32]).stride() == q.stride()
+    layouts, take = [], kernel.F.scaled_dot_product_attention
+
+    def noted(*heads, **options):
+        layouts.extend(x.transpose(1, 2).is_contiguous() for x in heads)
+        return take(*heads, **options)
+
+    monkeypatch.setattr(kernel.F, "scaled_dot_product_attention", noted)
+    y = attention(q, k, v, Mask(causal=True), ScoreMod(scale=0.25))
+    assert layouts == [True] * 3
+    truth = attention_ref(q, k, v, Mask(causal=True), ScoreMod(scale=0.25))[0]
+    torch.testing.assert_close(*(torch.autograd.grad(x.square().sum(), projected) for x in (y, truth)))
+
+
+def test_without_gradients_nothing_is_taken_apart(few_numbers):
+    q, k, v = torch.randn(3, 3, 8, 6, 32)
+    attention(q, k, v, Mask(causal=True), ScoreMod(scale=0.25))
+    assert few_numbers == [(3, 6, 6)]
+
+
+def test_a_head_that_no_kernel_could_count_is_refused(few_numbers):
+    q, k, v = torch.randn(3, 1, 129, 1, 32, requires_grad=True)
+    with pytest.raises(ValueError, match=r"a head of 129 tokens with 32 features .*: give the layer a window"):
+        attention(q, k, v, Mask(causal=True), ScoreMod(scale=0.25))
+
+
+def forced(q, k, causal):
+    return True
+
+
+@pytest.mark.parametrize("heads", ["multi-head", "grouped-query"])
+@pytest.mark.parametrize("queries", [1, 63])
+def test_where_cudnn_overflows_torch_chooses_among_the_others(queries, heads, monkeypatch):
+    allowed, take = [], kernel.F.scaled_dot_product_attention
+
+    def noted(*args, **options):
+        of = torch.backends.cuda
+        allowed.append((of.cudnn_sdp_enabled(), of.flash_sdp_enabled(), of.math_sdp_enabled()))
+        return take(*args, **options)
+
+    monkeypatch.setattr(cudnn, "misleads", forced)
+    monkeypatch.setattr(kernel.F, "scaled_dot_product_attention", noted)
+    rule = Rule(lambda r, i, j: True, aligned=False)
+    compare(rule, "plain", heads, attention, queries=queries)
+    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]):
+        compare(rule, "plain", heads, attention, queries=queries)
+    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION]):
+        compare(rule, "plain", heads, attention, queries=queries)
+    with torch.no_grad():
+        attention(*torch.randn(3, 1, 63, 2, 8), Mask(), ScoreMod(scale=1.0))
+    assert allowed == [(False, True, True), (False, False, True), (False, False, True), (True, True, True)]
+
+
+def test_the_compiler_sees_that_torch_chooses_among_the_others(monkeypatch):
+    monkeypatch.setattr(cudnn, "misleads", forced)
+    torch.compiler.reset()
+    graphs, aot = [], torch._dynamo.lookup_backend("aot_eager")
+
+    def backend(graph, inputs):
+        graphs.append(graph.code)
+        return aot(graph, inputs)
+
+    run = torch.compile(attention, backend=backend, fullgraph=True)
+    compare(Rule(lambda r, i, j: True, aligned=False), "plain", "multi-head", run)
+    assert len(graphs) == 1
+    assert "sdpa_kernel" in graphs[0]
+
+
+def on_gpu(tokens, heads=3):
+    return torch.empty(1, tokens, heads, 64, dtype=torch.bfloat16, device="cuda")
+
+
+def test_when_cudnn_overflows(monkeypatch):
+    monkeypatch.setattr(cudnn, "available", lambda: (True, True))
+    with FakeTensorMode():
+        for queries, keys, causal, wrong in (
+            (704, 704, False, True), (704, 704, True, False), (704, 700, False, False), (700, 704, False, True),
+            (704, 768, False, False), (1, 700, False, True),
+        ):  # fmt: skip
+            q, k = on_gpu(queries).transpose(1, 2), on_gpu(keys).transpose(1, 2)
+            assert cudnn.misleads(q, k, causal) == wrong
+        assert not cudnn.misleads(q.cpu(), k.cpu(), causal)
+        for tokens, training, causal, wrong in (
+            (1088, True, False, True), (1088, True, True, False), (1152, True, False, False),
+            (8256, False, False, False),
+        ):  # fmt: skip
+            q = on_gpu(tokens)
+            reason = cudnn.why_not(q, q, q, 0.0, training, causal)
+            assert (reason is not None) == wrong, reason
+            assert reason is None or "overflow" in reason
+
+
+@pytest.mark.parametrize("name", ["bert", "llama-2"])
+def test_backends_say_when_cudnn_overflows(name, monkeypatch):
+    monkeypatch.setattr(cudnn, "available", lambda: (True, True))
+    sizes = {"dim": 128, "num_heads": 2, "num_layers": 1, "vocab_size": 50, "dropout": DropoutConfig()}
+    config = preset(name, **sizes)
+
+    def told(length):
+        found = backends(config, device="cuda", dtype=torch.bfloat16, length=length, training=True)
+        return "overflow" in str(found)
+
+    assert told(1088) == (name == "bert")
+    assert not told(1152)

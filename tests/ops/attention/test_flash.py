@@ -1,0 +1,374 @@
+"""Attention over intervals: masks as intervals, and the Triton kernel under its interpreter against float64."""
+
+import functools
+
+import pytest
+import torch
+from plain import SINGLE, normal, redraw
+from rules import CROSS, ROWS, RULES, TOKENS
+
+import phasor
+from phasor.nn.positions.t5 import T5Bias
+from phasor.ops import dispatch
+from phasor.ops.attention import flash, intervals
+from phasor.ops.attention.attention import ScoreMod, attention, attention_ref
+from phasor.ops.attention.bias import DistanceBias
+from phasor.ops.attention.mask import Mask, full
+
+tiles = pytest.importorskip("phasor.ops.attention.flash_tiles")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """Tiles of sixteen by sixteen, so that a few dozen tokens are several."""
+    monkeypatch.setattr(tiles, "tiling", lambda kernel, q: tiles.Tiling(16, 16, 4, 1))
+
+
+def seen_of(bounds, keys, attention_mask=None):
+    """Who sees whom, written out from intervals."""
+    column = torch.arange(keys)
+    pairs = bounds[:, :, :, None].split(2, dim=1)
+    seen = functools.reduce(torch.logical_or, [(column >= p[:, 0]) & (column <= p[:, 1]) for p in pairs])
+    return seen if attention_mask is None else seen & attention_mask[:, None]
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_intervals_are_the_rule(name):
+    rule = RULES[name]
+    mask = Mask(**rule.fields)
+    bounds = intervals.intervals(mask, TOKENS, TOKENS, CPU)
+    assert bounds.dtype == torch.int32
+    seen = seen_of(bounds, TOKENS, mask.key_mask).expand(ROWS, -1, -1)
+    real = torch.ones(ROWS, TOKENS, dtype=torch.bool) if mask.key_mask is None else mask.key_mask
+    assert torch.equal(seen[real], rule.seen(TOKENS, TOKENS)[real])
+
+
+@pytest.mark.parametrize("name", CROSS)
+def test_intervals_of_cross_attention(name):
+    mask = Mask(**CROSS[name].fields)
+    seen = seen_of(intervals.intervals(mask, TOKENS, 37, CPU), 37, mask.key_mask)
+    assert torch.equal(seen.expand(ROWS, -1, -1), CROSS[name].seen(TOKENS, 37))
+
+
+def test_intervals_of_documents_that_the_source_has_in_another_order_or_not_at_all():
+    mask = Mask(
+        query_document_ids=torch.tensor([[7, 7, 2, 9, 4]], dtype=torch.int32),
+        key_document_ids=torch.tensor([[2, 4, 4, 4, 7, 7]]),
+        aligned=False,
+    )
+    assert intervals.intervals(mask, 5, 6, CPU)[0].tolist() == [[4, 4, 0, 6, 1], [5, 5, 0, -1, 3]]
+
+
+HOLES = torch.tensor([[0, 1, 1, 0, 0, 1, 1, 0, 1, 0], [1, 1, 0, 1, 1, 1, 1, 1, 1, 1]]).bool()
+OTHERS = {
+    "chunk": (Mask(causal=True, offset=7), 5, 12),
+    "chunk-window": (Mask(causal=True, offset=7, window=4), 5, 12),
+    "chunk-window-sinks": (Mask(causal=True, offset=7, window=4, sink_tokens=2), 5, 12),
+    "rows-apart": (Mask(causal=True, query_at=torch.tensor([[3, 4, 5], [9, 10, 11]])), 3, 12),
+    "holes": (Mask(causal=True, key_mask=HOLES, order=HOLES.cumsum(1) - HOLES.long()), 10, 10),
+    "holes-prefix": (
+        Mask(causal=True, key_mask=HOLES, order=HOLES.cumsum(1) - HOLES.long(), prefix_length=torch.tensor([4, 3])),
+        *(10, 10),
+    ),
+    "chunk-documents": (
+        Mask(
+            causal=True,
+            offset=3,
+            query_document_ids=torch.tensor([[5, 5, 8], [5, 5, 5]]),
+            key_document_ids=torch.tensor([[1, 5, 5, 5, 5, 8], [5] * 6]),
+        ),
+        *(3, 6),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_intervals_are_what_blocks_of_the_mask_are(name):
+    mask, queries, keys = OTHERS[name]
+    seen, truth = (
+        seen_of(intervals.intervals(mask, queries, keys, CPU), keys, mask.key_mask),
+        full(mask, queries, keys, CPU),
+    )
+    real = torch.ones(1, queries).bool() if mask.key_mask is None else mask.key_mask
+    seen, truth, real = torch.broadcast_tensors(seen, truth, real[:, :, None])
+    assert torch.equal(seen[real], truth[real])
+
+
+def test_slots_out_of_order_are_no_intervals():
+    mask = Mask(causal=True, query_at=torch.tensor([[4]]), key_at=torch.tensor([[4, 1, 2, 3]]))
+    assert "order" in intervals.why_not(mask)
+
+
+@pytest.mark.parametrize("name", [*RULES, *CROSS])
+@pytest.mark.parametrize("block", [4, 16])
+def test_every_block_of_keys_knows_its_queries(name, block):
+    """No query that sees a key of the block is left out, and those said to see the whole block do."""
+    across = name in CROSS and name not in RULES
+    keys = 37 if across else TOKENS
+    mask = Mask(**(CROSS if across else RULES)[name].fields)
+    bounds = intervals.intervals(mask, TOKENS, keys, CPU)
+    seen = seen_of(bounds, keys)
+    for b, row in enumerate(intervals.query_ranges(bounds, keys, block).tolist()):
+        for start, (first, last, whole_first, whole_last) in zip(range(0, keys, block), row, strict=True):
+            part = seen[b, :, start : start + block]
+            outside = [i for i in range(TOKENS) if not first <= i < last]
+            assert not part[outside].any()
+            assert part[whole_first : max(whole_first, whole_last)].all()
+    if name == "causal" and block == 16:
+        assert intervals.query_ranges(bounds, keys, block)[0, 1].tolist() == [16, 63, 31, 63]
+
+
+def table_of(heads, bidirectional, seed=5):
+    scheme = T5Bias(
+        phasor.T5PositionConfig(num_buckets=8, max_distance=9),
+        num_heads=heads,
+        bidirectional=bidirectional,
+    )
+    with torch.no_grad():
+        scheme.weight.copy_(normal(*scheme.weight.shape, seed=seed))
+    return scheme
+
+
+def compare(mask, *, queries=37, keys=None, heads=(2, 1), width=16, rows=2, bias=None, at=None, **scoring):
+    """Values and all gradients of the kernel in float32 against all scores at once in float64."""
+    keys = keys or queries
+    inputs = [normal(rows, queries, heads[0], width, seed=1)]
+    inputs += [normal(rows, keys, heads[1], width, seed=s) for s in (2, 3)]
+    sinks = normal(heads[0], seed=4) if scoring.pop("sinks", False) else None
+    inputs += [] if sinks is None else [sinks]
+    if at is None:
+        at = torch.arange(queries)[None] + mask.offset, torch.arange(keys)[None]
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        own = [x.to(dtype).requires_grad_() for x in inputs]
+        module, given = None, None
+        if bias == "slopes":
+            given = DistanceBias(slopes=torch.linspace(0.1, 0.7, heads[0], dtype=dtype))
+        elif bias is not None:
+            module = table_of(heads[0], bias == "both-ways").to(dtype)
+            given = module.on_scores(None)
+            assert isinstance(given, DistanceBias)
+        about = ScoreMod(
+            scale=0.3,
+            sinks=None if sinks is None else own[3],
+            bias=given,
+            query_positions=None if bias is None else at[0],
+            key_positions=None if bias is None else at[1],
+            **scoring,
+        )
+        if dtype == torch.float32:
+            with dispatch.only("triton"):
+                assert flash.why_not(*own[:3], mask, about) is None
+                y = flash.flash(*own[:3], mask, about)
+        else:
+            y = attention_ref(*own[:3], mask, about)[0]
+        if mask.key_mask is not None and mask.aligned:
+            y = y[mask.key_mask]
+        learned = own if module is None else [*own, module.weight]
+        grads = torch.autograd.grad((y * normal(*y.shape, seed=9).to(dtype)).sum(), learned)
+        found.append([y, *grads])
+    for ours, truth in zip(*found, strict=True):
+        torch.testing.assert_close(ours.double(), truth, rtol=SINGLE, atol=SINGLE)
+
+
+def cut(name, tokens=37, rows=2):
+    """A rule of `tokens` tokens and few rows: the first of 63 and the last of three."""
+    fields = RULES[name].fields
+
+    def part(x):
+        if not isinstance(x, torch.Tensor):
+            return x
+        return x[-rows:] if x.dim() == 1 else x[-rows:, -tokens:]
+
+    shorter = {n: part(x) for n, x in fields.items()}
+    if "order" in shorter:
+        places = phasor.nn.sequence.order_of(shorter.get("key_mask"), shorter.get("key_document_ids"))
+        shorter["order"] = places
+    return Mask(**shorter)
+
+
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [
+        ("everything", {"heads": (3, 3), "width": 40, "queries": 19, "rows": 1}),
+        ("causal", {"heads": (4, 2), "queries": 45, "rows": 1, "softcap": 2.0, "sinks": True}),
+        ("causal", {"queries": 17, "width": 64, "rows": 1, "bias": "slopes"}),
+        ("causal", {"queries": 64, "rows": 1, "bias": "behind", "heads": (1, 1)}),
+        ("causal", {"queries": 1, "sinks": True}),
+        ("window", {"sinks": True, "rows": 1, "bias": "slopes"}),
+        ("window-both-ways", {"bias": "both-ways", "rows": 1, "softcap": 3.0}),
+        ("window-and-sinks", {"queries": 50, "rows": 1, "heads": (1, 1), "bias": "behind"}),
+        ("everything", {"queries": 66, "rows": 1, "heads": (1, 1), "bias": "both-ways"}),
+    ],
+)
+def test_kernel_of_rules_by_index(rule, options):
+    compare(Mask(**RULES[rule].fields), **options)
+
+
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [
+        ("prefix_length", {"sinks": True}),
+        ("prefix-and-window", {}),
+        ("causal-padding", {"softcap": 2.0}),
+        ("attention_mask", {"bias": "both-ways"}),
+        ("sinks-padding", {}),
+        ("causal-documents", {"bias": "behind"}),
+        ("sinks-documents", {"bias": "slopes"}),
+        ("documents-padding", {"sinks": True, "bias": "behind"}),
+    ],
+)
+def test_kernel_of_rules_by_row(rule, options):
+    mask = cut(rule)
+    at = (mask.order, mask.order) if "bias" in options else None
+    compare(mask, at=at, **options)
+
+
+def test_kernel_of_a_chunk_after_a_cache():
+    compare(Mask(causal=True, offset=23, window=12), queries=18, heads=(1, 1), keys=41, bias="behind", rows=1)
+
+
+def test_kernel_of_cross_attention_whose_padding_sees_nothing():
+    mask = Mask(
+        query_document_ids=torch.tensor([[0] * 9 + [1] * 9, [2] * 10 + [9] * 8]),
+        key_document_ids=torch.tensor([[0] * 15 + [1] * 6, [2] * 21]),
+        key_mask=torch.tensor([[True] * 20 + [False], [True] * 11 + [False] * 10]),
+        aligned=False,
+    )
+    q, k, v = (normal(2, n, 2, 16, dtype=torch.float32, seed=n).requires_grad_() for n in (18, 21, 21))
+    scoring = ScoreMod(scale=0.3)
+    with dispatch.only("triton"):
+        y = flash.flash(q, k, v, mask, scoring)
+    truth = attention_ref(q.double(), k.double(), v.double(), mask, scoring)[0]
+    seeing = torch.tensor([[True] * 18, [True] * 10 + [False] * 8])
+    torch.testing.assert_close(y[seeing].double(), truth[seeing], rtol=SINGLE, atol=SINGLE)
+    assert torch.equal(y[~seeing], torch.zeros_like(y[~seeing]))
+    ours = torch.autograd.grad(y[seeing].square().sum(), (q, k, v))
+    theirs = torch.autograd.grad(truth[seeing].square().sum(), (q, k, v))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=10 * SINGLE, atol=10 * SINGLE)
+
+
+@pytest.mark.parametrize("bias", ["slopes", "behind"])
+def test_positions_with_gaps_and_far_along(bias):
+    """Distances by position and not by index, exact at 2^40."""
+    at = torch.arange(37)[None] * torch.tensor([[3], [1]]) + torch.tensor([[0], [2**40]])
+    at[1, 20:] += 5
+    assert (intervals.shifts(Mask(causal=True), at, at) == intervals.CROOKED).all()
+    compare(Mask(causal=True), at=(at, at), bias=bias)
+
+
+def test_shifts_tell_straight_rows():
+    at = torch.arange(6)[None]
+    assert intervals.shifts(Mask(causal=True), at, at).tolist() == [0]
+    assert intervals.shifts(Mask(causal=True, offset=4), at[:, 4:] + 9, at + 9).tolist() == [4]
+    assert intervals.shifts(Mask(causal=True, offset=4), at[:, 4:] + 8, at + 9).tolist() == [intervals.CROOKED]
+    ids = torch.tensor([[0, 0, 0, 1, 1, 1]])
+    restarted = torch.tensor([[0, 1, 2, 0, 1, 2]])
+    packed = Mask(causal=True, query_document_ids=ids, key_document_ids=ids)
+    assert intervals.shifts(packed, restarted, restarted).tolist() == [0]
+    left, hole = (torch.tensor([x]).bool() for x in ([0, 0, 1, 1, 1, 1], [1, 1, 0, 1, 1, 1]))
+    for attention_mask, straight in ((left, True), (hole, False)):
+        order = attention_mask.cumsum(1) - attention_mask.long()
+        found = intervals.shifts(Mask(causal=True, key_mask=attention_mask), order, order)
+        assert (found == 0).all() if straight else (found == intervals.CROOKED).all()
+
+
+def test_views_of_a_fused_projection_and_gradients_of_any_stride():
+    fused = normal(1, 21, 2, 4, 16, dtype=torch.float32).requires_grad_()  # by group two queries, a key, a value
+    truth = fused.detach().double().requires_grad_()
+    found = []
+    for x, run in ((fused, attention), (truth, lambda *a: attention_ref(*a)[0])):
+        q, k, v = x[..., :2, :].flatten(2, 3), x[..., 2, :], x[..., 3, :]
+        with dispatch.only("triton"):
+            y = run(q, k, v, Mask(causal=True, window=5), ScoreMod(scale=0.25))
+        found.append((y, *torch.autograd.grad(y.sum(), x)))  # a gradient with strides of zero
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=SINGLE, atol=SINGLE)
+
+
+def test_sixteen_bits_are_as_good_as_rounding_allows():
+    """Half precision, since the interpreter cannot multiply bfloat16."""
+    q, k, v = (normal(1, 40, heads, 24, seed=s).half() for s, heads in ((1, 2), (2, 1), (3, 1)))
+    mask, scoring = Mask(causal=True, window=20), ScoreMod(scale=0.2, softcap=5.0)
+    with dispatch.only("triton"):
+        ours = attention(q, k, v, mask, scoring)
+    assert ours.dtype == torch.half
+    truth = attention_ref(q.double(), k.double(), v.double(), mask, scoring)[0]
+    # Weights and outputs are rounded once each, to half a unit in the last of 11 bits; values are of size up to 3.
+    torch.testing.assert_close(ours.double(), truth, rtol=0, atol=3 * 2.0**-12)
+
+
+def test_where_the_kernel_does_not_serve_it_says_why():
+    q = torch.zeros(1, 5, 2, 16)
+    mask, plain = Mask(causal=True, window=2), ScoreMod(scale=1.0)
+    assert flash.why_not(q, q, q, mask, plain) == "the tensors are not on a GPU"
+    cases = {
+        "dropped": ((q, q, q), ScoreMod(scale=1.0, dropout=0.1)),
+        "stated by distance": ((q, q, q), ScoreMod(scale=1.0, bias=lambda a, b: a)),
+        "learned": ((q, q, q), ScoreMod(scale=1.0, bias=DistanceBias(slopes=torch.ones(2).requires_grad_()))),
+        "float64": ((q.double(),) * 3, plain),
+        "one type": ((q, q.bfloat16(), q), plain),
+        "256 features": ((torch.zeros(1, 5, 2, 300),) * 3, plain),
+    }
+    with dispatch.only("triton"):
+        for word, (tensors, scoring) in cases.items():
+            assert word in flash.why_not(*tensors, mask, scoring)
+
+
+def test_operation_is_one_that_torch_can_check_and_compile():
+    q = normal(1, 9, 2, 16, dtype=torch.float32).requires_grad_()
+    table, sinks = (normal(*s, dtype=torch.float32).requires_grad_() for s in ((5, 2), (2,)))
+    mask, at = Mask(causal=True), torch.arange(9)[None]
+    bounds, shifts = intervals.intervals(mask, 9, 9, CPU), intervals.shifts(mask, at, at)
+    inputs = (q, q, q, bounds, None, at, at, shifts, None, table, sinks, 0, 0.3, 0.0)
+    torch.library.opcheck(flash.interval_attention.op, inputs)
+
+    def run(q):
+        return attention(q, q, q, Mask(causal=True, window=4), ScoreMod(scale=0.3))
+
+    with dispatch.only("triton"):
+        compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(q), run(q))
+        for a, b in zip(*(torch.autograd.grad(f(q).square().sum(), q) for f in (compiled, run)), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+SIZES = {"vocab_size": 31, "dim": 32, "num_layers": 2, "num_heads": 2, "head_dim": 16}
+MODELS = {
+    "t5": {"shape": "encoder-decoder", "position": "t5"},
+    "bloom": {"position": "alibi"},
+    "gpt-oss": {
+        "num_kv_heads": 1,
+        "position": "rotary",
+        "layers": [{"attention": {"window": 6, "sink_logits": True}}, {"attention": {"sink_logits": True}}],
+    },
+    "gemma": {"num_kv_heads": 1, "position": "rotary", "attention": {"softcap": 2.0, "window": 12}},
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_are_what_their_reference_is(name):
+    config = phasor.ModelConfig(**SIZES, **MODELS[name])
+    model = redraw(phasor.Transformer(config), dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= 0.3
+    tokens = torch.randint(0, 31, (2, 19), generator=torch.Generator().manual_seed(3))
+    attention_mask = torch.ones_like(tokens, dtype=torch.bool)
+    attention_mask[1, :4] = False
+    batch = (tokens, tokens[:, :9]) if config.shape == "encoder-decoder" else (tokens,)
+    real = attention_mask if len(batch) == 1 else torch.ones_like(batch[1], dtype=torch.bool)
+    found = []
+    for form, dtype in (("triton", torch.float32), ("reference", torch.float64)):
+        with dispatch.only(form):
+            model = model.to(dtype)
+            logits = model(*batch, attention_mask=attention_mask)[real]
+            loss = (logits * normal(*logits.shape, seed=8).to(dtype)).sum()
+            found.append([logits, *torch.autograd.grad(loss, list(model.parameters()))])
+    for ours, truth in zip(*found, strict=True):
+        # Relative to the largest entry: sums of a few hundred products in float32, several layers deep.
+        torch.testing.assert_close(
+            ours.double(), truth, rtol=0, atol=1e-5 * max(1.0, float(truth.detach().abs().max()))
+        )

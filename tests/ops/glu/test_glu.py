@@ -1,0 +1,166 @@
+"""The kernel of gated activations against float64 formulas: forward, gradient, awkward sizes, rounding."""
+
+import math
+
+import pytest
+import torch
+from plain import normal
+
+from phasor.config import FeedForwardConfig
+from phasor.nn.feed_forward import FeedForward
+from phasor.ops import dispatch
+from phasor.ops.glu import glu as ops
+
+
+def formula(x, kind):
+    g, u = x.chunk(2, dim=-1)
+    sigmoid = 1 / (1 + torch.exp(-g))
+    inner = math.sqrt(2 / math.pi) * (g + 0.044715 * g**3)
+    return (
+        u
+        * {
+            "glu": sigmoid,
+            "reglu": g * (g > 0),
+            "swiglu": g * sigmoid,
+            "geglu": g * 0.5 * (1 + torch.erf(g / math.sqrt(2))),
+            "geglu-tanh": g * 0.5 * (1 + torch.tanh(inner)),
+        }[kind]
+    )
+
+
+def run(x, kind):
+    with dispatch.only("triton"):
+        y = ops.gated(x, kind)
+        assert y.grad_fn.name().startswith("phasor_gated")
+        (gradient,) = torch.autograd.grad((y.double() * normal(*y.shape, seed=9)).sum(), x)
+    twin = x.detach().double().requires_grad_()
+    truth = formula(twin, kind)
+    (true_gradient,) = torch.autograd.grad((truth * normal(*y.shape, seed=9)).sum(), twin)
+    return (y, truth), (gradient, true_gradient)
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (5, 3, 74), (2, 2 * 1030), (0, 6)], ids=str)
+@pytest.mark.parametrize("kind", ops.GATES)
+def test_it_is_its_formula(kind, shape):
+    x = (4 * normal(*shape)).float().requires_grad_()
+    for ours, truth in run(x, kind):
+        # values of up to some tens in float32
+        torch.testing.assert_close(ours.detach().double(), truth.detach(), rtol=3e-6, atol=3e-6)
+
+
+@pytest.mark.parametrize("kind", ops.GATES)
+def test_bfloat16_rounds_once(kind):
+    x = (4 * normal(23, 60)).bfloat16().requires_grad_()
+    (y, truth), (gradient, true_gradient) = run(x, kind)
+    assert y.dtype == gradient.dtype == torch.bfloat16
+    # The interpreter cuts off where a GPU rounds, so it is off by a whole unit in the last place, 2^-7 relative.
+    assert ((y.detach().double() - truth.detach()).abs() <= 2**-7 * truth.detach().abs() + 1e-5).all()
+    # the direction is rounded to nearest before
+    assert ((gradient.double() - true_gradient).abs() <= 1.5 * 2**-7 * true_gradient.abs() + 1e-5).all()
+
+
+@pytest.mark.parametrize("kind", ops.GATES)
+def test_large_gates_are_finite(kind):
+    x = torch.tensor([[-200.0, -90.0, 90.0, 200.0, 1.0, 1.0, 1.0, 1.0]], requires_grad=True)
+    for ours, truth in run(x, kind):
+        torch.testing.assert_close(ours.detach().double(), truth.detach(), rtol=1e-6, atol=1e-6)
+
+
+def test_inputs_may_lie_apart():
+    x = normal(3, 5, 8).float()
+    with dispatch.only("triton"):
+        assert torch.equal(ops.gated(x.transpose(0, 1), "swiglu"), ops.gated(x, "swiglu").transpose(0, 1))
+
+
+def test_it_is_a_well_behaved_op():
+    torch.library.opcheck(ops._gated.op, (normal(4, 6).float().requires_grad_(), "swiglu"))
+
+
+def test_why_it_takes_its_plain_form():
+    x = normal(3, 8).float()
+    assert ops.why_not(x, "swiglu") == "the tensors are not on a GPU"
+    with dispatch.only("triton"):
+        assert ops.why_not(x, "swiglu") is None
+        assert ops.why_not(x, "swiglu-clamped") == "'swiglu-clamped' has no kernel"
+        reasons = []
+
+        @torch.compile(fullgraph=True, backend="eager")
+        def compiled(x):
+            reasons.append(ops.why_not(x, "swiglu"))
+            return ops.gated(x, "swiglu")
+
+        compiled(x)
+    assert reasons == ["the compiler fuses the plain form with what stands around it"]
+
+
+@pytest.mark.parametrize("kind", ops.GATES)
+def test_with_the_projection_after_it_nothing_is_kept_but_the_input(kind):
+    x, weight = (3 * normal(2, 5, 26)).float().requires_grad_(), normal(7, 13).float().requires_grad_()
+    upstream = normal(2, 5, 7)
+    with dispatch.only("triton"):
+        y = ops.gated_linear(x, weight, kind)
+        kept = [saved.shape for saved in y.grad_fn.saved_tensors]
+        ours = torch.autograd.grad((y.double() * upstream).sum(), (x, weight))
+    assert kept == [x.shape, weight.shape]
+    twins = [t.detach().double().requires_grad_() for t in (x, weight)]
+    truth = formula(twins[0], kind) @ twins[1].T
+    torch.testing.assert_close(y.detach().double(), truth.detach(), rtol=1e-5, atol=2e-5)
+    for mine, theirs in zip(ours, torch.autograd.grad((truth * upstream).sum(), twins), strict=True):
+        torch.testing.assert_close(mine.double(), theirs, rtol=1e-5, atol=3e-5)
+
+
+def test_the_projection_is_an_operation_that_compiles():
+    x, weight = normal(4, 12).float().requires_grad_(), normal(5, 6).float().requires_grad_()
+    torch.library.opcheck(ops._gated_linear.op, (x, weight, "swiglu"))
+    with dispatch.only("triton"):
+        compiled = torch.compile(ops.gated_linear, backend="aot_eager", fullgraph=True)(x, weight, "swiglu")
+        torch.testing.assert_close(compiled, ops.gated_linear(x, weight, "swiglu"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_autocast_decides_the_type_of_the_projection(dtype):
+    results = []
+    for form in ("triton", "reference"):
+        x = normal(5, 12).to(dtype).requires_grad_()
+        weight = normal(3, 6, seed=1).float().requires_grad_()
+        with dispatch.only(form), torch.autocast("cpu", torch.bfloat16):
+            y = ops.gated_linear(x, weight, "swiglu")
+        assert y.dtype == torch.bfloat16
+        y.float().sum().backward()
+        results.append((y, x.grad, weight.grad))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=6e-2)  # bfloat16, which the interpreter cuts off
+
+
+def test_a_frozen_projection_gets_no_gradient():
+    x, weight = normal(5, 12).float().requires_grad_(), normal(3, 6, seed=1).float()
+    with dispatch.only("triton"):
+        y = ops.gated_linear(x, weight, "swiglu")
+        assert y.grad_fn.name().startswith("phasor_gated_linear")
+        (ours,) = torch.autograd.grad(y.sum(), x)
+    (theirs,) = torch.autograd.grad((ops.gated_ref(x, "swiglu") @ weight.T).sum(), x)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("hook", ["register_full_backward_hook", "register_forward_hook", "forward"])
+def test_whoever_watches_the_projection_sees_it(hook):
+    network, seen = FeedForward(FeedForwardConfig(activation="swiglu"), 4, 6), []
+    down = network.down
+    if hook == "forward":
+        old = down.forward
+        down.forward = lambda x: seen.append(x) or old(x)
+    else:
+        getattr(down, hook)(lambda *_: seen.append(1))
+    network(normal(2, 4).float().requires_grad_()).sum().backward()
+    assert len(seen) == 1
+
+
+def test_torch_func_gets_the_plain_form():
+    x, weight = normal(3, 5, 12).float(), normal(3, 6, seed=1).float()
+
+    def loss(row):
+        return ops.gated_linear(row, weight, "swiglu").sum() + ops.gated(row, "geglu").sum()
+
+    expected = torch.func.vmap(torch.func.grad(loss))(x)
+    with dispatch.only("triton"):
+        assert torch.equal(torch.func.vmap(torch.func.grad(loss))(x), expected)

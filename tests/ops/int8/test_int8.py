@@ -1,0 +1,372 @@
+"""Weights in 8 bits: the kernels against float64, the quantized model against itself and against the one it was."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from decoding import full_logits, speaker
+from schemes import VIEWS, build, relative_change, tiny, tokens
+from test_decode_step import bfloat16_in_the_interpreter, drawn, large_tiles, on_the_device, rms_norm  # noqa: F401
+
+import phasor
+from phasor.generation import fused_step, steps
+from phasor.generation.compiled import State
+from phasor.nn.int8 import Int8Embedding, Int8Head, Int8Linear
+from phasor.ops import dispatch
+from phasor.ops.decode import gemv, lm_head_argmax
+from phasor.ops.decode.gemv import Norm
+from phasor.ops.decode.tiles import Tiles, tiles_of
+from phasor.ops.int8.int8 import EightBit, dequantized, eight_bit_weight, linear
+
+ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+TIED, UNTIED = phasor.EmbeddingConfig(), phasor.EmbeddingConfig(tied=False)
+
+
+def tiny_llama(**changes: object) -> phasor.Transformer:
+    return build(tiny("rotary", **{"embedding": UNTIED, "num_layers": 1, **changes}))
+
+
+def bytes_of(model: torch.nn.Module) -> int:
+    return sum(x.nbytes for x in (*model.parameters(), *model.buffers()))
+
+
+# The numbers
+
+
+def test_every_weight_is_rounded_to_the_nearest_of_its_row():
+    weight = drawn(7, 33) * torch.logspace(-6, 6, 7)[:, None]
+    weight[3] = 0.0
+    numbers, scale = eight_bit_weight(weight)
+    assert numbers.dtype == torch.int8
+    assert scale.dtype == torch.float32
+    assert int(numbers.abs().max()) == 127
+    assert int(numbers[3].abs().sum()) == 0
+    off = (dequantized(EightBit(numbers, scale), torch.float64) - weight.double()).abs()
+    assert bool((off <= 0.5000001 * scale.double()[:, None]).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_the_product_is_that_of_the_numbers_and_their_scale(dtype):
+    x, matrix = drawn(2, 5, 37, dtype=dtype), eight_bit_weight(drawn(11, 37))
+    bias = drawn(11, dtype=dtype)
+    truth = x.double() @ dequantized(matrix, torch.float64).mT + bias.double()
+    found = linear(x, matrix, bias)
+    assert found.dtype == dtype
+    assert relative_change(found.double(), truth) < ({torch.float64: 1e-12} | ROUNDING)[dtype]
+
+
+def test_rows_lie_one_after_the_other_whatever_was_quantized():
+    weight = drawn(33, 7).t()
+    numbers, scale = eight_bit_weight(weight)
+    assert numbers.is_contiguous()
+    assert torch.equal(numbers, eight_bit_weight(weight.contiguous()).numbers)
+    assert scale.shape == (7,)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_automatic_casting(dtype):
+    layer, x = torch.nn.Linear(64, 8), 100 * torch.ones(2, 64)
+    small = Int8Linear(layer).eval()
+    with torch.autocast("cpu", dtype):
+        assert small(x).dtype == layer(x).dtype == dtype
+        assert relative_change(small(x).double(), layer(x).double()) < 0.05
+
+
+def test_sums_of_whole_numbers_stay_in_the_range_of_float16():
+    x, weight = torch.full((1, 4096), 8.0, dtype=torch.float16), torch.full((3, 4096), 1e-3)
+    assert relative_change(linear(x, eight_bit_weight(weight)).double(), torch.full((1, 3), 32.768).double()) < 2e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs", "tiles"),
+    [
+        (1, 48, 37, Tiles(4, 32, 1)),
+        (1, 37, 5, Tiles(4, 16, 1)),
+        (1, 64, 11, tiles_of(1, 32000, 2048, int8=True)),
+        (1, 64, 8, tiles_of(1, 16384, 2048, int8=True, gated=True)),
+        (17, 40, 70, tiles_of(64, 32000, 2048, int8=True)),
+        (1, 64, 8, tiles_of(1, 4096, 2048, int8=True)),
+        (1, 100, 8, tiles_of(1, 2048, 8192, int8=True)),
+        (3, 80, 37, Tiles(16, 32, 1, 2)),
+        (16, 40, 16, tiles_of(16, 2048, 2048, int8=True)),
+        (17, 40, 33, tiles_of(17, 2048, 2048, int8=True)),
+    ],
+)
+def test_projections(rows, inputs, outputs, tiles, dtype):
+    if rows > 1 and dtype == torch.float16:
+        pytest.skip("the step takes matrix multiplications there")
+    x, matrix, bias = drawn(rows, inputs, dtype=dtype), eight_bit_weight(drawn(outputs, inputs)), drawn(outputs)
+    bias, size, residual = bias.to(dtype), drawn(inputs, dtype=dtype), drawn(rows, outputs, dtype=dtype)
+    exact = dequantized(matrix, torch.float64)
+    wide = [t.double() for t in (x, bias, size, residual)]
+    norm = Norm(size, 1.0, 1e-3)
+    made = rms_norm(wide[0], wide[2], 1.0, 1e-3) @ exact.mT + wide[1]
+
+    plain = gemv.project(x, matrix, torch.empty(rows, outputs, dtype=dtype), tiles=tiles)
+    assert relative_change(plain.double(), wide[0] @ exact.mT) < ROUNDING[dtype]
+    out = residual.clone()
+    gemv.project(x, matrix, out, norm=norm, bias=bias, residual=out, multiplier=0.5, tiles=tiles)
+    assert relative_change(out.double(), wide[3] + 0.5 * made) < ROUNDING[dtype]
+    logits, best = torch.empty(rows, outputs, dtype=dtype), torch.full((rows,), lm_head_argmax.LOWEST)
+    lm_head_argmax.vote(x, matrix, logits, best, norm=norm, bias=bias, multiplier=0.5, tiles=tiles)
+    assert relative_change(logits.double(), 0.5 * made) < ROUNDING[dtype]
+    assert [0x7FFFFFFF - (vote & 0xFFFFFFFF) for vote in best.tolist()] == logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("name", ["swiglu", "gelu"])
+def test_feeding(name, rows):
+    config = phasor.FeedForwardConfig(activation=name, bias=True)
+    outputs = 21 * (2 if config.gated else 1)
+    x, matrix, bias, size = drawn(rows, 24), eight_bit_weight(drawn(outputs, 24)), drawn(outputs), drawn(24)
+    normed = rms_norm(x.double(), size.double(), 0.0, 1e-5)
+    expected = phasor.nn.feed_forward.activate(normed @ dequantized(matrix, torch.float64).mT + bias.double(), config)
+    given = {"gated": config.gated, "norm": Norm(size, 0.0, 1e-5), "bias": bias, "tiles": Tiles(8, 16, 1)}
+    found = gemv.feed(x, matrix, torch.empty(rows, 21), fused_step.ACTIVATIONS[name], **given)
+    assert relative_change(found.double(), expected) < ROUNDING[torch.float32]
+
+
+# The model
+
+
+@pytest.mark.parametrize("embedding", [TIED, UNTIED], ids=["tied", "untied"])
+def test_what_becomes_small_and_what_stays(embedding):
+    model = tiny_llama(embedding=embedding, dim=64, hidden_dim=160, num_layers=2).to(torch.bfloat16)
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    small = phasor.quantize(model)
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+    assert type(model.decoder.blocks[0].attention.qkv) is torch.nn.Linear
+    assert not {x.data_ptr() for x in model.parameters()} & {x.data_ptr() for x in small.parameters()}
+    linears = [part for part in small.modules() if isinstance(part, Int8Linear)]
+    assert len(linears) == 2 * 4
+    assert isinstance(small.tokens, Int8Embedding) == embedding.tied
+    assert isinstance(small.head, Int8Head) != embedding.tied
+    kept = sum(p.nbytes for p in small.parameters())
+    large = bytes_of(model) - kept
+    scales = sum(part.scales.nbytes for part in small.modules() if hasattr(part, "scales"))
+    assert bytes_of(small) == kept + large // 2 + scales
+    assert small.tokens.dtype == small.new_cache(1, 4).keys[0].data.dtype == torch.bfloat16
+    assert small.float().tokens.dtype == torch.float32
+    assert linears[0].scales.dtype == torch.float32
+
+
+@pytest.mark.parametrize("embedding", [TIED, UNTIED], ids=["tied", "untied"])
+@pytest.mark.parametrize("changes", [{}, {"position": "alibi", "norm": "layernorm", "feedforward": {"bias": True}}])
+def test_logits_are_those_of_the_weights_it_has(embedding, changes):
+    model = tiny_llama(embedding=embedding, num_layers=2, **changes).double()
+    small = phasor.quantize(model)
+    exact = copy.deepcopy(model)
+    names = dict(small.named_buffers())
+    state = exact.state_dict()
+    for name in [name for name in names if name.endswith(".scales")]:
+        at = name.removesuffix("scales") + "weight"
+        state[at].copy_(dequantized(EightBit(names[at], names[name]), torch.float64))
+    ids = tokens(2, 9)
+    with torch.no_grad():
+        torch.testing.assert_close(small(ids), exact(ids), atol=1e-10, rtol=1e-10)
+
+
+def test_it_says_nearly_what_the_model_says():
+    model = speaker(dim=64, num_heads=4, num_layers=2)
+    small, ids = phasor.quantize(model), tokens(4, 30)
+    with torch.no_grad():
+        log_p, log_q = model(ids).log_softmax(-1), small(ids).log_softmax(-1)
+    divergence = float((log_p.exp() * (log_p - log_q)).sum(-1).mean())
+    assert 0 < divergence < 1e-3
+    assert float((log_p.argmax(-1) == log_q.argmax(-1)).double().mean()) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("scheme", "changes"),
+    [
+        ("sinusoidal", {"shape": "encoder-decoder"}),
+        ("rotary", {"feedforward": {"activation": "swiglu", "experts": {"num_experts": 4, "shared_dim": 8}}}),
+        ("learned", {"shape": "encoder"}),
+        ("rotary", {"head": "none"}),
+    ],
+)
+def test_any_model_can_be_quantized(scheme, changes):
+    model = build(tiny(scheme, **changes))
+    small, ids = phasor.quantize(model), tokens(2, 7)
+    given = (ids, ids) if model.config.shape == "encoder-decoder" else (ids,)
+    with torch.no_grad():
+        assert relative_change(small(*given), model(*given)) < 0.05
+    assert bytes_of(small) < bytes_of(model)
+
+
+def test_layers_that_somebody_changed_stay_as_they_are():
+    model = tiny_llama(num_layers=2)
+    block = model.decoder.blocks[0]
+    block.attention.out.register_forward_hook(lambda part, given, y: 2 * y)
+    block.feedforward.down = torch.nn.Sequential(block.feedforward.down)
+    small = phasor.quantize(model).decoder.blocks[0]
+    assert type(small.attention.out) is torch.nn.Linear
+    assert type(small.feedforward.down) is torch.nn.Sequential
+    assert type(small.feedforward.up) is Int8Linear
+
+
+def test_a_weight_that_another_layer_shares_stays_the_models_own():
+    model = tiny_llama(num_layers=2)
+    first, second = model.decoder.blocks
+    second.attention.out.weight = first.attention.out.weight
+    second.attention.out.register_forward_hook(lambda part, given, y: y)  # and so is left as it is
+    small = phasor.quantize(model)
+    kept = small.decoder.blocks[1].attention.out.weight
+    assert torch.equal(kept, first.attention.out.weight)
+    assert kept is not first.attention.out.weight
+    assert all(p.requires_grad for p in model.parameters())
+    assert not any(p.requires_grad for p in small.parameters())
+
+
+def test_what_is_refused(tmp_path):
+    model = tiny_llama()
+    small = phasor.quantize(model)
+    with pytest.raises(ValueError, match="a model with weights in int8 is not saved: save the one it was made of"):
+        phasor.save(small, tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
+    with pytest.raises(ValueError, match="a model with weights in int8 is not trained: train the one it was made of"):
+        small.train()(tokens(1, 3))
+    assert len(phasor.generate(small, [1, 2], max_new_tokens=2)) == 2
+    with pytest.raises(ValueError, match="in int8 already"):
+        phasor.quantize(small)
+    with pytest.raises(ValueError, match="unknown type of quantized weights 'int4'"):
+        phasor.quantize(model, "int4")
+    with pytest.raises(ValueError, match="quantize takes a Transformer"):
+        phasor.quantize(torch.nn.Linear(2, 2))
+    with torch.no_grad():
+        model.head.weight[0, 0] = math.inf
+    with pytest.raises(ValueError, match="not finite"):
+        phasor.quantize(model)
+
+
+def test_states_copies_and_losses():
+    model = tiny_llama(embedding=TIED)
+    small, other = phasor.quantize(model), phasor.quantize(tiny_llama(embedding=TIED, init="fan-in"))
+    other.load_state_dict(small.state_dict())
+    ids = tokens(2, 6)
+    with torch.no_grad():
+        expected = small(ids)
+        assert torch.equal(other(ids), expected)
+        assert torch.equal(copy.deepcopy(small)(ids), expected)
+        hidden = small(ids, head=False)
+        sums = small.head.cross_entropy(hidden, small.tokens.table, ids, torch.ones(2, 6))
+    truth = torch.nn.functional.cross_entropy(expected.flatten(0, 1), ids.flatten(), reduction="sum")
+    torch.testing.assert_close(sums.cross_entropy, truth, atol=1e-4, rtol=1e-5)
+
+
+# The step
+
+
+MODELS = {
+    "untied": {},
+    "tied": {"embedding": phasor.EmbeddingConfig(scale="sqrt")},
+    "biases": {
+        "attention": phasor.AttentionConfig(bias=("q", "k", "v", "out")),
+        "feedforward": {"activation": "gelu", "bias": True},
+    },
+    "multiplier": {"placement": phasor.PreConfig(multiplier=0.3), "head": phasor.LanguageHeadConfig(multiplier=0.2)},
+}
+
+
+@pytest.mark.usefixtures("large_tiles")
+@pytest.mark.parametrize(("rows", "most"), [(1, 16), (3, 16), (3, 2)])
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_of_the_step(name, rows, most, monkeypatch):
+    monkeypatch.setattr(gemv, "MOST", most)
+    model, ids = phasor.quantize(tiny_llama(**MODELS[name])), tokens(rows, 9)
+    with dispatch.only("triton"):
+        assert fused_step.why_not(model) is None
+        assert steps.why_not(model) is None
+    with torch.inference_mode():
+        cache, plain = model.new_cache(rows, 24), model.new_cache(rows, 24)
+        for each in (cache, plain):
+            model(ids[:, :6], cache=each)
+        fed, history, turn = ids[:, 6].clone(), torch.zeros(4, rows).long(), torch.zeros(1).long()
+        fused = fused_step.FusedStep(model, State.of(cache), fed, history, turn)
+        assert fused.few == (rows <= most)
+        for at in range(6, 9):
+            fed.copy_(ids[:, at])
+            expected = model(ids[:, at : at + 1], cache=plain)[:, 0]
+            found = fused()
+            assert relative_change(found, expected) < 3e-6
+            assert fed.tolist() == found.argmax(-1).tolist()
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # on a CPU without bfloat16
+@pytest.mark.usefixtures("large_tiles")
+@pytest.mark.parametrize("rows", [1, 2])
+def test_logits_in_bfloat16_are_as_near_to_float64_as_those_of_plain_steps(rows):
+    model = phasor.quantize(tiny_llama(num_layers=2).to(torch.bfloat16))
+    exact, ids = copy.deepcopy(model).double(), tokens(rows, 9)
+    with torch.inference_mode():
+        caches = [m.new_cache(rows, 16) for m in (model, model, exact)]
+        for m, cache in zip((model, model, exact), caches, strict=True):
+            m(ids[:, :6], cache=cache)
+        fed = ids[:, 6].clone()
+        made = fused_step.FusedStep(model, State.of(caches[0]), fed, torch.zeros(4, rows).long(), torch.zeros(1).long())
+        off = torch.zeros(2, dtype=torch.float64)
+        for at in range(6, 9):
+            fed.copy_(ids[:, at])
+            column = ids[:, at : at + 1]
+            plain, truth = (m(column, cache=c)[:, 0] for m, c in zip((model, exact), caches[1:], strict=True))
+            off += torch.stack([(logits.double() - truth).square().sum() for logits in (made(), plain)])
+    assert off[0] < 1.5 * off[1]
+
+
+def test_how_many_rows_kernels_take():
+    model = tiny_llama()
+
+    def by_kernels(model: phasor.Transformer, rows: int) -> bool:
+        state = State.of(model.new_cache(rows, 8))
+        fed, history, turn = torch.zeros(rows).long(), torch.zeros(4, rows).long(), torch.zeros(1).long()
+        return fused_step.FusedStep(model, state, fed, history, turn).few
+
+    assert [by_kernels(model.bfloat16(), n) for n in (16, 17)] == [True, False]
+    assert [by_kernels(phasor.quantize(model), n) for n in (17, 64, 65)] == [True, True, False]
+    assert [by_kernels(phasor.quantize(model).float(), n) for n in (16, 17)] == [True, False]
+    assert [by_kernels(phasor.quantize(model).half(), n) for n in (1, 2)] == [True, False]
+
+
+@pytest.mark.usefixtures("large_tiles")
+@pytest.mark.parametrize("embedding", [TIED, UNTIED], ids=["tied", "untied"])
+def test_generation_says_the_same(embedding, request):
+    model = phasor.quantize(speaker(embedding=embedding, attention=VIEWS["sinks"], num_layers=1, num_kv_heads=1))
+    prompts = [[5, 9, 2], [7], [3, 3, 8, 1, 4, 6, 2]]
+    plain = phasor.generate(model, prompts, max_new_tokens=8)
+    text = list(prompts[0])
+    for _ in range(8):
+        text.append(int(full_logits(model, text, 11)[-1].argmax()))
+    assert text[3:] == plain[0]
+    request.getfixturevalue("on_the_device")
+    assert phasor.generate(model, prompts, max_new_tokens=8) == plain
+
+
+@pytest.mark.usefixtures("large_tiles", "on_the_device")
+def test_steps_are_made_anew_for_other_weights():
+    model = phasor.quantize(speaker(num_layers=1, num_kv_heads=1))
+    phasor.generate(model, [1, 2], max_new_tokens=2)
+    kept = steps.KEPT[model][1]
+    phasor.generate(model, [1, 2], max_new_tokens=2)
+    assert steps.KEPT[model][1] is kept
+    model.head.scales = model.head.scales.flip(0).contiguous()
+    phasor.generate(model, [1, 2], max_new_tokens=2)
+    assert steps.KEPT[model][1] is not kept
+
+
+def test_backends_say_what_becomes_of_the_weights():
+    found = phasor.backends("preset:llama-3.1", device="cuda", weights="int8")
+    paths_taken = {one.op: one for one in found.ops}
+    assert "bfloat16 with weights in int8" in found.title
+    assert paths_taken["decoding step"].path.startswith("five fused kernels")
+    assert paths_taken["weights in int8"].path.startswith("as they are")
+    other = phasor.backends("preset:gpt-2", device="cpu", weights="int8").ops[-1]
+    assert other.path == "converted layer by layer"
+    assert "the model is not on a GPU" in other.reason
+    with pytest.raises(ValueError, match="is not trained"):
+        phasor.backends(weights="int8", training=True)
+    with pytest.raises(ValueError, match="int8"):
+        phasor.backends(weights="int3")

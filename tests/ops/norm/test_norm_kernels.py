@@ -1,0 +1,219 @@
+"""The kernels of norms against float64 formulas: forward, all gradients, awkward sizes, rounding."""
+
+import pytest
+import torch
+from plain import normal
+
+from phasor import ModelConfig, Transformer
+from phasor.config import LayerNormConfig, NoNormConfig, RMSNormConfig
+from phasor.nn.norm import build_norm
+from phasor.ops import dispatch
+from phasor.ops.norm import norm as ops
+
+EPS = 1e-3
+KINDS = {  # centered, offset, weight, bias
+    "rmsnorm": (False, 0.0, True, False),
+    "unit offset": (False, 1.0, True, False),
+    "layernorm": (True, 0.0, True, True),
+    "layernorm without bias": (True, 0.0, True, False),
+    "layernorm without weights": (True, 0.0, False, False),
+    "everything": (True, 1.0, True, True),
+}
+SHAPES = [(1, 1), (1, 64), (5, 3, 37), (2, 1500), (23, 7)]
+
+
+def made(shape, kind, dtype=torch.float32, other=None):
+    """`x` and `r` with means of their own, weight and bias; and the flags."""
+    centered, offset, weighted, biased = KINDS[kind]
+    x = (3 * normal(*shape) + 1).to(dtype).requires_grad_()
+    r = normal(*shape, seed=1).to(other or dtype).requires_grad_()
+    weight = normal(shape[-1], seed=2).to(dtype).requires_grad_() if weighted else None
+    bias = normal(shape[-1], seed=3).to(dtype).requires_grad_() if biased else None
+    return x, r, weight, bias, {"eps": EPS, "offset": offset, "centered": centered}
+
+
+def formula(x, weight, bias, eps, offset, centered):
+    if centered:
+        x = x - x.sum(-1, keepdim=True) / x.shape[-1]
+    y = x / ((x**2).sum(-1, keepdim=True) / x.shape[-1] + eps).sqrt()
+    y = y if weight is None else y * (offset + weight)
+    return y if bias is None else y + bias
+
+
+def doubled(*tensors):
+    return [None if t is None else t.detach().double().requires_grad_() for t in tensors]
+
+
+def gradients(outputs, inputs):
+    directions = [normal(*y.shape, seed=9 + i) for i, y in enumerate(outputs)]
+    total = sum((y.double() * d).sum() for y, d in zip(outputs, directions, strict=True))
+    return torch.autograd.grad(total, [t for t in inputs if t is not None])
+
+
+def near(ours, theirs, unit):
+    """Off by some units of rounding, relative to the size of the whole: sums over rows cancel."""
+    for a, b in zip(ours, theirs, strict=True):
+        assert float((a.double() - b).abs().max()) <= unit * max(1.0, float(b.abs().max()))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_norm_is_its_formula(kind, shape):
+    x, _, weight, bias, about = made(shape, kind)
+    with dispatch.only("triton"):
+        y = ops.norm(x, weight, bias, **about)
+        assert y.grad_fn.name().startswith("phasor_norm")
+        ours = gradients([y], (x, weight, bias))
+    twins = doubled(x, weight, bias)
+    truth = formula(*twins, **about)
+    near([y, *ours], [truth, *gradients([truth], twins)], 3e-6)  # some tens of roundings of 6e-8
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_sum_and_norm_are_their_formulas(kind, shape):
+    x, r, weight, bias, about = made(shape, kind)
+    with dispatch.only("triton"):
+        outputs = ops.sum_and_norm(x, r, weight, bias, **about)
+        ours = gradients(outputs, (x, r, weight, bias))
+    tx, tr, tw, tb = doubled(x, r, weight, bias)
+    truths = [tx + tr, formula(tx + tr, tw, tb, **about)]
+    near([*outputs, *ours], [*truths, *gradients(truths, (tx, tr, tw, tb))], 3e-6)
+
+
+@pytest.mark.parametrize("kind", ["rmsnorm", "layernorm"])
+def test_one_of_the_two_may_go_unused(kind):
+    x, r, weight, bias, about = made((5, 37), kind)
+    for used in (0, 1):
+        with dispatch.only("triton"):
+            output = ops.sum_and_norm(x, r, weight, bias, **about)[used]
+            ours = gradients([output], (x, r))
+        tx, tr, tw, tb = doubled(x, r, weight, bias)
+        truth = [tx + tr, formula(tx + tr, tw, tb, **about)][used]
+        near(ours, gradients([truth], (tx, tr)), 3e-6)
+
+
+@pytest.mark.parametrize("kind", ["unit offset", "layernorm"])
+def test_bfloat16_rounds_once(kind):
+    x, r, weight, bias, about = made((23, 60), kind, torch.bfloat16)
+    with dispatch.only("triton"):
+        s, y = ops.sum_and_norm(x, r, weight, bias, **about)
+        by_x, by_r, by_weight, *_ = gradients([s, y], (x, r, weight, bias))
+    # The interpreter cuts off where a GPU rounds, so it is off by a whole unit in the last place, 2^-7 relative.
+    true_sum = x.detach().double() + r.detach().double()
+    assert ((s.detach().double() - true_sum).abs() <= 2**-7 * true_sum.abs() + 1e-5).all()
+    ts, tw, tb = doubled(s, weight, bias)
+    truth = formula(ts, tw, tb, **about)
+    assert ((y.detach().double() - truth.detach()).abs() <= 2**-7 * truth.detach().abs() + 1e-5).all()
+    by_s, true_weight, *_ = gradients([ts * 1.0, truth], (ts, tw, tb))
+    assert by_x.dtype == by_weight.dtype == torch.bfloat16
+    assert torch.equal(by_x, by_r)
+    # the directions that come back are rounded to bfloat16 as well, so each gradient is off by a rounding more
+    near([by_x, by_weight], [by_s, true_weight], 1.5 * 2**-7)
+
+
+def test_a_float32_stream_takes_bfloat16_branches():
+    x, r, weight, _, about = made((5, 37), "rmsnorm", torch.float32, torch.bfloat16)
+    with dispatch.only("triton"):
+        s, y = ops.sum_and_norm(x, r, weight, None, **about)
+        by_x, by_r = gradients([s, y], (x, r))
+    assert (s.dtype, y.dtype, by_x.dtype, by_r.dtype) == (torch.float32,) * 3 + (torch.bfloat16,)
+    assert torch.equal(s, x + r)
+
+
+def test_autocast_gives_out_float32_in_both_forms():
+    x, _, weight, bias, about = made((5, 37), "layernorm", torch.bfloat16)
+    found = []
+    for form in ("reference", "triton"):
+        with dispatch.only(form), torch.autocast("cuda" if x.is_cuda else "cpu", torch.bfloat16):
+            found.append(ops.norm(x, weight, bias, **about))
+    near([found[1]], [found[0].double()], 2**-7 if found[0].dtype == torch.bfloat16 else 3e-6)
+    assert found[1].dtype == torch.float32
+
+
+def test_inputs_may_lie_apart():
+    x, r, weight, _, about = made((5, 3, 37), "rmsnorm")
+    with dispatch.only("triton"):
+        apart = ops.sum_and_norm(
+            x.transpose(0, 1), torch.stack((r, r), -1)[..., 0].transpose(0, 1), weight, None, **about
+        )
+        together = ops.sum_and_norm(x, r, weight, None, **about)
+    for a, b in zip(apart, together, strict=True):
+        assert torch.equal(a.transpose(0, 1), b)
+
+
+def test_the_gradient_of_weights_is_the_same_each_time():
+    x, _, weight, _, about = made((23, 37), "rmsnorm")
+    with dispatch.only("triton"):
+        both = [gradients([ops.norm(x, weight, None, **about)], (x, weight)) for _ in range(2)]
+    assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["rmsnorm", "layernorm", "layernorm without weights"])
+def test_they_are_well_behaved_ops(kind):
+    x, r, weight, bias, about = made((4, 5), kind)
+    rest = (about["eps"], about["offset"], about["centered"], torch.float32)
+    torch.library.opcheck(ops._norm.op, (x, weight, bias, *rest))
+    torch.library.opcheck(ops._sum_and_norm.op, (x, r, weight, bias, *rest))
+
+
+def test_why_a_norm_takes_its_plain_form():
+    x, _, weight, _, _ = made((5, 37), "rmsnorm")
+    assert ops.why_not(x, weight, None) == "the tensors are not on a GPU"
+    with dispatch.only("triton"):
+        assert ops.why_not(x, weight, None) is None
+        assert ops.why_not(x.double(), weight, None) == "float64 has no kernel"
+        assert ops.why_not(x, weight.expand(2, -1), None) == "each head has weights of its own"
+        assert "wider than 16384" in str(ops.why_not(x.new_empty(1, 16385), None, None))
+
+
+@pytest.mark.parametrize(
+    "config", [RMSNormConfig(), RMSNormConfig(unit_offset=True), LayerNormConfig(), NoNormConfig()]
+)
+def test_after_sum_is_the_sum_and_its_norm(config):
+    norm, x, r = build_norm(config, 37), normal(5, 37), normal(5, 37, seed=1)
+    norm.double()
+    s, y = norm.after_sum(x, r)
+    assert torch.equal(s, x + r)
+    assert torch.equal(y, norm(x + r))
+
+
+def test_a_model_is_the_same_with_kernels():
+    config = ModelConfig(
+        vocab_size=31,
+        dim=24,
+        num_heads=3,
+        num_layers=2,
+        position="rotary",
+        norm="rmsnorm",
+        feedforward={"activation": "swiglu"},
+    )
+    torch.manual_seed(1)
+    model, tokens = Transformer(config), torch.randint(0, 31, (2, 9))
+    found = []
+    for form in ("reference", "triton"):
+        with dispatch.only(form):
+            logits = model(tokens)
+            found.append((logits, *torch.autograd.grad(logits.logsumexp(-1).sum(), model.parameters())))
+    for plain, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=2e-4, atol=2e-5)  # float32 through two layers
+
+
+def test_weights_may_lie_apart():
+    x, both = normal(5, 12).float(), normal(12, 2).float().requires_grad_()
+    for weight in (both[:, 1], both[0, :1].expand(12)):
+        with dispatch.only("triton"):
+            y = ops.norm(x, weight, weight, eps=1e-6, centered=True)
+        ours, theirs = (gradients([z], [both])[0] for z in (y, ops.norm_ref(x, weight, weight, 1e-6, 0.0, True)))
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_torch_func_gets_the_plain_form():
+    x, weight = normal(3, 5, 12).float(), normal(12).float()
+
+    def loss(row):
+        return ops.norm(row, weight, None, eps=1e-6).sin().sum()
+
+    expected = torch.func.vmap(torch.func.grad(loss))(x)
+    with dispatch.only("triton"):
+        assert torch.equal(torch.func.vmap(torch.func.grad(loss))(x), expected)

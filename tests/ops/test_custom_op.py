@@ -1,0 +1,166 @@
+"""An operation is the same to a compiler, to a mode of torch, to a class of tensors and in eager mode."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import phasor
+from phasor.ops import dispatch
+from phasor.ops.cross_entropy.cross_entropy import linear_cross_entropy
+from phasor.ops.custom_op import operation, watched
+from phasor.ops.glu import glu
+from phasor.ops.norm import norm
+
+
+@operation("phasor_tests::cube")
+def cube(x: Tensor, by: float) -> tuple[Tensor, Tensor]:
+    return by * x**3, x.square()
+
+
+@cube.register_fake
+def _(x: Tensor, by: float) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(x)
+
+
+@operation("phasor_tests::slope")
+def slope(grad: Tensor, x: Tensor, by: float) -> Tensor:
+    assert grad.data_ptr() % 4 == 0  # it has memory, as a kernel needs
+    return 3 * by * x * x * grad
+
+
+@slope.register_fake
+def _(grad: Tensor, x: Tensor, by: float) -> Tensor:
+    return torch.empty_like(grad)
+
+
+def keep(ctx, inputs, output):
+    x, ctx.by = inputs
+    ctx.save_for_backward(x)
+    ctx.mark_non_differentiable(output[1])
+
+
+cube.register_autograd(lambda ctx, grad, _: (slope(grad, *ctx.saved_tensors, ctx.by), None), setup_context=keep)
+
+
+class Watch(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def value_and_gradient(x):
+    (y, square) = cube(x, 0.5)
+    assert not square.requires_grad
+    return y, torch.autograd.grad(y.sum(), x)[0]
+
+
+@pytest.fixture
+def x():
+    return torch.tensor([1.0, 2.0, -3.0], requires_grad=True)
+
+
+def test_eager_code_calls_it_directly(x):
+    y, grad = value_and_gradient(x)
+    assert y.tolist() == [0.5, 4.0, -13.5]
+    assert grad.tolist() == [1.5, 6.0, 13.5]
+    assert y.grad_fn.name() == "phasor_tests_cubeBackward"
+    assert cube(x.detach(), 0.5)[0].grad_fn is None
+
+
+def test_a_mode_sees_it(x):
+    with Watch() as watch:
+        y, grad = value_and_gradient(x)
+    assert "phasor_tests.cube.default" in watch.seen
+    assert "phasor_tests.slope.default" in watch.seen
+    assert torch.equal(y, value_and_gradient(x)[0])
+    assert torch.equal(grad, value_and_gradient(x)[1])
+
+
+def test_a_compiler_sees_it(x):
+    graphs = []
+
+    def look(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    y = torch.compile(lambda x: cube(x, 0.5)[0], backend=look, fullgraph=True)(x)
+    (grad,) = torch.autograd.grad(y.sum(), x)
+    assert "phasor_tests.cube" in graphs[0].code
+    assert torch.equal(grad, value_and_gradient(x)[1])
+
+
+def test_tensors_of_another_class_go_through_torch(x):
+    seen = []
+
+    class Named(Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    y, _ = cube(x.detach().as_subclass(Named), 0.5)
+    assert any("phasor_tests" in name for name in seen)
+    assert y.tolist() == [0.5, 4.0, -13.5]
+
+
+def test_what_has_no_gradient_says_so(x):
+    (grad,) = torch.autograd.grad(cube(x, 0.5)[0].sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="no autograd formula"):
+        grad.sum().backward()
+
+
+def test_a_parameter_is_a_plain_tensor(x):
+    assert cube(torch.nn.Parameter(x.detach()), 0.5)[0].grad_fn.name() == "phasor_tests_cubeBackward"
+
+
+def test_a_map_over_gradients_sees_it(x):
+    """`is_grads_batched` maps the backward pass, whose tensors have no memory of their own then."""
+    by = torch.randn(4, 3)
+    (grads,) = torch.autograd.grad(cube(x, 0.5)[0], x, by, is_grads_batched=True)
+    assert torch.equal(grads, torch.stack([torch.autograd.grad(cube(x, 0.5)[0], x, one)[0] for one in by]))
+
+
+@pytest.mark.parametrize("form", ["triton", "reference"])
+def test_forward_derivatives_are_those_of_the_plain_forms(form):
+    """A kernel has none, and would leave them out."""
+    at, weight, by = torch.arange(3), torch.randn(8), torch.randn(8)
+    rope = phasor.Rotary(head_dim=8)
+    works = {
+        "norm": lambda x: norm.norm(x, weight, None, eps=1e-6),
+        "sum and norm": lambda x: norm.sum_and_norm(x, x, weight, None, eps=1e-6)[1],
+        "gated": lambda x: glu.gated(x, "swiglu"),
+        "cross-entropy": lambda x: linear_cross_entropy(x[0, 0], weight[:, None] * by, at, torch.ones(3)).loss,
+        "rotary": lambda x: rope.rotate(x, x, at)[0],
+    }
+    x, direction = torch.randn(2, 1, 2, 3, 8)
+    for name, work in works.items():
+        with dispatch.only(form), forward_ad.dual_level():
+            got = forward_ad.unpack_dual(work(forward_ad.make_dual(x, direction))).tangent
+        _, expected = torch.func.jvp(work, (x,), (direction,))
+        assert got is not None, name
+        torch.testing.assert_close(got, expected, msg=name)
+
+
+def test_tracers_see_it(x):
+    x, other = x.detach(), torch.randn(3)
+    for before_autograd in (False, True):
+        graph = make_fx(lambda x: cube(x, 0.5)[0], pre_dispatch=before_autograd)(x)
+        assert "phasor_tests.cube" in graph.code
+    traced = torch.jit.trace(lambda x: cube(x, 0.5)[0], (x,))
+    assert "phasor_tests::cube" in str(traced.graph)
+    assert torch.equal(traced(other), cube(other, 0.5)[0])
+
+
+@pytest.mark.parametrize(
+    "context", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)]
+)
+def test_what_changes_no_operation_is_no_mode(context):
+    with context():
+        assert not watched()

@@ -1,0 +1,208 @@
+"""The ground everything stands on: layering, public names, light imports, small files."""
+
+import ast
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import phasor
+from phasor.config.schema import Config
+
+SOURCE = Path(phasor.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+
+# Imports go down or stay on their floor, never up.
+FLOORS = [
+    {"config", "ops", "recipes"},
+    {"nn"},
+    {"kv_cache"},
+    {"transformer", "models", "quantization"},
+    {"checkpoints", "generation"},
+    {"data"},
+    {"training"},
+    {"evaluation", "inspect", "bench"},
+    {"lab", "cli"},
+]
+ENTRANCES = {"__init__", "__main__"}  # the public names, and `python -m phasor`
+
+HEAVY = {"torch", "numpy", "rich", "triton", "transformers", "tokenizers", "safetensors", "matplotlib"}
+
+PUBLIC = """
+ALiBiConfig AttentionConfig AxialConfig ConstantSchedule CosineSchedule CountingConfig DataConfig DeepNormConfig
+DropoutConfig DynamicNTKScaling DynamicYaRN EmbeddingConfig ExpertsConfig FanInInitConfig FeedForwardConfig Generated
+GenerationConfig InverseSqrtSchedule KVCache LanguageHeadConfig LayerConfig LayerNormConfig LearnedConfig
+LinearScaling LinearSchedule Llama3Scaling LongRoPE MaskedHeadConfig ModelConfig MultiSectionConfig NTKScaling
+NoHeadConfig NoNormConfig NoPositionConfig NormalInitConfig NormalizedConfig OptimizerConfig OutputConfig
+ParallelConfig PooledHeadConfig PostConfig PreConfig ProportionalScaling RMSNormConfig Recipe Record Rotary
+RotaryConfig SandwichConfig SaveConfig SinusoidalConfig SpecialTokens StableSchedule T5InitConfig T5PositionConfig
+TrainConfig Transformer XPosConfig XavierInitConfig YaRN backends balancing_loss convert evaluate exact_rotary explain
+generate kinds load preset quantize save stream train translate
+""".split()  # noqa: SIM905
+
+
+def room(path):
+    """The first name below phasor/ on the way to a file."""
+    return path.relative_to(SOURCE).with_suffix("").parts[0]
+
+
+def floor(name):
+    return next(i for i, rooms in enumerate([*FLOORS, {name}]) if name in rooms)
+
+
+def imported_rooms(path, text):
+    """The rooms of phasor that a file imports from, wherever in it the import stands; "" is phasor itself."""
+    package = ("phasor", *path.relative_to(SOURCE).parent.parts)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            start = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            module = ".".join(part for part in (start, node.module) if part)
+            modules = [f"phasor.{alias.name}" for alias in node.names] if module == "phasor" else [module]
+        else:
+            continue
+        for module in modules:
+            first, _, rest = module.partition(".")
+            if first == "phasor":
+                inside = rest.partition(".")[0]
+                yield inside if (SOURCE / inside).is_dir() or (SOURCE / f"{inside}.py").exists() else ""
+
+
+def edges():
+    """(room, imported room, file) for every import between rooms."""
+    for path in FILES:
+        if room(path) not in ENTRANCES:
+            for other in set(imported_rooms(path, path.read_text())):
+                if other != room(path):
+                    yield room(path), other, str(path.relative_to(SOURCE))
+
+
+def test_every_room_has_a_floor():
+    homeless = {room(path) for path in FILES} - ENTRANCES - set().union(*FLOORS)
+    assert not homeless, f"say in FLOORS where these stand: {homeless}"
+
+
+def test_no_import_goes_up():
+    assert not [edge for edge in edges() if edge[1] and floor(edge[1]) > floor(edge[0])]
+
+
+def test_rooms_do_not_import_the_public_names():
+    """They would close a circle through phasor/__init__; the command line may ask for the version."""
+    assert {(file, other) for _, other, file in edges() if not other} <= {("cli/__init__.py", "")}
+
+
+def test_rooms_do_not_import_each_other_in_a_circle():
+    below = {}
+    for here, other, _ in edges():
+        below.setdefault(here, set()).add(other)
+
+    def reach(start, seen=frozenset()):
+        for other in below.get(start, set()) - seen:
+            seen = reach(other, seen | {other})
+        return seen
+
+    assert not [name for name in below if name in reach(name)]
+
+
+@pytest.mark.parametrize(
+    ("text", "rooms"),
+    [
+        ("import phasor.transformer", ["transformer"]),
+        ("from phasor.nn.norm import RMSNorm", ["nn"]),
+        ("from phasor import models, __version__", ["models", ""]),
+        ("def f():\n    from phasor.cli import main", ["cli"]),
+        ("from ..transformer import Stack", ["transformer"]),
+        ("from . import norm", ["nn"]),
+        ("import torch, phasor", [""]),
+    ],
+)
+def test_the_layering_test_sees_every_form_of_import(text, rooms):
+    assert list(imported_rooms(SOURCE / "nn" / "attention.py", text)) == rooms
+
+
+def test_public_names_are_these():
+    assert sorted(phasor.__all__) == sorted(PUBLIC)
+    assert set(PUBLIC) <= set(dir(phasor))
+
+
+@pytest.mark.parametrize("name", phasor.__all__)
+def test_public_name_resolves_and_says_what_it_is(name):
+    thing = getattr(phasor, name)
+    own = thing.__dict__.get("__doc__") if isinstance(thing, type) else thing.__doc__
+    assert own
+    assert own.strip()
+    assert not own.startswith(f"{name}("), "a dataclass's signature is not a docstring"
+    if not (isinstance(thing, type) and issubclass(thing, Config)):
+        assert ">>>" in (inspect.getdoc(thing) or ""), f"{name} shows no example"
+
+
+def test_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="Transformr"):
+        phasor.Transformr  # noqa: B018
+
+
+def loaded_by(code):
+    """The heavy packages that a fresh interpreter has loaded after running some code."""
+    report = "\nimport json, sys\nprint(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+    done = subprocess.run([sys.executable, "-c", code + report], capture_output=True, text=True, check=True)
+    return HEAVY & set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def command(*words):
+    return f"""
+import runpy, sys
+sys.argv = ["phasor", *{words!r}]
+try:
+    runpy.run_module("phasor", run_name="__main__")
+except SystemExit as end:
+    assert not end.code, end.code
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "allowed"),
+    [
+        ("import phasor", set()),
+        ("import phasor; dir(phasor); phasor.__version__", set()),
+        ("from phasor.config import ModelConfig; ModelConfig(vocab_size=9, dim=8, num_layers=1, num_heads=1)", set()),
+        ("import phasor; phasor.kinds('positions')", set()),
+        ("import phasor; phasor.preset('llama-3.1').to_json()", set()),
+        ("import phasor; phasor.YaRN(factor=8, original_length=4096).frequencies(10000.0, 64)", set()),
+        (command("--help"), set()),
+        (command("train", "--help"), set()),
+        (command("kinds", "positions", "--json"), set()),
+        ("import phasor; phasor.Transformer", {"torch", "numpy", "safetensors"}),
+        ("import phasor; phasor.Rotary", {"torch", "numpy"}),
+    ],
+    ids=[
+        "phasor",
+        "names",
+        "config",
+        "kinds",
+        "preset",
+        "extension",
+        "help",
+        "train-help",
+        "kinds-command",
+        "model",
+        "rotary",
+    ],
+)
+def test_imports_are_light(code, allowed):
+    assert loaded_by(code) <= allowed
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_source_files_are_small_and_say_what_they_are(path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= 500
+    assert path.name not in ("utils.py", "util.py", "helpers.py", "misc.py", "common.py")
+    assert not text.strip() or ast.get_docstring(ast.parse(text))
+
+
+def test_the_package_is_typed():
+    assert (SOURCE / "py.typed").exists()
