@@ -365,5 +365,5 @@ def write(result: dict[str, Any], file: Path | None) -> None:
 
 
 if __name__ == "__main__":
-    assert dispatch.asked() is None
+    assert dispatch.forced_path() is None
     main()

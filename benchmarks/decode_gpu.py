@@ -74,7 +74,7 @@ def check_tokens() -> None:
             given = [p[: 1 + (37 * i) % 90] for i, p in enumerate(prompts(batch, 90, 1000))]
             stops = [None, tuple(range(0, 1000, 50))] if batch == 3 else [None]
             for options in ({"max_new_tokens": 40} | ({"stop": stop} if stop else {}) for stop in stops):
-                with dispatch.only("reference"):
+                with dispatch.force_path("reference"):
                     expected = phasor.generate(model, given, **options)
                 for _ in range(2):  # made, and kept
                     found = phasor.generate(model, given, **options)
@@ -226,7 +226,7 @@ def compare(batch: int, speed: float, skip: list[str]) -> dict[str, Any]:
         note("phasor, plain step as a graph", ours)
         fused_step.why_not = why_not
     if "eager" not in skip:
-        with dispatch.only("reference"):
+        with dispatch.force_path("reference"):
             note("phasor, plain steps", ours, runs=1)
     if {"hf", "hf-compiled"} - set(skip):
         theirs, ids = peer(), torch.tensor(given, device=DEVICE)

@@ -478,7 +478,7 @@ def main() -> None:
         raise SystemExit("these are kernels for a GPU, and there is none here")
     rate = copy_rate()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copies {rate / 1e9:.2f} TB/s")
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         options()
         if given.sweep:
             sweep(rate)

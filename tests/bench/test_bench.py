@@ -117,9 +117,9 @@ def test_the_rule_of_one_call_is_the_one_that_chooses() -> None:
     scoring = kernel.ScoreMod(scale=1.0)
     flags, ids = torch.ones(1, 8, dtype=torch.bool), torch.zeros(1, 8, dtype=torch.int64)
     masks = {
-        "attention_mask": Mask(causal=True, key_mask=flags),
-        "document_ids": Mask(query_document_ids=ids, key_document_ids=ids),
-        "prefix_length": Mask(causal=True, prefix_length=torch.tensor([2])),
+        "padding": Mask(causal=True, key_mask=flags),
+        "documents": Mask(query_document_ids=ids, key_document_ids=ids),
+        "prefix": Mask(causal=True, prefix_length=torch.tensor([2])),
     }
     for word, mask in masks.items():
         assert word in (kernel.one_call_why_not(8, 8, mask, scoring) or "")
@@ -150,7 +150,7 @@ def test_norms_and_decoding_say_why_not() -> None:
 
 
 def test_a_stand_in_says_it_is_on_a_device_that_is_not_there() -> None:
-    """What rules of kernels look at: `dispatch.why_not` and the like are asked with these."""
+    """What rules of kernels look at: `dispatch.triton_why_not` and the like are asked with these."""
     config = phasor.preset("llama-3.1")
     case = Case(config, config.layer(0), "decoder", torch.device("cuda"), torch.bfloat16, 4096, True)
     for x in (case.queries, case.keys, case.hidden, case.projected):
@@ -159,21 +159,25 @@ def test_a_stand_in_says_it_is_on_a_device_that_is_not_there() -> None:
         assert x.requires_grad
     assert case.queries.shape == (1, 4096, 32, 128)
     assert case.projected.shape == (1, 4096, 2 * config.hidden_dim)
-    if dispatch.INSTALLED:
-        assert dispatch.why_not(case.queries) is None
-    assert "not on a GPU" in (dispatch.why_not(replace(case, device=torch.device("cpu")).queries) or "not on a GPU")
+    if dispatch.TRITON_INSTALLED:
+        assert dispatch.triton_why_not(case.queries) is None
+    assert "not on a GPU" in (
+        dispatch.triton_why_not(replace(case, device=torch.device("cpu")).queries) or "not on a GPU"
+    )
 
 
 def test_a_new_path_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     op = OPS[0]
-    kernel_path = Route("new kernel", lambda case: dispatch.why_not(case.queries, case.keys))
+    kernel_path = Route("new kernel", lambda case: dispatch.triton_why_not(case.queries, case.keys))
     monkeypatch.setattr("phasor.inspect.backends.OPS", (replace(op, routes=(kernel_path, *op.routes)), *OPS[1:]))
     config = small(position="rotary")
-    assert "GPU" in path_of(config, "rotation", device="cpu")[1] or not dispatch.INSTALLED
-    assert path_of(config, "rotation", device="cuda")[0] == ("new kernel" if dispatch.INSTALLED else op.routes[-1].name)
+    assert "GPU" in path_of(config, "rotation", device="cpu")[1] or not dispatch.TRITON_INSTALLED
+    assert path_of(config, "rotation", device="cuda")[0] == (
+        "new kernel" if dispatch.TRITON_INSTALLED else op.routes[-1].name
+    )
 
 
-@pytest.mark.skipif(not dispatch.INSTALLED, reason="Triton is not installed")
+@pytest.mark.skipif(not dispatch.TRITON_INSTALLED, reason="Triton is not installed")
 def test_kernels_are_taken_on_a_gpu() -> None:
     """By rules alone: there need be no GPU."""
     config = phasor.preset("llama-3.1", attention=phasor.AttentionConfig(window=1024))
@@ -191,7 +195,7 @@ def test_kernels_are_taken_on_a_gpu() -> None:
     assert not [one for one in wide.ops if "Triton" in one.path]
 
 
-@pytest.mark.skipif(not dispatch.INSTALLED, reason="Triton is not installed")
+@pytest.mark.skipif(not dispatch.TRITON_INSTALLED, reason="Triton is not installed")
 def test_training_in_float8_has_paths_of_its_own() -> None:
     def told(config: phasor.ModelConfig, device: str = "cuda") -> tuple[str, str]:
         found = phasor.backends(config, device=device, training=True, precision="float8")

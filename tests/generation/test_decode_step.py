@@ -296,7 +296,7 @@ def test_logits_of_the_step(name, rows, most, monkeypatch):
     real = torch.ones(rows, 6, dtype=torch.bool)
     if rows > 1:
         real[1, :4] = False
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         assert fused_step.why_not(model) is None
     with torch.inference_mode():
         cache, plain = model.new_cache(rows, 24), model.new_cache(rows, 24)
@@ -354,7 +354,7 @@ CALLS = [
 def test_generation_says_the_same(options, request):
     model = speaker(attention=VIEWS["sinks"], num_layers=1, num_kv_heads=1)
     plain = phasor.generate(model, PROMPTS, **options)
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         assert steps.why_not(model) is None
     request.getfixturevalue("on_the_device")
     assert phasor.generate(model, PROMPTS, **options) == plain
@@ -414,7 +414,7 @@ REFUSED = {
 @pytest.mark.parametrize("reason", REFUSED)
 def test_what_the_fused_step_is_not_for(reason):
     model = speaker(**REFUSED[reason])
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         assert fused_step.why_not(model) == reason
         assert steps.why_not(model) is not None
     assert len(phasor.generate(model, [1, 2], max_new_tokens=3)) == 3
@@ -423,9 +423,9 @@ def test_what_the_fused_step_is_not_for(reason):
 def test_what_keeps_steps_on_the_host():
     model = speaker()
     assert steps.why_not(model) == "the model is not on a GPU"
-    with dispatch.only("reference"):
-        assert steps.why_not(model) == fused_step.why_not(model) == "the reference was asked for"
-    with dispatch.only("triton"):
+    with dispatch.force_path("reference"):
+        assert steps.why_not(model) == fused_step.why_not(model) == "the reference path is forced"
+    with dispatch.force_path("triton"):
         assert fused_step.why_not(model.double()).startswith("the weights are not float32")
         model.float().decoder.blocks[0].register_forward_hook(lambda *_: None)
         assert steps.why_not(model) == "a part of the model has hooks, which run on the host"
@@ -488,7 +488,7 @@ def test_replaced_parts_are_not_passed_over(where):
     model = speaker(num_layers=1, num_kv_heads=1)
     plain = phasor.generate(model, [1, 2], max_new_tokens=4)
     adapt(model, where)
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         assert fused_step.why_not(model) == "a part of the model was replaced"
         said = phasor.generate(model, [1, 2], max_new_tokens=4)
     assert said == phasor.generate(model, [1, 2], max_new_tokens=4)
@@ -498,15 +498,15 @@ def test_replaced_parts_are_not_passed_over(where):
 def test_another_norm_forward_or_class_is_not_passed_over():
     model = speaker(num_layers=1)
     model.decoder.norm = torch.nn.RMSNorm(model.config.dim)
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         assert fused_step.why_not(model) == "a part of the model was replaced"
     model = speaker(num_layers=1)
     model.__class__ = Other
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         assert steps.why_not(model) == "the model has a class of its own"
     model = speaker(num_layers=1)
     model.decoder.blocks[0].forward = model.decoder.blocks[0].forward
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         assert steps.why_not(model) == "the forward of a part was replaced, and may need the host"
 
 
@@ -523,7 +523,7 @@ def test_replaced_parts_make_steps_anew():
 @pytest.mark.usefixtures("large_tiles")
 def test_steps_of_a_model_that_steps_on_the_host_go():
     model = speaker(num_layers=1, num_kv_heads=1)
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         phasor.generate(model, [1, 2], max_new_tokens=2)
     assert model in steps.KEPT
     phasor.generate(model, [1, 2], max_new_tokens=2)

@@ -46,11 +46,11 @@ def why_not(model: Transformer) -> str | None:
     """Why the fused step is not for this model; None where it is.
 
     >>> from phasor import preset
-    >>> with dispatch.only("triton"):
+    >>> with dispatch.force_path("triton"):
     ...     why_not(Transformer(preset("gpt-2", dim=32, num_heads=2, num_layers=1, vocab_size=50)))
     'the norm is not an RMS norm'
     """
-    return form_why_not(model) or dispatch.why_not(model.tokens.weight)
+    return form_why_not(model) or dispatch.triton_why_not(model.tokens.weight)
 
 
 def form_why_not(model: Transformer) -> str | None:

@@ -171,7 +171,7 @@ def why_not(model: Transformer) -> str | None:
     if stopped is not None:
         return stopped
     if not model.tokens.weight.is_cuda:
-        forced = dispatch.asked() == "triton" and fused_step.why_not(model) is None
+        forced = dispatch.forced_path() == "triton" and fused_step.why_not(model) is None
         return None if forced else "the model is not on a GPU"
     return "autocast is on, and casts weights at every step" if torch.is_autocast_enabled("cuda") else None
 
@@ -179,8 +179,8 @@ def why_not(model: Transformer) -> str | None:
 def form_why_not(model: Transformer) -> str | None:
     """The same, wherever the model is."""
     weights, modules = tensors_of(model), list(model.modules())
-    if dispatch.asked() == "reference":
-        return "the reference was asked for"
+    if dispatch.forced_path() == "reference":
+        return "the reference path is forced"
     if type(model) is not Transformer:
         return "the model has a class of its own"
     if model.config.shape != "decoder":

@@ -264,7 +264,7 @@ def step_on_device(case: Case) -> str | None:
 
 
 def step_fused(case: Case) -> str | None:
-    return step_on_device(case) or fused_step.form_why_not(case.model) or dispatch.why_not(case.hidden)
+    return step_on_device(case) or fused_step.form_why_not(case.model) or dispatch.triton_why_not(case.hidden)
 
 
 def reads_bytes(case: Case) -> str | None:

@@ -1,10 +1,10 @@
-"""Which path an operation takes: one table per operation, and whether a Triton kernel can run at all.
+"""Which path an operation takes: one table per operation, and the reasons why a Triton kernel cannot run.
 
 A `Dispatch` lists the paths of one operation, fastest first, each with a function that says why it is not taken. The
 operation calls it, and `phasor.backends()` asks it, so the order and the reasons are written once.
 
-Kernels run on a GPU where Triton is installed. Under `only("triton")` they run wherever the tensors are, which on
-the CPU takes Triton's interpreter (`TRITON_INTERPRET=1` before Triton is imported); under `only("reference")` never.
+Kernels run on a GPU where Triton is installed. Under `force_path("triton")` they run on any device, which on the CPU
+takes Triton's interpreter (`TRITON_INTERPRET=1` before Triton is imported); under `force_path("reference")` never.
 """
 
 from __future__ import annotations
@@ -18,62 +18,86 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-Form = Literal["reference", "triton"]
-INSTALLED = importlib.util.find_spec("triton") is not None
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)  # what kernels compute with
-_asked: Form | None = None
+ForcedPath = Literal["reference", "triton"]
+TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
+KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Fewer elements than these are done before a Triton kernel is launched, which takes longer than a kernel of torch's.
+MIN_ELEMENTS = {"norm": 2**22, "glu": 2**22}
+_forced: ForcedPath | None = None
 
 
 @contextmanager
-def only(form: Form) -> Iterator[None]:
-    """Have every operation take this form, where it has it.
+def force_path(path: ForcedPath) -> Iterator[None]:
+    """Make every operation take its reference, or its Triton kernel where it has one.
 
     >>> import torch
-    >>> with only("reference"):
-    ...     why_not(torch.zeros(1))
-    'the reference was asked for'
+    >>> with force_path("reference"):
+    ...     triton_why_not(torch.zeros(1))
+    'the reference path is forced'
     """
-    global _asked
-    before, _asked = _asked, form
+    global _forced
+    before, _forced = _forced, path
     try:
         yield
     finally:
-        _asked = before
+        _forced = before
 
 
-def asked() -> Form | None:
-    """The form that was asked for; None where each operation chooses.
+def forced_path() -> ForcedPath | None:
+    """The path set by `force_path`; None where each operation chooses.
 
-    >>> with only("triton"):
-    ...     asked()
+    >>> with force_path("triton"):
+    ...     forced_path()
     'triton'
     """
-    return _asked
+    return _forced
 
 
-def why_not(*tensors: Tensor) -> str | None:
+def triton_why_not(*tensors: Tensor) -> str | None:
     """Why no Triton kernel can run on these tensors; None where one can.
 
     >>> import torch
-    >>> with only("triton"):
-    ...     why_not(torch.zeros(1)) is None or not INSTALLED
+    >>> with force_path("triton"):
+    ...     triton_why_not(torch.zeros(1)) is None or not TRITON_INSTALLED
     True
     """
-    if _asked == "reference":
-        return "the reference was asked for"
-    if not INSTALLED:
+    if _forced == "reference":
+        return "the reference path is forced"
+    if not TRITON_INSTALLED:
         return "Triton is not installed"
-    if _asked != "triton" and not all(x.is_cuda for x in tensors):
+    if _forced != "triton" and not all(x.is_cuda for x in tensors):
         return "the tensors are not on a GPU"
-    return transformed()
+    return functional_transform_why_not()
 
 
-def transformed() -> str | None:
-    """Why an operation takes its plain form inside of `torch.func.grad`, `vmap` and the like; None outside of them."""
+def functional_transform_why_not() -> str | None:
+    """Why a kernel cannot run inside `torch.func.grad`, `vmap` and forward-mode AD; None outside of them."""
     if torch._C._are_functorch_transforms_active():
         return "torch.func transforms only what is written in torch"
     if forward_ad._current_level >= 0:
         return "forward derivatives are those of what is written in torch"
+    return None
+
+
+def eager_kernel_why_not(operation: str, x: Tensor) -> str | None:
+    """Why an element-wise operation on `x` takes its reference; None where it takes its Triton kernel.
+
+    Compiled code always takes the reference, which the compiler fuses with the operations around it.
+
+    >>> eager_kernel_why_not("norm", torch.zeros(3))
+    'the tensors are not on a GPU'
+    """
+    if torch.compiler.is_compiling():
+        return "the compiler fuses the reference with the operations around it"
+    reason = triton_why_not(x)
+    if reason is not None:
+        return reason
+    if x.dtype not in KERNEL_DTYPES:
+        return f"{str(x.dtype)[6:]} has no kernel"
+    if hasattr(x, "__tensor_flatten__"):
+        return f"a {type(x).__name__} is made of other tensors"
+    if x.numel() < MIN_ELEMENTS[operation] and _forced != "triton":
+        return f"{x.numel()} elements are done before a kernel is launched"
     return None
 
 

@@ -17,7 +17,7 @@ from phasor.training.build import build_model
 from phasor.training.optimizer import build_optimizer
 from phasor.training.trainer import Trainer
 
-pytestmark = pytest.mark.skipif(not dispatch.INSTALLED, reason="Triton is not installed")
+pytestmark = pytest.mark.skipif(not dispatch.TRITON_INSTALLED, reason="Triton is not installed")
 
 SHAPES = [(3, 5), (1,), (4096,), (), (0, 3), (61, 149)]  # less than a block, none, a whole one, and several
 RATE, BETAS, EPS, DECAYS = 0.02, (0.8, 0.95), 1e-6, (0.3, 0.0, 0.1)
@@ -50,7 +50,7 @@ def everything(optimizer, weights):
 
 
 def steps(optimizer, weights, numbers, form="triton"):
-    with dispatch.only(form):
+    with dispatch.force_path(form):
         for number in numbers:
             draw(weights, number)
             assert (optimizer.why_not() is None) == (form == "triton")
@@ -76,7 +76,7 @@ def test_a_step_is_the_formula_in_float64(dtype, scaled):
             w = w - RATE * decay * w - RATE * (m / (1 - b1**t)) / ((v / (1 - b2**t)).sqrt() + EPS)
             expected.append((w, m, v))
         kept = [weight.grad.clone() for weight in weights]
-        with dispatch.only("triton"):
+        with dispatch.force_path("triton"):
             assert optimizer.why_not() is None
             optimizer.step()
         for weight, gradient, values in zip(weights, kept, expected, strict=True):
@@ -158,7 +158,7 @@ def test_weights_without_a_gradient_stay_and_count_no_step():
             draw(weights, number)
             for index in without:
                 weights[index].grad = None
-            with dispatch.only(form):
+            with dispatch.force_path(form):
                 optimizer.step()
     assert [float(mine.state[weight]["step"]) for weight in ours] == [2, 2, 3, 2, 3, 3]
     for found, value in zip(everything(mine, ours), everything(own, theirs), strict=True):
@@ -206,7 +206,7 @@ def test_elsewhere_the_step_is_torchs_own(options, change, said):
         theirs[0].grad = ours[0].grad.clone()
     for weight in theirs:
         weight.grad *= 0.5
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         assert said in mine.why_not()
         mine.step()
     own.step()
@@ -214,7 +214,7 @@ def test_elsewhere_the_step_is_torchs_own(options, change, said):
 
 
 def test_the_obstacle_is_told_in_a_sentence():
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         assert why_not(torch.zeros(3)) is None
         assert why_not(torch.zeros(3, dtype=torch.float64)) == "float64 has no kernel"
         assert "of one type" in why_not(torch.zeros(3), torch.zeros(3).half())
@@ -224,8 +224,8 @@ def test_the_obstacle_is_told_in_a_sentence():
         optimizer = AdamW(mixed[:1], fused=True)
         optimizer.grad_scale = torch.tensor(2.0)
         assert "GradScaler" in optimizer.why_not()
-    with dispatch.only("reference"):
-        assert why_not(torch.zeros(3)) == "the reference was asked for"
+    with dispatch.force_path("reference"):
+        assert why_not(torch.zeros(3)) == "the reference path is forced"
 
 
 @pytest.mark.parametrize("form", ["triton", "reference"])
@@ -242,7 +242,7 @@ def test_hooks_run_once_and_a_closure_first(form):
         draw(weights, 0)
         return 7.0
 
-    with dispatch.only(form):
+    with dispatch.force_path(form):
         assert optimizer.step(closure) == 7.0
     assert calls == ["before", "closure", "after"]
     assert float(optimizer.state[weights[0]]["step"]) == 1
@@ -254,7 +254,7 @@ def test_rounding_at_random_keeps_the_mean_of_an_update():
     weight = nn.Parameter(torch.ones(count, dtype=torch.bfloat16))
     optimizer = AdamW([weight], lr=wanted, weight_decay=0.0, fused=True)
     optimizer.seed = 5
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         weight.grad = torch.ones_like(weight)
         optimizer.step()
         first = weight.detach().float()
@@ -297,7 +297,7 @@ def test_what_is_not_a_number_is_not_rounded_to_one():
     optimizer = AdamW([weight], lr=1e-3, weight_decay=0.0, fused=True)
     optimizer.seed = 0
     weight.grad = torch.tensor([0.0, torch.nan, 0.0, 0.0], dtype=torch.bfloat16)
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         optimizer.step()
     assert weight[:2].isnan().all()
     assert weight[2:].tolist() == [largest, -largest]
@@ -306,13 +306,13 @@ def test_what_is_not_a_number_is_not_rounded_to_one():
 def test_rounding_at_random_is_refused_where_it_is_not_done():
     model = Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=1, vocab_size=50))
     config = OptimizerConfig(rounding="stochastic")
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         with pytest.raises(ValueError, match=r"optimizer\.rounding stochastic: it is for bfloat16 weights"):
             build_optimizer(model, config)
         assert build_optimizer(model.bfloat16(), config, seed=3).seed == 3
     with pytest.raises(ValueError, match=r"optimizer\.rounding stochastic: the tensors are not on a GPU"):
         build_optimizer(model, config)
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         optimizer = build_optimizer(model, config)
     draw(list(model.parameters()), 0)
     with pytest.raises(ValueError, match="cannot be rounded at random: the tensors are not on a GPU"):
@@ -334,7 +334,7 @@ def test_updates_of_a_model_are_those_of_torch(tmp_path):
         for name, weight in trainers[1].named.items():
             weight.grad = trainers[0].named[name].grad.clone()
         for trainer, form in zip(trainers, ("triton", "reference"), strict=True):
-            with dispatch.only(form):
+            with dispatch.force_path(form):
                 trainer.changed(measured)
         for name, weight in trainers[0].named.items():
             torch.testing.assert_close(weight, trainers[1].named[name], rtol=1e-5, atol=1e-6)

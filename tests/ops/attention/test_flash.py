@@ -158,7 +158,7 @@ def compare(mask, *, queries=37, keys=None, heads=(2, 1), width=16, rows=2, bias
             **scoring,
         )
         if dtype == torch.float32:
-            with dispatch.only("triton"):
+            with dispatch.force_path("triton"):
                 assert flash.why_not(*own[:3], mask, about) is None
                 y = flash.flash(*own[:3], mask, about)
         else:
@@ -238,7 +238,7 @@ def test_kernel_of_cross_attention_whose_padding_sees_nothing():
     )
     q, k, v = (normal(2, n, 2, 16, dtype=torch.float32, seed=n).requires_grad_() for n in (18, 21, 21))
     scoring = ScoreMod(scale=0.3)
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         y = flash.flash(q, k, v, mask, scoring)
     truth = attention_ref(q.double(), k.double(), v.double(), mask, scoring)[0]
     seeing = torch.tensor([[True] * 18, [True] * 10 + [False] * 8])
@@ -281,7 +281,7 @@ def test_views_of_a_fused_projection_and_gradients_of_any_stride():
     found = []
     for x, run in ((fused, attention), (truth, lambda *a: attention_ref(*a)[0])):
         q, k, v = x[..., :2, :].flatten(2, 3), x[..., 2, :], x[..., 3, :]
-        with dispatch.only("triton"):
+        with dispatch.force_path("triton"):
             y = run(q, k, v, Mask(causal=True, window=5), ScoreMod(scale=0.25))
         found.append((y, *torch.autograd.grad(y.sum(), x)))  # a gradient with strides of zero
     for ours, theirs in zip(*found, strict=True):
@@ -292,7 +292,7 @@ def test_sixteen_bits_are_as_good_as_rounding_allows():
     """Half precision, since the interpreter cannot multiply bfloat16."""
     q, k, v = (normal(1, 40, heads, 24, seed=s).half() for s, heads in ((1, 2), (2, 1), (3, 1)))
     mask, scoring = Mask(causal=True, window=20), ScoreMod(scale=0.2, softcap=5.0)
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         ours = attention(q, k, v, mask, scoring)
     assert ours.dtype == torch.half
     truth = attention_ref(q.double(), k.double(), v.double(), mask, scoring)[0]
@@ -312,7 +312,7 @@ def test_where_the_kernel_does_not_serve_it_says_why():
         "one type": ((q, q.bfloat16(), q), plain),
         "256 features": ((torch.zeros(1, 5, 2, 300),) * 3, plain),
     }
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         for word, (tensors, scoring) in cases.items():
             assert word in flash.why_not(*tensors, mask, scoring)
 
@@ -328,7 +328,7 @@ def test_operation_is_one_that_torch_can_check_and_compile():
     def run(q):
         return attention(q, q, q, Mask(causal=True, window=4), ScoreMod(scale=0.3))
 
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
         torch.testing.assert_close(compiled(q), run(q))
         for a, b in zip(*(torch.autograd.grad(f(q).square().sum(), q) for f in (compiled, run)), strict=True):
@@ -362,7 +362,7 @@ def test_models_are_what_their_reference_is(name):
     real = attention_mask if len(batch) == 1 else torch.ones_like(batch[1], dtype=torch.bool)
     found = []
     for form, dtype in (("triton", torch.float32), ("reference", torch.float64)):
-        with dispatch.only(form):
+        with dispatch.force_path(form):
             model = model.to(dtype)
             logits = model(*batch, attention_mask=attention_mask)[real]
             loss = (logits * normal(*logits.shape, seed=8).to(dtype)).sum()

@@ -60,7 +60,7 @@ def chunked(made, targets, weights, given, dtype=torch.float32, rows=5):
 def test_sums_and_gradients_are_the_formulas(form, given, count, width, vocabulary):
     made, targets, weights = rows(count, width, vocabulary)
     sums, gradients = formula(made, targets, weights, *given)
-    with dispatch.only(form):
+    with dispatch.force_path(form):
         ours = chunked(made, targets, weights, given)
     # float32: sums of some hundred terms of size one, each off by 6e-8
     for a, b in zip(ours[:3], sums, strict=True):
@@ -75,7 +75,7 @@ def test_16_bits_are_rounded_where_they_must_be(form, dtype):
     """Logits and their gradient are in the type of the product, everything that is summed up is in float32."""
     made, targets, weights = rows(29, 12, 41, dtype)
     sums, gradients = formula(made, targets, weights, *GIVEN["all"])
-    with dispatch.only(form):
+    with dispatch.force_path(form):
         ours = chunked(made, targets, weights, GIVEN["all"], dtype)
     unit = torch.finfo(dtype).eps / 2  # of a rounding to nearest, relative
     assert ours[0].dtype == torch.float32
@@ -95,7 +95,7 @@ def test_chunks_add_up_in_float32(form):
     table = torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
     weights = torch.full((count,), 2**-8)
     weights[0] = 2.0
-    with dispatch.only(form):
+    with dispatch.force_path(form):
         made = (hidden, table, None)
         out = ops._linear_cross_entropy(
             *made, torch.zeros(count).long(), weights, *GIVEN["plain"], torch.bfloat16, [True, True, False], 1
@@ -112,16 +112,16 @@ def test_rows_of_weight_0_count_for_nothing_even_if_they_are_not_finite(form):
     with torch.no_grad():
         hidden[2] = torch.nan
     targets, weights = torch.tensor([1, 8, 0, 3]), torch.tensor([1.0, 0.5, 0.0, 0.0])
-    with dispatch.only(form):
+    with dispatch.force_path(form):
         out = chunked(made, targets, weights, GIVEN["all"], rows=3)
         gradients = torch.autograd.grad(out[0], made)
     assert bool(out[0].isfinite())
     assert not gradients[0][2:].any()
     kept = [hidden[:2].detach().requires_grad_(), table, bias]
-    with dispatch.only(form):
+    with dispatch.force_path(form):
         alone = chunked(kept, targets[:2], weights[:2], GIVEN["all"])
     torch.testing.assert_close(out[0], alone[0])
-    with dispatch.only(form):
+    with dispatch.force_path(form):
         none = chunked(made, targets, torch.zeros(4), GIVEN["all"])
     assert float(none[0].detach()) == 0.0
     assert all(not g.any() for g in torch.autograd.grad(none[0], (hidden, bias)))
@@ -130,7 +130,7 @@ def test_rows_of_weight_0_count_for_nothing_even_if_they_are_not_finite(form):
 @pytest.mark.parametrize("form", FORMS)
 def test_no_rows_at_all(form):
     made, targets, weights = rows(0, 3, 5)
-    with dispatch.only(form):
+    with dispatch.force_path(form):
         out = chunked(made, targets, weights, GIVEN["all"])
     assert float(out[0].detach()) == 0.0
     assert all(not g.any() for g in torch.autograd.grad(out[0], made))
@@ -141,7 +141,7 @@ def test_autocast_multiplies_in_its_type_and_gives_float32_gradients(form):
     made, targets, weights = rows(19, 12, 41)
     halves = [x.detach().bfloat16() for x in made]
     sums, gradients = formula(halves, targets, weights, *GIVEN["all"])
-    with dispatch.only(form), torch.autocast("cpu", torch.bfloat16):
+    with dispatch.force_path(form), torch.autocast("cpu", torch.bfloat16):
         assert ops.product_type(made[0], made[1]) == torch.bfloat16
         out = chunked(made, targets, weights, GIVEN["all"], torch.bfloat16)
     assert abs(float(out[0].detach()) - float(sums[0].detach())) < 8 * 2**-9 * float(weights.sum())
@@ -152,7 +152,7 @@ def test_autocast_multiplies_in_its_type_and_gives_float32_gradients(form):
 
 def test_without_gradients_none_are_computed():
     made, targets, weights = rows(9, 4, 17)
-    with dispatch.only("triton"), torch.no_grad():
+    with dispatch.force_path("triton"), torch.no_grad():
         sums = ops.linear_cross_entropy(made[0], made[1], targets, weights)
         out = ops._linear_cross_entropy(
             made[0], made[1], None, targets, weights, *GIVEN["plain"], torch.float32, [False] * 3, None
@@ -165,7 +165,7 @@ def test_without_gradients_none_are_computed():
 def test_a_frozen_table_gets_no_gradient():
     made, targets, weights = rows(9, 4, 17)
     hidden, table = made[0], made[1].detach()
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         (ours,) = torch.autograd.grad(ops.linear_cross_entropy(hidden, table, targets, weights).loss, hidden)
     plain = ops.linear_cross_entropy_ref(hidden, table, None, targets, weights).loss
     torch.testing.assert_close(ours, torch.autograd.grad(plain, hidden)[0], rtol=1e-5, atol=1e-6)
@@ -176,7 +176,7 @@ def test_rows_may_lie_apart(form):
     """Views with strides, as slices of a larger tensor are."""
     made, targets, weights = rows(13, 7, 37)
     apart = [torch.stack((x, x), -1)[..., 0] for x in (*made, targets, weights)]
-    with dispatch.only(form):
+    with dispatch.force_path(form):
         a = chunked(apart[:3], apart[3], apart[4], GIVEN["all"])
         b = chunked(made, targets, weights, GIVEN["all"])
     torch.testing.assert_close(a[0], b[0])
@@ -189,7 +189,7 @@ def test_rows_may_lie_apart(form):
 def test_it_is_a_well_behaved_op(form, biased):
     made, targets, weights = rows(6, 3, 9)
     inputs = (made[0], made[1], made[2] if biased else None, targets, weights, *GIVEN["all"], torch.float32)
-    with dispatch.only(form):
+    with dispatch.force_path(form):
         torch.library.opcheck(ops._linear_cross_entropy.op, (*inputs, [True, True, biased], 4))
     torch.library.opcheck(ops._scaled.op, (made[0].detach(), torch.tensor(2.0), torch.bfloat16))
 
@@ -200,7 +200,7 @@ def test_it_compiles_into_one_graph():
     def loss(hidden, table, bias):
         return ops.linear_cross_entropy(hidden, table, targets, weights, bias=bias, z_loss=0.1).loss
 
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         ours = torch.compile(loss, fullgraph=True, backend="aot_eager")(*made)
         ours_gradients = torch.autograd.grad(ours, made)
     plain = loss(*made)
@@ -269,7 +269,7 @@ def test_the_loss_of_every_head_is_the_plain_one(changes, form, monkeypatch):
     close = {"rtol": 2e-4, "atol": 2e-5} if form == "triton" else {"rtol": 1e-6, "atol": 1e-9}
     recipe = Recipe.from_dict({"train": {"label_smoothing": 0.1, "z_loss": 0.01}})
     batch = batch_for(model)
-    with dispatch.only("triton" if form == "triton" else "reference"):
+    with dispatch.force_path("triton" if form == "triton" else "reference"):
         loss, parts = loss_of(model, batch, recipe)
         loss.backward()
     ours = {name: weight.grad for name, weight in model.named_parameters()}
@@ -306,7 +306,7 @@ def test_torch_func_gets_the_plain_form(monkeypatch):
 
     expected = torch.func.vmap(torch.func.grad(loss))(hidden[None])
     monkeypatch.setattr(ops, "SMALL", 0)
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         assert torch.equal(torch.func.vmap(torch.func.grad(loss))(hidden[None]), expected)
 
 

@@ -58,7 +58,7 @@ def test_output_and_gradients_are_near_those_of_float64(bias, form):
     weight = torch.randn(32, 48, dtype=torch.bfloat16, requires_grad=True)
     shift = torch.randn(32, dtype=torch.bfloat16, requires_grad=True) if bias else None
     upstream = torch.randn(3, 5, 32, dtype=torch.bfloat16)
-    with dispatch.only(form):
+    with dispatch.force_path(form):
         float8_linear(x, weight, shift).backward(upstream)
     exact = [t.detach().double().requires_grad_() for t in (x, weight)]
     y = torch.nn.functional.linear(*exact)
@@ -89,7 +89,7 @@ def test_what_is_not_finite_is_seen_in_the_gradient_of_the_weight(wrong, where, 
     x, upstream = torch.randn(20, 32), torch.randn(20, 16)
     (x if where == "input" else upstream)[3, 5] = wrong
     weight = torch.randn(16, 32, requires_grad=True)
-    with dispatch.only(form):
+    with dispatch.force_path(form):
         float8_linear(x, weight).backward(upstream)
     assert not weight.grad.isfinite().all()
 
@@ -100,7 +100,7 @@ def test_no_tokens_have_a_gradient_of_zeros():
     assert weight.grad.shape == weight.shape
     assert not weight.grad.any()
     _, ours, _ = networks()
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         assert ours(normal(0, 32).bfloat16()).shape == (0, 32)
 
 
@@ -115,7 +115,7 @@ def test_autocast_makes_16_bits_of_float32_and_gives_float32_gradients(form):
     _, ours, _ = networks()
     ours.float()
     x = normal(7, 32).float().requires_grad_()
-    with dispatch.only(form), torch.autocast("cpu", torch.bfloat16):
+    with dispatch.force_path(form), torch.autocast("cpu", torch.bfloat16):
         for y in (ours(x), float8_linear(x, ours.up.weight)):
             assert y.dtype == torch.bfloat16
             (gradient,) = torch.autograd.grad(y.float().sum(), ours.up.weight)
@@ -126,7 +126,7 @@ def test_autocast_makes_16_bits_of_float32_and_gives_float32_gradients(form):
 def test_out_of_training_all_is_as_it_was(form):
     plain, ours, _ = networks()
     x = normal(7, 32).bfloat16()
-    with dispatch.only(form), torch.no_grad():
+    with dispatch.force_path(form), torch.no_grad():
         assert torch.equal(ours.eval()(x), plain.eval()(x))
 
 
@@ -135,7 +135,7 @@ def test_hooks_are_called(name):
     _, ours, _ = networks()
     called = []
     getattr(ours, name).register_forward_hook(lambda *_: called.append(name))
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         ours(normal(7, 32).bfloat16())
     assert called == [name]
 
@@ -144,7 +144,7 @@ def test_hooks_are_called(name):
 def test_weights_that_do_not_learn_get_no_gradient(form):
     _, ours, _ = networks()
     ours.down.weight.requires_grad_(False)
-    with dispatch.only(form):
+    with dispatch.force_path(form):
         ours(normal(7, 32).bfloat16().requires_grad_()).float().sum().backward()
     assert ours.down.weight.grad is None
     assert ours.up.weight.grad is not None
@@ -171,9 +171,9 @@ def test_turned_rows_are_columns(shape, weighted):
     bits = (torch.randn(shape) * 60).to(EIGHT)
     factor = torch.exp2(torch.randint(-12, 1, (shape[0], 1)).float()) if weighted else None
     wanted = (bits.float() * (1.0 if factor is None else factor)).to(EIGHT).float().t()
-    with dispatch.only("reference"):
+    with dispatch.force_path("reference"):
         reference = turn(bits, factor)
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         made = turn(bits, factor)
     for found in (reference, made):
         assert found.shape == (shape[1], -(-shape[0] // 16) * 16)
@@ -235,7 +235,7 @@ def test_the_network_in_one_operation_is_near_float64():
         network.zero_grad()
         dtype = network.up.weight.dtype
         given = x.to(dtype, copy=True).requires_grad_()
-        with dispatch.only(form):
+        with dispatch.force_path(form):
             y = network(given)
             y.backward(upstream.to(dtype))
         assert in_one(y) == (network is ours and form == "triton")
@@ -258,14 +258,14 @@ def in_one(y):
 )
 def test_networks_of_other_forms_are_made_of_their_parts(options):
     _, ours, _ = networks(**options)
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         assert not in_one(ours(normal(7, 32).bfloat16().requires_grad_()))
 
 
 def test_why_a_network_is_made_of_its_parts():
     x = torch.zeros(2, 16)
     assert feedforward_why_not(x, 16, "swiglu") == "the tensors are not on a GPU"
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         assert feedforward_why_not(x, 16, "swiglu") is None
         assert feedforward_why_not(x, 16, "gelu") == "'gelu' has no kernel"
         assert feedforward_why_not(x, 2**15, "swiglu") == "32768 features are more than 16384"
@@ -275,7 +275,7 @@ def test_why_a_network_is_made_of_its_parts():
 def test_it_compiles_without_breaks(dynamic):
     _, ours, _ = networks()
     x = normal(7, 32).bfloat16().requires_grad_()
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         made = torch.compile(ours, fullgraph=True, backend="aot_eager", dynamic=dynamic)(x)
         wanted = ours(x)
         assert torch.equal(made, wanted)

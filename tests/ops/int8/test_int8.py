@@ -278,7 +278,7 @@ MODELS = {
 def test_logits_of_the_step(name, rows, most, monkeypatch):
     monkeypatch.setattr(gemv, "MOST", most)
     model, ids = phasor.quantize(tiny_llama(**MODELS[name])), tokens(rows, 9)
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         assert fused_step.why_not(model) is None
         assert steps.why_not(model) is None
     with torch.inference_mode():

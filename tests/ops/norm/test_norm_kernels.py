@@ -60,7 +60,7 @@ def near(ours, theirs, unit):
 @pytest.mark.parametrize("kind", KINDS)
 def test_norm_is_its_formula(kind, shape):
     x, _, weight, bias, about = made(shape, kind)
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         y = ops.norm(x, weight, bias, **about)
         assert y.grad_fn.name().startswith("phasor_norm")
         ours = gradients([y], (x, weight, bias))
@@ -73,7 +73,7 @@ def test_norm_is_its_formula(kind, shape):
 @pytest.mark.parametrize("kind", KINDS)
 def test_sum_and_norm_are_their_formulas(kind, shape):
     x, r, weight, bias, about = made(shape, kind)
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         outputs = ops.sum_and_norm(x, r, weight, bias, **about)
         ours = gradients(outputs, (x, r, weight, bias))
     tx, tr, tw, tb = doubled(x, r, weight, bias)
@@ -85,7 +85,7 @@ def test_sum_and_norm_are_their_formulas(kind, shape):
 def test_one_of_the_two_may_go_unused(kind):
     x, r, weight, bias, about = made((5, 37), kind)
     for used in (0, 1):
-        with dispatch.only("triton"):
+        with dispatch.force_path("triton"):
             output = ops.sum_and_norm(x, r, weight, bias, **about)[used]
             ours = gradients([output], (x, r))
         tx, tr, tw, tb = doubled(x, r, weight, bias)
@@ -96,7 +96,7 @@ def test_one_of_the_two_may_go_unused(kind):
 @pytest.mark.parametrize("kind", ["unit offset", "layernorm"])
 def test_bfloat16_rounds_once(kind):
     x, r, weight, bias, about = made((23, 60), kind, torch.bfloat16)
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         s, y = ops.sum_and_norm(x, r, weight, bias, **about)
         by_x, by_r, by_weight, *_ = gradients([s, y], (x, r, weight, bias))
     # The interpreter cuts off where a GPU rounds, so it is off by a whole unit in the last place, 2^-7 relative.
@@ -114,7 +114,7 @@ def test_bfloat16_rounds_once(kind):
 
 def test_a_float32_stream_takes_bfloat16_branches():
     x, r, weight, _, about = made((5, 37), "rmsnorm", torch.float32, torch.bfloat16)
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         s, y = ops.sum_and_norm(x, r, weight, None, **about)
         by_x, by_r = gradients([s, y], (x, r))
     assert (s.dtype, y.dtype, by_x.dtype, by_r.dtype) == (torch.float32,) * 3 + (torch.bfloat16,)
@@ -125,7 +125,7 @@ def test_autocast_gives_out_float32_in_both_forms():
     x, _, weight, bias, about = made((5, 37), "layernorm", torch.bfloat16)
     found = []
     for form in ("reference", "triton"):
-        with dispatch.only(form), torch.autocast("cuda" if x.is_cuda else "cpu", torch.bfloat16):
+        with dispatch.force_path(form), torch.autocast("cuda" if x.is_cuda else "cpu", torch.bfloat16):
             found.append(ops.norm(x, weight, bias, **about))
     near([found[1]], [found[0].double()], 2**-7 if found[0].dtype == torch.bfloat16 else 3e-6)
     assert found[1].dtype == torch.float32
@@ -133,7 +133,7 @@ def test_autocast_gives_out_float32_in_both_forms():
 
 def test_inputs_may_lie_apart():
     x, r, weight, _, about = made((5, 3, 37), "rmsnorm")
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         apart = ops.sum_and_norm(
             x.transpose(0, 1), torch.stack((r, r), -1)[..., 0].transpose(0, 1), weight, None, **about
         )
@@ -144,7 +144,7 @@ def test_inputs_may_lie_apart():
 
 def test_the_gradient_of_weights_is_the_same_each_time():
     x, _, weight, _, about = made((23, 37), "rmsnorm")
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         both = [gradients([ops.norm(x, weight, None, **about)], (x, weight)) for _ in range(2)]
     assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
 
@@ -160,7 +160,7 @@ def test_they_are_well_behaved_ops(kind):
 def test_why_a_norm_takes_its_plain_form():
     x, _, weight, _, _ = made((5, 37), "rmsnorm")
     assert ops.why_not(x, weight, None) == "the tensors are not on a GPU"
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         assert ops.why_not(x, weight, None) is None
         assert ops.why_not(x.double(), weight, None) == "float64 has no kernel"
         assert ops.why_not(x, weight.expand(2, -1), None) == "each head has weights of its own"
@@ -192,7 +192,7 @@ def test_a_model_is_the_same_with_kernels():
     model, tokens = Transformer(config), torch.randint(0, 31, (2, 9))
     found = []
     for form in ("reference", "triton"):
-        with dispatch.only(form):
+        with dispatch.force_path(form):
             logits = model(tokens)
             found.append((logits, *torch.autograd.grad(logits.logsumexp(-1).sum(), model.parameters())))
     for plain, ours in zip(*found, strict=True):
@@ -202,7 +202,7 @@ def test_a_model_is_the_same_with_kernels():
 def test_weights_may_lie_apart():
     x, both = normal(5, 12).float(), normal(12, 2).float().requires_grad_()
     for weight in (both[:, 1], both[0, :1].expand(12)):
-        with dispatch.only("triton"):
+        with dispatch.force_path("triton"):
             y = ops.norm(x, weight, weight, eps=1e-6, centered=True)
         ours, theirs = (gradients([z], [both])[0] for z in (y, ops.norm_ref(x, weight, weight, 1e-6, 0.0, True)))
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
@@ -215,5 +215,5 @@ def test_torch_func_gets_the_plain_form():
         return ops.norm(row, weight, None, eps=1e-6).sin().sum()
 
     expected = torch.func.vmap(torch.func.grad(loss))(x)
-    with dispatch.only("triton"):
+    with dispatch.force_path("triton"):
         assert torch.equal(torch.func.vmap(torch.func.grad(loss))(x), expected)

@@ -37,7 +37,7 @@ def launches() -> Iterator[Any]:
     """The launches of the kernel, which still run."""
     import phasor.ops.rope.kernels as kernel
 
-    with mock.patch.object(kernel, "launch", wraps=kernel.launch) as spy, dispatch.only("triton"):
+    with mock.patch.object(kernel, "launch", wraps=kernel.launch) as spy, dispatch.force_path("triton"):
         yield spy
 
 
@@ -359,7 +359,7 @@ class TestModels:
         at = torch.arange(COUNT) + torch.tensor([[2**30], [5]])
         got = run(model, ids, positions=at, length=20)
         assert launches.call_count == 2 * count
-        with dispatch.only("reference"):
+        with dispatch.force_path("reference"):
             expected = run(model, ids, positions=at, length=20)
         check_same(got, expected)
         assert launches.call_count == 2 * count
@@ -371,7 +371,7 @@ class TestModels:
             "document_ids": torch.arange(COUNT).expand(2, -1) // 5,
         }
         got = run(model, ids, **given)
-        with dispatch.only("reference"):
+        with dispatch.force_path("reference"):
             check_same(got, run(model, ids, **given))
 
     @pytest.mark.parametrize("name", ["rotary", "rotary-dynamic-ntk"])
@@ -381,14 +381,14 @@ class TestModels:
         with torch.no_grad():
             pieces = [model(ids[:, :4], cache=cache), *(model(ids[:, i : i + 1], cache=cache) for i in (4, 5))]
             assert launches.call_count == 6
-            with dispatch.only("reference"):
+            with dispatch.force_path("reference"):
                 assert relative_change(torch.cat(pieces, 1), model(ids, length=8)) < SAME
 
     @pytest.mark.parametrize("whole", [False, True], ids=["blocks", "model"])
     def test_compiled(self, launches, whole):
         torch.compiler.reset()
         model, ids = build(tiny("rotary-yarn")), tokens(2, COUNT)
-        with dispatch.only("reference"):
+        with dispatch.force_path("reference"):
             expected = run(model, ids)
         for part in [model] if whole else model.decoder.blocks:
             part.compile(backend="aot_eager", fullgraph=True)
@@ -413,7 +413,7 @@ class TestModels:
         with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
             got = model(ids)
             assert launches.call_args.args[0][0].dtype == torch.bfloat16
-            with dispatch.only("reference"):
+            with dispatch.force_path("reference"):
                 assert relative_change(got, model(ids)) < 2 * torch.finfo(torch.bfloat16).eps
 
 
@@ -435,7 +435,7 @@ class TestChoice:
         with torch.no_grad():
             got = model(ids, length=20)
             assert launches.call_count == (0 if why else 1)
-            with dispatch.only("reference"):
+            with dispatch.force_path("reference"):
                 assert relative_change(got, model(ids, length=20)) < SAME
 
     def test_what_only_the_reference_can_do(self, launches):
@@ -443,7 +443,7 @@ class TestChoice:
         at, x = torch.arange(5), torch.randn(2, 4, 5, 8)
         assert "differ" in rope.why_not(SequenceInfo(at, torch.tensor([[9], [20]]).expand(2, 5)), x)
         assert "float64" in rope.why_not(SequenceInfo(at, 9), x.double())
-        with dispatch.only("reference"):
+        with dispatch.force_path("reference"):
             assert "asked for" in rope.why_not(SequenceInfo(at, 9), x)
         rope.rotate(x, x, at.expand(2, 5), [9, 20])
         rope.rotate(x.double(), x.double(), at, 9)

@@ -136,7 +136,7 @@ class Rotary(Position):
             return "lengths, and so frequencies, differ from row to row"
         if like.dtype == torch.float64:
             return "the kernel computes in float32, and float64 was asked for"
-        return dispatch.why_not(places.positions, like)
+        return dispatch.triton_why_not(places.positions, like)
 
     def prepare(self, places: SequenceInfo, like: Tensor) -> Angles | Turn:
         if self.why_not(places, like) is None:

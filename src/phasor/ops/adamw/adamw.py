@@ -31,11 +31,11 @@ def why_not(*tensors: Tensor) -> str | None:
     dtypes = {x.dtype for x in tensors}
     if len(dtypes) > 1 or len({x.device for x in tensors}) > 1:
         return "weights, gradients and averages are not of one type on one device"
-    for dtype in dtypes.difference(dispatch.FLOATS):
+    for dtype in dtypes.difference(dispatch.KERNEL_DTYPES):
         return f"{str(dtype)[6:]} has no kernel"
     if not all(x.is_contiguous() for x in tensors):
         return "a weight, its gradient or its averages are not contiguous"
-    return dispatch.why_not(*tensors[:1])
+    return dispatch.triton_why_not(*tensors[:1])
 
 
 @dataclass

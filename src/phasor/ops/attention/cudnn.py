@@ -26,8 +26,8 @@ def why_not(q: Tensor, k: Tensor, v: Tensor, dropout: float, training: bool, cau
     """
     if not (q.is_cuda and k.is_cuda and v.is_cuda):
         return "the tensors are not on a GPU"
-    if dispatch.asked() == "reference":
-        return "the reference was asked for"
+    if dispatch.forced_path() == "reference":
+        return "the reference path is forced"
     if not q.dtype == k.dtype == v.dtype or q.dtype not in (torch.bfloat16, torch.float16):
         return "it computes in 16 bits"
     if dropout > 0:

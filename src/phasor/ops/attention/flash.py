@@ -21,7 +21,7 @@ WIDEST = 256  # features of a head
 
 def why_not(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scoring: ScoreMod) -> str | None:
     """Why attention over intervals cannot serve this call; None where it can."""
-    stopped = dispatch.why_not(q, k, v) or intervals.why_not(mask)
+    stopped = dispatch.triton_why_not(q, k, v) or intervals.why_not(mask)
     if stopped is not None:
         return stopped
     if scoring.dropout > 0:
@@ -32,7 +32,7 @@ def why_not(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scoring: ScoreMod) -> s
         return "the bias is not stated by distance"
     if scoring.bias is not None and scoring.bias.slopes is not None and scoring.bias.slopes.requires_grad:
         return "the slopes of the bias are learned"
-    if kind(q) not in dispatch.FLOATS or not kind(q) == kind(k) == kind(v):
+    if kind(q) not in dispatch.KERNEL_DTYPES or not kind(q) == kind(k) == kind(v):
         return f"queries, keys and values are {q.dtype}, {k.dtype} and {v.dtype}, and not all of one type up to 32 bits"
     if q.shape[-1] > WIDEST or v.shape[-1] != q.shape[-1]:
         return f"a head has more than {WIDEST} features, or values of another width"

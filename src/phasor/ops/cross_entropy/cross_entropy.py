@@ -72,8 +72,8 @@ def why_not(hidden: Tensor, weight: Tensor) -> str | None:
     >>> why_not(torch.zeros(2**13, 1), torch.zeros(2**13, 1)) is None
     True
     """
-    if dispatch.transformed() is not None:
-        return dispatch.transformed()
+    if dispatch.functional_transform_why_not() is not None:
+        return dispatch.functional_transform_why_not()
     reason = judging_why_not(product_type(hidden, weight), hidden)
     few = hidden.shape[0] * weight.shape[0] < SMALL
     return f"the logits are few, and {reason}" if few and reason is not None else None
@@ -81,9 +81,9 @@ def why_not(hidden: Tensor, weight: Tensor) -> str | None:
 
 def judging_why_not(dtype: torch.dtype, *tensors: Tensor) -> str | None:
     """Why the Triton kernel does not judge logits of a type; None where it does."""
-    if dtype not in dispatch.FLOATS:
+    if dtype not in dispatch.KERNEL_DTYPES:
         return f"logits in {str(dtype)[6:]} have no kernel"
-    return dispatch.why_not(*tensors)
+    return dispatch.triton_why_not(*tensors)
 
 
 def linear_cross_entropy_ref(

@@ -70,7 +70,7 @@ def weight_gradient(grad: Tensor, scale: Tensor, turned: Tensor, turned_scale: T
 def _turn(bits: Tensor, factor: Tensor | None) -> Tensor:
     rows, columns = bits.shape
     long = -(-rows // SIDE) * SIDE
-    if dispatch.why_not(bits) is None:
+    if dispatch.triton_why_not(bits) is None:
         from phasor.ops.float8.kernels import turned
 
         return turned(bits, factor, long)
@@ -205,4 +205,4 @@ def feedforward_why_not(x: Tensor, hidden: int, kind: str) -> str | None:
         return f"{kind!r} has no kernel"
     if hidden > WIDEST:
         return f"{hidden} features are more than {WIDEST}"
-    return dispatch.why_not(x) if x.numel() else "there are no tokens"
+    return dispatch.triton_why_not(x) if x.numel() else "there are no tokens"

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from phasor.ops import dispatch, eager
+from phasor.ops import dispatch
 from phasor.ops.custom_op import operation
 
 GATES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -38,7 +38,7 @@ def gated(x: Tensor, kind: str) -> Tensor:
 
 def why_not(x: Tensor, kind: str) -> str | None:
     """Why a gated activation takes its plain form; None where it takes its kernel."""
-    reason = eager.why_not("gated", x)
+    reason = dispatch.eager_kernel_why_not("glu", x)
     if reason is None and kind not in WITH_KERNEL:
         return f"{kind!r} has no kernel"
     return reason
@@ -102,12 +102,12 @@ def linear_why_not(x: Tensor, weight: Tensor, kind: str) -> str | None:
     """Why a gated activation is kept for the projection after it; None where it is made again."""
     if not (torch.is_grad_enabled() and x.requires_grad):
         return "nothing is trained"
-    if kind not in WITH_KERNEL or x.dtype not in dispatch.FLOATS:
+    if kind not in WITH_KERNEL or x.dtype not in dispatch.KERNEL_DTYPES:
         return f"{kind!r} in {str(x.dtype)[6:]} has no kernel"
     casts = torch.is_autocast_enabled(x.device.type)
     if x.dtype != (torch.get_autocast_dtype(x.device.type) if casts else weight.dtype):
         return "the projection is computed in another type"
-    return dispatch.why_not(x)
+    return dispatch.triton_why_not(x)
 
 
 @operation("phasor::gated_linear")

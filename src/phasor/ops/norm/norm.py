@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from phasor.ops import eager
+from phasor.ops import dispatch
 from phasor.ops.custom_op import operation
 
 WIDEST = 2**14  # a row has to fit into the registers of one program
@@ -54,7 +54,7 @@ def sum_and_norm(
 
 def why_not(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> str | None:
     """Why a norm takes its plain form; None where it takes its kernel."""
-    reason = eager.why_not("norm", x)
+    reason = dispatch.eager_kernel_why_not("norm", x)
     if reason is not None:
         return reason
     if any(w is not None and w.dim() > 1 for w in (weight, bias)):

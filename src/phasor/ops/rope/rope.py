@@ -25,7 +25,7 @@ def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
     >>> rotate_pairs(x, *quarter, "half").tolist(), rotate_pairs(x, *quarter, "adjacent").tolist()
     ([-3.0, -4.0, 1.0, 2.0], [-2.0, 1.0, -4.0, 3.0])
     """
-    if torch.compiler.is_compiling() or dispatch.transformed() is not None:
+    if torch.compiler.is_compiling() or dispatch.functional_transform_why_not() is not None:
         # The compiler fuses the plain form, and torch.func takes no other.
         return rotate_pairs_ref(x, cos, sin, pairing)
     if torch.is_grad_enabled() and x.requires_grad:
