@@ -7,9 +7,16 @@ import math
 
 import pytest
 import torch
+from decode_kernels import (  # noqa: F401
+    ROUNDING,
+    bfloat16_in_the_interpreter,
+    drawn,
+    large_tiles,
+    on_the_device,
+    rms_norm,
+)
 from decoding import full_logits, speaker
 from schemes import VIEWS, build, relative_change, tiny, tokens
-from test_decode_step import bfloat16_in_the_interpreter, drawn, large_tiles, on_the_device, rms_norm  # noqa: F401
 
 import phasor
 from phasor.generation import fused_step, steps
@@ -21,7 +28,6 @@ from phasor.ops.decode.gemv import Norm
 from phasor.ops.decode.tiles import Tiles, tiles_of
 from phasor.ops.int8.int8 import EightBit, dequantized, eight_bit_weight, linear
 
-ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 TIED, UNTIED = phasor.EmbeddingConfig(), phasor.EmbeddingConfig(tied=False)
 
 
