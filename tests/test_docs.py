@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from decoding import byte_tokenizer
 
+import phasor
 from phasor.cli import main
 
 ROOT = Path(__file__).parents[1]
@@ -48,9 +51,22 @@ def commands(document: Path) -> list[tuple[str, list[str]]]:
 SHOWN = {f"{d.name}: {c}": (c, lines) for d in DOCUMENTS for c, lines in commands(d) if c.startswith("phasor ")}
 
 
+@pytest.fixture(scope="module")
+def llama_folder(tmp_path_factory) -> Path:
+    """The folder that documents call path/to/llama: a tiny Llama as Hugging Face keeps one, with a tokenizer."""
+    folder = tmp_path_factory.mktemp("documents") / "llama"
+    tokenizer = byte_tokenizer()
+    sizes = {"dim": 32, "num_heads": 2, "num_layers": 2, "max_length": 4096}
+    model = phasor.Transformer(phasor.preset("llama-2", vocab_size=tokenizer.get_vocab_size(), **sizes))
+    model.tokenizer = tokenizer
+    phasor.save(model, folder, format="hf")
+    return folder
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_python_blocks_run(document, monkeypatch, tmp_path):
+def test_python_blocks_run(document, monkeypatch, tmp_path, llama_folder):
     monkeypatch.chdir(tmp_path)
+    shutil.copytree(llama_folder, "path/to/llama")
     namespace: dict[str, object] = {"__name__": document.stem}
     found = blocks(document, "python")
     assert found
@@ -70,9 +86,9 @@ def test_commands_run_and_print_what_is_shown(shown, capsys):
             printed = printed[printed.index(line.rstrip()) + 1 :]
 
 
-@pytest.mark.parametrize("readme", READMES, ids=lambda path: path.name)
-def test_commands_are_shown(readme):
-    verbs = {command.split()[1] for command, _ in commands(readme) if command.startswith("phasor ")}
+@pytest.mark.parametrize("document", [*READMES, ROOT / "docs" / "commands.md"], ids=lambda path: path.name)
+def test_commands_are_shown(document):
+    verbs = {command.split()[1] for command, _ in commands(document) if command.startswith("phasor ")}
     assert verbs == {"kinds", "explain"}
 
 
