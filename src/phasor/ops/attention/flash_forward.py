@@ -30,20 +30,7 @@ from phasor.ops.attention.flash_tiles import (
     width_of,
 )
 from phasor.ops.launch import on_device
-
-
-@triton.jit
-def fold(score, values, mixed, total, top, CHECKED: tl.constexpr):
-    """Take the scores and values of a tile into the softmax so far; CHECKED where a query may have seen no key yet."""
-    highest = tl.maximum(top, tl.max(score, 1))
-    base = highest
-    if CHECKED:
-        base = tl.where(highest == float("-inf"), 0.0, highest)
-    weight = tl.exp2(score - base[:, None])
-    shrink = tl.exp2(top - base)
-    total = total * shrink + tl.sum(weight, 1)
-    mixed = tl.dot(weight.to(values.dtype), values, mixed * shrink[:, None], input_precision="ieee")
-    return mixed, total, highest
+from phasor.ops.online_softmax import online_softmax
 
 
 @triton.jit
@@ -103,7 +90,7 @@ def forward_kernel(q, k, v, out, logsumexp, bounds, real, query_at, key_at, shif
         if PADDED:
             score = tl.where(tl.load(real + start + tl.arange(0, N))[None, :] != 0, score, float("-inf"))
         values = load_tile(v, start, v_token, keys, N, D, WIDTH, True)
-        mixed, total, top = fold(score, values, mixed, total, top, PADDED)
+        mixed, total, top = online_softmax(score, values, mixed, total, top, PADDED)
     for t in range(careful[1] + careful[3] + careful[5] + careful[7]):
         start = careful_start(t, careful, N)
         column = (start + tl.arange(0, N))[None, :]
@@ -117,7 +104,7 @@ def forward_kernel(q, k, v, out, logsumexp, bounds, real, query_at, key_at, shif
         )
         seen = seen_keys(column, keys, first, last, begin, end, real, BESIDE, PADDED)
         values = load_tile(v, start, v_token, keys, N, D, WIDTH, False)
-        mixed, total, top = fold(tl.where(seen, score, float("-inf")), values, mixed, total, top, True)
+        mixed, total, top = online_softmax(tl.where(seen, score, float("-inf")), values, mixed, total, top, True)
     none = total == 0.0
     mixed = mixed / tl.where(none, 1.0, total)[:, None]
     column = tl.arange(0, D)
