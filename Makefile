@@ -20,7 +20,7 @@ test-full: .venv/ready lint
 
 families: .venv/ready
 	rm -rf .notes && mkdir .notes
-	OMP_NUM_THREADS=1 PHASOR_EXAMPLES=full PHASOR_FAMILY_NOTES=.notes $(BIN)/python -m pytest -n auto tests/test_families.py
+	OMP_NUM_THREADS=1 PHASOR_EXAMPLES=full PHASOR_FAMILY_NOTES=.notes $(BIN)/python -m pytest -n auto tests/models/test_families.py
 	$(BIN)/python tests/families/table.py .notes
 	rm -rf .notes
 

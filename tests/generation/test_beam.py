@@ -6,10 +6,10 @@ import functools
 from typing import Any
 
 import pytest
-import test_against_transformers as pairs
 import torch
 from decoding import continuations, full_logits, speaker
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers_pairs import CASES, make
 
 from phasor import SpecialTokens, Transformer, generate
 
@@ -37,7 +37,14 @@ def test_enough_beams_search_everything(penalty: float, stop: tuple[int, ...]) -
     expected = exhaustive(model, 3, penalty, stop)
     width = SMALL**3
     found = generate(
-        model, PROMPT, max_new_tokens=3, num_beams=width, results=width, length_penalty=penalty, stop=stop, details=True
+        model,
+        PROMPT,
+        max_new_tokens=3,
+        num_beams=width,
+        num_return_sequences=width,
+        length_penalty=penalty,
+        stop=stop,
+        details=True,
     )
     assert [one.tokens for one in found] == [text for _, text in expected]
     # scores of order 1, sums of three float32 log-probabilities
@@ -122,7 +129,7 @@ COUNT, START = 10, 6
 @functools.cache
 def pair(name: str) -> tuple[Any, Transformer]:
     """Their model and ours with the same weights."""
-    case, ours = pairs.make(getattr(pairs, name))
+    case, ours = make(CASES[name])
     case.theirs.generation_config.forced_eos_token_id = None  # Marian's ends every text by force
     return case.theirs, ours
 
@@ -181,7 +188,7 @@ def compare(name: str, width: int, penalty: float, early: bool | str, **forced: 
     theirs, ours = pair(name)
     stop, shorter = stops(name), 0
     options = {"max_new_tokens": COUNT, "length_penalty": penalty, "early_stopping": early, **beginning(ours)}
-    found = generate(ours, PROMPTS, num_beams=width, results=width, stop=stop, details=True, **options)
+    found = generate(ours, PROMPTS, num_beams=width, num_return_sequences=width, stop=stop, details=True, **options)
     for prompt, best in zip(PROMPTS, found, strict=True):
         texts, scores = their_texts(
             theirs,
