@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from phasor.ops import dispatch
-from phasor.ops.adamw.adamw import AdamW
+from phasor.ops.adamw import AdamW
 from phasor.ops.attention.attention import ScoreMod, attention, attention_ref
 from phasor.ops.attention.mask import Mask
 from phasor.ops.cross_entropy.cross_entropy import linear_cross_entropy

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from phasor import Transformer
 from phasor.ops import dispatch
-from phasor.ops.adamw.adamw import AdamW
+from phasor.ops.adamw import AdamW
 from phasor.ops.cross_entropy import cross_entropy
 from phasor.ops.float8 import float8, kernels
 from phasor.ops.glu import glu

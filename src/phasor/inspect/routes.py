@@ -22,7 +22,7 @@ from phasor.nn.norm import LayerNorm, build_norm
 from phasor.nn.positions import Position, Rotary, build_position
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops import dispatch
-from phasor.ops.adamw import adamw
+from phasor.ops.adamw import adamw_why_not
 from phasor.ops.attention import cudnn, flash
 from phasor.ops.attention.attention import ScoreMod, SinkQueries, one_call_why_not
 from phasor.ops.attention.bias import Bias
@@ -361,7 +361,7 @@ OPS = (
     Op(
         "optimizer step",
         (
-            Route("one Triton kernel for all weights", lambda case: adamw.why_not(case.tensor(case.config.dim))),
+            Route("one Triton kernel for all weights", lambda case: adamw_why_not(case.tensor(case.config.dim))),
             Route("torch's fused AdamW"),
         ),
         lambda case: case.training,

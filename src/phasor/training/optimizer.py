@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from phasor.config.recipe import OptimizerConfig
 from phasor.nn.heads import LogitsHead
 from phasor.nn.moe import Experts
-from phasor.ops.adamw.adamw import AdamW, why_not
+from phasor.ops.adamw import AdamW, adamw_why_not
 
 MATRICES: dict[type[nn.Module], tuple[str, ...]] = {
     nn.Linear: ("weight",),
@@ -54,7 +54,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, graphs: bool = Fa
     optimizer = AdamW(groups, rate, betas, config.eps, fused=True, capturable=graphs)
     if config.rounding == "stochastic":
         for weight in wanted.values():
-            why = why_not(weight) if weight.dtype == torch.bfloat16 else "it is for bfloat16 weights"
+            why = adamw_why_not(weight) if weight.dtype == torch.bfloat16 else "it is for bfloat16 weights"
             if why is not None:
                 raise ValueError(f"optimizer.rounding stochastic: {why}")
         optimizer.seed = seed

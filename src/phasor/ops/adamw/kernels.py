@@ -1,8 +1,8 @@
-"""A step of AdamW on a GPU: one launch for all tensors of a type, every number read once and written once.
+"""An AdamW step on a GPU: one launch for all tensors of a dtype, every element read once and written once.
 
-A program updates one block of one tensor. Which one is found in tables on the device: for every block its tensor, and
-for every tensor where it, its averages and its count of steps lie. Gradients lie elsewhere at each step, so their
-addresses go along with a launch, as arguments that a CUDA graph keeps.
+A program updates one block of one tensor. Tables on the device say which: for every block its tensor, and for every
+tensor the addresses of parameter, averages and step counter. Gradients have other addresses in each step, so theirs go
+along with a launch, as arguments that a CUDA graph keeps.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
@@ -20,184 +20,190 @@ from torch import Tensor
 
 from phasor.ops.launch import on_device
 
-BLOCK, PIECE, WARPS = 4096, 1024, 4  # weights of a program, weights it holds at a time
-COLUMNS = tl.constexpr(6)  # of the table: addresses of weights, averages and step, the size, and the first block
-FACTORS = tl.constexpr(8)  # numbers that all weights of a tensor share: see `_prepare`
-TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+BLOCK, TILE, WARPS = 4096, 1024, 4  # elements of a program, and elements it holds at a time
+COLUMNS = tl.constexpr(6)  # of the table: addresses of parameter, averages and step; size; first block
+FACTORS = tl.constexpr(8)  # scalars that all elements of a tensor share: see `_prepare_step`
+TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
-class Shared(NamedTuple):
-    """What the tensors of a group have in common, and how many they are."""
+class GroupOptions(NamedTuple):
+    """The options of a parameter group, and how many tensors it has."""
 
-    tensors: int
-    rate: float | Tensor
+    size: int
+    lr: float | Tensor
     beta1: float
     beta2: float
     eps: float
-    decay: float
+    weight_decay: float
 
 
 @triton.jit
-def _prepare(
-    table, factors, scale, wrong, rate, log_beta1, log_beta2, rest1, rest2, eps, decay, RATE_IS_THERE: tl.constexpr
+def _prepare_step(
+    table_ptr, factors_ptr, scale_ptr, found_inf_ptr, lr, log_beta1, log_beta2, one_minus_beta1, one_minus_beta2,
+    eps, weight_decay, LR_IS_POINTER: tl.constexpr,
 ):  # fmt: skip
-    """Count the step of one tensor, and note what its weights share; `rest` is 1 - beta."""
+    """Count the step of one tensor, and store the scalars that its elements share."""
     row = tl.program_id(0)
-    counted = tl.load(table + row * COLUMNS + 3).to(tl.pointer_type(tl.float32))
-    step = tl.load(counted) + 1.0
-    if wrong is not None:
-        step -= tl.load(wrong)
-    tl.store(counted, step)
-    if RATE_IS_THERE:  # and not passed by value
-        rate = tl.load(rate).to(tl.float32)
-    times = 1.0
-    if scale is not None:
-        times = tl.load(scale).to(tl.float32)
-    bias1 = 1.0 - tl.exp(step.to(tl.float64) * log_beta1)
-    bias2 = 1.0 - tl.exp(step.to(tl.float64) * log_beta2)
-    factors += row * FACTORS
-    tl.store(factors, times)
-    tl.store(factors + 1, rest1)
-    tl.store(factors + 2, rest2)
-    tl.store(factors + 3, (1.0 / tl.sqrt(bias2)).to(tl.float32))
-    tl.store(factors + 4, eps)
-    tl.store(factors + 5, (rate / bias1).to(tl.float32))
-    tl.store(factors + 6, rate * decay)
-    tl.store(factors + 7, step)
+    step_ptr = tl.load(table_ptr + row * COLUMNS + 3).to(tl.pointer_type(tl.float32))
+    step = tl.load(step_ptr) + 1.0
+    if found_inf_ptr is not None:
+        step -= tl.load(found_inf_ptr)
+    tl.store(step_ptr, step)
+    if LR_IS_POINTER:
+        lr = tl.load(lr).to(tl.float32)
+    scale = 1.0
+    if scale_ptr is not None:
+        scale = tl.load(scale_ptr).to(tl.float32)
+    bias_correction1 = 1.0 - tl.exp(step.to(tl.float64) * log_beta1)
+    bias_correction2 = 1.0 - tl.exp(step.to(tl.float64) * log_beta2)
+    factors_ptr += row * FACTORS
+    tl.store(factors_ptr, scale)
+    tl.store(factors_ptr + 1, one_minus_beta1)
+    tl.store(factors_ptr + 2, one_minus_beta2)
+    tl.store(factors_ptr + 3, (1.0 / tl.sqrt(bias_correction2)).to(tl.float32))
+    tl.store(factors_ptr + 4, eps)
+    tl.store(factors_ptr + 5, (lr / bias_correction1).to(tl.float32))
+    tl.store(factors_ptr + 6, lr * weight_decay)
+    tl.store(factors_ptr + 7, step)
 
 
 @triton.jit
-def _pointer(address, DTYPE: tl.constexpr):
-    """To numbers from an address on, which is a multiple of 16."""
-    return tl.multiple_of(tl.load(address).to(tl.pointer_type(DTYPE)), 16)
+def _load_pointer(address_ptr, DTYPE: tl.constexpr):
+    """A pointer to elements, from an address that is a multiple of 16 bytes."""
+    return tl.multiple_of(tl.load(address_ptr).to(tl.pointer_type(DTYPE)), 16)
 
 
 @triton.jit
-def _drawn(seed, step, block, piece, PIECE: tl.constexpr):
-    """16 random bits for every weight of a piece: eight from each draw of Philox, which never repeats a count."""
-    at = piece // 8 + tl.arange(0, PIECE // 8)
-    a, b, c, d = tl.philox(seed, at, at * 0 + block, at * 0 + step, at * 0)
+def _random_bits(seed, step, block, start, TILE: tl.constexpr):
+    """16 random bits for every element of a tile: eight from each draw of Philox, which never repeats a counter."""
+    offsets = start // 8 + tl.arange(0, TILE // 8)
+    a, b, c, d = tl.philox(seed, offsets, offsets * 0 + block, offsets * 0 + step, offsets * 0)
     words = tl.join(tl.join(a, b), tl.join(c, d))
-    return tl.reshape(tl.join(words & 0xFFFF, words >> 16), (PIECE,))
+    return tl.reshape(tl.join(words & 0xFFFF, words >> 16), (TILE,))
 
 
 @triton.jit
-def _dithered(x, bits):
-    """Float32 to one of the two neighbors in bfloat16, to the nearer one more often: the mean is kept."""
+def _stochastic_round(x, bits):
+    """Float32 to one of its two neighbors in bfloat16, to the nearer one more often, which keeps the mean."""
     above = (x.to(tl.uint32, bitcast=True) + bits) & 0xFFFF0000
-    return tl.where(x == x, above.to(tl.float32, bitcast=True), x)  # what is not a number would overflow
+    return tl.where(x == x, above.to(tl.float32, bitcast=True), x)  # NaN would overflow
 
 
 @triton.jit
-def _update(weights, grads, means, squares, factors, bits, at, mask):
-    """Some weights of a tensor, in float32."""
-    scale, rest1, rest2, unbias, eps, rate, decay = factors
-    grad = tl.load(grads + at, mask=mask).to(tl.float32) * scale
-    mean = tl.load(means + at, mask=mask).to(tl.float32)
-    square = tl.load(squares + at, mask=mask).to(tl.float32)
-    weight = tl.load(weights + at, mask=mask).to(tl.float32)
-    mean += rest1 * (grad - mean)
-    square += rest2 * (grad * grad - square)
-    weight -= decay * weight
-    weight -= rate * mean / (tl.sqrt(square) * unbias + eps)
+def _step_tile(param_ptr, grad_ptr, exp_avg_ptr, exp_avg_sq_ptr, factors, bits, offsets, mask):
+    """Update some elements of a tensor, in float32."""
+    scale, one_minus_beta1, one_minus_beta2, rsqrt_correction2, eps, step_size, decay = factors
+    grad = tl.load(grad_ptr + offsets, mask=mask).to(tl.float32) * scale
+    exp_avg = tl.load(exp_avg_ptr + offsets, mask=mask).to(tl.float32)
+    exp_avg_sq = tl.load(exp_avg_sq_ptr + offsets, mask=mask).to(tl.float32)
+    param = tl.load(param_ptr + offsets, mask=mask).to(tl.float32)
+    exp_avg += one_minus_beta1 * (grad - exp_avg)
+    exp_avg_sq += one_minus_beta2 * (grad * grad - exp_avg_sq)
+    param -= decay * param
+    param -= step_size * exp_avg / (tl.sqrt(exp_avg_sq) * rsqrt_correction2 + eps)
     if bits is not None:
-        weight = _dithered(weight, bits)
-    tl.store(means + at, mean.to(means.dtype.element_ty), mask=mask)
-    tl.store(squares + at, square.to(squares.dtype.element_ty), mask=mask)
-    tl.store(weights + at, weight.to(weights.dtype.element_ty), mask=mask)
+        param = _stochastic_round(param, bits)
+    tl.store(exp_avg_ptr + offsets, exp_avg.to(exp_avg_ptr.dtype.element_ty), mask=mask)
+    tl.store(exp_avg_sq_ptr + offsets, exp_avg_sq.to(exp_avg_sq_ptr.dtype.element_ty), mask=mask)
+    tl.store(param_ptr + offsets, param.to(param_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["seed"])
-def _step(
-    owners, table, addresses, factors, wrong, seed,
-    DTYPE: tl.constexpr, BLOCK: tl.constexpr, PIECE: tl.constexpr, DITHER: tl.constexpr,
+def _adamw_kernel(
+    block_tensor_ptr, table_ptr, grad_addresses_ptr, factors_ptr, found_inf_ptr, seed,
+    DTYPE: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, STOCHASTIC: tl.constexpr,
 ):  # fmt: skip
-    """Update one block, piece by piece, unless something is wrong."""
+    """Update one block, tile by tile, unless `found_inf` is 1."""
     block = tl.program_id(0)
-    row = tl.load(owners + block)
-    fine = True
-    if wrong is not None:
-        fine = tl.load(wrong) != 1.0
-    if fine:
-        table += row * COLUMNS
-        factors += row * FACTORS
-        grads = _pointer(addresses + row, DTYPE)
-        weights, means, squares = _pointer(table, DTYPE), _pointer(table + 1, DTYPE), _pointer(table + 2, DTYPE)
-        shared = (
-            tl.load(factors), tl.load(factors + 1), tl.load(factors + 2), tl.load(factors + 3),
-            tl.load(factors + 4), tl.load(factors + 5), tl.load(factors + 6),
+    row = tl.load(block_tensor_ptr + block)
+    finite = True
+    if found_inf_ptr is not None:
+        finite = tl.load(found_inf_ptr) != 1.0
+    if finite:
+        table_ptr += row * COLUMNS
+        factors_ptr += row * FACTORS
+        grad_ptr = _load_pointer(grad_addresses_ptr + row, DTYPE)
+        param_ptr = _load_pointer(table_ptr, DTYPE)
+        exp_avg_ptr = _load_pointer(table_ptr + 1, DTYPE)
+        exp_avg_sq_ptr = _load_pointer(table_ptr + 2, DTYPE)
+        factors = (
+            tl.load(factors_ptr), tl.load(factors_ptr + 1), tl.load(factors_ptr + 2), tl.load(factors_ptr + 3),
+            tl.load(factors_ptr + 4), tl.load(factors_ptr + 5), tl.load(factors_ptr + 6),
         )  # fmt: skip
-        start = (block - tl.load(table + 5)) * BLOCK
-        left = tl.minimum(tl.load(table + 4) - start, BLOCK).to(tl.int32)
-        weights, grads, means, squares = weights + start, grads + start, means + start, squares + start
-        step = tl.load(factors + 7).to(tl.int32)
+        start = (block - tl.load(table_ptr + 5)) * BLOCK
+        left = tl.minimum(tl.load(table_ptr + 4) - start, BLOCK).to(tl.int32)
+        param_ptr, grad_ptr = param_ptr + start, grad_ptr + start
+        exp_avg_ptr, exp_avg_sq_ptr = exp_avg_ptr + start, exp_avg_sq_ptr + start
+        step = tl.load(factors_ptr + 7).to(tl.int32)
         if left == BLOCK:
-            for piece in range(0, BLOCK, PIECE):
-                bits = _drawn(seed, step, block, piece, PIECE) if DITHER else None
-                _update(weights, grads, means, squares, shared, bits, piece + tl.arange(0, PIECE), None)
+            for first in range(0, BLOCK, TILE):
+                bits = _random_bits(seed, step, block, first, TILE) if STOCHASTIC else None
+                offsets = first + tl.arange(0, TILE)
+                _step_tile(param_ptr, grad_ptr, exp_avg_ptr, exp_avg_sq_ptr, factors, bits, offsets, None)
         else:
-            for piece in range(0, left, PIECE):
-                bits = _drawn(seed, step, block, piece, PIECE) if DITHER else None
-                at = piece + tl.arange(0, PIECE)
-                _update(weights, grads, means, squares, shared, bits, at, at < left)
+            for first in range(0, left, TILE):
+                bits = _random_bits(seed, step, block, first, TILE) if STOCHASTIC else None
+                offsets = first + tl.arange(0, TILE)
+                mask = offsets < left
+                _step_tile(param_ptr, grad_ptr, exp_avg_ptr, exp_avg_sq_ptr, factors, bits, offsets, mask)
 
 
-class Plan:
-    """The tables of a step over these tensors, made once: as long as the tensors lie where they do.
+class StepTables:
+    """The device tables of a step over some tensors, built once and valid while the tensors keep their addresses.
 
-    It is made outside of CUDA graphs, and must be kept as long as one that was captured with it.
+    They are built outside of CUDA graphs, and must be kept as long as a graph that was captured with them.
     """
 
     def __init__(
         self,
-        weights: Sequence[Tensor],
-        means: Sequence[Tensor],
-        squares: Sequence[Tensor],
+        params: Sequence[Tensor],
+        exp_avgs: Sequence[Tensor],
+        exp_avg_sqs: Sequence[Tensor],
         steps: Sequence[Tensor],
         block: int = BLOCK,
     ) -> None:
-        device, self.block, self.dtype = weights[0].device, block, TYPES[weights[0].dtype]
-        counts = [-(-weight.numel() // block) for weight in weights]
-        firsts = itertools.accumulate(counts, initial=0)
-        tensors = zip(weights, means, squares, steps, firsts, strict=False)
+        device, self.block, self.dtype = params[0].device, block, TRITON_DTYPES[params[0].dtype]
+        counts = [-(-param.numel() // block) for param in params]
+        first_blocks = itertools.accumulate(counts, initial=0)
+        tensors = zip(params, exp_avgs, exp_avg_sqs, steps, first_blocks, strict=False)
         rows = [[*(x.data_ptr() for x in (w, m, v, s)), w.numel(), first] for w, m, v, s, first in tensors]
         self.table = torch.tensor(rows, device=device)
-        owners = torch.repeat_interleave(torch.arange(len(rows), dtype=torch.int32), torch.tensor(counts))
-        self.owners = owners.to(device)
+        block_tensor = torch.repeat_interleave(torch.arange(len(rows), dtype=torch.int32), torch.tensor(counts))
+        self.block_tensor = block_tensor.to(device)
 
     def step(
         self,
-        gradients: Sequence[Tensor],
-        groups: Sequence[Shared],
+        grads: Sequence[Tensor],
+        groups: Sequence[GroupOptions],
         scale: Tensor | None,
-        wrong: Tensor | None,
+        found_inf: Tensor | None,
         seed: int | None = None,
-        piece: int = PIECE,
+        tile: int = TILE,
         warps: int = WARPS,
     ) -> None:
-        """Update all weights by their gradients times `scale`, unless `wrong` is 1.
+        """Update all parameters by their gradients times `scale`, unless `found_inf` is 1.
 
-        Weights are rounded to the nearest number; with a `seed`, which bfloat16 alone takes, up or down at random.
+        Parameters are rounded to nearest; with a `seed`, which only bfloat16 takes, stochastically.
         """
-        addresses = torch.zeros(len(gradients), dtype=torch.int64, device=self.table.device)
-        factors = torch.empty(len(gradients), FACTORS.value, device=self.table.device)
+        addresses = torch.zeros(len(grads), dtype=torch.int64, device=self.table.device)
+        factors = torch.empty(len(grads), FACTORS.value, device=self.table.device)
         with on_device(self.table):
-            torch._foreach_add_(addresses.unbind(), [gradient.data_ptr() for gradient in gradients])
+            torch._foreach_add_(addresses.unbind(), [grad.data_ptr() for grad in grads])
             first = 0
             for group in groups:
-                _prepare[(group.tensors,)](
-                    self.table[first:], factors[first:], scale, wrong, group.rate,
-                    log(group.beta1), log(group.beta2), 1 - group.beta1, 1 - group.beta2, group.eps, group.decay,
-                    RATE_IS_THERE=isinstance(group.rate, Tensor), num_warps=1,
+                _prepare_step[(group.size,)](
+                    self.table[first:], factors[first:], scale, found_inf, group.lr, log(group.beta1),
+                    log(group.beta2), 1 - group.beta1, 1 - group.beta2, group.eps, group.weight_decay,
+                    LR_IS_POINTER=isinstance(group.lr, Tensor), num_warps=1,
                 )  # fmt: skip
-                first += group.tensors
-            if len(self.owners):
-                _step[(len(self.owners),)](
-                    self.owners, self.table, addresses, factors, wrong, seed or 0, DTYPE=self.dtype,
-                    BLOCK=self.block, PIECE=min(piece, self.block), DITHER=seed is not None, num_warps=warps,
+                first += group.size
+            if len(self.block_tensor):
+                _adamw_kernel[(len(self.block_tensor),)](
+                    self.block_tensor, self.table, addresses, factors, found_inf, seed or 0, DTYPE=self.dtype,
+                    BLOCK=self.block, TILE=min(tile, self.block), STOCHASTIC=seed is not None, num_warps=warps,
                 )  # fmt: skip
 
 
 def log(beta: float) -> float:
-    """The logarithm, of 0 too, so that its multiples are those of a small number and its powers are 0."""
+    """The logarithm of beta; for 0 a large negative number, whose multiples have an exponential of 0."""
     return math.log(beta) if beta > 0 else -1e30
