@@ -217,11 +217,11 @@ def compare(batch: int, speed: float, skip: list[str]) -> dict[str, Any]:
     note("phasor", ours)
     small = phasor.quantize(model)
     note("phasor-int8", by(small), own=speed / bytes_read(small))
-    overlaps, why_not = fused_step.overlaps, fused_step.why_not
+    supports_pdl, why_not = fused_step.supports_pdl, fused_step.why_not
     if "variants" not in skip:
-        fused_step.overlaps = lambda device: False
+        fused_step.supports_pdl = lambda device: False
         note("phasor, kernels one after the other", ours)
-        fused_step.overlaps = overlaps
+        fused_step.supports_pdl = supports_pdl
         fused_step.why_not = lambda model: "for comparison"
         note("phasor, plain step as a graph", ours)
         fused_step.why_not = why_not
@@ -305,8 +305,8 @@ class Projection:
         if role == "up":
             self.truth = F.silu(self.truth[:, :hidden]) * self.truth[:, hidden:]
 
-    def run(self, weight: Matrix, tiles: Tiles, overlap: bool) -> torch.Tensor:
-        given: dict[str, Any] = {"norm": self.norm, "tiles": tiles, "overlap": overlap}
+    def run(self, weight: Matrix, tiles: Tiles, pdl: bool) -> torch.Tensor:
+        given: dict[str, Any] = {"norm": self.norm, "tiles": tiles, "pdl": pdl}
         if self.role == "up":
             return gemv.feed(self.x, weight, self.hidden, "silu", gated=True, **given)
         if self.role == "head":
@@ -314,14 +314,14 @@ class Projection:
             return self.y
         return gemv.project(self.x, weight, self.y, **given)
 
-    def speed(self, tiles: Tiles, overlap: bool) -> float:
+    def speed(self, tiles: Tiles, pdl: bool) -> float:
         """Terabytes of weights a second; 0 where the kernel fails, which is said."""
         try:
-            found = self.run(self.weights[0], tiles, overlap).double()
+            found = self.run(self.weights[0], tiles, pdl).double()
             off = float((found - self.truth).norm() / self.truth.norm())
             if not off < 1e-2:
                 raise ValueError(f"wrong by {off:.1e}")
-            took = graph_time(lambda: [self.run(w, tiles, overlap) for w in self.weights]) / self.count
+            took = graph_time(lambda: [self.run(w, tiles, pdl) for w in self.weights]) / self.count
         except Exception as error:
             print(f"{self.role} {tiles}: {type(error).__name__}: {str(error).splitlines()[0][:120]}")
             return 0.0
@@ -332,7 +332,7 @@ class Projection:
 
 
 def sweep_projections(rows: int, tiles: list[Tiles], small: bool = False) -> None:
-    """Every projection over settings: the best first, then the best without overlap, and cuBLAS."""
+    """Every projection over settings: the best first, then the best without pdl, and cuBLAS."""
     for role in ("qkv", "out", "up", "down", "head"):
         one = Projection(role, rows, small)
         rated = sorted(((one.speed(setting, True), setting) for setting in tiles), reverse=True)
@@ -343,7 +343,7 @@ def sweep_projections(rows: int, tiles: list[Tiles], small: bool = False) -> Non
             f"{setting[0]}x{setting[1]},{setting[2]}w,{setting[3]}s {speed:.2f}" for speed, setting in rated
         )
         print(
-            f"{role:5} {rows} rows, {'int8' if small else 'bf16'}, TB/s: {shown} | best without overlap {alone:.2f} | "
+            f"{role:5} {rows} rows, {'int8' if small else 'bf16'}, TB/s: {shown} | best without pdl {alone:.2f} | "
             f"cuBLAS in bf16 {linear:.2f}, with as many weights a second",
             flush=True,
         )
@@ -373,7 +373,7 @@ def sweep_attention(batch: int) -> None:
 
         def run() -> torch.Tensor:
             for pair in caches:
-                decode_attention.attend(qkv, *pair, counts, counts, out, desk, overlap=True, **given)  # noqa: B023
+                decode_attention.attend(qkv, *pair, counts, counts, out, desk, pdl=True, **given)  # noqa: B023
             return out
 
         try:

@@ -121,7 +121,7 @@ def norms() -> None:
 def norm_of_rows(rows: int, width: int, centered: bool) -> None:
     weight, bias = drawn(width), drawn(width) if centered else None
     alone = weight.float(), None if bias is None else bias.float()
-    made = partial(norm.sum_and_norm, weight=weight, bias=bias, eps=1e-5, centered=centered)
+    made = partial(norm.add_norm, weight=weight, bias=bias, eps=1e-5, centered=centered)
 
     def plain(x: Tensor, r: Tensor) -> Tensor:
         return norm.norm_ref(x + r, *alone, eps=1e-5, centered=centered)
@@ -145,29 +145,29 @@ def gates() -> None:
     width = 16384
     rows = 2 * NUMBERS // width + 24
     for kind in ("swiglu", "geglu"):
-        by_rows(kind, partial(glu.gated, kind=kind), partial(glu.gated_ref, kind=kind), trained(rows, width))
+        by_rows(kind, partial(glu.glu, kind=kind), partial(glu.glu_ref, kind=kind), trained(rows, width))
 
 
 def rotations() -> None:
     tokens = 2 * NUMBERS // 4096 + 24
     positions = torch.arange(tokens, device=DEVICE)
     increments = (10000.0 ** (-torch.arange(64).double() / 64) / (2 * math.pi) * 2.0**64).long().to(DEVICE)
-    whole, alone = (rope.Turn(p, increments, torch.ones(1, device=DEVICE)) for p in (positions, ends(positions)))
+    whole, alone = (rope.RopeArgs(p, increments, torch.ones(1, device=DEVICE)) for p in (positions, ends(positions)))
 
-    def heads(turn_heads: Callable[..., Any], turn: rope.Turn, pairing: str, x: Tensor) -> Tensor:
-        return turn_heads(x[None], x[None, :, :8], turn, pairing)[0][0]
+    def heads(rotate: Callable[..., Any], args: rope.RopeArgs, pairing: str, x: Tensor) -> Tensor:
+        return rotate(x[None], x[None, :, :8], args, pairing)[0][0]
 
-    def projection(turn_projection: Callable[..., Any], turn: rope.Turn, pairing: str, x: Tensor) -> Tensor:
-        return torch.cat([y[0].flatten(1) for y in turn_projection(x[None], turn, pairing)], dim=1)
+    def projection(rotate: Callable[..., Any], args: rope.RopeArgs, pairing: str, x: Tensor) -> Tensor:
+        return torch.cat([y[0].flatten(1) for y in rotate(x[None], args, pairing)], dim=1)
 
     for pairing in ("half", "adjacent"):
         made, plain = (
-            partial(heads, rope.turn_heads, whole, pairing),
-            partial(heads, rope.turn_heads_ref, alone, pairing),
+            partial(heads, rope.rope, whole, pairing),
+            partial(heads, rope.rope_ref, alone, pairing),
         )
         by_rows(f"rotation, {pairing}", made, plain, trained(tokens, 32, 128))
-        made = partial(projection, rope.turn_projection, whole, pairing)
-        plain = partial(projection, rope.turn_projection_ref, alone, pairing)
+        made = partial(projection, rope.rope_qkv, whole, pairing)
+        plain = partial(projection, rope.rope_qkv_ref, alone, pairing)
         by_rows(f"rotation of a projection, {pairing}", made, plain, trained(tokens, 4, 6, 128))
 
 
@@ -228,7 +228,7 @@ def eights() -> None:
     by_rows(
         "float8 gated network, 8192 hidden",
         lambda x: float8.float8_feedforward(x, up, down, "swiglu"),
-        lambda x: glu.gated_ref(x @ up.float().T, "swiglu") @ down.float().T,
+        lambda x: glu.glu_ref(x @ up.float().T, "swiglu") @ down.float().T,
         trained(2 * NUMBERS // 16384 + 32, 256),
         allowed=3 * FLOAT8,
     )

@@ -221,7 +221,7 @@ def norms(rate: float) -> None:
         return norm.norm(x, weight, None, eps=1e-5)
 
     def ours_sum(x: Tensor, r: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        return norm.sum_and_norm(x, r, weight, None, eps=1e-5)
+        return norm.add_norm(x, r, weight, None, eps=1e-5)
 
     def liger_norm(x: Tensor, weight: Tensor) -> Tensor:
         return liger("ops.rms_norm", "LigerRMSNormFunction").apply(x, weight, 1e-5, 0.0, "llama", False)
@@ -243,21 +243,21 @@ def activations(rate: float) -> None:
     size = dy.numel() * 2 / rate
 
     def plain(x: Tensor) -> Tensor:
-        return glu.gated_ref(x, "swiglu")
+        return glu.glu_ref(x, "swiglu")
 
     def theirs(x: Tensor) -> Tensor:
         return liger("ops.swiglu", "LigerFusedGateUpSiLUMulFunction").apply(x)
 
     variants = {
-        "phasor": lambda x: glu.gated(x, "swiglu"),
+        "phasor": lambda x: glu.glu(x, "swiglu"),
         "Liger": theirs,
         "torch": plain,
         "torch.compile": torch.compile(plain),
     }
     wide = [x.detach().double().requires_grad_()]
     forwards(f"swiglu {TOKENS} x {HIDDEN}", variants, (x,), wide, (dy,), 3 * size, 8 * size)
-    for kind in glu.GATES:
-        ours, true = glu.gated(x, kind), glu.gated_ref(wide[0], kind)
+    for kind in glu.GLU_ACTIVATIONS:
+        ours, true = glu.glu(x, kind), glu.glu_ref(wide[0], kind)
         error = off([ours, *torch.autograd.grad(ours, x, dy)], [true, *torch.autograd.grad(true, wide, dy.double())])
         print(f"  {'right' if error < BF16 else 'WRONG'} {kind}: {error:.1e}")
 
@@ -266,7 +266,7 @@ def eights(rate: float) -> None:
     """The activation and its gradient as rows of 8 bits, and such rows turned into columns."""
     x, dy = randn(TOKENS, 2 * HIDDEN).detach(), randn(TOKENS, HIDDEN, seed=1).detach()
     twin = x.double().requires_grad_()
-    true = glu.gated_ref(twin, "swiglu")
+    true = glu.glu_ref(twin, "swiglu")
     (gradient,) = torch.autograd.grad(true, twin, dy.double())
     size, rounding = dy.numel() / rate, 2**-5  # of a byte for each feature; three bits after the first, on average
 
@@ -275,7 +275,7 @@ def eights(rate: float) -> None:
         return [bits.double() * scale.double()]
 
     def plain(x: Tensor) -> tuple[Tensor, Tensor]:
-        return float8.eight_bits(glu.gated_ref(x, "swiglu"))
+        return float8.eight_bits(glu.glu_ref(x, "swiglu"))
 
     def plain_backward(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = x.float().chunk(2, -1)
@@ -387,7 +387,7 @@ def settings(rate: float) -> Iterator[tuple[str, str, Made, float]]:
                 yield (
                     f"judge {count} x {vocabulary} (block=, warps=)",
                     f"{block:6} {warps:3}",
-                    lambda logits=logits, rest=rest, b=block, w=warps: cross_entropy_kernels.judge(
+                    lambda logits=logits, rest=rest, b=block, w=warps: cross_entropy_kernels.cross_entropy(
                         logits, *rest, block=b, warps=w
                     ),
                     2 * logits.numel() * 2 / rate,
@@ -398,7 +398,7 @@ def settings(rate: float) -> Iterator[tuple[str, str, Made, float]]:
         limit = products(h, w)
         for rows in (1024, 2048, 4096, 8192):
             yield (
-                f"linear cross-entropy {vocabulary} (rows_at_once)",
+                f"linear cross-entropy {vocabulary} (chunk_size)",
                 f"{rows:6}",
                 lambda h=h, w=w, tall=tall, n=rows: cross_entropy._linear_cross_entropy(
                     h, w, None, *tall, 0.0, 0.0, 1.0, None, torch.bfloat16, [True, True, False], n

@@ -23,7 +23,7 @@ from torch import Tensor
 
 import phasor
 from phasor.ops.rope import rope
-from phasor.ops.rope.rope import Turn
+from phasor.ops.rope.rope import RopeArgs
 
 ROWS, TOKENS, HEADS, KEYS, WIDTH = 4, 8192, 32, 8, 128
 Call = Callable[[], Any]
@@ -68,11 +68,11 @@ def on_host(call: Call, calls: int = 200) -> float:
     return 1e6 * took / calls
 
 
-def turn_of(rope: phasor.Rotary, positions: Tensor) -> Turn:
+def turn_of(rope: phasor.Rotary, positions: Tensor) -> RopeArgs:
     prepared = rope.prepare(
         phasor.nn.sequence.SequenceInfo(positions, None), torch.empty(1, 1, 1, device=positions.device)
     )
-    assert isinstance(prepared, Turn), "the kernel is not taken"
+    assert isinstance(prepared, RopeArgs), "the kernel is not taken"
     return prepared
 
 
@@ -101,16 +101,16 @@ def check(device: str, rows: int, tokens: int, heads: int, keys: int, width: int
                 turn = turn_of(rope, torch.randint(0, 2**36, (rows, tokens), device=device))
                 like: dict[str, Any] = {"device": device, "dtype": dtype}
                 fused = drawn(rows, tokens, keys, heads // keys + 2, width, **like).clamp(-2, 2).requires_grad_()
-                rope.turn_projection(torch.zeros_like(fused), turn, pairing)  # what is checked are launches again
-                parts = rope.turn_projection(fused, turn, pairing)
+                rope.rope_qkv(torch.zeros_like(fused), turn, pairing)  # what is checked are launches again
+                parts = rope.rope_qkv(fused, turn, pairing)
                 grads = [drawn(*x.shape, **like).clamp(-2, 2) for x in parts]
                 (back,) = torch.autograd.grad(parts, fused, grads)
                 exact = fused.detach().double().requires_grad_()
-                true = rope.turn_projection_ref(exact, turn, pairing)
+                true = rope.rope_qkv_ref(exact, turn, pairing)
                 (true_back,) = torch.autograd.grad(true, exact, [x.double() for x in grads])
-                q, k, v = rope.parts_of(fused.detach())
+                q, k, v = rope.split_qkv(fused.detach())
                 heads_first = q.flatten(2, 3).transpose(1, 2).contiguous().transpose(1, 2)
-                apart = rope.turn_heads(heads_first, k, turn, pairing)
+                apart = rope.rope(heads_first, k, turn, pairing)
                 pairs = [*zip(parts, true, strict=True), *zip(apart, true, strict=False), (back, true_back)]
                 error = max(worst(a, b, pairing, turned) for a, b in pairs if a is not parts[2])
                 same = all(torch.equal(a[..., turned:], b[..., turned:].to(dtype)) for a, b in pairs)
@@ -217,7 +217,7 @@ def compare() -> dict[str, Any]:
     turn = turn_of(half, at)
 
     def split(projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = rope.parts_of(projected)
+        q, k, v = rope.split_qkv(projected)
         return q.flatten(2, 3), k, v
 
     cos, sin = half.cos_sin(at)
@@ -229,7 +229,7 @@ def compare() -> dict[str, Any]:
         dynamic=False,
     )
     ways: dict[str, Callable[..., Any]] = {
-        "phasor": lambda x: rope.turn_projection_op(x, *turn, False, False),
+        "phasor": lambda x: rope.rope_qkv_op(x, *turn, False, False),
         "torch.compile": compiled,
     }
     if "Liger" in turns:
@@ -238,7 +238,7 @@ def compare() -> dict[str, Any]:
             split(x)[2].contiguous(),
         )
     report.case("split and turn", whole, {who: lambda way=way: way(fused) for who, way in ways.items()})
-    views = {"phasor": lambda: rope.turn_projection(fused, turn, "half")}
+    views = {"phasor": lambda: rope.rope_qkv(fused, turn, "half")}
     report.case("split and turn, values a view", least, views)
     parts = [drawn(*x.shape) for x in split(fused)]
     both = {who: back_and_forth(way, [fused], parts) for who, way in ways.items() if "Liger" not in who}
@@ -256,7 +256,7 @@ def decode(report: Report, rows: int, rope: phasor.Rotary) -> None:
     calls: dict[str, Call] = {
         who: lambda turn=turn: turn(q, k) for who, turn in peers(rope, at).items() if who != "transformers"
     }
-    calls["phasor, from projection"] = lambda: rope.turn_projection(fused, turn, "half")
+    calls["phasor, from projection"] = lambda: rope.rope_qkv(fused, turn, "half")
     how: dict[str, Any] = {"calls": 50, "cold": False}
     name = f"one token, batch {rows}"
     report.case(name, floor(q.numel() + k.numel(), **how), calls, **how)
@@ -285,7 +285,7 @@ def sweep() -> None:
         rope = phasor.Rotary(head_dim=WIDTH, width=turned)
         turn = turn_of(rope, torch.arange(count, device="cuda"))
         fused = drawn(rows, count, KEYS, HEADS // KEYS + 2, WIDTH)
-        parts = rope.parts_of(fused)
+        parts = rope.split_qkv(fused)
         into = tuple(torch.empty(x.shape, dtype=x.dtype, device="cuda") for x in parts)
         if form in ("half", "adjacent"):
             heads = torch.empty(rows, count, HEADS, WIDTH, dtype=fused.dtype, device="cuda")

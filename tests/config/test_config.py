@@ -17,7 +17,7 @@ from phasor.config import PositionConfig
 from phasor.config.parts import ACTIVATIONS, GATED
 from phasor.config.schema import Choice, Config, field_types
 from phasor.inspect.kinds import CHOICES, GROUPS, described_kinds
-from phasor.nn.feed_forward import GATES, PLAIN, FeedForward, activate
+from phasor.nn.feed_forward import GLU_ACTIVATIONS, PLAIN, FeedForward, activate
 from phasor.nn.positions import BUILDERS, Position
 
 RECORDS = [getattr(phasor.config, name) for name in phasor.config.__all__]
@@ -241,7 +241,7 @@ def test_tables_of_names_are_the_types_of_their_fields():
 
 def test_every_activation_has_a_function():
     assert set(PLAIN) == set(ACTIVATIONS) - GATED
-    assert set(GATES) | {"swiglu-clamped"} == GATED
+    assert set(GLU_ACTIVATIONS) | {"swiglu-clamped"} == GATED
     for name in ACTIVATIONS:
         config = phasor.FeedForwardConfig(activation=name)
         assert activate(torch.ones(6), config).shape == (3 if config.gated else 6,)

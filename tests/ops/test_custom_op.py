@@ -10,12 +10,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import phasor
 from phasor.ops import dispatch
 from phasor.ops.cross_entropy.cross_entropy import linear_cross_entropy
-from phasor.ops.custom_op import operation, watched
+from phasor.ops.custom_op import custom_op, needs_dispatcher
 from phasor.ops.glu import glu
 from phasor.ops.norm import norm
 
 
-@operation("phasor_tests::cube")
+@custom_op("phasor_tests::cube")
 def cube(x: Tensor, by: float) -> tuple[Tensor, Tensor]:
     return by * x**3, x.square()
 
@@ -25,7 +25,7 @@ def _(x: Tensor, by: float) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), torch.empty_like(x)
 
 
-@operation("phasor_tests::slope")
+@custom_op("phasor_tests::slope")
 def slope(grad: Tensor, x: Tensor, by: float) -> Tensor:
     assert grad.data_ptr() % 4 == 0  # it has memory, as a kernel needs
     return 3 * by * x * x * grad
@@ -134,8 +134,8 @@ def test_forward_derivatives_are_those_of_the_plain_forms(form):
     rope = phasor.Rotary(head_dim=8)
     works = {
         "norm": lambda x: norm.norm(x, weight, None, eps=1e-6),
-        "sum and norm": lambda x: norm.sum_and_norm(x, x, weight, None, eps=1e-6)[1],
-        "gated": lambda x: glu.gated(x, "swiglu"),
+        "sum and norm": lambda x: norm.add_norm(x, x, weight, None, eps=1e-6)[1],
+        "gated": lambda x: glu.glu(x, "swiglu"),
         "cross-entropy": lambda x: linear_cross_entropy(x[0, 0], weight[:, None] * by, at, torch.ones(3)).loss,
         "rotary": lambda x: rope.rotate(x, x, at)[0],
     }
@@ -163,4 +163,4 @@ def test_tracers_see_it(x):
 )
 def test_what_changes_no_operation_is_no_mode(context):
     with context():
-        assert not watched()
+        assert not needs_dispatcher()

@@ -56,7 +56,7 @@ def sharded(rank, folder):
     fully_shard(made)
     found = loss(made, rank)
     steps = operations(found.grad_fn)
-    for kernel in ("turn_projection", "gated_linear", "norm", "linear_cross_entropy"):
+    for kernel in ("rope_qkv", "glu_linear", "norm", "linear_cross_entropy"):
         assert f"phasor_{kernel}" in steps, steps
     found.backward()
     gradients = {}

@@ -10,7 +10,7 @@ from training_runs import SMALL, Documents
 from phasor import ModelConfig, Record, Transformer, balancing_loss
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
-from phasor.ops.cross_entropy.cross_entropy import counted, linear_cross_entropy_ref
+from phasor.ops.cross_entropy.cross_entropy import linear_cross_entropy_ref, weighted_sum
 from phasor.training.loss import BALANCE, loss_of
 
 # A CPU without bfloat16 products says so once, and takes another way.
@@ -90,8 +90,8 @@ def test_a_fresh_model_is_as_unsure_as_its_vocabulary_is_large():
 
 def test_padding_counts_for_nothing_even_where_it_is_infinite():
     values, weights = torch.tensor([2.0, math.inf, 4.0, math.nan]), torch.tensor([1.0, 0.0, 1.0, 0.0])
-    assert float(counted(values, weights)) == 6.0
-    assert float(counted(values, torch.zeros(4))) == 0.0
+    assert float(weighted_sum(values, weights)) == 6.0
+    assert float(weighted_sum(values, torch.zeros(4))) == 0.0
 
 
 def test_the_loss_of_a_batch_in_which_nothing_counts_is_0():

@@ -23,7 +23,7 @@ from phasor.nn.positions.rotary import Rotary
 from phasor.ops import dispatch
 from phasor.ops.constants import constant
 from phasor.ops.int8.int8 import Matrix
-from phasor.ops.launch import overlaps
+from phasor.ops.launch import supports_pdl
 from phasor.transformer import Block, Stack, Transformer
 
 ACTIVATIONS = {
@@ -151,7 +151,7 @@ class FusedStep:
         small = dtype == torch.bfloat16 and all(isinstance(part, Int8Linear) for part in linears_of(stack))
         most = gemv.MOST_INT8 if small else gemv.MOST
         self.few = rows == 1 or (rows <= most and dtype != torch.float16)  # whose range is too small
-        self.overlap = overlaps(device)
+        self.pdl = supports_pdl(device)
         self.state, self.tokens, self.history, self.turn = state, tokens, history, turn
         self.positions = state.next_positions.view(-1)
         self.embedding, self.head, self.norm = model.tokens, cast(LogitsHead, model.head), stack.norm
@@ -187,7 +187,7 @@ class FusedStep:
                 turning=layer.turning,
                 norm=layer.head_norm,
                 sinks=layer.sinks,
-                overlap=self.overlap,
+                pdl=self.pdl,
             )
             self.add(heads, attention.out, x)
             self.add(self.feed(x, network, between), network.down, x)
@@ -197,13 +197,13 @@ class FusedStep:
         """`linear(norm(x))`."""
         if not self.few:
             return linear(norm(x))
-        given = {"norm": self.normed(norm), "bias": linear.bias, "overlap": self.overlap}
+        given = {"norm": self.normed(norm), "bias": linear.bias, "pdl": self.pdl}
         return self.kernels.project(x, matrix(linear), out, **given)
 
     def add(self, y: Tensor, linear: nn.Linear | Int8Linear, x: Tensor) -> None:
         """`x += multiplier * linear(y)`."""
         if self.few:
-            given = {"residual": x, "multiplier": self.multiplier, "overlap": self.overlap}
+            given = {"residual": x, "multiplier": self.multiplier, "pdl": self.pdl}
             self.kernels.project(y, matrix(linear), x, bias=linear.bias, **given)
         elif isinstance(linear, nn.Linear) and linear.bias is None:
             x.addmm_(y, linear.weight.t(), alpha=self.multiplier)
@@ -215,7 +215,7 @@ class FusedStep:
         activation, gated = ACTIVATIONS[network.config.activation], network.config.gated
         if not self.few:
             return self.kernels.gate(network.up(norm(x)), self.hidden, activation, gated=gated)
-        given = {"norm": self.normed(norm), "bias": network.up.bias, "overlap": self.overlap}
+        given = {"norm": self.normed(norm), "bias": network.up.bias, "pdl": self.pdl}
         return self.kernels.feed(x, matrix(network.up), self.hidden, activation, gated=gated, **given)
 
     def choose(self, x: Tensor) -> Tensor:
@@ -224,10 +224,10 @@ class FusedStep:
             logits = self.head(self.norm(x), self.embedding.table)
             count_on(logits, self.tokens, self.history, self.turn, self.state)
             return logits
-        given = {"norm": self.normed(self.norm), "bias": self.head.bias, "overlap": self.overlap}
+        given = {"norm": self.normed(self.norm), "bias": self.head.bias, "pdl": self.pdl}
         self.voting.vote(x, self.table, self.logits, self.best, multiplier=self.head.multiplier, **given)
         buffers = (self.best, self.tokens, self.history, self.turn, self.state.counts, self.positions)
-        self.voting.finish(*buffers, overlap=self.overlap)
+        self.voting.finish(*buffers, pdl=self.pdl)
         return self.logits
 
     def normed(self, norm: nn.Module) -> Any:

@@ -235,7 +235,7 @@ def loss_in_chunks(case: Case) -> str | None:
 
 
 def loss_by_kernel(case: Case) -> str | None:
-    return loss_in_chunks(case) or cross_entropy.judging_why_not(case.dtype, case.judged[0])
+    return loss_in_chunks(case) or cross_entropy.kernel_why_not(case.dtype, case.judged[0])
 
 
 def gates_with_projection(case: Case) -> str | None:

@@ -13,7 +13,7 @@ from phasor.nn.norm import build_norm
 from phasor.nn.positions import Position
 from phasor.ops.attention.attention import ScoreMod, SinkQueries, attention, attention_ref
 from phasor.ops.attention.mask import Mask
-from phasor.ops.rope.rope import parts_of
+from phasor.ops.rope.rope import split_qkv
 
 
 class Extends(Protocol):
@@ -133,7 +133,7 @@ class Attention(nn.Module):
             if self.between is None and view.capped is None:
                 q, k, v = view.position.on_projection(projected, view.prepared)
             else:
-                q, k, v = parts_of(projected)
+                q, k, v = split_qkv(projected)
                 q, k, v = self._made("q", q.flatten(-3, -2)), self._made("k", k), self._made("v", v)
                 if view.capped is not None:
                     capped = SinkQueries(view.position.on_query(q, view.capped[0]), view.capped[1])

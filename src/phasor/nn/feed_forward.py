@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phasor.config import FeedForwardConfig
-from phasor.ops.glu.glu import GATES, gated, gated_linear
+from phasor.ops.glu.glu import GLU_ACTIVATIONS, glu, glu_linear
 
 PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -34,7 +34,7 @@ def activate(x: Tensor, config: FeedForwardConfig) -> Tensor:
         gate, up = x.chunk(2, dim=-1)
         gate, up = gate.clamp(max=config.limit), up.clamp(-config.limit, config.limit)
         return gate * torch.sigmoid(config.gain * gate) * (up + 1)
-    return gated(x, config.activation)
+    return glu(x, config.activation)
 
 
 def untouched(part: nn.Module) -> bool:
@@ -55,7 +55,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.plain:
-            return gated_linear(self.up(x), self.down.weight, self.config.activation)
+            return glu_linear(self.up(x), self.down.weight, self.config.activation)
         h = activate(self.up(x), self.config)
         if self.dropout and self.training:
             h = F.dropout(h, self.dropout)
@@ -66,4 +66,4 @@ class FeedForward(nn.Module):
         """Whether nothing stands between the gate and a plain projection, which are then one operation."""
         down = self.down
         bare = type(down) is nn.Linear and down.bias is None and untouched(down)
-        return bare and self.config.activation in GATES and not (self.dropout and self.training)
+        return bare and self.config.activation in GLU_ACTIVATIONS and not (self.dropout and self.training)

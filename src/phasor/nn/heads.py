@@ -16,7 +16,7 @@ from phasor.config import (
 )
 from phasor.nn.feed_forward import activate
 from phasor.nn.norm import at_least_float32, build_norm
-from phasor.ops.cross_entropy.cross_entropy import Sums, linear_cross_entropy, shaped
+from phasor.ops.cross_entropy.cross_entropy import LossSums, linear_cross_entropy, scale_and_softcap
 from phasor.ops.int8.int8 import Matrix, dequantized, linear
 
 
@@ -45,7 +45,7 @@ class LogitsHead(nn.Module):
 
     def forward(self, h: Tensor, tokens: Matrix) -> Tensor:
         logits = linear(self.features(h), self.table(tokens), self.bias)
-        return shaped(logits, self.multiplier, self.softcap)
+        return scale_and_softcap(logits, self.multiplier, self.softcap)
 
     def table(self, tokens: Matrix) -> Matrix:
         """W: the token table, or one of the head's own."""
@@ -59,7 +59,7 @@ class LogitsHead(nn.Module):
 
     def cross_entropy(
         self, h: Tensor, tokens: Matrix, targets: Tensor, weights: Tensor, smoothing: float = 0.0, z_loss: float = 0.0
-    ) -> Sums:
+    ) -> LossSums:
         """The cross-entropy of targets `[B, T]` by hidden states `[B, T, dim]`; many logits are never held at once.
 
         >>> head = LogitsHead(ModelConfig(vocab_size=9, dim=4, num_layers=1, num_heads=1))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from phasor.config import LayerNormConfig, NoNormConfig, NormConfig, RMSNormConfig
-from phasor.ops.norm.norm import norm, sum_and_norm
+from phasor.ops.norm.norm import add_norm, norm
 
 
 class Norm(nn.Module):
@@ -44,7 +44,7 @@ class LayerNorm(Norm):
         return norm(x, self.weight, self.bias, eps=self.eps, centered=True)
 
     def after_sum(self, x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
-        return sum_and_norm(x, r, self.weight, self.bias, eps=self.eps, centered=True)
+        return add_norm(x, r, self.weight, self.bias, eps=self.eps, centered=True)
 
 
 class RMSNorm(Norm):
@@ -62,7 +62,7 @@ class RMSNorm(Norm):
         return norm(x, self.weight, None, eps=self.eps, offset=self.offset)
 
     def after_sum(self, x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
-        return sum_and_norm(x, r, self.weight, None, eps=self.eps, offset=self.offset)
+        return add_norm(x, r, self.weight, None, eps=self.eps, offset=self.offset)
 
 
 def at_least_float32(x: Tensor) -> Tensor:

@@ -8,19 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-PLAIN = (Tensor, nn.Parameter)
+PLAIN_TENSORS = (Tensor, nn.Parameter)
 KEY, KEYS = torch._C.DispatchKey, torch._C.DispatchKeySet
 ALWAYS = (KEYS(KEY.ADInplaceOrView) | KEYS(KEY.BackendSelect)).raw_repr()  # what torch's dispatcher goes by anywhere
 
 
-class Operation:
+class CustomOp:
     """A function that computes tensors from tensors and numbers, with its own gradient.
 
     To compilers, to modes of torch and to tensors of other classes it is an operation of `torch.library`. Eager code,
     where torch takes longer to find such an operation than a device to do it, gets a plain call, or an autograd
     function of the same two halves.
 
-    >>> @operation("phasor::doctest_double")
+    >>> @custom_op("phasor::doctest_double")
     ... def double(x: Tensor) -> Tensor:
     ...     return 2 * x
     >>> double.register_fake(torch.empty_like)
@@ -54,17 +54,17 @@ class Operation:
 
     def __call__(self, *inputs: Any) -> Any:
         tensors = [x for x in inputs if isinstance(x, Tensor)]
-        if watched() or any(type(x) not in PLAIN for x in tensors):
+        if needs_dispatcher() or any(type(x) not in PLAIN_TENSORS for x in tensors):
             return self.op(*inputs)
         if not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
             return self.forward(*inputs)
         return self.op(*inputs) if self.function is None else self.function.apply(*inputs)
 
 
-def watched() -> bool:
+def needs_dispatcher() -> bool:
     """Whether torch has to see every operation here, for a compiler, a tracer, a map over batches or another mode.
 
-    >>> watched(), torch.func.vmap(lambda x: x + watched())(torch.zeros(2)).tolist()
+    >>> needs_dispatcher(), torch.func.vmap(lambda x: x + needs_dispatcher())(torch.zeros(2)).tolist()
     (False, [1.0, 1.0])
     """
     if torch.compiler.is_compiling():
@@ -72,6 +72,6 @@ def watched() -> bool:
     return bool(torch._C._dispatch_tls_local_include_set().raw_repr() & ~ALWAYS)
 
 
-def operation(name: str) -> Callable[[Callable[..., Any]], Operation]:
+def custom_op(name: str) -> Callable[[Callable[..., Any]], CustomOp]:
     """Make a function an operation, to be called by its parameters' places."""
-    return lambda forward: Operation(name, forward)
+    return lambda forward: CustomOp(name, forward)

@@ -19,10 +19,10 @@ def on_device(x: Tensor) -> AbstractContextManager[object]:
     return torch.cuda.device(x.device) if x.is_cuda and x.device.index != torch.cuda.current_device() else NOTHING
 
 
-def overlaps(device: torch.device) -> bool:
+def supports_pdl(device: torch.device) -> bool:
     """Whether a kernel on this device may begin before the one before it has ended.
 
-    >>> overlaps(torch.device("cpu"))
+    >>> supports_pdl(torch.device("cpu"))
     False
     """
     return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -12,18 +12,18 @@ import triton
 import triton.language as tl
 
 
-def early(overlap: bool) -> dict[str, bool]:
+def pdl_launch(pdl: bool) -> dict[str, bool]:
     """The options of a launch that may begin early, of a kernel that waits under the same condition.
 
-    >>> early(True), early(False)
+    >>> pdl_launch(True), pdl_launch(False)
     ({'launch_pdl': True}, {})
     """
-    return {"launch_pdl": True} if overlap else {}
+    return {"launch_pdl": True} if pdl else {}
 
 
 @triton.jit
-def follow(OVERLAP: tl.constexpr):
+def pdl_wait(USE_PDL: tl.constexpr):
     """Let the next kernel begin, and wait for the results of the one before."""
-    if OVERLAP:
+    if USE_PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()

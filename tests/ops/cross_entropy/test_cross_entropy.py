@@ -142,7 +142,7 @@ def test_autocast_multiplies_in_its_type_and_gives_float32_gradients(form):
     halves = [x.detach().bfloat16() for x in made]
     sums, gradients = formula(halves, targets, weights, *GIVEN["all"])
     with dispatch.force_path(form), torch.autocast("cpu", torch.bfloat16):
-        assert ops.product_type(made[0], made[1]) == torch.bfloat16
+        assert ops.logits_dtype(made[0], made[1]) == torch.bfloat16
         out = chunked(made, targets, weights, GIVEN["all"], torch.bfloat16)
     assert abs(float(out[0].detach()) - float(sums[0].detach())) < 8 * 2**-9 * float(weights.sum())
     for a, b in zip(torch.autograd.grad(out[0], made), gradients, strict=True):
@@ -212,7 +212,7 @@ def test_it_compiles_into_one_graph():
 def test_many_logits_are_chunked_on_any_device_and_few_where_a_kernel_runs(monkeypatch):
     made, targets, weights = rows(9, 4, 17)
     called = []
-    monkeypatch.setattr(ops, "judge_for", lambda *given: called.append(given) or ops.judge_ref)
+    monkeypatch.setattr(ops, "chunk_cross_entropy_for", lambda *given: called.append(given) or ops.cross_entropy_ref)
     few = ops.linear_cross_entropy(*made[:2], targets, weights).loss
     assert not called
     monkeypatch.setattr(ops, "SMALL", 9 * 17)
@@ -264,7 +264,7 @@ def test_the_loss_of_every_head_is_the_plain_one(changes, form, monkeypatch):
             weight.add_(torch.randn_like(weight) * 0.3)  # no bias of 0 and no norm of 1 hides a mistake
     if form == "reference":
         monkeypatch.setattr(ops, "SMALL", 0)
-    monkeypatch.setattr(ops, "rows_at_once", lambda *_: 8)
+    monkeypatch.setattr(ops, "chunk_size", lambda *_: 8)
     # float64: the order of sums; float32: some hundred terms of size one through a block and its gradient
     close = {"rtol": 2e-4, "atol": 2e-5} if form == "triton" else {"rtol": 1e-6, "atol": 1e-9}
     recipe = Recipe.from_dict({"train": {"label_smoothing": 0.1, "z_loss": 0.01}})

@@ -168,15 +168,15 @@ def test_what_the_kernel_before_writes_is_read_after_it_ends(splits, monkeypatch
     late, out = torch.full_like(qkv, math.nan), torch.full((1, 16), math.nan)
     before, waits = (keys.clone(), values.clone()), []
 
-    def follow(overlap):
+    def pdl_wait(pdl):
         if not waits:
             assert out.isnan().all()
             assert torch.equal(keys, before[0])
             assert torch.equal(values, before[1])
-        waits.append(overlap)
+        waits.append(pdl)
         late.copy_(qkv)
 
-    monkeypatch.setattr(decode_attention, "follow", follow)
+    monkeypatch.setattr(decode_attention, "pdl_wait", pdl_wait)
     desk = decode_attention.Desk(1, 1, 2, 8, torch.device("cpu"))
     desk.splits = splits
     given = {"scale": 0.3, "turning": decode_attention.Turning(inc, 1.0, 8, False)}

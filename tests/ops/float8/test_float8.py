@@ -23,7 +23,7 @@ from phasor.ops.float8.float8 import (
     turn,
     weight_gradient,
 )
-from phasor.ops.glu.glu import WITH_KERNEL, gated_ref
+from phasor.ops.glu.glu import GLU_ACTIVATIONS, glu_ref
 from phasor.training.float8 import Float8FeedForward, float8_blocks
 from phasor.training.optimizer import matrices
 
@@ -183,14 +183,14 @@ def test_turned_rows_are_columns(shape, weighted):
     assert (away <= 2**-9).all()  # the interpreter cuts off where a GPU rounds, below the least normal number
 
 
-@pytest.mark.parametrize("kind", sorted(WITH_KERNEL))
+@pytest.mark.parametrize("kind", sorted(GLU_ACTIVATIONS))
 @pytest.mark.parametrize("shape", [(1, 1), (5, 37), (3, 1030)], ids=str)
 def test_gates_in_8_bits_are_their_formula_rounded_once(kind, shape):
     rows, half = shape
     x = (4 * normal(rows, 2 * half)).float()
     grad = normal(rows, half, seed=1).float()
     twin = x.double().requires_grad_()
-    truth = gated_ref(twin, kind)
+    truth = glu_ref(twin, kind)
     (gradient,) = torch.autograd.grad((truth * grad.double()).sum(), twin)
     for (bits, scale), exact in ((ops.gated(x, kind), truth.detach()), (ops.gated_backward(grad, x, kind), gradient)):
         assert torch.equal(scale.log2(), scale.log2().round())

@@ -30,8 +30,8 @@ def formula(x, kind):
 
 def run(x, kind):
     with dispatch.force_path("triton"):
-        y = ops.gated(x, kind)
-        assert y.grad_fn.name().startswith("phasor_gated")
+        y = ops.glu(x, kind)
+        assert y.grad_fn.name().startswith("phasor_glu")
         (gradient,) = torch.autograd.grad((y.double() * normal(*y.shape, seed=9)).sum(), x)
     twin = x.detach().double().requires_grad_()
     truth = formula(twin, kind)
@@ -40,7 +40,7 @@ def run(x, kind):
 
 
 @pytest.mark.parametrize("shape", [(1, 2), (5, 3, 74), (2, 2 * 1030), (0, 6)], ids=str)
-@pytest.mark.parametrize("kind", ops.GATES)
+@pytest.mark.parametrize("kind", ops.GLU_ACTIVATIONS)
 def test_it_is_its_formula(kind, shape):
     x = (4 * normal(*shape)).float().requires_grad_()
     for ours, truth in run(x, kind):
@@ -48,7 +48,7 @@ def test_it_is_its_formula(kind, shape):
         torch.testing.assert_close(ours.detach().double(), truth.detach(), rtol=3e-6, atol=3e-6)
 
 
-@pytest.mark.parametrize("kind", ops.GATES)
+@pytest.mark.parametrize("kind", ops.GLU_ACTIVATIONS)
 def test_bfloat16_rounds_once(kind):
     x = (4 * normal(23, 60)).bfloat16().requires_grad_()
     (y, truth), (gradient, true_gradient) = run(x, kind)
@@ -59,7 +59,7 @@ def test_bfloat16_rounds_once(kind):
     assert ((gradient.double() - true_gradient).abs() <= 1.5 * 2**-7 * true_gradient.abs() + 1e-5).all()
 
 
-@pytest.mark.parametrize("kind", ops.GATES)
+@pytest.mark.parametrize("kind", ops.GLU_ACTIVATIONS)
 def test_large_gates_are_finite(kind):
     x = torch.tensor([[-200.0, -90.0, 90.0, 200.0, 1.0, 1.0, 1.0, 1.0]], requires_grad=True)
     for ours, truth in run(x, kind):
@@ -69,11 +69,11 @@ def test_large_gates_are_finite(kind):
 def test_inputs_may_lie_apart():
     x = normal(3, 5, 8).float()
     with dispatch.force_path("triton"):
-        assert torch.equal(ops.gated(x.transpose(0, 1), "swiglu"), ops.gated(x, "swiglu").transpose(0, 1))
+        assert torch.equal(ops.glu(x.transpose(0, 1), "swiglu"), ops.glu(x, "swiglu").transpose(0, 1))
 
 
 def test_it_is_a_well_behaved_op():
-    torch.library.opcheck(ops._gated.op, (normal(4, 6).float().requires_grad_(), "swiglu"))
+    torch.library.opcheck(ops._glu.op, (normal(4, 6).float().requires_grad_(), "swiglu"))
 
 
 def test_why_it_takes_its_plain_form():
@@ -87,18 +87,18 @@ def test_why_it_takes_its_plain_form():
         @torch.compile(fullgraph=True, backend="eager")
         def compiled(x):
             reasons.append(ops.why_not(x, "swiglu"))
-            return ops.gated(x, "swiglu")
+            return ops.glu(x, "swiglu")
 
         compiled(x)
     assert reasons == ["the compiler fuses the reference with the operations around it"]
 
 
-@pytest.mark.parametrize("kind", ops.GATES)
+@pytest.mark.parametrize("kind", ops.GLU_ACTIVATIONS)
 def test_with_the_projection_after_it_nothing_is_kept_but_the_input(kind):
     x, weight = (3 * normal(2, 5, 26)).float().requires_grad_(), normal(7, 13).float().requires_grad_()
     upstream = normal(2, 5, 7)
     with dispatch.force_path("triton"):
-        y = ops.gated_linear(x, weight, kind)
+        y = ops.glu_linear(x, weight, kind)
         kept = [saved.shape for saved in y.grad_fn.saved_tensors]
         ours = torch.autograd.grad((y.double() * upstream).sum(), (x, weight))
     assert kept == [x.shape, weight.shape]
@@ -111,10 +111,10 @@ def test_with_the_projection_after_it_nothing_is_kept_but_the_input(kind):
 
 def test_the_projection_is_an_operation_that_compiles():
     x, weight = normal(4, 12).float().requires_grad_(), normal(5, 6).float().requires_grad_()
-    torch.library.opcheck(ops._gated_linear.op, (x, weight, "swiglu"))
+    torch.library.opcheck(ops._glu_linear.op, (x, weight, "swiglu"))
     with dispatch.force_path("triton"):
-        compiled = torch.compile(ops.gated_linear, backend="aot_eager", fullgraph=True)(x, weight, "swiglu")
-        torch.testing.assert_close(compiled, ops.gated_linear(x, weight, "swiglu"))
+        compiled = torch.compile(ops.glu_linear, backend="aot_eager", fullgraph=True)(x, weight, "swiglu")
+        torch.testing.assert_close(compiled, ops.glu_linear(x, weight, "swiglu"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -124,7 +124,7 @@ def test_autocast_decides_the_type_of_the_projection(dtype):
         x = normal(5, 12).to(dtype).requires_grad_()
         weight = normal(3, 6, seed=1).float().requires_grad_()
         with dispatch.force_path(form), torch.autocast("cpu", torch.bfloat16):
-            y = ops.gated_linear(x, weight, "swiglu")
+            y = ops.glu_linear(x, weight, "swiglu")
         assert y.dtype == torch.bfloat16
         y.float().sum().backward()
         results.append((y, x.grad, weight.grad))
@@ -135,10 +135,10 @@ def test_autocast_decides_the_type_of_the_projection(dtype):
 def test_a_frozen_projection_gets_no_gradient():
     x, weight = normal(5, 12).float().requires_grad_(), normal(3, 6, seed=1).float()
     with dispatch.force_path("triton"):
-        y = ops.gated_linear(x, weight, "swiglu")
-        assert y.grad_fn.name().startswith("phasor_gated_linear")
+        y = ops.glu_linear(x, weight, "swiglu")
+        assert y.grad_fn.name().startswith("phasor_glu_linear")
         (ours,) = torch.autograd.grad(y.sum(), x)
-    (theirs,) = torch.autograd.grad((ops.gated_ref(x, "swiglu") @ weight.T).sum(), x)
+    (theirs,) = torch.autograd.grad((ops.glu_ref(x, "swiglu") @ weight.T).sum(), x)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
@@ -159,7 +159,7 @@ def test_torch_func_gets_the_plain_form():
     x, weight = normal(3, 5, 12).float(), normal(3, 6, seed=1).float()
 
     def loss(row):
-        return ops.gated_linear(row, weight, "swiglu").sum() + ops.gated(row, "geglu").sum()
+        return ops.glu_linear(row, weight, "swiglu").sum() + ops.glu(row, "geglu").sum()
 
     expected = torch.func.vmap(torch.func.grad(loss))(x)
     with dispatch.force_path("triton"):

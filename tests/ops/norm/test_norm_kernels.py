@@ -74,7 +74,7 @@ def test_norm_is_its_formula(kind, shape):
 def test_sum_and_norm_are_their_formulas(kind, shape):
     x, r, weight, bias, about = made(shape, kind)
     with dispatch.force_path("triton"):
-        outputs = ops.sum_and_norm(x, r, weight, bias, **about)
+        outputs = ops.add_norm(x, r, weight, bias, **about)
         ours = gradients(outputs, (x, r, weight, bias))
     tx, tr, tw, tb = doubled(x, r, weight, bias)
     truths = [tx + tr, formula(tx + tr, tw, tb, **about)]
@@ -86,7 +86,7 @@ def test_one_of_the_two_may_go_unused(kind):
     x, r, weight, bias, about = made((5, 37), kind)
     for used in (0, 1):
         with dispatch.force_path("triton"):
-            output = ops.sum_and_norm(x, r, weight, bias, **about)[used]
+            output = ops.add_norm(x, r, weight, bias, **about)[used]
             ours = gradients([output], (x, r))
         tx, tr, tw, tb = doubled(x, r, weight, bias)
         truth = [tx + tr, formula(tx + tr, tw, tb, **about)][used]
@@ -97,7 +97,7 @@ def test_one_of_the_two_may_go_unused(kind):
 def test_bfloat16_rounds_once(kind):
     x, r, weight, bias, about = made((23, 60), kind, torch.bfloat16)
     with dispatch.force_path("triton"):
-        s, y = ops.sum_and_norm(x, r, weight, bias, **about)
+        s, y = ops.add_norm(x, r, weight, bias, **about)
         by_x, by_r, by_weight, *_ = gradients([s, y], (x, r, weight, bias))
     # The interpreter cuts off where a GPU rounds, so it is off by a whole unit in the last place, 2^-7 relative.
     true_sum = x.detach().double() + r.detach().double()
@@ -115,7 +115,7 @@ def test_bfloat16_rounds_once(kind):
 def test_a_float32_stream_takes_bfloat16_branches():
     x, r, weight, _, about = made((5, 37), "rmsnorm", torch.float32, torch.bfloat16)
     with dispatch.force_path("triton"):
-        s, y = ops.sum_and_norm(x, r, weight, None, **about)
+        s, y = ops.add_norm(x, r, weight, None, **about)
         by_x, by_r = gradients([s, y], (x, r))
     assert (s.dtype, y.dtype, by_x.dtype, by_r.dtype) == (torch.float32,) * 3 + (torch.bfloat16,)
     assert torch.equal(s, x + r)
@@ -134,10 +134,8 @@ def test_autocast_gives_out_float32_in_both_forms():
 def test_inputs_may_lie_apart():
     x, r, weight, _, about = made((5, 3, 37), "rmsnorm")
     with dispatch.force_path("triton"):
-        apart = ops.sum_and_norm(
-            x.transpose(0, 1), torch.stack((r, r), -1)[..., 0].transpose(0, 1), weight, None, **about
-        )
-        together = ops.sum_and_norm(x, r, weight, None, **about)
+        apart = ops.add_norm(x.transpose(0, 1), torch.stack((r, r), -1)[..., 0].transpose(0, 1), weight, None, **about)
+        together = ops.add_norm(x, r, weight, None, **about)
     for a, b in zip(apart, together, strict=True):
         assert torch.equal(a.transpose(0, 1), b)
 
@@ -154,7 +152,7 @@ def test_they_are_well_behaved_ops(kind):
     x, r, weight, bias, about = made((4, 5), kind)
     rest = (about["eps"], about["offset"], about["centered"], torch.float32)
     torch.library.opcheck(ops._norm.op, (x, weight, bias, *rest))
-    torch.library.opcheck(ops._sum_and_norm.op, (x, r, weight, bias, *rest))
+    torch.library.opcheck(ops._add_norm.op, (x, r, weight, bias, *rest))
 
 
 def test_why_a_norm_takes_its_plain_form():

@@ -20,7 +20,7 @@ import phasor
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops import dispatch
 from phasor.ops.rope import rope
-from phasor.ops.rope.rope import Turn
+from phasor.ops.rope.rope import RopeArgs
 
 rotary_triton = pytest.importorskip("phasor.ops.rope.kernels")
 
@@ -41,12 +41,12 @@ def launches() -> Iterator[Any]:
         yield spy
 
 
-def turn_of(*shape: int, pairs: int, factor: float = 1.0) -> Turn:
+def turn_of(*shape: int, pairs: int, factor: float = 1.0) -> RopeArgs:
     """Positions up to 2^36 and frequencies of either sign, any number of turns a position."""
-    return Turn(torch.randint(0, FAR, shape), torch.randint(-(2**63), 2**63 - 1, (pairs,)), torch.tensor([factor]))
+    return RopeArgs(torch.randint(0, FAR, shape), torch.randint(-(2**63), 2**63 - 1, (pairs,)), torch.tensor([factor]))
 
 
-def turned(x: Tensor, turn: Turn, pairing: str) -> Tensor:
+def turned(x: Tensor, turn: RopeArgs, pairing: str) -> Tensor:
     """Heads `[B, T, H, D]` in float64, turned one number at a time by angles of 50 digits."""
     out, pairs = x.double().clone(), len(turn.increments)
     at = turn.positions.expand(x.shape[:2])
@@ -74,7 +74,7 @@ class TestValues:
     def test_any_size(self, positions, heads, keys, head_dim, pairs, pairing):
         turn = turn_of(*positions, pairs=pairs, factor=1.25)
         q, k = (torch.randn(2, positions[-1], n, head_dim) for n in (heads, keys))
-        for got, x in zip(rope.turn_heads(q, k, turn, pairing), (q, k), strict=True):
+        for got, x in zip(rope.rope(q, k, turn, pairing), (q, k), strict=True):
             assert (got - turned(x, turn, pairing)).abs().max() < 1.25 * EXACT
 
     @PAIRINGS
@@ -95,7 +95,7 @@ class TestValues:
         """Zeros of either sign and infinities beside them too."""
         odd = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, 1.0, -1.0, torch.nan, -0.0])
         x = torch.cat((torch.randn(4), odd)).expand(1, 2, 3, 12)
-        got = rope.turn_heads(x, x, turn_of(2, pairs=2, factor=3.0), pairing)
+        got = rope.rope(x, x, turn_of(2, pairs=2, factor=3.0), pairing)
         for y in got:
             assert torch.equal(y[..., 4:].contiguous().view(torch.int32), x[..., 4:].contiguous().view(torch.int32))
             assert y[..., :4].isfinite().all()
@@ -104,9 +104,9 @@ class TestValues:
         """Where the quarter that is taken off changes, and where cosine or sine is nothing."""
         phases = [eighth * 2**61 + off for eighth in range(-4, 4) for off in (-(2**32), -1, 0, 1, 2**32)]
         increments = torch.tensor([(p + 2**63) % 2**64 - 2**63 for p in phases])
-        turn = Turn(torch.tensor([1]), increments, torch.ones(1))
+        turn = RopeArgs(torch.tensor([1]), increments, torch.ones(1))
         x = torch.tensor([1.0, 0.0]).repeat_interleave(len(phases)).view(1, 1, 1, -1)
-        assert (rope.turn_heads(x, x, turn, "half")[0] - turned(x, turn, "half")).abs().max() < 2e-7
+        assert (rope.rope(x, x, turn, "half")[0] - turned(x, turn, "half")).abs().max() < 2e-7
 
     @pytest.mark.parametrize("position", [0, 1, 2**20 + 7, 2**30 + 5, FAR - 1])
     def test_a_scheme_is_exact_at_any_position(self, launches, position):
@@ -126,7 +126,7 @@ class TestValues:
     def test_half_precision_is_rounded_once(self, dtype, pairing):
         turn = turn_of(2, 3, pairs=8)
         q = torch.randn(2, 3, 4, 16).to(dtype)
-        got, _ = rope.turn_heads(q, q, turn, pairing)
+        got, _ = rope.rope(q, q, turn, pairing)
         true = turned(q, turn, pairing)
         first, second = rope.pair(true, pairing)
         unit = torch.hypot(first, second).log2().floor().exp2() * torch.finfo(dtype).eps  # of the pair's norm
@@ -136,11 +136,11 @@ class TestValues:
 
     def test_no_queries(self):
         turn, q, k = turn_of(3, pairs=4), torch.randn(2, 3, 0, 8), torch.randn(2, 3, 2, 8)
-        assert (rope.turn_heads(q, k, turn, "half")[1] - turned(k, turn, "half")).abs().max() < EXACT
+        assert (rope.rope(q, k, turn, "half")[1] - turned(k, turn, "half")).abs().max() < EXACT
 
     def test_no_tokens(self):
         q = torch.randn(0, 3, 4, 16)
-        assert [x.shape for x in rope.turn_heads(q, q[:, :, :0], turn_of(3, pairs=8), "half")] == [
+        assert [x.shape for x in rope.rope(q, q[:, :, :0], turn_of(3, pairs=8), "half")] == [
             (0, 3, 4, 16),
             (0, 3, 0, 16),
         ]
@@ -168,16 +168,16 @@ class TestSchedules:
                 return lambda *given, **options: [calls.append((given, options)), self][1]
 
         x, turn = torch.zeros(1, count, 1, 8), turn_of(count, pairs=4)
-        early = can and count < rotary_triton.LARGE
+        pdl = can and count < rotary_triton.LARGE
         with (
             mock.patch.object(rotary_triton, "rotary_kernel", Kernel()),
-            mock.patch.object(rotary_triton, "overlaps", return_value=can),
+            mock.patch.object(rotary_triton, "supports_pdl", return_value=can),
             mock.patch.dict(rotary_triton.KEPT, clear=True),
         ):
             for _ in range(2):  # compiled, and kept
                 rotary_triton.launch((x, x), (x, x), *turn, adjacent=False, back=False)
-        assert [given[-1] for given, _ in calls] == [early, early]
-        assert calls[0][1].get("launch_pdl", False) == early
+        assert [given[-1] for given, _ in calls] == [pdl, pdl]
+        assert calls[0][1].get("launch_pdl", False) == pdl
 
     def test_nothing_is_touched_before_the_kernel_before_has_ended(self, monkeypatch):
         turn, q, k = turn_of(2, pairs=3), torch.randn(1, 2, 3, 6), torch.randn(1, 2, 1, 6)
@@ -185,14 +185,14 @@ class TestSchedules:
         into = [torch.full_like(x, torch.nan) for x in (q, k)]
         waits: list[bool] = []
 
-        def follow(overlap):
+        def pdl_wait(pdl):
             if not waits:
                 assert all(x.isnan().all() for x in into)
-            waits.append(overlap)
+            waits.append(pdl)
             for x, written in zip(late, (*turn, q, k), strict=True):
                 x.copy_(written)
 
-        monkeypatch.setattr(rotary_triton, "follow", follow)
+        monkeypatch.setattr(rotary_triton, "pdl_wait", pdl_wait)
         rotary_triton.launch(late[3:], into, *late[:3], adjacent=False, back=False)
         assert len(waits) == 2 * 3
         for got, x in zip(into, (q, k), strict=True):
@@ -248,10 +248,10 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_any_layout(layout, pairing):
     q, k, turn = torch.randn(2, 5, 4, 12), torch.randn(2, 5, 2, 12), turn_of(2, 5, pairs=4)
-    expected = rope.turn_heads(q, k, turn, pairing)
+    expected = rope.rope(q, k, turn, pairing)
     laid = [LAYOUTS[layout](x) for x in (q, k)]
-    spread = Turn(turn.positions.mT.contiguous().mT, *turn[1:])
-    for got, same in zip(rope.turn_heads(*laid, spread, pairing), expected, strict=True):
+    spread = RopeArgs(turn.positions.mT.contiguous().mT, *turn[1:])
+    for got, same in zip(rope.rope(*laid, spread, pairing), expected, strict=True):
         assert torch.equal(got, same)
 
 
@@ -261,13 +261,13 @@ def test_heads_further_apart_than_32_bits_count(tmp_path):
     far = torch.from_numpy(flat).as_strided((1, 2, 4, 8), (64, 8, 2**30, 1))
     q, turn = torch.randn(1, 2, 4, 8).half(), turn_of(2, pairs=4)
     far.copy_(q)
-    for got, same in zip(rope.turn_heads(far, far, turn, "half"), rope.turn_heads(q, q, turn, "half"), strict=True):
+    for got, same in zip(rope.rope(far, far, turn, "half"), rope.rope(q, q, turn, "half"), strict=True):
         assert torch.equal(got, same)
 
 
 def test_parts_of_a_projection_are_the_same_views_with_and_without_gradients():
     x = torch.randn(2, 3, 2, 5, 4)
-    for one, other in zip(rope.parts_of(x), rope.parts_of(x.clone().requires_grad_()), strict=True):
+    for one, other in zip(rope.split_qkv(x), rope.split_qkv(x.clone().requires_grad_()), strict=True):
         assert one._base is x
         assert torch.equal(one, other)
         assert one.stride() == other.stride()
@@ -285,7 +285,8 @@ class TestGradients:
     @pytest.mark.parametrize("form", ["heads", "projection"])
     def test_first_and_second(self, form, pairing):
         turn, inputs = turn_of(2, 3, pairs=5, factor=0.75), self.inputs(form)
-        fast, plain = getattr(rope, f"turn_{form}"), getattr(rope, f"turn_{form}_ref")
+        forms = {"heads": (rope.rope, rope.rope_ref), "projection": (rope.rope_qkv, rope.rope_qkv_ref)}
+        fast, plain = forms[form]
         results = []
         for function, own in ((fast, inputs), (plain, [x.detach().double().requires_grad_() for x in inputs])):
             generator = torch.Generator().manual_seed(7)
@@ -302,22 +303,22 @@ class TestGradients:
         turn, (x,) = turn_of(3, pairs=7), self.inputs("projection")
         grads = []
         for spread in (False, True):
-            q, k, v = rope.turn_projection(x, turn, "half")
+            q, k, v = rope.rope_qkv(x, turn, "half")
             ones = [torch.ones(y.transpose(1, 2).shape).transpose(1, 2) for y in (q, k, v)]
             grads += torch.autograd.grad((q, k, v), x, [y if spread else y[:1, :1, :1, :1].expand_as(y) for y in ones])
         assert torch.equal(*grads)
 
     def test_only_some_results_are_used(self):
         turn, (x,) = turn_of(3, pairs=7), self.inputs("projection")
-        (grad,) = torch.autograd.grad(rope.turn_projection(x, turn, "half")[1].sum(), x)
+        (grad,) = torch.autograd.grad(rope.rope_qkv(x, turn, "half")[1].sum(), x)
         assert grad[..., :3, :].abs().max() == grad[..., 4, :].abs().max() == 0 < grad[..., 3, :].abs().min()
 
     def test_operators_are_well_formed(self):
         turn, (x,), (q, k) = turn_of(2, 3, pairs=5), self.inputs("projection"), self.inputs("heads")
         options = (*turn, True, False)
-        torch.library.opcheck(rope.turn_heads_op.op, (q, k, *options))
-        torch.library.opcheck(rope.turn_projection_op.op, (x, *options))
-        torch.library.opcheck(rope.join_projection_op.op, (q, k, k.detach().clone().requires_grad_(), *options))
+        torch.library.opcheck(rope.rope_op.op, (q, k, *options))
+        torch.library.opcheck(rope.rope_qkv_op.op, (x, *options))
+        torch.library.opcheck(rope.merge_qkv_op.op, (q, k, k.detach().clone().requires_grad_(), *options))
 
 
 def run(model: phasor.Transformer, *args: Any, **given: Any) -> list[Tensor]:

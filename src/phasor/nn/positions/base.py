@@ -15,7 +15,7 @@ from phasor.config import ModelConfig, NoPositionConfig, PositionConfig
 from phasor.config.model import Side
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops.attention.bias import Bias
-from phasor.ops.rope.rope import parts_of
+from phasor.ops.rope.rope import split_qkv
 
 
 class Position(nn.Module):
@@ -54,7 +54,7 @@ class Position(nn.Module):
 
     def on_projection(self, projected: Tensor, prepared: Any) -> tuple[Tensor, Tensor, Tensor]:
         """The same of a projection `[B, T, K, H/K + 2, D]`, in which a group has its queries, its key and its value."""
-        q, k, v = parts_of(projected)
+        q, k, v = split_qkv(projected)
         return self.on_heads(q.flatten(-3, -2), k, v, prepared)
 
     def on_scores(self, prepared: Any) -> Bias | None:

@@ -19,7 +19,7 @@ from phasor.nn.positions.phase import cos_sin_of, increments
 from phasor.nn.sequence import SequenceInfo, at_least, check_length_type
 from phasor.ops import dispatch
 from phasor.ops.constants import constant
-from phasor.ops.rope.rope import Turn, rotate_halves, rotate_pairs, turn_heads, turn_projection, whole_heads
+from phasor.ops.rope.rope import RopeArgs, expand_cos_sin, rope, rope_qkv, rotate_halves, rotate_pairs
 
 
 class Angles(NamedTuple):
@@ -28,7 +28,7 @@ class Angles(NamedTuple):
     query: tuple[Tensor, Tensor]
     key: tuple[Tensor, Tensor]
     value: tuple[Tensor, Tensor] | None = None  # without factors, where values turn
-    whole: bool = False  # whether queries' and keys' are those of `whole_heads`
+    whole: bool = False  # whether queries' and keys' are those of `expand_cos_sin`
 
 
 class Table(NamedTuple):
@@ -138,11 +138,11 @@ class Rotary(Position):
             return "the kernel computes in float32, and float64 was asked for"
         return dispatch.triton_why_not(places.positions, like)
 
-    def prepare(self, places: SequenceInfo, like: Tensor) -> Angles | Turn:
+    def prepare(self, places: SequenceInfo, like: Tensor) -> Angles | RopeArgs:
         if self.why_not(places, like) is None:
             table = self.fixed or table_of(self.config, self.width, cast("int | None", places.length))
             device = places.positions.device
-            return Turn(
+            return RopeArgs(
                 places.positions,
                 constant(table.increments, device, torch.int64),
                 constant((table.factor,), device, torch.float32),
@@ -156,7 +156,7 @@ class Rotary(Position):
         if self.config.decay is None:
             turned = headwise(cos), headwise(sin)
             if like.shape[1] == 1 and self.config.pairing == "half" and self.width == self.head_dim:
-                turned = whole_heads(*turned)
+                turned = expand_cos_sin(*turned)
                 return Angles(turned, turned, value, whole=True)
             return Angles(turned, turned, value)
         grow = self._decay(places, dtype, like.dtype)
@@ -166,34 +166,34 @@ class Rotary(Position):
             value,
         )
 
-    def on_heads(self, q: Tensor, k: Tensor, v: Tensor, prepared: Angles | Turn) -> tuple[Tensor, Tensor, Tensor]:
-        if isinstance(prepared, Turn):
-            return *turn_heads(q, k, prepared, self.config.pairing), v
+    def on_heads(self, q: Tensor, k: Tensor, v: Tensor, prepared: Angles | RopeArgs) -> tuple[Tensor, Tensor, Tensor]:
+        if isinstance(prepared, RopeArgs):
+            return *rope(q, k, prepared, self.config.pairing), v
         return super().on_heads(q, k, v, prepared)
 
-    def on_projection(self, projected: Tensor, prepared: Angles | Turn) -> tuple[Tensor, Tensor, Tensor]:
-        if isinstance(prepared, Turn):
-            return turn_projection(projected, prepared, self.config.pairing)
+    def on_projection(self, projected: Tensor, prepared: Angles | RopeArgs) -> tuple[Tensor, Tensor, Tensor]:
+        if isinstance(prepared, RopeArgs):
+            return rope_qkv(projected, prepared, self.config.pairing)
         return super().on_projection(projected, prepared)
 
-    def on_query(self, q: Tensor, prepared: Angles | Turn) -> Tensor:
-        if isinstance(prepared, Turn):
-            return turn_heads(q, q[:, :, :0], prepared, self.config.pairing)[0]
+    def on_query(self, q: Tensor, prepared: Angles | RopeArgs) -> Tensor:
+        if isinstance(prepared, RopeArgs):
+            return rope(q, q[:, :, :0], prepared, self.config.pairing)[0]
         if prepared.whole:
             return rotate_halves(q, *prepared.query)
         return rotate_pairs(q, *prepared.query, self.config.pairing)
 
-    def on_key(self, k: Tensor, prepared: Angles | Turn) -> Tensor:
-        if isinstance(prepared, Turn):
-            return turn_heads(k, k[:, :, :0], prepared, self.config.pairing)[0]
+    def on_key(self, k: Tensor, prepared: Angles | RopeArgs) -> Tensor:
+        if isinstance(prepared, RopeArgs):
+            return rope(k, k[:, :, :0], prepared, self.config.pairing)[0]
         if prepared.whole:
             return rotate_halves(k, *prepared.key)
         return rotate_pairs(k, *prepared.key, self.config.pairing)
 
-    def on_value(self, v: Tensor, prepared: Angles | Turn) -> Tensor:
+    def on_value(self, v: Tensor, prepared: Angles | RopeArgs) -> Tensor:
         return (
             v
-            if isinstance(prepared, Turn) or prepared.value is None
+            if isinstance(prepared, RopeArgs) or prepared.value is None
             else rotate_pairs(v, *prepared.value, self.config.pairing)
         )
 

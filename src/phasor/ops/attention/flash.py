@@ -11,7 +11,7 @@ from phasor.ops import dispatch
 from phasor.ops.attention import intervals
 from phasor.ops.attention.bias import DistanceBias
 from phasor.ops.attention.mask import Mask
-from phasor.ops.custom_op import operation
+from phasor.ops.custom_op import custom_op
 
 if TYPE_CHECKING:
     from phasor.ops.attention.attention import ScoreMod
@@ -75,7 +75,7 @@ def flash(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scoring: ScoreMod) -> Ten
     return out
 
 
-@operation("phasor::interval_attention")
+@custom_op("phasor::interval_attention")
 def interval_attention(
     q: Tensor,
     k: Tensor,
@@ -112,7 +112,7 @@ def _(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     )
 
 
-@operation("phasor::interval_attention_backward")
+@custom_op("phasor::interval_attention_backward")
 def interval_attention_backward(
     grad: Tensor,
     out: Tensor,

@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from phasor.ops import dispatch
-from phasor.ops.custom_op import operation
+from phasor.ops.custom_op import custom_op
 
 SMALL = 2**26  # logits, 256 MiB in float32: without a kernel so many are held at once, which is as quick
 Judge = Callable[..., tuple[Tensor, Tensor]]
 
 
-class Sums(NamedTuple):
+class LossSums(NamedTuple):
     """Sums over all rows, each times its weight.
 
     `cross_entropy` of `-log p`, `z` of the squared log of the partition (0 where no `z_loss` asks for it), and
@@ -44,7 +44,7 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     multiplier: float = 1.0,
     softcap: float | None = None,
-) -> Sums:
+) -> LossSums:
     """The cross-entropy of rows `hidden [N, dim]` with logits by the table `weight [V, dim]`, weighted and summed.
 
     `targets` is int64 `[N]`, and `weights` says how much each row counts, `[N]`; rows of weight 0 count for nothing,
@@ -60,8 +60,8 @@ def linear_cross_entropy(
         return linear_cross_entropy_ref(hidden, weight, bias, targets, weights, *given)
     grows = torch.is_grad_enabled()
     wanted = [grows and x is not None and x.requires_grad for x in (hidden, weight, bias)]
-    dtype = product_type(hidden, weight)
-    return Sums(*_linear_cross_entropy(hidden, weight, bias, targets, weights, *given, dtype, wanted, None)[:3])
+    dtype = logits_dtype(hidden, weight)
+    return LossSums(*_linear_cross_entropy(hidden, weight, bias, targets, weights, *given, dtype, wanted, None)[:3])
 
 
 def why_not(hidden: Tensor, weight: Tensor) -> str | None:
@@ -74,12 +74,12 @@ def why_not(hidden: Tensor, weight: Tensor) -> str | None:
     """
     if dispatch.functional_transform_why_not() is not None:
         return dispatch.functional_transform_why_not()
-    reason = judging_why_not(product_type(hidden, weight), hidden)
+    reason = kernel_why_not(logits_dtype(hidden, weight), hidden)
     few = hidden.shape[0] * weight.shape[0] < SMALL
     return f"the logits are few, and {reason}" if few and reason is not None else None
 
 
-def judging_why_not(dtype: torch.dtype, *tensors: Tensor) -> str | None:
+def kernel_why_not(dtype: torch.dtype, *tensors: Tensor) -> str | None:
     """Why the Triton kernel does not judge logits of a type; None where it does."""
     if dtype not in dispatch.KERNEL_DTYPES:
         return f"logits in {str(dtype)[6:]} have no kernel"
@@ -96,38 +96,38 @@ def linear_cross_entropy_ref(
     z_loss: float = 0.0,
     multiplier: float = 1.0,
     softcap: float | None = None,
-) -> Sums:
+) -> LossSums:
     """The same with all logits at once."""
-    logits = shaped(F.linear(hidden, weight, bias), multiplier, softcap)
+    logits = scale_and_softcap(F.linear(hidden, weight, bias), multiplier, softcap)
     return logits_cross_entropy(logits, targets, weights, smoothing, z_loss)
 
 
 def logits_cross_entropy(
     logits: Tensor, targets: Tensor, weights: Tensor, smoothing: float = 0.0, z_loss: float = 0.0
-) -> Sums:
+) -> LossSums:
     """The same of logits `[N, V]` that are there already."""
     logits = logits.to(wide(logits.dtype))
     each = F.cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
-    cross_entropy = counted(each, weights)
+    cross_entropy = weighted_sum(each, weights)
     if not z_loss:
-        return Sums(cross_entropy, cross_entropy.detach(), torch.zeros_like(cross_entropy))
-    z = counted(logits.logsumexp(-1) ** 2, weights)
-    return Sums(cross_entropy + z_loss * z, cross_entropy.detach(), z.detach())
+        return LossSums(cross_entropy, cross_entropy.detach(), torch.zeros_like(cross_entropy))
+    z = weighted_sum(logits.logsumexp(-1) ** 2, weights)
+    return LossSums(cross_entropy + z_loss * z, cross_entropy.detach(), z.detach())
 
 
-def shaped(logits: Tensor, multiplier: float, softcap: float | None) -> Tensor:
+def scale_and_softcap(logits: Tensor, multiplier: float, softcap: float | None) -> Tensor:
     """`softcap(multiplier * logits)`, a new tensor where it is another one."""
     if multiplier != 1.0:
         logits = logits * multiplier
     return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
 
-def counted(values: Tensor, weights: Tensor) -> Tensor:
+def weighted_sum(values: Tensor, weights: Tensor) -> Tensor:
     """The weighted sum. Not a product with the weights alone: 0 times a padding token's infinity is not a number."""
     return torch.where(weights > 0, values * weights, 0.0).sum()
 
 
-def judge_ref(
+def cross_entropy_ref(
     logits: Tensor,
     targets: Tensor,
     weights: Tensor,
@@ -141,7 +141,7 @@ def judge_ref(
 
     With `gradient` the logits are overwritten by that of the sum of `weights * (cross_entropy + z_loss * lse^2)`.
     """
-    z = shaped(logits.to(wide(logits.dtype)), multiplier, softcap)
+    z = scale_and_softcap(logits.to(wide(logits.dtype)), multiplier, softcap)
     lse = z.logsumexp(-1)
     each = lse - (1 - smoothing) * z.gather(-1, targets[:, None])[:, 0]
     if smoothing:
@@ -160,10 +160,10 @@ def judge_ref(
     return each, lse
 
 
-def rows_at_once(rows: int, vocabulary: int, on_cpu: bool) -> int:
+def chunk_size(rows: int, vocabulary: int, on_cpu: bool) -> int:
     """How many rows make a chunk: some hundred megabytes of logits, and enough for products at full rate.
 
-    >>> rows_at_once(16384, 32000, False), rows_at_once(16384, 128256, False), rows_at_once(100, 32000, False)
+    >>> chunk_size(16384, 32000, False), chunk_size(16384, 128256, False), chunk_size(100, 32000, False)
     (4096, 2048, 100)
     """
     most = max(2**24 // vocabulary, 256) if on_cpu else max(2**27 // vocabulary, 2048)
@@ -171,7 +171,7 @@ def rows_at_once(rows: int, vocabulary: int, on_cpu: bool) -> int:
     return min(-(-even // 128) * 128, max(rows, 1))
 
 
-def product_type(hidden: Tensor, weight: Tensor) -> torch.dtype:
+def logits_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
     """The type of the logits: autocast's where it is on."""
     device = hidden.device.type
     if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
@@ -188,7 +188,7 @@ def kept(weight: Tensor) -> torch.dtype:
     return weight.dtype if weight.dtype == torch.bfloat16 else wide(weight.dtype)
 
 
-@operation("phasor::linear_cross_entropy")
+@custom_op("phasor::linear_cross_entropy")
 def _linear_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
@@ -205,8 +205,8 @@ def _linear_cross_entropy(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Loss, cross-entropy and z, then the loss's gradients by hidden, weight and bias, empty where not wanted."""
     count, vocabulary = len(hidden), len(weight)
-    rows = rows or rows_at_once(count, vocabulary, hidden.device.type == "cpu")
-    judge, gradient = judge_for(dtype, hidden), any(wanted)
+    rows = rows or chunk_size(count, vocabulary, hidden.device.type == "cpu")
+    judge, gradient = chunk_cross_entropy_for(dtype, hidden), any(wanted)
     made = torch.empty if count else torch.zeros
     sums: dict[str, Any] = {"dtype": wide(dtype), "device": hidden.device}
     each, lse = made(count, **sums), made(count, **sums)
@@ -231,7 +231,7 @@ def _linear_cross_entropy(
                 by_bias += logits.sum(0, dtype=by_bias.dtype)
             del logits
         del held  # before the table's gradient is copied into its own type: memory is at its peak here
-    cross_entropy, z = counted(each, weights), counted(lse**2, weights) if z_loss else each.new_zeros(())
+    cross_entropy, z = weighted_sum(each, weights), weighted_sum(lse**2, weights) if z_loss else each.new_zeros(())
     return cross_entropy + z_loss * z, cross_entropy, z, by_hidden, by_weight.to(kept(weight)), by_bias
 
 
@@ -247,9 +247,9 @@ def _(hidden: Tensor, weight: Tensor, *others: Any) -> tuple[Tensor, ...]:
     )
 
 
-def judge_for(dtype: torch.dtype, *tensors: Tensor) -> Judge:
-    if judging_why_not(dtype, *tensors) is not None:
-        return judge_ref
+def chunk_cross_entropy_for(dtype: torch.dtype, *tensors: Tensor) -> Judge:
+    if kernel_why_not(dtype, *tensors) is not None:
+        return cross_entropy_ref
     from phasor.ops.cross_entropy.kernels import judge
 
     return judge
@@ -283,7 +283,7 @@ def _scale_back(ctx: Any, by: Tensor | None, *_: None) -> tuple[Tensor | None, .
 _linear_cross_entropy.register_autograd(_scale_back, setup_context=_keep)
 
 
-@operation("phasor::scaled")
+@custom_op("phasor::scale")
 def _scaled(x: Tensor, by: Tensor, dtype: torch.dtype) -> Tensor:
     """`x` times one number in float32, in one pass whatever the types; a number without axes would be rounded first."""
     return torch.mul(x, by.view((1,) * x.dim()), out=torch.empty_like(x, dtype=dtype))

@@ -93,7 +93,7 @@ def judge(
     block: int = 4096,
     warps: int = 8,
 ) -> tuple[Tensor, Tensor]:
-    """`judge_ref` as one kernel, a program a row; targets must lie within the vocabulary."""
+    """`cross_entropy_ref` as one kernel, a program a row; targets must lie within the vocabulary."""
     rows, vocabulary = logits.shape
     each = torch.empty(rows, dtype=torch.float32, device=logits.device)
     lses = torch.empty_like(each)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from phasor.ops.pdl import early, follow
+from phasor.ops.pdl import pdl_launch, pdl_wait
 from phasor.ops.rope.kernels import cos_sin
 
 SPLITS = 32  # the most parts of a row's keys
@@ -65,7 +65,7 @@ def attend_kernel(
     scale, sums, tops, arrived, out, slots, ring, sinks, splits,
     SHARED: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, ADJACENT: tl.constexpr,
     HEADS: tl.constexpr, TILE: tl.constexpr, DIMS: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr,
-    STAGES: tl.constexpr, EARLY: tl.constexpr, OVERLAP: tl.constexpr,
+    STAGES: tl.constexpr, EARLY: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
     split, group, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     groups = tl.num_programs(1)
@@ -94,7 +94,7 @@ def attend_kernel(
     begin, stop = split * share, tl.minimum((split + 1) * share, held)
     if EARLY:
         k, v, seen = read(keys + mine, values + mine, begin, stop, slot, groups * D, D, KEYS, DIMS)
-    follow(OVERLAP)
+    pdl_wait(USE_PDL)
 
     # The group's queries and, after them, its key: normed, then turned.
     new = qkv + (row * groups + group) * (SHARED + 2) * D
@@ -206,7 +206,7 @@ def attend(
     norm: HeadNorm | None = None,
     sinks: int = 0,
     reading: Reading | None = None,
-    overlap: bool = False,
+    pdl: bool = False,
 ) -> Tensor:
     """One token a row: `qkv [B, K * (shared + 2) * D]` by group, over a cache `[B, slots, K, D]` that gets its entry.
 
@@ -226,6 +226,6 @@ def attend(
         SHARED=shared, D=width, WIDTH=turned, ADJACENT=adjacent,
         HEADS=triton.next_power_of_2(shared), TILE=max(16, triton.next_power_of_2(shared + 1)),
         DIMS=max(16, triton.next_power_of_2(width)), KEYS=how.keys, SPLITS=triton.next_power_of_2(splits),
-        STAGES=how.stages, EARLY=splits > 1, OVERLAP=overlap, num_warps=how.warps, **early(overlap),
+        STAGES=how.stages, EARLY=splits > 1, USE_PDL=pdl, num_warps=how.warps, **pdl_launch(pdl),
     )  # fmt: skip
     return out

@@ -14,7 +14,7 @@ from torch import Tensor
 from phasor.ops.decode.small_gemm import product
 from phasor.ops.decode.tiles import Tiles, tiles_of
 from phasor.ops.int8.int8 import EightBit, Matrix
-from phasor.ops.pdl import early
+from phasor.ops.pdl import pdl_launch
 
 MOST = 16  # rows a kernel takes; of more of them a matrix multiplication makes better use
 MOST_INT8 = 64  # the same in bfloat16 of weights in 8 bits, which a matrix multiplication has to convert first
@@ -48,12 +48,12 @@ def activated(x, ACTIVATION: tl.constexpr):
 def project_kernel(
     x, norm, offset, eps, weight, scale, bias, residual, multiplier, out, rows, features,
     M: tl.constexpr, K: tl.constexpr, N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-    OVERLAP: tl.constexpr, BYTES: tl.constexpr,
+    USE_PDL: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip
     """`out = residual + multiplier * (norm(x) W^T + bias)`, without the parts that are None."""
     feature = tl.program_id(0) * N + tl.arange(0, N)
     outputs = tl.minimum(feature, features - 1)
-    y = product(x, norm, offset, eps, weight, scale, outputs, rows, M, K, N, BLOCK_K, STAGES, OVERLAP, BYTES)
+    y = product(x, norm, offset, eps, weight, scale, outputs, rows, M, K, N, BLOCK_K, STAGES, USE_PDL, BYTES)
     if bias is not None:
         y += tl.load(bias + outputs).to(tl.float32)[None, :]
     row = tl.arange(0, M)[:, None]
@@ -68,16 +68,16 @@ def feed_kernel(
     x, norm, offset, eps, weight, scale, bias, out, rows, features,
     ACTIVATION: tl.constexpr, GATED: tl.constexpr,
     M: tl.constexpr, K: tl.constexpr, N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-    OVERLAP: tl.constexpr, BYTES: tl.constexpr,
+    USE_PDL: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip
     """`out = act(norm(x) W^T + bias)`; gated, of gates (the first half of W's rows) and what they let through."""
     if GATED:  # a gate beside what it gates
         pair = tl.arange(0, 2 * N)
         outputs = tl.minimum(tl.program_id(0) * N + pair // 2, features - 1) + (pair % 2) * features
-        y = product(x, norm, offset, eps, weight, scale, outputs, rows, M, K, 2 * N, BLOCK_K, STAGES, OVERLAP, BYTES)
+        y = product(x, norm, offset, eps, weight, scale, outputs, rows, M, K, 2 * N, BLOCK_K, STAGES, USE_PDL, BYTES)
     else:
         outputs = tl.minimum(tl.program_id(0) * N + tl.arange(0, N), features - 1)
-        y = product(x, norm, offset, eps, weight, scale, outputs, rows, M, K, N, BLOCK_K, STAGES, OVERLAP, BYTES)
+        y = product(x, norm, offset, eps, weight, scale, outputs, rows, M, K, N, BLOCK_K, STAGES, USE_PDL, BYTES)
     if bias is not None:
         y += tl.load(bias + outputs).to(tl.float32)[None, :]
     if GATED:
@@ -109,14 +109,12 @@ class Call(NamedTuple):
     names: dict[str, Any]
 
 
-def settings(
-    x: Tensor, matrix: Matrix, norm: Norm | None, tiles: Tiles | None, overlap: bool, gated: bool = False
-) -> Call:
+def settings(x: Tensor, matrix: Matrix, norm: Norm | None, tiles: Tiles | None, pdl: bool, gated: bool = False) -> Call:
     """How a kernel is called for these rows and weights."""
     rows, inputs = x.shape
     weight, scale = matrix if isinstance(matrix, EightBit) else (matrix, None)
     taken = tiles or tiles_of(rows, len(weight), inputs, int8=scale is not None, gated=gated)
-    overlap = overlap and (rows == 1 or scale is None)  # tiles that are converted leave no room for another kernel's
+    pdl = pdl and (rows == 1 or scale is None)  # tiles that are converted leave no room for another kernel's
     block = min(taken.inputs, max(16, triton.next_power_of_2(inputs)))
     names = {
         "M": 1 if rows == 1 else max(16, triton.next_power_of_2(rows)),
@@ -124,12 +122,12 @@ def settings(
         "N": taken.outputs,
         "BLOCK_K": block,
         "STAGES": taken.stages,
-        "OVERLAP": overlap,
+        "USE_PDL": pdl,
         "BYTES": scale is not None and x.is_cuda and torch.version.hip is None,
         "num_warps": taken.warps if scale is None else max(1, taken.warps * block // taken.inputs),
     }
     first = [x, *(norm or (None, 0.0, 0.0)), weight, scale]
-    return Call(taken, first, names | early(overlap))
+    return Call(taken, first, names | pdl_launch(pdl))
 
 
 def project(
@@ -142,10 +140,10 @@ def project(
     residual: Tensor | None = None,
     multiplier: float = 1.0,
     tiles: Tiles | None = None,
-    overlap: bool = False,
+    pdl: bool = False,
 ) -> Tensor:
     """`out = residual + multiplier * (norm(x) W^T + bias)` of rows `[rows, inputs]`; `out` may be the residual."""
-    tiles, first, names = settings(x, matrix, norm, tiles, overlap)
+    tiles, first, names = settings(x, matrix, norm, tiles, pdl)
     rows, features = out.shape
     grid = (triton.cdiv(features, tiles.outputs),)
     project_kernel[grid](*first, bias, residual, multiplier, out, rows, features, **names)
@@ -162,10 +160,10 @@ def feed(
     norm: Norm | None = None,
     bias: Tensor | None = None,
     tiles: Tiles | None = None,
-    overlap: bool = False,
+    pdl: bool = False,
 ) -> Tensor:
     """`out = act(norm(x) W^T + bias)`; gated, the product of the two halves, the first of them activated."""
-    tiles, first, names = settings(x, matrix, norm, tiles, overlap, gated)
+    tiles, first, names = settings(x, matrix, norm, tiles, pdl, gated)
     rows, features = out.shape
     grid = (triton.cdiv(features, tiles.outputs),)
     feed_kernel[grid](*first, bias, out, rows, features, activation, gated, **names)

@@ -12,7 +12,7 @@ from phasor.ops.decode.gemv import Norm, settings
 from phasor.ops.decode.small_gemm import product
 from phasor.ops.decode.tiles import Tiles
 from phasor.ops.int8.int8 import Matrix
-from phasor.ops.pdl import early, follow
+from phasor.ops.pdl import pdl_launch, pdl_wait
 
 LOWEST = -(1 << 63)  # less than every vote
 
@@ -21,12 +21,12 @@ LOWEST = -(1 << 63)  # less than every vote
 def vote_kernel(
     x, norm, offset, eps, weight, scale, bias, multiplier, logits, best, rows, features,
     M: tl.constexpr, K: tl.constexpr, N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-    OVERLAP: tl.constexpr, BYTES: tl.constexpr,
+    USE_PDL: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip
     """Logits, and in `best [rows]` the greatest of a row with its token: see `finish_kernel`."""
     feature = tl.program_id(0) * N + tl.arange(0, N)
     outputs = tl.minimum(feature, features - 1)
-    y = product(x, norm, offset, eps, weight, scale, outputs, rows, M, K, N, BLOCK_K, STAGES, OVERLAP, BYTES)
+    y = product(x, norm, offset, eps, weight, scale, outputs, rows, M, K, N, BLOCK_K, STAGES, USE_PDL, BYTES)
     if bias is not None:
         y += tl.load(bias + outputs).to(tl.float32)[None, :]
     said = (multiplier * y).to(logits.dtype.element_ty)
@@ -41,10 +41,10 @@ def vote_kernel(
 @triton.jit
 def finish_kernel(
     best, tokens, history, turn, counts, positions, rows, turns,
-    BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+    BLOCK: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
     """The tokens voted for become the next step's, go into the history, and everything counts on."""
-    follow(OVERLAP)
+    pdl_wait(USE_PDL)
     row = tl.arange(0, BLOCK)
     inside = row < rows
     token = 0x7FFFFFFF - (tl.load(best + row, mask=inside, other=0) & 0xFFFFFFFF)
@@ -68,10 +68,10 @@ def vote(
     bias: Tensor | None = None,
     multiplier: float = 1.0,
     tiles: Tiles | None = None,
-    overlap: bool = False,
+    pdl: bool = False,
 ) -> None:
     """Logits `[rows, vocab]`, and votes for their greatest into `best`, an int64 `[rows]` of -2^63 before."""
-    tiles, first, names = settings(x, matrix, norm, tiles, overlap)
+    tiles, first, names = settings(x, matrix, norm, tiles, pdl)
     rows, features = logits.shape
     grid = (triton.cdiv(features, tiles.outputs),)
     vote_kernel[grid](*first, bias, multiplier, logits, best, rows, features, **names)
@@ -84,9 +84,9 @@ def finish(
     turn: Tensor,
     counts: Tensor,
     positions: Tensor,
-    overlap: bool = False,
+    pdl: bool = False,
 ) -> None:
     """Let the tokens voted for be the next step's, and count on; `history` is a ring `[turns, rows]`."""
     rows, block = len(tokens), triton.next_power_of_2(len(tokens))
     where = (best, tokens, history, turn, counts, positions)
-    finish_kernel[(1,)](*where, rows, len(history), block, OVERLAP=overlap, num_warps=1, **early(overlap))
+    finish_kernel[(1,)](*where, rows, len(history), block, USE_PDL=pdl, num_warps=1, **pdl_launch(pdl))

@@ -4,7 +4,7 @@ One row is multiplied feature by feature, and a few rows as a matrix. The norm b
 own: its weights multiply the row, and its size is found along the way and divides the result. Weights in 8 bits are
 multiplied as the whole numbers they are, and the result by the scale of its output.
 
-Under `OVERLAP` a kernel begins while the one before it ends: it asks for its first weights, which nobody writes, and
+Under `USE_PDL` a kernel begins while the one before it ends: it asks for its first weights, which nobody writes, and
 waits for the other's results only then.
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from phasor.ops.pdl import follow
+from phasor.ops.pdl import pdl_wait
 
 
 @triton.jit
@@ -79,7 +79,7 @@ def weighted(xs, norm, offset, squares, at, K: tl.constexpr):
 def product(
     x, norm, offset, eps, weight, scale, outputs, rows,
     M: tl.constexpr, K: tl.constexpr, N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-    OVERLAP: tl.constexpr, BYTES: tl.constexpr,
+    USE_PDL: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip
     """The `N` outputs of `M` rows `x [rows, K]`, normed first where there is a norm; float32 `[M, N]`.
 
@@ -90,7 +90,7 @@ def product(
         sums = tl.zeros([N, BLOCK_K], tl.float32)
         squares = tl.zeros([BLOCK_K], tl.float32)
         w = tile(lines, 0, K, BLOCK_K)
-        follow(OVERLAP)
+        pdl_wait(USE_PDL)
         for start in tl.static_range(0, K, BLOCK_K):
             at = start + tl.arange(0, BLOCK_K)
             xs = features(x, at, K)
@@ -107,7 +107,7 @@ def product(
         sums = tl.zeros([N, BLOCK_K // 16], tl.float32)
         squares = tl.zeros([BLOCK_K // 16, 8], tl.float32)
         w = tile(lines, 0, K, BLOCK_K)
-        follow(OVERLAP)
+        pdl_wait(USE_PDL)
         for start in tl.static_range(0, K, BLOCK_K):
             at = start + tl.arange(0, BLOCK_K // 16)[:, None] * 16 + tl.arange(0, 8)[None, :]
             if start + BLOCK_K < K:
@@ -127,7 +127,7 @@ def product(
         row = tl.arange(0, M)[:, None]
         total = tl.zeros([M, N], tl.float32)
         squares = tl.zeros([M], tl.float32)
-        follow(OVERLAP)
+        pdl_wait(USE_PDL)
         for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
             at = start + tl.arange(0, BLOCK_K)[None, :]
             w = tl.load(lines + at, mask=at < K, other=0, eviction_policy="evict_first")

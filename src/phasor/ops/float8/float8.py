@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from phasor.ops import dispatch
-from phasor.ops.custom_op import operation
+from phasor.ops.custom_op import custom_op
 from phasor.ops.glu import glu
 
 EIGHT = torch.float8_e4m3fn
@@ -66,7 +66,7 @@ def weight_gradient(grad: Tensor, scale: Tensor, turned: Tensor, turned_scale: T
     return made.to(weight.dtype)
 
 
-@operation("phasor::turn_bits")
+@custom_op("phasor::turn_bits")
 def _turn(bits: Tensor, factor: Tensor | None) -> Tensor:
     rows, columns = bits.shape
     long = -(-rows // SIDE) * SIDE
@@ -144,7 +144,7 @@ def float8_why_not(weight: Tensor) -> str | None:
     return None
 
 
-@operation("phasor::gated_bits")
+@custom_op("phasor::gated_bits")
 def _gated(x: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     from phasor.ops.float8.kernels import gated
 
@@ -157,7 +157,7 @@ def _(x: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     return x.new_empty((rows, wide // 2), dtype=EIGHT), x.new_empty((rows, 1), dtype=torch.float32)
 
 
-@operation("phasor::gated_bits_backward")
+@custom_op("phasor::gated_bits_backward")
 def _gated_backward(grad: Tensor, x: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     from phasor.ops.float8.kernels import gated_backward
 
@@ -201,7 +201,7 @@ def float8_feedforward(x: Tensor, up: Tensor, down: Tensor, kind: str) -> Tensor
 
 def feedforward_why_not(x: Tensor, hidden: int, kind: str) -> str | None:
     """Why a gated feed-forward network in float8 is made of its parts; None where it is one operation."""
-    if kind not in glu.WITH_KERNEL:
+    if kind not in glu.GLU_ACTIVATIONS:
         return f"{kind!r} has no kernel"
     if hidden > WIDEST:
         return f"{hidden} features are more than {WIDEST}"

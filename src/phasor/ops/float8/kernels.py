@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from phasor.ops.float8.float8 import EIGHT, LARGEST, LEAST
-from phasor.ops.glu.kernels import gradients, made
+from phasor.ops.glu.kernels import glu_row, glu_row_backward
 from phasor.ops.launch import on_device
 
 TOP, LOW = tl.constexpr(LARGEST), tl.constexpr(LEAST)
@@ -29,7 +29,7 @@ def _scale(top, zero):
 def _gated(xs, ys, scales, H, KIND: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
-    y = made(xs + row * H * 2, at, H, KIND)
+    y = glu_row(xs + row * H * 2, at, H, KIND)
     scale = _scale(tl.max(tl.abs(y), 0), tl.sum(y - y, 0))
     tl.store(scales + row, scale)
     tl.store(ys + row * H + at, (y * (1.0 / scale)).to(ys.dtype.element_ty), mask=at < H)
@@ -40,7 +40,7 @@ def _gated_backward(grads, xs, by_xs, scales, H, KIND: tl.constexpr, BLOCK: tl.c
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     by_xs += row * H * 2
-    by_gate, by_up, _ = gradients(grads + row * H, xs + row * H * 2, at, H, KIND)
+    by_gate, by_up, _ = glu_row_backward(grads + row * H, xs + row * H * 2, at, H, KIND)
     top = tl.max(tl.maximum(tl.abs(by_gate), tl.abs(by_up)), 0)
     scale = _scale(top, tl.sum((by_gate - by_gate) + (by_up - by_up), 0))
     tl.store(scales + row, scale)

@@ -12,7 +12,7 @@ from phasor.ops.launch import on_device
 
 
 @triton.jit
-def act(g, KIND: tl.constexpr):
+def activation_and_slope(g, KIND: tl.constexpr):
     """The activation and its slope."""
     if KIND == "reglu":
         value = tl.maximum(g, 0.0)
@@ -37,21 +37,21 @@ def act(g, KIND: tl.constexpr):
 
 
 @triton.jit
-def made(xs, at, H, KIND: tl.constexpr):
+def glu_row(xs, at, H, KIND: tl.constexpr):
     """`act(gate) * up` of a row, in float32; 0 beyond its end."""
     gate = tl.load(xs + at, mask=at < H, other=0.0).to(tl.float32)
     up = tl.load(xs + H + at, mask=at < H, other=0.0).to(tl.float32)
-    value, _ = act(gate, KIND)
+    value, _ = activation_and_slope(gate, KIND)
     return value * up
 
 
 @triton.jit
-def gradients(grads, xs, at, H, KIND: tl.constexpr):
+def glu_row_backward(grads, xs, at, H, KIND: tl.constexpr):
     """The gradients of a row by gate and by up, and `act(gate) * up` itself, in float32; 0 beyond its end."""
     grad = tl.load(grads + at, mask=at < H, other=0.0).to(tl.float32)
     gate = tl.load(xs + at, mask=at < H, other=0.0).to(tl.float32)
     up = tl.load(xs + H + at, mask=at < H, other=0.0).to(tl.float32)
-    value, slope = act(gate, KIND)
+    value, slope = activation_and_slope(gate, KIND)
     return grad * up * slope, grad * value, value * up
 
 
@@ -59,7 +59,7 @@ def gradients(grads, xs, at, H, KIND: tl.constexpr):
 def _forward(xs, ys, H, KIND: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    y = made(xs + row * H * 2, at, H, KIND)
+    y = glu_row(xs + row * H * 2, at, H, KIND)
     tl.store(ys + row * H + at, y.to(ys.dtype.element_ty), mask=at < H)
 
 
@@ -68,7 +68,7 @@ def _backward(grads, xs, by_xs, ys, H, KIND: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     by_xs += row * H * 2
-    by_gate, by_up, y = gradients(grads + row * H, xs + row * H * 2, at, H, KIND)
+    by_gate, by_up, y = glu_row_backward(grads + row * H, xs + row * H * 2, at, H, KIND)
     tl.store(by_xs + at, by_gate.to(by_xs.dtype.element_ty), mask=at < H)
     tl.store(by_xs + H + at, by_up.to(by_xs.dtype.element_ty), mask=at < H)
     if ys is not None:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from phasor.ops import dispatch
-from phasor.ops.custom_op import operation
+from phasor.ops.custom_op import custom_op
 
 WIDEST = 2**14  # a row has to fit into the registers of one program
 
@@ -30,7 +30,7 @@ def norm(
     return _norm(x, weight, bias, eps, offset, centered, result_type(x, offset))[0]
 
 
-def sum_and_norm(
+def add_norm(
     x: Tensor,
     r: Tensor,
     weight: Tensor | None,
@@ -42,13 +42,13 @@ def sum_and_norm(
 ) -> tuple[Tensor, Tensor]:
     """`x + r` and its norm, each written once.
 
-    >>> total, normed = sum_and_norm(torch.tensor([1.0, -2.0]), torch.tensor([2.0, -1.0]), torch.ones(2), None, eps=0.0)
+    >>> total, normed = add_norm(torch.tensor([1.0, -2.0]), torch.tensor([2.0, -1.0]), torch.ones(2), None, eps=0.0)
     >>> total.tolist(), normed.tolist()
     ([3.0, -3.0], [1.0, -1.0])
     """
     if x.shape != r.shape or why_not(x, weight, bias) is not None or why_not(r, weight, bias) is not None:
-        return sum_and_norm_ref(x, r, weight, bias, eps, offset, centered)
-    s, y, _, _ = _sum_and_norm(x, r, weight, bias, eps, offset, centered, result_type(x, offset))
+        return add_norm_ref(x, r, weight, bias, eps, offset, centered)
+    s, y, _, _ = _add_norm(x, r, weight, bias, eps, offset, centered, result_type(x, offset))
     return s, y
 
 
@@ -87,7 +87,7 @@ def norm_ref(
     return (y if bias is None else y + bias.to(wide.dtype)).to(x.dtype)
 
 
-def sum_and_norm_ref(
+def add_norm_ref(
     x: Tensor,
     r: Tensor,
     weight: Tensor | None,
@@ -106,7 +106,7 @@ def result_type(x: Tensor, offset: float) -> torch.dtype:
     return torch.float32 if torch.is_autocast_enabled(x.device.type) and not offset else x.dtype
 
 
-@operation("phasor::norm")
+@custom_op("phasor::norm")
 def _norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, offset: float, centered: bool, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -124,8 +124,8 @@ def _(x: Tensor, weight: Any, bias: Any, eps: float, offset: float, centered: bo
     return x.new_empty(x.shape, dtype=dtype), mean, x.new_empty(rows, dtype=torch.float32)
 
 
-@operation("phasor::sum_and_norm")
-def _sum_and_norm(
+@custom_op("phasor::add_norm")
+def _add_norm(
     x: Tensor,
     r: Tensor,
     weight: Tensor | None,
@@ -141,7 +141,7 @@ def _sum_and_norm(
     return forward(x, r, weight, bias, eps, offset, centered, dtype)
 
 
-@_sum_and_norm.register_fake
+@_add_norm.register_fake
 def _(x: Tensor, r: Tensor, weight: Any, bias: Any, eps: float, offset: float, centered: bool, dtype: Any) -> Any:
     rows = x.numel() // x.shape[-1]
     mean = x.new_empty(rows if centered else 0, dtype=torch.float32)
@@ -149,7 +149,7 @@ def _(x: Tensor, r: Tensor, weight: Any, bias: Any, eps: float, offset: float, c
     return s, x.new_empty(x.shape, dtype=dtype), mean, x.new_empty(rows, dtype=torch.float32)
 
 
-@operation("phasor::norm_backward")
+@custom_op("phasor::norm_backward")
 def _norm_backward(
     grad: Tensor,
     grad_sum: Tensor | None,
@@ -210,4 +210,4 @@ def _back_sum(ctx: Any, grad_sum: Tensor | None, grad: Tensor | None, *_: None) 
 
 
 _norm.register_autograd(_back, setup_context=_keep)
-_sum_and_norm.register_autograd(_back_sum, setup_context=_keep_sum)
+_add_norm.register_autograd(_back_sum, setup_context=_keep_sum)

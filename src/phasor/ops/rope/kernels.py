@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from phasor.ops.launch import on_device, overlaps
-from phasor.ops.pdl import early, follow
+from phasor.ops.launch import on_device, supports_pdl
+from phasor.ops.pdl import pdl_launch, pdl_wait
 
 LARGE = 1024  # tokens; a kernel for fewer begins while the one before it ends
 
@@ -119,12 +119,12 @@ def rotary_kernel(
     Q_STEP: tl.constexpr, Q_GROUP: tl.constexpr, KV_STEP: tl.constexpr, KV_HEAD: tl.constexpr,  # of what is written
     QUERIES: tl.constexpr, SHARED: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
     WIDTH: tl.constexpr, HEAD: tl.constexpr, ADJACENT: tl.constexpr, BACK: tl.constexpr, WIDE: tl.constexpr,
-    HALVES: tl.constexpr, PARTS: tl.constexpr, OVERLAP: tl.constexpr,
+    HALVES: tl.constexpr, PARTS: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
     """Queries `[B, T, K, SHARED, D]`, keys and values `[B, T, K, D]` of a token, from `in` to `out`.
 
     PARTS programs share the heads of a token. BACK turns the other way, which is the gradient. With VALUES the values
-    are copied along. WIDE is for heads further apart than 32 bits count. Under OVERLAP see `follow`.
+    are copied along. WIDE is for heads further apart than 32 bits count. Under USE_PDL see `pdl_wait`.
     """
     HEADS: tl.constexpr = triton.next_power_of_2((QUERIES + PARTS - 1) // PARTS) if QUERIES > 0 else 1
     GROUPS: tl.constexpr = triton.next_power_of_2((KEYS + PARTS - 1) // PARTS) if KEYS > 0 else 1
@@ -136,7 +136,7 @@ def rotary_kernel(
     if WIDE:
         group_of, in_group, group = group_of.to(tl.int64), in_group.to(tl.int64), group.to(tl.int64)
     row, step, place = (token // length).to(tl.int64), (token % length).to(tl.int64), token.to(tl.int64)
-    follow(OVERLAP)
+    pdl_wait(USE_PDL)
     # All that is read is asked for before the angles are made, which take as long as reading does.
     position, scale = tl.load(positions + row * position_row + step * position_step), tl.load(factor)
     pair = tl.arange(0, triton.next_power_of_2((HEAD + 1) // 2 if PAIRED else HEAD))
@@ -209,12 +209,12 @@ def launch(
             kept.kernel[kept.grid](*tensors, *kept.numbers)
             return
         grid, numbers, warps = arguments(*told[0], *told[1])
-        overlap = grid[0] < LARGE and overlaps(q.device)
-        kernel = rotary_kernel[grid](*tensors, *numbers, overlap, num_warps=warps, **early(overlap))
+        pdl = grid[0] < LARGE and supports_pdl(q.device)
+        kernel = rotary_kernel[grid](*tensors, *numbers, pdl, num_warps=warps, **pdl_launch(pdl))
         if kernel is not None and aligned:  # there is none in the interpreter
             if len(KEPT) >= MOST:
                 KEPT.clear()
-            KEPT[key] = Launch(kernel, grid, (*numbers, overlap))
+            KEPT[key] = Launch(kernel, grid, (*numbers, pdl))
 
 
 def arguments(

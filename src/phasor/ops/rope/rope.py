@@ -1,6 +1,6 @@
 """Rotation of feature pairs, `(u, v) -> (u cos - v sin, u sin + v cos)`: by given cosines and sines, or by positions.
 
-`rotate_pairs` takes cosines and sines. `turn_heads` and `turn_projection` take positions and make the angles inside of
+`rotate_pairs` takes cosines and sines. `rope` and `rope_qkv` take positions and make the angles inside of
 one Triton kernel, `rotary_triton.py`: nothing is kept for the gradient, which is the rotation back.
 """
 
@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from phasor.ops import dispatch
-from phasor.ops.custom_op import Operation
+from phasor.ops.custom_op import CustomOp
 
 
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
-    """Turn the first `2 * cos.shape[-1]` features of `x` in pairs; the rest pass through.
+    """RopeArgs the first `2 * cos.shape[-1]` features of `x` in pairs; the rest pass through.
 
     The arithmetic is at least float32 whatever the type of `x`, and the result has the type of `x`.
 
@@ -30,19 +30,19 @@ def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
         return rotate_pairs_ref(x, cos, sin, pairing)
     if torch.is_grad_enabled() and x.requires_grad:
         return _Rotation.apply(x, cos, sin, pairing)
-    return turned(x, cos, sin, pairing)
+    return _rotate_pairs(x, cos, sin, pairing)
 
 
 def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Pairing `half` over the whole head, `cos` and `sin` from `whole_heads`: few operations, for a single token."""
+    """Pairing `half` over the whole head, `cos` and `sin` from `expand_cos_sin`: few operations, for a single token."""
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)
 
 
-def whole_heads(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def expand_cos_sin(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and signed sines for every feature of a head, of those for every pair.
 
     >>> x, (cos, sin) = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.rand(2, 2)
-    >>> torch.allclose(rotate_halves(x, *whole_heads(cos, sin)), rotate_pairs(x, cos, sin, "half"))
+    >>> torch.allclose(rotate_halves(x, *expand_cos_sin(cos, sin)), rotate_pairs(x, cos, sin, "half"))
     True
     """
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
@@ -51,13 +51,13 @@ def whole_heads(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
 def rotate_pairs_ref(x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
     """The same in plain form."""
     width = 2 * cos.shape[-1]
-    u, v = pair(x[..., :width], pairing)
+    u, v = split_pairs(x[..., :width], pairing)
     turned = (u * cos - v * sin, v * cos + u * sin)
     together = torch.cat(turned, dim=-1) if pairing == "half" else torch.stack(turned, dim=-1).flatten(-2)
     return torch.cat((together.to(x.dtype), x[..., width:]), dim=-1)
 
 
-def pair(x: Tensor, pairing: str) -> tuple[Tensor, Tensor]:
+def split_pairs(x: Tensor, pairing: str) -> tuple[Tensor, Tensor]:
     """The first and the second features of all pairs, as views."""
     if pairing == "half":
         u, v = x.chunk(2, dim=-1)
@@ -65,12 +65,12 @@ def pair(x: Tensor, pairing: str) -> tuple[Tensor, Tensor]:
     return x[..., 0::2], x[..., 1::2]
 
 
-def turned(x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
+def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
     """The rotation written straight into its result."""
     width = 2 * cos.shape[-1]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    u, v = pair(x[..., :width], pairing)
-    a, b = pair(out[..., :width], pairing)
+    u, v = split_pairs(x[..., :width], pairing)
+    a, b = split_pairs(out[..., :width], pairing)
     if x.dtype == cos.dtype:
         torch.mul(u, cos, out=a).addcmul_(v, sin, value=-1)
         torch.mul(v, cos, out=b).addcmul_(u, sin)
@@ -89,7 +89,7 @@ class _Rotation(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
         ctx.save_for_backward(cos, sin)
         ctx.pairing = pairing
-        return turned(x, cos, sin, pairing)
+        return _rotate_pairs(x, cos, sin, pairing)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -97,7 +97,7 @@ class _Rotation(torch.autograd.Function):
         return _Rotation.apply(grads[0], cos, -sin, ctx.pairing), None, None, None
 
 
-class Turn(NamedTuple):
+class RopeArgs(NamedTuple):
     """What turns the heads of tokens: angles `position * increment` in 2^-64 of a turn, and a factor on the result."""
 
     positions: Tensor  # int64, [T] or [B or 1, T]
@@ -105,27 +105,27 @@ class Turn(NamedTuple):
     factor: Tensor  # float32, [1]
 
 
-def turn_heads(q: Tensor, k: Tensor, turn: Turn, pairing: str) -> tuple[Tensor, Tensor]:
+def rope(q: Tensor, k: Tensor, turn: RopeArgs, pairing: str) -> tuple[Tensor, Tensor]:
     """Queries `[B, T, H, D]` and keys `[B, T, K, D]` turned by their positions, in one pass, by the Triton kernel.
 
     Queries may come by group, `[B, T, K, H/K, D]`; they go as `[B, T, H, D]`.
     """
-    made: tuple[Tensor, Tensor] = turn_heads_op(q, k, *turn, pairing == "adjacent", False)
+    made: tuple[Tensor, Tensor] = rope_op(q, k, *turn, pairing == "adjacent", False)
     return made
 
 
-def turn_projection(projected: Tensor, turn: Turn, pairing: str) -> tuple[Tensor, Tensor, Tensor]:
+def rope_qkv(projected: Tensor, turn: RopeArgs, pairing: str) -> tuple[Tensor, Tensor, Tensor]:
     """Queries `[B, T, H, D]` and keys `[B, T, K, D]` turned, and values, of a projection `[B, T, K, H/K + 2, D]`.
 
     In one pass by the Triton kernel, and the projection's gradient in another. A group has its queries, key and value.
     """
     if torch.is_grad_enabled() and projected.requires_grad:
-        return turn_projection_op(projected, *turn, pairing == "adjacent", False)
-    q, k, v = parts_of(projected)
-    return *turn_heads(q, k, turn, pairing), v
+        return rope_qkv_op(projected, *turn, pairing == "adjacent", False)
+    q, k, v = split_qkv(projected)
+    return *rope(q, k, turn, pairing), v
 
 
-def turn_heads_ref(q: Tensor, k: Tensor, turn: Turn, pairing: str) -> tuple[Tensor, Tensor]:
+def rope_ref(q: Tensor, k: Tensor, turn: RopeArgs, pairing: str) -> tuple[Tensor, Tensor]:
     """The same in plain form."""
     phase = turn.positions[..., None] * turn.increments  # [..., T, pairs]
     angle = phase.to(torch.float64)[..., None, :] * (2 * math.pi / 2**64)
@@ -135,13 +135,13 @@ def turn_heads_ref(q: Tensor, k: Tensor, turn: Turn, pairing: str) -> tuple[Tens
     return rotate_pairs_ref(q, cos, sin, pairing), rotate_pairs_ref(k, cos, sin, pairing)
 
 
-def turn_projection_ref(projected: Tensor, turn: Turn, pairing: str) -> tuple[Tensor, Tensor, Tensor]:
+def rope_qkv_ref(projected: Tensor, turn: RopeArgs, pairing: str) -> tuple[Tensor, Tensor, Tensor]:
     """The same in plain form."""
-    q, k, v = parts_of(projected)
-    return *turn_heads_ref(q, k, turn, pairing), v
+    q, k, v = split_qkv(projected)
+    return *rope_ref(q, k, turn, pairing), v
 
 
-def parts_of(projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def split_qkv(projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Queries by group `[B, T, K, H/K, D]`, keys and values `[B, T, K, D]` as views of a projection."""
     queries = projected.shape[-2] - 2
     if not (torch.is_grad_enabled() and projected.requires_grad):
@@ -150,7 +150,7 @@ def parts_of(projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q, k.squeeze(-2), v.squeeze(-2)
 
 
-def turned_heads(
+def _rope(
     q: Tensor, k: Tensor, positions: Tensor, increments: Tensor, factor: Tensor, adjacent: bool, back: bool
 ) -> tuple[Tensor, Tensor]:
     from phasor.ops.rope.kernels import launch
@@ -164,13 +164,13 @@ def empty_heads(q: Tensor, k: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return q.new_empty((*q.shape[:2], q.shape[2:-1].numel(), q.shape[-1])), k.new_empty(k.shape)
 
 
-def turned_projection(
+def _rope_qkv(
     projected: Tensor, positions: Tensor, increments: Tensor, factor: Tensor, adjacent: bool, back: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     from phasor.ops.rope.kernels import launch
 
     out = empty_parts(projected)
-    launch(parts_of(projected), out, positions, increments, factor, adjacent=adjacent, back=back)
+    launch(split_qkv(projected), out, positions, increments, factor, adjacent=adjacent, back=back)
     return out
 
 
@@ -180,14 +180,14 @@ def empty_parts(projected: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def joined_projection(
+def _merge_qkv(
     q: Tensor, k: Tensor, v: Tensor, positions: Tensor, increments: Tensor, factor: Tensor, adjacent: bool, back: bool
 ) -> Tensor:
-    """A projection of queries, keys and values that are turned on the way: `turned_projection` the other way around."""
+    """A projection of queries, keys and values that are turned on the way: `_rope_qkv` the other way around."""
     from phasor.ops.rope.kernels import launch
 
     out = empty_projection(q, k, v)
-    launch((q, k, v), parts_of(out), positions, increments, factor, adjacent=adjacent, back=back)
+    launch((q, k, v), split_qkv(out), positions, increments, factor, adjacent=adjacent, back=back)
     return out
 
 
@@ -196,33 +196,33 @@ def empty_projection(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
     return q.new_empty((rows, tokens, groups, q.shape[2] // groups + 2, width))
 
 
-turn_heads_op = Operation("phasor::turn_heads", turned_heads)
-turn_projection_op = Operation("phasor::turn_projection", turned_projection)
-join_projection_op = Operation("phasor::join_projection", joined_projection)
-turn_heads_op.register_fake(empty_heads)
-turn_projection_op.register_fake(empty_parts)
-join_projection_op.register_fake(empty_projection)
+rope_op = CustomOp("phasor::rope", _rope)
+rope_qkv_op = CustomOp("phasor::rope_qkv", _rope_qkv)
+merge_qkv_op = CustomOp("phasor::merge_qkv", _merge_qkv)
+rope_op.register_fake(empty_heads)
+rope_qkv_op.register_fake(empty_parts)
+merge_qkv_op.register_fake(empty_projection)
 
 
-def remember(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     *heads, positions, increments, factor, adjacent, back = inputs
     ctx.save_for_backward(positions, increments, factor)
     ctx.shape, ctx.adjacent, ctx.back = heads[0].shape, adjacent, back
 
 
 def heads_back(ctx: Any, q: Tensor, k: Tensor) -> tuple[Tensor | None, ...]:
-    q, k = turn_heads_op(q, k, *ctx.saved_tensors, ctx.adjacent, not ctx.back)
+    q, k = rope_op(q, k, *ctx.saved_tensors, ctx.adjacent, not ctx.back)
     return q.view(ctx.shape), k, None, None, None, None, None
 
 
 def projection_back(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor | None, ...]:
-    return join_projection_op(q, k, v, *ctx.saved_tensors, ctx.adjacent, not ctx.back), None, None, None, None, None
+    return merge_qkv_op(q, k, v, *ctx.saved_tensors, ctx.adjacent, not ctx.back), None, None, None, None, None
 
 
 def join_back(ctx: Any, projected: Tensor) -> tuple[Tensor | None, ...]:
-    return *turn_projection_op(projected, *ctx.saved_tensors, ctx.adjacent, not ctx.back), None, None, None, None, None
+    return *rope_qkv_op(projected, *ctx.saved_tensors, ctx.adjacent, not ctx.back), None, None, None, None, None
 
 
-turn_heads_op.register_autograd(heads_back, setup_context=remember)
-turn_projection_op.register_autograd(projection_back, setup_context=remember)
-join_projection_op.register_autograd(join_back, setup_context=remember)
+rope_op.register_autograd(heads_back, setup_context=setup_context)
+rope_qkv_op.register_autograd(projection_back, setup_context=setup_context)
+merge_qkv_op.register_autograd(join_back, setup_context=setup_context)
