@@ -31,7 +31,7 @@ from phasor.ops import dispatch
 from phasor.ops.decode import decode_attention, gemv, lm_head_argmax
 from phasor.ops.decode.gemv import Norm
 from phasor.ops.decode.tiles import Tiles
-from phasor.ops.int8.int8 import Matrix, dequantized, eight_bit_weight
+from phasor.ops.int8 import Matrix, dequantize, quantize_int8
 
 SHAPE: dict[str, Any] = {
     "dim": 2048, "hidden_dim": 8192, "num_layers": 16, "num_heads": 32, "num_kv_heads": 8, "vocab_size": 32000,
@@ -293,7 +293,7 @@ class Projection:
 
         def weight() -> Matrix:
             made = drawn(self.outputs, self.inputs)
-            return eight_bit_weight(made) if small else made
+            return quantize_int8(made) if small else made
 
         self.weights = [weight() for _ in range(self.count)]
         self.x, self.y, self.hidden = drawn(rows, self.inputs), drawn(rows, self.outputs), drawn(rows, hidden)
@@ -301,7 +301,7 @@ class Projection:
         self.norm = None if role in ("out", "down") else Norm(drawn(self.inputs), 0.0, 1e-5)
         x = self.x.double()
         x = x if self.norm is None else F.rms_norm(x, (self.inputs,), self.norm.weight.double(), 1e-5)
-        self.truth = x @ dequantized(self.weights[0], torch.float64).mT
+        self.truth = x @ dequantize(self.weights[0], torch.float64).mT
         if role == "up":
             self.truth = F.silu(self.truth[:, :hidden]) * self.truth[:, hidden:]
 
@@ -337,7 +337,7 @@ def sweep_projections(rows: int, tiles: list[Tiles], small: bool = False) -> Non
         one = Projection(role, rows, small)
         rated = sorted(((one.speed(setting, True), setting) for setting in tiles), reverse=True)
         alone = one.speed(rated[0][1], False)
-        plain = [dequantized(w, torch.bfloat16) for w in one.weights]
+        plain = [dequantize(w, torch.bfloat16) for w in one.weights]
         linear = one.moved(graph_time(lambda: [F.linear(one.x, w) for w in plain]) / one.count)  # noqa: B023
         shown = "  ".join(
             f"{setting[0]}x{setting[1]},{setting[2]}w,{setting[3]}s {speed:.2f}" for speed, setting in rated

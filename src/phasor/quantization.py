@@ -1,4 +1,4 @@
-"""Weights in fewer bits, for models that are used and no longer trained."""
+"""Weight-only quantization, for inference."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ WEIGHTS = ("int8",)
 
 
 def quantize(model: Transformer, weights: str = "int8") -> Transformer:
-    """A copy of a model whose large weights are in 8 bits, a scale for every output; the model itself stays as it is.
+    """A copy of a model with its large weights in int8, one scale per output; the model itself does not change.
 
-    These are the projections of attention and feed-forward networks, and the table that logits are made with: tied,
-    token vectors are its rows too. Norms, biases, experts, and layers that are not torch's own stay in their type, and
-    so do activations and caches. The copy takes about half the memory of 16 bits, and on a GPU steps through a text as
-    much quicker as it reads less. It is neither trained nor saved: keep the model, and quantize it where it is used.
+    Quantized are the projections of attention and feed-forward networks and the output projection of the head; where
+    that is tied, the token embedding with it. Norms, biases, experts and layers that are not plain `nn.Linear` keep
+    their dtype, and so do activations and the KV cache. The copy takes about half the memory of bfloat16, and decodes
+    faster on a GPU in the same proportion. It can be neither trained nor saved: save the model, and quantize after
+    loading.
 
     >>> import torch
     >>> from phasor import generate, preset
@@ -40,38 +41,42 @@ def quantize(model: Transformer, weights: str = "int8") -> Transformer:
     if not isinstance(model, Transformer):
         raise ValueError(f"quantize takes a Transformer, not {shown(model)}")
     if weights not in WEIGHTS:
-        raise unknown("type of quantized weights", weights, WEIGHTS)
-    if quantized(model):
+        raise unknown("dtype of quantized weights", weights, WEIGHTS)
+    if is_quantized(model):
         raise ValueError("the weights of this model are in int8 already")
-    table, held = table_of(model), Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    table, uses = output_weight(model), Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     large = [layer.weight for _, _, layer in projections(model)] + ([] if table is None else [table])
-    alike = [*(w for w in large if held[id(w)] == 1), model.tokenizer, model.source_tokenizer]  # need no copy
-    small = copy.deepcopy(model, {id(x): x for x in alike if x is not None})
-    made: dict[nn.Linear, Int8Linear] = {}
+    shared = [
+        *(w for w in large if uses[id(w)] == 1),
+        model.tokenizer,
+        model.source_tokenizer,
+    ]  # need no copy: replaced, or immutable
+    small = copy.deepcopy(model, {id(x): x for x in shared if x is not None})
+    replaced: dict[nn.Linear, Int8Linear] = {}
     for part, name, layer in list(projections(small)):
-        made[layer] = made.get(layer) or Int8Linear(layer)
-        setattr(part, name, made[layer])
+        replaced[layer] = replaced.get(layer) or Int8Linear(layer)
+        setattr(part, name, replaced[layer])
     if table is not None:
         head = small.head
         holder = small.tokens if isinstance(head, LogitsHead) and head.weight is None else head
         assert isinstance(holder, nn.Module)
         holder.__class__ = Int8Embedding if holder is small.tokens else Int8Head
         assert isinstance(holder, Int8)
-        holder.hold(table)
+        holder.set_weight(table)
     return small.requires_grad_(False).eval()
 
 
-def quantized(model: nn.Module) -> bool:
-    """Whether a model has weights in 8 bits.
+def is_quantized(model: nn.Module) -> bool:
+    """Whether a model has weights in int8.
 
-    >>> quantized(nn.Linear(2, 2))
+    >>> is_quantized(nn.Linear(2, 2))
     False
     """
     return any(isinstance(part, Int8) for part in model.modules())
 
 
 def projections(model: Transformer) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
-    """The layers of blocks that can have their weights in 8 bits: where each stands, its name there, and itself."""
+    """The layers of the blocks whose weights can be quantized: the parent module, the name in it, and the layer."""
     for block in (part for part in model.modules() if isinstance(part, Block)):
         for part in (part for part in block.modules() if isinstance(part, Attention | FeedForward)):
             for name, layer in part.named_children():
@@ -79,8 +84,8 @@ def projections(model: Transformer) -> Iterator[tuple[nn.Module, str, nn.Linear]
                     yield part, name, layer
 
 
-def table_of(model: Transformer) -> Tensor | None:
-    """The table that logits are made with; None where it cannot be in 8 bits."""
+def output_weight(model: Transformer) -> Tensor | None:
+    """The weight of the output projection; None where it cannot be quantized."""
     head = model.head
     if type(head) is not LogitsHead or not untouched(head):
         return None

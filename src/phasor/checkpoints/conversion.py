@@ -22,7 +22,7 @@ from phasor.config import ModelConfig
 from phasor.config.extensions import Extension
 from phasor.config.positions import PositionConfig
 from phasor.config.schema import shown, unknown
-from phasor.quantization import quantized
+from phasor.quantization import is_quantized
 from phasor.transformer import Transformer
 
 TOLERANCE = 1e-4  # of the logits' spread: float32 sums through a deep model leave less
@@ -48,7 +48,7 @@ def save(model: Transformer, folder: str | Path, format: str = "phasor", *, prog
         raise unknown("format", format, FORMATS)
     if not isinstance(model, Transformer):
         raise ValueError(f"only a phasor.Transformer can be saved, not {shown(model)}")
-    if quantized(model):
+    if is_quantized(model):
         raise ValueError(
             "a model with weights in int8 is not saved: save the one it was made of, and quantize when loaded"
         )

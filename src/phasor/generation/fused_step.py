@@ -22,7 +22,7 @@ from phasor.nn.norm import RMSNorm
 from phasor.nn.positions.rotary import Rotary
 from phasor.ops import dispatch
 from phasor.ops.constants import constant
-from phasor.ops.int8.int8 import Matrix
+from phasor.ops.int8 import Matrix
 from phasor.ops.launch import supports_pdl
 from phasor.transformer import Block, Stack, Transformer
 

@@ -17,7 +17,7 @@ from phasor.config import (
 from phasor.nn.feed_forward import activate
 from phasor.nn.norm import at_least_float32, build_norm
 from phasor.ops.cross_entropy.cross_entropy import LossSums, linear_cross_entropy, scale_and_softcap
-from phasor.ops.int8.int8 import Matrix, dequantized, linear
+from phasor.ops.int8 import Matrix, dequantize, int8_linear
 
 
 class LogitsHead(nn.Module):
@@ -44,7 +44,7 @@ class LogitsHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(model.vocab_size)) if config.bias else None
 
     def forward(self, h: Tensor, tokens: Matrix) -> Tensor:
-        logits = linear(self.features(h), self.table(tokens), self.bias)
+        logits = int8_linear(self.features(h), self.table(tokens), self.bias)
         return scale_and_softcap(logits, self.multiplier, self.softcap)
 
     def table(self, tokens: Matrix) -> Matrix:
@@ -71,7 +71,7 @@ class LogitsHead(nn.Module):
         table = self.table(tokens)
         return linear_cross_entropy(
             self.features(h).flatten(0, -2),
-            table if isinstance(table, Tensor) else dequantized(table, h.dtype),
+            table if isinstance(table, Tensor) else dequantize(table, h.dtype),
             targets.flatten(),
             weights.flatten(),
             bias=self.bias,

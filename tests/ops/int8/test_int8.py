@@ -1,4 +1,4 @@
-"""Weights in 8 bits: the kernels against float64, the quantized model against itself and against the one it was."""
+"""Weights in int8: the kernels against float64, the quantized model against its weights and the original model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,17 @@ from phasor.ops import dispatch
 from phasor.ops.decode import gemv, lm_head_argmax
 from phasor.ops.decode.gemv import Norm
 from phasor.ops.decode.tiles import Tiles, tiles_of
-from phasor.ops.int8.int8 import EightBit, dequantized, eight_bit_weight, linear
+from phasor.ops.int8 import (
+    Int8Matrix,
+    dequantize,
+    dequantize_ref,
+    int8_embedding,
+    int8_embedding_ref,
+    int8_linear,
+    int8_linear_ref,
+    quantize_int8,
+    quantize_int8_ref,
+)
 
 TIED, UNTIED = phasor.EmbeddingConfig(), phasor.EmbeddingConfig(tied=False)
 
@@ -39,41 +49,71 @@ def bytes_of(model: torch.nn.Module) -> int:
     return sum(x.nbytes for x in (*model.parameters(), *model.buffers()))
 
 
-# The numbers
+# Quantization
 
 
-def test_every_weight_is_rounded_to_the_nearest_of_its_row():
+def test_every_weight_is_rounded_to_nearest():
     weight = drawn(7, 33) * torch.logspace(-6, 6, 7)[:, None]
     weight[3] = 0.0
-    numbers, scale = eight_bit_weight(weight)
-    assert numbers.dtype == torch.int8
+    values, scale = quantize_int8(weight)
+    assert values.dtype == torch.int8
     assert scale.dtype == torch.float32
-    assert int(numbers.abs().max()) == 127
-    assert int(numbers[3].abs().sum()) == 0
-    off = (dequantized(EightBit(numbers, scale), torch.float64) - weight.double()).abs()
+    assert int(values.abs().max()) == 127
+    assert int(values[3].abs().sum()) == 0
+    off = (dequantize(Int8Matrix(values, scale), torch.float64) - weight.double()).abs()
     assert bool((off <= 0.5000001 * scale.double()[:, None]).all())
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_the_product_is_that_of_the_numbers_and_their_scale(dtype):
-    x, matrix = drawn(2, 5, 37, dtype=dtype), eight_bit_weight(drawn(11, 37))
+def test_linear_equals_the_dequantized_matrix_in_float64(dtype):
+    x, matrix = drawn(2, 5, 37, dtype=dtype), quantize_int8(drawn(11, 37))
     bias = drawn(11, dtype=dtype)
-    truth = x.double() @ dequantized(matrix, torch.float64).mT + bias.double()
-    found = linear(x, matrix, bias)
+    truth = x.double() @ dequantize(matrix, torch.float64).mT + bias.double()
+    found = int8_linear(x, matrix, bias)
     assert found.dtype == dtype
     assert relative_change(found.double(), truth) < ({torch.float64: 1e-12} | ROUNDING)[dtype]
 
 
-def test_rows_lie_one_after_the_other_whatever_was_quantized():
+def test_references_are_the_formulas():
+    """Against torch's own integers, and sums that float64 has exactly."""
+    weight = drawn(5, 17).double()
+    weight[2] = 0.0
+    values, scale = quantize_int8_ref(weight)
+    wanted = torch.stack([(127 * row / row.abs().max().clamp(min=1e-30)).round() for row in weight])
+    assert torch.equal(values.double(), wanted)
+    tokens_of_rows = torch.tensor([[4, 2], [0, 1]])
+    whole = torch.diag(scale) @ values.double()
+    torch.testing.assert_close(dequantize_ref(values, scale), whole, rtol=1e-15, atol=0)
+    torch.testing.assert_close(int8_embedding_ref(tokens_of_rows, values, scale), whole[tokens_of_rows])
+    x, bias = drawn(3, 17).double(), drawn(5).double()
+    wanted = torch.einsum("tk,nk->tn", x, whole) + bias
+    torch.testing.assert_close(int8_linear_ref(x, values, scale, bias), wanted, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (11, 37), (3, 1030)])
+def test_functions_equal_their_references(outputs, inputs):
+    weight, bias = drawn(outputs, inputs) * torch.logspace(-4, 4, outputs)[:, None], drawn(outputs).double()
+    matrix = quantize_int8(weight)
+    values, scale = quantize_int8_ref(weight)
+    assert torch.equal(matrix.values, values)
+    torch.testing.assert_close(matrix.scale, scale, rtol=1e-6, atol=0)
+    exact = matrix.scale.double()
+    x, ids = drawn(2, 3, inputs).double(), torch.randint(0, outputs, (2, 3))
+    torch.testing.assert_close(dequantize(matrix, torch.float64), dequantize_ref(values, exact))
+    torch.testing.assert_close(int8_linear(x, matrix, bias), int8_linear_ref(x, values, exact, bias))
+    torch.testing.assert_close(int8_embedding(ids, matrix, torch.float64), int8_embedding_ref(ids, values, exact))
+
+
+def test_values_are_contiguous():
     weight = drawn(33, 7).t()
-    numbers, scale = eight_bit_weight(weight)
-    assert numbers.is_contiguous()
-    assert torch.equal(numbers, eight_bit_weight(weight.contiguous()).numbers)
+    values, scale = quantize_int8(weight)
+    assert values.is_contiguous()
+    assert torch.equal(values, quantize_int8(weight.contiguous()).values)
     assert scale.shape == (7,)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_automatic_casting(dtype):
+def test_autocast(dtype):
     layer, x = torch.nn.Linear(64, 8), 100 * torch.ones(2, 64)
     small = Int8Linear(layer).eval()
     with torch.autocast("cpu", dtype):
@@ -81,9 +121,9 @@ def test_automatic_casting(dtype):
         assert relative_change(small(x).double(), layer(x).double()) < 0.05
 
 
-def test_sums_of_whole_numbers_stay_in_the_range_of_float16():
+def test_sums_of_integers_stay_in_the_range_of_float16():
     x, weight = torch.full((1, 4096), 8.0, dtype=torch.float16), torch.full((3, 4096), 1e-3)
-    assert relative_change(linear(x, eight_bit_weight(weight)).double(), torch.full((1, 3), 32.768).double()) < 2e-3
+    assert relative_change(int8_linear(x, quantize_int8(weight)).double(), torch.full((1, 3), 32.768).double()) < 2e-3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -105,9 +145,9 @@ def test_sums_of_whole_numbers_stay_in_the_range_of_float16():
 def test_projections(rows, inputs, outputs, tiles, dtype):
     if rows > 1 and dtype == torch.float16:
         pytest.skip("the step takes matrix multiplications there")
-    x, matrix, bias = drawn(rows, inputs, dtype=dtype), eight_bit_weight(drawn(outputs, inputs)), drawn(outputs)
+    x, matrix, bias = drawn(rows, inputs, dtype=dtype), quantize_int8(drawn(outputs, inputs)), drawn(outputs)
     bias, size, residual = bias.to(dtype), drawn(inputs, dtype=dtype), drawn(rows, outputs, dtype=dtype)
-    exact = dequantized(matrix, torch.float64)
+    exact = dequantize(matrix, torch.float64)
     wide = [t.double() for t in (x, bias, size, residual)]
     norm = Norm(size, 1.0, 1e-3)
     made = rms_norm(wide[0], wide[2], 1.0, 1e-3) @ exact.mT + wide[1]
@@ -125,12 +165,12 @@ def test_projections(rows, inputs, outputs, tiles, dtype):
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("name", ["swiglu", "gelu"])
-def test_feeding(name, rows):
+def test_project_and_activate(name, rows):
     config = phasor.FeedForwardConfig(activation=name, bias=True)
     outputs = 21 * (2 if config.gated else 1)
-    x, matrix, bias, size = drawn(rows, 24), eight_bit_weight(drawn(outputs, 24)), drawn(outputs), drawn(24)
+    x, matrix, bias, size = drawn(rows, 24), quantize_int8(drawn(outputs, 24)), drawn(outputs), drawn(24)
     normed = rms_norm(x.double(), size.double(), 0.0, 1e-5)
-    expected = phasor.nn.feed_forward.activate(normed @ dequantized(matrix, torch.float64).mT + bias.double(), config)
+    expected = phasor.nn.feed_forward.activate(normed @ dequantize(matrix, torch.float64).mT + bias.double(), config)
     given = {"gated": config.gated, "norm": Norm(size, 0.0, 1e-5), "bias": bias, "tiles": Tiles(8, 16, 1)}
     found = gemv.feed(x, matrix, torch.empty(rows, 21), fused_step.ACTIVATIONS[name], **given)
     assert relative_change(found.double(), expected) < ROUNDING[torch.float32]
@@ -140,7 +180,7 @@ def test_feeding(name, rows):
 
 
 @pytest.mark.parametrize("embedding", [TIED, UNTIED], ids=["tied", "untied"])
-def test_what_becomes_small_and_what_stays(embedding):
+def test_which_weights_quantize_converts(embedding):
     model = tiny_llama(embedding=embedding, dim=64, hidden_dim=160, num_layers=2).to(torch.bfloat16)
     before = {name: x.clone() for name, x in model.state_dict().items()}
     small = phasor.quantize(model)
@@ -162,7 +202,7 @@ def test_what_becomes_small_and_what_stays(embedding):
 
 @pytest.mark.parametrize("embedding", [TIED, UNTIED], ids=["tied", "untied"])
 @pytest.mark.parametrize("changes", [{}, {"position": "alibi", "norm": "layernorm", "feedforward": {"bias": True}}])
-def test_logits_are_those_of_the_weights_it_has(embedding, changes):
+def test_logits_equal_a_model_with_the_dequantized_weights(embedding, changes):
     model = tiny_llama(embedding=embedding, num_layers=2, **changes).double()
     small = phasor.quantize(model)
     exact = copy.deepcopy(model)
@@ -170,13 +210,13 @@ def test_logits_are_those_of_the_weights_it_has(embedding, changes):
     state = exact.state_dict()
     for name in [name for name in names if name.endswith(".scales")]:
         at = name.removesuffix("scales") + "weight"
-        state[at].copy_(dequantized(EightBit(names[at], names[name]), torch.float64))
+        state[at].copy_(dequantize(Int8Matrix(names[at], names[name]), torch.float64))
     ids = tokens(2, 9)
     with torch.no_grad():
         torch.testing.assert_close(small(ids), exact(ids), atol=1e-10, rtol=1e-10)
 
 
-def test_it_says_nearly_what_the_model_says():
+def test_predictions_are_near_the_original_models():
     model = speaker(dim=64, num_heads=4, num_layers=2)
     small, ids = phasor.quantize(model), tokens(4, 30)
     with torch.no_grad():
@@ -195,7 +235,7 @@ def test_it_says_nearly_what_the_model_says():
         ("rotary", {"head": "none"}),
     ],
 )
-def test_any_model_can_be_quantized(scheme, changes):
+def test_quantize_takes_any_model(scheme, changes):
     model = build(tiny(scheme, **changes))
     small, ids = phasor.quantize(model), tokens(2, 7)
     given = (ids, ids) if model.config.shape == "encoder-decoder" else (ids,)
@@ -204,7 +244,7 @@ def test_any_model_can_be_quantized(scheme, changes):
     assert bytes_of(small) < bytes_of(model)
 
 
-def test_layers_that_somebody_changed_stay_as_they_are():
+def test_quantize_skips_modified_layers():
     model = tiny_llama(num_layers=2)
     block = model.decoder.blocks[0]
     block.attention.out.register_forward_hook(lambda part, given, y: 2 * y)
@@ -215,11 +255,11 @@ def test_layers_that_somebody_changed_stay_as_they_are():
     assert type(small.feedforward.up) is Int8Linear
 
 
-def test_a_weight_that_another_layer_shares_stays_the_models_own():
+def test_a_weight_shared_with_another_layer_stays_the_models_own():
     model = tiny_llama(num_layers=2)
     first, second = model.decoder.blocks
     second.attention.out.weight = first.attention.out.weight
-    second.attention.out.register_forward_hook(lambda part, given, y: y)  # and so is left as it is
+    second.attention.out.register_forward_hook(lambda part, given, y: y)  # and so is not quantized
     small = phasor.quantize(model)
     kept = small.decoder.blocks[1].attention.out.weight
     assert torch.equal(kept, first.attention.out.weight)
@@ -228,7 +268,7 @@ def test_a_weight_that_another_layer_shares_stays_the_models_own():
     assert not any(p.requires_grad for p in small.parameters())
 
 
-def test_what_is_refused(tmp_path):
+def test_errors(tmp_path):
     model = tiny_llama()
     small = phasor.quantize(model)
     with pytest.raises(ValueError, match="a model with weights in int8 is not saved: save the one it was made of"):
@@ -239,7 +279,7 @@ def test_what_is_refused(tmp_path):
     assert len(phasor.generate(small, [1, 2], max_new_tokens=2)) == 2
     with pytest.raises(ValueError, match="in int8 already"):
         phasor.quantize(small)
-    with pytest.raises(ValueError, match="unknown type of quantized weights 'int4'"):
+    with pytest.raises(ValueError, match="unknown dtype of quantized weights 'int4'"):
         phasor.quantize(model, "int4")
     with pytest.raises(ValueError, match="quantize takes a Transformer"):
         phasor.quantize(torch.nn.Linear(2, 2))
@@ -249,7 +289,7 @@ def test_what_is_refused(tmp_path):
         phasor.quantize(model)
 
 
-def test_states_copies_and_losses():
+def test_state_dict_copies_and_losses():
     model = tiny_llama(embedding=TIED)
     small, other = phasor.quantize(model), phasor.quantize(tiny_llama(embedding=TIED, init="fan-in"))
     other.load_state_dict(small.state_dict())
@@ -264,7 +304,7 @@ def test_states_copies_and_losses():
     torch.testing.assert_close(sums.cross_entropy, truth, atol=1e-4, rtol=1e-5)
 
 
-# The step
+# The decoding step
 
 
 MODELS = {
@@ -281,7 +321,7 @@ MODELS = {
 @pytest.mark.usefixtures("large_tiles")
 @pytest.mark.parametrize(("rows", "most"), [(1, 16), (3, 16), (3, 2)])
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_of_the_step(name, rows, most, monkeypatch):
+def test_logits_of_the_fused_step(name, rows, most, monkeypatch):
     monkeypatch.setattr(gemv, "MOST", most)
     model, ids = phasor.quantize(tiny_llama(**MODELS[name])), tokens(rows, 9)
     with dispatch.force_path("triton"):
@@ -305,7 +345,7 @@ def test_logits_of_the_step(name, rows, most, monkeypatch):
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # on a CPU without bfloat16
 @pytest.mark.usefixtures("large_tiles")
 @pytest.mark.parametrize("rows", [1, 2])
-def test_logits_in_bfloat16_are_as_near_to_float64_as_those_of_plain_steps(rows):
+def test_bfloat16_logits_are_as_near_to_float64_as_the_eager_steps(rows):
     model = phasor.quantize(tiny_llama(num_layers=2).to(torch.bfloat16))
     exact, ids = copy.deepcopy(model).double(), tokens(rows, 9)
     with torch.inference_mode():
@@ -323,7 +363,7 @@ def test_logits_in_bfloat16_are_as_near_to_float64_as_those_of_plain_steps(rows)
     assert off[0] < 1.5 * off[1]
 
 
-def test_how_many_rows_kernels_take():
+def test_how_many_rows_the_kernels_take():
     model = tiny_llama()
 
     def by_kernels(model: phasor.Transformer, rows: int) -> bool:
@@ -339,7 +379,7 @@ def test_how_many_rows_kernels_take():
 
 @pytest.mark.usefixtures("large_tiles")
 @pytest.mark.parametrize("embedding", [TIED, UNTIED], ids=["tied", "untied"])
-def test_generation_says_the_same(embedding, request):
+def test_generation_is_the_same(embedding, request):
     model = phasor.quantize(speaker(embedding=embedding, attention=VIEWS["sinks"], num_layers=1, num_kv_heads=1))
     prompts = [[5, 9, 2], [7], [3, 3, 8, 1, 4, 6, 2]]
     plain = phasor.generate(model, prompts, max_new_tokens=8)
@@ -352,7 +392,7 @@ def test_generation_says_the_same(embedding, request):
 
 
 @pytest.mark.usefixtures("large_tiles", "on_the_device")
-def test_steps_are_made_anew_for_other_weights():
+def test_steps_are_rebuilt_for_other_weights():
     model = phasor.quantize(speaker(num_layers=1, num_kv_heads=1))
     phasor.generate(model, [1, 2], max_new_tokens=2)
     kept = steps.KEPT[model][1]
@@ -363,7 +403,7 @@ def test_steps_are_made_anew_for_other_weights():
     assert steps.KEPT[model][1] is not kept
 
 
-def test_backends_say_what_becomes_of_the_weights():
+def test_backends_show_the_path_of_the_weights():
     found = phasor.backends("preset:llama-3.1", device="cuda", weights="int8")
     paths_taken = {one.op: one for one in found.ops}
     assert "bfloat16 with weights in int8" in found.title

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from phasor.ops.decode.small_gemm import product
 from phasor.ops.decode.tiles import Tiles, tiles_of
-from phasor.ops.int8.int8 import EightBit, Matrix
+from phasor.ops.int8 import Int8Matrix, Matrix
 from phasor.ops.pdl import pdl_launch
 
 MOST = 16  # rows a kernel takes; of more of them a matrix multiplication makes better use
@@ -112,7 +112,7 @@ class Call(NamedTuple):
 def settings(x: Tensor, matrix: Matrix, norm: Norm | None, tiles: Tiles | None, pdl: bool, gated: bool = False) -> Call:
     """How a kernel is called for these rows and weights."""
     rows, inputs = x.shape
-    weight, scale = matrix if isinstance(matrix, EightBit) else (matrix, None)
+    weight, scale = matrix if isinstance(matrix, Int8Matrix) else (matrix, None)
     taken = tiles or tiles_of(rows, len(weight), inputs, int8=scale is not None, gated=gated)
     pdl = pdl and (rows == 1 or scale is None)  # tiles that are converted leave no room for another kernel's
     block = min(taken.inputs, max(16, triton.next_power_of_2(inputs)))

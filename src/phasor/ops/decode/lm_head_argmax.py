@@ -11,7 +11,7 @@ from torch import Tensor
 from phasor.ops.decode.gemv import Norm, settings
 from phasor.ops.decode.small_gemm import product
 from phasor.ops.decode.tiles import Tiles
-from phasor.ops.int8.int8 import Matrix
+from phasor.ops.int8 import Matrix
 from phasor.ops.pdl import pdl_launch, pdl_wait
 
 LOWEST = -(1 << 63)  # less than every vote

@@ -1,7 +1,8 @@
-"""Weights in 8 bits: whole numbers, and a scale for every output.
+"""Weights in int8: integers, and one scale per output.
 
-A row of weights is divided by its scale, its largest entry over 127, and rounded. Products are those of the whole
-numbers, which every floating-point type has exactly, and then of the scale.
+A row of weights is divided by its scale, which is its largest absolute value over 127, and rounded. Matrix products
+multiply by the integers, which every floating-point dtype represents exactly, and then by the scale. The kernels that
+read int8 weights in a decoding step are in `ops/decode`.
 """
 
 from __future__ import annotations
@@ -12,70 +13,70 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-LARGEST = 127
+INT8_MAX = 127
 
 
-class EightBit(NamedTuple):
-    """A matrix `[N, K]` as int8, with what its rows are to be multiplied by, `[N]` in float32."""
+class Int8Matrix(NamedTuple):
+    """A matrix `[N, K]`: `values [N, K]` in int8, and the `scale [N]` of each row in float32."""
 
-    numbers: Tensor
+    values: Tensor
     scale: Tensor
 
 
-Matrix = Tensor | EightBit
+Matrix = Tensor | Int8Matrix
 
 
-def eight_bit_weight(weight: Tensor) -> EightBit:
-    """A matrix in 8 bits, each row to the nearest of 255 values.
+def quantize_int8(weight: Tensor) -> Int8Matrix:
+    """A matrix in int8, every element rounded to the nearest of the 255 values of its row.
 
-    >>> numbers, scale = eight_bit_weight(torch.tensor([[1.0, -2.54], [0.0, 0.0]]))
-    >>> numbers.tolist(), round(float(scale[0]), 4)
+    >>> values, scale = quantize_int8(torch.tensor([[1.0, -2.54], [0.0, 0.0]]))
+    >>> values.tolist(), round(float(scale[0]), 4)
     ([[50, -127], [0, 0]], 0.02)
     """
     wide = weight.detach().float()
-    scale = wide.abs().amax(-1).clamp(min=1e-30) / LARGEST
-    return EightBit((wide / scale[:, None]).round_().to(torch.int8, memory_format=torch.contiguous_format), scale)
+    scale = wide.abs().amax(-1).clamp(min=1e-30) / INT8_MAX
+    return Int8Matrix((wide / scale[:, None]).round_().to(torch.int8, memory_format=torch.contiguous_format), scale)
 
 
-def dequantized(matrix: Matrix, dtype: torch.dtype) -> Tensor:
-    """The matrix in a floating-point type, as near as the type has it.
+def dequantize(matrix: Matrix, dtype: torch.dtype) -> Tensor:
+    """The matrix in a floating-point dtype, rounded to it.
 
-    >>> dequantized(eight_bit_weight(torch.tensor([[127.0, -3.2]])), torch.float64).tolist()
+    >>> dequantize(quantize_int8(torch.tensor([[127.0, -3.2]])), torch.float64).tolist()
     [[127.0, -3.0]]
     """
     if isinstance(matrix, Tensor):
         return matrix.to(dtype)
     scale = matrix.scale.double() if dtype == torch.float64 else matrix.scale
-    return (matrix.numbers * scale[:, None]).to(dtype)
+    return (matrix.values * scale[:, None]).to(dtype)
 
 
-def linear(x: Tensor, matrix: Matrix, bias: Tensor | None = None) -> Tensor:
-    """`x W^T + b` for a matrix in 8 bits or in the type of `x`; under automatic casting in the type it asks for.
+def int8_linear(x: Tensor, matrix: Matrix, bias: Tensor | None = None) -> Tensor:
+    """`x W^T + b` for a matrix in int8 or in the dtype of `x`; under autocast in the dtype of autocast.
 
     >>> x, weight = torch.randn(3, 64), torch.randn(8, 64)
-    >>> matrix = eight_bit_weight(weight)
-    >>> bool(torch.allclose(linear(x, matrix), F.linear(x, dequantized(matrix, torch.float32)), atol=1e-4))
+    >>> matrix = quantize_int8(weight)
+    >>> bool(torch.allclose(int8_linear(x, matrix), F.linear(x, dequantize(matrix, torch.float32)), atol=1e-4))
     True
-    >>> bool((linear(x, matrix) - F.linear(x, weight)).norm() < 0.02 * F.linear(x, weight).norm())
+    >>> bool((int8_linear(x, matrix) - F.linear(x, weight)).norm() < 0.02 * F.linear(x, weight).norm())
     True
     """
     if isinstance(matrix, Tensor):
         return F.linear(x, matrix, bias)
     kind = x.device.type
     x = x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
-    if x.dtype == torch.float16:  # whose range is too small for sums of whole numbers
-        return F.linear(x, dequantized(matrix, x.dtype), bias)
-    y = F.linear(x, matrix.numbers.to(x.dtype))
+    if x.dtype == torch.float16:  # sums of integers may exceed its range
+        return F.linear(x, dequantize(matrix, x.dtype), bias)
+    y = F.linear(x, matrix.values.to(x.dtype))
     y = y * matrix.scale  # in float32 or better
     return (y if bias is None else y + bias).to(x.dtype)
 
 
-def looked_up(tokens: Tensor, matrix: EightBit, dtype: torch.dtype) -> Tensor:
-    """Rows of a matrix in 8 bits, in a floating-point type.
+def int8_embedding(tokens: Tensor, matrix: Int8Matrix, dtype: torch.dtype) -> Tensor:
+    """Rows of a matrix in int8, in a floating-point dtype.
 
-    >>> table = eight_bit_weight(torch.tensor([[127.0, 0.0], [254.0, -2.0]]))
-    >>> looked_up(torch.tensor([1, 0]), table, torch.float32).tolist()
+    >>> table = quantize_int8(torch.tensor([[127.0, 0.0], [254.0, -2.0]]))
+    >>> int8_embedding(torch.tensor([1, 0]), table, torch.float32).tolist()
     [[254.0, -2.0], [127.0, 0.0]]
     """
-    rows = EightBit(F.embedding(tokens.flatten(), matrix.numbers), matrix.scale[tokens.flatten()])
-    return dequantized(rows, dtype).unflatten(0, tokens.shape)
+    rows = Int8Matrix(F.embedding(tokens.flatten(), matrix.values), matrix.scale[tokens.flatten()])
+    return dequantize(rows, dtype).unflatten(0, tokens.shape)

@@ -1,0 +1,46 @@
+"""Weight-only int8 quantization as plain formulas, in the dtype of the floating-point arguments."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def quantize_int8_ref(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Integers `[N, K]` and scales `[N]` of a matrix `[N, K]`: `integers = round(weight / scale)`, `|integers| <= 127`.
+
+    >>> values, scale = quantize_int8_ref(torch.tensor([[1.0, -2.54], [0.0, 0.0]], dtype=torch.float64))
+    >>> values.tolist(), scale.tolist()
+    ([[50, -127], [0, 0]], [0.02, 1.0])
+    """
+    largest = weight.abs().amax(-1)
+    scale = torch.where(largest > 0, largest / 127, 1.0)
+    return (weight / scale[:, None]).round().to(torch.int8), scale
+
+
+def dequantize_ref(values: Tensor, scale: Tensor) -> Tensor:
+    """The matrix that integers and scales stand for.
+
+    >>> dequantize_ref(torch.tensor([[127, -3]], dtype=torch.int8), torch.tensor([2.0])).tolist()
+    [[254.0, -6.0]]
+    """
+    return values.to(scale.dtype) * scale[:, None]
+
+
+def int8_linear_ref(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x W^T + b` with the dequantized matrix.
+
+    >>> int8_linear_ref(torch.ones(1, 2), torch.tensor([[127, -3]], dtype=torch.int8), torch.tensor([2.0])).tolist()
+    [[248.0]]
+    """
+    y = x @ dequantize_ref(values, scale).mT
+    return y if bias is None else y + bias
+
+
+def int8_embedding_ref(tokens: Tensor, values: Tensor, scale: Tensor) -> Tensor:
+    """Rows of the dequantized matrix.
+
+    >>> int8_embedding_ref(torch.tensor([[0]]), torch.tensor([[127, -3]], dtype=torch.int8), torch.ones(1)).tolist()
+    [[[127.0, -3.0]]]
+    """
+    return dequantize_ref(values, scale)[tokens]
