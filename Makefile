@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-full families lint format bench bench-gpu clean
+.PHONY: demo test test-full test-gpu families lint format bench bench-gpu clean
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -17,6 +17,11 @@ test: .venv/ready lint
 
 test-full: .venv/ready lint
 	OMP_NUM_THREADS=1 PHASOR_EXAMPLES=full $(BIN)/python -m pytest -n auto
+
+# The contract tests with CUDA tensors and compiled Triton kernels: position schemes, caches, kernels, generation.
+GPU_TESTS := tests/nn tests/kv_cache tests/ops tests/generation
+test-gpu: .venv/ready
+	PHASOR_TEST_DEVICE=cuda $(BIN)/python -m pytest -n 8 -m "not slow" $(GPU_TESTS)
 
 families: .venv/ready
 	rm -rf .notes && mkdir .notes

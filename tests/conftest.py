@@ -1,15 +1,32 @@
-"""What every test shares: fixed seeds, poisoned memory and reproducible random examples.
+"""What every test shares: the device, fixed seeds, poisoned memory and reproducible random examples.
 
-`PHASOR_EXAMPLES=full` draws ten times as many random examples.
+`PHASOR_EXAMPLES=full` draws ten times as many random examples. `PHASOR_TEST_DEVICE=cuda` runs tests on a GPU with
+compiled Triton kernels; tests marked `cpu_only` are skipped there.
 """
 
 import os
 
-os.environ["TRITON_INTERPRET"] = "1"  # Triton kernels run on the CPU; read when Triton is imported
-
 import pytest
 import torch
+from device import DEVICE, ON_GPU
 from hypothesis import HealthCheck, settings
+
+if ON_GPU:
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # what cuBLAS needs to be deterministic
+    # float32 is float32: the tolerances of the tests are those of its 24 bits, and TF32 has 11.
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+
+    class DeviceGenerator(torch.Generator):
+        """A generator for the device of the tests, unless another is named."""
+
+        def __new__(cls, device=DEVICE):
+            return super().__new__(cls, device)
+
+    torch.Generator = DeviceGenerator
+    torch.set_default_device(DEVICE)
+else:
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton kernels run on the CPU; read when Triton is imported
 
 EXAMPLES = {"quick": 40, "full": 400}
 for name, count in EXAMPLES.items():
@@ -24,14 +41,26 @@ for name, count in EXAMPLES.items():
 settings.load_profile(os.environ.get("PHASOR_EXAMPLES", "quick"))
 
 
+def pytest_configure(config):
+    if ON_GPU:  # `poison_memory` asks for deterministic algorithms, which some operations do not have on a GPU
+        config.addinivalue_line("filterwarnings", "ignore:.*does not have a deterministic implementation")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        mark = item.get_closest_marker("cpu_only")
+        if ON_GPU and mark is not None:
+            item.add_marker(pytest.mark.skip(reason=mark.args[0]))
+
+
 @pytest.fixture(autouse=True)
-def seeded():
+def fix_seed():
     """The same random numbers in every test, whichever others ran before it."""
     torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
-def poisoned():
+def poison_memory():
     """Memory that nobody wrote to reads as NaN.
 
     Torch does this itself in deterministic mode (`torch.utils.deterministic.fill_uninitialized_memory`), for

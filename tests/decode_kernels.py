@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import triton.language as tl
+from device import ON_GPU
 from triton.runtime import interpreter
 
 from phasor.generation import fused_step, loop, steps
@@ -41,6 +42,8 @@ def bfloat16_in_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps as on a GPU, without its graphs; the rest of the model in plain torch, which is quicker here."""
+    if ON_GPU:
+        return
     monkeypatch.setattr(steps, "why_not", lambda model: None)
     monkeypatch.setattr(loop, "why_not", lambda model: None)
     monkeypatch.setattr(fused_step, "why_not", lambda model: None)
@@ -48,7 +51,9 @@ def on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program a kernel, or a few: the interpreter takes its time over each."""
+    """One program per kernel, or a few: the interpreter takes its time over each."""
+    if ON_GPU:
+        return
     monkeypatch.setattr(gemv, "tiles_of", lambda *sizes, **kind: Tiles(64, 64, 1))
     monkeypatch.setattr(decode_attention, "FEW", decode_attention.Reading(16, 1, 1))
     monkeypatch.setattr(decode_attention, "PROGRAMS", 4)

@@ -10,6 +10,7 @@ from unittest import mock
 
 import torch
 import torch.utils.tensorboard  # here, so that processes that begin with this module have it
+from device import DEVICE
 from tokenizers import Tokenizer, models
 
 from phasor.config.recipe import Recipe
@@ -54,7 +55,7 @@ def recipe(out, **changes):
     """A small run with dropout; `changes` are fields by their dotted names, with __ for the dot."""
     data = {
         "model": SMALL | {"dropout": {"residual": 0.1, "attention": 0.1}},
-        "train": {"steps": 12, "evaluate_every": 4, "log_every": 1, "batch_tokens": 64, "device": "cpu"},
+        "train": {"steps": 12, "evaluate_every": 4, "log_every": 1, "batch_tokens": 64, "device": DEVICE.type},
         "data": {"sequence_length": 32},
         "optimizer": {"lr": 1e-2},
         "schedule": {"kind": "cosine", "warmup": 2},

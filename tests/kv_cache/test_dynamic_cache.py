@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from device import DEVICE
 from schemes import BY_LENGTH, SCHEMES, SHORT, VIEWS, build, tiny, tokens
 from torch import Tensor
 
@@ -247,11 +248,11 @@ def test_copy_reorder_move_and_save(tmp_path: object) -> None:
         cache.save(tmp_path / "cache.safetensors")
         expected = model(given[:, 20:], cache=cache)
         assert kept.used == 20
-        close(model(given[:, 20:], cache=KVCache.load(tmp_path / "cache.safetensors")), expected)
-        close(model(given[:, 20:], cache=kept.to("cpu")), expected)
+        close(model(given[:, 20:], cache=KVCache.load(tmp_path / "cache.safetensors").to(DEVICE)), expected)
+        close(model(given[:, 20:], cache=kept.to("cpu").to(DEVICE)), expected)
         kept.reorder([2, 0, 0])
         close(model(given[[2, 0, 0], 20:], cache=kept), expected[[2, 0, 0]])
-        fewer = KVCache.load(tmp_path / "cache.safetensors")
+        fewer = KVCache.load(tmp_path / "cache.safetensors").to(DEVICE)
         fewer.reorder([2, 1])
         assert fewer.batch_size == 2
         close(model(given[[2, 1], 20:], cache=fewer), expected[[2, 1]])

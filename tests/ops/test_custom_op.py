@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from device import DEVICE
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -159,7 +160,7 @@ def test_tracers_see_it(x):
 
 
 @pytest.mark.parametrize(
-    "context", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)]
+    "context", [torch.no_grad, torch.inference_mode, lambda: torch.autocast(DEVICE.type, torch.bfloat16)]
 )
 def test_what_changes_no_operation_is_no_mode(context):
     with context():

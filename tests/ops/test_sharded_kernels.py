@@ -3,6 +3,7 @@
 import os
 import tempfile
 
+import pytest
 import torch
 import torch.multiprocessing as mp
 
@@ -68,6 +69,7 @@ def sharded(rank, folder):
     dist.destroy_process_group()
 
 
+@pytest.mark.cpu_only("its processes talk over the CPU's backend")
 def test_two_processes_with_sharded_weights_have_the_gradients_of_one():
     with tempfile.TemporaryDirectory() as folder:
         mp.start_processes(sharded, (folder,), nprocs=2, start_method="spawn")

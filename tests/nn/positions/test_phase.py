@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from device import DEVICE
 from rope_formulas import CASES, mp, truth
 from schemes import SCHEMES, build, tiny, tokens
 
@@ -178,7 +179,7 @@ def test_built_on_meta_then_loaded_gives_identical_logits(name, shape):
     with torch.device("meta"):
         model = phasor.Transformer(config).eval()
     assert all(weight.is_meta for weight in model.parameters())
-    model.to_empty(device="cpu")
+    model.to_empty(device=DEVICE)
     assert all(weight.isnan().all() for weight in model.parameters())
     model.load_state_dict(loaded.state_dict())
     assert torch.equal(logits_far_away(model, name), logits_far_away(loaded, name))
@@ -187,7 +188,7 @@ def test_built_on_meta_then_loaded_gives_identical_logits(name, shape):
 def test_angles_are_exact_after_meta():
     with torch.device("meta"):
         model = phasor.Transformer(tiny(phasor.RotaryConfig(extension=CASES["yarn"][0]), head_dim=64))
-    rope = model.to_empty(device="cpu").decoder.positions[0]
+    rope = model.to_empty(device=DEVICE).decoder.positions[0]
     positions = far_positions()[0]
     cos, sin = rope.cos_sin(positions)
     frequencies, _ = truth(CASES["yarn"][0], 10000, 64)

@@ -4,6 +4,7 @@ from decimal import Decimal
 
 import pytest
 import torch
+from device import DEVICE
 from hypothesis import given
 from hypothesis import strategies as st
 from rope_formulas import CASES, FORMULAS, LLAMA3, mp, truth
@@ -110,7 +111,7 @@ def theirs(extension, base, head_dim, width, length):
         max_position_embeddings=trained,
         rope_parameters={"rope_type": rope_type, "rope_theta": base, **parameters},
     )
-    return ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"), seq_len=length)
+    return ROPE_INIT_FUNCTIONS[rope_type](config, DEVICE, seq_len=length)
 
 
 def gentle(extension):

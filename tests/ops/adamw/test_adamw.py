@@ -394,7 +394,7 @@ def test_stochastic_rounding_is_refused_without_the_kernel():
             build_optimizer(model, config)
         assert build_optimizer(model.bfloat16(), config, seed=3).seed == 3
     with pytest.raises(ValueError, match=r"optimizer\.rounding stochastic: the tensors are not on a GPU"):
-        build_optimizer(model, config)
+        build_optimizer(model.cpu(), config)
     with dispatch.force_path("triton"):
         optimizer = build_optimizer(model, config)
     set_gradients(list(model.parameters()), 0)

@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+from device import DEVICE
 from plain import SINGLE, normal, redraw
 from rules import CROSS, ROWS, RULES, TOKENS
 
@@ -16,7 +17,6 @@ from phasor.ops.attention.bias import DistanceBias
 from phasor.ops.attention.mask import Mask, full
 
 tiles = pytest.importorskip("phasor.ops.attention.flash_tiles")
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def seen_of(bounds, keys, attention_mask=None):
 def test_intervals_are_the_rule(name):
     rule = RULES[name]
     mask = Mask(**rule.fields)
-    bounds = intervals.intervals(mask, TOKENS, TOKENS, CPU)
+    bounds = intervals.intervals(mask, TOKENS, TOKENS, DEVICE)
     assert bounds.dtype == torch.int32
     seen = seen_of(bounds, TOKENS, mask.key_mask).expand(ROWS, -1, -1)
     real = torch.ones(ROWS, TOKENS, dtype=torch.bool) if mask.key_mask is None else mask.key_mask
@@ -47,7 +47,7 @@ def test_intervals_are_the_rule(name):
 @pytest.mark.parametrize("name", CROSS)
 def test_intervals_of_cross_attention(name):
     mask = Mask(**CROSS[name].fields)
-    seen = seen_of(intervals.intervals(mask, TOKENS, 37, CPU), 37, mask.key_mask)
+    seen = seen_of(intervals.intervals(mask, TOKENS, 37, DEVICE), 37, mask.key_mask)
     assert torch.equal(seen.expand(ROWS, -1, -1), CROSS[name].seen(TOKENS, 37))
 
 
@@ -57,7 +57,7 @@ def test_intervals_of_documents_that_the_source_has_in_another_order_or_not_at_a
         key_document_ids=torch.tensor([[2, 4, 4, 4, 7, 7]]),
         aligned=False,
     )
-    assert intervals.intervals(mask, 5, 6, CPU)[0].tolist() == [[4, 4, 0, 6, 1], [5, 5, 0, -1, 3]]
+    assert intervals.intervals(mask, 5, 6, DEVICE)[0].tolist() == [[4, 4, 0, 6, 1], [5, 5, 0, -1, 3]]
 
 
 HOLES = torch.tensor([[0, 1, 1, 0, 0, 1, 1, 0, 1, 0], [1, 1, 0, 1, 1, 1, 1, 1, 1, 1]]).bool()
@@ -87,8 +87,8 @@ OTHERS = {
 def test_intervals_are_what_blocks_of_the_mask_are(name):
     mask, queries, keys = OTHERS[name]
     seen, truth = (
-        seen_of(intervals.intervals(mask, queries, keys, CPU), keys, mask.key_mask),
-        full(mask, queries, keys, CPU),
+        seen_of(intervals.intervals(mask, queries, keys, DEVICE), keys, mask.key_mask),
+        full(mask, queries, keys, DEVICE),
     )
     real = torch.ones(1, queries).bool() if mask.key_mask is None else mask.key_mask
     seen, truth, real = torch.broadcast_tensors(seen, truth, real[:, :, None])
@@ -107,7 +107,7 @@ def test_every_block_of_keys_knows_its_queries(name, block):
     across = name in CROSS and name not in RULES
     keys = 37 if across else TOKENS
     mask = Mask(**(CROSS if across else RULES)[name].fields)
-    bounds = intervals.intervals(mask, TOKENS, keys, CPU)
+    bounds = intervals.intervals(mask, TOKENS, keys, DEVICE)
     seen = seen_of(bounds, keys)
     for b, row in enumerate(intervals.query_ranges(bounds, keys, block).tolist()):
         for start, (first, last, whole_first, whole_last) in zip(range(0, keys, block), row, strict=True):
@@ -303,7 +303,7 @@ def test_sixteen_bits_are_as_good_as_rounding_allows():
 def test_where_the_kernel_does_not_serve_it_says_why():
     q = torch.zeros(1, 5, 2, 16)
     mask, plain = Mask(causal=True, window=2), ScoreMod(scale=1.0)
-    assert flash.why_not(q, q, q, mask, plain) == "the tensors are not on a GPU"
+    assert flash.why_not(q.cpu(), q, q, mask, plain) == "the tensors are not on a GPU"
     cases = {
         "dropped": ((q, q, q), ScoreMod(scale=1.0, dropout=0.1)),
         "stated by distance": ((q, q, q), ScoreMod(scale=1.0, bias=lambda a, b: a)),
@@ -321,7 +321,7 @@ def test_operation_is_one_that_torch_can_check_and_compile():
     q = normal(1, 9, 2, 16, dtype=torch.float32).requires_grad_()
     table, sinks = (normal(*s, dtype=torch.float32).requires_grad_() for s in ((5, 2), (2,)))
     mask, at = Mask(causal=True), torch.arange(9)[None]
-    bounds, shifts = intervals.intervals(mask, 9, 9, CPU), intervals.shifts(mask, at, at)
+    bounds, shifts = intervals.intervals(mask, 9, 9, DEVICE), intervals.shifts(mask, at, at)
     inputs = (q, q, q, bounds, None, at, at, shifts, None, table, sinks, 0, 0.3, 0.0)
     torch.library.opcheck(flash.interval_attention.op, inputs)
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from device import DEVICE
 from plain import normal
 
 from phasor import ModelConfig, Transformer
@@ -141,7 +142,7 @@ def test_autocast_multiplies_in_its_type_and_gives_float32_gradients(form):
     made, targets, weights = rows(19, 12, 41)
     halves = [x.detach().bfloat16() for x in made]
     sums, gradients = formula(halves, targets, weights, *GIVEN["all"])
-    with dispatch.force_path(form), torch.autocast("cpu", torch.bfloat16):
+    with dispatch.force_path(form), torch.autocast(DEVICE.type, torch.bfloat16):
         assert ops.logits_dtype(made[0], made[1]) == torch.bfloat16
         out = chunked(made, targets, weights, GIVEN["all"], torch.bfloat16)
     assert abs(float(out[0].detach()) - float(sums[0].detach())) < 8 * 2**-9 * float(weights.sum())

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from decode_kernels import ROUNDING, bfloat16_in_the_interpreter, drawn, rms_norm  # noqa: F401
+from device import DEVICE
 from schemes import relative_change
 
 import phasor
@@ -144,7 +145,7 @@ def test_attention(case, splits):
         norms = decode_attention.HeadNorm(*(drawn(*shape) for shape in shapes), 1.0, 1e-3)
     wide = keys.double(), values.double()
     expected = attention_in_float64(qkv, *wide, counts, positions, shared, 0.3, inc, 0.9, width, adjacent, norms, sinks)
-    desk = decode_attention.Desk(rows, groups, shared, dim, torch.device("cpu"))
+    desk = decode_attention.Desk(rows, groups, shared, dim, DEVICE)
     desk.splits = min(desk.splits, splits)
     turning = decode_attention.Turning(inc, 0.9, width, adjacent) if width else None
     given = {"scale": 0.3, "turning": turning, "norm": norms, "sinks": sinks}
@@ -177,7 +178,7 @@ def test_what_the_kernel_before_writes_is_read_after_it_ends(splits, monkeypatch
         late.copy_(qkv)
 
     monkeypatch.setattr(decode_attention, "pdl_wait", pdl_wait)
-    desk = decode_attention.Desk(1, 1, 2, 8, torch.device("cpu"))
+    desk = decode_attention.Desk(1, 1, 2, 8, DEVICE)
     desk.splits = splits
     given = {"scale": 0.3, "turning": decode_attention.Turning(inc, 1.0, 8, False)}
     given["reading"] = decode_attention.Reading(8, 1, 1)
@@ -193,7 +194,7 @@ def test_phases_at_positions_up_to_2_to_the_36():
     qkv = torch.zeros(40, 3, 16)
     qkv[:, 1, :8] = 1.0  # the key that goes into the cache
     keys, values = torch.zeros(40, 4, 1, 16), torch.zeros(40, 4, 1, 16)
-    desk = decode_attention.Desk(40, 1, 1, 16, torch.device("cpu"))
+    desk = decode_attention.Desk(40, 1, 1, 16, DEVICE)
     turning, reading = decode_attention.Turning(inc, 1.0, 16, False), decode_attention.Reading(16, 1, 1)
     given = torch.zeros(40).long(), positions, torch.empty(40, 16), desk
     decode_attention.attend(qkv.flatten(1), keys, values, *given, scale=1.0, turning=turning, reading=reading)

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 import torch
+from device import DEVICE
 from plain import normal, redraw
 from safetensors.torch import load_file
 from training_runs import Notes, recipe, run
@@ -115,7 +116,7 @@ def test_autocast_makes_16_bits_of_float32_and_gives_float32_gradients(form):
     _, ours, _ = networks()
     ours.float()
     x = normal(7, 32).float().requires_grad_()
-    with dispatch.force_path(form), torch.autocast("cpu", torch.bfloat16):
+    with dispatch.force_path(form), torch.autocast(DEVICE.type, torch.bfloat16):
         for y in (ours(x), float8_linear(x, ours.up.weight)):
             assert y.dtype == torch.bfloat16
             (gradient,) = torch.autograd.grad(y.float().sum(), ours.up.weight)
@@ -264,7 +265,7 @@ def test_networks_of_other_forms_are_made_of_their_parts(options):
 
 def test_why_a_network_is_made_of_its_parts():
     x = torch.zeros(2, 16)
-    assert feedforward_why_not(x, 16, "swiglu") == "the tensors are not on a GPU"
+    assert feedforward_why_not(x.cpu(), 16, "swiglu") == "the tensors are not on a GPU"
     with dispatch.force_path("triton"):
         assert feedforward_why_not(x, 16, "swiglu") is None
         assert feedforward_why_not(x, 16, "gelu") == "'gelu' has no kernel"

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from device import DEVICE
 from plain import normal
 
 from phasor.config import FeedForwardConfig
@@ -78,7 +79,7 @@ def test_it_is_a_well_behaved_op():
 
 def test_why_it_takes_its_plain_form():
     x = normal(3, 8).float()
-    assert ops.why_not(x, "swiglu") == "the tensors are not on a GPU"
+    assert ops.why_not(x.cpu(), "swiglu") == "the tensors are not on a GPU"
     with dispatch.force_path("triton"):
         assert ops.why_not(x, "swiglu") is None
         assert ops.why_not(x, "swiglu-clamped") == "'swiglu-clamped' has no kernel"
@@ -123,7 +124,7 @@ def test_autocast_decides_the_type_of_the_projection(dtype):
     for form in ("triton", "reference"):
         x = normal(5, 12).to(dtype).requires_grad_()
         weight = normal(3, 6, seed=1).float().requires_grad_()
-        with dispatch.force_path(form), torch.autocast("cpu", torch.bfloat16):
+        with dispatch.force_path(form), torch.autocast(DEVICE.type, torch.bfloat16):
             y = ops.glu_linear(x, weight, "swiglu")
         assert y.dtype == torch.bfloat16
         y.float().sum().backward()

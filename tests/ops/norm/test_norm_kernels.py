@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from device import DEVICE
 from plain import normal
 
 from phasor import ModelConfig, Transformer
@@ -125,7 +126,7 @@ def test_autocast_gives_out_float32_in_both_forms():
     x, _, weight, bias, about = made((5, 37), "layernorm", torch.bfloat16)
     found = []
     for form in ("reference", "triton"):
-        with dispatch.force_path(form), torch.autocast("cuda" if x.is_cuda else "cpu", torch.bfloat16):
+        with dispatch.force_path(form), torch.autocast(DEVICE.type, torch.bfloat16):
             found.append(ops.norm(x, weight, bias, **about))
     near([found[1]], [found[0].double()], 2**-7 if found[0].dtype == torch.bfloat16 else 3e-6)
     assert found[1].dtype == torch.float32
@@ -157,7 +158,7 @@ def test_they_are_well_behaved_ops(kind):
 
 def test_why_a_norm_takes_its_plain_form():
     x, _, weight, _, _ = made((5, 37), "rmsnorm")
-    assert ops.why_not(x, weight, None) == "the tensors are not on a GPU"
+    assert ops.why_not(x.cpu(), weight, None) == "the tensors are not on a GPU"
     with dispatch.force_path("triton"):
         assert ops.why_not(x, weight, None) is None
         assert ops.why_not(x.double(), weight, None) == "float64 has no kernel"

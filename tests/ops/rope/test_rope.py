@@ -13,6 +13,7 @@ import mpmath
 import numpy as np
 import pytest
 import torch
+from device import DEVICE
 from schemes import SCHEMES, build, relative_change, tiny, tokens
 from torch import Tensor
 
@@ -255,6 +256,7 @@ def test_any_layout(layout, pairing):
         assert torch.equal(got, same)
 
 
+@pytest.mark.cpu_only("the file is in the host's memory")
 def test_heads_further_apart_than_32_bits_count(tmp_path):
     """In a file with holes: 4 heads, 2^30 features apart."""
     flat = np.memmap(tmp_path / "heads", dtype=np.float16, mode="w+", shape=(3 * 2**30 + 64,))
@@ -411,7 +413,7 @@ class TestModels:
 
     def test_autocast(self, launches):
         model, ids = build(tiny("rotary")), tokens(2, COUNT)
-        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        with torch.autocast(DEVICE.type, torch.bfloat16), torch.no_grad():
             got = model(ids)
             assert launches.call_args.args[0][0].dtype == torch.bfloat16
             with dispatch.force_path("reference"):
@@ -453,7 +455,7 @@ class TestChoice:
         assert (grad - 2 * x).abs().max() < 8 * EXACT
 
     def test_without_a_gpu_the_reference_runs(self):
-        assert "GPU" in phasor.Rotary(head_dim=8).why_not(SequenceInfo(torch.arange(3), 3), torch.zeros(1))
+        assert "GPU" in phasor.Rotary(head_dim=8).why_not(SequenceInfo(torch.arange(3), 3), torch.zeros(1).cpu())
 
     def test_the_way_from_the_projection_is_barred_by_what_follows_it(self):
         barred = {"qk_norm": "head"}, {"clip": 2.0}, {"bias": ("q",)}
