@@ -26,7 +26,7 @@ import torch.nn.functional as F
 
 import phasor
 from phasor.generation import fused_step, steps
-from phasor.generation.compiled import State
+from phasor.kv_cache.static import StaticKVCache
 from phasor.ops import dispatch
 from phasor.ops.decode import decode_attention, gemv, lm_head_argmax
 from phasor.ops.decode.gemv import Norm
@@ -111,7 +111,7 @@ def check_logits_of(model: phasor.Transformer, name: str) -> None:
             for m, cache in zip((model, model, exact), caches, strict=True):
                 m(ids[:, :held], cache=cache)
             fed, history, turn = ids[:, held].clone(), ids.new_zeros(4, batch), ids.new_zeros(1)
-            fused = fused_step.FusedStep(model, State.of(caches[0]), fed, history, turn)
+            fused = fused_step.FusedStep(model, StaticKVCache(caches[0]), fed, history, turn)
             worst = [0.0, 0.0]
             for at in range(held, held + 10):
                 fed.copy_(ids[:, at])

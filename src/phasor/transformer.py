@@ -15,7 +15,8 @@ from phasor.config import ModelConfig
 from phasor.config.generation import SpecialTokens
 from phasor.config.model import Layer, Side
 from phasor.config.schema import shown, unknown
-from phasor.kv_cache.dynamic import KVCache, Memory
+from phasor.kv_cache.dynamic import KVCache
+from phasor.kv_cache.protocol import EncoderOutput, KVCacheProtocol
 from phasor.nn.attention import Attention, AttentionContext
 from phasor.nn.checks import (
     check_documents,
@@ -34,19 +35,19 @@ from phasor.nn.moe import Experts
 from phasor.nn.norm import build_norm
 from phasor.nn.positions import Position, build_position
 from phasor.nn.residual import build_residual
-from phasor.nn.sequence import Length, SequenceArgs, SequenceInfo, places
+from phasor.nn.sequence import Length, SequenceArgs, SequenceInfo, sequence_info
 from phasor.ops.attention.mask import Mask
 
 KEEPS = ("hidden", "attention", "cross_attention", "router")
 
 
 class Record:
-    """Asks a forward to keep what it computes on the way; the lists have an entry a layer.
+    """Asks a forward to keep intermediate results; the lists have one entry per layer.
 
     `hidden` is the input of every block and then the stack's output, `attention` and `cross_attention` are
     weights `[B, H, T, S]`, `router` the logits `[B, T, experts]` of every mixture of experts. In an
     encoder-decoder these are the decoder's, and `record.encoder` has the encoder's. `pooled` is the pooler's
-    vector where the model has one.
+    output where the model has a pooler.
 
     >>> import torch
     >>> model = Transformer(ModelConfig(vocab_size=50, dim=32, num_layers=2, num_heads=4))
@@ -70,7 +71,7 @@ class Record:
 
 
 class Block(nn.Module):
-    """Attention, cross-attention where there is an encoder, feed-forward: around them the placement's equation."""
+    """Attention, cross-attention where there is an encoder, feed-forward: joined by the placement's equation."""
 
     def __init__(self, model: ModelConfig, side: Side, layer: Layer, *, first: bool = False) -> None:
         super().__init__()
@@ -82,14 +83,14 @@ class Block(nn.Module):
         self.residual = build_residual(model, side, 3 if crosses else 2, first)
 
     def forward(
-        self, x: Tensor, view: AttentionContext, across: AttentionContext | None, router: list[Tensor] | None
+        self, x: Tensor, ctx: AttentionContext, cross_ctx: AttentionContext | None, router: list[Tensor] | None
     ) -> Tensor:
-        attend = partial(self.attention, view=view)
-        routed = router is not None and isinstance(self.feedforward, Experts)
-        feed = partial(self.feedforward, router_logits=router) if routed else self.feedforward
+        attend = partial(self.attention, ctx=ctx)
+        record_router = router is not None and isinstance(self.feedforward, Experts)
+        feed_forward = partial(self.feedforward, router_logits=router) if record_router else self.feedforward
         if self.cross is None:
-            return self.residual(x, attend, feed)
-        return self.residual(x, attend, partial(self.cross, view=across), feed)
+            return self.residual(x, attend, feed_forward)
+        return self.residual(x, attend, partial(self.cross, ctx=cross_ctx), feed_forward)
 
 
 class Stack(nn.Module):
@@ -107,7 +108,7 @@ class Stack(nn.Module):
         self.windowed = any(layer.attention.window is not None for layer in self.layers)
         types = model.embedding.token_types
         width = model.input_width
-        # With a table of its own it draws none: on the meta device that would import half of PyTorch's compiler.
+        # Given a table it initializes none: on the meta device that would import half of PyTorch's compiler.
         self.token_types = nn.Embedding(types, width, _weight=torch.empty(types, width)) if types else None
         self.embedding_norm = build_norm(model.norm, width) if model.embedding.norm else nn.Identity()
         self.dropout = nn.Dropout(model.dropout.embedding)
@@ -118,117 +119,125 @@ class Stack(nn.Module):
     def forward(
         self,
         x: Tensor,
-        at: SequenceInfo,
+        seq: SequenceInfo,
         *,
         token_types: Tensor | None = None,
         prefix_length: Tensor | None = None,
-        memory: Memory | None = None,
-        cache: KVCache | None = None,
+        memory: EncoderOutput | None = None,
+        cache: KVCacheProtocol | None = None,
         record: Record | None = None,
     ) -> Tensor:
-        record = recorder(record)
-        x = self.position(0).on_input(x, at)
+        record = as_record(record)
+        x = self.position(0).on_input(x, seq)
         if self.token_types is not None:
             x = x + (self.token_types.weight[0] if token_types is None else self.token_types(token_types))
         x = self.project(self.dropout(self.embedding_norm(x)))
-        views = self._views(x, at, prefix_length, cache, record)
-        across = [None] * len(self.layers) if memory is None else self._across(at, memory, cache, record)
-        for block, view, beyond in zip(self.blocks, views, across, strict=True):
+        contexts = self._self_attention_contexts(x, seq, prefix_length, cache, record)
+        cross_kv: list[tuple[Tensor, Tensor]] = []
+        cross_contexts: Sequence[AttentionContext | None] = [None] * len(self.layers)
+        if memory is not None:
+            cross_kv = self._cross_kv(memory, cache)
+            cross_contexts = self._cross_attention_contexts(seq, memory, cross_kv, record)
+        for block, ctx, cross_ctx in zip(self.blocks, contexts, cross_contexts, strict=True):
             if record.hidden is not None:
                 record.hidden.append(x)
-            x = block(x, view, beyond, record.router)
+            x = block(x, ctx, cross_ctx, record.router)
         x = self.norm(x)
         if record.hidden is not None:
             record.hidden.append(x)
         if cache is not None:
-            cache.finish()
+            cache.commit()
             if memory is not None and cache.memory is None:
-                cache.memory = memory
-                cache.cross = [view.memory for view in across if view is not None and view.memory is not None]
+                cache.memory, cache.cross_kv = memory, cross_kv
         return x
 
     def position(self, which: int) -> Position:
         """The module of one of the stack's schemes; the first is the model's own."""
         return cast(Position, self.positions[which])
 
-    def _views(
-        self, x: Tensor, at: SequenceInfo, prefix_length: Tensor | None, cache: KVCache | None, record: Record
+    def _self_attention_contexts(
+        self,
+        x: Tensor,
+        seq: SequenceInfo,
+        prefix_length: Tensor | None,
+        cache: KVCacheProtocol | None,
+        record: Record,
     ) -> list[AttentionContext]:
-        """What each layer's attention sees; every scheme prepares once for all the layers that use it."""
+        """The context of each layer's attention; every scheme prepares once for all the layers that use it."""
         schemes = [cast(Position, scheme) for scheme in self.positions]
-        prepared = [scheme.prepare(at, x) for scheme in schemes]
-        rule = Mask(
+        prepared = [scheme.prepare(seq, x) for scheme in schemes]
+        own_mask = Mask(
             causal=self.side == "decoder",
             prefix_length=prefix_length,
-            key_mask=at.attention_mask,
-            query_document_ids=at.document_ids,
-            key_document_ids=at.document_ids,
-            order=at.order,
+            key_mask=seq.attention_mask,
+            query_document_ids=seq.document_ids,
+            key_document_ids=seq.document_ids,
+            order=seq.order,
         )
-        rows = at.rows
-        steps = None if cache is None else cache.begin(at, rule, self.needs_length)
-        views: list[AttentionContext] = []
+        rows = seq.rows
+        steps = None if cache is None else cache.begin(seq, own_mask)
+        contexts: list[AttentionContext] = []
         narrowed: dict[tuple[int, int | None, int], Mask] = {}
         for index, (layer, which) in enumerate(zip(self.layers, self.scheme_of, strict=True)):
             step = None if steps is None else steps[index]
-            mask, key_positions = (rule, rows) if step is None else (step.mask, step.key_positions)
+            mask, key_positions = (own_mask, rows) if step is None else (step.mask, step.key_positions)
             key = (id(mask), layer.attention.window, layer.attention.sink_tokens)
             if key not in narrowed:
                 narrowed[key] = mask.narrowed(*key[1:])
-            capped = self._capped(x, at, layer, which) if layer.attention.cap_sinks else None
-            view = AttentionContext(
-                narrowed[key], schemes[which], prepared[which], rows, key_positions, None, step, capped
-            )
-            view.weights = record.attention
-            views.append(view)
-        return views
+            ctx = AttentionContext(narrowed[key], schemes[which], prepared[which], rows, key_positions)
+            ctx.update_kv = None if step is None else step.update
+            ctx.sink_positions = self._sink_positions(x, seq, layer, which) if layer.attention.cap_sinks else None
+            ctx.weights = record.attention
+            contexts.append(ctx)
+        return contexts
 
-    def _capped(self, x: Tensor, at: SequenceInfo, layer: Layer, which: int) -> tuple[Any, Tensor]:
-        """Positions no further along than window and sinks are long, for queries that meet sink tokens."""
+    def _sink_positions(self, x: Tensor, seq: SequenceInfo, layer: Layer, which: int) -> tuple[Any, Tensor]:
+        """Positions for queries that attend to sink tokens, capped at the length of window and sinks together."""
         reach = (layer.attention.window or 0) + layer.attention.sink_tokens - 1
-        rows = at.rows.minimum(at.origin() + reach)
-        return self.position(which).prepare(replace(at, positions=rows, first=at.origin()), x), rows
+        rows = seq.rows.minimum(seq.origin() + reach)
+        return self.position(which).prepare(replace(seq, positions=rows, first=seq.origin()), x), rows
 
-    def _across(
-        self, at: SequenceInfo, memory: Memory, cache: KVCache | None, record: Record
+    def _cross_kv(self, memory: EncoderOutput, cache: KVCacheProtocol | None) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of each layer's cross-attention, from the cache where it has them."""
+        if cache is not None and cache.memory is not None:
+            return cache.cross_kv
+        return [cast(Attention, block.cross).project_kv(memory.hidden) for block in self.blocks]
+
+    def _cross_attention_contexts(
+        self, seq: SequenceInfo, memory: EncoderOutput, cross_kv: list[tuple[Tensor, Tensor]], record: Record
     ) -> list[AttentionContext]:
-        """What each layer's cross-attention sees: the memory, without positions of its own."""
-        rule = Mask(
+        """The context of each layer's cross-attention: the encoder's output, without positions."""
+        mask = Mask(
             key_mask=memory.attention_mask,
-            query_document_ids=at.document_ids,
+            query_document_ids=seq.document_ids,
             key_document_ids=memory.document_ids,
             aligned=False,
         )
-        known = cache is not None and cache.memory is not None
-        made = (
-            cast(KVCache, cache).cross
-            if known
-            else [cast(Attention, block.cross).remember(memory.hidden) for block in self.blocks]
-        )
-        return [AttentionContext(rule, Position(), memory=pair, weights=record.cross_attention) for pair in made]
+        return [AttentionContext(mask, Position(), cross_kv=kv, weights=record.cross_attention) for kv in cross_kv]
 
 
 class Transformer(nn.Module):
-    """A Transformer out of any sensible combination of parts.
+    """A Transformer: decoder, encoder or encoder-decoder, with the parts its configuration names.
 
     Decoders and encoders take tokens `[B, T]`, encoder-decoders a source `[B, S]` and the already shifted
-    target `[B, T]`; the result is what the head gives out, logits `[B, T, vocab]` by default.
+    target `[B, T]`; the result is the head's output, logits `[B, T, vocab]` by default.
 
     - `positions`: int64 `[T]`, `[B, T]`, or `[axes, B, T]` for axial and multi-section schemes. By default
       they count real tokens from 0 and restart in every document.
     - `attention_mask`: True where a token is real, `[B, T]`. `document_ids`: one id per token;
       tokens attend within their own document.
-    - `length`: what the sequence is planned to grow to, for schemes that depend on it: one number, one a row,
-      or a list a row with one a document. By default the number of real tokens.
-    - `prefix_length`: how many tokens of each row a decoder may see from everywhere (a number, or one a row).
+    - `length`: the length the sequence is planned to grow to, for schemes that depend on it: an integer, one per
+      row, or one list per row with one per document. By default the number of real tokens.
+    - `prefix_length`: how many tokens at the start of each row every token of a decoder can see (an integer, or one
+      per row).
     - `token_types`: int64 `[B, T]` for models that have them.
-    - `cache`: what `new_cache` made; the tokens go on from those it holds, and are added to them. An
-      encoder-decoder's cache keeps the source too: after the first call it is `model(None, target, cache=cache)`.
-    - `record`: a `Record` of what to keep on the way.
-    - `head`: False gives the hidden states `[B, T, dim]` that the head would take.
+    - `cache`: from `new_cache`; the tokens follow those it holds, and are added to them. An encoder-decoder's cache
+      keeps the encoder's output too: after the first call it is `model(None, target, cache=cache)`.
+    - `record`: a `Record` of intermediate results to keep.
+    - `head`: False returns the hidden states `[B, T, dim]` that the head would take.
 
-    For an encoder-decoder these speak of the source, and `target_positions`, `target_attention_mask`,
-    `target_document_ids` and `target_length` of the target.
+    For an encoder-decoder these describe the source, and `target_positions`, `target_attention_mask`,
+    `target_document_ids` and `target_length` the target.
 
     >>> import torch
     >>> model = Transformer(ModelConfig(vocab_size=50, dim=32, num_layers=2, num_heads=4, position="rotary"))
@@ -249,14 +258,14 @@ class Transformer(nn.Module):
         self.pooler = None if config.head.pooler == "none" else Pooler(config)
         self.head = build_head(config)
         self.tokenizer: Any = None  # a folder's tokenizer, where the model was loaded with one
-        self.source_tokenizer: Any = None  # that of an encoder-decoder's source, where it is another one
+        self.source_tokenizer: Any = None  # that of an encoder-decoder's source, where it is a different one
         self.special = SpecialTokens()
-        self.origin: Any = None  # the folder it was loaded from, and what came along
-        self.fresh: tuple[str, ...] = ()  # weights that were drawn anew when it was loaded with other positions
+        self.origin: Any = None  # the folder it was loaded from, with the files and tensors that belong to it
+        self.fresh: tuple[str, ...] = ()  # weights that were initialized when it was loaded with other positions
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw fresh weights, as the configuration's `init` says; on the meta device there are none to draw."""
+        """Initialize all weights as the configuration's `init` says; on the meta device nothing happens."""
         if self.tokens.weight.is_meta:
             return
         side: Side = "encoder" if self.decoder is None else "decoder"
@@ -268,7 +277,7 @@ class Transformer(nn.Module):
         tokens: Tensor | None,
         target: Tensor | None = None,
         *,
-        cache: KVCache | None = None,
+        cache: KVCacheProtocol | None = None,
         positions: Tensor | None = None,
         attention_mask: Tensor | None = None,
         document_ids: Tensor | None = None,
@@ -282,14 +291,14 @@ class Transformer(nn.Module):
         record: Record | None = None,
         head: bool = True,
     ) -> Tensor:
-        record = recorder(record)
-        about: SequenceArgs = {
+        record = as_record(record)
+        args: SequenceArgs = {
             "positions": positions,
             "attention_mask": attention_mask,
             "document_ids": document_ids,
             "length": length,
         }
-        about_target: SequenceArgs = {
+        target_args: SequenceArgs = {
             "positions": target_positions,
             "attention_mask": target_attention_mask,
             "document_ids": target_document_ids,
@@ -299,36 +308,38 @@ class Transformer(nn.Module):
             if target is None:
                 raise ValueError("an encoder-decoder takes a source and a target: model(source, target)")
             if prefix_length is not None:
-                raise ValueError("prefix is for a decoder alone; an encoder-decoder's source is seen from everywhere")
+                raise ValueError(
+                    "prefix_length is for decoders; every token can see all of an encoder-decoder's source"
+                )
             memory = None if cache is None else cache.memory
             if memory is None:
                 record.encoder = Record(*record.keep)
-                memory = self.encode(present(tokens), token_types=token_types, record=record.encoder, **about)
-            elif tokens is not None or token_types is not None or any(x is not None for x in about.values()):
+                memory = self.encode(require_tokens(tokens), token_types=token_types, record=record.encoder, **args)
+            elif tokens is not None or token_types is not None or any(x is not None for x in args.values()):
                 raise ValueError(
-                    "the cache holds its source already: go on with model(None, target, cache=cache) "
-                    "and nothing more about the source"
+                    "the cache holds its source already: continue with model(None, target, cache=cache) "
+                    "and no arguments about the source"
                 )
-            hidden = self.decode(target, memory, cache=cache, record=record, **about_target)
+            hidden = self.decode(target, memory, cache=cache, record=record, **target_args)
         else:
-            given = [f"target_{name}" for name, value in about_target.items() if value is not None]
+            given = [f"target_{name}" for name, value in target_args.items() if value is not None]
             if target is not None or given:
                 what = "a target" if target is not None else given[0]
                 raise ValueError(f"{what} is for an encoder-decoder, and this is a {self.config.shape}")
             if self.decoder is not None:
                 hidden = self.decode(
-                    present(tokens),
+                    require_tokens(tokens),
                     token_types=token_types,
                     prefix_length=prefix_length,
                     cache=cache,
                     record=record,
-                    **about,
+                    **args,
                 )
             elif prefix_length is not None or cache is not None:
-                what = "a prefix" if prefix_length is not None else "a cache"
+                what = "prefix_length" if prefix_length is not None else "a cache"
                 raise ValueError(f"{what} is for a decoder; an encoder sees every token at once")
             else:
-                hidden = self.encode(present(tokens), token_types=token_types, record=record, **about).hidden
+                hidden = self.encode(require_tokens(tokens), token_types=token_types, record=record, **args).hidden
         if self.pooler is not None:
             record.pooled = self.pooler(hidden, attention_mask)
         if not head:
@@ -343,44 +354,44 @@ class Transformer(nn.Module):
         *,
         token_types: Tensor | None = None,
         record: Record | None = None,
-        **about: Unpack[SequenceArgs],
-    ) -> Memory:
-        """The encoder's hidden states, ready for a decoder to attend to."""
+        **args: Unpack[SequenceArgs],
+    ) -> EncoderOutput:
+        """The encoder's hidden states, for a decoder to attend to."""
         if self.encoder is None:
             raise ValueError("a decoder has no encoder to encode with")
         embedding = self.tokens if self.source_tokens is None else self.source_tokens
-        at = self._places(self.encoder, embedding, tokens, None, **about)
+        seq = self._sequence_info(self.encoder, embedding, tokens, None, **args)
         check_token_types(token_types, tokens, self.config.embedding.token_types)
-        hidden = self.encoder(embedding(tokens), at, token_types=token_types, record=record)
-        return Memory(hidden, at.attention_mask, at.document_ids)
+        hidden = self.encoder(embedding(tokens), seq, token_types=token_types, record=record)
+        return EncoderOutput(hidden, seq.attention_mask, seq.document_ids)
 
     def decode(
         self,
         tokens: Tensor,
-        memory: Memory | None = None,
+        memory: EncoderOutput | None = None,
         *,
         token_types: Tensor | None = None,
         prefix_length: int | Sequence[int] | Tensor | None = None,
-        cache: KVCache | None = None,
+        cache: KVCacheProtocol | None = None,
         record: Record | None = None,
-        **about: Unpack[SequenceArgs],
+        **args: Unpack[SequenceArgs],
     ) -> Tensor:
         """The decoder's hidden states."""
         if self.decoder is None:
             raise ValueError("an encoder has no decoder to decode with")
-        if not isinstance(memory, Memory if self.config.shape == "encoder-decoder" else NoneType):
+        if not isinstance(memory, EncoderOutput if self.config.shape == "encoder-decoder" else NoneType):
             raise ValueError("memory is what an encoder-decoder's encode() returns, and nothing else takes it")
-        at = self._places(self.decoder, self.tokens, tokens, cache, **about)
+        seq = self._sequence_info(self.decoder, self.tokens, tokens, cache, **args)
         if memory is not None:
             if len(memory.hidden) != len(tokens):
                 raise ValueError(f"the source has {len(memory.hidden)} rows, and the target {len(tokens)}")
-            check_sources((memory.document_ids, memory.attention_mask), (at.document_ids, at.attention_mask))
+            check_sources((memory.document_ids, memory.attention_mask), (seq.document_ids, seq.attention_mask))
             if cache is not None and cache.memory is not None and cache.memory is not memory:
                 raise ValueError("the cache holds another source: make a new cache for a new one")
         check_token_types(token_types, tokens, self.config.embedding.token_types)
         return self.decoder(
             self.tokens(tokens),
-            at,
+            seq,
             token_types=token_types,
             prefix_length=None if prefix_length is None else prefix_of(prefix_length, tokens),
             memory=memory,
@@ -396,62 +407,51 @@ class Transformer(nn.Module):
         length: int | Sequence[int] | None = None,
         spare: int = 0,
     ) -> KVCache:
-        """An empty cache for sequences of up to `max_length` tokens, on the model's device and in its type.
+        """An empty cache for sequences of up to `max_length` tokens, on the model's device and in its dtype.
 
-        `length` is what sequences are planned to grow to, for schemes that depend on it: one number or one a row,
-        `max_length` by default. `spare` is how many tokens can be undone after a window's ring has come around.
+        `length` is the length that sequences are planned to grow to, for schemes that depend on it: an integer or one
+        per row, `max_length` by default. `spare` is how many tokens can be undone after a window's ring buffer has
+        wrapped around.
         """
         if self.decoder is None:
             raise ValueError("an encoder sees every token at once and has nothing to cache")
         device, dtype = self.tokens.weight.device, self.tokens.dtype
         return KVCache(self.config, batch_size, max_length, length=length, spare=spare, device=device, dtype=dtype)
 
-    def _places(
+    def _sequence_info(
         self,
         stack: Stack,
         embedding: Embedding,
         tokens: Tensor,
-        cache: KVCache | None,
-        positions: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        document_ids: Tensor | None = None,
-        length: Length | None = None,
+        cache: KVCacheProtocol | None,
+        **args: Unpack[SequenceArgs],
     ) -> SequenceInfo:
+        """Check the tokens and what is said about them; their positions and lengths."""
         check_tokens(tokens, len(embedding.weight))
         rows, count = tokens.shape
+        positions, attention_mask = args.get("positions"), args.get("attention_mask")
         if positions is not None:
             for scheme in stack.schemes:
                 checked_positions(positions, scheme.axes if scheme.acts_on else stack.axes)
             if positions.shape[-1] != count or positions.shape[:-1][-1:] not in ((), (1,), (rows,)):
                 raise ValueError(f"positions {list(positions.shape)} do not fit tokens {list(tokens.shape)}")
-        check_padding(attention_mask, tokens, stack.windowed, isinstance(cache, KVCache) and min(cache.counts) > 0)
-        check_documents(document_ids, tokens)
+        check_documents(args.get("document_ids"), tokens)
         if cache is not None:
-            if not isinstance(cache, KVCache) or (cache.config is not self.config and cache.config != self.config):
+            config = getattr(cache, "config", None)
+            if config is not self.config and config != self.config:
                 raise ValueError("this cache was not made for this model: use model.new_cache(batch_size, max_length)")
-            about = SequenceArgs(
-                positions=positions, attention_mask=attention_mask, document_ids=document_ids, length=length
-            )
-            return cache.places(tokens, about, stack.needs_length)
-        return places(
-            rows,
-            count,
-            tokens.device,
-            positions=positions,
-            attention_mask=attention_mask,
-            document_ids=document_ids,
-            length=length,
-            needs_length=stack.needs_length,
-        )
+            return cache.sequence_info(tokens, args)
+        check_padding(attention_mask, tokens, stack.windowed)
+        return sequence_info(rows, count, tokens.device, needs_length=stack.needs_length, **args)
 
 
-def recorder(record: Record | None) -> Record:
+def as_record(record: Record | None) -> Record:
     if not isinstance(record, Record | None):
         raise ValueError(f"record must be a Record of what to keep, not {shown(record)}")
     return Record() if record is None else record
 
 
-def present(tokens: Tensor | None) -> Tensor:
+def require_tokens(tokens: Tensor | None) -> Tensor:
     if tokens is None:
         raise ValueError("tokens are missing; only an encoder-decoder whose cache holds its source goes without")
     return tokens

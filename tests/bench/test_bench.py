@@ -190,7 +190,7 @@ def test_kernels_are_taken_on_a_gpu() -> None:
     normed = config.replace(norm="rmsnorm", attention=phasor.AttentionConfig(qk_norm="head", softcap=30.0))
     found = {one.op: one for one in phasor.backends(normed, device="cuda", length=8192).ops}
     assert found["rotation"].path == "Triton kernel on queries and keys"
-    assert "normed" in found["rotation"].reason
+    assert "normalized" in found["rotation"].reason
     wide = phasor.backends(config, device="cuda", dtype="float64", length=8192, training=True)
     assert not [one for one in wide.ops if "Triton" in one.path]
 

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import phasor
 from phasor.generation import fused_step, steps
-from phasor.generation.compiled import State
+from phasor.kv_cache.static import StaticKVCache
 from phasor.ops import constants, dispatch
 from phasor.ops.decode import gemv
 
@@ -66,7 +66,7 @@ def test_logits_of_the_step(name, rows, most, monkeypatch):
         for each in (cache, plain):
             model(ids[:, :6], attention_mask=real, cache=each)
         state, fed, history, turn = (
-            State.of(cache),
+            StaticKVCache(cache),
             ids[:, 6].clone(),
             torch.zeros(4, rows).long(),
             torch.zeros(1).long(),
@@ -92,7 +92,7 @@ def test_logits_in_half_precision_are_as_near_to_float64_as_those_of_plain_steps
         caches = [m.new_cache(rows, 16) for m in (model, model, exact)]
         for m, cache in zip((model, model, exact), caches, strict=True):
             m(ids[:, :6], cache=cache)
-        state, fed = State.of(caches[0]), ids[:, 6].clone()
+        state, fed = StaticKVCache(caches[0]), ids[:, 6].clone()
         fused = fused_step.FusedStep(model, state, fed, torch.zeros(4, rows).long(), torch.zeros(1).long())
         off = torch.zeros(2, dtype=torch.float64)
         for at in range(6, 9):

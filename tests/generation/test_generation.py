@@ -195,7 +195,7 @@ def test_the_model_is_evaluated_and_then_as_it_was() -> None:
         assert [part.training for part in model.modules()] == before
     assert list(stream(model, PROMPT, max_new_tokens=10)) == expected
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(KVCache, "finish", broken)
+        patch.setattr(KVCache, "commit", broken)
         with pytest.raises(RuntimeError, match="broken"):
             generate(model, PROMPT)
     assert [part.training for part in model.modules()] == before

@@ -11,7 +11,7 @@ from torch import Tensor
 import phasor
 from phasor import Transformer
 from phasor.kv_cache.dynamic import KVCache
-from phasor.kv_cache.slots import Layout
+from phasor.kv_cache.slots import SlotLayout
 
 TOLERANCE = 1e-4  # float32, logits of order 1: the order of summation differs between the two ways
 COUNT = 29
@@ -280,12 +280,12 @@ def test_memory_is_what_the_shape_says() -> None:
 
 
 def test_slots_of_a_ring_against_a_plain_count() -> None:
-    layout = Layout(2, 5, 5)
+    layout = SlotLayout(2, 5, 5)
     held: dict[int, int] = {}
     for token in range(40):
         held[layout.slot(token)] = token
         expected = [held.get(slot, -1) for slot in range(layout.slots)]
-        found = layout.held(torch.tensor([token + 1]), layout.slots)[0]
+        found = layout.token_index(torch.tensor([token + 1]), layout.slots)[0]
         assert [int(x) if x < 1 << 60 else -1 for x in found] == expected
 
 
@@ -299,10 +299,10 @@ def test_bad_input() -> None:
     model, given = build(tiny("rotary")), tokens(2, 8)
     cache = model.new_cache(2, 10)
     full(model, given, cache=cache)
-    refused(lambda: model(given, cache=cache), "holds 10 tokens")
+    refused(lambda: model(given, cache=cache), "holds at most 10 tokens")
     assert cache.used == 8
     refused(lambda: model(given[:1], cache=cache), "2 rows")
-    refused(lambda: model(given[:, :1], cache=cache, length=30), "length is the cache's own")
+    refused(lambda: model(given[:, :1], cache=cache, length=30), "length of its own")
     refused(lambda: cache.crop(9), "undoes 0 to 8")
     refused(lambda: cache.reorder([0, 2]), "row number below 2")
     refused(lambda: cache.reorder([0, 1, 0]), "reorder takes")
@@ -366,7 +366,7 @@ def test_a_call_that_failed_leaves_no_cache_that_lies(view: str) -> None:
     with pytest.raises(ZeroDivisionError):
         full(model, given[:, 9:13], cache=cache)
     handle.remove()
-    refused(lambda: model(given[:, 9:], cache=cache), "did not come to its end")
+    refused(lambda: model(given[:, 9:], cache=cache), "failed half-way")
     close(full(model, given[:, 9:], cache=kept), full(model, given)[:, 9:])
 
 
@@ -374,9 +374,9 @@ def test_an_encoder_decoder_whose_first_call_was_refused_goes_on() -> None:
     model = build(tiny("t5", shape="encoder-decoder"))
     source, target = tokens(2, 6), tokens(2, 6, seed=4)
     cache = model.new_cache(2, 4)
-    refused(lambda: model(source, target, cache=cache), "holds 4 tokens")
+    refused(lambda: model(source, target, cache=cache), "holds at most 4 tokens")
     close(full(model, source, target=target[:, :3], cache=cache), full(model, source, target=target[:, :3]))
-    refused(lambda: model(None, target[:, :1], attention_mask=source > 0, cache=cache), "nothing more about the source")
+    refused(lambda: model(None, target[:, :1], attention_mask=source > 0, cache=cache), "no arguments about the source")
 
 
 def test_cropping_multi_section_positions() -> None:

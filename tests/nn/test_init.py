@@ -20,7 +20,7 @@ def assert_spread(weight, std):
 
 
 def qkv_rows(attention):
-    by_group = attention.qkv.weight.view(attention.groups, attention.shared + 2, attention.width, -1)
+    by_group = attention.qkv.weight.view(attention.num_kv_heads, attention.queries_per_kv + 2, attention.head_dim, -1)
     return {"q": by_group[:, :-2], "k": by_group[:, -2], "v": by_group[:, -1]}
 
 
@@ -156,7 +156,7 @@ def test_fresh_biases_are_zero_and_norms_are_one():
     model.reset_parameters()
     for name, parameter in model.named_parameters():
         last = name.rsplit(".", 1)[-1]
-        if last == "bias" or ".lone_bias." in name or last == "sinks":
+        if last == "bias" or ".partial_qkv_bias." in name or last == "sinks":
             assert not parameter.any(), name
         elif "norm" in name:
             assert (parameter == 1).all(), name

@@ -87,7 +87,7 @@ class PlainLlama(nn.Module):
 def layer_weights(block: nn.Module, hidden: int) -> dict[str, Tensor]:
     """The weights of one of our blocks, taken apart: its projections are fused."""
     attention = cast(Attention, block.get_submodule("attention"))
-    parts = attention.rows(attention.qkv.weight, "qkv")
+    parts = attention.split_rows(attention.qkv.weight, "qkv")
     found = {name: view.flatten(0, 2) for view, name, _ in parts}
     gate, up = block.get_parameter("feedforward.up.weight").split(hidden)
     return found | {

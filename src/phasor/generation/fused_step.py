@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from phasor.config import NoPositionConfig, PreConfig, RMSNormConfig, RotaryConfig
 from phasor.config.model import Layer
-from phasor.generation.compiled import State
+from phasor.kv_cache.static import StaticKVCache
 from phasor.nn.feed_forward import FeedForward
 from phasor.nn.heads import LogitsHead
 from phasor.nn.int8 import Int8Linear
@@ -90,7 +90,7 @@ def replaced(model: Transformer) -> bool:
     stack = cast(Stack, model.decoder)
     blocks, linears = [cast(Block, block) for block in stack.blocks], linears_of(stack)
     norms = [stack.norm, *(norm for block in blocks for norm in block.residual.norms)]
-    norms += [norm for b in blocks if b.attention.normed for norm in (b.attention.q_norm, b.attention.k_norm)]
+    norms += [norm for b in blocks if b.attention.has_qk_norm for norm in (b.attention.q_norm, b.attention.k_norm)]
     plain = all(isinstance(x, nn.Linear | Int8Linear) for x in linears) and all(isinstance(x, RMSNorm) for x in norms)
     return not plain
 
@@ -140,7 +140,7 @@ class Parts(NamedTuple):
 class FusedStep:
     """The step over one state: called, it reads `tokens`, leaves the next ones there, and gives the logits."""
 
-    def __init__(self, model: Transformer, state: State, tokens: Tensor, history: Tensor, turn: Tensor) -> None:
+    def __init__(self, model: Transformer, state: StaticKVCache, tokens: Tensor, history: Tensor, turn: Tensor) -> None:
         from phasor.ops.decode import decode_attention, gemv, lm_head_argmax
 
         config, device, dtype = model.config, tokens.device, model.tokens.dtype
@@ -163,7 +163,9 @@ class FusedStep:
             return torch.empty(rows, width, device=device, dtype=dtype)
 
         attention = cast(Block, stack.blocks[0]).attention
-        self.desk = decode_attention.Desk(rows, attention.groups, attention.shared, attention.width, device)
+        self.desk = decode_attention.Desk(
+            rows, attention.num_kv_heads, attention.queries_per_kv, attention.head_dim, device
+        )
         self.qkv, self.heads = empty(attention.qkv.out_features), empty(attention.out.in_features)
         self.hidden, self.logits = empty(config.hidden_dim), empty(config.vocab_size)
         self.best = torch.full((rows,), lm_head_argmax.LOWEST, device=device)
@@ -222,7 +224,8 @@ class FusedStep:
         """The logits; their likeliest tokens are the next ones."""
         if not self.few:
             logits = self.head(self.norm(x), self.embedding.table)
-            count_on(logits, self.tokens, self.history, self.turn, self.state)
+            keep_likeliest(logits, self.tokens, self.history, self.turn)
+            self.state.commit()
             return logits
         given = {"norm": self.normed(self.norm), "bias": self.head.bias, "pdl": self.pdl}
         self.voting.vote(x, self.table, self.logits, self.best, multiplier=self.head.multiplier, **given)
@@ -236,7 +239,7 @@ class FusedStep:
         return self.kernels.Norm(rms.weight, rms.offset, rms.eps)
 
 
-def parts(stack: Stack, state: State, index: int) -> Parts:
+def parts(stack: Stack, state: StaticKVCache, index: int) -> Parts:
     """What the step needs of a layer."""
     block, layout = cast(Block, stack.blocks[index]), state.layouts[index]
     attention, scheme = block.attention, stack.position(stack.scheme_of[index])
@@ -246,16 +249,14 @@ def parts(stack: Stack, state: State, index: int) -> Parts:
         assert scheme.fixed is not None
         increments = constant(scheme.fixed.increments, keys.device, torch.int64)
         turning = increments, scheme.fixed.factor, scheme.width, scheme.config.pairing == "adjacent"
-    if attention.normed:
+    if attention.has_qk_norm:
         q, k = cast(RMSNorm, attention.q_norm), cast(RMSNorm, attention.k_norm)
         norms = q.weight, k.weight, q.offset, q.eps
     return Parts(block, keys, values, layout.sinks, turning, norms)
 
 
-def count_on(logits: Tensor, tokens: Tensor, history: Tensor, turn: Tensor, state: State) -> None:
-    """Let the likeliest tokens be the next step's, and count on."""
+def keep_likeliest(logits: Tensor, tokens: Tensor, history: Tensor, turn: Tensor) -> None:
+    """Make the likeliest tokens those of the next step, and note them in the history."""
     tokens.copy_(logits.argmax(-1))
     history.index_copy_(0, turn % len(history), tokens[None])
     turn += 1
-    state.counts += 1
-    state.next_positions += 1

@@ -14,7 +14,8 @@ from phasor.config.generation import GenerationConfig
 from phasor.generation.compiled import ROUND, CompiledSteps, can_compile
 from phasor.generation.sampling import NOT, Chance, chances, draw, filtered, penalized
 from phasor.generation.steps import KEPT, Runs, ahead, steps_of, why_not
-from phasor.kv_cache.dynamic import KVCache, Memory
+from phasor.kv_cache.dynamic import KVCache
+from phasor.kv_cache.protocol import EncoderOutput
 from phasor.transformer import Stack, Transformer
 
 ENDLESS = 1 << 62
@@ -136,7 +137,7 @@ class Job:
             memory = self.model.encode(source, attention_mask=real)
             if copies > 1:
                 padding_of = None if real is None else real.repeat_interleave(copies, 0)
-                memory = Memory(memory.hidden.repeat_interleave(copies, 0), padding_of)
+                memory = EncoderOutput(memory.hidden.repeat_interleave(copies, 0), padding_of)
         hidden = self.model.decode(tokens, memory, attention_mask=attention_mask, cache=cache)
         return self._logits(hidden)
 

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from phasor.generation import fused_step
-from phasor.generation.compiled import State, can_compile, compiled_step, step
+from phasor.generation.compiled import can_compile, compiled_step, step
 from phasor.kv_cache.dynamic import KVCache
+from phasor.kv_cache.static import StaticKVCache
 from phasor.nn.moe import Experts
 from phasor.ops import dispatch
 from phasor.ops.constants import constants
@@ -52,7 +53,7 @@ class Steps:
     def __init__(self, model: Transformer, rows: int, room: int, compiles: bool) -> None:
         self.device = model.tokens.weight.device
         self.empty = model.new_cache(rows, room)
-        self.state = State.of(self.empty)
+        self.state = StaticKVCache(self.empty)
         self.tokens = torch.zeros(rows, dtype=torch.int64, device=self.device)
         self.history = self.tokens.new_zeros(AHEAD + 2, rows)
         self.turn = self.tokens.new_zeros(1)
@@ -79,7 +80,7 @@ class Steps:
 
         def plain() -> Tensor:
             logits = form(model, state, tokens)
-            fused_step.count_on(logits, tokens, history, turn, state)
+            fused_step.keep_likeliest(logits, tokens, history, turn)
             return logits
 
         return plain
@@ -96,7 +97,7 @@ class Steps:
 
     def begin(self, cache: KVCache, tokens: Tensor | None = None) -> None:
         """Go on from the prompts that the cache has read, with these tokens `[B]` where they are known."""
-        self.state.follow(cache)
+        self.state.continue_from(cache)
         self.taken = self.launched
         if tokens is not None:
             self.tokens.copy_(tokens)

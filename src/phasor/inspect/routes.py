@@ -183,7 +183,7 @@ def rotates_by_kernel(case: Case) -> str | None:
 
 def rotates_from_projection(case: Case) -> str | None:
     capped = "sink tokens meet queries at other positions" if case.layer.attention.cap_sinks else None
-    return rotates_by_kernel(case) or case.block.attention.between or capped
+    return rotates_by_kernel(case) or case.block.attention.unfusable_reason or capped
 
 
 def attends_in_one_call(case: Case) -> str | None:

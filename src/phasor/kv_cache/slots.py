@@ -1,6 +1,6 @@
-"""Slots: where a layer's cache keeps its tokens, and how they come into it.
+"""Slots: where a layer's cache keeps its tokens, and how new tokens are written into it.
 
-The first `sinks` tokens of a row have slots of their own, the others go around a ring.
+The first `sinks` tokens of a row have slots of their own; the others go into a ring buffer.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-EMPTY = 1 << 62  # the index of a slot that holds nothing: after every query
+EMPTY = 1 << 62  # the token index of an empty slot: after every query, so that a causal mask hides it
 
 
 @dataclass(frozen=True)
-class Layout:
+class SlotLayout:
     """How a layer's slots are used: `sinks` fixed ones, then a ring of `ring`."""
 
     sinks: int
     ring: int
     window: int | None
-    capped: bool = False  # whether the distance to the sinks is
+    cap_sinks: bool = False  # whether the distance to the sinks is capped
 
     @property
     def slots(self) -> int:
@@ -31,105 +31,106 @@ class Layout:
     def segments(self, start: int, stop: int) -> Iterator[tuple[slice, slice]]:
         """Slots for the tokens `start` to `stop` of a row, and which of those tokens: `(slots, tokens)` pairs.
 
-        >>> [(a.start, a.stop, b.start, b.stop) for a, b in Layout(1, 4, 4).segments(0, 7)]
+        >>> [(a.start, a.stop, b.start, b.stop) for a, b in SlotLayout(1, 4, 4).segments(0, 7)]
         [(0, 1, 0, 1), (3, 5, 3, 5), (1, 3, 5, 7)]
         """
         if start < self.sinks:
             fixed = min(stop, self.sinks)
             yield slice(start, fixed), slice(0, fixed - start)
-        at = max(start, self.sinks, stop - self.ring)
-        while at < stop:
-            slot = self.slot(at)
-            run = min(stop - at, self.slots - slot)
-            yield slice(slot, slot + run), slice(at - start, at - start + run)
-            at += run
+        token = max(start, self.sinks, stop - self.ring)
+        while token < stop:
+            slot = self.slot(token)
+            run = min(stop - token, self.slots - slot)
+            yield slice(slot, slot + run), slice(token - start, token - start + run)
+            token += run
 
     def slot(self, token: int) -> int:
-        """Where a row's token of that index is put."""
+        """The slot of a row's token with that index."""
         return token if token < self.sinks else self.sinks + (token - self.sinks) % self.ring
 
-    def filled(self, tokens: int) -> int:
-        """How many of the slots, from the first on, may hold something after so many tokens."""
+    def num_used(self, tokens: int) -> int:
+        """How many of the slots, from the first on, can hold something after so many tokens."""
         return min(tokens, self.slots)
 
-    def held(self, counts: Tensor, slots: int) -> Tensor:
-        """Which token each slot holds in rows of `counts` tokens, `[B, slots]`; EMPTY where none.
+    def token_index(self, counts: Tensor, slots: int) -> Tensor:
+        """The index of the token in each slot for rows of `counts` tokens, `[B, slots]`; EMPTY where there is none.
 
-        >>> Layout(1, 4, 4).held(torch.tensor([7, 2]), 5).clamp(max=9).tolist()
+        >>> SlotLayout(1, 4, 4).token_index(torch.tensor([7, 2]), 5).clamp(max=9).tolist()
         [[0, 5, 6, 3, 4], [0, 1, 9, 9, 9]]
         """
         slot = torch.arange(slots, device=counts.device)
         last = counts[:, None] - 1
-        latest = last - (last - slot) % self.ring  # the newest token of that slot's turn of the ring
+        latest = last - (last - slot) % self.ring  # the newest token that was written to that slot
         token = torch.where(slot < self.sinks, slot, latest)
         lowest = torch.where(slot < self.sinks, 0, self.sinks)
         return torch.where((token >= lowest) & (token <= last), token, EMPTY)
 
 
 @dataclass(slots=True)
-class Store:
+class LayerCache:
     """A tensor of slots `[B, slots, ...]` and how they are used."""
 
     data: Tensor
-    layout: Layout
+    layout: SlotLayout
 
 
-class Turn:
-    """One call's way through one layout: where its tokens go, and how what is attended to is come by.
+class RingWrite:
+    """Writes the tokens of one call into the slots of one layout, and gathers all that the call attends to.
 
-    A first call attends to its own tokens. Later ones write their tokens and attend to the slots; or, where
-    several tokens come into a ring and would push out what the first of them still sees, attend to the old
-    slots and the new tokens side by side. `kept` names the real tokens of every row, where some are padding.
+    A first call attends to its own tokens ("first"). Later ones write their tokens and attend to the slots
+    ("in_place"); or, where several tokens go into a ring and would overwrite what the first of them still sees, attend
+    to the old slots concatenated with the new tokens ("concat"). `real_tokens` has the indices of the real tokens of
+    every row, where some are padding.
     """
 
     def __init__(
         self,
-        layout: Layout,
+        layout: SlotLayout,
         before: list[int],
         after: list[int],
-        kept: list[Tensor] | None,
+        real_tokens: list[Tensor] | None,
         count: int,
         device: torch.device,
     ) -> None:
-        self.before, self.after, self.kept, self.layout = before, after, kept, layout
-        self.uniform = kept is None and len(set(before)) == 1
-        self.held, self.filled = layout.filled(max(before)), layout.filled(max(after))
-        self.how: Literal["fresh", "slots", "joined"] = "joined"
-        if self.held == 0:
-            self.how = "fresh"
+        self.before, self.after, self.real_tokens, self.layout = before, after, real_tokens, layout
+        self.uniform = real_tokens is None and len(set(before)) == 1
+        self.used_before, self.used_after = layout.num_used(max(before)), layout.num_used(max(after))
+        self.mode: Literal["first", "in_place", "concat"] = "concat"
+        if self.used_before == 0:
+            self.mode = "first"
         elif layout.window is None or count == 1:
-            self.how = "slots"
+            self.mode = "in_place"
         self.slot = layout.slot(before[0]) if self.uniform and count == 1 else None
-        self.slot_of_row: tuple[Tensor, Tensor] | None = None
-        if kept is None and count == 1 and not self.uniform:
+        self.slot_per_row: tuple[Tensor, Tensor] | None = None
+        if real_tokens is None and count == 1 and not self.uniform:
             slots = torch.tensor([layout.slot(n) for n in before], device=device)
-            self.slot_of_row = torch.arange(len(before), device=device), slots
+            self.slot_per_row = torch.arange(len(before), device=device), slots
 
-    def extend(self, store: Store, new: Tensor) -> Tensor:
-        """Write new tokens and give all that is attended to."""
-        data = store.data
-        kept = new.detach() if new.requires_grad else new
-        if self.how == "fresh":
-            self._write(data, kept)
+    def update(self, cache: LayerCache, new: Tensor) -> Tensor:
+        """Write new tokens and return all that is attended to."""
+        data = cache.data
+        detached = new.detach() if new.requires_grad else new
+        if self.mode == "first":
+            self._write(data, detached)
             return new
-        if self.how == "joined":
-            seen = torch.cat((data[:, : self.held].to(new.dtype), kept), dim=1)
-            self._write(data, kept)
-            return seen
-        self._write(data, kept)
-        seen = data.narrow(1, 0, self.filled)
-        return seen if seen.dtype == new.dtype else seen.to(new.dtype)
+        if self.mode == "concat":
+            visible = torch.cat((data[:, : self.used_before].to(new.dtype), detached), dim=1)
+            self._write(data, detached)
+            return visible
+        self._write(data, detached)
+        visible = data.narrow(1, 0, self.used_after)
+        return visible if visible.dtype == new.dtype else visible.to(new.dtype)
 
     def _write(self, data: Tensor, new: Tensor) -> None:
         if self.slot is not None:
             data.select(1, self.slot).copy_(new.select(1, 0))
-        elif self.slot_of_row is not None:
-            data[self.slot_of_row] = new[:, 0].to(data.dtype)
+        elif self.slot_per_row is not None:
+            data[self.slot_per_row] = new[:, 0].to(data.dtype)
         elif self.uniform:
             for slots, tokens in self.layout.segments(self.before[0], self.after[0]):
                 data[:, slots] = new[:, tokens]
         else:
             for row, (start, stop) in enumerate(zip(self.before, self.after, strict=True)):
-                real = new[row] if self.kept is None else new[row, self.kept[row]]
+                real = new[row] if self.real_tokens is None else new[row, self.real_tokens[row]]
                 for slots, tokens in self.layout.segments(start, stop):
                     data[row, slots] = real[tokens]

@@ -212,7 +212,7 @@ def projections(ours: str, theirs: str, names: tuple[str, str, str] = ("q_proj",
     """Queries, keys and values that they project one by one; biases of some of them alone are ours on their own."""
     for part, name in zip("qkv", names, strict=True):
         yield from linear(f"{ours}.qkv", f"{theirs}.{name}", Parts(part))
-        yield Rule(f"{ours}.lone_bias.{part}", f"{theirs}.{name}.bias", Flat())
+        yield Rule(f"{ours}.partial_qkv_bias.{part}", f"{theirs}.{name}.bias", Flat())
 
 
 def cross_projections(
@@ -222,7 +222,7 @@ def cross_projections(
     yield from linear(f"{ours}.q", f"{theirs}.{names[0]}")
     for part, name in zip("kv", names[1:], strict=True):
         yield from linear(f"{ours}.kv", f"{theirs}.{name}", Parts(part, "kv"))
-        yield Rule(f"{ours}.lone_bias.{part}", f"{theirs}.{name}.bias", Flat())
+        yield Rule(f"{ours}.partial_qkv_bias.{part}", f"{theirs}.{name}.bias", Flat())
 
 
 def gated(ours: str, gate: str, up: str) -> Iterator[Rule]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,18 +17,14 @@ from phasor.ops.attention.mask import Mask
 from phasor.ops.rope.rope import split_qkv
 
 
-class Extends(Protocol):
-    """A cache as one layer's attention knows it: takes the call's keys and values, gives all there are to see."""
-
-    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
-
-
 @dataclass(slots=True)
 class AttentionContext:
-    """What one layer's attention may look at: the rule, and the positions as its scheme prepared them.
+    """What one layer's attention takes besides its input: the mask, and positions as its scheme prepared them.
 
-    `positions` and `key_positions`, `[B or 1, T]`, are for schemes that act on scores; `memory` holds the keys and
-    values of cross-attention; attention weights are put into `weights` when somebody asked for them.
+    `positions` and `key_positions`, `[B or 1, T]`, are for schemes that act on scores. `cross_kv` holds the keys and
+    values of cross-attention. `update_kv` adds the keys and values of this call to a cache and returns all of them.
+    `sink_positions` are positions (as prepared, and as integers) for queries that attend to sink tokens. Attention
+    weights are appended to `weights` where a `Record` asks for them.
     """
 
     mask: Mask
@@ -35,63 +32,65 @@ class AttentionContext:
     prepared: Any = None
     positions: Tensor | None = None
     key_positions: Tensor | None = None
-    memory: tuple[Tensor, Tensor] | None = None
-    cache: Extends | None = None
-    capped: tuple[Any, Tensor] | None = None  # as prepared, and the positions, for queries that meet sink tokens
+    cross_kv: tuple[Tensor, Tensor] | None = None
+    update_kv: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+    sink_positions: tuple[Any, Tensor] | None = None
     weights: list[Tensor] | None = None
 
 
 class Attention(nn.Module):
-    """`softmax(q k^T * scale) v`, with every extra the literature names.
+    """`softmax(q k^T * scale) v`, with every option of the literature.
 
-    Queries, keys and values come out of one projection whose rows are ordered by key/value group (the
-    group's queries, its key, its value), so that tensor parallelism can cut between groups. Cross-attention
-    projects queries alone, and keys with values.
+    Queries, keys and values come out of one projection whose rows are ordered by key/value head (its queries, its
+    key, its value), so that tensor parallelism can split between key/value heads. Cross-attention projects queries
+    from its input, and keys and values from the encoder's output.
     """
 
     def __init__(self, config: AttentionConfig, model: ModelConfig, *, cross: bool = False) -> None:
         super().__init__()
         self.config, self.cross = config, cross
-        self.heads, self.groups, self.width = model.num_heads, model.num_kv_heads, model.head_dim
-        self.shared = self.heads // self.groups  # query heads that share a key/value head
-        self.scale = self.width**-0.5 if config.scale is None else config.scale
+        self.num_heads, self.num_kv_heads, self.head_dim = model.num_heads, model.num_kv_heads, model.head_dim
+        self.queries_per_kv = self.num_heads // self.num_kv_heads  # query heads that share a key/value head
+        self.scale = self.head_dim**-0.5 if config.scale is None else config.scale
         self.dropout = model.dropout.attention
-        together = {"q", "k", "v"} <= set(config.bias)
+        kv_dim = self.num_kv_heads * self.head_dim
         if cross:
-            self.q = nn.Linear(model.dim, self.heads * self.width, bias="q" in config.bias)
-            self.kv = nn.Linear(model.dim, 2 * self.groups * self.width, bias={"k", "v"} <= set(config.bias))
+            self.q = nn.Linear(model.dim, self.num_heads * self.head_dim, bias="q" in config.bias)
+            self.kv = nn.Linear(model.dim, 2 * kv_dim, bias={"k", "v"} <= set(config.bias))
         else:
-            self.qkv = nn.Linear(model.dim, (self.shared + 2) * self.groups * self.width, bias=together)
-        self.out = nn.Linear(self.heads * self.width, model.dim, bias="out" in config.bias)
-        self.normed = config.qk_norm != "none"
-        self.q_norm = self._head_norm(model, self.heads)
-        self.k_norm = self._head_norm(model, self.groups)
-        self.sinks = nn.Parameter(torch.zeros(self.heads)) if config.sink_logits else None
-        self.lone_bias = self._lone_biases()
-        self.lone = frozenset(self.lone_bias.keys())
-        self.between = self._between()
+            self.qkv = nn.Linear(
+                model.dim, (self.queries_per_kv + 2) * kv_dim, bias={"q", "k", "v"} <= set(config.bias)
+            )
+        self.out = nn.Linear(self.num_heads * self.head_dim, model.dim, bias="out" in config.bias)
+        self.has_qk_norm = config.qk_norm != "none"
+        self.q_norm = self._qk_norm(model, self.num_heads)
+        self.k_norm = self._qk_norm(model, self.num_kv_heads)
+        self.sinks = nn.Parameter(torch.zeros(self.num_heads)) if config.sink_logits else None
+        self.partial_qkv_bias = self._partial_qkv_bias()
+        self.partly_biased = frozenset(self.partial_qkv_bias.keys())
+        self.unfusable_reason = self._unfusable_reason()
 
-    def _between(self) -> str | None:
-        """What stands between the projection and positions, so that they cannot be taken in one; None for nothing."""
-        if self.lone:
+    def _unfusable_reason(self) -> str | None:
+        """Why positions cannot be applied to the projection's output in one kernel; None where they can."""
+        if self.partly_biased:
             return "some of queries, keys and values have a bias and others not"
         if self.config.clip is not None:
             return "queries, keys and values are clipped"
-        return "queries and keys are normed" if self.normed else None
+        return "queries and keys are normalized" if self.has_qk_norm else None
 
-    def fused(self) -> list[tuple[nn.Linear, str]]:
-        """The projections that make several things at once, with what they make."""
+    def projections(self) -> list[tuple[nn.Linear, str]]:
+        """The input projections, each with the parts it computes: "q", "kv" or "qkv"."""
         return [(self.q, "q"), (self.kv, "kv")] if self.cross else [(self.qkv, "qkv")]
 
-    def rows(self, weight: Tensor, makes: str) -> list[tuple[Tensor, str, int]]:
-        """A projection's rows by what they make: views, with their number."""
-        sizes = [self.shared if part == "q" else 1 for part in makes]
-        by_group = weight.unflatten(0, (self.groups, sum(sizes), self.width))
-        views = by_group.split(sizes, dim=1)
-        return [(v, part, v.shape[:3].numel()) for part, v in zip(makes, views, strict=True)]
+    def split_rows(self, weight: Tensor, parts: str) -> list[tuple[Tensor, str, int]]:
+        """A projection's rows by the part they compute: views `[K, heads, D, ...]`, the part, the number of rows."""
+        sizes = [self.queries_per_kv if part == "q" else 1 for part in parts]
+        by_kv_head = weight.unflatten(0, (self.num_kv_heads, sum(sizes), self.head_dim))
+        views = by_kv_head.split(sizes, dim=1)
+        return [(v, part, v.shape[:3].numel()) for part, v in zip(parts, views, strict=True)]
 
-    def _head_norm(self, model: ModelConfig, heads: int) -> nn.Module:
-        shapes = {"head": (self.width,), "heads": (heads, self.width), "whole": (heads * self.width,)}
+    def _qk_norm(self, model: ModelConfig, heads: int) -> nn.Module:
+        shapes = {"head": (self.head_dim,), "heads": (heads, self.head_dim), "whole": (heads * self.head_dim,)}
         if self.config.qk_norm == "none":
             return nn.Identity()
         norm = model.norm
@@ -99,61 +98,65 @@ class Attention(nn.Module):
             norm = norm.replace(bias=False)
         return build_norm(norm, *shapes[self.config.qk_norm])
 
-    def _lone_biases(self) -> nn.ParameterDict:
-        """Biases of projections whose neighbors in the same matrix have none."""
-        fused = [["q"], ["k", "v"]] if self.cross else [["q", "k", "v"]]
-        heads = {"q": self.heads, "k": self.groups, "v": self.groups}
-        lone = [p for part in fused if not set(part) <= set(self.config.bias) for p in part if p in self.config.bias]
-        return nn.ParameterDict({p: nn.Parameter(torch.zeros(heads[p], self.width)) for p in lone})
+    def _partial_qkv_bias(self) -> nn.ParameterDict:
+        """Biases of parts whose neighbors in the same projection have none."""
+        projections = [["q"], ["k", "v"]] if self.cross else [["q", "k", "v"]]
+        heads = {"q": self.num_heads, "k": self.num_kv_heads, "v": self.num_kv_heads}
+        bias = set(self.config.bias)
+        partial = [p for parts in projections if not set(parts) <= bias for p in parts if p in bias]
+        return nn.ParameterDict({p: nn.Parameter(torch.zeros(heads[p], self.head_dim)) for p in partial})
 
     def project(self, x: Tensor) -> Tensor:
-        """Queries, keys and values of a self-attention, `[B, T, K, H/K + 2, D]`."""
-        return self.qkv(x).view(*x.shape[:-1], self.groups, self.shared + 2, self.width)
+        """Queries, keys and values of self-attention, `[B, T, K, H/K + 2, D]`."""
+        return self.qkv(x).view(*x.shape[:-1], self.num_kv_heads, self.queries_per_kv + 2, self.head_dim)
 
-    def remember(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values `[B, S, K, D]` of a cross-attention, of an encoder's output `[B, S, dim]`."""
-        k, v = self.kv(memory).unflatten(-1, (self.groups, 2, self.width)).unbind(-2)
-        return self._made("k", k), self._made("v", v)
+    def project_kv(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values `[B, S, K, D]` of cross-attention, from the encoder's output `[B, S, dim]`."""
+        k, v = self.kv(memory).unflatten(-1, (self.num_kv_heads, 2, self.head_dim)).unbind(-2)
+        return self._bias_clip_norm("k", k), self._bias_clip_norm("v", v)
 
-    def _made(self, part: str, x: Tensor) -> Tensor:
-        """Queries, keys or values as projected: with a bias of their own, clipped, and normed."""
-        if part in self.lone:
-            x = x + self.lone_bias[part]
+    def _bias_clip_norm(self, part: str, x: Tensor) -> Tensor:
+        """What happens to projected queries, keys or values before positions: own bias, clipping, norm."""
+        if part in self.partly_biased:
+            x = x + self.partial_qkv_bias[part]
         if self.config.clip is not None:
             x = x.clamp(-self.config.clip, self.config.clip)
-        if part == "v" or not self.normed:
+        if part == "v" or not self.has_qk_norm:
             return x
         norm = self.q_norm if part == "q" else self.k_norm
         return norm(x.flatten(-2)).view(x.shape) if self.config.qk_norm == "whole" else norm(x)
 
-    def forward(self, x: Tensor, view: AttentionContext) -> Tensor:
-        capped = None
-        if view.memory is None:
+    def forward(self, x: Tensor, ctx: AttentionContext) -> Tensor:
+        sink_queries = None
+        if ctx.cross_kv is None:
             projected = self.project(x)
-            if self.between is None and view.capped is None:
-                q, k, v = view.position.on_projection(projected, view.prepared)
+            if self.unfusable_reason is None and ctx.sink_positions is None:
+                q, k, v = ctx.position.on_projection(projected, ctx.prepared)
             else:
                 q, k, v = split_qkv(projected)
-                q, k, v = self._made("q", q.flatten(-3, -2)), self._made("k", k), self._made("v", v)
-                if view.capped is not None:
-                    capped = SinkQueries(view.position.on_query(q, view.capped[0]), view.capped[1])
-                q, k, v = view.position.on_heads(q, k, v, view.prepared)
-            k, v = (k, v) if view.cache is None else view.cache.extend(k, v)
+                q = self._bias_clip_norm("q", q.flatten(-3, -2))
+                k, v = self._bias_clip_norm("k", k), self._bias_clip_norm("v", v)
+                if ctx.sink_positions is not None:
+                    prepared, positions = ctx.sink_positions
+                    sink_queries = SinkQueries(ctx.position.on_query(q, prepared), positions)
+                q, k, v = ctx.position.on_heads(q, k, v, ctx.prepared)
+            k, v = (k, v) if ctx.update_kv is None else ctx.update_kv(k, v)
         else:
-            q, (k, v) = self._made("q", self.q(x).unflatten(-1, (self.heads, self.width))), view.memory
-        scoring = ScoreMod(
+            q = self._bias_clip_norm("q", self.q(x).unflatten(-1, (self.num_heads, self.head_dim)))
+            k, v = ctx.cross_kv
+        score_mod = ScoreMod(
             scale=self.scale,
             softcap=self.config.softcap,
             sinks=self.sinks,
-            bias=view.position.on_scores(view.prepared),
-            query_positions=view.positions,
-            key_positions=view.key_positions,
-            capped=capped,
+            bias=ctx.position.on_scores(ctx.prepared),
+            query_positions=ctx.positions,
+            key_positions=ctx.key_positions,
+            capped=sink_queries,
             dropout=self.dropout if self.training else 0.0,
         )
-        if view.weights is None:
-            y = attention(q, k, v, view.mask, scoring)
+        if ctx.weights is None:
+            y = attention(q, k, v, ctx.mask, score_mod)
         else:
-            y, weights = attention_ref(q, k, v, view.mask, scoring)
-            view.weights.append(weights)
+            y, weights = attention_ref(q, k, v, ctx.mask, score_mod)
+            ctx.weights.append(weights)
         return self.out(y.flatten(-2))

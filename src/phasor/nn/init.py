@@ -79,7 +79,7 @@ def initialize(module: nn.Module, model: ModelConfig, side: Side) -> None:
             draw(part.down, "down", part.down.shape[1], part.down.shape[2])
             zero(part.up_bias, part.down_bias)
         elif isinstance(part, Attention):
-            zero(part.sinks, *part.lone_bias.values())
+            zero(part.sinks, *part.partial_qkv_bias.values())
         elif isinstance(part, nn.Linear):
             for weight, role, fan_out in rows.get(id(part), [(part.weight, "other", part.out_features)]):
                 draw(weight, role, part.in_features, fan_out)
@@ -90,8 +90,8 @@ def rows_by_role(module: nn.Module) -> Iterator[tuple[nn.Linear, list[tuple[Tens
     """The projections whose roles matter, each cut into (rows, role, number of rows)."""
     for part in module.modules():
         if isinstance(part, Attention):
-            for linear, makes in part.fused():
-                yield linear, part.rows(linear.weight, makes)
+            for linear, parts in part.projections():
+                yield linear, part.split_rows(linear.weight, parts)
             yield part.out, [(part.out.weight, "out", part.out.out_features)]
         elif isinstance(part, FeedForward):
             pieces = part.up.weight.chunk(2 if part.config.gated else 1)

@@ -1,4 +1,4 @@
-"""Where the tokens of one call stand: what the position schemes and the masks are told.
+"""Positions, masks, documents and lengths of the tokens of one call, for position schemes and attention masks.
 
 Letters for shapes, here and everywhere: B rows of a batch, T tokens, H query heads, K key/value heads,
 D features of a head.
@@ -20,7 +20,7 @@ Length = int | Sequence[int] | Sequence[Sequence[int]]
 
 
 class SequenceArgs(TypedDict, total=False):
-    """What can be said of a sequence of tokens beside the tokens themselves; see `Transformer`."""
+    """The arguments of a call that describe its tokens; see `Transformer`."""
 
     positions: Tensor | None
     attention_mask: Tensor | None
@@ -30,10 +30,10 @@ class SequenceArgs(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class SequenceInfo:
-    """Positions, real tokens, documents and lengths of one sequence of tokens.
+    """Positions, real tokens, documents and lengths of the tokens of one call.
 
     `positions` is `[T]`, `[B, T]` or `[axes, B, T]`. `order` counts the real tokens of each document from 0 and
-    is None where it is simply the index. `length` is a host number, or a host tensor `[B, T]` of one a token.
+    is None where it equals the index. `length` is an integer, or a CPU tensor `[B, T]` with one per token.
     """
 
     positions: Tensor
@@ -41,7 +41,7 @@ class SequenceInfo:
     attention_mask: Tensor | None = None
     document_ids: Tensor | None = None
     order: Tensor | None = None
-    first: Tensor | None = None  # where an earlier call said that each token's sequence begins
+    first: Tensor | None = None  # from an earlier call with the same cache: where each token's sequence begins
 
     @property
     def rows(self) -> Tensor:
@@ -60,7 +60,7 @@ class SequenceInfo:
         return self.rows.expand_as(self.order).gather(-1, start)
 
 
-def places(
+def sequence_info(
     batch: int,
     count: int,
     device: torch.device,
@@ -71,25 +71,26 @@ def places(
     length: Length | None = None,
     needs_length: bool = False,
 ) -> SequenceInfo:
-    """The places of `batch` rows of `count` tokens; by default they count real tokens and restart per document.
+    """The info of `batch` rows of `count` tokens; default positions count real tokens and restart per document.
 
     >>> attention_mask = torch.tensor([[False, True, True], [True, True, True]])
-    >>> places(2, 3, torch.device("cpu"), attention_mask=attention_mask).positions.tolist()
+    >>> sequence_info(2, 3, torch.device("cpu"), attention_mask=attention_mask).positions.tolist()
     [[0, 0, 1], [0, 1, 2]]
     """
-    order = order_of(attention_mask, document_ids)
+    order = token_order(attention_mask, document_ids)
     if positions is None:
         positions = torch.arange(count, device=device) if order is None else order
     if length is not None:
         check_length_type(length)
-    # A fixed scheme needs no length: a stated one is only checked, where that costs neither a graph break nor a wait.
-    checked = length is not None and (order is None or checks_values(order))
-    stated = lengths(batch, count, attention_mask, document_ids, length) if needs_length or checked else count
-    return SequenceInfo(positions, stated, attention_mask, document_ids, order)
+    # A scheme of fixed frequencies needs no length: a given one is checked only where that costs no graph break
+    # and no device synchronization.
+    check = length is not None and (order is None or checks_values(order))
+    planned = lengths(batch, count, attention_mask, document_ids, length) if needs_length or check else count
+    return SequenceInfo(positions, planned, attention_mask, document_ids, order)
 
 
-def order_of(attention_mask: Tensor | None, document_ids: Tensor | None) -> Tensor | None:
-    """For each token how many real tokens of its document stand before it; None where that is its index."""
+def token_order(attention_mask: Tensor | None, document_ids: Tensor | None) -> Tensor | None:
+    """For each token the number of real tokens of its document before it; None where that is its index."""
     if attention_mask is not None:
         before = attention_mask.cumsum(-1) - attention_mask.to(torch.int64)
     elif document_ids is not None:
@@ -106,7 +107,7 @@ def order_of(attention_mask: Tensor | None, document_ids: Tensor | None) -> Tens
 def check_length_type(length: Length) -> None:
     if not isinstance(length, int | Sequence):
         raise ValueError(
-            f"length must be a whole number or a list of one a row (a list of lists, one a document, when packed), "
+            f"length must be an integer or a list with one per row (a list of lists, one per document, when packed), "
             f"not {type(length).__name__}"
         )
 
@@ -118,34 +119,34 @@ def lengths(
     document_ids: Tensor | None,
     length: Length | None,
 ) -> int | Tensor:
-    """The length each token's sequence is planned to have: as stated, or the number of its real tokens."""
+    """The length each token's sequence is planned to have: as given, or the number of its real tokens."""
     if attention_mask is None and document_ids is None and (length is None or isinstance(length, int)):
         return at_least(count, length, "the sequence")
-    stated: Sequence[int | Sequence[int] | None]
-    stated = [length] * batch if length is None or isinstance(length, int) else length
-    if len(stated) != batch:
-        raise ValueError(f"length lists {len(stated)} rows for a batch of {batch}")
+    per_row: Sequence[int | Sequence[int] | None]
+    per_row = [length] * batch if length is None or isinstance(length, int) else length
+    if len(per_row) != batch:
+        raise ValueError(f"length lists {len(per_row)} rows for a batch of {batch}")
     table = torch.zeros(batch, count, dtype=torch.int64)
-    for row, planned in enumerate(stated):
+    for row, planned in enumerate(per_row):
         ids = torch.zeros(count) if document_ids is None else document_ids[row].cpu()
         real = torch.ones(count, dtype=torch.bool) if attention_mask is None else attention_mask[row].cpu()
-        runs = ids.unique_consecutive()
-        one_each = list(planned) if isinstance(planned, list | tuple) else [planned] * len(runs)
-        if len(one_each) != len(runs):
-            raise ValueError(f"length lists {len(one_each)} documents for row {row}, which has {len(runs)}")
-        for document, own in zip(runs, one_each, strict=True):
+        documents = ids.unique_consecutive()
+        per_document = list(planned) if isinstance(planned, list | tuple) else [planned] * len(documents)
+        if len(per_document) != len(documents):
+            raise ValueError(f"length lists {len(per_document)} documents for row {row}, which has {len(documents)}")
+        for document, own in zip(documents, per_document, strict=True):
             inside = ids == document
-            present = max(1, int((inside & real).sum()))  # a run of nothing but padding still needs some length
+            present = max(1, int((inside & real).sum()))  # a document of nothing but padding still needs some length
             table[row, inside] = at_least(present, own, f"row {row}")
     return table
 
 
 def at_least(present: int, planned: object, where: str) -> int:
-    """The planned length, or the tokens present where none is stated; never fewer than those."""
+    """The planned length, or the number of tokens present where none is given; never fewer than those."""
     if planned is None:
         return present
     if type(planned) is not int or planned >= 1 << 63:
-        raise ValueError(f"length must be whole numbers of at most 63 bits, not {shown(planned)}")
+        raise ValueError(f"length must be integers of at most 63 bits, not {shown(planned)}")
     if planned < present:
-        raise ValueError(f"the stated length {planned} is shorter than the {present} tokens of {where}")
+        raise ValueError(f"the given length {planned} is shorter than the {present} tokens of {where}")
     return planned

@@ -70,9 +70,9 @@ def test_attention_in_float32(rule, scores):
 
 def plain_projection(module, x, part):
     """The rows of `q`, `k` or `v` picked out of the fused matrix: by group its queries, its key, its value."""
-    share, width = module.shared, module.width
+    share, width = module.queries_per_kv, module.head_dim
     picked = []
-    for group in range(module.groups):
+    for group in range(module.num_kv_heads):
         first = group * (share + 2)
         slots = {"q": range(first, first + share), "k": [first + share], "v": [first + share + 1]}[part]
         picked += [row for slot in slots for row in range(slot * width, (slot + 1) * width)]
@@ -80,7 +80,7 @@ def plain_projection(module, x, part):
     if module.qkv.bias is not None:
         y = y + module.qkv.bias[picked]
     y = y.unflatten(-1, (-1, width))
-    return y + module.lone_bias[part] if part in module.lone_bias else y
+    return y + module.partial_qkv_bias[part] if part in module.partial_qkv_bias else y
 
 
 @pytest.mark.parametrize("qk_norm", ["none", "head", "heads", "whole"])
@@ -135,11 +135,11 @@ def test_cross_attention_module_is_its_equation(bias):
     if module.kv.bias is not None:
         k, v = (y + module.kv.bias.view(2, 2, 5)[:, which].reshape(10) for which, y in enumerate((k, v)))
     elif "v" in bias:
-        v = v + module.lone_bias["v"].flatten()
+        v = v + module.partial_qkv_bias["v"].flatten()
     split = [y.unflatten(-1, (-1, 5)) for y in (q, k, v)]
     mixed = plain_attention(*split, torch.ones(13, 7), 5**-0.5).flatten(-2)
     truth = mixed @ module.out.weight.T + (module.out.bias if "out" in bias else 0.0)
-    ours = module(x, AttentionContext(Mask(aligned=False), Position(), memory=module.remember(memory)))
+    ours = module(x, AttentionContext(Mask(aligned=False), Position(), cross_kv=module.project_kv(memory)))
     assert_same(ours, truth, [x, memory, *module.parameters()], 1e-9)
 
 

@@ -183,7 +183,7 @@ def cut(name, tokens=37, rows=2):
 
     shorter = {n: part(x) for n, x in fields.items()}
     if "order" in shorter:
-        places = phasor.nn.sequence.order_of(shorter.get("key_mask"), shorter.get("key_document_ids"))
+        places = phasor.nn.sequence.token_order(shorter.get("key_mask"), shorter.get("key_document_ids"))
         shorter["order"] = places
     return Mask(**shorter)
 

@@ -21,7 +21,7 @@ from schemes import VIEWS, build, relative_change, tiny, tokens
 
 import phasor
 from phasor.generation import fused_step, steps
-from phasor.generation.compiled import State
+from phasor.kv_cache.static import StaticKVCache
 from phasor.nn.int8 import Int8Embedding, Int8Head, Int8Linear
 from phasor.ops import dispatch
 from phasor.ops.decode import gemv, lm_head_argmax
@@ -333,7 +333,7 @@ def test_logits_of_the_fused_step(name, rows, most, monkeypatch):
         for each in (cache, plain):
             model(ids[:, :6], cache=each)
         fed, history, turn = ids[:, 6].clone(), torch.zeros(4, rows).long(), torch.zeros(1).long()
-        fused = fused_step.FusedStep(model, State.of(cache), fed, history, turn)
+        fused = fused_step.FusedStep(model, StaticKVCache(cache), fed, history, turn)
         assert fused.few == (rows <= most)
         for at in range(6, 9):
             fed.copy_(ids[:, at])
@@ -354,7 +354,9 @@ def test_bfloat16_logits_are_as_near_to_float64_as_the_eager_steps(rows):
         for m, cache in zip((model, model, exact), caches, strict=True):
             m(ids[:, :6], cache=cache)
         fed = ids[:, 6].clone()
-        made = fused_step.FusedStep(model, State.of(caches[0]), fed, torch.zeros(4, rows).long(), torch.zeros(1).long())
+        made = fused_step.FusedStep(
+            model, StaticKVCache(caches[0]), fed, torch.zeros(4, rows).long(), torch.zeros(1).long()
+        )
         off = torch.zeros(2, dtype=torch.float64)
         for at in range(6, 9):
             fed.copy_(ids[:, at])
@@ -368,7 +370,7 @@ def test_how_many_rows_the_kernels_take():
     model = tiny_llama()
 
     def by_kernels(model: phasor.Transformer, rows: int) -> bool:
-        state = State.of(model.new_cache(rows, 8))
+        state = StaticKVCache(model.new_cache(rows, 8))
         fed, history, turn = torch.zeros(rows).long(), torch.zeros(4, rows).long(), torch.zeros(1).long()
         return fused_step.FusedStep(model, state, fed, history, turn).few
 

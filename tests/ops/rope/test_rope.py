@@ -459,6 +459,7 @@ class TestChoice:
 
     def test_the_way_from_the_projection_is_barred_by_what_follows_it(self):
         barred = {"qk_norm": "head"}, {"clip": 2.0}, {"bias": ("q",)}
-        reasons = [build(tiny("rotary", attention=x)).decoder.blocks[0].attention.between for x in ({}, *barred)]
+        blocks = [build(tiny("rotary", attention=x)).decoder.blocks[0] for x in ({}, *barred)]
+        reasons = [block.attention.unfusable_reason for block in blocks]
         assert reasons[0] is None
-        assert [("normed" in b, "clipped" in c, "bias" in d) for _, b, c, d in [reasons]] == [(True, True, True)]
+        assert [("normalized" in b, "clipped" in c, "bias" in d) for _, b, c, d in [reasons]] == [(True, True, True)]

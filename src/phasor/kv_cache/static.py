@@ -1,0 +1,101 @@
+"""The static cache: everything that changes from step to step is in tensors of fixed shape and address.
+
+So one compiled graph or one CUDA graph serves all steps of one token per row, and all caches of the same size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from phasor.kv_cache.dynamic import KVCache
+from phasor.kv_cache.slots import SlotLayout
+from phasor.nn.sequence import SequenceArgs, SequenceInfo
+from phasor.ops.attention.mask import Mask
+
+
+@dataclass
+class StaticLayerStep:
+    """One layer in one step: it attends to all of its slots, and the mask hides the empty ones."""
+
+    mask: Mask
+    key_positions: Tensor
+    slot: Tensor  # [B], of each row's new token
+    keys: Tensor
+    values: Tensor
+
+    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return write_slot(self.keys, self.slot, k).to(k.dtype), write_slot(self.values, self.slot, v).to(v.dtype)
+
+
+def write_slot(data: Tensor, slot: Tensor, new: Tensor) -> Tensor:
+    """Write every row's new entry `[B, 1, ...]` into its slot."""
+    data[torch.arange(len(slot), device=slot.device), slot] = new[:, 0].to(data.dtype)
+    return data
+
+
+class StaticKVCache:
+    """The keys and values of a dynamic cache, in the same memory, for steps of one token per row.
+
+    `counts` `[B]` are the tokens held, `next_positions` `[B, 1]` the positions of the next ones, `origins` `[B, 1]`
+    those of the first ones. The dynamic cache itself is not updated.
+
+    >>> from phasor import Transformer, preset
+    >>> model = Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=2, vocab_size=50)).eval()
+    >>> tokens, cache = torch.randint(0, 50, (1, 9)), model.new_cache(1, 16)
+    >>> with torch.no_grad():
+    ...     pieces = [model(tokens[:, :8], cache=cache), model(tokens[:, 8:], cache=StaticKVCache(cache))]
+    ...     torch.allclose(torch.cat(pieces, dim=1), model(tokens), atol=1e-5)
+    True
+    """
+
+    def __init__(self, cache: KVCache) -> None:
+        if cache.needs_length:
+            raise ValueError("a static cache does not fit position schemes whose frequencies depend on the length")
+        row = torch.zeros(cache.batch_size, dtype=torch.int64, device=cache.keys[0].data.device)
+        self.config, self.layouts = cache.config, cache.layouts
+        self.keys = [layer.data for layer in cache.keys]
+        self.values = [layer.data for layer in cache.values]
+        self.positions = {layout: table.data for layout, table in cache.positions.items()}
+        self.counts, self.next_positions, self.origins = row, row.clone()[:, None], row.clone()[:, None]
+        self.memory, self.cross_kv = cache.memory, cache.cross_kv
+        self.continue_from(cache)
+
+    def continue_from(self, cache: KVCache) -> None:
+        """Take over the counts and positions of a cache over the same memory."""
+        self.counts.copy_(torch.tensor(cache.counts))
+        next_positions = torch.as_tensor(cache.next_positions, device=self.counts.device)
+        self.next_positions.copy_(next_positions.expand(cache.batch_size)[:, None])
+        if cache.origins is not None:
+            self.origins.copy_(cache.origins)
+
+    def sequence_info(self, tokens: Tensor, args: SequenceArgs) -> SequenceInfo:
+        """One token per row, right after those held."""
+        if tokens.shape != self.next_positions.shape:
+            rows = len(self.next_positions)
+            raise ValueError(f"a static cache of {rows} rows takes tokens [{rows}, 1], not {list(tokens.shape)}")
+        for name, value in args.items():
+            if value is not None:
+                raise ValueError(f"a static cache takes no {name}: its tokens follow those it holds")
+        return SequenceInfo(self.next_positions, None, first=self.origins)
+
+    def begin(self, seq: SequenceInfo, mask: Mask) -> list[StaticLayerStep]:
+        if mask.prefix_length is not None:
+            raise ValueError("a static cache takes no prefix_length: a prefix belongs to the first call")
+        per_layout: dict[SlotLayout, tuple[Mask, Tensor, Tensor]] = {}
+        for layout, table in self.positions.items():
+            ring = layout.sinks + (self.counts - layout.sinks) % layout.ring
+            slot = torch.where(self.counts < layout.sinks, self.counts, ring)
+            held = None if layout.window is None else layout.token_index(self.counts + 1, layout.slots)
+            causal = Mask(causal=True, query_at=self.counts[:, None], key_at=held)
+            per_layout[layout] = causal, write_slot(table, slot, seq.rows.expand(len(slot), 1)), slot
+        return [
+            StaticLayerStep(*per_layout[layout], keys, values)
+            for layout, keys, values in zip(self.layouts, self.keys, self.values, strict=True)
+        ]
+
+    def commit(self) -> None:
+        self.counts.add_(1)
+        self.next_positions.add_(1)
