@@ -13,6 +13,9 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 TRAINED = 40  # the length the models of these tests count as trained with
+EPS = [1e-2, 1e-5]
+GATES = ["silu", "gelu_pytorch_tanh", "gelu", "relu"]
+WINDOW = 6
 
 
 @dataclass
@@ -89,3 +92,34 @@ def redraw(model: torch.nn.Module, buffers: Callable[[str], bool], seed: int = 7
         for name, buffer in model.named_buffers():
             if buffers(name):
                 draw(buffer)
+
+
+def coin(rng: random.Random) -> bool:
+    return rng.random() < 0.5
+
+
+def share_sizes(rng: random.Random, **fixed: Any) -> dict[str, Any]:
+    """Sizes for families that have no field for the width of a head: named only where it is not the heads' share."""
+    sizes = llama_sizes(rng, **fixed)
+    if coin(rng):
+        del sizes["head_dim"]
+    return sizes
+
+
+def partial_rotary_factor(rng: random.Random, sizes: dict[str, Any]) -> float:
+    """The share of a head's features that is rotated, an even number of them."""
+    width = sizes.get("head_dim") or sizes["hidden_size"] // sizes["num_attention_heads"]
+    widths = [w for w in range(4, width + 1, 2) if int(width * (w / width)) == w]
+    return rng.choice(widths) / width
+
+
+def mixed_layer_types(rng: random.Random, layers: int) -> list[str]:
+    """Layer types in no order, of both kinds."""
+    kinds = [
+        "sliding_attention",
+        "full_attention",
+        *(rng.choice(["sliding_attention", "full_attention"]) for _ in "__"),
+    ]
+    kinds = kinds[:layers]
+    rng.shuffle(kinds)
+    return kinds

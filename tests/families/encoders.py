@@ -11,7 +11,7 @@ from .cases import Case, Cases
 
 LONGEST = 60  # positions a table has
 ACTIVATIONS = ["gelu", "gelu_new", "relu", "silu"]
-SPELLED = ("hidden_act",)  # gelu_new and gelu_pytorch_tanh are the same
+SYNONYMS = ("hidden_act",)  # gelu_new and gelu_pytorch_tanh are the same
 
 
 def sizes(rng: random.Random, **fixed: Any) -> dict[str, Any]:
@@ -44,17 +44,17 @@ def bert_sizes(rng: random.Random, **fixed: Any) -> dict[str, Any]:
 
 def bert(rng: random.Random) -> Case:
     config = transformers.BertConfig(**bert_sizes(rng), classifier_dropout=rng.choice([None, 0.2]))
-    return Case(transformers.BertForMaskedLM, config, token_types=True, may_differ=SPELLED)
+    return Case(transformers.BertForMaskedLM, config, token_types=True, may_differ=SYNONYMS)
 
 
 def bert_without_head(rng: random.Random) -> Case:
     config = transformers.BertConfig(**bert_sizes(rng))
-    return Case(transformers.BertModel, config, token_types=True, may_differ=SPELLED)
+    return Case(transformers.BertModel, config, token_types=True, may_differ=SYNONYMS)
 
 
 def bert_with_both_heads(rng: random.Random) -> Case:
     config = transformers.BertConfig(**bert_sizes(rng))
-    return Case(transformers.BertForPreTraining, config, token_types=True, may_differ=SPELLED)
+    return Case(transformers.BertForPreTraining, config, token_types=True, may_differ=SYNONYMS)
 
 
 def roberta_sizes(rng: random.Random) -> dict[str, Any]:
@@ -66,12 +66,12 @@ def roberta_sizes(rng: random.Random) -> dict[str, Any]:
 
 def roberta(rng: random.Random) -> Case:
     config = transformers.RobertaConfig(**roberta_sizes(rng))
-    return Case(transformers.RobertaForMaskedLM, config, token_types=True, may_differ=SPELLED)
+    return Case(transformers.RobertaForMaskedLM, config, token_types=True, may_differ=SYNONYMS)
 
 
 def roberta_without_head(rng: random.Random) -> Case:
     config = transformers.RobertaConfig(**roberta_sizes(rng))
-    return Case(transformers.RobertaModel, config, token_types=True, may_differ=SPELLED)
+    return Case(transformers.RobertaModel, config, token_types=True, may_differ=SYNONYMS)
 
 
 def distilbert_config(rng: random.Random) -> transformers.DistilBertConfig:
@@ -103,15 +103,15 @@ def roformer_config(rng: random.Random) -> transformers.RoFormerConfig:
 
 def roformer(rng: random.Random) -> Case:
     config = roformer_config(rng)
-    return Case(transformers.RoFormerForMaskedLM, config, token_types=True, attention="eager", may_differ=SPELLED)
+    return Case(transformers.RoFormerForMaskedLM, config, token_types=True, attention="eager", may_differ=SYNONYMS)
 
 
 def roformer_without_head(rng: random.Random) -> Case:
     config = roformer_config(rng)
-    return Case(transformers.RoFormerModel, config, token_types=True, attention="eager", may_differ=SPELLED)
+    return Case(transformers.RoFormerModel, config, token_types=True, attention="eager", may_differ=SYNONYMS)
 
 
-def turning(rng: random.Random, *bases: float) -> dict[str, Any]:
+def rope_parameters(rng: random.Random, *bases: float) -> dict[str, Any]:
     given: dict[str, Any] = {"rope_theta": rng.choice(bases), "rope_type": rng.choice(["default", "linear", "yarn"])}
     if given["rope_type"] != "default":
         given["factor"] = 3.0
@@ -137,8 +137,8 @@ def modernbert_sizes(rng: random.Random) -> dict[str, Any]:
         "local_attention": rng.choice([2, 8, 16, 24]),
         "layer_types": rng.choice([None, rng.sample(kinds, 2) + more]),
         "rope_parameters": {
-            "full_attention": turning(rng, 160000.0, 900.0),
-            "sliding_attention": turning(rng, 10000.0, 300.0),
+            "full_attention": rope_parameters(rng, 160000.0, 900.0),
+            "sliding_attention": rope_parameters(rng, 10000.0, 300.0),
         },
         "embedding_dropout": rng.choice([0.0, 0.1]),
         "attention_dropout": rng.choice([0.0, 0.2]),
@@ -157,16 +157,20 @@ def modernbert_without_head(rng: random.Random) -> Case:
 
 
 def modernbert_of_old(rng: random.Random) -> Case:
-    """As the first checkpoints spell it: one number for the pattern, two bases."""
+    """As in the first checkpoints: one integer for the layer pattern, two rotary bases."""
     config = transformers.ModernBertConfig(**modernbert_sizes(rng) | {"layer_types": None, "rope_parameters": None})
-    spelled = {"global_attn_every_n_layers": rng.choice([2, 3]), "global_rope_theta": 700.0, "local_rope_theta": 200.0}
-    spelled |= {"layer_norm_eps": 1e-5, "position_embedding_type": "absolute", "gradient_checkpointing": False}
-    spelled |= {"reference_compile": None, "repad_logits_with_grad": False}
+    older_fields = {
+        "global_attn_every_n_layers": rng.choice([2, 3]),
+        "global_rope_theta": 700.0,
+        "local_rope_theta": 200.0,
+    }
+    older_fields |= {"layer_norm_eps": 1e-5, "position_embedding_type": "absolute", "gradient_checkpointing": False}
+    older_fields |= {"reference_compile": None, "repad_logits_with_grad": False}
 
     def older(fields: dict[str, Any]) -> dict[str, Any]:
-        return {n: v for n, v in fields.items() if n not in ("layer_types", "rope_parameters")} | spelled
+        return {n: v for n, v in fields.items() if n not in ("layer_types", "rope_parameters")} | older_fields
 
-    may = tuple(spelled)
+    may = tuple(older_fields)
     return Case(transformers.ModernBertForMaskedLM, config, older=older, may_differ=may)
 
 

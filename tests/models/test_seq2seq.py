@@ -141,7 +141,7 @@ def test_a_forced_last_token_comes_last_and_others_never():
     assert all(text[-1] == 17 for text in phasor.generate(model, SOURCES, max_new_tokens=8, num_beams=3))
     assert phasor.generate(model, SOURCES[0], max_new_tokens=1) == [17]
     model.special = SpecialTokens(start=2, never=tuple({token for text in free for token in text}))
-    for options in ({}, {"beams": 3}, {"temperature": 1.0, "seed": 0}):
+    for options in ({}, {"num_beams": 3}, {"temperature": 1.0, "seed": 0}):
         texts = phasor.generate(model, SOURCES, max_new_tokens=8, **options)
         assert not {token for text in texts for token in text} & set(model.special.never)
 

@@ -1,7 +1,7 @@
-"""The decoders before Llama as the hub has them: old spellings, names without a prefix, buffers; what is refused.
+"""GPT-2 and the decoders before Llama as the Hugging Face hub has them: old field names, missing prefixes, buffers.
 
-And the choices that parts have for their sake: a norm without a weight, a normed stream, ALiBi that is divided, and
-hidden states of a narrow table's width.
+And the options that parts have for their sake: a norm without a weight, a normed residual stream, scaled ALiBi slopes,
+and hidden states in the width of a narrow embedding.
 """
 
 import json
@@ -235,9 +235,9 @@ HUB = {
 NAMES = {"mpt": "MptForCausalLM"}
 
 
-def written(folder, name, more=None):
+def write_hub_folder(folder, name, more=None):
     """A folder as the hub has it, of random weights, and the class of transformers that reads it."""
-    fields, renamed, buffers = HUB[name]
+    fields, rename, buffers = HUB[name]
     fields = fields | (more or {})
     cls = getattr(transformers, NAMES.get(name, fields["architectures"][0]))
     model = cls(cls.config_class.from_dict(fields))
@@ -247,7 +247,7 @@ def written(folder, name, more=None):
         del state["lm_head.weight"]
     folder.mkdir()
     save_file(
-        {renamed(n): x.contiguous() for n, x in state.items()} | buffers,
+        {rename(n): x.contiguous() for n, x in state.items()} | buffers,
         folder / "model.safetensors",
         {"format": "pt"},
     )
@@ -258,7 +258,7 @@ def written(folder, name, more=None):
 @pytest.mark.parametrize("name", HUB)
 @torch.no_grad()
 def test_files_of_the_hub_load_and_come_back(name, tmp_path):
-    cls = written(tmp_path / "theirs", name)
+    cls = write_hub_folder(tmp_path / "theirs", name)
     theirs, ours = cls.from_pretrained(tmp_path / "theirs").eval(), phasor.load(tmp_path / "theirs")
     tokens = torch.randint(0, 60, (2, 23), generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=0, atol=2e-5)
@@ -270,15 +270,15 @@ def test_files_of_the_hub_load_and_come_back(name, tmp_path):
 
 @torch.no_grad()
 def test_masks_of_old_files_are_left_out(tmp_path):
-    written(tmp_path / "theirs", "gpt2")
+    write_hub_folder(tmp_path / "theirs", "gpt2")
     phasor.save(phasor.load(tmp_path / "theirs"), tmp_path / "ours", format="hf")
     assert not any(name.endswith(".attn.bias") for name in load_file(tmp_path / "ours" / "model.safetensors"))
 
 
 @torch.no_grad()
-def test_a_clip_that_is_a_whole_number_comes_back_as_transformers_takes_it(tmp_path):
+def test_a_clip_that_is_an_integer_comes_back_as_transformers_takes_it(tmp_path):
     """MPT-7B-storywriter has `"clip_qkv": 6` and slopes of its own, and transformers refuses the 6."""
-    written(tmp_path / "theirs", "mpt")
+    write_hub_folder(tmp_path / "theirs", "mpt")
     fields = MPT | {"attn_config": MPT["attn_config"] | {"clip_qkv": 6, "alibi_bias_max": 16}}
     (tmp_path / "theirs" / "config.json").write_text(json.dumps(fields))
     ours = phasor.load(tmp_path / "theirs")
@@ -291,7 +291,7 @@ def test_a_clip_that_is_a_whole_number_comes_back_as_transformers_takes_it(tmp_p
 @pytest.mark.parametrize("own", [8, 16])
 def test_slopes_transformers_does_not_go_by_are_not_swapped_in(tmp_path, own):
     """Those of the file are given back as they were."""
-    written(tmp_path / "theirs", "mpt")
+    write_hub_folder(tmp_path / "theirs", "mpt")
     fields = MPT | {"attn_config": MPT["attn_config"] | {"alibi_bias_max": own}}
     (tmp_path / "theirs" / "config.json").write_text(json.dumps(fields))
     for swapped in (4.0, 8.0, 16.0):
@@ -332,7 +332,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("name", "more", "complaint"), REFUSED)
 def test_what_phasor_does_not_compute_is_refused_by_name(name, more, complaint, tmp_path):
-    written(tmp_path / "theirs", name)
+    write_hub_folder(tmp_path / "theirs", name)
     (tmp_path / "theirs" / "config.json").write_text(json.dumps(HUB[name][0] | more))
     with pytest.raises(ValueError, match=r"config\.json") as raised:
         phasor.load(tmp_path / "theirs")

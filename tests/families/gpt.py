@@ -1,4 +1,4 @@
-"""Random configurations of the decoders before Llama: GPT-2, GPT-J, GPT-NeoX, OPT, BLOOM, MPT, Falcon."""
+"""Random configurations of the decoders of the time before Llama: GPT-2, GPT-J, GPT-NeoX, OPT, BLOOM, MPT, Falcon."""
 
 from __future__ import annotations
 
@@ -12,15 +12,10 @@ from transformers.models.bloom import modeling_bloom
 from transformers.models.falcon import modeling_falcon
 from transformers.models.mpt import modeling_mpt
 
-from .cases import TRAINED, Case, Cases, rope
+from .cases import EPS, TRAINED, Case, Cases, coin, rope
 
 ROOM = 83  # positions of a learned table: all that is decoded, and some
 NO_TOKENS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
-EPS = (1e-2, 1e-5)
-
-
-def coin(rng: random.Random) -> bool:
-    return rng.random() < 0.5
 
 
 SLOPED = (1, 3, 4, 6, 12)  # heads for ALiBi; only 12 have slopes that are no powers of two
@@ -234,12 +229,12 @@ def falcon_alibi(rng: random.Random) -> Case:
     Its own attention code ("eager") counts the bias twice, so the fused one is compared.
     """
 
-    def unrounded(patch: pytest.MonkeyPatch) -> None:
+    def use_float32_slopes(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(modeling_falcon, "build_alibi_tensor", modeling_bloom.build_alibi_tensor)
 
     kind = {"alibi": True, "multi_query": coin(rng), "parallel_attn": coin(rng)}
     config = falcon_config(rng, rng.choice([3, 12, 17]), **kind)
-    return Case(transformers.FalconForCausalLM, config, patch=unrounded)
+    return Case(transformers.FalconForCausalLM, config, patch=use_float32_slopes)
 
 
 def falcon_without_head(rng: random.Random) -> Case:

@@ -8,17 +8,13 @@ from typing import Any
 import transformers
 from transformers import PreTrainedConfig
 
-from .cases import Case, Cases, llama_sizes, rope
+from .cases import Case, Cases, coin, llama_sizes, rope
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-def coin(rng: random.Random) -> bool:
-    return rng.random() < 0.5
-
-
-def shared(rng: random.Random) -> dict[str, Any]:
-    """What every one of them varies."""
+def common_fields(rng: random.Random) -> dict[str, Any]:
+    """Fields that every family here varies."""
     return llama_sizes(rng) | {
         "hidden_act": rng.choice(["silu", "gelu", "gelu_pytorch_tanh", "relu"]),
         "tie_word_embeddings": coin(rng),
@@ -35,7 +31,7 @@ def eps(rng: random.Random) -> float:
     return rng.choice([1e-2, 1e-5])
 
 
-def made(
+def hub_case(
     rng: random.Random,
     cls: str,
     config: PreTrainedConfig,
@@ -71,20 +67,20 @@ def made(
 
 def mistral(rng: random.Random, cls: str = "MistralForCausalLM") -> Case:
     config = transformers.MistralConfig(
-        **shared(rng), rms_norm_eps=eps(rng), sliding_window=rng.choice([None, 7, 7, 19]), attention_dropout=0.1
+        **common_fields(rng), rms_norm_eps=eps(rng), sliding_window=rng.choice([None, 7, 7, 19]), attention_dropout=0.1
     )
-    return made(rng, cls, config)
+    return hub_case(rng, cls, config)
 
 
 def mixtral(rng: random.Random, cls: str = "MixtralForCausalLM") -> Case:
     config = transformers.MixtralConfig(
-        **shared(rng),
+        **common_fields(rng),
         rms_norm_eps=eps(rng),
         sliding_window=rng.choice([None, 7, 7, 19]),
         num_local_experts=rng.choice([3, 4, 6]),
         num_experts_per_tok=rng.choice([1, 2, 3]),
     )
-    return made(rng, cls, config, drop=("router_jitter_noise",))
+    return hub_case(rng, cls, config, drop=("router_jitter_noise",))
 
 
 def windows(rng: random.Random, depth: int) -> dict[str, Any]:
@@ -98,23 +94,23 @@ def windows(rng: random.Random, depth: int) -> dict[str, Any]:
     return fields
 
 
-def ruled(fields: dict[str, Any]) -> dict[str, tuple[str, ...]]:
+def layer_rules(fields: dict[str, Any]) -> dict[str, tuple[str, ...]]:
     """How an older file says which layers have windows: where a rule does, it has no list."""
     return {} if "layer_types" in fields else {"drop": ("layer_types",), "listed": ("max_window_layers",)}
 
 
 def qwen2(rng: random.Random, cls: str = "Qwen2ForCausalLM") -> Case:
-    sizes = share_of_width(rng, shared(rng))
+    sizes = share_of_width(rng, common_fields(rng))
     fields = windows(rng, sizes["num_hidden_layers"])
     config = transformers.Qwen2Config(**sizes, **fields, rms_norm_eps=eps(rng))
-    return made(rng, cls, config, **ruled(fields), use_mrope=False)
+    return hub_case(rng, cls, config, **layer_rules(fields), use_mrope=False)
 
 
 def qwen3(rng: random.Random, cls: str = "Qwen3ForCausalLM") -> Case:
-    sizes = shared(rng)
+    sizes = common_fields(rng)
     fields = windows(rng, sizes["num_hidden_layers"])
     config = transformers.Qwen3Config(**sizes, **fields, rms_norm_eps=eps(rng), attention_bias=coin(rng))
-    return made(rng, cls, config, **ruled(fields))
+    return hub_case(rng, cls, config, **layer_rules(fields))
 
 
 def qwen3_by_length(rng: random.Random) -> Case:
@@ -144,7 +140,7 @@ def mixture(rng: random.Random, depth: int) -> dict[str, Any]:
 
 
 def qwen3_moe(rng: random.Random, cls: str = "Qwen3MoeForCausalLM") -> Case:
-    sizes = share_of_width(rng, shared(rng))
+    sizes = share_of_width(rng, common_fields(rng))
     config = transformers.Qwen3MoeConfig(
         **sizes,
         **mixture(rng, sizes["num_hidden_layers"]),
@@ -154,11 +150,11 @@ def qwen3_moe(rng: random.Random, cls: str = "Qwen3MoeForCausalLM") -> Case:
         sliding_window=rng.choice([7, 19]),
     )
     pinned = {"qkv_bias": False, "use_qk_norm": True, "shared_expert_intermediate_size": 0}
-    return made(rng, cls, config, STEP if config.decoder_sparse_step > 1 else (), **pinned)
+    return hub_case(rng, cls, config, STEP if config.decoder_sparse_step > 1 else (), **pinned)
 
 
 def qwen2_moe(rng: random.Random, cls: str = "Qwen2MoeForCausalLM") -> Case:
-    sizes = share_of_width(rng, shared(rng))
+    sizes = share_of_width(rng, common_fields(rng))
     fields = windows(rng, sizes["num_hidden_layers"])
     config = transformers.Qwen2MoeConfig(
         **sizes,
@@ -168,11 +164,11 @@ def qwen2_moe(rng: random.Random, cls: str = "Qwen2MoeForCausalLM") -> Case:
         qkv_bias=coin(rng),
         shared_expert_intermediate_size=rng.choice([12, 28]),
     )
-    return made(rng, cls, config, STEP if config.decoder_sparse_step > 1 else (), **ruled(fields))
+    return hub_case(rng, cls, config, STEP if config.decoder_sparse_step > 1 else (), **layer_rules(fields))
 
 
 def smollm3(rng: random.Random, cls: str = "SmolLM3ForCausalLM") -> Case:
-    sizes = share_of_width(rng, shared(rng))
+    sizes = share_of_width(rng, common_fields(rng))
     depth = sizes["num_hidden_layers"]
     fields: dict[str, Any] = {"no_rope_layer_interval": rng.choice([2, 3])}
     if coin(rng):
@@ -187,12 +183,14 @@ def smollm3(rng: random.Random, cls: str = "SmolLM3ForCausalLM") -> Case:
         **sizes, **fields, rms_norm_eps=eps(rng), attention_bias=coin(rng), mlp_bias=coin(rng)
     )
     drop = tuple(name for name in ("layer_types", "no_rope_layers") if name not in fields)
-    return made(rng, cls, config, drop=drop, listed=("no_rope_layer_interval",), pretraining_tp=2, max_window_layers=28)
+    return hub_case(
+        rng, cls, config, drop=drop, listed=("no_rope_layer_interval",), pretraining_tp=2, max_window_layers=28
+    )
 
 
 def granite(rng: random.Random, cls: str = "GraniteForCausalLM") -> Case:
     config = transformers.GraniteConfig(
-        **share_of_width(rng, shared(rng)),
+        **share_of_width(rng, common_fields(rng)),
         rms_norm_eps=eps(rng),
         attention_bias=coin(rng),
         mlp_bias=coin(rng),
@@ -201,12 +199,12 @@ def granite(rng: random.Random, cls: str = "GraniteForCausalLM") -> Case:
         residual_multiplier=rng.choice([0.22, 1.4]),
         attention_multiplier=rng.choice([0.09, 0.4]),
     )
-    return made(rng, cls, config)
+    return hub_case(rng, cls, config)
 
 
 def starcoder2(rng: random.Random, cls: str = "Starcoder2ForCausalLM") -> Case:
     config = transformers.Starcoder2Config(
-        **share_of_width(rng, shared(rng)),
+        **share_of_width(rng, common_fields(rng)),
         norm_epsilon=eps(rng),
         use_bias=coin(rng),
         sliding_window=rng.choice([None, 7, 7, 19]),
@@ -214,12 +212,12 @@ def starcoder2(rng: random.Random, cls: str = "Starcoder2ForCausalLM") -> Case:
         residual_dropout=0.2,
         embedding_dropout=0.3,
     )
-    return made(rng, cls, config, mlp_type="default", norm_type="layer_norm", rms_norm_eps=1.0)
+    return hub_case(rng, cls, config, mlp_type="default", norm_type="layer_norm", rms_norm_eps=1.0)
 
 
 def stablelm(rng: random.Random, cls: str = "StableLmForCausalLM") -> Case:
-    """Its heads are their share of the width, of which an even number of features turns."""
-    sizes = {name: value for name, value in shared(rng).items() if name != "head_dim"}
+    """`head_dim` is hidden_size / num_heads, and an even number of its features is rotated."""
+    sizes = {name: value for name, value in common_fields(rng).items() if name != "head_dim"}
     width = sizes["hidden_size"] // sizes["num_attention_heads"]
     sizes["rope_parameters"]["partial_rotary_factor"] = rng.choice([s for s in (0.25, 0.5, 1.0) if width * s % 2 == 0])
     config = transformers.StableLmConfig(
@@ -229,7 +227,7 @@ def stablelm(rng: random.Random, cls: str = "StableLmForCausalLM") -> Case:
         qk_layernorm=coin(rng),
         use_parallel_residual=coin(rng),
     )
-    return made(rng, cls, config)
+    return hub_case(rng, cls, config)
 
 
 WITH_HEAD = {
