@@ -21,12 +21,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from phasor.ops import dispatch
+from phasor.ops import dispatch, float8
 from phasor.ops.adamw import AdamW
 from phasor.ops.attention.attention import ScoreMod, attention, attention_ref
 from phasor.ops.attention.mask import Mask
 from phasor.ops.cross_entropy.cross_entropy import linear_cross_entropy
-from phasor.ops.float8 import float8
 from phasor.ops.glu import glu
 from phasor.ops.norm import norm
 from phasor.ops.rope import rope
@@ -222,25 +221,25 @@ def losses() -> None:
 
 
 def eights() -> None:
-    turned_bits(2 * NUMBERS // 16384 + 32, 16384)
+    check_transpose(2 * NUMBERS // 16384 + 32, 16384)
     float8_layer(2 * NUMBERS // 4096 + 32, 4096, 64)
     up, down = drawn(2 * 8192, 256) / 16, drawn(256, 8192) / 90
     by_rows(
         "float8 gated network, 8192 hidden",
-        lambda x: float8.float8_feedforward(x, up, down, "swiglu"),
+        lambda x: float8.float8_mlp(x, up, down, "swiglu"),
         lambda x: glu.glu_ref(x @ up.float().T, "swiglu") @ down.float().T,
         trained(2 * NUMBERS // 16384 + 32, 256),
         allowed=3 * FLOAT8,
     )
 
 
-def turned_bits(rows: int, width: int) -> None:
+def check_transpose(rows: int, width: int) -> None:
     x = drawn(rows, width)
-    bits, scale = float8.eight_bits(x)
-    compare(f"8 bits, {size(x)}", [ends(bits).float() * ends(scale)], [ends(x)], FLOAT8)
-    turned = float8.turn(bits)
-    found, truth = [turned[:, at].float() for at in (0, rows - 1)], [bits[at].float() for at in (0, rows - 1)]
-    compare(f"8 bits turned, {size(x)}", found, truth, 0.0)
+    values, scale = float8.quantize_rows(x)
+    compare(f"float8 rows, {size(x)}", [ends(values).float() * ends(scale)], [ends(x)], FLOAT8)
+    transposed = float8.transpose(values)
+    found, truth = [transposed[:, at].float() for at in (0, rows - 1)], [values[at].float() for at in (0, rows - 1)]
+    compare(f"float8 transpose, {size(x)}", found, truth, 0.0)
 
 
 def float8_layer(rows: int, inputs: int, outputs: int) -> None:

@@ -23,10 +23,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from phasor import Transformer
-from phasor.ops import dispatch
+from phasor.ops import dispatch, float8
 from phasor.ops.adamw import AdamW
 from phasor.ops.cross_entropy import cross_entropy
-from phasor.ops.float8 import float8, kernels
+from phasor.ops.float8 import kernels
 from phasor.ops.glu import glu
 from phasor.ops.norm import norm
 
@@ -263,7 +263,7 @@ def activations(rate: float) -> None:
 
 
 def eights(rate: float) -> None:
-    """The activation and its gradient as rows of 8 bits, and such rows turned into columns."""
+    """The activation and its gradient as float8 rows, and the transpose of such rows."""
     x, dy = randn(TOKENS, 2 * HIDDEN).detach(), randn(TOKENS, HIDDEN, seed=1).detach()
     twin = x.double().requires_grad_()
     true = glu.glu_ref(twin, "swiglu")
@@ -275,32 +275,35 @@ def eights(rate: float) -> None:
         return [bits.double() * scale.double()]
 
     def plain(x: Tensor) -> tuple[Tensor, Tensor]:
-        return float8.eight_bits(glu.glu_ref(x, "swiglu"))
+        return float8.quantize_rows(glu.glu_ref(x, "swiglu"))
 
     def plain_backward(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = x.float().chunk(2, -1)
         s = torch.sigmoid(gate)
-        return float8.eight_bits(torch.cat((dy * up * s * (1 + gate * (1 - s)), dy * gate * s), -1).to(x.dtype))
+        return float8.quantize_rows(torch.cat((dy * up * s * (1 + gate * (1 - s)), dy * gate * s), -1).to(x.dtype))
 
-    def plain_turned(bits: Tensor, factor: Tensor) -> Tensor:
-        return (bits.float() * factor).to(float8.EIGHT).t().contiguous()
+    def plain_transpose(bits: Tensor, factor: Tensor) -> Tensor:
+        return (bits.float() * factor).to(float8.FLOAT8).t().contiguous()
 
-    compiled, compiled_backward, compiled_turned = map(torch.compile, (plain, plain_backward, plain_turned))
-    variants = {"phasor": lambda: kernels.gated(x, "swiglu"), "torch.compile": lambda: compiled(x)}
-    title = f"swiglu in 8 bits {TOKENS} x {HIDDEN}"
+    compiled, compiled_backward, compiled_transpose = map(torch.compile, (plain, plain_backward, plain_transpose))
+    variants = {"phasor": lambda: kernels.glu_float8(x, "swiglu"), "torch.compile": lambda: compiled(x)}
+    title = f"swiglu in float8 {TOKENS} x {HIDDEN}"
     table(title, variants, [true.detach()], rounding, 5 * size, read=exact)
     variants = {
-        "phasor": lambda: kernels.gated_backward(dy, x, "swiglu"),
+        "phasor": lambda: kernels.glu_float8_backward(dy, x, "swiglu"),
         "torch.compile": lambda: compiled_backward(dy, x),
     }
     table(f"{title}, backward", variants, [gradient], rounding, 8 * size, read=exact)
-    bits, scale = kernels.gated_backward(dy, x, "swiglu")
+    bits, scale = kernels.glu_float8_backward(dy, x, "swiglu")
     factor = scale / scale.amax()
-    truth = (bits.float() * factor).to(float8.EIGHT).t()
-    variants = {"phasor": lambda: float8.turn(bits, factor), "torch.compile": lambda: compiled_turned(bits, factor)}
-    table(f"8 bits turned {TOKENS} x {2 * HIDDEN}", variants, [truth], 0.0, 4 * size, read=lambda made: [made])
+    truth = (bits.float() * factor).to(float8.FLOAT8).t()
+    variants = {
+        "phasor": lambda: float8.transpose(bits, factor),
+        "torch.compile": lambda: compiled_transpose(bits, factor),
+    }
+    table(f"float8 transpose {TOKENS} x {2 * HIDDEN}", variants, [truth], 0.0, 4 * size, read=lambda made: [made])
     x[5, 7] = torch.nan
-    for found in (kernels.gated(x, "swiglu"), kernels.gated_backward(dy, x, "swiglu")):
+    for found in (kernels.glu_float8(x, "swiglu"), kernels.glu_float8_backward(dy, x, "swiglu")):
         assert found[1].isfinite().logical_not().nonzero().tolist() == [[5, 0]], "what is not finite does not show"
 
 

@@ -208,7 +208,7 @@ def test_training_in_float8_has_paths_of_its_own() -> None:
     assert told(config) == ("Triton kernels that write 8 bits, one operation with both projections", "")
     assert "not on a GPU" in told(config, "cpu")[1]
     assert "biases or dropout" in told(config.replace(dropout={"feedforward": 0.1}))[1]
-    assert "20480 features" in told(config.replace(hidden_dim=20480))[1]
+    assert "a hidden dim of 20480" in told(config.replace(hidden_dim=20480))[1]
     with pytest.raises(ValueError, match="not a multiple of 16"):
         told(config.replace(hidden_dim=8200))
 

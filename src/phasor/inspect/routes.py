@@ -28,11 +28,11 @@ from phasor.ops.attention.attention import ScoreMod, SinkQueries, one_call_why_n
 from phasor.ops.attention.bias import Bias
 from phasor.ops.attention.mask import Mask
 from phasor.ops.cross_entropy import cross_entropy
-from phasor.ops.float8 import float8
+from phasor.ops.float8 import float8_mlp_why_not
 from phasor.ops.glu import glu
 from phasor.ops.norm import norm
 from phasor.quantization import quantize
-from phasor.training.float8 import Float8FeedForward, float8_blocks
+from phasor.training.float8 import Float8FeedForward, convert_to_float8
 from phasor.transformer import Block, Transformer
 
 
@@ -91,7 +91,7 @@ class Case:
         with torch.device("meta"):
             block = Block(self.config, self.side, self.layer)
         if self.precision == "float8":
-            float8_blocks(block)
+            convert_to_float8(block)
         return block
 
     @property
@@ -248,9 +248,9 @@ def gates_with_projection(case: Case) -> str | None:
 
 def gates_in_float8(case: Case) -> str | None:
     network = case.block.feedforward
-    if not isinstance(network, Float8FeedForward) or not network.bare:
+    if not isinstance(network, Float8FeedForward) or not network.is_plain_glu:
         return "the network has experts, biases or dropout"
-    return float8.feedforward_why_not(case.hidden, case.config.hidden_dim, case.layer.feedforward.activation)
+    return float8_mlp_why_not(case.hidden, network.up.weight, network.down.weight, network.config.activation)
 
 
 def gates_by_kernel(case: Case) -> str | None:

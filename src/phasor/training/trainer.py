@@ -18,7 +18,7 @@ from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
 from phasor.generation import evaluating
 from phasor.ops.attention import cudnn
-from phasor.training.float8 import float8_blocks
+from phasor.training.float8 import convert_to_float8
 from phasor.training.graphs import Graphs
 from phasor.training.loss import cross_entropy, loss_of
 from phasor.training.optimizer import EMA, averaged, build_optimizer, optimizer_tensors, restore_optimizer, set_rate
@@ -70,7 +70,7 @@ class Trainer:
         self.device = device_of(recipe.train.device)
         self.model = model.to(self.device, getattr(torch, recipe.train.param_dtype)).train()
         if recipe.train.precision == "float8":
-            float8_blocks(self.model)
+            convert_to_float8(self.model)
         if recipe.train.activation_checkpointing:
             checkpoint_blocks(self.model)
         if recipe.train.compile:

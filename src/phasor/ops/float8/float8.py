@@ -1,8 +1,8 @@
-"""Matrix products in float8: a layer's output, the gradient of its input and the gradient of its weight.
+"""Linear layers and gated MLPs in float8: outputs, gradients of inputs and gradients of weights.
 
-Every row is divided by a power of two before it is rounded to 8 bits. In the gradient of a weight, a sum over tokens,
-the powers of a token's input and gradient go into the 8 bits of the gradient, which loses nothing but what becomes too
-small beside the largest.
+Every row is divided by a power of two before it is rounded to 8 bits. The gradient of a weight is a sum over tokens:
+there the scales of a token's input and gradient are multiplied into the 8 bits of the gradient, which loses only what
+is too small beside the largest.
 """
 
 from __future__ import annotations
@@ -15,104 +15,113 @@ from torch import Tensor
 
 from phasor.ops import dispatch
 from phasor.ops.custom_op import custom_op
-from phasor.ops.glu import glu
+from phasor.ops.dispatch import Dispatch, Path
+from phasor.ops.float8.reference import ALIGNMENT, FLOAT8, FLOAT8_MAX, MIN_SCALE, transpose_ref
+from phasor.ops.glu.glu import GLU_ACTIVATIONS, glu
 
-EIGHT = torch.float8_e4m3fn
-LARGEST = torch.finfo(EIGHT).max
-LEAST = 2.0**-100  # what a row is divided by
-SIDE = 16  # sides of matrices in float8 are multiples of this
-FAST = 2**15  # longer sums are added up in full: the fast way is off by 0.35 % over 2^14 numbers, by 3 % over 2^20
-WIDEST = 2**14  # a row of the activation has to fit into the registers of one program
+# Longer sums are accumulated in float32 alone: tensor cores in their fast mode are off by 0.35 % over 2^14 elements,
+# and by 3 % over 2^20.
+MAX_FAST_ACCUM = 2**15
+MAX_HIDDEN_DIM = 2**14  # a row of the activation has to fit into the registers of one program
 
 
-def eight_bits(x: Tensor) -> tuple[Tensor, Tensor]:
-    """A matrix in float8, and what its rows are to be multiplied by: powers of two, `[rows, 1]` in float32.
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """A matrix in float8, and the scales of its rows: powers of two, `[rows, 1]` in float32.
 
-    >>> bits, scale = eight_bits(torch.tensor([[1.0, -4.0], [0.0, 0.0]]))
-    >>> (bits.float() * scale).tolist()
+    >>> values, scale = quantize_rows(torch.tensor([[1.0, -4.0], [0.0, 0.0]]))
+    >>> (values.float() * scale).tolist()
     [[1.0, -4.0], [0.0, 0.0]]
     """
-    scale = power_above((x.abs().amax(-1, keepdim=True).float() / LARGEST).clamp(min=LEAST))
-    return (x.float() * (1.0 / scale)).to(EIGHT).contiguous(), scale
+    scale = round_up_to_power_of_two((x.abs().amax(-1, keepdim=True).float() / FLOAT8_MAX).clamp(min=MIN_SCALE))
+    return (x.float() * (1.0 / scale)).to(FLOAT8).contiguous(), scale
 
 
-def power_above(x: Tensor) -> Tensor:
-    """The least power of two that is not below `x`, which is positive; not a number where `x` is not finite.
+def round_up_to_power_of_two(x: Tensor) -> Tensor:
+    """The least power of two that is not below `x`, which is positive; NaN where `x` is not finite.
 
-    >>> power_above(torch.tensor([0.25, 0.3, 1.0, 5.0])).tolist()
+    >>> round_up_to_power_of_two(torch.tensor([0.25, 0.3, 1.0, 5.0])).tolist()
     [0.25, 0.5, 1.0, 8.0]
     """
     power = ((x.view(torch.int32) + 0x7FFFFF) & 0x7F800000).view(torch.float32)
     return torch.where(x < torch.inf, power, torch.nan)
 
 
-def product(bits: Tensor, scale: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """`a b^T` for `a [M, K]` in float8 and `b [N, K]`, which is rounded to it, summed in float32."""
-    right, columns = eight_bits(b)
-    return multiplied(bits, right, scale, columns.t(), dtype)
+def quantized_matmul(values: Tensor, scale: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """`a b^T` for a quantized `a [M, K]` and `b [N, K]`, which is quantized here, summed in float32."""
+    b_values, b_scale = quantize_rows(b)
+    return scaled_matmul(values, b_values, scale, b_scale.t(), dtype)
 
 
-def multiplied(a: Tensor, b: Tensor, rows: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
-    """`a b^T` of matrices in float8, times `rows [M, 1]` and `columns [1, N]`, or two numbers."""
-    fast = bool(a.shape[1] <= FAST)  # and not a symbol, where a compiler takes sizes for dynamic
-    return torch._scaled_mm(a, b.t(), rows, columns, out_dtype=dtype, use_fast_accum=fast)
+def scaled_matmul(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """`a b^T` of float8 matrices, times `a_scale [M, 1]` and `b_scale [1, N]`, or two scalars."""
+    fast = bool(a.shape[1] <= MAX_FAST_ACCUM)  # a bool, and not a symbol of a compiler with dynamic sizes
+    return torch._scaled_mm(a, b.t(), a_scale, b_scale, out_dtype=dtype, use_fast_accum=fast)
 
 
-def weight_gradient(grad: Tensor, scale: Tensor, turned: Tensor, turned_scale: Tensor, weight: Tensor) -> Tensor:
-    """The sum over tokens of gradient times input, `[N, K]`, for `grad [T, N]` and inputs turned, `[K, T]`."""
-    both = scale * turned_scale
-    top = both.amax().clamp(min=torch.finfo(torch.float32).tiny)
-    made = multiplied(turn(grad, both / top), turned, top, torch.ones_like(top), torch.bfloat16)
-    return made.to(weight.dtype)
+def weight_gradient(grad: Tensor, grad_scale: Tensor, x_t: Tensor, x_scale: Tensor, weight: Tensor) -> Tensor:
+    """The sum over tokens of gradient times input, `[N, K]`, for `grad [T, N]` and transposed inputs `x_t [K, T]`."""
+    scale = grad_scale * x_scale
+    largest = scale.amax().clamp(min=torch.finfo(torch.float32).tiny)
+    product = scaled_matmul(transpose(grad, scale / largest), x_t, largest, torch.ones_like(largest), torch.bfloat16)
+    return product.to(weight.dtype)
 
 
-@custom_op("phasor::turn_bits")
-def _turn(bits: Tensor, factor: Tensor | None) -> Tensor:
-    rows, columns = bits.shape
-    long = -(-rows // SIDE) * SIDE
-    if dispatch.triton_why_not(bits) is None:
-        from phasor.ops.float8.kernels import turned
+def _triton_transpose(values: Tensor, factor: Tensor | None) -> Tensor:
+    from phasor.ops.float8.kernels import transpose
 
-        return turned(bits, factor, long)
-    made = torch.zeros((columns, long), dtype=EIGHT, device=bits.device)
-    made[:, :rows] = (bits if factor is None else (bits.float() * factor).to(EIGHT)).t()
-    return made
+    return transpose(values, factor)
 
 
-@_turn.register_fake
-def _(bits: Tensor, factor: Tensor | None) -> Tensor:
-    return bits.new_empty((bits.shape[1], -(-bits.shape[0] // SIDE) * SIDE))
+def _transpose_why_not(values: Tensor, factor: Tensor | None) -> str | None:
+    return dispatch.triton_why_not(values)
 
 
-def turn(bits: Tensor, factor: Tensor | None = None) -> Tensor:
-    """The transpose of a matrix in float8, its rows multiplied by a factor each, with zeros up to a multiple of 16.
+FLOAT8_TRANSPOSE = Dispatch(
+    Path("Triton kernel", _triton_transpose, _transpose_why_not),
+    Path("torch", transpose_ref),
+)
 
-    >>> bits = torch.tensor([[1.0, 2.0]]).to(EIGHT)
-    >>> turn(bits, torch.tensor([[0.5]])).float()[:, :2].tolist()
+
+@custom_op("phasor::float8_transpose")
+def _transpose(values: Tensor, factor: Tensor | None) -> Tensor:
+    y: Tensor = FLOAT8_TRANSPOSE(values, factor)
+    return y
+
+
+@_transpose.register_fake
+def _(values: Tensor, factor: Tensor | None) -> Tensor:
+    return values.new_empty((values.shape[1], -(-values.shape[0] // ALIGNMENT) * ALIGNMENT))
+
+
+def transpose(values: Tensor, factor: Tensor | None = None) -> Tensor:
+    """The transpose of a float8 matrix, each row multiplied by its factor, with zeros up to a multiple of 16.
+
+    >>> values = torch.tensor([[1.0, 2.0]]).to(FLOAT8)
+    >>> transpose(values, torch.tensor([[0.5]])).float()[:, :2].tolist()
     [[0.5, 0.0], [1.0, 0.0]]
     """
-    made: Tensor = _turn(bits, factor)
-    return made
+    y: Tensor = _transpose(values, factor)
+    return y
 
 
-class _Linear(torch.autograd.Function):
+class _LinearFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        bits, scale = eight_bits(x)
-        ctx.save_for_backward(turn(bits), scale, weight)
-        return product(bits, scale, weight, x.dtype)
+        values, scale = quantize_rows(x)
+        ctx.save_for_backward(transpose(values), scale, weight)
+        return quantized_matmul(values, scale, weight, x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None]:
-        turned, turned_scale, weight = ctx.saved_tensors
-        bits, scale = eight_bits(grads[0])
-        by_x = product(bits, scale, weight.t(), grads[0].dtype)
-        learned = ctx.needs_input_grad[1]
-        return by_x, weight_gradient(bits, scale, turned, turned_scale, weight) if learned else None
+        x_t, x_scale, weight = ctx.saved_tensors
+        values, scale = quantize_rows(grads[0])
+        by_x = quantized_matmul(values, scale, weight.t(), grads[0].dtype)
+        trains = ctx.needs_input_grad[1]
+        return by_x, weight_gradient(values, scale, x_t, x_scale, weight) if trains else None
 
 
 def float8_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`x W^T + b`, the product in float8, in the type that automatic casting asks for.
+    """`x W^T + b` with the matrix product in float8, in the dtype of `x` or of autocast.
 
     >>> x, weight = torch.randn(2, 3, 32, dtype=torch.bfloat16), torch.randn(16, 32, dtype=torch.bfloat16)
     >>> exact = torch.nn.functional.linear(x, weight)
@@ -121,88 +130,111 @@ def float8_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
     """
     if not x.numel():
         return F.linear(x, weight, bias)
-    y = _Linear.apply(cast(x).flatten(0, -2), weight).unflatten(0, x.shape[:-1])
+    y = _LinearFunction.apply(autocast(x).flatten(0, -2), weight).unflatten(0, x.shape[:-1])
     return y if bias is None else y + bias.to(y.dtype)
 
 
-def cast(x: Tensor) -> Tensor:
-    """`x` in the type that automatic casting asks for.
+def autocast(x: Tensor) -> Tensor:
+    """`x` in the dtype of autocast where it is enabled.
 
-    >>> cast(torch.zeros(1)).dtype
+    >>> autocast(torch.zeros(1)).dtype
     torch.float32
     """
     kind = x.device.type
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
-def float8_why_not(weight: Tensor) -> str | None:
-    """Why a layer with this weight cannot take float8 products; None where it can."""
-    if weight.dim() != 2 or any(size % SIDE for size in weight.shape):
-        return f"a weight {list(weight.shape)} has a side that is not a multiple of {SIDE}"
+def float8_linear_why_not(weight: Tensor) -> str | None:
+    """Why a layer with this weight cannot compute in float8; None where it can."""
+    if weight.dim() != 2 or any(size % ALIGNMENT for size in weight.shape):
+        return f"a weight {list(weight.shape)} has a side that is not a multiple of {ALIGNMENT}"
     if weight.is_cuda and torch.cuda.get_device_capability(weight.device) < (8, 9):
-        return f"{torch.cuda.get_device_name(weight.device)} has no float8 products"
+        return f"{torch.cuda.get_device_name(weight.device)} has no float8 matrix products"
     return None
 
 
-@custom_op("phasor::gated_bits")
-def _gated(x: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-    from phasor.ops.float8.kernels import gated
+@custom_op("phasor::glu_float8")
+def _glu_float8(x: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    from phasor.ops.float8.kernels import glu_float8
 
-    return gated(x, kind)
+    return glu_float8(x, kind)
 
 
-@_gated.register_fake
+@_glu_float8.register_fake
 def _(x: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-    rows, wide = x.shape
-    return x.new_empty((rows, wide // 2), dtype=EIGHT), x.new_empty((rows, 1), dtype=torch.float32)
+    rows, columns = x.shape
+    return x.new_empty((rows, columns // 2), dtype=FLOAT8), x.new_empty((rows, 1), dtype=torch.float32)
 
 
-@custom_op("phasor::gated_bits_backward")
-def _gated_backward(grad: Tensor, x: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-    from phasor.ops.float8.kernels import gated_backward
+@custom_op("phasor::glu_float8_backward")
+def _glu_float8_backward(grad: Tensor, x: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    from phasor.ops.float8.kernels import glu_float8_backward
 
-    return gated_backward(grad, x, kind)
+    return glu_float8_backward(grad, x, kind)
 
 
-@_gated_backward.register_fake
+@_glu_float8_backward.register_fake
 def _(grad: Tensor, x: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape, dtype=EIGHT), x.new_empty((x.shape[0], 1), dtype=torch.float32)
+    return x.new_empty(x.shape, dtype=FLOAT8), x.new_empty((x.shape[0], 1), dtype=torch.float32)
 
 
-class _FeedForward(torch.autograd.Function):
+class _MLPFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, up: Tensor, down: Tensor, kind: str) -> Tensor:
-        bits, scale = eight_bits(x)
-        wide = product(bits, scale, up, x.dtype)
-        inner, inner_scale = _gated(wide, kind)
+        values, scale = quantize_rows(x)
+        projected = quantized_matmul(values, scale, up, x.dtype)
+        hidden, hidden_scale = _glu_float8(projected, kind)
         ctx.kind = kind
-        ctx.save_for_backward(turn(bits), scale, wide, turn(inner), inner_scale, up, down)
-        return product(inner, inner_scale, down, x.dtype)
+        ctx.save_for_backward(transpose(values), scale, projected, transpose(hidden), hidden_scale, up, down)
+        return quantized_matmul(hidden, hidden_scale, down, x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
-        turned, turned_scale, wide, inner, inner_scale, up, down = ctx.saved_tensors
-        _, learned_up, learned_down, _ = ctx.needs_input_grad
-        bits, scale = eight_bits(grads[0])
-        by_inner = product(bits, scale, down.t(), wide.dtype)
-        by_down = weight_gradient(bits, scale, inner, inner_scale, down) if learned_down else None
-        bits, scale = _gated_backward(by_inner, wide, ctx.kind)
-        by_x = product(bits, scale, up.t(), wide.dtype)
-        return by_x, weight_gradient(bits, scale, turned, turned_scale, up) if learned_up else None, by_down, None
+        x_t, x_scale, projected, hidden_t, hidden_scale, up, down = ctx.saved_tensors
+        _, trains_up, trains_down, _ = ctx.needs_input_grad
+        values, scale = quantize_rows(grads[0])
+        by_hidden = quantized_matmul(values, scale, down.t(), projected.dtype)
+        by_down = weight_gradient(values, scale, hidden_t, hidden_scale, down) if trains_down else None
+        values, scale = _glu_float8_backward(by_hidden, projected, ctx.kind)
+        by_x = quantized_matmul(values, scale, up.t(), projected.dtype)
+        return by_x, weight_gradient(values, scale, x_t, x_scale, up) if trains_up else None, by_down, None
 
 
-FUNCTIONS = (_Linear, _FeedForward)
+AUTOGRAD_FUNCTIONS = (_LinearFunction, _MLPFunction)
 
 
-def float8_feedforward(x: Tensor, up: Tensor, down: Tensor, kind: str) -> Tensor:
-    """`gated(x Up^T) Down^T`, all products in float8; between them nothing but the gate is kept in more bits."""
-    return _FeedForward.apply(cast(x).flatten(0, -2), up, down, kind).unflatten(0, x.shape[:-1])
+def float8_mlp(x: Tensor, up: Tensor, down: Tensor, kind: str) -> Tensor:
+    """`glu(x Up^T) Down^T` with all matrix products in float8.
+
+    Fused, the activation is written in float8 only, and no more than the output of the up projection is kept in the
+    dtype of `x`.
+
+    >>> x, up, down = (torch.randn(shape, dtype=torch.bfloat16) for shape in ((3, 16), (64, 16), (16, 32)))
+    >>> float8_mlp(x, up, down, "swiglu").shape
+    torch.Size([3, 16])
+    """
+    y: Tensor = FLOAT8_MLP(x, up, down, kind)
+    return y
 
 
-def feedforward_why_not(x: Tensor, hidden: int, kind: str) -> str | None:
-    """Why a gated feed-forward network in float8 is made of its parts; None where it is one operation."""
-    if kind not in glu.GLU_ACTIVATIONS:
+def float8_mlp_why_not(x: Tensor, up: Tensor, down: Tensor, kind: str) -> str | None:
+    """Why a gated MLP in float8 is computed part by part; None where it is fused."""
+    if kind not in GLU_ACTIVATIONS:
         return f"{kind!r} has no kernel"
-    if hidden > WIDEST:
-        return f"{hidden} features are more than {WIDEST}"
+    if down.shape[1] > MAX_HIDDEN_DIM:
+        return f"a hidden dim of {down.shape[1]} is more than {MAX_HIDDEN_DIM}"
     return dispatch.triton_why_not(x) if x.numel() else "there are no tokens"
+
+
+def _fused_mlp(x: Tensor, up: Tensor, down: Tensor, kind: str) -> Tensor:
+    return _MLPFunction.apply(autocast(x).flatten(0, -2), up, down, kind).unflatten(0, x.shape[:-1])
+
+
+def _separate_mlp(x: Tensor, up: Tensor, down: Tensor, kind: str) -> Tensor:
+    return float8_linear(glu(float8_linear(x, up), kind), down)
+
+
+FLOAT8_MLP = Dispatch(
+    Path("Triton kernels that write float8, one operation with both projections", _fused_mlp, float8_mlp_why_not),
+    Path("float8 linear layers around the activation", _separate_mlp),
+)

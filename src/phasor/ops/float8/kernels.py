@@ -1,4 +1,4 @@
-"""Float8 on a GPU: gated activations and their gradients as rows of 8 bits, and such rows turned into columns."""
+"""Float8 on a GPU: gated activations and their gradients written as float8 rows, and the transpose of such rows."""
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from __future__ import annotations
@@ -8,93 +8,93 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from phasor.ops.float8.float8 import EIGHT, LARGEST, LEAST
+from phasor.ops.float8.reference import ALIGNMENT, FLOAT8, FLOAT8_MAX, MIN_SCALE
 from phasor.ops.glu.kernels import glu_row, glu_row_backward
 from phasor.ops.launch import on_device
 
-TOP, LOW = tl.constexpr(LARGEST), tl.constexpr(LEAST)
+LARGEST, LEAST_SCALE = tl.constexpr(FLOAT8_MAX), tl.constexpr(MIN_SCALE)
 
 
 @triton.jit
-def _scale(top, zero):
-    """The least power of two, but not below LOW, by which a row with this largest entry has to be divided.
+def _row_scale(largest, zero):
+    """The scale of a row with this largest absolute value: the least power of two that makes it fit into float8.
 
-    `zero` is not finite where an entry is not, which 8 bits may not show.
+    `zero` is NaN where an element of the row is not finite, which float8 values may not show.
     """
-    bits = tl.maximum(top / TOP, LOW).to(tl.int32, bitcast=True)
+    bits = tl.maximum(largest / LARGEST, LEAST_SCALE).to(tl.int32, bitcast=True)
     return ((bits + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True) + zero
 
 
 @triton.jit
-def _gated(xs, ys, scales, H, KIND: tl.constexpr, BLOCK: tl.constexpr):
+def _glu_kernel(x_ptr, y_ptr, scale_ptr, H, KIND: tl.constexpr, BLOCK_N: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, BLOCK)
-    y = glu_row(xs + row * H * 2, at, H, KIND)
-    scale = _scale(tl.max(tl.abs(y), 0), tl.sum(y - y, 0))
-    tl.store(scales + row, scale)
-    tl.store(ys + row * H + at, (y * (1.0 / scale)).to(ys.dtype.element_ty), mask=at < H)
+    offs_n = tl.arange(0, BLOCK_N)
+    y = glu_row(x_ptr + row * H * 2, offs_n, H, KIND)
+    scale = _row_scale(tl.max(tl.abs(y), 0), tl.sum(y - y, 0))
+    tl.store(scale_ptr + row, scale)
+    tl.store(y_ptr + row * H + offs_n, (y * (1.0 / scale)).to(y_ptr.dtype.element_ty), mask=offs_n < H)
 
 
 @triton.jit
-def _gated_backward(grads, xs, by_xs, scales, H, KIND: tl.constexpr, BLOCK: tl.constexpr):
+def _glu_backward_kernel(grad_ptr, x_ptr, by_x_ptr, scale_ptr, H, KIND: tl.constexpr, BLOCK_N: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, BLOCK)
-    by_xs += row * H * 2
-    by_gate, by_up, _ = glu_row_backward(grads + row * H, xs + row * H * 2, at, H, KIND)
-    top = tl.max(tl.maximum(tl.abs(by_gate), tl.abs(by_up)), 0)
-    scale = _scale(top, tl.sum((by_gate - by_gate) + (by_up - by_up), 0))
-    tl.store(scales + row, scale)
-    tl.store(by_xs + at, (by_gate * (1.0 / scale)).to(by_xs.dtype.element_ty), mask=at < H)
-    tl.store(by_xs + H + at, (by_up * (1.0 / scale)).to(by_xs.dtype.element_ty), mask=at < H)
+    offs_n = tl.arange(0, BLOCK_N)
+    by_x_ptr += row * H * 2
+    by_gate, by_up, _ = glu_row_backward(grad_ptr + row * H, x_ptr + row * H * 2, offs_n, H, KIND)
+    largest = tl.max(tl.maximum(tl.abs(by_gate), tl.abs(by_up)), 0)
+    scale = _row_scale(largest, tl.sum((by_gate - by_gate) + (by_up - by_up), 0))
+    tl.store(scale_ptr + row, scale)
+    tl.store(by_x_ptr + offs_n, (by_gate * (1.0 / scale)).to(by_x_ptr.dtype.element_ty), mask=offs_n < H)
+    tl.store(by_x_ptr + H + offs_n, (by_up * (1.0 / scale)).to(by_x_ptr.dtype.element_ty), mask=offs_n < H)
 
 
 @triton.jit
-def _turned(xs, factors, ys, R, C, LONG, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = (row < R)[:, None] & (column < C)[None, :]
-    x = tl.load(xs + row.to(tl.int64)[:, None] * C + column[None, :], mask=inside, other=0.0)
-    if factors is not None:
-        factor = tl.load(factors + row, mask=row < R, other=0.0)
-        x = (x.to(tl.float32) * factor[:, None]).to(ys.dtype.element_ty)
-    to = column.to(tl.int64)[:, None] * LONG + row[None, :]
-    tl.store(ys + to, tl.trans(x), mask=(column < C)[:, None] & (row < LONG)[None, :])
+def _transpose_kernel(x_ptr, factor_ptr, y_ptr, M, N, stride_yn, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """`x [M, N]` to `y [N, stride_yn]`, whose columns from M on are zeros."""
+    offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    mask = (offs_m < M)[:, None] & (offs_n < N)[None, :]
+    x = tl.load(x_ptr + offs_m.to(tl.int64)[:, None] * N + offs_n[None, :], mask=mask, other=0.0)
+    if factor_ptr is not None:
+        factor = tl.load(factor_ptr + offs_m, mask=offs_m < M, other=0.0)
+        x = (x.to(tl.float32) * factor[:, None]).to(y_ptr.dtype.element_ty)
+    y_offsets = offs_n.to(tl.int64)[:, None] * stride_yn + offs_m[None, :]
+    tl.store(y_ptr + y_offsets, tl.trans(x), mask=(offs_n < N)[:, None] & (offs_m < stride_yn)[None, :])
 
 
-def gated(x: Tensor, kind: str, warps: int = 16) -> tuple[Tensor, Tensor]:
-    """`act(gate) * up` for `x [rows, 2 h]`, as 8 bits and what each row of them is to be multiplied by."""
+def glu_float8(x: Tensor, kind: str, warps: int = 16) -> tuple[Tensor, Tensor]:
+    """`act(gate) * up` for `x [rows, 2 h]`, in float8, and the scales of its rows."""
     rows, half = x.shape[0], x.shape[1] // 2
-    y = torch.empty((rows, half), dtype=EIGHT, device=x.device)
+    y = torch.empty((rows, half), dtype=FLOAT8, device=x.device)
     scale = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
     if y.numel():
         with on_device(x):
             block = triton.next_power_of_2(half)
-            _gated[(rows,)](x.contiguous(), y, scale, half, KIND=kind, BLOCK=block, num_warps=warps)
+            _glu_kernel[(rows,)](x.contiguous(), y, scale, half, KIND=kind, BLOCK_N=block, num_warps=warps)
     return y, scale
 
 
-def gated_backward(grad: Tensor, x: Tensor, kind: str, warps: int = 16) -> tuple[Tensor, Tensor]:
-    """The gradient by gate and up, side by side, as 8 bits and what each row of them is to be multiplied by."""
+def glu_float8_backward(grad: Tensor, x: Tensor, kind: str, warps: int = 16) -> tuple[Tensor, Tensor]:
+    """The gradient by gate and up, side by side, in float8, and the scales of its rows."""
     rows, half = grad.shape
-    by_x = torch.empty((rows, 2 * half), dtype=EIGHT, device=x.device)
+    by_x = torch.empty((rows, 2 * half), dtype=FLOAT8, device=x.device)
     scale = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
     if by_x.numel():
         with on_device(x):
             block = triton.next_power_of_2(half)
             args = grad.contiguous(), x.contiguous(), by_x, scale, half
-            _gated_backward[(rows,)](*args, KIND=kind, BLOCK=block, num_warps=warps)
+            _glu_backward_kernel[(rows,)](*args, KIND=kind, BLOCK_N=block, num_warps=warps)
     return by_x, scale
 
 
-def turned(
-    bits: Tensor, factor: Tensor | None, long: int, tile: tuple[int, int] = (128, 128), warps: int = 4
-) -> Tensor:
-    """The transpose of 8-bit rows, each multiplied by its factor, with zeros up to `long` columns."""
-    rows, columns = bits.shape
-    y = torch.empty((columns, long), dtype=EIGHT, device=bits.device)
+def transpose(values: Tensor, factor: Tensor | None, tile: tuple[int, int] = (128, 128), warps: int = 4) -> Tensor:
+    """The transpose of float8 rows, each multiplied by its factor, with zeros up to a multiple of 16."""
+    rows, columns = values.shape
+    stride = -(-rows // ALIGNMENT) * ALIGNMENT
+    y = torch.empty((columns, stride), dtype=FLOAT8, device=values.device)
     if y.numel():
-        with on_device(bits):
-            grid = triton.cdiv(long, tile[0]), triton.cdiv(columns, tile[1])
-            given = bits.contiguous(), None if factor is None else factor.contiguous(), y
-            _turned[grid](*given, rows, columns, long, ROWS=tile[0], COLUMNS=tile[1], num_warps=warps)
+        with on_device(values):
+            grid = triton.cdiv(stride, tile[0]), triton.cdiv(columns, tile[1])
+            args = values.contiguous(), None if factor is None else factor.contiguous(), y, rows, columns, stride
+            _transpose_kernel[grid](*args, BLOCK_M=tile[0], BLOCK_N=tile[1], num_warps=warps)
     return y
