@@ -26,8 +26,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import phasor
-from phasor.nn.positions.alibi import alibi_slopes
-from phasor.nn.positions.t5 import T5Bias
+from phasor.nn.positions.alibi.module import alibi_slopes
+from phasor.nn.positions.t5.module import T5Bias
 from phasor.ops import dispatch
 from phasor.ops.attention import cudnn, flash
 from phasor.ops.attention.attention import ScoreMod, attention_ref

@@ -6,43 +6,15 @@ import torch
 
 import phasor
 from phasor import ModelConfig, Transformer
+from phasor.config import Extension, PositionConfig
 
 VOCAB = 61
 HEAD_DIM = 8
-SHORT = 8  # the length after which extensions that depend on length begin to act
+SHORT = 8  # the length after which the extensions in `example` that depend on length begin to act
 
-EXTENSIONS = {
-    "linear": phasor.LinearScaling(factor=4.0),
-    "ntk": phasor.NTKScaling(factor=4.0),
-    "dynamic-ntk": phasor.DynamicNTKScaling(factor=4.0, original_length=SHORT),
-    "yarn": phasor.YaRN(factor=4.0, original_length=64),
-    "dynamic-yarn": phasor.DynamicYaRN(original_length=SHORT),
-    "llama3": phasor.Llama3Scaling(factor=8.0, original_length=64),
-    "longrope": phasor.LongRoPE(
-        short_factor=(1.0, 1.1, 1.3, 1.5), long_factor=(1.0, 2.0, 3.5, 6.0), original_length=SHORT, factor=4.0
-    ),
-    "proportional": phasor.ProportionalScaling(fraction=0.5, factor=2.0),
-}
-SCHEMES = {
-    "none": phasor.NoPositionConfig(),
-    "sinusoidal": phasor.SinusoidalConfig(),
-    "sinusoidal-halves": phasor.SinusoidalConfig(layout="halves", spacing="ends", offset=2, zero_padding=True),
-    "sinusoidal-concat": phasor.SinusoidalConfig(combine="concat", width=7),
-    "learned": phasor.LearnedConfig(),
-    "learned-offset": phasor.LearnedConfig(offset=2),
-    "counting": phasor.CountingConfig(),
-    "normalized": phasor.NormalizedConfig(),
-    "t5": phasor.T5PositionConfig(num_buckets=8, max_distance=16),
-    "alibi": phasor.ALiBiConfig(),
-    "rotary": phasor.RotaryConfig(),
-    "rotary-adjacent": phasor.RotaryConfig(pairing="adjacent"),
-    "rotary-partial": phasor.RotaryConfig(width=4),
-    "rotary-one-pair": phasor.RotaryConfig(width=2),
-    "rotary-values": phasor.RotaryConfig(pairing="adjacent", values=True),
-    "xpos": phasor.XPosConfig(),
-    "axial": phasor.AxialConfig(),
-    "mrope": phasor.MultiSectionConfig(sections=(1, 1, 2)),
-} | {f"rotary-{name}": phasor.RotaryConfig(extension=extension) for name, extension in EXTENSIONS.items()}
+# Every scheme and every extension states its own examples; a new one is tested without being listed here.
+EXTENSIONS = {kind: extension.example() for kind, extension in Extension.kinds.items()}
+SCHEMES = {name: scheme for cls in PositionConfig.kinds.values() for name, scheme in cls.examples().items()}
 
 SHIFT_INVARIANT = [name for name, scheme in SCHEMES.items() if scheme.shift_invariant]
 FIXED = [name for name, scheme in SCHEMES.items() if not scheme.depends_on_length]
@@ -56,7 +28,7 @@ VIEWS = {
 }
 
 
-def tiny(scheme: str | phasor.config.PositionConfig, **changes: object) -> ModelConfig:
+def tiny(scheme: str | PositionConfig, **changes: object) -> ModelConfig:
     """Two narrow layers with grouped queries; unit-variance activations, so that positions matter to the logits."""
     position = SCHEMES[scheme] if isinstance(scheme, str) else scheme
     sizes = {"vocab_size": VOCAB, "dim": 32, "hidden_dim": 48, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import phasor
+from phasor.config import Extension, PositionConfig
 from phasor.config.schema import Config
 
 SOURCE = Path(phasor.__file__).parent
@@ -32,15 +33,12 @@ ENTRANCES = {"__init__", "__main__"}  # the public names, and `python -m phasor`
 HEAVY = {"torch", "numpy", "rich", "triton", "transformers", "tokenizers", "safetensors", "matplotlib"}
 
 PUBLIC = """
-ALiBiConfig AttentionConfig AxialConfig ConstantSchedule CosineSchedule CountingConfig DataConfig DeepNormConfig
-DropoutConfig DynamicNTKScaling DynamicYaRN EmbeddingConfig ExpertsConfig FanInInitConfig FeedForwardConfig Generated
-GenerationConfig InverseSqrtSchedule KVCache LanguageHeadConfig LayerConfig LayerNormConfig LearnedConfig
-LinearScaling LinearSchedule Llama3Scaling LongRoPE MaskedHeadConfig ModelConfig MultiSectionConfig NTKScaling
-NoHeadConfig NoNormConfig NoPositionConfig NormalInitConfig NormalizedConfig OptimizerConfig OutputConfig
-ParallelConfig PooledHeadConfig PostConfig PreConfig ProportionalScaling RMSNormConfig Recipe Record Rotary
-RotaryConfig SandwichConfig SaveConfig SinusoidalConfig SpecialTokens StableSchedule T5InitConfig T5PositionConfig
-TrainConfig Transformer XPosConfig XavierInitConfig YaRN backends balancing_loss convert evaluate exact_rotary explain
-generate kinds load preset quantize save stream train translate
+AttentionConfig ConstantSchedule CosineSchedule DataConfig DeepNormConfig DropoutConfig EmbeddingConfig ExpertsConfig
+FanInInitConfig FeedForwardConfig Generated GenerationConfig InverseSqrtSchedule KVCache LanguageHeadConfig LayerConfig
+LayerNormConfig LinearSchedule MaskedHeadConfig ModelConfig NoHeadConfig NoNormConfig NormalInitConfig OptimizerConfig
+OutputConfig ParallelConfig PooledHeadConfig PostConfig PreConfig RMSNormConfig Recipe Record Rotary SandwichConfig
+SaveConfig SpecialTokens StableSchedule T5InitConfig TrainConfig Transformer XavierInitConfig backends balancing_loss
+convert evaluate exact_rotary explain generate kinds load preset quantize save stream train translate
 """.split()  # noqa: SIM905
 
 
@@ -124,9 +122,27 @@ def test_the_layering_test_sees_every_form_of_import(text, rooms):
     assert list(imported_rooms(SOURCE / "nn" / "attention.py", text)) == rooms
 
 
+# The configurations of position schemes and extensions are found in their folders: these at least.
+PUBLIC_POSITIONS = """
+ALiBiConfig AxialConfig CountingConfig DynamicNTKScaling DynamicYaRN LearnedConfig LinearScaling Llama3Scaling LongRoPE
+MultiSectionConfig NTKScaling NoPositionConfig NormalizedConfig ProportionalScaling RotaryConfig SinusoidalConfig
+T5PositionConfig XPosConfig YaRN
+""".split()  # noqa: SIM905
+
+
 def test_public_names_are_these():
-    assert sorted(phasor.__all__) == sorted(PUBLIC)
-    assert set(PUBLIC) <= set(dir(phasor))
+    found = {cls.__name__ for base in (PositionConfig, Extension) for cls in base.kinds.values()}
+    assert set(PUBLIC_POSITIONS) <= found
+    assert sorted(phasor.__all__) == sorted([*PUBLIC, *found])
+    assert set(phasor.__all__) <= set(dir(phasor))
+
+
+def test_each_position_scheme_is_a_folder_named_after_its_kind():
+    folders = {p.parent.name for p in (SOURCE / "nn" / "positions").glob("*/config.py")}
+    assert folders == set(phasor.kinds("positions"))
+    for kind, cls in PositionConfig.kinds.items():
+        assert cls.__module__ == f"phasor.nn.positions.{kind}.config"
+        assert (SOURCE / "nn" / "positions" / kind / "module.py").exists()
 
 
 @pytest.mark.parametrize("name", phasor.__all__)

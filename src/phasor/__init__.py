@@ -12,12 +12,10 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "phasor.config": (
-        "ALiBiConfig AttentionConfig AxialConfig CountingConfig DeepNormConfig DropoutConfig DynamicNTKScaling "
-        "DynamicYaRN EmbeddingConfig ExpertsConfig FanInInitConfig FeedForwardConfig LanguageHeadConfig LayerConfig "
-        "LayerNormConfig LearnedConfig LinearScaling Llama3Scaling LongRoPE MaskedHeadConfig ModelConfig "
-        "MultiSectionConfig NTKScaling NoHeadConfig NoNormConfig NoPositionConfig NormalInitConfig NormalizedConfig "
-        "OutputConfig ParallelConfig PooledHeadConfig PostConfig PreConfig ProportionalScaling RMSNormConfig "
-        "RotaryConfig SandwichConfig SinusoidalConfig T5InitConfig T5PositionConfig XPosConfig XavierInitConfig YaRN"
+        "AttentionConfig DeepNormConfig DropoutConfig EmbeddingConfig ExpertsConfig FanInInitConfig "
+        "FeedForwardConfig LanguageHeadConfig LayerConfig LayerNormConfig MaskedHeadConfig ModelConfig "
+        "NoHeadConfig NoNormConfig NormalInitConfig OutputConfig ParallelConfig PooledHeadConfig PostConfig "
+        "PreConfig RMSNormConfig SandwichConfig T5InitConfig XavierInitConfig"
     ),
     "phasor.inspect.kinds": "kinds",
     "phasor.models.presets": "preset",
@@ -31,13 +29,12 @@ _HOMES = {
     "phasor.config.schedules": "ConstantSchedule CosineSchedule InverseSqrtSchedule LinearSchedule StableSchedule",
     "phasor.generation": "Generated generate stream",
     "phasor.transformer": "Record Transformer",
-    "phasor.nn.positions": "Rotary",
+    "phasor.nn.positions.rotary.module": "Rotary",
     "phasor.nn.moe": "balancing_loss",
     "phasor.quantization": "quantize",
     "phasor.training": "train",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
-__all__ = sorted(_HOME_OF)  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
     from phasor.checkpoints import convert as convert
@@ -68,20 +65,32 @@ if TYPE_CHECKING:
     from phasor.kv_cache.dynamic import KVCache as KVCache
     from phasor.models.presets import preset as preset
     from phasor.nn.moe import balancing_loss as balancing_loss
-    from phasor.nn.positions import Rotary as Rotary
+    from phasor.nn.positions import *  # noqa: F403
+    from phasor.nn.positions.rotary.module import Rotary as Rotary
     from phasor.quantization import quantize as quantize
     from phasor.training import train as train
     from phasor.transformer import Record as Record
     from phasor.transformer import Transformer as Transformer
 
 
+def _positions() -> dict[str, type[Any]]:
+    """The configurations of position schemes and their extensions, as found in their folders."""
+    found: dict[str, type[Any]] = importlib.import_module("phasor.nn.positions").configs()
+    return found
+
+
 def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"phasor has no name {name!r}; it has: {', '.join(__all__)}")
-    value = getattr(importlib.import_module(_HOME_OF[name]), name)
+    if name == "__all__":  # not a list of this file: it has the position schemes in it
+        return sorted([*_HOME_OF, *_positions()])
+    if name in _HOME_OF:
+        value = getattr(importlib.import_module(_HOME_OF[name]), name)
+    elif name in _positions():
+        value = _positions()[name]
+    else:
+        raise AttributeError(f"phasor has no name {name!r}; it has: {', '.join(__dir__())}")
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return sorted([*_HOME_OF, *_positions(), "__version__"])

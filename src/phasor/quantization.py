@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from phasor.config.schema import shown, unknown
+from phasor.config.schema import quote, unknown
 from phasor.nn.attention import Attention
 from phasor.nn.embedding import Embedding
 from phasor.nn.feed_forward import FeedForward, untouched
@@ -39,7 +39,7 @@ def quantize(model: Transformer, weights: str = "int8") -> Transformer:
     (torch.int8, 5)
     """
     if not isinstance(model, Transformer):
-        raise ValueError(f"quantize takes a Transformer, not {shown(model)}")
+        raise ValueError(f"quantize takes a Transformer, not {quote(model)}")
     if weights not in WEIGHTS:
         raise unknown("dtype of quantized weights", weights, WEIGHTS)
     if is_quantized(model):

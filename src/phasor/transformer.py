@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from phasor.config import ModelConfig
 from phasor.config.generation import SpecialTokens
 from phasor.config.model import Layer, Side
-from phasor.config.schema import shown, unknown
+from phasor.config.schema import quote, unknown
 from phasor.kv_cache.dynamic import KVCache
 from phasor.kv_cache.protocol import EncoderOutput, KVCacheProtocol
 from phasor.nn.attention import Attention, AttentionContext
@@ -33,7 +33,7 @@ from phasor.nn.heads import Pooler, build_head
 from phasor.nn.init import initialize
 from phasor.nn.moe import Experts
 from phasor.nn.norm import build_norm
-from phasor.nn.positions import Position, build_position
+from phasor.nn.positions.base import Position, build_position
 from phasor.nn.residual import build_residual
 from phasor.nn.sequence import Length, SequenceArgs, SequenceInfo, sequence_info
 from phasor.ops.attention.mask import Mask
@@ -447,7 +447,7 @@ class Transformer(nn.Module):
 
 def as_record(record: Record | None) -> Record:
     if not isinstance(record, Record | None):
-        raise ValueError(f"record must be a Record of what to keep, not {shown(record)}")
+        raise ValueError(f"record must be a Record of what to keep, not {quote(record)}")
     return Record() if record is None else record
 
 

@@ -18,9 +18,10 @@ from phasor.config.parts import ACTIVATIONS, GATED
 from phasor.config.schema import Choice, Config, field_types
 from phasor.inspect.kinds import CHOICES, GROUPS, described_kinds
 from phasor.nn.feed_forward import GLU_ACTIVATIONS, PLAIN, FeedForward, activate
-from phasor.nn.positions import BUILDERS, Position
+from phasor.nn.positions import configs
+from phasor.nn.positions.base import Position
 
-RECORDS = [getattr(phasor.config, name) for name in phasor.config.__all__]
+RECORDS = [getattr(phasor.config, name) for name in phasor.config.__all__] + list(configs().values())
 RECORDS = [c for c in RECORDS if isinstance(c, type) and (not issubclass(c, Choice) or hasattr(c, "kind"))]
 KINDS = [(base, kind) for base in CHOICES.values() for kind in base.kinds]
 SIZES = {"vocab_size": 20, "dim": 16, "num_layers": 2, "num_heads": 2}
@@ -152,7 +153,8 @@ def test_configurations_are_values():
     assert one != other
     assert len({one, same, other}) == 2
     assert phasor.PreConfig() != phasor.PostConfig()
-    assert phasor.RotaryConfig(decay=512.0) != phasor.XPosConfig()
+    assert phasor.RotaryConfig() != phasor.XPosConfig()
+    assert phasor.RotaryConfig() != phasor.AxialConfig()
     with pytest.raises(dataclasses.FrozenInstanceError):
         one.base = 7.0
 
@@ -267,7 +269,7 @@ def test_every_head_has_a_module(kind):
 
 @pytest.fixture
 def outside():
-    """A scheme somebody else wrote: odd positions turn the sign of a learned share of the input."""
+    """A scheme somebody else wrote: odd positions flip the sign of a learned share of the input."""
 
     class AlternateConfig(PositionConfig, kind="alternate"):
         """Every second token changes sign."""
@@ -275,22 +277,20 @@ def outside():
         strength: float = 1.0
         acts_on = ("input",)
 
-    class Alternate(Position):
-        def __init__(self, config):
+    class Alternate(Position, config=AlternateConfig):
+        def __init__(self):
             super().__init__()
-            self.config = config
             self.weight = torch.nn.Parameter(torch.empty(()))
 
         def reset_parameters(self, config):
             torch.nn.init.ones_(self.weight)
 
-        def on_input(self, x, places):
-            sign = 1 - 2 * (places.positions % 2).to(x.dtype)
+        def on_input(self, x, seq):
+            sign = 1 - 2 * (seq.positions % 2).to(x.dtype)
             return x * (1 + self.config.strength * self.weight * sign[..., None])
 
-    BUILDERS[AlternateConfig] = lambda config, model, side: Alternate(config)
     yield AlternateConfig
-    del BUILDERS[AlternateConfig]
+    del Position.modules_by_config[AlternateConfig]
     del PositionConfig.kinds["alternate"]
 
 

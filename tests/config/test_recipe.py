@@ -16,9 +16,9 @@ task: translation
 model: {preset: transformer-base, dim: 64, position: {kind: rotary, base: 5e5}}
 data:
   train: pairs.tsv
-  length: 64
+  sequence_length: 64
 optimizer:
-  rate: 3e-4  # a number, though PyYAML alone reads text
+  lr: 3e-4  # a number, though PyYAML alone reads text
 schedule: inverse-sqrt
 """
 
@@ -43,7 +43,7 @@ def test_a_recipe_keeps_what_it_was_given_when_that_changes():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("data: {lenght: 3}", "did you mean 'length'?"),
+        ("data: {sequence_lenght: 3}", "did you mean 'sequence_length'?"),
         ("dta: {}", "did you mean 'data'?"),
         ("model: {dimm: 3}", "did you mean 'dim'?"),
         ("model: 3", "must be a mapping of names"),
@@ -108,9 +108,9 @@ def test_another_kind_keeps_the_fields_it_has_too():
 
 
 def test_an_unknown_override_is_refused_with_the_nearest_name():
-    with pytest.raises(ValueError, match="did you mean 'length'"):
-        overridden({}, {"data.lenght": "3"})
-    with pytest.raises(ValueError, match=r"data\.length is 3, which has no fields"):
+    with pytest.raises(ValueError, match="did you mean 'sequence_length'"):
+        overridden({}, {"data.sequence_lenght": "3"})
+    with pytest.raises(ValueError, match=r"data\.sequence_length is 3, which has no fields"):
         overridden({"data": {"sequence_length": 3}}, {"data.sequence_length.x": "3"})
     with pytest.raises(ValueError, match="is not YAML"):
         overridden({}, {"data.sequence_length": "[3"})

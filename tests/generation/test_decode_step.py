@@ -25,7 +25,7 @@ PROMPTS = [[5, 9, 2], [7], [3, 3, 8, 1, 4, 6, 2]]
 MODELS = {
     "llama": {},
     "no position": {"position": "none"},
-    "adjacent, partial": {"position": phasor.RotaryConfig(pairing="adjacent", width=4)},
+    "adjacent, partial": {"position": phasor.RotaryConfig(pairing="adjacent", rotary_dim=4)},
     "yarn": {"position": phasor.RotaryConfig(extension=phasor.YaRN(factor=4.0, original_length=64))},
     "multi-head": {"num_kv_heads": 4},
     "tied": {"embedding": phasor.EmbeddingConfig(scale="sqrt")},

@@ -14,7 +14,7 @@ from schemes import build, tiny, tokens
 import phasor
 from phasor import Record
 from phasor.checkpoints.conversion import read_config
-from phasor.nn.positions.rotary import Rotary
+from phasor.nn.positions.rotary.module import Rotary
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -50,10 +50,16 @@ def rewritten(folder, rename=lambda name: [name], **config):
 
 class TestParts:
     @pytest.mark.parametrize(
-        "more", [{}, {"decay": 512.0}, {"extension": phasor.YaRN(factor=4.0, original_length=8)}], ids=str
+        "config",
+        [
+            phasor.RotaryConfig(),
+            phasor.XPosConfig(decay=512.0),
+            phasor.RotaryConfig(extension=phasor.YaRN(factor=4.0, original_length=8)),
+        ],
+        ids=str,
     )
-    def test_turned_values_turn_by_the_angle_alone(self, more):
-        rotary = Rotary(head_dim=6, pairing="adjacent", values=True, **more)
+    def test_values_are_rotated_by_the_angle_alone(self, config):
+        rotary = Rotary(config, head_dim=6, pairing="adjacent", rotate_values=True)
         v, at = normal(2, 5, 3, 6), torch.tensor([0, 1, 7, 300, 2])
         turned = rotary.on_value(v, rotary.prepare(phasor.nn.sequence.SequenceInfo(at, 400), v))
         for t, position in enumerate(at.tolist()):
@@ -64,8 +70,8 @@ class TestParts:
                 torch.testing.assert_close(turned[:, t, :, 2 * pair : 2 * pair + 2], expected, rtol=0, atol=EXACT)
 
     def test_values_that_turn_say_so(self):
-        assert phasor.RotaryConfig(values=True).acts_on == ("queries", "keys", "values")
-        assert not phasor.RotaryConfig(values=True).shift_invariant
+        assert phasor.RotaryConfig(rotate_values=True).acts_on == ("queries", "keys", "values")
+        assert not phasor.RotaryConfig(rotate_values=True).shift_invariant
         assert phasor.RotaryConfig().shift_invariant
 
     def test_a_sum_is_normed_before_it_is_brought_to_the_models_width(self):

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import phasor
 from phasor.nn.norm import build_norm
-from phasor.nn.positions.alibi import ALiBi, alibi_slopes
+from phasor.nn.positions.alibi.module import ALiBi, alibi_slopes
 from phasor.nn.residual import build_residual
 
 transformers.logging.set_verbosity_error()

@@ -133,7 +133,7 @@ def gpt_neox() -> Case:
     }
     ours = ModelConfig(
         **OURS,
-        position={"kind": "rotary", "width": DIM // HEADS // 2},
+        position={"kind": "rotary", "rotary_dim": DIM // HEADS // 2},
         attention={"bias": ["q", "k", "v", "out"]},
         feedforward={"activation": "gelu", "bias": True},
         norm={"kind": "layernorm", "eps": EPS},
@@ -166,7 +166,7 @@ def gpt_j() -> Case:
 
     ours = ModelConfig(
         **OURS,
-        position={"kind": "rotary", "width": 8, "pairing": "adjacent"},
+        position={"kind": "rotary", "rotary_dim": 8, "pairing": "adjacent"},
         feedforward={"activation": "gelu-tanh", "bias": True},
         norm={"kind": "layernorm", "eps": EPS},
         placement="parallel",

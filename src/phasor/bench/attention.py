@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from phasor.bench.trial import Contender, Machine, Trial, Work, worst_off
-from phasor.config import ALiBiConfig, ModelConfig, T5PositionConfig
-from phasor.nn.positions import build_position
+from phasor.config import ModelConfig
+from phasor.nn.positions import ALiBiConfig, T5PositionConfig
+from phasor.nn.positions.base import build_position
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops.attention.attention import ScoreMod, attention
 from phasor.ops.attention.bias import Bias

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from phasor.bench.trial import Contender, Machine, Trial, Work, worst_off
-from phasor.nn.positions import Rotary
+from phasor.nn.positions.rotary.module import Rotary
 
 # Half a unit in the last place is 2e-3 in bfloat16, and the plain forms round several times. In float32 a table made
 # of float32 products is off by 2^-24 of the largest angle, 5e-4 at 8192 tokens.

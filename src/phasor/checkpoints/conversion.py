@@ -18,10 +18,8 @@ from phasor.checkpoints.hub import resolved
 from phasor.checkpoints.native import load_native, read_native_config, save_native
 from phasor.checkpoints.swap import swap_positions
 from phasor.checkpoints.tensors import Progress
-from phasor.config import ModelConfig
-from phasor.config.extensions import Extension
-from phasor.config.positions import PositionConfig
-from phasor.config.schema import shown, unknown
+from phasor.config import Extension, ModelConfig, PositionConfig
+from phasor.config.schema import quote, unknown
 from phasor.quantization import is_quantized
 from phasor.transformer import Transformer
 
@@ -47,7 +45,7 @@ def save(model: Transformer, folder: str | Path, format: str = "phasor", *, prog
     if format not in FORMATS:
         raise unknown("format", format, FORMATS)
     if not isinstance(model, Transformer):
-        raise ValueError(f"only a phasor.Transformer can be saved, not {shown(model)}")
+        raise ValueError(f"only a phasor.Transformer can be saved, not {quote(model)}")
     if is_quantized(model):
         raise ValueError(
             "a model with weights in int8 is not saved: save the one it was made of, and quantize when loaded"
@@ -79,7 +77,7 @@ def load(
     torch.bfloat16
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise ValueError(f"dtype must be a floating-point type such as torch.bfloat16, not {shown(dtype)}")
+        raise ValueError(f"dtype must be a floating-point type such as torch.bfloat16, not {quote(dtype)}")
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from phasor.config import LongRoPE, RotaryConfig
 from phasor.models.fields import Fields
 from phasor.models.rope import read_rotary
 from phasor.nn.checks import described
+from phasor.nn.positions import LongRoPE, RotaryConfig
 from phasor.nn.positions.phase import cos_sin_of
-from phasor.nn.positions.rotary import Table, table_of
+from phasor.nn.positions.rotary.module import Table, table_of
 
 # How a module lays out the cosines of its pairs, `[..., pairs]`, in what it returns.
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -205,7 +205,7 @@ def read_scheme(config: Any, layer_type: str | None, model: nn.Module) -> Scheme
 
     def read() -> Scheme:
         rotary = read_rotary(fields, head_dim, longest, partial=1.0, layer_type=layer_type)
-        return Scheme.of(rotary, rotary.rotated_width(head_dim))
+        return Scheme.of(rotary, rotary.rotary_dim_of(head_dim))
 
     return fields.made(read)
 

@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from phasor.config.generation import SpecialTokens
-from phasor.config.schema import shown
+from phasor.config.schema import quote
 
 CONFIG, WEIGHTS, SPECIAL, TOKENIZER = "config.json", "model.safetensors", "generation_config.json", "tokenizer.json"
 SOURCE_TOKENIZER = "source_tokenizer.json"  # ours alone: where an encoder-decoder reads with another than it writes
@@ -45,7 +45,7 @@ NEVER = "bad_words_ids"  # sequences; those of one token each are tokens that ar
 def path_of(folder: str | Path) -> Path:
     """A folder's path, out of what a user gave for one."""
     if not isinstance(folder, str | os.PathLike):
-        raise ValueError(f"a folder must be given by its path, not as {shown(folder)}")
+        raise ValueError(f"a folder must be given by its path, not as {quote(folder)}")
     return Path(folder)
 
 

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phasor.config import LearnedConfig, ModelConfig, NoPositionConfig
-from phasor.config.extensions import Extension
+from phasor.config import Extension, ModelConfig, PositionConfig
 from phasor.config.model import Side
-from phasor.config.positions import PositionConfig
 from phasor.config.schema import fit
+from phasor.nn.positions import LearnedConfig, NoPositionConfig
 from phasor.transformer import Stack, Transformer
 
 Named = str | Mapping[str, Any]

@@ -6,7 +6,7 @@ import argparse
 import typing
 from typing import Any, cast
 
-from phasor.config.extensions import Extension
+from phasor.config import Extension
 from phasor.config.schema import field_types, names
 
 

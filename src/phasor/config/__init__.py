@@ -1,16 +1,9 @@
-"""Configurations: frozen, keyword-only, JSON both ways. Nothing here imports torch."""
+"""Configurations: frozen, keyword-only, JSON both ways. Nothing here imports torch.
 
-from phasor.config.extensions import (
-    DynamicNTKScaling,
-    DynamicYaRN,
-    Extension,
-    LinearScaling,
-    Llama3Scaling,
-    LongRoPE,
-    NTKScaling,
-    ProportionalScaling,
-    YaRN,
-)
+The configurations of position schemes are in `phasor.nn.positions`, each beside its module; importing this package
+registers them all.
+"""
+
 from phasor.config.model import LayerConfig, ModelConfig
 from phasor.config.parts import (
     AttentionConfig,
@@ -41,30 +34,12 @@ from phasor.config.parts import (
     T5InitConfig,
     XavierInitConfig,
 )
-from phasor.config.positions import (
-    ALiBiConfig,
-    AxialConfig,
-    CountingConfig,
-    LearnedConfig,
-    MultiSectionConfig,
-    NoPositionConfig,
-    NormalizedConfig,
-    PositionConfig,
-    RotaryConfig,
-    SinusoidalConfig,
-    T5PositionConfig,
-    XPosConfig,
-)
+from phasor.config.positions import Extension, PositionConfig, discover
 
 __all__ = [
-    "ALiBiConfig",
     "AttentionConfig",
-    "AxialConfig",
-    "CountingConfig",
     "DeepNormConfig",
     "DropoutConfig",
-    "DynamicNTKScaling",
-    "DynamicYaRN",
     "EmbeddingConfig",
     "ExpertsConfig",
     "Extension",
@@ -75,21 +50,13 @@ __all__ = [
     "LanguageHeadConfig",
     "LayerConfig",
     "LayerNormConfig",
-    "LearnedConfig",
-    "LinearScaling",
-    "Llama3Scaling",
     "LogitsConfig",
-    "LongRoPE",
     "MaskedHeadConfig",
     "ModelConfig",
-    "MultiSectionConfig",
-    "NTKScaling",
     "NoHeadConfig",
     "NoNormConfig",
-    "NoPositionConfig",
     "NormConfig",
     "NormalInitConfig",
-    "NormalizedConfig",
     "OutputConfig",
     "ParallelConfig",
     "PlacementConfig",
@@ -97,14 +64,10 @@ __all__ = [
     "PositionConfig",
     "PostConfig",
     "PreConfig",
-    "ProportionalScaling",
     "RMSNormConfig",
-    "RotaryConfig",
     "SandwichConfig",
-    "SinusoidalConfig",
     "T5InitConfig",
-    "T5PositionConfig",
-    "XPosConfig",
     "XavierInitConfig",
-    "YaRN",
 ]
+
+discover()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from phasor.config.extensions import Extension
 from phasor.config.parts import (
     AttentionConfig,
     DropoutConfig,
@@ -22,8 +21,8 @@ from phasor.config.parts import (
     PlacementConfig,
     PreConfig,
 )
-from phasor.config.positions import LearnedConfig, NoPositionConfig, PositionConfig, RotaryConfig
-from phasor.config.schema import Config, derived, positive
+from phasor.config.positions import Extension, PositionConfig
+from phasor.config.schema import Config, by_kind, derived, positive
 
 SHAPES = {
     "encoder": "every token sees every token",
@@ -80,7 +79,7 @@ class ModelConfig(Config):
     head_dim: int = derived(lambda config: config.dim // max(config.num_heads, 1))  # `check` refuses 0 heads
     hidden_dim: int = derived(lambda config: 4 * config.dim)
     max_length: int = 2048
-    position: PositionConfig = NoPositionConfig()
+    position: PositionConfig = by_kind("none")
     attention: AttentionConfig = AttentionConfig()
     feedforward: FeedForwardConfig = FeedForwardConfig()
     norm: NormConfig = LayerNormConfig()
@@ -125,8 +124,7 @@ class ModelConfig(Config):
                     f"and this model's are {self.position.kind!r}"
                 )
         for position in self.layer_positions():
-            if isinstance(position, RotaryConfig):
-                position.rotated_width(self.head_dim)
+            position.check_model(self)
         for layer in (self.layer(i) for i in range(max(1, len(self.layers)))):
             if layer.attention.qk_norm != "none" and isinstance(self.norm, NoNormConfig):
                 raise ValueError(
@@ -150,10 +148,8 @@ class ModelConfig(Config):
 
     @property
     def input_position(self) -> PositionConfig:
-        """The model's own scheme; a learned table without a length of its own has the model's."""
-        if isinstance(self.position, LearnedConfig) and self.position.max_length is None:
-            return self.position.replace(max_length=self.max_length)
-        return self.position
+        """The model's own scheme, with what follows from the model filled in: the length of a learned table."""
+        return self.position.resolve(self)
 
     def depth(self, side: Side) -> int:
         """How many layers the encoder or the decoder has."""
@@ -168,7 +164,8 @@ class ModelConfig(Config):
         [128, None, 128]
         """
         own = self.layers[index % len(self.layers)] if self.layers else LayerConfig()
-        in_layer = NoPositionConfig() if "input" in self.position.acts_on else self.position
+        outside = "input" in self.position.acts_on
+        in_layer = PositionConfig.from_dict({"kind": "none"}) if outside else self.position
         return Layer(
             position=own.position or in_layer,
             attention=own.attention or self.attention,
@@ -182,17 +179,13 @@ class ModelConfig(Config):
     def with_extension(self, extension: Extension | None) -> ModelConfig:
         """The same model with its rotary scheme extended another way; layers with a rotary scheme of their own keep it.
 
-        >>> from phasor.config import LinearScaling
+        >>> from phasor.nn.positions import LinearScaling
         >>> config = ModelConfig(vocab_size=9, dim=8, num_layers=2, num_heads=1, position="rotary")
         >>> config.with_extension(LinearScaling(factor=2.0)).position.extension.factor
         2.0
         """
-        schemes = [p for p in (self.position, *self.layer_positions()) if isinstance(p, RotaryConfig)]
-        if not schemes:
-            raise ValueError(f"an extension needs rotary positions, and this model's are {self.position.kind!r}")
-
-        def extended(position: PositionConfig | None) -> PositionConfig | None:
-            return schemes[0].replace(extension=extension) if position == schemes[0] else position
-
-        layers = tuple(layer.replace(position=extended(layer.position)) for layer in self.layers)
-        return self.replace(position=extended(self.position), layers=layers)
+        schemes = [p for p in (self.position, *self.layer_positions()) if p.extendable]
+        old = schemes[0] if schemes else self.position
+        new = old.with_extension(extension)
+        layers = tuple(layer.replace(position=new) if layer.position == old else layer for layer in self.layers)
+        return self.replace(position=new if self.position == old else self.position, layers=layers)

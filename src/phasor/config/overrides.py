@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from phasor.config.model import ModelConfig
 from phasor.config.recipe import Recipe
-from phasor.config.schema import Choice, Config, described, field_types, names, shown, unknown
+from phasor.config.schema import Choice, Config, described, field_types, names, quote, unknown
 from phasor.config.yaml_text import from_yaml
 
 
@@ -40,7 +40,7 @@ def change(recipe: dict[str, Any], name: str, text: str) -> None:
         if isinstance(value, str) and is_choice(hint):
             value = {"kind": value}
         if not isinstance(value, dict | None) or not fields_of(hint):
-            what = described(hint) if value is None else shown(value)
+            what = described(hint) if value is None else quote(value)
             raise ValueError(f"--{name}: {'.'.join(path[: depth + 1])} is {what}, which has no fields")
         inner[step] = {} if value is None else value
         inner = inner[step]

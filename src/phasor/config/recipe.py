@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 from phasor.config.model import ModelConfig
 from phasor.config.schedules import CosineSchedule, ScheduleConfig
-from phasor.config.schema import Config, names, not_negative, positive, shown, unknown
+from phasor.config.schema import Config, names, not_negative, positive, quote, unknown
 from phasor.config.yaml_text import from_yaml
 
 Task = Literal["lm", "translation", "mlm"]
@@ -240,7 +240,7 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"the recipe {path} is not UTF-8 at byte {error.start}") from None
     data = from_json(text, path) if Path(path).suffix == ".json" else from_yaml(text, str(path))
     if not isinstance(data, dict):
-        raise ValueError(f"the recipe {path} must hold a mapping of fields, not {shown(data)}")
+        raise ValueError(f"the recipe {path} must hold a mapping of fields, not {quote(data)}")
     return data
 
 

@@ -36,13 +36,18 @@ def nearest(name: object, known: Iterable[str]) -> str:
 def unknown(what: str, name: object, known: Iterable[str]) -> ValueError:
     """The error for a name nobody registered: it lists the known ones and suggests the nearest."""
     known = list(known)
-    return ValueError(f"unknown {what} {shown(name)}{nearest(name, known)}; known: {', '.join(known) or 'none'}")
+    return ValueError(f"unknown {what} {quote(name)}{nearest(name, known)}; known: {', '.join(known) or 'none'}")
 
 
-def shown(value: object) -> str:
+def quote(value: object) -> str:
     """A value as an error quotes it: one line, and not a long one."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 120 else text[:117] + "..."
+
+
+def by_kind(kind: str) -> Any:
+    """The default of a choice by its kind, which is looked up when a record is made and not when it is defined."""
+    return kind
 
 
 DERIVE = "derive"
@@ -106,9 +111,9 @@ class Config:
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed, checked again.
 
-        >>> from phasor.config import RotaryConfig
-        >>> RotaryConfig().replace(base=500000.0).base
-        500000.0
+        >>> from phasor.config import RMSNormConfig
+        >>> RMSNormConfig().replace(eps=1e-5).eps
+        1e-05
         """
         return type(self)(**{n: self._given(n) for n in names(type(self))} | changes)
 
@@ -172,7 +177,7 @@ class Choice(Config):
 def named_fields(cls: type[Config], data: object) -> dict[str, Any]:
     """A mapping from field names, or one sentence saying that it is not one."""
     if not isinstance(data, Mapping):
-        raise ValueError(f"{cls.__name__} is read from a mapping of its fields, not from {shown(data)}")
+        raise ValueError(f"{cls.__name__} is read from a mapping of its fields, not from {quote(data)}")
     for name in data:
         if not isinstance(name, str):
             raise unknown(f"field of {cls.__name__}", name, names(cls))
@@ -224,20 +229,20 @@ def fit(value: Any, hint: Any, where: str) -> Any:
                 return fit(value, arg, where)
             except ValueError:
                 continue
-        raise ValueError(f"{where} must be {described(hint)}, not {shown(value)}")
+        raise ValueError(f"{where} must be {described(hint)}, not {quote(value)}")
     if origin is Literal:
         if not any(value == a and type(value) is type(a) for a in args):
             raise ValueError(
-                f"{where} must be one of {', '.join(map(repr, args))}, not {shown(value)}{nearest(value, args)}"
+                f"{where} must be one of {', '.join(map(repr, args))}, not {quote(value)}{nearest(value, args)}"
             )
         return value
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
-            raise ValueError(f"{where} must be a list, not {shown(value)}")
+            raise ValueError(f"{where} must be a list, not {quote(value)}")
         return tuple(fit(v, args[0], f"{where}[{i}]") for i, v in enumerate(value))
     if origin is dict:
         if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-            raise ValueError(f"{where} must be a mapping of names, not {shown(value)}")
+            raise ValueError(f"{where} must be a mapping of names, not {quote(value)}")
         return plain(value)
     if isinstance(hint, type) and issubclass(hint, Config):
         if isinstance(value, hint):
@@ -246,15 +251,15 @@ def fit(value: Any, hint: Any, where: str) -> Any:
             return hint.from_dict({"kind": value})
         if isinstance(value, Mapping):
             return hint.from_dict(value)
-        raise ValueError(f"{where} must be {described(hint)}, not {shown(value)}")
+        raise ValueError(f"{where} must be {described(hint)}, not {quote(value)}")
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         if not abs(value) <= sys.float_info.max:
-            raise ValueError(f"{where} must be a finite number, not {shown(value)}")
+            raise ValueError(f"{where} must be a finite number, not {quote(value)}")
         return float(value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise ValueError(f"{where} must be {described(hint)}, not {shown(value)}")
+        raise ValueError(f"{where} must be {described(hint)}, not {quote(value)}")
     if hint is int and abs(value) >= 1 << 63:
-        raise ValueError(f"{where} must be a whole number of at most 63 bits, not {shown(value)}")
+        raise ValueError(f"{where} must be a whole number of at most 63 bits, not {quote(value)}")
     return value
 
 
@@ -282,6 +287,11 @@ def summary(thing: object) -> str:
 def at_least_one(config: Config, name: str) -> None:
     if not getattr(config, name) >= 1:
         raise ValueError(f"{type(config).__name__}.{name} must be at least 1, not {getattr(config, name)}")
+
+
+def greater_than_one(config: Config, name: str) -> None:
+    if not getattr(config, name) > 1:
+        raise ValueError(f"{type(config).__name__}.{name} must be greater than 1, not {getattr(config, name)}")
 
 
 def positive(config: Config, *fields: str) -> None:

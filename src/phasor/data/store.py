@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from phasor.checkpoints.folder import SOURCE_TOKENIZER, TOKENIZER, read_json, swap, write_json
 from phasor.config.recipe import Recipe
-from phasor.config.schema import shown
+from phasor.config.schema import quote
 from phasor.data.dates import Split
 from phasor.data.encoding import Tokenizers, encoded, given_tokenizer, tokenizers_for
 from phasor.data.sources import documents, pairs, source_files
@@ -279,7 +279,7 @@ def too_long(example: Example, tokens: tuple[Any, ...], recipe: Recipe) -> bool:
     if most > recipe.data.sequence_length and recipe.data.too_long == "refuse":
         raise ValueError(
             f"a pair has {most} tokens on one side, and data.sequence_length is {recipe.data.sequence_length} "
-            f"(data.too_long 'skip' leaves such pairs out): {shown(example[0])}"
+            f"(data.too_long 'skip' leaves such pairs out): {quote(example[0])}"
         )
     return most > recipe.data.sequence_length
 

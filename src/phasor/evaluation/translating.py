@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from phasor.checkpoints import load
-from phasor.config.schema import shown
+from phasor.config.schema import quote
 from phasor.data.encoding import encoded_side
 from phasor.evaluation.trained import is_run, open_run
 from phasor.generation.translation import Progress, translated
@@ -73,10 +73,10 @@ def translate(
 def check_texts(texts: Sequence[str]) -> None:
     """Refuse what is not a list of texts, naming the text by its number."""
     if isinstance(texts, str) or not isinstance(texts, Sequence):
-        raise ValueError(f"translate takes a list of texts, not {shown(texts)}")
+        raise ValueError(f"translate takes a list of texts, not {quote(texts)}")
     for number, text in enumerate(texts, 1):
         if not isinstance(text, str):
-            raise ValueError(f"text {number} is {shown(text)}, and not text")
+            raise ValueError(f"text {number} is {quote(text)}, and not text")
         try:
             text.encode()
         except UnicodeEncodeError as error:

@@ -10,7 +10,7 @@ import torch
 
 from phasor.config import ModelConfig
 from phasor.config.generation import GenerationConfig, SpecialTokens
-from phasor.config.schema import shown
+from phasor.config.schema import quote
 from phasor.generation.beam import beam_search
 from phasor.generation.contrastive import contrastive_search
 from phasor.generation.loop import Job, Row, one_by_one
@@ -129,7 +129,7 @@ def streamed(request: Request) -> Iterator[Any]:
 
 def merged(options: GenerationConfig | None, fields: dict[str, Any]) -> GenerationConfig:
     if not isinstance(options, GenerationConfig | None):
-        raise ValueError(f"options must be a GenerationConfig, or its fields by name, not {shown(options)}")
+        raise ValueError(f"options must be a GenerationConfig, or its fields by name, not {quote(options)}")
     if isinstance(fields.get("stop"), str | int):
         fields["stop"] = (fields["stop"],)
     return GenerationConfig(**fields) if options is None else options.replace(**fields)
@@ -148,7 +148,7 @@ class Request:
         details: bool,
     ) -> None:
         if not isinstance(getattr(model, "config", None), ModelConfig):
-            raise ValueError(f"generation needs a Transformer, not {shown(model)}")
+            raise ValueError(f"generation needs a Transformer, not {quote(model)}")
         if model.decoder is None:
             raise ValueError("an encoder does not generate: generation needs a decoder or an encoder-decoder")
         if not model.config.has_logits:
@@ -277,7 +277,7 @@ def as_prompts(prompt: Prompt) -> tuple[list[Any], bool, bool]:
     if isinstance(prompt, Sequence) and not prompt:
         raise ValueError("the prompt is empty: give token ids, text, or a list of either")
     if not isinstance(prompt, Sequence):
-        raise ValueError(f"a prompt is a list of token ids, a text, or a list of either, not {shown(prompt)}")
+        raise ValueError(f"a prompt is a list of token ids, a text, or a list of either, not {quote(prompt)}")
     kinds = {type(p) for p in prompt}
     if kinds == {str}:
         return list(prompt), True, True

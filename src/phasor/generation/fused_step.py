@@ -12,14 +12,15 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from phasor.config import NoPositionConfig, PreConfig, RMSNormConfig, RotaryConfig
+from phasor.config import PreConfig, RMSNormConfig
 from phasor.config.model import Layer
 from phasor.kv_cache.static import StaticKVCache
 from phasor.nn.feed_forward import FeedForward
 from phasor.nn.heads import LogitsHead
 from phasor.nn.int8 import Int8Linear
 from phasor.nn.norm import RMSNorm
-from phasor.nn.positions.rotary import Rotary
+from phasor.nn.positions import NoPositionConfig, RotaryConfig
+from phasor.nn.positions.rotary.module import Rotary
 from phasor.ops import dispatch
 from phasor.ops.constants import constant
 from phasor.ops.int8 import Matrix
@@ -114,7 +115,7 @@ def layer_why_not(layer: Layer) -> str | None:
     reasons = {
         "positions are neither rotary nor absent": rotary is None and not isinstance(position, NoPositionConfig),
         "positions have several axes, decay, turn values or depend on the length": rotary is not None
-        and (rotary.axes > 1 or rotary.decay is not None or rotary.values or rotary.depends_on_length),
+        and (type(rotary) is not RotaryConfig or rotary.rotate_values or rotary.depends_on_length),
         "attention has a softcap, sink logits, a clip or capped sinks": bool(
             attention.softcap or attention.sink_logits or attention.clip is not None or attention.cap_sinks
         ),
@@ -248,7 +249,7 @@ def parts(stack: Stack, state: StaticKVCache, index: int) -> Parts:
     if isinstance(scheme, Rotary):
         assert scheme.fixed is not None
         increments = constant(scheme.fixed.increments, keys.device, torch.int64)
-        turning = increments, scheme.fixed.factor, scheme.width, scheme.config.pairing == "adjacent"
+        turning = increments, scheme.fixed.factor, scheme.rotary_dim, scheme.config.pairing == "adjacent"
     if attention.has_qk_norm:
         q, k = cast(RMSNorm, attention.q_norm), cast(RMSNorm, attention.k_norm)
         norms = q.weight, k.weight, q.offset, q.eps

@@ -14,7 +14,7 @@ import torch
 
 from phasor.config import ModelConfig
 from phasor.config.model import Layer, Side
-from phasor.config.schema import shown, unknown
+from phasor.config.schema import quote, unknown
 from phasor.inspect.explain import named, spans
 from phasor.inspect.routes import OPS, Case, Op
 from phasor.quantization import WEIGHTS
@@ -101,13 +101,13 @@ def backends(
     """
     name, model = named(DEFAULT if config is None else config)
     if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
-        raise ValueError(f"length must be a whole number of at least 1, not {shown(length)}")
+        raise ValueError(f"length must be a whole number of at least 1, not {quote(length)}")
     if not isinstance(training, bool):
-        raise ValueError(f"training must be True or False, not {shown(training)}")
+        raise ValueError(f"training must be True or False, not {quote(training)}")
     if weights is not None and (weights not in WEIGHTS or training):
         raise ValueError(f"weights are {' or '.join(WEIGHTS)} where a model was quantized, and it is not trained")
     if precision is not None and (precision != "float8" or not training):
-        what = f"precision={shown(precision)}, training={training}"
+        what = f"precision={quote(precision)}, training={training}"
         raise ValueError(f"precision is float8 with training=True, where a model trains with such products, not {what}")
     where = device_named(device)
     kind = dtype_named(dtype, where)

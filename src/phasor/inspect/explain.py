@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from phasor.config import ModelConfig, PositionConfig, RotaryConfig
-from phasor.config.extensions import Extension, frequencies
-from phasor.config.schema import names, shown, summary, unknown
+from phasor.config import Extension, ModelConfig, PositionConfig
+from phasor.config.schema import names, quote, summary, unknown
 from phasor.models.presets import preset
+from phasor.nn.positions import RotaryConfig
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def named(config: ModelConfig | str | Path) -> tuple[str, ModelConfig]:
     if isinstance(config, Path):
         config = str(config)
     if not isinstance(config, str):
-        raise ValueError(f"a model is a ModelConfig, preset:NAME or a path, not {shown(config)}")
+        raise ValueError(f"a model is a ModelConfig, preset:NAME or a path, not {quote(config)}")
     if config.startswith("preset:"):
         return config.removeprefix("preset:"), preset(config.removeprefix("preset:"))
     path = Path(config)
@@ -177,8 +177,8 @@ def scheme_of(config: ModelConfig, position: PositionConfig, layers: tuple[int, 
 
 
 def pairs_of(position: RotaryConfig, config: ModelConfig, length: int) -> tuple[Pair, ...]:
-    width = position.rotated_width(config.head_dim)
-    before = frequencies(position.base, width // 2) * 2 if position.axial else frequencies(position.base, width)
+    width = position.rotary_dim_of(config.head_dim)
+    before = position.replace(extension=None).frequencies(width)
     after = position.frequencies(width, length)
     axes = [axis for axis, size in enumerate(position.section_sizes(width)) for _ in range(size)]
     trained = trained_length(config, position)

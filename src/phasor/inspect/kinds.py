@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import typing
 
-from phasor.config.extensions import Extension
+from phasor.config import Extension, PositionConfig
 from phasor.config.model import SHAPES
 from phasor.config.parts import ACTIVATIONS, POOLERS, QK_NORMS, HeadConfig, InitConfig, NormConfig, PlacementConfig
-from phasor.config.positions import Pairing, PositionConfig
 from phasor.config.schedules import ScheduleConfig
 from phasor.config.schema import Choice, summary, unknown
 from phasor.models.presets import PRESETS
+from phasor.nn.positions.rotary.config import Pairing
 
 CHOICES: dict[str, type[Choice]] = {
     "positions": PositionConfig,

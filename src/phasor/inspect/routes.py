@@ -19,7 +19,8 @@ from phasor.generation import fused_step, steps
 from phasor.generation.compiled import can_compile
 from phasor.nn.feed_forward import FeedForward
 from phasor.nn.norm import LayerNorm, build_norm
-from phasor.nn.positions import Position, Rotary, build_position
+from phasor.nn.positions.base import Position, build_position
+from phasor.nn.positions.rotary.module import Rotary
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops import dispatch
 from phasor.ops.adamw import adamw_why_not

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from phasor.config import AttentionConfig, ModelConfig
-from phasor.config.schema import shown
+from phasor.config.schema import quote
 from phasor.kv_cache.protocol import EncoderOutput
 from phasor.kv_cache.slots import EMPTY, LayerCache, RingWrite, SlotLayout
 from phasor.nn.checks import check_padding
@@ -455,5 +455,5 @@ def per_row_integers(given: int | Sequence[int] | Tensor, rows: int, what: str) 
     each = given.tolist() if isinstance(given, Tensor) else given
     each = [each] * rows if type(each) is int else each
     if not isinstance(each, list | tuple) or len(each) != rows or any(type(n) is not int for n in each):
-        raise ValueError(f"{what} an integer, or one for each of the {rows} rows, not {shown(given)}")
+        raise ValueError(f"{what} an integer, or one for each of the {rows} rows, not {quote(given)}")
     return list(each)

@@ -8,10 +8,11 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
-from phasor.config import FeedForwardConfig, ModelConfig, RotaryConfig
-from phasor.config.schema import Choice, Config, names, shown
+from phasor.config import FeedForwardConfig, ModelConfig
+from phasor.config.schema import Choice, Config, names, quote
 from phasor.models.fields import Fields
 from phasor.models.layout import Rule
+from phasor.nn.positions import RotaryConfig
 
 # Activations by their usual names, plain and as the gate of a gated network.
 ACTIVATIONS = {
@@ -86,7 +87,7 @@ class Family:
         kinds = {name: kind for kind, name in self.architectures.items()} | self.aliases
         if not isinstance(named, list) or len(named) != 1 or named[0] not in kinds:
             raise ValueError(
-                f"{f.file}: phasor does not know the architecture {shown(named)} of {self.model_type}; "
+                f"{f.file}: phasor does not know the architecture {quote(named)} of {self.model_type}; "
                 f"known: {', '.join(kinds)}"
             )
         return kinds[named[0]]
@@ -144,7 +145,7 @@ def told(name: str, a: Any, b: Any) -> list[str]:
         return []
     if isinstance(a, Config) and type(a) is type(b):
         return [line for n in names(type(a)) for line in told(f"{name}.{n}", getattr(a, n), getattr(b, n))]
-    return [f"{name} ({' and '.join(shown(x.kind if isinstance(x, Choice) else x) for x in (a, b))})"]
+    return [f"{name} ({' and '.join(quote(x.kind if isinstance(x, Choice) else x) for x in (a, b))})"]
 
 
 def meaning(config: ModelConfig) -> dict[str, Any]:
@@ -169,7 +170,7 @@ def explicit(position: Config, config: ModelConfig) -> Config:
     """A position scheme with its rotated width said."""
     if not isinstance(position, RotaryConfig):
         return position
-    return position.replace(width=position.rotated_width(config.head_dim))
+    return position.replace(rotary_dim=position.rotary_dim_of(config.head_dim))
 
 
 def sized(network: FeedForwardConfig, config: ModelConfig) -> FeedForwardConfig:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from phasor.config.schema import shown
+from phasor.config.schema import quote
 
 REQUIRED: Any = object()
 KINDS: dict[tuple[type, ...], str] = {
@@ -159,5 +159,5 @@ def spelled(value: Any) -> str:
     return (
         {True: "true", False: "false", None: "null"}[value]
         if value is None or isinstance(value, bool)
-        else shown(value)
+        else quote(value)
     )

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from phasor.config import (
-    ALiBiConfig,
     AttentionConfig,
     DropoutConfig,
     EmbeddingConfig,
@@ -15,8 +14,6 @@ from phasor.config import (
     FeedForwardConfig,
     LanguageHeadConfig,
     LayerNormConfig,
-    LearnedConfig,
-    Llama3Scaling,
     MaskedHeadConfig,
     ModelConfig,
     NoHeadConfig,
@@ -24,14 +21,19 @@ from phasor.config import (
     ParallelConfig,
     PostConfig,
     RMSNormConfig,
-    RotaryConfig,
     SandwichConfig,
-    SinusoidalConfig,
     T5InitConfig,
-    T5PositionConfig,
     XavierInitConfig,
 )
 from phasor.config.schema import names, unknown
+from phasor.nn.positions import (
+    ALiBiConfig,
+    LearnedConfig,
+    Llama3Scaling,
+    RotaryConfig,
+    SinusoidalConfig,
+    T5PositionConfig,
+)
 
 EVERY_BIAS = AttentionConfig(bias=("q", "k", "v", "out"))
 

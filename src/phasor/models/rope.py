@@ -9,19 +9,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from phasor.config import (
+from phasor.config import Extension, ModelConfig
+from phasor.models.fields import Fields, spelled
+from phasor.nn.positions import (
     DynamicNTKScaling,
     LinearScaling,
     Llama3Scaling,
     LongRoPE,
-    ModelConfig,
     ProportionalScaling,
     RotaryConfig,
     YaRN,
 )
-from phasor.config.extensions import Extension
-from phasor.config.positions import Pairing
-from phasor.models.fields import Fields, spelled
+from phasor.nn.positions.rotary.config import Pairing
 
 # Their names for what an extension's fields say.
 YARN = {
@@ -62,8 +61,8 @@ def read_rotary(
             f"{f.file}: partial_rotary_factor = {spelled(share)} is not this family's: it turns whole heads"
         )
     rope.finish()
-    width = int(head_dim * share)
-    return RotaryConfig(base=base, pairing=pairing, width=None if width == head_dim else width, extension=extension)
+    dim = int(head_dim * share)
+    return RotaryConfig(base=base, pairing=pairing, rotary_dim=None if dim == head_dim else dim, extension=extension)
 
 
 def parameters(f: Fields, layer_type: str | None, usual: dict[str, Any]) -> dict[str, Any]:
@@ -123,7 +122,7 @@ def read_extension(rope: Fields, kind: str, max_length: int, original: int | Non
 def write_rotary(position: RotaryConfig, model: ModelConfig) -> dict[str, Any]:
     """`rope_parameters` for a scheme; raises where the field has no name for it."""
     fields: dict[str, Any] = {"rope_type": "default", "rope_theta": position.base}
-    width = position.rotated_width(model.head_dim)
+    width = position.rotary_dim_of(model.head_dim)
     if width != model.head_dim:
         fields["partial_rotary_factor"] = fraction(width, model.head_dim)
     extension = position.extension

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from phasor.config import AttentionConfig, LayerNormConfig, ModelConfig
 from phasor.nn.norm import build_norm
-from phasor.nn.positions import Position
+from phasor.nn.positions.base import Position
 from phasor.ops.attention.attention import ScoreMod, SinkQueries, attention, attention_ref
 from phasor.ops.attention.mask import Mask
 from phasor.ops.rope.rope import split_qkv

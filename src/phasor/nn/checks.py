@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from phasor.config.schema import shown
+from phasor.config.schema import quote
 
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -97,7 +97,7 @@ def prefix_of(prefix_length: int | Sequence[int] | Tensor, tokens: Tensor) -> Te
         whole = isinstance(each, Sequence) and all(type(n) is int and abs(n) < 1 << 63 for n in each)
         lengths = torch.tensor(each if whole else [], device=tokens.device)
     if lengths.shape != (rows,) or lengths.dtype not in WHOLE:
-        raise ValueError(f"prefix_length must be an integer or one per row ({rows}), not {shown(prefix_length)}")
+        raise ValueError(f"prefix_length must be an integer or one per row ({rows}), not {quote(prefix_length)}")
     if checks_values(lengths) and not 0 <= int(lengths.min()) <= int(lengths.max()) <= count:
         raise ValueError(f"prefix_length must lie between 0 and the {count} tokens of a row, not {lengths.tolist()}")
     return lengths

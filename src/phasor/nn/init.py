@@ -22,7 +22,7 @@ from phasor.nn.feed_forward import FeedForward
 from phasor.nn.heads import LogitsHead
 from phasor.nn.moe import Experts
 from phasor.nn.norm import LayerNorm, RMSNorm
-from phasor.nn.positions import Position
+from phasor.nn.positions.base import Position
 from phasor.nn.residual import deepnorm_constants
 
 

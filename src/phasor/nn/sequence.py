@@ -13,7 +13,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-from phasor.config.schema import shown
+from phasor.config.schema import quote
 from phasor.nn.checks import checks_values
 
 Length = int | Sequence[int] | Sequence[Sequence[int]]
@@ -146,7 +146,7 @@ def at_least(present: int, planned: object, where: str) -> int:
     if planned is None:
         return present
     if type(planned) is not int or planned >= 1 << 63:
-        raise ValueError(f"length must be integers of at most 63 bits, not {shown(planned)}")
+        raise ValueError(f"length must be integers of at most 63 bits, not {quote(planned)}")
     if planned < present:
         raise ValueError(f"the given length {planned} is shorter than the {present} tokens of {where}")
     return planned

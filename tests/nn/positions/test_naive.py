@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import phasor
-from phasor.nn.positions import build_position
+from phasor.nn.positions.base import build_position
 from phasor.nn.sequence import SequenceInfo
 
 DIM = 6

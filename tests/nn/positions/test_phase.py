@@ -9,7 +9,7 @@ from rope_formulas import CASES, mp, truth
 from schemes import SCHEMES, build, tiny, tokens
 
 import phasor
-from phasor.nn.positions.sinusoidal import Sinusoidal
+from phasor.nn.positions.sinusoidal.module import Sinusoidal
 from phasor.nn.sequence import SequenceInfo
 
 FARTHEST = 2**36

@@ -1,5 +1,6 @@
 """Rotary positions on queries and keys: the rotation itself, its properties, xPos, lengths by row, and bad input."""
 
+import copy
 import math
 
 import pytest
@@ -9,6 +10,7 @@ from torch.autograd import gradcheck
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2_vl
 
 import phasor
+from phasor.nn.positions.base import module_class
 
 PAIRINGS = ["half", "adjacent"]
 OFFSETS = [1, 1000, 2**17, 2**24, 2**30]
@@ -22,7 +24,7 @@ def pair_columns(width, pairing):
 
 
 def rotation(position, frequencies, head_dim, pairing, scale=1):
-    """The matrix that turns a row vector, `(u, v) -> (u cos a - v sin a, u sin a + v cos a)`, from mpmath angles."""
+    """The matrix that rotates a row vector, `(u, v) -> (u cos a - v sin a, u sin a + v cos a)`, from mpmath angles."""
     matrix = torch.eye(head_dim, dtype=torch.float64)
     for f, (u, v) in zip(frequencies, pair_columns(2 * len(frequencies), pairing), strict=True):
         cos, sin = (float(scale * x) for x in mp.cos_sin(position * f))
@@ -64,7 +66,7 @@ def test_rotate_is_the_written_rotation_times_the_attention_factor(case, pairing
 @pytest.mark.parametrize("pairing", PAIRINGS)
 @pytest.mark.parametrize(("head_dim", "width"), [(10, 6), (14, 2), (64, 16)])
 def test_partial_rotary_leaves_the_rest_of_the_head_alone(head_dim, width, pairing):
-    rope = phasor.Rotary(head_dim=head_dim, width=width, pairing=pairing)
+    rope = phasor.Rotary(head_dim=head_dim, rotary_dim=width, pairing=pairing)
     frequencies, _ = truth(None, 10000, width)
     expected = rotation(77, frequencies, head_dim, pairing)
     torch.testing.assert_close(matrix_of(rope, 77), expected, rtol=0, atol=1e-14)
@@ -99,11 +101,21 @@ def test_the_transpose_is_the_rotation_back(pairing):
     torch.testing.assert_close(matrix_of(rope, 321).T, back, rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("fields", [{}, {"width": 32}, {"axial": True}, {"sections": (8, 12, 12)}, {"decay": 512.0}])
-def test_half_and_adjacent_agree_under_the_permutation_between_them(fields):
-    half = phasor.Rotary(head_dim=64, pairing="half", **fields)
-    adjacent = phasor.Rotary(head_dim=64, pairing="adjacent", **fields)
-    width = fields.get("width", 64)
+@pytest.mark.parametrize(
+    "config",
+    [
+        phasor.RotaryConfig(),
+        phasor.RotaryConfig(rotary_dim=32),
+        phasor.AxialConfig(),
+        phasor.MultiSectionConfig(sections=(8, 12, 12)),
+        phasor.XPosConfig(decay=512.0),
+    ],
+    ids=str,
+)
+def test_half_and_adjacent_agree_under_the_permutation_between_them(config):
+    half = phasor.Rotary(config, head_dim=64, pairing="half")
+    adjacent = phasor.Rotary(config, head_dim=64, pairing="adjacent")
+    width = config.rotary_dim or 64
     to_half = [*range(0, width, 2), *range(1, width, 2), *range(width, 64)]
     q, k = random_qk()
     at = torch.stack([torch.arange(7) + 2**20 * axis for axis in range(half.axes)])[:, None].expand(-1, 2, -1)
@@ -165,12 +177,12 @@ def test_low_precision_rotate_rounds_the_exact_rotation_once(case, pairing, dtyp
     q, k = random_qk(batch=3, dtype=dtype)
     at = torch.randint(0, 2**30, (3, 7))
     frequencies, factor = truth(extension, 10000, 64, length)
-    turn = torch.stack(
+    matrices = torch.stack(
         [torch.stack([rotation(p, frequencies, 64, pairing, factor) for p in row]) for row in at.tolist()]
     )
     for before, after in zip((q, k), rope.rotate(q, k, at, length=length), strict=True):
         assert after.dtype == dtype
-        exact = torch.einsum("bhtd,btde->bhte", before.double(), turn)
+        exact = torch.einsum("bhtd,btde->bhte", before.double(), matrices)
         # The result rounds by half a unit in the last place; before that, float32 products of a pair round thrice.
         allowed = half_ulp * exact.abs() + 4 * 2**-24 * float(factor) * before.double().abs().max()
         assert ((after.double() - exact).abs() <= allowed).all()
@@ -181,11 +193,11 @@ def test_low_precision_rotate_rounds_the_exact_rotation_once(case, pairing, dtyp
     ("head_dim", "fields"),
     [
         (6, {}),
-        (10, {"width": 4}),
+        (10, {"rotary_dim": 4}),
         (14, {"extension": {"kind": "yarn", "factor": 4.0, "original_length": 64}}),
-        (6, {"decay": 512.0}),
-        (8, {"axial": True}),
-        (10, {"sections": (1, 3, 1)}),
+        (6, {"config": phasor.XPosConfig(decay=512.0)}),
+        (8, {"config": phasor.AxialConfig()}),
+        (10, {"config": phasor.MultiSectionConfig(sections=(1, 3, 1))}),
     ],
 )
 def test_gradients_of_rotate(head_dim, fields, pairing):
@@ -200,15 +212,15 @@ def test_gradients_of_rotate(head_dim, fields, pairing):
 @pytest.mark.parametrize("pairing", PAIRINGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_in_low_precision_are_the_rotation_back(dtype, pairing):
-    rope = phasor.Rotary(head_dim=10, width=6, pairing=pairing)
+    rope = phasor.Rotary(head_dim=10, rotary_dim=6, pairing=pairing)
     frequencies, _ = truth(None, 10000, 6)
     q, k = random_qk(batch=3, heads=2, groups=1, head_dim=10, dtype=dtype)
     at = torch.arange(7) + 2**30
-    turn = torch.stack([rotation(p, frequencies, 10, pairing) for p in at.tolist()])
+    matrices = torch.stack([rotation(p, frequencies, 10, pairing) for p in at.tolist()])
     for x, out in zip((q.requires_grad_(), k.requires_grad_()), rope.rotate(q, k, at), strict=True):
         grad = torch.randn_like(out)
         out.backward(grad)
-        expected = torch.einsum("bhte,tde->bhtd", grad.double(), turn)
+        expected = torch.einsum("bhte,tde->bhtd", grad.double(), matrices)
         assert x.grad.dtype == dtype
         torch.testing.assert_close(x.grad.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-6)
 
@@ -233,8 +245,8 @@ def xpos_scores(q, k, positions, width, decay):
                 cos, sin = mp.cos_sin((m - n) * frequencies[i])
                 (qu, qv), (ku, kv) = (map(float, x[[i, i + width // 2]]) for x in (q[a], k[b]))
                 # R(m) q . R(n) k = q . R(n - m) k
-                turned = qu * (ku * cos + kv * sin) + qv * (kv * cos - ku * sin)
-                total += zeta[i] ** (mp.mpf(m - n) / decay) * turned
+                rotated = qu * (ku * cos + kv * sin) + qv * (kv * cos - ku * sin)
+                total += zeta[i] ** (mp.mpf(m - n) / decay) * rotated
             result[a, b] = float(total)
     return result
 
@@ -243,7 +255,7 @@ def xpos_scores(q, k, positions, width, decay):
 @pytest.mark.parametrize("decay", [512.0, 300.0])
 @pytest.mark.parametrize("width", [10, 6])
 def test_xpos_scores_are_the_formula(width, decay, start):
-    rope = phasor.Rotary(phasor.XPosConfig(width=width, decay=decay), head_dim=10)
+    rope = phasor.Rotary(phasor.XPosConfig(rotary_dim=width, decay=decay), head_dim=10)
     q, k = random_qk(batch=2, heads=1, groups=1, count=5, head_dim=10)
     at = torch.tensor([[0, 1, 30, 700, 2900], [5, 6, 7, 8, 9]]) + start
     ours = scores(*rope.rotate(q, k, at))
@@ -255,22 +267,22 @@ def test_xpos_scores_are_the_formula(width, decay, start):
 
 
 def test_xpos_counts_from_the_first_position_of_each_row():
-    """Queries and keys at a row's first position only turn; later ones shrink and grow by the formula."""
+    """Queries and keys at a row's first position are only rotated; later ones shrink and grow by the formula."""
     rope = phasor.Rotary(phasor.XPosConfig(), head_dim=8)
     frequencies, _ = truth(None, 10000, 8)
     zeta = torch.tensor([(2 * i / 8 + 0.4) / 1.4 for i in range(4)] * 2, dtype=torch.float64)
     q, k = random_qk(batch=2, heads=1, groups=1, count=3, head_dim=8)
     at = torch.tensor([[0, 1, 700], [90, 91, 1000]])
-    turned_q, turned_k = rope.rotate(q, k, at)
+    rotated_q, rotated_k = rope.rotate(q, k, at)
     for row in range(2):
         for t in range(3):
             position, since = int(at[row, t]), int(at[row, t] - at[row, 0])
-            turn = rotation(position, frequencies, 8, "half")
+            matrix = rotation(position, frequencies, 8, "half")
             torch.testing.assert_close(
-                turned_q[row, 0, t], q[row, 0, t] @ turn * zeta ** (since / 512), rtol=1e-9, atol=0
+                rotated_q[row, 0, t], q[row, 0, t] @ matrix * zeta ** (since / 512), rtol=1e-9, atol=0
             )
             torch.testing.assert_close(
-                turned_k[row, 0, t], k[row, 0, t] @ turn * zeta ** (-since / 512), rtol=1e-9, atol=0
+                rotated_k[row, 0, t], k[row, 0, t] @ matrix * zeta ** (-since / 512), rtol=1e-9, atol=0
             )
 
 
@@ -345,7 +357,7 @@ def test_multi_section_rotation_is_that_of_qwen2_vl(sections):
     at = torch.randint(0, 50, (3, 2, 7))  # near, where their float32 angles are still good
     cos, sin = qwen2_vl.Qwen2VLRotaryEmbedding(config)(q, at)
     theirs = qwen2_vl.apply_rotary_pos_emb(q, k, cos, sin)
-    ours = phasor.Rotary(head_dim=128, sections=sections).rotate(q, k, at)
+    ours = phasor.Rotary(phasor.MultiSectionConfig(sections=sections), head_dim=128).rotate(q, k, at)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=5e-5)  # 50 positions times their float32 frequencies
 
@@ -357,15 +369,15 @@ def test_axial_rotation_is_that_of_qwen2_vl_vision():
     angles = (at[:, 0, :, None] * frequencies).movedim(0, 1).flatten(1)  # [T, rows then columns]
     emb = torch.cat((angles, angles), dim=-1)
     theirs = qwen2_vl.apply_rotary_pos_emb_vision(q[0].transpose(0, 1), k[0].transpose(0, 1), emb.cos(), emb.sin())
-    ours = phasor.Rotary(head_dim=64, axial=True).rotate(q, k, at)
+    ours = phasor.Rotary(phasor.AxialConfig(), head_dim=64).rotate(q, k, at)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a[0].transpose(0, 1), b, rtol=0, atol=5e-5)
 
 
-@pytest.mark.parametrize("fields", [{"axial": True}, {"sections": (8, 12, 12)}])
-def test_the_same_position_on_every_axis(fields):
+@pytest.mark.parametrize("config", [phasor.AxialConfig(), phasor.MultiSectionConfig(sections=(8, 12, 12))], ids=str)
+def test_the_same_position_on_every_axis(config):
     """Text among images: one row of positions stands for all axes."""
-    rope = phasor.Rotary(head_dim=64, **fields)
+    rope = phasor.Rotary(config, head_dim=64)
     q, k = random_qk()
     at = torch.randint(0, 2**30, (2, 7))
     for a, b in zip(rope.rotate(q, k, at), rope.rotate(q, k, at.expand(rope.axes, 2, 7)), strict=True):
@@ -382,7 +394,7 @@ def test_positions_of_one_row_serve_the_whole_batch():
 
 
 def test_a_single_pair_repeats_after_its_wavelength():
-    """One rotated pair of width 2 turns by one radian a position: 710 positions are 113 turns, almost exactly."""
+    """One pair rotates by one radian per position: 710 positions are 113 full rotations, almost exactly."""
     rope = phasor.Rotary(head_dim=2)
     cos, sin = rope.cos_sin(torch.tensor([0, 1, 710]), dtype=torch.float64)
     assert cos[1].item() == pytest.approx(math.cos(1), abs=1e-15)
@@ -407,7 +419,7 @@ DYNAMIC = phasor.DynamicNTKScaling(factor=2.0, original_length=4)
         ({}, {"positions": AT.expand(1, 2, 5)}, r"\[T\] or \[B, T\]"),
         ({}, {"positions": AT[0]}, "positions must be"),
         ({}, {"k": K[:1]}, "q has 2 rows and k 1"),
-        ({"axial": True}, {"positions": AT.expand(3, 2, 5)}, "2 position rows"),
+        ({"config": phasor.AxialConfig()}, {"positions": AT.expand(3, 2, 5)}, "2 position rows"),
         ({"extension": DYNAMIC}, {}, "length"),
         ({"extension": DYNAMIC}, {"length": 5.0}, "length must be"),
         ({"extension": DYNAMIC}, {"length": torch.tensor(5)}, "length must be"),
@@ -427,22 +439,35 @@ def test_bad_input_to_rotate_is_refused_in_one_sentence(fields, call, message):
     ("fields", "message"),
     [
         ({"head_dim": 15}, "even"),
-        ({"head_dim": 16, "width": 5}, "even"),
-        ({"head_dim": 16, "width": 18}, "wider"),
+        ({"head_dim": 16, "rotary_dim": 5}, "even"),
+        ({"head_dim": 16, "rotary_dim": 18}, "wider"),
         ({"head_dim": 16, "pairing": "halves"}, "half"),
         ({"head_dim": 16, "base": 1.0}, "greater than 1"),
-        ({"head_dim": 14, "axial": True}, "divisible by 4"),
-        ({"head_dim": 16, "sections": (2, 2)}, "add up"),
-        ({"head_dim": 16, "sections": (4, 4), "axial": True}, "not both"),
-        ({"head_dim": 16, "decay": 512.0, "axial": True}, "one axis"),
+        ({"head_dim": 14, "config": phasor.AxialConfig()}, "divisible by 4"),
+        ({"head_dim": 16, "config": phasor.MultiSectionConfig(sections=(2, 2))}, "add up"),
+        (
+            {"head_dim": 16, "sections": (4, 4), "config": phasor.AxialConfig()},
+            "field of AxialConfig 'sections'",
+        ),
+        ({"head_dim": 16, "decay": 512.0, "config": phasor.AxialConfig()}, "field of AxialConfig 'decay'"),
         ({"head_dim": 16, "extension": "yarm"}, "yarn"),
         ({"head_dim": 16, "extension": {"kind": "yarn", "factor": 8.0}}, "original_length"),
         ({"head_dim": 2, "extension": phasor.NTKScaling(factor=2.0)}, "at least 4"),
         ({"head_dim": 2, "extension": DYNAMIC}, "at least 4"),
-        ({"head_dim": 64, "extension": LONGROPE, "width": 32}, "16 pairs"),
+        ({"head_dim": 64, "extension": LONGROPE, "rotary_dim": 32}, "16 pairs"),
         ({"head_dim": 16, "bases": 1.0}, "did you mean 'base'"),
     ],
 )
 def test_bad_rotary_configurations_are_refused_where_they_are_made(fields, message):
     with pytest.raises(ValueError, match=message):
         phasor.Rotary(**fields)
+
+
+@pytest.mark.parametrize("config", [phasor.XPosConfig(), phasor.AxialConfig(), phasor.MultiSectionConfig()], ids=str)
+def test_rotary_of_a_related_configuration_is_the_module_of_that_scheme(config):
+    rope = phasor.Rotary(config, head_dim=16)
+    assert type(rope) is module_class(type(config))
+    assert type(rope) is not phasor.Rotary
+    again = copy.deepcopy(rope)
+    assert type(again) is type(rope)
+    assert again.config == config

@@ -8,8 +8,8 @@ from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
 import phasor
-from phasor.nn.positions.alibi import ALiBi, alibi_slopes
-from phasor.nn.positions.t5 import T5Bias
+from phasor.nn.positions.alibi.module import ALiBi, alibi_slopes
+from phasor.nn.positions.t5.module import T5Bias
 from phasor.nn.sequence import SequenceInfo
 
 SIZES = [(32, 128), (32, 100), (16, 64), (8, 16), (32, 256), (64, 1000), (12, 50), (4, 7)]

@@ -7,7 +7,7 @@ from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositio
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 
 import phasor
-from phasor.nn.positions.sinusoidal import Sinusoidal
+from phasor.nn.positions.sinusoidal.module import Sinusoidal
 from phasor.nn.sequence import SequenceInfo
 
 LAYOUTS = ["interleaved", "halves"]

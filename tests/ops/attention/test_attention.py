@@ -12,7 +12,7 @@ from phasor.config import (
     ModelConfig,
 )
 from phasor.nn.attention import Attention, AttentionContext
-from phasor.nn.positions import Position
+from phasor.nn.positions.base import Position
 from phasor.ops.attention.attention import ScoreMod, attention, attention_ref
 from phasor.ops.attention.mask import Mask
 from phasor.transformer import Record, Transformer

@@ -9,7 +9,7 @@ from plain import SINGLE, normal, redraw
 from rules import CROSS, ROWS, RULES, TOKENS
 
 import phasor
-from phasor.nn.positions.t5 import T5Bias
+from phasor.nn.positions.t5.module import T5Bias
 from phasor.ops import dispatch
 from phasor.ops.attention import flash, intervals
 from phasor.ops.attention.attention import ScoreMod, attention, attention_ref

@@ -20,12 +20,12 @@ from phasor.config import (
     NormalInitConfig,
     PlacementConfig,
     PositionConfig,
-    SinusoidalConfig,
 )
 from phasor.models.family import ACTIVATIONS, Family
 from phasor.models.fields import Fields
 from phasor.models.layout import Row, Rule, cross_projections, linear, projections
-from phasor.nn.positions.sinusoidal import Sinusoidal
+from phasor.nn.positions import SinusoidalConfig
+from phasor.nn.positions.sinusoidal.module import Sinusoidal
 
 TABLES = tuple(f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder"))
 NAMES = {"gelu-tanh": "gelu_new", "silu": "swish"}

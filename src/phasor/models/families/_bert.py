@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from phasor.config import LayerNormConfig, LearnedConfig, ModelConfig
+from phasor.config import LayerNormConfig, ModelConfig
 from phasor.models.family import ACTIVATIONS, Family, activation_name, expected
 from phasor.models.fields import Fields
 from phasor.models.layout import Rule, linear, projections
+from phasor.nn.positions import LearnedConfig
 
 EVERY = ("q", "k", "v", "out")
 # Fields of heads for other tasks, of old versions, and of how BERT was once described.

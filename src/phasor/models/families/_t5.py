@@ -16,12 +16,12 @@ from phasor.config import (
     NoHeadConfig,
     RMSNormConfig,
     T5InitConfig,
-    T5PositionConfig,
 )
 from phasor.config.model import Side
 from phasor.models.family import ACTIVATIONS, GATES, Family, expected
 from phasor.models.fields import Fields, spelled
 from phasor.models.layout import Rule, cross_projections, gated, linear, projections
+from phasor.nn.positions import T5PositionConfig
 
 LENGTH = 512  # of the texts it was trained with; its positions have no end
 # T5 calls the tanh approximation "gelu" where it is a gate, and by its own name where it is not.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from phasor.config import LearnedConfig, ModelConfig, PlacementConfig, PostConfig
+from phasor.config import ModelConfig, PlacementConfig, PostConfig
 from phasor.models.families._bart import BartLike
 from phasor.models.family import expected
 from phasor.models.fields import Fields
+from phasor.nn.positions import LearnedConfig
 
 
 class Bart(BartLike):

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from phasor.config import (
-    ALiBiConfig,
     AttentionConfig,
     DropoutConfig,
     EmbeddingConfig,
@@ -21,6 +20,7 @@ from phasor.models.families._megatron import block
 from phasor.models.family import Family, expected
 from phasor.models.fields import Fields
 from phasor.models.layout import Rule, linear
+from phasor.nn.positions import ALiBiConfig
 
 LENGTH = 2048
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from phasor.config import (
-    ALiBiConfig,
     AttentionConfig,
     DropoutConfig,
     EmbeddingConfig,
@@ -15,16 +14,16 @@ from phasor.config import (
     ModelConfig,
     NormalInitConfig,
     ParallelConfig,
+    PositionConfig,
     PreConfig,
-    RotaryConfig,
 )
-from phasor.config.positions import PositionConfig
 from phasor.models.families._gpt import EVERY, either, plain_head
 from phasor.models.families._megatron import block
 from phasor.models.family import ACTIVATIONS, Family, activation_name, expected
 from phasor.models.fields import Fields
 from phasor.models.layout import Rule, linear
 from phasor.models.rope import read_rotary, write_rotary
+from phasor.nn.positions import ALiBiConfig, RotaryConfig
 
 
 class Falcon(Family):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from phasor.config import ModelConfig, RotaryConfig
+from phasor.config import ModelConfig
 from phasor.models.families._gemma import GemmaLike
 from phasor.models.family import GATES, expected
 from phasor.models.fields import Fields
 from phasor.models.rope import read_rotary, write_rotary
+from phasor.nn.positions import RotaryConfig
 
 
 class Gemma(GemmaLike):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from phasor.config import ModelConfig, RotaryConfig, SandwichConfig
+from phasor.config import ModelConfig, SandwichConfig
 from phasor.models.families._gemma import (
     AROUND,
     GemmaLike,
@@ -17,6 +17,7 @@ from phasor.models.families._layers import FULL, SLIDING, read_types, varied, wi
 from phasor.models.family import expected
 from phasor.models.fields import Fields, spelled
 from phasor.models.rope import read_rotary, write_rotary
+from phasor.nn.positions import RotaryConfig
 
 
 class Gemma3(GemmaLike):

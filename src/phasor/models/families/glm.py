@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from phasor.config import (
-    AttentionConfig,
-    FeedForwardConfig,
-    ModelConfig,
-    PlacementConfig,
-    PreConfig,
-    RMSNormConfig,
-    RotaryConfig,
-)
+from phasor.config import AttentionConfig, FeedForwardConfig, ModelConfig, PlacementConfig, PreConfig, RMSNormConfig
 from phasor.models.families._llama import LlamaLike, fused_gate
 from phasor.models.family import GATES, activation_name, expected
 from phasor.models.fields import Fields
 from phasor.models.layout import Rule
 from phasor.models.rope import read_rotary, write_rotary
+from phasor.nn.positions import RotaryConfig
 
 
 class Glm(LlamaLike):

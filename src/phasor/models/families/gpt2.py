@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from phasor.config import (
-    AttentionConfig,
-    EmbeddingConfig,
-    LayerNormConfig,
-    LearnedConfig,
-    ModelConfig,
-    NormalInitConfig,
-)
+from phasor.config import AttentionConfig, EmbeddingConfig, LayerNormConfig, ModelConfig, NormalInitConfig
 from phasor.models.families._gpt import EVERY, GPTLike
 from phasor.models.families._layers import varied
 from phasor.models.family import expected
 from phasor.models.fields import Fields
 from phasor.models.layout import Parts, Rule, Transposed, linear
+from phasor.nn.positions import LearnedConfig
 
 
 class GPT2(GPTLike):

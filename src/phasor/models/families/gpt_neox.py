@@ -15,7 +15,6 @@ from phasor.config import (
     NormalInitConfig,
     ParallelConfig,
     PreConfig,
-    RotaryConfig,
 )
 from phasor.models.families._gpt import EVERY, plain_head
 from phasor.models.families._megatron import block
@@ -23,6 +22,7 @@ from phasor.models.family import ACTIVATIONS, Family, activation_name, expected
 from phasor.models.fields import Fields
 from phasor.models.layout import Rule, linear
 from phasor.models.rope import read_rotary, write_rotary
+from phasor.nn.positions import RotaryConfig
 
 
 class GPTNeoX(Family):

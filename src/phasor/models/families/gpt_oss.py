@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from phasor.config import (
-    AttentionConfig,
-    ExpertsConfig,
-    FeedForwardConfig,
-    ModelConfig,
-    RMSNormConfig,
-    RotaryConfig,
-)
+from phasor.config import AttentionConfig, ExpertsConfig, FeedForwardConfig, ModelConfig, RMSNormConfig
 from phasor.models.families._layers import FULL, SLIDING, read_types, varied, windows_of, write_types
 from phasor.models.families._llama import EVERY_BIAS, LlamaLike
 from phasor.models.family import expected
 from phasor.models.fields import Fields
 from phasor.models.layout import Interleaved, Rule, linear
 from phasor.models.rope import read_rotary, write_rotary
+from phasor.nn.positions import RotaryConfig
 
 STRETCHED = {
     "rope_type": "yarn",

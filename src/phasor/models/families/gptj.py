@@ -12,12 +12,12 @@ from phasor.config import (
     ModelConfig,
     NormalInitConfig,
     ParallelConfig,
-    RotaryConfig,
 )
 from phasor.models.families._gpt import GPTLike
 from phasor.models.family import expected
 from phasor.models.fields import Fields
 from phasor.models.layout import Rule, linear, projections
+from phasor.nn.positions import RotaryConfig
 
 
 class GPTJ(GPTLike):
@@ -34,7 +34,7 @@ class GPTJ(GPTLike):
         plain = ModelConfig(**self.sizes(f))
         return plain.replace(
             head=LanguageHeadConfig(bias=True) if plain.has_logits else plain.head,
-            position=RotaryConfig(width=f.get("rotary_dim", 64), pairing="adjacent"),
+            position=RotaryConfig(rotary_dim=f.get("rotary_dim", 64), pairing="adjacent"),
             placement=ParallelConfig(),
             embedding=EmbeddingConfig(tied=f.get("tie_word_embeddings", False)),
             init=NormalInitConfig(std=f.get("initializer_range", 0.02)),
@@ -43,7 +43,7 @@ class GPTJ(GPTLike):
     def write(self, config: ModelConfig) -> dict[str, Any]:
         position = expected(config.position, RotaryConfig)
         fields = self.write_sizes(config, expected(config.norm, LayerNormConfig))
-        return fields | {"rotary_dim": position.rotated_width(config.head_dim)}
+        return fields | {"rotary_dim": position.rotary_dim_of(config.head_dim)}
 
     def rules(self, config: ModelConfig) -> Iterator[Rule]:
         yield Rule("tokens.weight", self.table)

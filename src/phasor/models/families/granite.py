@@ -5,19 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from phasor.config import (
-    AttentionConfig,
-    FeedForwardConfig,
-    LanguageHeadConfig,
-    ModelConfig,
-    PreConfig,
-    RMSNormConfig,
-    RotaryConfig,
-)
+from phasor.config import AttentionConfig, FeedForwardConfig, LanguageHeadConfig, ModelConfig, PreConfig, RMSNormConfig
 from phasor.models.families._llama import EVERY_BIAS, LlamaLike
 from phasor.models.family import GATES, activation_name, expected
 from phasor.models.fields import Fields
 from phasor.models.rope import read_rotary, write_rotary
+from phasor.nn.positions import RotaryConfig
 
 
 class Granite(LlamaLike):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from phasor.config import EmbeddingConfig, ModelConfig, PostConfig, SinusoidalConfig
+from phasor.config import EmbeddingConfig, ModelConfig, PostConfig
 from phasor.models.families._bart import BartLike
 from phasor.models.family import expected
 from phasor.models.fields import Fields
+from phasor.nn.positions import SinusoidalConfig
 
 
 class Marian(BartLike):

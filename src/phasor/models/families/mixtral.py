@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from phasor.config import (
-    AttentionConfig,
-    ExpertsConfig,
-    FeedForwardConfig,
-    ModelConfig,
-    RMSNormConfig,
-    RotaryConfig,
-)
+from phasor.config import AttentionConfig, ExpertsConfig, FeedForwardConfig, ModelConfig, RMSNormConfig
 from phasor.models.families._llama import LlamaLike
 from phasor.models.family import GATES, activation_name, expected
 from phasor.models.fields import Fields
 from phasor.models.layout import Rule, experts, linear
 from phasor.models.rope import read_rotary, write_rotary
+from phasor.nn.positions import RotaryConfig
 
 
 class Mixtral(LlamaLike):

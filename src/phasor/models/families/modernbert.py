@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from phasor.config import (
-    AttentionConfig,
-    LayerNormConfig,
-    MaskedHeadConfig,
-    ModelConfig,
-    PreConfig,
-    RotaryConfig,
-)
+from phasor.config import AttentionConfig, LayerNormConfig, MaskedHeadConfig, ModelConfig, PreConfig
 from phasor.models.families._layers import FULL, SLIDING, read_types, varied, write_types
 from phasor.models.family import ACTIVATIONS, GATES, Family, activation_name, expected
 from phasor.models.fields import Fields
 from phasor.models.layout import Parts, Rule, linear
 from phasor.models.rope import read_rotary, write_rotary
+from phasor.nn.positions import RotaryConfig
 
 BASES = {FULL: ("global_rope_theta", 160000.0), SLIDING: ("local_rope_theta", 10000.0)}
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from phasor.config import (
-    ALiBiConfig,
     AttentionConfig,
     DropoutConfig,
     EmbeddingConfig,
@@ -19,6 +18,7 @@ from phasor.models.families._gpt import either, plain_head
 from phasor.models.family import Family, expected
 from phasor.models.fields import Fields, spelled
 from phasor.models.layout import Parts, Rule, linear
+from phasor.nn.positions import ALiBiConfig
 
 
 class MPT(Family):

@@ -12,7 +12,6 @@ from phasor.config import (
     FeedForwardConfig,
     LanguageHeadConfig,
     LayerNormConfig,
-    LearnedConfig,
     ModelConfig,
     NoHeadConfig,
     NormalInitConfig,
@@ -23,6 +22,7 @@ from phasor.models.families._gpt import EVERY, older_name
 from phasor.models.family import ACTIVATIONS, Family, expected
 from phasor.models.fields import Fields
 from phasor.models.layout import Rule, linear, projections
+from phasor.nn.positions import LearnedConfig
 
 
 class OPT(Family):

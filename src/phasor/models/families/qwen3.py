@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from phasor.config import AttentionConfig, FeedForwardConfig, ModelConfig, RMSNormConfig, RotaryConfig
+from phasor.config import AttentionConfig, FeedForwardConfig, ModelConfig, RMSNormConfig
 from phasor.models.families._layers import read_windows, varied, write_windows
 from phasor.models.families._llama import EVERY_BIAS, LlamaLike
 from phasor.models.family import GATES, activation_name, expected
 from phasor.models.fields import Fields
 from phasor.models.rope import read_rotary, write_rotary
+from phasor.nn.positions import RotaryConfig
 
 
 class Qwen3(LlamaLike):

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from phasor.config import (
-    AttentionConfig,
-    ExpertsConfig,
-    FeedForwardConfig,
-    ModelConfig,
-    RMSNormConfig,
-    RotaryConfig,
-)
+from phasor.config import AttentionConfig, ExpertsConfig, FeedForwardConfig, ModelConfig, RMSNormConfig
 from phasor.models.families._experts import WithExperts
 from phasor.models.families._layers import varied
 from phasor.models.families._llama import EVERY_BIAS
 from phasor.models.family import GATES, activation_name, expected
 from phasor.models.fields import Fields
 from phasor.models.rope import read_rotary, write_rotary
+from phasor.nn.positions import RotaryConfig
 
 
 class Qwen3MoE(WithExperts):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from phasor.config import LearnedConfig, ModelConfig
+from phasor.config import ModelConfig
 from phasor.models.families._bert import BertLike
 from phasor.models.family import expected
 from phasor.models.fields import Fields
+from phasor.nn.positions import LearnedConfig
 
 
 class Roberta(BertLike):

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phasor.config import ModelConfig, RotaryConfig
+from phasor.config import ModelConfig
 from phasor.models.families._bert import BertLike
 from phasor.models.family import expected
 from phasor.models.fields import Fields
+from phasor.nn.positions import RotaryConfig
 
 
 class RoFormer(BertLike):
@@ -40,12 +41,12 @@ class RoFormer(BertLike):
 
     def read_positions(self, f: Fields) -> dict[str, Any]:
         f.expect("position_embedding_type", "absolute")  # said of every BERT, and without effect
-        position = RotaryConfig(pairing="adjacent", values=f.get("rotary_value", False))
+        position = RotaryConfig(pairing="adjacent", rotate_values=f.get("rotary_value", False))
         return {"position": position, "max_length": f.get("max_position_embeddings", 1536)}
 
     def write_positions(self, config: ModelConfig) -> dict[str, Any]:
         position = expected(config.position, RotaryConfig)
-        return {"max_position_embeddings": config.max_length, "rotary_value": position.values}
+        return {"max_position_embeddings": config.max_length, "rotary_value": position.rotate_values}
 
     def follows(self, name: str, tensor: Tensor, config: ModelConfig) -> bool:
         """The table of sines and cosines is what it should be, as far as its type can tell."""

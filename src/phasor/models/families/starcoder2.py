@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from phasor.config import AttentionConfig, FeedForwardConfig, LayerNormConfig, ModelConfig, RotaryConfig
+from phasor.config import AttentionConfig, FeedForwardConfig, LayerNormConfig, ModelConfig
 from phasor.models.families._llama import EVERY_BIAS, LlamaLike
 from phasor.models.family import ACTIVATIONS, activation_name, expected
 from phasor.models.fields import Fields
 from phasor.models.layout import Rule, linear
 from phasor.models.rope import read_rotary, write_rotary
+from phasor.nn.positions import RotaryConfig
 
 
 class Starcoder2(LlamaLike):

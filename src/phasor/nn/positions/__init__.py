@@ -1,46 +1,61 @@
-"""Position schemes: one file each, and the table that says which module computes which configuration."""
+"""Position schemes: one folder each, named after its kind, with its `config.py` (no torch) and its `module.py`.
+
+A new scheme is a new folder here. Importing this package imports the configuration of every folder, which registers
+its kind; `build_position` in `base.py` imports the module of a scheme when a model needs it. What is exported here are
+the configurations. The list below is for type checkers alone: a scheme that is missing from it works the same.
+"""
 
 from __future__ import annotations
 
-from phasor.config import (
-    ALiBiConfig,
-    CountingConfig,
-    LearnedConfig,
-    ModelConfig,
-    NoPositionConfig,
-    NormalizedConfig,
-    PositionConfig,
-    RotaryConfig,
-    SinusoidalConfig,
-    T5PositionConfig,
-)
-from phasor.config.model import Side
-from phasor.nn.positions.alibi import ALiBi
-from phasor.nn.positions.base import Builder, Position
-from phasor.nn.positions.learned import Learned
-from phasor.nn.positions.naive import Counting, Normalized
-from phasor.nn.positions.rotary import Rotary
-from phasor.nn.positions.sinusoidal import Sinusoidal
-from phasor.nn.positions.t5 import T5Bias
+import importlib
+import pkgutil
+from typing import TYPE_CHECKING, Any
 
-BUILDERS: dict[type[PositionConfig], Builder] = {
-    NoPositionConfig: lambda config, model, side: Position(),
-    SinusoidalConfig: Sinusoidal.build,
-    LearnedConfig: Learned.build,
-    CountingConfig: Counting.build,
-    NormalizedConfig: Normalized.build,
-    T5PositionConfig: T5Bias.build,
-    ALiBiConfig: ALiBi.build,
-    RotaryConfig: Rotary.build,
-}
+from phasor.config.positions import Extension, PositionConfig
+
+if TYPE_CHECKING:
+    from phasor.nn.positions.alibi.config import ALiBiConfig as ALiBiConfig
+    from phasor.nn.positions.axial.config import AxialConfig as AxialConfig
+    from phasor.nn.positions.counting.config import CountingConfig as CountingConfig
+    from phasor.nn.positions.learned.config import LearnedConfig as LearnedConfig
+    from phasor.nn.positions.mrope.config import MultiSectionConfig as MultiSectionConfig
+    from phasor.nn.positions.none.config import NoPositionConfig as NoPositionConfig
+    from phasor.nn.positions.normalized.config import NormalizedConfig as NormalizedConfig
+    from phasor.nn.positions.rotary.config import RotaryConfig as RotaryConfig
+    from phasor.nn.positions.rotary.scaling import DynamicNTKScaling as DynamicNTKScaling
+    from phasor.nn.positions.rotary.scaling import DynamicYaRN as DynamicYaRN
+    from phasor.nn.positions.rotary.scaling import LinearScaling as LinearScaling
+    from phasor.nn.positions.rotary.scaling import Llama3Scaling as Llama3Scaling
+    from phasor.nn.positions.rotary.scaling import LongRoPE as LongRoPE
+    from phasor.nn.positions.rotary.scaling import NTKScaling as NTKScaling
+    from phasor.nn.positions.rotary.scaling import ProportionalScaling as ProportionalScaling
+    from phasor.nn.positions.rotary.scaling import YaRN as YaRN
+    from phasor.nn.positions.sinusoidal.config import SinusoidalConfig as SinusoidalConfig
+    from phasor.nn.positions.t5.config import T5PositionConfig as T5PositionConfig
+    from phasor.nn.positions.xpos.config import XPosConfig as XPosConfig
 
 
-def build_position(config: PositionConfig, model: ModelConfig, side: Side) -> Position:
-    """The module that computes a scheme, for the encoder or the decoder of a model."""
-    for cls in type(config).__mro__:
-        if cls in BUILDERS:
-            return BUILDERS[cls](config, model, side)
-    raise ValueError(f"no module computes the position scheme {config.kind!r}; add one to BUILDERS")
+def import_configs() -> None:
+    """Import `config.py` of every folder of this package that is not imported yet."""
+    for folder in pkgutil.iter_modules(__path__):
+        if folder.ispkg:
+            importlib.import_module(f"{__name__}.{folder.name}.config")
 
 
-__all__ = ["BUILDERS", "Position", "Rotary", "build_position"]
+def configs() -> dict[str, type[Any]]:
+    """The configuration classes of all schemes and extensions, by name.
+
+    >>> configs()["RotaryConfig"].kind, configs()["YaRN"].kind
+    ('rotary', 'yarn')
+    """
+    return {cls.__name__: cls for base in (PositionConfig, Extension) for cls in base.kinds.values()}
+
+
+def __getattr__(name: str) -> Any:
+    known = configs()
+    if name not in known:
+        raise AttributeError(f"{__name__} has no configuration {name!r}; it has: {', '.join(sorted(known))}")
+    return known[name]
+
+
+import_configs()

@@ -1,4 +1,4 @@
-"""The position contract: three places where a scheme may act, three hooks that do nothing by default.
+"""The position contract, module side: hooks at the places where a scheme may act, which do nothing by default.
 
 A scheme overrides the hooks it needs. `prepare` runs once per forward and scheme, and what it returns is
 handed to the hooks of every layer, so that nothing is computed twice and nothing about positions is stored.
@@ -6,12 +6,12 @@ handed to the hooks of every layer, so that nothing is computed twice and nothin
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import importlib
+from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
-from phasor.config import ModelConfig, NoPositionConfig, PositionConfig
+from phasor.config import ModelConfig, PositionConfig
 from phasor.config.model import Side
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops.attention.bias import Bias
@@ -19,20 +19,37 @@ from phasor.ops.rope.rope import split_qkv
 
 
 class Position(nn.Module):
-    """A position scheme. The base class is the scheme that does nothing."""
+    """A position scheme. The base class does nothing.
 
-    config: PositionConfig = NoPositionConfig()
+    A module names the configuration it computes when it is defined: `class ALiBi(Position, config=ALiBiConfig)`.
+    """
+
+    modules_by_config: ClassVar[dict[type[PositionConfig], type[Position]]] = {}
+
+    config: PositionConfig = PositionConfig.from_dict({"kind": "none"})
+
+    def __init_subclass__(cls, config: type[PositionConfig] | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if config is not None:
+            Position.modules_by_config[config] = cls
+
+    @classmethod
+    def build(cls, config: Any, model: ModelConfig, side: Side) -> Self:
+        """The module of a configuration, for the encoder or the decoder of a model."""
+        module = cls()
+        module.config = config
+        return module
 
     @property
     def axes(self) -> int:
         """How many position rows a token has."""
         return self.config.axes
 
-    def prepare(self, places: SequenceInfo, like: Tensor) -> Any:
+    def prepare(self, seq: SequenceInfo, like: Tensor) -> Any:
         """What the hooks inside layers need, for activations of the dtype and device of `like`."""
         return None
 
-    def on_input(self, x: Tensor, places: SequenceInfo) -> Tensor:
+    def on_input(self, x: Tensor, seq: SequenceInfo) -> Tensor:
         """Token vectors `[B, T, dim]` with positions in them."""
         return x
 
@@ -58,12 +75,36 @@ class Position(nn.Module):
         return self.on_heads(q.flatten(-3, -2), k, v, prepared)
 
     def on_scores(self, prepared: Any) -> Bias | None:
-        """What positions add to scores, asked for block by block; None for nothing."""
+        """What positions add to scores, called block by block; None for nothing."""
         return None
 
     def reset_parameters(self, config: ModelConfig) -> None:
-        """Draw fresh weights, if the scheme has any."""
+        """Initialize the weights, if the scheme has any."""
 
 
-# Builds the module of a scheme for one side of a model.
-Builder = Callable[[Any, ModelConfig, Side], Position]
+def module_class(config: type[PositionConfig]) -> type[Position]:
+    """The module that computes a configuration: its own, or that of the class it extends.
+
+    A configuration in a file `config.py` has its module in `module.py` beside it, which is imported here.
+
+    >>> from phasor.nn.positions.rotary.config import RotaryConfig
+    >>> module_class(RotaryConfig).__name__
+    'Rotary'
+    """
+    for cls in config.__mro__:
+        if not issubclass(cls, PositionConfig):
+            break
+        package, _, file = cls.__module__.rpartition(".")
+        if cls not in Position.modules_by_config and file == "config" and cls is not PositionConfig:
+            importlib.import_module(f"{package}.module")
+        if cls in Position.modules_by_config:
+            return Position.modules_by_config[cls]
+    raise ValueError(
+        f"no module computes the position scheme {config.kind!r}: "
+        f"define one as `class Name(Position, config={config.__name__})`"
+    )
+
+
+def build_position(config: PositionConfig, model: ModelConfig, side: Side) -> Position:
+    """The module that computes a scheme, for the encoder or the decoder of a model."""
+    return module_class(type(config)).build(config, model, side)

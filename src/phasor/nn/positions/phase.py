@@ -15,12 +15,12 @@ from decimal import ROUND_HALF_EVEN, Decimal
 import torch
 from torch import Tensor
 
-from phasor.config.extensions import PI, precisely
+from phasor.nn.positions.frequencies import PI, high_precision
 
 TURN = 1 << 64
 
 
-@precisely
+@high_precision
 def increment(frequency: Decimal) -> int:
     """Radians per position as a signed 64-bit fraction of a turn.
 
@@ -39,8 +39,8 @@ def increments(frequencies: Sequence[Decimal]) -> tuple[int, ...]:
 def cos_sin_of(positions: Tensor, increments: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     """Cosine and sine of `position * frequency`, the two int64 tensors broadcast against each other.
 
-    >>> from phasor.config.extensions import frequencies
-    >>> inc = torch.tensor(increments(frequencies(10000.0, 4)))
+    >>> from phasor.nn.positions.frequencies import geometric_frequencies
+    >>> inc = torch.tensor(increments(geometric_frequencies(10000.0, 4)))
     >>> cos, sin = cos_sin_of(torch.tensor([[0], [2**36]]), inc)
     >>> cos.shape, bool((cos**2 + sin**2 - 1).abs().max() < 1e-6)
     (torch.Size([2, 2]), True)

@@ -7,14 +7,15 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from phasor.config import LearnedConfig, ModelConfig
+from phasor.config import ModelConfig
 from phasor.config.model import Side
 from phasor.nn.checks import checks_values
 from phasor.nn.positions.base import Position
+from phasor.nn.positions.learned.config import LearnedConfig
 from phasor.nn.sequence import SequenceInfo
 
 
-class Learned(Position):
+class Learned(Position, config=LearnedConfig):
     """A table of `max_length + offset` vectors; position `t` takes row `t + offset`."""
 
     config: LearnedConfig
@@ -29,16 +30,17 @@ class Learned(Position):
 
     @classmethod
     def build(cls, config: LearnedConfig, model: ModelConfig, side: Side) -> Self:
-        return cls(config.replace(max_length=config.max_length or model.max_length), dim=model.input_width)
+        return cls(config.resolve(model), dim=model.input_width)
 
     def reset_parameters(self, config: ModelConfig) -> None:
         nn.init.normal_(self.weight, std=getattr(config.init, "std", config.dim**-0.5))
 
-    def on_input(self, x: Tensor, places: SequenceInfo) -> Tensor:
-        at = places.positions
-        count = x.shape[-2]
-        if places.order is None and count > self.max_length:
+    def on_input(self, x: Tensor, seq: SequenceInfo) -> Tensor:
+        positions, count = seq.positions, x.shape[-2]
+        if seq.order is None and count > self.max_length:
             raise ValueError(f"{count} tokens are more than the learned table of {self.max_length} positions holds")
-        if checks_values(at) and at.numel() and at.max() >= self.max_length:
-            raise ValueError(f"position {int(at.max())} lies beyond the learned table of {self.max_length} positions")
-        return x + nn.functional.embedding(at + self.config.offset, self.weight).to(x.dtype)
+        if checks_values(positions) and positions.numel() and positions.max() >= self.max_length:
+            raise ValueError(
+                f"position {int(positions.max())} lies beyond the learned table of {self.max_length} positions"
+            )
+        return x + nn.functional.embedding(positions + self.config.offset, self.weight).to(x.dtype)

@@ -7,16 +7,17 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from phasor.config import ALiBiConfig, ModelConfig
+from phasor.config import ModelConfig
 from phasor.config.model import Side
+from phasor.nn.positions.alibi.config import ALiBiConfig
 from phasor.nn.positions.base import Position
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops.attention.bias import DistanceBias
 from phasor.ops.constants import constant
 
 
-class ALiBi(Position):
-    """`-slope_h |i - j|`, the distance taken in whole numbers, so that it is exact however far along they stand."""
+class ALiBi(Position, config=ALiBiConfig):
+    """`-slope_h |i - j|`, the distance taken in integers, so that it is exact at any position."""
 
     config: ALiBiConfig
 
@@ -29,7 +30,7 @@ class ALiBi(Position):
     def build(cls, config: ALiBiConfig, model: ModelConfig, side: Side) -> Self:
         return cls(config, num_heads=model.num_heads)
 
-    def prepare(self, places: SequenceInfo, like: Tensor) -> Tensor:
+    def prepare(self, seq: SequenceInfo, like: Tensor) -> Tensor:
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
         return constant(self.slopes, like.device, dtype)
 

@@ -10,9 +10,10 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from phasor.config import ModelConfig, T5PositionConfig
+from phasor.config import ModelConfig
 from phasor.config.model import Side
 from phasor.nn.positions.base import Position
+from phasor.nn.positions.t5.config import T5PositionConfig
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops.attention.bias import Bias, DistanceBias
 from phasor.ops.constants import constant
@@ -20,7 +21,7 @@ from phasor.ops.constants import constant
 LONGEST = 4096  # the largest distance that is looked up by itself
 
 
-class T5Bias(Position):
+class T5Bias(Position, config=T5PositionConfig):
     """Half of the buckets hold one distance each, the other half log-spaced ranges up to `max_distance`.
 
     Encoders tell before from after and give each direction half of the buckets; in decoders all that lies

@@ -1,76 +1,49 @@
-"""Context extension: each is only another frequency table for rotary positions.
+"""Rotary scaling for longer contexts: each scaling is another frequency table for rotary positions (no torch).
 
 Every formula here runs in 50-digit decimal arithmetic on the host, once, so the frequencies carry no
-float rounding into the phases. With `d` the rotated width, the plain frequencies are
+float rounding into the phases. With `d` the rotary dimension, the plain frequencies are
 `theta_i = base^(-2i/d)`, radians per position.
 
 >>> yarn = YaRN(factor=8.0, original_length=4096)
->>> plain, extended = frequencies(10000.0, 128), yarn.frequencies(10000.0, 128)
->>> float(plain[0] / extended[0]), float(plain[63] / extended[63])
+>>> plain, scaled = geometric_frequencies(10000.0, 128), yarn.frequencies(10000.0, 128)
+>>> float(plain[0] / scaled[0]), float(plain[63] / scaled[63])
 (1.0, 8.0)
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
-from decimal import Context, Decimal, localcontext
-from typing import Any, ClassVar, Literal
+from decimal import Decimal
+from typing import ClassVar, Self
 
-from phasor.config.schema import Choice, at_least_one, not_negative, positive, shown
-
-PRECISE = Context(prec=50)
-PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
+from phasor.config.positions import Extension
+from phasor.config.schema import at_least_one, not_negative, positive, quote
+from phasor.nn.positions.frequencies import PI, geometric_frequencies, high_precision
 
 
-def precisely(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Run a function of decimals with fifty digits, whatever the caller's own decimal context is."""
-
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with localcontext(PRECISE):
-            return function(*args, **kwargs)
-
-    return run
-
-
-@precisely
-def frequencies(base: float | Decimal, width: int) -> list[Decimal]:
-    """`base^(-2i/width)` for each pair `i`, in radians per position.
-
-    >>> [float(f) for f in frequencies(10000.0, 4)]
-    [1.0, 0.01]
-    """
-    ratio = Decimal(base) ** (Decimal(-2) / width)
-    return [ratio**i for i in range((width + 1) // 2)]
-
-
-class Extension(Choice, what="extension"):
+class RotaryScaling(Extension):
     """How rotary frequencies change so that a model reads further than it was trained."""
 
-    depends_on_length: ClassVar[bool] = False
-
-    def frequencies(self, base: float, width: int, length: int | None = None) -> list[Decimal]:
-        """Radians per position, one for each of the `width / 2` pairs, for a sequence of `length`."""
+    def frequencies(self, base: float, dim: int, length: int | None = None) -> list[Decimal]:
+        """Radians per position, one for each of the `dim / 2` pairs, for a sequence of `length`."""
         raise NotImplementedError(f"{type(self).__name__} does not define its frequencies")
 
     def attention_factor(self, length: int | None = None) -> float:
         """What `rotate` multiplies queries and keys by."""
         return 1.0
 
-    def check_width(self, width: int) -> None:
-        """Raise ValueError for a rotated width that this extension is not defined for."""
+    def check_dim(self, dim: int) -> None:
+        """Raise ValueError for a rotary dimension that this scaling is not defined for."""
 
     def require_length(self, length: int | None) -> int:
         if length is None:
             raise ValueError(f"the extension {self.kind!r} depends on the sequence's length: pass length=")
         if type(length) is not int or length < 1:
-            raise ValueError(f"length must be a whole number of at least 1, not {shown(length)}")
+            raise ValueError(f"length must be an integer of at least 1, not {quote(length)}")
         return length
 
 
-class LinearScaling(Extension, kind="linear"):
+class LinearScaling(RotaryScaling, kind="linear"):
     """Position interpolation (PI): every frequency divided by `factor`."""
 
     factor: float
@@ -78,12 +51,16 @@ class LinearScaling(Extension, kind="linear"):
     def check(self) -> None:
         at_least_one(self, "factor")
 
-    @precisely
-    def frequencies(self, base: float, width: int, length: int | None = None) -> list[Decimal]:
-        return [f / Decimal(self.factor) for f in frequencies(base, width)]
+    @high_precision
+    def frequencies(self, base: float, dim: int, length: int | None = None) -> list[Decimal]:
+        return [f / Decimal(self.factor) for f in geometric_frequencies(base, dim)]
+
+    @classmethod
+    def example(cls) -> Self:
+        return cls(factor=4.0)
 
 
-class NTKScaling(Extension, kind="ntk"):
+class NTKScaling(RotaryScaling, kind="ntk"):
     """NTK-aware: the base grows to `base * factor^(d/(d-2))`; fast pairs stay, the slowest is interpolated."""
 
     factor: float
@@ -91,15 +68,19 @@ class NTKScaling(Extension, kind="ntk"):
     def check(self) -> None:
         at_least_one(self, "factor")
 
-    def check_width(self, width: int) -> None:
-        wide_enough(self, width)
+    def check_dim(self, dim: int) -> None:
+        check_ntk_dim(self, dim)
 
-    @precisely
-    def frequencies(self, base: float, width: int, length: int | None = None) -> list[Decimal]:
-        return frequencies(stretched(base, Decimal(self.factor), width), width)
+    @high_precision
+    def frequencies(self, base: float, dim: int, length: int | None = None) -> list[Decimal]:
+        return geometric_frequencies(ntk_base(base, Decimal(self.factor), dim), dim)
+
+    @classmethod
+    def example(cls) -> Self:
+        return cls(factor=4.0)
 
 
-class DynamicNTKScaling(Extension, kind="dynamic-ntk"):
+class DynamicNTKScaling(RotaryScaling, kind="dynamic-ntk"):
     """NTK-aware with a base that grows with the sequence once it is longer than `original_length`."""
 
     factor: float
@@ -110,17 +91,21 @@ class DynamicNTKScaling(Extension, kind="dynamic-ntk"):
         at_least_one(self, "factor")
         positive(self, "original_length")
 
-    def check_width(self, width: int) -> None:
-        wide_enough(self, width)
+    def check_dim(self, dim: int) -> None:
+        check_ntk_dim(self, dim)
 
-    @precisely
-    def frequencies(self, base: float, width: int, length: int | None = None) -> list[Decimal]:
+    @high_precision
+    def frequencies(self, base: float, dim: int, length: int | None = None) -> list[Decimal]:
         reach = Decimal(max(self.require_length(length), self.original_length)) / self.original_length
         factor = Decimal(self.factor)
-        return frequencies(stretched(base, factor * reach - (factor - 1), width), width)
+        return geometric_frequencies(ntk_base(base, factor * reach - (factor - 1), dim), dim)
+
+    @classmethod
+    def example(cls) -> Self:
+        return cls(factor=4.0, original_length=8)
 
 
-class Ramped(Extension):
+class RampScaling(RotaryScaling):
     """What YaRN and its dynamic form share: a ramp over the pairs, and a sharper softmax."""
 
     original_length: int
@@ -143,28 +128,28 @@ class Ramped(Extension):
         """How far the positions are stretched."""
         raise NotImplementedError(f"{type(self).__name__} does not define its scale")
 
-    @precisely
-    def frequencies(self, base: float, width: int, length: int | None = None) -> list[Decimal]:
+    @high_precision
+    def frequencies(self, base: float, dim: int, length: int | None = None) -> list[Decimal]:
         scale = self.scale(length)
-        low, high = self.ramp_ends(base, width)
-        plain = frequencies(base, width)
+        low, high = self.ramp_ends(base, dim)
+        plain = geometric_frequencies(base, dim)
         ramp = [min(max((i - low) / (high - low), Decimal(0)), Decimal(1)) for i in range(len(plain))]
         return [f / scale * r + f * (1 - r) for f, r in zip(plain, ramp, strict=True)]
 
-    @precisely
-    def ramp_ends(self, base: float, width: int) -> tuple[Decimal, Decimal]:
-        """The pairs between which the ramp runs: `beta_fast` and `beta_slow` turns within the original length."""
+    @high_precision
+    def ramp_ends(self, base: float, dim: int) -> tuple[Decimal, Decimal]:
+        """The pairs between which the ramp runs: `beta_fast` and `beta_slow` rotations in the original length."""
 
-        def pair(turns: float) -> Decimal:
-            return width * (self.original_length / (2 * PI * Decimal(turns))).ln() / (2 * Decimal(base).ln())
+        def pair(rotations: float) -> Decimal:
+            return dim * (self.original_length / (2 * PI * Decimal(rotations))).ln() / (2 * Decimal(base).ln())
 
         low, high = pair(self.beta_fast), pair(self.beta_slow)
         if self.truncate:
             low, high = Decimal(math.floor(low)), Decimal(math.ceil(high))
-        low, high = max(low, Decimal(0)), min(high, Decimal(width - 1))
+        low, high = max(low, Decimal(0)), min(high, Decimal(dim - 1))
         return (low, high + Decimal("0.001")) if low == high else (low, high)
 
-    @precisely
+    @high_precision
     def attention_factor(self, length: int | None = None) -> float:
         if self.attention is not None:
             return self.attention
@@ -178,7 +163,7 @@ class Ramped(Extension):
         return float(sharpening(1.0))
 
 
-class YaRN(Ramped, kind="yarn"):
+class YaRN(RampScaling, kind="yarn"):
     """YaRN: fast pairs kept, slow pairs interpolated, a ramp between them, and a sharper softmax."""
 
     factor: float
@@ -190,18 +175,26 @@ class YaRN(Ramped, kind="yarn"):
     def scale(self, length: int | None) -> Decimal:
         return Decimal(self.factor)
 
+    @classmethod
+    def example(cls) -> Self:
+        return cls(factor=4.0, original_length=64)
 
-class DynamicYaRN(Ramped, kind="dynamic-yarn"):
+
+class DynamicYaRN(RampScaling, kind="dynamic-yarn"):
     """YaRN with the factor `max(1, length / original_length)`, in its attention factor too."""
 
     depends_on_length: ClassVar[bool] = True
 
-    @precisely
+    @high_precision
     def scale(self, length: int | None) -> Decimal:
         return max(Decimal(1), Decimal(self.require_length(length)) / self.original_length)
 
+    @classmethod
+    def example(cls) -> Self:
+        return cls(original_length=8)
 
-class Llama3Scaling(Extension, kind="llama3"):
+
+class Llama3Scaling(RotaryScaling, kind="llama3"):
     """Llama 3.1: wavelengths under a bound kept, over another divided, and a smooth passage between."""
 
     factor: float
@@ -218,19 +211,23 @@ class Llama3Scaling(Extension, kind="llama3"):
                 f"low_freq_factor ({self.low_freq_factor})"
             )
 
-    @precisely
-    def frequencies(self, base: float, width: int, length: int | None = None) -> list[Decimal]:
+    @high_precision
+    def frequencies(self, base: float, dim: int, length: int | None = None) -> list[Decimal]:
         low, high = Decimal(self.low_freq_factor), Decimal(self.high_freq_factor)
 
         def extend(f: Decimal) -> Decimal:
-            turns = self.original_length * f / (2 * PI)
-            keep = min(max((turns - low) / (high - low), Decimal(0)), Decimal(1))
+            rotations = self.original_length * f / (2 * PI)
+            keep = min(max((rotations - low) / (high - low), Decimal(0)), Decimal(1))
             return f / Decimal(self.factor) * (1 - keep) + f * keep
 
-        return [extend(f) for f in frequencies(base, width)]
+        return [extend(f) for f in geometric_frequencies(base, dim)]
+
+    @classmethod
+    def example(cls) -> Self:
+        return cls(factor=8.0, original_length=64)
 
 
-class LongRoPE(Extension, kind="longrope"):
+class LongRoPE(RotaryScaling, kind="longrope"):
     """LongRoPE: a searched divisor for each pair, one list up to the original length and one beyond it."""
 
     short_factor: tuple[float, ...]
@@ -253,19 +250,19 @@ class LongRoPE(Extension, kind="longrope"):
         if min((*self.short_factor, *self.long_factor), default=1.0) <= 0:
             raise ValueError("LongRoPE.short_factor and long_factor must be greater than 0 everywhere")
 
-    def check_width(self, width: int) -> None:
-        if len(self.short_factor) != width // 2:
+    def check_dim(self, dim: int) -> None:
+        if len(self.short_factor) != dim // 2:
             raise ValueError(
-                f"LongRoPE.short_factor has {len(self.short_factor)} entries, but a rotated width of {width} "
-                f"has {width // 2} pairs"
+                f"LongRoPE.short_factor has {len(self.short_factor)} entries, but a rotary dimension of {dim} "
+                f"has {dim // 2} pairs"
             )
 
-    @precisely
-    def frequencies(self, base: float, width: int, length: int | None = None) -> list[Decimal]:
+    @high_precision
+    def frequencies(self, base: float, dim: int, length: int | None = None) -> list[Decimal]:
         divisors = self.long_factor if self.require_length(length) > self.original_length else self.short_factor
-        return [f / Decimal(e) for f, e in zip(frequencies(base, width), divisors, strict=True)]
+        return [f / Decimal(e) for f, e in zip(geometric_frequencies(base, dim), divisors, strict=True)]
 
-    @precisely
+    @high_precision
     def attention_factor(self, length: int | None = None) -> float:
         if self.attention is not None:
             return self.attention
@@ -273,9 +270,13 @@ class LongRoPE(Extension, kind="longrope"):
             return 1.0
         return float((1 + Decimal(self.factor).ln() / Decimal(self.original_length).ln()).sqrt())
 
+    @classmethod
+    def example(cls) -> Self:
+        return cls(short_factor=(1.0, 1.1, 1.3, 1.5), long_factor=(1.0, 2.0, 3.5, 6.0), original_length=8, factor=4.0)
 
-class ProportionalScaling(Extension, kind="proportional"):
-    """Only the fastest `fraction` of the pairs turns (each divided by `factor`); the rest stand still."""
+
+class ProportionalScaling(RotaryScaling, kind="proportional"):
+    """Only the fastest `fraction` of the pairs rotates (each divided by `factor`); the rest stand still."""
 
     fraction: float
     factor: float = 1.0
@@ -285,33 +286,27 @@ class ProportionalScaling(Extension, kind="proportional"):
         if not 0 < self.fraction <= 1:
             raise ValueError(f"ProportionalScaling.fraction must be in (0, 1], not {self.fraction}")
 
-    @precisely
-    def frequencies(self, base: float, width: int, length: int | None = None) -> list[Decimal]:
-        turning = int(self.fraction * width // 2)
-        return [f / Decimal(self.factor) if i < turning else Decimal(0) for i, f in enumerate(frequencies(base, width))]
+    @high_precision
+    def frequencies(self, base: float, dim: int, length: int | None = None) -> list[Decimal]:
+        rotating = int(self.fraction * dim // 2)
+        return [
+            f / Decimal(self.factor) if i < rotating else Decimal(0)
+            for i, f in enumerate(geometric_frequencies(base, dim))
+        ]
+
+    @classmethod
+    def example(cls) -> Self:
+        return cls(fraction=0.5, factor=2.0)
 
 
-def wide_enough(extension: Extension, width: int) -> None:
-    if width < 4:
+def check_ntk_dim(scaling: RotaryScaling, dim: int) -> None:
+    if dim < 4:
         raise ValueError(
-            f"the extension {extension.kind!r} needs a rotated width of at least 4, not {width}: "
+            f"the extension {scaling.kind!r} needs a rotary dimension of at least 4, not {dim}: "
             "its base grows by the power d/(d-2)"
         )
 
 
-def stretched(base: float, scale: Decimal, width: int) -> Decimal:
+def ntk_base(base: float, scale: Decimal, dim: int) -> Decimal:
     """The base whose slowest frequency is `1/scale` of the one before, the fastest unchanged."""
-    return Decimal(base) * scale ** (Decimal(width) / (width - 2))
-
-
-Spacing = Literal["width", "ends"]
-
-
-@precisely
-def spaced(base: float, width: int, spacing: Spacing) -> list[Decimal]:
-    """Frequencies of the sinusoidal table: `base^(-2i/width)`, or from 1 to exactly 1/base ("ends")."""
-    if spacing == "width":
-        return frequencies(base, width)
-    pairs = width // 2
-    ratio = Decimal(base) ** (Decimal(-1) / (pairs - 1)) if pairs > 1 else Decimal(1)
-    return [ratio**i for i in range(pairs)]
+    return Decimal(base) * scale ** (Decimal(dim) / (dim - 2))

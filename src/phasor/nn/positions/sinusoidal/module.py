@@ -7,16 +7,17 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from phasor.config import ModelConfig, SinusoidalConfig
-from phasor.config.extensions import spaced
+from phasor.config import ModelConfig
 from phasor.config.model import Side
 from phasor.nn.positions.base import Position
+from phasor.nn.positions.frequencies import sinusoidal_frequencies
 from phasor.nn.positions.phase import cos_sin_of, increments
+from phasor.nn.positions.sinusoidal.config import SinusoidalConfig
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops.constants import constant
 
 
-class Sinusoidal(Position):
+class Sinusoidal(Position, config=SinusoidalConfig):
     """`sin(t theta_i)` and `cos(t theta_i)`, interleaved or in halves, added or concatenated and projected.
 
     >>> table = Sinusoidal(SinusoidalConfig(), dim=6).table(torch.arange(3))
@@ -30,7 +31,7 @@ class Sinusoidal(Position):
         super().__init__()
         self.config = config
         self.width = config.width or dim
-        self.increments = increments(spaced(config.base, self.width, config.spacing))
+        self.increments = increments(sinusoidal_frequencies(config.base, self.width, config.spacing))
         self.project = nn.Linear(dim + self.width, dim, bias=False) if config.combine == "concat" else None
 
     @classmethod
@@ -48,11 +49,11 @@ class Sinusoidal(Position):
         missing = self.width - code.shape[-1]
         return nn.functional.pad(code, (0, missing)) if missing > 0 else code[..., : self.width]
 
-    def on_input(self, x: Tensor, places: SequenceInfo) -> Tensor:
+    def on_input(self, x: Tensor, seq: SequenceInfo) -> Tensor:
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-        code = self.table(places.positions, dtype)
-        if self.config.zero_padding and places.attention_mask is not None:
-            code = code * places.attention_mask[..., None]
+        code = self.table(seq.positions, dtype)
+        if self.config.zero_padding and seq.attention_mask is not None:
+            code = code * seq.attention_mask[..., None]
         code = code.to(x.dtype)
         if self.project is None:
             return x + code

@@ -1,0 +1,1 @@
+"""ALiBi: a linear bias on the scores."""

@@ -1,0 +1,1 @@
+"""Axial rotary positions over a grid of two axes."""

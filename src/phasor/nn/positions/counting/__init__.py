@@ -1,0 +1,1 @@
+"""The bare position on the input: naive, kept to show what fails."""

@@ -1,0 +1,1 @@
+"""Learned absolute positions on the input."""

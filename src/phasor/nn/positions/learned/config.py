@@ -1,0 +1,37 @@
+"""The configuration of learned absolute positions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from phasor.config.positions import PositionConfig
+from phasor.config.schema import not_negative, positive
+
+if TYPE_CHECKING:
+    from phasor.config.model import ModelConfig
+
+
+class LearnedConfig(PositionConfig, kind="learned"):
+    """A table of learned vectors, one per position, added to the input; it ends at its maximum length.
+
+    Without a `max_length` of its own the table has the model's.
+    """
+
+    max_length: int | None = None
+    offset: int = 0
+    acts_on: ClassVar[tuple[str, ...]] = ("input",)
+
+    def check(self) -> None:
+        positive(self, "max_length")
+        not_negative(self, "offset")
+
+    @property
+    def max_positions(self) -> int | None:
+        return self.max_length
+
+    def resolve(self, model: ModelConfig) -> LearnedConfig:
+        return self if self.max_length is not None else self.replace(max_length=model.max_length)
+
+    @classmethod
+    def examples(cls) -> dict[str, PositionConfig]:
+        return {"learned": cls(), "learned-offset": cls(offset=2)}

@@ -1,0 +1,1 @@
+"""Multi-section rotary positions (mRoPE) over time, height and width."""

@@ -1,0 +1,109 @@
+"""The configuration of rotary positions."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import TYPE_CHECKING, Literal, Self
+
+from phasor.config.positions import Extension, PositionConfig
+from phasor.config.schema import greater_than_one, quote
+from phasor.nn.positions.frequencies import geometric_frequencies
+from phasor.nn.positions.rotary.scaling import RotaryScaling
+
+if TYPE_CHECKING:
+    from phasor.config.model import ModelConfig
+
+Pairing = Literal["half", "adjacent"]
+
+
+class RotaryConfig(PositionConfig, kind="rotary"):
+    """Rotary (RoPE): each pair of query and key features is rotated by its frequency times the position.
+
+    `rotary_dim` is the number of features that are rotated, by default the whole head. `extension` is a scaling for
+    longer contexts. `rotate_values` rotates values too, by the angle alone (an option of RoFormer).
+    """
+
+    base: float = 10000.0
+    pairing: Pairing = "half"
+    rotary_dim: int | None = None
+    extension: RotaryScaling | None = None
+    rotate_values: bool = False
+
+    def check(self) -> None:
+        greater_than_one(self, "base")
+        if self.rotary_dim is not None:
+            check_rotary_dim(self.rotary_dim, f"{type(self).__name__}.rotary_dim")
+
+    @property
+    def acts_on(self) -> tuple[str, ...]:
+        return ("queries", "keys", "values") if self.rotate_values else ("queries", "keys")
+
+    @property
+    def shift_invariant(self) -> bool:
+        return not self.rotate_values
+
+    @property
+    def depends_on_length(self) -> bool:
+        return self.extension is not None and self.extension.depends_on_length
+
+    @property
+    def extendable(self) -> bool:
+        return True
+
+    def with_extension(self, extension: Extension | None) -> Self:
+        return self.replace(extension=extension)
+
+    def check_model(self, model: ModelConfig) -> None:
+        self.rotary_dim_of(model.head_dim)
+
+    def rotary_dim_of(self, head_dim: int) -> int:
+        """How many features of a head are rotated; raises ValueError where the head does not allow it.
+
+        >>> RotaryConfig(rotary_dim=32).rotary_dim_of(128)
+        32
+        """
+        dim = head_dim if self.rotary_dim is None else self.rotary_dim
+        check_rotary_dim(dim, "the rotary dimension of a head")
+        if dim > head_dim:
+            raise ValueError(f"{type(self).__name__}.rotary_dim is {dim}, wider than the head ({head_dim})")
+        self.check_pairs(dim)
+        return dim
+
+    def check_pairs(self, rotary_dim: int) -> None:
+        """Raise ValueError for a rotary dimension that the scheme or its extension is not defined for."""
+        if self.extension is not None:
+            self.extension.check_dim(rotary_dim)
+
+    def section_sizes(self, rotary_dim: int) -> tuple[int, ...]:
+        """How many of the pairs are rotated by each position row."""
+        return (rotary_dim // 2,)
+
+    def frequencies(self, rotary_dim: int, length: int | None = None) -> list[Decimal]:
+        """Radians per position for each pair of a rotary dimension, in high precision.
+
+        >>> [float(f) for f in RotaryConfig().frequencies(4)]
+        [1.0, 0.01]
+        """
+        if self.extension is None:
+            return geometric_frequencies(self.base, rotary_dim)
+        return self.extension.frequencies(self.base, rotary_dim, length)
+
+    def attention_factor(self, length: int | None = None) -> float:
+        """What rotated queries and keys are multiplied by."""
+        return 1.0 if self.extension is None else self.extension.attention_factor(length)
+
+    @classmethod
+    def examples(cls) -> dict[str, PositionConfig]:
+        return {
+            "rotary": cls(),
+            "rotary-adjacent": cls(pairing="adjacent"),
+            "rotary-partial": cls(rotary_dim=4),
+            "rotary-one-pair": cls(rotary_dim=2),
+            "rotary-values": cls(pairing="adjacent", rotate_values=True),
+            **{f"rotary-{kind}": cls(extension=scaling.example()) for kind, scaling in RotaryScaling.kinds.items()},
+        }
+
+
+def check_rotary_dim(rotary_dim: int, where: str) -> None:
+    if type(rotary_dim) is not int or rotary_dim < 2 or rotary_dim % 2:
+        raise ValueError(f"{where} must be even and at least 2, not {quote(rotary_dim)}: features rotate in pairs")

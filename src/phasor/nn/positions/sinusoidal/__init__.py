@@ -1,0 +1,1 @@
+"""Sinusoidal positions on the input."""

@@ -1,0 +1,37 @@
+"""The configuration of sinusoidal positions."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from phasor.config.positions import PositionConfig
+from phasor.config.schema import greater_than_one, not_negative, positive
+from phasor.nn.positions.frequencies import Spacing
+
+
+class SinusoidalConfig(PositionConfig, kind="sinusoidal"):
+    """Fixed sines and cosines of the position, added to the input or concatenated and projected."""
+
+    base: float = 10000.0
+    layout: Literal["interleaved", "halves"] = "interleaved"
+    spacing: Spacing = "width"
+    offset: int = 0
+    zero_padding: bool = False
+    combine: Literal["add", "concat"] = "add"
+    width: int | None = None
+    acts_on: ClassVar[tuple[str, ...]] = ("input",)
+
+    def check(self) -> None:
+        greater_than_one(self, "base")
+        positive(self, "width")
+        not_negative(self, "offset")
+        if self.width is not None and self.combine == "add":
+            raise ValueError("SinusoidalConfig.width is for combine='concat'; added codes have the model's width")
+
+    @classmethod
+    def examples(cls) -> dict[str, PositionConfig]:
+        return {
+            "sinusoidal": cls(),
+            "sinusoidal-halves": cls(layout="halves", spacing="ends", offset=2, zero_padding=True),
+            "sinusoidal-concat": cls(combine="concat", width=7),
+        }

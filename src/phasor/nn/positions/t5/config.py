@@ -1,0 +1,29 @@
+"""The configuration of T5's relative position bias."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from phasor.config.positions import PositionConfig
+
+
+class T5PositionConfig(PositionConfig, kind="t5"):
+    """A learned scalar per head and bucket of distance, added to the scores and shared by all layers."""
+
+    num_buckets: int = 32
+    max_distance: int = 128
+    acts_on: ClassVar[tuple[str, ...]] = ("scores",)
+    shift_invariant: ClassVar[bool] = True
+
+    def check(self) -> None:
+        if self.num_buckets < 4 or self.num_buckets % 4:
+            raise ValueError(f"T5PositionConfig.num_buckets must be a multiple of 4, not {self.num_buckets}")
+        if self.max_distance <= self.num_buckets // 2:
+            raise ValueError(
+                f"T5PositionConfig.max_distance ({self.max_distance}) must be greater than half of "
+                f"num_buckets ({self.num_buckets}): those distances have a bucket each"
+            )
+
+    @classmethod
+    def examples(cls) -> dict[str, PositionConfig]:
+        return {"t5": cls(num_buckets=8, max_distance=16)}

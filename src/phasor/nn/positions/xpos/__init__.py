@@ -1,0 +1,1 @@
+"""xPos: rotary positions with an exponential decay."""
