@@ -97,7 +97,7 @@ def check(device: str, rows: int, tokens: int, heads: int, keys: int, width: int
         for turned in (width, width // 4):
             for dtype, allowed in ((torch.float32, 1e-6), (torch.bfloat16, 1.0), (torch.float16, 1.0)):
                 torch.manual_seed(0)
-                rope = phasor.Rotary(head_dim=width, width=turned, pairing=pairing)
+                rope = phasor.Rotary(head_dim=width, rotary_dim=turned, pairing=pairing)
                 turn = turn_of(rope, torch.randint(0, 2**36, (rows, tokens), device=device))
                 like: dict[str, Any] = {"device": device, "dtype": dtype}
                 fused = drawn(rows, tokens, keys, heads // keys + 2, width, **like).clamp(-2, 2).requires_grad_()
@@ -203,8 +203,8 @@ def compare() -> dict[str, Any]:
     ropes = {
         "a position a token": (half, by_row),
         "adjacent": (phasor.Rotary(head_dim=WIDTH, pairing="adjacent"), at),
-        "32 of 128 turned": (phasor.Rotary(head_dim=WIDTH, width=32), at),
-        "32 of 128 turned, adjacent": (phasor.Rotary(head_dim=WIDTH, width=32, pairing="adjacent"), at),
+        "32 of 128 turned": (phasor.Rotary(head_dim=WIDTH, rotary_dim=32), at),
+        "32 of 128 turned, adjacent": (phasor.Rotary(head_dim=WIDTH, rotary_dim=32, pairing="adjacent"), at),
     }
     calls: dict[str, Call] = {
         name: lambda rope=rope, at=at: rope.rotate(q_t, k_t, at) for name, (rope, at) in ropes.items()
@@ -282,7 +282,7 @@ def sweep() -> None:
         (256, 1, "half", WIDTH),
         (2, 512, "half", WIDTH),
     ):
-        rope = phasor.Rotary(head_dim=WIDTH, width=turned)
+        rope = phasor.Rotary(head_dim=WIDTH, rotary_dim=turned)
         turn = turn_of(rope, torch.arange(count, device="cuda"))
         fused = drawn(rows, count, KEYS, HEADS // KEYS + 2, WIDTH)
         parts = rope.split_qkv(fused)

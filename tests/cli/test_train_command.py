@@ -395,7 +395,7 @@ PAIR_MISTAKES = {
     "--data.train three.tsv": "three.tsv, line 2: a pair has 2 columns, and this line has 3",
     "--data.train notes.txt": "translation needs pairs",
     "--data.train notes.txt --data.train-target pairs.tsv": "pairs.tsv ends after 36 lines, and notes.txt goes on",
-    "--data.train pairs.tsv --data.sequence-length 3 --data.too-long skip": "train on: 36 pairs have more than 3 tokens",
+    "--data.train pairs.tsv --data.sequence-length 3 --data.too-long skip": "36 pairs have more than 3 tokens",
     "--data.train pairs.tsv --data.sequence-length 12": "a pair has 14 tokens on one side, and data.sequence_length",
 }
 

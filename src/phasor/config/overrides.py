@@ -19,7 +19,7 @@ def overridden(recipe: Mapping[str, Any], changes: Mapping[str, str]) -> dict[st
     value as it stands. A new kind keeps those fields of the old one that it has too and that are not its defaults.
 
     >>> overridden({"data": {"sequence_length": 256}}, {"data.sequence_length": "128", "train.max-skips": "3"})
-    {'data': {'length': 128}, 'train': {'max_skips': 3}}
+    {'data': {'sequence_length': 128}, 'train': {'max_skips': 3}}
     >>> overridden({"model": {"position": "rotary"}}, {"model.position.base": "5e5"})
     {'model': {'position': {'kind': 'rotary', 'base': 500000.0}}}
     """

@@ -56,7 +56,7 @@ def test_rotary_is_exact(case):
 @pytest.mark.parametrize(("head_dim", "width"), [(64, 16), (10, 6), (14, 14), (8, 2)])
 def test_partial_rotary_is_exact_for_any_base(head_dim, width, base):
     positions = far_positions()[0]
-    cos, sin = phasor.Rotary(head_dim=head_dim, width=width, base=base).cos_sin(positions)
+    cos, sin = phasor.Rotary(head_dim=head_dim, rotary_dim=width, base=base).cos_sin(positions)
     frequencies, _ = truth(None, base, width)
     assert worst_error(cos, sin, positions[:, None].expand(-1, width // 2), frequencies) <= EXACT
 

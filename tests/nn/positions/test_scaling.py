@@ -136,7 +136,7 @@ def test_frequencies_and_attention_factor_are_those_of_transformers(kind, data):
     if kind == "llama3":
         extension = gentle(extension)
     length = near(extension.get("original_length", 4096), data)
-    rope = phasor.Rotary(head_dim=head_dim, width=width, base=base, extension=extension)
+    rope = phasor.Rotary(head_dim=head_dim, rotary_dim=width, base=base, extension=extension)
     their_frequencies, their_factor = theirs(extension, base, head_dim, width, length)
     assert their_frequencies.shape == (width // 2,)
     for i, (mine, other) in enumerate(zip(rope.frequencies(length), their_frequencies.tolist(), strict=True)):
