@@ -34,11 +34,13 @@ HEAVY = {"torch", "numpy", "rich", "triton", "transformers", "tokenizers", "safe
 
 PUBLIC = """
 AttentionConfig ConstantSchedule CosineSchedule DataConfig DeepNormConfig DropoutConfig EmbeddingConfig ExpertsConfig
-FanInInitConfig FeedForwardConfig Generated GenerationConfig InverseSqrtSchedule KVCache LanguageHeadConfig LayerConfig
-LayerNormConfig LinearSchedule MaskedHeadConfig ModelConfig NoHeadConfig NoNormConfig NormalInitConfig OptimizerConfig
-OutputConfig ParallelConfig PooledHeadConfig PostConfig PreConfig RMSNormConfig Recipe Record Rotary SandwichConfig
-SaveConfig SpecialTokens StableSchedule T5InitConfig TrainConfig Transformer XavierInitConfig backends balancing_loss
-convert evaluate exact_rotary explain generate kinds load preset quantize save stream train translate
+FanInInitConfig FeedForwardConfig GEGLUConfig GEGLUTanhConfig GELUConfig GELUTanhConfig GLUConfig Generated
+GenerationConfig InverseSqrtSchedule KVCache LanguageHeadConfig LayerConfig LayerNormConfig LinearSchedule
+MaskedHeadConfig ModelConfig NoHeadConfig NoNormConfig NormalInitConfig OptimizerConfig OutputConfig ParallelConfig
+PooledHeadConfig PostConfig PreConfig RMSNormConfig ReGLUConfig ReLUConfig Recipe Record Rotary SandwichConfig
+SaveConfig SiLUConfig SpecialTokens StableSchedule SwiGLUClampedConfig SwiGLUConfig T5InitConfig TrainConfig
+Transformer XavierInitConfig backends balancing_loss convert evaluate exact_rotary explain generate kinds load preset
+quantize save stream train translate
 """.split()  # noqa: SIM905
 
 

@@ -202,7 +202,11 @@ SETTINGS = {
         "'none'",
     ),
     "qk-norm-bias-without-norm": (lambda: AttentionConfig(qk_norm_bias=False), "qk_norm_bias", "qk_norm"),
-    "limit-without-clamp": (lambda: FeedForwardConfig(activation="swiglu", limit=5.0), "limit", "swiglu-clamped"),
+    "limit-without-clamp": (
+        lambda: FeedForwardConfig(activation={"kind": "swiglu", "limit": 5.0}),
+        "SwiGLUConfig",
+        "'limit'",
+    ),
     "top-k": (lambda: ExpertsConfig(num_experts=2, top_k=3), "top_k (3)", "num_experts (2)"),
     "gate-of-no-expert": (lambda: ExpertsConfig(num_experts=2, shared_gate=True), "shared_gate", "shared_dim"),
     "dropout-of-one": (lambda: DropoutConfig(residual=1.0), "residual", "1.0"),

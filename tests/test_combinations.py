@@ -59,7 +59,7 @@ def test_the_tables_are_complete():
     tables = {"norms": NORMS, "placements": PLACEMENTS}
     for group, table in tables.items():
         assert {config.kind for config in table.values()} == set(phasor.kinds(group))
-    assert {config.activation for config in FEEDFORWARDS.values()} == set(phasor.kinds("activations"))
+    assert {config.activation.kind for config in FEEDFORWARDS.values()} == set(phasor.kinds("activations"))
 
 
 def check_gradients(

@@ -13,9 +13,10 @@ __version__ = "0.1.0"
 _HOMES = {
     "phasor.config": (
         "AttentionConfig DeepNormConfig DropoutConfig EmbeddingConfig ExpertsConfig FanInInitConfig "
-        "FeedForwardConfig LanguageHeadConfig LayerConfig LayerNormConfig MaskedHeadConfig ModelConfig "
-        "NoHeadConfig NoNormConfig NormalInitConfig OutputConfig ParallelConfig PooledHeadConfig PostConfig "
-        "PreConfig RMSNormConfig SandwichConfig T5InitConfig XavierInitConfig"
+        "FeedForwardConfig GEGLUConfig GEGLUTanhConfig GELUConfig GELUTanhConfig GLUConfig LanguageHeadConfig "
+        "LayerConfig LayerNormConfig MaskedHeadConfig ModelConfig NoHeadConfig NoNormConfig NormalInitConfig "
+        "OutputConfig ParallelConfig PooledHeadConfig PostConfig PreConfig RMSNormConfig ReGLUConfig ReLUConfig "
+        "SandwichConfig SiLUConfig SwiGLUClampedConfig SwiGLUConfig T5InitConfig XavierInitConfig"
     ),
     "phasor.inspect.kinds": "kinds",
     "phasor.models.presets": "preset",

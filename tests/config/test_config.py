@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 import phasor
 import phasor.config
 from phasor import ModelConfig, Transformer, preset
-from phasor.config import PositionConfig
-from phasor.config.parts import ACTIVATIONS, GATED
+from phasor.config import ActivationConfig, PositionConfig
 from phasor.config.schema import Choice, Config, field_types
 from phasor.inspect.kinds import CHOICES, GROUPS, described_kinds
 from phasor.nn.feed_forward import GLU_ACTIVATIONS, PLAIN, FeedForward, activate
@@ -29,8 +28,7 @@ SIZES = {"vocab_size": 20, "dim": 16, "num_layers": 2, "num_heads": 2}
 # Fields whose good values are fewer than their types allow.
 SPECIAL = {
     ("AttentionConfig", "bias"): st.lists(st.sampled_from(["q", "k", "v", "out"]), unique=True).map(tuple),
-    ("FeedForwardConfig", "activation"): st.sampled_from(list(ACTIVATIONS)),
-    ("MaskedHeadConfig", "activation"): st.sampled_from(sorted(set(ACTIVATIONS) - GATED)),
+    ("MaskedHeadConfig", "activation"): st.sampled_from([c() for c in ActivationConfig.kinds.values() if not c.gated]),
     ("ProportionalScaling", "fraction"): st.floats(0.01, 1.0),
     ("T5PositionConfig", "num_buckets"): st.integers(1, 16).map(lambda n: 4 * n),
     ("T5PositionConfig", "max_distance"): st.integers(64, 512),
@@ -242,11 +240,12 @@ def test_tables_of_names_are_the_types_of_their_fields():
 
 
 def test_every_activation_has_a_function():
-    assert set(PLAIN) == set(ACTIVATIONS) - GATED
-    assert set(GLU_ACTIVATIONS) | {"swiglu-clamped"} == GATED
-    for name in ACTIVATIONS:
+    gated = {kind for kind, cls in ActivationConfig.kinds.items() if cls.gated}
+    assert set(PLAIN) == set(ActivationConfig.kinds) - gated
+    assert set(GLU_ACTIVATIONS) | {"swiglu-clamped"} == gated
+    for name in ActivationConfig.kinds:
         config = phasor.FeedForwardConfig(activation=name)
-        assert activate(torch.ones(6), config).shape == (3 if config.gated else 6,)
+        assert activate(torch.ones(6), config.activation).shape == (3 if config.gated else 6,)
         assert FeedForward(config, 4, 6)(torch.ones(2, 4)).shape == (2, 4)
 
 

@@ -16,6 +16,7 @@ from phasor.config import (
     ModelConfig,
     NoNormConfig,
     RMSNormConfig,
+    SwiGLUClampedConfig,
 )
 from phasor.nn.feed_forward import FeedForward, activate
 from phasor.nn.moe import Experts, balancing_loss, each_expert, each_expert_ref
@@ -107,7 +108,7 @@ POINTS = [-40.0, -9.3, -7.1, -3.0, -1.0, -0.2, 1e-3, 0.7, 1.9, 6.9, 7.3, 31.0]
 @pytest.mark.parametrize("name", PLAIN)
 def test_activation_is_its_formula(name):
     x = torch.tensor(POINTS, dtype=torch.float64, requires_grad=True)
-    y = activate(x, FeedForwardConfig(activation=name))
+    y = activate(x, FeedForwardConfig(activation=name).activation)
     (grad,) = torch.autograd.grad(y.sum(), x)
     truth = [PLAIN[name](p) for p in POINTS]
     torch.testing.assert_close(y, torch.tensor(truth, dtype=torch.float64), rtol=1e-13, atol=1e-13)
@@ -125,7 +126,7 @@ def test_gated_activation_is_its_formula(name, given):
     pairs = list(product(POINTS, POINTS))
     gate, up = torch.tensor(pairs, dtype=torch.float64).unbind(-1)
     x = torch.cat((gate, up)).requires_grad_()  # the gate comes first
-    y = activate(x, FeedForwardConfig(activation=name, **given))
+    y = activate(x, FeedForwardConfig(activation={"kind": name, **given}).activation)
     (grad,) = torch.autograd.grad(y.sum(), x)
     truth = torch.tensor([formula(g, u) for g, u in pairs], dtype=torch.float64)
     torch.testing.assert_close(y, truth, rtol=1e-13, atol=1e-12)
@@ -139,7 +140,7 @@ def test_gelu_is_within_double_precision_of_the_integral():
     mpmath.mp.dps = 30
     for point in (-5.0, -0.3, 0.0, 2.2):
         phi = mpmath.ncdf(point)
-        ours = activate(torch.tensor(point, dtype=torch.float64), FeedForwardConfig(activation="gelu"))
+        ours = activate(torch.tensor(point, dtype=torch.float64), FeedForwardConfig(activation="gelu").activation)
         assert float(ours) == pytest.approx(float(point * phi), rel=1e-12, abs=1e-16)
 
 
@@ -150,14 +151,15 @@ def plain_activation(x, config):
         return 0.5 * (1 + torch.erf(t / math.sqrt(2)))
 
     if not config.gated:
-        return {"relu": x * (x > 0), "gelu": x * phi(x)}[config.activation]
+        return {"relu": x * (x > 0), "gelu": x * phi(x)}[config.activation.kind]
     width = x.shape[-1] // 2
     gate, up = x[..., :width], x[..., width:]
-    if config.activation == "swiglu-clamped":
-        gate = torch.where(gate > config.limit, config.limit, gate)
-        up = torch.where(up.abs() > config.limit, config.limit * up.sign(), up)
+    if config.activation.kind == "swiglu-clamped":
+        limit = config.activation.limit
+        gate = torch.where(gate > limit, limit, gate)
+        up = torch.where(up.abs() > limit, limit * up.sign(), up)
         return gate / (1 + torch.exp(-1.702 * gate)) * (up + 1)
-    return {"swiglu": gate / (1 + torch.exp(-gate)), "geglu": gate * phi(gate)}[config.activation] * up
+    return {"swiglu": gate / (1 + torch.exp(-gate)), "geglu": gate * phi(gate)}[config.activation.kind] * up
 
 
 def plain_feedforward(x, config, up, down, up_bias, down_bias):
@@ -171,7 +173,7 @@ def plain_feedforward(x, config, up, down, up_bias, down_bias):
 @pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu", "geglu", "swiglu-clamped"])
 def test_feedforward_is_its_formula(activation, bias):
     limit = {"limit": 3.0} if activation == "swiglu-clamped" else {}
-    config = FeedForwardConfig(activation=activation, bias=bias, **limit)
+    config = FeedForwardConfig(activation={"kind": activation, **limit}, bias=bias)
     network = redraw(FeedForward(config, 13, 73))
     x = normal(3, 7, 13).requires_grad_()
     truth = plain_feedforward(x, config, network.up.weight.T, network.down.weight.T, network.up.bias, network.down.bias)
@@ -217,7 +219,9 @@ EXPERTS = {
     "one": FeedForwardConfig(activation="relu", experts=ExpertsConfig(num_experts=3, top_k=1, normalize=False)),
     "all": FeedForwardConfig(activation="gelu", experts=ExpertsConfig(num_experts=3, top_k=3)),
     "biases": FeedForwardConfig(
-        activation="swiglu-clamped", bias=True, limit=2.0, experts=ExpertsConfig(num_experts=4, router_bias=True)
+        activation=SwiGLUClampedConfig(limit=2.0),
+        bias=True,
+        experts=ExpertsConfig(num_experts=4, router_bias=True),
     ),
     "shared": FeedForwardConfig(activation="swiglu", experts=ExpertsConfig(num_experts=4, hidden_dim=9, shared_dim=11)),
     "shared-gated": FeedForwardConfig(

@@ -171,8 +171,7 @@ def gpt_oss() -> Case:
         position={"kind": "rotary", "base": 150000.0, "extension": yarn},
         layers=[{"attention": attention | {"window": 6}}, {"attention": attention}],
         feedforward={
-            "activation": "swiglu-clamped",
-            "limit": 0.9,
+            "activation": {"kind": "swiglu-clamped", "limit": 0.9},
             "bias": True,
             "experts": {"num_experts": 4, "top_k": 2, "router_bias": True},
         },

@@ -4,6 +4,19 @@ The configurations of position schemes are in `phasor.nn.positions`, each beside
 registers them all.
 """
 
+from phasor.config.activations import (
+    ActivationConfig,
+    GEGLUConfig,
+    GEGLUTanhConfig,
+    GELUConfig,
+    GELUTanhConfig,
+    GLUConfig,
+    ReGLUConfig,
+    ReLUConfig,
+    SiLUConfig,
+    SwiGLUClampedConfig,
+    SwiGLUConfig,
+)
 from phasor.config.model import LayerConfig, ModelConfig
 from phasor.config.parts import (
     AttentionConfig,
@@ -37,6 +50,7 @@ from phasor.config.parts import (
 from phasor.config.positions import Extension, PositionConfig, discover
 
 __all__ = [
+    "ActivationConfig",
     "AttentionConfig",
     "DeepNormConfig",
     "DropoutConfig",
@@ -45,6 +59,11 @@ __all__ = [
     "Extension",
     "FanInInitConfig",
     "FeedForwardConfig",
+    "GEGLUConfig",
+    "GEGLUTanhConfig",
+    "GELUConfig",
+    "GELUTanhConfig",
+    "GLUConfig",
     "HeadConfig",
     "InitConfig",
     "LanguageHeadConfig",
@@ -65,7 +84,12 @@ __all__ = [
     "PostConfig",
     "PreConfig",
     "RMSNormConfig",
+    "ReGLUConfig",
+    "ReLUConfig",
     "SandwichConfig",
+    "SiLUConfig",
+    "SwiGLUClampedConfig",
+    "SwiGLUConfig",
     "T5InitConfig",
     "XavierInitConfig",
 ]

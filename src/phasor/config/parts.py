@@ -4,24 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from phasor.config.activations import ActivationConfig, GELUConfig, ReLUConfig
 from phasor.config.schema import Choice, Config, not_negative, positive, unknown
 
 Projection = Literal["q", "k", "v", "out"]
-
-ACTIVATIONS = {
-    "relu": "max(x, 0)",
-    "silu": "x sigmoid(x), also called Swish",
-    "gelu": "x Phi(x), exact, by erf",
-    "gelu-tanh": "x Phi(x), the tanh approximation",
-    "glu": "sigmoid(gate) * up",
-    "reglu": "relu(gate) * up",
-    "swiglu": "silu(gate) * up",
-    "swiglu-clamped": "clamped gate sigmoid(gain gate) * (clamped up + 1), as in gpt-oss",
-    "geglu": "gelu(gate) * up",
-    "geglu-tanh": "gelu-tanh(gate) * up",
-}
-LIMIT, GAIN = 7.0, 1.702  # where gpt-oss clamps, and how steep its gate is
-GATED = frozenset({"glu", "reglu", "swiglu", "swiglu-clamped", "geglu", "geglu-tanh"})
 
 QK_NORMS = {
     "none": "queries and keys as projected",
@@ -97,28 +83,18 @@ class ExpertsConfig(Config):
 class FeedForwardConfig(Config):
     """The feed-forward network: an activation, plain or gated, and optionally experts.
 
-    `limit` and `gain` are those of the activation "swiglu-clamped".
+    >>> FeedForwardConfig(activation="swiglu").gated
+    True
     """
 
-    activation: str = "relu"
+    activation: ActivationConfig = ReLUConfig()
     bias: bool = False
-    limit: float = LIMIT
-    gain: float = GAIN
     experts: ExpertsConfig | None = None
-
-    def check(self) -> None:
-        if self.activation not in ACTIVATIONS:
-            raise unknown("activation", self.activation, ACTIVATIONS)
-        positive(self, "limit", "gain")
-        for name, usual in (("limit", LIMIT), ("gain", GAIN)):
-            if getattr(self, name) != usual and self.activation != "swiglu-clamped":
-                raise ValueError(
-                    f"FeedForwardConfig.{name} is for the activation 'swiglu-clamped', not {self.activation!r}"
-                )
 
     @property
     def gated(self) -> bool:
-        return self.activation in GATED
+        """Whether the activation takes a gate beside the up projection."""
+        return self.activation.gated
 
 
 class NormConfig(Choice, what="norm"):
@@ -265,12 +241,13 @@ class MaskedHeadConfig(LogitsConfig, kind="mlm"):
 
     bias: bool = True
     dense_bias: bool = True
-    activation: str = "gelu"
+    activation: ActivationConfig = GELUConfig()
 
     def check(self) -> None:
         super().check()
-        if self.activation not in ACTIVATIONS or self.activation in GATED:
-            raise unknown("activation of the masked head", self.activation, sorted(set(ACTIVATIONS) - GATED))
+        if self.activation.gated:
+            plain = sorted(kind for kind, cls in ActivationConfig.kinds.items() if not cls.gated)
+            raise unknown("activation of the masked head", self.activation.kind, plain)
 
 
 class NoHeadConfig(HeadConfig, kind="none"):

@@ -122,7 +122,7 @@ def layer_why_not(layer: Layer) -> str | None:
         "queries and keys are normed all heads together": attention.qk_norm == "whole",
         "only some of queries, keys and values have a bias": bool(partly) and len(partly) < 3,
         "the feed-forward network has experts": network.experts is not None,
-        f"no kernel has the activation {network.activation!r}": network.activation not in ACTIVATIONS,
+        f"no kernel has the activation {network.activation.kind!r}": network.activation.kind not in ACTIVATIONS,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
@@ -215,7 +215,7 @@ class FusedStep:
 
     def feed(self, x: Tensor, network: FeedForward, norm: nn.Module) -> Tensor:
         """The hidden features of the feed-forward network of `norm(x)`."""
-        activation, gated = ACTIVATIONS[network.config.activation], network.config.gated
+        activation, gated = ACTIVATIONS[network.config.activation.kind], network.config.gated
         if not self.few:
             return self.kernels.gate(network.up(norm(x)), self.hidden, activation, gated=gated)
         given = {"norm": self.normed(norm), "bias": network.up.bias, "pdl": self.pdl}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import typing
 
 from phasor.config import Extension, PositionConfig
+from phasor.config.activations import ActivationConfig
 from phasor.config.model import SHAPES
-from phasor.config.parts import ACTIVATIONS, POOLERS, QK_NORMS, HeadConfig, InitConfig, NormConfig, PlacementConfig
+from phasor.config.parts import POOLERS, QK_NORMS, HeadConfig, InitConfig, NormConfig, PlacementConfig
 from phasor.config.schedules import ScheduleConfig
 from phasor.config.schema import Choice, summary, unknown
 from phasor.models.presets import PRESETS
@@ -15,6 +16,7 @@ from phasor.nn.positions.rotary.config import Pairing
 CHOICES: dict[str, type[Choice]] = {
     "positions": PositionConfig,
     "extensions": Extension,
+    "activations": ActivationConfig,
     "norms": NormConfig,
     "placements": PlacementConfig,
     "heads": HeadConfig,
@@ -24,11 +26,11 @@ CHOICES: dict[str, type[Choice]] = {
 PAIRINGS = dict(
     zip(
         typing.get_args(Pairing),
-        ("feature i turns with feature i + d/2 (Llama, GPT-NeoX)", "feature 2i turns with 2i + 1 (RoFormer, GPT-J)"),
+        ("feature i is rotated with i + d/2 (Llama, GPT-NeoX)", "feature 2i is rotated with 2i + 1 (RoFormer, GPT-J)"),
         strict=True,
     )
 )
-TABLES = {"shapes": SHAPES, "activations": ACTIVATIONS, "pairings": PAIRINGS, "qk-norms": QK_NORMS, "poolers": POOLERS}
+TABLES = {"shapes": SHAPES, "pairings": PAIRINGS, "qk-norms": QK_NORMS, "poolers": POOLERS}
 GROUPS = (*CHOICES, *TABLES, "presets")
 
 

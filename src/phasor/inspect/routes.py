@@ -244,18 +244,18 @@ def gates_with_projection(case: Case) -> str | None:
     if not isinstance(network, FeedForward) or not network.plain:
         return "the network has experts, or its last projection a bias or dropout before it"
     weight = case.tensor(case.config.dim, case.config.hidden_dim)
-    return glu.linear_why_not(case.projected, weight, case.layer.feedforward.activation)
+    return glu.linear_why_not(case.projected, weight, case.layer.feedforward.activation.kind)
 
 
 def gates_in_float8(case: Case) -> str | None:
     network = case.block.feedforward
     if not isinstance(network, Float8FeedForward) or not network.is_plain_glu:
         return "the network has experts, biases or dropout"
-    return float8_mlp_why_not(case.hidden, network.up.weight, network.down.weight, network.config.activation)
+    return float8_mlp_why_not(case.hidden, network.up.weight, network.down.weight, network.config.activation.kind)
 
 
 def gates_by_kernel(case: Case) -> str | None:
-    return glu.why_not(case.projected, case.layer.feedforward.activation)
+    return glu.why_not(case.projected, case.layer.feedforward.activation.kind)
 
 
 def step_on_device(case: Case) -> str | None:

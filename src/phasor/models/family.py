@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
-from phasor.config import FeedForwardConfig, ModelConfig
+from phasor.config import ActivationConfig, FeedForwardConfig, ModelConfig
 from phasor.config.schema import Choice, Config, names, quote
 from phasor.models.fields import Fields
 from phasor.models.layout import Rule
@@ -30,15 +30,16 @@ GATES = {"gelu": "geglu", "gelu_new": "geglu-tanh", "gelu_pytorch_tanh": "geglu-
 GATES |= {"silu": "swiglu", "swish": "swiglu", "sigmoid": "glu"}
 
 
-def activation_name(activation: str) -> str:
+def activation_name(activation: ActivationConfig) -> str:
     """Their name for one of our activations; a gated one's gate.
 
-    >>> activation_name("gelu-tanh"), activation_name("swiglu")
+    >>> from phasor.config import GELUTanhConfig, SwiGLUConfig
+    >>> activation_name(GELUTanhConfig()), activation_name(SwiGLUConfig())
     ('gelu_pytorch_tanh', 'silu')
     """
     usual = {"gelu-tanh": "gelu_pytorch_tanh", "geglu-tanh": "gelu_pytorch_tanh", "swiglu": "silu", "geglu": "gelu"}
     usual |= {"reglu": "relu", "glu": "sigmoid"}
-    return usual.get(activation, activation)
+    return usual.get(activation.kind, activation.kind)
 
 
 class Family:

@@ -12,6 +12,9 @@ from phasor.config import (
     ExpertsConfig,
     FanInInitConfig,
     FeedForwardConfig,
+    GEGLUTanhConfig,
+    GELUConfig,
+    GELUTanhConfig,
     LanguageHeadConfig,
     LayerNormConfig,
     MaskedHeadConfig,
@@ -20,8 +23,10 @@ from phasor.config import (
     NormalInitConfig,
     ParallelConfig,
     PostConfig,
+    ReLUConfig,
     RMSNormConfig,
     SandwichConfig,
+    SwiGLUConfig,
     T5InitConfig,
     XavierInitConfig,
 )
@@ -49,7 +54,7 @@ def transformer_base() -> ModelConfig:
         num_heads=8,
         max_length=1024,
         position=SinusoidalConfig(),
-        feedforward=FeedForwardConfig(activation="relu", bias=True),
+        feedforward=FeedForwardConfig(activation=ReLUConfig(), bias=True),
         norm=LayerNormConfig(eps=1e-6),
         placement=PostConfig(),
         embedding=EmbeddingConfig(scale="sqrt"),
@@ -77,7 +82,7 @@ def bert() -> ModelConfig:
         max_length=512,
         position=LearnedConfig(),
         attention=EVERY_BIAS,
-        feedforward=FeedForwardConfig(activation="gelu", bias=True),
+        feedforward=FeedForwardConfig(activation=GELUConfig(), bias=True),
         norm=LayerNormConfig(eps=1e-12),
         placement=PostConfig(),
         embedding=EmbeddingConfig(norm=True, token_types=2),
@@ -107,7 +112,7 @@ def gpt_2() -> ModelConfig:
         max_length=1024,
         position=LearnedConfig(),
         attention=EVERY_BIAS,
-        feedforward=FeedForwardConfig(activation="gelu-tanh", bias=True),
+        feedforward=FeedForwardConfig(activation=GELUTanhConfig(), bias=True),
         dropout=DropoutConfig(embedding=0.1, attention=0.1, residual=0.1),
         init=NormalInitConfig(by_depth=True),
     )
@@ -125,7 +130,7 @@ def t5() -> ModelConfig:
         max_length=512,
         position=T5PositionConfig(),
         attention=AttentionConfig(scale=1.0),
-        feedforward=FeedForwardConfig(activation="relu"),
+        feedforward=FeedForwardConfig(activation=ReLUConfig()),
         norm=RMSNormConfig(eps=1e-6),
         head=LanguageHeadConfig(multiplier="rsqrt"),
         dropout=DropoutConfig(embedding=0.1, attention=0.1, residual=0.1, feedforward=0.1),
@@ -137,7 +142,7 @@ def t5_11() -> ModelConfig:
     """T5 v1.1 base: gated GELU, a head of its own, no dropout in pre-training."""
     return t5().replace(
         hidden_dim=2048,
-        feedforward=FeedForwardConfig(activation="geglu-tanh"),
+        feedforward=FeedForwardConfig(activation=GEGLUTanhConfig()),
         embedding=EmbeddingConfig(tied=False),
         head=LanguageHeadConfig(),
         dropout=DropoutConfig(),
@@ -154,7 +159,7 @@ def llama_2() -> ModelConfig:
         num_heads=32,
         max_length=4096,
         position=RotaryConfig(),
-        feedforward=FeedForwardConfig(activation="swiglu"),
+        feedforward=FeedForwardConfig(activation=SwiGLUConfig()),
         norm=RMSNormConfig(eps=1e-5),
         embedding=EmbeddingConfig(tied=False),
     )
@@ -183,7 +188,7 @@ def palm() -> ModelConfig:
         head_dim=256,
         max_length=2048,
         position=RotaryConfig(),
-        feedforward=FeedForwardConfig(activation="swiglu"),
+        feedforward=FeedForwardConfig(activation=SwiGLUConfig()),
         norm=LayerNormConfig(bias=False),
         placement=ParallelConfig(),
         head=LanguageHeadConfig(multiplier="rsqrt"),
@@ -204,7 +209,7 @@ def grok_1() -> ModelConfig:
         position=RotaryConfig(),
         attention=AttentionConfig(softcap=30.0),
         feedforward=FeedForwardConfig(
-            activation="geglu-tanh", experts=ExpertsConfig(num_experts=8, top_k=2, normalize=False)
+            activation=GEGLUTanhConfig(), experts=ExpertsConfig(num_experts=8, top_k=2, normalize=False)
         ),
         norm=RMSNormConfig(eps=1e-5),
         placement=SandwichConfig(),
@@ -231,7 +236,7 @@ def bloom() -> ModelConfig:
         max_length=2048,
         position=ALiBiConfig(),
         attention=EVERY_BIAS,
-        feedforward=FeedForwardConfig(activation="gelu-tanh", bias=True),
+        feedforward=FeedForwardConfig(activation=GELUTanhConfig(), bias=True),
         embedding=EmbeddingConfig(norm=True),
     )
 
@@ -246,7 +251,7 @@ def mpt() -> ModelConfig:
         num_heads=32,
         max_length=2048,
         position=ALiBiConfig(),
-        feedforward=FeedForwardConfig(activation="gelu"),
+        feedforward=FeedForwardConfig(activation=GELUConfig()),
         norm=LayerNormConfig(bias=False),
     )
 

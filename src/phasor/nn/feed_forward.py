@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phasor.config import FeedForwardConfig
+from phasor.config import ActivationConfig, FeedForwardConfig, SwiGLUClampedConfig
 from phasor.ops.glu.glu import GLU_ACTIVATIONS, glu, glu_linear
 
 PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
@@ -19,22 +19,22 @@ PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def activate(x: Tensor, config: FeedForwardConfig) -> Tensor:
+def activate(x: Tensor, activation: ActivationConfig) -> Tensor:
     """The activation of the up-projection; gated forms take gate and up side by side and halve the width.
 
     >>> x = torch.tensor([0.0, 2.0, 3.0, 4.0])
-    >>> activate(x, FeedForwardConfig(activation="relu")).tolist()
+    >>> activate(x, FeedForwardConfig(activation="relu").activation).tolist()
     [0.0, 2.0, 3.0, 4.0]
-    >>> activate(x, FeedForwardConfig(activation="reglu")).tolist()
+    >>> activate(x, FeedForwardConfig(activation="reglu").activation).tolist()
     [0.0, 8.0]
     """
-    if not config.gated:
-        return PLAIN[config.activation](x)
-    if config.activation == "swiglu-clamped":
+    if not activation.gated:
+        return PLAIN[activation.kind](x)
+    if isinstance(activation, SwiGLUClampedConfig):
         gate, up = x.chunk(2, dim=-1)
-        gate, up = gate.clamp(max=config.limit), up.clamp(-config.limit, config.limit)
-        return gate * torch.sigmoid(config.gain * gate) * (up + 1)
-    return glu(x, config.activation)
+        gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
+        return gate * torch.sigmoid(activation.gain * gate) * (up + 1)
+    return glu(x, activation.kind)
 
 
 def untouched(part: nn.Module) -> bool:
@@ -55,8 +55,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.plain:
-            return glu_linear(self.up(x), self.down.weight, self.config.activation)
-        h = activate(self.up(x), self.config)
+            return glu_linear(self.up(x), self.down.weight, self.config.activation.kind)
+        h = activate(self.up(x), self.config.activation)
         if self.dropout and self.training:
             h = F.dropout(h, self.dropout)
         return self.down(h)
@@ -66,4 +66,4 @@ class FeedForward(nn.Module):
         """Whether nothing stands between the gate and a plain projection, which are then one operation."""
         down = self.down
         bare = type(down) is nn.Linear and down.bias is None and untouched(down)
-        return bare and self.config.activation in GLU_ACTIVATIONS and not (self.dropout and self.training)
+        return bare and self.config.activation.kind in GLU_ACTIVATIONS and not (self.dropout and self.training)

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phasor.config import (
-    FeedForwardConfig,
     LogitsConfig,
     MaskedHeadConfig,
     ModelConfig,
@@ -33,8 +32,8 @@ class LogitsHead(nn.Module):
         config, width = model.head, model.embedding.width or model.dim
         self.softcap = config.softcap
         self.multiplier = model.dim**-0.5 if config.multiplier == "rsqrt" else config.multiplier
-        self.activation = FeedForwardConfig(activation=getattr(config, "activation", "gelu"))
         masked = config if isinstance(config, MaskedHeadConfig) else None
+        self.activation = None if masked is None else masked.activation
         projects = model.embedding.width is not None and (masked is None or model.embedding.project == "tokens")
         self.dense = nn.Linear(model.dim, model.input_width, bias=masked.dense_bias) if masked else None
         self.norm = build_norm(model.norm, model.input_width) if masked else None
@@ -53,7 +52,7 @@ class LogitsHead(nn.Module):
 
     def features(self, h: Tensor) -> Tensor:
         """What the table is multiplied with."""
-        if self.dense is not None and self.norm is not None:
+        if self.dense is not None and self.norm is not None and self.activation is not None:
             h = self.norm(activate(self.dense(h), self.activation))
         return h if self.project is None else self.project(h)
 

@@ -55,7 +55,7 @@ class Experts(nn.Module):
         hidden = each_expert(tokens[order // self.experts.top_k], self.up, counts)
         if self.up_bias is not None:
             hidden = hidden + self.up_bias[expert]
-        hidden = self.dropout(activate(hidden, self.config))
+        hidden = self.dropout(activate(hidden, self.config.activation))
         out = each_expert(hidden, self.down, counts)
         if self.down_bias is not None:
             out = out + self.down_bias[expert]

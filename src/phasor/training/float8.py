@@ -43,7 +43,7 @@ class Float8FeedForward(FeedForward):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and self.is_plain_glu:
-            return float8_mlp(x, self.up.weight, self.down.weight, self.config.activation)
+            return float8_mlp(x, self.up.weight, self.down.weight, self.config.activation.kind)
         return super().forward(x)
 
     @property
@@ -51,4 +51,4 @@ class Float8FeedForward(FeedForward):
         """Whether it is a gated activation between two projections and nothing else: no bias, dropout or hook."""
         layers = self.up, self.down
         bare = not self.dropout and all(layer.bias is None and untouched(layer) for layer in layers)
-        return bare and self.config.activation in GLU_ACTIVATIONS
+        return bare and self.config.activation.kind in GLU_ACTIVATIONS

@@ -64,7 +64,7 @@ def test_activations(name, rows):
     x, weight, bias, scale = drawn(rows, width), drawn(outputs, width), drawn(outputs), drawn(width)
     normed = rms_norm(x.double(), scale.double(), 0.0, 1e-5)
     made = normed @ weight.double().mT + bias.double()
-    expected = phasor.nn.feed_forward.activate(made, config)
+    expected = phasor.nn.feed_forward.activate(made, config.activation)
     tiles, norm = Tiles(8, 16, 1), gemv.Norm(scale, 0.0, 1e-5)
     given = {"gated": config.gated, "norm": norm, "bias": bias, "tiles": tiles}
     kind = fused_step.ACTIVATIONS[name]

@@ -171,7 +171,9 @@ def test_project_and_activate(name, rows):
     outputs = 21 * (2 if config.gated else 1)
     x, matrix, bias, size = drawn(rows, 24), quantize_int8(drawn(outputs, 24)), drawn(outputs), drawn(24)
     normed = rms_norm(x.double(), size.double(), 0.0, 1e-5)
-    expected = phasor.nn.feed_forward.activate(normed @ dequantize(matrix, torch.float64).mT + bias.double(), config)
+    expected = phasor.nn.feed_forward.activate(
+        normed @ dequantize(matrix, torch.float64).mT + bias.double(), config.activation
+    )
     given = {"gated": config.gated, "norm": Norm(size, 0.0, 1e-5), "bias": bias, "tiles": Tiles(8, 16, 1)}
     found = gemv.feed(x, matrix, torch.empty(rows, 21), fused_step.ACTIVATIONS[name], **given)
     assert relative_change(found.double(), expected) < ROUNDING[torch.float32]

@@ -120,7 +120,7 @@ class BartLike(Family):
             "decoder_attention_heads": config.num_heads,
             "encoder_ffn_dim": config.hidden_dim,
             "decoder_ffn_dim": config.hidden_dim,
-            "activation_function": NAMES.get(config.feedforward.activation, config.feedforward.activation),
+            "activation_function": NAMES.get(config.feedforward.activation.kind, config.feedforward.activation.kind),
             "scale_embedding": config.embedding.scale == "sqrt",
             "dropout": config.dropout.residual,
             "attention_dropout": config.dropout.attention,

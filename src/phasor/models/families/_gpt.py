@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from phasor.config import HeadConfig, LanguageHeadConfig, LayerNormConfig, ModelConfig, NoHeadConfig
+from phasor.config import (
+    ActivationConfig,
+    GELUTanhConfig,
+    HeadConfig,
+    LanguageHeadConfig,
+    LayerNormConfig,
+    ModelConfig,
+    NoHeadConfig,
+)
 from phasor.config.parts import Projection
 from phasor.models.family import ACTIVATIONS, Family, activation_name
 from phasor.models.fields import Fields
@@ -24,13 +32,14 @@ def plain_head(kind: str) -> HeadConfig:
     return LanguageHeadConfig() if kind == "lm" else NoHeadConfig()
 
 
-def older_name(activation: str) -> str:
+def older_name(activation: ActivationConfig) -> str:
     """Their name for an activation, the one these families were published with.
 
-    >>> older_name("gelu-tanh"), older_name("relu")
+    >>> from phasor.config import ReLUConfig
+    >>> older_name(GELUTanhConfig()), older_name(ReLUConfig())
     ('gelu_new', 'relu')
     """
-    return "gelu_new" if activation == "gelu-tanh" else activation_name(activation)
+    return "gelu_new" if isinstance(activation, GELUTanhConfig) else activation_name(activation)
 
 
 class GPTLike(Family):

@@ -90,7 +90,7 @@ class T5Like(Family):
         if config.shape == "decoder":
             raise ValueError("it has an encoder")
         position, norm = expected(config.position, T5PositionConfig), expected(config.norm, RMSNormConfig)
-        activation, gate = config.feedforward.activation, config.feedforward.gated
+        activation, gate = config.feedforward.activation.kind, config.feedforward.gated
         name = NAMES.get(activation, activation)
         word = "gelu" if activation == "geglu-tanh" else name
         fields = {

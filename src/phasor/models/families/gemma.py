@@ -29,7 +29,7 @@ class Gemma(GemmaLike):
 
     def read(self, f: Fields) -> ModelConfig:
         config = self.shared(f)
-        if f.choose("hidden_activation", self.gates, f.get("hidden_act", "gelu")) != config.feedforward.activation:
+        if f.choose("hidden_activation", self.gates, f.get("hidden_act", "gelu")) != config.feedforward.activation.kind:
             raise ValueError(f"{f.file}: hidden_act and hidden_activation name different activations")
         f.expect("use_bidirectional_attention", False)
         return config.replace(position=read_rotary(f, config.head_dim, config.max_length))

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from phasor.config import AttentionConfig, ExpertsConfig, FeedForwardConfig, ModelConfig, RMSNormConfig
+from phasor.config import (
+    AttentionConfig,
+    ExpertsConfig,
+    FeedForwardConfig,
+    ModelConfig,
+    RMSNormConfig,
+    SwiGLUClampedConfig,
+)
 from phasor.models.families._layers import FULL, SLIDING, read_types, varied, windows_of, write_types
 from phasor.models.families._llama import EVERY_BIAS, LlamaLike
 from phasor.models.family import expected
@@ -56,10 +63,8 @@ class GptOss(LlamaLike):
             position=read_rotary(f, plain.head_dim, plain.max_length, base=150000.0, usual=STRETCHED),
             attention=own,
             feedforward=FeedForwardConfig(
-                activation="swiglu-clamped",
+                activation=SwiGLUClampedConfig(limit=f.get("swiglu_limit", 7.0), gain=f.get("swiglu_alpha", 1.702)),
                 bias=True,
-                limit=f.get("swiglu_limit", 7.0),
-                gain=f.get("swiglu_alpha", 1.702),
                 experts=mixture,
             ),
             norm=RMSNormConfig(eps=f.get("rms_norm_eps", 1e-5)),
@@ -70,12 +75,13 @@ class GptOss(LlamaLike):
         position, mixture = expected(config.position, RotaryConfig), config.feedforward.experts
         if mixture is None:
             raise ValueError("it has experts in every layer")
+        activation = expected(config.feedforward.activation, SwiGLUClampedConfig)
         fields = {
             "num_local_experts": mixture.num_experts,
             "num_experts_per_tok": mixture.top_k,
             "attention_bias": bool(config.layer(0).attention.bias),
-            "swiglu_limit": config.feedforward.limit,
-            "swiglu_alpha": config.feedforward.gain,
+            "swiglu_limit": activation.limit,
+            "swiglu_alpha": activation.gain,
             "rms_norm_eps": expected(config.norm, RMSNormConfig).eps,
             "rope_parameters": write_rotary(position, config),
         }

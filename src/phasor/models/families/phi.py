@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from phasor.config import AttentionConfig, FeedForwardConfig, LayerNormConfig, LogitsConfig, ModelConfig, ParallelConfig
+from phasor.config import (
+    AttentionConfig,
+    FeedForwardConfig,
+    GELUTanhConfig,
+    LayerNormConfig,
+    LogitsConfig,
+    ModelConfig,
+    ParallelConfig,
+)
 from phasor.models.families._llama import EVERY_BIAS, LlamaLike
 from phasor.models.family import ACTIVATIONS, activation_name, expected
 from phasor.models.fields import Fields
@@ -40,7 +48,7 @@ class Phi(LlamaLike):
     def write(self, config: ModelConfig) -> dict[str, Any]:
         position, activation = expected(config.position, RotaryConfig), config.feedforward.activation
         return self.write_sizes(config) | {
-            "hidden_act": "gelu_new" if activation == "gelu-tanh" else activation_name(activation),
+            "hidden_act": "gelu_new" if isinstance(activation, GELUTanhConfig) else activation_name(activation),
             "qk_layernorm": config.attention.qk_norm == "head",
             "layer_norm_eps": expected(config.norm, LayerNormConfig).eps,
             "embd_pdrop": config.dropout.embedding,
