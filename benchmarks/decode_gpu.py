@@ -28,9 +28,7 @@ import phasor
 from phasor.generation import fused_step, steps
 from phasor.kv_cache.static import StaticKVCache
 from phasor.ops import dispatch
-from phasor.ops.decode import decode_attention, gemv, lm_head_argmax
-from phasor.ops.decode.gemv import Norm
-from phasor.ops.decode.tiles import Tiles
+from phasor.ops.decode import NormArgs, RotaryArgs, Tiles, decode_attention, gemv, lm_head_argmax
 from phasor.ops.int8 import Matrix, dequantize, quantize_int8
 
 SHAPE: dict[str, Any] = {
@@ -297,8 +295,8 @@ class Projection:
 
         self.weights = [weight() for _ in range(self.count)]
         self.x, self.y, self.hidden = drawn(rows, self.inputs), drawn(rows, self.outputs), drawn(rows, hidden)
-        self.votes = torch.full((rows,), lm_head_argmax.LOWEST, device=DEVICE)
-        self.norm = None if role in ("out", "down") else Norm(drawn(self.inputs), 0.0, 1e-5)
+        self.argmax = torch.full((rows,), lm_head_argmax.EMPTY_ARGMAX, device=DEVICE)
+        self.norm = None if role in ("out", "down") else NormArgs(drawn(self.inputs), 0.0, 1e-5)
         x = self.x.double()
         x = x if self.norm is None else F.rms_norm(x, (self.inputs,), self.norm.weight.double(), 1e-5)
         self.truth = x @ dequantize(self.weights[0], torch.float64).mT
@@ -308,9 +306,9 @@ class Projection:
     def run(self, weight: Matrix, tiles: Tiles, pdl: bool) -> torch.Tensor:
         given: dict[str, Any] = {"norm": self.norm, "tiles": tiles, "pdl": pdl}
         if self.role == "up":
-            return gemv.feed(self.x, weight, self.hidden, "silu", gated=True, **given)
+            return gemv.project_activate(self.x, weight, self.hidden, "silu", glu=True, **given)
         if self.role == "head":
-            lm_head_argmax.vote(self.x, weight, self.y, self.votes, **given)
+            lm_head_argmax.lm_head_argmax(self.x, weight, self.y, self.argmax, **given)
             return self.y
         return gemv.project(self.x, weight, self.y, **given)
 
@@ -356,7 +354,7 @@ def sweep_attention(batch: int) -> None:
     qkv = torch.randn(batch, (heads + 2 * groups) * width, device=DEVICE, dtype=torch.bfloat16)
     counts, out = torch.full((batch,), held, device=DEVICE), torch.empty(batch, heads * width, device=DEVICE).bfloat16()
     rope = phasor.Rotary(head_dim=width)
-    turning = decode_attention.Turning(torch.tensor(rope.fixed.increments, device=DEVICE), 1.0, width, False)
+    rope_args = RotaryArgs(torch.tensor(rope.fixed.increments, device=DEVICE), 1.0, width, False)
     made = qkv.view(batch, groups, heads // groups + 2, width).double()
     cos, sin = (x[:, None] for x in rope.cos_sin(counts[:, None], dtype=torch.float64))
     q, k = (phasor.ops.rope.rope.rotate_pairs_ref(x, cos, sin, "half") for x in (made[:, :, :-2], made[:, :, -2:-1]))
@@ -367,17 +365,17 @@ def sweep_attention(batch: int) -> None:
     few = itertools.product((132, 264), (32, 64), (2, 4), (1, 2))
     many = itertools.product((264,), (32, 64, 128), (2, 4), (2, 3, 4))
     for programs, size, warps, stages in few if batch == 1 else many:
-        decode_attention.PROGRAMS = programs
-        desk = decode_attention.Desk(batch, groups, heads // groups, width, DEVICE)
-        given = {"scale": width**-0.5, "turning": turning, "reading": decode_attention.Reading(size, warps, stages)}
+        decode_attention.TARGET_PROGRAMS = programs
+        workspace = decode_attention.SplitKWorkspace(batch, groups, heads // groups, width, DEVICE)
+        given = {"scale": width**-0.5, "rope": rope_args, "tiles": decode_attention.KVTiles(size, warps, stages)}
 
         def run() -> torch.Tensor:
             for pair in caches:
-                decode_attention.attend(qkv, *pair, counts, counts, out, desk, pdl=True, **given)  # noqa: B023
+                decode_attention.decode_attention(qkv, *pair, counts, counts, out, workspace, pdl=True, **given)  # noqa: B023
             return out
 
         try:
-            decode_attention.attend(qkv, *caches[0], counts, counts, out, desk, **given)
+            decode_attention.decode_attention(qkv, *caches[0], counts, counts, out, workspace, **given)
             off = float((out.double().view_as(truth) - truth).norm() / truth.norm())
             if not off < 1e-2:
                 raise ValueError(f"wrong by {off:.1e}")

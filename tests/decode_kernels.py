@@ -18,7 +18,7 @@ ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # o
 
 @pytest.fixture(autouse=True)
 def bfloat16_in_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's interpreter multiplies the bits of bfloat16 matrices as whole numbers, and cuts where devices round."""
+    """Triton's interpreter multiplies the bits of bfloat16 matrices as integers, and truncates where devices round."""
     multiply, convert = interpreter.InterpreterBuilder.create_dot, interpreter._convert_float
 
     def rounded(data, old, new, mode):
@@ -54,9 +54,9 @@ def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """One program per kernel, or a few: the interpreter takes its time over each."""
     if ON_GPU:
         return
-    monkeypatch.setattr(gemv, "tiles_of", lambda *sizes, **kind: Tiles(64, 64, 1))
-    monkeypatch.setattr(decode_attention, "FEW", decode_attention.Reading(16, 1, 1))
-    monkeypatch.setattr(decode_attention, "PROGRAMS", 4)
+    monkeypatch.setattr(gemv, "choose_tiles", lambda *sizes, **kind: Tiles(64, 64, 1))
+    monkeypatch.setattr(decode_attention, "SPLIT_TILES", decode_attention.KVTiles(16, 1, 1))
+    monkeypatch.setattr(decode_attention, "TARGET_PROGRAMS", 4)
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

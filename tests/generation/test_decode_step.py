@@ -53,7 +53,7 @@ MODELS = {
 def test_logits_of_the_step(name, rows, most, monkeypatch):
     if rows > most and name not in ("llama", "biases", "norm of heads", "multiplier"):
         pytest.skip("many rows share all but the projections with few")
-    monkeypatch.setattr(gemv, "MOST", most)
+    monkeypatch.setattr(gemv, "MAX_GEMV_ROWS", most)
     few = {"embedding": phasor.EmbeddingConfig(tied=False), "num_layers": 1, **MODELS[name]}
     model, ids = build(tiny("rotary", **few)), tokens(rows, 10)
     real = torch.ones(rows, 6, dtype=torch.bool)

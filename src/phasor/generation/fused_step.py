@@ -23,6 +23,7 @@ from phasor.nn.positions import NoPositionConfig, RotaryConfig
 from phasor.nn.positions.rotary.module import Rotary
 from phasor.ops import dispatch
 from phasor.ops.constants import constant
+from phasor.ops.decode import NormArgs, QKNormArgs, RotaryArgs
 from phasor.ops.int8 import Matrix
 from phasor.ops.launch import supports_pdl
 from phasor.transformer import Block, Stack, Transformer
@@ -134,8 +135,8 @@ class Parts(NamedTuple):
     keys: Tensor
     values: Tensor
     sinks: int
-    turning: tuple[Tensor, float, int, bool] | None
-    head_norm: tuple[Tensor, Tensor, float, float] | None
+    rope: RotaryArgs | None
+    qk_norm: QKNormArgs | None
 
 
 class FusedStep:
@@ -146,11 +147,11 @@ class FusedStep:
 
         config, device, dtype = model.config, tokens.device, model.tokens.dtype
         rows, stack = len(tokens), cast(Stack, model.decoder)
-        self.attend: Any = decode_attention.attend
+        self.attend: Any = decode_attention.decode_attention
         self.kernels: Any = gemv
-        self.voting: Any = lm_head_argmax
+        self.lm_head: Any = lm_head_argmax
         small = dtype == torch.bfloat16 and all(isinstance(part, Int8Linear) for part in linears_of(stack))
-        most = gemv.MOST_INT8 if small else gemv.MOST
+        most = gemv.MAX_GEMV_ROWS_INT8 if small else gemv.MAX_GEMV_ROWS
         self.few = rows == 1 or (rows <= most and dtype != torch.float16)  # whose range is too small
         self.pdl = supports_pdl(device)
         self.state, self.tokens, self.history, self.turn = state, tokens, history, turn
@@ -164,12 +165,12 @@ class FusedStep:
             return torch.empty(rows, width, device=device, dtype=dtype)
 
         attention = cast(Block, stack.blocks[0]).attention
-        self.desk = decode_attention.Desk(
+        self.workspace = decode_attention.SplitKWorkspace(
             rows, attention.num_kv_heads, attention.queries_per_kv, attention.head_dim, device
         )
         self.qkv, self.heads = empty(attention.qkv.out_features), empty(attention.out.in_features)
         self.hidden, self.logits = empty(config.hidden_dim), empty(config.vocab_size)
-        self.best = torch.full((rows,), lm_head_argmax.LOWEST, device=device)
+        self.argmax = torch.full((rows,), lm_head_argmax.EMPTY_ARGMAX, device=device)
 
     def __call__(self) -> Tensor:
         x = self.embedding(self.tokens)
@@ -185,11 +186,11 @@ class FusedStep:
                 self.state.counts,
                 self.positions,
                 self.heads,
-                self.desk,
+                self.workspace,
                 scale=attention.scale,
-                turning=layer.turning,
-                norm=layer.head_norm,
-                sinks=layer.sinks,
+                rope=layer.rope,
+                qk_norm=layer.qk_norm,
+                sink_tokens=layer.sinks,
                 pdl=self.pdl,
             )
             self.add(heads, attention.out, x)
@@ -200,7 +201,7 @@ class FusedStep:
         """`linear(norm(x))`."""
         if not self.few:
             return linear(norm(x))
-        given = {"norm": self.normed(norm), "bias": linear.bias, "pdl": self.pdl}
+        given = {"norm": self.norm_args(norm), "bias": linear.bias, "pdl": self.pdl}
         return self.kernels.project(x, matrix(linear), out, **given)
 
     def add(self, y: Tensor, linear: nn.Linear | Int8Linear, x: Tensor) -> None:
@@ -215,11 +216,11 @@ class FusedStep:
 
     def feed(self, x: Tensor, network: FeedForward, norm: nn.Module) -> Tensor:
         """The hidden features of the feed-forward network of `norm(x)`."""
-        activation, gated = ACTIVATIONS[network.config.activation.kind], network.config.gated
+        activation, glu = ACTIVATIONS[network.config.activation.kind], network.config.gated
         if not self.few:
-            return self.kernels.gate(network.up(norm(x)), self.hidden, activation, gated=gated)
-        given = {"norm": self.normed(norm), "bias": network.up.bias, "pdl": self.pdl}
-        return self.kernels.feed(x, matrix(network.up), self.hidden, activation, gated=gated, **given)
+            return self.kernels.activate(network.up(norm(x)), self.hidden, activation, glu=glu)
+        given = {"norm": self.norm_args(norm), "bias": network.up.bias, "pdl": self.pdl}
+        return self.kernels.project_activate(x, matrix(network.up), self.hidden, activation, glu=glu, **given)
 
     def choose(self, x: Tensor) -> Tensor:
         """The logits; their likeliest tokens are the next ones."""
@@ -228,16 +229,16 @@ class FusedStep:
             keep_likeliest(logits, self.tokens, self.history, self.turn)
             self.state.commit()
             return logits
-        given = {"norm": self.normed(self.norm), "bias": self.head.bias, "pdl": self.pdl}
-        self.voting.vote(x, self.table, self.logits, self.best, multiplier=self.head.multiplier, **given)
-        buffers = (self.best, self.tokens, self.history, self.turn, self.state.counts, self.positions)
-        self.voting.finish(*buffers, pdl=self.pdl)
+        given = {"norm": self.norm_args(self.norm), "bias": self.head.bias, "pdl": self.pdl}
+        self.lm_head.lm_head_argmax(x, self.table, self.logits, self.argmax, multiplier=self.head.multiplier, **given)
+        buffers = (self.argmax, self.tokens, self.history, self.turn, self.state.counts, self.positions)
+        self.lm_head.advance_step(*buffers, pdl=self.pdl)
         return self.logits
 
-    def normed(self, norm: nn.Module) -> Any:
+    def norm_args(self, norm: nn.Module) -> NormArgs:
         """A norm as the kernels take it."""
         rms = cast(RMSNorm, norm)
-        return self.kernels.Norm(rms.weight, rms.offset, rms.eps)
+        return NormArgs(rms.weight, rms.offset, rms.eps)
 
 
 def parts(stack: Stack, state: StaticKVCache, index: int) -> Parts:
@@ -245,15 +246,16 @@ def parts(stack: Stack, state: StaticKVCache, index: int) -> Parts:
     block, layout = cast(Block, stack.blocks[index]), state.layouts[index]
     attention, scheme = block.attention, stack.position(stack.scheme_of[index])
     keys, values = state.keys[index], state.values[index]
-    turning = norms = None
+    rope = qk_norm = None
     if isinstance(scheme, Rotary):
         assert scheme.fixed is not None
         increments = constant(scheme.fixed.increments, keys.device, torch.int64)
-        turning = increments, scheme.fixed.factor, scheme.rotary_dim, scheme.config.pairing == "adjacent"
+        adjacent = scheme.config.pairing == "adjacent"
+        rope = RotaryArgs(increments, scheme.fixed.factor, scheme.rotary_dim, adjacent)
     if attention.has_qk_norm:
         q, k = cast(RMSNorm, attention.q_norm), cast(RMSNorm, attention.k_norm)
-        norms = q.weight, k.weight, q.offset, q.eps
-    return Parts(block, keys, values, layout.sinks, turning, norms)
+        qk_norm = QKNormArgs(q.weight, k.weight, q.offset, q.eps)
+    return Parts(block, keys, values, layout.sinks, rope, qk_norm)
 
 
 def keep_likeliest(logits: Tensor, tokens: Tensor, history: Tensor, turn: Tensor) -> None:

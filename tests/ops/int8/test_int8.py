@@ -24,9 +24,16 @@ from phasor.generation import fused_step, steps
 from phasor.kv_cache.static import StaticKVCache
 from phasor.nn.int8 import Int8Embedding, Int8Head, Int8Linear
 from phasor.ops import dispatch
-from phasor.ops.decode import gemv, lm_head_argmax
-from phasor.ops.decode.gemv import Norm
-from phasor.ops.decode.tiles import Tiles, tiles_of
+from phasor.ops.decode import (
+    NormArgs,
+    Tiles,
+    choose_tiles,
+    gemv,
+    lm_head_argmax,
+    lm_head_argmax_ref,
+    project_activate_ref,
+    project_ref,
+)
 from phasor.ops.int8 import (
     Int8Matrix,
     dequantize,
@@ -133,14 +140,14 @@ def test_sums_of_integers_stay_in_the_range_of_float16():
     [
         (1, 48, 37, Tiles(4, 32, 1)),
         (1, 37, 5, Tiles(4, 16, 1)),
-        (1, 64, 11, tiles_of(1, 32000, 2048, int8=True)),
-        (1, 64, 8, tiles_of(1, 16384, 2048, int8=True, gated=True)),
-        (17, 40, 70, tiles_of(64, 32000, 2048, int8=True)),
-        (1, 64, 8, tiles_of(1, 4096, 2048, int8=True)),
-        (1, 100, 8, tiles_of(1, 2048, 8192, int8=True)),
+        (1, 64, 11, choose_tiles(1, 32000, 2048, int8=True)),
+        (1, 64, 8, choose_tiles(1, 16384, 2048, int8=True, glu=True)),
+        (17, 40, 70, choose_tiles(64, 32000, 2048, int8=True)),
+        (1, 64, 8, choose_tiles(1, 4096, 2048, int8=True)),
+        (1, 100, 8, choose_tiles(1, 2048, 8192, int8=True)),
         (3, 80, 37, Tiles(16, 32, 1, 2)),
-        (16, 40, 16, tiles_of(16, 2048, 2048, int8=True)),
-        (17, 40, 33, tiles_of(17, 2048, 2048, int8=True)),
+        (16, 40, 16, choose_tiles(16, 2048, 2048, int8=True)),
+        (17, 40, 33, choose_tiles(17, 2048, 2048, int8=True)),
     ],
 )
 def test_projections(rows, inputs, outputs, tiles, dtype):
@@ -150,18 +157,27 @@ def test_projections(rows, inputs, outputs, tiles, dtype):
     bias, size, residual = bias.to(dtype), drawn(inputs, dtype=dtype), drawn(rows, outputs, dtype=dtype)
     exact = dequantize(matrix, torch.float64)
     wide = [t.double() for t in (x, bias, size, residual)]
-    norm = Norm(size, 1.0, 1e-3)
-    made = rms_norm(wide[0], wide[2], 1.0, 1e-3) @ exact.mT + wide[1]
+    norm = NormArgs(size, 1.0, 1e-3)
+    product = rms_norm(wide[0], wide[2], 1.0, 1e-3) @ exact.mT + wide[1]
+    given = {"norm": NormArgs(wide[2], 1.0, 1e-3), "bias": wide[1], "multiplier": 0.5}
+    references = (
+        project_ref(wide[0], matrix, residual=wide[3], **given),
+        lm_head_argmax_ref(wide[0], matrix, **given)[0],
+    )
+    assert relative_change(references[0], wide[3] + 0.5 * product) < 1e-13
+    assert relative_change(references[1], 0.5 * product) < 1e-13
 
     plain = gemv.project(x, matrix, torch.empty(rows, outputs, dtype=dtype), tiles=tiles)
     assert relative_change(plain.double(), wide[0] @ exact.mT) < ROUNDING[dtype]
     out = residual.clone()
     gemv.project(x, matrix, out, norm=norm, bias=bias, residual=out, multiplier=0.5, tiles=tiles)
-    assert relative_change(out.double(), wide[3] + 0.5 * made) < ROUNDING[dtype]
-    logits, best = torch.empty(rows, outputs, dtype=dtype), torch.full((rows,), lm_head_argmax.LOWEST)
-    lm_head_argmax.vote(x, matrix, logits, best, norm=norm, bias=bias, multiplier=0.5, tiles=tiles)
-    assert relative_change(logits.double(), 0.5 * made) < ROUNDING[dtype]
-    assert [0x7FFFFFFF - (vote & 0xFFFFFFFF) for vote in best.tolist()] == logits.argmax(-1).tolist()
+    assert relative_change(out.double(), wide[3] + 0.5 * product) < ROUNDING[dtype]
+    assert relative_change(out.double(), references[0]) < ROUNDING[dtype]
+    logits, argmax = torch.empty(rows, outputs, dtype=dtype), torch.full((rows,), lm_head_argmax.EMPTY_ARGMAX)
+    lm_head_argmax.lm_head_argmax(x, matrix, logits, argmax, norm=norm, bias=bias, multiplier=0.5, tiles=tiles)
+    assert relative_change(logits.double(), 0.5 * product) < ROUNDING[dtype]
+    assert relative_change(logits.double(), references[1]) < ROUNDING[dtype]
+    assert [0x7FFFFFFF - (packed & 0xFFFFFFFF) for packed in argmax.tolist()] == logits.argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -171,12 +187,15 @@ def test_project_and_activate(name, rows):
     outputs = 21 * (2 if config.gated else 1)
     x, matrix, bias, size = drawn(rows, 24), quantize_int8(drawn(outputs, 24)), drawn(outputs), drawn(24)
     normed = rms_norm(x.double(), size.double(), 0.0, 1e-5)
-    expected = phasor.nn.feed_forward.activate(
-        normed @ dequantize(matrix, torch.float64).mT + bias.double(), config.activation
-    )
-    given = {"gated": config.gated, "norm": Norm(size, 0.0, 1e-5), "bias": bias, "tiles": Tiles(8, 16, 1)}
-    found = gemv.feed(x, matrix, torch.empty(rows, 21), fused_step.ACTIVATIONS[name], **given)
+    projected = normed @ dequantize(matrix, torch.float64).mT + bias.double()
+    expected = phasor.nn.feed_forward.activate(projected, config.activation)
+    given = {"glu": config.gated, "norm": NormArgs(size, 0.0, 1e-5), "bias": bias, "tiles": Tiles(8, 16, 1)}
+    kind = fused_step.ACTIVATIONS[name]
+    found = gemv.project_activate(x, matrix, torch.empty(rows, 21), kind, **given)
     assert relative_change(found.double(), expected) < ROUNDING[torch.float32]
+    wide = {"glu": config.gated, "norm": NormArgs(size.double(), 0.0, 1e-5), "bias": bias.double()}
+    reference = project_activate_ref(x.double(), matrix, kind, **wide)
+    assert relative_change(reference, expected) < 1e-13
 
 
 # The model
@@ -325,7 +344,7 @@ MODELS = {
 @pytest.mark.parametrize(("rows", "most"), [(1, 16), (3, 16), (3, 2)])
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_of_the_fused_step(name, rows, most, monkeypatch):
-    monkeypatch.setattr(gemv, "MOST", most)
+    monkeypatch.setattr(gemv, "MAX_GEMV_ROWS", most)
     model, ids = phasor.quantize(tiny_llama(**MODELS[name])), tokens(rows, 9)
     with dispatch.force_path("triton"):
         assert fused_step.why_not(model) is None

@@ -1,7 +1,8 @@
-"""The attention of one new token a row over a cache: rotation, the entry into the cache, and the sum over its keys.
+"""Split-K attention of one new token per row over a KV cache, with rotary positions, norms and the cache write fused.
 
-The heads that share a key read it together. A row's keys are split among programs as evenly as its length allows
-(which is read on the device, so that one launch serves all lengths); the last of them to end adds up the parts.
+The query heads of a group read their shared keys together. A row's keys are split among programs as evenly as its
+length allows, which is read on the device, so that one launch serves all lengths. The last program of a row to finish
+combines the partial softmaxes.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -15,217 +16,217 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from phasor.ops.decode.arguments import QKNormArgs, RotaryArgs
+from phasor.ops.online_softmax import online_softmax
 from phasor.ops.pdl import pdl_launch, pdl_wait
 from phasor.ops.rope.kernels import cos_sin
 
-SPLITS = 32  # the most parts of a row's keys
-PROGRAMS = 264  # how many keep a large GPU busy
+MAX_SPLITS = 32  # of a row's keys
+TARGET_PROGRAMS = 264  # how many keep a large GPU busy
+LOG2_E = 1.4426950408889634
 
 
-class Reading(NamedTuple):
-    """How the keys are read: so many at a time, by so many warps, with so many reads under way."""
+class KVTiles(NamedTuple):
+    """Keys of a tile, the warps that read it, and the number of tiles in flight."""
 
-    keys: int
-    warps: int
-    stages: int
+    block_n: int
+    num_warps: int
+    num_stages: int
 
 
-FEW, MANY = Reading(64, 2, 2), Reading(64, 4, 3)  # where keys are split among programs, and where they are not
+SPLIT_TILES, UNSPLIT_TILES = KVTiles(64, 2, 2), KVTiles(64, 4, 3)  # with keys split among programs, and without
 
 
 @triton.jit
-def weights_of(norm, stride, head, feature, inside):
+def load_norm_weight(weight_ptr, stride, head, offs_d, mask):
     """A norm's weights; `stride` is 0 where all heads share them."""
-    return tl.load(norm + head * stride + feature, mask=inside, other=0.0).to(tl.float32)
+    return tl.load(weight_ptr + head * stride + offs_d, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def read(keys, values, start, stop, slot, step, D: tl.constexpr, KEYS: tl.constexpr, DIMS: tl.constexpr):
-    """Keys and values from a slot on, `step` numbers apart, and which of them are seen: not the new token's own."""
-    at, feature = start + tl.arange(0, KEYS), tl.arange(0, DIMS)[None, :]
-    seen = (at < stop) & (at != slot)
-    lines, there = at.to(tl.int64)[:, None] * step + feature, seen[:, None] & (feature < D)
-    return tl.load(keys + lines, mask=there, other=0.0), tl.load(values + lines, mask=there, other=0.0), seen
-
-
-@triton.jit
-def taken_in(q, k, v, seen, scale, top, total, acc):
-    """The greatest score, the sum of weights and the weighted sum of values, with further keys taken in."""
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-    scores = tl.where(seen[None, :], scores, float("-inf"))
-    higher = tl.maximum(top, tl.max(scores, axis=1))
-    p, shrunk = tl.exp2(scores - higher[:, None]), tl.exp2(top - higher)
-    total = total * shrunk + tl.sum(p, axis=1)
-    return higher, total, tl.dot(p.to(v.dtype), v, acc * shrunk[:, None], input_precision="ieee")
-
-
-@triton.jit
-def attend_kernel(
-    qkv, keys, values, counts, positions, increments, factor, q_norm, k_norm, q_stride, k_stride, offset, eps,
-    scale, sums, tops, arrived, out, slots, ring, sinks, splits,
-    SHARED: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, ADJACENT: tl.constexpr,
-    HEADS: tl.constexpr, TILE: tl.constexpr, DIMS: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr,
-    STAGES: tl.constexpr, EARLY: tl.constexpr, USE_PDL: tl.constexpr,
+def load_kv(
+    k_ptr, v_ptr, start, stop, new_slot, stride_t, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr
 ):  # fmt: skip
-    split, group, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    groups = tl.num_programs(1)
-    count = tl.load(counts + row)  # tokens before this one
-    held = tl.minimum(count, slots).to(tl.int32)
-    slot = tl.where(count < sinks, count, sinks + (count - sinks) % ring).to(tl.int32)  # where this one goes
-    share = tl.maximum(tl.cdiv(tl.cdiv(held, splits), KEYS), 1) * KEYS
-    parts = tl.maximum(tl.cdiv(held, share), 1)
-    if split >= parts:
+    """Keys and values of a tile of slots, and which of them are visible: not the slot of the new token."""
+    slots, offs_d = start + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)[None, :]
+    visible = (slots < stop) & (slots != new_slot)
+    offsets, mask = slots.to(tl.int64)[:, None] * stride_t + offs_d, visible[:, None] & (offs_d < HEAD_DIM)
+    return tl.load(k_ptr + offsets, mask=mask, other=0.0), tl.load(v_ptr + offsets, mask=mask, other=0.0), visible
+
+
+@triton.jit
+def attend_tile(q, k, v, visible, scale, acc, l_i, m_i):
+    """Add a tile of keys and values to the running softmax."""
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    scores = tl.where(visible[None, :], scores, float("-inf"))
+    return online_softmax(scores, v, acc, l_i, m_i, MAY_BE_EMPTY=False)
+
+
+@triton.jit
+def decode_attention_kernel(
+    qkv_ptr, k_cache_ptr, v_cache_ptr, lengths_ptr, positions_ptr, increments_ptr, rotary_factor,
+    q_norm_ptr, k_norm_ptr, stride_qn, stride_kn, norm_offset, eps, scale,
+    partial_acc_ptr, partial_stats_ptr, arrived_ptr, out_ptr, num_slots, ring_size, sink_tokens, num_splits,
+    GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, ADJACENT: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr, NUM_STAGES: tl.constexpr, PREFETCH: tl.constexpr, USE_PDL: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_G is GROUP_SIZE as a power of two; BLOCK_M has room for a group's queries and its key."""
+    split, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    num_kv_heads = tl.num_programs(1)
+    length = tl.load(lengths_ptr + row)  # tokens before the new one
+    held = tl.minimum(length, num_slots).to(tl.int32)
+    new_slot = tl.where(length < sink_tokens, length, sink_tokens + (length - sink_tokens) % ring_size).to(tl.int32)
+    split_size = tl.maximum(tl.cdiv(tl.cdiv(held, num_splits), BLOCK_N), 1) * BLOCK_N
+    used_splits = tl.maximum(tl.cdiv(held, split_size), 1)
+    if split >= used_splits:
         return
 
-    # Read before the wait are counts and angles and, if EARLY, the first of the keys. No kernel since the first one of
-    # the step writes them, and that one, which looks up the tokens' vectors, begins when all before it has ended.
-    head, d = tl.arange(0, TILE)[:, None], tl.arange(0, DIMS)
-    feature = d[None, :]
-    if WIDTH > 0:
-        turns = d < WIDTH
+    # Before the wait it reads lengths and phases and, with PREFETCH, its first keys. No kernel since the first one of
+    # the step writes them, and that one, the embedding lookup, begins when all kernels before it have ended.
+    head, d = tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_D)
+    offs_d = d[None, :]
+    if ROTARY_DIM > 0:
+        rotary = d < ROTARY_DIM
         if ADJACENT:
             pair, partner, second = d // 2, d ^ 1, d % 2 == 1
         else:
-            second = d >= WIDTH // 2
-            pair, partner = d % (WIDTH // 2), tl.where(second, d - WIDTH // 2, d + WIDTH // 2)
-        cos, sin = cos_sin(tl.load(positions + row), tl.load(increments + pair, mask=turns, other=0))
-        grown = tl.where(turns, factor, 1.0)
-    mine = (row * slots * groups + group) * D
-    begin, stop = split * share, tl.minimum((split + 1) * share, held)
-    if EARLY:
-        k, v, seen = read(keys + mine, values + mine, begin, stop, slot, groups * D, D, KEYS, DIMS)
+            second = d >= ROTARY_DIM // 2
+            pair, partner = d % (ROTARY_DIM // 2), tl.where(second, d - ROTARY_DIM // 2, d + ROTARY_DIM // 2)
+        cos, sin = cos_sin(tl.load(positions_ptr + row), tl.load(increments_ptr + pair, mask=rotary, other=0))
+        factor = tl.where(rotary, rotary_factor, 1.0)
+    offset = (row * num_slots * num_kv_heads + kv_head) * HEAD_DIM
+    begin, stop = split * split_size, tl.minimum((split + 1) * split_size, held)
+    if PREFETCH:
+        k, v, visible = load_kv(
+            k_cache_ptr + offset, v_cache_ptr + offset, begin, stop, new_slot, num_kv_heads * HEAD_DIM,
+            HEAD_DIM, BLOCK_N, BLOCK_D,
+        )  # fmt: skip
     pdl_wait(USE_PDL)
 
-    # The group's queries and, after them, its key: normed, then turned.
-    new = qkv + (row * groups + group) * (SHARED + 2) * D
-    inside = (head <= SHARED) & (feature < D)
-    x = tl.load(new + head * D + feature, mask=inside, other=0.0).to(tl.float32)
-    value = tl.load(new + (SHARED + 1) * D + d, mask=d < D, other=0.0)
-    if WIDTH > 0:
-        other = tl.load(new + head * D + partner[None, :], mask=inside & turns[None, :], other=0.0).to(tl.float32)
-    if q_norm is not None:
-        asks = (head < SHARED) & inside
-        answers = (head == SHARED) & inside
-        size = tl.rsqrt(tl.sum(x * x, axis=1) / D + eps)[:, None]
-        own = group * SHARED + head
-        w = weights_of(q_norm, q_stride, own, feature, asks) + weights_of(k_norm, k_stride, group, feature, answers)
-        x *= size * (offset + w)
-        if WIDTH > 0:
-            beside = partner[None, :]
-            w = weights_of(q_norm, q_stride, own, beside, asks & turns[None, :])
-            w += weights_of(k_norm, k_stride, group, beside, answers & turns[None, :])
-            other *= size * (offset + w)
-    if WIDTH > 0:
-        x = x * (cos * grown)[None, :] + other * (tl.where(second, sin, -sin) * grown)[None, :]
-    q = x.to(qkv.dtype.element_ty)
-    key = tl.sum(tl.where(head == SHARED, q.to(tl.float32), 0.0), axis=0)
+    # The queries of the group and, after them, its key: normalized, then rotated.
+    new_ptr = qkv_ptr + (row * num_kv_heads + kv_head) * (GROUP_SIZE + 2) * HEAD_DIM
+    mask = (head <= GROUP_SIZE) & (offs_d < HEAD_DIM)
+    x = tl.load(new_ptr + head * HEAD_DIM + offs_d, mask=mask, other=0.0).to(tl.float32)
+    new_value = tl.load(new_ptr + (GROUP_SIZE + 1) * HEAD_DIM + d, mask=d < HEAD_DIM, other=0.0)
+    if ROTARY_DIM > 0:
+        partner_ptrs = new_ptr + head * HEAD_DIM + partner[None, :]
+        x_partner = tl.load(partner_ptrs, mask=mask & rotary[None, :], other=0.0).to(tl.float32)
+    if q_norm_ptr is not None:
+        q_mask = (head < GROUP_SIZE) & mask
+        k_mask = (head == GROUP_SIZE) & mask
+        rstd = tl.rsqrt(tl.sum(x * x, axis=1) / HEAD_DIM + eps)[:, None]
+        q_head = kv_head * GROUP_SIZE + head
+        w = load_norm_weight(q_norm_ptr, stride_qn, q_head, offs_d, q_mask)
+        w += load_norm_weight(k_norm_ptr, stride_kn, kv_head, offs_d, k_mask)
+        x *= rstd * (norm_offset + w)
+        if ROTARY_DIM > 0:
+            offs_partner = partner[None, :]
+            w = load_norm_weight(q_norm_ptr, stride_qn, q_head, offs_partner, q_mask & rotary[None, :])
+            w += load_norm_weight(k_norm_ptr, stride_kn, kv_head, offs_partner, k_mask & rotary[None, :])
+            x_partner *= rstd * (norm_offset + w)
+    if ROTARY_DIM > 0:
+        x = x * (cos * factor)[None, :] + x_partner * (tl.where(second, sin, -sin) * factor)[None, :]
+    q = x.to(qkv_ptr.dtype.element_ty)
+    new_key = tl.sum(tl.where(head == GROUP_SIZE, q.to(tl.float32), 0.0), axis=0)
 
-    # What this program has of the sum: the new token, where it is the first, and its share of the cache.
+    # The first program begins with the new token, which it writes to the cache; every one adds its split of the keys.
     first = split == 0
-    top = tl.where(first, tl.sum(q.to(tl.float32) * key[None, :], axis=1) * scale, -1e30)
-    total = tl.zeros([TILE], tl.float32) + tl.where(first, 1.0, 0.0)
-    acc = tl.zeros([TILE, DIMS], tl.float32) + tl.where(first, value.to(tl.float32), 0.0)[None, :]
+    m_i = tl.where(first, tl.sum(q.to(tl.float32) * new_key[None, :], axis=1) * scale, -1e30)
+    l_i = tl.zeros([BLOCK_M], tl.float32) + tl.where(first, 1.0, 0.0)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32) + tl.where(first, new_value.to(tl.float32), 0.0)[None, :]
     if first:
-        to = mine + slot.to(tl.int64) * groups * D + d
-        tl.store(keys + to, key.to(keys.dtype.element_ty), mask=d < D)
-        tl.store(values + to, value, mask=d < D)
-    if EARLY:
-        top, total, acc = taken_in(q, k, v, seen, scale, top, total, acc)
-        begin += KEYS
-    for start in tl.range(begin, stop, KEYS, num_stages=STAGES):
-        k, v, seen = read(keys + mine, values + mine, start, stop, slot, groups * D, D, KEYS, DIMS)
-        top, total, acc = taken_in(q, k, v, seen, scale, top, total, acc)
+        new_offset = offset + new_slot.to(tl.int64) * num_kv_heads * HEAD_DIM + d
+        tl.store(k_cache_ptr + new_offset, new_key.to(k_cache_ptr.dtype.element_ty), mask=d < HEAD_DIM)
+        tl.store(v_cache_ptr + new_offset, new_value, mask=d < HEAD_DIM)
+    if PREFETCH:
+        acc, l_i, m_i = attend_tile(q, k, v, visible, scale, acc, l_i, m_i)
+        begin += BLOCK_N
+    for start in tl.range(begin, stop, BLOCK_N, num_stages=NUM_STAGES):
+        k, v, visible = load_kv(
+            k_cache_ptr + offset, v_cache_ptr + offset, start, stop, new_slot, num_kv_heads * HEAD_DIM,
+            HEAD_DIM, BLOCK_N, BLOCK_D,
+        )  # fmt: skip
+        acc, l_i, m_i = attend_tile(q, k, v, visible, scale, acc, l_i, m_i)
 
-    lane, heads = tl.arange(0, TILE), (row * groups + group) * SHARED
-    if parts == 1:
-        inside = (head < SHARED) & (feature < D)
-        tl.store(out + (heads + head) * D + feature, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
+    lane, first_head = tl.arange(0, BLOCK_M), (row * num_kv_heads + kv_head) * GROUP_SIZE
+    if used_splits == 1:
+        out_ptrs = out_ptr + (first_head + head) * HEAD_DIM + offs_d
+        out_mask = (head < GROUP_SIZE) & (offs_d < HEAD_DIM)
+        tl.store(out_ptrs, (acc / l_i[:, None]).to(out_ptr.dtype.element_ty), mask=out_mask)
     else:
-        part = heads * splits + split * SHARED
-        tl.store(sums + (part + head) * D + feature, acc, mask=(head < SHARED) & (feature < D))
-        tl.store(tops + (part + lane) * 2, top, mask=lane < SHARED)
-        tl.store(tops + (part + lane) * 2 + 1, total, mask=lane < SHARED)
+        own = first_head * num_splits + split * GROUP_SIZE
+        own_acc_ptrs = partial_acc_ptr + (own + head) * HEAD_DIM + offs_d
+        tl.store(own_acc_ptrs, acc, mask=(head < GROUP_SIZE) & (offs_d < HEAD_DIM))
+        tl.store(partial_stats_ptr + (own + lane) * 2, m_i, mask=lane < GROUP_SIZE)
+        tl.store(partial_stats_ptr + (own + lane) * 2 + 1, l_i, mask=lane < GROUP_SIZE)
         tl.debug_barrier()
-        if tl.atomic_add(arrived + row * groups + group, 1, sem="acq_rel") == parts - 1:
-            tl.store(arrived + row * groups + group, 0)
-            each, one = tl.arange(0, SPLITS)[:, None], tl.arange(0, HEADS)[None, :]
-            there = (each < parts) & (one < SHARED)
-            place = heads * splits + each * SHARED + one
-            high = tl.load(tops + place * 2, mask=there, other=-1e30, cache_modifier=".cg")
-            share_of = tl.exp2(high - tl.max(high, axis=0)[None, :])
-            totals = tl.load(tops + place * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
-            share_of = share_of / tl.sum(totals * share_of, axis=0)[None, :]
-            wanted = there[:, :, None] & (d < D)[None, None, :]
-            lines = place[:, :, None] * D + d[None, None, :]
-            whole = tl.load(sums + lines, mask=wanted, other=0.0, cache_modifier=".cg") * share_of[:, :, None]
-            lone = tl.arange(0, HEADS)[:, None]
-            together = tl.sum(whole, axis=0).to(out.dtype.element_ty)
-            tl.store(out + (heads + lone) * D + feature, together, mask=(lone < SHARED) & (feature < D))
+        if tl.atomic_add(arrived_ptr + row * num_kv_heads + kv_head, 1, sem="acq_rel") == used_splits - 1:
+            tl.store(arrived_ptr + row * num_kv_heads + kv_head, 0)
+            offs_s, offs_g = tl.arange(0, BLOCK_SPLITS)[:, None], tl.arange(0, BLOCK_G)[None, :]
+            part_mask = (offs_s < used_splits) & (offs_g < GROUP_SIZE)
+            parts = first_head * num_splits + offs_s * GROUP_SIZE + offs_g
+            m_parts = tl.load(partial_stats_ptr + parts * 2, mask=part_mask, other=-1e30, cache_modifier=".cg")
+            weight = tl.exp2(m_parts - tl.max(m_parts, axis=0)[None, :])
+            l_parts = tl.load(partial_stats_ptr + parts * 2 + 1, mask=part_mask, other=0.0, cache_modifier=".cg")
+            weight = weight / tl.sum(l_parts * weight, axis=0)[None, :]
+            acc_mask = part_mask[:, :, None] & (d < HEAD_DIM)[None, None, :]
+            acc_ptrs = partial_acc_ptr + parts[:, :, None] * HEAD_DIM + d[None, None, :]
+            acc_parts = tl.load(acc_ptrs, mask=acc_mask, other=0.0, cache_modifier=".cg") * weight[:, :, None]
+            group_head = tl.arange(0, BLOCK_G)[:, None]
+            combined = tl.sum(acc_parts, axis=0).to(out_ptr.dtype.element_ty)
+            combined_mask = (group_head < GROUP_SIZE) & (offs_d < HEAD_DIM)
+            tl.store(out_ptr + (first_head + group_head) * HEAD_DIM + offs_d, combined, mask=combined_mask)
 
 
-class Turning(NamedTuple):
-    """Rotary positions: increments of a turn by pair, the attention factor, and how features are paired."""
+class SplitKWorkspace:
+    """Memory for the partial softmaxes of split keys, until they are combined; all layers of a step share one."""
 
-    increments: Tensor
-    factor: float
-    width: int
-    adjacent: bool
-
-
-class HeadNorm(NamedTuple):
-    """RMS norms of queries and keys, with one weight for all heads `[D]` or one for each `[heads, D]`."""
-
-    queries: Tensor
-    keys: Tensor
-    offset: float
-    eps: float
+    def __init__(self, rows: int, num_kv_heads: int, group_size: int, head_dim: int, device: torch.device) -> None:
+        self.splits = max(1, min(MAX_SPLITS, TARGET_PROGRAMS // (rows * num_kv_heads)))
+        parts = rows * num_kv_heads * group_size * self.splits
+        self.acc = torch.empty(parts, head_dim, device=device)
+        self.stats = torch.empty(parts, 2, device=device)  # m_i and l_i
+        self.arrived = torch.zeros(rows * num_kv_heads, dtype=torch.int32, device=device)
 
 
-class Desk:
-    """Where the parts of a row's sum lie until they are added up; one serves all layers of a step."""
-
-    def __init__(self, rows: int, groups: int, shared: int, width: int, device: torch.device) -> None:
-        self.splits = max(1, min(SPLITS, PROGRAMS // (rows * groups)))
-        parts = rows * groups * shared * self.splits
-        self.sums = torch.empty(parts, width, device=device)
-        self.tops = torch.empty(parts, 2, device=device)
-        self.arrived = torch.zeros(rows * groups, dtype=torch.int32, device=device)
-
-
-def attend(
+def decode_attention(
     qkv: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    counts: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    lengths: Tensor,
     positions: Tensor,
     out: Tensor,
-    desk: Desk,
+    workspace: SplitKWorkspace,
     *,
     scale: float,
-    turning: Turning | None = None,
-    norm: HeadNorm | None = None,
-    sinks: int = 0,
-    reading: Reading | None = None,
+    rope: RotaryArgs | None = None,
+    qk_norm: QKNormArgs | None = None,
+    sink_tokens: int = 0,
+    tiles: KVTiles | None = None,
     pdl: bool = False,
 ) -> Tensor:
-    """One token a row: `qkv [B, K * (shared + 2) * D]` by group, over a cache `[B, slots, K, D]` that gets its entry.
+    """One token per row: `qkv [B, K * (G + 2) * D]` by group, over a cache `[B, slots, K, D]` that gets its key.
 
-    `counts [B]` are the tokens a row holds and `positions [B]` where the new one stands. Of the slots the first `sinks`
-    keep their tokens, and the others go around as a ring. The result, `[B, H * D]`, goes into `out`.
+    `lengths [B]` are the tokens that a row's cache has had so far, `positions [B]` those of the new tokens. The first
+    `sink_tokens` slots keep their tokens, and the others are a ring buffer. The result, `[B, H * D]`, is written to
+    `out`.
     """
-    rows, slots, groups, width = keys.shape
-    shared = qkv.shape[1] // (groups * width) - 2
-    how = reading or (FEW if desk.splits > 1 else MANY)
-    splits = max(1, min(desk.splits, triton.cdiv(slots, how.keys)))
-    q_norm, k_norm, offset, eps = norm or (None, None, 0.0, 0.0)
-    q_stride, k_stride = (width if w is not None and w.dim() == 2 else 0 for w in (q_norm, k_norm))
-    increments, factor, turned, adjacent = turning or (counts, 1.0, 0, False)
-    attend_kernel[(splits, groups, rows)](
-        qkv, keys, values, counts, positions, increments, factor, q_norm, k_norm, q_stride, k_stride, offset, eps,
-        scale * 1.4426950408889634, desk.sums, desk.tops, desk.arrived, out, slots, slots - sinks, sinks, splits,
-        SHARED=shared, D=width, WIDTH=turned, ADJACENT=adjacent,
-        HEADS=triton.next_power_of_2(shared), TILE=max(16, triton.next_power_of_2(shared + 1)),
-        DIMS=max(16, triton.next_power_of_2(width)), KEYS=how.keys, SPLITS=triton.next_power_of_2(splits),
-        STAGES=how.stages, EARLY=splits > 1, USE_PDL=pdl, num_warps=how.warps, **pdl_launch(pdl),
+    rows, num_slots, num_kv_heads, head_dim = k_cache.shape
+    group_size = qkv.shape[1] // (num_kv_heads * head_dim) - 2
+    tiles = tiles or (SPLIT_TILES if workspace.splits > 1 else UNSPLIT_TILES)
+    splits = max(1, min(workspace.splits, triton.cdiv(num_slots, tiles.block_n)))
+    q_norm, k_norm, offset, eps = qk_norm or (None, None, 0.0, 0.0)
+    stride_qn, stride_kn = (head_dim if w is not None and w.dim() == 2 else 0 for w in (q_norm, k_norm))
+    increments, factor, rotary_dim, adjacent = rope or (lengths, 1.0, 0, False)
+    decode_attention_kernel[(splits, num_kv_heads, rows)](
+        qkv, k_cache, v_cache, lengths, positions, increments, factor,
+        q_norm, k_norm, stride_qn, stride_kn, offset, eps, scale * LOG2_E,
+        workspace.acc, workspace.stats, workspace.arrived, out, num_slots, num_slots - sink_tokens, sink_tokens, splits,
+        GROUP_SIZE=group_size, HEAD_DIM=head_dim, ROTARY_DIM=rotary_dim, ADJACENT=adjacent,
+        BLOCK_G=triton.next_power_of_2(group_size), BLOCK_M=max(16, triton.next_power_of_2(group_size + 1)),
+        BLOCK_D=max(16, triton.next_power_of_2(head_dim)), BLOCK_N=tiles.block_n,
+        BLOCK_SPLITS=triton.next_power_of_2(splits), NUM_STAGES=tiles.num_stages, PREFETCH=splits > 1, USE_PDL=pdl,
+        num_warps=tiles.num_warps, **pdl_launch(pdl),
     )  # fmt: skip
     return out

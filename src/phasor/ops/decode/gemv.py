@@ -1,4 +1,4 @@
-"""Projections of a few rows, bound by reading their weights: each weight is read once, and the rest is free."""
+"""Projections of a few rows (GEMV), bound by reading their weights: norm, bias, activation and residual are fused."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -11,25 +11,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from phasor.ops.decode.small_gemm import product
-from phasor.ops.decode.tiles import Tiles, tiles_of
+from phasor.ops.decode.arguments import NormArgs
+from phasor.ops.decode.small_gemm import small_gemm
+from phasor.ops.decode.tiles import Tiles, choose_tiles
 from phasor.ops.int8 import Int8Matrix, Matrix
 from phasor.ops.pdl import pdl_launch
 
-MOST = 16  # rows a kernel takes; of more of them a matrix multiplication makes better use
-MOST_INT8 = 64  # the same in bfloat16 of weights in 8 bits, which a matrix multiplication has to convert first
-
-
-class Norm(NamedTuple):
-    """An RMS norm before a projection: `x / sqrt(mean(x^2) + eps) * (offset + weight)`."""
-
-    weight: Tensor
-    offset: float
-    eps: float
+MAX_GEMV_ROWS = 16  # for more rows a matrix multiplication of torch is faster
+MAX_GEMV_ROWS_INT8 = 64  # for int8 weights and bfloat16 rows: torch would have to convert the weights first
 
 
 @triton.jit
-def activated(x, ACTIVATION: tl.constexpr):
+def activate_tile(x, ACTIVATION: tl.constexpr):
     if ACTIVATION == "relu":
         y = tl.maximum(x, 0.0)
     elif ACTIVATION == "sigmoid":
@@ -46,88 +39,99 @@ def activated(x, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def project_kernel(
-    x, norm, offset, eps, weight, scale, bias, residual, multiplier, out, rows, features,
-    M: tl.constexpr, K: tl.constexpr, N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-    USE_PDL: tl.constexpr, BYTES: tl.constexpr,
+    x_ptr, norm_ptr, norm_offset, eps, weight_ptr, scale_ptr, bias_ptr, residual_ptr, multiplier, out_ptr, M, N,
+    BLOCK_M: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, NUM_STAGES: tl.constexpr,
+    USE_PDL: tl.constexpr, INT8_ASM: tl.constexpr,
 ):  # fmt: skip
-    """`out = residual + multiplier * (norm(x) W^T + bias)`, without the parts that are None."""
-    feature = tl.program_id(0) * N + tl.arange(0, N)
-    outputs = tl.minimum(feature, features - 1)
-    y = product(x, norm, offset, eps, weight, scale, outputs, rows, M, K, N, BLOCK_K, STAGES, USE_PDL, BYTES)
-    if bias is not None:
-        y += tl.load(bias + outputs).to(tl.float32)[None, :]
-    row = tl.arange(0, M)[:, None]
-    to, inside = row * features + feature[None, :], (row < rows) & (feature < features)[None, :]
-    if residual is not None:
-        y = tl.load(residual + to, mask=inside, other=0.0).to(tl.float32) + multiplier * y
-    tl.store(out + to, y.to(out.dtype.element_ty), mask=inside)
+    """`out = residual + multiplier * (norm(x) W^T + bias)`, without the terms whose pointers are None."""
+    offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    outputs = tl.minimum(offs_n, N - 1)
+    acc = small_gemm(
+        x_ptr, norm_ptr, norm_offset, eps, weight_ptr, scale_ptr, outputs, M,
+        BLOCK_M, K, BLOCK_N, BLOCK_K, NUM_STAGES, USE_PDL, INT8_ASM,
+    )  # fmt: skip
+    if bias_ptr is not None:
+        acc += tl.load(bias_ptr + outputs).to(tl.float32)[None, :]
+    offs_m = tl.arange(0, BLOCK_M)[:, None]
+    offsets, mask = offs_m * N + offs_n[None, :], (offs_m < M) & (offs_n < N)[None, :]
+    if residual_ptr is not None:
+        acc = tl.load(residual_ptr + offsets, mask=mask, other=0.0).to(tl.float32) + multiplier * acc
+    tl.store(out_ptr + offsets, acc.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def feed_kernel(
-    x, norm, offset, eps, weight, scale, bias, out, rows, features,
-    ACTIVATION: tl.constexpr, GATED: tl.constexpr,
-    M: tl.constexpr, K: tl.constexpr, N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-    USE_PDL: tl.constexpr, BYTES: tl.constexpr,
+def project_activate_kernel(
+    x_ptr, norm_ptr, norm_offset, eps, weight_ptr, scale_ptr, bias_ptr, out_ptr, M, N,
+    ACTIVATION: tl.constexpr, GLU: tl.constexpr,
+    BLOCK_M: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, NUM_STAGES: tl.constexpr,
+    USE_PDL: tl.constexpr, INT8_ASM: tl.constexpr,
 ):  # fmt: skip
-    """`out = act(norm(x) W^T + bias)`; gated, of gates (the first half of W's rows) and what they let through."""
-    if GATED:  # a gate beside what it gates
-        pair = tl.arange(0, 2 * N)
-        outputs = tl.minimum(tl.program_id(0) * N + pair // 2, features - 1) + (pair % 2) * features
-        y = product(x, norm, offset, eps, weight, scale, outputs, rows, M, K, 2 * N, BLOCK_K, STAGES, USE_PDL, BYTES)
+    """`out = act(norm(x) W^T + bias)`; with GLU `act(gate) * up`, the gates being the first half of W's rows."""
+    if GLU:  # each gate beside its up
+        pair = tl.arange(0, 2 * BLOCK_N)
+        outputs = tl.minimum(tl.program_id(0) * BLOCK_N + pair // 2, N - 1) + (pair % 2) * N
+        acc = small_gemm(
+            x_ptr, norm_ptr, norm_offset, eps, weight_ptr, scale_ptr, outputs, M,
+            BLOCK_M, K, 2 * BLOCK_N, BLOCK_K, NUM_STAGES, USE_PDL, INT8_ASM,
+        )  # fmt: skip
     else:
-        outputs = tl.minimum(tl.program_id(0) * N + tl.arange(0, N), features - 1)
-        y = product(x, norm, offset, eps, weight, scale, outputs, rows, M, K, N, BLOCK_K, STAGES, USE_PDL, BYTES)
-    if bias is not None:
-        y += tl.load(bias + outputs).to(tl.float32)[None, :]
-    if GATED:
-        gate, up = tl.split(tl.reshape(y, [M, N, 2]))
-        y = activated(gate, ACTIVATION) * up
+        outputs = tl.minimum(tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), N - 1)
+        acc = small_gemm(
+            x_ptr, norm_ptr, norm_offset, eps, weight_ptr, scale_ptr, outputs, M,
+            BLOCK_M, K, BLOCK_N, BLOCK_K, NUM_STAGES, USE_PDL, INT8_ASM,
+        )  # fmt: skip
+    if bias_ptr is not None:
+        acc += tl.load(bias_ptr + outputs).to(tl.float32)[None, :]
+    if GLU:
+        gate, up = tl.split(tl.reshape(acc, [BLOCK_M, BLOCK_N, 2]))
+        y = activate_tile(gate, ACTIVATION) * up
     else:
-        y = activated(y, ACTIVATION)
-    row, feature = tl.arange(0, M)[:, None], tl.program_id(0) * N + tl.arange(0, N)[None, :]
-    tl.store(out + row * features + feature, y.to(out.dtype.element_ty), mask=(row < rows) & (feature < features))
+        y = activate_tile(acc, ACTIVATION)
+    offs_m, offs_n = tl.arange(0, BLOCK_M)[:, None], tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    tl.store(out_ptr + offs_m * N + offs_n, y.to(out_ptr.dtype.element_ty), mask=(offs_m < M) & (offs_n < N))
 
 
 @triton.jit
-def gate_kernel(x, out, features, ACTIVATION: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr):
-    """`feed_kernel` after the multiplication: `act(x)`, or `act(gate) * up` of the two side by side."""
-    feature, row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1).to(tl.int64)
-    inside = feature < features
-    first = x + row * features * (2 if GATED else 1) + feature
-    y = activated(tl.load(first, mask=inside, other=0.0).to(tl.float32), ACTIVATION)
-    if GATED:
-        y *= tl.load(first + features, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * features + feature, y.to(out.dtype.element_ty), mask=inside)
+def activate_kernel(x_ptr, out_ptr, N, ACTIVATION: tl.constexpr, GLU: tl.constexpr, BLOCK_N: tl.constexpr):
+    """`project_activate_kernel` after the matrix product: `act(x)`, or `act(gate) * up` of the two side by side."""
+    offs_n, row = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.program_id(1).to(tl.int64)
+    mask = offs_n < N
+    x_ptrs = x_ptr + row * N * (2 if GLU else 1) + offs_n
+    y = activate_tile(tl.load(x_ptrs, mask=mask, other=0.0).to(tl.float32), ACTIVATION)
+    if GLU:
+        y *= tl.load(x_ptrs + N, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * N + offs_n, y.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-class Call(NamedTuple):
-    """What every projection is called with: its tiles, what comes first by place, and what is given by name."""
+class LaunchArguments(NamedTuple):
+    """What every projection kernel is launched with: its tiles, its first arguments, and its keyword arguments."""
 
     tiles: Tiles
-    first: list[Any]
-    names: dict[str, Any]
+    args: list[Any]
+    kwargs: dict[str, Any]
 
 
-def settings(x: Tensor, matrix: Matrix, norm: Norm | None, tiles: Tiles | None, pdl: bool, gated: bool = False) -> Call:
-    """How a kernel is called for these rows and weights."""
+def launch_arguments(
+    x: Tensor, matrix: Matrix, norm: NormArgs | None, tiles: Tiles | None, pdl: bool, glu: bool = False
+) -> LaunchArguments:
+    """How a kernel is launched for these rows and weights."""
     rows, inputs = x.shape
     weight, scale = matrix if isinstance(matrix, Int8Matrix) else (matrix, None)
-    taken = tiles or tiles_of(rows, len(weight), inputs, int8=scale is not None, gated=gated)
+    tiles = tiles or choose_tiles(rows, len(weight), inputs, int8=scale is not None, glu=glu)
     pdl = pdl and (rows == 1 or scale is None)  # tiles that are converted leave no room for another kernel's
-    block = min(taken.inputs, max(16, triton.next_power_of_2(inputs)))
-    names = {
-        "M": 1 if rows == 1 else max(16, triton.next_power_of_2(rows)),
+    block_k = min(tiles.block_k, max(16, triton.next_power_of_2(inputs)))
+    kwargs = {
+        "BLOCK_M": 1 if rows == 1 else max(16, triton.next_power_of_2(rows)),
         "K": inputs,
-        "N": taken.outputs,
-        "BLOCK_K": block,
-        "STAGES": taken.stages,
+        "BLOCK_N": tiles.block_n,
+        "BLOCK_K": block_k,
+        "NUM_STAGES": tiles.num_stages,
         "USE_PDL": pdl,
-        "BYTES": scale is not None and x.is_cuda and torch.version.hip is None,
-        "num_warps": taken.warps if scale is None else max(1, taken.warps * block // taken.inputs),
+        "INT8_ASM": scale is not None and x.is_cuda and torch.version.hip is None,
+        "num_warps": tiles.num_warps if scale is None else max(1, tiles.num_warps * block_k // tiles.block_k),
     }
-    first = [x, *(norm or (None, 0.0, 0.0)), weight, scale]
-    return Call(taken, first, names | pdl_launch(pdl))
+    args = [x, *(norm or (None, 0.0, 0.0)), weight, scale]
+    return LaunchArguments(tiles, args, kwargs | pdl_launch(pdl))
 
 
 def project(
@@ -135,7 +139,7 @@ def project(
     matrix: Matrix,
     out: Tensor,
     *,
-    norm: Norm | None = None,
+    norm: NormArgs | None = None,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     multiplier: float = 1.0,
@@ -143,35 +147,35 @@ def project(
     pdl: bool = False,
 ) -> Tensor:
     """`out = residual + multiplier * (norm(x) W^T + bias)` of rows `[rows, inputs]`; `out` may be the residual."""
-    tiles, first, names = settings(x, matrix, norm, tiles, pdl)
-    rows, features = out.shape
-    grid = (triton.cdiv(features, tiles.outputs),)
-    project_kernel[grid](*first, bias, residual, multiplier, out, rows, features, **names)
+    tiles, args, kwargs = launch_arguments(x, matrix, norm, tiles, pdl)
+    rows, outputs = out.shape
+    grid = (triton.cdiv(outputs, tiles.block_n),)
+    project_kernel[grid](*args, bias, residual, multiplier, out, rows, outputs, **kwargs)
     return out
 
 
-def feed(
+def project_activate(
     x: Tensor,
     matrix: Matrix,
     out: Tensor,
     activation: str,
     *,
-    gated: bool,
-    norm: Norm | None = None,
+    glu: bool,
+    norm: NormArgs | None = None,
     bias: Tensor | None = None,
     tiles: Tiles | None = None,
     pdl: bool = False,
 ) -> Tensor:
-    """`out = act(norm(x) W^T + bias)`; gated, the product of the two halves, the first of them activated."""
-    tiles, first, names = settings(x, matrix, norm, tiles, pdl, gated)
-    rows, features = out.shape
-    grid = (triton.cdiv(features, tiles.outputs),)
-    feed_kernel[grid](*first, bias, out, rows, features, activation, gated, **names)
+    """`out = act(norm(x) W^T + bias)`; with `glu`, `act(gate) * up` of the first and the second half of the outputs."""
+    tiles, args, kwargs = launch_arguments(x, matrix, norm, tiles, pdl, glu)
+    rows, outputs = out.shape
+    grid = (triton.cdiv(outputs, tiles.block_n),)
+    project_activate_kernel[grid](*args, bias, out, rows, outputs, activation, glu, **kwargs)
     return out
 
 
-def gate(x: Tensor, out: Tensor, activation: str, *, gated: bool) -> Tensor:
-    """`act(x)` into `out [rows, features]`; gated, the product of x's two halves, the first of them activated."""
-    rows, features = out.shape
-    gate_kernel[(triton.cdiv(features, 1024), rows)](x, out, features, activation, gated, 1024)
+def activate(x: Tensor, out: Tensor, activation: str, *, glu: bool) -> Tensor:
+    """`act(x)` into `out [rows, outputs]`; with `glu`, `act(gate) * up` of the first and the second half of `x`."""
+    rows, outputs = out.shape
+    activate_kernel[(triton.cdiv(outputs, 1024), rows)](x, out, outputs, activation, glu, 1024)
     return out

@@ -1,4 +1,4 @@
-"""The end of a step: logits, the likeliest token of every row, and everything counted on for the next step."""
+"""The end of a greedy decoding step: logits, their argmax, and the state of the next step."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -8,85 +8,106 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from phasor.ops.decode.gemv import Norm, settings
-from phasor.ops.decode.small_gemm import product
+from phasor.ops.decode.arguments import NormArgs
+from phasor.ops.decode.gemv import launch_arguments
+from phasor.ops.decode.small_gemm import small_gemm
 from phasor.ops.decode.tiles import Tiles
 from phasor.ops.int8 import Matrix
 from phasor.ops.pdl import pdl_launch, pdl_wait
 
-LOWEST = -(1 << 63)  # less than every vote
+EMPTY_ARGMAX = -(1 << 63)  # less than every packed logit
 
 
 @triton.jit
-def vote_kernel(
-    x, norm, offset, eps, weight, scale, bias, multiplier, logits, best, rows, features,
-    M: tl.constexpr, K: tl.constexpr, N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-    USE_PDL: tl.constexpr, BYTES: tl.constexpr,
+def lm_head_argmax_kernel(
+    x_ptr, norm_ptr, norm_offset, eps, weight_ptr, scale_ptr, bias_ptr, multiplier, logits_ptr, argmax_ptr, M, N,
+    BLOCK_M: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, NUM_STAGES: tl.constexpr,
+    USE_PDL: tl.constexpr, INT8_ASM: tl.constexpr,
 ):  # fmt: skip
-    """Logits, and in `best [rows]` the greatest of a row with its token: see `finish_kernel`."""
-    feature = tl.program_id(0) * N + tl.arange(0, N)
-    outputs = tl.minimum(feature, features - 1)
-    y = product(x, norm, offset, eps, weight, scale, outputs, rows, M, K, N, BLOCK_K, STAGES, USE_PDL, BYTES)
-    if bias is not None:
-        y += tl.load(bias + outputs).to(tl.float32)[None, :]
-    said = (multiplier * y).to(logits.dtype.element_ty)
-    row = tl.arange(0, M)[:, None]
-    tl.store(logits + row * features + feature[None, :], said, mask=(row < rows) & (feature < features)[None, :])
-    bits = said.to(tl.float32).to(tl.int32, bitcast=True)
-    order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)  # whole numbers in the order of the logits
-    votes = (order << 32) | (0x7FFFFFFF - outputs).to(tl.int64)[None, :]  # of equals the first
-    tl.atomic_max(best + tl.arange(0, M), tl.max(votes, axis=1), mask=tl.arange(0, M) < rows, sem="relaxed")
+    """Logits, and in `argmax [M]` the largest of each row packed with its token into 64 bits.
+
+    The upper half is an integer in the order of the logits, the lower half 2^31 - 1 less the token, so that the maximum
+    of such integers is the largest logit, and among equal ones the first.
+    """
+    offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    outputs = tl.minimum(offs_n, N - 1)
+    acc = small_gemm(
+        x_ptr, norm_ptr, norm_offset, eps, weight_ptr, scale_ptr, outputs, M,
+        BLOCK_M, K, BLOCK_N, BLOCK_K, NUM_STAGES, USE_PDL, INT8_ASM,
+    )  # fmt: skip
+    if bias_ptr is not None:
+        acc += tl.load(bias_ptr + outputs).to(tl.float32)[None, :]
+    logits = (multiplier * acc).to(logits_ptr.dtype.element_ty)
+    offs_m = tl.arange(0, BLOCK_M)[:, None]
+    tl.store(logits_ptr + offs_m * N + offs_n[None, :], logits, mask=(offs_m < M) & (offs_n < N)[None, :])
+    bits = logits.to(tl.float32).to(tl.int32, bitcast=True)
+    order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
+    packed = (order << 32) | (0x7FFFFFFF - outputs).to(tl.int64)[None, :]
+    row = tl.arange(0, BLOCK_M)
+    tl.atomic_max(argmax_ptr + row, tl.max(packed, axis=1), mask=row < M, sem="relaxed")
 
 
 @triton.jit
-def finish_kernel(
-    best, tokens, history, turn, counts, positions, rows, turns,
-    BLOCK: tl.constexpr, USE_PDL: tl.constexpr,
+def advance_step_kernel(
+    argmax_ptr, tokens_ptr, history_ptr, step_ptr, lengths_ptr, positions_ptr, M, history_length,
+    BLOCK_M: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
-    """The tokens voted for become the next step's, go into the history, and everything counts on."""
+    """Unpack the argmax into the next tokens and the history, reset it, and advance step, lengths and positions."""
     pdl_wait(USE_PDL)
-    row = tl.arange(0, BLOCK)
-    inside = row < rows
-    token = 0x7FFFFFFF - (tl.load(best + row, mask=inside, other=0) & 0xFFFFFFFF)
-    tl.store(best + row, tl.full([BLOCK], -(1 << 63), tl.int64), mask=inside)
-    tl.store(tokens + row, token, mask=inside)
-    now = tl.load(turn)
-    tl.store(history + (now % turns) * rows + row, token, mask=inside)
-    tl.store(counts + row, tl.load(counts + row, mask=inside, other=0) + 1, mask=inside)
-    tl.store(positions + row, tl.load(positions + row, mask=inside, other=0) + 1, mask=inside)
+    row = tl.arange(0, BLOCK_M)
+    mask = row < M
+    token = 0x7FFFFFFF - (tl.load(argmax_ptr + row, mask=mask, other=0) & 0xFFFFFFFF)
+    tl.store(argmax_ptr + row, tl.full([BLOCK_M], -(1 << 63), tl.int64), mask=mask)
+    tl.store(tokens_ptr + row, token, mask=mask)
+    step = tl.load(step_ptr)
+    tl.store(history_ptr + (step % history_length) * M + row, token, mask=mask)
+    tl.store(lengths_ptr + row, tl.load(lengths_ptr + row, mask=mask, other=0) + 1, mask=mask)
+    tl.store(positions_ptr + row, tl.load(positions_ptr + row, mask=mask, other=0) + 1, mask=mask)
     tl.debug_barrier()
-    tl.store(turn, now + 1)
+    tl.store(step_ptr, step + 1)
 
 
-def vote(
+def lm_head_argmax(
     x: Tensor,
     matrix: Matrix,
     logits: Tensor,
-    best: Tensor,
+    argmax: Tensor,
     *,
-    norm: Norm | None = None,
+    norm: NormArgs | None = None,
     bias: Tensor | None = None,
     multiplier: float = 1.0,
     tiles: Tiles | None = None,
     pdl: bool = False,
 ) -> None:
-    """Logits `[rows, vocab]`, and votes for their greatest into `best`, an int64 `[rows]` of -2^63 before."""
-    tiles, first, names = settings(x, matrix, norm, tiles, pdl)
-    rows, features = logits.shape
-    grid = (triton.cdiv(features, tiles.outputs),)
-    vote_kernel[grid](*first, bias, multiplier, logits, best, rows, features, **names)
+    """Logits `[rows, vocab]`, and their packed argmax into `argmax`, an int64 `[rows]` filled with `EMPTY_ARGMAX`."""
+    tiles, args, kwargs = launch_arguments(x, matrix, norm, tiles, pdl)
+    rows, vocab = logits.shape
+    grid = (triton.cdiv(vocab, tiles.block_n),)
+    lm_head_argmax_kernel[grid](*args, bias, multiplier, logits, argmax, rows, vocab, **kwargs)
 
 
-def finish(
-    best: Tensor,
+def unpack_argmax(argmax: Tensor) -> Tensor:
+    """The tokens of a packed argmax.
+
+    >>> import torch
+    >>> unpack_argmax(torch.tensor([(5 << 32) | (2**31 - 1 - 7)])).tolist()
+    [7]
+    """
+    return 0x7FFFFFFF - (argmax & 0xFFFFFFFF)
+
+
+def advance_step(
+    argmax: Tensor,
     tokens: Tensor,
     history: Tensor,
-    turn: Tensor,
-    counts: Tensor,
+    step: Tensor,
+    lengths: Tensor,
     positions: Tensor,
     pdl: bool = False,
 ) -> None:
-    """Let the tokens voted for be the next step's, and count on; `history` is a ring `[turns, rows]`."""
-    rows, block = len(tokens), triton.next_power_of_2(len(tokens))
-    where = (best, tokens, history, turn, counts, positions)
-    finish_kernel[(1,)](*where, rows, len(history), block, USE_PDL=pdl, num_warps=1, **pdl_launch(pdl))
+    """Make the argmax the next `tokens` and advance the counters; `history [steps, rows]` is a ring buffer."""
+    rows, block_m = len(tokens), triton.next_power_of_2(len(tokens))
+    buffers = (argmax, tokens, history, step, lengths, positions)
+    advance_step_kernel[(1,)](
+        *buffers, rows, len(history), BLOCK_M=block_m, USE_PDL=pdl, num_warps=1, **pdl_launch(pdl)
+    )

@@ -1,11 +1,11 @@
-"""A few rows times a weight matrix, bound by reading it: what the projections of a step have in common.
+"""A few rows times a weight matrix, bound by reading it: the part that all projections of a decoding step share.
 
-One row is multiplied feature by feature, and a few rows as a matrix. The norm before a projection needs no pass of its
-own: its weights multiply the row, and its size is found along the way and divides the result. Weights in 8 bits are
-multiplied as the whole numbers they are, and the result by the scale of its output.
+One row is multiplied element by element (GEMV), several rows by `tl.dot`. The RMS norm before a projection needs no
+pass of its own: its weights multiply the row, and the mean square, summed along the way, divides the result. Int8
+weights are multiplied as integers, and the result by the scale of its output.
 
-Under `USE_PDL` a kernel begins while the one before it ends: it asks for its first weights, which nobody writes, and
-waits for the other's results only then.
+With USE_PDL a kernel begins while the one before it ends: it loads its first weights, which no kernel writes, and only
+then waits for the results of the other.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -19,24 +19,24 @@ from phasor.ops.pdl import pdl_wait
 
 
 @triton.jit
-def tile(lines, start: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Weights of some outputs, for the inputs from `start` on."""
-    at = start + tl.arange(0, BLOCK_K)[None, :]
+def load_weights(weight_ptrs, start: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr):
+    """A tile of weights: some outputs, and the inputs from `start` on."""
+    offs_k = start + tl.arange(0, BLOCK_K)[None, :]
     if start + BLOCK_K <= K:
-        w = tl.load(lines + at, eviction_policy="evict_first")
+        w = tl.load(weight_ptrs + offs_k, eviction_policy="evict_first")
     else:
-        w = tl.load(lines + at, mask=at < K, other=0, eviction_policy="evict_first")
+        w = tl.load(weight_ptrs + offs_k, mask=offs_k < K, other=0, eviction_policy="evict_first")
     return w
 
 
 @triton.jit
-def numbers(w, BYTES: tl.constexpr):
-    """Weights in float32. Under `BYTES` whole numbers become floats in the quickest way an NVIDIA GPU has.
+def weights_to_float32(w, INT8_ASM: tl.constexpr):
+    """Weights in float32; with INT8_ASM, int8 weights are converted in the fastest way of an NVIDIA GPU.
 
     Its conversions are slower than memory. So each byte, made positive, is put into the lowest bits of 2^23, four of
-    them at a time, and 2^23 is taken off again.
+    them at a time, and 2^23 is subtracted again.
     """
-    if BYTES:
+    if INT8_ASM:
         wide = tl.inline_asm_elementwise(
             """
             {
@@ -61,87 +61,89 @@ def numbers(w, BYTES: tl.constexpr):
 
 
 @triton.jit
-def features(x, at, K: tl.constexpr):
-    """Features of one row."""
-    return tl.load(x + at, mask=at < K, other=0.0).to(tl.float32)
+def load_features(x_ptr, offs_k, K: tl.constexpr):
+    """Elements of one row, in float32."""
+    return tl.load(x_ptr + offs_k, mask=offs_k < K, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def weighted(xs, norm, offset, squares, at, K: tl.constexpr):
-    """Features times the norm's weights where there is one; and the sum of their squares."""
-    if norm is not None:
-        squares += xs * xs
-        xs *= offset + features(norm, at, K)
-    return xs, squares
+def apply_norm_weight(x, norm_ptr, norm_offset, sum_squares, offs_k, K: tl.constexpr):
+    """Elements times the norm's weights if there is a norm, and the running sum of their squares."""
+    if norm_ptr is not None:
+        sum_squares += x * x
+        x *= norm_offset + load_features(norm_ptr, offs_k, K)
+    return x, sum_squares
 
 
 @triton.jit
-def product(
-    x, norm, offset, eps, weight, scale, outputs, rows,
-    M: tl.constexpr, K: tl.constexpr, N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-    USE_PDL: tl.constexpr, BYTES: tl.constexpr,
+def small_gemm(
+    x_ptr, norm_ptr, norm_offset, eps, weight_ptr, scale_ptr, offs_n, M,
+    BLOCK_M: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, NUM_STAGES: tl.constexpr,
+    USE_PDL: tl.constexpr, INT8_ASM: tl.constexpr,
 ):  # fmt: skip
-    """The `N` outputs of `M` rows `x [rows, K]`, normed first where there is a norm; float32 `[M, N]`.
+    """`norm(x) W^T` for rows `x [M, K]` and the outputs `offs_n [BLOCK_N]`; float32 `[BLOCK_M, BLOCK_N]`.
 
-    `scale` has a number for every output where the weights are whole numbers of 8 bits, and is None where they are not.
+    `norm_ptr` is None without a norm. `scale_ptr` has one scale per output of int8 weights, and is None for others.
     """
-    lines = weight + outputs.to(tl.int64)[:, None] * K
-    if M == 1 and scale is None:
-        sums = tl.zeros([N, BLOCK_K], tl.float32)
-        squares = tl.zeros([BLOCK_K], tl.float32)
-        w = tile(lines, 0, K, BLOCK_K)
+    weight_ptrs = weight_ptr + offs_n.to(tl.int64)[:, None] * K
+    if BLOCK_M == 1 and scale_ptr is None:
+        partial = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+        sum_squares = tl.zeros([BLOCK_K], tl.float32)
+        w = load_weights(weight_ptrs, 0, K, BLOCK_K)
         pdl_wait(USE_PDL)
         for start in tl.static_range(0, K, BLOCK_K):
-            at = start + tl.arange(0, BLOCK_K)
-            xs = features(x, at, K)
+            offs_k = start + tl.arange(0, BLOCK_K)
+            x = load_features(x_ptr, offs_k, K)
             if start + BLOCK_K < K:
-                ahead = tile(lines, start + BLOCK_K, K, BLOCK_K)
-            xs, squares = weighted(xs, norm, offset, squares, at, K)
-            sums += w.to(tl.float32) * xs[None, :]
+                prefetched = load_weights(weight_ptrs, start + BLOCK_K, K, BLOCK_K)
+            x, sum_squares = apply_norm_weight(x, norm_ptr, norm_offset, sum_squares, offs_k, K)
+            partial += w.to(tl.float32) * x[None, :]
             if start + BLOCK_K < K:
-                w = ahead
-        total = tl.sum(sums, axis=1)[None, :]
-        if norm is not None:
-            total *= tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
-    elif M == 1:  # 16 neighbors are one thread's, which takes those of `x` by eights, as it reads them
-        sums = tl.zeros([N, BLOCK_K // 16], tl.float32)
-        squares = tl.zeros([BLOCK_K // 16, 8], tl.float32)
-        w = tile(lines, 0, K, BLOCK_K)
+                w = prefetched
+        acc = tl.sum(partial, axis=1)[None, :]
+        if norm_ptr is not None:
+            acc *= tl.rsqrt(tl.sum(sum_squares, axis=0) / K + eps)
+    elif BLOCK_M == 1:  # a thread has 16 neighboring weights, and takes the elements of `x` by eights, as it loads them
+        partial = tl.zeros([BLOCK_N, BLOCK_K // 16], tl.float32)
+        sum_squares = tl.zeros([BLOCK_K // 16, 8], tl.float32)
+        w = load_weights(weight_ptrs, 0, K, BLOCK_K)
         pdl_wait(USE_PDL)
         for start in tl.static_range(0, K, BLOCK_K):
-            at = start + tl.arange(0, BLOCK_K // 16)[:, None] * 16 + tl.arange(0, 8)[None, :]
+            offs_k = start + tl.arange(0, BLOCK_K // 16)[:, None] * 16 + tl.arange(0, 8)[None, :]
             if start + BLOCK_K < K:
-                ahead = tile(lines, start + BLOCK_K, K, BLOCK_K)
-            wide = tl.reshape(numbers(w, BYTES), [N, BLOCK_K // 16, 2, 8])
+                prefetched = load_weights(weight_ptrs, start + BLOCK_K, K, BLOCK_K)
+            wide = tl.reshape(weights_to_float32(w, INT8_ASM), [BLOCK_N, BLOCK_K // 16, 2, 8])
             first, second = tl.split(tl.permute(wide, [0, 1, 3, 2]))
-            xs, squares = weighted(features(x, at, K), norm, offset, squares, at, K)
-            sums += tl.sum(first * xs[None, :, :], axis=2)
-            xs, squares = weighted(features(x, at + 8, K), norm, offset, squares, at + 8, K)
-            sums += tl.sum(second * xs[None, :, :], axis=2)
+            x = load_features(x_ptr, offs_k, K)
+            x, sum_squares = apply_norm_weight(x, norm_ptr, norm_offset, sum_squares, offs_k, K)
+            partial += tl.sum(first * x[None, :, :], axis=2)
+            x = load_features(x_ptr, offs_k + 8, K)
+            x, sum_squares = apply_norm_weight(x, norm_ptr, norm_offset, sum_squares, offs_k + 8, K)
+            partial += tl.sum(second * x[None, :, :], axis=2)
             if start + BLOCK_K < K:
-                w = ahead
-        total = tl.sum(sums, axis=1)[None, :]
-        if norm is not None:
-            total *= tl.rsqrt(tl.sum(tl.sum(squares, axis=1), axis=0) / K + eps)
+                w = prefetched
+        acc = tl.sum(partial, axis=1)[None, :]
+        if norm_ptr is not None:
+            acc *= tl.rsqrt(tl.sum(tl.sum(sum_squares, axis=1), axis=0) / K + eps)
     else:
-        row = tl.arange(0, M)[:, None]
-        total = tl.zeros([M, N], tl.float32)
-        squares = tl.zeros([M], tl.float32)
+        offs_m = tl.arange(0, BLOCK_M)[:, None]
+        acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        sum_squares = tl.zeros([BLOCK_M], tl.float32)
         pdl_wait(USE_PDL)
-        for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-            at = start + tl.arange(0, BLOCK_K)[None, :]
-            w = tl.load(lines + at, mask=at < K, other=0, eviction_policy="evict_first")
-            xs = tl.load(x + row * K + at, mask=(row < rows) & (at < K), other=0.0)
-            if norm is not None:
-                wide = xs.to(tl.float32)
-                squares += tl.sum(wide * wide, axis=1)
-                scaled = wide * (offset + tl.load(norm + at, mask=at < K, other=0.0).to(tl.float32))
-                xs = scaled.to(x.dtype.element_ty)
-            if scale is not None:
-                w = numbers(w, BYTES).to(x.dtype.element_ty)
-            total = tl.dot(xs, tl.trans(w), total, input_precision="ieee")
-        if norm is not None:
-            total *= tl.rsqrt(squares / K + eps)[:, None]
-    if scale is not None:
-        total *= tl.load(scale + outputs)[None, :]
-    return total
+        for start in tl.range(0, K, BLOCK_K, num_stages=NUM_STAGES):
+            offs_k = start + tl.arange(0, BLOCK_K)[None, :]
+            w = tl.load(weight_ptrs + offs_k, mask=offs_k < K, other=0, eviction_policy="evict_first")
+            x = tl.load(x_ptr + offs_m * K + offs_k, mask=(offs_m < M) & (offs_k < K), other=0.0)
+            if norm_ptr is not None:
+                wide = x.to(tl.float32)
+                sum_squares += tl.sum(wide * wide, axis=1)
+                norm_weight = tl.load(norm_ptr + offs_k, mask=offs_k < K, other=0.0).to(tl.float32)
+                x = (wide * (norm_offset + norm_weight)).to(x_ptr.dtype.element_ty)
+            if scale_ptr is not None:
+                w = weights_to_float32(w, INT8_ASM).to(x_ptr.dtype.element_ty)
+            acc = tl.dot(x, tl.trans(w), acc, input_precision="ieee")
+        if norm_ptr is not None:
+            acc *= tl.rsqrt(sum_squares / K + eps)[:, None]
+    if scale_ptr is not None:
+        acc *= tl.load(scale_ptr + offs_n)[None, :]
+    return acc

@@ -1,42 +1,46 @@
-"""How much of a weight matrix one program of a step's projections reads at a time, as was quickest on an H200."""
+"""The tile of a weight matrix that one program of a projection reads at a time, as measured fastest on an H200."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-FEW, MANY, DEEP = 2560, 8192, 4096  # outputs that larger tiles would leave the device idle for; outputs, and inputs
+SMALL_N = 2560  # up to so many outputs, larger tiles would leave parts of the device idle
+LARGE_N = 8192
+LARGE_K = 4096
 
 
 class Tiles(NamedTuple):
-    """Outputs and inputs of a tile, the warps that read it, and how many are on their way at a time."""
+    """Outputs and inputs of a tile, the warps that read it, and the number of tiles in flight."""
 
-    outputs: int
-    inputs: int
-    warps: int
-    stages: int = 1
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int = 1
 
 
-def tiles_of(rows: int, outputs: int, inputs: int, *, int8: bool = False, gated: bool = False) -> Tiles:
-    """The tiles for a matrix of this size. A gated one has two outputs for each of a tile's.
+def choose_tiles(rows: int, outputs: int, inputs: int, *, int8: bool = False, glu: bool = False) -> Tiles:
+    """The tiles for a weight matrix `[outputs, inputs]`. With a GLU, a tile has two outputs for each of `block_n`.
 
-    A single row's of weights in 8 bits have 512 inputs a warp, so that threads read what they multiply.
+    For a single row and int8 weights, a warp has 512 inputs, so that each thread reads what it multiplies.
 
-    >>> tiles_of(1, 2048, 2048), tiles_of(1, 32000, 2048, int8=True)
-    (Tiles(outputs=4, inputs=2048, warps=4, stages=1), Tiles(outputs=8, inputs=512, warps=1, stages=1))
+    >>> choose_tiles(1, 2048, 2048)
+    Tiles(block_n=4, block_k=2048, num_warps=4, num_stages=1)
+    >>> choose_tiles(1, 32000, 2048, int8=True)
+    Tiles(block_n=8, block_k=512, num_warps=1, num_stages=1)
     """
-    few, many = outputs <= FEW, outputs > MANY
+    small, large = outputs <= SMALL_N, outputs > LARGE_N
     if not int8:
         if rows > 1:
             return Tiles(16, 256, 4, 4)
-        if gated:
+        if glu:
             return Tiles(2, 2048, 4)
-        if few:
-            return Tiles(4, 4096, 16) if inputs > DEEP else Tiles(4, 2048, 4)
-        return Tiles(4 if many else 8, 1024, 4)
+        if small:
+            return Tiles(4, 4096, 16) if inputs > LARGE_K else Tiles(4, 2048, 4)
+        return Tiles(4 if large else 8, 1024, 4)
     if rows == 1:
-        if many:
-            return Tiles(4 if gated else 8, 512, 1)
-        return Tiles(4, 4096, 8) if few and inputs > DEEP else Tiles(4, 2048, 4)
+        if large:
+            return Tiles(4 if glu else 8, 512, 1)
+        return Tiles(4, 4096, 8) if small and inputs > LARGE_K else Tiles(4, 2048, 4)
     if rows <= 16:
         return Tiles(32, 256, 4, 3)
-    return Tiles(16, 256, 4, 4) if few else Tiles(64, 256, 8, 3) if many else Tiles(32, 256, 4, 3)
+    return Tiles(16, 256, 4, 4) if small else Tiles(64, 256, 8, 3) if large else Tiles(32, 256, 4, 3)

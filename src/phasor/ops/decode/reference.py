@@ -1,0 +1,175 @@
+"""The operations of a decoding step as plain formulas, in the dtype of their arguments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from phasor.ops.decode.arguments import NormArgs, QKNormArgs, RotaryArgs
+from phasor.ops.int8 import Matrix, dequantize
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "sigmoid": torch.sigmoid,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu-tanh": partial(F.gelu, approximate="tanh"),
+}
+
+
+def small_gemm_ref(x: Tensor, matrix: Matrix, norm: NormArgs | None = None) -> Tensor:
+    """`norm(x) W^T` of rows `x [rows, inputs]` and a weight matrix `[outputs, inputs]`.
+
+    >>> small_gemm_ref(torch.tensor([[1.0, 7.0]]), torch.eye(2), NormArgs(torch.zeros(2), 5.0, 0.0)).tolist()
+    [[1.0, 7.0]]
+    """
+    if norm is not None:
+        x = _rms_norm_ref(x, norm.weight, norm.offset, norm.eps)
+    return x @ dequantize(matrix, x.dtype).mT
+
+
+def project_ref(
+    x: Tensor,
+    matrix: Matrix,
+    *,
+    norm: NormArgs | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    multiplier: float = 1.0,
+) -> Tensor:
+    """`residual + multiplier * (norm(x) W^T + bias)`; without a residual, there is no multiplier either.
+
+    >>> x = torch.tensor([[1.0, 2.0]])
+    >>> project_ref(x, torch.eye(2), residual=x, multiplier=0.5).tolist()
+    [[1.5, 3.0]]
+    """
+    y = small_gemm_ref(x, matrix, norm)
+    y = y if bias is None else y + bias
+    return y if residual is None else residual + multiplier * y
+
+
+def activate_ref(x: Tensor, activation: str, *, glu: bool) -> Tensor:
+    """`act(x)`; with `glu`, `act(gate) * up` of the first and the second half of `x`.
+
+    >>> activate_ref(torch.tensor([[-1.0, 2.0, 3.0, 4.0]]), "relu", glu=True).tolist()
+    [[0.0, 8.0]]
+    """
+    if not glu:
+        return ACTIVATIONS[activation](x)
+    gate, up = x.chunk(2, dim=-1)
+    return ACTIVATIONS[activation](gate) * up
+
+
+def project_activate_ref(
+    x: Tensor,
+    matrix: Matrix,
+    activation: str,
+    *,
+    glu: bool,
+    norm: NormArgs | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """`act(norm(x) W^T + bias)`; with `glu`, `act(gate) * up` of the first and the second half of the outputs.
+
+    >>> project_activate_ref(torch.tensor([[3.0, 4.0]]), torch.eye(2), "relu", glu=True).tolist()
+    [[12.0]]
+    """
+    return activate_ref(project_ref(x, matrix, norm=norm, bias=bias), activation, glu=glu)
+
+
+def lm_head_argmax_ref(
+    x: Tensor,
+    matrix: Matrix,
+    *,
+    norm: NormArgs | None = None,
+    bias: Tensor | None = None,
+    multiplier: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """Logits `[rows, vocab]`, and the token of the largest in each row, among equal ones the first.
+
+    >>> logits, tokens = lm_head_argmax_ref(torch.tensor([[3.0, 4.0]]), torch.eye(2), multiplier=0.5)
+    >>> logits.tolist(), tokens.tolist()
+    ([[1.5, 2.0]], [1])
+    """
+    logits = multiplier * project_ref(x, matrix, norm=norm, bias=bias)
+    largest = logits == logits.amax(-1, keepdim=True)
+    return logits, largest.int().argmax(-1)
+
+
+def advance_step_ref(
+    next_tokens: Tensor, tokens: Tensor, history: Tensor, step: Tensor, lengths: Tensor, positions: Tensor
+) -> None:
+    """Make `next_tokens` the `tokens` of the next step and advance the counters; `history [steps, rows]` is a ring.
+
+    >>> tokens, history, step = torch.tensor([0]), torch.zeros(3, 1).long(), torch.tensor([4])
+    >>> advance_step_ref(torch.tensor([9]), tokens, history, step, torch.tensor([4]), torch.tensor([4]))
+    >>> tokens.tolist(), history.tolist(), step.tolist()
+    ([9], [[0], [9], [0]], [5])
+    """
+    tokens.copy_(next_tokens)
+    history[int(step) % len(history)] = next_tokens
+    for counter in (step, lengths, positions):
+        counter += 1
+
+
+def decode_attention_ref(
+    qkv: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    lengths: Tensor,
+    positions: Tensor,
+    *,
+    scale: float,
+    rope: RotaryArgs | None = None,
+    qk_norm: QKNormArgs | None = None,
+    sink_tokens: int = 0,
+) -> Tensor:
+    """Attention of one new token per row, `[B, H * D]`; its key and value are written to the cache.
+
+    `qkv [B, K * (G + 2) * D]` has the G queries, the key and the value of each of the K groups, one after the other.
+    The cache is `[B, slots, K, D]`: its first `sink_tokens` slots keep their tokens, and the others are a ring buffer.
+
+    >>> qkv, cache = torch.tensor([[1.0, 0.0, 0.0, 0.0, 5.0, 7.0]]), torch.zeros(1, 4, 1, 2)  # all scores are equal
+    >>> decode_attention_ref(qkv, cache, cache.clone(), torch.tensor([1]), torch.tensor([1]), scale=1.0).tolist()
+    [[2.5, 3.5]]
+    """
+    batch, num_slots, num_kv_heads, head_dim = k_cache.shape
+    new = qkv.view(batch, num_kv_heads, -1, head_dim)
+    q, k, v = new[:, :, :-2], new[:, :, -2], new[:, :, -1]  # [B, K, G, D], [B, K, D], [B, K, D]
+    if qk_norm is not None:
+        q_weight = qk_norm.q_weight.expand(q.shape[1] * q.shape[2], head_dim).view(q.shape[1:])
+        q = _rms_norm_ref(q, q_weight, qk_norm.offset, qk_norm.eps)
+        k = _rms_norm_ref(k, qk_norm.k_weight, qk_norm.offset, qk_norm.eps)
+    if rope is not None:
+        q = _rotate_ref(q, positions[:, None, None], rope)
+        k = _rotate_ref(k, positions[:, None], rope)
+    slot = torch.where(
+        lengths < sink_tokens, lengths, sink_tokens + (lengths - sink_tokens) % (num_slots - sink_tokens)
+    )
+    rows = torch.arange(batch, device=qkv.device)
+    k_cache[rows, slot], v_cache[rows, slot] = k.to(k_cache.dtype), v.to(v_cache.dtype)
+    held = torch.arange(num_slots, device=qkv.device) < (lengths + 1)[:, None]  # [B, slots]
+    keys, values = (torch.where(held[..., None, None], cache, 0.0).to(q.dtype) for cache in (k_cache, v_cache))
+    scores = scale * torch.einsum("bkgd,bskd->bkgs", q, keys)
+    weights = scores.masked_fill(~held[:, None, None], -math.inf).softmax(-1)
+    return torch.einsum("bkgs,bskd->bkgd", weights, values).reshape(batch, -1)
+
+
+def _rms_norm_ref(x: Tensor, weight: Tensor, offset: float, eps: float) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * (offset + weight)
+
+
+def _rotate_ref(x: Tensor, positions: Tensor, rope: RotaryArgs) -> Tensor:
+    """Rotate pairs of features by `position * increment`, a phase in units of 2^-64 of a full rotation that wraps."""
+    phase = (positions[..., None] * rope.increments).double() * (2 * math.pi / 2**64)
+    cos, sin = ((rope.factor * t).to(x.dtype) for t in (phase.cos(), phase.sin()))
+    rotary, rest = x[..., : rope.rotary_dim], x[..., rope.rotary_dim :]
+    a, b = rotary.unflatten(-1, (-1, 2)).unbind(-1) if rope.adjacent else rotary.chunk(2, dim=-1)
+    pairs = a * cos - b * sin, a * sin + b * cos
+    rotary = torch.stack(pairs, dim=-1).flatten(-2) if rope.adjacent else torch.cat(pairs, dim=-1)
+    return torch.cat((rotary, rest), dim=-1)
