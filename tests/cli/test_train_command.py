@@ -343,7 +343,7 @@ def model_folder(place: Path) -> str:
 
 
 MISTAKES = {
-    "--data.lenght 3": "did you mean '--data.sequence-length'?",
+    "--data.sequence-lenght 3": "did you mean '--data.sequence-length'?",
     "--optimizer.lr 3": "did you mean '--optimizer.lr'?",
     "--taks lm": "did you mean '--task'?",
     "--set data.lenght=3": "did you mean 'length'?",

@@ -112,10 +112,10 @@ def test_documents_come_back_between_their_ends(tmp_path, kind):
         prepared.train[len(prepared.train)]
 
 
-@pytest.mark.parametrize("joint", [True, False])
-def test_pairs_come_back_with_a_start_and_ends(tmp_path, joint):
-    prepared = prepare(parallel(tmp_path, joint=joint), tmp_path / "data")
-    assert (prepared.source_tokenizer is prepared.tokenizer) == joint
+@pytest.mark.parametrize("shared", [True, False])
+def test_pairs_come_back_with_a_start_and_ends(tmp_path, shared):
+    prepared = prepare(parallel(tmp_path, share_vocabulary=shared), tmp_path / "data")
+    assert (prepared.source_tokenizer is prepared.tokenizer) == shared
     for i in range(len(prepared.train)):
         source, target = prepared.train[i]
         assert source[-1] == target[-1] == 2
@@ -279,7 +279,7 @@ def test_long_pairs_are_refused_or_left_out(tmp_path):
     train = written(tmp_path, "a.tsv", [f"{n}\t{'x' * n}" for n in range(1, 40)])
     data = DataConfig(train=train, tokenizer="bytes", validation_fraction=0.1, sequence_length=30)
     recipe = Recipe(task="translation", data=data)
-    with pytest.raises(ValueError, match=r"a pair has 31 tokens on one side, and data\.length is 30"):
+    with pytest.raises(ValueError, match=r"a pair has 31 tokens on one side, and data\.sequence_length is 30"):
         prepare(recipe, tmp_path / "data")
     prepared = prepare(recipe.replace(data=data.replace(too_long="skip")), tmp_path / "data")
     assert len(prepared.train) + len(prepared.valid) == 29

@@ -8,8 +8,7 @@ import shutil
 import pytest
 import sacrebleu
 import torch
-from test_training import StopAt
-from training_runs import Notes, recipe
+from training_runs import Notes, StopAt, recipe
 
 import phasor
 from phasor.data.tokenizers import Special
@@ -52,13 +51,13 @@ def document_ids(folder, **data):
         folder / "train.jsonl", [json.dumps({"text": f"some {n} words, más o menos"}) for n in range(30)]
     )
     valid = written(folder / "valid.jsonl", [json.dumps({"text": text}) for text in DOCUMENTS])
-    return {"train": train_on, "valid": valid, "tokenizer": "bytes", "length": LENGTH, **data}
+    return {"train": train_on, "valid": valid, "tokenizer": "bytes", "sequence_length": LENGTH, **data}
 
 
 def parallel(folder, **data):
     train_on = written(folder / "train.tsv", ["\t".join(pair) for pair in PAIRS])
     valid = written(folder / "valid.tsv", ["\t".join(pair) for pair in PAIRS[::3] + OTHERS])
-    return {"train": train_on, "valid": valid, "tokenizer": "bytes", "length": 64, **data}
+    return {"train": train_on, "valid": valid, "tokenizer": "bytes", "sequence_length": 64, **data}
 
 
 def trained(folder, data, *, stop=0, **changes):
@@ -111,7 +110,7 @@ def test_perplexity_and_bits_per_byte_are_those_of_single_documents(lm):
     size = sum(len(text.encode()) for text in DOCUMENTS)
     assert len(found) == size + len(DOCUMENTS)  # every byte, and the end of every document
     measured = evaluate(lm, device="cpu")
-    assert (measured["task"], measured["weights"], measured["document_ids"]) == ("lm", "model", 4)
+    assert (measured["task"], measured["weights"], measured["documents"]) == ("lm", "model", 4)
     assert (measured["tokens"], measured["bytes"]) == (len(found), size)
     assert measured["loss"] == pytest.approx(-sum(found) / len(found), rel=CLOSE)
     assert measured["perplexity"] == pytest.approx(math.exp(-sum(found) / len(found)), rel=10 * CLOSE)
@@ -335,7 +334,7 @@ def test_a_run_whose_data_are_cached_needs_neither_its_sources_nor_for_other_dat
 
 def test_a_run_that_makes_its_own_data_is_measured_on_files_too(tmp_path, monkeypatch):
     monkeypatch.setattr("phasor.data.dates.COUNTS", {"train": 20, "valid": 5})
-    data = {"format": "dates", "tokenizer": "bytes", "length": 64}
+    data = {"format": "dates", "tokenizer": "bytes", "sequence_length": 64}
     run = trained(tmp_path, data, task="translation", train__steps=1)
     assert evaluate(run, device="cpu", num_beams=1)["sentences"] == 5
     file = written(tmp_path / "a.tsv", ["\t".join(pair) for pair in PAIRS[:3]])
@@ -343,7 +342,7 @@ def test_a_run_that_makes_its_own_data_is_measured_on_files_too(tmp_path, monkey
 
 
 def test_separate_tokenizers_from_training_to_translation(tmp_path):
-    data = parallel(tmp_path, tokenizer="bpe", vocab_size=275, joint=False)
+    data = parallel(tmp_path, tokenizer="bpe", vocab_size=275, share_vocabulary=False)
     run = trained(tmp_path, data, task="translation", train__steps=2)
     model = phasor.load(run / "model")
     reader, writer = (x.encode("uno cuatro", add_special_tokens=False).ids

@@ -12,7 +12,7 @@ import pytest
 import torch
 import training_runs
 from safetensors.torch import load_file
-from training_runs import Notes, recipe, run
+from training_runs import Notes, StopAt, recipe, run
 
 import phasor
 from phasor.training import loop, state
@@ -75,17 +75,6 @@ def test_another_seed_is_another_run(tmp_path, whole):
     assert not same(weights(tmp_path), weights(whole[1]))
 
 
-class StopAt:
-    """Sends this process a signal after some step."""
-
-    def __init__(self, step, number=signal.SIGTERM):
-        self.step, self.number = step, number
-
-    def __call__(self, step):
-        if step == self.step:
-            os.kill(os.getpid(), self.number)
-
-
 @pytest.mark.parametrize("step", [1, 3, 4, 11])
 def test_a_resumed_run_is_one_that_never_stopped(tmp_path, whole, step):
     """Weights, optimizer, average of the losses and metrics, with dropout, packed rows and three epochs."""
@@ -114,7 +103,7 @@ HARD = {
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_so_it_is_with_every_option(tmp_path, precision):
-    options = HARD | {"train__precision": precision, "train__checkpoint_activations": True}
+    options = HARD | {"train__precision": precision, "train__activation_checkpointing": True}
     for name, stop in (("whole", 99), ("stopped", 5)):
         run(recipe(tmp_path / name, **options), notes=Notes(StopAt(stop)))
     run(recipe(tmp_path / "stopped", **options), resume=True)
@@ -328,7 +317,7 @@ def test_checkpointed_activations_give_the_same_gradients(tmp_path):
     batches = [training_runs.Documents()[1]]
     for changes in ({}, {"model__feedforward": experts}):
         _, kept = gradients(tmp_path, batches, **changes)
-        _, again = gradients(tmp_path, batches, train__checkpoint_activations=True, **changes)
+        _, again = gradients(tmp_path, batches, train__activation_checkpointing=True, **changes)
         for name, gradient in kept.items():
             torch.testing.assert_close(again[name], gradient)
 
@@ -391,7 +380,7 @@ def test_every_task_trains_on_files_and_resumes(tmp_path, task):
     words = ["one", "two", "three", "four", "five"]
     text = [f"{a} and {b}\t{b} {a}" for a in words for b in words]
     (tmp_path / name).write_text("\n".join(text) + "\n")
-    data = {"train": str(tmp_path / name), "tokenizer": "bytes", "length": 48, "validation_fraction": 0.2}
+    data = {"train": str(tmp_path / name), "tokenizer": "bytes", "sequence_length": 48, "validation_fraction": 0.2}
     data |= {"document": "line"} if task != "translation" else {}
     given = {"task": task, "data": data, "train__steps": 6, "train__batch_tokens": 96}
     folders = tmp_path / "whole", tmp_path / "stopped"

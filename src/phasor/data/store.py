@@ -125,7 +125,9 @@ def kept(recipe: Recipe, folder: Path, fingerprint: str) -> tuple[Prepared, bool
 def origin_of(recipe: Recipe) -> dict[str, Any]:
     """Everything that the tokens depend on: the fields, the files, the tokenizer."""
     data = recipe.data
-    unrelated = {"cache", "workers"} | ({"length", "long", "joint"} if recipe.task != "translation" else set())
+    unrelated = {"cache", "workers"} | (
+        {"sequence_length", "too_long", "share_vocabulary"} if recipe.task != "translation" else set()
+    )
     fields = {name: value for name, value in data.to_dict().items() if name not in unrelated}
     paths = (data.train_target, data.valid, data.valid_target)
     files = [*source_files(data.train, data), *(f for path in paths if path for f in source_files(path, data))]

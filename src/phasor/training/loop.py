@@ -35,7 +35,7 @@ from phasor.training.trainer import Pending, Trainer, Update, device_of
 
 VALIDATION_BATCHES = 64  # at most so many are measured during a run; `evaluate` takes them all
 # What may not change in a run that is resumed: the order of the data and what is saved follow from these.
-FIXED = ("seed", "batch_tokens", "accumulate", "ema")
+FIXED = ("seed", "batch_tokens", "gradient_accumulation_steps", "ema_decay")
 FREE_DATA = ("cache", "workers")
 KEPT = ("step", "skips", "tokens", "evaluated", "loss", "validation", "best", "best_step")  # numbers of a checkpoint
 

@@ -103,14 +103,14 @@ class EMA:
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        self.weight_decay, self.updates = decay, 0
+        self.decay, self.updates = decay, 0
         self.weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
         """Take in the weights after a step."""
         self.updates += 1
-        share = (1 - self.weight_decay) / (1 - self.weight_decay**self.updates)
+        share = (1 - self.decay) / (1 - self.decay**self.updates)
         torch._foreach_lerp_(list(self.weights.values()), list(model.parameters()), share)
 
     def restore(self, weights: Mapping[str, Tensor], updates: int) -> None:
