@@ -23,24 +23,24 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from phasor.config.recipe import DataConfig, Recipe
 from phasor.data.batch import Batch
-from phasor.data.sources import document_ids
-from phasor.training import Report, Watcher, train
+from phasor.data.sources import documents
+from phasor.training import StepReport, TrainingProgress, train
 from phasor.training.build import build_model
-from phasor.training.datasets import material
+from phasor.training.datasets import load_datasets
 from phasor.transformer import Transformer
 
 VOCAB, LENGTH, DIM, HEADS, LAYERS, ROWS = 1024, 128, 128, 4, 4, 8  # the size of the default run
 WARM, RATE = 5, 1e-3
 
 
-class Clock(Watcher):
+class Clock(TrainingProgress):
     """Losses, and the seconds from the end of the warm-up to the last step."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
         self.times: list[float] = []
 
-    def stepped(self, report: Report) -> None:
+    def on_step(self, report: StepReport) -> None:
         self.after(report.step - 1, report.loss)
 
     def after(self, step: int, loss: float) -> None:
@@ -53,7 +53,7 @@ class Clock(Watcher):
 
 def recipe(folder: Path, steps: int) -> Recipe:
     """The standard library's sources as one document, which a page of plain torch can train on too."""
-    texts = list(document_ids(None, DataConfig(format="python")))
+    texts = list(documents(None, DataConfig(format="python")))
     (folder / "train.txt").write_text("".join(texts[:-20]), encoding="utf-8")
     (folder / "valid.txt").write_text("".join(texts[-20:]), encoding="utf-8")
     return Recipe.from_dict(
@@ -146,7 +146,7 @@ class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 def run_phasor(made: Recipe, clock: Clock) -> float:
     """Returns the share of its time that neither the model nor the optimizer took."""
     with tempfile.TemporaryDirectory() as folder:
-        return train(made.replace(out=f"{folder}/run"), progress=clock).outside
+        return train(made.replace(out=f"{folder}/run"), progress=clock).overhead
 
 
 def run_plain(model: plain_gpt.GPT, batches: list[Batch], clock: Clock) -> None:
@@ -197,17 +197,17 @@ def main() -> None:
     options.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     given = options.parse_args()
     speeds: dict[str, list[float]] = {"phasor": [], "plain torch": [], "transformers' Trainer": []}
-    outside = []
+    overhead = []
     with tempfile.TemporaryDirectory() as name:
         made = recipe(Path(name), given.steps)
-        found = material(made, Path(name), Watcher().preparing)
+        found = load_datasets(made, Path(name), TrainingProgress().on_prepare)
         batches = [found.train[i] for i in range(given.steps)]
         for number in range(given.runs):
             model = build_model(made, found)
             clocks = {name: Clock() for name in speeds}
             gpt = plain(model)
             theirs = hugging_face(gpt)
-            outside.append(run_phasor(made, clocks["phasor"]))
+            overhead.append(run_phasor(made, clocks["phasor"]))
             run_plain(gpt, batches, clocks["plain torch"])
             run_trainer(theirs, batches, clocks["transformers' Trainer"])
             if number == 0:
@@ -219,8 +219,8 @@ def main() -> None:
     for name, speed in medians.items():
         ratio = medians["phasor"] / speed
         print(f"{name:24} {speed:8.0f} tokens/s   phasor: {ratio:.2f} times as fast   {speed / limit:.0%} of the limit")
-    print(f"matrix products alone    {limit:8.0f} tokens/s; outside of model and optimizer: {max(outside):.2%}")
-    report = {"tokens_per_second": medians, "products_alone": limit, "outside": outside, "torch": torch.__version__}
+    print(f"matrix products alone    {limit:8.0f} tokens/s; outside of model and optimizer: {max(overhead):.2%}")
+    report = {"tokens_per_second": medians, "products_alone": limit, "overhead": overhead, "torch": torch.__version__}
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "training.json").write_text(json.dumps(report, indent=1) + "\n")
 

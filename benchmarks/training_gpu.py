@@ -81,9 +81,9 @@ class Phasor:
     def __call__(self, tokens: torch.Tensor) -> Callable[[], float]:
         weights = torch.ones(tokens[:, 1:].shape, device="cuda")
         batch = Batch(tokens=tokens[:, :-1], targets=tokens[:, 1:], weights=weights)
-        pending = self.trainer.update(self.step, [batch], float(weights.numel()))
+        handle = self.trainer.train_step(self.step, [batch], float(weights.numel()))
         self.step += 1
-        return lambda: pending.update().loss
+        return lambda: handle.result().loss
 
 
 class Peer:
@@ -107,7 +107,7 @@ class Peer:
         inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         loss = self.forward(input_ids=inputs, labels=inputs, shift_labels=labels).loss
         loss.backward()
-        self.optimizer.param_groups[0]["lr"] = SCHEDULE.rate_at(self.step, 1000, RATE)
+        self.optimizer.param_groups[0]["lr"] = SCHEDULE.lr_at(self.step, 1000, RATE)
         self.step += 1
         self.optimizer.step()
         self.optimizer.zero_grad()

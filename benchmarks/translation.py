@@ -22,11 +22,11 @@ from matplotlib.figure import Figure
 
 from phasor.config.overrides import overridden
 from phasor.config.recipe import Recipe, read_recipe
+from phasor.data.prefetch import StepBatches
 from phasor.evaluation import evaluate
 from phasor.evaluation.scores import scores
-from phasor.training import Report, Watcher, train
-from phasor.training.datasets import Material, material
-from phasor.training.prefetch import Feed
+from phasor.training import StepReport, TrainingProgress, train
+from phasor.training.datasets import Datasets, load_datasets
 
 MARIAN = "Marian of transformers"
 RECIPES = ("recipes/translation.yaml", "recipes/translation-modern.yaml")
@@ -53,19 +53,19 @@ def split(path: Path, folder: Path, count: int) -> tuple[Path, Path, list[list[s
     return train_file, test_file, list(test.values())
 
 
-class Curve(Watcher):
+class Curve(TrainingProgress):
     """Keeps the validation losses, and says a line now and then."""
 
     def __init__(self) -> None:
         self.points: list[tuple[int, float]] = []
         self.speeds: list[float] = []
 
-    def stepped(self, report: Report) -> None:
+    def on_step(self, report: StepReport) -> None:
         if report.step % 1000 == 0:
             self.speeds.append(report.tokens_per_second)
             print(f"  step {report.step} of {report.steps}, loss {report.loss:.3f}", flush=True)
 
-    def evaluated(self, step: int, loss: float) -> None:
+    def on_evaluation(self, step: int, loss: float) -> None:
         self.points.append((step, loss))
 
 
@@ -82,12 +82,12 @@ def ours(recipe: Recipe, test_file: Path) -> dict[str, Any]:
         "train_and_prepare_s": round(trained, 1),
         "evaluate_s": round(time.perf_counter() - begun, 1),
         "steps": result.steps,
-        "outside": round(result.outside, 4),
+        "overhead": round(result.overhead, 4),
         "curve": curve.points,
     }
 
 
-def marian(recipe: Recipe, found: Material, test: list[list[str]]) -> dict[str, Any]:
+def marian(recipe: Recipe, found: Datasets, test: list[list[str]]) -> dict[str, Any]:
     """The architecture of transformers, trained with a loop as people write it."""
     from transformers import MarianConfig, MarianMTModel
 
@@ -110,8 +110,8 @@ def marian(recipe: Recipe, found: Material, test: list[list[str]]) -> dict[str, 
     model = MarianMTModel(config).to(device).train()
     betas = (recipe.optimizer.beta1, recipe.optimizer.beta2)
     optimizer = torch.optim.AdamW(model.parameters(), recipe.optimizer.lr, betas, weight_decay=0.0, fused=True)
-    feed = Feed(found.train, accumulate=1, workers=0, device=device)
-    steps = recipe.train.updates(found.train.per_epoch)
+    feed = StepBatches(found.train, accumulation_steps=1, workers=0, device=device)
+    steps = recipe.train.num_steps(found.train.per_epoch)
 
     def loss_of(batch: Any, smoothing: float) -> torch.Tensor:
         with torch.autocast(device, torch.bfloat16):
@@ -125,7 +125,7 @@ def marian(recipe: Recipe, found: Material, test: list[list[str]]) -> dict[str, 
     begun = time.perf_counter()
     for step in range(steps):
         (batch,), count = feed.take(step)
-        optimizer.param_groups[0]["lr"] = recipe.schedule.rate_at(step, steps, recipe.optimizer.lr)
+        optimizer.param_groups[0]["lr"] = recipe.schedule.lr_at(step, steps, recipe.optimizer.lr)
         loss = loss_of(batch, recipe.train.label_smoothing)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -159,7 +159,7 @@ def marian(recipe: Recipe, found: Material, test: list[list[str]]) -> dict[str, 
     }
 
 
-def marian_translations(model: Any, found: Material, sources: list[str], device: str) -> list[str]:
+def marian_translations(model: Any, found: Datasets, sources: list[str], device: str) -> list[str]:
     ids = [found.tokenizer.encode(source).ids for source in sources]
     order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
     out = [""] * len(ids)
@@ -215,7 +215,7 @@ def main() -> None:
             first = next(iter(recipes.values()))
             print("marian", flush=True)
             results["Marian of transformers"] = marian(
-                first, material(first, Path(str(first.out)), Watcher().preparing), test
+                first, load_datasets(first, Path(str(first.out)), TrainingProgress().on_prepare), test
             )
             print({key: value for key, value in results["Marian of transformers"].items() if key != "curve"})
     given.out.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from phasor.cli import main
 
 
 class Said:
-    """What a command printed and its exit code."""
+    """Runs commands in this process, and checks their exit code."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self.capsys = capsys
@@ -23,7 +23,7 @@ class Said:
         assert code == 0, self.error
         return out
 
-    def refused(self, *arguments: str) -> str:
+    def expect_error(self, *arguments: str) -> str:
         """The one line on the standard error of a command that does not."""
         code = main(arguments)
         out, error = self.capsys.readouterr()

@@ -17,10 +17,11 @@ from tokenizers import Tokenizer, models
 from phasor.config.recipe import Recipe
 from phasor.data import store
 from phasor.data.batch import Batch
-from phasor.data.tokenizers import Special
-from phasor.training import loop, state, trainer
-from phasor.training.datasets import Material
-from phasor.training.progress import Watcher
+from phasor.data.tokenizers import SpecialIds
+from phasor.training import loop, state
+from phasor.training.datasets import Datasets
+from phasor.training.progress import TrainingProgress
+from phasor.training.trainer import Trainer
 
 VOCABULARY, ROWS, LENGTH = 23, 3, 17
 SMALL = {"dim": 24, "num_heads": 3, "num_layers": 2, "position": "rotary", "norm": "rmsnorm"}
@@ -72,21 +73,21 @@ def recipe(out, **changes):
     return Recipe.from_dict(data)
 
 
-class Notes(Watcher):
+class Notes(TrainingProgress):
     """Keeps what a run says, and stops for nobody."""
 
     def __init__(self, each=None):
         self.said, self.losses, self.validations, self.each = [], {}, {}, each
 
-    def say(self, sentence):
-        self.said.append(sentence)
+    def on_message(self, message):
+        self.said.append(message)
 
-    def stepped(self, report):
+    def on_step(self, report):
         self.losses[report.step] = report.loss
         if self.each is not None:
             self.each(report.step)
 
-    def evaluated(self, step, loss):
+    def on_evaluation(self, step, loss):
         self.validations[step] = loss
 
 
@@ -103,25 +104,24 @@ class StopAt:
 
 def stand_in(recipe, folder, progress, *known, **how):
     train, valid = Documents(recipe.train.seed, **how), Documents(99, **how)
-    return Material(tokenizer=tokenizer(), special=Special(), train=train, valid=valid)
+    return Datasets(tokenizer=tokenizer(), special=SpecialIds(), train=train, valid=valid)
 
 
 def run(recipe, *, resume=False, notes=None, break_at=(), **how):
-    """Train on the data above; the losses of the updates `break_at`, counted from 0, are infinite."""
-    loss_of, seed, now = trainer.loss_of, trainer.Trainer.seed, [0]
+    """Train on the data above; the losses of the steps `break_at`, counted from 0, are infinite."""
+    loss, seed, now = Trainer.loss, Trainer.seed, [0]
 
-    def seeded(self, step, part):
+    def note_step(self, step, part):
         now[0] = step
         seed(self, step, part)
 
-    def broken(*given):
-        loss, parts = loss_of(*given)
-        return (loss * float("inf") if now[0] in break_at else loss), parts
+    def break_loss(self, batch):
+        return loss(self, batch) * (float("inf") if now[0] in break_at else 1.0)
 
     with (
-        mock.patch.object(loop, "material", lambda *given: stand_in(*given, **how)),
-        mock.patch.object(trainer, "loss_of", broken),
-        mock.patch.object(trainer.Trainer, "seed", seeded),
+        mock.patch.object(loop, "load_datasets", lambda *given: stand_in(*given, **how)),
+        mock.patch.object(Trainer, "loss", break_loss),
+        mock.patch.object(Trainer, "seed", note_step),
     ):
         return loop.train(recipe, resume, Notes() if notes is None else notes)
 
@@ -129,8 +129,8 @@ def run(recipe, *, resume=False, notes=None, break_at=(), **how):
 def run_alone(text, resume, slow, report):
     """The same as the whole of a process, whose disk is `slow` too; its exit code is the run's."""
     torch.set_num_threads(1)
-    flush = state.flush
-    state.flush = lambda path: (time.sleep(slow), flush(path))
+    fsync = state.fsync
+    state.fsync = lambda path: (time.sleep(slow), fsync(path))
     notes = Notes(each=lambda step: Path(report).write_text(json.dumps({"step": step})))
     result = run(Recipe.from_json(text), resume=resume, notes=notes, slow=slow)
     os._exit(result.exit_code)

@@ -29,7 +29,7 @@ from phasor.nn.checks import (
 )
 from phasor.nn.embedding import Embedding
 from phasor.nn.feed_forward import FeedForward
-from phasor.nn.heads import Pooler, build_head
+from phasor.nn.heads import BALANCE_WEIGHT, Loss, Pooler, build_head, experts_per_token, head_loss
 from phasor.nn.init import initialize
 from phasor.nn.moe import Experts
 from phasor.nn.norm import build_norm
@@ -347,6 +347,41 @@ class Transformer(nn.Module):
         if self.head is not None:
             return self.head(hidden, self.tokens.table)
         return record.pooled if self.config.head.kind == "pooled" and record.pooled is not None else hidden
+
+    def loss(
+        self,
+        *inputs: Tensor,
+        targets: Tensor,
+        weights: Tensor | None = None,
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+        balance_weight: float = BALANCE_WEIGHT,
+        **args: Any,
+    ) -> Loss:
+        """The cross-entropy of `targets [B, T]`, a mean over tokens by their `weights [B, T]`, and its other terms.
+
+        Inputs and other arguments are those of a forward pass. Not all logits are held at once. Routed experts add
+        their balancing loss, times `balance_weight`.
+
+        >>> model = Transformer(ModelConfig(vocab_size=50, dim=32, num_layers=2, num_heads=4))
+        >>> tokens = torch.randint(0, 50, (2, 8))
+        >>> loss = model.loss(tokens[:, :-1], targets=tokens[:, 1:])
+        >>> loss.total.backward()
+        >>> loss.total.shape, bool(loss.total == loss.cross_entropy)
+        (torch.Size([]), True)
+        """
+        if self.head is None or not self.config.has_logits:
+            raise ValueError(f"a loss needs logits, and this model's head is {self.config.head.kind!r}")
+        top_k = experts_per_token(self.config) if balance_weight else 0
+        record = Record("router") if top_k else None
+        hidden = self(*inputs, record=record, head=False, **args)
+        loss = head_loss(
+            self.head, hidden, self.tokens.table, targets, weights, label_smoothing=label_smoothing, z_loss=z_loss
+        )
+        if record is None:
+            return loss
+        sides = [record] if record.encoder is record else [record, record.encoder]
+        return loss.add_balance([logits for side in sides for logits in side.router or []], top_k, balance_weight)
 
     def encode(
         self,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from commands import Said
+from commands import CommandRunner
 
 import phasor
 from phasor.bench import SHORT, WORKS, attention, llama, measuring, rope
@@ -29,8 +29,8 @@ from phasor.ops.attention.mask import Mask
 
 
 @pytest.fixture
-def phasor_says(capsys: pytest.CaptureFixture[str]) -> Said:
-    return Said(capsys)
+def run_phasor(capsys: pytest.CaptureFixture[str]) -> CommandRunner:
+    return CommandRunner(capsys)
 
 
 @pytest.fixture(scope="module")
@@ -284,8 +284,8 @@ def test_no_time_for_a_wrong_result(machine: Machine, monkeypatch: pytest.Monkey
         )
         assert wrong(ours(measured(attention.work(machine, "window"), machine, silent)))
     with monkeypatch.context() as patch:
-        real_loss = phasor.training.loss.loss_of
-        patch.setattr("phasor.bench.llama.loss_of", lambda *a: (1.01 * real_loss(*a)[0], {}))
+        real_loss = llama.shifted_loss
+        patch.setattr(llama, "shifted_loss", lambda *a: 1.01 * real_loss(*a))
         assert wrong(ours(measured(training(machine, "train"), machine, silent)))
     with monkeypatch.context() as patch:
         real_generate = phasor.generate
@@ -325,10 +325,10 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_the_command_prints_writes_and_draws(phasor_says: Said, tmp_path: Path) -> None:
+def test_the_command_prints_writes_and_draws(run_phasor: CommandRunner, tmp_path: Path) -> None:
     file, chart = tmp_path / "bench.json", tmp_path / "bench.png"
-    text = phasor_says("bench", "rotary", "decode", "--device", "cpu", "--json", str(file), "--plot", str(chart))
-    assert phasor_says.error == ""
+    text = run_phasor("bench", "rotary", "decode", "--device", "cpu", "--json", str(file), "--plot", str(chart))
+    assert run_phasor.error == ""
     for words in ("rotary, forward and backward", "greedy decoding", "of the limit", "phasor against it", "GB/s"):
         assert words in text
     found = json.loads(file.read_text())
@@ -340,13 +340,13 @@ def test_the_command_prints_writes_and_draws(phasor_says: Said, tmp_path: Path) 
     assert found["versions"]["torch"] == torch.__version__
     assert chart.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     chart.unlink()
-    again = phasor_says("bench", "--read", str(file), "--plot", str(chart))
+    again = run_phasor("bench", "--read", str(file), "--plot", str(chart))
     assert again == text
     assert chart.exists()
-    assert "rotary" not in phasor_says("bench", "decode", "--read", str(file))
-    assert json.loads(phasor_says("bench", "--read", str(file), "--json", "-")) == found
-    assert "known: rotary, decode" in phasor_says.refused("bench", "window", "--read", str(file))
-    assert json.loads(phasor_says("bench", "window", "--device", "cpu", "--json", "-"))["rows"][0]["work"] == "window"
+    assert "rotary" not in run_phasor("bench", "decode", "--read", str(file))
+    assert json.loads(run_phasor("bench", "--read", str(file), "--json", "-")) == found
+    assert "known: rotary, decode" in run_phasor.expect_error("bench", "window", "--read", str(file))
+    assert json.loads(run_phasor("bench", "window", "--device", "cpu", "--json", "-"))["rows"][0]["work"] == "window"
 
 
 @pytest.mark.usefixtures("tiny")
@@ -408,22 +408,22 @@ def test_a_wrong_result_of_ours_is_not_a_success(monkeypatch: pytest.MonkeyPatch
         (["--explian"], "did you mean '--explain'"),
     ],
 )
-def test_bad_input_is_refused_in_a_sentence(arguments: list[str], said: str, phasor_says: Said) -> None:
-    assert said in phasor_says.refused("bench", *arguments)
+def test_bad_input_is_refused_in_a_sentence(arguments: list[str], said: str, run_phasor: CommandRunner) -> None:
+    assert said in run_phasor.expect_error("bench", *arguments)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", ["llama-3.1", "grok-1", "t5", "bloom", "bert"])
-def test_explain(name: str, device: str, phasor_says: Said) -> None:
-    text = phasor_says("bench", "--explain", f"preset:{name}", "--device", device)
+def test_explain(name: str, device: str, run_phasor: CommandRunner) -> None:
+    text = run_phasor("bench", "--explain", f"preset:{name}", "--device", device)
     assert f"{name} on {device}" in text
     assert "attention" in text
-    found = json.loads(phasor_says("bench", "--explain", f"preset:{name}", "--device", device, "--json", "-"))
+    found = json.loads(run_phasor("bench", "--explain", f"preset:{name}", "--device", device, "--json", "-"))
     assert found["ops"] == json.loads(json.dumps(phasor.backends(f"preset:{name}", device=device).to_dict()["ops"]))
-    trained = phasor_says("bench", "--explain", f"preset:{name}", "--training", "--length", "128", "--dtype", "float32")
+    trained = run_phasor("bench", "--explain", f"preset:{name}", "--training", "--length", "128", "--dtype", "float32")
     assert "float32, 128 tokens, training" in trained
 
 
-def test_explain_a_folder(phasor_says: Said, tmp_path: Path) -> None:
+def test_explain_a_folder(run_phasor: CommandRunner, tmp_path: Path) -> None:
     phasor.save(phasor.Transformer(small(position="rotary", norm="rmsnorm")), tmp_path / "model")
-    assert "rotation" in phasor_says("bench", "--explain", str(tmp_path / "model"), "--device", "cpu")
+    assert "rotation" in run_phasor("bench", "--explain", str(tmp_path / "model"), "--device", "cpu")

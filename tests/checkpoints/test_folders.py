@@ -186,7 +186,9 @@ def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("there", [True, False])
 @pytest.mark.parametrize("format", ["phasor", "hf"])
-@pytest.mark.parametrize(("module", "name"), [(tensors, "save_file"), (folders, "swap"), (tensors, "write_tensors")])
+@pytest.mark.parametrize(
+    ("module", "name"), [(tensors, "save_file"), (folders, "replace_folder"), (tensors, "write_tensors")]
+)
 def test_a_failure_in_the_middle_leaves_things_as_they_were(
     module: Any, name: str, there: bool, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

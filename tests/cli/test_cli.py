@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from commands import Said, run
+from commands import CommandRunner, run
 from decoding import byte_tokenizer, reciter, speaker
 
 import phasor
@@ -22,8 +22,8 @@ from phasor.models.presets import PRESETS
 
 
 @pytest.fixture
-def phasor_says(capsys: pytest.CaptureFixture[str]) -> Said:
-    return Said(capsys)
+def run_phasor(capsys: pytest.CaptureFixture[str]) -> CommandRunner:
+    return CommandRunner(capsys)
 
 
 HELP = """
@@ -63,23 +63,23 @@ def test_as_a_module() -> None:
     assert failed.stderr.count("\n") == 1
 
 
-def test_kinds(phasor_says: Said) -> None:
-    text = phasor_says("kinds")
-    groups = json.loads(phasor_says("kinds", "--json"))
+def test_kinds(run_phasor: CommandRunner) -> None:
+    text = run_phasor("kinds")
+    groups = json.loads(run_phasor("kinds", "--json"))
     assert {"positions", "extensions", "norms", "activations", "placements", "presets"} <= set(groups)
     for group, lines in groups.items():
         assert list(lines) == phasor.kinds(group)
         assert all(kind in text and line for kind, line in lines.items())
-        assert json.loads(phasor_says("kinds", group, "--json")) == lines
-    assert "alibi" in phasor_says("kinds", "positions")
+        assert json.loads(run_phasor("kinds", group, "--json")) == lines
+    assert "alibi" in run_phasor("kinds", "positions")
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_explain_every_preset(name: str, phasor_says: Said) -> None:
+def test_explain_every_preset(name: str, run_phasor: CommandRunner) -> None:
     config = phasor.preset(name)
-    text = phasor_says("explain", f"preset:{name}")
+    text = run_phasor("explain", f"preset:{name}")
     assert f"{name}: {config.position.kind}" in text
-    found = json.loads(phasor_says("explain", f"preset:{name}", "--json"))
+    found = json.loads(run_phasor("explain", f"preset:{name}", "--json"))
     scheme = found["schemes"][0]
     assert scheme["kind"] == config.position.kind
     if isinstance(config.position, phasor.RotaryConfig):
@@ -91,66 +91,66 @@ def test_explain_every_preset(name: str, phasor_says: Said) -> None:
             assert pair["turns"] == pytest.approx(scheme["trained_length"] / pair["wavelength"], rel=1e-12)
 
 
-def test_explain_an_extension(phasor_says: Said) -> None:
+def test_explain_an_extension(run_phasor: CommandRunner) -> None:
     arguments = ["explain", "preset:llama-3.1", "--extension", "yarn", "--factor", "8"]
-    text = phasor_says(*arguments)
+    text = run_phasor(*arguments)
     assert "slowed 8 times" in text
     assert "kept" in text
-    scheme = json.loads(phasor_says(*arguments, "--json"))["schemes"][0]
+    scheme = json.loads(run_phasor(*arguments, "--json"))["schemes"][0]
     assert scheme["settings"]["extension"]["original_length"] == 8192
     assert scheme["attention_factor"] == pytest.approx(0.1 * math.log(8) + 1)  # YaRN's own formula
     assert scheme["pairs"][-1]["slowed"] == pytest.approx(8)
-    one = json.loads(phasor_says(*arguments, "--beta-fast", "64", "--original-length", "4096", "--json"))
+    one = json.loads(run_phasor(*arguments, "--beta-fast", "64", "--original-length", "4096", "--json"))
     assert one["schemes"][0]["settings"]["extension"]["beta_fast"] == 64
     assert one["schemes"][0]["settings"]["extension"]["original_length"] == 4096
 
 
-def test_explain_lists_and_truth_values_of_extensions(phasor_says: Said) -> None:
+def test_explain_lists_and_truth_values_of_extensions(run_phasor: CommandRunner) -> None:
     arguments = ["explain", "preset:llama-2", "--extension", "longrope", "--json", "--length", "9000"]
     factors = ",".join(["1.5"] * 64)
-    found = json.loads(phasor_says(*arguments, "--short-factor", factors, "--long-factor", factors, "--factor", "4"))
+    found = json.loads(run_phasor(*arguments, "--short-factor", factors, "--long-factor", factors, "--factor", "4"))
     assert found["schemes"][0]["pairs"][7]["slowed"] == pytest.approx(1.5)
     arguments = ["explain", "preset:llama-2", "--extension", "yarn", "--factor", "4", "--json", "--truncate", "false"]
-    assert json.loads(phasor_says(*arguments))["schemes"][0]["settings"]["extension"]["truncate"] is False
+    assert json.loads(run_phasor(*arguments))["schemes"][0]["settings"]["extension"]["truncate"] is False
 
 
-def test_explain_for_a_length(phasor_says: Said) -> None:
+def test_explain_for_a_length(run_phasor: CommandRunner) -> None:
     arguments = ["explain", "preset:llama-2", "--extension", "dynamic-ntk", "--factor", "4", "--json"]
-    short, long = (json.loads(phasor_says(*arguments, "--length", n))["schemes"][0] for n in ("4096", "16384"))
+    short, long = (json.loads(run_phasor(*arguments, "--length", n))["schemes"][0] for n in ("4096", "16384"))
     assert short["length"] == 4096
     assert short["pairs"][20]["effect"] == "kept"
     assert long["pairs"][20]["slowed"] > 1.1
 
 
-def test_explain_two(phasor_says: Said, tmp_path: Path) -> None:
-    text = phasor_says("explain", "preset:llama-2", "preset:llama-3.1")
+def test_explain_two(run_phasor: CommandRunner, tmp_path: Path) -> None:
+    text = run_phasor("explain", "preset:llama-2", "preset:llama-3.1")
     assert "what differs" in text
     assert "128256" in text
-    found = json.loads(phasor_says("explain", "preset:llama-2", "preset:llama-3.1", "--json"))
+    found = json.loads(run_phasor("explain", "preset:llama-2", "preset:llama-3.1", "--json"))
     assert ["vocab_size", 32000, 128256] in found["differences"]
     assert len(found["other"]["schemes"][0]["pairs"]) == 64
     config = phasor.preset("llama-2", vocab_size=7)
     (tmp_path / "config.json").write_text(config.to_json())
     for path in (tmp_path, tmp_path / "config.json"):
-        found = json.loads(phasor_says("explain", str(path), "preset:llama-2", "--json"))
+        found = json.loads(run_phasor("explain", str(path), "preset:llama-2", "--json"))
         assert found["differences"] == [["vocab_size", 7, 32000]]
 
 
-def test_explain_what_is_not_there(phasor_says: Said, tmp_path: Path) -> None:
+def test_explain_what_is_not_there(run_phasor: CommandRunner, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
-    assert "did you mean 'llama-2'" in phasor_says.refused("explain", "preset:lama-2")
-    assert "neither a configuration file" in phasor_says.refused("explain", "nowhere")
-    assert "config.json" in phasor_says.refused("explain", str(tmp_path))
-    assert "belongs to an extension" in phasor_says.refused("explain", "preset:llama-2", "--factor", "8")
-    assert "did you mean 'yarn'" in phasor_says.refused("explain", "preset:llama-2", "--extension", "yarm")
-    assert "unknown field" in phasor_says.refused(
+    assert "did you mean 'llama-2'" in run_phasor.expect_error("explain", "preset:lama-2")
+    assert "neither a configuration file" in run_phasor.expect_error("explain", "nowhere")
+    assert "config.json" in run_phasor.expect_error("explain", str(tmp_path))
+    assert "belongs to an extension" in run_phasor.expect_error("explain", "preset:llama-2", "--factor", "8")
+    assert "did you mean 'yarn'" in run_phasor.expect_error("explain", "preset:llama-2", "--extension", "yarm")
+    assert "unknown field" in run_phasor.expect_error(
         "explain", "preset:llama-2", "--extension", "linear", "--factor", "2", "--beta-fast", "3"
     )
-    assert "finite" in phasor_says.refused("explain", "preset:llama-2", "--extension", "ntk", "--factor", "nan")
-    assert "needs rotary" in phasor_says.refused("explain", "preset:gpt-2", "--extension", "ntk", "--factor", "2")
-    assert "at least 1" in phasor_says.refused("explain", "preset:gpt-2", "--length", "0")
-    assert "invalid number" in phasor_says.refused("explain", "preset:llama-2", "--factor", "many")
-    assert "truncate must be true or false" in phasor_says.refused(
+    assert "finite" in run_phasor.expect_error("explain", "preset:llama-2", "--extension", "ntk", "--factor", "nan")
+    assert "needs rotary" in run_phasor.expect_error("explain", "preset:gpt-2", "--extension", "ntk", "--factor", "2")
+    assert "at least 1" in run_phasor.expect_error("explain", "preset:gpt-2", "--length", "0")
+    assert "invalid number" in run_phasor.expect_error("explain", "preset:llama-2", "--factor", "many")
+    assert "truncate must be true or false" in run_phasor.expect_error(
         "explain", "preset:llama-2", "--extension", "yarn", "--factor", "2", "--truncate", "maybe"
     )
 
@@ -173,49 +173,49 @@ IDS = [7, 3, 3, 58, 12]
 AS_TEXT = "7 3 3 58 12"
 
 
-def test_generate_ids(folders: dict[str, str], phasor_says: Said) -> None:
+def test_generate_ids(folders: dict[str, str], run_phasor: CommandRunner) -> None:
     expected = phasor.generate(speaker(), IDS, max_new_tokens=6)
     for prompt in (AS_TEXT, "7,3,3,58,12", " 7, 3\n3 58 12 "):
-        out = phasor_says("generate", folders["ids"], "--prompt", prompt, "--max-new-tokens", "6")
+        out = run_phasor("generate", folders["ids"], "--prompt", prompt, "--max-new-tokens", "6")
         assert [int(token) for token in out.split()] == expected
-        assert phasor_says.error.startswith("6 tokens in ")
-    out = phasor_says("generate", folders["ids"], "--prompt", AS_TEXT, "--max-new-tokens", "6", "--stream")
+        assert run_phasor.error.startswith("6 tokens in ")
+    out = run_phasor("generate", folders["ids"], "--prompt", AS_TEXT, "--max-new-tokens", "6", "--stream")
     assert [int(token) for token in out.split()] == expected
-    assert phasor_says.error.startswith("6 tokens in ")
+    assert run_phasor.error.startswith("6 tokens in ")
 
 
-def test_generate_with_weights_in_int8(folders: dict[str, str], phasor_says: Said) -> None:
+def test_generate_with_weights_in_int8(folders: dict[str, str], run_phasor: CommandRunner) -> None:
     expected = phasor.generate(phasor.quantize(speaker()), IDS, max_new_tokens=6)
     arguments = ["generate", folders["ids"], "--prompt", AS_TEXT, "--max-new-tokens", "6", "--weights"]
-    assert [int(i) for i in phasor_says(*arguments, "int8").split()] == expected
-    assert "int8" in phasor_says.refused(*arguments, "int5")
-    assert "cannot be used" in phasor_says.refused(*arguments, "int8", "--device", "nowhere")
+    assert [int(i) for i in run_phasor(*arguments, "int8").split()] == expected
+    assert "int8" in run_phasor.expect_error(*arguments, "int5")
+    assert "cannot be used" in run_phasor.expect_error(*arguments, "int8", "--device", "nowhere")
 
 
-def test_generate_text(folders: dict[str, str], phasor_says: Said) -> None:
+def test_generate_text(folders: dict[str, str], run_phasor: CommandRunner) -> None:
     arguments = ["generate", folders["text"], "--prompt", "Say: ", "--max-new-tokens"]
-    assert phasor_says(*arguments, "16") == "Grüße, 世界!\n"
-    assert phasor_says.error.startswith("16 tokens in ")
-    assert phasor_says(*arguments, "16", "--stream") == "Grüße, 世界!\n"
-    assert phasor_says.error.startswith("16 tokens in ")
-    assert phasor_says(*arguments, "20", "--stop", r"\n") == "Grüße, 世界!\n"
-    assert phasor_says(*arguments, "20", "--stop", "xyz,界", "--stream") == "Grüße, 世\n"
-    assert phasor_says(*arguments, "20", "--stop", r"\x2c") == "Grüße\n"
+    assert run_phasor(*arguments, "16") == "Grüße, 世界!\n"
+    assert run_phasor.error.startswith("16 tokens in ")
+    assert run_phasor(*arguments, "16", "--stream") == "Grüße, 世界!\n"
+    assert run_phasor.error.startswith("16 tokens in ")
+    assert run_phasor(*arguments, "20", "--stop", r"\n") == "Grüße, 世界!\n"
+    assert run_phasor(*arguments, "20", "--stop", "xyz,界", "--stream") == "Grüße, 世\n"
+    assert run_phasor(*arguments, "20", "--stop", r"\x2c") == "Grüße\n"
 
 
-def test_generate_json(folders: dict[str, str], phasor_says: Said) -> None:
+def test_generate_json(folders: dict[str, str], run_phasor: CommandRunner) -> None:
     arguments = ["generate", folders["ids"], "--prompt", AS_TEXT, "--max-new-tokens", "6", "--json"]
-    (found,) = json.loads(phasor_says(*arguments))
+    (found,) = json.loads(run_phasor(*arguments))
     expected = phasor.generate(speaker(), IDS, max_new_tokens=6, details=True)
     assert found["tokens"] == expected.tokens
     assert found["log_probabilities"] == pytest.approx(expected.log_probabilities)
     assert found["text"] is None
-    several = json.loads(phasor_says(*arguments, "--num-beams", "3", "--num-return-sequences", "2"))
+    several = json.loads(run_phasor(*arguments, "--num-beams", "3", "--num-return-sequences", "2"))
     best = phasor.generate(speaker(), IDS, max_new_tokens=6, num_beams=3, num_return_sequences=2)
     assert [one["tokens"] for one in several] == best
     assert several[0]["score"] >= several[1]["score"]
     (text,) = json.loads(
-        phasor_says("generate", folders["text"], "--prompt", "Say: ", "--json", "--max-new-tokens", "8")
+        run_phasor("generate", folders["text"], "--prompt", "Say: ", "--json", "--max-new-tokens", "8")
     )
     assert text["text"] == "Grüße,"
 
@@ -235,11 +235,11 @@ def test_generate_json(folders: dict[str, str], phasor_says: Said) -> None:
     ],
 )
 def test_options_of_generate(
-    arguments: list[str], options: dict[str, object] | str | None, folders: dict[str, str], phasor_says: Said
+    arguments: list[str], options: dict[str, object] | str | None, folders: dict[str, str], run_phasor: CommandRunner
 ) -> None:
     command = ["generate", folders["ids"], "--prompt", AS_TEXT, "--max-new-tokens", "8", *arguments]
     if options == "invalid":
-        assert "argument --seed" in phasor_says.refused(*command)
+        assert "argument --seed" in run_phasor.expect_error(*command)
         return
     if options is None:
         names = [name.removeprefix("--").replace("-", "_") for name in arguments[::2]]
@@ -247,33 +247,35 @@ def test_options_of_generate(
             n: v if n == "early_stopping" else json.loads(v) for n, v in zip(names, arguments[1::2], strict=True)
         }
     expected = phasor.generate(speaker(), IDS, max_new_tokens=8, **options)
-    assert [int(token) for token in phasor_says(*command).split()] == expected
+    assert [int(token) for token in run_phasor(*command).split()] == expected
 
 
 def test_prompts_from_elsewhere(
-    folders: dict[str, str], phasor_says: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folders: dict[str, str], run_phasor: CommandRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = phasor_says("generate", folders["ids"], "--prompt", AS_TEXT, "--max-new-tokens", "4")
+    expected = run_phasor("generate", folders["ids"], "--prompt", AS_TEXT, "--max-new-tokens", "4")
     (tmp_path / "prompt").write_text(AS_TEXT + "\n")
     file = str(tmp_path / "prompt")
-    assert phasor_says("generate", folders["ids"], "--prompt-file", file, "--max-new-tokens", "4") == expected
+    assert run_phasor("generate", folders["ids"], "--prompt-file", file, "--max-new-tokens", "4") == expected
     monkeypatch.setattr(sys, "stdin", io.StringIO(AS_TEXT + "\n"))
-    assert phasor_says("generate", folders["ids"], "--max-new-tokens", "4") == expected
+    assert run_phasor("generate", folders["ids"], "--max-new-tokens", "4") == expected
     (tmp_path / "prompt").write_text("Say: ", encoding="utf-8")
-    assert phasor_says("generate", folders["text"], "--prompt-file", file, "--max-new-tokens", "1") == "G\n"
+    assert run_phasor("generate", folders["text"], "--prompt-file", file, "--max-new-tokens", "1") == "G\n"
 
 
-def test_a_draft_model(folders: dict[str, str], phasor_says: Said) -> None:
+def test_a_draft_model(folders: dict[str, str], run_phasor: CommandRunner) -> None:
     arguments = ["generate", folders["ids"], "--prompt", AS_TEXT, "--max-new-tokens", "12"]
-    assert phasor_says(*arguments, "--draft", folders["endless"]) == phasor_says(*arguments)
-    assert "vocabulary" in phasor_says.refused(*arguments, "--draft", folders["text"])
+    assert run_phasor(*arguments, "--draft", folders["endless"]) == run_phasor(*arguments)
+    assert "vocabulary" in run_phasor.expect_error(*arguments, "--draft", folders["text"])
 
 
-def test_without_end_until_a_stop_token(folders: dict[str, str], phasor_says: Said) -> None:
+def test_without_end_until_a_stop_token(folders: dict[str, str], run_phasor: CommandRunner) -> None:
     arguments = ["generate", folders["endless"], "--prompt", AS_TEXT, "--max-new-tokens", "none"]
     for more in ([], ["--stream"]):
-        assert phasor_says(*arguments, *more).split()[-1] == "38"
-    assert "without end" in phasor_says.refused("generate", folders["ids"], "--prompt", "1", "--max-new-tokens", "none")
+        assert run_phasor(*arguments, *more).split()[-1] == "38"
+    assert "without end" in run_phasor.expect_error(
+        "generate", folders["ids"], "--prompt", "1", "--max-new-tokens", "none"
+    )
 
 
 def test_a_stream_is_printed_as_it_comes_and_may_be_cut_off(folders: dict[str, str]) -> None:
@@ -309,7 +311,7 @@ def test_a_stream_is_printed_as_it_comes_and_may_be_cut_off(folders: dict[str, s
         (["generate", "IDS", "--prompt", "1", "--max-new-tokens", "0"], "max_new_tokens must be at least 1"),
         (["generate", "IDS", "--prompt", "1", "--max-new-tokens", "many"], "--max-new-tokens"),
         (["generate", "IDS", "--prompt", "1", "--num-beams", "2", "--stream"], "cannot stream"),
-        (["generate", "IDS", "--prompt", "1", "--num-return-sequences", "2"], "cannot exceed beams"),
+        (["generate", "IDS", "--prompt", "1", "--num-return-sequences", "2"], "cannot exceed num_beams"),
         (
             ["generate", "IDS", "--prompt", "1", "--num-beams", "2", "--early-stopping", "soon"],
             "early_stopping must be",
@@ -325,16 +327,18 @@ def test_a_stream_is_printed_as_it_comes_and_may_be_cut_off(folders: dict[str, s
     ],
 )
 def test_mistakes_are_told_in_one_line(
-    arguments: list[str], mention: str, folders: dict[str, str], phasor_says: Said
+    arguments: list[str], mention: str, folders: dict[str, str], run_phasor: CommandRunner
 ) -> None:
     named = {"IDS": folders["ids"], "TEXT": folders["text"]}
-    assert mention in phasor_says.refused(*(named.get(a, a) for a in arguments))
+    assert mention in run_phasor.expect_error(*(named.get(a, a) for a in arguments))
 
 
-def test_a_broken_folder_is_told_in_one_line(folders: dict[str, str], phasor_says: Said, tmp_path: Path) -> None:
+def test_a_broken_folder_is_told_in_one_line(
+    folders: dict[str, str], run_phasor: CommandRunner, tmp_path: Path
+) -> None:
     phasor.save(speaker(), tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"\x00" * 20)
-    assert "cannot be read as safetensors" in phasor_says.refused("generate", str(tmp_path), "--prompt", "1")
+    assert "cannot be read as safetensors" in run_phasor.expect_error("generate", str(tmp_path), "--prompt", "1")
 
 
 @pytest.fixture
@@ -356,25 +360,25 @@ def evaluation(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return given
 
 
-def test_evaluate(evaluation: dict[str, Any], phasor_says: Said) -> None:
-    assert phasor_says("evaluate", "run").splitlines() == [
+def test_evaluate(evaluation: dict[str, Any], run_phasor: CommandRunner) -> None:
+    assert run_phasor("evaluate", "run").splitlines() == [
         "bleu       51.623",
         "tokens     12,345",
         "signature  char",
     ]
     assert evaluation == {"run": "run", "data": None, "target": None, "num_beams": 5, "limit": None, "device": "auto"}
     options = ["--data", "a", "--target", "b", "--num-beams", "2", "--limit", "9", "--device", "cpu", "--json"]
-    assert json.loads(phasor_says("evaluate", "run", *options))["bleu"] == 51.623456
+    assert json.loads(run_phasor("evaluate", "run", *options))["bleu"] == 51.623456
     assert evaluation == {"run": "run", "data": "a", "target": "b", "num_beams": 2, "limit": 9, "device": "cpu"}
-    assert "--target needs --data" in phasor_says.refused("evaluate", "run", "--target", "b")
+    assert "--target needs --data" in run_phasor.expect_error("evaluate", "run", "--target", "b")
 
 
-def test_translate_arguments(evaluation: dict[str, Any], phasor_says: Said) -> None:
-    assert phasor_says("translate", "run", "one two", "", "三") == "owt eno\n\n三\n"
+def test_translate_arguments(evaluation: dict[str, Any], run_phasor: CommandRunner) -> None:
+    assert run_phasor("translate", "run", "one two", "", "三") == "owt eno\n\n三\n"
     usual = {"num_beams": 4, "length_penalty": 1.0, "max_new_tokens": None, "batch_tokens": 4096, "device": "auto"}
     assert evaluation == {"run": "run", "texts": ["one two", "", "三"]} | usual
     options = ["--num-beams", "2", "--length-penalty", "0.6", "--max-new-tokens", "7", "--batch-tokens", "99"]
-    found = json.loads(phasor_says("translate", "run", "ab", *options, "--device", "cpu", "--json"))
+    found = json.loads(run_phasor("translate", "run", "ab", *options, "--device", "cpu", "--json"))
     assert found == [{"source": "ab", "translation": "ba"}]
     assert evaluation == {
         "run": "run",
@@ -391,65 +395,65 @@ LINES = "one\r\n\n \ntwo\u2028three\nfünf"  # neither the line separator nor a 
 
 
 def test_translate_files(
-    evaluation: dict[str, Any], phasor_says: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    evaluation: dict[str, Any], run_phasor: CommandRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.txt").write_bytes(LINES.encode())
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(LINES.encode()))
     expected = "eno\n\n\neerht owt\nfnüf\n"
     for file in ("a.txt", "a.txt.gz"):
-        assert phasor_says("translate", "run", "--file", str(tmp_path / file)) == expected
+        assert run_phasor("translate", "run", "--file", str(tmp_path / file)) == expected
         assert evaluation["texts"] == ["one", "", " ", "two\u2028three", "fünf"]
     for arguments in ([], ["--file", "-"]):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(LINES.encode())))
-        assert phasor_says("translate", "run", *arguments) == expected
+        assert run_phasor("translate", "run", *arguments) == expected
     (tmp_path / "empty").write_text("")
-    assert phasor_says("translate", "run", "--file", str(tmp_path / "empty")) == ""
+    assert run_phasor("translate", "run", "--file", str(tmp_path / "empty")) == ""
 
 
 def test_translations_are_written_whole_or_not_at_all(
-    evaluation: dict[str, Any], phasor_says: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    evaluation: dict[str, Any], run_phasor: CommandRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out.txt"
-    assert phasor_says("translate", "run", "ab", "", "--out", str(out)) == ""
+    assert run_phasor("translate", "run", "ab", "", "--out", str(out)) == ""
     assert out.read_text() == "ba\n\n"
 
     def refuse(run, texts, **options):
         raise ValueError("the run has no model")
 
     monkeypatch.setattr(sys.modules["phasor.evaluation"], "translate", refuse)
-    assert "no model" in phasor_says.refused("translate", "run", "cd", "--out", str(out))
+    assert "no model" in run_phasor.expect_error("translate", "run", "cd", "--out", str(out))
     assert out.read_text() == "ba\n\n"
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_mistakes_of_translate(evaluation: dict[str, Any], phasor_says: Said, tmp_path: Path) -> None:
+def test_mistakes_of_translate(evaluation: dict[str, Any], run_phasor: CommandRunner, tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes(b"eins\nf\xfcnf\n")
     latin, missing = str(tmp_path / "latin.txt"), str(tmp_path / "none" / "out.txt")
-    assert "latin.txt, line 2: the byte 6 is not UTF-8" in phasor_says.refused("translate", "run", "--file", latin)
-    assert "nowhere cannot be read" in phasor_says.refused("translate", "run", "--file", "nowhere")
-    assert "not both" in phasor_says.refused("translate", "run", "a", "--file", latin)
-    assert f"{missing} cannot be written" in phasor_says.refused("translate", "run", "a", "--out", missing)
-    assert "required: RUN" in phasor_says.refused("translate")
+    assert "latin.txt, line 2: the byte 6 is not UTF-8" in run_phasor.expect_error("translate", "run", "--file", latin)
+    assert "nowhere cannot be read" in run_phasor.expect_error("translate", "run", "--file", "nowhere")
+    assert "not both" in run_phasor.expect_error("translate", "run", "a", "--file", latin)
+    assert f"{missing} cannot be written" in run_phasor.expect_error("translate", "run", "a", "--out", missing)
+    assert "required: RUN" in run_phasor.expect_error("translate")
     assert not evaluation
-    assert f"{tmp_path} cannot be written: it is a folder" in phasor_says.refused(
+    assert f"{tmp_path} cannot be written: it is a folder" in run_phasor.expect_error(
         "translate", "run", "a", "--out", str(tmp_path)
     )
 
 
 def test_translate_passes_empty_texts_on_so_that_texts_are_counted_as_given(
-    evaluation: dict[str, Any], phasor_says: Said, monkeypatch: pytest.MonkeyPatch
+    evaluation: dict[str, Any], run_phasor: CommandRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(run: str, texts: list[str], **options: Any) -> list[str]:
         raise ValueError(f"text {texts.index('long') + 1} is too long")
 
     monkeypatch.setattr(sys.modules["phasor.evaluation"], "translate", refuse)
-    assert "text 3 is too long" in phasor_says.refused("translate", "run", "one", "", "long")
+    assert "text 3 is too long" in run_phasor.expect_error("translate", "run", "one", "", "long")
 
 
 def test_translate_writes_into_a_device_and_does_not_replace_it(
-    evaluation: dict[str, Any], phasor_says: Said, tmp_path: Path
+    evaluation: dict[str, Any], run_phasor: CommandRunner, tmp_path: Path
 ) -> None:
     (tmp_path / "device").symlink_to("/dev/null")
-    phasor_says("translate", "run", "ab", "--out", str(tmp_path / "device"))
+    run_phasor("translate", "run", "ab", "--out", str(tmp_path / "device"))
     assert Path("/dev/null").is_char_device()
     assert [path.name for path in tmp_path.iterdir()] == ["device"]

@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Said, run
+from commands import CommandRunner, run
 from decoding import speaker
 
 import phasor
 from phasor.cli import build_parser, main
+from phasor.cli.progress import LiveProgress, PlainProgress
 from phasor.cli.train import recipe_of
-from phasor.cli.watching import Live, Plain
 from phasor.config.overrides import fields_of, without_none
 from phasor.config.recipe import DEFAULT, Recipe
 from phasor.config.recipe_help import GROUPS, HELP
 from phasor.data import store
 from phasor.models.presets import PRESETS
-from phasor.training import Report, state
+from phasor.training import StepReport, state
 from phasor.training import run as run_of
 
 WORDS = ["one", "two", "three", "four", "five", "six"]
@@ -48,8 +48,8 @@ SMALL = [*WIDTHS, *ROWS, "--data.validation-fraction", "0.1"]
 
 
 @pytest.fixture
-def phasor_says(capsys: pytest.CaptureFixture[str]) -> Said:
-    return Said(capsys)
+def run_phasor(capsys: pytest.CaptureFixture[str]) -> CommandRunner:
+    return CommandRunner(capsys)
 
 
 @pytest.fixture(autouse=True)
@@ -88,18 +88,18 @@ def test_a_run_in_a_process_of_its_own(place: Path) -> None:
     assert main(["generate", "runs/lm-1/model", "--prompt", "one", "--max-new-tokens", "3"]) == 0
 
 
-def test_translation_ends_with_the_command_to_translate(phasor_says: Said) -> None:
+def test_translation_ends_with_the_command_to_translate(run_phasor: CommandRunner) -> None:
     arguments = ["--task", "translation", "--model.preset", "transformer-base", "--data.train", "pairs.tsv"]
-    out = phasor_says("train", *arguments, *SMALL, "--train.steps", "2")
+    out = run_phasor("train", *arguments, *SMALL, "--train.steps", "2")
     sample = out.splitlines()[0].partition("\t")[0]
     assert sample in PAIRS
     assert out.endswith(f"next     phasor translate runs/translation-1 '{sample}'\n")
 
 
-def test_json_is_the_result(phasor_says: Said) -> None:
+def test_json_is_the_result(run_phasor: CommandRunner) -> None:
     arguments = ["train", "--data.train", "notes.txt", *SMALL, "--train.steps", "3", "--out", "here", "--json"]
-    found = json.loads(phasor_says(*arguments))
-    assert (found["folder"], found["ending"], found["exit_code"], found["step"]) == ("here", "finished", 0, 3)
+    found = json.loads(run_phasor(*arguments))
+    assert (found["folder"], found["status"], found["exit_code"], found["step"]) == ("here", "finished", 0, 3)
     assert found["best"] == found["validation"] > 0
 
 
@@ -117,54 +117,56 @@ def test_a_run_that_diverges_says_so_and_ends_with_1(capsys: pytest.CaptureFixtu
     assert main(["train", "--data.train", "notes.txt", *SMALL, *diverging, "--json"]) == 1
     out, error = capsys.readouterr()
     found = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert found["ending"] == "diverged"
+    assert found["status"] == "diverged"
     assert "more than train.max_skips" in error
 
 
-def test_resume_goes_on_by_the_recipe_of_the_run(phasor_says: Said, place: Path) -> None:
+def test_resume_goes_on_by_the_recipe_of_the_run(run_phasor: CommandRunner, place: Path) -> None:
     first = ["train", "--data.train", "notes.txt", *SMALL, "--train.steps", "4", "--optimizer.lr", "1e-3"]
-    phasor_says(*first)
-    phasor_says("train", "--resume", "--out", "runs/lm-1", "--train.steps", "6")
-    assert "going on from step-00000004 of 6 steps" in phasor_says.error
+    run_phasor(*first)
+    run_phasor("train", "--resume", "--out", "runs/lm-1", "--train.steps", "6")
+    assert "going on from step-00000004 of 6 steps" in run_phasor.error
     went_on = Recipe.from_file("runs/lm-1/recipe.json")
     assert (went_on.train.steps, went_on.optimizer.lr, went_on.out) == (6, 1e-3, "runs/lm-1")
-    phasor_says(*first)
+    run_phasor(*first)
     assert (place / "runs" / "lm-2").is_dir()
-    out = phasor_says("train", "--resume", "--train.steps", "5")
+    out = run_phasor("train", "--resume", "--train.steps", "5")
     assert "run      runs/lm-2" in out
     os.utime("runs/lm-1/recipe.json")
     assert asked("--resume").out == "runs/lm-1"
     assert asked("--resume", "--task", "mlm").data == DEFAULT.data  # there is no such run
-    assert "model.dim was 16 and is 32" in phasor_says.refused("train", "--resume", "--model.dim", "32")
-    assert "holds a run already" in phasor_says.refused(*first, "--out", "runs/lm-1")
+    assert "model.dim was 16 and is 32" in run_phasor.expect_error("train", "--resume", "--model.dim", "32")
+    assert "holds a run already" in run_phasor.expect_error(*first, "--out", "runs/lm-1")
 
 
-def test_resume_without_a_checkpoint_starts_and_says_so(phasor_says: Said) -> None:
+def test_resume_without_a_checkpoint_starts_and_says_so(run_phasor: CommandRunner) -> None:
     arguments = ["--data.train", "notes.txt", *SMALL, "--train.steps", "2", "--out", "new", "--resume"]
-    phasor_says("train", *arguments)
-    assert "new has no checkpoint to resume: the run starts from the beginning" in phasor_says.error
+    run_phasor("train", *arguments)
+    assert "new has no checkpoint to resume: the run starts from the beginning" in run_phasor.error
 
 
-def test_a_run_goes_on_with_its_own_tokens_whatever_becomes_of_the_files(place: Path, phasor_says: Said) -> None:
+def test_a_run_goes_on_with_its_own_tokens_whatever_becomes_of_the_files(
+    place: Path, run_phasor: CommandRunner
+) -> None:
     learned = [*SMALL, "--data.tokenizer", "bpe", "--data.vocab-size", "300", "--data.document", "line"]
     for out in ("whole", "run"):
         steps = "5" if out == "whole" else "3"
-        phasor_says("train", "--data.train", "notes.txt", *learned, "--schedule.kind", "constant", "--out", out,
+        run_phasor("train", "--data.train", "notes.txt", *learned, "--schedule.kind", "constant", "--out", out,
                     "--train.steps", steps)  # fmt: skip
     (place / "notes.txt").write_text(TEXT.replace("one", "seven"))
-    phasor_says("train", "--resume", "--out", "run", "--train.steps", "4")
-    assert "the data are no longer as they were" in phasor_says.error
+    run_phasor("train", "--resume", "--out", "run", "--train.steps", "4")
+    assert "the data are no longer as they were" in run_phasor.error
     (place / "notes.txt").unlink()
-    phasor_says("train", "--resume", "--out", "run", "--train.steps", "5")
+    run_phasor("train", "--resume", "--out", "run", "--train.steps", "5")
     whole, went_on = (Path(out, "model", "model.safetensors").read_bytes() for out in ("whole", "run"))
     assert whole == went_on
     (place / "notes.txt").write_text(TEXT.replace("one", "seven"))
     (place / "run" / "data").rename(place / "aside")
-    said = phasor_says.refused("train", "--resume", "--out", "run", "--train.steps", "6")
+    said = run_phasor.expect_error("train", "--resume", "--out", "run", "--train.steps", "6")
     assert "notes.txt gives other tokens than those the run was trained on" in said
     assert not (place / "run" / "data").exists()
     (place / "notes.txt").write_text(TEXT)
-    phasor_says("train", "--resume", "--out", "run", "--train.steps", "6")
+    run_phasor("train", "--resume", "--out", "run", "--train.steps", "6")
 
 
 def test_steps_take_the_place_of_epochs_and_epochs_of_steps(place: Path) -> None:
@@ -181,7 +183,7 @@ def test_steps_take_the_place_of_epochs_and_epochs_of_steps(place: Path) -> None
 
 
 def test_a_run_stopped_while_it_prepares_is_resumed_by_its_own_recipe(
-    place: Path, monkeypatch: pytest.MonkeyPatch, phasor_says: Said
+    place: Path, monkeypatch: pytest.MonkeyPatch, run_phasor: CommandRunner
 ) -> None:
     def stopped(*given: object) -> None:
         raise KeyboardInterrupt
@@ -190,18 +192,18 @@ def test_a_run_stopped_while_it_prepares_is_resumed_by_its_own_recipe(
         patch.setattr(store, "write", stopped)
         assert main(["train", "--data.train", "notes.txt", *SMALL, "--train.steps", "3", "--out", "run"]) == 130
     assert sorted(path.name for path in (place / "run").iterdir()) == [".lock", "recipe.json"]
-    phasor_says("train", "--resume", "--out", "run")
+    run_phasor("train", "--resume", "--out", "run")
     assert Recipe.from_file("run/recipe.json").data.train == "notes.txt"
     (place / "run" / ".model-x.part").mkdir()  # what a kill leaves
-    phasor_says("train", "--resume", "--out", "run")
+    run_phasor("train", "--resume", "--out", "run")
     assert not list((place / "run").glob(".model*"))
 
 
-def test_a_mistake_leaves_a_folder_that_was_there_as_it_was(place: Path, phasor_says: Said) -> None:
+def test_a_mistake_leaves_a_folder_that_was_there_as_it_was(place: Path, run_phasor: CommandRunner) -> None:
     (place / "run").mkdir()
     (place / "run" / "mine").write_text("")
     arguments = ["train", "--data.train", "notes.txt", *SMALL, "--out", "run", "--model.vocab-size", "9"]
-    assert "the tokenizer has 261 tokens" in phasor_says.refused(*arguments)
+    assert "the tokenizer has 261 tokens" in run_phasor.expect_error(*arguments)
     assert [path.name for path in (place / "run").iterdir()] == ["mine"]
 
 
@@ -344,9 +346,9 @@ def model_folder(place: Path) -> str:
 
 MISTAKES = {
     "--data.sequence-lenght 3": "did you mean '--data.sequence-length'?",
-    "--optimizer.lr 3": "did you mean '--optimizer.lr'?",
+    "--optimizer.rl 3": "did you mean '--optimizer.lr'?",
     "--taks lm": "did you mean '--task'?",
-    "--set data.lenght=3": "did you mean 'length'?",
+    "--set data.sequence_lenght=3": "did you mean 'sequence_length'?",
     "--set data.sequence_length": "--set takes FIELD=VALUE, not 'data.sequence_length'",
     "--model.positon.kind rotary": "did you mean 'position'?",
     "--model.position.bse 3": "unknown field of a position scheme 'bse' (did you mean 'base'?)",
@@ -395,7 +397,9 @@ PAIR_MISTAKES = {
     "--data.train three.tsv": "three.tsv, line 2: a pair has 2 columns, and this line has 3",
     "--data.train notes.txt": "translation needs pairs",
     "--data.train notes.txt --data.train-target pairs.tsv": "pairs.tsv ends after 36 lines, and notes.txt goes on",
-    "--data.train pairs.tsv --data.sequence-length 3 --data.too-long skip": "36 pairs have more than 3 tokens",
+    "--data.train pairs.tsv --data.sequence-length 3 --data.too-long skip": (
+        "nothing is left to train on: 36 pairs have more than 3 tokens"
+    ),
     "--data.train pairs.tsv --data.sequence-length 12": "a pair has 14 tokens on one side, and data.sequence_length",
 }
 
@@ -419,21 +423,23 @@ def files(place: Path) -> None:
 
 @pytest.mark.parametrize("line", [*MISTAKES, *PAIR_MISTAKES])
 def test_mistakes_are_told_in_one_line_and_leave_nothing(
-    line: str, files: None, model_folder: str, place: Path, phasor_says: Said
+    line: str, files: None, model_folder: str, place: Path, run_phasor: CommandRunner
 ) -> None:
     before = sorted(place.rglob("*"))
     usual = ["--data.train", "notes.txt", *ROWS] + ([] if "--init-from" in line or ".yaml" in line else WIDTHS)
     if line in PAIR_MISTAKES:
         usual += ["--task", "translation", "--model.preset", "transformer-base"]
-    said = phasor_says.refused("train", *usual, *shlex.split(line))
+    said = run_phasor.expect_error("train", *usual, *shlex.split(line))
     assert (MISTAKES | PAIR_MISTAKES)[line] in said
     assert sorted(place.rglob("*")) == before
 
 
-def test_a_vocabulary_that_does_not_fit_leaves_nothing(model_folder: str, place: Path, phasor_says: Said) -> None:
+def test_a_vocabulary_that_does_not_fit_leaves_nothing(
+    model_folder: str, place: Path, run_phasor: CommandRunner
+) -> None:
     before = sorted(place.rglob("*"))
     arguments = ["--init-from", model_folder, "--data.train", "notes.txt", *ROWS]
-    said = phasor_says.refused("train", *arguments)
+    said = run_phasor.expect_error("train", *arguments)
     assert "the tokenizer has 261 tokens, and the model's vocabulary 61" in said
     assert sorted(place.rglob("*")) == before
 
@@ -447,17 +453,17 @@ def test_mistakes_in_a_process_have_no_traceback(files: None, place: Path) -> No
     assert sorted(place.rglob("*")) == before
 
 
-def test_yaml_needs_a_package(monkeypatch: pytest.MonkeyPatch, place: Path, phasor_says: Said) -> None:
+def test_yaml_needs_a_package(monkeypatch: pytest.MonkeyPatch, place: Path, run_phasor: CommandRunner) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
     (place / "r.yaml").write_text("task: lm")
-    assert "pip install 'phasor[train]'" in phasor_says.refused("train", "r.yaml")
+    assert "pip install 'phasor[train]'" in run_phasor.expect_error("train", "r.yaml")
     assert asked("--data.train", "notes.txt").data.train == "notes.txt"
     (place / "r.json").write_text(DEFAULT.to_json())
     assert asked("r.json") == DEFAULT
 
 
-def report(step: int) -> Report:
-    return Report(step=step, steps=200, loss=2.5, rate=0.1, tokens_per_second=1234.5, seconds_left=61.0)
+def report(step: int) -> StepReport:
+    return StepReport(step=step, steps=200, loss=2.5, lr=0.1, tokens_per_second=1234.5, seconds_left=61.0)
 
 
 class Terminal(io.StringIO):
@@ -469,14 +475,14 @@ def test_a_terminal_shows_one_line_that_changes(monkeypatch: pytest.MonkeyPatch)
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     now = iter(range(100))
-    monkeypatch.setattr("phasor.cli.watching.time.monotonic", lambda: next(now))
-    watching = Live()
-    watching.preparing("reading", 0, None)
-    watching.preparing("tokenizing", 500, 1000)
-    watching.stepped(report(100))
-    watching.evaluated(100, 2.25)
-    watching.say("something happened")
-    watching.close()
+    monkeypatch.setattr("phasor.cli.progress.time.monotonic", lambda: next(now))
+    display = LiveProgress()
+    display.on_prepare("reading", 0, None)
+    display.on_prepare("tokenizing", 500, 1000)
+    display.on_step(report(100))
+    display.on_evaluation(100, 2.25)
+    display.on_message("something happened")
+    display.close()
     shown = screen.getvalue().split("\r\x1b[K")
     assert shown[1:3] == ["reading", f"{'█' * 15}{'░' * 15} tokenizing 500/1,000"]
     live = shown[3]
@@ -492,20 +498,20 @@ def test_a_terminal_shows_one_line_that_changes(monkeypatch: pytest.MonkeyPatch)
 def test_a_terminal_is_not_written_to_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setattr("phasor.cli.watching.time.monotonic", lambda: 5.0)
-    watching = Live()
+    monkeypatch.setattr("phasor.cli.progress.time.monotonic", lambda: 5.0)
+    display = LiveProgress()
     for step in range(1, 201):
-        watching.stepped(report(step))
+        display.on_step(report(step))
     assert [int(n) for n in re.findall(r"step (\d+)/", screen.getvalue())] == [1, 200]
 
 
 def test_a_log_has_a_line_for_every_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
     log = io.StringIO()
     monkeypatch.setattr(sys, "stderr", log)
-    watching = Plain()
-    watching.preparing("tokenizing", 500, 1000)
+    display = PlainProgress()
+    display.on_prepare("tokenizing", 500, 1000)
     for step in range(1, 201):
-        watching.stepped(report(step))
+        display.on_step(report(step))
     steps = [int(n) for n in re.findall(r"step (\d+)/200", log.getvalue())]
     assert steps == [1, *range(20, 201, 20)]
     assert log.getvalue().count("\n") == 11
@@ -516,21 +522,23 @@ class Broken(Terminal):
         raise BrokenPipeError
 
 
-@pytest.mark.parametrize("kind", [Live, Plain])
-def test_a_run_goes_on_when_nobody_reads_any_more(kind: type[Live | Plain], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [LiveProgress, PlainProgress])
+def test_a_run_goes_on_when_nobody_reads_any_more(
+    kind: type[LiveProgress | PlainProgress], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "stderr", Broken())
-    watching = kind()
-    watching.stepped(report(1))
-    watching.evaluated(1, 2.0)
-    watching.say("something happened")
-    watching.close()
+    display = kind()
+    display.on_step(report(1))
+    display.on_evaluation(1, 2.0)
+    display.on_message("something happened")
+    display.close()
 
 
 NAMED = ["transformer-base", "gpt-2", "llama-3.1", "palm", "t5", "bert", "deepnet", "grok-1"]
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_the_named_systems_train_by_name(name: str, phasor_says: Said) -> None:
+def test_the_named_systems_train_by_name(name: str, run_phasor: CommandRunner) -> None:
     task = {"encoder-decoder": "translation", "encoder": "mlm", "decoder": "lm"}[phasor.preset(name).shape]
     data = ["--task", task, "--data.train", "pairs.tsv" if task == "translation" else "notes.txt"]
     sizes = [*SMALL, "--train.steps", "2", "--model.preset", name]
@@ -538,14 +546,14 @@ def test_the_named_systems_train_by_name(name: str, phasor_says: Said) -> None:
     own = phasor.preset(name).position.kind
     other = "alibi" if own in ("rotary", "t5") else "rotary"
     for position, arguments in ((own, []), (other, ["--model.position.kind", other])):
-        found = json.loads(phasor_says("train", *data, *sizes, *arguments, "--json", "--out", position))
-        assert (found["ending"], found["step"]) == ("finished", 2)
+        found = json.loads(run_phasor("train", *data, *sizes, *arguments, "--json", "--out", position))
+        assert (found["status"], found["step"]) == ("finished", 2)
         made = phasor.load(f"{position}/model").config
         assert (made.position.kind, made.dim, made.num_layers) == (position, 16, 1)
         assert made.placement == phasor.preset(name).placement
 
 
 @pytest.mark.slow
-def test_the_default_makes_its_own_data(phasor_says: Said) -> None:
-    out = phasor_says("train", "--train.steps", "2", "--train.evaluate-every", "2")
+def test_the_default_makes_its_own_data(run_phasor: CommandRunner) -> None:
+    out = run_phasor("train", "--train.steps", "2", "--train.evaluate-every", "2")
     assert out.endswith("next     phasor generate runs/lm-1/model --prompt 'def '\n")

@@ -124,7 +124,7 @@ def test_an_unknown_override_is_refused_with_the_nearest_name():
 )
 def test_rates_rise_to_the_peak_and_never_again(kind, warmup, steps, peak):
     schedule = ScheduleConfig.from_dict({"kind": kind, "warmup": warmup})
-    rates = [schedule.rate_at(step, steps, peak) for step in range(steps)]
+    rates = [schedule.lr_at(step, steps, peak) for step in range(steps)]
     assert all(0 < rate <= peak * (1 + 1e-12) for rate in rates)
     top = rates.index(max(rates))
     assert rates[: top + 1] == sorted(rates[: top + 1])
@@ -136,20 +136,20 @@ def test_rates_rise_to_the_peak_and_never_again(kind, warmup, steps, peak):
 def test_the_inverse_square_root_is_the_one_of_2017():
     dim, warmup = 512, 40
     paper = [dim**-0.5 * min(t**-0.5, t * warmup**-1.5) for t in range(1, 400)]
-    ours = [InverseSqrtSchedule(warmup=warmup).rate_at(t, 400, (dim * warmup) ** -0.5) for t in range(399)]
+    ours = [InverseSqrtSchedule(warmup=warmup).lr_at(t, 400, (dim * warmup) ** -0.5) for t in range(399)]
     assert ours == pytest.approx(paper)
 
 
 def test_stable_is_stable_and_then_falls_to_nothing():
-    rates = [StableSchedule(warmup=10, decay=0.2).rate_at(step, 100, 1.0) for step in range(100)]
+    rates = [StableSchedule(warmup=10, decay=0.2).lr_at(step, 100, 1.0) for step in range(100)]
     assert set(rates[10:81]) == {1.0}
     assert rates[99] == pytest.approx(1 / 20)
 
 
 def test_epochs_are_counted_in_updates():
-    assert TrainConfig(steps=7).updates(100) == 7
-    assert TrainConfig().updates(9) == 9
-    assert TrainConfig(epochs=3, gradient_accumulation_steps=4).updates(9) == math.ceil(27 / 4)
+    assert TrainConfig(steps=7).num_steps(100) == 7
+    assert TrainConfig().num_steps(9) == 9
+    assert TrainConfig(epochs=3, gradient_accumulation_steps=4).num_steps(9) == math.ceil(27 / 4)
 
 
 def test_the_default_makes_its_own_data():

@@ -13,17 +13,17 @@ import phasor
 from phasor.config.recipe import DataConfig, Recipe, TrainConfig
 from phasor.data.batches import Batch, Batches, token_bounds
 from phasor.data.order import Permutation, epoch_order
-from phasor.data.token_files import Store, Writer
+from phasor.data.token_files import TokenStore, TokenWriter
 
 VOCABULARY = 50
 
 
 def stored(folder, examples):
     """A store of some examples, each a tuple of lists."""
-    with Writer(folder, "train", sides=len(examples[0]), vocab_size=VOCABULARY) as writer:
+    with TokenWriter(folder, "train", sides=len(examples[0]), vocab_size=VOCABULARY) as writer:
         for example in examples:
             writer.add(tuple(np.array(side) for side in example), 0)
-    return Store(folder, "train", writer.described())
+    return TokenStore(folder, "train", writer.describe())
 
 
 def documents(count, seed=0):

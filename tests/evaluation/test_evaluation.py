@@ -11,14 +11,14 @@ import torch
 from training_runs import Notes, StopAt, recipe
 
 import phasor
-from phasor.data.tokenizers import Special
+from phasor.data.tokenizers import SpecialIds
 from phasor.evaluation import evaluate, translate, translating
-from phasor.evaluation.rows import Apart
+from phasor.evaluation.document_batches import DocumentBatches
 from phasor.evaluation.scores import mostly_chinese, scores
 from phasor.generation.translation import batches
 from phasor.training import train
 from phasor.training.build import check_config
-from phasor.training.datasets import material
+from phasor.training.datasets import load_datasets
 
 LENGTH = 24  # tokens of a row: some of the documents are longer
 DOCUMENTS = [
@@ -130,9 +130,11 @@ def test_other_documents_and_fewer_of_them(tmp_path, lm):
 
 def test_masked_accuracy_is_that_of_single_rows(mlm):
     model = phasor.load(mlm / "model").double()
-    valid = material(recipe(mlm, task="mlm", data=document_ids(mlm.parent)), mlm, lambda *_: None).valid.maker.store
+    valid = load_datasets(
+        recipe(mlm, task="mlm", data=document_ids(mlm.parent)), mlm, lambda *_: None
+    ).valid.maker.store
     nats, right, count, rows = 0.0, 0, 0, []
-    for batch in Apart(valid, LENGTH, 80, Special(), 261):
+    for batch in DocumentBatches(valid, LENGTH, 80, SpecialIds(), 261):
         apart = torch.zeros_like(batch.tokens) if batch.document_ids is None else batch.document_ids
         for tokens, targets, asked, beyond in zip(batch.tokens, batch.targets, batch.weights, apart, strict=True):
             real = beyond == 0

@@ -8,10 +8,7 @@ import torch
 import torch.multiprocessing as mp
 
 import phasor
-from phasor.config.recipe import Recipe
-from phasor.data.batch import Batch
 from phasor.ops import dispatch
-from phasor.training.loss import loss_of
 from phasor.transformer import Block
 
 SHAPE = {"dim": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "hidden_dim": 48, "vocab_size": 61}
@@ -25,12 +22,13 @@ def model():
 def batch(rank):
     generator = torch.Generator().manual_seed(10 + rank)
     tokens = torch.randint(0, 61, (1, 14), generator=generator)
-    return Batch(tokens=tokens[:, :-1], targets=tokens[:, 1:], weights=torch.ones(1, 13))
+    return tokens[:, :-1], tokens[:, 1:]
 
 
 def loss(made, rank):
+    tokens, targets = batch(rank)
     with dispatch.force_path("triton"):
-        return loss_of(made, batch(rank), Recipe())[0]
+        return made.loss(tokens, targets=targets).total
 
 
 def operations(node, seen=None):

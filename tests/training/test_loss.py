@@ -8,10 +8,9 @@ import torch
 from training_runs import SMALL, Documents
 
 from phasor import ModelConfig, Record, Transformer, balancing_loss
-from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
+from phasor.nn.heads import BALANCE_WEIGHT
 from phasor.ops.cross_entropy.cross_entropy import linear_cross_entropy_ref, weighted_sum
-from phasor.training.loss import BALANCE, loss_of
 
 # A CPU without bfloat16 products says so once, and takes another way.
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
@@ -20,6 +19,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 def made(**changes):
     torch.manual_seed(1)
     return Transformer(ModelConfig(**{"vocab_size": 23, **SMALL} | changes)).double()
+
+
+def loss_of(model, batch, **terms):
+    return model.loss(*batch.inputs, targets=batch.targets, weights=batch.weights, **batch.sequence_args, **terms)
 
 
 def cross_entropy(logits, targets, weights, smoothing=0.0):
@@ -60,32 +63,31 @@ def test_smoothing_is_the_mixture_of_target_and_uniform():
 
 def test_z_loss_is_the_squared_log_of_the_partition():
     model, batch = made(), Documents()[0]
-    recipe = Recipe.from_dict({"train": {"z_loss": 0.01}})
-    loss, parts = loss_of(model, batch, recipe)
+    loss = loss_of(model, batch, z_loss=0.01)
     logits = model(batch.tokens, document_ids=batch.document_ids)
     z = ((logits.exp().sum(-1).log() ** 2) * batch.weights).sum() / batch.weights.sum()
-    torch.testing.assert_close(parts["z_loss"], z, check_dtype=False)
-    torch.testing.assert_close(loss, parts["cross_entropy"] + 0.01 * z, check_dtype=False)
+    torch.testing.assert_close(loss.z, z, check_dtype=False)
+    torch.testing.assert_close(loss.total, loss.cross_entropy + 0.01 * z, check_dtype=False)
 
 
 def test_experts_add_their_balancing_loss():
     feedforward = {"activation": "swiglu", "experts": {"num_experts": 4, "top_k": 2}}
     model, batch = made(feedforward=feedforward), Documents()[0]
-    loss, parts = loss_of(model, batch, Recipe())
+    loss = loss_of(model, batch)
     record = Record("router")
     model(batch.tokens, document_ids=batch.document_ids, record=record)
-    torch.testing.assert_close(parts["balance"], balancing_loss(record.router, 2))
-    torch.testing.assert_close(loss, parts["cross_entropy"] + BALANCE * parts["balance"], check_dtype=False)
-    loss.backward()
+    torch.testing.assert_close(loss.balance, balancing_loss(record.router, 2))
+    torch.testing.assert_close(loss.total, loss.cross_entropy + BALANCE_WEIGHT * loss.balance, check_dtype=False)
+    loss.total.backward()
     assert all(block.feedforward.router.weight.grad.abs().sum() > 0 for block in model.decoder.blocks)
 
 
 def test_a_fresh_model_is_as_unsure_as_its_vocabulary_is_large():
     model = made(init={"kind": "normal", "std": 1e-6})
-    loss, parts = loss_of(model, Documents()[0], Recipe())
+    loss = loss_of(model, Documents()[0])
     # Logits of the order of 1e-6 leave log V that much away.
-    assert float(loss.detach()) == pytest.approx(math.log(23), abs=1e-5)
-    assert list(parts) == ["cross_entropy"]
+    assert float(loss.total.detach()) == pytest.approx(math.log(23), abs=1e-5)
+    assert (loss.z, loss.balance) == (None, None)
 
 
 def test_padding_counts_for_nothing_even_where_it_is_infinite():
@@ -96,7 +98,7 @@ def test_padding_counts_for_nothing_even_where_it_is_infinite():
 
 def test_the_loss_of_a_batch_in_which_nothing_counts_is_0():
     batch = dataclasses.replace(Documents()[0], weights=torch.zeros(3, 17))
-    assert float(loss_of(made(), batch, Recipe())[0].detach()) == 0.0
+    assert float(loss_of(made(), batch).total.detach()) == 0.0
 
 
 def test_half_precision_logits_are_summed_in_float32():
@@ -113,8 +115,8 @@ def test_an_encoder_decoder_reads_its_source_without_the_padding():
     source, tokens = torch.randint(0, 23, (2, 9)), torch.randint(0, 23, (2, 7))
     real = torch.arange(9) < torch.tensor([[9], [5]])
     one = {"tokens": tokens, "targets": tokens, "weights": torch.ones(2, 7), "source_attention_mask": real}
-    first, _ = loss_of(model, Batch(source=source, **one), Recipe(task="translation"))
-    second, _ = loss_of(model, Batch(source=source.where(real, 3), **one), Recipe(task="translation"))
+    first = loss_of(model, Batch(source=source, **one)).total
+    second = loss_of(model, Batch(source=source.where(real, 3), **one)).total
     torch.testing.assert_close(first, second)
-    other, _ = loss_of(model, Batch(source=source.flip(0), **one), Recipe(task="translation"))
+    other = loss_of(model, Batch(source=source.flip(0), **one)).total
     assert abs(float((first - other).detach())) > 1e-6

@@ -9,7 +9,14 @@ from torch import nn
 from phasor import Transformer, preset
 from phasor.config.recipe import OptimizerConfig, ScheduleConfig
 from phasor.models.presets import PRESETS
-from phasor.training.optimizer import EMA, averaged, build_optimizer, matrices, optimizer_tensors, restore_optimizer
+from phasor.training.optimizer import (
+    EMA,
+    build_optimizer,
+    decay_names,
+    optimizer_tensors,
+    restore_optimizer,
+    swap_weights,
+)
 
 TINY = {"dim": 24, "num_heads": 3, "num_layers": 2, "vocab_size": 50}
 
@@ -24,7 +31,7 @@ def test_decay_is_for_matrices_alone(name):
     changes = {"embedding": preset(name).embedding.replace(width=None, project="none")} if "opt" in name else {}
     with torch.device("meta"):
         model = Transformer(preset(name, **TINY | changes))
-    decayed = set(matrices(model))
+    decayed = set(decay_names(model))
     for weight, tensor in model.named_parameters():
         kept = ("norm", "bias", "tokens.", "positions.", "token_types", "sinks")
         if weight in decayed:
@@ -37,7 +44,7 @@ def test_decay_is_for_matrices_alone(name):
 def test_biases_of_experts_and_norms_of_heads_have_two_axes_and_do_not_decay():
     feedforward = {"activation": "swiglu", "bias": True, "experts": {"num_experts": 4}}
     model = made("llama-2", feedforward=feedforward, attention={"qk_norm": "head"})
-    decayed = set(matrices(model))
+    decayed = set(decay_names(model))
     weights = dict(model.named_parameters())
     assert weights["decoder.blocks.0.feedforward.up_bias"].dim() == 2
     assert "decoder.blocks.0.feedforward.up" in decayed
@@ -126,11 +133,11 @@ def test_a_model_is_averaged_for_a_while_and_itself_again():
         nn.init.normal_(model.weight)
         average.update(model)
     own, mean = model.weight.detach().clone(), average.weights["weight"].clone()
-    with averaged(model, average):
+    with swap_weights(model, average):
         assert torch.equal(model.weight, mean)
     assert torch.equal(model.weight, own)
     assert torch.equal(average.weights["weight"], mean)
-    with averaged(model, None):
+    with swap_weights(model, None):
         assert torch.equal(model.weight, own)
 
 
@@ -139,7 +146,7 @@ STEPS, WARMUP, PEAK = 97, 13, 0.7
 
 def rates(kind, **fields):
     schedule = ScheduleConfig.from_dict({"kind": kind, "warmup": WARMUP, **fields})
-    return [schedule.rate_at(step, STEPS, PEAK) for step in range(STEPS)]
+    return [schedule.lr_at(step, STEPS, PEAK) for step in range(STEPS)]
 
 
 def test_inverse_square_root_is_that_of_2017():

@@ -10,7 +10,16 @@ import pytest
 import torch
 
 from phasor.training import state
-from phasor.training.state import changes, checkpoints, load_newest, newest_whole, prune, save_state, set_aside, sweep
+from phasor.training.state import (
+    checkpoints,
+    describe_changes,
+    load_newest,
+    newest_whole,
+    prune,
+    remove_leftovers,
+    rename_damaged,
+    save_state,
+)
 
 
 def tensors(step):
@@ -35,7 +44,7 @@ def test_what_is_saved_is_loaded_bit_by_bit(tmp_path):
     save_state(tmp_path, 3, given, {"best": 0.1, "nothing": None})
     found = load_newest(tmp_path)
     assert found.step == 3
-    assert found.numbers == {"best": 0.1, "nothing": None}
+    assert found.values == {"best": 0.1, "nothing": None}
     assert found.tensors.keys() == given.keys()
     for group, named in given.items():
         assert found.tensors[group].keys() == named.keys()
@@ -139,10 +148,10 @@ def test_retention_deletes_nothing_where_none_is_whole(tmp_path):
     assert steps(tmp_path) == [1, 2, 3]
 
 
-def test_damaged_ones_are_set_aside_so_that_they_do_not_count(tmp_path):
+def test_damaged_ones_are_renamed_so_that_they_do_not_count(tmp_path):
     save(tmp_path, 2, 4)
     (tmp_path / "step-00000004" / "model.safetensors").write_bytes(b"")
-    set_aside(tmp_path, 2)
+    rename_damaged(tmp_path, 2)
     assert steps(tmp_path) == [2]
     assert (tmp_path / "damaged-step-00000004").is_dir()
 
@@ -155,7 +164,7 @@ def test_a_damaged_one_is_replaced_when_its_step_is_saved_again(tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.mark.parametrize("at", ["save_file", "flush", "swap", "write_json"])
+@pytest.mark.parametrize("at", ["save_file", "fsync", "replace_folder", "write_json"])
 @pytest.mark.parametrize("saved", [(), (2,)], ids=["first", "second"])
 def test_a_full_disk_leaves_the_last_checkpoint_whole_and_says_so(tmp_path, monkeypatch, at, saved):
     save(tmp_path, *saved)
@@ -194,10 +203,10 @@ for step, size in ((1, 100), (2, 100_000)):
 def test_an_interruption_leaves_nothing_half_written(tmp_path, monkeypatch):
     save(tmp_path, 2)
 
-    def interrupted(*given):
+    def interrupt(*given):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(state, "flush", interrupted)
+    monkeypatch.setattr(state, "fsync", interrupt)
     with pytest.raises(KeyboardInterrupt):
         save(tmp_path, 4)
     assert [file.name for file in tmp_path.iterdir()] == ["step-00000002"]
@@ -208,11 +217,15 @@ def test_what_a_kill_left_behind_is_swept_away(tmp_path):
     for name in (".step-00000004-x.part", ".step-00000001.old"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").write_bytes(b"half")
-    sweep(tmp_path)
+    remove_leftovers(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["step-00000002"]
 
 
 def test_changes_are_told_field_by_field():
     before = {"model": {"dim": 64, "layers": [1]}, "seed": 0, "gone": 1}
     now = {"model": {"dim": 128, "layers": [1]}, "seed": 0, "new": True}
-    assert changes(before, now) == ["model.dim was 64 and is 128", "gone was 1 and is null", "new was null and is true"]
+    assert describe_changes(before, now) == [
+        "model.dim was 64 and is 128",
+        "gone was 1 and is null",
+        "new was null and is true",
+    ]

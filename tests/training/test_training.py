@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 from training_runs import Notes, StopAt, recipe, run
 
 import phasor
+from phasor.data.prefetch import StepBatches
 from phasor.training import loop, state
 from phasor.training.build import build_model, model_config
-from phasor.training.prefetch import Feed
-from phasor.training.signals import Stop
+from phasor.training.signals import StopSignal
 from phasor.training.state import checkpoints
 from phasor.training.trainer import Trainer
 
@@ -48,10 +48,10 @@ def whole(tmp_path_factory):
 def test_a_run_learns_and_leaves_a_folder(tmp_path):
     notes = Notes()
     result = run(recipe(tmp_path / "run", train__steps=40, model__dropout={}), notes=notes)
-    assert (result.ending, result.exit_code, result.step, result.skips) == ("finished", 0, 40, 0)
+    assert (result.status, result.exit_code, result.step, result.skips) == ("finished", 0, 40, 0)
     assert notes.losses[1] > 2.5
     assert result.loss < 1.0
-    assert result.best == min(notes.validations.values())
+    assert result.best_loss == min(notes.validations.values())
     names = {file.name for file in (tmp_path / "run").iterdir()}
     assert names >= {"recipe.json", "metrics.jsonl", "events", "checkpoints", "loss.png", "model", "samples.txt"}
     assert len(list((tmp_path / "run" / "events").iterdir())) == 1
@@ -79,11 +79,11 @@ def test_another_seed_is_another_run(tmp_path, whole):
 def test_a_resumed_run_is_one_that_never_stopped(tmp_path, whole, step):
     """Weights, optimizer, average of the losses and metrics, with dropout, packed rows and three epochs."""
     stopped = run(recipe(tmp_path), notes=Notes(StopAt(step)))
-    assert (stopped.ending, stopped.exit_code, stopped.step) == ("interrupted", 143, step)
+    assert (stopped.status, stopped.exit_code, stopped.step) == ("interrupted", 143, step)
     assert not (tmp_path / "model").exists()
     notes = Notes()
     result = run(recipe(tmp_path), resume=True, notes=notes)
-    assert result.ending == "finished"
+    assert result.status == "finished"
     assert min(notes.losses) == step + 1
     assert same(weights(tmp_path), weights(whole[1]))
     assert lines(tmp_path) == lines(whole[1])
@@ -114,20 +114,20 @@ def test_so_it_is_with_every_option(tmp_path, precision):
 def test_ctrl_c_ends_with_its_own_code_and_the_handlers_come_back(tmp_path):
     before = signal.getsignal(signal.SIGINT)
     result = run(recipe(tmp_path), notes=Notes(StopAt(3, signal.SIGINT)))
-    assert (result.ending, result.exit_code) == ("interrupted", 130)
+    assert (result.status, result.exit_code) == ("interrupted", 130)
     assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_signal_during_evaluation_saves_and_the_evaluation_is_made_up_for(tmp_path, whole, monkeypatch):
-    validation = Trainer.validation
+    validation_loss = Trainer.validation_loss
 
-    def interrupted(self, batches, stopped):
+    def interrupt(self, batches, stopped):
         os.kill(os.getpid(), signal.SIGTERM)
-        return validation(self, batches, stopped)
+        return validation_loss(self, batches, stopped)
 
-    monkeypatch.setattr(Trainer, "validation", interrupted)
+    monkeypatch.setattr(Trainer, "validation_loss", interrupt)
     result = run(recipe(tmp_path))
-    assert (result.ending, result.step, result.validation) == ("interrupted", 4, None)
+    assert (result.status, result.step, result.validation_loss) == ("interrupted", 4, None)
     monkeypatch.undo()
     notes = Notes()
     run(recipe(tmp_path), resume=True, notes=notes)
@@ -137,8 +137,8 @@ def test_a_signal_during_evaluation_saves_and_the_evaluation_is_made_up_for(tmp_
 
 
 def test_a_second_signal_ends_at_once():
-    with Stop() as stop:
-        stop.gently = True
+    with StopSignal() as stop:
+        stop.graceful = True
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
@@ -147,13 +147,13 @@ def test_a_second_signal_ends_at_once():
 
 
 def test_before_the_first_step_there_is_nothing_to_save():
-    with Stop(), pytest.raises(SystemExit, match="143"):
+    with StopSignal(), pytest.raises(SystemExit, match="143"):
         signal.raise_signal(signal.SIGTERM)
 
 
 def test_resume_without_a_checkpoint_starts_fresh_and_says_so(tmp_path):
     notes = Notes()
-    assert run(recipe(tmp_path, train__steps=1), resume=True, notes=notes).ending == "finished"
+    assert run(recipe(tmp_path, train__steps=1), resume=True, notes=notes).status == "finished"
     assert "no checkpoint" in notes.said[0]
 
 
@@ -161,7 +161,7 @@ def test_resume_of_a_finished_run_has_nothing_to_do(tmp_path, whole):
     run(recipe(tmp_path))
     notes = Notes()
     result = run(recipe(tmp_path), resume=True, notes=notes)
-    assert (result.ending, notes.losses) == ("finished", {})
+    assert (result.status, notes.losses) == ("finished", {})
     assert same(weights(tmp_path), weights(whole[1]))
 
 
@@ -193,7 +193,7 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path):
         with pytest.raises(ValueError, match="another process"):
             run(recipe(tmp_path), resume=True)
 
-    assert run(recipe(tmp_path, train__steps=1), notes=Notes(again)).ending == "finished"
+    assert run(recipe(tmp_path, train__steps=1), notes=Notes(again)).status == "finished"
 
 
 def test_a_mistake_leaves_no_folder(tmp_path):
@@ -218,12 +218,12 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_run_is_the_same(tmp_path, 
 
 
 def test_retention_keeps_the_best(tmp_path):
-    validation, worse = Trainer.validation, iter(range(99))
-    Trainer.validation = lambda *given: validation(*given) + next(worse)
+    validation, worse = Trainer.validation_loss, iter(range(99))
+    Trainer.validation_loss = lambda *given: validation(*given) + next(worse)
     try:
         run(recipe(tmp_path, train__steps=20, optimizer__lr=1e-9))
     finally:
-        Trainer.validation = validation
+        Trainer.validation_loss = validation
     assert [step for step, _ in checkpoints(tmp_path / "checkpoints")] == [4, 18, 20]
 
 
@@ -234,13 +234,13 @@ def test_a_full_disk_ends_the_run_with_its_last_checkpoint_whole(tmp_path, monke
     with pytest.raises(OSError, match=r"step 6 cannot be written.*newest whole one is step-00000004"):
         run(recipe(tmp_path), notes=Notes(lambda step: step == 5 and monkeypatch.setattr(state, "save_file", full)))
     monkeypatch.undo()
-    assert run(recipe(tmp_path), resume=True).ending == "finished"
+    assert run(recipe(tmp_path), resume=True).status == "finished"
 
 
 def test_an_update_that_is_not_finite_changes_nothing_and_is_named(tmp_path):
     notes = Notes()
     result = run(recipe(tmp_path, save__every=1, save__keep=99), notes=notes, break_at=(4,))
-    assert (result.ending, result.skips) == ("finished", 1)
+    assert (result.status, result.skips) == ("finished", 1)
     before, after = (load_file(tmp_path / "checkpoints" / f"step-{step:08d}" / "model.safetensors") for step in (4, 5))
     assert same(before, after)
     said = [sentence for sentence in notes.said if "skipped" in sentence]
@@ -257,10 +257,10 @@ def test_a_gradient_that_is_not_finite_is_named_where_the_loss_is_fine(tmp_path)
     name = "decoder.blocks.1.attention.out.weight"
     dict(model.named_parameters())[name].register_hook(lambda gradient: gradient * math.inf)
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
-    batches, count = Feed(training_runs.Documents(), accumulate=1, workers=0, device="cpu").take(0)
-    update = trainer.update(0, batches, count).update()
-    assert math.isfinite(update.loss)
-    assert update.wrong == (f"the gradient of {name}",)
+    batches, count = StepBatches(training_runs.Documents(), accumulation_steps=1, workers=0, device="cpu").take(0)
+    result = trainer.train_step(0, batches, count).result()
+    assert math.isfinite(result.loss)
+    assert result.not_finite == (f"the gradient of {name}",)
     assert same(before, model.state_dict())
     assert not any(tensor.any() for state in trainer.optimizer.state.values() for tensor in state.values())
 
@@ -268,20 +268,20 @@ def test_a_gradient_that_is_not_finite_is_named_where_the_loss_is_fine(tmp_path)
 def test_too_many_skips_end_the_run_cleanly(tmp_path):
     notes = Notes()
     result = run(recipe(tmp_path, train__max_skips=2), notes=notes, break_at=range(3, 99))
-    assert (result.ending, result.exit_code, result.step, result.skips) == ("diverged", 1, 6, 3)
+    assert (result.status, result.exit_code, result.step, result.skips) == ("diverged", 1, 6, 3)
     assert not (tmp_path / "model").exists()
     assert "max_skips" in notes.said[-1]
     saved = load_file(tmp_path / "checkpoints" / "step-00000006" / "model.safetensors")
     assert all(tensor.isfinite().all() for tensor in saved.values())
     again = run(recipe(tmp_path, train__max_skips=2), resume=True)
-    assert (again.ending, again.step) == ("diverged", 6)
-    assert run(recipe(tmp_path, train__max_skips=3), resume=True).ending == "finished"
+    assert (again.status, again.step) == ("diverged", 6)
+    assert run(recipe(tmp_path, train__max_skips=3), resume=True).status == "finished"
 
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path):
     notes = Notes()
     result = run(recipe(tmp_path, optimizer__lr=1e38, train__steps=2), notes=notes)
-    assert result.ending == "diverged"
+    assert result.status == "diverged"
     assert not (tmp_path / "model").exists()
     for _, place in checkpoints(tmp_path / "checkpoints"):
         assert all(tensor.isfinite().all() for tensor in load_file(place / "model.safetensors").values())
@@ -290,7 +290,7 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path):
 def gradients(tmp_path, batches, **changes):
     made = recipe(tmp_path, model__dropout={}, **changes)
     trainer = Trainer(build_model(made, MATERIAL).double(), made, 9)
-    norm = trainer.gradients(0, batches, sum(batch.count for batch in batches))
+    norm = trainer.forward_backward(0, batches, sum(batch.count for batch in batches))
     return norm, {name: weight.grad for name, weight in trainer.model.named_parameters()}
 
 
@@ -325,9 +325,9 @@ def test_checkpointed_activations_give_the_same_gradients(tmp_path):
 def test_gradients_are_clipped_to_their_norm(tmp_path):
     made = recipe(tmp_path, model__dropout={}, train__max_grad_norm=0.01)
     trainer = Trainer(build_model(made, MATERIAL), made, 9)
-    update = trainer.update(0, [training_runs.Documents()[0]], 48.0).update()
-    assert update.norm > 0.01
-    clipped = torch.cat([weight.grad.flatten() for weight in trainer.named.values()]).norm()
+    result = trainer.train_step(0, [training_runs.Documents()[0]], 48.0).result()
+    assert result.grad_norm > 0.01
+    clipped = torch.cat([weight.grad.flatten() for weight in trainer.parameters.values()]).norm()
     # clip_grad_norm_ divides by the norm and 1e-6.
     assert float(clipped) == pytest.approx(0.01, rel=1e-4)
 
@@ -386,9 +386,9 @@ def test_every_task_trains_on_files_and_resumes(tmp_path, task):
     folders = tmp_path / "whole", tmp_path / "stopped"
     for folder, stop in zip(folders, (99, 3), strict=True):
         result = loop.train(recipe(folder, **given), progress=Notes(StopAt(stop)))
-    assert result.ending == "interrupted"
+    assert result.status == "interrupted"
     result = loop.train(recipe(folders[1], **given), resume=True, progress=Notes())
-    assert result.ending == "finished"
+    assert result.status == "finished"
     assert same(weights(folders[0]), weights(folders[1]))
     assert lines(folders[0]) == lines(folders[1])
     assert (folders[0] / "samples.txt").exists() == (task != "mlm")
@@ -462,7 +462,7 @@ def test_a_process_that_is_asked_to_stop_saves_and_exits_with_its_code(tmp_path,
     process.join(60)
     assert process.exitcode == code
     assert len(checkpoints(tmp_path / "run" / "checkpoints")) == 1
-    assert run(recipe(tmp_path / "run"), resume=True).ending == "finished"
+    assert run(recipe(tmp_path / "run"), resume=True).status == "finished"
     assert same(weights(tmp_path / "run"), weights(whole[1]))
 
 

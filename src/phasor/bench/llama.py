@@ -21,12 +21,11 @@ from phasor.bench.timing import Timer
 from phasor.bench.trial import Contender, Machine, Trial, Work, off
 from phasor.checkpoints import save
 from phasor.config import EmbeddingConfig, NormalInitConfig
-from phasor.config.recipe import OptimizerConfig, Recipe
+from phasor.config.recipe import OptimizerConfig
 from phasor.data.batch import Batch
 from phasor.generation import generate
 from phasor.models.presets import preset
-from phasor.training.graphs import Graphs
-from phasor.training.loss import loss_of
+from phasor.training.graphs import StepGraphs
 from phasor.training.optimizer import build_optimizer
 from phasor.training.trainer import compile_blocks
 from phasor.transformer import Transformer
@@ -171,7 +170,7 @@ def trainers(machine: Machine, llamas: Llamas, tokens: Tensor) -> list[Contender
             compile_blocks(model, dynamic=False)
         optimizer = build_optimizer(model, OptimizerConfig(lr=RATE), graphs)
         table = model.tokens.weight
-        return trial(model, table, lambda rows: loss_of(model, shifted(rows), Recipe())[0], optimizer, graphs)
+        return trial(model, table, lambda rows: shifted_loss(model, rows), optimizer, graphs)
 
     def plain(compiled: bool) -> Trial:
         model = llamas.plain(count)
@@ -203,22 +202,23 @@ def trainers(machine: Machine, llamas: Llamas, tokens: Tensor) -> list[Contender
 
 def captured(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """A function of tokens as the trainer calls it: replayed, after a first call that is not."""
-    graphs, seen = Graphs(lambda batch: function(batch.tokens)), set()
+    graphs, seen = StepGraphs(lambda batch: function(batch.tokens)), set()
 
     def call(rows: Tensor) -> Tensor:
+        batch = Batch(tokens=rows, targets=rows, weights=rows)
         if rows.shape not in seen:
             seen.add(rows.shape)
-            graphs(shifted(rows))
-        return graphs(shifted(rows))
+            graphs(batch)
+        return graphs(batch)
 
     return call
 
 
-def shifted(tokens: Tensor) -> Batch:
-    """Rows as a batch: every token predicts the next, and the last nothing."""
+def shifted_loss(model: Transformer, tokens: Tensor) -> Tensor:
+    """The loss of rows in which every token predicts the next, and the last nothing."""
     weights = torch.ones(tokens.shape, device=tokens.device)
     weights[:, -1] = 0
-    return Batch(tokens=tokens, targets=tokens.roll(-1, 1), weights=weights)
+    return model.loss(tokens, targets=tokens.roll(-1, 1), weights=weights).total
 
 
 def with_liger(model: Any) -> Any:

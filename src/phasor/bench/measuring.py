@@ -17,7 +17,7 @@ from phasor.bench.sizes import CPU, FULL, GPU, Sizes
 from phasor.bench.timing import Timer, arithmetic, bandwidth
 from phasor.bench.trial import Machine, Work, measured
 from phasor.config.schema import unknown
-from phasor.training.trainer import device_of
+from phasor.device import resolve_device
 
 
 class Telling(Protocol):
@@ -50,7 +50,7 @@ def measure(
     for name in works:
         if name not in WORKS:
             raise unknown("work", name, WORKS)
-    here = device_of(device)
+    here = resolve_device(device)
     if full and here.type != "cuda":
         raise ValueError("the full benchmark needs a GPU; without --full its works are small enough for this machine")
     names = list(dict.fromkeys(works)) or list(WORKS if full else SHORT)

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from tokenizers import Tokenizer
 
 from phasor.config.generation import SpecialTokens
 from phasor.config.schema import quote
+from phasor.files import remove_folder, replace_folder, staging_folder
 
 CONFIG, WEIGHTS, SPECIAL, TOKENIZER = "config.json", "model.safetensors", "generation_config.json", "tokenizer.json"
 SOURCE_TOKENIZER = "source_tokenizer.json"  # ours alone: where an encoder-decoder reads with another than it writes
@@ -57,15 +57,15 @@ def replaced(folder: str | Path) -> Iterator[Path]:
         raise ValueError(f"{folder} exists and is not a model folder: it is left alone")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        staged = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=".part", dir=folder.parent))
+        staged = staging_folder(folder)
     except OSError as error:
         raise type(error)(f"{folder} cannot be written: {error.strerror}") from None
     try:
         yield staged
         staged.chmod(0o755)
-        swap(staged, folder)
+        replace_folder(staged, folder)
     finally:
-        discard(staged)
+        remove_folder(staged)
 
 
 def replaceable(folder: Path) -> bool:
@@ -85,32 +85,6 @@ def held(entry: Path) -> list[str]:
     if entry.name in (POOLING, NORMALIZING, TEMPLATES) and entry.is_dir():
         return [f"{entry.name}/{file.name}" for file in entry.iterdir()]
     return [entry.name]
-
-
-def swap(staged: Path, folder: Path) -> None:
-    """Put a finished folder in place by renaming; the one that was there goes only afterward."""
-    if not folder.exists():
-        os.replace(staged, folder)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=".old", dir=folder.parent))
-    try:
-        os.replace(folder, old)
-        os.replace(staged, folder)
-    except BaseException:  # an interruption between the two, too
-        if folder.exists():
-            discard(old)
-        else:
-            os.replace(old, folder)
-        raise
-    discard(old)
-
-
-def discard(folder: Path) -> None:
-    """Remove a folder as far as that can be done; interrupted, it is done nevertheless."""
-    try:
-        shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def special_fields(special: SpecialTokens) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phasor.bench import SHORT, WORKS
-from phasor.cli.screen import console, new_table, plain, print_json, show
+from phasor.cli.output import console, new_table, plain, print_json, show
 from phasor.config.schema import unknown
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def write_json(value: Any, where: str) -> None:
     elif not is_kept(where):
         Path(where).write_text(text, encoding="utf-8")
     else:
-        from phasor.training.run import staged
+        from phasor.files import atomic_write
 
-        with staged(Path(where).resolve()) as file:
+        with atomic_write(Path(where).resolve()) as file:
             file.write_text(text, encoding="utf-8")

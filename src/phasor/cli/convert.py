@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from phasor.cli.options import add_fields, extension_classes, given_fields
-from phasor.cli.screen import Bar, print_json
+from phasor.cli.output import Bar, print_json
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

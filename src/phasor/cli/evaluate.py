@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from phasor.cli.screen import Bar, print_json
+from phasor.cli.output import Bar, print_json
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -41,12 +41,12 @@ def run(given: argparse.Namespace) -> None:
         return
     width = max(map(len, found), default=0)
     for name, value in found.items():
-        print(f"{name.replace('_', ' '):<{width}}  {worded(value)}")
+        print(f"{name.replace('_', ' '):<{width}}  {format_value(value)}")
 
 
-def worded(value: Any) -> str:
+def format_value(value: Any) -> str:
     """
-    >>> worded(3.14159265), worded(120000), worded("char"), worded(None)
+    >>> format_value(3.14159265), format_value(120000), format_value("char"), format_value(None)
     ('3.1416', '120,000', 'char', '-')
     """
     if isinstance(value, float):

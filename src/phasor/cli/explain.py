@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from phasor.cli.options import add_fields, extension_classes, given_fields
-from phasor.cli.screen import new_table, print_json, show, show_text
+from phasor.cli.output import new_table, print_json, show, show_text
 from phasor.inspect.explain import spans
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def run(given: argparse.Namespace) -> None:
 
 
 def show_scheme(name: str, scheme: Scheme) -> None:
-    settings = worded(scheme.settings)
+    settings = format_settings(scheme.settings)
     lines = [
         scheme.line,
         f"acts on {' and '.join(scheme.acts_on) or 'nothing'}; {spans(scheme.layers)}",
@@ -64,12 +64,12 @@ def show_scheme(name: str, scheme: Scheme) -> None:
     show_text(f"{name}: {scheme.kind}", [line for line in lines if line])
 
 
-def worded(settings: dict[str, Any]) -> str:
+def format_settings(settings: dict[str, Any]) -> str:
     """Settings in a line, those at rest left out."""
     said = []
     for key, value in settings.items():
         if isinstance(value, dict):
-            said.append(f"{key} {value['kind']} ({worded({k: v for k, v in value.items() if k != 'kind'})})")
+            said.append(f"{key} {value['kind']} ({format_settings({k: v for k, v in value.items() if k != 'kind'})})")
         elif value not in (None, False):
             said.append(f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}")
     return ", ".join(said)

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from phasor.cli.options import add_fields, given_fields
-from phasor.cli.screen import print_json
+from phasor.cli.output import print_json
 from phasor.config.generation import OPTIONS, GenerationConfig
 
 if TYPE_CHECKING:
@@ -62,10 +62,10 @@ def read_model(folder: str, given: argparse.Namespace) -> Transformer:
 
     if given.weights is None:
         return load(folder, device=given.device)
+    from phasor.device import resolve_device
     from phasor.quantization import quantize
-    from phasor.training.trainer import device_of
 
-    return quantize(load(folder), given.weights).to(device_of(given.device))  # which never holds the large ones
+    return quantize(load(folder), given.weights).to(resolve_device(given.device))  # which never holds the large ones
 
 
 def show_step(step: Generated) -> int:

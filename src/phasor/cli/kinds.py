@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from phasor.cli.screen import new_table, print_json, show
+from phasor.cli.output import new_table, print_json, show
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

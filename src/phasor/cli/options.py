@@ -74,8 +74,8 @@ def words(text: str) -> list[int | str]:
     >>> words("2,end,。")
     [2, 'end', '。']
     """
-    return [int(p) if p.isdecimal() else unescaped(p) for p in text.split(",")]
+    return [int(p) if p.isdecimal() else unescape(p) for p in text.split(",")]
 
 
-def unescaped(text: str) -> str:
+def unescape(text: str) -> str:
     return text.encode("latin-1", "backslashreplace").decode("unicode_escape")

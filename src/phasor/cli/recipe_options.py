@@ -94,13 +94,13 @@ def default_of(name: str) -> str:
         record = getattr(record, step)
     if field != "kind" and is_choice(type(record)):
         kinds = {kind: cls() for kind, cls in record.kinds.items()}
-        found = {kind: worded(getattr(one, field)) for kind, one in kinds.items() if hasattr(one, field)}
+        found = {kind: format_value(getattr(one, field)) for kind, one in kinds.items() if hasattr(one, field)}
         agreed = set(found.values())
         return agreed.pop() if len(agreed) == 1 else ", ".join(f"{kind} {value}" for kind, value in found.items())
-    return worded(getattr(record, field))
+    return format_value(getattr(record, field))
 
 
-def worded(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value as the command line takes it; nothing for none."""
     if value is None:
         return ""
@@ -112,7 +112,7 @@ def worded(value: Any) -> str:
 def without_recipe() -> str:
     """What `phasor train` runs when it is given no recipe: where the default one differs from a recipe's defaults."""
     usual = dict(flat(Recipe().to_dict()))
-    fields = [f"{name} {worded(value)}" for name, value in flat(DEFAULT.to_dict()) if value != usual.get(name)]
+    fields = [f"{name} {format_value(value)}" for name, value in flat(DEFAULT.to_dict()) if value != usual.get(name)]
     return textwrap.fill("without RECIPE: " + ", ".join(fields), 100, subsequent_indent="  ", break_on_hyphens=False)
 
 

@@ -8,22 +8,22 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from phasor.cli.output import clock, print_json, printable
 from phasor.cli.parser import Verb
 from phasor.cli.recipe_options import add_recipe_options, without_recipe
-from phasor.cli.screen import clock, print_json, printable
 from phasor.config.overrides import overridden
 from phasor.config.recipe import DEFAULT, Recipe, read_recipe
 
 if TYPE_CHECKING:
-    from phasor.training import Result
+    from phasor.training import TrainingResult
 
-ENDINGS = """
+EXIT_CODES = """
 exit codes:
   0    finished
-  1    diverged: too many updates could not be made, or weights or losses are not finite
-  2    a mistake in what was asked, data that cannot be read, or a disk that cannot be written
-  130  stopped by Ctrl-C, and saved: --resume goes on
-  143  stopped by SIGTERM, and saved: --resume goes on
+  1    diverged: too many steps were skipped, or weights or losses are not finite
+  2    a mistake in the command or the recipe, data that cannot be read, or a disk that cannot be written
+  130  stopped by Ctrl-C, and saved: --resume continues
+  143  stopped by SIGTERM, and saved: --resume continues
 """
 
 
@@ -31,29 +31,29 @@ def add_options(parser: Verb) -> None:
     parser.usage = "%(prog)s [RECIPE] [--FIELD VALUE ...] [--resume] [--json]"
     parser.description = "Train a model by a recipe, and leave a run folder with its checkpoints, metrics and model."
     parser.formatter_class = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=34)
-    parser.epilog = f"{without_recipe()}\n{ENDINGS}"
+    parser.epilog = f"{without_recipe()}\n{EXIT_CODES}"
     parser.allow_abbrev = False
     parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a YAML or JSON file")
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="go on from a run's newest whole checkpoint; without RECIPE by its own, of the run in --out or the newest",
+        help="continue from the newest whole checkpoint; without RECIPE, the run in --out or the newest one",
     )
-    parser.add_argument("--json", action="store_true", help="print how it ended as JSON")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     add_recipe_options(parser)
 
 
 def run(given: argparse.Namespace) -> int:
-    recipe = recipe_of(given.recipe, given.changes, given.resume)
+    recipe = build_recipe(given.recipe, given.changes, given.resume)
 
-    from phasor.cli.watching import watcher
+    from phasor.cli.progress import progress_display
     from phasor.training import train
 
-    watching = watcher()
+    progress = progress_display()
     try:
-        result = train(recipe, given.resume, watching)
+        result = train(recipe, given.resume, progress)
     finally:
-        watching.close()
+        progress.close()
     if given.json:
         print_json(result)
     else:
@@ -61,9 +61,9 @@ def run(given: argparse.Namespace) -> int:
     return result.exit_code
 
 
-def recipe_of(path: str | None, changes: dict[str, str], resume: bool) -> Recipe:
+def build_recipe(path: str | None, changes: dict[str, str], resume: bool) -> Recipe:
     """The recipe of a file, of a run that is resumed or of nobody, with the changes of the command line."""
-    file = Path(path) if path is not None else recipe_as_run(changes) if resume else None
+    file = Path(path) if path is not None else run_recipe_file(changes) if resume else None
     base = starting_point(changes) if file is None else read_recipe(file)
     if path is None and file is not None:
         changes = changes | {"out": str(file.parent)}
@@ -75,8 +75,8 @@ def recipe_of(path: str | None, changes: dict[str, str], resume: bool) -> Recipe
         raise
 
 
-def recipe_as_run(changes: dict[str, str]) -> Path | None:
-    """The recipe in the folder of the run that is to go on: `out`, or else the newest."""
+def run_recipe_file(changes: dict[str, str]) -> Path | None:
+    """The recipe in the folder of the run to resume: `out`, or else the newest."""
     if "out" in changes:
         file = Path(changes["out"]) / "recipe.json"
         return file if file.is_file() else None
@@ -85,7 +85,7 @@ def recipe_as_run(changes: dict[str, str]) -> Path | None:
 
 
 def starting_point(changes: dict[str, str]) -> dict[str, Any]:
-    """The default recipe; a model that is loaded brings its own parts and tokenizer, and takes the usual rate."""
+    """The default recipe; a model that is loaded brings its own parts and tokenizer, and takes the default lr."""
     if "init_from" not in changes:
         return DEFAULT.to_dict()
     data = DEFAULT.data.replace(tokenizer="auto")
@@ -93,7 +93,7 @@ def starting_point(changes: dict[str, str]) -> dict[str, Any]:
 
 
 def with_own_data(recipe: dict[str, Any], changes: dict[str, str]) -> dict[str, Any]:
-    """Files that were asked for take the place of data that a format makes itself."""
+    """Files that are given take the place of data that a format makes itself."""
     data = recipe.get("data")
     if "data.train" not in changes or "data.format" in changes or not isinstance(data, dict):
         return recipe
@@ -101,23 +101,23 @@ def with_own_data(recipe: dict[str, Any], changes: dict[str, str]) -> dict[str, 
 
 
 def with_own_length(recipe: dict[str, Any], changes: dict[str, str]) -> dict[str, Any]:
-    """Steps that were asked for take the place of epochs, and epochs that of steps."""
-    asked = [name for name in ("steps", "epochs") if f"train.{name}" in changes]
+    """Steps that are given take the place of epochs, and epochs that of steps."""
+    given = [name for name in ("steps", "epochs") if f"train.{name}" in changes]
     train = recipe.get("train")
-    if len(asked) != 1 or not isinstance(train, dict) or train[asked[0]] is None:
+    if len(given) != 1 or not isinstance(train, dict) or train[given[0]] is None:
         return recipe
-    return recipe | {"train": train | {"epochs" if asked == ["steps"] else "steps": None}}
+    return recipe | {"train": train | {"epochs" if given == ["steps"] else "steps": None}}
 
 
-def show(result: Result, recipe: Recipe) -> None:
-    """The sample, how the run went, where things are and what to do next."""
+def show(result: TrainingResult, recipe: Recipe) -> None:
+    """Print the sample, how the run ended, where its files are and what to do next."""
     if result.sample is not None:
         print(f"{printable(result.sample)}\n")
-    losses = {"loss": result.loss, "validation loss": result.validation}
-    said = "".join(f", {name} {loss:.3f}" for name, loss in losses.items() if loss is not None)
+    losses = {"loss": result.loss, "validation loss": result.validation_loss}
+    summary = "".join(f", {name} {loss:.3f}" for name, loss in losses.items() if loss is not None)
     if result.best_step not in (None, result.step):
-        said += f" (best {result.best:.3f} at step {result.best_step:,})"
-    print(f"{result.ending} after {result.step:,} of {result.steps:,} steps in {clock(result.seconds)}{said}")
+        summary += f" (best {result.best_loss:.3f} at step {result.best_step:,})"
+    print(f"{result.status} after {result.step:,} of {result.steps:,} steps in {clock(result.seconds)}{summary}")
     for what, name in (("run", ""), ("model", "model"), ("losses", "loss.png"), ("metrics", "metrics.jsonl")):
         if (result.folder / name).exists():
             print(f"{what:<8} {result.folder / name}")
@@ -126,10 +126,10 @@ def show(result: Result, recipe: Recipe) -> None:
     print(f"next     {next_command(result, recipe)}")
 
 
-def next_command(result: Result, recipe: Recipe) -> str:
+def next_command(result: TrainingResult, recipe: Recipe) -> str:
     """What one would type now."""
     folder = shlex.quote(str(result.folder))
-    if result.ending != "finished":
+    if result.status != "finished":
         return f"phasor train --resume --out {folder}"
     if recipe.task == "lm":
         prompt = "'def '" if recipe.data.format == "python" else "..."

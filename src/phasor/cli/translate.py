@@ -7,11 +7,12 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from phasor.cli.screen import Bar
+from phasor.cli.output import Bar
+from phasor.files import atomic_write
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +40,7 @@ def run(given: argparse.Namespace) -> None:
         raise ValueError("give texts or --file, not both")
     texts = given.texts or read_lines(given.file or "-")
     check_destination(given.out)
-    translations = translated(texts, given)
+    translations = run_translation(texts, given)
     with destination(given.out) as file:
         if given.json:
             pairs = [{"source": s, "translation": t} for s, t in zip(texts, translations, strict=True)]
@@ -49,7 +50,7 @@ def run(given: argparse.Namespace) -> None:
                 print(" ".join(translation.splitlines()), file=file)
 
 
-def translated(texts: list[str], given: argparse.Namespace) -> list[str]:
+def run_translation(texts: list[str], given: argparse.Namespace) -> list[str]:
     """The translation of every text; that of an empty one is empty."""
     from phasor.evaluation import translate
 
@@ -100,14 +101,10 @@ def destination(name: str | None) -> Iterator[TextIO]:
         with path.open("w", encoding="utf-8") as file:
             yield file
         return
-    staged = path.with_name(f".{path.name}-{os.getpid()}.part")
-    try:
-        file = staged.open("w", encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"{path} cannot be written: {error.strerror}") from None
-    try:
-        with file:
-            yield file
-        os.replace(staged, path)
-    finally:
-        staged.unlink(missing_ok=True)
+    with ExitStack() as stack:
+        staged = stack.enter_context(atomic_write(path, unique=True))
+        try:
+            file = stack.enter_context(staged.open("w", encoding="utf-8"))
+        except OSError as error:
+            raise ValueError(f"{path} cannot be written: {error.strerror}") from None
+        yield file

@@ -108,7 +108,7 @@ class TrainConfig(Config):
     loses updates below a 256th of a weight. On a GPU `cuda_graphs` captures the step of each batch shape as a CUDA
     graph, so that the device does not wait for the host.
 
-    >>> TrainConfig(epochs=2.5, gradient_accumulation_steps=2).updates(per_epoch=9)
+    >>> TrainConfig(epochs=2.5, gradient_accumulation_steps=2).num_steps(per_epoch=9)
     12
     """
 
@@ -158,7 +158,7 @@ class TrainConfig(Config):
                 "TrainConfig.ema_decay averages in the weights' own type: leave TrainConfig.param_dtype at float32"
             )
 
-    def updates(self, per_epoch: int) -> int:
+    def num_steps(self, per_epoch: int) -> int:
         """How many updates a run makes whose data are so many batches."""
         if self.steps is not None:
             return self.steps

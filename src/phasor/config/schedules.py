@@ -18,10 +18,10 @@ class ScheduleConfig(Choice, what="schedule"):
             if not 0 <= getattr(self, name, 0.0) <= 1:
                 raise ValueError(f"{type(self).__name__}.{name} is a share, in [0, 1], not {getattr(self, name)}")
 
-    def rate_at(self, step: int, steps: int, peak: float) -> float:
+    def lr_at(self, step: int, steps: int, peak: float) -> float:
         """The rate of update number `step` out of `steps`.
 
-        >>> [round(LinearSchedule(warmup=2).rate_at(step, 6, 1.0), 2) for step in range(6)]
+        >>> [round(LinearSchedule(warmup=2).lr_at(step, 6, 1.0), 2) for step in range(6)]
         [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
         """
         if step < self.warmup:

@@ -34,14 +34,26 @@ class Batch:
 
     @property
     def count(self) -> float:
-        """How many tokens are predicted."""
+        """How many tokens are predicted, by their weights."""
         return float(self.weights.sum())
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """What a model takes by position: tokens, or a source and then the target's tokens."""
+        return (self.tokens,) if self.source is None else (self.source, self.tokens)
+
+    @property
+    def sequence_args(self) -> dict[str, Tensor | None]:
+        """What a model takes by name: document ids, or a source's attention mask."""
+        if self.source is None:
+            return {"document_ids": self.document_ids}
+        return {"attention_mask": self.source_attention_mask}
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch elsewhere; the host does not wait for it."""
         return Batch(**{name: value.to(device, non_blocking=True) for name, value in self.tensors().items()})
 
-    def pinned(self) -> Batch:
+    def pin_memory(self) -> Batch:
         """The same batch in memory from which a GPU copies while the host goes on."""
         return Batch(**{name: value.pin_memory() for name, value in self.tensors().items()})
 

@@ -7,9 +7,7 @@ An epoch is `per_epoch` batches, in which every example stands exactly once.
 from __future__ import annotations
 
 import functools
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -19,10 +17,11 @@ from numpy.typing import NDArray
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch as Batch
 from phasor.data.order import epoch_order
-from phasor.data.token_files import Store
-from phasor.data.tokenizers import Special
+from phasor.data.prefetch import Prefetcher
+from phasor.data.token_files import TokenStore
+from phasor.data.tokenizers import SpecialIds
 
-Whole = NDArray[np.int64]
+IntArray = NDArray[np.int64]
 MASKED, CHANGED, LEFT = 0.15, 0.8, 0.9  # share of tokens asked for; of them masked; of them masked or replaced
 
 
@@ -43,57 +42,50 @@ class Batches:
 
     def __init__(
         self,
-        store: Store,
+        store: TokenStore,
         recipe: Recipe,
         seed: int | None = None,
         *,
-        special: Special | None = None,
+        special: SpecialIds | None = None,
         vocab_size: int | None = None,
         shuffled: bool = True,
     ) -> None:
         seed = recipe.train.seed if seed is None else seed
-        special = special or Special()
+        special = special or SpecialIds()
         self.workers = recipe.data.workers
-        self.maker: Pairs | Rows
+        self.source: Pairs | Rows
         if recipe.task == "translation":
-            self.maker = Pairs(store, recipe, seed, special, shuffled)
+            self.source = Pairs(store, recipe, seed, special, shuffled)
         elif recipe.task == "lm":
-            self.maker = Rows(store, recipe, seed, special, shuffled)
+            self.source = Rows(store, recipe, seed, special, shuffled)
         elif vocab_size is None or special.mask is None:
             raise ValueError("masking needs a vocabulary's size and its mask token")
         else:
-            self.maker = MaskedRows(store, recipe, seed, special, shuffled, vocab_size)
-        self.per_epoch = self.maker.per_epoch
+            self.source = MaskedRows(store, recipe, seed, special, shuffled, vocab_size)
+        self.per_epoch = self.source.per_epoch
 
     def __getitem__(self, step: int) -> Batch:
         if step < 0:
             raise IndexError(f"steps count from 0, and {step} is below")
-        return self.maker.made(*divmod(step, self.per_epoch))
+        return self.source.make_batch(*divmod(step, self.per_epoch))
 
     def stream(self, start: int, stop: int) -> Iterator[Batch]:
-        """The batches from one step to before another, made ahead by threads where the recipe has workers."""
-        if self.workers == 0:
-            yield from map(self.__getitem__, range(start, stop))
-            return
-        pool = ThreadPoolExecutor(self.workers, thread_name_prefix="batches")
-        waiting: deque[Future[Batch]] = deque()
+        """The batches from one step to before another, prefetched by threads where the recipe has workers."""
+        prefetcher = Prefetcher(self.__getitem__, self.workers)
         try:
             for step in range(start, stop):
-                waiting.append(pool.submit(self.__getitem__, step))
-                if len(waiting) > 2 * self.workers:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+                prefetcher.request(range(step, min(step + 1 + 2 * self.workers, stop)))
+                yield prefetcher.take(step)
         finally:
-            pool.shutdown(cancel_futures=True)
+            prefetcher.close(wait=True)
 
 
 class Epoch(NamedTuple):
     """What has to be known of one epoch."""
 
-    order: Whole  # of examples
-    turns: Whole  # the order of rows, or of batches of pairs
-    ends: Whole | None = None  # where each example ends, of those that are packed
+    order: IntArray  # of examples
+    batches: IntArray  # the order of rows, or of batches of pairs
+    ends: IntArray | None = None  # where each example ends, of those that are packed
 
 
 class Rows:
@@ -106,7 +98,7 @@ class Rows:
 
     ahead = 1  # tokens of a document that are only predicted
 
-    def __init__(self, store: Store, recipe: Recipe, seed: int, special: Special, shuffled: bool) -> None:
+    def __init__(self, store: TokenStore, recipe: Recipe, seed: int, special: SpecialIds, shuffled: bool) -> None:
         self.store, self.seed, self.special, self.shuffled = store, seed, special, shuffled
         self.sizes = np.maximum(store.lengths[:, 0] - self.ahead, 0)
         self.total = int(self.sizes.sum())
@@ -119,17 +111,17 @@ class Rows:
         self.epoch = functools.lru_cache(maxsize=2)(self._epoch)
 
     def _epoch(self, number: int) -> Epoch:
-        order = order_of(len(self.store), self.seed, number, self.shuffled)
-        rows = order_of(self.rows, f"rows {self.seed}", number, self.shuffled)
+        order = example_order(len(self.store), self.seed, number, self.shuffled)
+        rows = example_order(self.rows, f"rows {self.seed}", number, self.shuffled)
         return Epoch(order, rows, np.cumsum(self.sizes[order]))
 
-    def made(self, number: int, index: int) -> Batch:
+    def make_batch(self, number: int, index: int) -> Batch:
         epoch = self.epoch(number)
         assert epoch.ends is not None
         first, last = (place * self.rows // self.per_epoch for place in (index, index + 1))
         shape = (self.batch_rows, self.length)
         rows = np.full(self.batch_rows, self.rows)  # where a row is missing: one beyond the end, which is padding
-        rows[: last - first] = epoch.turns[first:last]
+        rows[: last - first] = epoch.batches[first:last]
         places = rows[:, None] * self.length + np.arange(self.length)
         real = places < self.total
         documents = np.full(shape, len(epoch.order))  # padding is a document of its own
@@ -158,18 +150,18 @@ class MaskedRows(Rows):
     ahead = 0
 
     def __init__(
-        self, store: Store, recipe: Recipe, seed: int, special: Special, shuffled: bool, vocab_size: int
+        self, store: TokenStore, recipe: Recipe, seed: int, special: SpecialIds, shuffled: bool, vocab_size: int
     ) -> None:
         super().__init__(store, recipe, seed, special, shuffled)
         self.vocab_size = vocab_size
 
     def _batch(self, *, step: int, **arrays: NDArray[Any]) -> Batch:
-        arrays |= masked(arrays["tokens"], arrays["weights"] > 0, [self.seed, step], self.special, self.vocab_size)
+        arrays |= mask_tokens(arrays["tokens"], arrays["weights"] > 0, [self.seed, step], self.special, self.vocab_size)
         return super()._batch(step=step, **arrays)
 
 
-def masked(
-    tokens: NDArray[Any], real: NDArray[np.bool_], seed: list[int], special: Special, vocab_size: int
+def mask_tokens(
+    tokens: NDArray[Any], real: NDArray[np.bool_], seed: list[int], special: SpecialIds, vocab_size: int
 ) -> dict[str, NDArray[Any]]:
     """Tokens with some of them hidden, and the weights of those that are asked for; never a special token."""
     draw = np.random.default_rng(seed)
@@ -192,22 +184,22 @@ class Pairs:
     depends on the lengths alone, so that every epoch has as many, and they come in an order of its own.
     """
 
-    def __init__(self, store: Store, recipe: Recipe, seed: int, special: Special, shuffled: bool) -> None:
+    def __init__(self, store: TokenStore, recipe: Recipe, seed: int, special: SpecialIds, shuffled: bool) -> None:
         self.store, self.seed, self.special, self.shuffled = store, seed, special, shuffled
         self.multiple = recipe.data.pad_to_multiple_of
-        self.sizes = self._rounded(np.maximum(store.lengths[:, 0], store.lengths[:, 1] - 1))
+        self.sizes = self._round_up(np.maximum(store.lengths[:, 0], store.lengths[:, 1] - 1))
         self.bounds = token_bounds(np.sort(self.sizes), recipe.train.batch_tokens)
         self.per_epoch = len(self.bounds) - 1
         self.epoch = functools.lru_cache(maxsize=2)(self._epoch)
 
     def _epoch(self, number: int) -> Epoch:
-        order = order_of(len(self.store), self.seed, number, self.shuffled)
-        batches = order_of(self.per_epoch, f"batches {self.seed}", number, self.shuffled)
+        order = example_order(len(self.store), self.seed, number, self.shuffled)
+        batches = example_order(self.per_epoch, f"batches {self.seed}", number, self.shuffled)
         return Epoch(order[np.argsort(self.sizes[order], kind="stable")], batches)
 
-    def made(self, number: int, index: int) -> Batch:
+    def make_batch(self, number: int, index: int) -> Batch:
         epoch = self.epoch(number)
-        place = epoch.turns[index]
+        place = epoch.batches[index]
         examples = epoch.order[self.bounds[place] : self.bounds[place + 1]]
         source, source_attention_mask = self._side(0, examples, 0)
         target, target_attention_mask = self._side(1, examples, 1)
@@ -219,24 +211,24 @@ class Pairs:
             source_attention_mask=torch.from_numpy(source_attention_mask),
         )
 
-    def _rounded(self, sizes: Any) -> Any:
+    def _round_up(self, sizes: Any) -> Any:
         return -(-sizes // self.multiple) * self.multiple
 
-    def _side(self, side: int, examples: Whole, ahead: int) -> tuple[Whole, NDArray[np.bool_]]:
+    def _side(self, side: int, examples: IntArray, ahead: int) -> tuple[IntArray, NDArray[np.bool_]]:
         """Rows of one side, padded at the end, and where they are real; `ahead` tokens of them are only predicted."""
         lengths = self.store.lengths[examples, side]
-        columns = np.arange(self._rounded(lengths.max() - ahead) + ahead)
+        columns = np.arange(self._round_up(lengths.max() - ahead) + ahead)
         real = columns < lengths[:, None]
         tokens = np.full(real.shape, self.special.pad, np.int64)
         tokens[real] = self.store.tokens[side][(self.store.ends[side][examples][:, None] + columns)[real]]
         return tokens, real
 
 
-def order_of(count: int, seed: int | str, epoch: int, shuffled: bool) -> Whole:
+def example_order(count: int, seed: int | str, epoch: int, shuffled: bool) -> IntArray:
     return epoch_order(count, seed, epoch).all() if shuffled else np.arange(count)
 
 
-def token_bounds(sizes: Whole, most: int) -> list[int]:
+def token_bounds(sizes: IntArray, most: int) -> list[int]:
     """Where batches begin in sorted sizes, so that each has at most so many tokens when padded, or one example.
 
     >>> token_bounds(np.array([1, 1, 2, 2, 5, 9]), 6)

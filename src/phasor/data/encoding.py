@@ -16,7 +16,7 @@ from phasor.checkpoints.hub import resolved
 from phasor.config.recipe import Recipe, Task
 from phasor.data.dates import Split
 from phasor.data.split import Example
-from phasor.data.tokenizers import SPECIALS, Special, byte_tokenizer, is_bytes, load_tokenizer, train_tokenizer
+from phasor.data.tokenizers import SPECIALS, SpecialIds, byte_tokenizer, is_bytes, load_tokenizer, train_tokenizer
 
 Tokens = NDArray[np.uint32]
 GROUP = 1 << 20  # characters that are encoded at a time
@@ -29,7 +29,7 @@ class Tokenizers(NamedTuple):
 
     target: Tokenizer
     source: Tokenizer
-    special: Special
+    special: SpecialIds
 
 
 def given_tokenizer(recipe: Recipe) -> Path | None:
@@ -57,19 +57,19 @@ def tokenizers_for(recipe: Recipe, texts: Callable[[], Iterable[Example]], chara
         return Tokenizers(tokenizer, source, special)
     if data.tokenizer == "bytes":
         tokenizer = byte_tokenizer(task)
-        return Tokenizers(tokenizer, tokenizer, Special())
+        return Tokenizers(tokenizer, tokenizer, SpecialIds())
     share = SAMPLE * data.vocab_size / max(1, characters)
     if task == "translation" and not data.share_vocabulary:
         source, target = (
-            train_tokenizer(sampled((e[side : side + 1] for e in texts()), share), data, task) for side in (0, 1)
+            train_tokenizer(sample_texts((e[side : side + 1] for e in texts()), share), data, task) for side in (0, 1)
         )
-        return Tokenizers(target, source, Special())
-    tokenizer = train_tokenizer(sampled(texts(), share), data, task)
-    return Tokenizers(tokenizer, tokenizer, Special())
+        return Tokenizers(target, source, SpecialIds())
+    tokenizer = train_tokenizer(sample_texts(texts(), share), data, task)
+    return Tokenizers(tokenizer, tokenizer, SpecialIds())
 
 
-def sampled(examples: Iterable[Example], share: float) -> Iterator[str]:
-    """SequenceArgs a share of the texts, spread over all of them, long ones in pieces."""
+def sample_texts(examples: Iterable[Example], share: float) -> Iterator[str]:
+    """About a share of the texts, spread over all of them, long ones in pieces."""
     number = 0
     for example in examples:
         for text in example:
@@ -94,7 +94,7 @@ def pieces(text: str) -> list[str]:
     return [*found, text[start:]]
 
 
-def encoded(
+def encode_examples(
     examples: Iterable[tuple[Split, Example]], tokenizers: Tokenizers, task: Task
 ) -> Iterator[tuple[Split, Example, tuple[Tokens, ...]]]:
     """Every example with its tokens, the ends of texts included.
@@ -103,23 +103,23 @@ def encoded(
     token that a decoder starts from.
     """
     special = tokenizers.special
-    for group in grouped(examples):
+    for group in group_examples(examples):
         texts = list(zip(*(example for _, example in group), strict=True))
         if task == "translation":
-            sources = encoded_side(texts[0], tokenizers.source, True, special)
-            targets = encoded_side(texts[1], tokenizers.target, True, special)
+            sources = encode_texts(texts[0], tokenizers.source, True, special)
+            targets = encode_texts(texts[1], tokenizers.target, True, special)
             sides: list[tuple[Tokens, ...]] = list(
-                zip(sources, (ended([special.start], ids, special.eos) for ids in targets), strict=True)
+                zip(sources, (add_ends([special.start], ids, special.eos) for ids in targets), strict=True)
             )
         else:
             first = [] if special.bos is None else [special.bos]
-            found = encoded_side(texts[0], tokenizers.target, False, special)
-            sides = [(ended(first, ids, special.eos),) for ids in found]
+            found = encode_texts(texts[0], tokenizers.target, False, special)
+            sides = [(add_ends(first, ids, special.eos),) for ids in found]
         for (split, example), tokens in zip(group, sides, strict=True):
             yield split, example, tokens
 
 
-def grouped(examples: Iterable[tuple[Split, Example]]) -> Iterator[list[tuple[Split, Example]]]:
+def group_examples(examples: Iterable[tuple[Split, Example]]) -> Iterator[list[tuple[Split, Example]]]:
     """Examples in lists of a good size to encode at once."""
     group, size = [], 0
     for split, example in examples:
@@ -132,7 +132,7 @@ def grouped(examples: Iterable[tuple[Split, Example]]) -> Iterator[list[tuple[Sp
         yield group
 
 
-def encoded_side(texts: Iterable[str], tokenizer: Tokenizer, ends: bool, special: Special) -> list[Tokens]:
+def encode_texts(texts: Iterable[str], tokenizer: Tokenizer, ends: bool, special: SpecialIds) -> list[Tokens]:
     """The tokens of each text, with the ends its tokenizer gives it or without."""
     if is_bytes(tokenizer):
         raw = [np.frombuffer(text.encode(), np.uint8).astype(np.uint32) + len(SPECIALS) for text in texts]
@@ -143,7 +143,7 @@ def encoded_side(texts: Iterable[str], tokenizer: Tokenizer, ends: bool, special
     return [np.concatenate([np.array(next(found).ids, np.uint32) for _ in one]) for one in cut]
 
 
-def ended(first: list[int], ids: Tokens, eos: int) -> Tokens:
+def add_ends(first: list[int], ids: Tokens, eos: int) -> Tokens:
     """Tokens with something before them, and `eos` behind them if it is not there yet."""
     last = [] if len(ids) and ids[-1] == eos else [eos]
     return np.concatenate([np.array(first, np.uint32), ids, np.array(last, np.uint32)])

@@ -41,10 +41,10 @@ class Permutation:
 
     def at(self, indices: NDArray[np.integer]) -> NDArray[np.int64]:
         """Where each of many numbers goes."""
-        values = self._mixed(indices.astype(np.uint64))
+        values = self._permute(indices.astype(np.uint64))
         outside = values >= self.count
         while outside.any():
-            values[outside] = self._mixed(values[outside])
+            values[outside] = self._permute(values[outside])
             outside = values >= self.count
         return values.astype(np.int64)
 
@@ -52,14 +52,14 @@ class Permutation:
         """The whole order at once."""
         return self.at(np.arange(self.count))
 
-    def _mixed(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    def _permute(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
         left, right = values >> self.half, values & self.mask
         for key in self.keys:
-            left, right = right, left ^ (scattered(right + key) & self.mask)
+            left, right = right, left ^ (mix_bits(right + key) & self.mask)
         return (left << self.half) | right
 
 
-def scattered(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mix_bits(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Every bit of the result depends on every bit given (the finish of SplitMix64)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

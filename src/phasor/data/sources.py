@@ -90,7 +90,7 @@ def documents(path: str | None, config: DataConfig) -> Iterator[str]:
 def text_documents(file: Path, config: DataConfig) -> Iterator[str]:
     """A plain text as one document, or one a line, or one a paragraph."""
     if config.document == "file":
-        yield decoded(read_bytes(file), file, config)
+        yield decode(read_bytes(file), file, config)
     elif config.document == "line":
         yield from (line.text for line in lines(file, config))
     else:
@@ -184,35 +184,35 @@ def lines(file: Path, config: DataConfig) -> Iterator[Line]:
     """The lines of a file, decoded one by one."""
     place = 0
     for number, line in enumerate(raw_lines(file), 1):
-        yield Line(decoded(line, file, config, place, number).rstrip("\r\n"), number)
+        yield Line(decode(line, file, config, place, number).rstrip("\r\n"), number)
         place += len(line)
 
 
 def raw_lines(file: Path) -> Iterator[bytes]:
     try:
-        with opened(file) as stream:
+        with open_file(file) as stream:
             yield from stream
     except (OSError, EOFError, zlib.error) as error:
-        raise unreadable(file, error) from None
+        raise read_error(file, error) from None
 
 
 def read_bytes(file: Path) -> bytes:
     try:
-        with opened(file) as stream:
+        with open_file(file) as stream:
             return stream.read()
     except (OSError, EOFError, zlib.error) as error:
-        raise unreadable(file, error) from None
+        raise read_error(file, error) from None
 
 
-def opened(file: Path) -> BinaryIO:
+def open_file(file: Path) -> BinaryIO:
     return cast(BinaryIO, gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb"))
 
 
-def unreadable(file: Path, error: Exception) -> ValueError:
+def read_error(file: Path, error: Exception) -> ValueError:
     return ValueError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}")
 
 
-def decoded(data: bytes, file: Path, config: DataConfig, place: int = 0, line: int | None = None) -> str:
+def decode(data: bytes, file: Path, config: DataConfig, place: int = 0, line: int | None = None) -> str:
     """Bytes as text; a byte that is not UTF-8 is named by its place in the file (unpacked, where it is packed)."""
     marked = place == 0 and data.startswith(MARK)
     try:

@@ -1,4 +1,4 @@
-"""Setting examples aside for validation, by what they say and not by where they stand.
+"""Holding out examples for validation, by their text and not by their place.
 
 An example is held out if a hash of its text (of a pair: its source) is below a threshold. The same text is thus
 always on the same side, whatever is added to the corpus later. A corpus of a few long documents has too few of them
@@ -29,7 +29,7 @@ class Plan(NamedTuple):
     tails: bool
 
 
-def planned(read: Read, share: float, name: str, holds_out: bool = True) -> Plan:
+def plan_split(read: Read, share: float, name: str, holds_out: bool = True) -> Plan:
     """Reads a corpus once, to know its size and that all of it can be read; refuses one that cannot be split."""
     count = characters = 0
     held, least, cuttable = False, FULL, False
@@ -48,14 +48,14 @@ def planned(read: Read, share: float, name: str, holds_out: bool = True) -> Plan
     if cuttable and count * share < 1:
         return Plan(count, characters, share, 0, True)
     if count == 1:
-        raise ValueError(f"{name} holds one example of one line, of which nothing can be set aside: give data.valid")
+        raise ValueError(f"{name} holds one example of one line, of which nothing can be held out: give data.valid")
     return Plan(count, characters, share, threshold if held else least + 1, False)
 
 
 def split(examples: Iterable[Example], plan: Plan) -> Iterator[tuple[Split, Example]]:
     """Every example with the side it is on.
 
-    >>> plan = planned(lambda: [("a\\nb\\nc\\n",)], 0.4, "letters")
+    >>> plan = plan_split(lambda: [("a\\nb\\nc\\n",)], 0.4, "letters")
     >>> list(split([("a\\nb\\nc\\n",)], plan))
     [('train', ('a\\nb\\n',)), ('valid', ('c\\n',))]
     """

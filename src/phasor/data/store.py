@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -16,16 +15,17 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
-from phasor.checkpoints.folder import SOURCE_TOKENIZER, TOKENIZER, read_json, swap, write_json
+from phasor.checkpoints.folder import SOURCE_TOKENIZER, TOKENIZER, read_json, write_json
 from phasor.config.recipe import Recipe
 from phasor.config.schema import quote
 from phasor.data.dates import Split
-from phasor.data.encoding import Tokenizers, encoded, given_tokenizer, tokenizers_for
+from phasor.data.encoding import Tokenizers, encode_examples, given_tokenizer, tokenizers_for
 from phasor.data.sources import documents, pairs, source_files
-from phasor.data.split import Example, planned, split
-from phasor.data.token_files import Store as Store
-from phasor.data.token_files import Writer
-from phasor.data.tokenizers import Special
+from phasor.data.split import Example, plan_split, split
+from phasor.data.token_files import TokenStore as TokenStore
+from phasor.data.token_files import TokenWriter
+from phasor.data.tokenizers import SpecialIds
+from phasor.files import OLD, PART, replace_folder, staging_folder
 
 Progress = Callable[[str, int, int | None], None]  # what is done, how far it is, and out of how much
 MANIFEST, VALID_TEXTS = "manifest.json", "valid.jsonl"
@@ -34,15 +34,15 @@ HASH = "[0-9a-f]" * 16  # what folders in a cache are called
 OFTEN = 1000  # examples between two reports
 
 
-class Prepared(NamedTuple):
+class PreparedData(NamedTuple):
     """What training reads: tokenizers, special tokens, and the examples of both splits."""
 
     folder: Path
     tokenizer: Tokenizer
     source_tokenizer: Tokenizer
-    special: Special
-    train: Store
-    valid: Store
+    special: SpecialIds
+    train: TokenStore
+    valid: TokenStore
     skipped: int
 
     @property
@@ -61,14 +61,14 @@ class Prepared(NamedTuple):
         return hashlib.sha256(f"{self.train.sha256} {self.valid.sha256}".encode()).hexdigest()
 
     def valid_texts(self) -> list[Example]:
-        """The texts set aside, as they were before they became tokens."""
+        """The held-out texts, as they were before they became tokens."""
         with (self.folder / VALID_TEXTS).open(encoding="utf-8") as lines:
             return [tuple(json.loads(line)) for line in lines]
 
 
 def prepare(
     recipe: Recipe, folder: str | Path, progress: Progress | None = None, fingerprint: str | None = None
-) -> Prepared:
+) -> PreparedData:
     """The tokens of a recipe, from `folder` (or a place in the recipe's `data.cache`) or made there now.
 
     A folder that was made from the same sources in the same way is used as it is. Otherwise a new one is written
@@ -81,29 +81,29 @@ def prepare(
     >>> prepared.tokenizer.decode(prepared.train[0][0].tolist())[3:11]
     'Prepared'
     """
-    origin = origin_of(recipe)
+    origin = data_origin(recipe)
     folder = Path(folder)
     if recipe.data.cache is not None:
         folder = Path(recipe.data.cache) / hashlib.sha256(json.dumps(origin).encode()).hexdigest()[:16]
-    if (found := opened(folder, origin)) is not None:
-        return checked(found, recipe, fingerprint)
-    with staged(folder, HASH if recipe.data.cache is not None else None) as (place, made):
+    if (found := open_prepared(folder, origin)) is not None:
+        return check_fingerprint(found, recipe, fingerprint)
+    with stage_folder(folder, HASH if recipe.data.cache is not None else None) as (place, made):
         try:
             write(recipe, made, origin, progress or (lambda what, done, total: None))
         except OSError as error:
             raise OSError(f"{folder} cannot be written: {error.strerror or error}") from None
-        if (whole := opened(made, origin)) is not None:
-            checked(whole, recipe, fingerprint)
-        with held(place.parent):
-            if (found := opened(folder, origin)) is None:  # else another process was quicker
-                swap(made, place)
-                found = opened(folder, origin)
+        if (whole := open_prepared(made, origin)) is not None:
+            check_fingerprint(whole, recipe, fingerprint)
+        with lock_folder(place.parent):
+            if (found := open_prepared(folder, origin)) is None:  # else another process was quicker
+                replace_folder(made, place)
+                found = open_prepared(folder, origin)
     if found is None:
         raise ValueError(f"{folder} was changed while it was written")
     return found
 
 
-def checked(found: Prepared, recipe: Recipe, fingerprint: str | None) -> Prepared:
+def check_fingerprint(found: PreparedData, recipe: Recipe, fingerprint: str | None) -> PreparedData:
     """Prepared data as they are, unless they should have been others."""
     if fingerprint is not None and found.fingerprint != fingerprint:
         name = recipe.data.train or f"data.format {recipe.data.format!r}"
@@ -111,18 +111,18 @@ def checked(found: Prepared, recipe: Recipe, fingerprint: str | None) -> Prepare
     return found
 
 
-def kept(recipe: Recipe, folder: Path, fingerprint: str) -> tuple[Prepared, bool] | None:
+def find_prepared(recipe: Recipe, folder: Path, fingerprint: str) -> tuple[PreparedData, bool] | None:
     """Data prepared earlier that have this fingerprint, and whether their sources still are as they were then."""
-    found = opened(folder)
+    found = open_prepared(folder)
     if found is None or found.fingerprint != fingerprint:
         return None
     try:
-        return found, opened(folder, origin_of(recipe)) is not None
+        return found, open_prepared(folder, data_origin(recipe)) is not None
     except (ValueError, OSError):  # they are gone
         return found, False
 
 
-def origin_of(recipe: Recipe) -> dict[str, Any]:
+def data_origin(recipe: Recipe) -> dict[str, Any]:
     """Everything that the tokens depend on: the fields, the files, the tokenizer."""
     data = recipe.data
     unrelated = {"cache", "workers"} | (
@@ -133,15 +133,15 @@ def origin_of(recipe: Recipe) -> dict[str, Any]:
     files = [*source_files(data.train, data), *(f for path in paths if path for f in source_files(path, data))]
     stats = [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
     given = given_tokenizer(recipe)
-    tokenizer = None if given is None else [hash_of(file) for file in sorted(given.glob("*.json"))]
+    tokenizer = None if given is None else [file_hash(file) for file in sorted(given.glob("*.json"))]
     return {"version": VERSION, "task": recipe.task, "data": fields, "files": stats, "tokenizer": tokenizer}
 
 
-def hash_of(file: Path) -> str:
+def file_hash(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def opened(folder: Path, origin: dict[str, Any] | None = None) -> Prepared | None:
+def open_prepared(folder: Path, origin: dict[str, Any] | None = None) -> PreparedData | None:
     """A folder as it was prepared, if it is whole and was prepared from the same; without `origin` from whatever."""
     if not (folder / MANIFEST).is_file():
         return None
@@ -152,15 +152,15 @@ def opened(folder: Path, origin: dict[str, Any] | None = None) -> Prepared | Non
         tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
         own = folder / SOURCE_TOKENIZER
         source = Tokenizer.from_file(str(own)) if own.is_file() else tokenizer
-        train, valid = (Store(folder, name, manifest[name]) for name in ("train", "valid"))
-        special = Special.from_dict(manifest["special"])
+        train, valid = (TokenStore(folder, name, manifest[name]) for name in ("train", "valid"))
+        special = SpecialIds.from_dict(manifest["special"])
     except Exception:  # damaged in whatever way: it is made again
         return None
-    return Prepared(folder, tokenizer, source, special, train, valid, manifest["skipped"])
+    return PreparedData(folder, tokenizer, source, special, train, valid, manifest["skipped"])
 
 
 @contextmanager
-def staged(folder: Path, names: str | None) -> Iterator[tuple[Path, Path]]:
+def stage_folder(folder: Path, names: str | None) -> Iterator[tuple[Path, Path]]:
     """Where a folder really is, and one beside it to write into, which is gone afterward unless it took its place.
 
     What killed processes left there goes too, since nobody holds it any more: that of folders of this name, or of all
@@ -173,19 +173,20 @@ def staged(folder: Path, names: str | None) -> Iterator[tuple[Path, Path]]:
     with ExitStack() as stack:
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with held(folder.parent):
-                for left in (*folder.parent.glob(f".{names}-*.part"), *folder.parent.glob(f".{names}-*.old")):
-                    remove_unless_held(left)
-                made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=".part", dir=folder.parent))
+            with lock_folder(folder.parent):
+                for suffix in (PART, OLD):
+                    for leftover in folder.parent.glob(f".{names}-*{suffix}"):
+                        remove_unless_locked(leftover)
+                made = staging_folder(folder)
                 stack.callback(shutil.rmtree, made, ignore_errors=True)
-                stack.enter_context(held(made))
+                stack.enter_context(lock_folder(made))
         except OSError as error:
             raise type(error)(f"{folder} cannot be written: {error.strerror}") from None
         yield folder, made
 
 
 @contextmanager
-def held(folder: Path, wait: bool = True) -> Iterator[None]:
+def lock_folder(folder: Path, wait: bool = True) -> Iterator[None]:
     """A folder that one process holds at a time, and lets go however it ends; without `wait`, an error if one does."""
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -199,8 +200,8 @@ def held(folder: Path, wait: bool = True) -> Iterator[None]:
         os.close(handle)
 
 
-def remove_unless_held(folder: Path) -> None:
-    with suppress(OSError), held(folder, wait=False):
+def remove_unless_locked(folder: Path) -> None:
+    with suppress(OSError), lock_folder(folder, wait=False):
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -216,12 +217,14 @@ def write(recipe: Recipe, folder: Path, origin: dict[str, Any], report: Progress
             return pairs(path, data, target, which)
         return ((text,) for text in documents(path, data))
 
-    plan = planned(
-        lambda: counted(read("train"), "reading", None, report), data.validation_fraction, name, not own_valid
+    plan = plan_split(
+        lambda: with_progress(read("train"), "reading", None, report), data.validation_fraction, name, not own_valid
     )
     total = plan.examples
     if own_valid:
-        total += planned(lambda: read("valid"), data.validation_fraction, data.valid or name, holds_out=False).examples
+        total += plan_split(
+            lambda: read("valid"), data.validation_fraction, data.valid or name, holds_out=False
+        ).examples
 
     def train_texts() -> Iterable[Example]:
         return (example for side, example in split(read("train"), plan) if side == "train")
@@ -230,7 +233,7 @@ def write(recipe: Recipe, folder: Path, origin: dict[str, Any], report: Progress
     tokenizers = tokenizers_for(recipe, train_texts, plan.characters)
 
     def everything() -> Iterator[tuple[Split, Example]]:
-        yield from split(counted(read("train"), "tokenizing", total, report), plan)
+        yield from split(with_progress(read("train"), "tokenizing", total, report), plan)
         if own_valid:
             yield from (("valid", example) for example in read("valid"))
 
@@ -251,9 +254,9 @@ def write_tokens(
     skipped = 0
     splits: tuple[Split, Split] = ("train", "valid")
     with ExitStack() as stack:
-        writers = {name: stack.enter_context(Writer(folder, name, sides, vocab_size)) for name in splits}
+        writers = {name: stack.enter_context(TokenWriter(folder, name, sides, vocab_size)) for name in splits}
         texts = stack.enter_context((folder / VALID_TEXTS).open("w", encoding="utf-8"))
-        for side, example, tokens in encoded(examples, tokenizers, recipe.task):
+        for side, example, tokens in encode_examples(examples, tokenizers, recipe.task):
             if sides == 2 and too_long(example, tokens, recipe):
                 skipped += 1
                 continue
@@ -270,9 +273,9 @@ def write_tokens(
     tokenizers.target.save(str(folder / TOKENIZER))
     if tokenizers.source is not tokenizers.target:
         tokenizers.source.save(str(folder / SOURCE_TOKENIZER))
-    described: dict[str, Any] = {name: writer.described() for name, writer in writers.items()}
+    manifest: dict[str, Any] = {name: writer.describe() for name, writer in writers.items()}
     special = tokenizers.special.to_dict()
-    write_json(folder / MANIFEST, {"origin": origin, "special": special, "skipped": skipped, **described})
+    write_json(folder / MANIFEST, {"origin": origin, "special": special, "skipped": skipped, **manifest})
 
 
 def too_long(example: Example, tokens: tuple[Any, ...], recipe: Recipe) -> bool:
@@ -286,7 +289,7 @@ def too_long(example: Example, tokens: tuple[Any, ...], recipe: Recipe) -> bool:
     return most > recipe.data.sequence_length
 
 
-def counted(examples: Iterable[Example], what: str, total: int | None, report: Progress) -> Iterator[Example]:
+def with_progress(examples: Iterable[Example], what: str, total: int | None, report: Progress) -> Iterator[Example]:
     """Examples as they pass, reported now and then."""
     for number, example in enumerate(examples):
         if number % OFTEN == 0:

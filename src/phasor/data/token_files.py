@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class Store:
+class TokenStore:
     """The examples of one split, mapped: `store[i]` is the tokens of an example, an array for each of its sides.
 
     Documents have one side, pairs two. `lengths` is `[examples, sides]`; `text_bytes` is how many bytes of UTF-8 the
@@ -19,19 +19,21 @@ class Store:
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with Writer(Path(folder), "train", sides=1, vocab_size=300) as writer:
+    ...     with TokenWriter(Path(folder), "train", sides=1, vocab_size=300) as writer:
     ...         writer.add((np.array([5, 6, 7]),), text_bytes=3)
-    ...     store = Store(Path(folder), "train", writer.described())
+    ...     store = TokenStore(Path(folder), "train", writer.describe())
     >>> len(store), store[0][0].tolist(), store.lengths.tolist()
     (1, [5, 6, 7], [[3]])
     """
 
-    def __init__(self, folder: Path, name: str, described: dict[str, Any]) -> None:
-        sizes: list[int] = described["tokens"]
-        self.count, self.text_bytes = int(described["examples"]), int(described["text_bytes"])
-        self.sha256 = str(described["sha256"])
-        self.tokens = [mapped(file_of(folder, name, s, "tokens"), described["dtype"], n) for s, n in enumerate(sizes)]
-        self.ends = [mapped(file_of(folder, name, s, "ends"), "<i8", self.count + 1) for s in range(len(sizes))]
+    def __init__(self, folder: Path, name: str, description: dict[str, Any]) -> None:
+        sizes: list[int] = description["tokens"]
+        self.count, self.text_bytes = int(description["examples"]), int(description["text_bytes"])
+        self.sha256 = str(description["sha256"])
+        self.tokens = [
+            map_file(file_of(folder, name, s, "tokens"), description["dtype"], n) for s, n in enumerate(sizes)
+        ]
+        self.ends = [map_file(file_of(folder, name, s, "ends"), "<i8", self.count + 1) for s in range(len(sizes))]
         self.lengths: NDArray[np.int64] = np.stack([np.diff(ends) for ends in self.ends], axis=1)
 
     def __len__(self) -> int:
@@ -44,8 +46,8 @@ class Store:
         return tuple(tokens[ends[index] : ends[index + 1]] for tokens, ends in sides)
 
 
-class Writer:
-    """Writes what a `Store` reads: for every side its tokens, and where each example ends."""
+class TokenWriter:
+    """Writes what a `TokenStore` reads: for every side its tokens, and where each example ends."""
 
     def __init__(self, folder: Path, name: str, sides: int, vocab_size: int) -> None:
         self.dtype = "<u2" if vocab_size <= 1 << 16 else "<u4"
@@ -75,7 +77,7 @@ class Writer:
         self.examples += 1
         self.text_bytes += text_bytes
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """What has to be known to read the files."""
         sizes = {"examples": self.examples, "tokens": self.tokens, "text_bytes": self.text_bytes}
         return {**sizes, "dtype": self.dtype, "sha256": self.digest.hexdigest()}
@@ -85,7 +87,7 @@ def file_of(folder: Path, name: str, side: int, kind: str) -> Path:
     return folder / f"{name}.{side}.{kind}"
 
 
-def mapped(file: Path, dtype: str, count: int) -> NDArray[Any]:
+def map_file(file: Path, dtype: str, count: int) -> NDArray[Any]:
     """A file as an array that is read where it is used."""
     if not file.is_file() or file.stat().st_size != count * np.dtype(dtype).itemsize:
         raise ValueError(f"{file} is missing or not as long as it was")

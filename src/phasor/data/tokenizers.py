@@ -23,7 +23,7 @@ NAMES = {  # how other tokenizers call theirs
 BYTE_VOCABULARY = len(SPECIALS) + 256
 
 
-class Special(Config):
+class SpecialIds(Config):
     """The tokens that batches are made with: padding, both ends of a text, the mask, and a decoder's first one."""
 
     pad: int = 0
@@ -60,7 +60,7 @@ def train_tokenizer(texts: Iterable[str], config: DataConfig, task: Task = "lm")
         trainer = trainers.BpeTrainer(min_frequency=2, **shared)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.train_from_iterator(texts, trainer)
-    return finished(tokenizer, task)
+    return configure(tokenizer, task)
 
 
 def byte_tokenizer(task: Task = "lm") -> Tokenizer:
@@ -74,7 +74,7 @@ def byte_tokenizer(task: Task = "lm") -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.add_special_tokens([AddedToken(name, special=True) for name in SPECIALS])
-    return finished(tokenizer, task)
+    return configure(tokenizer, task)
 
 
 def byte_letters() -> dict[int, str]:
@@ -84,7 +84,7 @@ def byte_letters() -> dict[int, str]:
     return {byte: chr(byte) for byte in printed} | {byte: chr(256 + i) for i, byte in enumerate(others)}
 
 
-def finished(tokenizer: Tokenizer, task: Task) -> Tokenizer:
+def configure(tokenizer: Tokenizer, task: Task) -> Tokenizer:
     """Reads as it writes, and gives a model's text the ends it was trained with."""
     tokenizer.decoder = decoders.ByteLevel()
     ends = {"lm": "<bos> $A", "translation": "$A <eos>", "mlm": "<bos> $A <eos>"}[task]
@@ -92,7 +92,7 @@ def finished(tokenizer: Tokenizer, task: Task) -> Tokenizer:
     return tokenizer
 
 
-def load_tokenizer(folder: str | Path) -> tuple[Tokenizer, Special]:
+def load_tokenizer(folder: str | Path) -> tuple[Tokenizer, SpecialIds]:
     """The tokenizer of a model's folder, and the special tokens it and the folder name."""
     folder = Path(folder)
     tokenizer = read_tokenizer(folder)
@@ -101,7 +101,7 @@ def load_tokenizer(folder: str | Path) -> tuple[Tokenizer, Special]:
     return tokenizer, special_of(tokenizer, folder)
 
 
-def special_of(tokenizer: Tokenizer, folder: Path) -> Special:
+def special_of(tokenizer: Tokenizer, folder: Path) -> SpecialIds:
     """The special tokens by the folder's files, else by the names that are usual."""
     named = {}
     for role, candidates in NAMES.items():
@@ -118,7 +118,7 @@ def special_of(tokenizer: Tokenizer, folder: Path) -> Special:
     bos = named["bos"] if stated.bos is None else stated.bos
     pad = next(i for i in (stated.pad, named["pad"], eos) if i is not None)
     start = next(i for i in (stated.start, bos, pad) if i is not None)
-    return Special(pad=pad, bos=bos, eos=eos, mask=named["mask"], start=start)
+    return SpecialIds(pad=pad, bos=bos, eos=eos, mask=named["mask"], start=start)
 
 
 def is_bytes(tokenizer: Tokenizer) -> bool:

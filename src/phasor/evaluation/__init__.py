@@ -1,4 +1,4 @@
-"""Evaluation: what a trained model is worth, and its translations."""
+"""Evaluation: the metrics of a trained model, and its translations."""
 
-from phasor.evaluation.measuring import evaluate as evaluate
-from phasor.evaluation.translating import translate as translate
+from phasor.evaluation.evaluator import evaluate as evaluate
+from phasor.evaluation.translation import translate as translate

@@ -15,6 +15,7 @@ import torch
 from phasor.config import ModelConfig
 from phasor.config.model import Layer, Side
 from phasor.config.schema import quote, unknown
+from phasor.device import resolve_device
 from phasor.inspect.explain import named, spans
 from phasor.inspect.routes import OPS, Case, Op
 from phasor.quantization import WEIGHTS
@@ -149,7 +150,7 @@ def chosen(op: Op, case: Case, where: str) -> Taken:
 
 def device_named(device: torch.device | str | None) -> torch.device:
     if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return resolve_device("auto")
     kind = device.type if isinstance(device, torch.device) else str(device).partition(":")[0]
     if kind not in DEVICES:
         raise unknown("device", str(device), DEVICES)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from phasor.config import AttentionConfig, ModelConfig
 from phasor.config.schema import quote
+from phasor.files import atomic_write
 from phasor.kv_cache.protocol import EncoderOutput
 from phasor.kv_cache.slots import EMPTY, LayerCache, RingWrite, SlotLayout
 from phasor.nn.checks import check_padding
@@ -385,13 +385,8 @@ class KVCache:
             "peaks": self.peaks,
             "next_positions": self.next_positions if isinstance(self.next_positions, int) else None,
         }
-        path = Path(path)
-        staged = path.with_name(path.name + ".part")
-        try:
+        with atomic_write(Path(path)) as staged:
             save_file({n: x.contiguous() for n, x in self._tensors().items()}, staged, {"cache": json.dumps(numbers)})
-            os.replace(staged, path)
-        finally:
-            staged.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: str | Path, device: torch.device | str = "cpu") -> Self:

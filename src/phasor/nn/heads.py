@@ -1,6 +1,8 @@
-"""The model's last layer: logits over the vocabulary, hidden states, or one pooled vector."""
+"""The model's last layer: logits over the vocabulary and their loss, hidden states, or one pooled vector."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,10 +15,36 @@ from phasor.config import (
     NoHeadConfig,
     PooledHeadConfig,
 )
-from phasor.nn.feed_forward import activate
+from phasor.nn.feed_forward import activate, untouched
+from phasor.nn.moe import balancing_loss
 from phasor.nn.norm import at_least_float32, build_norm
-from phasor.ops.cross_entropy.cross_entropy import LossSums, linear_cross_entropy, scale_and_softcap
+from phasor.ops.cross_entropy.cross_entropy import (
+    LossSums,
+    linear_cross_entropy,
+    logits_cross_entropy,
+    scale_and_softcap,
+)
 from phasor.ops.int8 import Matrix, dequantize, int8_linear
+
+BALANCE_WEIGHT = 0.01  # of the routers' balancing loss, as in Switch Transformers (Fedus et al. 2021)
+
+
+class Loss(NamedTuple):
+    """A mean over the tokens that count, and its terms, which are detached.
+
+    `total = cross_entropy + z_loss * z + balance_weight * balance`, and gradients flow through it. `z` is None without
+    a `z_loss`, and `balance` in a model without routed experts.
+    """
+
+    total: Tensor
+    cross_entropy: Tensor
+    z: Tensor | None = None
+    balance: Tensor | None = None
+
+    def add_balance(self, router_logits: list[Tensor], top_k: int, weight: float) -> Loss:
+        """The same with the routers' balancing loss added."""
+        balance = balancing_loss(router_logits, top_k)
+        return self._replace(total=self.total + weight * balance, balance=balance.detach())
 
 
 class LogitsHead(nn.Module):
@@ -57,9 +85,15 @@ class LogitsHead(nn.Module):
         return h if self.project is None else self.project(h)
 
     def cross_entropy(
-        self, h: Tensor, tokens: Matrix, targets: Tensor, weights: Tensor, smoothing: float = 0.0, z_loss: float = 0.0
+        self,
+        h: Tensor,
+        tokens: Matrix,
+        targets: Tensor,
+        weights: Tensor,
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
     ) -> LossSums:
-        """The cross-entropy of targets `[B, T]` by hidden states `[B, T, dim]`; many logits are never held at once.
+        """The summed cross-entropy of targets `[B, T]` by hidden states `[B, T, dim]`; not all logits are held at once.
 
         >>> head = LogitsHead(ModelConfig(vocab_size=9, dim=4, num_layers=1, num_heads=1))
         >>> targets = torch.tensor([[1, 8, 0]])
@@ -74,7 +108,7 @@ class LogitsHead(nn.Module):
             targets.flatten(),
             weights.flatten(),
             bias=self.bias,
-            smoothing=smoothing,
+            smoothing=label_smoothing,
             z_loss=z_loss,
             multiplier=self.multiplier,
             softcap=self.softcap,
@@ -90,6 +124,47 @@ class ProjectedHead(nn.Module):
 
     def forward(self, h: Tensor, tokens: Matrix) -> Tensor:
         return self.project(h)
+
+
+def head_loss(
+    head: nn.Module,
+    hidden: Tensor,
+    tokens: Matrix,
+    targets: Tensor,
+    weights: Tensor | None = None,
+    *,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+) -> Loss:
+    """The mean of `-log p(target)` over the tokens that count, by hidden states `[B, T, dim]`, in at least float32.
+
+    `weights [B, T]` says how much each token counts, by default 1; where none counts, the loss is 0.
+    `label_smoothing` spreads that share of the target evenly over the vocabulary.
+
+    >>> head = LogitsHead(ModelConfig(vocab_size=9, dim=4, num_layers=1, num_heads=1))
+    >>> loss = head_loss(head, torch.zeros(1, 3, 4), torch.randn(9, 4), torch.tensor([[1, 8, 0]]))
+    >>> round(float(loss.total), 4)  # the log of 9
+    2.1972
+    """
+    weights = torch.ones(targets.shape, device=targets.device) if weights is None else weights
+    if type(head) is LogitsHead and untouched(head):
+        sums = head.cross_entropy(hidden, tokens, targets, weights, label_smoothing, z_loss)
+    else:  # a module that was put in its place, or hooked, is called as it is
+        logits = head(hidden, tokens).flatten(0, -2)
+        sums = logits_cross_entropy(logits, targets.flatten(), weights.flatten(), label_smoothing, z_loss)
+    total = weights.sum()
+    count = torch.where(total > 0, total, 1.0)
+    return Loss(sums.loss / count, sums.cross_entropy / count, sums.z / count if z_loss else None)
+
+
+def experts_per_token(model: ModelConfig) -> int:
+    """How many experts each token is routed to; 0 in a model without experts.
+
+    >>> experts_per_token(ModelConfig(vocab_size=9, dim=4, num_layers=1, num_heads=1))
+    0
+    """
+    experts = (model.layer(i).feedforward.experts for i in range(model.num_layers))
+    return max((each.top_k for each in experts if each is not None), default=0)
 
 
 def build_head(model: ModelConfig) -> LogitsHead | ProjectedHead | None:

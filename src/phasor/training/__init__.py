@@ -1,6 +1,6 @@
-"""Training: the loop, what it saves and the folder it leaves."""
+"""Training: the loop, its checkpoints and the folder of a run."""
 
 from phasor.training.loop import train as train
-from phasor.training.progress import Report as Report
-from phasor.training.progress import Watcher as Watcher
-from phasor.training.result import Result as Result
+from phasor.training.progress import StepReport as StepReport
+from phasor.training.progress import TrainingProgress as TrainingProgress
+from phasor.training.result import TrainingResult as TrainingResult

@@ -1,4 +1,4 @@
-"""The model a recipe asks for: a preset or a checkpoint, with the recipe's own fields on top."""
+"""The model of a recipe: a preset or a checkpoint, with the recipe's own fields on top."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from phasor.config import ModelConfig
 from phasor.config.generation import SpecialTokens
 from phasor.config.recipe import Recipe
 from phasor.models.presets import preset
-from phasor.training.datasets import Material
+from phasor.training.datasets import Datasets
 from phasor.transformer import Transformer
 
 SHAPES = {"lm": "decoder", "translation": "encoder-decoder", "mlm": "encoder"}
 
 
-def overlaid(below: Any, above: Any) -> Any:
-    """One value laid over another: mappings of the same kind field by field, anything else as a whole.
+def merge(below: Any, above: Any) -> Any:
+    """One value merged over another: mappings of the same kind field by field, anything else as a whole.
 
-    >>> overlaid({"kind": "rotary", "base": 1e4}, {"base": 5e5}), overlaid({"kind": "rotary"}, {"kind": "alibi"})
+    >>> merge({"kind": "rotary", "base": 1e4}, {"base": 5e5}), merge({"kind": "rotary"}, {"kind": "alibi"})
     ({'kind': 'rotary', 'base': 500000.0}, {'kind': 'alibi'})
     """
     if not isinstance(below, Mapping) or not isinstance(above, Mapping):
         return above
     if above.get("kind", below.get("kind")) != below.get("kind"):
         return dict(above)
-    return {**below, **{name: overlaid(below.get(name), value) for name, value in above.items()}}
+    return {**below, **{name: merge(below.get(name), value) for name, value in above.items()}}
 
 
 def model_config(recipe: Recipe, vocab_size: int, source_vocab_size: int | None = None) -> ModelConfig:
@@ -42,16 +42,16 @@ def model_config(recipe: Recipe, vocab_size: int, source_vocab_size: int | None 
     fields = dict(recipe.model)
     name = fields.pop("preset", None)
     if recipe.task == "mlm" and (name is None or not preset(name).has_logits):
-        fields["head"] = overlaid({"kind": "mlm"}, fields.get("head", {}))
+        fields["head"] = merge({"kind": "mlm"}, fields.get("head", {}))
     fields = {"shape": SHAPES[recipe.task], "vocab_size": vocab_size} | fields if name is None else fields
     fields.setdefault("vocab_size", vocab_size)
     if source_vocab_size is not None:
-        fields["embedding"] = overlaid({"source_vocab_size": source_vocab_size}, fields.get("embedding", {}))
+        fields["embedding"] = merge({"source_vocab_size": source_vocab_size}, fields.get("embedding", {}))
     if name is None:
         config = ModelConfig.from_dict(fields)
     else:
         full = preset(name).to_dict()
-        config = preset(name, **{field: overlaid(full.get(field), value) for field, value in fields.items()})
+        config = preset(name, **{field: merge(full.get(field), value) for field, value in fields.items()})
     return check_config(config, recipe, vocab_size, source_vocab_size)
 
 
@@ -84,41 +84,41 @@ def check_model(recipe: Recipe) -> None:
     if recipe.init_from is None:
         model_config(recipe, vocab_size=1)
     else:
-        config = overlaid(read_config(recipe.init_from).to_dict(), recipe.model)
+        config = merge(read_config(recipe.init_from).to_dict(), recipe.model)
         check_config(ModelConfig.from_dict(config), recipe, vocab_size=1)
 
 
-def build_model(recipe: Recipe, found: Material) -> Transformer:
+def build_model(recipe: Recipe, datasets: Datasets) -> Transformer:
     """A recipe's model, with fresh weights drawn from the recipe's seed or with those of `init_from`."""
-    size = found.tokenizer.get_vocab_size()
-    source_size = None if found.source_tokenizer is None else found.source_tokenizer.get_vocab_size()
+    size = datasets.tokenizer.get_vocab_size()
+    source_size = None if datasets.source_tokenizer is None else datasets.source_tokenizer.get_vocab_size()
     if recipe.init_from is not None:
-        model = loaded(recipe, size, source_size)
+        model = load_model(recipe, size, source_size)
     else:
         config = model_config(recipe, size, source_size)
         torch.manual_seed(recipe.train.seed)
         model = Transformer(config)
-        special, start = found.special, found.special.start if recipe.task == "translation" else None
+        special, start = datasets.special, datasets.special.start if recipe.task == "translation" else None
         model.special = SpecialTokens(stop=(special.eos,), start=start, bos=special.bos, pad=special.pad)
-    model.tokenizer, model.source_tokenizer = found.tokenizer, found.source_tokenizer
+    model.tokenizer, model.source_tokenizer = datasets.tokenizer, datasets.source_tokenizer
     return model
 
 
-def loaded(recipe: Recipe, vocab_size: int, source_vocab_size: int | None) -> Transformer:
+def load_model(recipe: Recipe, vocab_size: int, source_vocab_size: int | None) -> Transformer:
     """The model of `init_from`, in float32, with what the recipe changes of it that its weights still fit."""
     assert recipe.init_from is not None
-    found = load(recipe.init_from, dtype=torch.float32)
-    config = ModelConfig.from_dict(overlaid(found.config.to_dict(), recipe.model))
+    source = load(recipe.init_from, dtype=torch.float32)
+    config = ModelConfig.from_dict(merge(source.config.to_dict(), recipe.model))
     check_config(config, recipe, vocab_size, source_vocab_size)
-    if config == found.config:
-        return found
+    if config == source.config:
+        return source
     torch.manual_seed(recipe.train.seed)
     model = Transformer(config)
-    theirs = {name: tuple(x.shape) for name, x in found.state_dict().items()}
+    theirs = {name: tuple(x.shape) for name, x in source.state_dict().items()}
     ours = {name: tuple(x.shape) for name, x in model.state_dict().items()}
     unfit = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
     if unfit:
         raise ValueError(f"the weights of {recipe.init_from} do not fit the recipe's model: {', '.join(unfit[:5])}")
-    model.load_state_dict(found.state_dict())
-    model.special = found.special
+    model.load_state_dict(source.state_dict())
+    model.special = source.special
     return model

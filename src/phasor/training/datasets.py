@@ -1,8 +1,7 @@
-"""What a run reads: tokenizers, and batches to train on and to validate with."""
+"""The data of a run: tokenizers, and batches to train on and to validate with."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,15 +9,16 @@ from typing import Any, Protocol
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
 from phasor.data.batches import Batches
-from phasor.data.store import Prepared, Progress, Store, kept, prepare
-from phasor.data.tokenizers import Special
-from phasor.training.state import Say
+from phasor.data.store import PreparedData, Progress, TokenStore, find_prepared, prepare
+from phasor.data.tokenizers import SpecialIds
+from phasor.files import replace_link
+from phasor.training.state import Notify
 
 DATA = "data"
 
 
-class Counted(Protocol):
-    """Batches by their number, without end, and how many of them show every example once."""
+class EpochBatches(Protocol):
+    """Batches by their index, without end; `per_epoch` of them hold every example once."""
 
     @property
     def per_epoch(self) -> int: ...
@@ -27,41 +27,42 @@ class Counted(Protocol):
 
 
 @dataclass(frozen=True)
-class Material:
+class Datasets:
     """Tokenizers and batches; `source_tokenizer` is None where both sides of a pair share one."""
 
     tokenizer: Any
-    train: Counted
-    valid: Counted
-    special: Special
+    train: EpochBatches
+    valid: EpochBatches
+    special: SpecialIds
     source_tokenizer: Any = None
     skipped: int = 0  # pairs that are longer than the recipe allows
     fingerprint: str = ""  # a hash of all tokens
 
 
-def material(
-    recipe: Recipe, folder: Path, progress: Progress, fingerprint: str | None = None, say: Say = lambda sentence: None
-) -> Material:
-    """Prepare a recipe's data, in its cache or else in the run's folder, or find them prepared.
+def load_datasets(
+    recipe: Recipe,
+    folder: Path,
+    progress: Progress,
+    fingerprint: str | None = None,
+    notify: Notify = lambda message: None,
+) -> Datasets:
+    """Prepare a recipe's data, in its cache or else in the run's folder, or open them if they are prepared.
 
-    Either way they are found as `data` in the run's folder afterward. A run that goes on has a `fingerprint`: it
-    keeps the tokens it began with, whatever became of the files they were made from.
+    Either way they are `data` in the run's folder afterward. A run that is resumed has a `fingerprint`: it keeps the
+    tokens it began with, whatever became of the files they were made from.
     """
     place = folder / DATA
-    prepared = None if fingerprint is None else own(recipe, place, fingerprint, say)
+    prepared = None if fingerprint is None else open_own(recipe, place, fingerprint, notify)
     if prepared is None:
         prepared = prepare(recipe, place, progress, fingerprint)
     if prepared.folder != place and (place.is_symlink() or not place.exists()):
-        link = folder / f".{DATA}.part"
-        link.unlink(missing_ok=True)
-        link.symlink_to(prepared.folder.resolve(), target_is_directory=True)
-        os.replace(link, place)
+        replace_link(place, prepared.folder)
     shared = prepared.source_tokenizer is prepared.tokenizer
 
-    def batches(store: Store) -> Batches:
+    def batches(store: TokenStore) -> Batches:
         return Batches(store, recipe, special=prepared.special, vocab_size=prepared.vocab_size)
 
-    return Material(
+    return Datasets(
         tokenizer=prepared.tokenizer,
         source_tokenizer=None if shared else prepared.source_tokenizer,
         special=prepared.special,
@@ -72,11 +73,12 @@ def material(
     )
 
 
-def own(recipe: Recipe, place: Path, fingerprint: str, say: Say) -> Prepared | None:
+def open_own(recipe: Recipe, place: Path, fingerprint: str, notify: Notify) -> PreparedData | None:
     """The data a run began with, if it still has them."""
-    found = kept(recipe, place, fingerprint)
+    found = find_prepared(recipe, place, fingerprint)
     if found is None:
         return None
-    if not found[1]:
-        say(f"the data are no longer as they were: the run goes on with the tokens it began with, in {place}")
-    return found[0]
+    prepared, up_to_date = found
+    if not up_to_date:
+        notify(f"the data are no longer as they were: the run continues with the tokens it began with, in {place}")
+    return prepared

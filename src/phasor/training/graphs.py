@@ -1,4 +1,4 @@
-"""Updates as CUDA graphs: where a model is small, a device waits for the host to launch kernels one by one."""
+"""Training steps as CUDA graphs: in a small model, launch overhead takes longer than the kernels."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from torch import Tensor
 
 from phasor.data.batch import Batch
 
-Key = tuple[tuple[str, tuple[int, ...]], ...]
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
-class Captured(NamedTuple):
-    """What the device does for batches of one shape, where it reads them from, and where the result is."""
+class StepGraph(NamedTuple):
+    """The CUDA graph of a step on batches of one shape, the batch it reads and the tensor it writes."""
 
     graph: torch.cuda.CUDAGraph
     batch: Batch
     result: Tensor
 
 
-class Graphs:
-    """Calls a function of a batch; from the second batch of a shape on by replaying what it did on the device.
+class StepGraphs:
+    """Calls a function of a batch; from the second batch of a shape on by replaying a CUDA graph of it.
 
     The function must not look at values on the host. The result of a replay is overwritten by the next one.
     """
 
     def __init__(self, function: Callable[[Batch], Tensor]) -> None:
         self.function = function
-        self.seen: set[Key] = set()
-        self.captured: dict[Key, Captured] = {}
+        self.seen: set[Shapes] = set()
+        self.graphs: dict[Shapes, StepGraph] = {}
         self.pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, batch: Batch) -> Tensor:
@@ -38,18 +38,18 @@ class Graphs:
         if key not in self.seen:
             self.seen.add(key)
             return self.function(batch)
-        if key not in self.captured:
-            self.captured[key] = self.capture(batch)
-        made = self.captured[key]
-        for name, tensor in made.batch.tensors().items():
+        if key not in self.graphs:
+            self.graphs[key] = self.capture(batch)
+        step = self.graphs[key]
+        for name, tensor in step.batch.tensors().items():
             tensor.copy_(batch.tensors()[name])
-        made.graph.replay()
-        return made.result
+        step.graph.replay()
+        return step.result
 
-    def capture(self, batch: Batch) -> Captured:
-        """Record what the function does for a batch; nothing is computed."""
-        held = Batch(**{name: tensor.clone() for name, tensor in batch.tensors().items()})
+    def capture(self, batch: Batch) -> StepGraph:
+        """Capture what the function does for a batch; nothing is computed."""
+        static = Batch(**{name: tensor.clone() for name, tensor in batch.tensors().items()})
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-            result = self.function(held)
-        return Captured(graph, held, result)
+            result = self.function(static)
+        return StepGraph(graph, static, result)

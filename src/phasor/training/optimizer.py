@@ -1,4 +1,4 @@
-"""AdamW with decay on matrices alone, its state by name, and the average of the weights."""
+"""AdamW with weight decay on matrices alone, its state by name, and the moving average of the weights."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ MATRICES: dict[type[nn.Module], tuple[str, ...]] = {
 }
 
 
-def matrices(model: nn.Module) -> Iterator[str]:
-    """The names of the weights that decay: projections, experts and an untied head.
+def decay_names(model: nn.Module) -> Iterator[str]:
+    """The names of the weights with weight decay: projections, experts and an untied head.
 
     Norms, biases, embeddings and whatever positions learn are not among them.
     """
-    for place, part in model.named_modules():
+    for prefix, part in model.named_modules():
         names = next((names for kind, names in MATRICES.items() if isinstance(part, kind)), ())
         for name in names:
             if getattr(part, name) is not None:
-                yield f"{place}.{name}" if place else name
+                yield f"{prefix}.{name}" if prefix else name
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig, graphs: bool = False, seed: int = 0) -> AdamW:
-    """AdamW in its fused form, over the weights that want a gradient; for CUDA graphs with its rate on the device.
+    """Fused AdamW over the weights that require a gradient; for CUDA graphs with its learning rate on the device.
 
-    The seed is for rounding at random, where the configuration asks for it.
+    The seed is for stochastic rounding, where the configuration asks for it.
 
     >>> from phasor import preset, Transformer
     >>> model = Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=1, vocab_size=50))
@@ -42,18 +42,18 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, graphs: bool = Fa
     >>> [(group["weight_decay"], len(group["params"])) for group in optimizer.param_groups]
     [(0.1, 5), (0.0, 4)]
     """
-    decayed = set(matrices(model))
-    wanted = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    decayed = set(decay_names(model))
+    trainable = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     groups = [
-        {"params": [w for name, w in wanted.items() if name in decayed], "weight_decay": config.weight_decay},
-        {"params": [w for name, w in wanted.items() if name not in decayed], "weight_decay": 0.0},
+        {"params": [w for name, w in trainable.items() if name in decayed], "weight_decay": config.weight_decay},
+        {"params": [w for name, w in trainable.items() if name not in decayed], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    rate = torch.tensor(config.lr, device=next(model.parameters()).device) if graphs else config.lr
+    lr = torch.tensor(config.lr, device=next(model.parameters()).device) if graphs else config.lr
     betas = (config.beta1, config.beta2)
-    optimizer = AdamW(groups, rate, betas, config.eps, fused=True, capturable=graphs)
+    optimizer = AdamW(groups, lr, betas, config.eps, fused=True, capturable=graphs)
     if config.rounding == "stochastic":
-        for weight in wanted.values():
+        for weight in trainable.values():
             why = adamw_why_not(weight) if weight.dtype == torch.bfloat16 else "it is for bfloat16 weights"
             if why is not None:
                 raise ValueError(f"optimizer.rounding stochastic: {why}")
@@ -61,35 +61,35 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, graphs: bool = Fa
     return optimizer
 
 
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Have the next step take this rate."""
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the learning rate of the next step."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
+            group["lr"].fill_(lr)
         else:
-            group["lr"] = rate
+            group["lr"] = lr
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """What the optimizer remembers of every weight, as `weight/what`."""
+    """The optimizer's state of every weight, as `weight/name`."""
     return {
-        f"{name}/{what}": tensor
+        f"{name}/{key}": tensor
         for name, weight in model.named_parameters()
-        for what, tensor in optimizer.state.get(weight, {}).items()
+        for key, tensor in optimizer.state.get(weight, {}).items()
     }
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """The inverse of `optimizer_tensors`."""
     weights = dict(model.named_parameters())
-    for key, tensor in tensors.items():
-        name, _, what = key.rpartition("/")
+    for path, tensor in tensors.items():
+        name, _, key = path.rpartition("/")
         # Cloned: what was read may lie in the mapped file of a checkpoint.
-        optimizer.state[weights[name]][what] = tensor.to(weights[name].device, copy=True)
+        optimizer.state[weights[name]][key] = tensor.to(weights[name].device, copy=True)
 
 
 class EMA:
-    """The exponential average of the weights, without bias to where they began (Kingma and Ba 2015, section 7.2).
+    """The exponential moving average of the weights, corrected for its bias (Kingma and Ba 2015, section 7.2).
 
     `average_t = decay average_{t-1} + (1 - decay) weights_t`, over `1 - decay^t`.
 
@@ -108,20 +108,20 @@ class EMA:
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        """Take in the weights after a step."""
+        """Add the weights after a step."""
         self.updates += 1
         share = (1 - self.decay) / (1 - self.decay**self.updates)
         torch._foreach_lerp_(list(self.weights.values()), list(model.parameters()), share)
 
     def restore(self, weights: Mapping[str, Tensor], updates: int) -> None:
-        """Go on from a saved average."""
+        """Continue from a saved average."""
         self.updates = updates
         for name, weight in self.weights.items():
             weight.copy_(weights[name])
 
 
-class averaged:  # noqa: N801
-    """A model with its average for weights, for the length of a `with`; nothing happens without an average."""
+class swap_weights:  # noqa: N801
+    """Swaps a model's weights with their average for the length of a `with`; does nothing without an average."""
 
     def __init__(self, model: nn.Module, ema: EMA | None) -> None:
         self.model, self.ema = model, ema

@@ -10,26 +10,27 @@ from typing import Any, Self
 HANDLED = (signal.SIGINT, signal.SIGTERM)
 
 
-class Stop:
-    """Remembers, for the length of a `with`, whether somebody asked the process to stop.
+class StopSignal:
+    """Remembers, for the length of a `with`, whether a signal asked the process to stop.
 
-    Until `gently` is set there is nothing to save, and the first signal ends the process like a second: Ctrl-C
+    Until `graceful` is set there is nothing to save, and the first signal ends the process like a second: Ctrl-C
     as `KeyboardInterrupt`, SIGTERM as `SystemExit(143)`. In other threads than the main one it does nothing.
 
-    >>> with Stop() as stop:
-    ...     stop.gently = True
+    >>> with StopSignal() as stop:
+    ...     stop.graceful = True
     ...     signal.raise_signal(signal.SIGTERM)
-    ...     stop.asked, stop.exit_code
+    ...     stop.requested, stop.exit_code
     (True, 143)
     """
 
     def __init__(self) -> None:
         self.signal: int | None = None
-        self.gently = False
+        self.graceful = False
         self.before: dict[int, Any] = {}
 
     @property
-    def asked(self) -> bool:
+    def requested(self) -> bool:
+        """Whether a signal has come."""
         return self.signal is not None
 
     @property
@@ -49,7 +50,7 @@ class Stop:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.gently and not self.asked:
+        if self.graceful and not self.requested:
             self.signal = number
         elif number == signal.SIGINT:
             raise KeyboardInterrupt

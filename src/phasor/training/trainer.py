@@ -1,4 +1,4 @@
-"""One update after another: gradients, whether they are finite, and the optimizer's step."""
+"""The training step: forward, backward, clip, optimizer step."""
 
 from __future__ import annotations
 
@@ -16,58 +16,58 @@ from torch.utils.checkpoint import checkpoint
 
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
+from phasor.device import resolve_device
 from phasor.generation import evaluating
 from phasor.ops.attention import cudnn
 from phasor.training.float8 import convert_to_float8
-from phasor.training.graphs import Graphs
-from phasor.training.loss import cross_entropy, loss_of
-from phasor.training.optimizer import EMA, averaged, build_optimizer, optimizer_tensors, restore_optimizer, set_rate
-from phasor.training.state import State
+from phasor.training.graphs import StepGraphs
+from phasor.training.optimizer import EMA, build_optimizer, optimizer_tensors, restore_optimizer, set_lr, swap_weights
+from phasor.training.state import TrainingState
 from phasor.transformer import Block, Transformer
 
 
 @dataclass(frozen=True)
-class Update:
-    """What came of an update; where `wrong` names tensors that are not finite, no weight was changed."""
+class StepResult:
+    """What came of an optimizer step; where `not_finite` names tensors, no weight was changed."""
 
     loss: float
-    norm: float
-    rate: float
-    wrong: tuple[str, ...] = ()
+    grad_norm: float
+    lr: float
+    not_finite: tuple[str, ...] = ()
 
 
-class Pending:
-    """An update that a device may still be busy with."""
+class StepHandle:
+    """An optimizer step that a device may still be busy with."""
 
-    def __init__(self, measured: Tensor, rate: float, names: Sequence[str]) -> None:
-        self.rate, self.names = rate, names
-        self.measured = measured.to("cpu", non_blocking=True)
-        self.done = torch.cuda.Event() if measured.is_cuda else None
+    def __init__(self, stats: Tensor, lr: float, names: Sequence[str]) -> None:
+        self.lr, self.names = lr, names
+        self.stats = stats.to("cpu", non_blocking=True)
+        self.done = torch.cuda.Event() if stats.is_cuda else None
         if self.done is not None:
             self.done.record()
 
-    def update(self) -> Update:
-        """What came of it, once the device is through with it; later updates are not waited for."""
+    def result(self) -> StepResult:
+        """What came of the step, once the device is through with it; later steps are not waited for."""
         if self.done is not None:
             self.done.synchronize()
-        loss, norm, *norms = self.measured.tolist()
-        if math.isfinite(loss) and math.isfinite(norm):
-            return Update(loss, norm, self.rate)
+        loss, grad_norm, *norms = self.stats.tolist()
+        if math.isfinite(loss) and math.isfinite(grad_norm):
+            return StepResult(loss, grad_norm, self.lr)
         wrong = [] if math.isfinite(loss) else ["the loss"]
         wrong += [f"the gradient of {name}" for name, n in zip(self.names, norms, strict=True) if not math.isfinite(n)]
-        return Update(loss, norm, self.rate, tuple(wrong) or ("the norm of all gradients",))
+        return StepResult(loss, grad_norm, self.lr, tuple(wrong) or ("the norm of all gradients",))
 
 
 class Trainer:
-    """A model and everything that changes with its updates.
+    """A model and everything that changes with its optimizer steps.
 
-    What is random in an update is drawn from generators that are set from the recipe's seed and the update's number,
-    so an update depends on nothing but the weights, the optimizer's state, the batches and that number.
+    What is random in a step is drawn from generators that are set from the recipe's seed and the step's number, so a
+    step depends on nothing but the weights, the optimizer's state, the batches and that number.
     """
 
     def __init__(self, model: Transformer, recipe: Recipe, steps: int) -> None:
         self.recipe, self.steps = recipe, steps
-        self.device = device_of(recipe.train.device)
+        self.device = resolve_device(recipe.train.device)
         self.model = model.to(self.device, getattr(torch, recipe.train.param_dtype)).train()
         if recipe.train.precision == "float8":
             convert_to_float8(self.model)
@@ -76,76 +76,99 @@ class Trainer:
         if recipe.train.compile:
             compile_blocks(self.model, dynamic=recipe.task == "translation")
         graphs = recipe.train.cuda_graphs and self.device.type == "cuda"
-        self.graphs = Graphs(lambda batch: self.changed(self.gradients(0, [batch], 0.0))) if graphs else None
+        self.graphs = StepGraphs(lambda batch: self.compute_step(0, [batch], 0.0)) if graphs else None
         self.optimizer = build_optimizer(self.model, recipe.optimizer, graphs, recipe.train.seed)
-        self.named = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
+        self.parameters = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
         self.ema = None if recipe.train.ema_decay is None else EMA(self.model, recipe.train.ema_decay)
 
-    def gradients(self, step: int, batches: Sequence[Batch], count: float) -> Tensor:
-        """The loss of an update, the norm of all its gradients, and that of each; the host does not wait for them.
+    def train_step(self, step: int, batches: Sequence[Batch], count: float) -> StepHandle:
+        """One optimizer step; the host does not wait for it.
 
         `count` is the number of tokens predicted in all the batches, each of which weighs as much as it has.
         """
+        lr = self.recipe.schedule.lr_at(step, self.steps, self.recipe.optimizer.lr)
+        set_lr(self.optimizer, lr)
+        self.seed(step, 0)
+        stats = self.compute_step(step, batches, count) if self.graphs is None else self.graphs(batches[0])
+        if self.ema is not None:
+            self.ema.update(self.model)
+        return StepHandle(stats, lr, tuple(self.parameters))
+
+    def compute_step(self, step: int, batches: Sequence[Batch], count: float) -> Tensor:
+        """What the device does in a step, and its statistics: all of it can be captured in a CUDA graph."""
+        stats = self.forward_backward(step, batches, count)
+        self.clip_gradients(stats)
+        self.optimizer_step(stats)
+        return stats
+
+    def forward_backward(self, step: int, batches: Sequence[Batch], count: float) -> Tensor:
+        """The loss of a step, the norm of all its gradients, and that of each; the host does not wait for them."""
         self.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.device)
         for part, batch in enumerate(batches):
             if part > 0:
                 self.seed(step, part)
-            with self.computing():
-                loss, _ = loss_of(self.model, batch, self.recipe)
+            loss = self.loss(batch)
             if len(batches) > 1:
                 loss = loss * (batch.weights.sum() / max(count, 1.0))
             loss.backward()
             total += loss.detach()
-        norms = torch.stack(torch._foreach_norm([gradient_of(weight) for weight in self.named.values()]))
+        norms = torch.stack(torch._foreach_norm([gradient_of(weight) for weight in self.parameters.values()]))
         return torch.cat((total[None], norms.norm()[None], norms))
 
+    def loss(self, batch: Batch) -> Tensor:
+        """The loss of a batch that training minimizes."""
+        with self.precision():
+            return self.model.loss(
+                *batch.inputs,
+                targets=batch.targets,
+                weights=batch.weights,
+                label_smoothing=self.recipe.train.label_smoothing,
+                z_loss=self.recipe.train.z_loss,
+                **batch.sequence_args,
+            ).total
+
     @torch.no_grad()
-    def changed(self, measured: Tensor) -> Tensor:
-        """Change the weights by the gradients, clipped, unless anything that was measured is not finite.
+    def clip_gradients(self, stats: Tensor) -> None:
+        """Have the optimizer scale the gradients to `max_grad_norm` at most, where they are read."""
+        max_norm = self.recipe.train.max_grad_norm
+        if max_norm is not None:
+            self.optimizer.scale = (max_norm / (stats[1] + 1e-6)).clamp(max=1.0)
+
+    @torch.no_grad()
+    def optimizer_step(self, stats: Tensor) -> None:
+        """Change the weights by the gradients, unless the loss or a gradient is not finite.
 
         That is decided where the gradients are, so that the host need not wait.
         """
-        clip = self.recipe.train.max_grad_norm
-        if clip is not None:
-            self.optimizer.scale = (clip / (measured[1] + 1e-6)).clamp(max=1.0)
-        self.optimizer.found_inf = (~measured[:2].isfinite().all()).float()  # where it is 1, all is left as it is
+        self.optimizer.found_inf = (~stats[:2].isfinite().all()).float()  # where it is 1, all is left as it is
         self.optimizer.step()
-        return measured
-
-    def update(self, step: int, batches: Sequence[Batch], count: float) -> Pending:
-        """One update; the host does not wait for it."""
-        rate = self.recipe.schedule.rate_at(step, self.steps, self.recipe.optimizer.lr)
-        set_rate(self.optimizer, rate)
-        self.seed(step, 0)
-        if self.graphs is not None:
-            measured = self.graphs(batches[0])
-        else:
-            measured = self.changed(self.gradients(step, batches, count))
-        if self.ema is not None:
-            self.ema.update(self.model)
-        return Pending(measured, rate, tuple(self.named))
 
     @torch.no_grad()
-    def validation(self, batches: Iterable[Batch], stopped: Callable[[], bool]) -> float | None:
-        """The mean cross-entropy of batches, by the averaged weights where there are any; None if stopped midway."""
+    def validation_loss(self, batches: Iterable[Batch], stopped: Callable[[], bool]) -> float | None:
+        """The mean cross-entropy of batches, with the averaged weights if there are any; None if stopped midway."""
         total = count = 0.0
-        with self.measuring():
+        with self.eval_mode():
             for batch in batches:
                 if stopped():
                     return None
                 here = batch.to(self.device)
-                with self.computing():
-                    loss, _ = cross_entropy(self.model, here)
-                weight = batch.count
-                total += float(loss) * weight
-                count += weight
+                with self.precision():
+                    loss = self.model.loss(
+                        *here.inputs,
+                        targets=here.targets,
+                        weights=here.weights,
+                        balance_weight=0.0,
+                        **here.sequence_args,
+                    )
+                total += float(loss.total) * batch.count
+                count += batch.count
         return total / count if count else math.nan
 
     @contextmanager
-    def measuring(self) -> Iterator[None]:
-        """The model as it is used: without dropout, with averaged weights where there are any, not compiled."""
-        with evaluating(self.model), averaged(self.model, self.ema), torch.compiler.set_stance("force_eager"):
+    def eval_mode(self) -> Iterator[None]:
+        """The model as it is used: without dropout, with averaged weights if there are any, not compiled."""
+        with evaluating(self.model), swap_weights(self.model, self.ema), torch.compiler.set_stance("force_eager"):
             yield
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
@@ -153,20 +176,20 @@ class Trainer:
         groups = {"model": self.model.state_dict(), "optimizer": optimizer_tensors(self.optimizer, self.model)}
         return groups if self.ema is None else groups | {"ema": self.ema.weights}
 
-    def restore(self, state: State) -> None:
-        """Go on from a checkpoint."""
+    def restore(self, state: TrainingState) -> None:
+        """Continue from a checkpoint."""
         self.model.load_state_dict(state.tensors["model"])
         restore_optimizer(self.optimizer, self.model, state.tensors["optimizer"])
         if self.ema is not None:
-            self.ema.restore(state.tensors["ema"], state.numbers["ema_updates"])
+            self.ema.restore(state.tensors["ema"], state.values["ema_updates"])
 
-    def not_finite(self) -> list[str]:
+    def non_finite_weights(self) -> list[str]:
         """The names of weights that are not finite."""
-        return not_finite(self.model.named_parameters())
+        return [name for name, weight in self.model.named_parameters() if not bool(torch.isfinite(weight).all())]
 
     @contextmanager
-    def computing(self) -> Iterator[None]:
-        """Matrix products in bfloat16 where the recipe says so; without cuDNN where every batch has another shape.
+    def precision(self) -> Iterator[None]:
+        """Autocast as the recipe says; without cuDNN's attention where every batch has another shape.
 
         For each new shape cuDNN plans its attention anew, which takes longer than a step.
         """
@@ -175,11 +198,11 @@ class Trainer:
             yield
 
     def seed(self, step: int, part: int) -> None:
-        """Set the generators that dropout draws from."""
-        number = seed_of(self.recipe.train.seed, step, part)
-        torch.default_generator.manual_seed(number)  # torch.manual_seed asks every kind of device, and takes longer
+        """Seed the generators that dropout draws from."""
+        seed = derive_seed(self.recipe.train.seed, step, part)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed asks every kind of device, and takes longer
         if self.device.type == "cuda":
-            torch.cuda.manual_seed(number)
+            torch.cuda.manual_seed(seed)
 
 
 def autocast(recipe: Recipe, device: torch.device) -> torch.autocast:
@@ -190,22 +213,18 @@ def autocast(recipe: Recipe, device: torch.device) -> torch.autocast:
     False
     """
     precision = recipe.train.precision
-    wanted = device.type == "cuda" if precision == "auto" else precision != "float32"
-    return torch.autocast(device.type, torch.bfloat16, enabled=wanted)
+    enabled = device.type == "cuda" if precision == "auto" else precision != "float32"
+    return torch.autocast(device.type, torch.bfloat16, enabled=enabled)
 
 
-def seed_of(*numbers: int) -> int:
-    """A seed of 63 bits out of some numbers; other numbers give another one.
+def derive_seed(*numbers: int) -> int:
+    """A seed of 63 bits from some integers; others give another seed.
 
-    >>> seed_of(0, 1, 2) == seed_of(0, 1, 2), seed_of(0, 1, 2) == seed_of(0, 2, 1)
+    >>> derive_seed(0, 1, 2) == derive_seed(0, 1, 2), derive_seed(0, 1, 2) == derive_seed(0, 2, 1)
     (True, False)
     """
     digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
-
-
-def not_finite(named: Iterable[tuple[str, Tensor | None]]) -> list[str]:
-    return [name for name, tensor in named if tensor is not None and not bool(torch.isfinite(tensor).all())]
 
 
 def gradient_of(weight: Tensor) -> Tensor:
@@ -221,24 +240,7 @@ def compile_blocks(model: Transformer, *, dynamic: bool) -> None:
 
 
 def checkpoint_blocks(model: Transformer) -> None:
-    """Have every block compute its activations again in the backward pass instead of keeping them."""
+    """Have every block recompute its activations in the backward pass instead of keeping them."""
     for part in model.modules():
         if isinstance(part, Block):
             setattr(part, "forward", partial(checkpoint, part.forward, use_reentrant=False))  # noqa: B010
-
-
-def device_of(name: str) -> torch.device:
-    """The device of that name; "auto" is a GPU where there is one.
-
-    >>> device_of("cpu")
-    device(type='cpu')
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.empty(0, device=name).device
-        if device.type == "meta":
-            raise RuntimeError("it holds no numbers")
-        return device
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"the device {name!r} cannot be used: {str(error).splitlines()[0]}") from None

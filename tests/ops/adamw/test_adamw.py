@@ -410,17 +410,18 @@ def test_optimizer_steps_of_a_model_equal_torch(tmp_path):
     trainers[1].model.load_state_dict(trainers[0].model.state_dict())
     for number in range(4):
         trainers[0].optimizer.zero_grad()
-        measured = trainers[0].gradients(number, [training_runs.Documents()[number]], 48.0)
+        measured = trainers[0].forward_backward(number, [training_runs.Documents()[number]], 48.0)
         assert float(measured[1]) > 0.1
         if number == 2:
             measured[0] = torch.nan
-        for name, weight in trainers[1].named.items():
-            weight.grad = trainers[0].named[name].grad.clone()
+        for name, weight in trainers[1].parameters.items():
+            weight.grad = trainers[0].parameters[name].grad.clone()
         for trainer, path in zip(trainers, ("triton", "reference"), strict=True):
             with dispatch.force_path(path):
-                trainer.changed(measured)
-        for name, weight in trainers[0].named.items():
-            torch.testing.assert_close(weight, trainers[1].named[name], rtol=1e-5, atol=1e-6)
+                trainer.clip_gradients(measured)
+                trainer.optimizer_step(measured)
+        for name, weight in trainers[0].parameters.items():
+            torch.testing.assert_close(weight, trainers[1].parameters[name], rtol=1e-5, atol=1e-6)
     saved = [trainer.tensors()["optimizer"] for trainer in trainers]
     assert saved[0].keys() == saved[1].keys()
     assert {float(tensor) for name, tensor in saved[0].items() if name.endswith("/step")} == {3.0}

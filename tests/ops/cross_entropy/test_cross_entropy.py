@@ -7,12 +7,10 @@ from device import DEVICE
 from plain import normal
 
 from phasor import ModelConfig, Transformer
-from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
 from phasor.nn.heads import LogitsHead
 from phasor.ops import dispatch
 from phasor.ops.cross_entropy import cross_entropy as ops
-from phasor.training.loss import cross_entropy, loss_of
 
 # A CPU without bfloat16 products says so once, and takes another way.
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
@@ -244,6 +242,10 @@ def batch_for(model):
     return Batch(tokens=tokens, targets=targets, weights=weights, source=source)
 
 
+def loss_of(model, batch, **terms):
+    return model.loss(*batch.inputs, targets=batch.targets, weights=batch.weights, **terms)
+
+
 def plain_loss(model, batch, smoothing, z_loss):
     """By the logits that the model gives out."""
     given = [x for x in (batch.source, batch.tokens) if x is not None]
@@ -268,17 +270,16 @@ def test_the_loss_of_every_head_is_the_plain_one(changes, form, monkeypatch):
     monkeypatch.setattr(ops, "chunk_size", lambda *_: 8)
     # float64: the order of sums; float32: some hundred terms of size one through a block and its gradient
     close = {"rtol": 2e-4, "atol": 2e-5} if form == "triton" else {"rtol": 1e-6, "atol": 1e-9}
-    recipe = Recipe.from_dict({"train": {"label_smoothing": 0.1, "z_loss": 0.01}})
     batch = batch_for(model)
     with dispatch.force_path("triton" if form == "triton" else "reference"):
-        loss, parts = loss_of(model, batch, recipe)
-        loss.backward()
+        loss = loss_of(model, batch, label_smoothing=0.1, z_loss=0.01)
+        loss.total.backward()
     ours = {name: weight.grad for name, weight in model.named_parameters()}
     model.zero_grad()
     plain = plain_loss(model, batch, 0.1, 0.01)
     plain.backward()
-    torch.testing.assert_close(loss, plain, check_dtype=False, **close)
-    torch.testing.assert_close(loss, parts["cross_entropy"] + 0.01 * parts["z_loss"], check_dtype=False, **close)
+    torch.testing.assert_close(loss.total, plain, check_dtype=False, **close)
+    torch.testing.assert_close(loss.total, loss.cross_entropy + 0.01 * loss.z, check_dtype=False, **close)
     for name, weight in model.named_parameters():
         torch.testing.assert_close(ours[name], weight.grad, **close, msg=lambda text, name=name: f"{name}: {text}")
 
@@ -288,14 +289,14 @@ def test_validation_holds_no_logits(monkeypatch):
     monkeypatch.setattr(ops, "SMALL", 0)
     monkeypatch.setattr(LogitsHead, "forward", None)
     with torch.no_grad():
-        loss, _ = cross_entropy(model, batch_for(model))
-    assert bool(loss.isfinite())
+        loss = loss_of(model, batch_for(model))
+    assert bool(loss.total.isfinite())
 
 
 def test_a_model_without_logits_has_no_loss():
     model = Transformer(ModelConfig(**SMALL, head="none"))
     with pytest.raises(ValueError, match="needs logits, and this model's head is 'none'"):
-        cross_entropy(model, batch_for(model))
+        loss_of(model, batch_for(model))
 
 
 def test_torch_func_gets_the_plain_form(monkeypatch):
@@ -334,4 +335,4 @@ def test_another_head_has_the_loss_of_its_own_logits(how):
     logits = model(batch.tokens, document_ids=batch.document_ids).flatten(0, 1)
     each = F.cross_entropy(logits, batch.targets.flatten(), reduction="none")
     expected = (each * batch.weights.flatten()).sum() / batch.weights.sum()
-    torch.testing.assert_close(cross_entropy(model, batch)[0], expected)
+    torch.testing.assert_close(loss_of(model, batch).total, expected)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from phasor.checkpoints import load
 from phasor.config.schema import quote
-from phasor.data.encoding import encoded_side
-from phasor.evaluation.trained import is_run, open_run
+from phasor.data.encoding import encode_texts
+from phasor.device import resolve_device
+from phasor.evaluation.run import is_run, open_run
 from phasor.generation.translation import Progress, translated
-from phasor.training.trainer import device_of
 from phasor.transformer import Transformer
 
 
@@ -43,19 +43,19 @@ def translate(
     check_texts(texts)
     trained = None
     if isinstance(run, Transformer):
-        model = run if device == "auto" else run.to(device_of(device))
+        model = run if device == "auto" else run.to(resolve_device(device))
     elif is_run(Path(run)):
-        trained = open_run(Path(run), device_of(device))
+        trained = open_run(Path(run), resolve_device(device))
         model = trained.model
     else:
-        model = load(run, device_of(device))
+        model = load(run, resolve_device(device))
     if model.config.shape != "encoder-decoder":
         raise ValueError(f"translation needs an encoder-decoder, and this model is a {model.config.shape}")
     if model.tokenizer is None:
         raise ValueError("translation needs a model with a tokenizer, and this one has none")
     reader = model.tokenizer if model.source_tokenizer is None else model.source_tokenizer
     if trained is not None:  # the names of special tokens are text, as they were in training
-        read = [ids.tolist() for ids in encoded_side(texts, reader, True, trained.special)]
+        read = [ids.tolist() for ids in encode_texts(texts, reader, True, trained.special)]
     else:
         read = [found.ids for found in reader.encode_batch_fast(list(texts))]
     new = translated(

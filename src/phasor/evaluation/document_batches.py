@@ -8,14 +8,14 @@ import numpy as np
 import torch
 
 from phasor.data.batch import Batch
-from phasor.data.batches import masked, token_bounds
-from phasor.data.token_files import Store
-from phasor.data.tokenizers import Special
+from phasor.data.batches import mask_tokens, token_bounds
+from phasor.data.token_files import TokenStore
+from phasor.data.tokenizers import SpecialIds
 
 SEED = 0  # of the masks
 
 
-class Apart:
+class DocumentBatches:
     """Every document in a row of its own, or in several if it has more than `length` tokens; batches by length.
 
     Training packs documents end to end and cuts rows wherever they are full. Here a document that fits into a row is
@@ -24,17 +24,17 @@ class Apart:
 
     >>> import tempfile
     >>> from pathlib import Path
-    >>> from phasor.data.token_files import Writer
+    >>> from phasor.data.token_files import TokenWriter
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with Writer(Path(folder), "texts", sides=1, vocab_size=99) as writer:
+    ...     with TokenWriter(Path(folder), "texts", sides=1, vocab_size=99) as writer:
     ...         writer.add((np.arange(1, 7),), text_bytes=4)
-    ...     batches = list(Apart(Store(Path(folder), "texts", writer.described()), 3, 64, Special()))
+    ...     batches = list(DocumentBatches(TokenStore(Path(folder), "texts", writer.describe()), 3, 64, SpecialIds()))
     >>> batches[0].tokens.tolist(), batches[0].targets.tolist()
     ([[4, 5, 0], [1, 2, 3]], [[5, 6, 0], [2, 3, 4]])
     """
 
     def __init__(
-        self, store: Store, length: int, batch_tokens: int, special: Special, vocab_size: int | None = None
+        self, store: TokenStore, length: int, batch_tokens: int, special: SpecialIds, vocab_size: int | None = None
     ) -> None:
         self.store, self.special, self.vocab_size = store, special, vocab_size
         self.ahead = 1 if vocab_size is None else 0  # tokens of a document that are only predicted
@@ -51,9 +51,9 @@ class Apart:
         return len(self.bounds) - 1
 
     def __iter__(self) -> Iterator[Batch]:
-        return map(self.made, range(len(self)))
+        return map(self.make_batch, range(len(self)))
 
-    def made(self, number: int) -> Batch:
+    def make_batch(self, number: int) -> Batch:
         chosen = slice(self.bounds[number], self.bounds[number + 1])
         columns = np.arange(self.sizes[chosen].max())
         real = columns < self.sizes[chosen, None]
@@ -63,7 +63,7 @@ class Apart:
         targets[real] = self.store.tokens[0][address + self.ahead]
         arrays = {"tokens": tokens, "targets": targets, "weights": real.astype(np.float32)}
         if self.vocab_size is not None:
-            arrays |= masked(tokens, real, [SEED, number], self.special, self.vocab_size)
+            arrays |= mask_tokens(tokens, real, [SEED, number], self.special, self.vocab_size)
         if not real.all():
             arrays["document_ids"] = (~real).astype(np.int64)  # padding is a document of its own
         return Batch(**{name: torch.from_numpy(array) for name, array in arrays.items()})

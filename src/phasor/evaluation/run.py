@@ -13,23 +13,23 @@ from phasor.config import ModelConfig
 from phasor.config.generation import SpecialTokens
 from phasor.config.recipe import Recipe
 from phasor.data.encoding import Tokenizers
-from phasor.data.store import Prepared, opened
-from phasor.data.tokenizers import Special, special_of
+from phasor.data.store import PreparedData, open_prepared
+from phasor.data.tokenizers import SpecialIds, special_of
 from phasor.training.datasets import DATA
-from phasor.training.state import State, load_newest
+from phasor.training.state import TrainingState, load_newest
 from phasor.transformer import Transformer
 
 RECIPE, MODEL, CHECKPOINTS = "recipe.json", "model", "checkpoints"
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedRun:
     """A run's model, and where its weights are from: "model", or the name of a checkpoint."""
 
     folder: Path
     recipe: Recipe
     model: Transformer
-    special: Special
+    special: SpecialIds
     weights: str
 
     @property
@@ -45,7 +45,7 @@ class Trained:
 
     def valid_texts(self) -> list[tuple[str, ...]]:
         """The examples the run was validated with."""
-        prepared = opened(self.folder / DATA)
+        prepared = open_prepared(self.folder / DATA)
         if prepared is None:
             raise ValueError(
                 f"the data of {self.folder} are no longer in {self.folder / DATA}: give a file to measure on"
@@ -58,33 +58,33 @@ def is_run(folder: Path) -> bool:
     return (folder / RECIPE).is_file()
 
 
-def open_run(folder: Path, device: torch.device) -> Trained:
+def open_run(folder: Path, device: torch.device) -> TrainedRun:
     """A run with the model it ended with, or with its newest whole checkpoint if it has not ended."""
     if not is_run(folder):
         raise ValueError(f"{folder} is not the folder of a run: it has no {RECIPE}")
     recipe = Recipe.named(read_json(folder / RECIPE), folder / RECIPE)
-    prepared = opened(folder / DATA)
+    prepared = open_prepared(folder / DATA)
     place = folder / MODEL
     if (place / CONFIG).is_file():
         model = load(place, device)
         if model.tokenizer is None:
             raise ValueError(f"{place} has no tokenizer")
         special = special_of(model.tokenizer, place) if prepared is None else prepared.special
-        return Trained(folder, recipe, model, special, MODEL)
+        return TrainedRun(folder, recipe, model, special, MODEL)
     state = load_newest(folder / CHECKPOINTS)
     if state is None:
         raise ValueError(f"{folder} has neither a model nor a whole checkpoint: the run has not come that far")
     if prepared is None:
         raise ValueError(f"the data of {folder} are no longer in {folder / DATA}, and its checkpoints need them")
-    return Trained(folder, recipe, from_checkpoint(state, prepared).to(device), prepared.special, state.folder.name)
+    return TrainedRun(folder, recipe, from_checkpoint(state, prepared).to(device), prepared.special, state.folder.name)
 
 
-def from_checkpoint(state: State, prepared: Prepared) -> Transformer:
+def from_checkpoint(state: TrainingState, prepared: PreparedData) -> Transformer:
     """The model of a checkpoint, with the average of its weights where there is one."""
     with torch.device("meta"):
-        model = Transformer(ModelConfig.from_dict(state.numbers["fixed"]["model"]))
+        model = Transformer(ModelConfig.from_dict(state.values["fixed"]["model"]))
     model.load_state_dict(state.tensors["model"] | state.tensors.get("ema", {}), assign=True)
-    model.special = SpecialTokens.from_dict(state.numbers["special"])
+    model.special = SpecialTokens.from_dict(state.values["special"])
     model.tokenizer = prepared.tokenizer
     if prepared.source_tokenizer is not prepared.tokenizer:
         model.source_tokenizer = prepared.source_tokenizer

@@ -1,4 +1,4 @@
-"""`evaluate`: a run's model measured on its validation texts, or on others."""
+"""`evaluate`: the metrics of a run's model on its validation texts, or on others."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ import torch.nn.functional as F
 
 from phasor.data.batch import Batch
 from phasor.data.batches import Batches
-from phasor.data.encoding import encoded
+from phasor.data.encoding import encode_examples
 from phasor.data.sources import documents, pairs
 from phasor.data.split import Example
-from phasor.data.token_files import Store, Writer
-from phasor.evaluation.rows import Apart
+from phasor.data.token_files import TokenStore, TokenWriter
+from phasor.device import resolve_device
+from phasor.evaluation.document_batches import DocumentBatches
+from phasor.evaluation.run import TrainedRun, open_run
 from phasor.evaluation.scores import scores
-from phasor.evaluation.trained import Trained, open_run
 from phasor.generation import evaluating
 from phasor.generation.translation import Progress, reach, translated
 from phasor.nn.norm import at_least_float32
-from phasor.training.loss import forward
-from phasor.training.trainer import device_of
 
 
 def evaluate(
@@ -38,12 +37,12 @@ def evaluate(
     device: str = "auto",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Measure the model of a run folder, on all of its validation texts or on `data`, read as the run read its own.
+    """Evaluate the model of a run folder, on all of its validation texts or on `data`, read as the run read its own.
 
     `target` is the other side of a parallel text in two files. `limit` takes only so many examples, the first ones.
-    `progress` is told how far the work is, and out of how much.
+    `progress` is called with how far the evaluation is, and out of how much.
 
-    - Language models: `loss` in nats a token, `perplexity`, and `bits_per_byte`, which does not depend on the
+    - Language models: `loss` in nats per token, `perplexity`, and `bits_per_byte`, which does not depend on the
       tokenizer: the bits of all tokens over the `bytes` of the texts in UTF-8. Every token counts once, the end of a
       document included; what a document begins with (`bos`) is not predicted. Each document is read from its
       beginning, and one of more than `data.sequence_length` tokens in pieces of so many.
@@ -63,29 +62,29 @@ def evaluate(
     ...         "train": {"steps": 1, "device": "cpu"},
     ...         "out": f"{folder}/run",
     ...     }))
-    ...     found = evaluate(f"{folder}/run", device="cpu")
-    >>> found["weights"], found["tokens"], found["bytes"]
+    ...     metrics = evaluate(f"{folder}/run", device="cpu")
+    >>> metrics["weights"], metrics["tokens"], metrics["bytes"]
     ('model', 481, 480)
     """
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1, not {limit}")
     report = progress or (lambda done, total: None)
-    trained = open_run(Path(run), device_of(device))
-    examples = islice(texts_of(trained, data, target), limit)
+    trained = open_run(Path(run), resolve_device(device))
+    examples = islice(evaluation_texts(trained, data, target), limit)
     with tempfile.TemporaryDirectory() as folder:
-        store, references = stored(trained, examples, Path(folder))
+        store, references = encode_to_store(trained, examples, Path(folder))
         if len(store) == 0:
             raise ValueError(f"{data} holds no text")
         with evaluating(trained.model), torch.inference_mode():
             if trained.recipe.task == "translation":
-                found = translation(trained, store, references, num_beams, report)
+                metrics = translation_metrics(trained, store, references, num_beams, report)
             else:
-                found = language(trained, store, report)
-    return {"task": trained.recipe.task, "weights": trained.weights, **found}
+                metrics = language_metrics(trained, store, report)
+    return {"task": trained.recipe.task, "weights": trained.weights, **metrics}
 
 
-def texts_of(trained: Trained, data: str | Path | None, target: str | Path | None) -> Iterable[Example]:
-    """The examples to measure on."""
+def evaluation_texts(trained: TrainedRun, data: str | Path | None, target: str | Path | None) -> Iterable[Example]:
+    """The examples to evaluate on."""
     config, task = trained.recipe.data, trained.recipe.task
     if target is not None and (data is None or task != "translation"):
         raise ValueError("target is the other side of data, for a run that translates")
@@ -98,35 +97,37 @@ def texts_of(trained: Trained, data: str | Path | None, target: str | Path | Non
     return ((text,) for text in documents(str(data), config))
 
 
-def stored(trained: Trained, examples: Iterable[Example], folder: Path) -> tuple[Store, list[str]]:
+def encode_to_store(trained: TrainedRun, examples: Iterable[Example], folder: Path) -> tuple[TokenStore, list[str]]:
     """The tokens of examples as training has them, and the targets of pairs as texts."""
     tokenizers, task = trained.tokenizers, trained.recipe.task
     size = max(tokenizers.target.get_vocab_size(), tokenizers.source.get_vocab_size())
     references: list[str] = []
-    with Writer(folder, "texts", 2 if task == "translation" else 1, size) as writer:
-        for _, example, tokens in encoded((("valid", e) for e in examples), tokenizers, task):
+    with TokenWriter(folder, "texts", 2 if task == "translation" else 1, size) as writer:
+        for _, example, tokens in encode_examples((("valid", e) for e in examples), tokenizers, task):
             writer.add(tokens, len(example[-1].encode("utf-8", "replace")))
             references += example[1:]
-    return Store(folder, "texts", writer.described()), references
+    return TokenStore(folder, "texts", writer.describe()), references
 
 
-def language(trained: Trained, store: Store, report: Progress) -> dict[str, Any]:
-    """The measures of a language model, masked or not."""
+def language_metrics(trained: TrainedRun, store: TokenStore, report: Progress) -> dict[str, Any]:
+    """The metrics of a language model, masked or not."""
     recipe, masks = trained.recipe, trained.recipe.task == "mlm"
     vocab_size = trained.tokenizers.target.get_vocab_size() if masks else None
-    batches = Apart(store, recipe.data.sequence_length, recipe.train.batch_tokens, trained.special, vocab_size)
-    nats, tokens, right = totals(trained, batches, lambda done: report(done, len(batches)))
+    batches = DocumentBatches(
+        store, recipe.data.sequence_length, recipe.train.batch_tokens, trained.special, vocab_size
+    )
+    nats, tokens, correct = totals(trained, batches, lambda done: report(done, len(batches)))
     sizes = {"documents": len(store), "tokens": tokens, "bytes": store.text_bytes}
     if masks:
-        return {"masked_accuracy": right / tokens, "loss": nats / tokens, **sizes}
+        return {"masked_accuracy": correct / tokens, "loss": nats / tokens, **sizes}
     bits = nats / math.log(2) / store.text_bytes
-    return {"perplexity": exponential(nats / tokens), "loss": nats / tokens, "bits_per_byte": bits, **sizes}
+    return {"perplexity": perplexity(nats / tokens), "loss": nats / tokens, "bits_per_byte": bits, **sizes}
 
 
-def translation(
-    trained: Trained, store: Store, references: list[str], num_beams: int, report: Progress
+def translation_metrics(
+    trained: TrainedRun, store: TokenStore, references: list[str], num_beams: int, report: Progress
 ) -> dict[str, Any]:
-    """The measures of a model that translates."""
+    """The metrics of a model that translates."""
     model = trained.model
     assert model.decoder is not None
     most = reach(model.decoder)
@@ -142,27 +143,27 @@ def translation(
         trained, batches.stream(0, batches.per_epoch), lambda done: report(len(store) + done, work)
     )
     sizes = {"sentences": len(store), "tokens": tokens}
-    return {**found, "perplexity": exponential(nats / tokens), "loss": nats / tokens, **sizes}
+    return {**found, "perplexity": perplexity(nats / tokens), "loss": nats / tokens, **sizes}
 
 
-def totals(trained: Trained, batches: Iterable[Batch], tell: Callable[[int], None]) -> tuple[float, int, int]:
-    """The nats of all tokens that count, how many they are, and for how many the right one is the likeliest.
+def totals(trained: TrainedRun, batches: Iterable[Batch], report: Callable[[int], None]) -> tuple[float, int, int]:
+    """The nats of all tokens that count, how many they are, and for how many the target is the most likely.
 
     They are added up in float64 on the device, which is waited for at the end.
     """
     sums = torch.zeros(3, dtype=torch.float64, device=trained.device)
     for number, batch in enumerate(batches, 1):
         here = batch.to(trained.device)
-        logits = at_least_float32(forward(trained.model, here))
+        logits = at_least_float32(trained.model(*here.inputs, **here.sequence_args))
         each = F.cross_entropy(logits.flatten(0, 1), here.targets.flatten(), reduction="none").view_as(here.targets)
-        asked = here.weights > 0
-        right = asked & (logits.argmax(-1) == here.targets)
-        sums += torch.stack([torch.where(asked, each.double(), 0.0).sum(), asked.sum(), right.sum()])
-        tell(number)
-    nats, tokens, likeliest = sums.tolist()
-    return nats, int(tokens), int(likeliest)
+        counts = here.weights > 0
+        correct = counts & (logits.argmax(-1) == here.targets)
+        sums += torch.stack([torch.where(counts, each.double(), 0.0).sum(), counts.sum(), correct.sum()])
+        report(number)
+    nats, tokens, correct_tokens = sums.tolist()
+    return nats, int(tokens), int(correct_tokens)
 
 
-def exponential(loss: float) -> float:
+def perplexity(loss: float) -> float:
     """The perplexity of a loss; infinite where no float is so large."""
     return math.exp(loss) if not loss > 700 else math.inf

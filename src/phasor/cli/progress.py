@@ -8,44 +8,44 @@ import os
 import sys
 import time
 
-from phasor.cli.screen import bar, clock
-from phasor.training import Report, Watcher
+from phasor.cli.output import bar, clock
+from phasor.training import StepReport, TrainingProgress
 
 OFTEN, SELDOM = 0.1, 30.0  # seconds between two drawings of the live line, and between two lines about preparation
 CLEAR = "\r\x1b[K"
 
 
-def watcher() -> Live | Plain:
+def progress_display() -> LiveProgress | PlainProgress:
     """Whoever suits standard error."""
-    return Live() if sys.stderr.isatty() else Plain()
+    return LiveProgress() if sys.stderr.isatty() else PlainProgress()
 
 
-class Live(Watcher):
+class LiveProgress(TrainingProgress):
     """One line that is drawn again and again, below what is worth keeping."""
 
     def __init__(self) -> None:
         self.line, self.drawn = "", -math.inf
 
-    def preparing(self, what: str, done: int, total: int | None) -> None:
-        self.draw(counted(what, done, total), done / total if total else None, at_once=done in (0, total))
+    def on_prepare(self, what: str, done: int, total: int | None) -> None:
+        self.draw(format_count(what, done, total), done / total if total else None, at_once=done in (0, total))
 
-    def stepped(self, report: Report) -> None:
-        self.draw(worded(report), report.step / report.steps, at_once=report.step == report.steps)
+    def on_step(self, report: StepReport) -> None:
+        self.draw(format_step(report), report.step / report.steps, at_once=report.step == report.steps)
 
-    def evaluated(self, step: int, loss: float) -> None:
+    def on_evaluation(self, step: int, loss: float) -> None:
         self.keep(f"step {step:,}: validation loss {loss:.4f}")
 
-    def say(self, sentence: str) -> None:
-        self.keep(f"phasor: {sentence}")
+    def on_message(self, message: str) -> None:
+        self.keep(f"phasor: {message}")
 
     def close(self) -> None:
         """Take the live line away."""
         self.line = ""
-        tell(CLEAR, end="")
+        write_stderr(CLEAR, end="")
 
     def keep(self, text: str) -> None:
         """A line that stays, with the live one below it."""
-        tell(f"{CLEAR}{text}\n{self.line}", end="")
+        write_stderr(f"{CLEAR}{text}\n{self.line}", end="")
 
     def draw(self, text: str, share: float | None, at_once: bool) -> None:
         """What is going on, with a bar as long as there is room for where its share is known."""
@@ -55,54 +55,54 @@ class Live(Watcher):
         room = columns() - len(text) - 2
         shown = text if share is None or room < 5 else f"{bar(share, min(room, 30))} {text}"
         self.line, self.drawn = shown[: columns() - 1], now
-        tell(f"{CLEAR}{self.line}", end="")
+        write_stderr(f"{CLEAR}{self.line}", end="")
 
 
-class Plain(Watcher):
+class PlainProgress(TrainingProgress):
     """A line about every tenth of a run and at every evaluation, for logs; about preparation if it takes long."""
 
     def __init__(self) -> None:
-        self.report: Report | None = None
-        self.told = time.monotonic()
+        self.report: StepReport | None = None
+        self.written = time.monotonic()
 
-    def preparing(self, what: str, done: int, total: int | None) -> None:
-        if time.monotonic() - self.told >= SELDOM:
-            self.told = time.monotonic()
-            tell(counted(what, done, total))
+    def on_prepare(self, what: str, done: int, total: int | None) -> None:
+        if time.monotonic() - self.written >= SELDOM:
+            self.written = time.monotonic()
+            write_stderr(format_count(what, done, total))
 
-    def stepped(self, report: Report) -> None:
+    def on_step(self, report: StepReport) -> None:
         before, self.report = self.report, report
         tenth = 10 * report.step // report.steps
         if before is None or tenth > 10 * before.step // report.steps:
-            tell(worded(report))
+            write_stderr(format_step(report))
 
-    def evaluated(self, step: int, loss: float) -> None:
-        tell(f"step {step:,}: validation loss {loss:.4f}")
+    def on_evaluation(self, step: int, loss: float) -> None:
+        write_stderr(f"step {step:,}: validation loss {loss:.4f}")
 
-    def say(self, sentence: str) -> None:
-        tell(f"phasor: {sentence}")
+    def on_message(self, message: str) -> None:
+        write_stderr(f"phasor: {message}")
 
     def close(self) -> None:
         """Nothing is left to take away."""
 
 
-def tell(text: str, end: str = "\n") -> None:
+def write_stderr(text: str, end: str = "\n") -> None:
     """Write to standard error; a run does not end because nobody reads that any more."""
     with contextlib.suppress(OSError):
         print(text, end=end, file=sys.stderr, flush=True)
 
 
-def counted(what: str, done: int, total: int | None) -> str:
+def format_count(what: str, done: int, total: int | None) -> str:
     """
-    >>> counted("tokenizing", 5000, 12000), counted("reading", 0, None)
+    >>> format_count("tokenizing", 5000, 12000), format_count("reading", 0, None)
     ('tokenizing 5,000/12,000', 'reading')
     """
     return f"{what} {done:,}/{total:,}" if total else f"{what} {done:,}" if done else what
 
 
-def worded(report: Report) -> str:
+def format_step(report: StepReport) -> str:
     """
-    >>> worded(Report(step=20, steps=100, loss=3.21, rate=0.1, tokens_per_second=5120.3, seconds_left=83.0))
+    >>> format_step(StepReport(step=20, steps=100, loss=3.21, lr=0.1, tokens_per_second=5120.3, seconds_left=83.0))
     'step 20/100, loss 3.210, 5,120 tokens/s, 1:23 left'
     """
     return (

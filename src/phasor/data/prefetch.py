@@ -1,0 +1,91 @@
+"""Batches made before they are needed, by threads, and moved to the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+import torch
+
+from phasor.data.batch import Batch
+
+
+class BatchSequence(Protocol):
+    """Batches by their index."""
+
+    def __getitem__(self, index: int) -> Batch: ...
+
+
+class Prefetcher:
+    """Batches by their index, made by `workers` threads after `request`; without threads, by `request` itself.
+
+    >>> made = []
+    >>> prefetcher = Prefetcher(lambda index: made.append(index), workers=0)
+    >>> prefetcher.request(range(2, 4))
+    >>> prefetcher.take(2), made
+    (None, [2, 3])
+    """
+
+    def __init__(self, make: Callable[[int], Batch], workers: int) -> None:
+        self.make = make
+        self.pool = ThreadPoolExecutor(workers, "batches") if workers else None
+        self.requested: dict[int, Batch | Future[Batch]] = {}
+
+    def request(self, indices: Iterable[int]) -> None:
+        """Make batches, or have threads make them, unless they were requested before."""
+        for index in indices:
+            if index not in self.requested:
+                self.requested[index] = self.pool.submit(self.make, index) if self.pool else self.make(index)
+
+    def take(self, index: int) -> Batch:
+        """A batch that was requested, once it is made."""
+        batch = self.requested.pop(index)
+        return batch.result() if isinstance(batch, Future) else batch
+
+    def close(self, *, wait: bool = False) -> None:
+        """Let the threads go; without `wait`, what they are making is not waited for."""
+        if self.pool is not None:
+            self.pool.shutdown(wait=wait, cancel_futures=True)
+
+
+class StepBatches:
+    """The batches of each optimizer step, prefetched and on the device.
+
+    Step `step` takes the batches `step * accumulation_steps` and the following; nothing else decides what they are.
+    With `workers`, as many threads make batches of later steps. Without, `prefetch` makes those of a step on the spot,
+    which is best called while a device is busy.
+
+    >>> numbers = torch.arange(10).view(10, 1, 1)
+    >>> batches = [Batch(tokens=n, targets=n, weights=torch.ones(1, 1)) for n in numbers]
+    >>> taken, count = StepBatches(batches, accumulation_steps=2, workers=0, device="cpu").take(3)
+    >>> [int(batch.tokens) for batch in taken], count
+    ([6, 7], 2.0)
+    """
+
+    def __init__(
+        self, batches: BatchSequence, *, accumulation_steps: int, workers: int, device: torch.device | str
+    ) -> None:
+        self.batches, self.accumulation_steps, self.device = batches, accumulation_steps, torch.device(device)
+        self.prefetcher = Prefetcher(self._make, workers)
+        self.lookahead = accumulation_steps + workers
+
+    def prefetch(self, step: int) -> None:
+        """Make, or have threads make, the batches of a step."""
+        first = step * self.accumulation_steps
+        self.prefetcher.request(range(first, first + self.lookahead))
+
+    def take(self, step: int) -> tuple[list[Batch], float]:
+        """The batches of a step, on the device, and how many tokens are predicted in them."""
+        self.prefetch(step)
+        first = step * self.accumulation_steps
+        batches = [self.prefetcher.take(index) for index in range(first, first + self.accumulation_steps)]
+        return [batch.to(self.device) for batch in batches], sum(batch.count for batch in batches)
+
+    def close(self) -> None:
+        """Let the threads go; what they are making is not waited for."""
+        self.prefetcher.close()
+
+    def _make(self, index: int) -> Batch:
+        batch = self.batches[index]
+        return batch.pin_memory() if self.device.type == "cuda" else batch
