@@ -74,6 +74,7 @@ def prepare(
     A folder that was made from the same sources in the same way is used as it is. Otherwise a new one is written
     beside it and put in its place when it is whole. With a `fingerprint`, tokens that have another one are refused.
 
+    >>> import tempfile
     >>> from phasor.config.recipe import DataConfig
     >>> recipe = Recipe(data=DataConfig(train=__file__, tokenizer="bytes", validation_fraction=0.1))
     >>> with tempfile.TemporaryDirectory() as place:
