@@ -10,7 +10,7 @@ import pytest
 from phasor.cli import main
 
 
-class Said:
+class CommandRunner:
     """Runs commands in this process, and checks their exit code."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ from decoding import speaker
 import phasor
 from phasor.cli import build_parser, main
 from phasor.cli.progress import LiveProgress, PlainProgress
-from phasor.cli.train import recipe_of
+from phasor.cli.train import build_recipe
 from phasor.config.overrides import fields_of, without_none
 from phasor.config.recipe import DEFAULT, Recipe
 from phasor.config.recipe_help import GROUPS, HELP
@@ -61,10 +61,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def asked(*arguments: str) -> Recipe:
+def parse_recipe(*arguments: str) -> Recipe:
     """The recipe that a command line stands for."""
     given = build_parser().parse_args(["train", *arguments])
-    return recipe_of(given.recipe, given.changes, given.resume)
+    return build_recipe(given.recipe, given.changes, given.resume)
 
 
 def test_a_run_in_a_process_of_its_own(place: Path) -> None:
@@ -133,8 +133,8 @@ def test_resume_goes_on_by_the_recipe_of_the_run(run_phasor: CommandRunner, plac
     out = run_phasor("train", "--resume", "--train.steps", "5")
     assert "run      runs/lm-2" in out
     os.utime("runs/lm-1/recipe.json")
-    assert asked("--resume").out == "runs/lm-1"
-    assert asked("--resume", "--task", "mlm").data == DEFAULT.data  # there is no such run
+    assert parse_recipe("--resume").out == "runs/lm-1"
+    assert parse_recipe("--resume", "--task", "mlm").data == DEFAULT.data  # there is no such run
     assert "model.dim was 16 and is 32" in run_phasor.expect_error("train", "--resume", "--model.dim", "32")
     assert "holds a run already" in run_phasor.expect_error(*first, "--out", "runs/lm-1")
 
@@ -178,7 +178,7 @@ def test_steps_take_the_place_of_epochs_and_epochs_of_steps(place: Path) -> None
         (["r.yaml", "--train.epochs", "4"], (None, 4.0)),
         (["--train.steps", "none", "--train.epochs", "2"], (None, 2.0)),
     ]:
-        train = asked(*arguments).train
+        train = parse_recipe(*arguments).train
         assert (train.steps, train.epochs) == wanted
 
 
@@ -286,26 +286,26 @@ def test_options_are_fields(line: str) -> None:
             return all(holds(found[name], value) for name, value in wanted.items())
         return found == wanted
 
-    assert holds(asked(*shlex.split(line)).to_dict(), ASKED[line])
+    assert holds(parse_recipe(*shlex.split(line)).to_dict(), ASKED[line])
 
 
 def test_without_arguments_it_is_the_default(place: Path) -> None:
-    assert asked() == DEFAULT
+    assert parse_recipe() == DEFAULT
     (place / "r.yaml").write_text("data: {format: python}\ntrain: {steps: 7}\n")
-    assert asked("r.yaml") == Recipe.from_file("r.yaml")
-    assert asked("r.yaml", "--train.steps", "8").train.steps == 8
+    assert parse_recipe("r.yaml") == Recipe.from_file("r.yaml")
+    assert parse_recipe("r.yaml", "--train.steps", "8").train.steps == 8
     (place / "r.json").write_text(DEFAULT.to_json())
-    assert asked("r.json") == DEFAULT
+    assert parse_recipe("r.json") == DEFAULT
 
 
 def test_files_take_the_place_of_data_made_by_code(place: Path) -> None:
-    assert asked("--data.train", "notes.txt").data == DEFAULT.data.replace(train="notes.txt", format="auto")
+    assert parse_recipe("--data.train", "notes.txt").data == DEFAULT.data.replace(train="notes.txt", format="auto")
     (place / "r.yaml").write_text("{task: translation, data: {format: dates}}")
-    assert asked("r.yaml", "--data.train", "pairs.tsv").data.format == "auto"
+    assert parse_recipe("r.yaml", "--data.train", "pairs.tsv").data.format == "auto"
 
 
 def test_a_loaded_model_brings_its_own_parts() -> None:
-    recipe = asked("--init-from", "folder")
+    recipe = parse_recipe("--init-from", "folder")
     assert (recipe.model, recipe.data.tokenizer, recipe.optimizer.lr) == ({}, "auto", 3e-4)
 
 
@@ -457,9 +457,9 @@ def test_yaml_needs_a_package(monkeypatch: pytest.MonkeyPatch, place: Path, run_
     monkeypatch.setitem(sys.modules, "yaml", None)
     (place / "r.yaml").write_text("task: lm")
     assert "pip install 'phasor[train]'" in run_phasor.expect_error("train", "r.yaml")
-    assert asked("--data.train", "notes.txt").data.train == "notes.txt"
+    assert parse_recipe("--data.train", "notes.txt").data.train == "notes.txt"
     (place / "r.json").write_text(DEFAULT.to_json())
-    assert asked("r.json") == DEFAULT
+    assert parse_recipe("r.json") == DEFAULT
 
 
 def report(step: int) -> StepReport:

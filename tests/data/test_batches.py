@@ -256,7 +256,7 @@ def test_processes_share_one_batch(tmp_path, task, parts):
 @pytest.mark.parametrize("task", ["lm", "translation"])
 def test_workers_change_nothing_and_end_with_their_reader(tmp_path, task):
     batches, _ = made(tmp_path, task)
-    ahead = Batches(batches.maker.store, recipe(task, workers=3), seed=3)
+    ahead = Batches(batches.source.store, recipe(task, workers=3), seed=3)
     end = 2 * batches.per_epoch + 1
     assert all(same(a, b) for a, b in zip(batches.stream(1, end), ahead.stream(1, end), strict=True))
     stream = ahead.stream(0, 10**9)

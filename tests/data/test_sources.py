@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from phasor.config.recipe import DataConfig
 from phasor.data.dates import chinese_number, dates, in_words
 from phasor.data.sources import documents, pairs, source_files
-from phasor.data.split import place_of, planned, split
+from phasor.data.split import place_of, plan_split, split
 
 
 def read(path, **fields):
@@ -178,7 +178,7 @@ def test_dates_say_what_they_are_and_none_is_in_both_splits():
 def test_every_text_is_on_one_side_or_cut_in_two(texts, share):
     examples = [(text,) for text in texts]
     try:
-        plan = planned(lambda: examples, share, "texts")
+        plan = plan_split(lambda: examples, share, "texts")
     except ValueError as error:
         assert len(texts) == 1
         assert "one line" in str(error)  # noqa: PT017
@@ -196,7 +196,7 @@ def test_every_text_is_on_one_side_or_cut_in_two(texts, share):
 
 def test_about_the_share_is_held_out_by_the_source_of_a_pair():
     examples = [(str(i // 2), str(i)) for i in range(20_000)]
-    plan = planned(lambda: examples, 0.05, "pairs")
+    plan = plan_split(lambda: examples, 0.05, "pairs")
     sides = [side for side, _ in split(examples, plan)]
     # 10,000 sources, each held out with probability 0.05: five standard deviations are 2 * 5 * 21.8 pairs.
     assert abs(sides.count("valid") - 1000) < 220
@@ -205,4 +205,4 @@ def test_about_the_share_is_held_out_by_the_source_of_a_pair():
 
 def test_an_empty_corpus_is_refused():
     with pytest.raises(ValueError, match=r"empty.txt holds no text"):
-        planned(list, 0.1, "empty.txt")
+        plan_split(list, 0.1, "empty.txt")

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from phasor.config.recipe import DataConfig, Recipe
 from phasor.data import store as module
-from phasor.data.encoding import PIECE, pieces, sampled
+from phasor.data.encoding import PIECE, pieces, sample_texts
 from phasor.data.store import prepare
 from phasor.data.tokenizers import SPECIALS, byte_tokenizer, is_bytes, load_tokenizer, train_tokenizer
 
@@ -88,11 +88,11 @@ def test_pieces_are_the_whole_text(sizes, lines):
 
 def test_a_sample_is_spread_over_all_texts():
     examples = [(str(n),) for n in range(10_000)]
-    found = [int(text) for text in sampled(examples, 0.1)]
+    found = [int(text) for text in sample_texts(examples, 0.1)]
     # A thousand of them, each by chance: five standard deviations of the count, and of the mean of what is taken.
     assert abs(len(found) - 1000) < 5 * 30
     assert abs(np.mean(found) - 5000) < 5 * 2887 / 1000**0.5
-    assert list(sampled(examples, 2.0)) == [text for (text,) in examples]
+    assert list(sample_texts(examples, 2.0)) == [text for (text,) in examples]
 
 
 @pytest.mark.parametrize("kind", ["bytes", "bpe"])

@@ -12,7 +12,7 @@ from training_runs import Notes, StopAt, recipe
 
 import phasor
 from phasor.data.tokenizers import SpecialIds
-from phasor.evaluation import evaluate, translate, translating
+from phasor.evaluation import evaluate, translate, translation
 from phasor.evaluation.document_batches import DocumentBatches
 from phasor.evaluation.scores import mostly_chinese, scores
 from phasor.generation.translation import batches
@@ -132,7 +132,7 @@ def test_masked_accuracy_is_that_of_single_rows(mlm):
     model = phasor.load(mlm / "model").double()
     valid = load_datasets(
         recipe(mlm, task="mlm", data=document_ids(mlm.parent)), mlm, lambda *_: None
-    ).valid.maker.store
+    ).valid.source.store
     nats, right, count, rows = 0.0, 0, 0, []
     for batch in DocumentBatches(valid, LENGTH, 80, SpecialIds(), 261):
         apart = torch.zeros_like(batch.tokens) if batch.document_ids is None else batch.document_ids
@@ -254,7 +254,7 @@ def test_batches_hold_every_source_once_and_no_more_than_fits():
 
 def test_the_name_of_a_special_token_is_text_to_a_run(speaker, monkeypatch):
     read = []
-    monkeypatch.setattr(translating, "translated", lambda model, sources, **_: read.extend(sources) or sources)
+    monkeypatch.setattr(translation, "translated", lambda model, sources, **_: read.extend(sources) or sources)
     translate(speaker, ["two<eos>"])
     assert read == [[*ids_of("two<eos>"), 2]]
 
