@@ -25,11 +25,12 @@ from phasor.config.recipe import Recipe, read_recipe
 from phasor.data.prefetch import StepBatches
 from phasor.evaluation import evaluate
 from phasor.evaluation.scores import scores
+from phasor.recipes import find
 from phasor.training import StepReport, TrainingProgress, train
 from phasor.training.datasets import Datasets, load_datasets
 
 MARIAN = "Marian of transformers"
-RECIPES = ("recipes/translation.yaml", "recipes/translation-modern.yaml")
+RECIPES = ("translation", "translation-modern")
 
 
 def split(path: Path, folder: Path, count: int) -> tuple[Path, Path, list[list[str]]]:
@@ -205,7 +206,7 @@ def main() -> None:
         changes |= {"data.train": str(train_file), "data.cache": str(folder / "cache")}
         recipes = {}
         for path in given.recipes:
-            made = overridden(read_recipe(path), changes | {"out": str(folder / Path(path).stem)})
+            made = overridden(read_recipe(find(path)), changes | {"out": str(folder / Path(path).stem)})
             recipes[Path(path).stem] = Recipe.from_dict(made)
         for system, recipe in recipes.items():
             print(system, flush=True)

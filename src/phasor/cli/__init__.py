@@ -18,10 +18,11 @@ VERBS = {
     "explain": "show what a model's positions do, pair by pair",
     "convert": "write a model folder in another format",
     "generate": "continue a prompt with a model folder",
-    "train": "train a model by a recipe",
-    "evaluate": "measure a trained model",
+    "train": "train a model with a recipe",
+    "recipes": "list the recipes in the package, or print one",
+    "evaluate": "evaluate a trained model",
     "translate": "translate texts with a trained model",
-    "bench": "time works beside other libraries and the limit, or say which path is taken",
+    "bench": "time workloads beside other libraries and the limit, or say which path is taken",
 }
 
 

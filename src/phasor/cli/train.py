@@ -13,6 +13,7 @@ from phasor.cli.parser import Verb
 from phasor.cli.recipe_options import add_recipe_options, without_recipe
 from phasor.config.overrides import overridden
 from phasor.config.recipe import DEFAULT, Recipe, read_recipe
+from phasor.recipes import find
 
 if TYPE_CHECKING:
     from phasor.training import TrainingResult
@@ -33,7 +34,12 @@ def add_options(parser: Verb) -> None:
     parser.formatter_class = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=34)
     parser.epilog = f"{without_recipe()}\n{EXIT_CODES}"
     parser.allow_abbrev = False
-    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a YAML or JSON file")
+    parser.add_argument(
+        "recipe",
+        nargs="?",
+        metavar="RECIPE",
+        help="a recipe in the package (see: phasor recipes), or a YAML or JSON file",
+    )
     parser.add_argument(
         "--resume",
         action="store_true",
@@ -61,11 +67,11 @@ def run(given: argparse.Namespace) -> int:
     return result.exit_code
 
 
-def build_recipe(path: str | None, changes: dict[str, str], resume: bool) -> Recipe:
-    """The recipe of a file, of a run that is resumed or of nobody, with the changes of the command line."""
-    file = Path(path) if path is not None else run_recipe_file(changes) if resume else None
+def build_recipe(recipe: str | None, changes: dict[str, str], resume: bool) -> Recipe:
+    """The recipe by its name or file, of the run that is resumed, or the default one, with the changes to it."""
+    file = find(recipe) if recipe is not None else run_recipe_file(changes) if resume else None
     base = starting_point(changes) if file is None else read_recipe(file)
-    if path is None and file is not None:
+    if recipe is None and file is not None:
         changes = changes | {"out": str(file.parent)}
     try:
         return Recipe.from_dict(with_own_length(with_own_data(overridden(base, changes), changes), changes))
