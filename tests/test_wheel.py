@@ -11,7 +11,10 @@ from phasor import __version__, recipes
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "src")
-TINY = "--data.tokenizer bytes --train.steps 1 --train.batch-tokens 64 --model.dim 16 --model.hidden-dim 32 --model.num-layers 1"
+TINY = (
+    "--data.tokenizer bytes --train.steps 1 --train.batch-tokens 64 "
+    "--model.dim 16 --model.hidden-dim 32 --model.num-layers 1"
+)
 
 
 def call(*command, cwd, **how):
