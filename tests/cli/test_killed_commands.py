@@ -23,7 +23,7 @@ SAVE = "--train.log-every 1 --save.every 1 --save.keep 2"
 ARGUMENTS = [*MODEL.split(), *DATA.split(), *TRAIN.split(), *ACCUMULATE.split(), *SAVE.split()]
 
 
-def started(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
+def start_run(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
     """A run in a process of its own that has come so far that it has its folder."""
     command = [sys.executable, "-m", "phasor", "train", *ARGUMENTS, "--out", folder.name, *arguments]
     (folder / ".lock").unlink(missing_ok=True)
@@ -35,15 +35,15 @@ def started(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
     return process
 
 
-def ended(folder: Path, *arguments: str) -> float:
+def finish_run(folder: Path, *arguments: str) -> float:
     """The same until it is finished; the seconds it took from its folder on."""
-    process = started(folder, *arguments)
+    process = start_run(folder, *arguments)
     began = time.monotonic()
     assert process.wait(300) == 0, folder.with_suffix(".log").read_text()
     return time.monotonic() - began
 
 
-def left_by(folder: Path) -> dict[str, Any]:
+def run_contents(folder: Path) -> dict[str, Any]:
     """What has to be the same in a run that was never killed."""
     read = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     files = [*folder.glob("model/*"), *folder.glob("checkpoints/*/*.safetensors"), *folder.glob("data/*.tokens")]
@@ -54,24 +54,24 @@ def left_by(folder: Path) -> dict[str, Any]:
     }
 
 
-def check_killed(place: Path, epochs: int, kills: int, seed: int) -> None:
+def check_kills(place: Path, epochs: int, kills: int, seed: int) -> None:
     (place / "notes.txt").write_text(TEXT)
     length = ["--train.epochs", str(epochs)]
-    seconds = ended(place / "whole", *length)
+    seconds = finish_run(place / "whole", *length)
     draw, killed = random.Random(seed), 0
     while killed < kills:
-        process = started(place / "run", *length, *(["--resume"] if (place / "run").exists() else []))
+        process = start_run(place / "run", *length, *(["--resume"] if (place / "run").exists() else []))
         time.sleep(draw.uniform(0, seconds / draw.choice((1, 4))))
         process.kill()
         killed += process.wait() == -signal.SIGKILL
-    ended(place / "run", *length, "--resume")
-    assert left_by(place / "run") == left_by(place / "whole")
+    finish_run(place / "run", *length, "--resume")
+    assert run_contents(place / "run") == run_contents(place / "whole")
 
 
 def test_a_command_that_is_killed_resumes_as_if_it_had_not_been(tmp_path: Path) -> None:
-    check_killed(tmp_path, epochs=2, kills=2, seed=0)
+    check_kills(tmp_path, epochs=2, kills=2, seed=0)
 
 
 @pytest.mark.slow
 def test_a_command_killed_a_dozen_times_resumes_as_if_it_had_not_been(tmp_path: Path) -> None:
-    check_killed(tmp_path, epochs=5, kills=12, seed=1)
+    check_kills(tmp_path, epochs=5, kills=12, seed=1)

@@ -100,7 +100,7 @@ def test_json_is_the_result(run_phasor: CommandRunner) -> None:
     arguments = ["train", "--data.train", "notes.txt", *SMALL, "--train.steps", "3", "--out", "here", "--json"]
     found = json.loads(run_phasor(*arguments))
     assert (found["folder"], found["status"], found["exit_code"], found["step"]) == ("here", "finished", 0, 3)
-    assert found["best"] == found["validation"] > 0
+    assert found["best_loss"] == found["validation_loss"] > 0
 
 
 def test_a_run_that_diverges_says_so_and_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,7 +125,7 @@ def test_resume_goes_on_by_the_recipe_of_the_run(run_phasor: CommandRunner, plac
     first = ["train", "--data.train", "notes.txt", *SMALL, "--train.steps", "4", "--optimizer.lr", "1e-3"]
     run_phasor(*first)
     run_phasor("train", "--resume", "--out", "runs/lm-1", "--train.steps", "6")
-    assert "going on from step-00000004 of 6 steps" in run_phasor.error
+    assert "resuming from step-00000004 of 6 steps" in run_phasor.error
     went_on = Recipe.from_file("runs/lm-1/recipe.json")
     assert (went_on.train.steps, went_on.optimizer.lr, went_on.out) == (6, 1e-3, "runs/lm-1")
     run_phasor(*first)
@@ -185,11 +185,11 @@ def test_steps_take_the_place_of_epochs_and_epochs_of_steps(place: Path) -> None
 def test_a_run_stopped_while_it_prepares_is_resumed_by_its_own_recipe(
     place: Path, monkeypatch: pytest.MonkeyPatch, run_phasor: CommandRunner
 ) -> None:
-    def stopped(*given: object) -> None:
+    def interrupt(*given: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "write", stopped)
+        patch.setattr(store, "write", interrupt)
         assert main(["train", "--data.train", "notes.txt", *SMALL, "--train.steps", "3", "--out", "run"]) == 130
     assert sorted(path.name for path in (place / "run").iterdir()) == [".lock", "recipe.json"]
     run_phasor("train", "--resume", "--out", "run")
@@ -211,10 +211,10 @@ def test_a_mistake_leaves_a_folder_that_was_there_as_it_was(place: Path, run_pha
 def test_a_disk_full_elsewhere_names_the_checkpoint_that_is_left(
     at: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    log = run_of.Run.log
+    log = run_of.RunFolder.log
 
     def full(*given: object, **values: object) -> None:
-        if "validation" not in values and given[1] != 3:
+        if "validation_loss" not in values and given[1] != 3:
             return log(*given, **values)  # type: ignore[arg-type]
         raise OSError(28, "No space left on device")
 

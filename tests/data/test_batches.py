@@ -18,7 +18,7 @@ from phasor.data.token_files import TokenStore, TokenWriter
 VOCABULARY = 50
 
 
-def stored(folder, examples):
+def write_store(folder, examples):
     """A store of some examples, each a tuple of lists."""
     with TokenWriter(folder, "train", sides=len(examples[0]), vocab_size=VOCABULARY) as writer:
         for example in examples:
@@ -46,9 +46,9 @@ def recipe(task="lm", length=13, batch_tokens=60, **fields):
     return Recipe(task=task, data=data, train=TrainConfig(batch_tokens=batch_tokens))
 
 
-def made(folder, task="lm", count=23, **fields):
+def make_batches(folder, task="lm", count=23, **fields):
     examples = pairs(count) if task == "translation" else documents(count)
-    batches = Batches(stored(folder, examples), recipe(task, **fields), seed=3, vocab_size=VOCABULARY)
+    batches = Batches(write_store(folder, examples), recipe(task, **fields), seed=3, vocab_size=VOCABULARY)
     return batches, examples
 
 
@@ -94,13 +94,13 @@ def test_permutations_differ_and_are_even():
 
 @pytest.mark.parametrize("task", ["lm", "mlm", "translation"])
 def test_a_batch_is_a_function_of_its_step(tmp_path, task):
-    batches, examples = made(tmp_path, task)
-    again = Batches(stored(tmp_path, examples), recipe(task), seed=3, vocab_size=VOCABULARY)
+    batches, examples = make_batches(tmp_path, task)
+    again = Batches(write_store(tmp_path, examples), recipe(task), seed=3, vocab_size=VOCABULARY)
     steps = list(range(3 * batches.per_epoch))
     before = [batches[step] for step in steps]
     for step in np.random.default_rng(0).permutation(steps).tolist():
         assert same(again[step], before[step])
-    other = Batches(stored(tmp_path, examples), recipe(task), seed=4, vocab_size=VOCABULARY)
+    other = Batches(write_store(tmp_path, examples), recipe(task), seed=4, vocab_size=VOCABULARY)
     assert not all(same(other[step], before[step]) for step in steps)
     assert not same(before[0], before[batches.per_epoch])
     with pytest.raises(IndexError):
@@ -111,7 +111,7 @@ def test_a_batch_is_a_function_of_its_step(tmp_path, task):
 @pytest.mark.parametrize("length", [1, 7, 13])
 def test_every_token_is_predicted_once_an_epoch_from_those_before_it(tmp_path, count, length):
     examples = documents(count, seed=count)
-    batches = Batches(stored(tmp_path, examples), recipe(length=length, batch_tokens=3 * length), seed=1)
+    batches = Batches(write_store(tmp_path, examples), recipe(length=length, batch_tokens=3 * length), seed=1)
     transitions = Counter((a, b) for (ids,) in examples for a, b in itertools.pairwise(ids))
     for number in range(3):
         rows = epoch(batches, number)
@@ -126,7 +126,7 @@ def test_every_token_is_predicted_once_an_epoch_from_those_before_it(tmp_path, c
 
 
 def test_rows_are_cut_from_documents_end_to_end_and_shuffled(tmp_path):
-    batches, examples = made(tmp_path)
+    batches, examples = make_batches(tmp_path)
     for number in range(2):
         order = epoch_order(len(examples), 3, number).all()
         stream = [t for i in order for t in examples[i][0][:-1]]
@@ -142,7 +142,7 @@ def test_rows_are_cut_from_documents_end_to_end_and_shuffled(tmp_path):
 def test_packing_never_mixes_documents(tmp_path, task):
     """Within a run of one id there is one document: it begins with bos nowhere but at its start."""
     examples = [([1, *[10 + i] * (3 + 5 * i), 2],) for i in range(9)]  # every document of a token of its own
-    batches = Batches(stored(tmp_path, examples), recipe(task), seed=0, vocab_size=VOCABULARY)
+    batches = Batches(write_store(tmp_path, examples), recipe(task), seed=0, vocab_size=VOCABULARY)
     for batch in epoch(batches, 0):
         documents = batch.document_ids
         assert (documents[:, 0] == 0).all()
@@ -157,7 +157,7 @@ def test_packing_never_mixes_documents(tmp_path, task):
 
 
 def test_a_model_reads_packed_rows_as_documents_alone(tmp_path):
-    batches, _ = made(tmp_path)
+    batches, _ = make_batches(tmp_path)
     config = phasor.preset("llama-2", dim=16, num_heads=2, num_layers=2, vocab_size=VOCABULARY)
     model = phasor.Transformer(config).double().eval()
     batch = batches[1]
@@ -172,7 +172,7 @@ def test_a_model_reads_packed_rows_as_documents_alone(tmp_path):
 
 
 def test_masked_rows_ask_for_what_was_there(tmp_path):
-    batches, examples = made(tmp_path, "mlm", count=600, length=64, batch_tokens=2048)
+    batches, examples = make_batches(tmp_path, "mlm", count=600, length=64, batch_tokens=2048)
     asked = masked = kept = free = 0
     for batch in epoch(batches, 0):
         where = batch.weights > 0
@@ -193,13 +193,13 @@ def test_masked_rows_ask_for_what_was_there(tmp_path):
 
 
 def test_a_short_masked_batch_asks_for_something(tmp_path):
-    batches = Batches(stored(tmp_path, [([1, 9, 2],)]), recipe("mlm"), vocab_size=VOCABULARY)
+    batches = Batches(write_store(tmp_path, [([1, 9, 2],)]), recipe("mlm"), vocab_size=VOCABULARY)
     assert [batches[step].count for step in range(20)] == [1.0] * 20
 
 
 @pytest.mark.parametrize("count", [1, 23, 300])
 def test_every_pair_is_seen_once_an_epoch(tmp_path, count):
-    batches, examples = made(tmp_path, "translation", count=count)
+    batches, examples = make_batches(tmp_path, "translation", count=count)
     expected = Counter((tuple(s), tuple(t)) for s, t in examples)
     for number in range(3):
         found = Counter()
@@ -217,7 +217,7 @@ def test_every_pair_is_seen_once_an_epoch(tmp_path, count):
 
 
 def test_pairs_of_about_the_same_length_stand_together(tmp_path):
-    batches, _ = made(tmp_path, "translation", count=2000, batch_tokens=400)
+    batches, _ = make_batches(tmp_path, "translation", count=2000, batch_tokens=400)
     rows = epoch(batches, 0)
     real = sum(b.count + int(b.source_attention_mask.sum()) for b in rows)
     space = sum(b.tokens.numel() + b.source.numel() for b in rows)
@@ -239,7 +239,7 @@ def test_bounds_leave_room_for_padding_and_waste_none(sizes, most):
 @pytest.mark.parametrize("task", ["lm", "mlm", "translation"])
 @pytest.mark.parametrize("parts", [1, 2, 4, 7])
 def test_processes_share_one_batch(tmp_path, task, parts):
-    batches, _ = made(tmp_path, task)
+    batches, _ = make_batches(tmp_path, task)
     for step in range(batches.per_epoch):
         whole = batches[step]
         shares = [batches[step].share(index, parts) for index in range(parts)]
@@ -255,7 +255,7 @@ def test_processes_share_one_batch(tmp_path, task, parts):
 
 @pytest.mark.parametrize("task", ["lm", "translation"])
 def test_workers_change_nothing_and_end_with_their_reader(tmp_path, task):
-    batches, _ = made(tmp_path, task)
+    batches, _ = make_batches(tmp_path, task)
     ahead = Batches(batches.source.store, recipe(task, workers=3), seed=3)
     end = 2 * batches.per_epoch + 1
     assert all(same(a, b) for a, b in zip(batches.stream(1, end), ahead.stream(1, end), strict=True))
@@ -267,16 +267,16 @@ def test_workers_change_nothing_and_end_with_their_reader(tmp_path, task):
 
 def test_without_shuffling_the_order_is_the_stores(tmp_path):
     examples = documents(9)
-    batches = Batches(stored(tmp_path, examples), recipe(), shuffled=False)
+    batches = Batches(write_store(tmp_path, examples), recipe(), shuffled=False)
     stream = [t for b in epoch(batches, 4) for t in b.tokens[b.weights > 0].tolist()]
     assert stream == [t for (ids,) in examples for t in ids[:-1]]
 
 
 def test_what_cannot_be_batched_is_refused(tmp_path):
     with pytest.raises(ValueError, match="not a single token"):
-        Batches(stored(tmp_path, [([1],)]), recipe())
+        Batches(write_store(tmp_path, [([1],)]), recipe())
     with pytest.raises(ValueError, match="masking needs"):
-        Batches(stored(tmp_path, documents(3)), recipe("mlm"))
+        Batches(write_store(tmp_path, documents(3)), recipe("mlm"))
 
 
 def test_a_batch_moves_whole():
@@ -289,7 +289,7 @@ def test_a_batch_moves_whole():
 @pytest.mark.parametrize("task", ["lm", "mlm"])
 def test_rows_are_no_longer_than_all_tokens_together(tmp_path, task):
     examples = documents(3)
-    batches = Batches(stored(tmp_path, examples), recipe(task, 1 << 40, 1 << 40), vocab_size=VOCABULARY)
+    batches = Batches(write_store(tmp_path, examples), recipe(task, 1 << 40, 1 << 40), vocab_size=VOCABULARY)
     wanted = sum(len(tokens) - (task == "lm") for (tokens,) in examples)
     assert batches.per_epoch == 1
     assert batches[0].tokens.shape == (1, wanted)

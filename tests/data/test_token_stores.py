@@ -24,19 +24,19 @@ TEXTS = [f"the {n} quick foxes, 狐狸 {n * n} and naïve dogs\n\tindent {n}" fo
 BYTES = byte_tokenizer()
 
 
-def written(folder, name, lines):
+def write_lines(folder, name, lines):
     file = folder / name
     file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return str(file)
 
 
 def corpus(folder, **fields):
-    train = written(folder, "corpus.jsonl", (json.dumps({"text": text}) for text in TEXTS))
+    train = write_lines(folder, "corpus.jsonl", (json.dumps({"text": text}) for text in TEXTS))
     return Recipe(data=DataConfig(**{"train": train, "tokenizer": "bytes", "validation_fraction": 0.2, **fields}))
 
 
 def parallel(folder, **fields):
-    train = written(folder, "corpus.tsv", (f"number {n}\tnúmero {n * n}" for n in range(90)))
+    train = write_lines(folder, "corpus.tsv", (f"number {n}\tnúmero {n * n}" for n in range(90)))
     data = DataConfig(**{"train": train, "tokenizer": "bpe", "vocab_size": 280, "validation_fraction": 0.2, **fields})
     return Recipe(task="translation", data=data)
 
@@ -64,7 +64,7 @@ def test_bytes_are_their_own_tokens(text):
 
 @pytest.mark.parametrize("kind", ["bytes", "bpe"])
 def test_the_name_of_a_special_token_in_a_text_is_only_text(tmp_path, kind):
-    train = written(tmp_path, "a.txt", [f"an <unk> or <eos> {n}" for n in range(40)])
+    train = write_lines(tmp_path, "a.txt", [f"an <unk> or <eos> {n}" for n in range(40)])
     data = DataConfig(train=train, document="line", tokenizer=kind, vocab_size=300, validation_fraction=0.1)
     prepared = prepare(Recipe(data=data), tmp_path / "data")
     for i in range(len(prepared.train)):
@@ -137,31 +137,31 @@ def test_a_long_document_is_whole_in_spite_of_its_pieces(tmp_path):
 def test_prepared_data_is_used_again_until_something_changes(tmp_path):
     reports = []
 
-    def prepared(recipe, folder="data"):
+    def prepares(recipe, folder="data"):
         reports.clear()
         prepare(recipe, tmp_path / folder, lambda *report: reports.append(report))
         return bool(reports)
 
     recipe = corpus(tmp_path)
-    assert prepared(recipe)
+    assert prepares(recipe)
     assert reports[-1] == ("tokenizing", 80, 80)
-    assert not prepared(recipe)
-    assert not prepared(
+    assert not prepares(recipe)
+    assert not prepares(
         recipe.replace(data=recipe.data.replace(sequence_length=17, workers=3))
     )  # not what tokens depend on
-    assert prepared(recipe.replace(data=recipe.data.replace(validation_fraction=0.3)))
-    assert prepared(recipe)
+    assert prepares(recipe.replace(data=recipe.data.replace(validation_fraction=0.3)))
+    assert prepares(recipe)
     os.utime(recipe.data.train, ns=(1, 1))
-    assert prepared(recipe)
+    assert prepares(recipe)
     (tmp_path / "data" / "train.0.tokens").write_bytes(b"cut short")
-    assert prepared(recipe)
+    assert prepares(recipe)
     (tmp_path / "data" / "manifest.json").write_text("{")
-    assert prepared(recipe)
+    assert prepares(recipe)
     (tmp_path / "data" / "tokenizer.json").unlink()
-    assert prepared(recipe)
+    assert prepares(recipe)
     cached = recipe.replace(data=recipe.data.replace(cache=str(tmp_path / "cache")))
-    assert prepared(cached, "here")
-    assert not prepared(cached, "there")
+    assert prepares(cached, "here")
+    assert not prepares(cached, "there")
     assert not (tmp_path / "here").exists()
 
 
@@ -261,13 +261,13 @@ def test_too_little_text_is_refused_in_one_sentence(tmp_path, text, said):
 
 
 def test_only_one_text_again_and_again_leaves_nothing_to_train_on(tmp_path):
-    train = written(tmp_path, "a.tsv", ["same\tigual"] * 9)
+    train = write_lines(tmp_path, "a.tsv", ["same\tigual"] * 9)
     with pytest.raises(ValueError, match="nothing is left to train on"):
         prepare(Recipe(task="translation", data=DataConfig(train=train, tokenizer="bytes")), tmp_path / "data")
 
 
 def test_a_file_for_validation_is_used_whole(tmp_path):
-    valid = written(tmp_path, "valid.jsonl", ['{"text": "one line"}'])
+    valid = write_lines(tmp_path, "valid.jsonl", ['{"text": "one line"}'])
     prepared = prepare(corpus(tmp_path, valid=valid), tmp_path / "data")
     assert (len(prepared.train), prepared.valid_texts()) == (80, [("one line",)])
     (tmp_path / "valid.jsonl").write_text("")
@@ -276,7 +276,7 @@ def test_a_file_for_validation_is_used_whole(tmp_path):
 
 
 def test_long_pairs_are_refused_or_left_out(tmp_path):
-    train = written(tmp_path, "a.tsv", [f"{n}\t{'x' * n}" for n in range(1, 40)])
+    train = write_lines(tmp_path, "a.tsv", [f"{n}\t{'x' * n}" for n in range(1, 40)])
     data = DataConfig(train=train, tokenizer="bytes", validation_fraction=0.1, sequence_length=30)
     recipe = Recipe(task="translation", data=data)
     with pytest.raises(ValueError, match=r"a pair has 31 tokens on one side, and data\.sequence_length is 30"):

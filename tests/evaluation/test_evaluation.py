@@ -38,29 +38,29 @@ OTHERS = [
 CLOSE = 1e-5
 
 
-def written(file, lines):
+def write_lines(file, lines):
     opened = gzip.open if file.suffix == ".gz" else open
     with opened(file, "wt", encoding="utf-8") as text:
         text.writelines(f"{line}\n" for line in lines)
     return str(file)
 
 
-def document_ids(folder, **data):
+def document_data(folder, **data):
     """A recipe's data of a few documents, validated with the ones above."""
-    train_on = written(
+    train_on = write_lines(
         folder / "train.jsonl", [json.dumps({"text": f"some {n} words, más o menos"}) for n in range(30)]
     )
-    valid = written(folder / "valid.jsonl", [json.dumps({"text": text}) for text in DOCUMENTS])
+    valid = write_lines(folder / "valid.jsonl", [json.dumps({"text": text}) for text in DOCUMENTS])
     return {"train": train_on, "valid": valid, "tokenizer": "bytes", "sequence_length": LENGTH, **data}
 
 
-def parallel(folder, **data):
-    train_on = written(folder / "train.tsv", ["\t".join(pair) for pair in PAIRS])
-    valid = written(folder / "valid.tsv", ["\t".join(pair) for pair in PAIRS[::3] + OTHERS])
+def parallel_data(folder, **data):
+    train_on = write_lines(folder / "train.tsv", ["\t".join(pair) for pair in PAIRS])
+    valid = write_lines(folder / "valid.tsv", ["\t".join(pair) for pair in PAIRS[::3] + OTHERS])
     return {"train": train_on, "valid": valid, "tokenizer": "bytes", "sequence_length": 64, **data}
 
 
-def trained(folder, data, *, stop=0, **changes):
+def train_run(folder, data, *, stop=0, **changes):
     given = {"train__steps": 4, "train__batch_tokens": 80, "schedule": "constant", "model__dropout": {}, **changes}
     train(recipe(folder / "run", data=data, **given), progress=Notes(StopAt(stop)))
     return folder / "run"
@@ -71,13 +71,15 @@ def lm(tmp_path_factory):
     """Positions that depend on the length, so that a document's padding would be seen if it counted."""
     folder = tmp_path_factory.mktemp("lm")
     position = {"kind": "rotary", "extension": {"kind": "dynamic-ntk", "factor": 4.0, "original_length": 8}}
-    return trained(folder, document_ids(folder), model__position=position, model__init={"kind": "normal", "std": 0.5})
+    return train_run(
+        folder, document_data(folder), model__position=position, model__init={"kind": "normal", "std": 0.5}
+    )
 
 
 @pytest.fixture(scope="module")
 def mlm(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mlm")
-    return trained(folder, document_ids(folder), task="mlm")
+    return train_run(folder, document_data(folder), task="mlm")
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +87,7 @@ def speaker(tmp_path_factory):
     """A run that has learned some of its pairs."""
     folder = tmp_path_factory.mktemp("translation")
     changes = {"train__steps": 120, "train__batch_tokens": 600, "train__evaluate_every": 99, "save__every": 99}
-    return trained(folder, parallel(folder), task="translation", train__log_every=99, **changes)
+    return train_run(folder, parallel_data(folder), task="translation", train__log_every=99, **changes)
 
 
 def log_probabilities(model, tokens, *source):
@@ -118,12 +120,12 @@ def test_perplexity_and_bits_per_byte_are_those_of_single_documents(lm):
 
 
 def test_other_documents_and_fewer_of_them(tmp_path, lm):
-    file = written(tmp_path / "other.jsonl.gz", [json.dumps({"text": text}) for text in DOCUMENTS[1:]])
+    file = write_lines(tmp_path / "other.jsonl.gz", [json.dumps({"text": text}) for text in DOCUMENTS[1:]])
     seen = []
     first = evaluate(lm, file, limit=2, device="cpu", progress=lambda *done: seen.append(done))
     assert first["bytes"] == sum(len(text.encode()) for text in DOCUMENTS[1:3])
     assert seen == [(n, seen[-1][1]) for n in range(1, seen[-1][1] + 1)]
-    again = written(tmp_path / "again.jsonl", [json.dumps({"text": text}) for text in DOCUMENTS[1:3]])
+    again = write_lines(tmp_path / "again.jsonl", [json.dumps({"text": text}) for text in DOCUMENTS[1:3]])
     assert evaluate(lm, again, device="cpu") == first
     assert evaluate(lm, limit=3, device="cpu")["bytes"] == sum(len(text.encode()) for text in DOCUMENTS[:3])
 
@@ -131,7 +133,7 @@ def test_other_documents_and_fewer_of_them(tmp_path, lm):
 def test_masked_accuracy_is_that_of_single_rows(mlm):
     model = phasor.load(mlm / "model").double()
     valid = load_datasets(
-        recipe(mlm, task="mlm", data=document_ids(mlm.parent)), mlm, lambda *_: None
+        recipe(mlm, task="mlm", data=document_data(mlm.parent)), mlm, lambda *_: None
     ).valid.source.store
     nats, right, count, rows = 0.0, 0, 0, []
     for batch in DocumentBatches(valid, LENGTH, 80, SpecialIds(), 261):
@@ -189,11 +191,11 @@ def test_pairs_from_other_files(tmp_path, speaker):
     seen = []
     pairs = PAIRS[1:9]
     found = [
-        evaluate(speaker, written(tmp_path / "a.tsv.gz", ["\t".join(pair) for pair in pairs]), device="cpu"),
+        evaluate(speaker, write_lines(tmp_path / "a.tsv.gz", ["\t".join(pair) for pair in pairs]), device="cpu"),
         evaluate(
             speaker,
-            tmp_path / written(tmp_path / "a.en", [a for a, _ in PAIRS[1:]]),
-            tmp_path / written(tmp_path / "a.es.gz", [b for _, b in PAIRS[1:]]),
+            tmp_path / write_lines(tmp_path / "a.en", [a for a, _ in PAIRS[1:]]),
+            tmp_path / write_lines(tmp_path / "a.es.gz", [b for _, b in PAIRS[1:]]),
             limit=8,
             device="cpu",
             progress=lambda *done: seen.append(done),
@@ -207,7 +209,7 @@ def test_pairs_from_other_files(tmp_path, speaker):
 
 
 def test_chinese_is_scored_by_its_characters(tmp_path, speaker):
-    file = written(tmp_path / "zh.tsv", ["one\t二〇三一年", "two\t打开 Konqueror 浏览器", "three\tKDE"])
+    file = write_lines(tmp_path / "zh.tsv", ["one\t二〇三一年", "two\t打开 Konqueror 浏览器", "three\tKDE"])
     assert "tok:zh" in evaluate(speaker, file, device="cpu")["bleu_signature"]
     said, meant = ["二〇三一年三月六日"], ["二〇三一年三月五日"]
     assert scores(said, meant)["bleu"] == sacrebleu.corpus_bleu(said, [meant], tokenize="zh").score > 0
@@ -263,7 +265,7 @@ def test_bad_texts_are_refused_in_a_sentence(tmp_path, speaker, lm):
     folder = tmp_path / "learned"
     folder.mkdir()
     learned = {"model__position": "learned", "model__max_length": 64}
-    run = trained(folder, parallel(folder), task="translation", train__steps=1, **learned)
+    run = train_run(folder, parallel_data(folder), task="translation", train__steps=1, **learned)
     for given, message in [
         ((run, ["one", "two", "x" * 64]), "^text 3 has 65 tokens, and this model reads at most 64$"),
         ((speaker, "one"), "list of texts, not 'one'"),
@@ -276,7 +278,7 @@ def test_bad_texts_are_refused_in_a_sentence(tmp_path, speaker, lm):
             translate(*given)
         assert "\n" not in str(error.value)
     assert len(translate(run, ["x" * 63], num_beams=2)) == 1
-    file = written(tmp_path / "long.tsv", ["one\t" + "x" * 64])
+    file = write_lines(tmp_path / "long.tsv", ["one\t" + "x" * 64])
     with pytest.raises(ValueError, match="the target 1 has 65 tokens, and this model allows 64"):
         evaluate(run, file, device="cpu")
     model = phasor.load(speaker / "model")
@@ -286,7 +288,7 @@ def test_bad_texts_are_refused_in_a_sentence(tmp_path, speaker, lm):
 
 
 def test_what_cannot_be_evaluated_is_refused_in_a_sentence(tmp_path, lm):
-    empty = written(tmp_path / "empty.jsonl", [])
+    empty = write_lines(tmp_path / "empty.jsonl", [])
     shutil.copy(lm / "recipe.json", tmp_path)
     for run, options, message in [
         (lm / "model", {}, "is not the folder of a run: it has no recipe.json"),
@@ -306,8 +308,8 @@ def test_a_run_that_was_stopped_is_measured_by_its_newest_whole_checkpoint(tmp_p
     options = {"train__ema_decay": 0.5, "save__every": 1}
     for name in ("ended", "stopped"):
         (tmp_path / name).mkdir()
-    ended = trained(tmp_path / "ended", document_ids(tmp_path), train__steps=3, **options)
-    stopped = trained(tmp_path / "stopped", document_ids(tmp_path), train__steps=9, stop=3, **options)
+    ended = train_run(tmp_path / "ended", document_data(tmp_path), train__steps=3, **options)
+    stopped = train_run(tmp_path / "stopped", document_data(tmp_path), train__steps=9, stop=3, **options)
     expected, found = (evaluate(run, device="cpu") for run in (ended, stopped))
     assert (expected.pop("weights"), found.pop("weights")) == ("model", "step-00000003")
     assert found == expected
@@ -320,7 +322,7 @@ def test_a_run_that_was_stopped_is_measured_by_its_newest_whole_checkpoint(tmp_p
 
 def test_a_run_whose_data_are_cached_needs_neither_its_sources_nor_for_other_data_its_cache(tmp_path):
     cache = tmp_path / "cache"
-    run = trained(tmp_path, parallel(tmp_path, cache=str(cache)), task="translation", train__steps=2)
+    run = train_run(tmp_path, parallel_data(tmp_path, cache=str(cache)), task="translation", train__steps=2)
     assert (run / "data").is_symlink()
     (tmp_path / "train.tsv").unlink()
     expected = evaluate(run, device="cpu")
@@ -337,15 +339,15 @@ def test_a_run_whose_data_are_cached_needs_neither_its_sources_nor_for_other_dat
 def test_a_run_that_makes_its_own_data_is_measured_on_files_too(tmp_path, monkeypatch):
     monkeypatch.setattr("phasor.data.dates.COUNTS", {"train": 20, "valid": 5})
     data = {"format": "dates", "tokenizer": "bytes", "sequence_length": 64}
-    run = trained(tmp_path, data, task="translation", train__steps=1)
+    run = train_run(tmp_path, data, task="translation", train__steps=1)
     assert evaluate(run, device="cpu", num_beams=1)["sentences"] == 5
-    file = written(tmp_path / "a.tsv", ["\t".join(pair) for pair in PAIRS[:3]])
+    file = write_lines(tmp_path / "a.tsv", ["\t".join(pair) for pair in PAIRS[:3]])
     assert evaluate(run, file, device="cpu", num_beams=1)["sentences"] == 3
 
 
 def test_separate_tokenizers_from_training_to_translation(tmp_path):
-    data = parallel(tmp_path, tokenizer="bpe", vocab_size=275, share_vocabulary=False)
-    run = trained(tmp_path, data, task="translation", train__steps=2)
+    data = parallel_data(tmp_path, tokenizer="bpe", vocab_size=275, share_vocabulary=False)
+    run = train_run(tmp_path, data, task="translation", train__steps=2)
     model = phasor.load(run / "model")
     reader, writer = (x.encode("uno cuatro", add_special_tokens=False).ids
                       for x in (model.source_tokenizer, model.tokenizer))  # fmt: skip

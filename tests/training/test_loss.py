@@ -16,7 +16,7 @@ from phasor.ops.cross_entropy.cross_entropy import linear_cross_entropy_ref, wei
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 
 
-def made(**changes):
+def make_model(**changes):
     torch.manual_seed(1)
     return Transformer(ModelConfig(**{"vocab_size": 23, **SMALL} | changes)).double()
 
@@ -62,7 +62,7 @@ def test_smoothing_is_the_mixture_of_target_and_uniform():
 
 
 def test_z_loss_is_the_squared_log_of_the_partition():
-    model, batch = made(), Documents()[0]
+    model, batch = make_model(), Documents()[0]
     loss = loss_of(model, batch, z_loss=0.01)
     logits = model(batch.tokens, document_ids=batch.document_ids)
     z = ((logits.exp().sum(-1).log() ** 2) * batch.weights).sum() / batch.weights.sum()
@@ -72,7 +72,7 @@ def test_z_loss_is_the_squared_log_of_the_partition():
 
 def test_experts_add_their_balancing_loss():
     feedforward = {"activation": "swiglu", "experts": {"num_experts": 4, "top_k": 2}}
-    model, batch = made(feedforward=feedforward), Documents()[0]
+    model, batch = make_model(feedforward=feedforward), Documents()[0]
     loss = loss_of(model, batch)
     record = Record("router")
     model(batch.tokens, document_ids=batch.document_ids, record=record)
@@ -83,7 +83,7 @@ def test_experts_add_their_balancing_loss():
 
 
 def test_a_fresh_model_is_as_unsure_as_its_vocabulary_is_large():
-    model = made(init={"kind": "normal", "std": 1e-6})
+    model = make_model(init={"kind": "normal", "std": 1e-6})
     loss = loss_of(model, Documents()[0])
     # Logits of the order of 1e-6 leave log V that much away.
     assert float(loss.total.detach()) == pytest.approx(math.log(23), abs=1e-5)
@@ -98,7 +98,7 @@ def test_padding_counts_for_nothing_even_where_it_is_infinite():
 
 def test_the_loss_of_a_batch_in_which_nothing_counts_is_0():
     batch = dataclasses.replace(Documents()[0], weights=torch.zeros(3, 17))
-    assert float(loss_of(made(), batch).total.detach()) == 0.0
+    assert float(loss_of(make_model(), batch).total.detach()) == 0.0
 
 
 def test_half_precision_logits_are_summed_in_float32():
@@ -111,7 +111,7 @@ def test_half_precision_logits_are_summed_in_float32():
 
 
 def test_an_encoder_decoder_reads_its_source_without_the_padding():
-    model = made(shape="encoder-decoder")
+    model = make_model(shape="encoder-decoder")
     source, tokens = torch.randint(0, 23, (2, 9)), torch.randint(0, 23, (2, 7))
     real = torch.arange(9) < torch.tensor([[9], [5]])
     one = {"tokens": tokens, "targets": tokens, "weights": torch.ones(2, 7), "source_attention_mask": real}

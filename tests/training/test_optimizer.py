@@ -21,7 +21,7 @@ from phasor.training.optimizer import (
 TINY = {"dim": 24, "num_heads": 3, "num_layers": 2, "vocab_size": 50}
 
 
-def made(name, **changes):
+def make_model(name, **changes):
     torch.manual_seed(0)
     return Transformer(preset(name, **TINY | changes))
 
@@ -43,7 +43,7 @@ def test_decay_is_for_matrices_alone(name):
 
 def test_biases_of_experts_and_norms_of_heads_have_two_axes_and_do_not_decay():
     feedforward = {"activation": "swiglu", "bias": True, "experts": {"num_experts": 4}}
-    model = made("llama-2", feedforward=feedforward, attention={"qk_norm": "head"})
+    model = make_model("llama-2", feedforward=feedforward, attention={"qk_norm": "head"})
     decayed = set(decay_names(model))
     weights = dict(model.named_parameters())
     assert weights["decoder.blocks.0.feedforward.up_bias"].dim() == 2
@@ -52,7 +52,7 @@ def test_biases_of_experts_and_norms_of_heads_have_two_axes_and_do_not_decay():
 
 
 def test_every_weight_is_in_one_group_and_frozen_ones_in_none():
-    model = made("t5")
+    model = make_model("t5")
     model.tokens.weight.requires_grad_(False)
     grouped = [w for group in build_optimizer(model, OptimizerConfig()).param_groups for w in group["params"]]
     wanted = [w for w in model.parameters() if w.requires_grad]
@@ -85,7 +85,7 @@ def test_adamw_is_loshchilov_and_hutters():
 def test_the_optimizers_state_goes_on_where_it_was():
     runs = []
     for restored in (False, True):
-        model = made("gpt-2")
+        model = make_model("gpt-2")
         optimizer = build_optimizer(model, OptimizerConfig(lr=0.1))
         for step in range(4):
             if restored and step == 2:

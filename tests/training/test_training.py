@@ -403,7 +403,7 @@ def processes():
     return context
 
 
-def started(processes, made, *, resume, folder, slow=0.01):
+def start_run(processes, made, *, resume, folder, slow=0.01):
     process = processes.Process(
         target=training_runs.run_alone, args=(made.to_json(), resume, slow, str(folder / "step.json"))
     )
@@ -417,7 +417,7 @@ def kill_until_done(processes, tmp_path, kills, seed, **changes):
     draw, killed, writing = random.Random(seed), 0, 0
     for attempt in range(kills):
         stamp.unlink(missing_ok=True)
-        process = started(processes, made, resume=attempt > 0, folder=tmp_path, slow=0.02)
+        process = start_run(processes, made, resume=attempt > 0, folder=tmp_path, slow=0.02)
         early = draw.random() < 0.2  # some kills fall before the first step
         while process.is_alive() and not stamp.exists() and not early:
             time.sleep(0.005)
@@ -427,7 +427,7 @@ def kill_until_done(processes, tmp_path, kills, seed, **changes):
         assert process.exitcode == -signal.SIGKILL
         killed += 1
         writing += bool(list((tmp_path / "run").glob("checkpoints/.*.part")))
-    last = started(processes, made, resume=True, folder=tmp_path)
+    last = start_run(processes, made, resume=True, folder=tmp_path)
     last.join()
     assert last.exitcode == 0
     assert not list((tmp_path / "run" / "checkpoints").glob(".*"))
@@ -454,7 +454,7 @@ def test_a_run_killed_ten_times_resumes_as_if_it_had_not_been(tmp_path, processe
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_process_that_is_asked_to_stop_saves_and_exits_with_its_code(tmp_path, whole, processes, number, code):
     made = recipe(tmp_path / "run", save__every=99, train__evaluate_every=99, data__workers=2)
-    process = started(processes, made, resume=False, folder=tmp_path, slow=0.05)
+    process = start_run(processes, made, resume=False, folder=tmp_path, slow=0.05)
     deadline = time.monotonic() + 120
     while not (tmp_path / "step.json").exists() and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -1,7 +1,7 @@
 """The command line: parse, call one library function, print.
 
 Every verb is a module of its own with `add_options`, which says what it takes, and `run`, which does it. It is imported
-when it is asked for, so that help is quick.
+when it is used, so that help is quick.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VERBS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code is 0, or 2 for a mistake in what was asked, told in one sentence.
+    """Run a command; the exit code is 0, or 2 for a mistake of the user, explained in one sentence.
 
     A verb may end in other ways and says so in its help.
     """

@@ -13,8 +13,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = "Write a Hugging Face folder as phasor's, or phasor's as a Hugging Face one."
     parser.add_argument("source", help="a model folder, or an entry of the hub's cache, by folder or as OWNER/NAME")
     parser.add_argument("destination", help="the folder to write; a model folder that is there is replaced")
-    parser.add_argument("--format", metavar="FORMAT", help="phasor or hf; the other one than the source if left out")
-    parser.add_argument("--dtype", metavar="TYPE", help="write another type: float32, bfloat16, float16, float64")
+    parser.add_argument("--format", metavar="FORMAT", help="phasor or hf; by default the other one than the source's")
+    parser.add_argument("--dtype", metavar="DTYPE", help="write another dtype: float32, bfloat16, float16, float64")
     parser.add_argument("--position", metavar="KIND", help="another position scheme (see: phasor kinds positions)")
     parser.add_argument(
         "--extension", metavar="KIND", help="another rotary extension, or none (see: phasor kinds extensions)"
@@ -35,29 +35,29 @@ def run(given: argparse.Namespace) -> None:
     extension = given.extension
     if extension not in (None, "none"):
         extension = make_extension(extension, read_config(given.source), **fields)
-    found = convert(
+    check = convert(
         given.source,
         given.destination,
         given.format,
-        dtype=floating(given.dtype),
+        dtype=parse_dtype(given.dtype),
         position=given.position,
         extension=extension,
         check=given.check,
         progress=Bar,
     )
     if given.json:
-        print_json({"destination": given.destination, "check": found})
+        print_json({"destination": given.destination, "check": check})
         return
     print(f"written: {given.destination}")
-    if found is not None:
+    if check is not None:
         print(
-            f"transformers computes the same logits of {found.tokens} random tokens: "
-            f"the largest difference is {found.largest:.1e}, where they spread by {found.size:.2g}"
+            f"transformers computes the same logits of {check.tokens} random tokens: "
+            f"the largest difference is {check.largest:.1e}, where they spread by {check.size:.2g}"
         )
 
 
-def floating(name: str | None) -> Any:
-    """A floating-point type of torch by its name."""
+def parse_dtype(name: str | None) -> Any:
+    """A floating-point dtype of torch by its name."""
     import torch
 
     known = ("float32", "bfloat16", "float16", "float64")

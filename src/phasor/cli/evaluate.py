@@ -10,14 +10,14 @@ from phasor.cli.output import Bar, print_json
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Measure a trained model on its validation data or on others: perplexity and bits per byte of a language "
+        "Evaluate a trained model on its validation data or on other data: perplexity and bits per byte of a language "
         "model, BLEU and chrF of a translation, accuracy on masked tokens."
     )
     parser.add_argument("run", metavar="RUN", help="the folder of a run")
-    parser.add_argument("--data", metavar="FILE", help="measure on this instead of the run's validation data")
+    parser.add_argument("--data", metavar="FILE", help="evaluate on this instead of the run's validation data")
     parser.add_argument("--target", metavar="FILE", help="the other side of a parallel text in two files")
-    parser.add_argument("--num-beams", type=int, default=5, metavar="N", help="how many beams to translate with (5)")
-    parser.add_argument("--limit", type=int, metavar="N", help="measure on so many examples at most")
+    parser.add_argument("--num-beams", type=int, default=5, metavar="N", help="number of beams for translation (5)")
+    parser.add_argument("--limit", type=int, metavar="N", help="evaluate on the first N examples")
     parser.add_argument("--device", default="auto", help="cpu, cuda, ...; auto is a GPU where there is one")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -27,7 +27,7 @@ def run(given: argparse.Namespace) -> None:
 
     if given.target is not None and given.data is None:
         raise ValueError("--target needs --data, the other side of the text")
-    found = evaluate(
+    metrics = evaluate(
         given.run,
         given.data,
         given.target,
@@ -37,10 +37,10 @@ def run(given: argparse.Namespace) -> None:
         progress=Bar("evaluating"),
     )
     if given.json:
-        print_json(found)
+        print_json(metrics)
         return
-    width = max(map(len, found), default=0)
-    for name, value in found.items():
+    width = max(map(len, metrics), default=0)
+    for name, value in metrics.items():
         print(f"{name.replace('_', ' '):<{width}}  {format_value(value)}")
 
 

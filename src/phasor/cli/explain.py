@@ -33,17 +33,17 @@ def run(given: argparse.Namespace) -> None:
     if fields and given.extension is None:
         raise ValueError(f"--{next(iter(fields)).replace('_', '-')} belongs to an extension: add --extension KIND")
     extension = make_extension(given.extension, named(given.config)[1], **fields) if given.extension else None
-    found = explain(given.config, given.other, extension=extension, length=given.length)
+    explanation = explain(given.config, given.other, extension=extension, length=given.length)
     if given.json:
-        print_json(found.to_dict())
+        print_json(explanation.to_dict())
         return
-    for one in (found,) if found.other is None else (found, found.other):
+    for one in (explanation,) if explanation.other is None else (explanation, explanation.other):
         for scheme in one.schemes:
             show_scheme(one.name, scheme)
-            if found.other is None and scheme.pairs:
+            if explanation.other is None and scheme.pairs:
                 show_pairs(scheme)
-    if found.other is not None:
-        show_differences(found, found.other)
+    if explanation.other is not None:
+        show_differences(explanation, explanation.other)
 
 
 def show_scheme(name: str, scheme: Scheme) -> None:

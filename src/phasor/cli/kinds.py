@@ -17,11 +17,11 @@ def run(given: argparse.Namespace) -> None:
     from phasor.inspect.kinds import GROUPS, described_kinds
 
     groups = [given.group] if given.group else list(GROUPS)
-    found = {group: described_kinds(group) for group in groups}
+    kinds = {group: described_kinds(group) for group in groups}
     if given.json:
-        print_json(found[given.group] if given.group else found)
+        print_json(kinds[given.group] if given.group else kinds)
         return
-    for group, lines in found.items():
+    for group, lines in kinds.items():
         table = new_table(group, ["kind", "what it is"])
         for kind, line in lines.items():
             table.add_row(kind, line)

@@ -19,33 +19,35 @@ def add_fields(
 ) -> None:
     """An option for every field of some configurations; left out, a field keeps its default."""
     group = parser.add_argument_group(title)
-    for name, read in readers(*classes).items():
-        kind = {"boolean": "TRUE|FALSE", "numbers": "N,N,...", "words": "TEXT,..."}.get(read.__name__, "N")
+    for name, parse in field_parsers(*classes).items():
+        kind = {"boolean": "TRUE|FALSE", "numbers": "N,N,...", "words": "TEXT,..."}.get(parse.__name__, "N")
         line = (helps or {}).get(name)
-        group.add_argument(f"--{name.replace('_', '-')}", type=read, metavar=kind, default=argparse.SUPPRESS, help=line)
+        group.add_argument(
+            f"--{name.replace('_', '-')}", type=parse, metavar=kind, default=argparse.SUPPRESS, help=line
+        )
 
 
 def given_fields(given: argparse.Namespace, *classes: type[Any]) -> dict[str, Any]:
     """The fields that were given on the command line."""
-    return {name: getattr(given, name) for name in readers(*classes) if hasattr(given, name)}
+    return {name: getattr(given, name) for name in field_parsers(*classes) if hasattr(given, name)}
 
 
-def readers(*classes: type[Any]) -> dict[str, Any]:
-    """Every field of some configurations, with how to read it from text."""
-    simple = {bool: boolean, int: whole, float: number}
-    found: dict[str, Any] = {}
+def field_parsers(*classes: type[Any]) -> dict[str, Any]:
+    """Every field of some configurations, with the function that parses it."""
+    simple = {bool: boolean, int: integer, float: number}
+    parsers: dict[str, Any] = {}
     for cls in classes:
         for name in names(cls):
             hint = field_types(cast(Any, cls))[name]
             choices = [a for a in (typing.get_args(hint) or (hint,)) if a is not type(None)]
             lists = [a for a in (hint, *choices) if typing.get_origin(a) is tuple]
             if lists:
-                found[name] = (
+                parsers[name] = (
                     words if any(str in (x, *typing.get_args(x)) for x in typing.get_args(lists[0])) else numbers
                 )
             else:
-                found[name] = next(simple[a] for a in choices if a in simple)
-    return found
+                parsers[name] = next(simple[a] for a in choices if a in simple)
+    return parsers
 
 
 def boolean(text: str) -> bool | str:
@@ -53,7 +55,7 @@ def boolean(text: str) -> bool | str:
     return {"true": True, "false": False}.get(text.lower(), text)
 
 
-def whole(text: str) -> int | None:
+def integer(text: str) -> int | None:
     return None if text == "none" else int(text)
 
 

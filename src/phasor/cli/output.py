@@ -1,4 +1,4 @@
-"""What a command shows: tables, JSON, and how far a piece of work is."""
+"""What a command prints: tables, JSON and progress bars."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Bar:
-    """A line on standard error that shows how far a piece of work is; nothing where nobody watches."""
+    """A progress bar on standard error, if that is a terminal."""
 
     def __init__(self, what: str) -> None:
         self.what, self.shown = what, ""

@@ -1,4 +1,4 @@
-"""Parsers: complaints in one sentence, and options that are read when their verb is asked for."""
+"""Parsers: errors in one sentence, and options that are added when their command is used."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any, NoReturn
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose complaints are one sentence, like all others."""
+    """A parser whose errors are one sentence, like all others."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{message}; see {self.prog} --help")
 
 
 class Verb(Parser):
-    """The parser of one verb, which learns what that takes when it is asked to parse."""
+    """The parser of one command, which adds its options when it parses."""
 
     prefix: str | None = None
     action: type[argparse.Action]
 
-    def take_all(self, prefix: str, action: type[argparse.Action]) -> None:
-        """Have every option that begins so, and is not known otherwise, be read by an action."""
+    def accept_prefix(self, prefix: str, action: type[argparse.Action]) -> None:
+        """Have every unknown option with this prefix be read by an action."""
         self.prefix, self.action = prefix, action
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -39,7 +39,7 @@ class Verb(Parser):
         return given, others
 
     def nearest(self, others: Sequence[str]) -> str:
-        """A hint at the option that one of those that nobody knows may stand for."""
+        """A hint at the known option that is nearest to an unknown one."""
         from phasor.config.schema import nearest
 
         meant = next((other.partition("=")[0] for other in others if other.startswith("--")), None)

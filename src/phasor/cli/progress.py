@@ -1,4 +1,4 @@
-"""Watching a run: a live line on a terminal, plain lines elsewhere."""
+"""The progress of a training run: a live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import time
 from phasor.cli.output import bar, clock
 from phasor.training import StepReport, TrainingProgress
 
-OFTEN, SELDOM = 0.1, 30.0  # seconds between two drawings of the live line, and between two lines about preparation
+OFTEN, SELDOM = 0.1, 30.0  # seconds between two refreshes of the live line, and between two lines about preparation
 CLEAR = "\r\x1b[K"
 
 
 def progress_display() -> LiveProgress | PlainProgress:
-    """Whoever suits standard error."""
+    """The display that suits standard error."""
     return LiveProgress() if sys.stderr.isatty() else PlainProgress()
 
 
 class LiveProgress(TrainingProgress):
-    """One line that is drawn again and again, below what is worth keeping."""
+    """One line that is refreshed, below the lines that stay."""
 
     def __init__(self) -> None:
         self.line, self.drawn = "", -math.inf

@@ -43,18 +43,18 @@ def add_recipe_options(parser: Verb) -> None:
     }
     for name, line in HELP.items():
         record, _, field = name.rpartition(".")
-        option, metavar, more = described_part(field) if record == "model" else described_field(name)
+        option, metavar, more = part_help(field) if record == "model" else field_help(name)
         text = f"{line}{more}".replace("%", "%%")
         groups[record].add_argument(f"--{option.replace('_', '-')}", action=Change, metavar=metavar, help=text)
         if "_" in option:  # as recipes write it
             parser.add_argument(f"--{option}", action=Change, help=argparse.SUPPRESS)
-    parser.take_all("--model.", Change)
+    parser.accept_prefix("--model.", Change)
 
 
-def described_field(name: str) -> tuple[str, str, str]:
+def field_help(name: str) -> tuple[str, str, str]:
     """A field's option, what stands for its value in the help, and its default in words.
 
-    >>> described_field("data.sequence_length"), described_field("train.ema_decay")
+    >>> field_help("data.sequence_length"), field_help("train.ema_decay")
     (('data.sequence_length', 'N', ' (default: 256)'), ('train.ema_decay', 'X', ''))
     """
     hint: Any = Recipe
@@ -64,8 +64,8 @@ def described_field(name: str) -> tuple[str, str, str]:
     return name, placeholder(hint), f" (default: {default})" if default else ""
 
 
-def described_part(field: str) -> tuple[str, str, str]:
-    """The same for a field of the model; in place of a default stands what it may be, or what it is made of."""
+def part_help(field: str) -> tuple[str, str, str]:
+    """The same for a field of the model; in place of a default it lists the choices, or the fields."""
     hint = without_none(fields_of(ModelConfig)[field])
     if field == "preset":
         return "model.preset", "NAME", f": {', '.join(PRESETS)}"
@@ -83,7 +83,7 @@ def placeholder(hint: Any) -> str:
 
 
 def default_of(name: str) -> str:
-    """What a field is if nobody says, in words; of a choice, by kind where kinds differ.
+    """The default of a field, as text; of a choice, by kind where kinds differ.
 
     >>> default_of("schedule.floor"), default_of("train.compile"), default_of("train.ema_decay")
     ('cosine 0.1, linear 0, wsd 0', 'false', '')
@@ -94,9 +94,9 @@ def default_of(name: str) -> str:
         record = getattr(record, step)
     if field != "kind" and is_choice(type(record)):
         kinds = {kind: cls() for kind, cls in record.kinds.items()}
-        found = {kind: format_value(getattr(one, field)) for kind, one in kinds.items() if hasattr(one, field)}
-        agreed = set(found.values())
-        return agreed.pop() if len(agreed) == 1 else ", ".join(f"{kind} {value}" for kind, value in found.items())
+        values = {kind: format_value(getattr(one, field)) for kind, one in kinds.items() if hasattr(one, field)}
+        agreed = set(values.values())
+        return agreed.pop() if len(agreed) == 1 else ", ".join(f"{kind} {value}" for kind, value in values.items())
     return format_value(getattr(record, field))
 
 

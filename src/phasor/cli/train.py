@@ -1,4 +1,4 @@
-"""`phasor train`: a model by a recipe."""
+"""`phasor train`: train a model with a recipe."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ exit codes:
 
 def add_options(parser: Verb) -> None:
     parser.usage = "%(prog)s [RECIPE] [--FIELD VALUE ...] [--resume] [--json]"
-    parser.description = "Train a model by a recipe, and leave a run folder with its checkpoints, metrics and model."
+    parser.description = "Train a model with a recipe, and write a run folder with checkpoints, metrics and the model."
     parser.formatter_class = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=34)
     parser.epilog = f"{without_recipe()}\n{EXIT_CODES}"
     parser.allow_abbrev = False
@@ -77,7 +77,7 @@ def build_recipe(recipe: str | None, changes: dict[str, str], resume: bool) -> R
         return Recipe.from_dict(with_own_length(with_own_data(overridden(base, changes), changes), changes))
     except ValueError:
         if file is not None:
-            Recipe.named(base, file)  # a mistake that is the file's own is told with its name
+            Recipe.named(base, file)  # a mistake in the file is reported with its name
         raise
 
 

@@ -1,4 +1,4 @@
-"""`phasor translate`: texts, one a line, in another language."""
+"""`phasor translate`: translate texts, one per line."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ from phasor.files import atomic_write
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Translate texts with a trained model, one a line, from arguments, a file or standard input."
+    parser.description = "Translate texts with a trained model, one per line, from arguments, a file or standard input."
     parser.add_argument("run", metavar="RUN", help="the folder of a run")
     parser.add_argument("texts", metavar="TEXT", nargs="*", help="a text to translate")
-    parser.add_argument("--file", metavar="FILE", help="texts, one a line, gzipped or not; - is standard input")
+    parser.add_argument("--file", metavar="FILE", help="texts, one per line, gzipped or not; - is standard input")
     parser.add_argument("--out", metavar="FILE", help="write the translations here instead of printing them")
-    parser.add_argument("--num-beams", type=int, default=4, metavar="N", help="how many beams to search (4)")
+    parser.add_argument("--num-beams", type=int, default=4, metavar="N", help="number of beams (4)")
     parser.add_argument(
         "--length-penalty",
         type=float,
         default=1.0,
         metavar="X",
-        help="the power of the length that divides a score (1)",
+        help="exponent of the length that divides a score (1)",
     )
-    parser.add_argument("--max-new-tokens", type=int, metavar="N", help="the most tokens of a translation")
-    parser.add_argument("--batch-tokens", type=int, default=4096, metavar="N", help="the most tokens at a time (4096)")
+    parser.add_argument("--max-new-tokens", type=int, metavar="N", help="maximum number of tokens of a translation")
+    parser.add_argument(
+        "--batch-tokens", type=int, default=4096, metavar="N", help="maximum number of tokens per batch (4096)"
+    )
     parser.add_argument("--device", default="auto", help="cpu, cuda, ...; auto is a GPU where there is one")
     parser.add_argument("--json", action="store_true", help="write JSON: source and translation of every text")
 

@@ -1,4 +1,4 @@
-"""What one step of training reads: a record of tensors."""
+"""A training batch: the tensors that one forward pass takes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Rows of tokens `[B, T]`, what to predict at each of them, and how much each counts.
+    """Rows of tokens `[B, T]`, the target of each, and how much each counts.
 
     - `tokens`: what the model reads (an encoder-decoder's decoder: the target, shifted), int64.
-    - `targets`: the right answer at each token, int64; `weights`: 1.0 where it counts, 0.0 at padding (float32).
-    - `document_ids`: an id a token where rows are packed; tokens see their own document alone.
+    - `targets`: what to predict at each token, int64; `weights`: 1.0 where it counts, 0.0 at padding (float32).
+    - `document_ids`: one id per token where rows are packed; tokens attend within their own document.
     - `source`, `source_attention_mask`: the other side of a pair `[B, S]`, and True where its tokens are real.
 
     Padding is at the end of rows. In packed rows it is a document of its own; in a decoder's rows nothing before it
@@ -54,7 +54,7 @@ class Batch:
         return Batch(**{name: value.to(device, non_blocking=True) for name, value in self.tensors().items()})
 
     def pin_memory(self) -> Batch:
-        """The same batch in memory from which a GPU copies while the host goes on."""
+        """The same batch in memory from which a GPU copies while the host continues."""
         return Batch(**{name: value.pin_memory() for name, value in self.tensors().items()})
 
     def share(self, index: int, parts: int) -> Batch:

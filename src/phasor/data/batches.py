@@ -1,7 +1,7 @@
-"""Batches by their number: `batches[step]` depends on the step and on nothing that happened before.
+"""Batches by their index: `batches[i]` depends on `i` and on nothing that happened before.
 
-So a run goes on where it stopped by knowing a number, and several processes each take their share of the same batch.
-An epoch is `per_epoch` batches, in which every example stands exactly once.
+So a run resumes by knowing an integer, and several processes each take their share of the same batch. An epoch is
+`per_epoch` batches, which hold every example exactly once.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from phasor.data.token_files import TokenStore
 from phasor.data.tokenizers import SpecialIds
 
 IntArray = NDArray[np.int64]
-MASKED, CHANGED, LEFT = 0.15, 0.8, 0.9  # share of tokens asked for; of them masked; of them masked or replaced
+PREDICTED, MASKED, REPLACED = 0.15, 0.8, 0.9  # share of tokens predicted; of them masked; masked or replaced
 
 
 class Batches:
     """The batches of a store for a recipe's task: packed rows for "lm" and "mlm", pairs by length for "translation".
 
-    `shuffled=False` keeps the order of the store, for measuring. The masks of "mlm" need `vocab_size`.
+    `shuffled=False` keeps the order of the store, for evaluation. The masks of "mlm" need `vocab_size`.
 
     >>> import tempfile
     >>> from phasor.config.recipe import DataConfig
@@ -81,7 +81,7 @@ class Batches:
 
 
 class Epoch(NamedTuple):
-    """What has to be known of one epoch."""
+    """The order of one epoch."""
 
     order: IntArray  # of examples
     batches: IntArray  # the order of rows, or of batches of pairs
@@ -96,11 +96,11 @@ class Rows:
     padding.
     """
 
-    ahead = 1  # tokens of a document that are only predicted
+    shift = 1  # tokens of a document that are only targets
 
     def __init__(self, store: TokenStore, recipe: Recipe, seed: int, special: SpecialIds, shuffled: bool) -> None:
         self.store, self.seed, self.special, self.shuffled = store, seed, special, shuffled
-        self.sizes = np.maximum(store.lengths[:, 0] - self.ahead, 0)
+        self.sizes = np.maximum(store.lengths[:, 0] - self.shift, 0)
         self.total = int(self.sizes.sum())
         if self.total == 0:
             raise ValueError("there is not a single token to predict")
@@ -130,7 +130,7 @@ class Rows:
         address = self.store.ends[0][examples] + places[real] - (epoch.ends[documents[real]] - self.sizes[examples])
         tokens, targets = (np.full(shape, self.special.pad, np.int64) for _ in range(2))
         tokens[real] = self.store.tokens[0][address]
-        targets[real] = self.store.tokens[0][address + self.ahead]
+        targets[real] = self.store.tokens[0][address + self.shift]
         apart = documents - documents[:, :1]
         return self._batch(
             tokens=tokens,
@@ -145,9 +145,9 @@ class Rows:
 
 
 class MaskedRows(Rows):
-    """Packed rows in which some tokens are asked for: of those, 80 % are masked, 10 % replaced, 10 % left."""
+    """Packed rows in which some tokens are predicted: of those, 80 % are masked, 10 % replaced, 10 % left."""
 
-    ahead = 0
+    shift = 0
 
     def __init__(
         self, store: TokenStore, recipe: Recipe, seed: int, special: SpecialIds, shuffled: bool, vocab_size: int
@@ -163,18 +163,18 @@ class MaskedRows(Rows):
 def mask_tokens(
     tokens: NDArray[Any], real: NDArray[np.bool_], seed: list[int], special: SpecialIds, vocab_size: int
 ) -> dict[str, NDArray[Any]]:
-    """Tokens with some of them hidden, and the weights of those that are asked for; never a special token."""
+    """Tokens with some of them masked, and the weights of those to predict; never a special token."""
     draw = np.random.default_rng(seed)
     fixed = [i for i in (special.pad, special.bos, special.eos, special.mask) if i is not None]
     free = real & ~np.isin(tokens, fixed)
     chance, fate = draw.random(tokens.shape), draw.random(tokens.shape)
     others = draw.integers(vocab_size, size=tokens.shape)
-    asked = free & (chance < MASKED)
-    if free.any() and not asked.any():  # a short batch asks for one token at least
-        asked = free & (chance == chance[free].min())
-    changed = np.where(fate < CHANGED, cast(int, special.mask), np.where(fate < LEFT, others, tokens))
+    predicted = free & (chance < PREDICTED)
+    if free.any() and not predicted.any():  # a short batch predicts one token at least
+        predicted = free & (chance == chance[free].min())
+    changed = np.where(fate < MASKED, cast(int, special.mask), np.where(fate < REPLACED, others, tokens))
     changed = np.where(np.isin(changed, [i for i in fixed if i != special.mask]), tokens, changed)
-    return {"tokens": np.where(asked, changed, tokens), "weights": asked.astype(np.float32)}
+    return {"tokens": np.where(predicted, changed, tokens), "weights": predicted.astype(np.float32)}
 
 
 class Pairs:
@@ -214,10 +214,10 @@ class Pairs:
     def _round_up(self, sizes: Any) -> Any:
         return -(-sizes // self.multiple) * self.multiple
 
-    def _side(self, side: int, examples: IntArray, ahead: int) -> tuple[IntArray, NDArray[np.bool_]]:
-        """Rows of one side, padded at the end, and where they are real; `ahead` tokens of them are only predicted."""
+    def _side(self, side: int, examples: IntArray, shift: int) -> tuple[IntArray, NDArray[np.bool_]]:
+        """Rows of one side, padded at the end, and where they are real; `shift` tokens of them are only targets."""
         lengths = self.store.lengths[examples, side]
-        columns = np.arange(self._round_up(lengths.max() - ahead) + ahead)
+        columns = np.arange(self._round_up(lengths.max() - shift) + shift)
         real = columns < lengths[:, None]
         tokens = np.full(real.shape, self.special.pad, np.int64)
         tokens[real] = self.store.tokens[side][(self.store.ends[side][examples][:, None] + columns)[real]]
@@ -228,8 +228,8 @@ def example_order(count: int, seed: int | str, epoch: int, shuffled: bool) -> In
     return epoch_order(count, seed, epoch).all() if shuffled else np.arange(count)
 
 
-def token_bounds(sizes: IntArray, most: int) -> list[int]:
-    """Where batches begin in sorted sizes, so that each has at most so many tokens when padded, or one example.
+def token_bounds(sizes: IntArray, max_tokens: int) -> list[int]:
+    """Where batches begin in sorted sizes, so that each has at most `max_tokens` tokens when padded, or one example.
 
     >>> token_bounds(np.array([1, 1, 2, 2, 5, 9]), 6)
     [0, 3, 4, 5, 6]
@@ -237,7 +237,7 @@ def token_bounds(sizes: IntArray, most: int) -> list[int]:
     bounds = [0]
     while bounds[-1] < len(sizes):
         start = bounds[-1]
-        room = sizes[start : start + most // max(1, int(sizes[start]))]
-        fits = int(np.count_nonzero(room * np.arange(1, len(room) + 1) <= most))
+        room = sizes[start : start + max_tokens // max(1, int(sizes[start]))]
+        fits = int(np.count_nonzero(room * np.arange(1, len(room) + 1) <= max_tokens))
         bounds.append(start + max(1, fits))
     return bounds

@@ -1,4 +1,4 @@
-"""From texts to arrays of tokens, many at a time."""
+"""Encoding texts into arrays of tokens, many at a time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def given_tokenizer(recipe: Recipe) -> Path | None:
 
 
 def tokenizers_for(recipe: Recipe, texts: Callable[[], Iterable[Example]], characters: int) -> Tokenizers:
-    """The tokenizers of a recipe: loaded, or learned from part of the texts, which have so many characters."""
+    """The tokenizers of a recipe: loaded, or learned from part of the texts, which have `characters` characters."""
     data, task = recipe.data, recipe.task
     folder = given_tokenizer(recipe)
     if folder is not None:
@@ -86,12 +86,12 @@ def pieces(text: str) -> list[str]:
     >>> pieces("short"), [len(piece) for piece in pieces("x\\n" * 50_000)]
     (['short'], [65536, 34464])
     """
-    found, start = [], 0
+    cut, start = [], 0
     while len(text) - start > PIECE:
         end = text.rfind("\n", start, start + PIECE) + 1 or start + PIECE
-        found.append(text[start:end])
+        cut.append(text[start:end])
         start = end
-    return [*found, text[start:]]
+    return [*cut, text[start:]]
 
 
 def encode_examples(
@@ -113,8 +113,8 @@ def encode_examples(
             )
         else:
             first = [] if special.bos is None else [special.bos]
-            found = encode_texts(texts[0], tokenizers.target, False, special)
-            sides = [(add_ends(first, ids, special.eos),) for ids in found]
+            documents = encode_texts(texts[0], tokenizers.target, False, special)
+            sides = [(add_ends(first, ids, special.eos),) for ids in documents]
         for (split, example), tokens in zip(group, sides, strict=True):
             yield split, example, tokens
 
@@ -139,8 +139,8 @@ def encode_texts(texts: Iterable[str], tokenizer: Tokenizer, ends: bool, special
         return [np.append(ids, np.uint32(special.eos)) for ids in raw] if ends else raw
     tokenizer.encode_special_tokens = True  # the name of one, in a text, is text
     cut = [[text] if ends else pieces(text) for text in texts]
-    found = iter(tokenizer.encode_batch_fast([piece for one in cut for piece in one], add_special_tokens=ends))
-    return [np.concatenate([np.array(next(found).ids, np.uint32) for _ in one]) for one in cut]
+    encodings = iter(tokenizer.encode_batch_fast([piece for one in cut for piece in one], add_special_tokens=ends))
+    return [np.concatenate([np.array(next(encodings).ids, np.uint32) for _ in one]) for one in cut]
 
 
 def add_ends(first: list[int], ids: Tokens, eos: int) -> Tokens:

@@ -1,4 +1,4 @@
-"""Orders: a shuffle that is computed and not stored."""
+"""The order of examples: a shuffle that is computed and not stored."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ ROUNDS = 6
 
 
 class Permutation:
-    """A keyed rearrangement of the numbers below `count`, every one of them once, in no memory to speak of.
+    """A keyed permutation of the integers below `count`, in constant memory.
 
-    A number is cut into two halves of bits, which take turns in changing each other (a Feistel network): whatever
-    the changes are, that can be undone, so no two numbers meet. The network covers a power of four; numbers that
-    land at `count` or above go through it again until they do not.
+    The two halves of an integer's bits change each other alternately (a Feistel network): each round can be undone,
+    so no two integers give the same. The network covers a power of four; integers that land at `count` or above go
+    through it again until they do not.
 
     >>> order = Permutation(10, seed=3)
     >>> sorted(order[i] for i in range(10)) == list(range(10))
@@ -24,7 +24,7 @@ class Permutation:
 
     def __init__(self, count: int, seed: int | str) -> None:
         if count < 0:
-            raise ValueError(f"a permutation needs at least 0 numbers, not {count}")
+            raise ValueError(f"a permutation needs a count of at least 0, not {count}")
         self.count = count
         self.half = np.uint64(max(1, -(-max(1, count - 1).bit_length() // 2)))
         self.mask = np.uint64((1 << int(self.half)) - 1)
@@ -40,7 +40,7 @@ class Permutation:
         return int(self.at(np.array([index]))[0])
 
     def at(self, indices: NDArray[np.integer]) -> NDArray[np.int64]:
-        """Where each of many numbers goes."""
+        """The images of many integers."""
         values = self._permute(indices.astype(np.uint64))
         outside = values >= self.count
         while outside.any():
@@ -67,7 +67,7 @@ def mix_bits(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def epoch_order(count: int, seed: int | str, epoch: int) -> Permutation:
-    """The order of one epoch: the same whenever it is asked for.
+    """The order of one epoch: it depends on the arguments alone.
 
     >>> sorted(epoch_order(5, seed=0, epoch=3).all().tolist())
     [0, 1, 2, 3, 4]

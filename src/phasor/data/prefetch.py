@@ -20,10 +20,10 @@ class BatchSequence(Protocol):
 class Prefetcher:
     """Batches by their index, made by `workers` threads after `request`; without threads, by `request` itself.
 
-    >>> made = []
-    >>> prefetcher = Prefetcher(lambda index: made.append(index), workers=0)
+    >>> calls = []
+    >>> prefetcher = Prefetcher(lambda index: calls.append(index), workers=0)
     >>> prefetcher.request(range(2, 4))
-    >>> prefetcher.take(2), made
+    >>> prefetcher.take(2), calls
     (None, [2, 3])
     """
 

@@ -1,6 +1,6 @@
 """Texts from files: documents and pairs, with the place of every mistake.
 
-A source is a file or a folder, gzipped or not, or nothing for the formats that make their own data.
+A source is a file or a folder, gzipped or not, or nothing for the formats that generate their own data.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Line(NamedTuple):
 
 
 def source_files(path: str | None, config: DataConfig) -> list[Path]:
-    """The files a source is made of, in order; none where its format makes its own data."""
+    """The files a source is made of, in order; none where its format generates its own data."""
     if config.format == "python":
         return standard_library()
     if config.format == "dates":
@@ -79,16 +79,16 @@ def documents(path: str | None, config: DataConfig) -> Iterator[str]:
     for file in source_files(path, config):
         kind = format_of(file, config)
         if kind == "jsonl":
-            found: Iterator[str] = (record_text(line, file, config.field) for line in lines(file, config))
+            texts: Iterator[str] = (record_text(line, file, config.field) for line in lines(file, config))
         elif kind == "text":
-            found = text_documents(file, config)
+            texts = text_documents(file, config)
         else:
             raise ValueError(f"{file} holds pairs ({kind}), which are for translation")
-        yield from (text for text in found if text.strip())
+        yield from (text for text in texts if text.strip())
 
 
 def text_documents(file: Path, config: DataConfig) -> Iterator[str]:
-    """A plain text as one document, or one a line, or one a paragraph."""
+    """A plain text as one document, or one per line, or one per paragraph."""
     if config.document == "file":
         yield decode(read_bytes(file), file, config)
     elif config.document == "line":
@@ -130,7 +130,7 @@ def record_text(line: Line, file: Path, field: str) -> str:
 def pairs(
     path: str | None, config: DataConfig, target: str | None = None, split: Split = "train"
 ) -> Iterator[tuple[str, str]]:
-    """The pairs of a source: TSV files, two files line by line, or dates made by code.
+    """The pairs of a source: TSV files, two files line by line, or generated dates.
 
     >>> next(pairs(None, DataConfig(format="dates")))[1][-1] in "日年月〇一二三四五六七八九十百千万零"
     True

@@ -1,4 +1,4 @@
-"""Prepared data: tokens written once, and again only when what they were made from has changed."""
+"""Prepared data: tokens written once, and again only when their sources have changed."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ class PreparedData(NamedTuple):
 def prepare(
     recipe: Recipe, folder: str | Path, progress: Progress | None = None, fingerprint: str | None = None
 ) -> PreparedData:
-    """The tokens of a recipe, from `folder` (or a place in the recipe's `data.cache`) or made there now.
+    """The tokens of a recipe, from `folder` (or a place in the recipe's `data.cache`) or prepared there now.
 
-    A folder that was made from the same sources in the same way is used as it is. Otherwise a new one is written
+    A folder that was prepared from the same sources in the same way is used as it is. Otherwise a new one is written
     beside it and put in its place when it is whole. With a `fingerprint`, tokens that have another one are refused.
 
     >>> import tempfile
@@ -88,28 +88,28 @@ def prepare(
         folder = Path(recipe.data.cache) / hashlib.sha256(json.dumps(origin).encode()).hexdigest()[:16]
     if (found := open_prepared(folder, origin)) is not None:
         return check_fingerprint(found, recipe, fingerprint)
-    with stage_folder(folder, HASH if recipe.data.cache is not None else None) as (place, made):
+    with stage_folder(folder, HASH if recipe.data.cache is not None else None) as (place, staged):
         try:
-            write(recipe, made, origin, progress or (lambda what, done, total: None))
+            write(recipe, staged, origin, progress or (lambda what, done, total: None))
         except OSError as error:
             raise OSError(f"{folder} cannot be written: {error.strerror or error}") from None
-        if (whole := open_prepared(made, origin)) is not None:
+        if (whole := open_prepared(staged, origin)) is not None:
             check_fingerprint(whole, recipe, fingerprint)
         with lock_folder(place.parent):
             if (found := open_prepared(folder, origin)) is None:  # else another process was quicker
-                replace_folder(made, place)
+                replace_folder(staged, place)
                 found = open_prepared(folder, origin)
     if found is None:
         raise ValueError(f"{folder} was changed while it was written")
     return found
 
 
-def check_fingerprint(found: PreparedData, recipe: Recipe, fingerprint: str | None) -> PreparedData:
+def check_fingerprint(prepared: PreparedData, recipe: Recipe, fingerprint: str | None) -> PreparedData:
     """Prepared data as they are, unless they should have been others."""
-    if fingerprint is not None and found.fingerprint != fingerprint:
+    if fingerprint is not None and prepared.fingerprint != fingerprint:
         name = recipe.data.train or f"data.format {recipe.data.format!r}"
-        raise ValueError(f"{name} gives other tokens than those the run was trained on, so it cannot go on")
-    return found
+        raise ValueError(f"{name} gives other tokens than those the run was trained on, so it cannot be resumed")
+    return prepared
 
 
 def find_prepared(recipe: Recipe, folder: Path, fingerprint: str) -> tuple[PreparedData, bool] | None:
@@ -155,7 +155,7 @@ def open_prepared(folder: Path, origin: dict[str, Any] | None = None) -> Prepare
         source = Tokenizer.from_file(str(own)) if own.is_file() else tokenizer
         train, valid = (TokenStore(folder, name, manifest[name]) for name in ("train", "valid"))
         special = SpecialIds.from_dict(manifest["special"])
-    except Exception:  # damaged in whatever way: it is made again
+    except Exception:  # damaged in whatever way: it is prepared again
         return None
     return PreparedData(folder, tokenizer, source, special, train, valid, manifest["skipped"])
 
@@ -164,8 +164,8 @@ def open_prepared(folder: Path, origin: dict[str, Any] | None = None) -> Prepare
 def stage_folder(folder: Path, names: str | None) -> Iterator[tuple[Path, Path]]:
     """Where a folder really is, and one beside it to write into, which is gone afterward unless it took its place.
 
-    What killed processes left there goes too, since nobody holds it any more: that of folders of this name, or of all
-    that match `names`.
+    What killed processes left there is deleted too, since nobody locks it any more: that of folders of this name, or of
+    all that match `names`.
     """
     folder = folder.resolve()
     names = glob.escape(folder.name) if names is None else names
@@ -178,17 +178,17 @@ def stage_folder(folder: Path, names: str | None) -> Iterator[tuple[Path, Path]]
                 for suffix in (PART, OLD):
                     for leftover in folder.parent.glob(f".{names}-*{suffix}"):
                         remove_unless_locked(leftover)
-                made = staging_folder(folder)
-                stack.callback(shutil.rmtree, made, ignore_errors=True)
-                stack.enter_context(lock_folder(made))
+                staged = staging_folder(folder)
+                stack.callback(shutil.rmtree, staged, ignore_errors=True)
+                stack.enter_context(lock_folder(staged))
         except OSError as error:
             raise type(error)(f"{folder} cannot be written: {error.strerror}") from None
-        yield folder, made
+        yield folder, staged
 
 
 @contextmanager
 def lock_folder(folder: Path, wait: bool = True) -> Iterator[None]:
-    """A folder that one process holds at a time, and lets go however it ends; without `wait`, an error if one does."""
+    """Lock a folder; the lock ends with the process, however that ends. Without `wait`, an error if it is locked."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         try:
@@ -281,13 +281,13 @@ def write_tokens(
 
 def too_long(example: Example, tokens: tuple[Any, ...], recipe: Recipe) -> bool:
     """Whether a side of a pair has more tokens than `data.sequence_length`; refused unless such pairs are skipped."""
-    most = max(len(tokens[0]), len(tokens[1]) - 1)  # a decoder reads its target without the last token
-    if most > recipe.data.sequence_length and recipe.data.too_long == "refuse":
+    longest = max(len(tokens[0]), len(tokens[1]) - 1)  # a decoder reads its target without the last token
+    if longest > recipe.data.sequence_length and recipe.data.too_long == "refuse":
         raise ValueError(
-            f"a pair has {most} tokens on one side, and data.sequence_length is {recipe.data.sequence_length} "
+            f"a pair has {longest} tokens on one side, and data.sequence_length is {recipe.data.sequence_length} "
             f"(data.too_long 'skip' leaves such pairs out): {quote(example[0])}"
         )
-    return most > recipe.data.sequence_length
+    return longest > recipe.data.sequence_length
 
 
 def with_progress(examples: Iterable[Example], what: str, total: int | None, report: Progress) -> Iterator[Example]:

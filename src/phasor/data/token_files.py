@@ -15,7 +15,7 @@ class TokenStore:
     """The examples of one split, mapped: `store[i]` is the tokens of an example, an array for each of its sides.
 
     Documents have one side, pairs two. `lengths` is `[examples, sides]`; `text_bytes` is how many bytes of UTF-8 the
-    texts of the last side had, for measures that do not depend on a tokenizer. `sha256` is that of all examples.
+    texts of the last side had, for metrics that do not depend on a tokenizer. `sha256` is that of all examples.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

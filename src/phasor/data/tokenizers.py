@@ -24,7 +24,7 @@ BYTE_VOCABULARY = len(SPECIALS) + 256
 
 
 class SpecialIds(Config):
-    """The tokens that batches are made with: padding, both ends of a text, the mask, and a decoder's first one."""
+    """The ids of the special tokens in batches: padding, both ends of a text, the mask, and a decoder's first one."""
 
     pad: int = 0
     bos: int | None = 1

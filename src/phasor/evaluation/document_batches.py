@@ -1,4 +1,4 @@
-"""Documents as rows to measure on: each from its beginning, whatever else is measured."""
+"""Documents as rows to evaluate on: each from its beginning, whatever else is evaluated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DocumentBatches:
     """Every document in a row of its own, or in several if it has more than `length` tokens; batches by length.
 
     Training packs documents end to end and cuts rows wherever they are full. Here a document that fits into a row is
-    never cut, so that what is measured of it does not depend on its neighbors. With `vocab_size` tokens are masked,
+    never cut, so that its metrics do not depend on its neighbors. With `vocab_size` tokens are masked,
     always the same ones.
 
     >>> import tempfile
@@ -37,8 +37,8 @@ class DocumentBatches:
         self, store: TokenStore, length: int, batch_tokens: int, special: SpecialIds, vocab_size: int | None = None
     ) -> None:
         self.store, self.special, self.vocab_size = store, special, vocab_size
-        self.ahead = 1 if vocab_size is None else 0  # tokens of a document that are only predicted
-        whole = np.maximum(store.lengths[:, 0] - self.ahead, 0)
+        self.shift = 1 if vocab_size is None else 0  # tokens of a document that are only targets
+        whole = np.maximum(store.lengths[:, 0] - self.shift, 0)
         rows = -(-whole // length)
         document = np.repeat(np.arange(len(store)), rows)
         before = length * (np.arange(len(document)) - np.repeat(np.cumsum(rows) - rows, rows))
@@ -60,7 +60,7 @@ class DocumentBatches:
         address = (self.starts[chosen, None] + columns)[real]
         tokens, targets = (np.full(real.shape, self.special.pad, np.int64) for _ in range(2))
         tokens[real] = self.store.tokens[0][address]
-        targets[real] = self.store.tokens[0][address + self.ahead]
+        targets[real] = self.store.tokens[0][address + self.shift]
         arrays = {"tokens": tokens, "targets": targets, "weights": real.astype(np.float32)}
         if self.vocab_size is not None:
             arrays |= mask_tokens(tokens, real, [SEED, number], self.special, self.vocab_size)

@@ -39,13 +39,13 @@ def evaluate(
 ) -> dict[str, Any]:
     """Evaluate the model of a run folder, on all of its validation texts or on `data`, read as the run read its own.
 
-    `target` is the other side of a parallel text in two files. `limit` takes only so many examples, the first ones.
+    `target` is the other side of a parallel text in two files. `limit` takes the first examples only.
     `progress` is called with how far the evaluation is, and out of how much.
 
     - Language models: `loss` in nats per token, `perplexity`, and `bits_per_byte`, which does not depend on the
       tokenizer: the bits of all tokens over the `bytes` of the texts in UTF-8. Every token counts once, the end of a
       document included; what a document begins with (`bos`) is not predicted. Each document is read from its
-      beginning, and one of more than `data.sequence_length` tokens in pieces of so many.
+      beginning, and one of more than `data.sequence_length` tokens in pieces.
     - Encoders: `masked_accuracy` and `loss` over masked tokens, always the same ones.
     - Translation: `bleu` and `chrf` in percent by sacrebleu, with its tokenizer "zh" where most targets are Chinese,
       the share of translations that are an `exact_match`, and `loss` and `perplexity` of a target token.
@@ -130,20 +130,20 @@ def translation_metrics(
     """The metrics of a model that translates."""
     model = trained.model
     assert model.decoder is not None
-    most = reach(model.decoder)
+    limit = reach(model.decoder)
     for number, length in enumerate((store.lengths[:, 1] - 1).tolist(), 1):
-        if most is not None and length > most:
-            raise ValueError(f"the target {number} has {length} tokens, and this model allows {most}")
+        if limit is not None and length > limit:
+            raise ValueError(f"the target {number} has {length} tokens, and this model allows {limit}")
     sources = [store[i][0].tolist() for i in range(len(store))]
     batches = Batches(store, trained.recipe, special=trained.special, shuffled=False)
     work = len(store) + batches.per_epoch
     new = translated(model, sources, num_beams=num_beams, progress=lambda done, _: report(done, work))
-    found = scores(trained.tokenizers.target.decode_batch(new), references)
+    quality = scores(trained.tokenizers.target.decode_batch(new), references)
     nats, tokens, _ = totals(
         trained, batches.stream(0, batches.per_epoch), lambda done: report(len(store) + done, work)
     )
     sizes = {"sentences": len(store), "tokens": tokens}
-    return {**found, "perplexity": perplexity(nats / tokens), "loss": nats / tokens, **sizes}
+    return {**quality, "perplexity": perplexity(nats / tokens), "loss": nats / tokens, **sizes}
 
 
 def totals(trained: TrainedRun, batches: Iterable[Batch], report: Callable[[int], None]) -> tuple[float, int, int]:

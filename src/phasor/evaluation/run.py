@@ -1,4 +1,4 @@
-"""What a run left, opened again: its recipe, its model and its tokens."""
+"""A trained run, loaded: its recipe, its model and its tokens."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TrainedRun:
         prepared = open_prepared(self.folder / DATA)
         if prepared is None:
             raise ValueError(
-                f"the data of {self.folder} are no longer in {self.folder / DATA}: give a file to measure on"
+                f"the data of {self.folder} are no longer in {self.folder / DATA}: give a file to evaluate on"
             )
         return prepared.valid_texts()
 
@@ -73,7 +73,7 @@ def open_run(folder: Path, device: torch.device) -> TrainedRun:
         return TrainedRun(folder, recipe, model, special, MODEL)
     state = load_newest(folder / CHECKPOINTS)
     if state is None:
-        raise ValueError(f"{folder} has neither a model nor a whole checkpoint: the run has not come that far")
+        raise ValueError(f"{folder} has neither a model nor a whole checkpoint: it has not been trained that far")
     if prepared is None:
         raise ValueError(f"the data of {folder} are no longer in {folder / DATA}, and its checkpoints need them")
     return TrainedRun(folder, recipe, from_checkpoint(state, prepared).to(device), prepared.special, state.folder.name)

@@ -30,7 +30,7 @@ def translate(
     `run` is the folder of a run, that of an encoder-decoder with a tokenizer in whatever format phasor loads, or such
     a model, which stays where it is unless a device is named. Texts of about one length are translated together, as
     many as have `batch_tokens` tokens. Without `max_new_tokens` a translation may have about twice the tokens of its
-    text. `progress` is told how many texts are done, and of how many.
+    text. `progress` is called with how many texts are done, and of how many.
 
     >>> from phasor import SpecialTokens, preset
     >>> from phasor.data.tokenizers import byte_tokenizer
@@ -57,7 +57,7 @@ def translate(
     if trained is not None:  # the names of special tokens are text, as they were in training
         read = [ids.tolist() for ids in encode_texts(texts, reader, True, trained.special)]
     else:
-        read = [found.ids for found in reader.encode_batch_fast(list(texts))]
+        read = [encoding.ids for encoding in reader.encode_batch_fast(list(texts))]
     new = translated(
         model,
         [ids if text.strip() else [] for text, ids in zip(texts, read, strict=True)],

@@ -59,10 +59,10 @@ def check_config(
     config: ModelConfig, recipe: Recipe, vocab_size: int, source_vocab_size: int | None = None
 ) -> ModelConfig:
     """The configuration as it is, or one sentence about why the recipe cannot train it."""
-    wanted = SHAPES[recipe.task]
-    if config.shape != wanted:
-        wanted, found = (f"{'an' if shape.startswith('e') else 'a'} {shape}" for shape in (wanted, config.shape))
-        raise ValueError(f"the task {recipe.task!r} trains {wanted}, and this model is {found}")
+    expected = SHAPES[recipe.task]
+    if config.shape != expected:
+        expected, actual = (f"{'an' if shape.startswith('e') else 'a'} {shape}" for shape in (expected, config.shape))
+        raise ValueError(f"the task {recipe.task!r} trains {expected}, and this model is {actual}")
     if not config.has_logits:
         raise ValueError(f"training needs a head that gives logits, and this model's is {config.head.kind!r}")
     if config.vocab_size < vocab_size:
@@ -71,10 +71,10 @@ def check_config(
     if recipe.task == "translation" and known < read:
         raise ValueError(f"the source's tokenizer has {read} tokens, and the model's source vocabulary {known}")
     for position in (config.input_position, *config.layer_positions()):
-        most = position.max_positions
-        if most is not None and recipe.data.sequence_length > most:
+        limit = position.max_positions
+        if limit is not None and recipe.data.sequence_length > limit:
             raise ValueError(
-                f"data.sequence_length is {recipe.data.sequence_length}, and this model allows {most} tokens"
+                f"data.sequence_length is {recipe.data.sequence_length}, and this model allows {limit} tokens"
             )
     return config
 

@@ -34,7 +34,7 @@ from phasor.training.state import (
 )
 from phasor.training.trainer import StepHandle, StepResult, Trainer
 
-VALIDATION_BATCHES = 64  # at most so many are evaluated during a run; `evaluate` takes them all
+VALIDATION_BATCHES = 64  # the most that a run evaluates; `evaluate` takes them all
 # What may not change in a run that is resumed: the order of the data and what is saved follow from these.
 FIXED = ("seed", "batch_tokens", "gradient_accumulation_steps", "ema_decay")
 FREE_DATA = ("cache", "workers")
@@ -116,8 +116,8 @@ def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> Non
     """Refuse to resume where something is no longer what it was."""
     changed = describe_changes({name: before.get(name) for name in now}, now)
     if changed:
-        shown = "; ".join(changed[:5]) + (f"; and {n} more" if (n := len(changed) - 5) > 0 else "")
-        raise ValueError(f"{folder} cannot be resumed with another recipe: {shown}")
+        listed = "; ".join(changed[:5]) + (f"; and {n} more" if (n := len(changed) - 5) > 0 else "")
+        raise ValueError(f"{folder} cannot be resumed with another recipe: {listed}")
 
 
 class TrainingLoop:
@@ -229,7 +229,7 @@ class TrainingLoop:
             self.folder.log(self.step, **values, tokens=self.tokens, tokens_per_second=speed)
 
     def evaluation_due(self) -> bool:
-        """Whether this step ends with an evaluation that was not made yet."""
+        """Whether this step ends with an evaluation that is not done yet."""
         every = self.recipe.train.evaluate_every
         due = self.step > 0 and (self.step % every == 0 or self.step >= self.steps)
         return due and self.evaluated != self.step and self.datasets.valid.per_epoch > 0

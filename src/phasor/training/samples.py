@@ -19,8 +19,8 @@ def sample_text(model: Transformer, recipe: Recipe, datasets: Datasets) -> str |
     if recipe.task == "lm":
         bos = model.special.bos
         room = [p.max_positions for p in (model.config.input_position, *model.config.layer_positions())]
-        most = min([TOKENS, recipe.data.sequence_length, *(n for n in room if n is not None)]) - 1
-        new = generate(model, [0 if bos is None else bos], max_new_tokens=max(1, most), temperature=0.8, seed=0)
+        limit = min([TOKENS, recipe.data.sequence_length, *(n for n in room if n is not None)]) - 1
+        new = generate(model, [0 if bos is None else bos], max_new_tokens=max(1, limit), temperature=0.8, seed=0)
         return tokenizer.decode(new)
     batch = datasets.valid[0]
     assert batch.source is not None
