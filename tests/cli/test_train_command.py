@@ -207,7 +207,7 @@ def test_a_mistake_leaves_a_folder_that_was_there_as_it_was(place: Path, run_pha
     assert [path.name for path in (place / "run").iterdir()] == ["mine"]
 
 
-@pytest.mark.parametrize("at", ["phasor.training.run.save", "phasor.training.run.Run.log"])
+@pytest.mark.parametrize("at", ["phasor.training.run.save", "phasor.training.run.RunFolder.log"])
 def test_a_disk_full_elsewhere_names_the_checkpoint_that_is_left(
     at: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
