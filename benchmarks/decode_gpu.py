@@ -357,7 +357,7 @@ def sweep_attention(batch: int) -> None:
     rope_args = RotaryArgs(torch.tensor(rope.fixed.increments, device=DEVICE), 1.0, width, False)
     made = qkv.view(batch, groups, heads // groups + 2, width).double()
     cos, sin = (x[:, None] for x in rope.cos_sin(counts[:, None], dtype=torch.float64))
-    q, k = (phasor.ops.rope.rope.rotate_pairs_ref(x, cos, sin, "half") for x in (made[:, :, :-2], made[:, :, -2:-1]))
+    q, k = (phasor.ops.rope.rotate_pairs_ref(x, cos, sin, "half") for x in (made[:, :, :-2], made[:, :, -2:-1]))
     keys = torch.cat((caches[0][0, :, :held].double().transpose(1, 2), k), dim=2)
     values = torch.cat((caches[0][1, :, :held].double().transpose(1, 2), made[:, :, -1:]), dim=2)
     truth = ((q @ keys.mT) * width**-0.5).softmax(-1) @ values

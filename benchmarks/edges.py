@@ -21,14 +21,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from phasor.ops import dispatch, float8
+from phasor.ops import dispatch, float8, glu, norm, rope
 from phasor.ops.adamw import AdamW
 from phasor.ops.attention.attention import ScoreMod, attention, attention_ref
 from phasor.ops.attention.mask import Mask
-from phasor.ops.cross_entropy.cross_entropy import linear_cross_entropy
-from phasor.ops.glu import glu
-from phasor.ops.norm import norm
-from phasor.ops.rope import rope
+from phasor.ops.cross_entropy import linear_cross_entropy
 
 DEVICE = "cuda"
 NUMBERS, ENDS, PART = 1 << 31, 16, 1 << 14
@@ -144,7 +141,7 @@ def gates() -> None:
     width = 16384
     rows = 2 * NUMBERS // width + 24
     for kind in ("swiglu", "geglu"):
-        by_rows(kind, partial(glu.glu, kind=kind), partial(glu.glu_ref, kind=kind), trained(rows, width))
+        by_rows(kind, partial(glu.glu, activation=kind), partial(glu.glu_ref, activation=kind), trained(rows, width))
 
 
 def rotations() -> None:

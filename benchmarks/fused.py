@@ -23,12 +23,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from phasor import Transformer
-from phasor.ops import dispatch, float8
+from phasor.ops import cross_entropy, dispatch, float8, glu, norm
 from phasor.ops.adamw import AdamW
-from phasor.ops.cross_entropy import cross_entropy
+from phasor.ops.cross_entropy.cross_entropy import linear_cross_entropy_op
 from phasor.ops.float8 import kernels
-from phasor.ops.glu import glu
-from phasor.ops.norm import norm
 
 TOKENS, DIM, HIDDEN = 16384, 2048, 8192
 VOCABULARIES = (32000, 128256)
@@ -198,7 +196,7 @@ def options() -> None:
             for given in ((0.0, 0.0, 1.0, None), (0.1, 0.01, 0.5, 3.0)):
                 twins = [x.detach().double().requires_grad_() for x in (h, w, b)]
                 true = cross_entropy.linear_cross_entropy_ref(*twins, targets, weights.double(), *given).loss
-                out = cross_entropy._linear_cross_entropy(h, w, b, targets, weights, *given, dtype, [True] * 3, 1024)[0]
+                out = linear_cross_entropy_op(h, w, b, targets, weights, *given, dtype, [True] * 3, 1024, True)[0]
                 found = [out, *torch.autograd.grad(out, (h, w, b))]
                 error = off(found, [true, *torch.autograd.grad(true, twins)])
                 worst[f"{str(dtype)[6:]} {count} x {width} x {vocabulary} {given}"] = (error, allowed)
@@ -403,20 +401,20 @@ def settings(rate: float) -> Iterator[tuple[str, str, Made, float]]:
             yield (
                 f"linear cross-entropy {vocabulary} (chunk_size)",
                 f"{rows:6}",
-                lambda h=h, w=w, tall=tall, n=rows: cross_entropy._linear_cross_entropy(
-                    h, w, None, *tall, 0.0, 0.0, 1.0, None, torch.bfloat16, [True, True, False], n
+                lambda h=h, w=w, tall=tall, n=rows: linear_cross_entropy_op(
+                    h, w, None, *tall, 0.0, 0.0, 1.0, None, torch.bfloat16, [True, True, False], n, True
                 ),
                 limit,
             )
     x, r, weight, dy = randn(TOKENS, DIM), randn(TOKENS, DIM), randn(DIM), randn(TOKENS, DIM)
     x, r, weight, dy = (t.detach() for t in (x, r, weight, dy))
-    s, _, mean, scale = norm_kernels.forward(x, r, weight, None, 1e-5, 0.0, False, x.dtype)
+    s, _, mean, scale = norm_kernels.norm_forward(x, r, weight, None, 1e-5, 0.0, False, x.dtype)
     size = x.numel() * 2 / rate
     for warps in (2, 4, 8, 16):
         yield (
             "sum and norm, forward (warps=)",
             f"{warps:3}",
-            lambda w=warps: norm_kernels.forward(x, r, weight, None, 1e-5, 0.0, False, x.dtype, w),
+            lambda w=warps: norm_kernels.norm_forward(x, r, weight, None, 1e-5, 0.0, False, x.dtype, w),
             4 * size,
         )
         for share in (1, 2, 4, 8, 16):
@@ -424,7 +422,7 @@ def settings(rate: float) -> Iterator[tuple[str, str, Made, float]]:
             yield (
                 "sum and norm, backward (warps=, programs= times the multiprocessors)",
                 f"{warps:3} {share:3}",
-                lambda w=warps, p=programs: norm_kernels.backward(
+                lambda w=warps, p=programs: norm_kernels.norm_backward(
                     dy, dy, s, weight, None, mean, scale, 0.0, False, w, p
                 ),
                 4 * size,
@@ -436,13 +434,13 @@ def settings(rate: float) -> Iterator[tuple[str, str, Made, float]]:
             yield (
                 "swiglu, forward (block=, warps=)",
                 f"{block:5} {warps:3}",
-                lambda b=block, w=warps: glu_kernels.forward(both, "swiglu", b, w),
+                lambda b=block, w=warps: glu_kernels.glu_forward(both, "swiglu", b, w),
                 3 * size,
             )
             yield (
                 "swiglu, backward (block=, warps=)",
                 f"{block:5} {warps:3}",
-                lambda b=block, w=warps: glu_kernels.backward(grad, both, "swiglu", b, w),
+                lambda b=block, w=warps: glu_kernels.glu_backward(grad, both, "swiglu", b, w),
                 5 * size,
             )
 

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 import phasor
-from phasor.ops.rope import rope
-from phasor.ops.rope.rope import RopeArgs
+from phasor.ops.rope import RopeArgs, rope_kernel, rope_qkv_kernel, rope_qkv_ref, rotate_pairs_ref, split_qkv
+from phasor.ops.rope.reference import split_pairs
+from phasor.ops.rope.rope import rope_qkv_op
 
 ROWS, TOKENS, HEADS, KEYS, WIDTH = 4, 8192, 32, 8, 128
 Call = Callable[[], Any]
@@ -85,9 +86,9 @@ def worst(got: Tensor, true: Tensor, pairing: str, width: int) -> float:
     off = (got.double() - true)[..., :width].detach().abs()
     if got.dtype == torch.float32:
         return float(off.max())
-    norm = torch.hypot(*rope.pair(true[..., :width].detach(), pairing))
+    norm = torch.hypot(*split_pairs(true[..., :width].detach(), pairing))
     unit = norm.log2().floor().exp2() * torch.finfo(got.dtype).eps
-    return max(float((x / unit).max()) for x in rope.pair(off, pairing))
+    return max(float((x / unit).max()) for x in split_pairs(off, pairing))
 
 
 def check(device: str, rows: int, tokens: int, heads: int, keys: int, width: int) -> dict[str, float]:
@@ -101,16 +102,16 @@ def check(device: str, rows: int, tokens: int, heads: int, keys: int, width: int
                 turn = turn_of(rope, torch.randint(0, 2**36, (rows, tokens), device=device))
                 like: dict[str, Any] = {"device": device, "dtype": dtype}
                 fused = drawn(rows, tokens, keys, heads // keys + 2, width, **like).clamp(-2, 2).requires_grad_()
-                rope.rope_qkv(torch.zeros_like(fused), turn, pairing)  # what is checked are launches again
-                parts = rope.rope_qkv(fused, turn, pairing)
+                rope_qkv_kernel(torch.zeros_like(fused), turn, pairing)  # what is checked are launches again
+                parts = rope_qkv_kernel(fused, turn, pairing)
                 grads = [drawn(*x.shape, **like).clamp(-2, 2) for x in parts]
                 (back,) = torch.autograd.grad(parts, fused, grads)
                 exact = fused.detach().double().requires_grad_()
-                true = rope.rope_qkv_ref(exact, turn, pairing)
+                true = rope_qkv_ref(exact, turn, pairing)
                 (true_back,) = torch.autograd.grad(true, exact, [x.double() for x in grads])
-                q, k, v = rope.split_qkv(fused.detach())
+                q, k, v = split_qkv(fused.detach())
                 heads_first = q.flatten(2, 3).transpose(1, 2).contiguous().transpose(1, 2)
-                apart = rope.rope(heads_first, k, turn, pairing)
+                apart = rope_kernel(heads_first, k, turn, pairing)
                 pairs = [*zip(parts, true, strict=True), *zip(apart, true, strict=False), (back, true_back)]
                 error = max(worst(a, b, pairing, turned) for a, b in pairs if a is not parts[2])
                 same = all(torch.equal(a[..., turned:], b[..., turned:].to(dtype)) for a, b in pairs)
@@ -217,19 +218,19 @@ def compare() -> dict[str, Any]:
     turn = turn_of(half, at)
 
     def split(projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = rope.split_qkv(projected)
+        q, k, v = split_qkv(projected)
         return q.flatten(2, 3), k, v
 
     cos, sin = half.cos_sin(at)
     compiled = torch.compile(
         lambda x: tuple(
-            rope.rotate_pairs_ref(y, cos[None, :, None], sin[None, :, None], "half") if i < 2 else y.contiguous()
+            rotate_pairs_ref(y, cos[None, :, None], sin[None, :, None], "half") if i < 2 else y.contiguous()
             for i, y in enumerate(split(x))
         ),
         dynamic=False,
     )
     ways: dict[str, Callable[..., Any]] = {
-        "phasor": lambda x: rope.rope_qkv_op(x, *turn, False, False),
+        "phasor": lambda x: rope_qkv_op(x, *turn, False, False),
         "torch.compile": compiled,
     }
     if "Liger" in turns:
@@ -238,7 +239,7 @@ def compare() -> dict[str, Any]:
             split(x)[2].contiguous(),
         )
     report.case("split and turn", whole, {who: lambda way=way: way(fused) for who, way in ways.items()})
-    views = {"phasor": lambda: rope.rope_qkv(fused, turn, "half")}
+    views = {"phasor": lambda: rope_qkv_kernel(fused, turn, "half")}
     report.case("split and turn, values a view", least, views)
     parts = [drawn(*x.shape) for x in split(fused)]
     both = {who: back_and_forth(way, [fused], parts) for who, way in ways.items() if "Liger" not in who}
@@ -256,7 +257,7 @@ def decode(report: Report, rows: int, rope: phasor.Rotary) -> None:
     calls: dict[str, Call] = {
         who: lambda turn=turn: turn(q, k) for who, turn in peers(rope, at).items() if who != "transformers"
     }
-    calls["phasor, from projection"] = lambda: rope.rope_qkv(fused, turn, "half")
+    calls["phasor, from projection"] = lambda: rope_qkv_kernel(fused, turn, "half")
     how: dict[str, Any] = {"calls": 50, "cold": False}
     name = f"one token, batch {rows}"
     report.case(name, floor(q.numel() + k.numel(), **how), calls, **how)
@@ -267,7 +268,7 @@ def decode(report: Report, rows: int, rope: phasor.Rotary) -> None:
 
 def sweep() -> None:
     """Programs a token and warps, for large and small sizes."""
-    from phasor.ops.rope.kernels import Schedule, launch
+    from phasor.ops.rope.kernels import Schedule, launch_rope
 
     for rows, count, form, turned in (
         (ROWS, TOKENS, "half", WIDTH),
@@ -285,7 +286,7 @@ def sweep() -> None:
         rope = phasor.Rotary(head_dim=WIDTH, rotary_dim=turned)
         turn = turn_of(rope, torch.arange(count, device="cuda"))
         fused = drawn(rows, count, KEYS, HEADS // KEYS + 2, WIDTH)
-        parts = rope.split_qkv(fused)
+        parts = split_qkv(fused)
         into = tuple(torch.empty(x.shape, dtype=x.dtype, device="cuda") for x in parts)
         if form in ("half", "adjacent"):
             heads = torch.empty(rows, count, HEADS, WIDTH, dtype=fused.dtype, device="cuda")
@@ -299,10 +300,10 @@ def sweep() -> None:
         for each in (1, 2) if large else (1, 2, 4, 8):
             line = []
             for warps in (1, 2, 4, 8) if large else (1, 2, 4):
-                options: dict[str, Any] = {"adjacent": form == "adjacent", "back": form == "joined"}
+                options: dict[str, Any] = {"adjacent": form == "adjacent", "inverse": form == "joined"}
                 options["schedule"] = Schedule(each, warps)
                 try:
-                    took = timed(partial(launch, source, target, *turn, **options), **how)
+                    took = timed(partial(launch_rope, source, target, *turn, **options), **how)
                     line.append(f"{warps} warps {took:.5f} ({least / took:.1%})")
                 except Exception as error:
                     line.append(f"{warps} warps failed: {str(error).splitlines()[0][:60]}")

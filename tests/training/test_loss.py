@@ -10,7 +10,7 @@ from training_runs import SMALL, Documents
 from phasor import ModelConfig, Record, Transformer, balancing_loss
 from phasor.data.batch import Batch
 from phasor.nn.heads import BALANCE_WEIGHT
-from phasor.ops.cross_entropy.cross_entropy import linear_cross_entropy_ref, weighted_sum
+from phasor.ops.cross_entropy import linear_cross_entropy_ref, weighted_sum
 
 # A CPU without bfloat16 products says so once, and takes another way.
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,10 +29,10 @@ from phasor.ops.attention import cudnn, flash
 from phasor.ops.attention.attention import ScoreMod, SinkQueries, one_call_why_not
 from phasor.ops.attention.bias import Bias
 from phasor.ops.attention.mask import Mask
-from phasor.ops.cross_entropy import cross_entropy
+from phasor.ops.cross_entropy import CROSS_ENTROPY
 from phasor.ops.float8 import float8_mlp_why_not
-from phasor.ops.glu import glu
-from phasor.ops.norm import norm
+from phasor.ops.glu import GLU, GLU_LINEAR
+from phasor.ops.norm import NORM
 from phasor.quantization import quantize
 from phasor.training.float8 import Float8FeedForward, convert_to_float8
 from phasor.transformer import Block, Transformer
@@ -218,25 +219,24 @@ def crosses_by_intervals(case: Case) -> str | None:
 
 
 def norm_by_kernel(x: Tensor, module: nn.Module) -> str | None:
-    return norm.why_not(x, *weights_of(module))
+    return NORM.paths[0].why_not(x, *norm_args(module))
 
 
-def norm_in_one(module: nn.Module) -> str | None:
-    return norm.one_operation_why_not(
-        *weights_of(module), getattr(module, "offset", 0.0), centered=isinstance(module, LayerNorm)
-    )
+def norm_in_one(x: Tensor, module: nn.Module) -> str | None:
+    return NORM.paths[1].why_not(x, *norm_args(module))
 
 
-def weights_of(module: nn.Module) -> tuple[Tensor | None, Tensor | None]:
-    return getattr(module, "weight", None), getattr(module, "bias", None)
+def norm_args(module: nn.Module) -> tuple[Any, ...]:
+    weights = getattr(module, "weight", None), getattr(module, "bias", None)
+    return *weights, getattr(module, "eps", 0.0), getattr(module, "offset", 0.0), isinstance(module, LayerNorm)
 
 
 def loss_in_chunks(case: Case) -> str | None:
-    return cross_entropy.why_not(*case.judged)
+    return CROSS_ENTROPY.paths[1].why_not(*case.judged)
 
 
 def loss_by_kernel(case: Case) -> str | None:
-    return loss_in_chunks(case) or cross_entropy.kernel_why_not(case.dtype, case.judged[0])
+    return CROSS_ENTROPY.paths[0].why_not(*case.judged)
 
 
 def gates_with_projection(case: Case) -> str | None:
@@ -244,7 +244,7 @@ def gates_with_projection(case: Case) -> str | None:
     if not isinstance(network, FeedForward) or not network.plain:
         return "the network has experts, or its last projection a bias or dropout before it"
     weight = case.tensor(case.config.dim, case.config.hidden_dim)
-    return glu.linear_why_not(case.projected, weight, case.layer.feedforward.activation.kind)
+    return GLU_LINEAR.paths[0].why_not(case.projected, weight, case.layer.feedforward.activation.kind)
 
 
 def gates_in_float8(case: Case) -> str | None:
@@ -255,7 +255,7 @@ def gates_in_float8(case: Case) -> str | None:
 
 
 def gates_by_kernel(case: Case) -> str | None:
-    return glu.why_not(case.projected, case.layer.feedforward.activation.kind)
+    return GLU.paths[0].why_not(case.projected, case.layer.feedforward.activation.kind)
 
 
 def step_on_device(case: Case) -> str | None:
@@ -317,7 +317,7 @@ OPS = (
         "query and key norm",
         (
             Route("Triton kernel", lambda case: norm_by_kernel(case.queries, case.block.attention.q_norm)),
-            Route("one operation of torch", lambda case: norm_in_one(case.block.attention.q_norm)),
+            Route("one operation of torch", lambda case: norm_in_one(case.queries, case.block.attention.q_norm)),
             Route("torch in float32, then the weight"),
         ),
         lambda case: case.layer.attention.qk_norm != "none",
@@ -326,7 +326,7 @@ OPS = (
         "norm",
         (
             Route("Triton kernel", lambda case: norm_by_kernel(case.hidden, case.norm)),
-            Route("one operation of torch", lambda case: norm_in_one(case.norm)),
+            Route("one operation of torch", lambda case: norm_in_one(case.hidden, case.norm)),
             Route("torch in float32, then the weight"),
         ),
         lambda case: case.config.norm.kind != "none",

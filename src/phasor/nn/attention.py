@@ -14,7 +14,7 @@ from phasor.nn.norm import build_norm
 from phasor.nn.positions.base import Position
 from phasor.ops.attention.attention import ScoreMod, SinkQueries, attention, attention_ref
 from phasor.ops.attention.mask import Mask
-from phasor.ops.rope.rope import split_qkv
+from phasor.ops.rope import split_qkv
 
 
 @dataclass(slots=True)

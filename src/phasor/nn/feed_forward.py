@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phasor.config import ActivationConfig, FeedForwardConfig, SwiGLUClampedConfig
-from phasor.ops.glu.glu import GLU_ACTIVATIONS, glu, glu_linear
+from phasor.ops.glu import GLU_ACTIVATIONS, glu, glu_linear
 
 PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,

@@ -18,7 +18,7 @@ from phasor.config import (
 from phasor.nn.feed_forward import activate, untouched
 from phasor.nn.moe import balancing_loss
 from phasor.nn.norm import at_least_float32, build_norm
-from phasor.ops.cross_entropy.cross_entropy import (
+from phasor.ops.cross_entropy import (
     LossSums,
     linear_cross_entropy,
     logits_cross_entropy,
@@ -108,7 +108,7 @@ class LogitsHead(nn.Module):
             targets.flatten(),
             weights.flatten(),
             bias=self.bias,
-            smoothing=label_smoothing,
+            label_smoothing=label_smoothing,
             z_loss=z_loss,
             multiplier=self.multiplier,
             softcap=self.softcap,

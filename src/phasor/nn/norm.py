@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from phasor.config import LayerNormConfig, NoNormConfig, NormConfig, RMSNormConfig
-from phasor.ops.norm.norm import add_norm, norm
+from phasor.ops.norm import add_norm, norm
 
 
 class Norm(nn.Module):

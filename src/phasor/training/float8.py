@@ -10,7 +10,7 @@ from phasor.nn.feed_forward import FeedForward, untouched
 from phasor.nn.moe import Experts
 from phasor.ops.float8 import float8_linear, float8_linear_why_not, float8_mlp
 from phasor.ops.float8.float8 import AUTOGRAD_FUNCTIONS
-from phasor.ops.glu.glu import GLU_ACTIVATIONS
+from phasor.ops.glu import GLU_ACTIVATIONS
 from phasor.transformer import Block
 
 

@@ -9,8 +9,9 @@ from plain import normal
 from phasor import ModelConfig, Transformer
 from phasor.data.batch import Batch
 from phasor.nn.heads import LogitsHead
+from phasor.ops import cross_entropy as ops
 from phasor.ops import dispatch
-from phasor.ops.cross_entropy import cross_entropy as ops
+from phasor.ops.cross_entropy import cross_entropy as module
 
 # A CPU without bfloat16 products says so once, and takes another way.
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
@@ -49,8 +50,12 @@ def formula(made, targets, weights, smoothing, z_loss, multiplier, softcap):
     return (loss, nats, square), torch.autograd.grad(loss, (hidden, table, bias))
 
 
+def by_kernel():
+    return dispatch.forced_path() == "triton"
+
+
 def chunked(made, targets, weights, given, dtype=torch.float32, rows=5):
-    return ops._linear_cross_entropy(*made, targets, weights, *given, dtype, [True] * 3, rows)
+    return module.linear_cross_entropy_op(*made, targets, weights, *given, dtype, [True] * 3, rows, by_kernel())
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -96,8 +101,15 @@ def test_chunks_add_up_in_float32(form):
     weights[0] = 2.0
     with dispatch.force_path(form):
         made = (hidden, table, None)
-        out = ops._linear_cross_entropy(
-            *made, torch.zeros(count).long(), weights, *GIVEN["plain"], torch.bfloat16, [True, True, False], 1
+        out = module.linear_cross_entropy_op(
+            *made,
+            torch.zeros(count).long(),
+            weights,
+            *GIVEN["plain"],
+            torch.bfloat16,
+            [True, True, False],
+            1,
+            by_kernel(),
         )
     (gradient,) = torch.autograd.grad(out[0], table)
     # (2 + 32/256) / 2; summed up in bfloat16 it would stay at 1
@@ -141,7 +153,7 @@ def test_autocast_multiplies_in_its_type_and_gives_float32_gradients(form):
     halves = [x.detach().bfloat16() for x in made]
     sums, gradients = formula(halves, targets, weights, *GIVEN["all"])
     with dispatch.force_path(form), torch.autocast(DEVICE.type, torch.bfloat16):
-        assert ops.logits_dtype(made[0], made[1]) == torch.bfloat16
+        assert module.logits_dtype(made[0], made[1]) == torch.bfloat16
         out = chunked(made, targets, weights, GIVEN["all"], torch.bfloat16)
     assert abs(float(out[0].detach()) - float(sums[0].detach())) < 8 * 2**-9 * float(weights.sum())
     for a, b in zip(torch.autograd.grad(out[0], made), gradients, strict=True):
@@ -153,8 +165,8 @@ def test_without_gradients_none_are_computed():
     made, targets, weights = rows(9, 4, 17)
     with dispatch.force_path("triton"), torch.no_grad():
         sums = ops.linear_cross_entropy(made[0], made[1], targets, weights)
-        out = ops._linear_cross_entropy(
-            made[0], made[1], None, targets, weights, *GIVEN["plain"], torch.float32, [False] * 3, None
+        out = module.linear_cross_entropy_op(
+            made[0], made[1], None, targets, weights, *GIVEN["plain"], torch.float32, [False] * 3, None, True
         )
     assert not sums.loss.requires_grad
     assert [x.numel() for x in out[3:]] == [0, 0, 0]
@@ -189,8 +201,8 @@ def test_it_is_a_well_behaved_op(form, biased):
     made, targets, weights = rows(6, 3, 9)
     inputs = (made[0], made[1], made[2] if biased else None, targets, weights, *GIVEN["all"], torch.float32)
     with dispatch.force_path(form):
-        torch.library.opcheck(ops._linear_cross_entropy.op, (*inputs, [True, True, biased], 4))
-    torch.library.opcheck(ops._scaled.op, (made[0].detach(), torch.tensor(2.0), torch.bfloat16))
+        torch.library.opcheck(module.linear_cross_entropy_op.op, (*inputs, [True, True, biased], 4, by_kernel()))
+    torch.library.opcheck(module.scale_op.op, (made[0].detach(), torch.tensor(2.0), torch.bfloat16))
 
 
 def test_it_compiles_into_one_graph():
@@ -211,10 +223,11 @@ def test_it_compiles_into_one_graph():
 def test_many_logits_are_chunked_on_any_device_and_few_where_a_kernel_runs(monkeypatch):
     made, targets, weights = rows(9, 4, 17)
     called = []
-    monkeypatch.setattr(ops, "chunk_cross_entropy_for", lambda *given: called.append(given) or ops.cross_entropy_ref)
+    op = module.linear_cross_entropy_op
+    monkeypatch.setattr(module, "linear_cross_entropy_op", lambda *given: called.append(given) or op(*given))
     few = ops.linear_cross_entropy(*made[:2], targets, weights).loss
     assert not called
-    monkeypatch.setattr(ops, "SMALL", 9 * 17)
+    monkeypatch.setattr(module, "MAX_LOGITS_AT_ONCE", 9 * 17)
     many = ops.linear_cross_entropy(*made[:2], targets, weights).loss
     assert called
     torch.testing.assert_close(few, many)
@@ -266,8 +279,8 @@ def test_the_loss_of_every_head_is_the_plain_one(changes, form, monkeypatch):
         for weight in model.head.parameters():
             weight.add_(torch.randn_like(weight) * 0.3)  # no bias of 0 and no norm of 1 hides a mistake
     if form == "reference":
-        monkeypatch.setattr(ops, "SMALL", 0)
-    monkeypatch.setattr(ops, "chunk_size", lambda *_: 8)
+        monkeypatch.setattr(module, "MAX_LOGITS_AT_ONCE", 0)
+    monkeypatch.setattr(module, "chunk_size", lambda *_: 8)
     # float64: the order of sums; float32: some hundred terms of size one through a block and its gradient
     close = {"rtol": 2e-4, "atol": 2e-5} if form == "triton" else {"rtol": 1e-6, "atol": 1e-9}
     batch = batch_for(model)
@@ -286,7 +299,7 @@ def test_the_loss_of_every_head_is_the_plain_one(changes, form, monkeypatch):
 
 def test_validation_holds_no_logits(monkeypatch):
     model = Transformer(ModelConfig(**SMALL))
-    monkeypatch.setattr(ops, "SMALL", 0)
+    monkeypatch.setattr(module, "MAX_LOGITS_AT_ONCE", 0)
     monkeypatch.setattr(LogitsHead, "forward", None)
     with torch.no_grad():
         loss = loss_of(model, batch_for(model))
@@ -307,7 +320,7 @@ def test_torch_func_gets_the_plain_form(monkeypatch):
         return ops.linear_cross_entropy(row, weight, targets, weights).loss
 
     expected = torch.func.vmap(torch.func.grad(loss))(hidden[None])
-    monkeypatch.setattr(ops, "SMALL", 0)
+    monkeypatch.setattr(module, "MAX_LOGITS_AT_ONCE", 0)
     with dispatch.force_path("triton"):
         assert torch.equal(torch.func.vmap(torch.func.grad(loss))(hidden[None]), expected)
 

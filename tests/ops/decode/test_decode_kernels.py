@@ -132,7 +132,7 @@ def attention_in_float64(
         if width:
             cos, sin = (factor * t for t in cos_sin_of(positions[row], inc, torch.float64))
             pairing = "adjacent" if adjacent else "half"
-            q, key = (phasor.ops.rope.rope.rotate_pairs_ref(t, cos, sin, pairing) for t in (q, key))
+            q, key = (phasor.ops.rope.rotate_pairs_ref(t, cos, sin, pairing) for t in (q, key))
         length = int(lengths[row])
         slot = length if length < sinks else sinks + (length - sinks) % (slots - sinks)
         keys[row, slot], values[row, slot] = key[:, 0], value

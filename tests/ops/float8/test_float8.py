@@ -36,7 +36,7 @@ from phasor.ops.float8 import (
 )
 from phasor.ops.float8 import float8 as ops
 from phasor.ops.float8.float8 import weight_gradient
-from phasor.ops.glu.glu import GLU_ACTIVATIONS, glu_ref
+from phasor.ops.glu import GLU_ACTIVATIONS, glu_ref
 from phasor.training.float8 import Float8FeedForward, convert_to_float8
 from phasor.training.optimizer import matrices
 

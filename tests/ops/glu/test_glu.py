@@ -10,7 +10,8 @@ from plain import normal
 from phasor.config import FeedForwardConfig
 from phasor.nn.feed_forward import FeedForward
 from phasor.ops import dispatch
-from phasor.ops.glu import glu as ops
+from phasor.ops import glu as ops
+from phasor.ops.glu.glu import glu_linear_op, glu_op, glu_why_not
 
 
 def formula(x, kind):
@@ -74,20 +75,20 @@ def test_inputs_may_lie_apart():
 
 
 def test_it_is_a_well_behaved_op():
-    torch.library.opcheck(ops._glu.op, (normal(4, 6).float().requires_grad_(), "swiglu"))
+    torch.library.opcheck(glu_op.op, (normal(4, 6).float().requires_grad_(), "swiglu"))
 
 
 def test_why_it_takes_its_plain_form():
     x = normal(3, 8).float()
-    assert ops.why_not(x.cpu(), "swiglu") == "the tensors are not on a GPU"
+    assert glu_why_not(x.cpu(), "swiglu") == "the tensors are not on a GPU"
     with dispatch.force_path("triton"):
-        assert ops.why_not(x, "swiglu") is None
-        assert ops.why_not(x, "swiglu-clamped") == "'swiglu-clamped' has no kernel"
+        assert glu_why_not(x, "swiglu") is None
+        assert glu_why_not(x, "swiglu-clamped") == "'swiglu-clamped' has no kernel"
         reasons = []
 
         @torch.compile(fullgraph=True, backend="eager")
         def compiled(x):
-            reasons.append(ops.why_not(x, "swiglu"))
+            reasons.append(glu_why_not(x, "swiglu"))
             return ops.glu(x, "swiglu")
 
         compiled(x)
@@ -112,7 +113,7 @@ def test_with_the_projection_after_it_nothing_is_kept_but_the_input(kind):
 
 def test_the_projection_is_an_operation_that_compiles():
     x, weight = normal(4, 12).float().requires_grad_(), normal(5, 6).float().requires_grad_()
-    torch.library.opcheck(ops._glu_linear.op, (x, weight, "swiglu"))
+    torch.library.opcheck(glu_linear_op.op, (x, weight, "swiglu"))
     with dispatch.force_path("triton"):
         compiled = torch.compile(ops.glu_linear, backend="aot_eager", fullgraph=True)(x, weight, "swiglu")
         torch.testing.assert_close(compiled, ops.glu_linear(x, weight, "swiglu"))

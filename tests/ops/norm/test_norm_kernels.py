@@ -9,7 +9,8 @@ from phasor import ModelConfig, Transformer
 from phasor.config import LayerNormConfig, NoNormConfig, RMSNormConfig
 from phasor.nn.norm import build_norm
 from phasor.ops import dispatch
-from phasor.ops.norm import norm as ops
+from phasor.ops import norm as ops
+from phasor.ops.norm.norm import add_norm_op, norm_op, norm_why_not
 
 EPS = 1e-3
 KINDS = {  # centered, offset, weight, bias
@@ -152,18 +153,18 @@ def test_the_gradient_of_weights_is_the_same_each_time():
 def test_they_are_well_behaved_ops(kind):
     x, r, weight, bias, about = made((4, 5), kind)
     rest = (about["eps"], about["offset"], about["centered"], torch.float32)
-    torch.library.opcheck(ops._norm.op, (x, weight, bias, *rest))
-    torch.library.opcheck(ops._add_norm.op, (x, r, weight, bias, *rest))
+    torch.library.opcheck(norm_op.op, (x, weight, bias, *rest))
+    torch.library.opcheck(add_norm_op.op, (x, r, weight, bias, *rest))
 
 
 def test_why_a_norm_takes_its_plain_form():
     x, _, weight, _, _ = made((5, 37), "rmsnorm")
-    assert ops.why_not(x.cpu(), weight, None) == "the tensors are not on a GPU"
+    assert norm_why_not(x.cpu(), weight, None) == "the tensors are not on a GPU"
     with dispatch.force_path("triton"):
-        assert ops.why_not(x, weight, None) is None
-        assert ops.why_not(x.double(), weight, None) == "float64 has no kernel"
-        assert ops.why_not(x, weight.expand(2, -1), None) == "each head has weights of its own"
-        assert "wider than 16384" in str(ops.why_not(x.new_empty(1, 16385), None, None))
+        assert norm_why_not(x, weight, None) is None
+        assert norm_why_not(x.double(), weight, None) == "float64 has no kernel"
+        assert norm_why_not(x, weight.expand(2, -1), None) == "each head has weights of its own"
+        assert "wider than 16384" in str(norm_why_not(x.new_empty(1, 16385), None, None))
 
 
 @pytest.mark.parametrize(

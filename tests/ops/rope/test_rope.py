@@ -19,11 +19,12 @@ from torch import Tensor
 
 import phasor
 from phasor.nn.sequence import SequenceInfo
-from phasor.ops import dispatch
-from phasor.ops.rope import rope
-from phasor.ops.rope.rope import RopeArgs
+from phasor.ops import dispatch, rope
+from phasor.ops.rope import RopeArgs, split_qkv
+from phasor.ops.rope.reference import split_pairs
+from phasor.ops.rope.rope import merge_qkv_op, rope_op, rope_qkv_op
 
-rotary_triton = pytest.importorskip("phasor.ops.rope.kernels")
+kernels = pytest.importorskip("phasor.ops.rope.kernels")
 
 # Of a result of order 1, in float32: a cosine or sine is off by at most 1e-7 and the result is rounded by 2^-24, times
 # the length of a pair, which of standard normals is below 4.
@@ -38,7 +39,7 @@ def launches() -> Iterator[Any]:
     """The launches of the kernel, which still run."""
     import phasor.ops.rope.kernels as kernel
 
-    with mock.patch.object(kernel, "launch", wraps=kernel.launch) as spy, dispatch.force_path("triton"):
+    with mock.patch.object(kernel, "launch_rope", wraps=kernel.launch_rope) as spy, dispatch.force_path("triton"):
         yield spy
 
 
@@ -75,18 +76,18 @@ class TestValues:
     def test_any_size(self, positions, heads, keys, head_dim, pairs, pairing):
         turn = turn_of(*positions, pairs=pairs, factor=1.25)
         q, k = (torch.randn(2, positions[-1], n, head_dim) for n in (heads, keys))
-        for got, x in zip(rope.rope(q, k, turn, pairing), (q, k), strict=True):
+        for got, x in zip(rope.rope_kernel(q, k, turn, pairing), (q, k), strict=True):
             assert (got - turned(x, turn, pairing)).abs().max() < 1.25 * EXACT
 
     @PAIRINGS
     @pytest.mark.parametrize("parts", [2, 3, 8])
     def test_programs_share_the_heads_of_a_token(self, parts, pairing):
-        from phasor.ops.rope.kernels import Schedule, launch
+        from phasor.ops.rope.kernels import Schedule, launch_rope
 
         turn = turn_of(2, 3, pairs=2)
         q, k, v = torch.randn(2, 3, 2, 3, 6), *torch.randn(2, 2, 3, 2, 6)
         into = [torch.full_like(x, torch.nan) for x in (q, k, v)]
-        launch((q, k, v), into, *turn, adjacent=pairing == "adjacent", back=False, schedule=Schedule(parts, 1))
+        launch_rope((q, k, v), into, *turn, adjacent=pairing == "adjacent", inverse=False, schedule=Schedule(parts, 1))
         for got, x in zip(into[:2], (q, k), strict=True):
             assert (got.flatten(2, -2) - turned(x.flatten(2, -2), turn, pairing)).abs().max() < EXACT
         assert torch.equal(into[2], v)
@@ -96,7 +97,7 @@ class TestValues:
         """Zeros of either sign and infinities beside them too."""
         odd = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, 1.0, -1.0, torch.nan, -0.0])
         x = torch.cat((torch.randn(4), odd)).expand(1, 2, 3, 12)
-        got = rope.rope(x, x, turn_of(2, pairs=2, factor=3.0), pairing)
+        got = rope.rope_kernel(x, x, turn_of(2, pairs=2, factor=3.0), pairing)
         for y in got:
             assert torch.equal(y[..., 4:].contiguous().view(torch.int32), x[..., 4:].contiguous().view(torch.int32))
             assert y[..., :4].isfinite().all()
@@ -107,7 +108,7 @@ class TestValues:
         increments = torch.tensor([(p + 2**63) % 2**64 - 2**63 for p in phases])
         turn = RopeArgs(torch.tensor([1]), increments, torch.ones(1))
         x = torch.tensor([1.0, 0.0]).repeat_interleave(len(phases)).view(1, 1, 1, -1)
-        assert (rope.rope(x, x, turn, "half")[0] - turned(x, turn, "half")).abs().max() < 2e-7
+        assert (rope.rope_kernel(x, x, turn, "half")[0] - turned(x, turn, "half")).abs().max() < 2e-7
 
     @pytest.mark.parametrize("position", [0, 1, 2**20 + 7, 2**30 + 5, FAR - 1])
     def test_a_scheme_is_exact_at_any_position(self, launches, position):
@@ -127,21 +128,21 @@ class TestValues:
     def test_half_precision_is_rounded_once(self, dtype, pairing):
         turn = turn_of(2, 3, pairs=8)
         q = torch.randn(2, 3, 4, 16).to(dtype)
-        got, _ = rope.rope(q, q, turn, pairing)
+        got, _ = rope.rope_kernel(q, q, turn, pairing)
         true = turned(q, turn, pairing)
-        first, second = rope.pair(true, pairing)
+        first, second = split_pairs(true, pairing)
         unit = torch.hypot(first, second).log2().floor().exp2() * torch.finfo(dtype).eps  # of the pair's norm
-        off = [x.abs() for x in rope.pair(got - true, pairing)]
+        off = [x.abs() for x in split_pairs(got - true, pairing)]
         assert got.dtype == dtype
         assert all(bool((x <= unit).all()) for x in off)
 
     def test_no_queries(self):
         turn, q, k = turn_of(3, pairs=4), torch.randn(2, 3, 0, 8), torch.randn(2, 3, 2, 8)
-        assert (rope.rope(q, k, turn, "half")[1] - turned(k, turn, "half")).abs().max() < EXACT
+        assert (rope.rope_kernel(q, k, turn, "half")[1] - turned(k, turn, "half")).abs().max() < EXACT
 
     def test_no_tokens(self):
         q = torch.randn(0, 3, 4, 16)
-        assert [x.shape for x in rope.rope(q, q[:, :, :0], turn_of(3, pairs=8), "half")] == [
+        assert [x.shape for x in rope.rope_kernel(q, q[:, :, :0], turn_of(3, pairs=8), "half")] == [
             (0, 3, 4, 16),
             (0, 3, 0, 16),
         ]
@@ -150,11 +151,11 @@ class TestValues:
 class TestSchedules:
     @pytest.mark.parametrize("count", [1, 128, 129, 255, 256, 257, 1023, 1024])
     @pytest.mark.parametrize(("heads", "keys"), [(1, 1), (2, 1), (3, 3), (5, 1), (7, 7)])
-    def test_every_head_turns_under_the_schedule_of_any_length(self, heads, keys, count):
-        schedule, turn = rotary_triton.schedule_of(count, heads, 6), turn_of(2, pairs=3)
+    def test_every_head_turns_under_the_choose_schedule_any_length(self, heads, keys, count):
+        schedule, turn = kernels.choose_schedule(count, heads, 6), turn_of(2, pairs=3)
         q, k, v = torch.randn(1, 2, heads, 6), *torch.randn(2, 1, 2, keys, 6)
         into = [torch.full_like(x, torch.nan) for x in (q, k, v)]
-        rotary_triton.launch((q, k, v), into, *turn, adjacent=False, back=False, schedule=schedule)
+        kernels.launch_rope((q, k, v), into, *turn, adjacent=False, inverse=False, schedule=schedule)
         for got, x in zip(into[:2], (q, k), strict=True):
             assert (got - turned(x, turn, "half")).abs().max() < EXACT
         assert torch.equal(into[2], v)
@@ -169,14 +170,14 @@ class TestSchedules:
                 return lambda *given, **options: [calls.append((given, options)), self][1]
 
         x, turn = torch.zeros(1, count, 1, 8), turn_of(count, pairs=4)
-        pdl = can and count < rotary_triton.LARGE
+        pdl = can and count < kernels.MANY_TOKENS
         with (
-            mock.patch.object(rotary_triton, "rotary_kernel", Kernel()),
-            mock.patch.object(rotary_triton, "supports_pdl", return_value=can),
-            mock.patch.dict(rotary_triton.KEPT, clear=True),
+            mock.patch.object(kernels, "_rope_kernel", Kernel()),
+            mock.patch.object(kernels, "supports_pdl", return_value=can),
+            mock.patch.dict(kernels.COMPILED_LAUNCHES, clear=True),
         ):
             for _ in range(2):  # compiled, and kept
-                rotary_triton.launch((x, x), (x, x), *turn, adjacent=False, back=False)
+                kernels.launch_rope((x, x), (x, x), *turn, adjacent=False, inverse=False)
         assert [given[-1] for given, _ in calls] == [pdl, pdl]
         assert calls[0][1].get("launch_pdl", False) == pdl
 
@@ -193,8 +194,8 @@ class TestSchedules:
             for x, written in zip(late, (*turn, q, k), strict=True):
                 x.copy_(written)
 
-        monkeypatch.setattr(rotary_triton, "pdl_wait", pdl_wait)
-        rotary_triton.launch(late[3:], into, *late[:3], adjacent=False, back=False)
+        monkeypatch.setattr(kernels, "pdl_wait", pdl_wait)
+        kernels.launch_rope(late[3:], into, *late[:3], adjacent=False, inverse=False)
         assert len(waits) == 2 * 3
         for got, x in zip(into, (q, k), strict=True):
             assert (got - turned(x, turn, "half")).abs().max() < EXACT
@@ -202,10 +203,10 @@ class TestSchedules:
 
 @pytest.mark.parametrize("width", [64, 80, 96, 112, 128, 192, 256])
 def test_warps_are_a_power_of_two(width):
-    from phasor.ops.rope.kernels import schedule_of
+    from phasor.ops.rope.kernels import choose_schedule
 
     for count, heads in ((1, 1), (200, 3), (4096, 12), (4096, 16), (4096, 32), (4096, 71)):
-        assert schedule_of(count, heads, width).warps.bit_count() == 1
+        assert choose_schedule(count, heads, width).num_warps.bit_count() == 1
 
 
 def test_kept_launches_are_for_aligned_tensors():
@@ -227,10 +228,10 @@ def test_kept_launches_are_for_aligned_tensors():
         flat = [torch.zeros(n + 4, dtype=kind)[int(i == shifted) :][:n] for i, (n, kind) in enumerate(sizes)]
         positions, increments, factor, *heads = flat
         q, k, v, *into = (x.view(1, 6, 1, 8) for x in heads)
-        module.launch((q, k, v), into, positions, increments, factor, adjacent=False, back=False)
+        module.launch_rope((q, k, v), into, positions, increments, factor, adjacent=False, inverse=False)
         return calls[-1]
 
-    with mock.patch.object(module, "rotary_kernel", Kernel()), mock.patch.dict(module.KEPT, clear=True):
+    with mock.patch.object(module, "_rope_kernel", Kernel()), mock.patch.dict(module.COMPILED_LAUNCHES, clear=True):
         assert [call(-1), call(-1)] == ["checked", "kept"]
         assert [call(i) for i in range(9)] == ["kept", *["checked"] * 8]  # positions are read one by one
         assert call(-1) == "kept"
@@ -249,10 +250,10 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_any_layout(layout, pairing):
     q, k, turn = torch.randn(2, 5, 4, 12), torch.randn(2, 5, 2, 12), turn_of(2, 5, pairs=4)
-    expected = rope.rope(q, k, turn, pairing)
+    expected = rope.rope_kernel(q, k, turn, pairing)
     laid = [LAYOUTS[layout](x) for x in (q, k)]
     spread = RopeArgs(turn.positions.mT.contiguous().mT, *turn[1:])
-    for got, same in zip(rope.rope(*laid, spread, pairing), expected, strict=True):
+    for got, same in zip(rope.rope_kernel(*laid, spread, pairing), expected, strict=True):
         assert torch.equal(got, same)
 
 
@@ -263,13 +264,13 @@ def test_heads_further_apart_than_32_bits_count(tmp_path):
     far = torch.from_numpy(flat).as_strided((1, 2, 4, 8), (64, 8, 2**30, 1))
     q, turn = torch.randn(1, 2, 4, 8).half(), turn_of(2, pairs=4)
     far.copy_(q)
-    for got, same in zip(rope.rope(far, far, turn, "half"), rope.rope(q, q, turn, "half"), strict=True):
+    for got, same in zip(rope.rope_kernel(far, far, turn, "half"), rope.rope_kernel(q, q, turn, "half"), strict=True):
         assert torch.equal(got, same)
 
 
 def test_parts_of_a_projection_are_the_same_views_with_and_without_gradients():
     x = torch.randn(2, 3, 2, 5, 4)
-    for one, other in zip(rope.split_qkv(x), rope.split_qkv(x.clone().requires_grad_()), strict=True):
+    for one, other in zip(split_qkv(x), split_qkv(x.clone().requires_grad_()), strict=True):
         assert one._base is x
         assert torch.equal(one, other)
         assert one.stride() == other.stride()
@@ -287,7 +288,7 @@ class TestGradients:
     @pytest.mark.parametrize("form", ["heads", "projection"])
     def test_first_and_second(self, form, pairing):
         turn, inputs = turn_of(2, 3, pairs=5, factor=0.75), self.inputs(form)
-        forms = {"heads": (rope.rope, rope.rope_ref), "projection": (rope.rope_qkv, rope.rope_qkv_ref)}
+        forms = {"heads": (rope.rope_kernel, rope.rope_ref), "projection": (rope.rope_qkv_kernel, rope.rope_qkv_ref)}
         fast, plain = forms[form]
         results = []
         for function, own in ((fast, inputs), (plain, [x.detach().double().requires_grad_() for x in inputs])):
@@ -305,22 +306,22 @@ class TestGradients:
         turn, (x,) = turn_of(3, pairs=7), self.inputs("projection")
         grads = []
         for spread in (False, True):
-            q, k, v = rope.rope_qkv(x, turn, "half")
+            q, k, v = rope.rope_qkv_kernel(x, turn, "half")
             ones = [torch.ones(y.transpose(1, 2).shape).transpose(1, 2) for y in (q, k, v)]
             grads += torch.autograd.grad((q, k, v), x, [y if spread else y[:1, :1, :1, :1].expand_as(y) for y in ones])
         assert torch.equal(*grads)
 
     def test_only_some_results_are_used(self):
         turn, (x,) = turn_of(3, pairs=7), self.inputs("projection")
-        (grad,) = torch.autograd.grad(rope.rope_qkv(x, turn, "half")[1].sum(), x)
+        (grad,) = torch.autograd.grad(rope.rope_qkv_kernel(x, turn, "half")[1].sum(), x)
         assert grad[..., :3, :].abs().max() == grad[..., 4, :].abs().max() == 0 < grad[..., 3, :].abs().min()
 
     def test_operators_are_well_formed(self):
         turn, (x,), (q, k) = turn_of(2, 3, pairs=5), self.inputs("projection"), self.inputs("heads")
         options = (*turn, True, False)
-        torch.library.opcheck(rope.rope_op.op, (q, k, *options))
-        torch.library.opcheck(rope.rope_qkv_op.op, (x, *options))
-        torch.library.opcheck(rope.merge_qkv_op.op, (q, k, k.detach().clone().requires_grad_(), *options))
+        torch.library.opcheck(rope_op.op, (q, k, *options))
+        torch.library.opcheck(rope_qkv_op.op, (x, *options))
+        torch.library.opcheck(merge_qkv_op.op, (q, k, k.detach().clone().requires_grad_(), *options))
 
 
 def run(model: phasor.Transformer, *args: Any, **given: Any) -> list[Tensor]:

@@ -15,7 +15,7 @@ from phasor.config import ModelConfig, PositionConfig
 from phasor.config.model import Side
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops.attention.bias import Bias
-from phasor.ops.rope.rope import split_qkv
+from phasor.ops.rope import split_qkv
 
 
 class Position(nn.Module):

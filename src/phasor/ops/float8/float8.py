@@ -17,7 +17,7 @@ from phasor.ops import dispatch
 from phasor.ops.custom_op import custom_op
 from phasor.ops.dispatch import Dispatch, Path
 from phasor.ops.float8.reference import ALIGNMENT, FLOAT8, FLOAT8_MAX, MIN_SCALE, transpose_ref
-from phasor.ops.glu.glu import GLU_ACTIVATIONS, glu
+from phasor.ops.glu import GLU_ACTIVATIONS, glu
 
 # Longer sums are accumulated in float32 alone: tensor cores in their fast mode are off by 0.35 % over 2^14 elements,
 # and by 3 % over 2^20.

@@ -1,149 +1,151 @@
 """Gated activations: gate and up side by side, `[..., 2 h]`, become `act(gate) * up`, `[..., h]`.
 
-Together with the projection that follows, the activation need not be kept for the backward pass: the kernel that makes
-its gradient makes it again on the way.
+`glu_linear` includes the projection after the activation. It does not save the activation for the backward pass: the
+kernel that computes the gradient recomputes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from phasor.ops import dispatch
 from phasor.ops.custom_op import custom_op
-
-GLU_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "glu": torch.sigmoid,
-    "reglu": F.relu,
-    "swiglu": F.silu,
-    "geglu": F.gelu,
-    "geglu-tanh": partial(F.gelu, approximate="tanh"),
-}
+from phasor.ops.dispatch import KERNEL_DTYPES, Dispatch, Path, eager_kernel_why_not, triton_why_not
+from phasor.ops.glu.reference import GLU_ACTIVATIONS, glu_ref
 
 
-def glu(x: Tensor, kind: str) -> Tensor:
-    """`act(gate) * up`; the kernel computes in float32 and rounds once, and its gradient keeps nothing but `x`.
+def glu(x: Tensor, activation: str) -> Tensor:
+    """`act(gate) * up`; the kernel computes in float32, rounds once and saves only `x` for the gradient.
 
     >>> glu(torch.tensor([0.0, 2.0, 3.0, 4.0]), "reglu").tolist()
     [0.0, 8.0]
     """
-    return glu_ref(x, kind) if why_not(x, kind) is not None else _glu(x, kind)
+    y: Tensor = GLU(x, activation)
+    return y
 
 
-def why_not(x: Tensor, kind: str) -> str | None:
-    """Why a gated activation takes its plain form; None where it takes its kernel."""
-    reason = dispatch.eager_kernel_why_not("glu", x)
-    if reason is None and kind not in GLU_ACTIVATIONS:
-        return f"{kind!r} has no kernel"
-    return reason
-
-
-def glu_ref(x: Tensor, kind: str) -> Tensor:
-    """The same in plain form."""
-    gate, up = x.chunk(2, dim=-1)
-    return GLU_ACTIVATIONS[kind](gate) * up
-
-
-@custom_op("phasor::glu")
-def _glu(x: Tensor, kind: str) -> Tensor:
-    from phasor.ops.glu.kernels import forward
-
-    return forward(x, kind)
-
-
-@_glu.register_fake
-def _(x: Tensor, kind: str) -> Tensor:
-    return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
-
-
-@custom_op("phasor::glu_backward")
-def _glu_backward(grad: Tensor, x: Tensor, kind: str) -> Tensor:
-    from phasor.ops.glu.kernels import backward
-
-    return backward(grad, x, kind)
-
-
-@_glu_backward.register_fake
-def _(grad: Tensor, x: Tensor, kind: str) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-def _keep(ctx: Any, inputs: tuple[Tensor, str], output: Tensor) -> None:
-    x, ctx.kind = inputs
-    ctx.save_for_backward(x)
-
-
-def _back(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-    return _glu_backward(grad, *ctx.saved_tensors, ctx.kind), None
-
-
-_glu.register_autograd(_back, setup_context=_keep)
-
-
-def glu_linear(x: Tensor, weight: Tensor, kind: str) -> Tensor:
-    """`glu(x) W^T`, of which nothing is kept for the backward pass but `x`.
+def glu_linear(x: Tensor, weight: Tensor, activation: str) -> Tensor:
+    """`glu(x) W^T`, saving only `x` for the backward pass where the kernel runs.
 
     >>> x, weight = torch.randn(3, 8), torch.randn(5, 4)
     >>> torch.allclose(glu_linear(x, weight, "swiglu"), glu(x, "swiglu") @ weight.T)
     True
     """
-    if linear_why_not(x, weight, kind) is not None:
-        return F.linear(glu(x, kind), weight)
-    return _glu_linear(x, weight, kind)
+    y: Tensor = GLU_LINEAR(x, weight, activation)
+    return y
 
 
-def linear_why_not(x: Tensor, weight: Tensor, kind: str) -> str | None:
-    """Why a gated activation is kept for the projection after it; None where it is made again."""
+def glu_why_not(x: Tensor, activation: str) -> str | None:
+    """Why the Triton kernel does not compute this gated activation; None where it does."""
+    reason = eager_kernel_why_not("glu", x)
+    if reason is None and activation not in GLU_ACTIVATIONS:
+        return f"{activation!r} has no kernel"
+    return reason
+
+
+def glu_linear_why_not(x: Tensor, weight: Tensor, activation: str) -> str | None:
+    """Why the activation is saved for the projection's gradient; None where it is recomputed."""
     if not (torch.is_grad_enabled() and x.requires_grad):
-        return "nothing is trained"
-    if kind not in GLU_ACTIVATIONS or x.dtype not in dispatch.KERNEL_DTYPES:
-        return f"{kind!r} in {str(x.dtype)[6:]} has no kernel"
-    casts = torch.is_autocast_enabled(x.device.type)
-    if x.dtype != (torch.get_autocast_dtype(x.device.type) if casts else weight.dtype):
-        return "the projection is computed in another type"
-    return dispatch.triton_why_not(x)
+        return "no gradient is needed"
+    if activation not in GLU_ACTIVATIONS or x.dtype not in KERNEL_DTYPES:
+        return f"{activation!r} in {str(x.dtype)[6:]} has no kernel"
+    autocast = torch.is_autocast_enabled(x.device.type)
+    if x.dtype != (torch.get_autocast_dtype(x.device.type) if autocast else weight.dtype):
+        return "the projection is computed in another dtype"
+    return triton_why_not(x)
+
+
+def glu_then_linear(x: Tensor, weight: Tensor, activation: str) -> Tensor:
+    return F.linear(glu(x, activation), weight)
+
+
+@custom_op("phasor::glu")
+def glu_op(x: Tensor, activation: str) -> Tensor:
+    from phasor.ops.glu.kernels import glu_forward
+
+    return glu_forward(x, activation)
+
+
+@glu_op.register_fake
+def _(x: Tensor, activation: str) -> Tensor:
+    return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
+
+
+@custom_op("phasor::glu_backward")
+def glu_backward_op(dy: Tensor, x: Tensor, activation: str) -> Tensor:
+    from phasor.ops.glu.kernels import glu_backward
+
+    return glu_backward(dy, x, activation)
+
+
+@glu_backward_op.register_fake
+def _(dy: Tensor, x: Tensor, activation: str) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _glu_setup_context(ctx: Any, inputs: tuple[Tensor, str], output: Tensor) -> None:
+    x, ctx.activation = inputs
+    ctx.save_for_backward(x)
+
+
+def _glu_backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+    return glu_backward_op(dy, *ctx.saved_tensors, ctx.activation), None
+
+
+glu_op.register_autograd(_glu_backward, setup_context=_glu_setup_context)
 
 
 @custom_op("phasor::glu_linear")
-def _glu_linear(x: Tensor, weight: Tensor, kind: str) -> Tensor:
-    return F.linear(_glu(x, kind), weight.to(x.dtype))
+def glu_linear_op(x: Tensor, weight: Tensor, activation: str) -> Tensor:
+    return F.linear(glu_op(x, activation), weight.to(x.dtype))
 
 
-@_glu_linear.register_fake
-def _(x: Tensor, weight: Tensor, kind: str) -> Tensor:
+@glu_linear_op.register_fake
+def _(x: Tensor, weight: Tensor, activation: str) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
 @custom_op("phasor::glu_linear_backward")
-def _glu_linear_backward(grad: Tensor, x: Tensor, weight: Tensor, kind: str, learned: bool) -> tuple[Tensor, Tensor]:
-    """The gradients by `x` and by weight, the latter empty where it is not learned."""
-    from phasor.ops.glu.kernels import backward
+def glu_linear_backward_op(
+    dy: Tensor, x: Tensor, weight: Tensor, activation: str, needs_dw: bool
+) -> tuple[Tensor, Tensor]:
+    """The gradients of `x` and of the weight, the latter empty unless `needs_dw`."""
+    from phasor.ops.glu.kernels import glu_backward
 
-    rows, flat = grad.flatten(0, -2), x.flatten(0, -2)
-    inner = rows @ weight.to(x.dtype)
-    by_x = backward(inner, flat, kind, output=inner if learned else None)
-    return by_x.view(x.shape), (rows.t() @ inner).to(weight.dtype) if learned else weight.new_empty(0)
+    dy_rows, x_rows = dy.flatten(0, -2), x.flatten(0, -2)
+    dh = dy_rows @ weight.to(x.dtype)
+    # The kernel overwrites the gradient of the activation by the activation, which the weight's gradient needs.
+    dx = glu_backward(dh, x_rows, activation, output=dh if needs_dw else None)
+    dw = (dy_rows.t() @ dh).to(weight.dtype) if needs_dw else weight.new_empty(0)
+    return dx.view(x.shape), dw
 
 
-@_glu_linear_backward.register_fake
-def _(grad: Tensor, x: Tensor, weight: Tensor, kind: str, learned: bool) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), weight.new_empty(weight.shape if learned else 0)
+@glu_linear_backward_op.register_fake
+def _(dy: Tensor, x: Tensor, weight: Tensor, activation: str, needs_dw: bool) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), weight.new_empty(weight.shape if needs_dw else 0)
 
 
-def _keep_linear(ctx: Any, inputs: tuple[Tensor, Tensor, str], output: Tensor) -> None:
-    x, weight, ctx.kind = inputs
+def _glu_linear_setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, str], output: Tensor) -> None:
+    x, weight, ctx.activation = inputs
     ctx.save_for_backward(x, weight)
 
 
-def _back_linear(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
-    learned = ctx.needs_input_grad[1]
-    by_x, by_weight = _glu_linear_backward(grad, *ctx.saved_tensors, ctx.kind, learned)
-    return by_x, by_weight if learned else None, None
+def _glu_linear_backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    needs_dw = ctx.needs_input_grad[1]
+    dx, dw = glu_linear_backward_op(dy, *ctx.saved_tensors, ctx.activation, needs_dw)
+    return dx, dw if needs_dw else None, None
 
 
-_glu_linear.register_autograd(_back_linear, setup_context=_keep_linear)
+glu_linear_op.register_autograd(_glu_linear_backward, setup_context=_glu_linear_setup_context)
+
+GLU = Dispatch(
+    Path("Triton kernel", glu_op, glu_why_not),
+    Path("torch, activation and multiplication", glu_ref),
+)
+GLU_LINEAR = Dispatch(
+    Path("Triton kernel, recomputed in the backward pass", glu_linear_op, glu_linear_why_not),
+    Path("gated activation, then projection", glu_then_linear),
+)

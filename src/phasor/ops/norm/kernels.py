@@ -1,4 +1,4 @@
-"""Norms on a GPU. A program holds whole rows; gradients of weights are summed by program, then over programs."""
+"""Norms as Triton kernels. A program holds whole rows; weight gradients are summed per program, then over programs."""
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from __future__ import annotations
@@ -15,218 +15,227 @@ from phasor.ops.launch import on_device
 
 
 @triton.jit
-def _forward(
-    xs,
-    rs,
-    weights,
-    biases,
-    sums,
-    ys,
-    means,
-    scales,
-    N,
+def _norm_forward_kernel(
+    x_ptr,
+    residual_ptr,
+    w_ptr,
+    b_ptr,
+    total_ptr,
+    y_ptr,
+    mean_ptr,
+    rstd_ptr,
+    M,
     D,
     eps,
     offset,
-    ADDS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
     CENTERED: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-    BIASED: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, BLOCK)
-    at = row[:, None] * D + column[None, :]
-    inside = (row < N)[:, None] & (column < D)[None, :]
-    x = tl.load(xs + at, mask=inside, other=0.0).to(tl.float32)
-    if ADDS:
-        x += tl.load(rs + at, mask=inside, other=0.0).to(tl.float32)
-        rounded = x.to(sums.dtype.element_ty)
-        tl.store(sums + at, rounded, mask=inside)
-        x = rounded.to(tl.float32)  # the norm is that of the sum as it is kept
+    """BLOCK_M rows of `x [M, D]`: add the residual, subtract the mean if CENTERED, scale and shift."""
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = tl.arange(0, BLOCK_D)
+    offsets = rows[:, None] * D + cols[None, :]
+    mask = (rows < M)[:, None] & (cols < D)[None, :]
+    x = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        x += tl.load(residual_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+        total = x.to(total_ptr.dtype.element_ty)
+        tl.store(total_ptr + offsets, total, mask=mask)
+        x = total.to(tl.float32)  # the norm is that of the sum as it is stored
     if CENTERED:
         mean = tl.sum(x, 1) / D
-        tl.store(means + row, mean, mask=row < N)
-        x = tl.where(inside, x - mean[:, None], 0.0)
-    scale = 1.0 / tl.sqrt(tl.sum(x * x, 1) / D + eps)
-    tl.store(scales + row, scale, mask=row < N)
-    y = x * scale[:, None]
-    if WEIGHTED:
-        y *= offset + tl.load(weights + column, mask=column < D, other=0.0).to(tl.float32)[None, :]
-    if BIASED:
-        y += tl.load(biases + column, mask=column < D, other=0.0).to(tl.float32)[None, :]
-    tl.store(ys + at, y.to(ys.dtype.element_ty), mask=inside)
+        tl.store(mean_ptr + rows, mean, mask=rows < M)
+        x = tl.where(mask, x - mean[:, None], 0.0)
+    rstd = 1.0 / tl.sqrt(tl.sum(x * x, 1) / D + eps)
+    tl.store(rstd_ptr + rows, rstd, mask=rows < M)
+    y = x * rstd[:, None]
+    if HAS_WEIGHT:
+        y *= offset + tl.load(w_ptr + cols, mask=cols < D, other=0.0).to(tl.float32)[None, :]
+    if HAS_BIAS:
+        y += tl.load(b_ptr + cols, mask=cols < D, other=0.0).to(tl.float32)[None, :]
+    tl.store(y_ptr + offsets, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _backward(
-    grads,
-    grad_sums,
-    xs,
-    weights,
-    means,
-    scales,
-    by_xs,
-    by_weights,
-    by_biases,
-    N,
+def _norm_backward_kernel(
+    dy_ptr,
+    dtotal_ptr,
+    x_ptr,
+    w_ptr,
+    mean_ptr,
+    rstd_ptr,
+    dx_ptr,
+    dw_ptr,
+    db_ptr,
+    M,
     D,
     offset,
-    ADDS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
     CENTERED: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-    BIASED: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):
-    program = tl.program_id(0)
-    column = tl.arange(0, BLOCK)
-    within = column < D
-    if WEIGHTED:
-        weight = offset + tl.load(weights + column, mask=within, other=0.0).to(tl.float32)[None, :]
-    by_weight = tl.zeros([BLOCK], tl.float32)
-    by_bias = tl.zeros([BLOCK], tl.float32)
-    for block in range(program, tl.cdiv(N, ROWS), tl.num_programs(0)):
-        row = block * ROWS + tl.arange(0, ROWS).to(tl.int64)
-        at = row[:, None] * D + column[None, :]
-        inside = (row < N)[:, None] & within[None, :]
-        x = tl.load(xs + at, mask=inside, other=0.0).to(tl.float32)
-        grad = tl.load(grads + at, mask=inside, other=0.0).to(tl.float32)
-        scale = tl.load(scales + row, mask=row < N, other=0.0)[:, None]
+    """`dx` of every BLOCK_M-th block of rows, and this program's share of `dw` and `db`, `[programs, D]`."""
+    pid = tl.program_id(0)
+    cols = tl.arange(0, BLOCK_D)
+    col_mask = cols < D
+    if HAS_WEIGHT:
+        w = offset + tl.load(w_ptr + cols, mask=col_mask, other=0.0).to(tl.float32)[None, :]
+    dw = tl.zeros([BLOCK_D], tl.float32)
+    db = tl.zeros([BLOCK_D], tl.float32)
+    for block in range(pid, tl.cdiv(M, BLOCK_M), tl.num_programs(0)):
+        rows = block * BLOCK_M + tl.arange(0, BLOCK_M).to(tl.int64)
+        offsets = rows[:, None] * D + cols[None, :]
+        mask = (rows < M)[:, None] & col_mask[None, :]
+        x = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+        rstd = tl.load(rstd_ptr + rows, mask=rows < M, other=0.0)[:, None]
         if CENTERED:
-            x -= tl.load(means + row, mask=row < N, other=0.0)[:, None]
-        x = tl.where(inside, x * scale, 0.0)
-        if WEIGHTED:
-            by_weight += tl.sum(grad * x, 0)
-        if BIASED:
-            by_bias += tl.sum(grad, 0)
-        if WEIGHTED:
-            grad *= weight
-        by_x = grad - x * (tl.sum(grad * x, 1) / D)[:, None]
+            x -= tl.load(mean_ptr + rows, mask=rows < M, other=0.0)[:, None]
+        x = tl.where(mask, x * rstd, 0.0)
+        if HAS_WEIGHT:
+            dw += tl.sum(dy * x, 0)
+        if HAS_BIAS:
+            db += tl.sum(dy, 0)
+        if HAS_WEIGHT:
+            dy *= w
+        dx = dy - x * (tl.sum(dy * x, 1) / D)[:, None]
         if CENTERED:
-            by_x -= (tl.sum(grad, 1) / D)[:, None]
-        by_x *= scale
-        if ADDS:
-            by_x += tl.load(grad_sums + at, mask=inside, other=0.0).to(tl.float32)
-        tl.store(by_xs + at, by_x.to(by_xs.dtype.element_ty), mask=inside)
-    into = program * D + column
-    if WEIGHTED:
-        tl.store(by_weights + into, by_weight, mask=within)
-    if BIASED:
-        tl.store(by_biases + into, by_bias, mask=within)
+            dx -= (tl.sum(dy, 1) / D)[:, None]
+        dx *= rstd
+        if HAS_RESIDUAL:
+            dx += tl.load(dtotal_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+        tl.store(dx_ptr + offsets, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+    partial = pid * D + cols
+    if HAS_WEIGHT:
+        tl.store(dw_ptr + partial, dw, mask=col_mask)
+    if HAS_BIAS:
+        tl.store(db_ptr + partial, db, mask=col_mask)
 
 
-def forward(
+def norm_forward(
     x: Tensor,
-    r: Tensor | None,
+    residual: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
     offset: float,
     centered: bool,
     dtype: torch.dtype,
-    warps: int | None = None,
+    num_warps: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The sum (empty if `r` is None), its norm, and the mean (empty if not centered) and factor of each row."""
+    """The sum (empty without a residual), its norm, and the mean (empty if not centered) and `rstd` of each row."""
     width = x.shape[-1]
     count = x.numel() // width
     y = torch.empty(x.shape, dtype=dtype, device=x.device)
-    s = x.new_empty(0) if r is None else y.new_empty(x.shape, dtype=torch.promote_types(x.dtype, r.dtype))
-    scale = y.new_empty(count, dtype=torch.float32)
+    total_dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
+    total = x.new_empty(0) if residual is None else y.new_empty(x.shape, dtype=total_dtype)
+    rstd = y.new_empty(count, dtype=torch.float32)
     mean = y.new_empty(count if centered else 0, dtype=torch.float32)
-    rows, _ = tile(width)
-    weight, bias = dense(weight), dense(bias)
+    block_m, _ = block_sizes(width)
+    weight, bias = contiguous(weight), contiguous(bias)
     if count:
         with on_device(x):
-            _forward[(triton.cdiv(count, rows),)](
+            _norm_forward_kernel[(triton.cdiv(count, block_m),)](
                 x.contiguous(),
-                None if r is None else r.contiguous(),
+                contiguous(residual),
                 weight,
                 bias,
-                s,
+                total,
                 y,
                 mean,
-                scale,
+                rstd,
                 count,
                 width,
                 eps,
                 offset,
-                **constants(r, weight, bias, centered, width, warps),
+                **launch_options(residual, weight, bias, centered, width, num_warps),
             )
-    return s, y, mean, scale
+    return total, y, mean, rstd
 
 
-def backward(
-    grad: Tensor,
-    grad_sum: Tensor | None,
+def norm_backward(
+    dy: Tensor,
+    dtotal: Tensor | None,
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     mean: Tensor,
-    scale: Tensor,
+    rstd: Tensor,
     offset: float,
     centered: bool,
-    warps: int | None = None,
+    num_warps: int | None = None,
     programs: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients by `x`, by weight and by bias, the last two empty where there is none."""
-    width, count = x.shape[-1], len(scale)
-    rows, _ = tile(width)
-    weight, bias = dense(weight), dense(bias)
-    programs = max(1, min(programs or programs_of(x.device), triton.cdiv(count, rows)))
-    by_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    parts = [scale.new_empty(0 if w is None else (programs, width)) for w in (weight, bias)]
+    """The gradients of `x`, weight and bias, the last two empty where there is none."""
+    width, count = x.shape[-1], len(rstd)
+    block_m, _ = block_sizes(width)
+    weight, bias = contiguous(weight), contiguous(bias)
+    programs = max(1, min(programs or num_programs(x.device), triton.cdiv(count, block_m)))
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    partial_sums = [rstd.new_empty(0 if w is None else (programs, width)) for w in (weight, bias)]
     with on_device(x):
-        _backward[(programs,)](
-            grad.contiguous(),
-            None if grad_sum is None else grad_sum.contiguous(),
+        _norm_backward_kernel[(programs,)](
+            dy.contiguous(),
+            contiguous(dtotal),
             x.contiguous(),
             weight,
             mean,
-            scale,
-            by_x,
-            *parts,
+            rstd,
+            dx,
+            *partial_sums,
             count,
             width,
             offset,
-            **constants(grad_sum, weight, bias, centered, width, warps),
+            **launch_options(dtotal, weight, bias, centered, width, num_warps),
         )
-    by_weight, by_bias = (
-        x.new_empty(0) if w is None else part.sum(0).to(w.dtype) for w, part in zip((weight, bias), parts, strict=True)
+    dw, db = (
+        x.new_empty(0) if w is None else partial.sum(0).to(w.dtype)
+        for w, partial in zip((weight, bias), partial_sums, strict=True)
     )
-    return by_x, by_weight, by_bias
+    return dx, dw, db
 
 
-def constants(
-    added: Tensor | None, weight: Tensor | None, bias: Tensor | None, centered: bool, width: int, warps: int | None
+def launch_options(
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    centered: bool,
+    width: int,
+    num_warps: int | None,
 ) -> dict[str, Any]:
-    """What both kernels are compiled for."""
-    rows, block = tile(width)
+    """The constexpr arguments of both kernels, and their number of warps."""
+    block_m, block_d = block_sizes(width)
     given = {
-        "ADDS": added is not None,
+        "HAS_RESIDUAL": residual is not None,
         "CENTERED": centered,
-        "WEIGHTED": weight is not None,
-        "BIASED": bias is not None,
+        "HAS_WEIGHT": weight is not None,
+        "HAS_BIAS": bias is not None,
     }
-    return given | {"ROWS": rows, "BLOCK": block, "num_warps": warps or warps_of(block)}
+    return given | {"BLOCK_M": block_m, "BLOCK_D": block_d, "num_warps": num_warps or default_num_warps(block_d)}
 
 
-def dense(x: Tensor | None) -> Tensor | None:
+def contiguous(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
 
 
-def tile(width: int) -> tuple[int, int]:
-    """Rows and columns of a program: one row, or as many narrow ones as make 1024 numbers."""
-    block = triton.next_power_of_2(width)
-    return max(1, 1024 // block), block
+def block_sizes(width: int) -> tuple[int, int]:
+    """Rows and columns of a program: one row, or as many narrow ones as make 1024 elements."""
+    block_d = triton.next_power_of_2(width)
+    return max(1, 1024 // block_d), block_d
 
 
-def warps_of(block: int) -> int:
-    return min(max(block // 512, 4), 16)
+def default_num_warps(block_d: int) -> int:
+    return min(max(block_d // 512, 4), 16)
 
 
 @functools.cache
-def programs_of(device: torch.device) -> int:
-    """So many that all of them run at once on a GPU; elsewhere few, so that each has several rows."""
+def num_programs(device: torch.device) -> int:
+    """As many as run at once on a GPU; elsewhere few, so that each has several rows."""
     return 8 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3

@@ -1,6 +1,7 @@
-"""Norms over the last axis, in at least float32 whatever the type: of a vector, or of a sum that is wanted as well.
+"""RMSNorm and LayerNorm over the last dimension, computed in at least float32 whatever the dtype.
 
-`centered` takes the mean away first (LayerNorm; without it, RMSNorm). The result is scaled by `offset + weight`.
+`centered` subtracts the mean first (LayerNorm; without it, RMSNorm). The result is scaled by `offset + weight`.
+`add_norm` also returns the sum that it normalizes, so the residual stream is written once.
 """
 
 from __future__ import annotations
@@ -8,13 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from phasor.ops import dispatch
 from phasor.ops.custom_op import custom_op
+from phasor.ops.dispatch import Dispatch, Path, eager_kernel_why_not
+from phasor.ops.norm.reference import TORCH_NORM, add_norm_ref
 
-WIDEST = 2**14  # a row has to fit into the registers of one program
+MAX_WIDTH = 2**14  # a row has to fit into the registers of one program
 
 
 def norm(
@@ -25,14 +26,13 @@ def norm(
     >>> norm(torch.tensor([3.0, -3.0]), torch.ones(2), None, eps=0.0).tolist()
     [1.0, -1.0]
     """
-    if why_not(x, weight, bias) is not None:
-        return norm_ref(x, weight, bias, eps, offset, centered)
-    return _norm(x, weight, bias, eps, offset, centered, result_type(x, offset))[0]
+    y: Tensor = NORM(x, weight, bias, eps, offset, centered)
+    return y
 
 
 def add_norm(
     x: Tensor,
-    r: Tensor,
+    residual: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     *,
@@ -40,84 +40,80 @@ def add_norm(
     offset: float = 0.0,
     centered: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """`x + r` and its norm, each written once.
+    """`x + residual` and its norm, each written once.
 
-    >>> total, normed = add_norm(torch.tensor([1.0, -2.0]), torch.tensor([2.0, -1.0]), torch.ones(2), None, eps=0.0)
-    >>> total.tolist(), normed.tolist()
+    >>> total, y = add_norm(torch.tensor([1.0, -2.0]), torch.tensor([2.0, -1.0]), torch.ones(2), None, eps=0.0)
+    >>> total.tolist(), y.tolist()
     ([3.0, -3.0], [1.0, -1.0])
     """
-    if x.shape != r.shape or why_not(x, weight, bias) is not None or why_not(r, weight, bias) is not None:
-        return add_norm_ref(x, r, weight, bias, eps, offset, centered)
-    s, y, _, _ = _add_norm(x, r, weight, bias, eps, offset, centered, result_type(x, offset))
-    return s, y
+    total: tuple[Tensor, Tensor] = ADD_NORM(x, residual, weight, bias, eps, offset, centered)
+    return total
 
 
-def why_not(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> str | None:
-    """Why a norm takes its plain form; None where it takes its kernel."""
-    reason = dispatch.eager_kernel_why_not("norm", x)
+def norm_why_not(x: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any) -> str | None:
+    """Why the Triton kernel does not compute this norm; None where it does."""
+    reason = eager_kernel_why_not("norm", x)
     if reason is not None:
         return reason
     if any(w is not None and w.dim() > 1 for w in (weight, bias)):
         return "each head has weights of its own"
-    if x.shape[-1] > WIDEST:
-        return f"a row of {x.shape[-1]} numbers is wider than {WIDEST}"
+    if x.shape[-1] > MAX_WIDTH:
+        return f"a row of {x.shape[-1]} elements is wider than {MAX_WIDTH}"
     return None
 
 
-def one_operation_why_not(weight: Tensor | None, bias: Tensor | None, offset: float, centered: bool) -> str | None:
-    """Why a norm is not one of torch's own operations; None where it is."""
-    if offset:
-        return "torch's own norms add nothing to their weight"
-    if any(w is not None and w.dim() > 1 for w in (weight, bias)):
-        return "each head has weights of its own"
-    return "torch's own RMSNorm has no bias" if bias is not None and not centered else None
+def add_norm_why_not(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any) -> str | None:
+    """Why the Triton kernel does not compute this sum and its norm; None where it does."""
+    if x.shape != residual.shape:
+        return "the summands have different shapes"
+    reason = norm_why_not(x, weight, bias)
+    return norm_why_not(residual, weight, bias) if reason is None else reason
 
 
-def norm_ref(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, offset: float = 0.0, centered: bool = False
+def norm_kernel(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, offset: float, centered: bool
 ) -> Tensor:
-    """The same in torch's own operations."""
-    width = x.shape[-1:]
-    if one_operation_why_not(weight, bias, offset, centered) is None:
-        return F.layer_norm(x, width, weight, bias, eps) if centered else torch.rms_norm(x, width, weight, eps)
-    wide = x if x.dtype == torch.float64 else x.float()
-    y = F.layer_norm(wide, width, None, None, eps) if centered else F.rms_norm(wide, width, None, eps)
-    if weight is not None:
-        y = y * (offset + weight.to(wide.dtype) if offset else weight.to(wide.dtype))
-    return (y if bias is None else y + bias.to(wide.dtype)).to(x.dtype)
+    y: Tensor = norm_op(x, weight, bias, eps, offset, centered, output_dtype(x, offset))[0]
+    return y
 
 
-def add_norm_ref(
+def add_norm_kernel(
     x: Tensor,
-    r: Tensor,
+    residual: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
-    offset: float = 0.0,
-    centered: bool = False,
+    offset: float,
+    centered: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The same, one after the other."""
-    s = x + r
-    return s, norm_ref(s, weight, bias, eps, offset, centered)
+    dtype = output_dtype(x, offset)
+    total, y, _, _ = add_norm_op(x, residual, weight, bias, eps, offset, centered, dtype)
+    return total, y
 
 
-def result_type(x: Tensor, offset: float) -> torch.dtype:
-    """That of the plain form: autocast has torch's own norms, which know no offset, give out float32."""
+NORM = Dispatch(Path("Triton kernel", norm_kernel, norm_why_not), *TORCH_NORM.paths)
+ADD_NORM = Dispatch(
+    Path("Triton kernel", add_norm_kernel, add_norm_why_not), Path("torch, sum and then norm", add_norm_ref)
+)
+
+
+def output_dtype(x: Tensor, offset: float) -> torch.dtype:
+    """The dtype of the reference: under autocast torch's own norms, which have no offset, return float32."""
     return torch.float32 if torch.is_autocast_enabled(x.device.type) and not offset else x.dtype
 
 
 @custom_op("phasor::norm")
-def _norm(
+def norm_op(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, offset: float, centered: bool, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The norm, and what its gradient needs: the mean of each row, empty if not centered, and what it is scaled by."""
-    from phasor.ops.norm.kernels import forward
+    """The norm, and the mean (empty if not centered) and reciprocal scale of each row, which the gradient needs."""
+    from phasor.ops.norm.kernels import norm_forward
 
-    _, *made = forward(x, None, weight, bias, eps, offset, centered, dtype)
-    return made[0], made[1], made[2]
+    _, y, mean, rstd = norm_forward(x, None, weight, bias, eps, offset, centered, dtype)
+    return y, mean, rstd
 
 
-@_norm.register_fake
+@norm_op.register_fake
 def _(x: Tensor, weight: Any, bias: Any, eps: float, offset: float, centered: bool, dtype: torch.dtype) -> Any:
     rows = x.numel() // x.shape[-1]
     mean = x.new_empty(rows if centered else 0, dtype=torch.float32)
@@ -125,9 +121,9 @@ def _(x: Tensor, weight: Any, bias: Any, eps: float, offset: float, centered: bo
 
 
 @custom_op("phasor::add_norm")
-def _add_norm(
+def add_norm_op(
     x: Tensor,
-    r: Tensor,
+    residual: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
@@ -135,79 +131,79 @@ def _add_norm(
     centered: bool,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The sum, its norm, and what the gradient needs."""
-    from phasor.ops.norm.kernels import forward
+    """The sum, its norm, and the mean and reciprocal scale of each row."""
+    from phasor.ops.norm.kernels import norm_forward
 
-    return forward(x, r, weight, bias, eps, offset, centered, dtype)
+    return norm_forward(x, residual, weight, bias, eps, offset, centered, dtype)
 
 
-@_add_norm.register_fake
-def _(x: Tensor, r: Tensor, weight: Any, bias: Any, eps: float, offset: float, centered: bool, dtype: Any) -> Any:
+@add_norm_op.register_fake
+def _(
+    x: Tensor, residual: Tensor, weight: Any, bias: Any, eps: float, offset: float, centered: bool, dtype: Any
+) -> Any:
     rows = x.numel() // x.shape[-1]
     mean = x.new_empty(rows if centered else 0, dtype=torch.float32)
-    s = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, r.dtype))
-    return s, x.new_empty(x.shape, dtype=dtype), mean, x.new_empty(rows, dtype=torch.float32)
+    total = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, residual.dtype))
+    return total, x.new_empty(x.shape, dtype=dtype), mean, x.new_empty(rows, dtype=torch.float32)
 
 
 @custom_op("phasor::norm_backward")
-def _norm_backward(
-    grad: Tensor,
-    grad_sum: Tensor | None,
+def norm_backward_op(
+    dy: Tensor,
+    dtotal: Tensor | None,
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     mean: Tensor,
-    scale: Tensor,
+    rstd: Tensor,
     offset: float,
     centered: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients by `x`, to which that of the sum is added, by weight and by bias, empty where there is none."""
-    from phasor.ops.norm.kernels import backward
+    """The gradients of `x` (to which `dtotal` is added), weight and bias, empty where there is none."""
+    from phasor.ops.norm.kernels import norm_backward
 
-    return backward(grad, grad_sum, x, weight, bias, mean, scale, offset, centered)
-
-
-@_norm_backward.register_fake
-def _(grad: Tensor, grad_sum: Any, x: Tensor, weight: Any, bias: Any, *_: Any) -> Any:
-    by = (x.new_empty(0) if w is None else torch.empty_like(w) for w in (weight, bias))
-    return (x.new_empty(x.shape), *by)
+    return norm_backward(dy, dtotal, x, weight, bias, mean, rstd, offset, centered)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+@norm_backward_op.register_fake
+def _(dy: Tensor, dtotal: Any, x: Tensor, weight: Any, bias: Any, *_: Any) -> Any:
+    grads = (x.new_empty(0) if w is None else torch.empty_like(w) for w in (weight, bias))
+    return (x.new_empty(x.shape), *grads)
+
+
+def _norm_setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, weight, bias, _, ctx.offset, ctx.centered, _ = inputs
     ctx.save_for_backward(x, weight, bias, *output[1:])
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
 
 
-def _back(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-    if grad is None:
+def _norm_backward(ctx: Any, dy: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    if dy is None:
         return (None,) * 7
-    x, weight, bias, mean, scale = ctx.saved_tensors
-    by_x, by_weight, by_bias = _norm_backward(grad, None, x, weight, bias, mean, scale, ctx.offset, ctx.centered)
-    return by_x, None if weight is None else by_weight, None if bias is None else by_bias, *(None,) * 4
+    x, weight, bias, mean, rstd = ctx.saved_tensors
+    dx, dw, db = norm_backward_op(dy, None, x, weight, bias, mean, rstd, ctx.offset, ctx.centered)
+    return dx, None if weight is None else dw, None if bias is None else db, *(None,) * 4
 
 
-def _keep_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, r, weight, bias, _, ctx.offset, ctx.centered, _ = inputs
-    ctx.types = x.dtype, r.dtype
-    s, _, mean, scale = output
-    ctx.save_for_backward(s, weight, bias, mean, scale)
-    ctx.mark_non_differentiable(mean, scale)
+def _add_norm_setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, residual, weight, bias, _, ctx.offset, ctx.centered, _ = inputs
+    ctx.dtypes = x.dtype, residual.dtype
+    total, _, mean, rstd = output
+    ctx.save_for_backward(total, weight, bias, mean, rstd)
+    ctx.mark_non_differentiable(mean, rstd)
     ctx.set_materialize_grads(False)
 
 
-def _back_sum(ctx: Any, grad_sum: Tensor | None, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-    s, weight, bias, mean, scale = ctx.saved_tensors
-    if grad is None:
-        by_weight, by_bias, by_x = None, None, grad_sum
+def _add_norm_backward(ctx: Any, dtotal: Tensor | None, dy: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    total, weight, bias, mean, rstd = ctx.saved_tensors
+    if dy is None:
+        dx, dw, db = dtotal, None, None
     else:
-        by_x, by_weight, by_bias = _norm_backward(
-            grad, grad_sum, s, weight, bias, mean, scale, ctx.offset, ctx.centered
-        )
-    one, other = (None if by_x is None else by_x.to(dtype) for dtype in ctx.types)
-    return one, other, None if weight is None else by_weight, None if bias is None else by_bias, *(None,) * 4
+        dx, dw, db = norm_backward_op(dy, dtotal, total, weight, bias, mean, rstd, ctx.offset, ctx.centered)
+    grads = (None if dx is None else dx.to(dtype) for dtype in ctx.dtypes)
+    return *grads, None if weight is None else dw, None if bias is None else db, *(None,) * 4
 
 
-_norm.register_autograd(_back, setup_context=_keep)
-_add_norm.register_autograd(_back_sum, setup_context=_keep_sum)
+norm_op.register_autograd(_norm_backward, setup_context=_norm_setup_context)
+add_norm_op.register_autograd(_add_norm_backward, setup_context=_add_norm_setup_context)

@@ -1,7 +1,7 @@
-"""Rotation of queries and keys in one pass over memory, the angles made on the way from positions; in Triton.
+"""Rotation of queries and keys in one pass over memory; the angles are computed from positions inside the kernel.
 
-A program takes a token: it makes the token's cosines and sines once and turns its heads by them. What it reads
-and writes is told by strides, so that the heads may lie in tensors of their own or inside a fused projection.
+A program takes one token: it computes the token's cosines and sines once and rotates its heads by them. Inputs and
+outputs are addressed by strides, so the heads may lie in tensors of their own or inside a fused projection.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
@@ -17,25 +17,25 @@ from torch import Tensor
 from phasor.ops.launch import on_device, supports_pdl
 from phasor.ops.pdl import pdl_launch, pdl_wait
 
-LARGE = 1024  # tokens; a kernel for fewer begins while the one before it ends
+MANY_TOKENS = 1024  # a launch for fewer uses programmatic dependent launch
 
 
 class Schedule(NamedTuple):
-    """How the work is cut: programs that share the heads of a token, and the warps of each.
+    """How a launch is split: programs that share the heads of a token, and the warps of each.
 
-    With `halves`, where a head turns whole and its halves are paired, each half is read and written by itself.
-    Otherwise every feature is read beside its partner: angles are made twice, and heads are written whole.
+    With `halves`, where a whole head is rotated with pairing `half`, each half is loaded and stored by itself.
+    Otherwise every feature is loaded beside its partner: angles are computed twice, and heads are stored whole.
     """
 
-    parts: int
-    warps: int
+    splits: int
+    num_warps: int
     halves: bool = False
 
 
-def schedule_of(tokens: int, heads: int, width: int) -> Schedule:
-    """The schedule for so many tokens with heads of this width."""
-    if tokens >= LARGE:
-        return Schedule(1, min(max(triton.next_power_of_2(heads) * triton.next_power_of_2(width) // 1024, 1), 8))
+def choose_schedule(tokens: int, heads: int, head_dim: int) -> Schedule:
+    """The schedule for this many tokens and heads."""
+    if tokens >= MANY_TOKENS:
+        return Schedule(1, min(max(triton.next_power_of_2(heads) * triton.next_power_of_2(head_dim) // 1024, 1), 8))
     if tokens > 256:  # enough to fill the device
         return Schedule(min(2, max(heads, 1)), 2, halves=True)
     return Schedule(min(4, max(heads, 1)), 1 if tokens > 128 else 2, halves=True)
@@ -43,10 +43,10 @@ def schedule_of(tokens: int, heads: int, width: int) -> Schedule:
 
 @triton.jit
 def cos_sin(position, increments):
-    """Cosine and sine of a 64-bit phase, the fraction of a turn that wrapping around leaves of `position * increment`.
+    """Cosine and sine of `position * increment`, a 64-bit fraction of a rotation that wraps around.
 
-    The nearest quarter of a turn is taken off in whole numbers. The polynomials are those through Chebyshev's points
-    of the sine and cosine of `2 pi z` for `z` of at most an eighth of a turn, wrong by less than 1e-8 each.
+    The nearest quarter rotation is subtracted in integers. The polynomials interpolate the sine and cosine of
+    `2 pi z` at Chebyshev points for `z` of at most an eighth of a rotation, with an error below 1e-8 each.
     """
     phase = ((position * increments) >> 32).to(tl.int32)
     quarter = (phase + 0x20000000) >> 30
@@ -61,196 +61,202 @@ def cos_sin(position, increments):
 
 
 @triton.jit
-def read(source, real, WIDTH: tl.constexpr, HEAD: tl.constexpr, ADJACENT: tl.constexpr, HALVES: tl.constexpr):
-    """The heads that `source` `[R, 1]` points to, as two tensors `[R, C]`: features, and those they are paired with.
+def load_pairs(
+    ptr, mask, ROTARY_DIM: tl.constexpr, HEAD_DIM: tl.constexpr, ADJACENT: tl.constexpr, HALVES: tl.constexpr
+):
+    """The heads that `ptr` `[R, 1]` points to, as two tensors `[R, C]`: features, and those they are paired with.
 
-    Both halves of every pair are among the first, if not ADJACENT or HALVES; the second come from the cache then.
+    Without ADJACENT and HALVES the first tensor has both features of every pair, and the second is a cached reload.
     """
     if ADJACENT:
-        both = tl.arange(0, 2 * triton.next_power_of_2((HEAD + 1) // 2))[None, :]
-        x = tl.load(source + both, real & (both < HEAD))
-        return tl.split(tl.reshape(x, (source.shape[0], x.shape[1] // 2, 2)))
+        cols = tl.arange(0, 2 * triton.next_power_of_2((HEAD_DIM + 1) // 2))[None, :]
+        x = tl.load(ptr + cols, mask & (cols < HEAD_DIM))
+        return tl.split(tl.reshape(x, (ptr.shape[0], x.shape[1] // 2, 2)))
     elif HALVES:
-        first = tl.arange(0, triton.next_power_of_2(HEAD // 2))[None, :]
-        inside = real & (first < HEAD // 2)
-        return tl.load(source + first, inside), tl.load(source + (HEAD // 2 + first), inside)
+        cols = tl.arange(0, triton.next_power_of_2(HEAD_DIM // 2))[None, :]
+        half_mask = mask & (cols < HEAD_DIM // 2)
+        return tl.load(ptr + cols, half_mask), tl.load(ptr + (HEAD_DIM // 2 + cols), half_mask)
     else:
-        column = tl.arange(0, triton.next_power_of_2(HEAD))[None, :]
-        RUN: tl.constexpr = (WIDTH // 2) & -(WIDTH // 2)  # of features whose partners lie side by side too
-        partner = tl.where(column < WIDTH // 2, column + WIDTH // 2, column - WIDTH // 2)
+        cols = tl.arange(0, triton.next_power_of_2(HEAD_DIM))[None, :]
+        RUN: tl.constexpr = (ROTARY_DIM // 2) & -(ROTARY_DIM // 2)  # features whose partners are contiguous too
+        partner = tl.where(cols < ROTARY_DIM // 2, cols + ROTARY_DIM // 2, cols - ROTARY_DIM // 2)
         partner = tl.max_contiguous(tl.multiple_of(partner, (1, RUN)), (1, RUN))
-        return tl.load(source + column, real & (column < HEAD)), tl.load(source + partner, real & (column < WIDTH))
+        return tl.load(ptr + cols, mask & (cols < HEAD_DIM)), tl.load(ptr + partner, mask & (cols < ROTARY_DIM))
 
 
 @triton.jit
-def write(
-    x, y, cos, sin, target, real,
-    WIDTH: tl.constexpr, HEAD: tl.constexpr, ADJACENT: tl.constexpr, HALVES: tl.constexpr,
+def rotate_and_store(
+    x, y, cos, sin, ptr, mask,
+    ROTARY_DIM: tl.constexpr, HEAD_DIM: tl.constexpr, ADJACENT: tl.constexpr, HALVES: tl.constexpr,
 ):  # fmt: skip
-    """Turn what `read` has read, and write it to the heads that `target` `[R, 1]` points to."""
-    kind = target.dtype.element_ty
+    """Rotate what `load_pairs` returned, and store it to the heads that `ptr` `[R, 1]` points to."""
+    dtype = ptr.dtype.element_ty
     x, y = x.to(tl.float32), y.to(tl.float32)
     if ADJACENT:
-        a, b = x * cos - y * sin, y * cos + x * sin
-        if WIDTH < HEAD:
-            turns = tl.arange(0, x.shape[1])[None, :] < WIDTH // 2
-            a, b = tl.where(turns, a, x), tl.where(turns, b, y)
-        both = tl.arange(0, 2 * x.shape[1])[None, :]
-        z = tl.reshape(tl.join(a.to(kind), b.to(kind)), (x.shape[0], 2 * x.shape[1]))
-        tl.store(target + both, z, real & (both < HEAD))
+        u, v = x * cos - y * sin, y * cos + x * sin
+        if ROTARY_DIM < HEAD_DIM:
+            is_rotary = tl.arange(0, x.shape[1])[None, :] < ROTARY_DIM // 2
+            u, v = tl.where(is_rotary, u, x), tl.where(is_rotary, v, y)
+        cols = tl.arange(0, 2 * x.shape[1])[None, :]
+        z = tl.reshape(tl.join(u.to(dtype), v.to(dtype)), (x.shape[0], 2 * x.shape[1]))
+        tl.store(ptr + cols, z, mask & (cols < HEAD_DIM))
     elif HALVES:
-        first = tl.arange(0, x.shape[1])[None, :]
-        inside = real & (first < HEAD // 2)
-        tl.store(target + first, (x * cos - y * sin).to(kind), inside)
-        tl.store(target + (HEAD // 2 + first), (y * cos + x * sin).to(kind), inside)
+        cols = tl.arange(0, x.shape[1])[None, :]
+        half_mask = mask & (cols < HEAD_DIM // 2)
+        tl.store(ptr + cols, (x * cos - y * sin).to(dtype), half_mask)
+        tl.store(ptr + (HEAD_DIM // 2 + cols), (y * cos + x * sin).to(dtype), half_mask)
     else:
-        column = tl.arange(0, x.shape[1])[None, :]
-        z = x * cos + y * tl.where(column < WIDTH // 2, -sin, sin)
-        tl.store(target + column, tl.where(column < WIDTH, z, x).to(kind), real & (column < HEAD))
+        cols = tl.arange(0, x.shape[1])[None, :]
+        z = x * cos + y * tl.where(cols < ROTARY_DIM // 2, -sin, sin)
+        tl.store(ptr + cols, tl.where(cols < ROTARY_DIM, z, x).to(dtype), mask & (cols < HEAD_DIM))
 
 
-@triton.jit(do_not_specialize=["positions", "length", "position_row", "position_step"])
-def rotary_kernel(
-    positions, increments, factor, q_in, k_in, v_in, q_out, k_out, v_out,
-    length, position_row, position_step,
-    q_row, q_step, q_group, q_head,  # strides of what is read: of a row, a token, a group of heads, a head
-    k_row, k_step, k_head,
-    v_row, v_step, v_head,
-    Q_STEP: tl.constexpr, Q_GROUP: tl.constexpr, KV_STEP: tl.constexpr, KV_HEAD: tl.constexpr,  # of what is written
-    QUERIES: tl.constexpr, SHARED: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
-    WIDTH: tl.constexpr, HEAD: tl.constexpr, ADJACENT: tl.constexpr, BACK: tl.constexpr, WIDE: tl.constexpr,
-    HALVES: tl.constexpr, PARTS: tl.constexpr, USE_PDL: tl.constexpr,
+@triton.jit(do_not_specialize=["position_ptr", "T", "stride_pb", "stride_pt"])
+def _rope_kernel(
+    position_ptr, increment_ptr, factor_ptr, q_ptr, k_ptr, v_ptr, out_q_ptr, out_k_ptr, out_v_ptr,
+    T, stride_pb, stride_pt,
+    stride_qb, stride_qt, stride_qg, stride_qh,  # of the inputs: batch, token, group of heads, head
+    stride_kb, stride_kt, stride_kh,
+    stride_vb, stride_vt, stride_vh,
+    OUT_STRIDE_QT: tl.constexpr, OUT_STRIDE_QG: tl.constexpr, OUT_STRIDE_KT: tl.constexpr, OUT_STRIDE_KH: tl.constexpr,
+    NUM_HEADS: tl.constexpr, GROUP_SIZE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HAS_V: tl.constexpr,
+    ROTARY_DIM: tl.constexpr, HEAD_DIM: tl.constexpr, ADJACENT: tl.constexpr, INVERSE: tl.constexpr,
+    USE_INT64: tl.constexpr, HALVES: tl.constexpr, NUM_SPLITS: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
-    """Queries `[B, T, K, SHARED, D]`, keys and values `[B, T, K, D]` of a token, from `in` to `out`.
+    """Queries `[B, T, K, GROUP_SIZE, D]`, keys and values `[B, T, K, D]` of one token, from inputs to outputs.
 
-    PARTS programs share the heads of a token. BACK turns the other way, which is the gradient. With VALUES the values
-    are copied along. WIDE is for heads further apart than 32 bits count. Under USE_PDL see `pdl_wait`.
+    NUM_SPLITS programs share the heads of a token. INVERSE rotates the other way, which is the gradient. With HAS_V
+    the values are copied along. USE_INT64 is for heads further apart than 32 bits address.
     """
-    HEADS: tl.constexpr = triton.next_power_of_2((QUERIES + PARTS - 1) // PARTS) if QUERIES > 0 else 1
-    GROUPS: tl.constexpr = triton.next_power_of_2((KEYS + PARTS - 1) // PARTS) if KEYS > 0 else 1
-    PAIRED: tl.constexpr = ADJACENT or HALVES
-    token, part = tl.program_id(0), tl.program_id(1)
-    head, group = part * HEADS + tl.arange(0, HEADS)[:, None], part * GROUPS + tl.arange(0, GROUPS)[:, None]
-    some, every = head < QUERIES, group < KEYS
-    group_of, in_group = head // SHARED, head % SHARED
-    if WIDE:
-        group_of, in_group, group = group_of.to(tl.int64), in_group.to(tl.int64), group.to(tl.int64)
-    row, step, place = (token // length).to(tl.int64), (token % length).to(tl.int64), token.to(tl.int64)
+    BLOCK_H: tl.constexpr = triton.next_power_of_2((NUM_HEADS + NUM_SPLITS - 1) // NUM_SPLITS) if NUM_HEADS > 0 else 1
+    BLOCK_G: tl.constexpr = (
+        triton.next_power_of_2((NUM_KV_HEADS + NUM_SPLITS - 1) // NUM_SPLITS) if NUM_KV_HEADS > 0 else 1
+    )
+    PAIRS: tl.constexpr = ADJACENT or HALVES
+    token, split = tl.program_id(0), tl.program_id(1)
+    q_head, kv_head = split * BLOCK_H + tl.arange(0, BLOCK_H)[:, None], split * BLOCK_G + tl.arange(0, BLOCK_G)[:, None]
+    q_mask, kv_mask = q_head < NUM_HEADS, kv_head < NUM_KV_HEADS
+    group, in_group = q_head // GROUP_SIZE, q_head % GROUP_SIZE
+    if USE_INT64:
+        group, in_group, kv_head = group.to(tl.int64), in_group.to(tl.int64), kv_head.to(tl.int64)
+    b, t, out_t = (token // T).to(tl.int64), (token % T).to(tl.int64), token.to(tl.int64)
     pdl_wait(USE_PDL)
-    # All that is read is asked for before the angles are made, which take as long as reading does.
-    position, scale = tl.load(positions + row * position_row + step * position_step), tl.load(factor)
-    pair = tl.arange(0, triton.next_power_of_2((HEAD + 1) // 2 if PAIRED else HEAD))
-    if not PAIRED:
-        pair = tl.where(pair < WIDTH // 2, pair, pair - WIDTH // 2)
-    increment = tl.load(increments + pair, pair < WIDTH // 2, other=0)
-    q_from = q_in + row * q_row + step * q_step + group_of * q_group + in_group * q_head
-    q_to = q_out + place * Q_STEP + group_of * Q_GROUP + in_group * HEAD
-    q_x, q_y = read(q_from, some, WIDTH, HEAD, ADJACENT, HALVES)
-    if KEYS > 0:
-        k_from = k_in + row * k_row + step * k_step + group * k_head
-        k_to = k_out + place * KV_STEP + group * KV_HEAD
-        k_x, k_y = read(k_from, every, WIDTH, HEAD, ADJACENT, HALVES)
+    # All loads are issued before the angles are computed, which takes as long as loading does.
+    position, factor = tl.load(position_ptr + b * stride_pb + t * stride_pt), tl.load(factor_ptr)
+    pair = tl.arange(0, triton.next_power_of_2((HEAD_DIM + 1) // 2 if PAIRS else HEAD_DIM))
+    if not PAIRS:
+        pair = tl.where(pair < ROTARY_DIM // 2, pair, pair - ROTARY_DIM // 2)
+    increment = tl.load(increment_ptr + pair, pair < ROTARY_DIM // 2, other=0)
+    q_ptr = q_ptr + b * stride_qb + t * stride_qt + group * stride_qg + in_group * stride_qh
+    out_q_ptr = out_q_ptr + out_t * OUT_STRIDE_QT + group * OUT_STRIDE_QG + in_group * HEAD_DIM
+    q_x, q_y = load_pairs(q_ptr, q_mask, ROTARY_DIM, HEAD_DIM, ADJACENT, HALVES)
+    if NUM_KV_HEADS > 0:
+        k_ptr = k_ptr + b * stride_kb + t * stride_kt + kv_head * stride_kh
+        out_k_ptr = out_k_ptr + out_t * OUT_STRIDE_KT + kv_head * OUT_STRIDE_KH
+        k_x, k_y = load_pairs(k_ptr, kv_mask, ROTARY_DIM, HEAD_DIM, ADJACENT, HALVES)
     cos, sin = cos_sin(position, increment)
-    cos, sin = (cos * scale)[None, :], ((-sin if BACK else sin) * scale)[None, :]
-    write(q_x, q_y, cos, sin, q_to, some, WIDTH, HEAD, ADJACENT, HALVES)
-    if KEYS > 0:
-        write(k_x, k_y, cos, sin, k_to, every, WIDTH, HEAD, ADJACENT, HALVES)
-    if VALUES:
-        column = tl.arange(0, triton.next_power_of_2(HEAD))[None, :]
-        inside = every & (column < HEAD)
-        v = tl.load(v_in + row * v_row + step * v_step + group * v_head + column, inside)
-        tl.store(v_out + place * KV_STEP + group * KV_HEAD + column, v, inside)
+    cos, sin = (cos * factor)[None, :], ((-sin if INVERSE else sin) * factor)[None, :]
+    rotate_and_store(q_x, q_y, cos, sin, out_q_ptr, q_mask, ROTARY_DIM, HEAD_DIM, ADJACENT, HALVES)
+    if NUM_KV_HEADS > 0:
+        rotate_and_store(k_x, k_y, cos, sin, out_k_ptr, kv_mask, ROTARY_DIM, HEAD_DIM, ADJACENT, HALVES)
+    if HAS_V:
+        cols = tl.arange(0, triton.next_power_of_2(HEAD_DIM))[None, :]
+        v_mask = kv_mask & (cols < HEAD_DIM)
+        v = tl.load(v_ptr + b * stride_vb + t * stride_vt + kv_head * stride_vh + cols, v_mask)
+        tl.store(out_v_ptr + out_t * OUT_STRIDE_KT + kv_head * OUT_STRIDE_KH + cols, v, v_mask)
 
 
-class Launch(NamedTuple):
-    """A kernel as it was compiled for tensors of certain shapes, and the numbers it is called with behind them."""
+class CompiledLaunch(NamedTuple):
+    """A kernel as compiled for tensors of certain shapes, its grid, and the scalars passed after the tensors."""
 
     kernel: Any
     grid: tuple[int, int, int]
-    numbers: tuple[Any, ...]
+    scalars: tuple[Any, ...]
 
 
-MOST = 1024
-KEPT: dict[tuple[Any, ...], Launch] = {}  # at most so many; Triton itself would look at every number again
+MAX_COMPILED_LAUNCHES = 1024
+# By shapes, strides and dtypes: without it Triton inspects every argument of every launch.
+COMPILED_LAUNCHES: dict[tuple[Any, ...], CompiledLaunch] = {}
 
 
-def launch(
-    heads: Sequence[Tensor],
-    into: Sequence[Tensor],
+def launch_rope(
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
     positions: Tensor,
     increments: Tensor,
     factor: Tensor,
     *,
     adjacent: bool,
-    back: bool,
+    inverse: bool,
     schedule: Schedule | None = None,
 ) -> None:
-    """Turn queries and keys `[B, T, K, D]`, and copy values of the same shape where they are given.
+    """Rotate queries and keys `[B, T, K, D]`, and copy values of the same shape where they are given.
 
-    Queries are `[B, T, H, D]` or, by group, `[B, T, K, H/K, D]`. What is read may have any strides, but for 1 between
-    features. In what is written tokens follow one another, and so do the heads of a group; keys and values have the
-    same strides.
+    Queries are `[B, T, H, D]` or, by group, `[B, T, K, H/K, D]`. Inputs may have any strides, except that of the
+    features, which is 1. In outputs the tokens are contiguous, and so are the heads of a group; keys and values have
+    the same strides.
     """
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (*heads, heads[1])[:3])
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (*inputs, inputs[1])[:3])
     if q.shape[0] * q.shape[1] == 0:
         return
-    into_q, into_k, into_v = (*into, into[1])[:3]
-    told = (
-        (q.shape, q.stride(), k.shape, k.stride(), v.stride(), into_q.shape, into_q.stride(), into_k.stride()),
-        (positions.shape, positions.stride(), len(increments), len(heads) == 3, adjacent, back, schedule),
+    out_q, out_k, out_v = (*outputs, outputs[1])[:3]
+    layout = (
+        (q.shape, q.stride(), k.shape, k.stride(), v.stride(), out_q.shape, out_q.stride(), out_k.stride()),
+        (positions.shape, positions.stride(), len(increments), len(inputs) == 3, adjacent, inverse, schedule),
     )
-    tensors = positions, increments, factor, q, k, v, into_q, into_k, into_v
+    tensors = positions, increments, factor, q, k, v, out_q, out_k, out_v
     addresses = increments.data_ptr() | factor.data_ptr() | q.data_ptr() | k.data_ptr() | v.data_ptr()
-    aligned = (addresses | into_q.data_ptr() | into_k.data_ptr() | into_v.data_ptr()) % 16 == 0  # as compiled for
-    key = (*told, q.dtype, k.dtype, v.dtype, q.device)
+    aligned = (addresses | out_q.data_ptr() | out_k.data_ptr() | out_v.data_ptr()) % 16 == 0  # as compiled for
+    key = (*layout, q.dtype, k.dtype, v.dtype, q.device)
     with on_device(q):
-        kept = KEPT.get(key) if aligned else None
-        if kept is not None:
-            kept.kernel[kept.grid](*tensors, *kept.numbers)
+        compiled = COMPILED_LAUNCHES.get(key) if aligned else None
+        if compiled is not None:
+            compiled.kernel[compiled.grid](*tensors, *compiled.scalars)
             return
-        grid, numbers, warps = arguments(*told[0], *told[1])
-        pdl = grid[0] < LARGE and supports_pdl(q.device)
-        kernel = rotary_kernel[grid](*tensors, *numbers, pdl, num_warps=warps, **pdl_launch(pdl))
-        if kernel is not None and aligned:  # there is none in the interpreter
-            if len(KEPT) >= MOST:
-                KEPT.clear()
-            KEPT[key] = Launch(kernel, grid, (*numbers, pdl))
+        grid, scalars, num_warps = launch_scalars(*layout[0], *layout[1])
+        pdl = grid[0] < MANY_TOKENS and supports_pdl(q.device)
+        kernel = _rope_kernel[grid](*tensors, *scalars, pdl, num_warps=num_warps, **pdl_launch(pdl))
+        if kernel is not None and aligned:  # the interpreter returns none
+            if len(COMPILED_LAUNCHES) >= MAX_COMPILED_LAUNCHES:
+                COMPILED_LAUNCHES.clear()
+            COMPILED_LAUNCHES[key] = CompiledLaunch(kernel, grid, (*scalars, pdl))
 
 
-def arguments(
-    q: Sequence[int],
+def launch_scalars(
+    q_shape: Sequence[int],
     q_strides: Sequence[int],
-    k: Sequence[int],
+    k_shape: Sequence[int],
     k_strides: Sequence[int],
     v_strides: Sequence[int],
-    into: Sequence[int],
-    into_strides: Sequence[int],
-    into_k: Sequence[int],
-    positions: Sequence[int],
+    out_q_shape: Sequence[int],
+    out_q_strides: Sequence[int],
+    out_k_strides: Sequence[int],
+    position_shape: Sequence[int],
     position_strides: Sequence[int],
     pairs: int,
-    values: bool,
+    has_v: bool,
     adjacent: bool,
-    back: bool,
+    inverse: bool,
     schedule: Schedule | None,
 ) -> tuple[tuple[int, int, int], tuple[Any, ...], int]:
-    """The grid, the numbers and the warps of a launch, by shapes and strides."""
-    rows, length, head, keys = q[0], q[1], q[-1], k[2]
-    groups, shared = next((x[2:4] for x in (q, into) if len(x) == 5), (q[2], 1))
-    of_group, of_head = head_strides(q_strides, shared)
-    parts, warps, halves = schedule or schedule_of(rows * length, groups * shared, head)
-    halves = halves and 2 * pairs == head and not adjacent
-    wide = max(of_group * groups, of_head * shared, k_strides[2] * keys, v_strides[2] * keys) >= 1 << 30
-    by_row = len(positions) == 2 and positions[0] > 1
-    numbers = (
-        *(length, position_strides[0] if by_row else 0, position_strides[-1]),
-        *(*q_strides[:2], of_group, of_head, *k_strides[:3], *v_strides[:3]),
-        *(into_strides[1], head_strides(into_strides, shared)[0], into_k[1], into_k[2]),
-        *(groups * shared, shared, keys, values, 2 * pairs, head, adjacent, back, wide, halves, parts),
+    """The grid, the scalar arguments and the warps of a launch, from shapes and strides."""
+    batch, tokens, head_dim, kv_heads = q_shape[0], q_shape[1], q_shape[-1], k_shape[2]
+    groups, group_size = next((x[2:4] for x in (q_shape, out_q_shape) if len(x) == 5), (q_shape[2], 1))
+    stride_g, stride_h = head_strides(q_strides, group_size)
+    splits, num_warps, halves = schedule or choose_schedule(batch * tokens, groups * group_size, head_dim)
+    halves = halves and 2 * pairs == head_dim and not adjacent
+    spans = stride_g * groups, stride_h * group_size, k_strides[2] * kv_heads, v_strides[2] * kv_heads
+    by_row = len(position_shape) == 2 and position_shape[0] > 1
+    scalars = (
+        *(tokens, position_strides[0] if by_row else 0, position_strides[-1]),
+        *(*q_strides[:2], stride_g, stride_h, *k_strides[:3], *v_strides[:3]),
+        *(out_q_strides[1], head_strides(out_q_strides, group_size)[0], out_k_strides[1], out_k_strides[2]),
+        *(groups * group_size, group_size, kv_heads, has_v, 2 * pairs, head_dim, adjacent, inverse),
+        *(max(spans) >= 1 << 30, halves, splits),
     )
-    return (rows * length, parts, 1), numbers, warps
+    return (batch * tokens, splits, 1), scalars, num_warps
 
 
-def head_strides(strides: Sequence[int], shared: int) -> tuple[int, int]:
-    """Those of a group of heads and of a head, of queries with or without an axis for groups."""
-    return (strides[2], strides[3]) if len(strides) == 5 else (strides[2] * shared, strides[2])
+def head_strides(strides: Sequence[int], group_size: int) -> tuple[int, int]:
+    """The strides of a group of heads and of a head, for queries with or without a dimension of groups."""
+    return (strides[2], strides[3]) if len(strides) == 5 else (strides[2] * group_size, strides[2])

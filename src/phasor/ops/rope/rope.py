@@ -1,35 +1,35 @@
 """Rotation of feature pairs, `(u, v) -> (u cos - v sin, u sin + v cos)`: by given cosines and sines, or by positions.
 
-`rotate_pairs` takes cosines and sines. `rope` and `rope_qkv` take positions and make the angles inside of
-one Triton kernel, `rotary_triton.py`: nothing is kept for the gradient, which is the rotation back.
+`rotate_pairs` takes cosines and sines. `rope` and `rope_qkv` take positions, from which one Triton kernel computes the
+angles itself: nothing is saved for the gradient, which is the inverse rotation.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from phasor.ops import dispatch
 from phasor.ops.custom_op import CustomOp
+from phasor.ops.dispatch import Dispatch, Path, functional_transform_why_not, triton_why_not
+from phasor.ops.rope.reference import RopeArgs, rope_qkv_ref, rope_ref, rotate_pairs_ref, split_pairs, split_qkv
 
 
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
-    """RopeArgs the first `2 * cos.shape[-1]` features of `x` in pairs; the rest pass through.
+    """Rotate the first `2 * cos.shape[-1]` features of `x` in pairs; the rest pass through.
 
-    The arithmetic is at least float32 whatever the type of `x`, and the result has the type of `x`.
+    The arithmetic is at least float32 whatever the dtype of `x`, and the result has the dtype of `x`.
 
     >>> x, quarter = torch.tensor([1.0, 2.0, 3.0, 4.0]), (torch.zeros(2), torch.ones(2))
     >>> rotate_pairs(x, *quarter, "half").tolist(), rotate_pairs(x, *quarter, "adjacent").tolist()
     ([-3.0, -4.0, 1.0, 2.0], [-2.0, 1.0, -4.0, 3.0])
     """
-    if torch.compiler.is_compiling() or dispatch.functional_transform_why_not() is not None:
-        # The compiler fuses the plain form, and torch.func takes no other.
+    if torch.compiler.is_compiling() or functional_transform_why_not() is not None:
+        # The compiler fuses the reference, and torch.func can transform nothing else.
         return rotate_pairs_ref(x, cos, sin, pairing)
     if torch.is_grad_enabled() and x.requires_grad:
-        return _Rotation.apply(x, cos, sin, pairing)
+        return _RotatePairs.apply(x, cos, sin, pairing)
     return _rotate_pairs(x, cos, sin, pairing)
 
 
@@ -39,7 +39,7 @@ def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def expand_cos_sin(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and signed sines for every feature of a head, of those for every pair.
+    """Cosines and signed sines for every feature of a head, from those of every pair.
 
     >>> x, (cos, sin) = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.rand(2, 2)
     >>> torch.allclose(rotate_halves(x, *expand_cos_sin(cos, sin)), rotate_pairs(x, cos, sin, "half"))
@@ -48,42 +48,25 @@ def expand_cos_sin(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
-def rotate_pairs_ref(x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
-    """The same in plain form."""
-    width = 2 * cos.shape[-1]
-    u, v = split_pairs(x[..., :width], pairing)
-    turned = (u * cos - v * sin, v * cos + u * sin)
-    together = torch.cat(turned, dim=-1) if pairing == "half" else torch.stack(turned, dim=-1).flatten(-2)
-    return torch.cat((together.to(x.dtype), x[..., width:]), dim=-1)
-
-
-def split_pairs(x: Tensor, pairing: str) -> tuple[Tensor, Tensor]:
-    """The first and the second features of all pairs, as views."""
-    if pairing == "half":
-        u, v = x.chunk(2, dim=-1)
-        return u, v
-    return x[..., 0::2], x[..., 1::2]
-
-
 def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
     """The rotation written straight into its result."""
-    width = 2 * cos.shape[-1]
+    rotary_dim = 2 * cos.shape[-1]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    u, v = split_pairs(x[..., :width], pairing)
-    a, b = split_pairs(out[..., :width], pairing)
+    u, v = split_pairs(x[..., :rotary_dim], pairing)
+    out_u, out_v = split_pairs(out[..., :rotary_dim], pairing)
     if x.dtype == cos.dtype:
-        torch.mul(u, cos, out=a).addcmul_(v, sin, value=-1)
-        torch.mul(v, cos, out=b).addcmul_(u, sin)
+        torch.mul(u, cos, out=out_u).addcmul_(v, sin, value=-1)
+        torch.mul(v, cos, out=out_v).addcmul_(u, sin)
     else:
-        a.copy_(u * cos - v * sin)
-        b.copy_(v * cos + u * sin)
-    if width < x.shape[-1]:
-        out[..., width:] = x[..., width:]
+        out_u.copy_(u * cos - v * sin)
+        out_v.copy_(v * cos + u * sin)
+    if rotary_dim < x.shape[-1]:
+        out[..., rotary_dim:] = x[..., rotary_dim:]
     return out
 
 
-class _Rotation(torch.autograd.Function):
-    """A rotation's gradient is the rotation back: nothing of `x` has to be kept for it."""
+class _RotatePairs(torch.autograd.Function):
+    """The gradient of a rotation is the inverse rotation: `x` is not saved for it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
@@ -94,135 +77,156 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors
-        return _Rotation.apply(grads[0], cos, -sin, ctx.pairing), None, None, None
+        return _RotatePairs.apply(grads[0], cos, -sin, ctx.pairing), None, None, None
 
 
-class RopeArgs(NamedTuple):
-    """What turns the heads of tokens: angles `position * increment` in 2^-64 of a turn, and a factor on the result."""
+def rope(q: Tensor, k: Tensor, args: RopeArgs, pairing: str) -> tuple[Tensor, Tensor]:
+    """Queries `[B, T, H, D]`, or by group `[B, T, K, H/K, D]`, and keys `[B, T, K, D]`, rotated by their positions.
 
-    positions: Tensor  # int64, [T] or [B or 1, T]
-    increments: Tensor  # int64, [pairs]
-    factor: Tensor  # float32, [1]
+    Both come out with one dimension of heads, `[B, T, H, D]` and `[B, T, K, D]`.
 
-
-def rope(q: Tensor, k: Tensor, turn: RopeArgs, pairing: str) -> tuple[Tensor, Tensor]:
-    """Queries `[B, T, H, D]` and keys `[B, T, K, D]` turned by their positions, in one pass, by the Triton kernel.
-
-    Queries may come by group, `[B, T, K, H/K, D]`; they go as `[B, T, H, D]`.
+    >>> quarter = RopeArgs(torch.tensor([1]), torch.tensor([2**62]), torch.ones(1))
+    >>> q, _ = rope(torch.tensor([[[[1.0, 0.0]]]]), torch.zeros(1, 1, 1, 2), quarter, "half")
+    >>> q.round().tolist()
+    [[[[0.0, 1.0]]]]
     """
-    made: tuple[Tensor, Tensor] = rope_op(q, k, *turn, pairing == "adjacent", False)
-    return made
+    rotated: tuple[Tensor, Tensor] = ROPE(q, k, args, pairing)
+    return rotated
 
 
-def rope_qkv(projected: Tensor, turn: RopeArgs, pairing: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries `[B, T, H, D]` and keys `[B, T, K, D]` turned, and values, of a projection `[B, T, K, H/K + 2, D]`.
+def rope_qkv(qkv: Tensor, args: RopeArgs, pairing: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Rotated queries `[B, T, H, D]` and keys `[B, T, K, D]`, and values, of a projection `[B, T, K, H/K + 2, D]`.
 
-    In one pass by the Triton kernel, and the projection's gradient in another. A group has its queries, key and value.
+    Each group of the projection holds its queries, its key and its value.
+
+    >>> zero = RopeArgs(torch.zeros(3).long(), torch.ones(2).long(), torch.ones(1))
+    >>> [list(x.shape) for x in rope_qkv(torch.randn(1, 3, 2, 5, 4), zero, "half")]
+    [[1, 3, 6, 4], [1, 3, 2, 4], [1, 3, 2, 4]]
     """
-    if torch.is_grad_enabled() and projected.requires_grad:
-        return rope_qkv_op(projected, *turn, pairing == "adjacent", False)
-    q, k, v = split_qkv(projected)
-    return *rope(q, k, turn, pairing), v
+    parts: tuple[Tensor, Tensor, Tensor] = ROPE_QKV(qkv, args, pairing)
+    return parts
 
 
-def rope_ref(q: Tensor, k: Tensor, turn: RopeArgs, pairing: str) -> tuple[Tensor, Tensor]:
-    """The same in plain form."""
-    phase = turn.positions[..., None] * turn.increments  # [..., T, pairs]
-    angle = phase.to(torch.float64)[..., None, :] * (2 * math.pi / 2**64)
-    exact = torch.float64 if q.dtype == torch.float64 else torch.float32
-    cos, sin = torch.cos(angle).to(exact) * turn.factor, torch.sin(angle).to(exact) * turn.factor
-    q = q.flatten(2, -2)
-    return rotate_pairs_ref(q, cos, sin, pairing), rotate_pairs_ref(k, cos, sin, pairing)
+def rope_kernel_why_not(positions: Tensor, x: Tensor) -> str | None:
+    """Why the Triton kernel does not rotate heads of the dtype of `x` by these positions; None where it does."""
+    if x.dtype == torch.float64:
+        return "the kernel computes in float32, and the dtype is float64"
+    return triton_why_not(positions, x)
 
 
-def rope_qkv_ref(projected: Tensor, turn: RopeArgs, pairing: str) -> tuple[Tensor, Tensor, Tensor]:
-    """The same in plain form."""
-    q, k, v = split_qkv(projected)
-    return *rope_ref(q, k, turn, pairing), v
+def _rope_why_not(q: Tensor, k: Tensor, args: RopeArgs, pairing: str) -> str | None:
+    return rope_kernel_why_not(args.positions, q)
 
 
-def split_qkv(projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries by group `[B, T, K, H/K, D]`, keys and values `[B, T, K, D]` as views of a projection."""
-    queries = projected.shape[-2] - 2
-    if not (torch.is_grad_enabled() and projected.requires_grad):
-        return projected.narrow(-2, 0, queries), projected.select(-2, queries), projected.select(-2, queries + 1)
-    q, k, v = projected.split((queries, 1, 1), dim=-2)  # whose gradients come together in one copy
-    return q, k.squeeze(-2), v.squeeze(-2)
+def _rope_qkv_why_not(qkv: Tensor, args: RopeArgs, pairing: str) -> str | None:
+    return rope_kernel_why_not(args.positions, qkv)
+
+
+def rope_kernel(q: Tensor, k: Tensor, args: RopeArgs, pairing: str) -> tuple[Tensor, Tensor]:
+    """`rope` by the Triton kernel, in one pass, for callers that have checked `rope_kernel_why_not` already."""
+    rotated: tuple[Tensor, Tensor] = rope_op(q, k, *args, pairing == "adjacent", False)
+    return rotated
+
+
+def rope_qkv_kernel(qkv: Tensor, args: RopeArgs, pairing: str) -> tuple[Tensor, Tensor, Tensor]:
+    """`rope_qkv` by the Triton kernel: one pass for the rotation, another for the gradient of the projection."""
+    if torch.is_grad_enabled() and qkv.requires_grad:
+        return rope_qkv_op(qkv, *args, pairing == "adjacent", False)
+    q, k, v = split_qkv(qkv)
+    return *rope_kernel(q, k, args, pairing), v
+
+
+ROPE = Dispatch(
+    Path("Triton kernel on queries and keys", rope_kernel, _rope_why_not), Path("torch, one pass per half", rope_ref)
+)
+ROPE_QKV = Dispatch(
+    Path("Triton kernel on the projection", rope_qkv_kernel, _rope_qkv_why_not),
+    Path("torch, one pass per half", rope_qkv_ref),
+)
 
 
 def _rope(
-    q: Tensor, k: Tensor, positions: Tensor, increments: Tensor, factor: Tensor, adjacent: bool, back: bool
+    q: Tensor, k: Tensor, positions: Tensor, increments: Tensor, factor: Tensor, adjacent: bool, inverse: bool
 ) -> tuple[Tensor, Tensor]:
-    from phasor.ops.rope.kernels import launch
+    from phasor.ops.rope.kernels import launch_rope
 
-    out = empty_heads(q, k)
-    launch((q, k), out, positions, increments, factor, adjacent=adjacent, back=back)
+    out = _empty_heads(q, k)
+    launch_rope((q, k), out, positions, increments, factor, adjacent=adjacent, inverse=inverse)
     return out
 
 
-def empty_heads(q: Tensor, k: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def _empty_heads(q: Tensor, k: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return q.new_empty((*q.shape[:2], q.shape[2:-1].numel(), q.shape[-1])), k.new_empty(k.shape)
 
 
 def _rope_qkv(
-    projected: Tensor, positions: Tensor, increments: Tensor, factor: Tensor, adjacent: bool, back: bool
+    qkv: Tensor, positions: Tensor, increments: Tensor, factor: Tensor, adjacent: bool, inverse: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from phasor.ops.rope.kernels import launch
+    from phasor.ops.rope.kernels import launch_rope
 
-    out = empty_parts(projected)
-    launch(split_qkv(projected), out, positions, increments, factor, adjacent=adjacent, back=back)
+    out = _empty_parts(qkv)
+    launch_rope(split_qkv(qkv), out, positions, increments, factor, adjacent=adjacent, inverse=inverse)
     return out
 
 
-def empty_parts(projected: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    rows, tokens, groups, both, width = projected.shape
-    q, k, v = (projected.new_empty((rows, tokens, heads, width)) for heads in (groups * (both - 2), groups, groups))
+def _empty_parts(qkv: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    rows, tokens, groups, heads, head_dim = qkv.shape
+    q, k, v = (qkv.new_empty((rows, tokens, n, head_dim)) for n in (groups * (heads - 2), groups, groups))
     return q, k, v
 
 
 def _merge_qkv(
-    q: Tensor, k: Tensor, v: Tensor, positions: Tensor, increments: Tensor, factor: Tensor, adjacent: bool, back: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    increments: Tensor,
+    factor: Tensor,
+    adjacent: bool,
+    inverse: bool,
 ) -> Tensor:
-    """A projection of queries, keys and values that are turned on the way: `_rope_qkv` the other way around."""
-    from phasor.ops.rope.kernels import launch
+    """A projection of rotated queries and keys, and values: the layout of `_rope_qkv` the other way around."""
+    from phasor.ops.rope.kernels import launch_rope
 
-    out = empty_projection(q, k, v)
-    launch((q, k, v), split_qkv(out), positions, increments, factor, adjacent=adjacent, back=back)
+    out = _empty_qkv(q, k, v)
+    launch_rope((q, k, v), split_qkv(out), positions, increments, factor, adjacent=adjacent, inverse=inverse)
     return out
 
 
-def empty_projection(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
-    rows, tokens, groups, width = k.shape
-    return q.new_empty((rows, tokens, groups, q.shape[2] // groups + 2, width))
+def _empty_qkv(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
+    rows, tokens, groups, head_dim = k.shape
+    return q.new_empty((rows, tokens, groups, q.shape[2] // groups + 2, head_dim))
 
 
 rope_op = CustomOp("phasor::rope", _rope)
 rope_qkv_op = CustomOp("phasor::rope_qkv", _rope_qkv)
 merge_qkv_op = CustomOp("phasor::merge_qkv", _merge_qkv)
-rope_op.register_fake(empty_heads)
-rope_qkv_op.register_fake(empty_parts)
-merge_qkv_op.register_fake(empty_projection)
+rope_op.register_fake(_empty_heads)
+rope_qkv_op.register_fake(_empty_parts)
+merge_qkv_op.register_fake(_empty_qkv)
 
 
-def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    *heads, positions, increments, factor, adjacent, back = inputs
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    *heads, positions, increments, factor, adjacent, inverse = inputs
     ctx.save_for_backward(positions, increments, factor)
-    ctx.shape, ctx.adjacent, ctx.back = heads[0].shape, adjacent, back
+    ctx.shape, ctx.adjacent, ctx.inverse = heads[0].shape, adjacent, inverse
 
 
-def heads_back(ctx: Any, q: Tensor, k: Tensor) -> tuple[Tensor | None, ...]:
-    q, k = rope_op(q, k, *ctx.saved_tensors, ctx.adjacent, not ctx.back)
-    return q.view(ctx.shape), k, None, None, None, None, None
+def _rope_backward(ctx: Any, dq: Tensor, dk: Tensor) -> tuple[Tensor | None, ...]:
+    dq, dk = rope_op(dq, dk, *ctx.saved_tensors, ctx.adjacent, not ctx.inverse)
+    return dq.view(ctx.shape), dk, None, None, None, None, None
 
 
-def projection_back(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor | None, ...]:
-    return merge_qkv_op(q, k, v, *ctx.saved_tensors, ctx.adjacent, not ctx.back), None, None, None, None, None
+def _rope_qkv_backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
+    dqkv = merge_qkv_op(dq, dk, dv, *ctx.saved_tensors, ctx.adjacent, not ctx.inverse)
+    return dqkv, None, None, None, None, None
 
 
-def join_back(ctx: Any, projected: Tensor) -> tuple[Tensor | None, ...]:
-    return *rope_qkv_op(projected, *ctx.saved_tensors, ctx.adjacent, not ctx.back), None, None, None, None, None
+def _merge_qkv_backward(ctx: Any, dqkv: Tensor) -> tuple[Tensor | None, ...]:
+    grads = rope_qkv_op(dqkv, *ctx.saved_tensors, ctx.adjacent, not ctx.inverse)
+    return *grads, None, None, None, None, None
 
 
-rope_op.register_autograd(heads_back, setup_context=setup_context)
-rope_qkv_op.register_autograd(projection_back, setup_context=setup_context)
-merge_qkv_op.register_autograd(join_back, setup_context=setup_context)
+rope_op.register_autograd(_rope_backward, setup_context=_setup_context)
+rope_qkv_op.register_autograd(_rope_qkv_backward, setup_context=_setup_context)
+merge_qkv_op.register_autograd(_merge_qkv_backward, setup_context=_setup_context)

@@ -18,9 +18,16 @@ from phasor.nn.positions.base import Position, module_class
 from phasor.nn.positions.phase import cos_sin_of, increments
 from phasor.nn.positions.rotary.config import RotaryConfig
 from phasor.nn.sequence import SequenceInfo, at_least, check_length_type
-from phasor.ops import dispatch
 from phasor.ops.constants import constant
-from phasor.ops.rope.rope import RopeArgs, expand_cos_sin, rope, rope_qkv, rotate_halves, rotate_pairs
+from phasor.ops.rope import (
+    RopeArgs,
+    expand_cos_sin,
+    rope_kernel,
+    rope_kernel_why_not,
+    rope_qkv_kernel,
+    rotate_halves,
+    rotate_pairs,
+)
 
 
 class Angles(NamedTuple):
@@ -136,9 +143,7 @@ class Rotary(Position, config=RotaryConfig):
             return "values are rotated as well"
         if self.fixed is None and isinstance(seq.length, Tensor):
             return "lengths, and so frequencies, differ from row to row"
-        if like.dtype == torch.float64:
-            return "the kernel computes in float32, and float64 is needed"
-        return dispatch.triton_why_not(seq.positions, like)
+        return rope_kernel_why_not(seq.positions, like)
 
     def prepare(self, seq: SequenceInfo, like: Tensor) -> Angles | RopeArgs:
         if self.why_not(seq, like) is None:
@@ -168,24 +173,24 @@ class Rotary(Position, config=RotaryConfig):
 
     def on_heads(self, q: Tensor, k: Tensor, v: Tensor, prepared: Angles | RopeArgs) -> tuple[Tensor, Tensor, Tensor]:
         if isinstance(prepared, RopeArgs):
-            return *rope(q, k, prepared, self.config.pairing), v
+            return *rope_kernel(q, k, prepared, self.config.pairing), v
         return super().on_heads(q, k, v, prepared)
 
     def on_projection(self, projected: Tensor, prepared: Angles | RopeArgs) -> tuple[Tensor, Tensor, Tensor]:
         if isinstance(prepared, RopeArgs):
-            return rope_qkv(projected, prepared, self.config.pairing)
+            return rope_qkv_kernel(projected, prepared, self.config.pairing)
         return super().on_projection(projected, prepared)
 
     def on_query(self, q: Tensor, prepared: Angles | RopeArgs) -> Tensor:
         if isinstance(prepared, RopeArgs):
-            return rope(q, q[:, :, :0], prepared, self.config.pairing)[0]
+            return rope_kernel(q, q[:, :, :0], prepared, self.config.pairing)[0]
         if prepared.whole:
             return rotate_halves(q, *prepared.query)
         return rotate_pairs(q, *prepared.query, self.config.pairing)
 
     def on_key(self, k: Tensor, prepared: Angles | RopeArgs) -> Tensor:
         if isinstance(prepared, RopeArgs):
-            return rope(k, k[:, :, :0], prepared, self.config.pairing)[0]
+            return rope_kernel(k, k[:, :, :0], prepared, self.config.pairing)[0]
         if prepared.whole:
             return rotate_halves(k, *prepared.key)
         return rotate_pairs(k, *prepared.key, self.config.pairing)
