@@ -261,7 +261,9 @@ class Transformer(nn.Module):
         self.source_tokenizer: Any = None  # that of an encoder-decoder's source, where it is a different one
         self.special = SpecialTokens()
         self.origin: Any = None  # the folder it was loaded from, with the files and tensors that belong to it
-        self.fresh: tuple[str, ...] = ()  # weights that were initialized when it was loaded with other positions
+        self.newly_initialized: tuple[
+            str, ...
+        ] = ()  # weights that were initialized when it was loaded with other positions
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -15,12 +15,12 @@ import torch
 from commands import CommandRunner
 
 import phasor
-from phasor.bench import SHORT, WORKS, attention, llama, measuring, rope
+from phasor.bench import DEFAULT_WORKLOADS, WORKLOADS, attention, llama, rope, runner
 from phasor.bench.llama import decoding, training
-from phasor.bench.measuring import machine_of, measure
 from phasor.bench.report import Entry, Report, Row
+from phasor.bench.runner import build_machine, measure
 from phasor.bench.sizes import TINY
-from phasor.bench.trial import Machine, measured
+from phasor.bench.workload import Machine, run_workload
 from phasor.inspect.routes import OPS, Case, Route
 from phasor.models.presets import PRESETS
 from phasor.ops import dispatch
@@ -35,13 +35,13 @@ def run_phasor(capsys: pytest.CaptureFixture[str]) -> CommandRunner:
 
 @pytest.fixture(scope="module")
 def report() -> Report:
-    """Every work, at sizes that take no time."""
-    return measure(list(WORKS), device="cpu", sizes=TINY)
+    """Every workload, at sizes that take no time."""
+    return measure(list(WORKLOADS), device="cpu", sizes=TINY)
 
 
 @pytest.fixture(scope="module")
 def machine() -> Machine:
-    return machine_of(torch.device("cpu"), TINY, compiles=False)
+    return build_machine(torch.device("cpu"), TINY, compiles=False)
 
 
 # What is fast where.
@@ -234,11 +234,11 @@ def test_what_cannot_be_told(about: dict[str, Any], said: str) -> None:
 # Measuring.
 
 
-def test_every_work_is_right_and_timed(report: Report) -> None:
-    assert [row.work for row in report.rows] == [
-        name for work in WORKS for name in [work] * (2 if work in ("rotary", "positions") else 1)
+def test_every_workload_is_right_and_timed(report: Report) -> None:
+    assert [row.workload for row in report.rows] == [
+        name for workload in WORKLOADS for name in [workload] * (2 if workload in ("rotary", "positions") else 1)
     ]
-    assert set(SHORT) <= set(WORKS)
+    assert set(DEFAULT_WORKLOADS) <= set(WORKLOADS)
     for row in report.rows:
         assert row.best is not None
         assert row.limit > 0
@@ -249,7 +249,7 @@ def test_every_work_is_right_and_timed(report: Report) -> None:
             assert entry.error is not None
             # Sums in float32; transformers' angles are float32 products of small positions.
             assert entry.error < 1e-5
-        assert {"transformers", "torch SDPA"} & {entry.who for entry in row.entries}
+        assert {"transformers", "torch SDPA"} & {entry.name for entry in row.entries}
 
 
 def wrong(entry: Entry) -> bool:
@@ -261,36 +261,38 @@ def ours(row: Row) -> Entry:
 
 
 def test_no_time_for_a_wrong_result(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each work notices a result that is a little off, in ours alone."""
+    """Each workload notices a result that is a little off, in ours alone."""
 
     def silent(line: str) -> None: ...
 
     real = rope.Rotary.rotate
     with monkeypatch.context() as patch:
         patch.setattr(rope.Rotary, "rotate", lambda self, q, k, at: real(self, q, k, at + 1))
-        for work in rope.works(machine, packed=True):
-            row = measured(work, machine, silent)
+        for workload in rope.workloads(machine, packed=True):
+            row = run_workload(workload, machine, silent)
             assert wrong(ours(row))
             assert row.best is None
-            assert row.against(row.entries[1]) is None
+            assert row.speedup_over(row.entries[1]) is None
             assert row.entries[1].value is not None
     with monkeypatch.context() as patch:  # and not even where it is a single token
         last = torch.arange(machine.sizes.rotary[1]) == machine.sizes.rotary[1] - 1
         patch.setattr(rope.Rotary, "rotate", lambda self, q, k, at: real(self, q, k, at + last))
-        assert all(wrong(ours(measured(work, machine, silent))) for work in rope.works(machine, packed=False))
+        assert all(
+            wrong(ours(run_workload(workload, machine, silent))) for workload in rope.workloads(machine, packed=False)
+        )
     with monkeypatch.context() as patch:
         patch.setattr(
             attention, "attention", lambda q, k, v, mask, scoring: 1.01 * kernel.attention(q, k, v, mask, scoring)
         )
-        assert wrong(ours(measured(attention.work(machine, "window"), machine, silent)))
+        assert wrong(ours(run_workload(attention.workload(machine, "window"), machine, silent)))
     with monkeypatch.context() as patch:
-        real_loss = llama.shifted_loss
-        patch.setattr(llama, "shifted_loss", lambda *a: 1.01 * real_loss(*a))
-        assert wrong(ours(measured(training(machine, "train"), machine, silent)))
+        real_loss = llama.next_token_loss
+        patch.setattr(llama, "next_token_loss", lambda *a: 1.01 * real_loss(*a))
+        assert wrong(ours(run_workload(training(machine, "train"), machine, silent)))
     with monkeypatch.context() as patch:
         real_generate = phasor.generate
         patch.setattr("phasor.bench.llama.generate", lambda m, p, **o: real_generate(m, [row[1:] for row in p], **o))
-        assert wrong(ours(measured(decoding(machine, "decode-batch"), machine, silent)))
+        assert wrong(ours(run_workload(decoding(machine, "decode-batch"), machine, silent)))
 
 
 def test_a_contender_that_fails_is_noted_and_the_others_go_on(
@@ -299,10 +301,10 @@ def test_a_contender_that_fails_is_noted_and_the_others_go_on(
     def broken(*_: object) -> None:
         raise RuntimeError("out of\nluck")
 
-    monkeypatch.setattr(rope, "transformers_turn", broken)
-    work = next(rope.works(machine, packed=False))
-    row = measured(work, machine, lambda line: None)
-    by_name = {entry.who: entry for entry in row.entries}
+    monkeypatch.setattr(rope, "transformers_rope", broken)
+    workload = next(rope.workloads(machine, packed=False))
+    row = run_workload(workload, machine, lambda line: None)
+    by_name = {entry.name: entry for entry in row.entries}
     assert by_name["transformers"] == Entry("transformers", None, note="failed: out of luck")
     assert ours(row).value is not None
 
@@ -312,8 +314,8 @@ def test_ratios() -> None:
         "train", "", "tokens/s", 100.0, "", (Entry("phasor", 40.0), Entry("phasor, x", 50.0), Entry("they", 25.0))
     )
     assert row.best == 50.0
-    assert [row.against(entry) for entry in row.entries] == [1.25, 1.0, 2.0]
-    assert [row.share(entry) for entry in row.entries] == [0.4, 0.5, 0.25]
+    assert [row.speedup_over(entry) for entry in row.entries] == [1.25, 1.0, 2.0]
+    assert [row.fraction_of_limit(entry) for entry in row.entries] == [0.4, 0.5, 0.25]
 
 
 # The command.
@@ -321,7 +323,7 @@ def test_ratios() -> None:
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "CPU", TINY)
+    monkeypatch.setattr(runner, "CPU", TINY)
 
 
 @pytest.mark.usefixtures("tiny")
@@ -329,13 +331,13 @@ def test_the_command_prints_writes_and_draws(run_phasor: CommandRunner, tmp_path
     file, chart = tmp_path / "bench.json", tmp_path / "bench.png"
     text = run_phasor("bench", "rotary", "decode", "--device", "cpu", "--json", str(file), "--plot", str(chart))
     assert run_phasor.error == ""
-    for words in ("rotary, forward and backward", "greedy decoding", "of the limit", "phasor against it", "GB/s"):
+    for words in ("rotary, forward and backward", "greedy decoding", "of the limit", "phasor speedup", "GB/s"):
         assert words in text
     found = json.loads(file.read_text())
-    assert [row["work"] for row in found["rows"]] == ["rotary", "rotary", "decode"]
+    assert [row["workload"] for row in found["rows"]] == ["rotary", "rotary", "decode"]
     first = found["rows"][0]["entries"][0]
-    assert first["who"].startswith("phasor")
-    assert first["of_limit"] == pytest.approx(found["rows"][0]["limit"] / first["value"])
+    assert first["name"].startswith("phasor")
+    assert first["fraction_of_limit"] == pytest.approx(found["rows"][0]["limit"] / first["value"])
     assert found["bandwidth"] > 0
     assert found["versions"]["torch"] == torch.__version__
     assert chart.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
@@ -346,7 +348,9 @@ def test_the_command_prints_writes_and_draws(run_phasor: CommandRunner, tmp_path
     assert "rotary" not in run_phasor("bench", "decode", "--read", str(file))
     assert json.loads(run_phasor("bench", "--read", str(file), "--json", "-")) == found
     assert "known: rotary, decode" in run_phasor.expect_error("bench", "window", "--read", str(file))
-    assert json.loads(run_phasor("bench", "window", "--device", "cpu", "--json", "-"))["rows"][0]["work"] == "window"
+    assert (
+        json.loads(run_phasor("bench", "window", "--device", "cpu", "--json", "-"))["rows"][0]["workload"] == "window"
+    )
 
 
 @pytest.mark.usefixtures("tiny")
@@ -358,7 +362,11 @@ def test_a_benchmark_that_is_stopped_has_written_what_it_knew(tmp_path: Path, mo
     file = tmp_path / "bench.json"
     with contextlib.suppress(KeyboardInterrupt):
         phasor.cli.main(["bench", "window", "rotary", "decode", "--device", "cpu", "--json", str(file)])
-    assert [row.work for row in Report.from_dict(json.loads(file.read_text())).rows] == ["window", "rotary", "rotary"]
+    assert [row.workload for row in Report.from_dict(json.loads(file.read_text())).rows] == [
+        "window",
+        "rotary",
+        "rotary",
+    ]
     assert [place.name for place in tmp_path.iterdir()] == ["bench.json"]
 
 
@@ -389,7 +397,7 @@ def test_a_wrong_result_of_ours_is_not_a_success(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["rotery"], "unknown work 'rotery' (did you mean 'rotary'?); known: rotary, positions"),
+        (["rotery"], "unknown workload 'rotery' (did you mean 'rotary'?); known: rotary, positions"),
         (["--device", "tpu"], "the device 'tpu' cannot be used"),
         (["--full", "--device", "cpu"], "needs a GPU"),
         (["--read", "nowhere.json"], "nowhere.json"),
@@ -399,7 +407,7 @@ def test_a_wrong_result_of_ours_is_not_a_success(monkeypatch: pytest.MonkeyPatch
         (["--plot", "bench.xyz"], "does not end in any of them"),
         (["--json", "nowhere/bench.json"], "there is no folder"),
         (["--length", "5"], "--length needs --explain"),
-        (["rotary", "--explain", "preset:bert"], "works does not go with --explain"),
+        (["rotary", "--explain", "preset:bert"], "workloads does not go with --explain"),
         (["--explain", "preset:lama-2"], "did you mean 'llama-2'"),
         (["--explain", "nowhere"], "neither a configuration file"),
         (["--explain", "--device", "tpu"], "unknown device 'tpu'"),

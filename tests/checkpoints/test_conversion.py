@@ -4,6 +4,7 @@ import json
 import runpy
 import shutil
 import struct
+import sys
 from pathlib import Path
 
 import huggingface_hub
@@ -316,7 +317,7 @@ class TestOtherPositions:
     def test_an_extension_changes_no_weight(self, folder):
         extended = phasor.load(folder, extension={"kind": "yarn", "factor": 4.0, "original_length": 64})
         plain = phasor.load(folder)
-        assert extended.fresh == ()
+        assert extended.newly_initialized == ()
         assert extended.config.position.extension.factor == 4.0
         assert all(
             torch.equal(a, b) for a, b in zip(plain.state_dict().values(), extended.state_dict().values(), strict=True)
@@ -327,19 +328,19 @@ class TestOtherPositions:
         assert torch.equal(removed(TOKENS), plain(TOKENS))
 
     def test_a_scheme_with_weights_is_drawn_anew_and_told(self, folder):
-        with pytest.warns(UserWarning, match=r"drawn anew: decoder\.positions\.0\.weight"):
+        with pytest.warns(UserWarning, match=r"newly initialized: decoder\.positions\.0\.weight"):
             model = phasor.load(folder, position={"kind": "learned", "max_length": 32}, dtype=torch.bfloat16)
-        assert model.fresh == ("decoder.positions.0.weight",)
+        assert model.newly_initialized == ("decoder.positions.0.weight",)
         assert model.decoder.positions[0].weight.dtype == torch.bfloat16
         assert 0 < float(model.decoder.positions[0].weight.detach().float().std()) < 1
         assert torch.isfinite(model(TOKENS)).all()
         phasor.save(model, folder.parent / "native")
-        with pytest.warns(UserWarning, match=r"drawn anew: decoder\.positions\.0\.weight\[32:\]"):
+        with pytest.warns(UserWarning, match=r"newly initialized: decoder\.positions\.0\.weight\[32:\]"):
             longer = phasor.load(folder.parent / "native", position={"kind": "learned", "max_length": 48})
         assert torch.equal(longer.decoder.positions[0].weight[:32], model.decoder.positions[0].weight)
-        with pytest.warns(UserWarning, match=r"anew: (\S+); left out: decoder\.positions\.0\.weight"):
+        with pytest.warns(UserWarning, match=r"initialized: (\S+); dropped: decoder\.positions\.0\.weight"):
             phasor.load(folder.parent / "native", position="t5")
-        with pytest.warns(UserWarning, match=r"left out: decoder\.positions\.0\.weight"):
+        with pytest.warns(UserWarning, match=r"dropped: decoder\.positions\.0\.weight"):
             back = phasor.load(folder.parent / "native", position="rotary")
         assert torch.equal(back(TOKENS), phasor.load(folder, dtype=torch.bfloat16)(TOKENS))
 
@@ -384,7 +385,7 @@ class TestCommand:
         assert written["rope_parameters"]["rope_type"] == "yarn"
 
     def test_a_check_that_fails_writes_nothing(self, folder, tmp_path, capsys, monkeypatch):
-        monkeypatch.setattr("phasor.checkpoints.conversion.TOLERANCE", -1.0)
+        monkeypatch.setattr(sys.modules["phasor.checkpoints.convert"], "TOLERANCE", -1.0)
         code, _, err = self.run(capsys, folder, tmp_path / "out", "--check")
         assert code == 2
         assert "other logits" in err
@@ -399,7 +400,7 @@ class TestCommand:
             (("{folder}", "{out}", "--factor", "4"), "--factor belongs to an extension"),
             (("{folder}", "{out}", "--position", "spiral"), "spiral"),
             (("{out}", "{folder}x"), "cannot be read"),
-            (("{folder}", "{out}", "--check", "--position", "alibi"), "nothing of transformers' to check against"),
+            (("{folder}", "{out}", "--check", "--position", "alibi"), "nothing to check against"),
         ],
     )
     def test_bad_arguments(self, folder, tmp_path, capsys, arguments, mention):

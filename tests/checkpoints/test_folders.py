@@ -337,8 +337,8 @@ def test_bad_special_tokens_and_tokenizers(folder: Path) -> None:
 
 def test_bad_arguments(folder: Path) -> None:
     refused(folder, "the device nonsense cannot be used", device="nonsense")
-    refused(folder, "dtype must be a floating-point type", dtype=torch.int8)
-    refused(folder, "dtype must be a floating-point type", dtype="bfloat16")
+    refused(folder, "dtype must be a floating-point dtype", dtype=torch.int8)
+    refused(folder, "dtype must be a floating-point dtype", dtype="bfloat16")
     with pytest.raises(ValueError, match="unknown format 'gguf'"):
         phasor.save(speaker(), folder / "new", format="gguf")
     assert not (folder / "new").exists()

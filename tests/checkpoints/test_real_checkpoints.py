@@ -188,7 +188,7 @@ def test_chemical_reactions(tmp_path):
     ours, record = phasor.load(tmp_path / "converted"), phasor.Record()
     logits = ours(ids, attention_mask=real, record=record)
     near(logits[real], single.prediction_logits[real], double.prediction_logits[real], "rxnfp, tokens")
-    kept = ours.origin.carried
+    kept = ours.origin.passthrough
     next_sentence = record.pooled @ kept["cls.seq_relationship.weight"].T + kept["cls.seq_relationship.bias"]
     near(next_sentence, single.seq_relationship_logits, double.seq_relationship_logits, "rxnfp, next sentences")
     told = [told_rightly(ours, row, number["[MASK]"]) for row in rows]

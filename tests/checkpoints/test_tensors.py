@@ -28,15 +28,15 @@ def folder(tmp_path):
     return tmp_path / "theirs"
 
 
-def test_only_neighbors_are_joined(tmp_path):
+def test_only_adjacent_tensors_are_one(tmp_path):
     found = {"a": torch.randn(3, 5), "b": torch.randn(7), "c": torch.randn(2, 1), "d": torch.randn(4).bfloat16()}
     save_file(found, tmp_path / "model.safetensors")  # by type, and then by name
     with Tensors(tmp_path) as tensors:
         for names in (["a", "b"], ["b", "c"], ["a", "b", "c"], ["d"]):
-            assert torch.equal(tensors.joined(names), torch.cat([found[n].flatten() for n in names]))
+            assert torch.equal(tensors.get_adjacent(names), torch.cat([found[n].flatten() for n in names]))
         for names in (["b", "a"], ["a", "c"], ["c", "d"], ["a", "a"]):
-            assert tensors.joined(names) is None
-        joined = tensors.joined(["b", "c"])
+            assert tensors.get_adjacent(names) is None
+        joined = tensors.get_adjacent(["b", "c"])
     assert joined.untyped_storage().nbytes() == 9 * 4  # what is saved or copied with it
     joined.zero_()
     assert torch.equal(load_file(tmp_path / "model.safetensors")["b"], found["b"])

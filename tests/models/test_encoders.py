@@ -13,7 +13,7 @@ from schemes import build, tiny, tokens
 
 import phasor
 from phasor import Record
-from phasor.checkpoints.conversion import read_config
+from phasor.checkpoints.load import read_config
 from phasor.nn.positions.rotary.module import Rotary
 
 transformers.logging.set_verbosity_error()
@@ -150,7 +150,7 @@ class TestOldFiles:
         ours, ids, record = phasor.load(tmp_path), tokens(2, 20), Record()
         expected = theirs(ids)
         assert float((ours(ids, record=record) - expected.prediction_logits).abs().max()) <= NEAR
-        kept = ours.origin.carried
+        kept = ours.origin.passthrough
         next_sentence = record.pooled @ kept["cls.seq_relationship.weight"].T + kept["cls.seq_relationship.bias"]
         assert float((next_sentence - expected.seq_relationship_logits).abs().max()) <= NEAR
         phasor.save(ours, tmp_path / "again", format="hf")

@@ -34,7 +34,7 @@ def fields_of(case, config):
 
 def read(name, data):
     fields = Fields(data, Path("config.json"))
-    config = fields.made(lambda: family(name).read(fields))
+    config = fields.build(lambda: family(name).read(fields))
     fields.finish(family(name).harmless)
     return config
 

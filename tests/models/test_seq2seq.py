@@ -11,7 +11,7 @@ from families.seq2seq import CASES, OwnHead, OwnHeadMT5, logits_bias
 from safetensors.torch import load_file, save_file
 
 import phasor
-from phasor.checkpoints.conversion import read_config
+from phasor.checkpoints.load import read_config
 from phasor.config.generation import SpecialTokens
 
 transformers.logging.set_verbosity_error()

@@ -1,4 +1,4 @@
-"""Causal attention, plain, through a window, and with a bias."""
+"""Causal attention: plain, with a sliding window, and with a bias."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from phasor.bench.trial import Contender, Machine, Trial, Work, worst_off
+from phasor.bench.checks import max_relative_error
+from phasor.bench.workload import BenchmarkCase, Implementation, Machine, Workload
 from phasor.config import ModelConfig
 from phasor.nn.positions import ALiBiConfig, T5PositionConfig
 from phasor.nn.positions.base import build_position
@@ -20,33 +21,33 @@ from phasor.ops.attention.attention import ScoreMod, attention
 from phasor.ops.attention.bias import Bias
 from phasor.ops.attention.mask import Mask
 
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # sums of some thousand products, rounded at the end
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # sums of some thousand terms, rounded at the end
 CHECKED = 64  # queries whose result is compared; a whole reference would be a matrix of queries by keys
-LARGEST = 1 << 28  # elements of a mask or bias that a contender may hold
+LARGEST = 1 << 28  # elements of a mask or bias that a implementation may hold
 
 Call = Callable[[], Tensor]  # gives [1, T, H, D]
 
 
-def work(machine: Machine, name: str) -> Work:
-    """One of the works "attention", "window", "alibi", "t5" and "prefill"."""
+def workload(machine: Machine, name: str) -> Workload:
+    """One of the workloads "attention", "window", "alibi", "t5" and "prefill"."""
     count, heads, groups, width = machine.sizes.attention
     count = machine.sizes.prefill if name == "prefill" else count
     window = machine.sizes.window if name == "window" else count
     seen = count * window - window * (window - 1) // 2
     what = {"window": f"window of {window}", "alibi": "ALiBi's bias", "t5": "T5's bias"}.get(name)
-    return Work(
+    return Workload(
         name=name,
         title=f"causal attention{f', {what}' if what else ''}, forward: {count} tokens, {heads}/{groups} heads of "
         f"{width}, {machine.dtype_name}",
         unit="ms",
         limit=4 * heads * width * seen / machine.arithmetic,
-        limit_is="a plain matrix product's rate",
+        limit_basis="the rate of one large matmul",
         tolerance=TOLERANCE[machine.dtype],
-        contenders=contenders(machine, count, window, name),
+        implementations=implementations(machine, count, window, name),
     )
 
 
-def contenders(machine: Machine, count: int, window: int, name: str) -> list[Contender]:
+def implementations(machine: Machine, count: int, window: int, name: str) -> list[Implementation]:
     _, heads, groups, width = machine.sizes.attention
     positions = torch.arange(count, device=machine.device)[None]
     bias = bias_of(machine, name, count) if name in ("alibi", "t5") else None
@@ -59,25 +60,27 @@ def contenders(machine: Machine, count: int, window: int, name: str) -> list[Con
             machine.random(1, count, groups, width, seed=2),
         )
 
-    def trial(call: Call, bias: Bias | None = bias) -> Trial:
+    def case(call: Call, bias: Bias | None = bias) -> BenchmarkCase:
         def check() -> float:
             with torch.no_grad():
                 queries = torch.randperm(count, generator=torch.Generator().manual_seed(4))[:CHECKED]
                 queries = queries.to(machine.device)
-                return worst_off([call()[:, queries]], [rows(*inputs(), queries, window, bias)], tokens=1)
+                return max_relative_error(
+                    [call()[:, queries]], [attention_rows_ref(*inputs(), queries, window, bias)], tokens=1
+                )
 
-        return Trial(check, lambda timer: timer(torch.no_grad()(call)))
+        return BenchmarkCase(check, lambda timer: timer(torch.no_grad()(call)))
 
-    def ours() -> Trial:
+    def ours() -> BenchmarkCase:
         mask = Mask(causal=True, window=window if window < count else None)
         scoring = ScoreMod(scale=width**-0.5, bias=bias, query_positions=positions, key_positions=positions)
-        return trial(lambda: attention(*inputs(), mask, scoring))
+        return case(lambda: attention(*inputs(), mask, scoring))
 
-    def fused(*backends: SDPBackend) -> Trial:
+    def sdpa(*backends: SDPBackend) -> BenchmarkCase:
         q, k, v = (x.transpose(1, 2) for x in inputs())
         mask = None
         if window < count or bias is not None:
-            mask = matrix(positions, window, bias, machine.dtype)
+            mask = dense_mask(positions, window, bias, machine.dtype)
             k, v = (x.repeat_interleave(heads // groups, dim=1) for x in (k, v))  # with a mask no kernel shares keys
 
         def call() -> Tensor:
@@ -89,17 +92,17 @@ def contenders(machine: Machine, count: int, window: int, name: str) -> list[Con
             with sdpa_kernel(list(backends)):
                 return call()
 
-        return trial(by_backend if backends else call)
+        return case(by_backend if backends else call)
 
-    found: list[Contender] = [("phasor", ours)]
+    found: list[Implementation] = [("phasor", ours)]
     if count * count * (heads if bias is not None else 1) <= LARGEST or (bias is None and window >= count):
-        found.append(("torch SDPA", fused))
+        found.append(("torch SDPA", sdpa))
     if machine.on_gpu and bias is None and window >= count:
-        found.append(("torch SDPA, flash", lambda: fused(SDPBackend.FLASH_ATTENTION)))
-        found.append(("torch SDPA, cuDNN", lambda: fused(SDPBackend.CUDNN_ATTENTION)))
+        found.append(("torch SDPA, flash", lambda: sdpa(SDPBackend.FLASH_ATTENTION)))
+        found.append(("torch SDPA, cuDNN", lambda: sdpa(SDPBackend.CUDNN_ATTENTION)))
     if machine.on_gpu and machine.compiles:
-        who = "FlexAttention" if bias is None else "FlexAttention, without a bias"
-        found.append((who, lambda: trial(flex(inputs(), window), None)))
+        name = "FlexAttention" if bias is None else "FlexAttention, without a bias"
+        found.append((name, lambda: case(flex(inputs(), window), None)))
     return found
 
 
@@ -117,8 +120,8 @@ def bias_of(machine: Machine, name: str, count: int) -> Bias | None:
     return position.on_scores(position.prepare(places, machine.random(1, 1, 1)))
 
 
-def rows(q: Tensor, k: Tensor, v: Tensor, queries: Tensor, window: int, bias: Bias | None) -> Tensor:
-    """The truth for some queries, in float64, `[1, queries, H, D]`."""
+def attention_rows_ref(q: Tensor, k: Tensor, v: Tensor, queries: Tensor, window: int, bias: Bias | None) -> Tensor:
+    """Attention of some queries, in float64, `[1, queries, H, D]`."""
     shared = q.shape[2] // k.shape[2]
     keys = torch.arange(k.shape[1], device=q.device)
     chosen, k, v = (x.double() for x in (q[:, queries], k, v))
@@ -131,8 +134,8 @@ def rows(q: Tensor, k: Tensor, v: Tensor, queries: Tensor, window: int, bias: Bi
     return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v)
 
 
-def matrix(positions: Tensor, window: int, bias: Bias | None, dtype: torch.dtype) -> Tensor:
-    """The whole mask or bias, as torch's fused attention takes it."""
+def dense_mask(positions: Tensor, window: int, bias: Bias | None, dtype: torch.dtype) -> Tensor:
+    """The dense mask or bias, as torch's SDPA takes it."""
     distance = positions[0][:, None] - positions[0]
     hidden = (distance < 0) | (distance >= window)
     return ~hidden if bias is None else bias(positions, positions).masked_fill(hidden, float("-inf")).to(dtype)

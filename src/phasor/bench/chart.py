@@ -1,4 +1,4 @@
-"""A bar chart of a report: a panel a work, ours and the others beside each other, the limit as a line."""
+"""A bar chart of a report: one panel per workload, phasor and the others beside each other, the limit as a line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WIDEST = 4.0  # the axis ends at this many times the longest bar, even where the
 
 
 def check_chart(path: Path) -> None:
-    """Whether a chart can be drawn and written there, said before anything is measured."""
+    """Raise ValueError where a chart cannot be drawn or written; called before anything is timed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -43,7 +43,7 @@ def draw(report: Report, path: Path) -> None:
 
 
 def draw_row(panel: Any, row: Row) -> None:
-    names = [entry.who for entry in row.entries]
+    names = [entry.name for entry in row.entries]
     values = [entry.value or 0.0 for entry in row.entries]
     places = range(len(names))
     panel.barh(places, values, color=[OURS if entry.ours else OTHERS for entry in row.entries], height=0.7)
@@ -56,10 +56,10 @@ def draw_row(panel: Any, row: Row) -> None:
     if not beyond:
         panel.axvline(row.limit, color=LIMIT, linestyle="--", linewidth=1.4)
     for place, entry in zip(places, row.entries, strict=True):
-        said = shown(entry.value) if entry.value is not None else entry.note.partition(":")[0]
-        panel.text((entry.value or 0.0) + 0.008 * end, place, said, va="center", fontsize=9)
+        label = format_value(entry.value) if entry.value is not None else entry.note.partition(":")[0]
+        panel.text((entry.value or 0.0) + 0.008 * end, place, label, va="center", fontsize=9)
     better = "shorter is faster" if row.unit == "ms" else "longer is faster"
-    limit = f"{'limit, beyond the axis:' if beyond else '- - limit'} {shown(row.limit)} ({row.limit_is})"
+    limit = f"{'limit, beyond the axis:' if beyond else '- - limit'} {format_value(row.limit)} ({row.limit_basis})"
     panel.set_title(textwrap.fill(row.title, 110), loc="left", fontsize=10)
     panel.set_xlabel(f"{row.unit}, {better}", fontsize=9, loc="left")
     below = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right", "va": "top"}
@@ -68,9 +68,9 @@ def draw_row(panel: Any, row: Row) -> None:
     panel.tick_params(labelsize=9)
 
 
-def shown(value: float) -> str:
+def format_value(value: float) -> str:
     """
-    >>> shown(0.16543), shown(71834.2)
+    >>> format_value(0.16543), format_value(71834.2)
     ('0.165', '71,834')
     """
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

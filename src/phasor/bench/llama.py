@@ -1,4 +1,4 @@
-"""A Llama-shaped model of ours and the same weights in other hands: updates, and greedy decoding."""
+"""A Llama-shaped model and the same weights in other implementations: training steps and greedy decoding."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phasor.bench.plain_llama import PlainLlama
-from phasor.bench.rope import table
+from phasor.bench.checks import relative_error
+from phasor.bench.reference_llama import ReferenceLlama
+from phasor.bench.rope import rotary_table
 from phasor.bench.timing import Timer
-from phasor.bench.trial import Contender, Machine, Trial, Work, off
+from phasor.bench.workload import BenchmarkCase, Implementation, Machine, Workload
 from phasor.checkpoints import save
 from phasor.config import EmbeddingConfig, NormalInitConfig
 from phasor.config.recipe import OptimizerConfig
@@ -30,28 +31,28 @@ from phasor.training.optimizer import build_optimizer
 from phasor.training.trainer import compile_blocks
 from phasor.transformer import Transformer
 
-RATE = 1e-5
+LEARNING_RATE = 1e-5
 CHECKED = 64  # tokens whose gradients are compared in float64
 TRAIN_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}  # every layer rounds, and so does its backward pass
 # How much less likely than the best a chosen token may be, in the logits' standard deviation: near ties go either way.
 DECODE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5}
 
 
-class Llamas:
-    """Models of the same weights, made when they are asked for. The source of the weights stays in the host's memory.
+class LlamaModels:
+    """Models with the same weights, built on demand. The source of the weights stays in host memory.
 
-    They are drawn as for training. Those for decoding (`talking`) are larger against the token table: what is said then
-    depends on all that was said before. Else the head would find its own token again, broken cache or not.
+    They are initialized as for training. `for_decoding` makes them larger than the token embedding, so that the next
+    token depends on all tokens before it. Else the tied head would find the last token again, broken cache or not.
     """
 
-    def __init__(self, machine: Machine, *, talking: bool) -> None:
-        self.machine, self.talking = machine, talking
+    def __init__(self, machine: Machine, *, for_decoding: bool) -> None:
+        self.machine, self.for_decoding = machine, for_decoding
 
     @cached_property
     def source(self) -> Transformer:
         torch.manual_seed(0)
         sizes = self.machine.sizes.model
-        init = NormalInitConfig(std=sizes["dim"] ** -0.5 if self.talking else 0.02, by_depth=self.talking)
+        init = NormalInitConfig(std=sizes["dim"] ** -0.5 if self.for_decoding else 0.02, by_depth=self.for_decoding)
         with self.machine.device:
             model = Transformer(preset("llama-2", **sizes, embedding=EmbeddingConfig(tied=True), init=init))
         return model.to("cpu", self.machine.dtype)
@@ -59,12 +60,12 @@ class Llamas:
     def ours(self) -> Transformer:
         return copy.deepcopy(self.source).to(self.machine.device)
 
-    def plain(self, length: int, dtype: torch.dtype | None = None) -> PlainLlama:
-        """The same in plain torch, angles in at least float32."""
+    def reference(self, length: int, dtype: torch.dtype | None = None) -> ReferenceLlama:
+        """The same in plain torch, with rotary tables in at least float32."""
         dtype = dtype or self.machine.dtype
-        model = PlainLlama(self.source, length).to(self.machine.device, dtype)
+        model = ReferenceLlama(self.source, length).to(self.machine.device, dtype)
         if dtype == torch.bfloat16:
-            angles = table(torch.arange(length), self.source.config.head_dim)
+            angles = rotary_table(torch.arange(length), self.source.config.head_dim)
             model.cos, model.sin = (x.to(self.machine.device, torch.float32) for x in angles)
         return model
 
@@ -83,13 +84,13 @@ class Llamas:
     @property
     def title(self) -> str:
         size = self.parameters
-        told = f"{size / 1e9:.2f} B" if size >= 1e8 else f"{size / 1e6:.2f} M"
-        return f"Llama of {told} parameters, {self.machine.dtype_name}"
+        count = f"{size / 1e9:.2f} B" if size >= 1e8 else f"{size / 1e6:.2f} M"
+        return f"Llama of {count} parameters, {self.machine.dtype_name}"
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """No bars of transformers' own while it loads."""
+    """No progress bars of transformers while it loads."""
     logging: Any = importlib.import_module("transformers.utils.logging")
     showed = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -100,22 +101,22 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def training(machine: Machine, name: str) -> Work:
-    """An update: loss, gradients, AdamW."""
-    llamas = Llamas(machine, talking=False)
+def training(machine: Machine, name: str) -> Workload:
+    """An optimizer step: loss, gradients, AdamW."""
+    llamas = LlamaModels(machine, for_decoding=False)
     rows, count = machine.sizes.train_long if name == "train-long" else machine.sizes.train
     config = llamas.source.config
     tokens = random_tokens(machine, rows, count)
     pairs = count * (count + 1) // 2
     attending = 3 * 4 * config.num_layers * config.num_heads * config.head_dim * pairs * rows
-    return Work(
+    return Workload(
         name=name,
-        title=f"an update, {rows} x {count} tokens: {llamas.title}",
+        title=f"an optimizer step, {rows} x {count} tokens: {llamas.title}",
         unit="tokens/s",
         limit=(6 * llamas.parameters * rows * count + attending) / machine.arithmetic,
-        limit_is="a plain matrix product's rate",
+        limit_basis="the rate of one large matmul",
         tolerance=TRAIN_TOLERANCE[machine.dtype],
-        contenders=trainers(machine, llamas, tokens),
+        implementations=training_implementations(machine, llamas, tokens),
         tokens=rows * count,
     )
 
@@ -123,24 +124,26 @@ def training(machine: Machine, name: str) -> Work:
 Loss = Callable[[Tensor], Tensor]
 
 
-def trainers(machine: Machine, llamas: Llamas, tokens: Tensor) -> list[Contender]:
+def training_implementations(machine: Machine, llamas: LlamaModels, tokens: Tensor) -> list[Implementation]:
     short = tokens[:1, :CHECKED]
     count = tokens.shape[1]
 
     @functools.cache
-    def known() -> tuple[float, Tensor, float]:
+    def reference_values() -> tuple[float, Tensor, float]:
         """The loss and the token table's gradient on a few tokens in float64, and the loss on all in float32."""
-        exact = llamas.plain(count, torch.float64)
+        exact = llamas.reference(count, torch.float64)
         loss = exact.loss(short)
         loss.backward()
         assert exact.tokens.grad is not None
-        wide = llamas.plain(count, torch.float32)
+        wide = llamas.reference(count, torch.float32)
         with torch.no_grad():
             whole = sum(float(wide.loss(row[None])) for row in tokens) / len(tokens)
         return float(loss.detach()), exact.tokens.grad.cpu(), whole
 
-    def trial(model: torch.nn.Module, table: Tensor, loss: Loss, optimizer: Any = None, graphs: bool = False) -> Trial:
-        optimizer = optimizer or torch.optim.AdamW(model.parameters(), RATE, fused=True)
+    def case(
+        model: torch.nn.Module, table: Tensor, loss: Loss, optimizer: Any = None, graphs: bool = False
+    ) -> BenchmarkCase:
+        optimizer = optimizer or torch.optim.AdamW(model.parameters(), LEARNING_RATE, fused=True)
 
         def gradients(rows: Tensor) -> Tensor:
             optimizer.zero_grad(set_to_none=True)
@@ -148,60 +151,60 @@ def trainers(machine: Machine, llamas: Llamas, tokens: Tensor) -> list[Contender
             found.backward()
             return found.detach()
 
-        def update(rows: Tensor) -> Tensor:
+        def optimizer_step(rows: Tensor) -> Tensor:
             found = gradients(rows)
             optimizer.step()
             return found
 
-        found, changed = (captured(f) if graphs else f for f in (gradients, update))
+        compute, step = (capture_graph(f) if graphs else f for f in (gradients, optimizer_step))
 
         def check() -> float:
-            exact, gradient, whole = known()
-            few = float(found(short))
+            exact, gradient, whole = reference_values()
+            few = float(compute(short))
             assert table.grad is not None
-            errors = [off([table.grad.cpu()], [gradient]), abs(few / exact - 1)]
-            return max(*errors, abs(float(found(tokens)) / whole - 1))
+            errors = [relative_error([table.grad.cpu()], [gradient]), abs(few / exact - 1)]
+            return max(*errors, abs(float(compute(tokens)) / whole - 1))
 
-        return Trial(check, lambda timer: timer(lambda: changed(tokens)))
+        return BenchmarkCase(check, lambda timer: timer(lambda: step(tokens)))
 
-    def ours(compiled: bool = False, graphs: bool = False) -> Trial:
+    def ours(compiled: bool = False, graphs: bool = False) -> BenchmarkCase:
         model = llamas.ours().train()
         if compiled:
             compile_blocks(model, dynamic=False)
-        optimizer = build_optimizer(model, OptimizerConfig(lr=RATE), graphs)
+        optimizer = build_optimizer(model, OptimizerConfig(lr=LEARNING_RATE), graphs)
         table = model.tokens.weight
-        return trial(model, table, lambda rows: shifted_loss(model, rows), optimizer, graphs)
+        return case(model, table, lambda rows: next_token_loss(model, rows), optimizer, graphs)
 
-    def plain(compiled: bool) -> Trial:
-        model = llamas.plain(count)
+    def plain(compiled: bool) -> BenchmarkCase:
+        model = llamas.reference(count)
         loss: Any = torch.compile(model.loss) if compiled else model.loss
-        return trial(model, model.tokens, loss)
+        return case(model, model.tokens, loss)
 
-    def theirs(change: Callable[[Any], Any] = lambda model: model) -> Trial:
+    def theirs(change: Callable[[Any], Any] = lambda model: model) -> BenchmarkCase:
         model = change(llamas.theirs().train())
-        return trial(
+        return case(
             model,
             model.get_input_embeddings().weight,
             lambda rows: model(input_ids=rows, labels=rows, use_cache=False).loss,
         )
 
-    contenders: list[Contender] = [("phasor", ours)]
+    implementations: list[Implementation] = [("phasor", ours)]
     if machine.on_gpu:
-        contenders.append(("phasor, a CUDA graph", lambda: ours(graphs=True)))
+        implementations.append(("phasor, a CUDA graph", lambda: ours(graphs=True)))
     if machine.compiles:
-        contenders.append(("phasor, compiled", lambda: ours(True, machine.on_gpu)))
-    contenders.append(("plain torch", lambda: plain(False)))
+        implementations.append(("phasor, compiled", lambda: ours(True, machine.on_gpu)))
+    implementations.append(("plain torch", lambda: plain(False)))
     if machine.compiles:
-        contenders.append(("plain torch, compiled", lambda: plain(True)))
+        implementations.append(("plain torch, compiled", lambda: plain(True)))
     if importlib.util.find_spec("transformers"):
-        contenders.append(("transformers", theirs))
+        implementations.append(("transformers", theirs))
         if machine.on_gpu and importlib.util.find_spec("liger_kernel"):
-            contenders.append(("transformers with Liger", lambda: theirs(with_liger)))
-    return contenders
+            implementations.append(("transformers with Liger", lambda: theirs(with_liger)))
+    return implementations
 
 
-def captured(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """A function of tokens as the trainer calls it: replayed, after a first call that is not."""
+def capture_graph(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A function of tokens as the trainer calls it: replayed from a CUDA graph after a first eager call."""
     graphs, seen = StepGraphs(lambda batch: function(batch.tokens)), set()
 
     def call(rows: Tensor) -> Tensor:
@@ -214,15 +217,15 @@ def captured(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]
     return call
 
 
-def shifted_loss(model: Transformer, tokens: Tensor) -> Tensor:
-    """The loss of rows in which every token predicts the next, and the last nothing."""
+def next_token_loss(model: Transformer, tokens: Tensor) -> Tensor:
+    """The loss of rows in which every token predicts the next, the last one nothing."""
     weights = torch.ones(tokens.shape, device=tokens.device)
     weights[:, -1] = 0
     return model.loss(tokens, targets=tokens.roll(-1, 1), weights=weights).total
 
 
 def with_liger(model: Any) -> Any:
-    """A model of transformers with Liger's kernels. Those it puts in their module for all models go out again."""
+    """A transformers model with Liger's kernels; what Liger patches for all models is restored."""
     llama: Any = importlib.import_module("transformers.models.llama.modeling_llama")
     patch: Any = importlib.import_module("liger_kernel.transformers").apply_liger_kernel_to_llama
     before = dict(vars(llama))
@@ -242,33 +245,35 @@ def with_liger(model: Any) -> Any:
     return model
 
 
-def decoding(machine: Machine, name: str) -> Work:
-    """New tokens after prompts that have been read; reading them is not in the time."""
-    llamas = Llamas(machine, talking=True)
+def decoding(machine: Machine, name: str) -> Workload:
+    """New tokens after the prompts; the prefill is not in the time."""
+    llamas = LlamaModels(machine, for_decoding=True)
     rows, length, new = machine.sizes.decode_batch if name == "decode-batch" else machine.sizes.decode
     config = llamas.source.config
     held = 2 * config.num_layers * config.num_kv_heads * config.head_dim * (length + new // 2) * rows
-    return Work(
+    return Workload(
         name=name,
         title=f"greedy decoding, {rows} x {new} tokens after {length}: {llamas.title}",
         unit="tokens/s",
         limit=(new - 1) * (llamas.parameters + held) * machine.dtype.itemsize / machine.bandwidth,
-        limit_is="reading weights and cache once a step",
+        limit_basis="reading weights and KV cache once per step",
         tolerance=DECODE_TOLERANCE[machine.dtype],
-        contenders=decoders(machine, llamas, rows, length, new),
+        implementations=decoding_implementations(machine, llamas, rows, length, new),
         tokens=rows * (new - 1),
     )
 
 
-def decoders(machine: Machine, llamas: Llamas, rows: int, length: int, new: int) -> list[Contender]:
+def decoding_implementations(
+    machine: Machine, llamas: LlamaModels, rows: int, length: int, new: int
+) -> list[Implementation]:
     prompts = random_tokens(machine, rows, length)
 
-    def trial(make: Callable[[int], list[list[int]]]) -> Trial:
+    def case(make: Callable[[int], list[list[int]]]) -> BenchmarkCase:
         def check() -> float:
             written = make(new)
             if [len(row) for row in written] != [new] * rows:
                 return float("inf")
-            exact = llamas.plain(length + new, torch.float32 if machine.on_gpu else torch.float64)
+            exact = llamas.reference(length + new, torch.float32 if machine.on_gpu else torch.float64)
             with torch.no_grad():
                 return max(regret(exact, prompts[row], written[row]) for row in {0, rows - 1})
 
@@ -276,13 +281,13 @@ def decoders(machine: Machine, llamas: Llamas, rows: int, length: int, new: int)
             first, whole = timer(lambda: make(1), warmups=1), timer(lambda: make(new), warmups=1)
             return whole - first
 
-        return Trial(check, seconds)
+        return BenchmarkCase(check, seconds)
 
-    def ours(compile: bool) -> Trial:
+    def ours(compile: bool) -> BenchmarkCase:
         model, listed = llamas.ours().eval(), prompts.tolist()
-        return trial(lambda count: generate(model, listed, max_new_tokens=count, compile=compile))
+        return case(lambda count: generate(model, listed, max_new_tokens=count, compile=compile))
 
-    def theirs(**options: Any) -> Trial:
+    def theirs(**options: Any) -> BenchmarkCase:
         model = llamas.theirs().eval()
         mask = torch.ones_like(prompts)
 
@@ -298,20 +303,20 @@ def decoders(machine: Machine, llamas: Llamas, rows: int, length: int, new: int)
             )
             return out[:, length:].tolist()
 
-        return trial(make)
+        return case(make)
 
-    contenders: list[Contender] = [("phasor", lambda: ours(False))]
+    implementations: list[Implementation] = [("phasor", lambda: ours(False))]
     if machine.compiles:
-        contenders.append(("phasor, compiled", lambda: ours(True)))
+        implementations.append(("phasor, compiled", lambda: ours(True)))
     if importlib.util.find_spec("transformers"):
-        contenders.append(("transformers", theirs))
+        implementations.append(("transformers", theirs))
         if machine.compiles and machine.on_gpu:
-            contenders.append(("transformers, compiled", lambda: theirs(cache_implementation="static")))
-    return contenders
+            implementations.append(("transformers, compiled", lambda: theirs(cache_implementation="static")))
+    return implementations
 
 
-def regret(exact: PlainLlama, prompt: Tensor, written: list[int]) -> float:
-    """How far below the best the tokens that were chosen lie at worst, in the logits' standard deviation."""
+def regret(exact: ReferenceLlama, prompt: Tensor, written: list[int]) -> float:
+    """The largest logit gap between the best token and the chosen one, in the logits' standard deviation."""
     chosen = torch.tensor(written, device=prompt.device)
     logits = exact(torch.cat((prompt, chosen))[None])[0, len(prompt) - 1 : -1]
     below = logits.max(-1).values - logits.gather(-1, chosen[:, None])[:, 0]

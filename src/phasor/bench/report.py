@@ -1,4 +1,4 @@
-"""What came of measuring: records of plain numbers."""
+"""The results of a benchmark, as plain records."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Unit = Literal["ms", "tokens/s"]
 
 @dataclass(frozen=True)
 class Entry:
-    """One contender: its time or rate, or why it has none.
+    """The result of one implementation: its time or throughput, or why it has none.
 
     `error` is that of its result against the reference, relative; `memory` the most a GPU held, in GiB.
     """
 
-    who: str
+    name: str
     value: float | None
     error: float | None = None
     memory: float | None = None
@@ -26,18 +26,18 @@ class Entry:
 
     @property
     def ours(self) -> bool:
-        return self.who.startswith("phasor")
+        return self.name.startswith("phasor")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One work: what it is, who did it how fast, and what the machine would allow."""
+    """One workload: what it is, the result of each implementation, and the machine's limit."""
 
-    work: str
+    workload: str
     title: str
     unit: Unit
     limit: float
-    limit_is: str
+    limit_basis: str
     entries: tuple[Entry, ...]
 
     def speed(self, value: float) -> float:
@@ -50,15 +50,15 @@ class Row:
         ours = [entry.value for entry in self.entries if entry.ours and entry.value is not None]
         return max(ours, key=self.speed, default=None)
 
-    def share(self, entry: Entry) -> float | None:
+    def fraction_of_limit(self, entry: Entry) -> float | None:
         """How much of the limit an entry reaches."""
         return None if entry.value is None else self.speed(entry.value) / self.speed(self.limit)
 
-    def against(self, entry: Entry) -> float | None:
+    def speedup_over(self, entry: Entry) -> float | None:
         """How many times as fast as an entry the fastest of ours is.
 
         >>> row = Row("rotary", "", "ms", 1.0, "", (Entry("phasor", 2.0), Entry("torch", 3.0)))
-        >>> [row.against(entry) for entry in row.entries], row.share(row.entries[0])
+        >>> [row.speedup_over(entry) for entry in row.entries], row.fraction_of_limit(row.entries[0])
         ([1.0, 1.5], 0.5)
         """
         if entry.value is None or self.best is None:
@@ -73,29 +73,32 @@ class Report:
     device: str
     dtype: str
     versions: dict[str, str]
-    bandwidth: float  # bytes a second, read and written, of a plain copy
-    arithmetic: float  # operations a second of a plain matrix product
+    bandwidth: float  # bytes per second, read and written, of a plain copy
+    arithmetic: float  # floating-point operations per second of a large matmul
     rows: tuple[Row, ...]
 
     @classmethod
-    def from_dict(cls, told: dict[str, Any]) -> Report:
-        """The report that `to_dict` told."""
+    def from_dict(cls, data: dict[str, Any]) -> Report:
+        """The report that `to_dict` gave."""
         try:
             rows = []
-            for row in told["rows"]:
+            for row in data["rows"]:
                 entries = (Entry(**{name: entry[name] for name in names(Entry)}) for entry in row["entries"])
                 rows.append(Row(**{**row, "entries": tuple(entries)}))
-            return cls(**{**told, "rows": tuple(rows)})
+            return cls(**{**data, "rows": tuple(rows)})
         except (KeyError, TypeError) as error:
             raise ValueError(f"this is not what phasor bench --json writes: {error}") from None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts and lists, for JSON, with the ratios worked out."""
-        told = asdict(self)
-        for plain, row in zip(told["rows"], self.rows, strict=True):
+        data = asdict(self)
+        for plain, row in zip(data["rows"], self.rows, strict=True):
             for dictionary, entry in zip(plain["entries"], row.entries, strict=True):
-                dictionary |= {"of_limit": row.share(entry), "phasor_against_it": row.against(entry)}
-        return told
+                dictionary |= {
+                    "fraction_of_limit": row.fraction_of_limit(entry),
+                    "phasor_speedup": row.speedup_over(entry),
+                }
+        return data
 
 
 def in_unit(unit: Unit, seconds: float, tokens: float) -> float:

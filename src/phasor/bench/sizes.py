@@ -1,4 +1,4 @@
-"""How large the works are: by device, and for a quick look or the whole benchmark."""
+"""Sizes of the workloads: by device, and for a quick look or the whole benchmark."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Sizes:
     train_long: tuple[int, int]
     decode: tuple[int, int, int]  # B, T of the prompts, new tokens
     decode_batch: tuple[int, int, int]
-    copied: int  # bytes copied to measure the bandwidth
-    multiplied: int  # side of the square matrices multiplied to measure the rate
+    copy_bytes: int  # bytes copied to measure the bandwidth
+    matmul_size: int  # side of the square matrices multiplied to measure the rate
     repeats: int
     seconds: float  # after which nothing is repeated any more
 
 
-def llama(dim: int, hidden: int, layers: int, heads: int, groups: int, vocabulary: int) -> dict[str, Any]:
+def llama_sizes(dim: int, hidden: int, layers: int, heads: int, groups: int, vocabulary: int) -> dict[str, Any]:
     return {
         "dim": dim,
         "hidden_dim": hidden,
@@ -41,13 +41,13 @@ TINY = Sizes(
     attention=(40, 4, 2, 16),
     window=7,
     prefill=50,
-    model=llama(32, 48, 2, 4, 2, 64),
+    model=llama_sizes(32, 48, 2, 4, 2, 64),
     train=(2, 12),
     train_long=(1, 20),
     decode=(1, 5, 6),
     decode_batch=(3, 5, 6),
-    copied=1 << 16,
-    multiplied=32,
+    copy_bytes=1 << 16,
+    matmul_size=32,
     repeats=2,
     seconds=0.1,
 )
@@ -56,13 +56,13 @@ CPU = Sizes(
     attention=(1024, 8, 4, 64),
     window=128,
     prefill=4096,
-    model=llama(256, 704, 3, 8, 4, 4096),
+    model=llama_sizes(256, 704, 3, 8, 4, 4096),
     train=(2, 128),
     train_long=(1, 1024),
     decode=(1, 16, 32),
     decode_batch=(8, 16, 32),
-    copied=1 << 26,
-    multiplied=768,
+    copy_bytes=1 << 26,
+    matmul_size=768,
     repeats=5,
     seconds=1.5,
 )
@@ -71,13 +71,13 @@ GPU = Sizes(
     attention=(16384, 32, 8, 128),
     window=1024,
     prefill=32768,
-    model=llama(1024, 4096, 8, 16, 4, 32000),
+    model=llama_sizes(1024, 4096, 8, 16, 4, 32000),
     train=(4, 2048),
     train_long=(1, 16384),
     decode=(1, 512, 64),
     decode_batch=(64, 512, 64),
-    copied=1 << 30,
-    multiplied=8192,
+    copy_bytes=1 << 30,
+    matmul_size=8192,
     repeats=20,
     seconds=4.0,
 )
@@ -86,13 +86,13 @@ FULL = Sizes(
     attention=(16384, 32, 8, 128),
     window=1024,
     prefill=131072,
-    model=llama(2048, 8192, 16, 32, 8, 32000),  # 1.04 B parameters, the token table shared with the head
+    model=llama_sizes(2048, 8192, 16, 32, 8, 32000),  # 1.04 B parameters, the head tied to the token embedding
     train=(4, 4096),
     train_long=(1, 32768),
     decode=(1, 512, 256),
     decode_batch=(64, 512, 128),
-    copied=1 << 30,
-    multiplied=8192,
+    copy_bytes=1 << 30,
+    matmul_size=8192,
     repeats=20,
     seconds=8.0,
 )

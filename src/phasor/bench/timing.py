@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import torch
 
-FLUSHED = 1 << 28  # bytes written between calls on a GPU: its caches are cold then
-AHEAD = 4_000_000  # the GPU's ticks between calls, some milliseconds, in which the host gets ahead
+FLUSH_BYTES = 1 << 28  # bytes written between calls on a GPU: its caches are cold then
+LEAD_CYCLES = 4_000_000  # the GPU's ticks between calls, some milliseconds, in which the host gets ahead
 
 
 class Timer:
@@ -37,10 +37,10 @@ class Timer:
 
     def on_device(self, call: Callable[[], object]) -> list[float]:
         begun, spans = time.perf_counter(), []
-        flush = torch.empty(FLUSHED, dtype=torch.int8, device=self.device)
+        flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=self.device)
         for _ in range(self.repeats):
             flush.zero_()
-            torch.cuda._sleep(AHEAD)
+            torch.cuda._sleep(LEAD_CYCLES)
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             call()
@@ -57,13 +57,13 @@ class Timer:
 
 
 def bandwidth(timer: Timer, size: int) -> float:
-    """Bytes a second, read and written, of a plain copy of so many bytes."""
+    """Bytes per second, read and written, of a plain copy of so many bytes."""
     source = torch.zeros(size, dtype=torch.int8, device=timer.device)
     copy = torch.empty_like(source)
     return 2 * size / timer(lambda: copy.copy_(source))
 
 
 def arithmetic(timer: Timer, side: int, dtype: torch.dtype) -> float:
-    """Operations a second of a plain product of square matrices."""
+    """Floating-point operations per second of a matmul of square matrices."""
     a, b = torch.randn(2, side, side, device=timer.device).to(dtype)
     return 2 * side**3 / timer(lambda: a @ b)

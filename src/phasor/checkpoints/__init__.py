@@ -1,6 +1,8 @@
-"""Model folders in and out: phasor's own, and those of other families."""
+"""Model folders: load, save and convert, in phasor's own format and in Hugging Face's."""
 
-from phasor.checkpoints.conversion import convert, load, save
-from phasor.checkpoints.exact import exact_rotary
+from phasor.checkpoints.convert import convert
+from phasor.checkpoints.exact_rotary import exact_rotary
+from phasor.checkpoints.load import load
+from phasor.checkpoints.save import save
 
 __all__ = ["convert", "exact_rotary", "load", "save"]

@@ -1,4 +1,4 @@
-"""Model folders as files: JSON, tokenizers, special tokens, and folders that are replaced whole."""
+"""Files of a model folder: JSON, tokenizers, special tokens, and folders that are replaced as a whole."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def replaceable(folder: Path) -> bool:
     """Whether a folder is a model's and holds nothing else, or is empty."""
     if not folder.is_dir():
         return False
-    names = {name for entry in folder.iterdir() for name in held(entry)}
+    names = {name for entry in folder.iterdir() for name in files_in(entry)}
     weights = {name for name in names if name in (WEIGHTS, INDEX) or SHARD.fullmatch(name)}
     pooling = {f"{POOLING}/{CONFIG}", f"{NORMALIZING}/{CONFIG}"}
     templates = {name for name in names if name.startswith(f"{TEMPLATES}/") and name.endswith(".jinja")}
@@ -80,8 +80,8 @@ def replaceable(folder: Path) -> bool:
     return not names or (CONFIG in names and bool(weights) and not others)
 
 
-def held(entry: Path) -> list[str]:
-    """The files an entry of a folder stands for: itself, or what is in a folder that models have."""
+def files_in(entry: Path) -> list[str]:
+    """The files of a folder's entry: itself, or the files of a subfolder that model folders may have."""
     if entry.name in (POOLING, NORMALIZING, TEMPLATES) and entry.is_dir():
         return [f"{entry.name}/{file.name}" for file in entry.iterdir()]
     return [entry.name]
@@ -109,20 +109,20 @@ def read_special(data: dict[str, Any], file: Path) -> SpecialTokens:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    data = parsed(file)
+    data = parse_json(file)
     if not isinstance(data, dict):
         raise ValueError(f"{file} must hold a JSON object")
     return data
 
 
 def read_json_list(file: Path) -> list[Any]:
-    data = parsed(file)
+    data = parse_json(file)
     if not isinstance(data, list):
         raise ValueError(f"{file} must hold a JSON list")
     return data
 
 
-def parsed(file: Path) -> Any:
+def parse_json(file: Path) -> Any:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:

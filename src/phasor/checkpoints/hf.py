@@ -1,4 +1,4 @@
-"""Hugging Face folders: config.json of a known family, safetensors, and what else lies beside them."""
+"""Hugging Face folders: config.json of a known family, safetensors, tokenizer and generation files."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from phasor.checkpoints.folder import (
     write_json,
     write_tokenizers,
 )
-from phasor.checkpoints.sentence import pooled, spoken, write_pooling
+from phasor.checkpoints.sentence_transformers import add_pooling, read_back, write_pooling
 from phasor.checkpoints.tensors import TYPES, Progress, Tensors, write_tensors
 from phasor.config import ModelConfig, PooledHeadConfig
 from phasor.config.schema import unknown
 from phasor.models import families
 from phasor.models.family import Family, differences
 from phasor.models.fields import Fields
-from phasor.models.layout import Place, places, straight
+from phasor.models.layout import Assignment, expand_rules, in_memory_order
 from phasor.transformer import Transformer
 
 # Special tokens a model does not have: left out, they would be the family's usual ones.
@@ -38,14 +38,14 @@ NO_SPECIAL: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad
 
 @dataclass
 class Origin:
-    """Where a model came from, and what came along that it has no use for."""
+    """The folder a model was loaded from, and the parts of it that the model does not use but writes back."""
 
     family: str
     folder: Path
     config: ModelConfig  # as the folder has it
-    fields: dict[str, Any] = field(default_factory=dict)  # of config.json, none of which says what is computed
+    fields: dict[str, Any] = field(default_factory=dict)  # of config.json that do not change the computation
     generation: dict[str, Any] = field(default_factory=dict)  # generation_config.json
-    carried: dict[str, Tensor] = field(default_factory=dict)  # tensors by their names in the file
+    passthrough: dict[str, Tensor] = field(default_factory=dict)  # tensors by their names in the file
 
 
 def family_of(data: dict[str, Any], file: Path) -> Family:
@@ -60,9 +60,9 @@ def read_hf_config(folder: Path) -> ModelConfig:
     """The model configuration of a Hugging Face folder, without opening its tensors."""
     data = read_json(folder / CONFIG)
     family, fields = family_of(data, folder / CONFIG), Fields(data, folder / CONFIG)
-    config = fields.made(lambda: family.read(fields))
+    config = fields.build(lambda: family.read(fields))
     fields.finish(family.harmless)
-    return pooled(config, folder)
+    return add_pooling(config, folder)
 
 
 def load_hf(
@@ -73,23 +73,25 @@ def load_hf(
     data = read_json(file)
     family = family_of(data, file)
     with Tensors(folder) as tensors:
-        names = normal_names(tensors.names, family)
+        names = canonical_names(tensors.names, family)
         fields = Fields(data, file, names, equal=lambda a, b: torch.equal(*(tensors.get(names[n]) for n in (a, b))))
-        config = fields.made(lambda: family.read(fields))
+        config = fields.build(lambda: family.read(fields))
         fields.finish(family.harmless)
-        config = pooled(config, folder)
-        take_copies(names, family, config)
-        config = tied_by_tensors(config, family, tensors, names)
-        take_copies(names, family, config)
+        config = add_pooling(config, folder)
+        resolve_copies(names, family, config)
+        config = detect_tied_head(config, family, tensors, names)
+        resolve_copies(names, family, config)
         with torch.device("meta"):
             model = Transformer(config)
         shapes = dict(model.state_dict())
-        wanted = places(family.rules(config), config, shapes)
-        carried = check(family, folder, tensors, names, wanted, shapes, config)
-        dtype = dtype or stated_type(data) or tensors.main_type()
-        model.load_state_dict(filled(tensors, names, wanted, shapes, config, device, dtype, progress), assign=True)
+        wanted = expand_rules(family.rules(config), config, shapes)
+        passthrough = check_tensors(family, folder, tensors, names, wanted, shapes, config)
+        dtype = dtype or config_dtype(data) or tensors.main_dtype()
+        model.load_state_dict(
+            fill_tensors(tensors, names, wanted, shapes, config, device, dtype, progress), assign=True
+        )
         origin = Origin(family.model_type, folder, config, fields.unused(family.harmless))
-        origin.carried = {name: tensors.get(names[name]).clone() for name in carried}
+        origin.passthrough = {name: tensors.get(names[name]).clone() for name in passthrough}
     generation = folder / SPECIAL
     origin.generation = read_json(generation) if generation.is_file() else {}
     model.special = read_special(data | origin.generation, generation if generation.is_file() else file)
@@ -98,13 +100,13 @@ def load_hf(
     return model.requires_grad_(True).eval()
 
 
-def normal_names(found: list[str], family: Family) -> dict[str, str]:
+def canonical_names(found: list[str], family: Family) -> dict[str, str]:
     """The file's names by the names the family's rules use."""
     bare = family.prefix and not any(name.startswith(family.prefix) for name in found)
     names = {}
     for name in found:
         normal = name
-        for old, new in family.renamed.items():
+        for old, new in family.renames.items():
             normal = normal.replace(old, new)
         if bare and not normal.startswith(family.unprefixed):
             normal = family.prefix + normal
@@ -112,40 +114,40 @@ def normal_names(found: list[str], family: Family) -> dict[str, str]:
     return names
 
 
-def take_copies(names: dict[str, str], family: Family, config: ModelConfig) -> None:
+def resolve_copies(names: dict[str, str], family: Family, config: ModelConfig) -> None:
     """Find a tensor under the name of its copy, where the file has it there alone."""
     wanted = {rule.theirs for rule in family.rules(config)}
     copies = dict(family.copies)
     if config.has_logits and config.embedding.tied:
-        copies[family.head] = family.table_of(config)
+        copies[family.head] = family.embedding_of(config)
     for copy, original in copies.items():
         if copy in names and original in wanted and original not in names:
             names[original] = names.pop(copy)
 
 
-def tied_by_tensors(config: ModelConfig, family: Family, tensors: Tensors, names: dict[str, str]) -> ModelConfig:
-    """Whether the head shares the token table: as the tensors have it, whatever the flag says."""
+def detect_tied_head(config: ModelConfig, family: Family, tensors: Tensors, names: dict[str, str]) -> ModelConfig:
+    """Whether the head is tied to the token embedding: decided by the tensors, not by the flag in config.json."""
     if not config.has_logits:
         return config
-    tied, table = family.head not in names, family.table_of(config)
+    tied, table = family.head not in names, family.embedding_of(config)
     if not tied and config.embedding.tied and table in names:
         tied = torch.equal(tensors.get(names[family.head]), tensors.get(names[table]))
     return config.replace(embedding=config.embedding.replace(tied=tied))
 
 
-def check(
+def check_tensors(
     family: Family,
     folder: Path,
     tensors: Tensors,
     names: dict[str, str],
-    wanted: list[Place],
+    wanted: list[Assignment],
     shapes: dict[str, Tensor],
     config: ModelConfig,
 ) -> list[str]:
-    """One error that lists every missing, extra and misshapen tensor; else the names to carry along."""
+    """One error that lists every missing, extra and misshapen tensor; else the names of passthrough tensors."""
     expected = {p.theirs: p.layout.shape(p.slice(shapes[p.ours]), config) for p in wanted}
     wrong = [f"{name} is missing" for name in expected if name not in names]
-    spare, carried = family.spare(config), []
+    spare, passthrough = family.passthrough_patterns(config), []
     for normal, name in names.items():
         if normal in expected:
             if tensors.shape(name) != expected[normal]:
@@ -153,14 +155,14 @@ def check(
             if tensors.dtype(name) not in TYPES:
                 wrong.append(f"{name} is stored as {tensors.dtype(name)}, and phasor reads {', '.join(TYPES)}")
         elif any(fnmatchcase(normal, pattern) for pattern in spare):
-            carried.append(normal)
+            passthrough.append(normal)
         elif normal in family.copies or (normal == family.head and config.embedding.tied):
-            original = names.get(family.copies.get(normal, family.table_of(config)))
+            original = names.get(family.copies.get(normal, family.embedding_of(config)))
             if original is not None and not torch.equal(tensors.get(name), tensors.get(original)):
                 wrong.append(f"{name} should repeat {original} and does not")
         elif not any(fnmatchcase(normal, pattern) for pattern in family.derived):
             wrong.append(f"{name} is not the model's")
-        elif not family.follows(normal, tensors.get(name), config):
+        elif not family.matches_config(normal, tensors.get(name), config):
             wrong.append(f"{name} should follow from the configuration and does not")
     if wrong:
         where = sorted({tensors.file_of[names[n]].name for n in names})
@@ -168,43 +170,43 @@ def check(
         raise ValueError(
             f"{folder} ({shown}) does not fit its configuration as {family.model_type}: {'; '.join(wrong)}"
         )
-    return carried
+    return passthrough
 
 
-def filled(
+def fill_tensors(
     tensors: Tensors,
     names: dict[str, str],
-    wanted: list[Place],
+    wanted: list[Assignment],
     shapes: dict[str, Tensor],
     config: ModelConfig,
     device: torch.device | str,
     dtype: torch.dtype,
     progress: Progress | None,
 ) -> dict[str, Tensor]:
-    """Our tensors: those that lie in a file as they are ours stay mapped from it, others are filled piece by piece."""
-    of_each: dict[str, list[Place]] = {}
-    for place in wanted:
-        of_each.setdefault(place.ours, []).append(place)
+    """Our tensors: one whose memory in the file is the same stays mapped from it, others are copied piece by piece."""
+    of_each: dict[str, list[Assignment]] = {}
+    for assignment in wanted:
+        of_each.setdefault(assignment.ours, []).append(assignment)
     ours: dict[str, Tensor] = {}
     total, done = sum(like.numel() for like in shapes.values()), 0
     with torch.no_grad():
         for name, parts in of_each.items():
-            like, theirs = shapes[name], [names[place.theirs] for place in parts]
-            whole = tensors.joined(theirs) if straight(parts, like, config) else None
+            like, theirs = shapes[name], [names[assignment.theirs] for assignment in parts]
+            whole = tensors.get_adjacent(theirs) if in_memory_order(parts, like, config) else None
             if whole is not None:
                 ours[name] = whole.view(like.shape).to(device, dtype)
             else:
                 ours[name] = torch.empty(like.shape, dtype=dtype, device=device)
-                for place, found in zip(parts, theirs, strict=True):
-                    place.layout.load(place.slice(ours[name]), tensors.get(found), config)
+                for assignment, found in zip(parts, theirs, strict=True):
+                    assignment.layout.load(assignment.slice(ours[name]), tensors.get(found), config)
             done += like.numel()
             if progress is not None:
                 progress(done, total)
     return ours
 
 
-def stated_type(data: dict[str, Any]) -> torch.dtype | None:
-    """The type a config.json states."""
+def config_dtype(data: dict[str, Any]) -> torch.dtype | None:
+    """The dtype that a config.json names."""
     found = getattr(torch, str(data.get("dtype") or data.get("torch_dtype")).removeprefix("torch."), None)
     return found if isinstance(found, torch.dtype) and found.is_floating_point else None
 
@@ -212,12 +214,12 @@ def stated_type(data: dict[str, Any]) -> torch.dtype | None:
 def save_hf(model: Transformer, folder: Path, progress: Progress | None = None) -> None:
     """Write a model into an empty folder, as a family of transformers that computes the same."""
     origin: Origin | None = model.origin
-    family, written = described(model)
+    family, written = choose_family(model)
     ours = model.state_dict()
-    wanted = places(family.rules(model.config), model.config, ours)
+    wanted = expand_rules(family.rules(model.config), model.config, ours)
     own = own_origin(model, family)
-    kept = {} if own is None else own.carried
-    repeated = {c: p for c, name in family.repeated(model.config).items() for p in wanted if p.theirs == name}
+    kept = {} if own is None else own.passthrough
+    duplicates = {c: p for c, name in family.duplicates(model.config).items() for p in wanted if p.theirs == name}
     ids = special_ids(model)
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     write_json(folder / CONFIG, written | {"dtype": dtype})
@@ -229,36 +231,45 @@ def save_hf(model: Transformer, folder: Path, progress: Progress | None = None) 
         write_pooling(model.config.head, model.config, folder, None if origin is None else origin.folder)
     bare = family.prefix if model.config.head.kind in ("none", "pooled") else ""
 
+    def read_out(assignment: Assignment) -> Tensor:
+        return assignment.layout.save(assignment.slice(ours[assignment.ours]), model.config)
+
     def tensors() -> Iterator[tuple[str, Tensor]]:
-        for place in wanted:
-            yield place.theirs.removeprefix(bare), place.layout.save(place.slice(ours[place.ours]), model.config)
-        for name, place in repeated.items():
-            yield name.removeprefix(bare), place.layout.save(place.slice(ours[place.ours]), model.config).clone()
+        for assignment in wanted:
+            yield (
+                assignment.theirs.removeprefix(bare),
+                assignment.layout.save(assignment.slice(ours[assignment.ours]), model.config),
+            )
+        for name, assignment in duplicates.items():
+            yield (
+                name.removeprefix(bare),
+                assignment.layout.save(assignment.slice(ours[assignment.ours]), model.config).clone(),
+            )
         for name, tensor in kept.items():
             yield name.removeprefix(bare), tensor
 
-    again = [ours[place.ours] for place in repeated.values()]
+    again = [ours[assignment.ours] for assignment in duplicates.values()]
     total = sum(x.numel() * x.element_size() for x in [*ours.values(), *again, *kept.values()])
     write_tensors(folder, tensors(), total, progress)
 
 
 def special_ids(model: Transformer) -> dict[str, Any]:
-    """The special tokens a model has, as config.json spells them."""
+    """The special tokens of a model, under the names of config.json."""
     ids = {name: value for name, value in special_fields(model.special).items() if value not in (None, [])}
     if len(ids.get("eos_token_id", ())) == 1:
         ids["eos_token_id"] = ids["eos_token_id"][0]
     return ids
 
 
-def described(model: Transformer) -> tuple[Family, dict[str, Any]]:
-    """The family that says what a model is, with its config.json: its own if it has one, else the first that can."""
+def choose_family(model: Transformer) -> tuple[Family, dict[str, Any]]:
+    """The family to write a model as, and its config.json: the one it came from, else the first that fits."""
     origin: Origin | None = model.origin
     why: dict[str, str] = {}
     known = [families.family(name) for name in families.names()]
     own = None if origin is None else origin.family
     for family in sorted(known, key=lambda f: (f.model_type != own, not f.first_choice, f.model_type)):
         try:
-            return family, fields_of(model, family)
+            return family, write_config(model, family)
         except ValueError as error:
             why[family.model_type] = str(error)
     first = own if own in why else nearest_family(why)
@@ -266,7 +277,7 @@ def described(model: Transformer) -> tuple[Family, dict[str, Any]]:
 
 
 def nearest_family(why: dict[str, str]) -> str:
-    """The family with the least to say against a model; those that have a name for each of its parts come first."""
+    """The family with the fewest differences from a model; those that have every part of it come first."""
     beginnings = ("it would differ", "the family's rules", "")
     return min(
         why,
@@ -284,24 +295,24 @@ def own_origin(model: Transformer, family: Family) -> Origin | None:
     return origin if origin is not None and origin.family == family.model_type else None
 
 
-def fields_of(model: Transformer, family: Family) -> dict[str, Any]:
+def write_config(model: Transformer, family: Family) -> dict[str, Any]:
     """A family's config.json for a model; raises ValueError unless reading it gives the same computation."""
     config = model.config
     own = own_origin(model, family)
     written = family.write(config)
-    carried = () if own is None else own.carried
-    written |= {"architectures": [family.architecture(config, carried)], "model_type": family.model_type}
+    passthrough = () if own is None else own.passthrough
+    written |= {"architectures": [family.architecture(config, passthrough)], "model_type": family.model_type}
     written["tie_word_embeddings"] = config.embedding.tied
-    names = [place.theirs for place in places(family.rules(config), config, dict(model.state_dict()))]
+    names = [assignment.theirs for assignment in expand_rules(family.rules(config), config, dict(model.state_dict()))]
     again = Fields(written, Path(CONFIG), names)
     read = family.read(again)
     again.finish(family.harmless)
     read = read.replace(embedding=read.embedding.replace(tied=config.embedding.tied))
     if isinstance(config.head, PooledHeadConfig):
-        read = read.replace(head=spoken(config.head))
+        read = read.replace(head=read_back(config.head))
     wrong = differences(config, read)
-    unheard_before = [] if own is None else family.unheard(own.config)
-    wrong += [line for line in family.unheard(config) if line not in unheard_before]
+    ignored_before = [] if own is None else family.ignored_by_transformers(own.config)
+    wrong += [line for line in family.ignored_by_transformers(config) if line not in ignored_before]
     if wrong:
         raise ValueError(f"it would differ in {'; '.join(wrong)}")
     kept = NO_SPECIAL if own is None else own.fields

@@ -1,4 +1,4 @@
-"""Where a model lies: a folder, or an entry of the hub's cache."""
+"""Find a model's folder: a path, or a name in the Hugging Face hub's cache."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from phasor.checkpoints.folder import CONFIG, path_of
 
 
-def resolved(folder: str | Path) -> Path:
+def resolve_folder(folder: str | Path) -> Path:
     """A folder that holds a model: the one given, or the snapshot of a hub cache's entry, by folder or by name."""
     path = path_of(folder)
     if not path.exists() and str(folder).count("/") < 2:

@@ -30,8 +30,8 @@ def save_native(model: Transformer, folder: Path, progress: Progress | None = No
     (folder / CONFIG).write_text(model.config.to_json(), encoding="utf-8")
     write_json(folder / SPECIAL, special_fields(model.special))
     write_tokenizers(model, None if model.origin is None else model.origin.folder, folder)
-    if model.origin is not None and model.origin.carried:
-        left = ", ".join(model.origin.carried)
+    if model.origin is not None and model.origin.passthrough:
+        left = ", ".join(model.origin.passthrough)
         warnings.warn(f"tensors phasor has no use for, which its own format leaves out: {left}", stacklevel=4)
     tensors = model.state_dict()
     total = sum(x.numel() * x.element_size() for x in tensors.values())

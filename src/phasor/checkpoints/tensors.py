@@ -1,4 +1,4 @@
-"""Tensors of a folder: read where they lie in their files, one at a time; written in files of a bounded size."""
+"""The safetensors files of a folder: read one tensor at a time, memory-mapped; written in shards of a bounded size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from phasor.checkpoints.folder import INDEX, WEIGHTS, read_json, write_json
 
 SHARD_BYTES = 4 << 30
-# How far a long piece of work is: (bytes done, bytes in all).
+# How far a read or write is: (bytes done, bytes in all).
 Progress = Callable[[int, int], None]
 TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -26,7 +26,7 @@ TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16
 class Tensors:
     """The tensors of a folder's safetensors files, one file or many with an index.
 
-    Nothing is read before it is asked for; what is asked for lies in the mapped file until it is copied.
+    Tensors are read on demand and stay memory-mapped until they are copied.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -35,7 +35,7 @@ class Tensors:
         self.handles: dict[Path, Any] = {}
         self.mapped: dict[Path, tuple[torch.UntypedStorage, dict[str, tuple[int, int]]]] = {}
         try:
-            for file in files(folder):
+            for file in safetensors_files(folder):
                 self._open(file)
         except BaseException:
             self.opened.close()
@@ -79,7 +79,7 @@ class Tensors:
         return tuple(self._slice(name).get_shape())
 
     def dtype(self, name: str) -> str:
-        """The type as the file spells it: F32, BF16, I8, ..."""
+        """The dtype as safetensors names it: F32, BF16, I8, ..."""
         return self._slice(name).get_dtype()
 
     def _slice(self, name: str) -> Any:
@@ -92,8 +92,8 @@ class Tensors:
         except SafetensorError as error:
             raise ValueError(f"{self.file_of[name]}: {name} cannot be read: {error}") from None
 
-    def joined(self, names: list[str]) -> Tensor | None:
-        """Tensors that lie one after another in one file, as one vector mapped from it; None where they do not."""
+    def get_adjacent(self, names: list[str]) -> Tensor | None:
+        """Tensors that are adjacent in one file, as one memory-mapped vector; None where they are not."""
         if len(names) == 1:
             return self.get(names[0]).flatten()
         files, types = {self.file_of[name] for name in names}, {self.dtype(name) for name in names}
@@ -102,15 +102,15 @@ class Tensors:
         (file,), (kind,) = files, types
         if file not in self.mapped:
             mapped = torch.from_file(str(file), shared=False, size=file.stat().st_size, dtype=torch.uint8)
-            self.mapped[file] = mapped.untyped_storage(), spans(file)
-        storage, spans_of = self.mapped[file]
-        found = [spans_of[name] for name in names]
+            self.mapped[file] = mapped.untyped_storage(), byte_ranges(file)
+        storage, ranges = self.mapped[file]
+        found = [ranges[name] for name in names]
         if any(before[1] != after[0] for before, after in pairwise(found)):
             return None
         return torch.empty(0, dtype=TYPES[kind]).set_(storage[found[0][0] : found[-1][1]])
 
-    def main_type(self) -> torch.dtype:
-        """The floating-point type most numbers have."""
+    def main_dtype(self) -> torch.dtype:
+        """The floating-point dtype of most elements."""
         counts: dict[str, int] = {}
         for name in self.file_of:
             kind = self.dtype(name)
@@ -119,7 +119,7 @@ class Tensors:
         return TYPES[max(floating, key=lambda kind: floating[kind])] if floating else torch.float32
 
 
-def files(folder: Path) -> list[Path]:
+def safetensors_files(folder: Path) -> list[Path]:
     """The safetensors files of a folder; pickles are refused, since reading one runs what is in it."""
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
@@ -134,8 +134,8 @@ def files(folder: Path) -> list[Path]:
     raise ValueError(f"{folder} has no {WEIGHTS} and no {INDEX}")
 
 
-def spans(file: Path) -> dict[str, tuple[int, int]]:
-    """Where each tensor of a safetensors file begins and ends; the file begins with the length of this table."""
+def byte_ranges(file: Path) -> dict[str, tuple[int, int]]:
+    """The byte range of each tensor in a safetensors file, from the header at its beginning."""
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         table = json.loads(opened.read(length))

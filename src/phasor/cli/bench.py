@@ -1,4 +1,4 @@
-"""`phasor bench`: how fast, beside others and beside the machine's limit; and which path is taken."""
+"""`phasor bench`: time workloads, or say which path every operation takes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phasor.bench import SHORT, WORKS
+from phasor.bench import DEFAULT_WORKLOADS, WORKLOADS
 from phasor.cli.output import console, new_table, plain, print_json, show
 from phasor.config.schema import unknown
 
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     from phasor.inspect.backends import Backends
 
 EXPLAINING = ("dtype", "weights", "precision", "length", "training")
-MEASURING = ("works", "full", "compile", "plot", "read")
+MEASURING = ("workloads", "full", "compile", "plot", "read")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = (
-        "Time works beside whatever else is installed and beside the machine's limit.\n"
+        "Time workloads, compared with other installed libraries and with the machine's limit.\n"
         "Results are checked first, and a wrong one has no time."
     )
-    width = max(map(len, WORKS))
-    lines = [f"  {name:{width}}  {line}" for name, line in WORKS.items()]
-    parser.epilog = "\n".join(["works:", *lines, f"Without any: {', '.join(SHORT)}; with --full: all."])
-    parser.add_argument("works", nargs="*", metavar="WORK", help="what to time; see below")
+    width = max(map(len, WORKLOADS))
+    lines = [f"  {name:{width}}  {line}" for name, line in WORKLOADS.items()]
+    parser.epilog = "\n".join(["workloads:", *lines, f"Without any: {', '.join(DEFAULT_WORKLOADS)}; with --full: all."])
+    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help="what to time, as listed below")
     parser.add_argument("--device", metavar="NAME", help="cpu or cuda; a GPU where there is one")
     parser.add_argument("--full", action="store_true", help="published sizes, a model of 1.04 B; needs a large GPU")
-    parser.add_argument("--compile", action="store_true", help="compiled forms too; slow to begin")
-    parser.add_argument("--json", metavar="FILE", help="write JSON into a file, after every work, or - to print it")
+    parser.add_argument("--compile", action="store_true", help="compiled variants too; slow to start")
+    parser.add_argument("--json", metavar="FILE", help="write JSON into a file, after every workload, or - to print it")
     parser.add_argument("--plot", metavar="FILE", type=Path, help="draw a bar chart into a file, such as bench.png")
     parser.add_argument("--read", metavar="FILE", help="time nothing; show or draw what --json wrote")
     group = parser.add_argument_group("which path is taken")
@@ -49,16 +49,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "preset:NAME, a configuration file, or a model folder; Llama 3.1 if left out",
     )
     group.add_argument("--dtype", metavar="NAME", help="float32, bfloat16, ...; bfloat16 on a GPU, else float32")
-    group.add_argument("--weights", choices=["int8"], help="of a model whose large weights are in this type")
-    group.add_argument("--precision", choices=["float8"], help="of a model that trains with products in this type")
+    group.add_argument("--weights", choices=["int8"], help="of a model whose large weights have this dtype")
+    group.add_argument("--precision", choices=["float8"], help="of a model that trains with matmuls in this dtype")
     group.add_argument("--length", type=int, metavar="N", help="tokens; as many as the model is meant for")
-    group.add_argument("--training", action="store_true", help="an update, and not a forward and decoding")
+    group.add_argument("--training", action="store_true", help="a training step instead of a forward pass and decoding")
 
 
 def run(given: argparse.Namespace) -> int:
     for name in EXPLAINING if given.explain is None else MEASURING:
         if getattr(given, name):
-            what = name if name == "works" else f"--{name}"
+            what = name if name == "workloads" else f"--{name}"
             raise ValueError(f"{what} {'needs' if given.explain is None else 'does not go with'} --explain")
     if given.json is not None and given.json != "-":
         check_place(Path(given.json))
@@ -108,18 +108,20 @@ def measure(given: argparse.Namespace) -> int:
     if not without_tables:
         console()
 
-    def found(report: Report) -> None:
-        """A long benchmark that is stopped has written what it knew."""
+    def on_row(report: Report) -> None:
+        """Written after every row, so that an interrupted benchmark keeps its results."""
         shown_row(report.rows[-1])
         if is_kept(given.json):
             write_json(report.to_dict(), given.json)
 
     if given.read is None:
-        from phasor.bench.measuring import measure
+        from phasor.bench.runner import measure
 
         compiles = given.compile or given.full
         device = given.device or "auto"
-        report = measure(given.works, device=device, full=given.full, compile=compiles, told=told, found=found)
+        report = measure(
+            given.workloads, device=device, full=given.full, compile=compiles, progress=progress, on_row=on_row
+        )
     else:
         report = read(given, shown_row)
     if not without_tables:
@@ -135,7 +137,7 @@ def measure(given: argparse.Namespace) -> int:
 
 
 def read(given: argparse.Namespace, found: Callable[[Row], None]) -> Report:
-    """A report that was written before."""
+    """A report from a file."""
     from phasor.bench.report import Report
 
     if given.full or given.compile or given.device:
@@ -144,43 +146,45 @@ def read(given: argparse.Namespace, found: Callable[[Row], None]) -> Report:
         report = Report.from_dict(json.loads(Path(given.read).read_text(encoding="utf-8")))
     except ValueError as error:
         raise ValueError(f"{given.read}: {error}") from None
-    for name in given.works:
-        if name not in {row.work for row in report.rows}:
-            raise unknown(f"work in {given.read}:", name, dict.fromkeys(row.work for row in report.rows))
-    report = replace(report, rows=tuple(row for row in report.rows if not given.works or row.work in given.works))
+    for name in given.workloads:
+        if name not in {row.workload for row in report.rows}:
+            raise unknown(f"workload in {given.read}:", name, dict.fromkeys(row.workload for row in report.rows))
+    report = replace(
+        report, rows=tuple(row for row in report.rows if not given.workloads or row.workload in given.workloads)
+    )
     for row in report.rows:
         found(row)
     return report
 
 
-def told(line: str, done: int, total: int) -> None:
-    """What is being measured, on standard error; nothing where nobody watches."""
+def progress(line: str, done: int, total: int) -> None:
+    """Show what is being timed on standard error, where that is a terminal."""
     if sys.stderr.isatty():
         text = "" if done == total else f"{done + 1}/{total} {line}"
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def show_row(row: Row) -> None:
-    told("", 1, 1)
+    progress("", 1, 1)
     memory = any(entry.memory is not None for entry in row.entries)
-    heads = ["who", row.unit, "of the limit", "phasor against it", "error", *(["GiB"] if memory else [])]
+    heads = ["implementation", row.unit, "of the limit", "phasor speedup", "error", *(["GiB"] if memory else [])]
     table = new_table(row.title, heads)
     for column in table.columns[1:]:
         column.justify = "right"
     for entry in row.entries:
         table.add_row(*cells(row, entry), *([f"{entry.memory:.1f}" if entry.memory is not None else ""] * memory))
     table.add_section()
-    table.add_row(f"limit: {row.limit_is}", number(row.limit), "100 %")
+    table.add_row(f"limit: {row.limit_basis}", number(row.limit), "100 %")
     show(table)
 
 
 def cells(row: Row, entry: Entry) -> list[str]:
-    share, against = row.share(entry), row.against(entry)
+    share, against = row.fraction_of_limit(entry), row.speedup_over(entry)
     error = "" if entry.error is None else f"{entry.error:.1e}"
     if entry.value is None or share is None:
-        return [f"{entry.who}: {entry.note}", "-", "", "", error]
+        return [f"{entry.name}: {entry.note}", "-", "", "", error]
     return [
-        entry.who,
+        entry.name,
         number(entry.value),
         f"{100 * share:.1f} %",
         "" if against is None else f"{against:.2f} x",
@@ -193,9 +197,9 @@ def number(value: float) -> str:
     >>> number(0.16543), number(71834.2)
     ('0.165', '71,834')
     """
-    from phasor.bench.chart import shown
+    from phasor.bench.chart import format_value
 
-    return shown(value)
+    return format_value(value)
 
 
 def show_machine(report: Report) -> None:

@@ -11,7 +11,7 @@ from phasor.cli.output import Bar, print_json
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = "Write a Hugging Face folder as phasor's, or phasor's as a Hugging Face one."
-    parser.add_argument("source", help="a model folder, or an entry of the hub's cache, by folder or as OWNER/NAME")
+    parser.add_argument("source", help="a model folder, or an entry of the hub cache, by folder or as OWNER/NAME")
     parser.add_argument("destination", help="the folder to write; a model folder that is there is replaced")
     parser.add_argument("--format", metavar="FORMAT", help="phasor or hf; by default the other one than the source's")
     parser.add_argument("--dtype", metavar="DTYPE", help="write another dtype: float32, bfloat16, float16, float64")
@@ -26,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> None:
     from phasor.checkpoints import convert
-    from phasor.checkpoints.conversion import read_config
+    from phasor.checkpoints.load import read_config
     from phasor.inspect.explain import make_extension
 
     fields = given_fields(given, *extension_classes())
@@ -52,7 +52,7 @@ def run(given: argparse.Namespace) -> None:
     if check is not None:
         print(
             f"transformers computes the same logits of {check.tokens} random tokens: "
-            f"the largest difference is {check.largest:.1e}, where they spread by {check.size:.2g}"
+            f"the largest difference is {check.largest:.1e}, where their standard deviation is {check.size:.2g}"
         )
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from phasor.checkpoints.folder import SOURCE_TOKENIZER, TOKENIZER, read_tokenizer
-from phasor.checkpoints.hub import resolved
+from phasor.checkpoints.hub import resolve_folder
 from phasor.config.recipe import Recipe, Task
 from phasor.data.dates import Split
 from phasor.data.split import Example
@@ -36,7 +36,7 @@ def given_tokenizer(recipe: Recipe) -> Path | None:
     """The folder a recipe takes its tokenizer from, where it learns none."""
     name = recipe.data.tokenizer
     if name == "auto":
-        folder = resolved(recipe.init_from) if recipe.init_from is not None else None
+        folder = resolve_folder(recipe.init_from) if recipe.init_from is not None else None
         return folder if folder is not None and (folder / TOKENIZER).is_file() else None
     return None if name in ("bytes", "bpe", "unigram") else Path(name)
 

@@ -115,7 +115,7 @@ def named(config: ModelConfig | str | Path) -> tuple[str, ModelConfig]:
     try:
         text = file.read_text(encoding="utf-8")
         if path.is_dir() and '"model_type"' in text:
-            from phasor.checkpoints.conversion import read_config  # loads torch, which phasor's own files do not need
+            from phasor.checkpoints.load import read_config  # loads torch, which phasor's own files do not need
 
             return str(path), read_config(path)
         return str(path), ModelConfig.from_json(text)

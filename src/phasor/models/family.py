@@ -1,4 +1,4 @@
-"""A family: how one kind of checkpoint spells its configuration and names its tensors."""
+"""A model family: how one `model_type` of transformers writes its configuration and names its tensors."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class Family:
     """One `model_type` of transformers: its configuration both ways, and one table of rules for its tensors.
 
     - `architectures`: its classes by the kind of head they have; `aliases`: kinds by the names of further classes.
-    - `prefix`: what names begin with in a file saved with a head, and may lack in one saved without; `unprefixed`
-      are beginnings that never have it. `table` and `head` are the names of the two ends that may be tied.
-    - `first_choice`: whether a model that several families can say is written as this one.
-    - `harmless`: fields of config.json, beside those common to all, that say nothing about the computation.
-    - `renamed`: old spellings within names. `copies`: names of tensors that repeat another.
-    - `derived`: patterns of tensors that follow from the configuration. `carried`: patterns of tensors phasor
+    - `prefix`: what tensor names begin with in a file saved with a head, and may lack in one saved without;
+      `unprefixed` names never have it. `embedding` and `head` are the two weights that may be tied.
+    - `first_choice`: whether a model that fits several families is written as this one.
+    - `harmless`: fields of config.json, beside those common to all, that do not change the computation.
+    - `renames`: old parts of names and what they are now. `copies`: names of tensors that repeat another.
+    - `derived`: patterns of tensors that follow from the configuration. `passthrough`: patterns of tensors phasor
       has no use for; it keeps them and writes them back.
     """
 
@@ -61,14 +61,14 @@ class Family:
     aliases: ClassVar[dict[str, str]] = {}
     prefix: ClassVar[str] = "model."
     unprefixed: ClassVar[tuple[str, ...]] = ("lm_head.",)
-    table: ClassVar[str] = "model.embed_tokens.weight"
+    embedding: ClassVar[str] = "model.embed_tokens.weight"
     head: ClassVar[str] = "lm_head.weight"
     first_choice: ClassVar[bool] = False
     harmless: ClassVar[frozenset[str]] = frozenset()
-    renamed: ClassVar[dict[str, str]] = {}
+    renames: ClassVar[dict[str, str]] = {}
     copies: ClassVar[dict[str, str]] = {}
     derived: ClassVar[tuple[str, ...]] = ()
-    carried: ClassVar[tuple[str, ...]] = ()
+    passthrough: ClassVar[tuple[str, ...]] = ()
 
     def read(self, f: Fields) -> ModelConfig:
         """The configuration a config.json asks for; takes every field that matters."""
@@ -93,30 +93,30 @@ class Family:
             )
         return kinds[named[0]]
 
-    def table_of(self, config: ModelConfig) -> str:
-        """The name of the token table the head may share."""
-        return self.table
+    def embedding_of(self, config: ModelConfig) -> str:
+        """The name of the token embedding that the head may be tied to."""
+        return self.embedding
 
-    def repeated(self, config: ModelConfig) -> dict[str, str]:
-        """Names under which a file has to hold a tensor again, and its own name."""
+    def duplicates(self, config: ModelConfig) -> dict[str, str]:
+        """Names under which transformers expects a second copy of a tensor, and the tensor's own name."""
         return {}
 
-    def follows(self, name: str, tensor: Tensor, config: ModelConfig) -> bool:
-        """Whether a tensor that follows from the configuration is what follows from it."""
+    def matches_config(self, name: str, tensor: Tensor, config: ModelConfig) -> bool:
+        """Whether a derived tensor has the values that follow from the configuration."""
         return True
 
-    def unheard(self, config: ModelConfig) -> list[str]:
-        """What a file can say and transformers does not go by: written only where the model's own file said it."""
+    def ignored_by_transformers(self, config: ModelConfig) -> list[str]:
+        """Settings that transformers ignores in config.json; written only where the model's own file has them."""
         return []
 
-    def spare(self, config: ModelConfig) -> tuple[str, ...]:
-        """Patterns of tensors a model of this configuration has no use for."""
-        return self.carried
+    def passthrough_patterns(self, config: ModelConfig) -> tuple[str, ...]:
+        """Patterns of tensors that a model of this configuration does not use."""
+        return self.passthrough
 
-    def architecture(self, config: ModelConfig, carried: Iterable[str] = ()) -> str:
+    def architecture(self, config: ModelConfig, passthrough: Iterable[str] = ()) -> str:
         """The class that has a configuration's head; pooling is no part of it, and lies beside the model.
 
-        `carried` are the names of the tensors phasor has no use for that are written along.
+        `passthrough` are the names of the tensors phasor has no use for that are written along.
         """
         kind = "none" if config.head.kind == "pooled" else config.head.kind
         if kind not in self.architectures:
@@ -135,47 +135,52 @@ def differences(one: ModelConfig, other: ModelConfig) -> list[str]:
     >>> differences(config, config.replace(norm={"kind": "layernorm", "eps": 0.01}))
     ['norm.eps (1e-05 and 0.01)']
     """
-    a, b = meaning(one), meaning(other)
-    lines = [re.sub(r"^layer \d+ ", "layers' ", line) for name in a for line in told(name, a[name], b[name])]
+    a, b = computation_fields(one), computation_fields(other)
+    lines = [
+        re.sub(r"^layer \d+ ", "layers' ", line) for name in a for line in list_differences(name, a[name], b[name])
+    ]
     return list(dict.fromkeys(lines))
 
 
-def told(name: str, a: Any, b: Any) -> list[str]:
-    """Where two values differ, field by field as far as they are records of one kind."""
+def list_differences(name: str, a: Any, b: Any) -> list[str]:
+    """Where two values differ, field by field where both are configurations of one class."""
     if a == b:
         return []
     if isinstance(a, Config) and type(a) is type(b):
-        return [line for n in names(type(a)) for line in told(f"{name}.{n}", getattr(a, n), getattr(b, n))]
+        return [line for n in names(type(a)) for line in list_differences(f"{name}.{n}", getattr(a, n), getattr(b, n))]
     return [f"{name} ({' and '.join(quote(x.kind if isinstance(x, Choice) else x) for x in (a, b))})"]
 
 
-def meaning(config: ModelConfig) -> dict[str, Any]:
-    """Everything a configuration says about the computation, defaults filled in."""
-    said: dict[str, Any] = {name: getattr(config, name) for name in names(ModelConfig)}
+def computation_fields(config: ModelConfig) -> dict[str, Any]:
+    """The fields of a configuration that change the computation, with defaults resolved."""
+    fields: dict[str, Any] = {name: getattr(config, name) for name in names(ModelConfig)}
     for name in ("init", "dropout", "layers", "attention", "feedforward", "max_length"):
-        del said[name]
-    said |= {"num_kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
-    said |= {"hidden_dim": config.hidden_dim, "final_norm": config.ends_in_norm}
-    said |= {"num_encoder_layers": config.depth("encoder"), "position": explicit(config.input_position, config)}
+        del fields[name]
+    fields |= {"num_kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
+    fields |= {"hidden_dim": config.hidden_dim, "final_norm": config.ends_in_norm}
+    fields |= {
+        "num_encoder_layers": config.depth("encoder"),
+        "position": fill_rotary_dim(config.input_position, config),
+    }
     deepest = max(config.depth("encoder"), config.depth("decoder"))
     for i in range(deepest):
         layer = config.layer(i)
-        said[f"layer {i} position"] = explicit(layer.position, config)
-        said[f"layer {i} feedforward"] = sized(layer.feedforward, config)
+        fields[f"layer {i} position"] = fill_rotary_dim(layer.position, config)
+        fields[f"layer {i} feedforward"] = fill_expert_dim(layer.feedforward, config)
         scale = config.head_dim**-0.5 if layer.attention.scale is None else layer.attention.scale
-        said[f"layer {i} attention"] = layer.attention.replace(scale=scale, bias=tuple(sorted(layer.attention.bias)))
-    return said
+        fields[f"layer {i} attention"] = layer.attention.replace(scale=scale, bias=tuple(sorted(layer.attention.bias)))
+    return fields
 
 
-def explicit(position: Config, config: ModelConfig) -> Config:
-    """A position scheme with its rotated width said."""
+def fill_rotary_dim(position: Config, config: ModelConfig) -> Config:
+    """A position scheme with its rotary dimension resolved."""
     if not isinstance(position, RotaryConfig):
         return position
     return position.replace(rotary_dim=position.rotary_dim_of(config.head_dim))
 
 
-def sized(network: FeedForwardConfig, config: ModelConfig) -> FeedForwardConfig:
-    """A feed-forward network with the width of its experts said."""
+def fill_expert_dim(network: FeedForwardConfig, config: ModelConfig) -> FeedForwardConfig:
+    """A feed-forward configuration with the hidden dimension of its experts resolved."""
     mixture = network.experts
     if mixture is None or mixture.hidden_dim is not None:
         return network
@@ -185,8 +190,8 @@ def sized(network: FeedForwardConfig, config: ModelConfig) -> FeedForwardConfig:
 C = TypeVar("C", bound=Config)
 
 
-def expected(part: Config, kind: type[C]) -> C:
-    """A part that has to be of a kind for the family to have a name for it."""
+def require_kind(part: Config, kind: type[C]) -> C:
+    """A part, which must be of this kind for the family to support it."""
     if not isinstance(part, kind):
         raise ValueError(f"it has no {part.kind if isinstance(part, Choice) else type(part).__name__!r}")
     return part

@@ -1,4 +1,4 @@
-"""Reading other people's config.json: what is not understood is refused by name, never ignored."""
+"""Read the config.json of a Hugging Face folder: a field that is not understood is refused by name, never ignored."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ IDLE = frozenset(
 class Fields:
     """A config.json being read: every field a family takes is marked, and `finish` refuses the rest.
 
-    `tensors` are the names in the checkpoint, for families whose parts show in their files alone, and `equal` says
-    whether two of them hold the same; `within` is what complaints put before a name, for an object inside the file's.
+    `tensors` are the names in the checkpoint, for families whose parts can only be told from those, and `equal` says
+    whether two of them hold the same values; `prefix` goes before names in error messages, for a nested object.
 
     >>> fields = Fields({"hidden_size": 64, "mlp_bias": True}, Path("config.json"))
     >>> fields.get("hidden_size"), fields.get("head_dim", None)
@@ -62,23 +62,23 @@ class Fields:
         data: dict[str, Any],
         file: Path,
         tensors: Iterable[str] = (),
-        within: str = "",
+        prefix: str = "",
         equal: Callable[[str, str], bool] = lambda one, other: False,
     ) -> None:
-        self.data, self.file, self.tensors, self.within = data, file, frozenset(tensors), within
+        self.data, self.file, self.tensors, self.prefix = data, file, frozenset(tensors), prefix
         self.equal = equal
         self.taken: set[str] = set()
-        self.absent: dict[str, Any] = {}
+        self.defaults: dict[str, Any] = {}
 
-    def assume(self, absent: dict[str, Any]) -> None:
-        """What fields mean that the file does not have, where that is not what null means.
+    def set_defaults(self, defaults: dict[str, Any]) -> None:
+        """Set the values of fields that the file does not have, where these differ from null.
 
         >>> fields = Fields({"sliding_window": None}, Path("config.json"))
-        >>> fields.assume({"sliding_window": 4096, "num_key_value_heads": 8})
+        >>> fields.set_defaults({"sliding_window": 4096, "num_key_value_heads": 8})
         >>> fields.get("sliding_window", "none"), fields.get("num_key_value_heads", 32)
         ('none', 8)
         """
-        self.absent = absent
+        self.defaults = defaults
 
     def __contains__(self, name: str) -> bool:
         return self.data.get(name) is not None
@@ -89,48 +89,48 @@ class Fields:
         for kinds, words in KINDS.items():
             fits = isinstance(value, kinds) and isinstance(value, bool) == isinstance(default, bool)
             if type(default) in kinds and not fits:
-                raise ValueError(f"{self.file}: {self.within}{name} must be {words}, not {spelled(value)}")
+                raise ValueError(f"{self.file}: {self.prefix}{name} must be {words}, not {json_repr(value)}")
         return value
 
     def raw(self, name: str, default: Any) -> Any:
         """The same, of any kind."""
         self.taken.add(name)
-        value = self.data.get(name, self.absent.get(name))
+        value = self.data.get(name, self.defaults.get(name))
         if value is not None:
             return value
         if default is REQUIRED:
-            raise ValueError(f"{self.file}: {self.within}{name} is missing")
+            raise ValueError(f"{self.file}: {self.prefix}{name} is missing")
         return default
 
     def positive(self, name: str, default: float) -> Any:
         """A number greater than 0."""
         value = self.get(name, default)
         if not value > 0:
-            raise ValueError(f"{self.file}: {self.within}{name} must be greater than 0, not {spelled(value)}")
+            raise ValueError(f"{self.file}: {self.prefix}{name} must be greater than 0, not {json_repr(value)}")
         return value
 
     def expect(self, name: str, *allowed: Any) -> None:
-        """Take a field that may only have these values; the first is what it means to be absent."""
+        """Take a field that may only have these values; the first is the default."""
         value = self.raw(name, allowed[0])
         if not any(value == a and isinstance(value, bool) == isinstance(a, bool) for a in allowed):
-            known = ", ".join(map(spelled, allowed))
+            known = ", ".join(map(json_repr, allowed))
             raise ValueError(
-                f"{self.file}: phasor does not honor {self.within}{name} = {spelled(value)}; it must be {known}"
+                f"{self.file}: phasor does not honor {self.prefix}{name} = {json_repr(value)}; it must be {known}"
             )
 
     def choose(self, name: str, known: dict[str, Any], default: str) -> Any:
-        """What one of several known words means."""
+        """The value of `known` under the word that a field has."""
         word = self.get(name, default)
         if not isinstance(word, str) or word not in known:
-            raise ValueError(f"{self.file}: phasor does not know {name} = {spelled(word)}; known: {', '.join(known)}")
+            raise ValueError(f"{self.file}: phasor does not know {name} = {json_repr(word)}; known: {', '.join(known)}")
         return known[word]
 
     def same(self, one: str, other: str) -> bool:
         """Whether two names stand for one tensor: the file lacks one of them, or they hold the same."""
         return not {one, other} <= self.tensors or self.equal(one, other)
 
-    def made(self, make: Callable[[], Any]) -> Any:
-        """What is made of these fields; a complaint about it names the file."""
+    def build(self, make: Callable[[], Any]) -> Any:
+        """Call `make`; an error it raises is prefixed with the file."""
         try:
             return make()
         except ValueError as error:
@@ -146,7 +146,7 @@ class Fields:
         known = HARMLESS | self.taken | set(harmless)
         idle = {name for name in IDLE if not self.data.get(name)}
         left = [
-            f"{self.within}{n} ({spelled(v)})"
+            f"{self.prefix}{n} ({json_repr(v)})"
             for n, v in sorted(self.data.items())
             if n not in known | idle and v is not None
         ]
@@ -154,8 +154,8 @@ class Fields:
             raise ValueError(f"{self.file}: phasor does not honor {', '.join(left)}")
 
 
-def spelled(value: Any) -> str:
-    """A value as the file spells it, shortly."""
+def json_repr(value: Any) -> str:
+    """A value as JSON writes it, shortened."""
     return (
         {True: "true", False: "false", None: "null"}[value]
         if value is None or isinstance(value, bool)

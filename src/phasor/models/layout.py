@@ -1,4 +1,4 @@
-"""How tensors of other people's files lie in phasor's: one description for both directions.
+"""How the tensors of a Hugging Face file map to phasor's: one description for both directions.
 
 A layout gives views of one of our tensors. Loading copies their tensor into the views, saving reads it out of
 them, so a rule cannot be right in one direction and wrong in the other, and no element is touched twice.
@@ -98,7 +98,7 @@ class Parts(Layout):
 
 @dataclass(frozen=True)
 class Half(Layout):
-    """The gate (0) or the up projection (1), which are one tensor in ours; `along` says in which direction."""
+    """The gate (0) or the up projection (1), which are one tensor in ours; `along` is the dimension."""
 
     which: int
     along: int = 0
@@ -110,7 +110,7 @@ class Half(Layout):
 
 @dataclass(frozen=True)
 class Interleaved(Layout):
-    """Gate and up alternate in the last direction of theirs, where ours has one after the other."""
+    """Gate and up alternate along the last dimension of theirs, where ours has one after the other."""
 
     def pieces(self, ours: Tensor, model: ModelConfig) -> list[Piece]:
         return [Piece(ours.unflatten(-1, (2, -1)).transpose(-1, -2), tuple(ours.shape))]
@@ -137,7 +137,7 @@ class Rule:
     """One of their tensors and where it lies in ours.
 
     `{i}` stands for a layer. `{e}` in their name stands for an expert, whose slice of our tensor the layout sees.
-    A rule whose tensor the model does not have says nothing.
+    A rule whose tensor the model does not have is skipped.
     """
 
     ours: str
@@ -145,7 +145,7 @@ class Rule:
     layout: Layout = SAME
 
 
-class Place(NamedTuple):
+class Assignment(NamedTuple):
     """A rule's tensor for one layer and expert."""
 
     ours: str
@@ -157,8 +157,8 @@ class Place(NamedTuple):
         return ours if self.expert is None else ours[self.expert]
 
 
-def places(rules: Iterator[Rule], model: ModelConfig, ours: dict[str, Tensor]) -> list[Place]:
-    """Every tensor the rules speak of, and proof that they give all of ours exactly once."""
+def expand_rules(rules: Iterator[Rule], model: ModelConfig, ours: dict[str, Tensor]) -> list[Assignment]:
+    """Expand rules over layers and experts, and check that they cover all of our tensors exactly once."""
     found = []
     for rule in rules:
         side: Side = "encoder" if rule.ours.startswith("encoder.") else "decoder"
@@ -168,11 +168,11 @@ def places(rules: Iterator[Rule], model: ModelConfig, ours: dict[str, Tensor]) -
                 continue
             theirs = rule.theirs.replace("{i}", str(i))
             experts = range(len(ours[name])) if "{e}" in theirs else [None]
-            found += [Place(name, theirs.replace("{e}", str(e)), rule.layout, e) for e in experts]
+            found += [Assignment(name, theirs.replace("{e}", str(e)), rule.layout, e) for e in experts]
     given = dict.fromkeys(ours, 0)
-    for place in found:
-        mine = place.slice(ours[place.ours])
-        given[place.ours] += sum(piece.view.numel() for piece in place.layout.pieces(mine, model))
+    for assignment in found:
+        mine = assignment.slice(ours[assignment.ours])
+        given[assignment.ours] += sum(piece.view.numel() for piece in assignment.layout.pieces(mine, model))
     wrong = [
         f"{name} ({count} of {ours[name].numel()})" for name, count in given.items() if count != ours[name].numel()
     ]
@@ -181,19 +181,19 @@ def places(rules: Iterator[Rule], model: ModelConfig, ours: dict[str, Tensor]) -
     return found
 
 
-def straight(places: list[Place], ours: Tensor, model: ModelConfig) -> bool:
-    """Whether their tensors, one after another, are ours as it lies in memory.
+def in_memory_order(assignments: list[Assignment], ours: Tensor, model: ModelConfig) -> bool:
+    """Whether their tensors, one after another, are in the memory order of ours.
 
     >>> config = ModelConfig(vocab_size=9, dim=2, num_layers=1, num_heads=2)
-    >>> gate, up = (Place("up", name, Half(which), None) for which, name in enumerate(("gate", "up")))
-    >>> straight([gate, up], torch.empty(6, 2), config), straight([up, gate], torch.empty(6, 2), config)
+    >>> gate, up = (Assignment("up", name, Half(which), None) for which, name in enumerate(("gate", "up")))
+    >>> in_memory_order([gate, up], torch.empty(6, 2), config), in_memory_order([up, gate], torch.empty(6, 2), config)
     (True, False)
     """
     reached = ours.storage_offset()
-    for place in places:
-        mine = place.slice(ours)
-        pieces = place.layout.pieces(mine, model)
-        if len(pieces) > 1 and place.layout.axis(mine) != 0:
+    for assignment in assignments:
+        mine = assignment.slice(ours)
+        pieces = assignment.layout.pieces(mine, model)
+        if len(pieces) > 1 and assignment.layout.axis(mine) != 0:
             return False
         for view, _ in pieces:
             if view.storage_offset() != reached or not view.is_contiguous():
@@ -225,7 +225,7 @@ def cross_projections(
         yield Rule(f"{ours}.partial_qkv_bias.{part}", f"{theirs}.{name}.bias", Flat())
 
 
-def gated(ours: str, gate: str, up: str) -> Iterator[Rule]:
+def glu(ours: str, gate: str, up: str) -> Iterator[Rule]:
     """Gate and up projections, one after the other in ours."""
     yield from linear(ours, gate, Half(0))
     yield from linear(ours, up, Half(1))

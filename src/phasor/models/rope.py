@@ -1,6 +1,6 @@
-"""Rotary parameters as config.json spells them, in both directions.
+"""Read and write the rotary parameters of config.json.
 
-Newer files have one `rope_parameters` dictionary, perhaps one a layer type; older ones `rope_theta` with
+Newer files have one `rope_parameters` dictionary, perhaps one per layer type; older ones `rope_theta` with
 `rope_scaling`, whose key for the kind was `type`.
 """
 
@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from phasor.config import Extension, ModelConfig
-from phasor.models.fields import Fields, spelled
+from phasor.models.fields import Fields, json_repr
 from phasor.nn.positions import (
     DynamicNTKScaling,
     LinearScaling,
@@ -46,9 +46,9 @@ def read_rotary(
 ) -> RotaryConfig:
     """The rotary scheme a file asks for; `base` and `partial` are the family's own defaults.
 
-    A family without `partial` turns whole heads; `usual` are its parameters where a file has none.
+    A family without `partial` rotates whole heads; `usual` are its parameters where a file has none.
     """
-    rope = Fields(parameters(f, layer_type, usual or {}), f.file, within="rope_parameters.")
+    rope = Fields(parameters(f, layer_type, usual or {}), f.file, prefix="rope_parameters.")
     base = rope.get("rope_theta", f.get("rope_theta", base))
     share = rope.get("partial_rotary_factor", f.get("partial_rotary_factor", partial or 1.0))
     kind = rope.get("rope_type", rope.get("type", "default"))
@@ -58,7 +58,7 @@ def read_rotary(
         extension, share = extension.replace(fraction=share), 1.0
     elif partial is None and share != 1:
         raise ValueError(
-            f"{f.file}: partial_rotary_factor = {spelled(share)} is not this family's: it turns whole heads"
+            f"{f.file}: partial_rotary_factor = {json_repr(share)} is not this family's: it rotates whole heads"
         )
     rope.finish()
     dim = int(head_dim * share)
@@ -66,11 +66,11 @@ def read_rotary(
 
 
 def parameters(f: Fields, layer_type: str | None, usual: dict[str, Any]) -> dict[str, Any]:
-    """The file's rotary parameters, those of one layer type where they are told apart."""
+    """The file's rotary parameters; those of one layer type where layer types differ."""
     found = f.get("rope_scaling", None) or f.get("rope_parameters", usual)
     f.get("rope_parameters", None)
     if not isinstance(found, dict):
-        raise ValueError(f"{f.file}: rope_parameters must be an object, not {spelled(found)}")
+        raise ValueError(f"{f.file}: rope_parameters must be an object, not {json_repr(found)}")
     nested = {name: value for name, value in found.items() if isinstance(value, dict)}
     if nested and layer_type is None and len({str(value) for value in nested.values()}) > 1:
         raise ValueError(
@@ -116,7 +116,7 @@ def read_extension(rope: Fields, kind: str, max_length: int, original: int | Non
     if kind == "proportional":
         return ProportionalScaling(fraction=1.0, factor=rope.get("factor", 1.0))
     known = "default, linear, dynamic, yarn, llama3, longrope, proportional"
-    raise ValueError(f"{rope.file}: phasor does not know rope_type = {spelled(kind)}; known: {known}")
+    raise ValueError(f"{rope.file}: phasor does not know rope_type = {json_repr(kind)}; known: {known}")
 
 
 def write_rotary(position: RotaryConfig, model: ModelConfig) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def write_rotary(position: RotaryConfig, model: ModelConfig) -> dict[str, Any]:
     fields: dict[str, Any] = {"rope_type": "default", "rope_theta": position.base}
     width = position.rotary_dim_of(model.head_dim)
     if width != model.head_dim:
-        fields["partial_rotary_factor"] = fraction(width, model.head_dim)
+        fields["partial_rotary_factor"] = partial_rotary_factor(width, model.head_dim)
     extension = position.extension
     if isinstance(extension, LinearScaling):
         fields |= {"rope_type": "linear", "factor": extension.factor}
@@ -160,10 +160,10 @@ def write_rotary(position: RotaryConfig, model: ModelConfig) -> dict[str, Any]:
     return fields
 
 
-def fraction(width: int, head_dim: int) -> float:
-    """The share of a head that turns, as a number that comes back to the same width.
+def partial_rotary_factor(width: int, head_dim: int) -> float:
+    """The rotated share of a head, as a number that gives the same rotary dimension back.
 
-    >>> [w for w in range(2, 129, 2) if int(128 * fraction(w, 128)) != w]
+    >>> [w for w in range(2, 129, 2) if int(128 * partial_rotary_factor(w, 128)) != w]
     []
     """
     share = width / head_dim

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from phasor.checkpoints import load
-from phasor.checkpoints.conversion import read_config
+from phasor.checkpoints.load import read_config
 from phasor.config import ModelConfig
 from phasor.config.generation import SpecialTokens
 from phasor.config.recipe import Recipe

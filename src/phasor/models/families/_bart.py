@@ -49,10 +49,10 @@ class BartLike(Family):
     logits_bias: ClassVar[bool] = True
     flags: ClassVar[dict[str, bool]]
     unprefixed = ("lm_head.", "final_logits_bias")
-    table = "model.shared.weight"
-    copies = dict.fromkeys(TABLES, table)
+    embedding = "model.shared.weight"
+    copies = dict.fromkeys(TABLES, embedding)
     derived: ClassVar[tuple[str, ...]] = ("model.encoder.version", "model.decoder.version")
-    carried = (table,)  # of no use where encoder and decoder have their own
+    passthrough = (embedding,)  # of no use where encoder and decoder have their own
     harmless = frozenset(HARMLESS.split())
 
     def read(self, f: Fields) -> ModelConfig:
@@ -141,15 +141,15 @@ class BartLike(Family):
     def write_position(self, config: ModelConfig) -> dict[str, Any]:
         raise NotImplementedError(f"{type(self).__name__} does not write its positions")
 
-    def table_of(self, config: ModelConfig) -> str:
-        return self.table if config.embedding.source_vocab_size is None else TABLES[1]
+    def embedding_of(self, config: ModelConfig) -> str:
+        return self.embedding if config.embedding.source_vocab_size is None else TABLES[1]
 
-    def repeated(self, config: ModelConfig) -> dict[str, str]:
+    def duplicates(self, config: ModelConfig) -> dict[str, str]:
         """Where the head has its own table, transformers shares none and looks for one on each side."""
         return {} if config.embedding.tied or config.embedding.source_vocab_size is not None else self.copies
 
     def rules(self, config: ModelConfig) -> Iterator[Rule]:
-        yield Rule("tokens.weight", self.table_of(config))
+        yield Rule("tokens.weight", self.embedding_of(config))
         yield Rule("source_tokens.weight", TABLES[0])
         yield Rule("head.weight", self.head)
         yield Rule("head.bias", "final_logits_bias", Row())
@@ -170,7 +170,7 @@ class BartLike(Family):
         yield from linear(f"{block}.feedforward.up", f"{layer}.fc1")
         yield from linear(f"{block}.feedforward.down", f"{layer}.fc2")
 
-    def follows(self, name: str, tensor: Tensor, config: ModelConfig) -> bool:
+    def matches_config(self, name: str, tensor: Tensor, config: ModelConfig) -> bool:
         """A table of sinusoids holds what they are, as far as its type can say, and zeros where padding is."""
         if not isinstance(config.position, SinusoidalConfig) or ".embed_positions." not in name:
             return True

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from phasor.config import LayerNormConfig, ModelConfig
-from phasor.models.family import ACTIVATIONS, Family, activation_name, expected
+from phasor.models.family import ACTIVATIONS, Family, activation_name, require_kind
 from phasor.models.fields import Fields
 from phasor.models.layout import Rule, linear, projections
 from phasor.nn.positions import LearnedConfig
@@ -38,7 +38,7 @@ class BertLike(Family):
     head_activation: ClassVar[str | None] = None  # where it is not the blocks' own
     has_pooler: ClassVar[bool] = True
     harmless = HARMLESS
-    renamed = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+    renames = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
     derived: ClassVar[tuple[str, ...]] = ("*.embeddings.position_ids", "*.embeddings.token_type_ids")
 
     def read(self, f: Fields) -> ModelConfig:
@@ -71,7 +71,7 @@ class BertLike(Family):
         return ModelConfig(**sizes, **self.read_positions(f))
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
-        norm = expected(config.norm, LayerNormConfig)
+        norm = require_kind(config.norm, LayerNormConfig)
         return {
             "vocab_size": config.vocab_size,
             "hidden_size": config.dim,
@@ -104,7 +104,7 @@ class BertLike(Family):
 
     def write_positions(self, config: ModelConfig) -> dict[str, Any]:
         """The fields `read_positions` reads."""
-        expected(config.position, LearnedConfig)
+        require_kind(config.position, LearnedConfig)
         return {"max_position_embeddings": config.input_position.max_positions}
 
     def head_kind(self, f: Fields) -> str:
@@ -120,13 +120,13 @@ class BertLike(Family):
         found = f"{self.prefix}pooler.dense.weight" in f.tensors if f.tensors else kind == "none"
         return "first" if found else "none"
 
-    def spare(self, config: ModelConfig) -> tuple[str, ...]:
+    def passthrough_patterns(self, config: ModelConfig) -> tuple[str, ...]:
         poolers = (f"{self.prefix}pooler.*",)
         if not config.has_logits:
-            return (*poolers, *self.carried, *(f"{beginning}*" for beginning in self.unprefixed))
-        return (*poolers, *self.carried, *(() if config.embedding.tied else (f"{self.masked}.bias",)))
+            return (*poolers, *self.passthrough, *(f"{beginning}*" for beginning in self.unprefixed))
+        return (*poolers, *self.passthrough, *(() if config.embedding.tied else (f"{self.masked}.bias",)))
 
-    def follows(self, name: str, tensor: Tensor, config: ModelConfig) -> bool:
+    def matches_config(self, name: str, tensor: Tensor, config: ModelConfig) -> bool:
         """Stored positions count from 0, and stored token types are 0."""
         counts = torch.arange(tensor.shape[-1]) * int(name.endswith("position_ids"))
         return torch.equal(tensor.flatten().long(), counts)

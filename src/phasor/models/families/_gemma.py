@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from phasor.config import AttentionConfig, FeedForwardConfig, LogitsConfig, ModelConfig, RMSNormConfig
 from phasor.models.families._llama import EVERY_BIAS, LlamaLike
-from phasor.models.family import GATES, activation_name, expected
+from phasor.models.family import GATES, activation_name, require_kind
 from phasor.models.fields import Fields
 
 AROUND = (
@@ -23,7 +23,7 @@ class GemmaLike(LlamaLike):
     activation: ClassVar[str] = "hidden_activation"
     gates: ClassVar[dict[str, str]] = GATES
 
-    def shared(self, f: Fields) -> ModelConfig:
+    def read_shared(self, f: Fields) -> ModelConfig:
         plain = ModelConfig(**self.sizes(f))
         return plain.replace(
             attention=AttentionConfig(bias=EVERY_BIAS if f.get("attention_bias", False) else ()),
@@ -33,11 +33,11 @@ class GemmaLike(LlamaLike):
         )
 
     def write_shared(self, config: ModelConfig) -> dict[str, Any]:
-        """The fields `shared` reads."""
+        """The fields `read_shared` reads."""
         return self.write_sizes(config) | {
             "attention_bias": bool(config.layer(0).attention.bias),
             self.activation: activation_name(config.feedforward.activation),
-            "rms_norm_eps": expected(config.norm, RMSNormConfig).eps,
+            "rms_norm_eps": require_kind(config.norm, RMSNormConfig).eps,
         }
 
 
@@ -61,5 +61,5 @@ def write_scale(config: ModelConfig) -> dict[str, Any]:
     scale = config.layer(0).attention.scale
     squared = config.head_dim if scale is None else round(scale**-2)
     if scale is not None and squared**-0.5 != scale:
-        raise ValueError(f"its scale of the scores is one over the root of a whole number, not {scale}")
+        raise ValueError(f"its scale of the scores is one over the root of an integer, not {scale}")
     return {"query_pre_attn_scalar": squared}

@@ -46,7 +46,7 @@ class GPTLike(Family):
     """Fields and table as in GPT-2."""
 
     prefix = "transformer."
-    table = "transformer.wte.weight"
+    embedding = "transformer.wte.weight"
     derived = ("transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias")  # causal masks of old files
     harmless = frozenset(
         """

@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from phasor.config import LayerConfig, ModelConfig
-from phasor.models.fields import Fields, spelled
+from phasor.models.fields import Fields, json_repr
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-def varied(config: ModelConfig, **parts: Sequence[Any]) -> ModelConfig:
-    """A configuration with these parts, one a layer, as the shortest pattern that repeats to them.
+def vary_layers(config: ModelConfig, **parts: Sequence[Any]) -> ModelConfig:
+    """A configuration with these parts, one per layer, as the shortest pattern that repeats to them.
 
     >>> from phasor.config import AttentionConfig
     >>> config = ModelConfig(vocab_size=9, dim=8, num_layers=4, num_heads=1)
-    >>> local = varied(config, attention=[AttentionConfig(window=5), AttentionConfig()] * 2)
+    >>> local = vary_layers(config, attention=[AttentionConfig(window=5), AttentionConfig()] * 2)
     >>> len(local.layers), [local.layer(i).attention.window for i in range(4)]
     (2, [5, None, 5, None])
     """
@@ -32,7 +32,9 @@ def read_types(f: Fields, usual: list[str]) -> list[str]:
     """The type of every layer, the usual ones where the file does not say."""
     kinds = f.get("layer_types", usual)
     if not isinstance(kinds, list) or len(kinds) != len(usual) or not all(k in (FULL, SLIDING) for k in kinds):
-        raise ValueError(f"{f.file}: layer_types must be {len(usual)} times {FULL} or {SLIDING}, not {spelled(kinds)}")
+        raise ValueError(
+            f"{f.file}: layer_types must be {len(usual)} times {FULL} or {SLIDING}, not {json_repr(kinds)}"
+        )
     return kinds
 
 

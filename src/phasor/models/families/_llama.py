@@ -9,7 +9,7 @@ from phasor.config import ModelConfig
 from phasor.config.parts import Projection
 from phasor.models.family import Family
 from phasor.models.fields import Fields
-from phasor.models.layout import Rule, gated, linear, projections
+from phasor.models.layout import Rule, glu, linear, projections
 
 PRE = ("input_layernorm", "post_attention_layernorm")
 EVERY_BIAS: tuple[Projection, ...] = ("q", "k", "v", "out")
@@ -18,14 +18,14 @@ EVERY_BIAS: tuple[Projection, ...] = ("q", "k", "v", "out")
 class LlamaLike(Family):
     """Names as in Llama.
 
-    `norms` are those of a block in the order they run, `last_norm` follows the last block. `absent` says what fields
+    `norms` are those of a block in the order they run, `last_norm` follows the last block. `defaults` says what fields
     mean that a file does not have; `has_head_dim` is false where transformers' configuration takes that field
     without having it.
     """
 
     norms: tuple[str, ...] = PRE
     last_norm: ClassVar[str] = "norm"
-    absent: ClassVar[dict[str, Any]] = {}
+    defaults: ClassVar[dict[str, Any]] = {}
     has_head_dim: ClassVar[bool] = True
     derived = ("model.layers.*.self_attn.rotary_emb.inv_freq", "model.rotary_emb.*inv_freq")
 
@@ -47,12 +47,12 @@ class LlamaLike(Family):
         yield from linear(f"{ours}.k_norm", f"{theirs}.k_norm")
 
     def feedforward(self, ours: str, theirs: str) -> Iterator[Rule]:
-        yield from gated(f"{ours}.up", f"{theirs}.gate_proj", f"{theirs}.up_proj")
+        yield from glu(f"{ours}.up", f"{theirs}.gate_proj", f"{theirs}.up_proj")
         yield from linear(f"{ours}.down", f"{theirs}.down_proj")
 
     def sizes(self, f: Fields) -> dict[str, Any]:
         """The sizes of a model, and its tie, head kind and attention dropout."""
-        f.assume(self.absent)
+        f.set_defaults(self.defaults)
         heads = f.get("num_attention_heads")
         return {
             "vocab_size": f.get("vocab_size"),

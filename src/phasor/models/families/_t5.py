@@ -18,9 +18,9 @@ from phasor.config import (
     T5InitConfig,
 )
 from phasor.config.model import Side
-from phasor.models.family import ACTIVATIONS, GATES, Family, expected
-from phasor.models.fields import Fields, spelled
-from phasor.models.layout import Rule, cross_projections, gated, linear, projections
+from phasor.models.family import ACTIVATIONS, GATES, Family, require_kind
+from phasor.models.fields import Fields, json_repr
+from phasor.models.layout import Rule, cross_projections, glu, linear, projections
 from phasor.nn.positions import T5PositionConfig
 
 LENGTH = 512  # of the texts it was trained with; its positions have no end
@@ -38,9 +38,9 @@ class T5Like(Family):
     encoder: ClassVar[str]
     usual: ClassVar[str]
     prefix = ""
-    table = "shared.weight"
+    embedding = "shared.weight"
     copies = {f"{side}.embed_tokens.weight": "shared.weight" for side in ("encoder", "decoder")}
-    carried = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
+    passthrough = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
     harmless = frozenset({"classifier_dropout", "initializer_factor", "num_decoder_layers", "output_past"})
 
     def read(self, f: Fields) -> ModelConfig:
@@ -83,13 +83,15 @@ class T5Like(Family):
         name = f.get("dense_act_fn", "gelu_new" if word == "gated-gelu" else name)
         known = GATES if f.get("is_gated_act", kind == "gated") else ACTIVATIONS
         if kind not in ("", "gated") or name not in known:
-            raise ValueError(f"{f.file}: phasor does not know feed_forward_proj = {spelled(word)} with {spelled(name)}")
+            raise ValueError(
+                f"{f.file}: phasor does not know feed_forward_proj = {json_repr(word)} with {json_repr(name)}"
+            )
         return known[name]
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
         if config.shape == "decoder":
             raise ValueError("it has an encoder")
-        position, norm = expected(config.position, T5PositionConfig), expected(config.norm, RMSNormConfig)
+        position, norm = require_kind(config.position, T5PositionConfig), require_kind(config.norm, RMSNormConfig)
         activation, gate = config.feedforward.activation.kind, config.feedforward.gated
         name = NAMES.get(activation, activation)
         word = "gelu" if activation == "geglu-tanh" else name
@@ -113,12 +115,12 @@ class T5Like(Family):
             fields["num_decoder_layers"] = config.num_layers
         return fields if config.max_length == LENGTH else fields | {"n_positions": config.max_length}
 
-    def architecture(self, config: ModelConfig, carried: Iterable[str] = ()) -> str:
+    def architecture(self, config: ModelConfig, passthrough: Iterable[str] = ()) -> str:
         alone = config.shape == "encoder" and config.head.kind == "none"
-        return self.encoder if alone else super().architecture(config, carried)
+        return self.encoder if alone else super().architecture(config, passthrough)
 
     def rules(self, config: ModelConfig) -> Iterator[Rule]:
-        yield Rule("tokens.weight", self.table)
+        yield Rule("tokens.weight", self.embedding)
         yield Rule("head.weight", self.head)
         yield from self.stack("encoder", ("SelfAttention",), config)
         yield from self.stack("decoder", ("SelfAttention", "EncDecAttention"), config)
@@ -139,7 +141,7 @@ class T5Like(Family):
             yield from linear(f"{block}.residual.norms.{index}", f"{layer}.{index}.layer_norm")
         dense = f"{layer}.{last}.DenseReluDense"
         if config.feedforward.gated:
-            yield from gated(f"{block}.feedforward.up", f"{dense}.wi_0", f"{dense}.wi_1")
+            yield from glu(f"{block}.feedforward.up", f"{dense}.wi_0", f"{dense}.wi_1")
         else:
             yield from linear(f"{block}.feedforward.up", f"{dense}.wi")
         yield from linear(f"{block}.feedforward.down", f"{dense}.wo")

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from phasor.config import ModelConfig, PlacementConfig, PostConfig
 from phasor.models.families._bart import BartLike
-from phasor.models.family import expected
+from phasor.models.family import require_kind
 from phasor.models.fields import Fields
 from phasor.nn.positions import LearnedConfig
 
@@ -32,7 +32,7 @@ class Bart(BartLike):
         return LearnedConfig(offset=2)
 
     def write_position(self, config: ModelConfig) -> dict[str, Any]:
-        return {"max_position_embeddings": expected(config.input_position, LearnedConfig).max_length}
+        return {"max_position_embeddings": require_kind(config.input_position, LearnedConfig).max_length}
 
 
 FAMILY = Bart()

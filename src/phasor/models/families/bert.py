@@ -21,22 +21,22 @@ class Bert(BertLike):
     aliases = {"BertForPreTraining": "mlm"}
     prefix = "bert."
     unprefixed = ("cls.",)
-    table = "bert.embeddings.word_embeddings.weight"
+    embedding = "bert.embeddings.word_embeddings.weight"
     head = "cls.predictions.decoder.weight"
     copies = {
         "cls.predictions.decoder.bias": "cls.predictions.bias",
         "cls.predictions.bias": "cls.predictions.decoder.bias",
     }
-    carried = NEXT_SENTENCE
+    passthrough = NEXT_SENTENCE
 
     def pooler(self, f: Fields, kind: str) -> str:
         both = f.get("architectures", None) == ["BertForPreTraining"]
         return "first" if both and not f.tensors else super().pooler(f, kind)
 
-    def architecture(self, config: ModelConfig, carried: Iterable[str] = ()) -> str:
+    def architecture(self, config: ModelConfig, passthrough: Iterable[str] = ()) -> str:
         """With both of its heads if the file has both: one that is missing, transformers would draw at random."""
-        both = config.head.kind == "mlm" and config.head.pooler == "first" and set(NEXT_SENTENCE) <= set(carried)
-        return "BertForPreTraining" if both else super().architecture(config, carried)
+        both = config.head.kind == "mlm" and config.head.pooler == "first" and set(NEXT_SENTENCE) <= set(passthrough)
+        return "BertForPreTraining" if both else super().architecture(config, passthrough)
 
 
 FAMILY = Bert()

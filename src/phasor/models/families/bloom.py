@@ -18,7 +18,7 @@ from phasor.config import (
 )
 from phasor.models.families._gpt import EVERY, either, plain_head
 from phasor.models.families._megatron import block
-from phasor.models.family import Family, expected
+from phasor.models.family import Family, require_kind
 from phasor.models.fields import Fields
 from phasor.models.layout import Rule, linear
 from phasor.nn.positions import ALiBiConfig
@@ -33,7 +33,7 @@ class Bloom(Family):
     title = "BLOOM"
     architectures = {"lm": "BloomForCausalLM", "none": "BloomModel"}
     prefix = "transformer."
-    table = "transformer.word_embeddings.weight"
+    embedding = "transformer.word_embeddings.weight"
     # How training computed the same: kernels, precision, parallelism.
     harmless = frozenset(
         """
@@ -63,8 +63,8 @@ class Bloom(Family):
         )
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
-        expected(config.position, ALiBiConfig)
-        norm, placement = expected(config.norm, LayerNormConfig), expected(config.placement, PreConfig)
+        require_kind(config.position, ALiBiConfig)
+        norm, placement = require_kind(config.norm, LayerNormConfig), require_kind(config.placement, PreConfig)
         return {
             "vocab_size": config.vocab_size,
             "hidden_size": config.dim,
@@ -78,7 +78,7 @@ class Bloom(Family):
         } | ({} if config.max_length == LENGTH else {"seq_length": config.max_length})
 
     def rules(self, config: ModelConfig) -> Iterator[Rule]:
-        yield Rule("tokens.weight", self.table)
+        yield Rule("tokens.weight", self.embedding)
         yield Rule("head.weight", self.head)
         yield from linear("decoder.embedding_norm", "transformer.word_embeddings_layernorm")
         yield from linear("decoder.norm", "transformer.ln_f")

@@ -6,7 +6,7 @@ from typing import Any
 
 from phasor.config import AttentionConfig, FeedForwardConfig, LayerNormConfig, LogitsConfig, ModelConfig, ParallelConfig
 from phasor.models.families._llama import EVERY_BIAS, LlamaLike
-from phasor.models.family import GATES, activation_name, expected
+from phasor.models.family import GATES, activation_name, require_kind
 from phasor.models.fields import Fields
 from phasor.models.rope import read_rotary, write_rotary
 from phasor.nn.positions import RotaryConfig
@@ -19,7 +19,7 @@ class Cohere(LlamaLike):
     title = "Cohere Command R"
     architectures = {"lm": "CohereForCausalLM", "none": "CohereModel"}
     norms = ("input_layernorm",)
-    absent = {"max_position_embeddings": 8192, "tie_word_embeddings": True}
+    defaults = {"max_position_embeddings": 8192, "tie_word_embeddings": True}
     has_head_dim = False
     # the second is how far texts may go for all that, the third into how many pieces products were once cut
     harmless = frozenset({"logit_scale", "model_max_length", "pretraining_tp"})
@@ -44,8 +44,8 @@ class Cohere(LlamaLike):
             "hidden_act": activation_name(config.feedforward.activation),
             "attention_bias": bool(config.attention.bias),
             "use_qk_norm": config.attention.qk_norm == "heads",
-            "layer_norm_eps": expected(config.norm, LayerNormConfig).eps,
-            "rope_parameters": write_rotary(expected(config.position, RotaryConfig), config),
+            "layer_norm_eps": require_kind(config.norm, LayerNormConfig).eps,
+            "rope_parameters": write_rotary(require_kind(config.position, RotaryConfig), config),
         }
         if isinstance(config.head, LogitsConfig):
             scale = config.head.multiplier

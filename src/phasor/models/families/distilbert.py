@@ -20,7 +20,7 @@ class DistilBert(BertLike):
     architectures = {"mlm": "DistilBertForMaskedLM", "none": "DistilBertModel"}
     prefix = "distilbert."
     unprefixed = ("vocab_",)
-    table = "distilbert.embeddings.word_embeddings.weight"
+    embedding = "distilbert.embeddings.word_embeddings.weight"
     head = "vocab_projector.weight"
     harmless = frozenset({"output_past", "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds", "tie_weights_"})
     transform = ("vocab_transform", "vocab_layer_norm")
@@ -62,7 +62,7 @@ class DistilBert(BertLike):
             **self.write_positions(config),
         }
 
-    def spare(self, config: ModelConfig) -> tuple[str, ...]:
+    def passthrough_patterns(self, config: ModelConfig) -> tuple[str, ...]:
         return () if config.has_logits else ("vocab_*",)
 
     def rules(self, config: ModelConfig) -> Iterator[Rule]:

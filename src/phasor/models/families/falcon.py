@@ -19,7 +19,7 @@ from phasor.config import (
 )
 from phasor.models.families._gpt import EVERY, either, plain_head
 from phasor.models.families._megatron import block
-from phasor.models.family import ACTIVATIONS, Family, activation_name, expected
+from phasor.models.family import ACTIVATIONS, Family, activation_name, require_kind
 from phasor.models.fields import Fields
 from phasor.models.layout import Rule, linear
 from phasor.models.rope import read_rotary, write_rotary
@@ -34,7 +34,7 @@ class Falcon(Family):
     architectures = {"lm": "FalconForCausalLM", "none": "FalconModel"}
     aliases = {"RWForCausalLM": "lm"}
     prefix = "transformer."
-    table = "transformer.word_embeddings.weight"
+    embedding = "transformer.word_embeddings.weight"
     harmless = frozenset({"ff_factor"})  # the ratio of two sizes
 
     def read(self, f: Fields) -> ModelConfig:
@@ -87,7 +87,7 @@ class Falcon(Family):
         return ALiBiConfig(multiplier=plain.head_dim**-0.5)
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
-        norm, position, placement = expected(config.norm, LayerNormConfig), config.position, config.placement
+        norm, position, placement = require_kind(config.norm, LayerNormConfig), config.position, config.placement
         fields: dict[str, Any] = {
             "vocab_size": config.vocab_size,
             "hidden_size": config.dim,
@@ -105,7 +105,7 @@ class Falcon(Family):
             "parallel_attn": isinstance(placement, ParallelConfig),
         }
         if not isinstance(position, ALiBiConfig):
-            fields["rope_parameters"] = write_rotary(expected(position, RotaryConfig), config)
+            fields["rope_parameters"] = write_rotary(require_kind(position, RotaryConfig), config)
         groups, two = config.num_kv_heads, isinstance(placement, ParallelConfig) and not placement.shared_norm
         if two or groups not in (1, config.num_heads):
             newer = {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 2 if two else 1}
@@ -113,7 +113,7 @@ class Falcon(Family):
         return fields | {"multi_query": groups == 1 and config.num_heads > 1}
 
     def rules(self, config: ModelConfig) -> Iterator[Rule]:
-        yield Rule("tokens.weight", self.table)
+        yield Rule("tokens.weight", self.embedding)
         yield Rule("head.weight", self.head)
         yield from linear("decoder.norm", "transformer.ln_f")
         two = isinstance(config.placement, ParallelConfig) and not config.placement.shared_norm

@@ -13,8 +13,8 @@ from phasor.models.families._gemma import (
     write_scale,
     write_softcap,
 )
-from phasor.models.families._layers import FULL, SLIDING, read_types, varied, windows_of, write_types
-from phasor.models.family import expected
+from phasor.models.families._layers import FULL, SLIDING, read_types, vary_layers, windows_of, write_types
+from phasor.models.family import require_kind
 from phasor.models.fields import Fields
 from phasor.models.rope import read_rotary, write_rotary
 from phasor.nn.positions import RotaryConfig
@@ -27,7 +27,7 @@ class Gemma2(GemmaLike):
     title = "Gemma 2"
     architectures = {"lm": "Gemma2ForCausalLM", "none": "Gemma2Model"}
     norms = AROUND
-    absent = {
+    defaults = {
         "num_key_value_heads": 4,
         "head_dim": 256,
         "max_position_embeddings": 8192,
@@ -40,7 +40,7 @@ class Gemma2(GemmaLike):
     harmless = frozenset({"cache_implementation", "final_logit_softcapping", "hidden_act", "sliding_window_size"})
 
     def read(self, f: Fields) -> ModelConfig:
-        config = read_softcap(f, self.shared(f))
+        config = read_softcap(f, self.read_shared(f))
         f.expect("use_bidirectional_attention", False)
         own = config.attention.replace(scale=read_scale(f), softcap=f.get("attn_logit_softcapping", None))
         kinds = read_types(f, [FULL if i % 2 else SLIDING for i in range(config.num_layers)])
@@ -48,10 +48,10 @@ class Gemma2(GemmaLike):
         config = config.replace(
             position=read_rotary(f, config.head_dim, config.max_length), attention=own, placement=SandwichConfig()
         )
-        return varied(config, attention=[own.replace(window=window) for window in windows])
+        return vary_layers(config, attention=[own.replace(window=window) for window in windows])
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
-        position = expected(config.position, RotaryConfig)
+        position = require_kind(config.position, RotaryConfig)
         return (
             self.write_shared(config)
             | write_scale(config)

@@ -13,9 +13,9 @@ from phasor.models.families._gemma import (
     write_scale,
     write_softcap,
 )
-from phasor.models.families._layers import FULL, SLIDING, read_types, varied, windows_of, write_types
-from phasor.models.family import expected
-from phasor.models.fields import Fields, spelled
+from phasor.models.families._layers import FULL, SLIDING, read_types, vary_layers, windows_of, write_types
+from phasor.models.family import require_kind
+from phasor.models.fields import Fields, json_repr
 from phasor.models.rope import read_rotary, write_rotary
 from phasor.nn.positions import RotaryConfig
 
@@ -27,7 +27,7 @@ class Gemma3(GemmaLike):
     title = "Gemma 3 (text)"
     architectures = {"lm": "Gemma3ForCausalLM", "none": "Gemma3TextModel"}
     norms = AROUND
-    absent = {
+    defaults = {
         "num_key_value_heads": 4,
         "head_dim": 256,
         "max_position_embeddings": 131072,
@@ -37,7 +37,7 @@ class Gemma3(GemmaLike):
     harmless = frozenset({"_sliding_window_pattern", "cache_implementation", "final_logit_softcapping", "hidden_act"})
 
     def read(self, f: Fields) -> ModelConfig:
-        config = read_softcap(f, self.shared(f))
+        config = read_softcap(f, self.read_shared(f))
         f.expect("attn_logit_softcapping", None)
         both_ways = f.get("use_bidirectional_attention", False)
         every = f.positive("sliding_window_pattern", 6)
@@ -54,7 +54,7 @@ class Gemma3(GemmaLike):
             attention=own,
             placement=SandwichConfig(),
         )
-        return varied(
+        return vary_layers(
             config,
             position=[positions[kind] for kind in kinds],
             attention=[own.replace(window=window) for window in windows],
@@ -65,7 +65,7 @@ class Gemma3(GemmaLike):
         bases = {FULL: f.get("rope_theta", 1e6), SLIDING: f.get("rope_local_base_freq", 1e4)}
         given, stretched = f.get("rope_parameters", {}), f.get("rope_scaling", {})
         if not given.keys() <= bases.keys() or not all(isinstance(own, dict | None) for own in given.values()):
-            raise ValueError(f"{f.file}: rope_parameters must have {FULL} and {SLIDING}, not {spelled(given)}")
+            raise ValueError(f"{f.file}: rope_parameters must have {FULL} and {SLIDING}, not {json_repr(given)}")
         found = {}
         for kind, base in bases.items():
             own = (given.get(kind) or {}) | (stretched if kind == FULL else {})
@@ -78,7 +78,7 @@ class Gemma3(GemmaLike):
         local = next((layer.position for layer in layers if layer.attention.window is not None), RotaryConfig())
         schemes = {FULL: config.position, SLIDING: local}
         fields = self.write_shared(config) | write_scale(config) | write_softcap(config) | write_types(config)
-        fields["rope_parameters"] = {k: write_rotary(expected(p, RotaryConfig), config) for k, p in schemes.items()}
+        fields["rope_parameters"] = {k: write_rotary(require_kind(p, RotaryConfig), config) for k, p in schemes.items()}
         both_ways = config.shape == "encoder"
         if both_ways and "sliding_window" in fields:
             fields["sliding_window"] = 2 * (fields["sliding_window"] - 1)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from phasor.config import AttentionConfig, FeedForwardConfig, ModelConfig, PlacementConfig, PreConfig, RMSNormConfig
 from phasor.models.families._llama import LlamaLike, fused_gate
-from phasor.models.family import GATES, activation_name, expected
+from phasor.models.family import GATES, activation_name, require_kind
 from phasor.models.fields import Fields
 from phasor.models.layout import Rule
 from phasor.models.rope import read_rotary, write_rotary
@@ -20,7 +20,7 @@ class Glm(LlamaLike):
     model_type = "glm"
     title = "GLM-4 (2024)"
     architectures = {"lm": "GlmForCausalLM", "none": "GlmModel"}
-    absent = {"num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072}
+    defaults = {"num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072}
     placement: ClassVar[PlacementConfig] = PreConfig()
 
     def read(self, f: Fields) -> ModelConfig:
@@ -34,11 +34,11 @@ class Glm(LlamaLike):
         )
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
-        position = expected(config.position, RotaryConfig)
+        position = require_kind(config.position, RotaryConfig)
         return self.write_sizes(config) | {
             "hidden_act": activation_name(config.feedforward.activation),
             "attention_bias": bool(config.attention.bias),
-            "rms_norm_eps": expected(config.norm, RMSNormConfig).eps,
+            "rms_norm_eps": require_kind(config.norm, RMSNormConfig).eps,
             "rope_parameters": {"partial_rotary_factor": 1.0} | write_rotary(position, config),
         }
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from phasor.config import AttentionConfig, EmbeddingConfig, LayerNormConfig, ModelConfig, NormalInitConfig
 from phasor.models.families._gpt import EVERY, GPTLike
-from phasor.models.families._layers import varied
-from phasor.models.family import expected
+from phasor.models.families._layers import vary_layers
+from phasor.models.family import require_kind
 from phasor.models.fields import Fields
 from phasor.models.layout import Parts, Rule, Transposed, linear
 from phasor.nn.positions import LearnedConfig
@@ -35,12 +35,12 @@ class GPT2(GPTLike):
         if not f.get("scale_attn_by_inverse_layer_idx", False):
             return plain
         scale = plain.attention.scale or plain.head_dim**-0.5
-        return varied(
+        return vary_layers(
             plain, attention=[plain.attention.replace(scale=scale / (i + 1)) for i in range(plain.num_layers)]
         )
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
-        position, norm = expected(config.input_position, LearnedConfig), expected(config.norm, LayerNormConfig)
+        position, norm = require_kind(config.input_position, LearnedConfig), require_kind(config.norm, LayerNormConfig)
         usual = config.head_dim**-0.5
         first, last = (config.layer(i).attention.scale or usual for i in (0, config.num_layers - 1))
         return self.write_sizes(config, norm) | {
@@ -50,7 +50,7 @@ class GPT2(GPTLike):
         }
 
     def rules(self, config: ModelConfig) -> Iterator[Rule]:
-        yield Rule("tokens.weight", self.table)
+        yield Rule("tokens.weight", self.embedding)
         yield Rule("decoder.positions.0.weight", "transformer.wpe.weight")
         yield Rule("head.weight", self.head)
         yield from linear("decoder.norm", "transformer.ln_f")

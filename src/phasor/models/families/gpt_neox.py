@@ -18,7 +18,7 @@ from phasor.config import (
 )
 from phasor.models.families._gpt import EVERY, plain_head
 from phasor.models.families._megatron import block
-from phasor.models.family import ACTIVATIONS, Family, activation_name, expected
+from phasor.models.family import ACTIVATIONS, Family, activation_name, require_kind
 from phasor.models.fields import Fields
 from phasor.models.layout import Rule, linear
 from phasor.models.rope import read_rotary, write_rotary
@@ -32,9 +32,9 @@ class GPTNeoX(Family):
     title = "GPT-NeoX, Pythia"
     architectures = {"lm": "GPTNeoXForCausalLM", "none": "GPTNeoXModel"}
     prefix = "gpt_neox."
-    table = "gpt_neox.embed_in.weight"
+    embedding = "gpt_neox.embed_in.weight"
     harmless = frozenset({"attention_probs_dropout_prob", "classifier_dropout", "hidden_dropout_prob"})
-    renamed = {"embed_out.": "lm_head."}
+    renames = {"embed_out.": "lm_head."}
     derived = (
         *("gpt_neox.layers.*.attention.bias", "gpt_neox.layers.*.attention.masked_bias"),
         "gpt_neox.layers.*.attention.rotary_emb.inv_freq",
@@ -62,7 +62,7 @@ class GPTNeoX(Family):
         return plain.replace(position=read_rotary(f, plain.head_dim, plain.max_length, base=base, partial=share))
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
-        position, norm = expected(config.position, RotaryConfig), expected(config.norm, LayerNormConfig)
+        position, norm = require_kind(config.position, RotaryConfig), require_kind(config.norm, LayerNormConfig)
         return {
             "vocab_size": config.vocab_size,
             "hidden_size": config.dim,
@@ -81,7 +81,7 @@ class GPTNeoX(Family):
         }
 
     def rules(self, config: ModelConfig) -> Iterator[Rule]:
-        yield Rule("tokens.weight", self.table)
+        yield Rule("tokens.weight", self.embedding)
         yield Rule("head.weight", self.head)
         yield from linear("decoder.norm", "gpt_neox.final_layer_norm")
         yield from block("gpt_neox.layers.{i}", "attention", ("input_layernorm", "post_attention_layernorm"))

@@ -13,9 +13,9 @@ from phasor.config import (
     RMSNormConfig,
     SwiGLUClampedConfig,
 )
-from phasor.models.families._layers import FULL, SLIDING, read_types, varied, windows_of, write_types
+from phasor.models.families._layers import FULL, SLIDING, read_types, vary_layers, windows_of, write_types
 from phasor.models.families._llama import EVERY_BIAS, LlamaLike
-from phasor.models.family import expected
+from phasor.models.family import require_kind
 from phasor.models.fields import Fields
 from phasor.models.layout import Interleaved, Rule, linear
 from phasor.models.rope import read_rotary, write_rotary
@@ -37,7 +37,7 @@ class GptOss(LlamaLike):
     model_type = "gpt_oss"
     title = "gpt-oss"
     architectures = {"lm": "GptOssForCausalLM", "none": "GptOssModel"}
-    absent = {
+    defaults = {
         "num_key_value_heads": 8,
         "head_dim": 64,
         "max_position_embeddings": 131072,
@@ -69,20 +69,20 @@ class GptOss(LlamaLike):
             ),
             norm=RMSNormConfig(eps=f.get("rms_norm_eps", 1e-5)),
         )
-        return varied(config, attention=[own.replace(window=window) for window in windows])
+        return vary_layers(config, attention=[own.replace(window=window) for window in windows])
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
-        position, mixture = expected(config.position, RotaryConfig), config.feedforward.experts
+        position, mixture = require_kind(config.position, RotaryConfig), config.feedforward.experts
         if mixture is None:
             raise ValueError("it has experts in every layer")
-        activation = expected(config.feedforward.activation, SwiGLUClampedConfig)
+        activation = require_kind(config.feedforward.activation, SwiGLUClampedConfig)
         fields = {
             "num_local_experts": mixture.num_experts,
             "num_experts_per_tok": mixture.top_k,
             "attention_bias": bool(config.layer(0).attention.bias),
             "swiglu_limit": activation.limit,
             "swiglu_alpha": activation.gain,
-            "rms_norm_eps": expected(config.norm, RMSNormConfig).eps,
+            "rms_norm_eps": require_kind(config.norm, RMSNormConfig).eps,
             "rope_parameters": write_rotary(position, config),
         }
         return self.write_sizes(config) | write_types(config) | fields

@@ -14,7 +14,7 @@ from phasor.config import (
     ParallelConfig,
 )
 from phasor.models.families._gpt import GPTLike
-from phasor.models.family import expected
+from phasor.models.family import require_kind
 from phasor.models.fields import Fields
 from phasor.models.layout import Rule, linear, projections
 from phasor.nn.positions import RotaryConfig
@@ -28,7 +28,7 @@ class GPTJ(GPTLike):
     architectures = {"lm": "GPTJForCausalLM", "none": "GPTJModel"}
 
     def read(self, f: Fields) -> ModelConfig:
-        f.assume({"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0})
+        f.set_defaults({"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0})
         f.expect("rotary", True)
         f.expect("scale_attn_weights", True)
         plain = ModelConfig(**self.sizes(f))
@@ -41,12 +41,12 @@ class GPTJ(GPTLike):
         )
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
-        position = expected(config.position, RotaryConfig)
-        fields = self.write_sizes(config, expected(config.norm, LayerNormConfig))
+        position = require_kind(config.position, RotaryConfig)
+        fields = self.write_sizes(config, require_kind(config.norm, LayerNormConfig))
         return fields | {"rotary_dim": position.rotary_dim_of(config.head_dim)}
 
     def rules(self, config: ModelConfig) -> Iterator[Rule]:
-        yield Rule("tokens.weight", self.table)
+        yield Rule("tokens.weight", self.embedding)
         yield from linear("head", "lm_head")
         yield from linear("decoder.norm", "transformer.ln_f")
         block, layer = "decoder.blocks.{i}", "transformer.h.{i}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from phasor.config import AttentionConfig, FeedForwardConfig, LanguageHeadConfig, ModelConfig, PreConfig, RMSNormConfig
 from phasor.models.families._llama import EVERY_BIAS, LlamaLike
-from phasor.models.family import GATES, activation_name, expected
+from phasor.models.family import GATES, activation_name, require_kind
 from phasor.models.fields import Fields
 from phasor.models.rope import read_rotary, write_rotary
 from phasor.nn.positions import RotaryConfig
@@ -38,7 +38,7 @@ class Granite(LlamaLike):
         )
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
-        position, norm = expected(config.position, RotaryConfig), expected(config.norm, RMSNormConfig)
+        position, norm = require_kind(config.position, RotaryConfig), require_kind(config.norm, RMSNormConfig)
         scale, embedding = config.attention.scale, config.embedding.scale
         fields = self.write_sizes(config) | {
             "hidden_act": activation_name(config.feedforward.activation),
@@ -51,7 +51,7 @@ class Granite(LlamaLike):
             "embedding_multiplier": config.dim**0.5 if embedding == "sqrt" else embedding,
         }
         if config.has_logits:
-            multiplier = expected(config.head, LanguageHeadConfig).multiplier
+            multiplier = require_kind(config.head, LanguageHeadConfig).multiplier
             fields["logits_scaling"] = config.dim**0.5 if multiplier == "rsqrt" else divisor(multiplier)
         return fields
 

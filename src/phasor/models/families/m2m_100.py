@@ -6,7 +6,7 @@ from typing import Any
 
 from phasor.config import ModelConfig, PreConfig
 from phasor.models.families._bart import BartLike
-from phasor.models.family import expected
+from phasor.models.family import require_kind
 from phasor.models.fields import Fields
 from phasor.nn.positions import SinusoidalConfig
 
@@ -27,7 +27,7 @@ class M2M100(BartLike):
     derived = (*BartLike.derived, "model.*coder.embed_positions.weights")
 
     def read(self, f: Fields) -> ModelConfig:
-        f.assume({"activation_function": "relu", "scale_embedding": True, "attention_dropout": 0.1})
+        f.set_defaults({"activation_function": "relu", "scale_embedding": True, "attention_dropout": 0.1})
         return super().read(f)
 
     def read_position(self, f: Fields) -> SinusoidalConfig:
@@ -35,7 +35,7 @@ class M2M100(BartLike):
         return SinusoidalConfig(layout="halves", spacing="ends", offset=offset, zero_padding=True)
 
     def write_position(self, config: ModelConfig) -> dict[str, Any]:
-        offset = expected(config.position, SinusoidalConfig).offset
+        offset = require_kind(config.position, SinusoidalConfig).offset
         if not 1 <= offset <= config.vocab_size:
             raise ValueError("its positions count from after the number of a token, the padding")
         return {"max_position_embeddings": config.max_length, "pad_token_id": offset - 1}

@@ -6,7 +6,7 @@ from typing import Any
 
 from phasor.config import EmbeddingConfig, ModelConfig, PostConfig
 from phasor.models.families._bart import BartLike
-from phasor.models.family import expected
+from phasor.models.family import require_kind
 from phasor.models.fields import Fields
 from phasor.nn.positions import SinusoidalConfig
 
@@ -47,7 +47,7 @@ class Marian(BartLike):
         }
 
     def write_position(self, config: ModelConfig) -> dict[str, Any]:
-        expected(config.position, SinusoidalConfig)
+        require_kind(config.position, SinusoidalConfig)
         return {"max_position_embeddings": config.max_length}
 
 

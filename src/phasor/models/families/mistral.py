@@ -6,7 +6,7 @@ from typing import Any
 
 from phasor.config import AttentionConfig, FeedForwardConfig, ModelConfig, RMSNormConfig
 from phasor.models.families._llama import LlamaLike
-from phasor.models.family import GATES, activation_name, expected
+from phasor.models.family import GATES, activation_name, require_kind
 from phasor.models.fields import Fields
 from phasor.models.rope import read_rotary, write_rotary
 from phasor.nn.positions import RotaryConfig
@@ -18,7 +18,7 @@ class Mistral(LlamaLike):
     model_type = "mistral"
     title = "Mistral"
     architectures = {"lm": "MistralForCausalLM", "none": "MistralModel"}
-    absent = {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096}
+    defaults = {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096}
 
     def read(self, f: Fields) -> ModelConfig:
         plain = ModelConfig(**self.sizes(f))
@@ -30,7 +30,7 @@ class Mistral(LlamaLike):
         )
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
-        position, norm = expected(config.position, RotaryConfig), expected(config.norm, RMSNormConfig)
+        position, norm = require_kind(config.position, RotaryConfig), require_kind(config.norm, RMSNormConfig)
         return self.write_sizes(config) | {
             "hidden_act": activation_name(config.feedforward.activation),
             "sliding_window": config.layer(0).attention.window,

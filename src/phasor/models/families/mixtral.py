@@ -7,7 +7,7 @@ from typing import Any
 
 from phasor.config import AttentionConfig, ExpertsConfig, FeedForwardConfig, ModelConfig, RMSNormConfig
 from phasor.models.families._llama import LlamaLike
-from phasor.models.family import GATES, activation_name, expected
+from phasor.models.family import GATES, activation_name, require_kind
 from phasor.models.fields import Fields
 from phasor.models.layout import Rule, experts, linear
 from phasor.models.rope import read_rotary, write_rotary
@@ -20,7 +20,7 @@ class Mixtral(LlamaLike):
     model_type = "mixtral"
     title = "Mixtral"
     architectures = {"lm": "MixtralForCausalLM", "none": "MixtralModel"}
-    absent = {"num_key_value_heads": 8, "max_position_embeddings": 131072}
+    defaults = {"num_key_value_heads": 8, "max_position_embeddings": 131072}
     harmless = frozenset({"output_router_logits", "router_aux_loss_coef"})  # what is given out, and a loss
 
     def read(self, f: Fields) -> ModelConfig:
@@ -37,7 +37,7 @@ class Mixtral(LlamaLike):
         )
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
-        position, norm = expected(config.position, RotaryConfig), expected(config.norm, RMSNormConfig)
+        position, norm = require_kind(config.position, RotaryConfig), require_kind(config.norm, RMSNormConfig)
         mixture = config.feedforward.experts
         if mixture is None:
             raise ValueError("it has experts in every layer")

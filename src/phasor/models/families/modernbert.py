@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from phasor.config import AttentionConfig, LayerNormConfig, MaskedHeadConfig, ModelConfig, PreConfig
-from phasor.models.families._layers import FULL, SLIDING, read_types, varied, write_types
-from phasor.models.family import ACTIVATIONS, GATES, Family, activation_name, expected
+from phasor.models.families._layers import FULL, SLIDING, read_types, vary_layers, write_types
+from phasor.models.family import ACTIVATIONS, GATES, Family, activation_name, require_kind
 from phasor.models.fields import Fields
 from phasor.models.layout import Parts, Rule, linear
 from phasor.models.rope import read_rotary, write_rotary
@@ -26,7 +26,7 @@ class ModernBert(Family):
     title = "ModernBERT"
     architectures = {"mlm": "ModernBertForMaskedLM", "none": "ModernBertModel"}
     unprefixed = ("head.", "decoder.")
-    table = "model.embeddings.tok_embeddings.weight"
+    embedding = "model.embeddings.tok_embeddings.weight"
     head = "decoder.weight"
     # Of training, of other heads, of fast code, and what other encoders have in these places.
     harmless = frozenset(
@@ -78,14 +78,14 @@ class ModernBert(Family):
         seeing = {FULL: plain.attention, SLIDING: plain.attention.replace(window=window)}
         every = f.positive("global_attn_every_n_layers", 3)
         layers = read_types(f, [SLIDING if i % every else FULL for i in range(plain.num_layers)])
-        return varied(
+        return vary_layers(
             plain.replace(position=turning[FULL]),
             position=[turning[layer] for layer in layers],
             attention=[seeing[layer] for layer in layers],
         )
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
-        norm, head = expected(config.norm, LayerNormConfig), config.head
+        norm, head = require_kind(config.norm, LayerNormConfig), config.head
         fields: dict[str, Any] = {
             "vocab_size": config.vocab_size,
             "hidden_size": config.dim,
@@ -113,11 +113,11 @@ class ModernBert(Family):
         turning = {FULL: config.position}
         turning |= {layer: config.layer(i).position for i, layer in enumerate(fields["layer_types"])}
         fields["rope_parameters"] = {
-            layer: write_rotary(expected(position, RotaryConfig), config) for layer, position in turning.items()
+            layer: write_rotary(require_kind(position, RotaryConfig), config) for layer, position in turning.items()
         }
         return fields
 
-    def spare(self, config: ModelConfig) -> tuple[str, ...]:
+    def passthrough_patterns(self, config: ModelConfig) -> tuple[str, ...]:
         return () if config.has_logits else ("head.*", "decoder.*")
 
     def rules(self, config: ModelConfig) -> Iterator[Rule]:

@@ -16,8 +16,8 @@ from phasor.config import (
     NormalInitConfig,
 )
 from phasor.models.families._gpt import either, plain_head
-from phasor.models.family import Family, expected
-from phasor.models.fields import Fields, spelled
+from phasor.models.family import Family, require_kind
+from phasor.models.fields import Fields, json_repr
 from phasor.models.layout import Parts, Rule, linear
 from phasor.nn.positions import ALiBiConfig
 
@@ -33,7 +33,7 @@ class MPT(Family):
     architectures = {"lm": "MptForCausalLM", "none": "MptModel"}
     aliases = {"MPTForCausalLM": "lm"}
     prefix = "transformer."
-    table = "transformer.wte.weight"
+    embedding = "transformer.wte.weight"
     # Device, kernels, gradients; dropout that transformers leaves out; a table of positions that ALiBi replaces.
     harmless = frozenset(
         """
@@ -59,12 +59,12 @@ class MPT(Family):
             head=plain_head(self.head_kind(f)),
             init=NormalInitConfig(std=f.get("initializer_range", 0.02)),
         )
-        network = inner(f, "ffn_config")
+        network = read_object(f, "ffn_config")
         network.expect("ffn_type", "mptmlp")
         network.finish({"fc_type"})
-        return self.attend(inner(f, "attn_config"), plain)
+        return self.read_attention(read_object(f, "attn_config"), plain)
 
-    def attend(self, a: Fields, plain: ModelConfig) -> ModelConfig:
+    def read_attention(self, a: Fields, plain: ModelConfig) -> ModelConfig:
         """What `attn_config` says of a model."""
         a.expect("attn_type", "multihead_attention")
         a.expect("alibi", True)
@@ -80,9 +80,9 @@ class MPT(Family):
         return plain.replace(position=position, attention=attention, dropout=dropout)
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
-        position, norm = expected(config.position, ALiBiConfig), expected(config.norm, LayerNormConfig)
+        position, norm = require_kind(config.position, ALiBiConfig), require_kind(config.norm, LayerNormConfig)
         if position.max_bias != int(position.max_bias):
-            raise ValueError(f"its alibi_bias_max is a whole number, not {position.max_bias}")
+            raise ValueError(f"its alibi_bias_max is an integer, not {position.max_bias}")
         return {
             "vocab_size": config.vocab_size,
             "d_model": config.dim,
@@ -99,12 +99,12 @@ class MPT(Family):
             },
         }
 
-    def unheard(self, config: ModelConfig) -> list[str]:
-        bias = expected(config.position, ALiBiConfig).max_bias
+    def ignored_by_transformers(self, config: ModelConfig) -> list[str]:
+        bias = require_kind(config.position, ALiBiConfig).max_bias
         return [] if bias == 8 else [f"position (max_bias is {bias:g}, and 8 in transformers whatever the file says)"]
 
     def rules(self, config: ModelConfig) -> Iterator[Rule]:
-        yield Rule("tokens.weight", self.table)
+        yield Rule("tokens.weight", self.embedding)
         yield Rule("head.weight", self.head)
         yield from linear("decoder.norm", "transformer.norm_f")
         block, layer = "decoder.blocks.{i}", "transformer.blocks.{i}"
@@ -116,12 +116,12 @@ class MPT(Family):
         yield from linear(f"{block}.feedforward.down", f"{layer}.ffn.down_proj")
 
 
-def inner(f: Fields, name: str) -> Fields:
+def read_object(f: Fields, name: str) -> Fields:
     """An object inside the file's."""
     given = f.get(name, {})
     if not isinstance(given, dict):
-        raise ValueError(f"{f.file}: {name} must be an object, not {spelled(given)}")
-    return Fields(given, f.file, within=f"{name}.")
+        raise ValueError(f"{f.file}: {name} must be an object, not {json_repr(given)}")
+    return Fields(given, f.file, prefix=f"{name}.")
 
 
 FAMILY = MPT()

@@ -6,7 +6,7 @@ from typing import Any
 
 from phasor.config import AttentionConfig, FeedForwardConfig, ModelConfig, OutputConfig, RMSNormConfig
 from phasor.models.families._llama import EVERY_BIAS, LlamaLike
-from phasor.models.family import GATES, activation_name, expected
+from phasor.models.family import GATES, activation_name, require_kind
 from phasor.models.fields import Fields
 from phasor.models.rope import read_rotary, write_rotary
 from phasor.nn.positions import RotaryConfig
@@ -33,11 +33,11 @@ class Olmo2(LlamaLike):
         )
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
-        position = expected(config.position, RotaryConfig)
+        position = require_kind(config.position, RotaryConfig)
         return self.write_sizes(config) | {
             "hidden_act": activation_name(config.feedforward.activation),
             "attention_bias": bool(config.attention.bias),
-            "rms_norm_eps": expected(config.norm, RMSNormConfig).eps,
+            "rms_norm_eps": require_kind(config.norm, RMSNormConfig).eps,
             "rope_parameters": write_rotary(position, config),
         }
 

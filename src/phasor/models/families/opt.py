@@ -19,7 +19,7 @@ from phasor.config import (
     PreConfig,
 )
 from phasor.models.families._gpt import EVERY, older_name
-from phasor.models.family import ACTIVATIONS, Family, expected
+from phasor.models.family import ACTIVATIONS, Family, require_kind
 from phasor.models.fields import Fields
 from phasor.models.layout import Rule, linear, projections
 from phasor.nn.positions import LearnedConfig
@@ -31,7 +31,7 @@ class OPT(Family):
     model_type = "opt"
     title = "OPT"
     architectures = {"lm": "OPTForCausalLM", "none": "OPTModel"}
-    table = "model.decoder.embed_tokens.weight"
+    embedding = "model.decoder.embed_tokens.weight"
     harmless = frozenset({"activation_dropout", "layerdrop"})  # of training, and phasor has neither
     derived = ("model.decoder.version",)
 
@@ -62,7 +62,7 @@ class OPT(Family):
         )
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
-        position, norm = expected(config.input_position, LearnedConfig), expected(config.norm, LayerNormConfig)
+        position, norm = require_kind(config.input_position, LearnedConfig), require_kind(config.norm, LayerNormConfig)
         before = isinstance(config.placement, PreConfig)
         return {
             "vocab_size": config.vocab_size,
@@ -83,7 +83,7 @@ class OPT(Family):
         }
 
     def rules(self, config: ModelConfig) -> Iterator[Rule]:
-        yield Rule("tokens.weight", self.table)
+        yield Rule("tokens.weight", self.embedding)
         yield Rule("tokens.project.weight", "model.decoder.project_in.weight")
         yield Rule("decoder.positions.0.weight", "model.decoder.embed_positions.weight")
         yield Rule("head.project.weight", "model.decoder.project_out.weight")

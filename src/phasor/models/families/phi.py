@@ -15,7 +15,7 @@ from phasor.config import (
     ParallelConfig,
 )
 from phasor.models.families._llama import EVERY_BIAS, LlamaLike
-from phasor.models.family import ACTIVATIONS, activation_name, expected
+from phasor.models.family import ACTIVATIONS, activation_name, require_kind
 from phasor.models.fields import Fields
 from phasor.models.layout import Rule, linear, projections
 from phasor.models.rope import read_rotary, write_rotary
@@ -46,11 +46,11 @@ class Phi(LlamaLike):
         )
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
-        position, activation = expected(config.position, RotaryConfig), config.feedforward.activation
+        position, activation = require_kind(config.position, RotaryConfig), config.feedforward.activation
         return self.write_sizes(config) | {
             "hidden_act": "gelu_new" if isinstance(activation, GELUTanhConfig) else activation_name(activation),
             "qk_layernorm": config.attention.qk_norm == "head",
-            "layer_norm_eps": expected(config.norm, LayerNormConfig).eps,
+            "layer_norm_eps": require_kind(config.norm, LayerNormConfig).eps,
             "embd_pdrop": config.dropout.embedding,
             "resid_pdrop": config.dropout.residual,
             "rope_parameters": {"partial_rotary_factor": 1.0} | write_rotary(position, config),

@@ -7,7 +7,7 @@ from typing import Any
 
 from phasor.config import AttentionConfig, FeedForwardConfig, ModelConfig, RMSNormConfig
 from phasor.models.families._llama import LlamaLike, fused_gate
-from phasor.models.family import GATES, activation_name, expected
+from phasor.models.family import GATES, activation_name, require_kind
 from phasor.models.fields import Fields
 from phasor.models.layout import Parts, Rule, linear
 from phasor.models.rope import read_rotary, write_rotary
@@ -23,7 +23,7 @@ class Phi3(LlamaLike):
     model_type = "phi3"
     title = "Phi-3, 3.5, 4"
     architectures = {"lm": "Phi3ForCausalLM", "none": "Phi3Model"}
-    absent = {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096}
+    defaults = {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096}
     has_head_dim = False
 
     def read(self, f: Fields) -> ModelConfig:
@@ -44,12 +44,12 @@ class Phi3(LlamaLike):
         )
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
-        position, extension = expected(config.position, RotaryConfig), getattr(config.position, "extension", None)
+        position, extension = require_kind(config.position, RotaryConfig), getattr(config.position, "extension", None)
         original = extension.original_length if isinstance(extension, LongRoPE) else config.max_length
         return self.write_sizes(config) | {
             "sliding_window": config.layer(0).attention.window,
             "hidden_act": activation_name(config.feedforward.activation),
-            "rms_norm_eps": expected(config.norm, RMSNormConfig).eps,
+            "rms_norm_eps": require_kind(config.norm, RMSNormConfig).eps,
             "embd_pdrop": config.dropout.embedding,
             "resid_pdrop": config.dropout.residual,
             "original_max_position_embeddings": original,

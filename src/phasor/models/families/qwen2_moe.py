@@ -6,8 +6,8 @@ from typing import Any
 
 from phasor.config import AttentionConfig, ExpertsConfig, FeedForwardConfig, ModelConfig, RMSNormConfig
 from phasor.models.families._experts import WithExperts
-from phasor.models.families._layers import read_windows, varied, write_windows
-from phasor.models.family import GATES, activation_name, expected
+from phasor.models.families._layers import read_windows, vary_layers, write_windows
+from phasor.models.family import GATES, activation_name, require_kind
 from phasor.models.fields import Fields
 from phasor.models.rope import read_rotary, write_rotary
 from phasor.nn.positions import RotaryConfig
@@ -19,7 +19,7 @@ class Qwen2MoE(WithExperts):
     model_type = "qwen2_moe"
     title = "Qwen 2 MoE"
     architectures = {"lm": "Qwen2MoeForCausalLM", "none": "Qwen2MoeModel"}
-    absent = {"num_key_value_heads": 16, "max_position_embeddings": 32768, "sliding_window": 4096}
+    defaults = {"num_key_value_heads": 16, "max_position_embeddings": 32768, "sliding_window": 4096}
     has_head_dim = False
     # Where no layer asks for them; what is given out, and a loss.
     harmless = frozenset({"sliding_window", "max_window_layers", "output_router_logits", "router_aux_loss_coef"})
@@ -43,14 +43,14 @@ class Qwen2MoE(WithExperts):
             feedforward=sparse,
             norm=RMSNormConfig(eps=f.get("rms_norm_eps", 1e-6)),
         )
-        return varied(
+        return vary_layers(
             config,
             attention=[attention.replace(window=w) for w in windows],
             feedforward=self.feedforwards(f, sparse, plain.num_layers),
         )
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
-        position, norm = expected(config.position, RotaryConfig), expected(config.norm, RMSNormConfig)
+        position, norm = require_kind(config.position, RotaryConfig), require_kind(config.norm, RMSNormConfig)
         mixture, fields = self.write_experts(config)
         return self.write_sizes(config) | {
             "hidden_act": activation_name(config.feedforward.activation),

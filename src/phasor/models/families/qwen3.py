@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from phasor.config import AttentionConfig, FeedForwardConfig, ModelConfig, RMSNormConfig
-from phasor.models.families._layers import read_windows, varied, write_windows
+from phasor.models.families._layers import read_windows, vary_layers, write_windows
 from phasor.models.families._llama import EVERY_BIAS, LlamaLike
-from phasor.models.family import GATES, activation_name, expected
+from phasor.models.family import GATES, activation_name, require_kind
 from phasor.models.fields import Fields
 from phasor.models.rope import read_rotary, write_rotary
 from phasor.nn.positions import RotaryConfig
@@ -19,7 +19,7 @@ class Qwen3(LlamaLike):
     model_type = "qwen3"
     title = "Qwen 3"
     architectures = {"lm": "Qwen3ForCausalLM", "none": "Qwen3Model"}
-    absent = {
+    defaults = {
         "num_key_value_heads": 32,
         "head_dim": 128,
         "max_position_embeddings": 32768,
@@ -37,10 +37,10 @@ class Qwen3(LlamaLike):
             feedforward=FeedForwardConfig(activation=f.choose("hidden_act", GATES, "silu")),
             norm=RMSNormConfig(eps=f.get("rms_norm_eps", 1e-6)),
         )
-        return varied(config, attention=[attention.replace(window=w) for w in windows])
+        return vary_layers(config, attention=[attention.replace(window=w) for w in windows])
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
-        position, norm = expected(config.position, RotaryConfig), expected(config.norm, RMSNormConfig)
+        position, norm = require_kind(config.position, RotaryConfig), require_kind(config.norm, RMSNormConfig)
         return self.write_sizes(config) | {
             "hidden_act": activation_name(config.feedforward.activation),
             "attention_bias": bool(config.layer(0).attention.bias),

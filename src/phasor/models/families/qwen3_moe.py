@@ -6,9 +6,9 @@ from typing import Any
 
 from phasor.config import AttentionConfig, ExpertsConfig, FeedForwardConfig, ModelConfig, RMSNormConfig
 from phasor.models.families._experts import WithExperts
-from phasor.models.families._layers import varied
+from phasor.models.families._layers import vary_layers
 from phasor.models.families._llama import EVERY_BIAS
-from phasor.models.family import GATES, activation_name, expected
+from phasor.models.family import GATES, activation_name, require_kind
 from phasor.models.fields import Fields
 from phasor.models.rope import read_rotary, write_rotary
 from phasor.nn.positions import RotaryConfig
@@ -20,7 +20,7 @@ class Qwen3MoE(WithExperts):
     model_type = "qwen3_moe"
     title = "Qwen 3 MoE"
     architectures = {"lm": "Qwen3MoeForCausalLM", "none": "Qwen3MoeModel"}
-    absent = {"num_key_value_heads": 4, "max_position_embeddings": 32768, "sliding_window": 4096}
+    defaults = {"num_key_value_heads": 4, "max_position_embeddings": 32768, "sliding_window": 4096}
     has_head_dim = False
     # A window nobody asks for, a field of its sister families, what is given out, and a loss.
     harmless = frozenset({"sliding_window", "max_window_layers", "output_router_logits", "router_aux_loss_coef"})
@@ -44,10 +44,10 @@ class Qwen3MoE(WithExperts):
             feedforward=sparse,
             norm=RMSNormConfig(eps=f.get("rms_norm_eps", 1e-6)),
         )
-        return varied(config, feedforward=self.feedforwards(f, sparse, plain.num_layers))
+        return vary_layers(config, feedforward=self.feedforwards(f, sparse, plain.num_layers))
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
-        position, norm = expected(config.position, RotaryConfig), expected(config.norm, RMSNormConfig)
+        position, norm = require_kind(config.position, RotaryConfig), require_kind(config.norm, RMSNormConfig)
         attention, (_, mixture) = config.layer(0).attention, self.write_experts(config)
         return self.write_sizes(config) | {
             "hidden_act": activation_name(config.feedforward.activation),

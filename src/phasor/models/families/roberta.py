@@ -6,7 +6,7 @@ from typing import Any
 
 from phasor.config import ModelConfig
 from phasor.models.families._bert import BertLike
-from phasor.models.family import expected
+from phasor.models.family import require_kind
 from phasor.models.fields import Fields
 from phasor.nn.positions import LearnedConfig
 
@@ -19,7 +19,7 @@ class Roberta(BertLike):
     architectures = {"mlm": "RobertaForMaskedLM", "none": "RobertaModel"}
     prefix = "roberta."
     unprefixed = ("lm_head.",)
-    table = "roberta.embeddings.word_embeddings.weight"
+    embedding = "roberta.embeddings.word_embeddings.weight"
     head = "lm_head.decoder.weight"
     copies = {"lm_head.decoder.bias": "lm_head.bias", "lm_head.bias": "lm_head.decoder.bias"}
     masked = "lm_head"
@@ -32,7 +32,7 @@ class Roberta(BertLike):
         return {"position": LearnedConfig(offset=offset), "max_length": f.get("max_position_embeddings", 512) - offset}
 
     def write_positions(self, config: ModelConfig) -> dict[str, Any]:
-        position = expected(config.input_position, LearnedConfig)
+        position = require_kind(config.input_position, LearnedConfig)
         if not position.offset:
             raise ValueError("its positions begin after a padding token's number, and so not at 0")
         rows = (position.max_length or config.max_length) + position.offset

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from phasor.config import ModelConfig
 from phasor.models.families._bert import BertLike
-from phasor.models.family import expected
+from phasor.models.family import require_kind
 from phasor.models.fields import Fields
 from phasor.nn.positions import RotaryConfig
 
@@ -22,7 +22,7 @@ class RoFormer(BertLike):
     architectures = {"mlm": "RoFormerForMaskedLM", "none": "RoFormerModel"}
     prefix = "roformer."
     unprefixed = ("cls.",)
-    table = "roformer.embeddings.word_embeddings.weight"
+    embedding = "roformer.embeddings.word_embeddings.weight"
     head = "cls.predictions.decoder.weight"
     copies = {
         "cls.predictions.decoder.bias": "cls.predictions.bias",
@@ -45,14 +45,14 @@ class RoFormer(BertLike):
         return {"position": position, "max_length": f.get("max_position_embeddings", 1536)}
 
     def write_positions(self, config: ModelConfig) -> dict[str, Any]:
-        position = expected(config.position, RotaryConfig)
+        position = require_kind(config.position, RotaryConfig)
         return {"max_position_embeddings": config.max_length, "rotary_value": position.rotate_values}
 
-    def follows(self, name: str, tensor: Tensor, config: ModelConfig) -> bool:
+    def matches_config(self, name: str, tensor: Tensor, config: ModelConfig) -> bool:
         """The table of sines and cosines is what it should be, as far as its type can tell."""
         if not name.endswith("embed_positions.weight"):
-            return super().follows(name, tensor, config)
-        position = expected(config.position, RotaryConfig)
+            return super().matches_config(name, tensor, config)
+        position = require_kind(config.position, RotaryConfig)
         frequencies = torch.tensor([float(x) for x in position.frequencies(config.head_dim)], dtype=torch.float64)
         angles = torch.arange(len(tensor), dtype=torch.float64)[:, None] * frequencies
         table = torch.cat((angles.sin(), angles.cos()), dim=-1)

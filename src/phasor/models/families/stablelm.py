@@ -7,7 +7,7 @@ from typing import Any
 
 from phasor.config import AttentionConfig, FeedForwardConfig, LayerNormConfig, ModelConfig, ParallelConfig, PreConfig
 from phasor.models.families._llama import LlamaLike
-from phasor.models.family import GATES, activation_name, expected
+from phasor.models.family import GATES, activation_name, require_kind
 from phasor.models.fields import Fields
 from phasor.models.layout import Rule, linear, projections
 from phasor.models.rope import read_rotary, write_rotary
@@ -20,7 +20,7 @@ class StableLM(LlamaLike):
     model_type = "stablelm"
     title = "StableLM"
     architectures = {"lm": "StableLmForCausalLM", "none": "StableLmModel"}
-    absent = {"num_key_value_heads": 32, "max_position_embeddings": 4096}
+    defaults = {"num_key_value_heads": 32, "max_position_embeddings": 4096}
     has_head_dim = False
 
     def read(self, f: Fields) -> ModelConfig:
@@ -41,7 +41,7 @@ class StableLM(LlamaLike):
         )
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
-        position, norm = expected(config.position, RotaryConfig), expected(config.norm, LayerNormConfig)
+        position, norm = require_kind(config.position, RotaryConfig), require_kind(config.norm, LayerNormConfig)
         return self.write_sizes(config) | {
             "hidden_act": activation_name(config.feedforward.activation),
             "use_qkv_bias": bool(config.attention.bias),

@@ -7,7 +7,7 @@ from typing import Any
 
 from phasor.config import AttentionConfig, FeedForwardConfig, LayerNormConfig, ModelConfig
 from phasor.models.families._llama import EVERY_BIAS, LlamaLike
-from phasor.models.family import ACTIVATIONS, activation_name, expected
+from phasor.models.family import ACTIVATIONS, activation_name, require_kind
 from phasor.models.fields import Fields
 from phasor.models.layout import Rule, linear
 from phasor.models.rope import read_rotary, write_rotary
@@ -20,7 +20,7 @@ class Starcoder2(LlamaLike):
     model_type = "starcoder2"
     title = "StarCoder2"
     architectures = {"lm": "Starcoder2ForCausalLM", "none": "Starcoder2Model"}
-    absent = {"num_key_value_heads": 2, "max_position_embeddings": 4096, "tie_word_embeddings": True}
+    defaults = {"num_key_value_heads": 2, "max_position_embeddings": 4096, "tie_word_embeddings": True}
     has_head_dim = False
     harmless = frozenset({"rms_norm_eps"})  # stands in files beside the epsilon of its LayerNorms
 
@@ -41,7 +41,7 @@ class Starcoder2(LlamaLike):
         )
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
-        position, norm = expected(config.position, RotaryConfig), expected(config.norm, LayerNormConfig)
+        position, norm = require_kind(config.position, RotaryConfig), require_kind(config.norm, LayerNormConfig)
         return self.write_sizes(config) | {
             "hidden_act": activation_name(config.feedforward.activation),
             "use_bias": config.feedforward.bias,

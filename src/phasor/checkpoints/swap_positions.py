@@ -1,4 +1,4 @@
-"""Another position scheme for a model that has its weights already."""
+"""Give a loaded model another position scheme or rotary extension."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ def swap_positions(
 ) -> Transformer:
     """The model with another position scheme or extension; its other weights are the same tensors.
 
-    A table of learned positions keeps the rows both have. What had to be drawn anew, and what had no more use, is
-    told in a warning, and listed in `model.fresh`.
+    A learned position embedding keeps the rows that both have. A warning names the weights that were newly initialized
+    and those that were dropped; `model.newly_initialized` lists the former.
 
     >>> from phasor import preset
     >>> model = Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=2, vocab_size=50))
     >>> swapped = swap_positions(model, extension={"kind": "yarn", "factor": 4.0, "original_length": 4096})
-    >>> swapped.config.position.extension.factor, swapped.fresh
+    >>> swapped.config.position.extension.factor, swapped.newly_initialized
     (4.0, ())
     """
-    config = swapped_config(model.config, position, extension)
+    config = replace_positions(model.config, position, extension)
     with torch.device("meta"):
-        made = Transformer(config)
+        swapped = Transformer(config)
     old, like = dict(model.state_dict(keep_vars=True)), model.tokens.weight
-    fresh: list[str] = []
-    left: list[str] = []
+    new: list[str] = []
+    dropped: list[str] = []
     tables: dict[str, Tensor] = {}
-    for side, stack in stacks(made):
+    for side, stack in stacks(swapped):
         stack.positions.to_empty(device=like.device).to(like.dtype)
         for index, scheme in enumerate(stack.schemes):
             stack.position(index).reset_parameters(config)
             for name, tensor in stack.positions[index].named_parameters(prefix=f"{side}.positions.{index}"):
-                rows = kept_rows(tensor, old.get(name), scheme, scheme_at(model, side, index))
-                fresh += [] if rows == len(tensor) else [name if rows == 0 else f"{name}[{rows}:]"]
-                left += [name] if rows == 0 and name in old else []
+                rows = copy_rows(tensor, old.get(name), scheme, scheme_at(model, side, index))
+                new += [] if rows == len(tensor) else [name if rows == 0 else f"{name}[{rows}:]"]
+                dropped += [name] if rows == 0 and name in old else []
                 tables[name] = tensor
-    kept = {name: tables[name] if name in tables else old[name] for name in made.state_dict()}
-    made.load_state_dict(kept, assign=True)
-    made.tokenizer, made.source_tokenizer = model.tokenizer, model.source_tokenizer
-    made.special, made.origin, made.fresh = model.special, model.origin, tuple(fresh)
-    left += [name for name in old if name not in kept]
-    told = {"drawn anew": fresh, "left out": left}
-    if any(told.values()):
-        said = "; ".join(f"{what}: {', '.join(names)}" for what, names in told.items() if names)
-        warnings.warn(f"weights of the position scheme that are {said}", stacklevel=3)
-    return made.requires_grad_(True).train(model.training)
+    kept = {name: tables[name] if name in tables else old[name] for name in swapped.state_dict()}
+    swapped.load_state_dict(kept, assign=True)
+    swapped.tokenizer, swapped.source_tokenizer = model.tokenizer, model.source_tokenizer
+    swapped.special, swapped.origin, swapped.newly_initialized = model.special, model.origin, tuple(new)
+    dropped += [name for name in old if name not in kept]
+    changes = {"newly initialized": new, "dropped": dropped}
+    if any(changes.values()):
+        text = "; ".join(f"{what}: {', '.join(names)}" for what, names in changes.items() if names)
+        warnings.warn(f"weights of the position scheme that are {text}", stacklevel=3)
+    return swapped.requires_grad_(True).train(model.training)
 
 
 def stacks(model: Transformer) -> list[tuple[Side, Stack]]:
@@ -72,7 +72,7 @@ def scheme_at(model: Transformer, side: Side, index: int) -> PositionConfig | No
     return schemes[index] if index < len(schemes) else None
 
 
-def kept_rows(new: Tensor, old: Tensor | None, scheme: PositionConfig, before: PositionConfig | None) -> int:
+def copy_rows(new: Tensor, old: Tensor | None, scheme: PositionConfig, before: PositionConfig | None) -> int:
     """Copy the rows that a scheme's table shares with the old one, and say how many they are."""
     same = type(scheme) is type(before) and getattr(scheme, "offset", 0) == getattr(before, "offset", 0)
     if not same or old is None or old.shape[1:] != new.shape[1:]:
@@ -85,7 +85,7 @@ def kept_rows(new: Tensor, old: Tensor | None, scheme: PositionConfig, before: P
     return rows
 
 
-def swapped_config(
+def replace_positions(
     config: ModelConfig, position: PositionConfig | Named | None, extension: Extension | Named | None
 ) -> ModelConfig:
     """A configuration with another scheme, in every layer that has positions, or another extension of its own."""

@@ -1,4 +1,4 @@
-"""A Llama written out in plain torch: the reference for whole models in float64, and a contender."""
+"""A Llama written out in plain torch: the reference for whole models in float64, and a implementation."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phasor.bench.rope import plain_one, table
+from phasor.bench.rope import rotary_table, rotate_ref
 from phasor.config import RMSNormConfig
 from phasor.nn.attention import Attention
 from phasor.transformer import Transformer
 
 
-class PlainLayer(nn.Module):
+class ReferenceLayer(nn.Module):
     """Attention and a gated feed-forward network, with a norm before each."""
 
     q: nn.Parameter
@@ -24,8 +24,8 @@ class PlainLayer(nn.Module):
     gate: nn.Parameter
     up: nn.Parameter
     down: nn.Parameter
-    before: nn.Parameter
-    between: nn.Parameter
+    attention_norm: nn.Parameter
+    mlp_norm: nn.Parameter
 
     def __init__(self, weights: dict[str, Tensor], heads: int, groups: int, eps: float) -> None:
         super().__init__()
@@ -34,22 +34,22 @@ class PlainLayer(nn.Module):
             self.register_parameter(name, nn.Parameter(weight.detach().clone()))
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        h = F.rms_norm(x, x.shape[-1:], self.before, self.eps)
+        h = F.rms_norm(x, x.shape[-1:], self.attention_norm, self.eps)
         q, k, v = (
             F.linear(h, weight).unflatten(-1, (count, -1)).transpose(1, 2)
             for weight, count in ((self.q, self.heads), (self.k, self.groups), (self.v, self.groups))
         )
-        q, k = (plain_one(part, cos, sin).to(x.dtype) for part in (q, k))
+        q, k = (rotate_ref(part, cos, sin).to(x.dtype) for part in (q, k))
         if x.is_cuda and x.dtype == torch.float32:  # no kernel for it shares keys, and all scores would be held
             k, v = (part.repeat_interleave(self.heads // self.groups, dim=1) for part in (k, v))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         x = x + F.linear(y.transpose(1, 2).flatten(-2), self.out)
-        h = F.rms_norm(x, x.shape[-1:], self.between, self.eps)
+        h = F.rms_norm(x, x.shape[-1:], self.mlp_norm, self.eps)
         return x + F.linear(F.silu(F.linear(h, self.gate)) * F.linear(h, self.up), self.down)
 
 
-class PlainLlama(nn.Module):
-    """Token table, layers, norm, and the table again as the head; with the weights of a model of ours."""
+class ReferenceLlama(nn.Module):
+    """Token embedding, layers, norm and a tied head, with the weights of a phasor model."""
 
     cos: Tensor
     sin: Tensor
@@ -64,9 +64,9 @@ class PlainLlama(nn.Module):
         self.norm = nn.Parameter(model.decoder.get_parameter("norm.weight").detach().clone())
         heads, hidden = (config.num_heads, config.num_kv_heads), config.hidden_dim
         self.layers = nn.ModuleList(
-            PlainLayer(layer_weights(block, hidden), *heads, norm.eps) for block in model.decoder.blocks
+            ReferenceLayer(layer_weights(block, hidden), *heads, norm.eps) for block in model.decoder.blocks
         )
-        cos, sin = table(torch.arange(length), config.head_dim)
+        cos, sin = rotary_table(torch.arange(length), config.head_dim)
         self.register_buffer("cos", cos)
         self.register_buffer("sin", sin)
 
@@ -85,7 +85,7 @@ class PlainLlama(nn.Module):
 
 
 def layer_weights(block: nn.Module, hidden: int) -> dict[str, Tensor]:
-    """The weights of one of our blocks, taken apart: its projections are fused."""
+    """The weights of a phasor block, with its fused projections split."""
     attention = cast(Attention, block.get_submodule("attention"))
     parts = attention.split_rows(attention.qkv.weight, "qkv")
     found = {name: view.flatten(0, 2) for view, name, _ in parts}
@@ -95,6 +95,6 @@ def layer_weights(block: nn.Module, hidden: int) -> dict[str, Tensor]:
         "gate": gate,
         "up": up,
         "down": block.get_parameter("feedforward.down.weight"),
-        "before": block.get_parameter("residual.norms.0.weight"),
-        "between": block.get_parameter("residual.norms.1.weight"),
+        "attention_norm": block.get_parameter("residual.norms.0.weight"),
+        "mlp_norm": block.get_parameter("residual.norms.1.weight"),
     }

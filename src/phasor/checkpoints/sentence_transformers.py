@@ -1,6 +1,6 @@
-"""Folders of sentence-transformers: a Hugging Face folder, and beside it how the tokens' vectors become one.
+"""Folders of sentence-transformers: a Hugging Face folder, and beside it how hidden states are pooled into one vector.
 
-`modules.json` lists what runs: the model, a pooling with settings in a folder of its own, and perhaps a
+`modules.json` lists the modules: the Transformer, a pooling with settings in a folder of its own, and perhaps a
 normalization. In phasor the last two are the model's head.
 """
 
@@ -22,7 +22,7 @@ from phasor.checkpoints.folder import (
     write_json,
 )
 from phasor.config import ModelConfig, PooledHeadConfig
-from phasor.models.fields import Fields, spelled
+from phasor.models.fields import Fields, json_repr
 
 MODES = ("cls", "mean", "max")
 # Older files have a flag for every mode, and flags phasor knows no pooling for.
@@ -38,32 +38,32 @@ HARMLESS = ("do_lower_case", "max_seq_length", "processing_kwargs", "unpad_input
 TOKENS = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
 
 
-def pooled(config: ModelConfig, folder: Path) -> ModelConfig:
+def add_pooling(config: ModelConfig, folder: Path) -> ModelConfig:
     """A folder's configuration with the pooling that lies beside it, where it is one of sentence-transformers."""
     if not (folder / MODULES).is_file():
         return config
     modules = read_modules(folder / MODULES)
-    pooling = settings(folder / modules["Pooling"] / CONFIG)
-    head = PooledHeadConfig(pooler=read_mode(pooling), normalize="Normalize" in modules)
+    pooling = read_settings(folder / modules["Pooling"] / CONFIG)
+    head = PooledHeadConfig(pooler=read_pooling_mode(pooling), normalize="Normalize" in modules)
     for name in ("word_embedding_dimension", "embedding_dimension"):
         pooling.expect(name, config.dim)
     pooling.expect("include_prompt", True)
     pooling.finish()
     if (folder / SENTENCE).is_file():
-        model = settings(folder / SENTENCE)
+        model = read_settings(folder / SENTENCE)
         model.expect("transformer_task", "feature-extraction")
         model.expect("modality_config", TOKENS)
         model.expect("module_output_name", "token_embeddings")
         model.finish(HARMLESS)
     if "Normalize" in modules and (folder / modules["Normalize"] / CONFIG).is_file():
-        normalizing = settings(folder / modules["Normalize"] / CONFIG)
+        normalizing = read_settings(folder / modules["Normalize"] / CONFIG)
         normalizing.expect("module_input_name", "sentence_embedding")
         normalizing.expect("module_output_name", "sentence_embedding")
         normalizing.finish()
-    return pooling.made(lambda: config.replace(head=head))
+    return pooling.build(lambda: config.replace(head=head))
 
 
-def settings(file: Path) -> Fields:
+def read_settings(file: Path) -> Fields:
     """A module's settings."""
     return Fields(read_json(file), file)
 
@@ -74,7 +74,9 @@ def read_modules(file: Path) -> dict[str, str]:
     for module in read_json_list(file):
         kind, path = (module.get(key) for key in ("type", "path")) if isinstance(module, dict) else (None, None)
         if not isinstance(kind, str) or not isinstance(path, str) or path != Path(path).name:
-            raise ValueError(f"{file}: a module must have a type, and a path inside the folder, not {spelled(module)}")
+            raise ValueError(
+                f"{file}: a module must have a type, and a path inside the folder, not {json_repr(module)}"
+            )
         ours = kind.startswith("sentence_transformers.")
         modules[kind.rpartition(".")[2] if ours else kind] = path
     if list(modules) not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
@@ -86,7 +88,7 @@ def read_modules(file: Path) -> dict[str, str]:
     return modules
 
 
-def read_mode(pooling: Fields) -> Any:
+def read_pooling_mode(pooling: Fields) -> Any:
     """The one pooling that is on; mean where none is, as sentence-transformers has it."""
     flags = FLAGS | NEWER_FLAGS
     on = [mode for flag, mode in flags.items() if pooling.get(flag, False)]
@@ -99,15 +101,15 @@ def read_mode(pooling: Fields) -> Any:
     return modes[0]
 
 
-def spoken(head: PooledHeadConfig) -> PooledHeadConfig:
-    """A head as it comes back from a folder; raises where sentence-transformers has no name for it."""
+def read_back(head: PooledHeadConfig) -> PooledHeadConfig:
+    """The head that reading the written folder gives; raises where sentence-transformers has no such pooling."""
     if head.pooler not in MODES:
         raise ValueError(f"sentence-transformers has no pooling {head.pooler!r}; it has {', '.join(MODES)}")
     return PooledHeadConfig(pooler=head.pooler, normalize=head.normalize)
 
 
 def write_pooling(head: PooledHeadConfig, config: ModelConfig, folder: Path, origin: Path | None) -> None:
-    """The files of sentence-transformers for a model's head, in the spelling that all its versions read."""
+    """The files of sentence-transformers for a model's head, in the format that all its versions read."""
     paths = {"Transformer": "", "Pooling": POOLING} | ({"Normalize": NORMALIZING} if head.normalize else {})
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}

@@ -1,4 +1,4 @@
-"""`measure`: works one after the other, on one machine."""
+"""Run workloads one after the other on one device."""
 
 from __future__ import annotations
 
@@ -11,51 +11,52 @@ from typing import Protocol
 
 import torch
 
-from phasor.bench import SHORT, WORKS, attention, llama, rope
+from phasor.bench import DEFAULT_WORKLOADS, WORKLOADS, attention, llama, rope
 from phasor.bench.report import Report
 from phasor.bench.sizes import CPU, FULL, GPU, Sizes
 from phasor.bench.timing import Timer, arithmetic, bandwidth
-from phasor.bench.trial import Machine, Work, measured
+from phasor.bench.workload import Machine, Workload, run_workload
 from phasor.config.schema import unknown
 from phasor.device import resolve_device
 
 
-class Telling(Protocol):
-    """Hears what is being done, and how many works are behind and in all."""
+class ProgressCallback(Protocol):
+    """Called with what is being run, and how many workloads are done, of how many."""
 
     def __call__(self, line: str, done: int, total: int) -> None: ...
 
 
 def measure(
-    works: Sequence[str] = (),
+    workloads: Sequence[str] = (),
     *,
     device: str = "auto",
     full: bool = False,
     compile: bool = False,
     sizes: Sizes | None = None,
-    told: Telling = lambda line, done, total: None,
-    found: Callable[[Report], None] = lambda report: None,
+    progress: ProgressCallback = lambda line, done, total: None,
+    on_row: Callable[[Report], None] = lambda report: None,
 ) -> Report:
-    """Time works on a device, beside whatever else is installed and beside the device's limit.
+    """Time workloads on a device, compared with other installed libraries and with the device's limit.
 
-    `full` takes every work at the sizes that benchmarks are published for, which needs a large GPU, and `compile` adds
-    compiled forms, which are slow to begin. `told` hears what is being done, and `found` gets the report after every
-    row.
+    `full` takes every workload at the published sizes, which needs a large GPU, and `compile` adds compiled variants,
+    which are slow to start. `progress` is called before every implementation, `on_row` with the report after every row.
 
     >>> from phasor.bench.sizes import TINY
     >>> row = measure(["window"], device="cpu", sizes=TINY).rows[0]
-    >>> [entry.who for entry in row.entries], row.best > 0
+    >>> [entry.name for entry in row.entries], row.best > 0
     (['phasor', 'torch SDPA'], True)
     """
-    for name in works:
-        if name not in WORKS:
-            raise unknown("work", name, WORKS)
+    for name in workloads:
+        if name not in WORKLOADS:
+            raise unknown("workload", name, WORKLOADS)
     here = resolve_device(device)
     if full and here.type != "cuda":
-        raise ValueError("the full benchmark needs a GPU; without --full its works are small enough for this machine")
-    names = list(dict.fromkeys(works)) or list(WORKS if full else SHORT)
-    told("copy and matrix product", 0, len(names))
-    machine = machine_of(here, sizes or (FULL if full else GPU if here.type == "cuda" else CPU), compile)
+        raise ValueError(
+            "the full benchmark needs a GPU; without --full its workloads are small enough for this machine"
+        )
+    names = list(dict.fromkeys(workloads)) or list(WORKLOADS if full else DEFAULT_WORKLOADS)
+    progress("copy and matmul", 0, len(names))
+    machine = build_machine(here, sizes or (FULL if full else GPU if here.type == "cuda" else CPU), compile)
     report = Report(
         device=torch.cuda.get_device_name(here) if machine.on_gpu else f"{platform.machine()} CPU",
         dtype=machine.dtype_name,
@@ -65,34 +66,34 @@ def measure(
         rows=(),
     )
     for done, name in enumerate(names):
-        for work in works_of(name, machine):
-            row = measured(work, machine, partial(told, done=done, total=len(names)))
+        for workload in build_workloads(name, machine):
+            row = run_workload(workload, machine, partial(progress, done=done, total=len(names)))
             report = replace(report, rows=(*report.rows, row))
-            found(report)
-    told("done", len(names), len(names))
+            on_row(report)
+    progress("done", len(names), len(names))
     return report
 
 
-def machine_of(device: torch.device, sizes: Sizes, compiles: bool) -> Machine:
+def build_machine(device: torch.device, sizes: Sizes, compiles: bool) -> Machine:
     timer = Timer(device, sizes.repeats, sizes.seconds)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    rates = bandwidth(timer, sizes.copied), arithmetic(timer, sizes.multiplied, dtype)
+    rates = bandwidth(timer, sizes.copy_bytes), arithmetic(timer, sizes.matmul_size, dtype)
     return Machine(device, dtype, sizes, timer, *rates, compiles)
 
 
-def works_of(name: str, machine: Machine) -> Iterator[Work]:
+def build_workloads(name: str, machine: Machine) -> Iterator[Workload]:
     if name in ("rotary", "positions"):
-        yield from rope.works(machine, packed=name == "positions")
+        yield from rope.workloads(machine, packed=name == "positions")
     elif name.startswith("train"):
         yield llama.training(machine, name)
     elif name.startswith("decode"):
         yield llama.decoding(machine, name)
     else:
-        yield attention.work(machine, name)
+        yield attention.workload(machine, name)
 
 
 def versions() -> dict[str, str]:
-    """The versions of whatever was measured."""
+    """The versions of the measured packages."""
     found = {"torch": str(torch.__version__)}
     for name in ("triton", "transformers", "liger-kernel"):
         try:

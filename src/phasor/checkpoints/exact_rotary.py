@@ -207,7 +207,7 @@ def read_scheme(config: Any, layer_type: str | None, model: nn.Module) -> Scheme
         rotary = read_rotary(fields, head_dim, longest, partial=1.0, layer_type=layer_type)
         return Scheme.of(rotary, rotary.rotary_dim_of(head_dim))
 
-    return fields.made(read)
+    return fields.build(read)
 
 
 @torch.no_grad()

@@ -1,0 +1,98 @@
+"""A workload and its implementations, each checked before it is timed."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from phasor.bench.report import Entry, Row, Unit, in_unit
+from phasor.bench.sizes import Sizes
+from phasor.bench.timing import Timer
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The device that workloads run on, their sizes, and the device's peak rates."""
+
+    device: torch.device
+    dtype: torch.dtype
+    sizes: Sizes
+    timer: Timer
+    bandwidth: float
+    arithmetic: float
+    compiles: bool  # whether compiled variants are timed too; they are slow to start
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype)[6:]
+
+    def random(self, *shape: int, seed: int = 0) -> Tensor:
+        """The same random values each time, of order 1."""
+        generator = torch.Generator(self.device).manual_seed(seed)
+        return torch.randn(shape, generator=generator, device=self.device).to(self.dtype)
+
+
+@dataclass(frozen=True)
+class BenchmarkCase:
+    """An implementation that is ready to run: `check` gives its error against the reference, `seconds` its time."""
+
+    check: Callable[[], float]
+    seconds: Callable[[Timer], float]
+
+
+Implementation = tuple[str, Callable[[], BenchmarkCase]]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What to compute, the tolerance of a result, and the least time the machine's limits allow."""
+
+    name: str
+    title: str
+    unit: Unit
+    limit: float  # seconds
+    limit_basis: str
+    tolerance: float
+    implementations: list[Implementation]
+    tokens: int = 0  # per call, where the unit counts them
+
+
+def run_workload(workload: Workload, machine: Machine, progress: Callable[[str], None]) -> Row:
+    """One implementation after the other; a failure is noted, and the others go on."""
+    entries = []
+    for name, prepare in workload.implementations:
+        progress(f"{workload.name}: {name}")
+        entries.append(run_case(name, prepare, workload, machine))
+        if machine.compiles:
+            torch.compiler.reset()
+        gc.collect()
+        if machine.on_gpu:
+            torch.cuda.empty_cache()
+    limit = in_unit(workload.unit, workload.limit, workload.tokens)
+    return Row(workload.name, workload.title, workload.unit, limit, workload.limit_basis, tuple(entries))
+
+
+def run_case(name: str, prepare: Callable[[], BenchmarkCase], workload: Workload, machine: Machine) -> Entry:
+    error = None
+    try:
+        case = prepare()
+        error = case.check()
+        if not error <= workload.tolerance:
+            return Entry(name, None, error, note=f"wrong: off by {error:.1e}, and {workload.tolerance:.1e} is allowed")
+        if machine.on_gpu:
+            torch.cuda.reset_peak_memory_stats(machine.device)
+        value = in_unit(workload.unit, case.seconds(machine.timer), workload.tokens)
+        memory = torch.cuda.max_memory_allocated(machine.device) / 2**30 if machine.on_gpu else None
+        return Entry(name, value, error, memory)
+    except Exception as problem:
+        return Entry(
+            name, None, error, note=f"failed: {' '.join(str(problem).split())[:200] or type(problem).__name__}"
+        )

@@ -1,0 +1,81 @@
+"""Load a model from a folder: phasor's own format, or a Hugging Face one of any known family."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from phasor.checkpoints.folder import CONFIG, read_json
+from phasor.checkpoints.hf import load_hf, read_hf_config
+from phasor.checkpoints.hub import resolve_folder
+from phasor.checkpoints.native import load_native, read_native_config
+from phasor.checkpoints.swap_positions import swap_positions
+from phasor.checkpoints.tensors import Progress
+from phasor.config import Extension, ModelConfig, PositionConfig
+from phasor.config.schema import quote
+from phasor.transformer import Transformer
+
+
+def load(
+    folder: str | Path,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    *,
+    position: PositionConfig | str | Mapping[str, Any] | None = None,
+    extension: Extension | str | Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Transformer:
+    """Read a model folder, phasor's own or a Hugging Face one: the model in evaluation mode, in the file's dtype.
+
+    `dtype` asks for another dtype, `position` and `extension` for another position scheme or rotary extension than the
+    model was saved with (`extension="none"` for none). Weights that still apply are kept, and
+    `model.newly_initialized` lists those that are not from the file.
+
+    >>> import tempfile
+    >>> from phasor import preset, save
+    >>> model = Transformer(preset("gpt-2", dim=32, num_heads=2, num_layers=2, vocab_size=50, max_length=64))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(model, folder)
+    ...     load(folder, dtype=torch.bfloat16).tokens.weight.dtype
+    torch.bfloat16
+    """
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ValueError(f"dtype must be a floating-point dtype such as torch.bfloat16, not {quote(dtype)}")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"the device {device!s} cannot be used: {str(error).splitlines()[0]}") from None
+    folder = resolve_folder(folder)
+    with pause_gc():
+        model = (load_hf if is_hf(folder) else load_native)(folder, device, dtype, progress)
+    if position is None and extension is None:
+        return model
+    return swap_positions(model, position, extension)
+
+
+def read_config(folder: str | Path) -> ModelConfig:
+    """The model configuration of a folder of any format."""
+    folder = resolve_folder(folder)
+    return read_hf_config(folder) if is_hf(folder) else read_native_config(folder)
+
+
+def is_hf(folder: Path) -> bool:
+    """Whether a folder is in the Hugging Face format."""
+    return "model_type" in read_json(folder / CONFIG)
+
+
+@contextmanager
+def pause_gc() -> Iterator[None]:
+    """Pause garbage collection: loading makes no garbage, and a scan takes as long as loading a small model."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
