@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from phasor.config.overrides import overridden
+from phasor.config.overrides import apply_overrides
 from phasor.config.recipe import Recipe, read_recipe
 from phasor.data.prefetch import StepBatches
 from phasor.evaluation import evaluate
@@ -206,7 +206,7 @@ def main() -> None:
         changes |= {"data.train": str(train_file), "data.cache": str(folder / "cache")}
         recipes = {}
         for path in given.recipes:
-            made = overridden(read_recipe(find(path)), changes | {"out": str(folder / Path(path).stem)})
+            made = apply_overrides(read_recipe(find(path)), changes | {"out": str(folder / Path(path).stem)})
             recipes[Path(path).stem] = Recipe.from_dict(made)
         for system, recipe in recipes.items():
             print(system, flush=True)

@@ -1,6 +1,6 @@
 """Rotary frequencies in mpmath, written from the published formulas: the truth that tests compare phasor with.
 
-Each function takes the base, the rotated width `d`, the length and the extension's parameters, and returns the
+Each function takes the base, the rotary dimension `d`, the length and the extension's parameters, and returns the
 frequencies in radians per position and the attention factor. Nothing here comes from phasor.
 """
 
@@ -43,8 +43,8 @@ def yarn(
 ):
     s = mp.mpf(factor)
 
-    def correction(turns):
-        return d * mp.log(original_length / (2 * mp.pi * mp.mpf(turns))) / (2 * mp.log(base))
+    def correction(rotations):
+        return d * mp.log(original_length / (2 * mp.pi * mp.mpf(rotations))) / (2 * mp.log(base))
 
     def m(k):
         return mp.mpf(1) if s <= 1 else k * mp.log(s) / 10 + 1
@@ -95,8 +95,8 @@ def longrope(base, d, length, *, short_factor, long_factor, original_length, fac
 
 
 def proportional(base, d, length, *, fraction, factor=1.0):
-    turning = int(fraction * d // 2)
-    return [f / mp.mpf(factor) if i < turning else mp.mpf(0) for i, f in enumerate(plain(base, d)[0])], mp.mpf(1)
+    rotating = int(fraction * d // 2)
+    return [f / mp.mpf(factor) if i < rotating else mp.mpf(0) for i, f in enumerate(plain(base, d)[0])], mp.mpf(1)
 
 
 FORMULAS = {
@@ -131,7 +131,7 @@ LONGROPE = {
     "factor": 32.0,
 }
 
-# Every extension for a rotated width of 64, with the length it is asked for: (extension, length).
+# Every extension for a rotary dimension of 64, with its sequence length: (extension, length).
 CASES = {
     "plain": (None, None),
     "linear": ({"kind": "linear", "factor": 3.7}, None),

@@ -220,7 +220,7 @@ def test_training_in_float8_has_paths_of_its_own() -> None:
         ({"precision": "fp4", "training": True}, "precision is float8 .* not precision='fp4'"),
         ({"device": "tpu"}, "unknown device 'tpu'"),
         ({"dtype": "int8"}, "unknown floating-point type 'int8'"),
-        ({"length": 0}, "length must be a whole number of at least 1"),
+        ({"length": 0}, "length must be an integer of at least 1"),
         ({"training": "yes"}, "training must be True or False"),
         ({"config": "preset:lama-2"}, "did you mean 'llama-2'"),
         ({"config": 7}, "a model is a ModelConfig"),
@@ -412,7 +412,7 @@ def test_a_wrong_result_of_ours_is_not_a_success(monkeypatch: pytest.MonkeyPatch
         (["--explain", "nowhere"], "neither a configuration file"),
         (["--explain", "--device", "tpu"], "unknown device 'tpu'"),
         (["--explain", "--dtype", "float23"], "did you mean 'float32'"),
-        (["--explain", "--length", "-1"], "length must be a whole number"),
+        (["--explain", "--length", "-1"], "length must be an integer"),
         (["--explian"], "did you mean '--explain'"),
     ],
 )

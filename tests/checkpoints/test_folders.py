@@ -322,7 +322,7 @@ def test_fields_nobody_knows(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"vocab_sise": 3}))
     refused(folder, "config.json: ", "'vocab_sise'", "did you mean 'vocab_size'?")
     (folder / "config.json").write_text(json.dumps(config | {"dim": "wide"}))
-    refused(folder, "config.json: ModelConfig.dim must be a whole number, not 'wide'")
+    refused(folder, "config.json: ModelConfig.dim must be an integer, not 'wide'")
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "llama"}))
     refused(folder, "config.json", "is missing")
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phasor.config.overrides import overridden
+from phasor.config.overrides import apply_overrides
 from phasor.config.recipe import DEFAULT, DataConfig, Recipe, TrainConfig, read_recipe
 from phasor.config.schedules import InverseSqrtSchedule, ScheduleConfig, StableSchedule
 
@@ -47,7 +47,7 @@ def test_a_recipe_keeps_what_it_was_given_when_that_changes():
         ("dta: {}", "did you mean 'data'?"),
         ("model: {dimm: 3}", "did you mean 'dim'?"),
         ("model: 3", "must be a mapping of names"),
-        ("train: {steps: many}", "TrainConfig.steps must be a whole number, not 'many'"),
+        ("train: {steps: many}", "TrainConfig.steps must be an integer, not 'many'"),
         ("train: {compile: yes}", "must be true or false, not 'yes'"),
         ("train: {steps: 3, epochs: 2}", "give one of them"),
         ("train: {steps: 0}", "greater than 0"),
@@ -87,33 +87,33 @@ def test_overrides_change_what_they_name_and_nothing_else():
     before = DEFAULT.to_dict()
     kept = json.dumps(before)
     changes = {"data.sequence_length": "128", "train.max-skips": "3", "optimizer.lr": "1e-3", "data.train": "2024"}
-    after = overridden(before, {**changes, "data.format": "auto", "model.position.kind": "alibi"})
+    after = apply_overrides(before, {**changes, "data.format": "auto", "model.position.kind": "alibi"})
     recipe = Recipe.from_dict(after)
     assert (recipe.data.sequence_length, recipe.train.max_skips, recipe.optimizer.lr) == (128, 3, 1e-3)
     assert recipe.data.train == "2024"
     assert recipe.model["position"] == {"kind": "alibi"}
     assert json.dumps(before) == kept
-    assert Recipe.from_dict(overridden(after, {"data.train": "null"})).data.train is None
+    assert Recipe.from_dict(apply_overrides(after, {"data.train": "null"})).data.train is None
 
 
 def test_another_kind_keeps_the_fields_it_has_too():
     recipe = {"schedule": {"kind": "cosine", "warmup": 7, "floor": 0.3}, "model": {"position": {"kind": "a", "b": 1}}}
     changes = {"schedule.decay": "0.5", "schedule.kind": "wsd", "model.position.kind": "c"}
-    after = overridden(recipe, changes)
+    after = apply_overrides(recipe, changes)
     assert after["schedule"] == {"kind": "wsd", "warmup": 7, "floor": 0.3, "decay": 0.5}
     assert after["model"]["position"] == {"kind": "c"}
     usual = {"schedule": {"kind": "cosine", "warmup": 7, "floor": 0.1}}  # the floor of cosine, and not of wsd
-    assert overridden(usual, {"schedule.kind": "wsd"})["schedule"] == {"kind": "wsd", "warmup": 7}
-    assert overridden({"schedule": "wsd"}, {"schedule.warmup": "3"})["schedule"] == {"kind": "wsd", "warmup": 3}
+    assert apply_overrides(usual, {"schedule.kind": "wsd"})["schedule"] == {"kind": "wsd", "warmup": 7}
+    assert apply_overrides({"schedule": "wsd"}, {"schedule.warmup": "3"})["schedule"] == {"kind": "wsd", "warmup": 3}
 
 
 def test_an_unknown_override_is_refused_with_the_nearest_name():
     with pytest.raises(ValueError, match="did you mean 'sequence_length'"):
-        overridden({}, {"data.sequence_lenght": "3"})
+        apply_overrides({}, {"data.sequence_lenght": "3"})
     with pytest.raises(ValueError, match=r"data\.sequence_length is 3, which has no fields"):
-        overridden({"data": {"sequence_length": 3}}, {"data.sequence_length.x": "3"})
+        apply_overrides({"data": {"sequence_length": 3}}, {"data.sequence_length.x": "3"})
     with pytest.raises(ValueError, match="is not YAML"):
-        overridden({}, {"data.sequence_length": "[3"})
+        apply_overrides({}, {"data.sequence_length": "[3"})
 
 
 @given(
@@ -153,5 +153,5 @@ def test_epochs_are_counted_in_updates():
 
 
 def test_the_default_makes_its_own_data():
-    assert DEFAULT.data.makes_its_own
+    assert DEFAULT.data.generates_data
     assert DataConfig().train is None

@@ -356,7 +356,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "repetition_penalty": ([1], {"repetition_penalty": 0.0}, "repetition_penalty must be greater than 0"),
     "length_penalty": ([1], {"num_beams": 2, "length_penalty": 1e5}, "length_penalty must be in"),
     "max_new_tokens": ([1], {"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
-    "max_new_tokens not whole": ([1], {"max_new_tokens": 2.5}, "must be a whole number"),
+    "max_new_tokens not whole": ([1], {"max_new_tokens": 2.5}, "must be an integer"),
     "nan temperature": ([1], {"temperature": float("nan")}, "temperature must be a finite number"),
     "nan top_p": ([1], {"top_p": float("nan")}, "top_p must be a finite number"),
     "infinite penalty": ([1], {"frequency_penalty": float("inf")}, "must be a finite number"),

@@ -355,7 +355,7 @@ def test_a_model_that_does_not_fit_is_refused_in_a_sentence(tmp_path):
         ({"model__vocab_size": 5}, "the tokenizer has 23 tokens"),
         ({"model__head": "none"}, "needs a head"),
         ({"model__position": "learned", "model__max_length": 31}, "allows 31 tokens"),
-        ({"model__dim": "wide"}, "whole number"),
+        ({"model__dim": "wide"}, "an integer"),
     ]:
         with pytest.raises(ValueError, match=message):
             build_model(recipe(tmp_path, **changes), MATERIAL)

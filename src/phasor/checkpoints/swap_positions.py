@@ -11,7 +11,7 @@ from torch import Tensor
 
 from phasor.config import Extension, ModelConfig, PositionConfig
 from phasor.config.model import Side
-from phasor.config.schema import fit
+from phasor.config.schema import coerce
 from phasor.nn.positions import LearnedConfig, NoPositionConfig
 from phasor.transformer import Stack, Transformer
 
@@ -96,5 +96,5 @@ def replace_positions(
         ]
         config = config.replace(position=position, layers=tuple(layers))
     if extension is not None:
-        config = config.with_extension(None if extension == "none" else fit(extension, Extension, "extension"))
+        config = config.with_extension(None if extension == "none" else coerce(extension, Extension, "extension"))
     return config

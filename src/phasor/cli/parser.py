@@ -40,7 +40,7 @@ class Verb(Parser):
 
     def nearest(self, others: Sequence[str]) -> str:
         """A hint at the known option that is nearest to an unknown one."""
-        from phasor.config.schema import nearest
+        from phasor.config.schema import did_you_mean
 
         meant = next((other.partition("=")[0] for other in others if other.startswith("--")), None)
-        return "" if meant is None else nearest(meant, self._option_string_actions)
+        return "" if meant is None else did_you_mean(meant, self._option_string_actions)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from phasor.cli.output import clock, print_json, printable
 from phasor.cli.parser import Verb
 from phasor.cli.recipe_options import add_recipe_options, without_recipe
-from phasor.config.overrides import overridden
+from phasor.config.overrides import apply_overrides
 from phasor.config.recipe import DEFAULT, Recipe, read_recipe
 from phasor.recipes import find
 
@@ -74,10 +74,10 @@ def build_recipe(recipe: str | None, changes: dict[str, str], resume: bool) -> R
     if recipe is None and file is not None:
         changes = changes | {"out": str(file.parent)}
     try:
-        return Recipe.from_dict(with_own_length(with_own_data(overridden(base, changes), changes), changes))
+        return Recipe.from_dict(with_own_length(with_own_data(apply_overrides(base, changes), changes), changes))
     except ValueError:
         if file is not None:
-            Recipe.named(base, file)  # a mistake in the file is reported with its name
+            Recipe.from_mapping(base, file)  # a mistake in the file is reported with its name
         raise
 
 

@@ -6,29 +6,29 @@ from typing import Literal
 
 from phasor.config.schema import Config
 
-LENGTH_PENALTY = 16  # a length to this power is still a number
+MAX_LENGTH_PENALTY = 16  # a length to this power is still finite in float64
 
 
 OPTIONS = {
-    "max_new_tokens": "how many new tokens at most (none: without end, for models with a window in every layer)",
-    "temperature": "divides the logits; 0 is greedy, above 0 samples",
-    "top_k": "sample among the k likeliest tokens",
-    "top_p": "sample among the fewest likeliest tokens that hold this probability",
-    "min_p": "sample among tokens at least this many times as likely as the likeliest",
-    "typical_p": "sample among the most typical tokens that hold this probability",
-    "repetition_penalty": "makes tokens of prompt and text less likely, above 1",
-    "frequency_penalty": "taken off a logit for every time its token was generated",
-    "presence_penalty": "taken off a logit once if its token was generated",
-    "num_beams": "how many beams to search",
-    "num_return_sequences": "how many of the beams to give back",
-    "length_penalty": "the power of the length that divides a beam's score",
-    "early_stopping": "stop when enough beams are finished; never: only when none can improve",
-    "penalty_alpha": "the weight of not repeating, in contrastive search among the top_k",
-    "prompt_lookup_tokens": "guess ahead from the text itself, by its last tokens, this many at most",
-    "draft_tokens": "how many tokens to guess ahead",
-    "compile": "compile the step of a token: slow to begin, faster from then on",
-    "seed": "makes sampling reproducible; one number, or one for every prompt",
-    "stop": "tokens (numbers) and texts that end generation",
+    "max_new_tokens": "maximum number of new tokens (none: no limit, for models with a window in every layer)",
+    "temperature": "divides the logits; 0 is greedy decoding, above 0 samples",
+    "top_k": "sample from the k most likely tokens",
+    "top_p": "sample from the smallest set of most likely tokens with this total probability",
+    "min_p": "sample from tokens with at least this fraction of the top token's probability",
+    "typical_p": "locally typical sampling: the most typical tokens with this total probability",
+    "repetition_penalty": "above 1, makes tokens of the prompt and the output less likely",
+    "frequency_penalty": "subtracted from a logit for each time its token was generated",
+    "presence_penalty": "subtracted from a logit if its token was generated",
+    "num_beams": "number of beams of beam search",
+    "num_return_sequences": "number of beams to return",
+    "length_penalty": "exponent of the length by which a beam's score is divided",
+    "early_stopping": "stop when num_beams beams are finished; never: only when none can improve",
+    "penalty_alpha": "weight of the degeneration penalty of contrastive search over the top_k",
+    "prompt_lookup_tokens": "prompt lookup decoding: maximum number of tokens proposed from the text so far",
+    "draft_tokens": "number of tokens a draft model proposes",
+    "compile": "compile the decoding step: slow to start, then faster",
+    "seed": "random seed of sampling; one integer, or one per prompt",
+    "stop": "token ids and strings that end generation",
 }
 
 
@@ -37,10 +37,9 @@ class GenerationConfig(Config):
 
     Greedy unless a temperature or a filter asks for sampling. `num_beams` above 1 searches beams, `penalty_alpha` above
     0 searches contrastively among the `top_k` best, `prompt_lookup_tokens` proposes continuations found in the
-    text so far. `compile` makes one graph of the step of a token, which takes a while once and is quicker from then on,
-    for all texts of about the same length; where frequencies depend on the length it changes nothing. Stop texts
-    need a tokenizer. Penalties: `repetition_penalty` over prompt and new tokens, `frequency_penalty` and
-    `presence_penalty` over the new ones.
+    text so far. `compile` compiles the decoding step, which takes a while once and is then faster for all texts
+    of about the same length; where frequencies depend on the length it has no effect. Stop strings need a tokenizer.
+    `repetition_penalty` applies to prompt and new tokens, `frequency_penalty` and `presence_penalty` to new ones.
 
     >>> GenerationConfig(top_p=0.9).samples, GenerationConfig(max_new_tokens=8).samples
     (True, False)
@@ -110,14 +109,14 @@ class GenerationConfig(Config):
         filters = (self.temperature or None, self.top_p, self.min_p, self.typical_p)
         if self.penalty_alpha > 0 and (self.top_k is None or any(f is not None for f in filters)):
             raise ValueError("contrastive search chooses among the top_k best and does not sample: give top_k alone")
-        if not abs(self.length_penalty) <= LENGTH_PENALTY:
+        if not abs(self.length_penalty) <= MAX_LENGTH_PENALTY:
             raise ValueError(
-                f"length_penalty must be in [-{LENGTH_PENALTY}, {LENGTH_PENALTY}], not {self.length_penalty}"
+                f"length_penalty must be in [-{MAX_LENGTH_PENALTY}, {MAX_LENGTH_PENALTY}], not {self.length_penalty}"
             )
 
     @property
     def samples(self) -> bool:
-        """Whether tokens are drawn at random rather than the likeliest taken."""
+        """Whether tokens are sampled rather than chosen greedily."""
         if self.temperature is not None:
             return self.temperature > 0
         filters = (None if self.penalty_alpha else self.top_k, self.top_p, self.min_p, self.typical_p)
@@ -125,7 +124,7 @@ class GenerationConfig(Config):
 
     @property
     def penalizes(self) -> bool:
-        """Whether what was said already changes the logits."""
+        """Whether previous tokens change the logits."""
         return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
 
 

@@ -22,11 +22,11 @@ from phasor.config.parts import (
     PreConfig,
 )
 from phasor.config.positions import Extension, PositionConfig
-from phasor.config.schema import Config, by_kind, derived, positive
+from phasor.config.schema import Config, by_kind, derived_field, positive
 
 SHAPES = {
-    "encoder": "every token sees every token",
-    "decoder": "a token sees itself and the tokens before it",
+    "encoder": "every token attends to every token",
+    "decoder": "a token attends to itself and the tokens before it",
     "encoder-decoder": "a decoder that also attends to an encoder's output",
 }
 Shape = Literal["encoder", "decoder", "encoder-decoder"]
@@ -34,7 +34,7 @@ Side = Literal["encoder", "decoder"]
 
 
 class LayerConfig(Config):
-    """What one layer does differently; what is left out is the model's."""
+    """What one layer has different from the model; fields left out are the model's."""
 
     position: PositionConfig | None = None
     attention: AttentionConfig | None = None
@@ -49,7 +49,7 @@ class LayerConfig(Config):
 
 
 class Layer(NamedTuple):
-    """The parts of one layer, every one of them said."""
+    """The parts of one layer, all of them resolved."""
 
     position: PositionConfig
     attention: AttentionConfig
@@ -59,7 +59,7 @@ class Layer(NamedTuple):
 class ModelConfig(Config):
     """One Transformer, every part a choice.
 
-    A part's name does where its defaults do: `norm="rmsnorm"` is `norm=RMSNormConfig()`. `layers` is a
+    A kind's name stands for its defaults: `norm="rmsnorm"` is `norm=RMSNormConfig()`. `layers` is a
     pattern repeated over the depth, for layers that differ (local and global attention, NoPE layers).
 
     >>> config = ModelConfig(vocab_size=100, dim=64, num_layers=2, num_heads=4, position="rotary", norm="rmsnorm")
@@ -75,9 +75,9 @@ class ModelConfig(Config):
     num_heads: int
     shape: Shape = "decoder"
     num_encoder_layers: int | None = None
-    num_kv_heads: int = derived(lambda config: config.num_heads)
-    head_dim: int = derived(lambda config: config.dim // max(config.num_heads, 1))  # `check` refuses 0 heads
-    hidden_dim: int = derived(lambda config: 4 * config.dim)
+    num_kv_heads: int = derived_field(lambda config: config.num_heads)
+    head_dim: int = derived_field(lambda config: config.dim // max(config.num_heads, 1))  # `check` refuses 0 heads
+    hidden_dim: int = derived_field(lambda config: 4 * config.dim)
     max_length: int = 2048
     position: PositionConfig = by_kind("none")
     attention: AttentionConfig = AttentionConfig()
@@ -143,7 +143,7 @@ class ModelConfig(Config):
 
     @property
     def ends_in_norm(self) -> bool:
-        """Whether a norm follows the last block: as the placement has it, unless `final_norm` says."""
+        """Whether a norm follows the last block: `final_norm`, or the placement's default."""
         return self.placement.final_norm if self.final_norm is None else self.final_norm
 
     @property

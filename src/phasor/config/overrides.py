@@ -1,4 +1,4 @@
-"""Fields of a recipe changed by their dotted names, as a command line writes them."""
+"""Overrides of recipe fields by dotted name, as given on the command line."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Any, Literal, get_args, get_origin
 
 from phasor.config.model import ModelConfig
 from phasor.config.recipe import Recipe
-from phasor.config.schema import Choice, Config, described, field_types, names, quote, unknown
+from phasor.config.schema import Choice, Config, describe_type, field_types, names, quote, unknown
 from phasor.config.yaml_text import from_yaml
 
 
-def overridden(recipe: Mapping[str, Any], changes: Mapping[str, str]) -> dict[str, Any]:
-    """A recipe's mapping with some fields changed.
+def apply_overrides(recipe: Mapping[str, Any], changes: Mapping[str, str]) -> dict[str, Any]:
+    """A copy of a recipe's mapping with some fields apply_overrides.
 
-    Values are read as YAML, and "none" is nothing where a field may hold nothing; a field that is text takes its
-    value as it stands. A new kind keeps those fields of the old one that it has too and that are not its defaults.
+    Values are parsed as YAML, and "none" is None where a field may be None; a string field takes its value verbatim.
+    A new kind keeps those fields of the old one that both have and that differ from the old one's defaults.
 
-    >>> overridden({"data": {"sequence_length": 256}}, {"data.sequence_length": "128", "train.max-skips": "3"})
+    >>> apply_overrides({"data": {"sequence_length": 256}}, {"data.sequence_length": "128", "train.max-skips": "3"})
     {'data': {'sequence_length': 128}, 'train': {'max_skips': 3}}
-    >>> overridden({"model": {"position": "rotary"}}, {"model.position.base": "5e5"})
+    >>> apply_overrides({"model": {"position": "rotary"}}, {"model.position.base": "5e5"})
     {'model': {'position': {'kind': 'rotary', 'base': 500000.0}}}
     """
-    result = copied(recipe)
+    result = deep_copy(recipe)
     for name in sorted(changes, key=lambda name: (name.count("."), not name.endswith(".kind"))):
-        change(result, name, changes[name])
+        set_field(result, name, changes[name])
     return result
 
 
-def change(recipe: dict[str, Any], name: str, text: str) -> None:
+def set_field(recipe: dict[str, Any], name: str, text: str) -> None:
     """Set one field by its dotted name."""
     *path, last = name.replace("-", "_").split(".")
     inner: dict[str, Any] = recipe
@@ -40,7 +40,7 @@ def change(recipe: dict[str, Any], name: str, text: str) -> None:
         if isinstance(value, str) and is_choice(hint):
             value = {"kind": value}
         if not isinstance(value, dict | None) or not fields_of(hint):
-            what = described(hint) if value is None else quote(value)
+            what = describe_type(hint) if value is None else quote(value)
             raise ValueError(f"--{name}: {'.'.join(path[: depth + 1])} is {what}, which has no fields")
         inner[step] = {} if value is None else value
         inner = inner[step]
@@ -56,7 +56,7 @@ def change(recipe: dict[str, Any], name: str, text: str) -> None:
 
 
 def field_type(record: Any, name: str) -> Any:
-    """The type of a record's field, or one sentence with the nearest name."""
+    """The type of a configuration's field, or a ValueError with the closest name."""
     known = fields_of(record)
     if name not in known:
         owner = "Recipe.model" if record is ModelConfig else record.__name__
@@ -65,7 +65,7 @@ def field_type(record: Any, name: str) -> Any:
 
 
 def fields_of(hint: Any) -> dict[str, Any]:
-    """The fields that a value of a type has, with their types; of a choice, those of all its kinds.
+    """The fields of a type, with their types; of a choice, those of all its kinds.
 
     >>> list(fields_of(Recipe))[:3], fields_of(int)
     (['task', 'model', 'data'], {})
@@ -76,24 +76,24 @@ def fields_of(hint: Any) -> dict[str, Any]:
     if not isinstance(hint, type) or not issubclass(hint, Config):
         return {}
     types_of: Any = field_types
-    found = {name: types_of(hint)[name] for name in names(hint)}
+    fields = {name: types_of(hint)[name] for name in names(hint)}
     if hint is Recipe:
-        return found | {"model": ModelConfig}
-    return {"preset": str} | found if hint is ModelConfig else found
+        return fields | {"model": ModelConfig}
+    return {"preset": str} | fields if hint is ModelConfig else fields
 
 
 def read_value(text: str, hint: Any, where: str) -> Any:
-    """What a text on the command line means for a field."""
+    """The value of a field from its text on the command line."""
     if takes_text(hint):
         return None if text in ("null", "~") else text
     return None if text == "none" and may_be_none(hint) else from_yaml(text, where)
 
 
-def copied(value: Any) -> Any:
-    """Mappings and lists copied all the way down, the rest as it is."""
+def deep_copy(value: Any) -> Any:
+    """A copy of nested mappings and lists; other values are shared."""
     if isinstance(value, Mapping):
-        return {key: copied(inner) for key, inner in value.items()}
-    return [copied(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+        return {key: deep_copy(inner) for key, inner in value.items()}
+    return [deep_copy(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def is_choice(hint: Any) -> bool:
@@ -105,7 +105,7 @@ def may_be_none(hint: Any) -> bool:
 
 
 def without_none(hint: Any) -> Any:
-    """What a field holds that may hold nothing.
+    """The type of an optional field without None.
 
     >>> without_none(int | None), without_none(int)
     (<class 'int'>, <class 'int'>)
@@ -115,6 +115,6 @@ def without_none(hint: Any) -> Any:
 
 
 def takes_text(hint: Any) -> bool:
-    """Whether a field holds text, or text or nothing."""
+    """Whether a field is a string, optional or not."""
     hint = without_none(hint)
     return hint is str or (get_origin(hint) is Literal and all(isinstance(a, str) for a in get_args(hint)))

@@ -1,4 +1,4 @@
-"""The parts of a block and of the model's two ends, as configurations."""
+"""Configurations of a model's parts: attention, feed-forward, norm, placement, embedding, head, dropout, init."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ Projection = Literal["q", "k", "v", "out"]
 
 QK_NORMS = {
     "none": "queries and keys as projected",
-    "head": "each head normalized, one weight for all heads (Qwen 3, Gemma 3)",
-    "heads": "each head normalized, a weight for every head (Cohere, StableLM)",
+    "head": "each head normalized, one weight shared by all heads (Qwen 3, Gemma 3)",
+    "heads": "each head normalized, one weight per head (Cohere, StableLM)",
     "whole": "all heads normalized together (OLMo 2)",
 }
 
 
 class AttentionConfig(Config):
-    """Attention's own choices; head counts stand in the model's configuration.
+    """Attention; the numbers of heads are fields of ModelConfig.
 
-    `window` counts the keys a query sees, itself included; `sink_tokens` keep the first tokens visible past it, at
-    their true distance or, with `cap_sinks`, no further than the window and the sinks are long. `sink_logits`
-    gives every head a learned logit that takes part in the softmax. `qk_norm_bias` false leaves the bias out of the
-    norm of queries and keys, where the model's others have one (StableLM).
+    `window` is the number of keys a query attends to, its own included; `sink_tokens` keep the first tokens visible
+    beyond it, at their true distance or, with `cap_sinks`, at most as far as window and sinks are long. `sink_logits`
+    gives every head a learned logit in the softmax. `qk_norm_bias=False` leaves the bias out of the norms of queries
+    and keys where the model's other norms have one (StableLM).
 
     >>> AttentionConfig(window=4096, sink_tokens=4).sink_tokens
     4
@@ -45,7 +45,7 @@ class AttentionConfig(Config):
         not_negative(self, "sink_tokens")
         if self.sink_tokens and self.window is None:
             raise ValueError(
-                f"AttentionConfig.sink_tokens={self.sink_tokens} needs a window: without one every token is seen anyway"
+                f"AttentionConfig.sink_tokens={self.sink_tokens} needs a window: without one all tokens are visible"
             )
         if not self.qk_norm_bias and self.qk_norm == "none":
             raise ValueError(
@@ -60,8 +60,8 @@ class AttentionConfig(Config):
 class ExpertsConfig(Config):
     """A mixture of experts in place of one feed-forward network.
 
-    `normalize` rescales the chosen weights to add up to 1. `shared_dim` adds an expert that every token
-    takes, weighted by a learned gate where `shared_gate` says so.
+    `normalize` rescales the weights of the `top_k` experts to sum to 1. `shared_dim` adds a shared expert for every
+    token, weighted by a learned gate with `shared_gate`.
     """
 
     num_experts: int
@@ -98,13 +98,13 @@ class FeedForwardConfig(Config):
 
 
 class NormConfig(Choice, what="norm"):
-    """How a vector is brought to a common scale."""
+    """Normalization of hidden states."""
 
 
 class LayerNormConfig(NormConfig, kind="layernorm"):
     """(x - mean) / sqrt(variance + eps) * weight + bias.
 
-    `weight` and `bias` say whether there is one (an option of OPT leaves out both).
+    `weight` and `bias` are learned parameters that may be left out (an option of OPT leaves out both).
     """
 
     eps: float = 1e-5
@@ -130,7 +130,7 @@ class NoNormConfig(NormConfig, kind="none"):
 
 
 class PlacementConfig(Choice, what="placement"):
-    """Where norms and residual connections stand around the sub-layers of a block."""
+    """Placement of norms and residual connections around the sub-layers of a block."""
 
     multiplier: float = 1.0
     final_norm: ClassVar[bool] = True
@@ -151,7 +151,7 @@ class PreConfig(PlacementConfig, kind="pre"):
 
 
 class PostConfig(PlacementConfig, kind="post"):
-    """norm(x + f(x)), as in 2017."""
+    """norm(x + f(x)), as in the 2017 Transformer."""
 
     final_norm: ClassVar[bool] = False
 
@@ -177,12 +177,12 @@ class ParallelConfig(PlacementConfig, kind="parallel"):
 
 
 class EmbeddingConfig(Config):
-    """The model's first layer, and whether the last one shares its table.
+    """The embedding layer, and whether the output layer shares its weights (`tied`).
 
-    `scale` multiplies the token vectors ("sqrt" for the square root of the width), itself rounded to their type
-    first where `round_scale` says so (Gemma); `norm` follows the sum of tokens, positions and types; `width` is
-    the table's own width where it differs from the model's. What is brought to the model's width is the token
-    vectors or, with `project="sum"`, the sum after its norm, with a bias (RoFormer, ELECTRA).
+    `scale` multiplies the token embeddings ("sqrt": the square root of the width); with `round_scale` it is rounded to
+    their dtype first (Gemma). `norm` follows the sum of token, position and type embeddings. `width` is the embedding
+    width where it differs from `dim`; projected to `dim` are the token embeddings or, with `project="sum"`, the
+    normalized sum, with a bias (RoFormer, ELECTRA).
     """
 
     tied: bool = True
@@ -208,19 +208,19 @@ POOLERS = {
     "first": "tanh(dense(h)) of the first real token, as in BERT",
     "cls": "the first real token's vector as it is",
     "mean": "the mean over the real tokens",
-    "max": "the largest value over the real tokens, feature by feature",
+    "max": "the maximum over the real tokens, per feature",
 }
 Pooling = Literal["none", "first", "cls", "mean", "max"]
 
 
 class HeadConfig(Choice, what="head"):
-    """What the model gives out."""
+    """The model's output."""
 
     pooler: Pooling = "none"
 
 
 class LogitsConfig(HeadConfig):
-    """What heads over the vocabulary share; the multiplier "rsqrt" is 1/sqrt(dim)."""
+    """What heads with logits over the vocabulary share; the multiplier "rsqrt" is 1/sqrt(dim)."""
 
     bias: bool = False
     multiplier: float | Literal["rsqrt"] = 1.0
@@ -233,7 +233,7 @@ class LogitsConfig(HeadConfig):
 
 
 class LanguageHeadConfig(LogitsConfig, kind="lm"):
-    """Logits over the vocabulary, with a multiplier and a soft-cap where a family has them."""
+    """Logits over the vocabulary, with an optional multiplier and soft-cap."""
 
 
 class MaskedHeadConfig(LogitsConfig, kind="mlm"):
@@ -253,14 +253,14 @@ class MaskedHeadConfig(LogitsConfig, kind="mlm"):
 class NoHeadConfig(HeadConfig, kind="none"):
     """The last hidden states.
 
-    `project` brings them to the token table's own width (OPT-350m).
+    `project` projects them to the embedding width (OPT-350m).
     """
 
     project: bool = False
 
 
 class PooledHeadConfig(HeadConfig, kind="pooled"):
-    """One vector a sequence, as its pooler makes it; `normalize` brings it to length 1."""
+    """One vector per sequence, from the pooler; `normalize` scales it to unit length."""
 
     pooler: Pooling = "first"
     normalize: bool = False
@@ -268,11 +268,11 @@ class PooledHeadConfig(HeadConfig, kind="pooled"):
     def check(self) -> None:
         if self.pooler == "none":
             known = ", ".join(name for name in POOLERS if name != "none")
-            raise ValueError(f"PooledHeadConfig.pooler must be one of {known}: the head gives out what it pools")
+            raise ValueError(f"PooledHeadConfig.pooler must be one of {known}: the pooled vector is its output")
 
 
 class DropoutConfig(Config):
-    """Probabilities of dropping, by place."""
+    """Dropout probabilities."""
 
     embedding: float = 0.0
     attention: float = 0.0
@@ -286,7 +286,7 @@ class DropoutConfig(Config):
 
 
 class InitConfig(Choice, what="initialization"):
-    """How fresh weights are drawn."""
+    """Weight initialization."""
 
 
 class NormalInitConfig(InitConfig, kind="normal"):
@@ -300,12 +300,12 @@ class NormalInitConfig(InitConfig, kind="normal"):
 
 
 class XavierInitConfig(InitConfig, kind="xavier"):
-    """Xavier normal for every projection, tokens with std 1/sqrt(dim)."""
+    """Xavier normal for every projection, token embeddings with std 1/sqrt(dim)."""
 
 
 class FanInInitConfig(InitConfig, kind="fan-in"):
-    """Normal with std 1/sqrt(fan-in) for projections and 1 for tokens, as in PaLM."""
+    """Normal with std 1/sqrt(fan-in) for projections and 1 for token embeddings, as in PaLM."""
 
 
 class T5InitConfig(InitConfig, kind="t5"):
-    """T5's: fan-in, queries smaller by sqrt(head_dim) in place of the scores' division, tokens with std 1."""
+    """T5's: fan-in, queries smaller by sqrt(head_dim) instead of scaled scores, token embeddings with std 1."""

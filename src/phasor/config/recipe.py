@@ -1,4 +1,4 @@
-"""Recipes: everything a training run needs to know, as records. Nothing here imports torch."""
+"""Recipes: the whole configuration of a training run. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from phasor.config.schema import Config, names, not_negative, positive, quote, u
 from phasor.config.yaml_text import from_yaml
 
 Task = Literal["lm", "translation", "mlm"]
-MOST_WORKERS, MOST_TOKENS = 256, 1 << 24
+MAX_WORKERS, MAX_VOCAB_SIZE = 256, 1 << 24
 
 
 class DataConfig(Config):
@@ -56,31 +56,31 @@ class DataConfig(Config):
     def check(self) -> None:
         positive(self, "vocab_size", "sequence_length", "pad_to_multiple_of")
         not_negative(self, "workers")
-        if self.workers > MOST_WORKERS:
-            raise ValueError(f"DataConfig.workers must be at most {MOST_WORKERS}, not {self.workers}")
-        if self.vocab_size > MOST_TOKENS:
-            raise ValueError(f"DataConfig.vocab_size must be at most {MOST_TOKENS}, not {self.vocab_size}")
+        if self.workers > MAX_WORKERS:
+            raise ValueError(f"DataConfig.workers must be at most {MAX_WORKERS}, not {self.workers}")
+        if self.vocab_size > MAX_VOCAB_SIZE:
+            raise ValueError(f"DataConfig.vocab_size must be at most {MAX_VOCAB_SIZE}, not {self.vocab_size}")
         if not 0 < self.validation_fraction < 1:
             raise ValueError(f"DataConfig.validation_fraction must be between 0 and 1, not {self.validation_fraction}")
         for name in ("train", "valid"):
             if getattr(self, f"{name}_target") is not None and getattr(self, name) is None:
                 raise ValueError(f"DataConfig.{name}_target needs DataConfig.{name}, the other side of the text")
-        if self.makes_its_own and (self.train or self.valid):
+        if self.generates_data and (self.train or self.valid):
             raise ValueError(
-                f"DataConfig.format is {self.format!r}, which makes its own data: leave train and valid out"
+                f"DataConfig.format is {self.format!r}, which generates its own data: leave train and valid out"
             )
 
     @property
-    def makes_its_own(self) -> bool:
+    def generates_data(self) -> bool:
         """Whether the format needs no files."""
         return self.format in ("python", "dates")
 
 
 class OptimizerConfig(Config):
-    """AdamW: its highest rate, its two averages, the decay of matrices, and how new weights are rounded.
+    """AdamW: peak learning rate, betas, epsilon, weight decay of matrices, and rounding of bfloat16 parameters.
 
-    To the nearest number bfloat16 weights lose every update below a 512th of a weight; "stochastic", on a GPU, rounds
-    them up or down at random so that what an update does on average is kept.
+    Rounded to nearest, bfloat16 parameters lose every change below 1/512 of their value; "stochastic" rounding, on a
+    GPU, rounds up or down at random so that changes are kept on average.
     """
 
     lr: float = 3e-4
@@ -104,11 +104,11 @@ class TrainConfig(Config):
     An optimizer step takes `gradient_accumulation_steps` batches of at most `batch_tokens` tokens. `steps` counts
     optimizer steps; without `steps` and `epochs` a run makes one epoch. The `precision` "auto" is bfloat16 autocast
     on a GPU and float32 elsewhere; "float8" computes the matrix products of blocks in 8 bits, except routers and
-    experts, and the rest in bfloat16. `param_dtype` is the type parameters are kept in: bfloat16 halves the memory, and
-    loses updates below a 256th of a weight. On a GPU `cuda_graphs` captures the step of each batch shape as a CUDA
+    experts, and the rest in bfloat16. `param_dtype` is the dtype of parameters: bfloat16 halves the memory, and
+    loses changes below 1/256 of a parameter. On a GPU `cuda_graphs` captures the step of each batch shape as a CUDA
     graph, so that the device does not wait for the host.
 
-    >>> TrainConfig(epochs=2.5, gradient_accumulation_steps=2).num_steps(per_epoch=9)
+    >>> TrainConfig(epochs=2.5, gradient_accumulation_steps=2).num_steps(batches_per_epoch=9)
     12
     """
 
@@ -155,17 +155,17 @@ class TrainConfig(Config):
             raise ValueError(f"TrainConfig.ema_decay must be between 0 and 1, not {self.ema_decay}")
         if self.ema_decay is not None and self.param_dtype != "float32":
             raise ValueError(
-                "TrainConfig.ema_decay averages in the weights' own type: leave TrainConfig.param_dtype at float32"
+                "TrainConfig.ema_decay averages in the parameters' dtype: leave TrainConfig.param_dtype at float32"
             )
 
-    def num_steps(self, per_epoch: int) -> int:
-        """How many updates a run makes whose data are so many batches."""
+    def num_steps(self, batches_per_epoch: int) -> int:
+        """The number of optimizer steps of a run whose data are so many batches per epoch."""
         if self.steps is not None:
             return self.steps
-        wanted = (1.0 if self.epochs is None else self.epochs) * per_epoch / self.gradient_accumulation_steps
-        if wanted >= 1 << 63:
-            raise ValueError(f"TrainConfig.epochs is {self.epochs:g}, which is more updates than can be counted")
-        return max(1, math.ceil(wanted))
+        steps = (1.0 if self.epochs is None else self.epochs) * batches_per_epoch / self.gradient_accumulation_steps
+        if steps >= 1 << 63:
+            raise ValueError(f"TrainConfig.epochs is {self.epochs:g}, which is more steps than can be counted")
+        return max(1, math.ceil(steps))
 
 
 class SaveConfig(Config):
@@ -179,7 +179,7 @@ class SaveConfig(Config):
 
 
 class Recipe(Config):
-    """A whole training run. `model` holds a "preset" and fields of ModelConfig, nested as deep as they are.
+    """A whole training run. `model` holds a "preset" and any fields of ModelConfig, nested as there.
 
     >>> recipe = Recipe(model={"preset": "gpt-2", "dim": 64, "position": {"kind": "rotary"}}, schedule="wsd")
     >>> Recipe.from_json(recipe.to_json()) == recipe
@@ -219,11 +219,11 @@ class Recipe(Config):
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
         """A recipe from a YAML or JSON file."""
-        return cls.named(read_recipe(path), path)
+        return cls.from_mapping(read_recipe(path), path)
 
     @classmethod
-    def named(cls, data: Mapping[str, Any], path: str | Path) -> Self:
-        """A recipe from a mapping; errors begin with the name of its file."""
+    def from_mapping(cls, data: Mapping[str, Any], path: str | Path) -> Self:
+        """A recipe from the mapping in a file; errors begin with the file's name."""
         try:
             return cls.from_dict(data)
         except ValueError as error:
@@ -231,7 +231,7 @@ class Recipe(Config):
 
 
 def read_recipe(path: str | Path) -> dict[str, Any]:
-    """The mapping in a YAML or JSON file, not yet checked."""
+    """The mapping in a YAML or JSON file, not validated yet."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:

@@ -1,11 +1,9 @@
-"""What every configuration shares: frozen keyword-only records, checked when made, JSON both ways.
+"""What every configuration shares: frozen keyword-only dataclasses, validated on construction, JSON both ways.
 
-Two ideas carry the rest of phasor:
-
-- A *record* (`Config`) checks the names and the types of its fields when it is made, so a mistake is
-  reported where it was written.
-- A *choice* (`Choice`) is a record that is one of several kinds. Its subclasses register under a short
-  name, and wherever a field expects the choice, that name (or a dict with the key "kind") does as well.
+- `Config` validates the names and types of its fields on construction, so that an error is reported where the
+  mistake was written.
+- `Choice` is a configuration that is one of several kinds. Its subclasses register under a short name, and
+  wherever a field expects the choice, that name (or a dict with the key "kind") is accepted as well.
 """
 
 from __future__ import annotations
@@ -23,10 +21,10 @@ from typing import Any, ClassVar, Literal, Self, TypeVar, cast, dataclass_transf
 C = TypeVar("C", bound="Config")
 
 
-def nearest(name: object, known: Iterable[str]) -> str:
-    """A hint naming the closest known name, or nothing.
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """A hint with the closest known name, or an empty string.
 
-    >>> nearest("rotari", ["rotary", "alibi"])
+    >>> did_you_mean("rotari", ["rotary", "alibi"])
     " (did you mean 'rotary'?)"
     """
     close = difflib.get_close_matches(str(name), list(known), n=1)
@@ -34,26 +32,26 @@ def nearest(name: object, known: Iterable[str]) -> str:
 
 
 def unknown(what: str, name: object, known: Iterable[str]) -> ValueError:
-    """The error for a name nobody registered: it lists the known ones and suggests the nearest."""
+    """The error for an unknown name: it lists the known ones and suggests the closest."""
     known = list(known)
-    return ValueError(f"unknown {what} {quote(name)}{nearest(name, known)}; known: {', '.join(known) or 'none'}")
+    return ValueError(f"unknown {what} {quote(name)}{did_you_mean(name, known)}; known: {', '.join(known) or 'none'}")
 
 
 def quote(value: object) -> str:
-    """A value as an error quotes it: one line, and not a long one."""
+    """The `repr` of a value for an error message: one line of at most 120 characters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 120 else text[:117] + "..."
 
 
 def by_kind(kind: str) -> Any:
-    """The default of a choice by its kind, which is looked up when a record is made and not when it is defined."""
+    """The default of a choice by its kind, which is looked up on construction and not at class definition."""
     return kind
 
 
 DERIVE = "derive"
 
 
-def derived(rule: Callable[[Any], Any]) -> Any:
+def derived_field(rule: Callable[[Any], Any]) -> Any:
     """A field that may be left out (or None): its value then follows from the other fields, by `rule(config)`.
 
     `replace` and `to_dict` keep it left out, so that it follows the fields that are changed later.
@@ -63,9 +61,9 @@ def derived(rule: Callable[[Any], Any]) -> Any:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Config:
-    """A frozen record of named fields. Subclasses only list fields and say in `check` what must hold.
+    """A frozen dataclass of named fields. Subclasses list fields and validate them in `check`.
 
-    `left_out` names the `derived` fields that were not given, whose values follow from other fields.
+    `left_out` names the `derived_field`s that were not given, whose values follow from other fields.
     """
 
     left_out: ClassVar[frozenset[str]] = frozenset()
@@ -73,19 +71,19 @@ class Config:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         dataclasses.dataclass(frozen=True, kw_only=True)(cls)
-        made: Callable[..., None] = cls.__init__
+        generated_init: Callable[..., None] = cls.__init__
 
-        @functools.wraps(made)
+        @functools.wraps(generated_init)
         def init(self: Config, *args: Any, **given: Any) -> None:
             if args:
                 raise ValueError(f"{cls.__name__} takes its fields by name, as in {cls.__name__}({names(cls)[0]}=...)")
             for name in given:
                 if name not in names(cls):
                     raise unknown(f"field of {cls.__name__}", name, names(cls))
-            missing = [f.name for f in fields(cls) if f.name not in given and required(f)]
+            missing = [f.name for f in fields(cls) if f.name not in given and is_required(f)]
             if missing:
                 raise ValueError(f"{cls.__name__} needs {', '.join(missing)}")
-            made(self, **given)
+            generated_init(self, **given)
 
         setattr(cls, "__init__", init)  # noqa: B010
 
@@ -95,7 +93,7 @@ class Config:
         object.__setattr__(self, "left_out", frozenset(f.name for f in left_out))
         for name in names(type(self)):
             if name not in self.left_out:
-                value = fit(getattr(self, name), hints[name], f"{type(self).__name__}.{name}")
+                value = coerce(getattr(self, name), hints[name], f"{type(self).__name__}.{name}")
                 object.__setattr__(self, name, value)
         for field in left_out:
             object.__setattr__(self, field.name, field.metadata[DERIVE](self))
@@ -106,10 +104,10 @@ class Config:
         return None if name in self.left_out else getattr(self, name)
 
     def check(self) -> None:
-        """Raise ValueError for values that contradict each other. Nothing by default."""
+        """Raise ValueError for invalid values; does nothing by default."""
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed, checked again.
+        """A copy with some fields changed, validated again.
 
         >>> from phasor.config import RMSNormConfig
         >>> RMSNormConfig().replace(eps=1e-5).eps
@@ -119,7 +117,7 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, numbers and strings; `from_dict` reads them back."""
-        return {name: plain(self._given(name)) for name in names(type(self))}
+        return {name: to_plain(self._given(name)) for name in names(type(self))}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -141,7 +139,7 @@ class Config:
 
 
 class Choice(Config):
-    """A record that is one of several kinds: `class ALiBiConfig(PositionConfig, kind="alibi")`."""
+    """A configuration that is one of several kinds: `class ALiBiConfig(PositionConfig, kind="alibi")`."""
 
     kind: ClassVar[str]
     kinds: ClassVar[dict[str, type[Any]]]
@@ -175,7 +173,7 @@ class Choice(Config):
 
 
 def named_fields(cls: type[Config], data: object) -> dict[str, Any]:
-    """A mapping from field names, or one sentence saying that it is not one."""
+    """The mapping as a dict, or a ValueError if it is not a mapping from field names."""
     if not isinstance(data, Mapping):
         raise ValueError(f"{cls.__name__} is read from a mapping of its fields, not from {quote(data)}")
     for name in data:
@@ -189,11 +187,11 @@ def fields(cls: type[Config]) -> tuple[dataclasses.Field[Any], ...]:
 
 
 def names(cls: type[Any]) -> list[str]:
-    """The field names of a record, in the order they are written."""
+    """The field names of a configuration, in the order of their definition."""
     return [f.name for f in fields(cls)]
 
 
-def required(field: dataclasses.Field[Any]) -> bool:
+def is_required(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
@@ -202,20 +200,20 @@ def field_types(cls: type[Any]) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     if isinstance(value, Config):
         return value.to_dict()
     if isinstance(value, Mapping):
-        return {name: plain(v) for name, v in value.items()}
+        return {name: to_plain(v) for name, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
+        return [to_plain(v) for v in value]
     return value
 
 
-def fit(value: Any, hint: Any, where: str) -> Any:
-    """The value as the type its field states, or one sentence saying what was expected.
+def coerce(value: Any, hint: Any, where: str) -> Any:
+    """The value converted to the type of its field, or a ValueError that says what was expected.
 
-    Whole numbers pass for floats, lists for tuples, and a kind's name or a dict for a record.
+    Integers are accepted as floats, lists as tuples, and a kind's name or a dict as a configuration.
     """
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
@@ -223,27 +221,27 @@ def fit(value: Any, hint: Any, where: str) -> Any:
             return None
         inner = [a for a in args if a is not type(None)]
         if len(inner) == 1:
-            return fit(value, inner[0], where)
+            return coerce(value, inner[0], where)
         for arg in inner:
             try:
-                return fit(value, arg, where)
+                return coerce(value, arg, where)
             except ValueError:
                 continue
-        raise ValueError(f"{where} must be {described(hint)}, not {quote(value)}")
+        raise ValueError(f"{where} must be {describe_type(hint)}, not {quote(value)}")
     if origin is Literal:
         if not any(value == a and type(value) is type(a) for a in args):
             raise ValueError(
-                f"{where} must be one of {', '.join(map(repr, args))}, not {quote(value)}{nearest(value, args)}"
+                f"{where} must be one of {', '.join(map(repr, args))}, not {quote(value)}{did_you_mean(value, args)}"
             )
         return value
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
             raise ValueError(f"{where} must be a list, not {quote(value)}")
-        return tuple(fit(v, args[0], f"{where}[{i}]") for i, v in enumerate(value))
+        return tuple(coerce(v, args[0], f"{where}[{i}]") for i, v in enumerate(value))
     if origin is dict:
         if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
             raise ValueError(f"{where} must be a mapping of names, not {quote(value)}")
-        return plain(value)
+        return to_plain(value)
     if isinstance(hint, type) and issubclass(hint, Config):
         if isinstance(value, hint):
             return value
@@ -251,23 +249,23 @@ def fit(value: Any, hint: Any, where: str) -> Any:
             return hint.from_dict({"kind": value})
         if isinstance(value, Mapping):
             return hint.from_dict(value)
-        raise ValueError(f"{where} must be {described(hint)}, not {quote(value)}")
+        raise ValueError(f"{where} must be {describe_type(hint)}, not {quote(value)}")
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         if not abs(value) <= sys.float_info.max:
             raise ValueError(f"{where} must be a finite number, not {quote(value)}")
         return float(value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise ValueError(f"{where} must be {described(hint)}, not {quote(value)}")
+        raise ValueError(f"{where} must be {describe_type(hint)}, not {quote(value)}")
     if hint is int and abs(value) >= 1 << 63:
-        raise ValueError(f"{where} must be a whole number of at most 63 bits, not {quote(value)}")
+        raise ValueError(f"{where} must be an integer of at most 63 bits, not {quote(value)}")
     return value
 
 
-def described(hint: Any) -> str:
-    """A type in a reader's words."""
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+def describe_type(hint: Any) -> str:
+    """A type in words, for error messages."""
+    words = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return " or ".join("nothing" if a is type(None) else described(a) for a in typing.get_args(hint))
+        return " or ".join("nothing" if a is type(None) else describe_type(a) for a in typing.get_args(hint))
     if typing.get_origin(hint) is Literal:
         return "one of " + ", ".join(map(repr, typing.get_args(hint)))
     if typing.get_origin(hint) is tuple:

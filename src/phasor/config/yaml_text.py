@@ -16,10 +16,10 @@ SCALARS = (
 
 
 def from_yaml(text: str, where: str) -> Any:
-    """What a YAML (or JSON) text holds, or one sentence naming the place of the mistake.
+    """The value of a YAML (or JSON) text, or a ValueError with the line of the mistake.
 
-    >>> from_yaml("{rate: 3e-4, device: cpu, compile: no}", "here")
-    {'rate': 0.0003, 'device': 'cpu', 'compile': 'no'}
+    >>> from_yaml("{lr: 3e-4, device: cpu, compile: no}", "here")
+    {'lr': 0.0003, 'device': 'cpu', 'compile': 'no'}
     """
     try:
         import yaml  # type: ignore[import-untyped]
@@ -54,7 +54,7 @@ def loader() -> Any:
                 seen.add(key.value)
             return super().construct_mapping(node, deep)
 
-    def whole(load: Any, node: Any) -> int:
+    def integer(load: Any, node: Any) -> int:
         return int(node.value)
 
     def number(load: Any, node: Any) -> float:
@@ -62,6 +62,6 @@ def loader() -> Any:
 
     for tag, pattern, first in SCALARS:
         Loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"(?:{pattern})$"), first)
-    Loader.add_constructor("tag:yaml.org,2002:int", whole)
+    Loader.add_constructor("tag:yaml.org,2002:int", integer)
     Loader.add_constructor("tag:yaml.org,2002:float", number)
     return Loader

@@ -90,7 +90,7 @@ def evaluation_texts(trained: TrainedRun, data: str | Path | None, target: str |
         raise ValueError("target is the other side of data, for a run that translates")
     if data is None:
         return trained.valid_texts()
-    if config.makes_its_own:
+    if config.generates_data:
         config = config.replace(format="auto")
     if task == "translation":
         return pairs(str(data), config, None if target is None else str(target))

@@ -62,7 +62,7 @@ def open_run(folder: Path, device: torch.device) -> TrainedRun:
     """A run with the model it ended with, or with its newest whole checkpoint if it has not ended."""
     if not is_run(folder):
         raise ValueError(f"{folder} is not the folder of a run: it has no {RECIPE}")
-    recipe = Recipe.named(read_json(folder / RECIPE), folder / RECIPE)
+    recipe = Recipe.from_mapping(read_json(folder / RECIPE), folder / RECIPE)
     prepared = open_prepared(folder / DATA)
     place = folder / MODEL
     if (place / CONFIG).is_file():

@@ -102,7 +102,7 @@ def backends(
     """
     name, model = named(DEFAULT if config is None else config)
     if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
-        raise ValueError(f"length must be a whole number of at least 1, not {quote(length)}")
+        raise ValueError(f"length must be an integer of at least 1, not {quote(length)}")
     if not isinstance(training, bool):
         raise ValueError(f"training must be True or False, not {quote(training)}")
     if weights is not None and (weights not in WEIGHTS or training):

@@ -84,7 +84,7 @@ def explain(
         first = first.with_extension(extension)
         name = f"{name} with {extension.kind}"
     if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
-        raise ValueError(f"length must be a whole number of at least 1, not {length!r}")
+        raise ValueError(f"length must be an integer of at least 1, not {length!r}")
     if other is None:
         return Explanation(name, schemes_of(first, length))
     other_name, second = named(other)

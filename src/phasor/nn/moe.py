@@ -105,7 +105,7 @@ def balancing_loss(router_logits: list[Tensor], top_k: int, attention_mask: Tens
         raise ValueError("router_logits must be a list of the routers' logits, such as record.router, and not empty")
     least = min(logits.shape[-1] for logits in router_logits)
     if type(top_k) is not int or not 1 <= top_k <= least:
-        raise ValueError(f"top_k must be a whole number between 1 and the {least} experts, not {quote(top_k)}")
+        raise ValueError(f"top_k must be an integer between 1 and the {least} experts, not {quote(top_k)}")
     for logits in router_logits:
         if attention_mask is not None and (
             attention_mask.dtype != torch.bool or attention_mask.shape != logits.shape[:-1]

@@ -1,9 +1,9 @@
-"""Exact phases: angles as 64-bit fixed-point fractions of a turn.
+"""Exact phases: angles as 64-bit fixed-point fractions of a full rotation.
 
-A frequency of `theta` radians per position is kept as `inc = round(theta / (2 pi) * 2^64)`. Then
-`position * inc`, wrapping at 2^64, is the phase: whole turns fall off the top, and what is left is exact
-to 2^-65 of a turn per position. Read as a signed number it lies in [-1/2, 1/2) turns, where float64 loses
-nothing that float32 could show.
+A frequency of `theta` radians per position is stored as `inc = round(theta / (2 pi) * 2^64)`. Then
+`position * inc`, wrapping at 2^64, is the phase: full rotations overflow, and the rest is exact to 2^-65 of a
+rotation per position. As a signed integer it lies in [-1/2, 1/2) rotations, where float64 loses nothing that
+float32 could represent.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from torch import Tensor
 
 from phasor.nn.positions.frequencies import PI, high_precision
 
-TURN = 1 << 64
+ROTATION = 1 << 64  # a full rotation
 
 
 @high_precision
 def increment(frequency: Decimal) -> int:
-    """Radians per position as a signed 64-bit fraction of a turn.
+    """Radians per position as a signed 64-bit fraction of a full rotation.
 
     >>> increment(2 * PI), increment(PI / 2) == 2**62
     (0, True)
     """
-    turns = int((frequency / (2 * PI) * TURN).to_integral_value(ROUND_HALF_EVEN)) % TURN
-    return turns - TURN if turns >= TURN // 2 else turns
+    phase = int((frequency / (2 * PI) * ROTATION).to_integral_value(ROUND_HALF_EVEN)) % ROTATION
+    return phase - ROTATION if phase >= ROTATION // 2 else phase
 
 
 def increments(frequencies: Sequence[Decimal]) -> tuple[int, ...]:
@@ -46,5 +46,5 @@ def cos_sin_of(positions: Tensor, increments: Tensor, dtype: torch.dtype = torch
     (torch.Size([2, 2]), True)
     """
     phase = positions * increments
-    angle = phase.to(torch.float64) * (2 * math.pi / TURN)
+    angle = phase.to(torch.float64) * (2 * math.pi / ROTATION)
     return torch.cos(angle).to(dtype), torch.sin(angle).to(dtype)

@@ -18,14 +18,14 @@ from phasor.nn.sequence import SequenceInfo
 from phasor.ops.attention.bias import Bias, DistanceBias
 from phasor.ops.constants import constant
 
-LONGEST = 4096  # the largest distance that is looked up by itself
+MAX_TABLE_DISTANCE = 4096  # beyond it the table by distance would be too long
 
 
 class T5Bias(Position, config=T5PositionConfig):
     """Half of the buckets hold one distance each, the other half log-spaced ranges up to `max_distance`.
 
-    Encoders tell before from after and give each direction half of the buckets; in decoders all that lies
-    ahead shares the bucket of distance 0. One table serves every layer that uses the scheme.
+    Encoders distinguish before from after, with half of the buckets per direction; in decoders everything ahead
+    shares the bucket of distance 0. One table serves every layer that uses the scheme.
     """
 
     config: T5PositionConfig
@@ -38,7 +38,7 @@ class T5Bias(Position, config=T5PositionConfig):
         self.bounds = bucket_bounds(self.buckets, config.max_distance)
         reach = self.bounds[-1]  # from here on all distances are in one bucket
         self.lowest = -reach if bidirectional else 0
-        self.by_distance = bucket_table(self.bounds, bidirectional) if reach <= LONGEST else None
+        self.by_distance = bucket_table(self.bounds, bidirectional) if reach <= MAX_TABLE_DISTANCE else None
         self.weight = nn.Parameter(torch.empty(config.num_buckets, num_heads))
 
     @classmethod
