@@ -13,7 +13,7 @@ from phasor.config.yaml_text import from_yaml
 
 
 def apply_overrides(recipe: Mapping[str, Any], changes: Mapping[str, str]) -> dict[str, Any]:
-    """A copy of a recipe's mapping with some fields apply_overrides.
+    """A copy of a recipe's mapping with some fields overridden.
 
     Values are parsed as YAML, and "none" is None where a field may be None; a string field takes its value verbatim.
     A new kind keeps those fields of the old one that both have and that differ from the old one's defaults.
