@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,7 +44,7 @@ class Batch:
         return (self.tokens,) if self.source is None else (self.source, self.tokens)
 
     @property
-    def sequence_args(self) -> dict[str, Tensor | None]:
+    def sequence_args(self) -> dict[str, Any]:
         """What a model takes by name: document ids, or a source's attention mask."""
         if self.source is None:
             return {"document_ids": self.document_ids}
