@@ -331,7 +331,7 @@ def test_every_field_has_its_line_in_the_help() -> None:
         "--data.format auto|text|jsonl|tsv|python|dates",
         "(default: 256)",
         "(default: cosine 0.1, linear 0, wsd 0)",
-        "none, sinusoidal, learned",
+        ", ".join(phasor.kinds("positions")),
         "exit codes: 0 finished 1 diverged",
         "143 stopped by SIGTERM",
     ):
