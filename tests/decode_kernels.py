@@ -59,7 +59,7 @@ def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode_attention, "TARGET_PROGRAMS", 4)
 
 
-def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(shape).to(dtype)
 
 

@@ -36,7 +36,7 @@ def save(model: Transformer, folder: str | Path, format: str = "phasor", *, prog
         raise ValueError(f"only a phasor.Transformer can be saved, not {quote(model)}")
     if is_quantized(model):
         raise ValueError(
-            "a model with weights in int8 is not saved: save the one it was made of, and quantize when loaded"
+            "a model with int8 weights cannot be saved: save the original model, and quantize it after loading"
         )
     with replaced(folder) as staged:
         FORMATS[format](model, staged, progress)

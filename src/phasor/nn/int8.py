@@ -37,9 +37,7 @@ class Int8(nn.Module):
     def matrix(self) -> Int8Matrix:
         """The weights."""
         if self.training:
-            raise ValueError(
-                "a model with weights in int8 is not trained: train the one it was made of, and quantize that"
-            )
+            raise ValueError("a model with int8 weights cannot be trained: train the original model, and quantize that")
         return Int8Matrix(self.weight, self.scales)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

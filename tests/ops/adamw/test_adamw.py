@@ -50,10 +50,10 @@ def full_state(optimizer, weights):
     return [x.detach().clone() for w in weights for x in (w, *optimizer.state[w].values())]
 
 
-def take_steps(optimizer, weights, numbers, path="triton"):
+def take_steps(optimizer, weights, steps, path="triton"):
     with dispatch.force_path(path):
-        for number in numbers:
-            set_gradients(weights, number)
+        for step in steps:
+            set_gradients(weights, step)
             assert (optimizer.why_not() is None) == (path == "triton")
             optimizer.step()
 
@@ -174,8 +174,8 @@ def test_many_steps_equal_torch():
     ours, theirs = parameters(), parameters()
     mine, own = build(AdamW, ours), build(torch.optim.AdamW, theirs)
     take_steps(mine, ours, range(6))
-    for number in range(6):
-        set_gradients(theirs, number)
+    for step in range(6):
+        set_gradients(theirs, step)
         own.step()
     for found, value in zip(full_state(mine, ours), full_state(own, theirs), strict=True):
         torch.testing.assert_close(found, value, rtol=1e-5, atol=1e-6)
@@ -195,8 +195,8 @@ def test_each_path_continues_from_the_others_state(paths):
     if kind is AdamW:
         take_steps(second, weights, range(3, 5))
     else:
-        for number in range(3, 5):
-            set_gradients(weights, number)
+        for step in range(3, 5):
+            set_gradients(weights, step)
             second.step()
     reference = build(AdamW, whole)
     take_steps(reference, whole, range(5), "reference")
@@ -223,12 +223,12 @@ def test_learning_rate_tensor_is_read_in_every_step():
     ours, theirs = parameters(), parameters()
     lr = torch.tensor(0.5)
     mine, own = build(AdamW, ours, lr, capturable=True), build(AdamW, theirs)
-    for number, value in enumerate((0.1, 0.003)):
+    for step, value in enumerate((0.1, 0.003)):
         lr.fill_(value)
         for group in own.param_groups:
             group["lr"] = value
-        take_steps(mine, ours, [number])
-        take_steps(own, theirs, [number])
+        take_steps(mine, ours, [step])
+        take_steps(own, theirs, [step])
     for found, value in zip(full_state(mine, ours), full_state(own, theirs), strict=True):
         torch.testing.assert_close(found, value, rtol=1e-6, atol=1e-7)
 
@@ -236,9 +236,9 @@ def test_learning_rate_tensor_is_read_in_every_step():
 def test_parameters_without_a_gradient_stay_and_count_no_step():
     ours, theirs = parameters(), parameters()
     mine, own = build(AdamW, ours), build(AdamW, theirs)
-    for number, without in enumerate([{0, 3, 5}, set(), {1}, {0, 1, 2, 3, 4}]):
+    for step, without in enumerate([{0, 3, 5}, set(), {1}, {0, 1, 2, 3, 4}]):
         for optimizer, weights, path in ((mine, ours, "triton"), (own, theirs, "reference")):
-            set_gradients(weights, number)
+            set_gradients(weights, step)
             for index in without:
                 weights[index].grad = None
             with dispatch.force_path(path):
@@ -251,11 +251,11 @@ def test_parameters_without_a_gradient_stay_and_count_no_step():
 def test_parameters_may_move_between_steps():
     ours, theirs = parameters(), parameters()
     mine, own = build(AdamW, ours), build(AdamW, theirs)
-    for number in range(3):
+    for step in range(3):
         for weight in ours:
             weight.data = weight.data.clone()
-        take_steps(mine, ours, [number])
-        take_steps(own, theirs, [number], "reference")
+        take_steps(mine, ours, [step])
+        take_steps(own, theirs, [step], "reference")
     for found, value in zip(full_state(mine, ours), full_state(own, theirs), strict=True):
         torch.testing.assert_close(found, value, rtol=1e-5, atol=1e-6)
 
@@ -404,15 +404,15 @@ def test_stochastic_rounding_is_refused_without_the_kernel():
 
 def test_optimizer_steps_of_a_model_equal_torch(tmp_path):
     """The same gradients, clipped; the loss of one step in between is not finite."""
-    made = recipe(tmp_path, model__dropout={}, train__max_grad_norm=0.1)
-    material = training_runs.stand_in(made, None, None)
-    trainers = [Trainer(build_model(made, material), made, 9) for _ in range(2)]
+    options = recipe(tmp_path, model__dropout={}, train__max_grad_norm=0.1)
+    material = training_runs.stand_in(options, None, None)
+    trainers = [Trainer(build_model(options, material), options, 9) for _ in range(2)]
     trainers[1].model.load_state_dict(trainers[0].model.state_dict())
-    for number in range(4):
+    for step in range(4):
         trainers[0].optimizer.zero_grad()
-        measured = trainers[0].forward_backward(number, [training_runs.Documents()[number]], 48.0)
+        measured = trainers[0].forward_backward(step, [training_runs.Documents()[step]], 48.0)
         assert float(measured[1]) > 0.1
-        if number == 2:
+        if step == 2:
             measured[0] = torch.nan
         for name, weight in trainers[1].parameters.items():
             weight.grad = trainers[0].parameters[name].grad.clone()

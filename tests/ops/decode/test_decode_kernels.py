@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from decode_kernels import ROUNDING, bfloat16_in_the_interpreter, drawn, rms_norm  # noqa: F401
+from decode_kernels import ROUNDING, bfloat16_in_the_interpreter, randn, rms_norm  # noqa: F401
 from device import DEVICE
 from schemes import relative_change
 
@@ -45,8 +45,8 @@ from phasor.ops.decode import (
     ],
 )
 def test_projections(rows, inputs, outputs, tiles, dtype):
-    x, weight, bias = drawn(rows, inputs, dtype=dtype), drawn(outputs, inputs, dtype=dtype), drawn(outputs, dtype=dtype)
-    norm_weight, residual = drawn(inputs, dtype=dtype), drawn(rows, outputs, dtype=dtype)
+    x, weight, bias = randn(rows, inputs, dtype=dtype), randn(outputs, inputs, dtype=dtype), randn(outputs, dtype=dtype)
+    norm_weight, residual = randn(inputs, dtype=dtype), randn(rows, outputs, dtype=dtype)
     wide = [t.double() for t in (x, weight, bias, norm_weight, residual)]
     norm, wide_norm = NormArgs(norm_weight, 1.0, 1e-3), NormArgs(wide[3], 1.0, 1e-3)
     exact = rms_norm(wide[0], wide[3], 1.0, 1e-3) @ wide[1].mT + wide[2]
@@ -87,7 +87,7 @@ def test_activations(name, rows):
     config = phasor.FeedForwardConfig(activation=name, bias=True)
     width, hidden = 24, 21
     outputs = hidden * (2 if config.gated else 1)
-    x, weight, bias, norm_weight = drawn(rows, width), drawn(outputs, width), drawn(outputs), drawn(width)
+    x, weight, bias, norm_weight = randn(rows, width), randn(outputs, width), randn(outputs), randn(width)
     wide = [t.double() for t in (x, weight, bias, norm_weight)]
     projected = rms_norm(wide[0], wide[3], 0.0, 1e-5) @ wide[1].mT + wide[2]
     expected = phasor.nn.feed_forward.activate(projected, config.activation)
@@ -165,15 +165,15 @@ def test_attention(case, splits):
     held, slots, groups, shared, dim, width, adjacent, norm_kind, sinks = CASES[case]
     rows = len(held)
     lengths, positions = torch.tensor(held), torch.tensor(held) + 2**36 * torch.arange(rows)
-    qkv = drawn(rows, groups * (shared + 2) * dim)
-    keys, values = drawn(rows, slots, groups, dim), drawn(rows, slots, groups, dim)
+    qkv = randn(rows, groups * (shared + 2) * dim)
+    keys, values = randn(rows, slots, groups, dim), randn(rows, slots, groups, dim)
     empty = torch.arange(slots)[None] >= lengths[:, None]
     keys[empty], values[empty] = math.nan, math.nan  # slots without a token are not read
     inc = torch.randint(-(2**62), 2**62, (width // 2,))
     norms = None
     if norm_kind is not None:
         shapes = ((dim,), (dim,)) if norm_kind == "head" else ((groups * shared, dim), (groups, dim))
-        norms = QKNormArgs(*(drawn(*shape) for shape in shapes), 1.0, 1e-3)
+        norms = QKNormArgs(*(randn(*shape) for shape in shapes), 1.0, 1e-3)
     wide, before = (keys.double(), values.double()), (keys.clone(), values.clone())
     expected = attention_in_float64(
         qkv, *wide, lengths, positions, shared, 0.3, inc, 0.9, width, adjacent, norms, sinks
@@ -204,7 +204,7 @@ def test_attention(case, splits):
 @pytest.mark.parametrize("splits", [1, 3])
 def test_inputs_are_read_only_after_pdl_wait(splits, monkeypatch):
     """Before it, the projection is not there yet, and neither the cache nor the output may be written."""
-    qkv, keys, values = drawn(1, 4 * 8), drawn(1, 24, 1, 8), drawn(1, 24, 1, 8)
+    qkv, keys, values = randn(1, 4 * 8), randn(1, 24, 1, 8), randn(1, 24, 1, 8)
     lengths, inc = torch.tensor([20]), torch.randint(-(2**62), 2**62, (4,))
     wide = keys.double(), values.double()
     expected = attention_in_float64(qkv, *wide, lengths, lengths, 2, 0.3, inc, 1.0, 8, False, None, 0)

@@ -38,7 +38,7 @@ from phasor.ops.float8 import float8 as ops
 from phasor.ops.float8.float8 import weight_gradient
 from phasor.ops.glu import GLU_ACTIVATIONS, glu_ref
 from phasor.training.float8 import Float8FeedForward, convert_to_float8
-from phasor.training.optimizer import matrices
+from phasor.training.optimizer import decay_names
 
 HALF_ULP = 2**-4  # of a value with three mantissa bits
 
@@ -54,8 +54,8 @@ def test_every_element_is_rounded_once(dtype, size):
 
 
 def test_rows_of_zeros_and_rows_that_are_not_finite():
-    bits, scale = quantize_rows(torch.tensor([[0.0, 0.0], [1.0, float("inf")], [1.0, float("nan")]]))
-    back = bits.float() * scale
+    values, scale = quantize_rows(torch.tensor([[0.0, 0.0], [1.0, float("inf")], [1.0, float("nan")]]))
+    back = values.float() * scale
     assert back[0].tolist() == [0.0, 0.0]
     assert not back[1:].isfinite().all(-1).any()
 
@@ -182,8 +182,8 @@ def test_output_and_gradients_are_near_float64(bias, path):
     exact = [t.detach().double().requires_grad_() for t in (x, weight)]
     y = torch.nn.functional.linear(*exact)
     y.backward(upstream.double())
-    made = float8_linear(x, weight).detach()
-    for ours, theirs in ((made, y), (x.grad, exact[0].grad), (weight.grad, exact[1].grad)):
+    output = float8_linear(x, weight).detach()
+    for ours, theirs in ((output, y), (x.grad, exact[0].grad), (weight.grad, exact[1].grad)):
         assert 0.005 < off(ours, theirs) < 0.06  # rounded, and no more than float8 explains
     if shift is not None:
         assert off(shift.grad, upstream.double().sum((0, 1))) < 0.01
@@ -193,12 +193,12 @@ def test_scales_cost_the_weight_gradient_no_precision():
     """Tokens with inputs and gradients of all magnitudes: what counts in the sum keeps its three mantissa bits."""
     sizes = torch.exp2(torch.randint(-20, 21, (2, 64, 1)).float())
     x, grad = torch.randn(64, 48) * sizes[0], torch.randn(64, 32) * sizes[1]
-    (bits, scale), (more, more_scale) = quantize_rows(grad), quantize_rows(x)
+    (values, scale), (x_values, x_scale) = quantize_rows(grad), quantize_rows(x)
     weight = torch.empty(32, 48)
-    made = weight_gradient(bits, scale, transpose(more), more_scale, weight)
-    rounded = (bits.double() * scale).t() @ (more.double() * more_scale)
-    assert off(made, rounded) < 0.01
-    assert 0.005 < off(made, grad.double().t() @ x.double()) < 0.06
+    found = weight_gradient(values, scale, transpose(x_values), x_scale, weight)
+    rounded = (values.double() * scale).t() @ (x_values.double() * x_scale)
+    assert off(found, rounded) < 0.01
+    assert 0.005 < off(found, grad.double().t() @ x.double()) < 0.06
 
 
 @pytest.mark.parametrize("wrong", [float("inf"), float("nan")])
@@ -272,9 +272,9 @@ def test_frozen_weights_get_no_gradient(path):
 def test_weight_decay_has_the_same_weights():
     config = phasor.preset("llama-2", dim=32, hidden_dim=48, num_layers=1, num_heads=2, vocab_size=32)
     model = phasor.Transformer(config)
-    before = set(matrices(model))
+    before = set(decay_names(model))
     convert_to_float8(model)
-    assert set(matrices(model)) == before
+    assert set(decay_names(model)) == before
 
 
 def test_gradients_of_zeros_are_zeros():
@@ -287,19 +287,19 @@ def test_gradients_of_zeros_are_zeros():
 @pytest.mark.parametrize("shape", [(1, 1), (16, 3), (17, 130), (150, 33)], ids=str)
 @pytest.mark.parametrize("weighted", [True, False])
 def test_transpose(shape, weighted):
-    bits = (torch.randn(shape) * 60).to(FLOAT8)
+    values = (torch.randn(shape) * 60).to(FLOAT8)
     factor = torch.exp2(torch.randint(-12, 1, (shape[0], 1)).float()) if weighted else None
-    wanted = (bits.float() * (1.0 if factor is None else factor)).to(FLOAT8).float().t()
+    wanted = (values.float() * (1.0 if factor is None else factor)).to(FLOAT8).float().t()
     with dispatch.force_path("reference"):
-        reference = transpose(bits, factor)
-    assert torch.equal(reference.float(), transpose_ref(bits, factor).float())
+        reference = transpose(values, factor)
+    assert torch.equal(reference.float(), transpose_ref(values, factor).float())
     with dispatch.force_path("triton"):
-        made = transpose(bits, factor)
-    for found in (reference, made):
+        kernel = transpose(values, factor)
+    for found in (reference, kernel):
         assert found.shape == (shape[1], -(-shape[0] // 16) * 16)
         assert not found[:, shape[0] :].float().any()
     assert torch.equal(reference[:, : shape[0]].float(), wanted)
-    away = (made[:, : shape[0]].float() - wanted).abs()
+    away = (kernel[:, : shape[0]].float() - wanted).abs()
     assert (away <= 2**-9).all()  # the interpreter truncates subnormals, which a GPU rounds
 
 
@@ -312,14 +312,14 @@ def test_glu_kernels_are_the_formula_rounded_once(kind, shape):
     twin = x.double().requires_grad_()
     truth = glu_ref(twin, kind)
     (gradient,) = torch.autograd.grad((truth * grad.double()).sum(), twin)
-    for (bits, scale), exact in (
+    for (values, scale), exact in (
         (kernels.glu_float8(x, kind), truth.detach()),
         (kernels.glu_float8_backward(grad, x, kind), gradient),
     ):
         assert torch.equal(scale.log2(), scale.log2().round())
         assert (exact.abs().amax(-1, keepdim=True) <= scale.double() * FLOAT8_MAX * (1 + 1e-6)).all()
         assert (exact.abs().amax(-1, keepdim=True) * 2.001 >= scale.double() * FLOAT8_MAX).all()
-        away = (bits.double() - exact / scale).abs()
+        away = (values.double() - exact / scale).abs()
         held = rounds_up_to_power_of_two((exact / scale).abs()) | (
             away <= (exact / scale).abs() * HALF_ULP * 1.001 + 2**-9
         )
@@ -402,10 +402,10 @@ def test_compiles_without_graph_breaks(dynamic):
     _, ours, _ = networks()
     x = normal(7, 32).bfloat16().requires_grad_()
     with dispatch.force_path("triton"):
-        made = torch.compile(ours, fullgraph=True, backend="aot_eager", dynamic=dynamic)(x)
+        compiled = torch.compile(ours, fullgraph=True, backend="aot_eager", dynamic=dynamic)(x)
         wanted = ours(x)
-        assert torch.equal(made, wanted)
-        gradients = [torch.autograd.grad(y.float().square().sum(), [x, ours.up.weight]) for y in (made, wanted)]
+        assert torch.equal(compiled, wanted)
+        gradients = [torch.autograd.grad(y.float().square().sum(), [x, ours.up.weight]) for y in (compiled, wanted)]
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
@@ -424,9 +424,9 @@ def test_long_sums_use_full_accumulation(monkeypatch):
 
 
 def test_opcheck():
-    bits, x, grad = torch.ones(5, 6).to(FLOAT8), normal(4, 6).float(), normal(4, 3).float()
+    values, x, grad = torch.ones(5, 6).to(FLOAT8), normal(4, 6).float(), normal(4, 3).float()
     looked = ("test_autograd_registration", "test_faketensor")  # the others compute with float8 tensors
-    torch.library.opcheck(ops._transpose.op, (bits, torch.ones(5, 1)), test_utils=looked)
+    torch.library.opcheck(ops._transpose.op, (values, torch.ones(5, 1)), test_utils=looked)
     torch.library.opcheck(ops._glu_float8.op, (x, "swiglu"), test_utils=looked)
     torch.library.opcheck(ops._glu_float8_backward.op, (grad, x, "swiglu"), test_utils=looked)
 
@@ -447,7 +447,7 @@ def test_a_run_in_float8_learns_and_resumes_bit_for_bit(tmp_path):
     result = run(recipe(tmp_path / "whole", **options))
     assert result.loss < 2.5  # from log 23 = 3.1
     stop = Notes(each=lambda step: os.kill(os.getpid(), signal.SIGTERM) if step == 9 else None)
-    assert run(recipe(tmp_path / "stopped", **options), notes=stop).ending != "finished"
+    assert run(recipe(tmp_path / "stopped", **options), notes=stop).status != "finished"
     run(recipe(tmp_path / "stopped", **options), resume=True)
     ours, theirs = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("whole", "stopped"))
     assert ours.keys() == theirs.keys()

@@ -10,9 +10,9 @@ import torch
 from decode_kernels import (  # noqa: F401
     ROUNDING,
     bfloat16_in_the_interpreter,
-    drawn,
     large_tiles,
     on_the_device,
+    randn,
     rms_norm,
 )
 from decoding import full_logits, speaker
@@ -61,7 +61,7 @@ def bytes_of(model: torch.nn.Module) -> int:
 
 
 def test_every_weight_is_rounded_to_nearest():
-    weight = drawn(7, 33) * torch.logspace(-6, 6, 7)[:, None]
+    weight = randn(7, 33) * torch.logspace(-6, 6, 7)[:, None]
     weight[3] = 0.0
     values, scale = quantize_int8(weight)
     assert values.dtype == torch.int8
@@ -74,8 +74,8 @@ def test_every_weight_is_rounded_to_nearest():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_linear_equals_the_dequantized_matrix_in_float64(dtype):
-    x, matrix = drawn(2, 5, 37, dtype=dtype), quantize_int8(drawn(11, 37))
-    bias = drawn(11, dtype=dtype)
+    x, matrix = randn(2, 5, 37, dtype=dtype), quantize_int8(randn(11, 37))
+    bias = randn(11, dtype=dtype)
     truth = x.double() @ dequantize(matrix, torch.float64).mT + bias.double()
     found = int8_linear(x, matrix, bias)
     assert found.dtype == dtype
@@ -84,7 +84,7 @@ def test_linear_equals_the_dequantized_matrix_in_float64(dtype):
 
 def test_references_are_the_formulas():
     """Against torch's own integers, and sums that float64 has exactly."""
-    weight = drawn(5, 17).double()
+    weight = randn(5, 17).double()
     weight[2] = 0.0
     values, scale = quantize_int8_ref(weight)
     wanted = torch.stack([(127 * row / row.abs().max().clamp(min=1e-30)).round() for row in weight])
@@ -93,27 +93,27 @@ def test_references_are_the_formulas():
     whole = torch.diag(scale) @ values.double()
     torch.testing.assert_close(dequantize_ref(values, scale), whole, rtol=1e-15, atol=0)
     torch.testing.assert_close(int8_embedding_ref(tokens_of_rows, values, scale), whole[tokens_of_rows])
-    x, bias = drawn(3, 17).double(), drawn(5).double()
+    x, bias = randn(3, 17).double(), randn(5).double()
     wanted = torch.einsum("tk,nk->tn", x, whole) + bias
     torch.testing.assert_close(int8_linear_ref(x, values, scale, bias), wanted, rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (11, 37), (3, 1030)])
 def test_functions_equal_their_references(outputs, inputs):
-    weight, bias = drawn(outputs, inputs) * torch.logspace(-4, 4, outputs)[:, None], drawn(outputs).double()
+    weight, bias = randn(outputs, inputs) * torch.logspace(-4, 4, outputs)[:, None], randn(outputs).double()
     matrix = quantize_int8(weight)
     values, scale = quantize_int8_ref(weight)
     assert torch.equal(matrix.values, values)
     torch.testing.assert_close(matrix.scale, scale, rtol=1e-6, atol=0)
     exact = matrix.scale.double()
-    x, ids = drawn(2, 3, inputs).double(), torch.randint(0, outputs, (2, 3))
+    x, ids = randn(2, 3, inputs).double(), torch.randint(0, outputs, (2, 3))
     torch.testing.assert_close(dequantize(matrix, torch.float64), dequantize_ref(values, exact))
     torch.testing.assert_close(int8_linear(x, matrix, bias), int8_linear_ref(x, values, exact, bias))
     torch.testing.assert_close(int8_embedding(ids, matrix, torch.float64), int8_embedding_ref(ids, values, exact))
 
 
 def test_values_are_contiguous():
-    weight = drawn(33, 7).t()
+    weight = randn(33, 7).t()
     values, scale = quantize_int8(weight)
     assert values.is_contiguous()
     assert torch.equal(values, quantize_int8(weight.contiguous()).values)
@@ -153,8 +153,8 @@ def test_sums_of_integers_stay_in_the_range_of_float16():
 def test_projections(rows, inputs, outputs, tiles, dtype):
     if rows > 1 and dtype == torch.float16:
         pytest.skip("the step takes matrix multiplications there")
-    x, matrix, bias = drawn(rows, inputs, dtype=dtype), quantize_int8(drawn(outputs, inputs)), drawn(outputs)
-    bias, size, residual = bias.to(dtype), drawn(inputs, dtype=dtype), drawn(rows, outputs, dtype=dtype)
+    x, matrix, bias = randn(rows, inputs, dtype=dtype), quantize_int8(randn(outputs, inputs)), randn(outputs)
+    bias, size, residual = bias.to(dtype), randn(inputs, dtype=dtype), randn(rows, outputs, dtype=dtype)
     exact = dequantize(matrix, torch.float64)
     wide = [t.double() for t in (x, bias, size, residual)]
     norm = NormArgs(size, 1.0, 1e-3)
@@ -185,7 +185,7 @@ def test_projections(rows, inputs, outputs, tiles, dtype):
 def test_project_and_activate(name, rows):
     config = phasor.FeedForwardConfig(activation=name, bias=True)
     outputs = 21 * (2 if config.gated else 1)
-    x, matrix, bias, size = drawn(rows, 24), quantize_int8(drawn(outputs, 24)), drawn(outputs), drawn(24)
+    x, matrix, bias, size = randn(rows, 24), quantize_int8(randn(outputs, 24)), randn(outputs), randn(24)
     normed = rms_norm(x.double(), size.double(), 0.0, 1e-5)
     projected = normed @ dequantize(matrix, torch.float64).mT + bias.double()
     expected = phasor.nn.feed_forward.activate(projected, config.activation)
@@ -293,10 +293,10 @@ def test_a_weight_shared_with_another_layer_stays_the_models_own():
 def test_errors(tmp_path):
     model = tiny_llama()
     small = phasor.quantize(model)
-    with pytest.raises(ValueError, match="a model with weights in int8 is not saved: save the one it was made of"):
+    with pytest.raises(ValueError, match="a model with int8 weights cannot be saved: save the original model"):
         phasor.save(small, tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
-    with pytest.raises(ValueError, match="a model with weights in int8 is not trained: train the one it was made of"):
+    with pytest.raises(ValueError, match="a model with int8 weights cannot be trained: train the original model"):
         small.train()(tokens(1, 3))
     assert len(phasor.generate(small, [1, 2], max_new_tokens=2)) == 2
     with pytest.raises(ValueError, match="in int8 already"):
@@ -375,7 +375,7 @@ def test_bfloat16_logits_are_as_near_to_float64_as_the_eager_steps(rows):
         for m, cache in zip((model, model, exact), caches, strict=True):
             m(ids[:, :6], cache=cache)
         fed = ids[:, 6].clone()
-        made = fused_step.FusedStep(
+        fused = fused_step.FusedStep(
             model, StaticKVCache(caches[0]), fed, torch.zeros(4, rows).long(), torch.zeros(1).long()
         )
         off = torch.zeros(2, dtype=torch.float64)
@@ -383,7 +383,7 @@ def test_bfloat16_logits_are_as_near_to_float64_as_the_eager_steps(rows):
             fed.copy_(ids[:, at])
             column = ids[:, at : at + 1]
             plain, truth = (m(column, cache=c)[:, 0] for m, c in zip((model, exact), caches[1:], strict=True))
-            off += torch.stack([(logits.double() - truth).square().sum() for logits in (made(), plain)])
+            off += torch.stack([(logits.double() - truth).square().sum() for logits in (fused(), plain)])
     assert off[0] < 1.5 * off[1]
 
 
