@@ -12,9 +12,10 @@ import pytest
 from decoding import byte_tokenizer
 
 import phasor
-from phasor.cli import main
+from phasor.cli import VERBS, main
 
 ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "phasor"
 READMES = [ROOT / "README.md", ROOT / "README.zh-CN.md"]
 DOCUMENTS = [*READMES, *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -86,10 +87,19 @@ def test_commands_run_and_print_what_is_shown(shown, capsys):
             printed = printed[printed.index(line.rstrip()) + 1 :]
 
 
-@pytest.mark.parametrize("document", [*READMES, ROOT / "docs" / "commands.md"], ids=lambda path: path.name)
-def test_commands_are_shown(document):
-    verbs = {command.split()[1] for command, _ in commands(document) if command.startswith("phasor ")}
+@pytest.mark.parametrize("readme", READMES, ids=lambda path: path.name)
+def test_commands_are_shown(readme):
+    verbs = {command.split()[1] for command, _ in commands(readme) if command.startswith("phasor ")}
     assert verbs == {"kinds", "explain"}
+
+
+def test_all_commands_are_listed():
+    """docs/commands.md lists every command of the command line, and shows those that print tables."""
+    page = ROOT / "docs" / "commands.md"
+    listed = set(re.findall(r"^\| `phasor (\w+)", page.read_text(encoding="utf-8"), re.MULTILINE))
+    assert listed == set(VERBS)
+    shown = {command.split()[1] for command, _ in commands(page) if command.startswith("phasor ")}
+    assert shown == {"kinds", "explain", "recipes"}
 
 
 @pytest.mark.parametrize("document", [*READMES, ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name)
@@ -118,3 +128,14 @@ def test_the_readmes_say_the_same():
     english, chinese = READMES
     assert bare(english) == bare(chinese)
     assert commands(english) == commands(chinese)
+
+
+DESCRIPTIONS = [ROOT / "CONTRIBUTING.md"]
+
+
+@pytest.mark.parametrize("document", DESCRIPTIONS, ids=lambda path: path.name)
+def test_files_that_are_named_exist(document):
+    named = set(re.findall(r"`((?:[a-z_][\w.-]*/)+[\w.-]*)`", document.read_text(encoding="utf-8")))
+    assert named
+    missing = [name for name in sorted(named) if not any((root / name).exists() for root in (ROOT, PACKAGE))]
+    assert not missing, f"{document.name} names files that are not there: {missing}"
