@@ -461,5 +461,5 @@ def test_unsupported_sizes_are_an_error(tmp_path):
 
 
 def test_ema_needs_float32_weights(tmp_path):
-    with pytest.raises(ValueError, match=r"TrainConfig.ema_decay averages in the weights' own type"):
+    with pytest.raises(ValueError, match=r"TrainConfig.ema_decay averages in the parameters' dtype"):
         recipe(tmp_path, train__param_dtype="bfloat16", train__ema_decay=0.9)
