@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from phasor.config.schema import quote, unknown
 from phasor.nn.attention import Attention
 from phasor.nn.embedding import Embedding
-from phasor.nn.feed_forward import FeedForward, untouched
+from phasor.nn.feed_forward import FeedForward, calls_own_forward
 from phasor.nn.heads import LogitsHead
 from phasor.nn.int8 import Int8, Int8Embedding, Int8Head, Int8Linear
 from phasor.transformer import Block, Transformer
@@ -80,16 +80,16 @@ def projections(model: Transformer) -> Iterator[tuple[nn.Module, str, nn.Linear]
     for block in (part for part in model.modules() if isinstance(part, Block)):
         for part in (part for part in block.modules() if isinstance(part, Attention | FeedForward)):
             for name, layer in part.named_children():
-                if type(layer) is nn.Linear and untouched(layer) and type(layer.weight) is nn.Parameter:
+                if type(layer) is nn.Linear and calls_own_forward(layer) and type(layer.weight) is nn.Parameter:
                     yield part, name, layer
 
 
 def output_weight(model: Transformer) -> Tensor | None:
     """The weight of the output projection; None where it cannot be quantized."""
     head = model.head
-    if type(head) is not LogitsHead or not untouched(head):
+    if type(head) is not LogitsHead or not calls_own_forward(head):
         return None
-    if head.weight is None and not (type(model.tokens) is Embedding and untouched(model.tokens)):
+    if head.weight is None and not (type(model.tokens) is Embedding and calls_own_forward(model.tokens)):
         return None
     table = model.tokens.weight if head.weight is None else head.weight
     return table if type(table) is nn.Parameter else None

@@ -19,13 +19,13 @@ from phasor.kv_cache.dynamic import KVCache
 from phasor.kv_cache.protocol import EncoderOutput, KVCacheProtocol
 from phasor.nn.attention import Attention, AttentionContext
 from phasor.nn.checks import (
+    check_attention_mask,
     check_documents,
-    check_padding,
+    check_positions,
     check_sources,
     check_token_types,
     check_tokens,
-    checked_positions,
-    prefix_of,
+    prefix_lengths,
 )
 from phasor.nn.embedding import Embedding
 from phasor.nn.feed_forward import FeedForward
@@ -430,7 +430,7 @@ class Transformer(nn.Module):
             self.tokens(tokens),
             seq,
             token_types=token_types,
-            prefix_length=None if prefix_length is None else prefix_of(prefix_length, tokens),
+            prefix_length=None if prefix_length is None else prefix_lengths(prefix_length, tokens),
             memory=memory,
             cache=cache,
             record=record,
@@ -469,7 +469,7 @@ class Transformer(nn.Module):
         positions, attention_mask = args.get("positions"), args.get("attention_mask")
         if positions is not None:
             for scheme in stack.schemes:
-                checked_positions(positions, scheme.axes if scheme.acts_on else stack.axes)
+                check_positions(positions, scheme.axes if scheme.acts_on else stack.axes)
             if positions.shape[-1] != count or positions.shape[:-1][-1:] not in ((), (1,), (rows,)):
                 raise ValueError(f"positions {list(positions.shape)} do not fit tokens {list(tokens.shape)}")
         check_documents(args.get("document_ids"), tokens)
@@ -478,7 +478,7 @@ class Transformer(nn.Module):
             if config is not self.config and config != self.config:
                 raise ValueError("this cache was not made for this model: use model.new_cache(batch_size, max_length)")
             return cache.sequence_info(tokens, args)
-        check_padding(attention_mask, tokens, stack.windowed)
+        check_attention_mask(attention_mask, tokens, stack.windowed)
         return sequence_info(rows, count, tokens.device, needs_length=stack.needs_length, **args)
 
 

@@ -16,7 +16,7 @@ from phasor import ModelConfig, Transformer, preset
 from phasor.config import ActivationConfig, PositionConfig
 from phasor.config.schema import Choice, Config, field_types
 from phasor.inspect.kinds import CHOICES, GROUPS, described_kinds
-from phasor.nn.feed_forward import GLU_ACTIVATIONS, PLAIN, FeedForward, activate
+from phasor.nn.feed_forward import ACTIVATIONS_BY_NAME, GLU_ACTIVATIONS, FeedForward, activate
 from phasor.nn.positions import configs
 from phasor.nn.positions.base import Position
 
@@ -241,7 +241,7 @@ def test_tables_of_names_are_the_types_of_their_fields():
 
 def test_every_activation_has_a_function():
     gated = {kind for kind, cls in ActivationConfig.kinds.items() if cls.gated}
-    assert set(PLAIN) == set(ActivationConfig.kinds) - gated
+    assert set(ACTIVATIONS_BY_NAME) == set(ActivationConfig.kinds) - gated
     assert set(GLU_ACTIVATIONS) | {"swiglu-clamped"} == gated
     for name in ActivationConfig.kinds:
         config = phasor.FeedForwardConfig(activation=name)

@@ -296,15 +296,15 @@ def test_steps_of_a_model_that_steps_on_the_host_go():
 
 
 def test_constants_outlive_the_table_for_whoever_holds_them(monkeypatch):
-    monkeypatch.setattr(constants, "MADE", {})
-    monkeypatch.setattr(constants, "MOST", 2)
+    monkeypatch.setattr(constants, "CACHE", {})
+    monkeypatch.setattr(constants, "MAX_CACHED", 2)
     where = DEVICE, torch.int64
     first = constants.constant((1, 2), *where)
-    held = constants.constants()
+    held = constants.cached_constants()
     assert any(x is first for x in held)
     with FakeTensorMode():
         constants.constant((3, 4), *where)
     assert constants.constant((1, 2), *where) is first  # a stand-in clears nothing, and is not kept
     assert type(constants.constant((3, 4), *where)) is torch.Tensor
     constants.constant((5, 6), *where)
-    assert len(constants.constants()) == 2
+    assert len(constants.cached_constants()) == 2

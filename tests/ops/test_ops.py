@@ -19,7 +19,7 @@ from phasor.config import (
     SwiGLUClampedConfig,
 )
 from phasor.nn.feed_forward import FeedForward, activate
-from phasor.nn.moe import Experts, balancing_loss, each_expert, each_expert_ref
+from phasor.nn.moe import Experts, balancing_loss, grouped_matmul, grouped_matmul_ref
 from phasor.nn.norm import build_norm
 from phasor.nn.residual import build_residual, deepnorm_constants
 
@@ -267,7 +267,7 @@ def test_grouped_product_is_taken_where_sizes_allow(monkeypatch):
     for dim, hidden in ((16, 24), (7, 13)):
         x, weight = normal(7, dim, dtype=torch.float32), normal(3, dim, hidden, dtype=torch.float32)
         x.requires_grad_(), weight.requires_grad_()
-        for run in (each_expert, each_expert_ref):
+        for run in (grouped_matmul, grouped_matmul_ref):
             truth = torch.cat((x[:3] @ weight[0], x[3:] @ weight[2]))
             assert_same(run(x, weight, counts), truth, [x, weight], SINGLE)
     assert calls == [1]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from phasor.models.fields import Fields
 from phasor.models.rope import read_rotary
-from phasor.nn.checks import described
+from phasor.nn.checks import describe_tensor
 from phasor.nn.positions import LongRoPE, RotaryConfig
 from phasor.nn.positions.phase import cos_sin_of
 from phasor.nn.positions.rotary.module import Table, table_of
@@ -161,7 +161,9 @@ class ExactRotary(nn.Module):
 
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
         if position_ids.is_floating_point() or position_ids.dim() > 2:
-            raise ValueError(f"exact angles need whole positions, one a token [B, T], not {described(position_ids)}")
+            raise ValueError(
+                f"exact angles need whole positions, one a token [B, T], not {describe_tensor(position_ids)}"
+            )
         positions = position_ids.to(x.device)
         increments, factor = self.schemes[layer_type].increments(positions)
         cos, sin = cos_sin_of(positions[..., None], increments, torch.float64)

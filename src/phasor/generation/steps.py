@@ -21,7 +21,7 @@ from phasor.kv_cache.dynamic import KVCache
 from phasor.kv_cache.static import StaticKVCache
 from phasor.nn.moe import Experts
 from phasor.ops import dispatch
-from phasor.ops.constants import constants
+from phasor.ops.constants import cached_constants
 from phasor.transformer import Transformer
 
 CAPTURING = threading.Lock()  # torch captures one graph at a time
@@ -67,7 +67,7 @@ class Steps:
             self.copied = [torch.cuda.Event() for _ in self.history]
             with CAPTURING, torch.cuda.device(self.device):
                 self.run = captured(body)
-            self.constants = constants()  # which the graph reads, and does not keep either
+            self.constants = cached_constants()  # which the graph reads, and does not keep either
         else:
             self.run = body
 

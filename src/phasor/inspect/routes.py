@@ -241,7 +241,7 @@ def loss_by_kernel(case: Case) -> str | None:
 
 def gates_with_projection(case: Case) -> str | None:
     network = case.block.feedforward
-    if not isinstance(network, FeedForward) or not network.plain:
+    if not isinstance(network, FeedForward) or not network.fuses_glu:
         return "the network has experts, or its last projection a bias or dropout before it"
     weight = case.tensor(case.config.dim, case.config.hidden_dim)
     return GLU_LINEAR.paths[0].why_not(case.projected, weight, case.layer.feedforward.activation.kind)

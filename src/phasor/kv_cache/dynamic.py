@@ -25,7 +25,7 @@ from phasor.config.schema import quote
 from phasor.files import atomic_write
 from phasor.kv_cache.protocol import EncoderOutput
 from phasor.kv_cache.slots import EMPTY, LayerCache, RingWrite, SlotLayout
-from phasor.nn.checks import check_padding
+from phasor.nn.checks import check_attention_mask
 from phasor.nn.sequence import SequenceArgs, SequenceInfo, token_order
 from phasor.ops.attention.mask import Mask
 
@@ -148,7 +148,7 @@ class KVCache:
         if args.get("length") is not None:
             raise ValueError("a cache has a length of its own, given when it is created: new_cache(..., length=...)")
         document_ids, attention_mask = args.get("document_ids"), args.get("attention_mask")
-        check_padding(attention_mask, tokens, self.windowed, min(self.counts) > 0)
+        check_attention_mask(attention_mask, tokens, self.windowed, min(self.counts) > 0)
         held = max(self.counts) > 0
         if held and document_ids is not None and self.document_ids is None:
             raise ValueError("document_ids must be given from a cache's first call on")

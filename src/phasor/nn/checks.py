@@ -9,16 +9,16 @@ from torch import Tensor
 
 from phasor.config.schema import quote
 
-WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-def checks_values(x: Tensor) -> bool:
-    """Whether looking at the values of a tensor costs neither a graph break nor a wait for a device."""
+def can_check_values(x: Tensor) -> bool:
+    """Whether reading the values of a tensor causes neither a graph break nor a device synchronization."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def checked_positions(positions: Tensor, axes: int = 1) -> Tensor:
-    """Positions as they came, or one sentence about what they should be."""
+def check_positions(positions: Tensor, axes: int = 1) -> Tensor:
+    """Return the positions, or raise an error that says what they should be."""
     if not isinstance(positions, Tensor) or positions.dtype != torch.int64:
         kind = positions.dtype if isinstance(positions, Tensor) else type(positions).__name__
         raise ValueError(f"positions must be an int64 tensor, not {kind}")
@@ -28,7 +28,7 @@ def checked_positions(positions: Tensor, axes: int = 1) -> Tensor:
         raise ValueError(f"this position scheme takes {axes} position rows, not {positions.shape[0]}")
     if positions.dim() not in (1, 2, 3):
         raise ValueError(f"positions must be [T], [B, T] or [axes, B, T], not {list(positions.shape)}")
-    if checks_values(positions) and positions.numel() and positions.min() < 0:
+    if can_check_values(positions) and positions.numel() and positions.min() < 0:
         raise ValueError(f"positions count from 0; the smallest given is {int(positions.min())}")
     return positions
 
@@ -36,10 +36,10 @@ def checked_positions(positions: Tensor, axes: int = 1) -> Tensor:
 def check_tokens(tokens: Tensor, vocab_size: int) -> None:
     """Token ids `[B, T]` within the vocabulary."""
     if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int64, torch.int32) or tokens.dim() != 2:
-        raise ValueError(f"tokens must be a tensor of whole numbers [batch, tokens], not {described(tokens)}")
+        raise ValueError(f"tokens must be an integer tensor [batch, tokens], not {describe_tensor(tokens)}")
     if tokens.numel() == 0:
         raise ValueError(f"tokens are empty: {list(tokens.shape)}")
-    if checks_values(tokens):
+    if can_check_values(tokens):
         low, high = (int(x) for x in tokens.aminmax())
         if low < 0 or high >= vocab_size:
             raise ValueError(
@@ -47,8 +47,10 @@ def check_tokens(tokens: Tensor, vocab_size: int) -> None:
             )
 
 
-def check_padding(attention_mask: Tensor | None, tokens: Tensor, windowed: bool, going_on: bool = False) -> None:
-    """A boolean `[B, T]`, True for real tokens, at least one a row, and without holes under a window."""
+def check_attention_mask(
+    attention_mask: Tensor | None, tokens: Tensor, windowed: bool, has_cache: bool = False
+) -> None:
+    """A boolean `[B, T]`, True for real tokens, at least one per row, and without gaps under a sliding window."""
     if attention_mask is None:
         return
     if (
@@ -58,12 +60,12 @@ def check_padding(attention_mask: Tensor | None, tokens: Tensor, windowed: bool,
     ):
         raise ValueError(
             f"attention_mask must be boolean {list(tokens.shape)}, True where a token is real, "
-            f"not {described(attention_mask)}"
+            f"not {describe_tensor(attention_mask)}"
         )
-    if not checks_values(attention_mask):
+    if not can_check_values(attention_mask):
         return
     empty = (~attention_mask.any(-1)).nonzero()
-    if len(empty) and not going_on:  # a row that has tokens in a cache may rest
+    if len(empty) and not has_cache:  # a row with cached tokens may have none in this step
         raise ValueError(f"row {int(empty[0])} has no real token: attention_mask is True where a token is real")
     runs = (attention_mask[:, 1:] & ~attention_mask[:, :-1]).sum(-1) + attention_mask[:, 0]
     if windowed and bool((runs > 1).any()):
@@ -74,48 +76,55 @@ def check_padding(attention_mask: Tensor | None, tokens: Tensor, windowed: bool,
 
 
 def check_documents(document_ids: Tensor | None, tokens: Tensor) -> None:
-    """Whole numbers `[B, T]`, each document in one run."""
+    """Integers `[B, T]`, the tokens of a document contiguous."""
     if document_ids is None:
         return
-    if not isinstance(document_ids, Tensor) or document_ids.dtype not in WHOLE or document_ids.shape != tokens.shape:
+    if (
+        not isinstance(document_ids, Tensor)
+        or document_ids.dtype not in INTEGER_DTYPES
+        or document_ids.shape != tokens.shape
+    ):
         raise ValueError(
-            f"document_ids must be integers {list(tokens.shape)}, one id per token, not {described(document_ids)}"
+            f"document_ids must be integers {list(tokens.shape)}, one id per token, "
+            f"not {describe_tensor(document_ids)}"
         )
-    if checks_values(document_ids):
+    if can_check_values(document_ids):
         for row, ids in enumerate(document_ids):
             runs = ids.unique_consecutive()
             if len(runs) != len(runs.unique()):
-                raise ValueError(f"row {row} goes back to an earlier document: the tokens of one stand together")
+                raise ValueError(
+                    f"row {row} returns to an earlier document: the tokens of a document must be contiguous"
+                )
 
 
-def prefix_of(prefix_length: int | Sequence[int] | Tensor, tokens: Tensor) -> Tensor:
+def prefix_lengths(prefix_length: int | Sequence[int] | Tensor, tokens: Tensor) -> Tensor:
     """A prefix length for each row, `[B]`."""
     rows, count = tokens.shape
     lengths = prefix_length
     if not isinstance(lengths, Tensor):
         each = [prefix_length] * rows if isinstance(prefix_length, int) else prefix_length
-        whole = isinstance(each, Sequence) and all(type(n) is int and abs(n) < 1 << 63 for n in each)
-        lengths = torch.tensor(each if whole else [], device=tokens.device)
-    if lengths.shape != (rows,) or lengths.dtype not in WHOLE:
+        integers = isinstance(each, Sequence) and all(type(n) is int and abs(n) < 1 << 63 for n in each)
+        lengths = torch.tensor(each if integers else [], device=tokens.device)
+    if lengths.shape != (rows,) or lengths.dtype not in INTEGER_DTYPES:
         raise ValueError(f"prefix_length must be an integer or one per row ({rows}), not {quote(prefix_length)}")
-    if checks_values(lengths) and not 0 <= int(lengths.min()) <= int(lengths.max()) <= count:
+    if can_check_values(lengths) and not 0 <= int(lengths.min()) <= int(lengths.max()) <= count:
         raise ValueError(f"prefix_length must lie between 0 and the {count} tokens of a row, not {lengths.tolist()}")
     return lengths
 
 
-def check_token_types(token_types: Tensor | None, tokens: Tensor, known: int) -> None:
-    """Whole numbers `[B, T]` below the number of types the model has."""
+def check_token_types(token_types: Tensor | None, tokens: Tensor, num_types: int) -> None:
+    """Integers `[B, T]` below the number of token types of the model."""
     if token_types is None:
         return
-    if not known:
+    if not num_types:
         raise ValueError("this model has no token types: set EmbeddingConfig.token_types")
-    whole = isinstance(token_types, Tensor) and token_types.dtype in (torch.int64, torch.int32)
-    if not whole or token_types.shape != tokens.shape:
+    integers = isinstance(token_types, Tensor) and token_types.dtype in (torch.int64, torch.int32)
+    if not integers or token_types.shape != tokens.shape:
         raise ValueError(
-            f"token_types must be whole numbers {list(tokens.shape)}, one a token, not {described(token_types)}"
+            f"token_types must be integers {list(tokens.shape)}, one per token, not {describe_tensor(token_types)}"
         )
-    if checks_values(token_types) and not 0 <= int(token_types.min()) <= int(token_types.max()) < known:
-        raise ValueError(f"token_types must lie in [0, {known}), and reach from {range_of(token_types)}")
+    if can_check_values(token_types) and not 0 <= int(token_types.min()) <= int(token_types.max()) < num_types:
+        raise ValueError(f"token_types must lie in [0, {num_types}), not {value_range(token_types)}")
 
 
 def check_sources(source: tuple[Tensor | None, Tensor | None], target: tuple[Tensor | None, Tensor | None]) -> None:
@@ -125,7 +134,7 @@ def check_sources(source: tuple[Tensor | None, Tensor | None], target: tuple[Ten
         return
     if source_ids is None or target_ids is None:
         raise ValueError("document_ids must be given for both source and target of an encoder-decoder, or for neither")
-    if not (checks_values(source_ids) and checks_values(target_ids)):
+    if not (can_check_values(source_ids) and can_check_values(target_ids)):
         return
     for row in range(len(target_ids)):
         missing = real_ids(target_ids[row], target_attention_mask, row) - real_ids(
@@ -139,10 +148,10 @@ def real_ids(document_ids: Tensor, attention_mask: Tensor | None, row: int) -> s
     return set((document_ids if attention_mask is None else document_ids[attention_mask[row]]).tolist())
 
 
-def described(given: object) -> str:
-    """A tensor's type and shape, or the type of what is not one."""
+def describe_tensor(given: object) -> str:
+    """The dtype and shape of a tensor, or the type of any other object."""
     return f"{given.dtype} {list(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
 
 
-def range_of(x: Tensor) -> str:
+def value_range(x: Tensor) -> str:
     return f"{int(x.min())} to {int(x.max())}"

@@ -1,4 +1,4 @@
-"""The model's first layer: token vectors, scaled, and brought to the model's width."""
+"""The token embedding: a lookup, an optional projection to the model's width, and a scale."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from phasor.ops.int8 import Matrix
 
 
 class Embedding(nn.Module):
-    """A table of token vectors. A tied head reads the same table."""
+    """The token embedding table. A tied head multiplies by the same table."""
 
     def __init__(self, model: ModelConfig, vocab_size: int) -> None:
         super().__init__()
         config = model.embedding
         self.scale = model.dim**0.5 if config.scale == "sqrt" else config.scale
-        types = (torch.float16, torch.bfloat16, torch.float32, torch.float64) if config.round_scale else ()
-        self.rounded = {t: torch.tensor(self.scale, dtype=t, device="cpu").item() for t in types}
+        dtypes = (torch.float16, torch.bfloat16, torch.float32, torch.float64) if config.round_scale else ()
+        self.rounded_scale = {t: torch.tensor(self.scale, dtype=t, device="cpu").item() for t in dtypes}
         width = config.width or model.dim
         self.weight: Tensor = nn.Parameter(torch.empty(vocab_size, width))
         projects = config.width is not None and config.project == "tokens"
@@ -26,12 +26,12 @@ class Embedding(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the vectors."""
+        """The dtype of the vectors."""
         return self.weight.dtype
 
     @property
     def table(self) -> Matrix:
-        """What a tied head multiplies with."""
+        """The matrix that a tied head multiplies by."""
         return self.weight
 
     def vectors(self, tokens: Tensor) -> Tensor:
@@ -42,4 +42,4 @@ class Embedding(nn.Module):
         x = self.vectors(tokens)
         if self.project is not None:
             x = self.project(x)
-        return x if self.scale == 1.0 else x * self.rounded.get(x.dtype, self.scale)
+        return x if self.scale == 1.0 else x * self.rounded_scale.get(x.dtype, self.scale)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from phasor.config import ActivationConfig, FeedForwardConfig, SwiGLUClampedConfig
 from phasor.ops.glu import GLU_ACTIVATIONS, glu, glu_linear
 
-PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
+ACTIVATIONS_BY_NAME: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "silu": F.silu,
     "gelu": F.gelu,
@@ -20,7 +20,7 @@ PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def activate(x: Tensor, activation: ActivationConfig) -> Tensor:
-    """The activation of the up-projection; gated forms take gate and up side by side and halve the width.
+    """Apply the activation to the up projection; gated ones take gate and up side by side and halve the width.
 
     >>> x = torch.tensor([0.0, 2.0, 3.0, 4.0])
     >>> activate(x, FeedForwardConfig(activation="relu").activation).tolist()
@@ -29,7 +29,7 @@ def activate(x: Tensor, activation: ActivationConfig) -> Tensor:
     [0.0, 8.0]
     """
     if not activation.gated:
-        return PLAIN[activation.kind](x)
+        return ACTIVATIONS_BY_NAME[activation.kind](x)
     if isinstance(activation, SwiGLUClampedConfig):
         gate, up = x.chunk(2, dim=-1)
         gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
@@ -37,14 +37,14 @@ def activate(x: Tensor, activation: ActivationConfig) -> Tensor:
     return glu(x, activation.kind)
 
 
-def untouched(part: nn.Module) -> bool:
-    """Whether to call a part is to call the forward of its class: nobody hooked onto it or put another in its place."""
-    hooks = part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
-    return not hooks and "forward" not in part.__dict__
+def calls_own_forward(module: nn.Module) -> bool:
+    """Whether calling a module runs the forward of its class alone: it has no hooks, and no forward of its own."""
+    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    return not hooks and "forward" not in module.__dict__
 
 
 class FeedForward(nn.Module):
-    """`down(act(up(x)))`; gated forms project gate and up together, gate first."""
+    """`down(act(up(x)))`; gated activations project gate and up together, gate first."""
 
     def __init__(self, config: FeedForwardConfig, dim: int, hidden_dim: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class FeedForward(nn.Module):
         self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.plain:
+        if self.fuses_glu:
             return glu_linear(self.up(x), self.down.weight, self.config.activation.kind)
         h = activate(self.up(x), self.config.activation)
         if self.dropout and self.training:
@@ -62,8 +62,8 @@ class FeedForward(nn.Module):
         return self.down(h)
 
     @property
-    def plain(self) -> bool:
-        """Whether nothing stands between the gate and a plain projection, which are then one operation."""
+    def fuses_glu(self) -> bool:
+        """Whether the gated activation and the down projection can be one operation: nothing acts between them."""
         down = self.down
-        bare = type(down) is nn.Linear and down.bias is None and untouched(down)
-        return bare and self.config.activation.kind in GLU_ACTIVATIONS and not (self.dropout and self.training)
+        plain = type(down) is nn.Linear and down.bias is None and calls_own_forward(down)
+        return plain and self.config.activation.kind in GLU_ACTIVATIONS and not (self.dropout and self.training)

@@ -15,7 +15,7 @@ from phasor.config import (
     NoHeadConfig,
     PooledHeadConfig,
 )
-from phasor.nn.feed_forward import activate, untouched
+from phasor.nn.feed_forward import activate, calls_own_forward
 from phasor.nn.moe import balancing_loss
 from phasor.nn.norm import at_least_float32, build_norm
 from phasor.ops.cross_entropy import (
@@ -147,7 +147,7 @@ def head_loss(
     2.1972
     """
     weights = torch.ones(targets.shape, device=targets.device) if weights is None else weights
-    if type(head) is LogitsHead and untouched(head):
+    if type(head) is LogitsHead and calls_own_forward(head):
         sums = head.cross_entropy(hidden, tokens, targets, weights, label_smoothing, z_loss)
     else:  # a module that was put in its place, or hooked, is called as it is
         logits = head(hidden, tokens).flatten(0, -2)

@@ -1,4 +1,4 @@
-"""Initialization: every scheme is a standard deviation for each role a matrix can have."""
+"""Weight initialization: a scheme gives a standard deviation for each role of a matrix."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from phasor.nn.positions.base import Position
 from phasor.nn.residual import deepnorm_constants
 
 
-def spread(model: ModelConfig, side: Side, role: str, fan_in: int, fan_out: int) -> float:
-    """The standard deviation of a matrix's fresh weights.
+def init_std(model: ModelConfig, side: Side, role: str, fan_in: int, fan_out: int) -> float:
+    """The standard deviation of the initial weights of a matrix.
 
     >>> from phasor.models.presets import preset
-    >>> spread(preset("gpt-2"), "decoder", "q", 768, 768)
+    >>> init_std(preset("gpt-2"), "decoder", "q", 768, 768)
     0.02
     """
     deep = isinstance(model.placement, DeepNormConfig) and role in ("v", "out", "up", "down")
-    return plain_spread(model, side, role, fan_in, fan_out) * (deepnorm_constants(model, side)[1] if deep else 1.0)
+    return base_init_std(model, side, role, fan_in, fan_out) * (deepnorm_constants(model, side)[1] if deep else 1.0)
 
 
-def plain_spread(model: ModelConfig, side: Side, role: str, fan_in: int, fan_out: int) -> float:
-    """The same before DeepNorm's beta."""
+def base_init_std(model: ModelConfig, side: Side, role: str, fan_in: int, fan_out: int) -> float:
+    """The standard deviation before DeepNorm's beta."""
     init = model.init
     if isinstance(init, NormalInitConfig):
         by_depth = init.by_depth and role in ("out", "down")
@@ -50,15 +50,15 @@ def plain_spread(model: ModelConfig, side: Side, role: str, fan_in: int, fan_out
             return 1.0
         small = isinstance(init, T5InitConfig) and role == "q"
         return fan_in**-0.5 * (model.head_dim**-0.5 if small else 1.0)
-    raise ValueError(f"no code draws the initialization {init.kind!r}")
+    raise ValueError(f"no code implements the initialization {init.kind!r}")
 
 
 @torch.no_grad()
 def initialize(module: nn.Module, model: ModelConfig, side: Side) -> None:
-    """Draw fresh weights for a module and all within it, as the model's configuration says."""
+    """Initialize the weights of a module and of all modules inside it, by the model's configuration."""
 
     def draw(weight: Tensor, role: str, fan_in: int, fan_out: int) -> None:
-        nn.init.normal_(weight, std=spread(model, side, role, fan_in, fan_out))
+        nn.init.normal_(weight, std=init_std(model, side, role, fan_in, fan_out))
 
     rows = {id(linear): rows for linear, rows in rows_by_role(module)}
     for part in module.modules():
@@ -87,7 +87,7 @@ def initialize(module: nn.Module, model: ModelConfig, side: Side) -> None:
 
 
 def rows_by_role(module: nn.Module) -> Iterator[tuple[nn.Linear, list[tuple[Tensor, str, int]]]]:
-    """The projections whose roles matter, each cut into (rows, role, number of rows)."""
+    """The projections with roles of their own, each split into (rows, role, number of rows)."""
     for part in module.modules():
         if isinstance(part, Attention):
             for linear, parts in part.projections():

@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 from phasor.config import ExpertsConfig, FeedForwardConfig
 from phasor.config.schema import quote
-from phasor.nn.checks import described
+from phasor.nn.checks import describe_tensor
 from phasor.nn.feed_forward import FeedForward, activate
 
 
 class Experts(nn.Module):
-    """`sum_e weight_e(x) expert_e(x)` over the `top_k` experts the router likes best, plus a shared one.
+    """`sum_e weight_e(x) expert_e(x)` over the `top_k` experts with the highest router probability, plus a shared one.
 
-    Tokens are sorted by expert, so that each expert multiplies its own tokens once; shapes never depend on
-    where the router sends them.
+    Tokens are sorted by expert, so that each expert multiplies its own tokens once. No shape depends on the router's
+    choices.
     """
 
     def __init__(self, config: FeedForwardConfig, dim: int, hidden_dim: int, dropout: float = 0.0) -> None:
@@ -37,8 +37,8 @@ class Experts(nn.Module):
         self.shared_gate = nn.Linear(dim, 1, bias=False) if self.experts.shared_gate else None
 
     @property
-    def choosing(self) -> tuple[nn.Linear, ...]:
-        """The layers that say how much of which expert a token gets."""
+    def routers(self) -> tuple[nn.Linear, ...]:
+        """The layers that decide how much of which expert a token gets."""
         return (self.router,) if self.shared_gate is None else (self.router, self.shared_gate)
 
     def forward(self, x: Tensor, router_logits: list[Tensor] | None = None) -> Tensor:
@@ -52,11 +52,11 @@ class Experts(nn.Module):
             0, chosen.flatten(), torch.ones_like(chosen.flatten())
         )
         expert = chosen.flatten()[order]
-        hidden = each_expert(tokens[order // self.experts.top_k], self.up, counts)
+        hidden = grouped_matmul(tokens[order // self.experts.top_k], self.up, counts)
         if self.up_bias is not None:
             hidden = hidden + self.up_bias[expert]
         hidden = self.dropout(activate(hidden, self.config.activation))
-        out = each_expert(hidden, self.down, counts)
+        out = grouped_matmul(hidden, self.down, counts)
         if self.down_bias is not None:
             out = out + self.down_bias[expert]
         out = out * weights.flatten()[order, None].to(out.dtype)
@@ -74,17 +74,17 @@ def route(logits: Tensor, config: ExpertsConfig) -> tuple[Tensor, Tensor]:
     return (weights / weights.sum(-1, keepdim=True) if config.normalize else weights), chosen
 
 
-def each_expert(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    """Rows sorted by expert, each run times its own expert's matrix `[experts, in, out]`."""
+def grouped_matmul(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    """Rows sorted by expert, `counts` of them per expert, each times its expert's matrix `[experts, in, out]`."""
     aligned = all(size * x.element_size() % 16 == 0 for size in weight.shape[1:])
-    known = (torch.bfloat16,) if torch.compiler.is_compiling() else (torch.float32, torch.bfloat16, torch.float16)
-    if aligned and x.dtype in known and x.dtype == weight.dtype:
+    dtypes = (torch.bfloat16,) if torch.compiler.is_compiling() else (torch.float32, torch.bfloat16, torch.float16)
+    if aligned and x.dtype in dtypes and x.dtype == weight.dtype:
         return F.grouped_mm(x, weight, offs=counts.cumsum(0).to(torch.int32))
-    return each_expert_ref(x, weight, counts)
+    return grouped_matmul_ref(x, weight, counts)
 
 
-def each_expert_ref(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    """The same by multiplying every row with every expert and keeping its own."""
+def grouped_matmul_ref(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    """`grouped_matmul` in plain torch: every row times every expert, of which its own is kept."""
     ends = counts.cumsum(0)
     expert = torch.bucketize(torch.arange(len(x), device=x.device), ends, right=True)
     y = x.new_zeros(len(x), weight.shape[-1])
@@ -94,9 +94,9 @@ def each_expert_ref(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
 
 
 def balancing_loss(router_logits: list[Tensor], top_k: int, attention_mask: Tensor | None = None) -> Tensor:
-    """How unevenly routers spread their tokens: experts times the sum of (share of tokens x mean probability).
+    """The load-balancing loss of routers: experts times the sum of (fraction of tokens x mean probability).
 
-    It is `top_k` for routers that spread evenly. Add it to the loss with a small weight.
+    It is `top_k` where every expert gets the same share. Add it to the loss with a small weight.
 
     >>> float(balancing_loss([torch.zeros(1, 8, 4)], top_k=4))
     4.0
@@ -111,7 +111,7 @@ def balancing_loss(router_logits: list[Tensor], top_k: int, attention_mask: Tens
             attention_mask.dtype != torch.bool or attention_mask.shape != logits.shape[:-1]
         ):
             raise ValueError(
-                f"attention_mask must be boolean {list(logits.shape[:-1])}, not {described(attention_mask)}"
+                f"attention_mask must be boolean {list(logits.shape[:-1])}, not {describe_tensor(attention_mask)}"
             )
     total = torch.zeros((), device=router_logits[0].device)
     for logits in router_logits:

@@ -1,4 +1,4 @@
-"""Norms, computed in at least float32 whatever the type of the activations."""
+"""Norms, computed in at least float32 whatever the dtype of the activations."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from phasor.ops.norm import add_norm, norm
 
 
 class Norm(nn.Module):
-    """A norm over the last axis."""
+    """A norm over the last dimension."""
 
-    def after_sum(self, x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
-        """`x + r` and its norm."""
-        s = x + r
-        return s, self(s)
+    def add_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """`x + residual` and its norm."""
+        total = x + residual
+        return total, self(total)
 
 
 class NoNorm(Norm):
-    """`x`."""
+    """The identity."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x
 
 
 class LayerNorm(Norm):
-    """`(x - mean) / sqrt(variance + eps) * weight + bias` over the last axis."""
+    """`(x - mean) / sqrt(variance + eps) * weight + bias` over the last dimension."""
 
     def __init__(self, shape: tuple[int, ...], config: LayerNormConfig) -> None:
         super().__init__()
@@ -43,12 +43,12 @@ class LayerNorm(Norm):
     def forward(self, x: Tensor) -> Tensor:
         return norm(x, self.weight, self.bias, eps=self.eps, centered=True)
 
-    def after_sum(self, x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
-        return add_norm(x, r, self.weight, self.bias, eps=self.eps, centered=True)
+    def add_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        return add_norm(x, residual, self.weight, self.bias, eps=self.eps, centered=True)
 
 
 class RMSNorm(Norm):
-    """`x / sqrt(mean(x^2) + eps) * weight` over the last axis; with a unit offset, `* (1 + weight)`."""
+    """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension; with a unit offset, `* (1 + weight)`."""
 
     def __init__(self, shape: tuple[int, ...], config: RMSNormConfig) -> None:
         super().__init__()
@@ -61,16 +61,17 @@ class RMSNorm(Norm):
     def forward(self, x: Tensor) -> Tensor:
         return norm(x, self.weight, None, eps=self.eps, offset=self.offset)
 
-    def after_sum(self, x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
-        return add_norm(x, r, self.weight, None, eps=self.eps, offset=self.offset)
+    def add_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        return add_norm(x, residual, self.weight, None, eps=self.eps, offset=self.offset)
 
 
 def at_least_float32(x: Tensor) -> Tensor:
+    """`x` in float32, or in float64 where it has that dtype."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 def build_norm(config: NormConfig, *shape: int) -> Norm:
-    """A norm over the last axis, with weights of the given shape.
+    """A norm over the last dimension, with weights of the given shape.
 
     >>> build_norm(RMSNormConfig(), 8)(torch.full((8,), 3.0)).round(decimals=4).tolist()
     [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
@@ -81,4 +82,4 @@ def build_norm(config: NormConfig, *shape: int) -> Norm:
         return RMSNorm(shape, config)
     if isinstance(config, NoNormConfig):
         return NoNorm()
-    raise ValueError(f"no module computes the norm {config.kind!r}")
+    raise ValueError(f"no module implements the norm {config.kind!r}")

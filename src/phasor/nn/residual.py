@@ -1,4 +1,4 @@
-"""Placement: where norms and residual connections stand. Each class reads as its equation."""
+"""Placement of norms and residual connections. Each class reads as its equation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Sublayer = Callable[[Tensor], Tensor]
 
 
 class Residual(nn.Module):
-    """The residual stream of one block: `forward(x, *sublayers)` runs the sub-layers where they belong."""
+    """The residual stream of one block: `forward(x, *sublayers)` runs the sub-layers of the block."""
 
     norms_per_sublayer = 1
 
@@ -38,23 +38,23 @@ class Residual(nn.Module):
         self.dropout = model.dropout.residual
 
     def branch(self, y: Tensor) -> Tensor:
-        """A sub-layer's output as it joins the stream."""
+        """A sub-layer's output as it is added to the residual stream: with dropout and the multiplier."""
         if self.dropout and self.training:
             y = F.dropout(y, self.dropout)
         return y if self.multiplier == 1.0 else y * self.multiplier
 
     def forward(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} does not define its equation")
+        raise NotImplementedError(f"{type(self).__name__} does not implement forward")
 
 
 class Pre(Residual):
-    """`x + f(norm(x))`; the sum after one sub-layer and the norm before the next are one step."""
+    """`x + f(norm(x))`; the sum after one sub-layer and the norm before the next are one operation."""
 
     def forward(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
         first, *rest = (cast(Norm, norm) for norm in self.norms)
         h = first(x)
         for f, norm in zip(sublayers[:-1], rest, strict=True):
-            x, h = norm.after_sum(x, self.branch(f(h)))
+            x, h = norm.add_norm(x, self.branch(f(h)))
         return x + self.branch(sublayers[-1](h))
 
 
@@ -111,7 +111,7 @@ class Output(Residual):
 
 
 class Parallel(Residual):
-    """`x + f(norm(x)) + g(norm(x))`, a norm for each."""
+    """`x + f(norm(x)) + g(norm(x))`, each with its own norm."""
 
     def forward(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
         return x + sum(self.branch(f(norm(x))) for f, norm in zip(sublayers, self.norms, strict=True))
@@ -129,7 +129,7 @@ class SharedParallel(Residual):
 
 
 def deepnorm_constants(model: ModelConfig, side: Side) -> tuple[float, float]:
-    """DeepNorm's alpha (on the stream) and beta (in the initialization), by shape and depth.
+    """DeepNorm's alpha (on the residual stream) and beta (in the initialization), by architecture and depth.
 
     >>> config = ModelConfig(vocab_size=9, dim=8, num_layers=200, num_heads=1, placement="deepnorm")
     >>> [round(c, 3) for c in deepnorm_constants(config, "decoder")]
@@ -140,8 +140,8 @@ def deepnorm_constants(model: ModelConfig, side: Side) -> tuple[float, float]:
         return (2 * layers) ** 0.25, (8 * layers) ** -0.25
     if side == "decoder":
         return (3 * layers) ** 0.25, (12 * layers) ** -0.25
-    both = (layers**4 * model.depth("decoder")) ** (1 / 16)
-    return 0.81 * both, 0.87 / both
+    mixed = (layers**4 * model.depth("decoder")) ** (1 / 16)
+    return 0.81 * mixed, 0.87 / mixed
 
 
 RESIDUALS: dict[type[PlacementConfig], type[Residual]] = {
@@ -153,7 +153,7 @@ RESIDUALS: dict[type[PlacementConfig], type[Residual]] = {
 
 
 def build_residual(model: ModelConfig, side: Side, sublayers: int, first: bool = False) -> Residual:
-    """The placement of a model's blocks, or of its first, around some number of sub-layers."""
+    """The residual module of a block, or of the first one, around some number of sub-layers."""
     placement = model.placement
     if isinstance(placement, ParallelConfig):
         return (SharedParallel if placement.shared_norm else Parallel)(model, side, sublayers)

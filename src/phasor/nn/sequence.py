@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from phasor.config.schema import quote
-from phasor.nn.checks import checks_values
+from phasor.nn.checks import can_check_values
 
 Length = int | Sequence[int] | Sequence[Sequence[int]]
 
@@ -84,7 +84,7 @@ def sequence_info(
         check_length_type(length)
     # A scheme of fixed frequencies needs no length: a given one is checked only where that costs no graph break
     # and no device synchronization.
-    check = length is not None and (order is None or checks_values(order))
+    check = length is not None and (order is None or can_check_values(order))
     planned = lengths(batch, count, attention_mask, document_ids, length) if needs_length or check else count
     return SequenceInfo(positions, planned, attention_mask, document_ids, order)
 

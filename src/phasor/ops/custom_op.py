@@ -1,4 +1,4 @@
-"""Operations with kernels of their own: known to torch where it has to know of them, and called directly elsewhere."""
+"""Operations with their own kernels: in `torch.library` where torch has to see them, called directly elsewhere."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from torch import Tensor, nn
 
 PLAIN_TENSORS = (Tensor, nn.Parameter)
 KEY, KEYS = torch._C.DispatchKey, torch._C.DispatchKeySet
-ALWAYS = (KEYS(KEY.ADInplaceOrView) | KEYS(KEY.BackendSelect)).raw_repr()  # what torch's dispatcher goes by anywhere
+# The dispatch keys that torch includes everywhere, in eager code too.
+DEFAULT_KEYS = (KEYS(KEY.ADInplaceOrView) | KEYS(KEY.BackendSelect)).raw_repr()
 
 
 class CustomOp:
-    """A function that computes tensors from tensors and numbers, with its own gradient.
+    """A function of tensors and scalars that returns tensors, with its own gradient.
 
-    To compilers, to modes of torch and to tensors of other classes it is an operation of `torch.library`. Eager code,
-    where torch takes longer to find such an operation than a device to do it, gets a plain call, or an autograd
-    function of the same two halves.
+    Compilers, torch modes and tensor subclasses see an operation of `torch.library`. Eager code calls the function
+    directly, or through an autograd function of the same forward and backward: torch's dispatcher takes longer to find
+    a custom operation than a device takes to run it.
 
     >>> @custom_op("phasor::doctest_double")
     ... def double(x: Tensor) -> Tensor:
@@ -37,11 +38,11 @@ class CustomOp:
         self.function: type[torch.autograd.Function] | None = None
 
     def register_fake(self, fake: Callable[..., Any]) -> None:
-        """Give the shapes and types of the result, as `torch.library` has it."""
+        """Register the function that returns empty results of the right shapes and dtypes, as in `torch.library`."""
         self.op.register_fake(fake)
 
     def register_autograd(self, backward: Callable[..., Any], *, setup_context: Callable[..., None]) -> None:
-        """Give the gradient, as `torch.library` has it."""
+        """Register the gradient, as in `torch.library`."""
         self.op.register_autograd(backward, setup_context=setup_context)
 
         def forward(ctx: Any, *inputs: Any) -> Any:
@@ -49,8 +50,8 @@ class CustomOp:
             setup_context(ctx, inputs, output)
             return output
 
-        made = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-        self.function = type(self.name, (torch.autograd.Function,), made)
+        methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+        self.function = type(self.name, (torch.autograd.Function,), methods)
 
     def __call__(self, *inputs: Any) -> Any:
         tensors = [x for x in inputs if isinstance(x, Tensor)]
@@ -62,16 +63,16 @@ class CustomOp:
 
 
 def needs_dispatcher() -> bool:
-    """Whether torch has to see every operation here, for a compiler, a tracer, a map over batches or another mode.
+    """Whether torch has to see every operation here: for a compiler, a tracer, `vmap` or another mode.
 
     >>> needs_dispatcher(), torch.func.vmap(lambda x: x + needs_dispatcher())(torch.zeros(2)).tolist()
     (False, [1.0, 1.0])
     """
     if torch.compiler.is_compiling():
         return True
-    return bool(torch._C._dispatch_tls_local_include_set().raw_repr() & ~ALWAYS)
+    return bool(torch._C._dispatch_tls_local_include_set().raw_repr() & ~DEFAULT_KEYS)
 
 
 def custom_op(name: str) -> Callable[[Callable[..., Any]], CustomOp]:
-    """Make a function an operation, to be called by its parameters' places."""
+    """Decorate a function to make it a `CustomOp`, which takes positional arguments only."""
     return lambda forward: CustomOp(name, forward)

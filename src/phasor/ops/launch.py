@@ -1,4 +1,4 @@
-"""Where a Triton kernel is launched, and when it may begin."""
+"""The device a Triton kernel is launched on, and whether it supports programmatic dependent launch."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-NOTHING = nullcontext()
+NULL_CONTEXT = nullcontext()
 
 
 def on_device(x: Tensor) -> AbstractContextManager[object]:
-    """A context in which a launch goes to the device of `x`; on the present one, as nearly always, it costs nothing.
+    """A context that launches kernels on the device of `x`; nearly free where that is the current one already.
 
     >>> with on_device(torch.zeros(1)):
     ...     pass
     """
-    return torch.cuda.device(x.device) if x.is_cuda and x.device.index != torch.cuda.current_device() else NOTHING
+    return torch.cuda.device(x.device) if x.is_cuda and x.device.index != torch.cuda.current_device() else NULL_CONTEXT
 
 
 def supports_pdl(device: torch.device) -> bool:
-    """Whether a kernel on this device may begin before the one before it has ended.
+    """Whether a kernel on this device may start before the previous one has ended (Hopper and later).
 
     >>> supports_pdl(torch.device("cpu"))
     False

@@ -1,7 +1,6 @@
-"""Kernels that begin while the one before them ends: how they are launched, and where they wait.
+"""Programmatic dependent launch (PDL): a kernel starts while the previous one ends, which hides the launch overhead.
 
-What a launch takes is then spent while the other still works. Before it waits, a kernel reads and writes only what no
-kernel that could still be running writes.
+Before `pdl_wait`, a kernel may only touch memory that no kernel still running could write.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -13,7 +12,7 @@ import triton.language as tl
 
 
 def pdl_launch(pdl: bool) -> dict[str, bool]:
-    """The options of a launch that may begin early, of a kernel that waits under the same condition.
+    """The launch options of a kernel that calls `pdl_wait` under the same condition.
 
     >>> pdl_launch(True), pdl_launch(False)
     ({'launch_pdl': True}, {})
@@ -23,7 +22,7 @@ def pdl_launch(pdl: bool) -> dict[str, bool]:
 
 @triton.jit
 def pdl_wait(USE_PDL: tl.constexpr):
-    """Let the next kernel begin, and wait for the results of the one before."""
+    """Let the next kernel start, and wait for the results of the previous one."""
     if USE_PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phasor.nn.feed_forward import FeedForward, untouched
+from phasor.nn.feed_forward import FeedForward, calls_own_forward
 from phasor.nn.moe import Experts
 from phasor.ops.float8 import float8_linear, float8_linear_why_not, float8_mlp
 from phasor.ops.float8.float8 import AUTOGRAD_FUNCTIONS
@@ -19,7 +19,7 @@ def convert_to_float8(model: nn.Module) -> None:
     for function in AUTOGRAD_FUNCTIONS:
         torch.compiler.allow_in_graph(function)  # tracing into them would fix dynamic lengths
     for block in (part for part in model.modules() if isinstance(part, Block)):
-        routers = [layer for part in block.modules() if isinstance(part, Experts) for layer in part.choosing]
+        routers = [layer for part in block.modules() if isinstance(part, Experts) for layer in part.routers]
         for part in block.modules():
             if type(part) is FeedForward:
                 part.__class__ = Float8FeedForward
@@ -50,5 +50,5 @@ class Float8FeedForward(FeedForward):
     def is_plain_glu(self) -> bool:
         """Whether it is a gated activation between two projections and nothing else: no bias, dropout or hook."""
         layers = self.up, self.down
-        bare = not self.dropout and all(layer.bias is None and untouched(layer) for layer in layers)
+        bare = not self.dropout and all(layer.bias is None and calls_own_forward(layer) for layer in layers)
         return bare and self.config.activation.kind in GLU_ACTIVATIONS

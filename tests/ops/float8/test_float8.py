@@ -434,7 +434,7 @@ def test_opcheck():
 def test_routers_and_experts_are_not_converted_to_float8():
     experts = {"num_experts": 6, "top_k": 2, "shared_dim": 32, "shared_gate": True}
     _, ours, _ = networks(feedforward={"experts": experts})
-    assert [type(layer) for layer in ours.choosing] == [torch.nn.Linear] * 2
+    assert [type(layer) for layer in ours.routers] == [torch.nn.Linear] * 2
     assert type(ours.shared) is Float8FeedForward
     ours(normal(1, 7, 32).bfloat16()).float().sum().backward()
     assert all(weight.grad is not None for weight in ours.parameters())

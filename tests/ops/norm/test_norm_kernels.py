@@ -173,7 +173,7 @@ def test_why_a_norm_takes_its_plain_form():
 def test_after_sum_is_the_sum_and_its_norm(config):
     norm, x, r = build_norm(config, 37), normal(5, 37), normal(5, 37, seed=1)
     norm.double()
-    s, y = norm.after_sum(x, r)
+    s, y = norm.add_norm(x, r)
     assert torch.equal(s, x + r)
     assert torch.equal(y, norm(x + r))
 

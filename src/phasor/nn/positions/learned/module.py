@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from phasor.config import ModelConfig
 from phasor.config.model import Side
-from phasor.nn.checks import checks_values
+from phasor.nn.checks import can_check_values
 from phasor.nn.positions.base import Position
 from phasor.nn.positions.learned.config import LearnedConfig
 from phasor.nn.sequence import SequenceInfo
@@ -39,7 +39,7 @@ class Learned(Position, config=LearnedConfig):
         positions, count = seq.positions, x.shape[-2]
         if seq.order is None and count > self.max_length:
             raise ValueError(f"{count} tokens are more than the learned table of {self.max_length} positions holds")
-        if checks_values(positions) and positions.numel() and positions.max() >= self.max_length:
+        if can_check_values(positions) and positions.numel() and positions.max() >= self.max_length:
             raise ValueError(
                 f"position {int(positions.max())} lies beyond the learned table of {self.max_length} positions"
             )

@@ -13,7 +13,7 @@ from torch import Tensor
 from phasor.config import ModelConfig
 from phasor.config.model import Side
 from phasor.config.schema import quote
-from phasor.nn.checks import checked_positions, described
+from phasor.nn.checks import check_positions, describe_tensor
 from phasor.nn.positions.base import Position, module_class
 from phasor.nn.positions.phase import cos_sin_of, increments
 from phasor.nn.positions.rotary.config import RotaryConfig
@@ -109,7 +109,7 @@ class Rotary(Position, config=RotaryConfig):
         >>> cos.shape, cos.dtype
         (torch.Size([2, 32]), torch.float32)
         """
-        checked_positions(positions, self.config.axes)
+        check_positions(positions, self.config.axes)
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise ValueError(f"cosines and sines have a floating-point dtype, not {quote(dtype)}")
         return self._cos_sin(positions, self._host_lengths(positions, length, present=1), dtype)
@@ -123,11 +123,11 @@ class Rotary(Position, config=RotaryConfig):
             if not floating or x.dim() != 4 or x.shape[-1] != self.head_dim:
                 raise ValueError(
                     f"{name} must be a floating-point tensor [batch, heads, tokens, {self.head_dim}], "
-                    f"not {described(x)}"
+                    f"not {describe_tensor(x)}"
                 )
         if k.shape[0] != q.shape[0]:
             raise ValueError(f"q has {q.shape[0]} rows and k {k.shape[0]}")
-        rows, count = q.shape[0], checked_positions(positions, self.config.axes).shape[-1]
+        rows, count = q.shape[0], check_positions(positions, self.config.axes).shape[-1]
         if count != q.shape[-2] or count != k.shape[-2]:
             raise ValueError(f"there are {count} positions for {q.shape[-2]} queries and {k.shape[-2]} keys")
         if positions.dim() > 1 and positions.shape[-2] not in (1, rows):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from phasor.nn.checks import checks_values
+from phasor.nn.checks import can_check_values
 from phasor.nn.positions.rotary.module import Angles, Rotary, headwise
 from phasor.nn.positions.xpos.config import XPosConfig
 from phasor.nn.sequence import SequenceInfo
@@ -30,7 +30,7 @@ class XPos(Rotary, config=XPosConfig):
         if activations == torch.float16:  # it reaches 2^16 where float32 reaches 2^127
             span = span // 8
         since = (seq.positions - seq.origin())[..., None]
-        if checks_values(since) and since.numel() and since.abs().max() >= span:
+        if can_check_values(since) and since.numel() and since.abs().max() >= span:
             name = str(activations).removeprefix("torch.")
             raise ValueError(f"xPos spans at most {span} positions of one sequence: beyond it {name} overflows")
         zeta = (torch.arange(pairs, device=since.device, dtype=torch.float64) / pairs + 0.4) / 1.4
