@@ -21,21 +21,23 @@ def bfloat16_in_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's interpreter multiplies the bits of bfloat16 matrices as integers, and truncates where devices round."""
     multiply, convert = interpreter.InterpreterBuilder.create_dot, interpreter._convert_float
 
-    def rounded(data, old, new, mode):
+    def round_to_bfloat16(data, old, new, mode):
         if (old, new) != (tl.float32, tl.bfloat16):
             return convert(data, old, new, mode)
         bits = np.ascontiguousarray(data).view(np.uint32)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).reshape(data.shape)
 
-    def widened(x):
+    def to_float32(x):
         if x.dtype.scalar != tl.bfloat16:
             return x
-        return interpreter.TensorHandle(rounded(x.data, tl.bfloat16, tl.float32, None).view(np.float32), tl.float32)
+        return interpreter.TensorHandle(
+            round_to_bfloat16(x.data, tl.bfloat16, tl.float32, None).view(np.float32), tl.float32
+        )
 
     def create_dot(self, a, b, *rest):
-        return multiply(self, widened(a), widened(b), *rest)
+        return multiply(self, to_float32(a), to_float32(b), *rest)
 
-    monkeypatch.setattr(interpreter, "_convert_float", rounded)
+    monkeypatch.setattr(interpreter, "_convert_float", round_to_bfloat16)
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
 
 

@@ -42,7 +42,7 @@ def quantize(model: Transformer, weights: str = "int8") -> Transformer:
         raise ValueError(f"quantize takes a Transformer, not {quote(model)}")
     if weights not in WEIGHTS:
         raise unknown("dtype of quantized weights", weights, WEIGHTS)
-    if is_quantized(model):
+    if has_int8_weights(model):
         raise ValueError("the weights of this model are in int8 already")
     table, uses = output_weight(model), Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     large = [layer.weight for _, _, layer in projections(model)] + ([] if table is None else [table])
@@ -66,10 +66,10 @@ def quantize(model: Transformer, weights: str = "int8") -> Transformer:
     return small.requires_grad_(False).eval()
 
 
-def is_quantized(model: nn.Module) -> bool:
+def has_int8_weights(model: nn.Module) -> bool:
     """Whether a model has weights in int8.
 
-    >>> is_quantized(nn.Linear(2, 2))
+    >>> has_int8_weights(nn.Linear(2, 2))
     False
     """
     return any(isinstance(part, Int8) for part in model.modules())

@@ -9,7 +9,7 @@ from phasor.checkpoints.hf import save_hf
 from phasor.checkpoints.native import save_native
 from phasor.checkpoints.tensors import Progress
 from phasor.config.schema import quote, unknown
-from phasor.quantization import is_quantized
+from phasor.quantization import has_int8_weights
 from phasor.transformer import Transformer
 
 FORMATS = {"phasor": save_native, "hf": save_hf}
@@ -34,7 +34,7 @@ def save(model: Transformer, folder: str | Path, format: str = "phasor", *, prog
         raise unknown("format", format, FORMATS)
     if not isinstance(model, Transformer):
         raise ValueError(f"only a phasor.Transformer can be saved, not {quote(model)}")
-    if is_quantized(model):
+    if has_int8_weights(model):
         raise ValueError(
             "a model with int8 weights cannot be saved: save the original model, and quantize it after loading"
         )

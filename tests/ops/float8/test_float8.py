@@ -242,7 +242,7 @@ def test_autocast_computes_in_bfloat16_and_gives_float32_gradients(path):
 
 
 @pytest.mark.parametrize("path", ["reference", "triton"])
-def test_evaluation_is_unchanged(path):
+def test_evaluation_stays_the_same(path):
     plain, ours, _ = networks()
     x = normal(7, 32).bfloat16()
     with dispatch.force_path(path), torch.no_grad():
@@ -250,7 +250,7 @@ def test_evaluation_is_unchanged(path):
 
 
 @pytest.mark.parametrize("name", ["up", "down"])
-def test_hooks_are_called(name):
+def test_hooks_run(name):
     _, ours, _ = networks()
     called = []
     getattr(ours, name).register_forward_hook(lambda *_: called.append(name))
@@ -363,7 +363,7 @@ def test_fused_network_is_near_float64():
         with dispatch.force_path(path):
             y = network(given)
             y.backward(upstream.to(dtype))
-        assert is_fused(y) == (network is ours and path == "triton")
+        assert uses_fused_mlp(y) == (network is ours and path == "triton")
         found.append((y.detach(), given.grad, network.up.weight.grad, network.down.weight.grad))
     for tensors in zip(*found, strict=True):
         wide, one, parts, truth = tensors
@@ -371,7 +371,7 @@ def test_fused_network_is_near_float64():
         assert off(parts, truth) < 0.12
 
 
-def is_fused(y):
+def uses_fused_mlp(y):
     """Whether an output comes from the fused operation."""
     return "_MLPFunction" in y.grad_fn.next_functions[0][0].name()
 
@@ -381,10 +381,10 @@ def is_fused(y):
     [{"dropout": {"feedforward": 0.5}}, {"feedforward": {"bias": True}}, {"feedforward": {"activation": "gelu"}}],
     ids=str,
 )
-def test_other_networks_are_not_fused_but_computed(options):
+def test_other_networks_take_separate_operations(options):
     _, ours, _ = networks(**options)
     with dispatch.force_path("triton"):
-        assert not is_fused(ours(normal(7, 32).bfloat16().requires_grad_()))
+        assert not uses_fused_mlp(ours(normal(7, 32).bfloat16().requires_grad_()))
 
 
 def test_why_a_network_is_not_one_operation():
