@@ -62,9 +62,9 @@ def test_every_weight_is_in_one_group_and_frozen_ones_in_none():
 
 def test_adamw_is_loshchilov_and_hutters():
     """Algorithm 2 of 'Decoupled weight decay regularization', in float64, four steps."""
-    rate, b1, b2, eps, decay = 0.03, 0.8, 0.9, 1e-6, 0.2
+    lr, b1, b2, eps, decay = 0.03, 0.8, 0.9, 1e-6, 0.2
     layer = nn.Linear(5, 3).double()
-    config = OptimizerConfig(lr=rate, beta1=b1, beta2=b2, eps=eps, weight_decay=decay)
+    config = OptimizerConfig(lr=lr, beta1=b1, beta2=b2, eps=eps, weight_decay=decay)
     optimizer = build_optimizer(layer, config)
     plain = {name: weight.detach().clone() for name, weight in layer.named_parameters()}
     m = {name: torch.zeros_like(weight) for name, weight in plain.items()}
@@ -76,7 +76,7 @@ def test_adamw_is_loshchilov_and_hutters():
             m[name] = b1 * m[name] + (1 - b1) * g
             v[name] = b2 * v[name] + (1 - b2) * g**2
             step = (m[name] / (1 - b1**t)) / ((v[name] / (1 - b2**t)).sqrt() + eps)
-            plain[name] = plain[name] - rate * (step + (decay if name == "weight" else 0.0) * plain[name])
+            plain[name] = plain[name] - lr * (step + (decay if name == "weight" else 0.0) * plain[name])
         optimizer.step()
     for name, weight in layer.named_parameters():
         torch.testing.assert_close(weight.detach(), plain[name])
@@ -144,7 +144,7 @@ def test_a_model_is_averaged_for_a_while_and_itself_again():
 STEPS, WARMUP, PEAK = 97, 13, 0.7
 
 
-def rates(kind, **fields):
+def learning_rates(kind, **fields):
     schedule = ScheduleConfig.from_dict({"kind": kind, "warmup": WARMUP, **fields})
     return [schedule.lr_at(step, STEPS, PEAK) for step in range(STEPS)]
 
@@ -153,7 +153,9 @@ def test_inverse_square_root_is_that_of_2017():
     """`dim^-0.5 min(step^-0.5, step warmup^-1.5)`, steps from 1, scaled to its peak `(dim warmup)^-0.5`."""
     dim = 512
     paper = [dim**-0.5 * min(n**-0.5, n * WARMUP**-1.5) for n in range(1, STEPS + 1)]
-    assert rates("inverse-sqrt") == pytest.approx([PEAK * rate * (dim * WARMUP) ** 0.5 for rate in paper], rel=1e-12)
+    assert learning_rates("inverse-sqrt") == pytest.approx(
+        [PEAK * lr * (dim * WARMUP) ** 0.5 for lr in paper], rel=1e-12
+    )
 
 
 def test_cosine_is_that_of_sgdr():
@@ -163,22 +165,22 @@ def test_cosine_is_that_of_sgdr():
     expected += [
         low + 0.5 * (PEAK - low) * (1 + math.cos(math.pi * t / (STEPS - WARMUP))) for t in range(STEPS - WARMUP)
     ]
-    assert rates("cosine", floor=0.1) == pytest.approx(expected, rel=1e-12)
+    assert learning_rates("cosine", floor=0.1) == pytest.approx(expected, rel=1e-12)
 
 
 def test_linear_reaches_its_floor_after_the_last_step():
     expected = [PEAK * (n + 1) / WARMUP for n in range(WARMUP)]
     expected += [PEAK * (STEPS - n) / (STEPS - WARMUP) for n in range(WARMUP, STEPS)]
-    assert rates("linear") == pytest.approx(expected, rel=1e-12)
+    assert learning_rates("linear") == pytest.approx(expected, rel=1e-12)
 
 
 def test_warm_up_stable_decay_has_its_three_parts():
     """Hu et al. 2024 (MiniCPM): up, level at the peak, then down over the last share of all steps."""
-    found, falling = rates("wsd", decay=0.2), round(0.2 * STEPS)
+    found, falling = learning_rates("wsd", decay=0.2), round(0.2 * STEPS)
     assert found[:WARMUP] == pytest.approx([PEAK * (n + 1) / WARMUP for n in range(WARMUP)])
     assert found[WARMUP : STEPS - falling] == pytest.approx([PEAK] * (STEPS - falling - WARMUP))
     assert found[STEPS - falling :] == pytest.approx([PEAK * left / falling for left in range(falling, 0, -1)])
 
 
 def test_constant_stays_at_its_peak():
-    assert rates("constant")[WARMUP:] == [PEAK] * (STEPS - WARMUP)
+    assert learning_rates("constant")[WARMUP:] == [PEAK] * (STEPS - WARMUP)

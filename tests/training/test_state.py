@@ -17,7 +17,7 @@ from phasor.training.state import (
     newest_whole,
     prune,
     remove_leftovers,
-    rename_damaged,
+    rename_damaged_checkpoints,
     save_state,
 )
 
@@ -151,7 +151,7 @@ def test_retention_deletes_nothing_where_none_is_whole(tmp_path):
 def test_damaged_ones_are_renamed_so_that_they_do_not_count(tmp_path):
     save(tmp_path, 2, 4)
     (tmp_path / "step-00000004" / "model.safetensors").write_bytes(b"")
-    rename_damaged(tmp_path, 2)
+    rename_damaged_checkpoints(tmp_path, 2)
     assert steps(tmp_path) == [2]
     assert (tmp_path / "damaged-step-00000004").is_dir()
 

@@ -237,7 +237,7 @@ def test_a_full_disk_ends_the_run_with_its_last_checkpoint_whole(tmp_path, monke
     assert run(recipe(tmp_path), resume=True).status == "finished"
 
 
-def test_an_update_that_is_not_finite_changes_nothing_and_is_named(tmp_path):
+def test_a_step_that_is_not_finite_changes_nothing_and_is_named(tmp_path):
     notes = Notes()
     result = run(recipe(tmp_path, save__every=1, save__keep=99), notes=notes, break_at=(4,))
     assert (result.status, result.skips) == ("finished", 1)

@@ -86,19 +86,19 @@ def prepare(
     folder = Path(folder)
     if recipe.data.cache is not None:
         folder = Path(recipe.data.cache) / hashlib.sha256(json.dumps(origin).encode()).hexdigest()[:16]
-    if (found := open_prepared(folder, origin)) is not None:
+    if (found := open_prepared_data(folder, origin)) is not None:
         return check_fingerprint(found, recipe, fingerprint)
     with stage_folder(folder, HASH if recipe.data.cache is not None else None) as (place, staged):
         try:
             write(recipe, staged, origin, progress or (lambda what, done, total: None))
         except OSError as error:
             raise OSError(f"{folder} cannot be written: {error.strerror or error}") from None
-        if (whole := open_prepared(staged, origin)) is not None:
+        if (whole := open_prepared_data(staged, origin)) is not None:
             check_fingerprint(whole, recipe, fingerprint)
         with lock_folder(place.parent):
-            if (found := open_prepared(folder, origin)) is None:  # else another process was quicker
+            if (found := open_prepared_data(folder, origin)) is None:  # else another process was quicker
                 replace_folder(staged, place)
-                found = open_prepared(folder, origin)
+                found = open_prepared_data(folder, origin)
     if found is None:
         raise ValueError(f"{folder} was changed while it was written")
     return found
@@ -112,13 +112,13 @@ def check_fingerprint(prepared: PreparedData, recipe: Recipe, fingerprint: str |
     return prepared
 
 
-def find_prepared(recipe: Recipe, folder: Path, fingerprint: str) -> tuple[PreparedData, bool] | None:
+def find_prepared_data(recipe: Recipe, folder: Path, fingerprint: str) -> tuple[PreparedData, bool] | None:
     """Data prepared earlier that have this fingerprint, and whether their sources still are as they were then."""
-    found = open_prepared(folder)
+    found = open_prepared_data(folder)
     if found is None or found.fingerprint != fingerprint:
         return None
     try:
-        return found, open_prepared(folder, data_origin(recipe)) is not None
+        return found, open_prepared_data(folder, data_origin(recipe)) is not None
     except (ValueError, OSError):  # they are gone
         return found, False
 
@@ -142,7 +142,7 @@ def file_hash(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def open_prepared(folder: Path, origin: dict[str, Any] | None = None) -> PreparedData | None:
+def open_prepared_data(folder: Path, origin: dict[str, Any] | None = None) -> PreparedData | None:
     """A folder as it was prepared, if it is whole and was prepared from the same; without `origin` from whatever."""
     if not (folder / MANIFEST).is_file():
         return None
@@ -177,7 +177,7 @@ def stage_folder(folder: Path, names: str | None) -> Iterator[tuple[Path, Path]]
             with lock_folder(folder.parent):
                 for suffix in (PART, OLD):
                     for leftover in folder.parent.glob(f".{names}-*{suffix}"):
-                        remove_unless_locked(leftover)
+                        remove_leftover(leftover)
                 staged = staging_folder(folder)
                 stack.callback(shutil.rmtree, staged, ignore_errors=True)
                 stack.enter_context(lock_folder(staged))
@@ -201,7 +201,7 @@ def lock_folder(folder: Path, wait: bool = True) -> Iterator[None]:
         os.close(handle)
 
 
-def remove_unless_locked(folder: Path) -> None:
+def remove_leftover(folder: Path) -> None:
     with suppress(OSError), lock_folder(folder, wait=False):
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
 from phasor.data.batches import Batches
-from phasor.data.store import PreparedData, Progress, TokenStore, find_prepared, prepare
+from phasor.data.store import PreparedData, Progress, TokenStore, find_prepared_data, prepare
 from phasor.data.tokenizers import SpecialIds
 from phasor.files import replace_link
 from phasor.training.state import Notify
@@ -75,7 +75,7 @@ def load_datasets(
 
 def open_own(recipe: Recipe, place: Path, fingerprint: str, notify: Notify) -> PreparedData | None:
     """The data a run began with, if it still has them."""
-    found = find_prepared(recipe, place, fingerprint)
+    found = find_prepared_data(recipe, place, fingerprint)
     if found is None:
         return None
     prepared, up_to_date = found

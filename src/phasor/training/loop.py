@@ -29,7 +29,7 @@ from phasor.training.state import (
     newest_whole,
     prune,
     remove_leftovers,
-    rename_damaged,
+    rename_damaged_checkpoints,
     save_state,
 )
 from phasor.training.trainer import StepHandle, StepResult, Trainer
@@ -273,23 +273,23 @@ class TrainingLoop:
         return {name: getattr(self, name) for name in SAVED} | {
             "ema_updates": 0 if self.trainer.ema is None else self.trainer.ema.updates,
             "seconds": self.before + time.perf_counter() - self.began,
-            "fixed": self.fixed(),
+            "fixed": self.fixed_values(),
             "special": self.trainer.model.special.to_dict(),
         }
 
-    def fixed(self) -> dict[str, Any]:
+    def fixed_values(self) -> dict[str, Any]:
         """What has to be the same in a run that is resumed."""
         own = {"model": self.trainer.model.config.to_dict(), "tokens": self.datasets.fingerprint}
         return fixed_fields(self.recipe) | own
 
     def restore(self, state: TrainingState) -> None:
         """Continue from a checkpoint, or refuse one of another model or other data."""
-        check_same(state.values["fixed"], self.fixed(), self.folder.path)
+        check_same(state.values["fixed"], self.fixed_values(), self.folder.path)
         self.trainer.restore(state)
         for name in SAVED:
             setattr(self, name, state.values[name])
         self.saved, self.before = self.step, state.values["seconds"]
-        rename_damaged(self.folder.checkpoints, self.step)
+        rename_damaged_checkpoints(self.folder.checkpoints, self.step)
         self.folder.notify(f"resuming from {state.folder.name} of {self.steps} steps")
 
     def finish(self, status: Status, seconds: float, overhead: float) -> TrainingResult:

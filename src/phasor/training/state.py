@@ -165,7 +165,7 @@ def remove_leftovers(folder: Path) -> None:
             shutil.rmtree(leftover, ignore_errors=True)
 
 
-def rename_damaged(folder: Path, step: int) -> None:
+def rename_damaged_checkpoints(folder: Path, step: int) -> None:
     """Rename the checkpoints newer than a step, which are damaged if it is that of the newest whole one."""
     for newer, place in checkpoints(folder):
         if newer > step:
