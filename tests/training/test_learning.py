@@ -139,9 +139,7 @@ def test_deepnorm_has_the_constants_of_its_paper():
             assert block.residual.alpha == pytest.approx(alpha)
             attention = block.attention
             spread = {
-                part: float(rows.detach().std())
-                for rows, part, _ in attention.split_rows(attention.qkv.weight, "qkv")
-                for rows, makes, _ in attention.split_rows(attention.qkv.weight, "qkv")
+                part: float(rows.detach().std()) for rows, part, _ in attention.split_rows(attention.qkv.weight, "qkv")
             }
             # 256 x 256 draws: the spread itself is known to 0.3 %.
             assert spread["v"] / spread["q"] == pytest.approx(beta, rel=0.03)

@@ -85,8 +85,7 @@ def check_documents(document_ids: Tensor | None, tokens: Tensor) -> None:
         or document_ids.shape != tokens.shape
     ):
         raise ValueError(
-            f"document_ids must be integers {list(tokens.shape)}, one id per token, "
-            f"not {describe_tensor(document_ids)}"
+            f"document_ids must be integers {list(tokens.shape)}, one id per token, not {describe_tensor(document_ids)}"
         )
     if can_check_values(document_ids):
         for row, ids in enumerate(document_ids):
