@@ -57,7 +57,7 @@ def mistake(make):
         return error
 
 
-def refused(make, *mentions):
+def assert_refusal(make, *mentions):
     """The mistake gives one sentence, and the sentence names what it is about."""
     error = mistake(make)
     assert error is not None, "nothing was refused"
@@ -125,7 +125,7 @@ UNKNOWN = {
 
 @cases(UNKNOWN)
 def test_unknown_names(make, mentions):
-    refused(make, *mentions)
+    assert_refusal(make, *mentions)
 
 
 SETTINGS = {
@@ -236,7 +236,7 @@ SETTINGS = {
 
 @cases(SETTINGS)
 def test_settings_that_cannot_be(make, mentions):
-    refused(make, *mentions)
+    assert_refusal(make, *mentions)
 
 
 REQUIRED = {
@@ -274,13 +274,13 @@ def with_value(cls, name, value):
 @pytest.mark.parametrize("value", [NAN, INF, -INF, -1.0, -1e-9])
 def test_numbers_in_a_configuration_are_finite_and_not_negative(cls, name, value):
     """A NaN base or an infinite factor would poison every logit; no field has a use for a negative number."""
-    refused(lambda: with_value(cls, name, value), cls.__name__, name)
+    assert_refusal(lambda: with_value(cls, name, value), cls.__name__, name)
 
 
 @pytest.mark.parametrize(("cls", "name"), [(c, n) for c, n, kind in FIELDS if re.search(r"\bint\b", kind)], ids=str)
 @pytest.mark.parametrize("value", [-1, 1.5, NAN, True, 2**63])
 def test_whole_numbers_in_a_configuration_are_whole_and_not_negative(cls, name, value):
-    refused(lambda: with_value(cls, name, value), name)
+    assert_refusal(lambda: with_value(cls, name, value), name)
 
 
 JUNK = ["x", "", b"x", [1], {}, {"kind": []}, {"kind": "zzz"}, {1: 2}, object(), (None,), [NAN], 1j, [["q"]], {3}]
@@ -369,7 +369,7 @@ TOKEN_MISTAKES = {
 
 @calls(TOKEN_MISTAKES)
 def test_tokens(models, model, arguments, keywords, mentions):
-    refused(lambda: models[model](*arguments, **keywords), *mentions)
+    assert_refusal(lambda: models[model](*arguments, **keywords), *mentions)
 
 
 AT = torch.arange(5)
@@ -401,20 +401,20 @@ POSITION_MISTAKES = {
     ("model", "positions", "mentions"), [(m, p, s) for m, p, *s in POSITION_MISTAKES.values()], ids=POSITION_MISTAKES
 )
 def test_positions(models, model, positions, mentions):
-    refused(lambda: models[model](TOKENS, positions=positions), *mentions)
+    assert_refusal(lambda: models[model](TOKENS, positions=positions), *mentions)
 
 
 def test_sequence_longer_than_a_learned_table(models):
-    refused(lambda: models["learned"](torch.zeros(1, 6, dtype=torch.int64)), "6 tokens", "5 positions")
+    assert_refusal(lambda: models["learned"](torch.zeros(1, 6, dtype=torch.int64)), "6 tokens", "5 positions")
     packed = torch.zeros(1, 8, dtype=torch.int64)
     halves = torch.tensor([[0] * 4 + [1] * 4])
     models["learned"](packed, document_ids=halves)  # each document fits
-    refused(lambda: models["learned"](packed, document_ids=halves.new_tensor([[0] * 6 + [1] * 2])), "position 5")
+    assert_refusal(lambda: models["learned"](packed, document_ids=halves.new_tensor([[0] * 6 + [1] * 2])), "position 5")
 
 
 def test_xpos_span_is_a_sequence_and_not_a_position(models):
     models["xpos"](TOKENS, positions=AT + 2**40)
-    refused(lambda: models["xpos"](TOKENS, positions=torch.tensor([0, 1, 2, 3, 32768])), "32768")
+    assert_refusal(lambda: models["xpos"](TOKENS, positions=torch.tensor([0, 1, 2, 3, 32768])), "32768")
 
 
 REAL = torch.ones(2, 5, dtype=torch.bool)
@@ -455,7 +455,7 @@ MASK_MISTAKES = {
     ("model", "keywords", "mentions"), [(m, k, s) for m, k, *s in MASK_MISTAKES.values()], ids=MASK_MISTAKES
 )
 def test_padding_documents_and_prefix(models, model, keywords, mentions):
-    refused(lambda: models[model](TOKENS, **keywords), *mentions)
+    assert_refusal(lambda: models[model](TOKENS, **keywords), *mentions)
 
 
 LENGTH_MISTAKES = {
@@ -486,7 +486,7 @@ LENGTH_MISTAKES = {
 @pytest.mark.parametrize(("keywords", "mentions"), [(k, s) for k, *s in LENGTH_MISTAKES.values()], ids=LENGTH_MISTAKES)
 def test_length(models, model, keywords, mentions):
     """Refused for every scheme, also where the length has no effect."""
-    refused(lambda: models[model](TOKENS, **keywords), *mentions)
+    assert_refusal(lambda: models[model](TOKENS, **keywords), *mentions)
 
 
 def test_length_of_real_tokens_is_enough(models):
@@ -497,22 +497,22 @@ def test_length_of_real_tokens_is_enough(models):
 def test_encoder_decoder_misuse(models):
     model, decoder, encoder = models["encoder-decoder"], models["decoder"], models["encoder"]
     memory = model.encode(TOKENS)
-    refused(lambda: decoder.encode(TOKENS), "no encoder")
-    refused(lambda: encoder.decode(TOKENS), "no decoder")
-    refused(lambda: model.decode(TOKENS), "memory")
-    refused(lambda: decoder.decode(TOKENS, memory), "memory")
-    refused(lambda: model.decode(TOKENS, memory.hidden), "memory")
-    refused(lambda: model.decode(TOKENS, 3), "memory")
-    refused(lambda: model.decode(TOKENS, model.encode(TOKENS[:1])), "1 rows", "2")
-    refused(lambda: model(TOKENS, TOKENS, prefix_length=2), "prefix_length")
-    refused(lambda: model(TOKENS, TOKENS, document_ids=PACKED), "document_ids", "both")
-    refused(lambda: model(TOKENS, TOKENS, target_document_ids=PACKED), "document_ids", "both")
+    assert_refusal(lambda: decoder.encode(TOKENS), "no encoder")
+    assert_refusal(lambda: encoder.decode(TOKENS), "no decoder")
+    assert_refusal(lambda: model.decode(TOKENS), "memory")
+    assert_refusal(lambda: decoder.decode(TOKENS, memory), "memory")
+    assert_refusal(lambda: model.decode(TOKENS, memory.hidden), "memory")
+    assert_refusal(lambda: model.decode(TOKENS, 3), "memory")
+    assert_refusal(lambda: model.decode(TOKENS, model.encode(TOKENS[:1])), "1 rows", "2")
+    assert_refusal(lambda: model(TOKENS, TOKENS, prefix_length=2), "prefix_length")
+    assert_refusal(lambda: model(TOKENS, TOKENS, document_ids=PACKED), "document_ids", "both")
+    assert_refusal(lambda: model(TOKENS, TOKENS, target_document_ids=PACKED), "document_ids", "both")
     other = PACKED.clone()
     other[1] = 8
-    refused(lambda: model(TOKENS, TOKENS, document_ids=PACKED, target_document_ids=other), "document 8", "row 1")
-    refused(lambda: model(TOKENS, TOKENS, target_attention_mask=REAL[:, :4]), "attention_mask", "[2, 5]")
-    refused(lambda: model(TOKENS, TOKENS, target_length=4), "4", "5 tokens")
-    refused(lambda: model(TOKENS, TOKENS, target_positions=AT - 1), "-1")
+    assert_refusal(lambda: model(TOKENS, TOKENS, document_ids=PACKED, target_document_ids=other), "document 8", "row 1")
+    assert_refusal(lambda: model(TOKENS, TOKENS, target_attention_mask=REAL[:, :4]), "attention_mask", "[2, 5]")
+    assert_refusal(lambda: model(TOKENS, TOKENS, target_length=4), "4", "5 tokens")
+    assert_refusal(lambda: model(TOKENS, TOKENS, target_positions=AT - 1), "-1")
 
 
 Q, K = torch.zeros(2, 4, 5, 8), torch.zeros(2, 2, 5, 8)
@@ -549,32 +549,35 @@ ROTARY_MISTAKES = {
 @pytest.mark.parametrize("extension", [None, DynamicYaRN(original_length=4)], ids=["fixed", "dynamic"])
 @cases(ROTARY_MISTAKES)
 def test_rotary_alone(extension, make, mentions):
-    refused(lambda: make(Rotary(head_dim=8, extension=extension)), *mentions)
+    assert_refusal(lambda: make(Rotary(head_dim=8, extension=extension)), *mentions)
 
 
 def test_dynamic_rotary_needs_its_length():
     rope = Rotary(head_dim=8, extension=DynamicYaRN(original_length=4))
-    refused(lambda: rope.rotate(Q, K, AT), "'dynamic-yarn'", "length")
-    refused(lambda: rope.cos_sin(AT), "'dynamic-yarn'", "length")
+    assert_refusal(lambda: rope.rotate(Q, K, AT), "'dynamic-yarn'", "length")
+    assert_refusal(lambda: rope.cos_sin(AT), "'dynamic-yarn'", "length")
     for wrong in (0, -1, 5.0, True, "5", NAN, torch.tensor(5)):
-        refused(lambda wrong=wrong: rope.frequencies(wrong), "length")
-        refused(lambda wrong=wrong: rope.attention_factor(wrong), "length")
+        assert_refusal(lambda wrong=wrong: rope.frequencies(wrong), "length")
+        assert_refusal(lambda wrong=wrong: rope.attention_factor(wrong), "length")
 
 
 def test_xpos_alone_ends_at_its_span():
     rope = Rotary(XPosConfig(), head_dim=8)
     rope.rotate(Q, K, torch.tensor([0, 1, 2, 3, 32767]))
-    refused(lambda: rope.rotate(Q, K, torch.tensor([0, 1, 2, 3, 32768])), "32768")
+    assert_refusal(lambda: rope.rotate(Q, K, torch.tensor([0, 1, 2, 3, 32768])), "32768")
 
 
 def test_balancing_loss():
     logits = torch.zeros(1, 8, 4)
-    refused(lambda: balancing_loss([], 2), "router_logits")
-    refused(lambda: balancing_loss(None, 2), "router_logits")
-    refused(lambda: balancing_loss(logits, 2), "router_logits")
-    refused(lambda: balancing_loss([logits], 5), "top_k", "4 experts", "5")
-    refused(lambda: balancing_loss([logits], 0), "top_k", "0")
-    refused(lambda: balancing_loss([logits], 2, attention_mask=torch.ones(1, 7, dtype=torch.bool)), "[1, 8]", "[1, 7]")
+    assert_refusal(lambda: balancing_loss([], 2), "router_logits")
+    assert_refusal(lambda: balancing_loss(None, 2), "router_logits")
+    assert_refusal(lambda: balancing_loss(logits, 2), "router_logits")
+    assert_refusal(lambda: balancing_loss([logits], 5), "top_k", "4 experts", "5")
+    assert_refusal(lambda: balancing_loss([logits], 0), "top_k", "0")
+    short = torch.ones(1, 7, dtype=torch.bool)
+    assert_refusal(lambda: balancing_loss([logits], 2, attention_mask=short), "[1, 8]", "[1, 7]")
+        lambda: balancing_loss([logits], 2, attention_mask=torch.ones(1, 7, dtype=torch.bool)), "[1, 8]", "[1, 7]"
+    )
 
 
 def test_mistakes_on_other_devices_are_left_to_them():
@@ -583,4 +586,4 @@ def test_mistakes_on_other_devices_are_left_to_them():
         model = Transformer(config(position="rotary"))
         tokens = torch.zeros(2, 5, dtype=torch.int64)
         assert model(tokens, positions=torch.zeros(5, dtype=torch.int64)).shape == (2, 5, 20)
-    refused(lambda: model(tokens.float()), "float32")
+    assert_refusal(lambda: model(tokens.float()), "float32")

@@ -80,7 +80,7 @@ class Config:
             for name in given:
                 if name not in names(cls):
                     raise unknown(f"field of {cls.__name__}", name, names(cls))
-            missing = [f.name for f in fields(cls) if f.name not in given and is_required(f)]
+            missing = [f.name for f in fields(cls) if f.name not in given and has_no_default(f)]
             if missing:
                 raise ValueError(f"{cls.__name__} needs {', '.join(missing)}")
             generated_init(self, **given)
@@ -191,7 +191,7 @@ def names(cls: type[Any]) -> list[str]:
     return [f.name for f in fields(cls)]
 
 
-def is_required(field: dataclasses.Field[Any]) -> bool:
+def has_no_default(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from phasor.config import Extension, ModelConfig
+from phasor.config import ModelConfig
 from phasor.models.fields import Fields, json_repr
 from phasor.nn.positions import (
     DynamicNTKScaling,
@@ -21,6 +21,7 @@ from phasor.nn.positions import (
     YaRN,
 )
 from phasor.nn.positions.rotary.config import Pairing
+from phasor.nn.positions.rotary.scaling import RotaryScaling
 
 # Their names for what an extension's fields say.
 YARN = {
@@ -82,7 +83,7 @@ def parameters(f: Fields, layer_type: str | None, usual: dict[str, Any]) -> dict
     return found
 
 
-def read_extension(rope: Fields, kind: str, max_length: int, original: int | None) -> Extension | None:
+def read_extension(rope: Fields, kind: str, max_length: int, original: int | None) -> RotaryScaling | None:
     """An extension by their name for it."""
 
     def original_length() -> int:

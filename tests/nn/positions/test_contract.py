@@ -79,30 +79,30 @@ class TestRelative:
 
 
 class Batch:
-    """Some sequences put together, and where each of them went: `places` are (row, slice)."""
+    """Sequences combined into one batch, and the location of each: `slices` are (row, slice)."""
 
     def __init__(self, parts: tuple[Tensor, ...], arrangement: str) -> None:
         total, longest = sum(map(len, parts)), max(map(len, parts))
         if arrangement in ("left", "right"):
             starts = [longest + 2 - len(part) if arrangement == "left" else 0 for part in parts]
             self.parts, width = parts, longest + 2
-            self.places = [(row, slice(s, s + len(p))) for row, (s, p) in enumerate(zip(starts, parts, strict=True))]
+            self.slices = [(row, slice(s, s + len(p))) for row, (s, p) in enumerate(zip(starts, parts, strict=True))]
         else:  # the parts in one row, and in the other order in a second row
-            self.parts, width, self.places = (*parts, *parts[::-1]), total, []
+            self.parts, width, self.slices = (*parts, *parts[::-1]), total, []
             for row, order in enumerate((parts, parts[::-1])):
                 ends = torch.tensor([len(part) for part in order]).cumsum(0).tolist()
-                self.places += [(row, slice(end - len(p), end)) for end, p in zip(ends, order, strict=True)]
+                self.slices += [(row, slice(end - len(p), end)) for end, p in zip(ends, order, strict=True)]
         width += 3 if arrangement == "packed, then padded" else 0
-        rows = 1 + self.places[-1][0]
+        rows = 1 + self.slices[-1][0]
         self.tokens, real = tokens(rows, width, seed=9), torch.zeros(rows, width, dtype=torch.bool)  # noise in padding
         ids = torch.full((rows, width), -1)
-        for number, (part, place) in enumerate(zip(self.parts, self.places, strict=True)):
+        for number, (part, place) in enumerate(zip(self.parts, self.slices, strict=True)):
             self.tokens[place], real[place], ids[place] = part, True, number
         self.attention_mask = None if arrangement == "packed" else real
         self.document_ids = None if arrangement in ("left", "right") else ids
 
     def check(self, together: Tensor, alone: list[Tensor]) -> None:
-        for place, expected in zip(self.places, alone, strict=True):
+        for place, expected in zip(self.slices, alone, strict=True):
             assert relative_change(together[place], expected) < EXACT
 
 
@@ -182,7 +182,7 @@ class TestCompany:
             together = model(
                 batch.tokens, positions=at, attention_mask=batch.attention_mask, document_ids=batch.document_ids
             )
-            own = [at[:, row, where][:, None] for row, where in batch.places]
+            own = [at[:, row, where][:, None] for row, where in batch.slices]
             pairs = zip(batch.parts, own, strict=True)
             batch.check(together, [model(part[None], positions=p)[0] for part, p in pairs])
 

@@ -18,22 +18,22 @@ def build(scheme):
     return module
 
 
-def added(module, places, rows=1):
+def position_vectors(module, seq, rows=1):
     """What a scheme adds to a zero input."""
-    return module.on_input(torch.zeros(rows, places.positions.shape[-1], DIM), places)
+    return module.on_input(torch.zeros(rows, seq.positions.shape[-1], DIM), seq)
 
 
 def test_counting_adds_the_position_times_a_direction():
     module = build(phasor.CountingConfig())
     at = torch.tensor([[0, 1, 2, 10], [5, 7, 100000, 2**24 + 1]])
-    out = added(module, SequenceInfo(at, 4), rows=2)
+    out = position_vectors(module, SequenceInfo(at, 4), rows=2)
     expected = at[..., None].double() * module.direction.double()
     torch.testing.assert_close(out.double(), expected, rtol=2**-23, atol=0)  # one float32 rounding
 
 
 def test_counting_grows_without_bound():
     module = build(phasor.CountingConfig())
-    norms = added(module, SequenceInfo(torch.tensor([1, 10, 1000, 10**6]), 4))[0].norm(dim=-1)
+    norms = position_vectors(module, SequenceInfo(torch.tensor([1, 10, 1000, 10**6]), 4))[0].norm(dim=-1)
     torch.testing.assert_close(norms / norms[0], torch.tensor([1.0, 10.0, 1000.0, 1e6]), rtol=1e-6, atol=0)
 
 
@@ -41,7 +41,7 @@ def test_counting_grows_without_bound():
 def test_normalized_adds_a_fraction_of_the_length(length):
     module = build(phasor.NormalizedConfig())
     count = min(length, 5)
-    out = added(module, SequenceInfo(torch.arange(count), length))[0]
+    out = position_vectors(module, SequenceInfo(torch.arange(count), length))[0]
     fractions = torch.tensor([0.0 if length == 1 else t / (length - 1) for t in range(count)], dtype=torch.float64)
     torch.testing.assert_close(out.double(), fractions[:, None] * module.direction.double(), rtol=2**-23, atol=0)
 
@@ -50,20 +50,20 @@ def test_normalized_takes_a_length_for_each_token():
     module = build(phasor.NormalizedConfig())
     at = torch.tensor([[0, 1, 2], [0, 0, 1]])
     lengths = torch.tensor([[3, 3, 3], [1, 2, 2]])  # the second row packs a lone token and a pair
-    out = added(module, SequenceInfo(at, lengths), rows=2)
+    out = position_vectors(module, SequenceInfo(at, lengths), rows=2)
     expected = torch.tensor([[0.0, 0.5, 1.0], [0.0, 0.0, 1.0]])[..., None] * module.direction
     torch.testing.assert_close(out, expected, rtol=1e-6, atol=0)
 
 
 def test_the_same_step_means_another_distance_at_another_length():
     module = build(phasor.NormalizedConfig())
-    steps = [added(module, SequenceInfo(torch.arange(5), n))[0].diff(dim=0).norm(dim=-1) for n in (5, 9)]
+    steps = [position_vectors(module, SequenceInfo(torch.arange(5), n))[0].diff(dim=0).norm(dim=-1) for n in (5, 9)]
     torch.testing.assert_close(steps[0], 2 * steps[1], rtol=1e-5, atol=0)
 
 
 def test_normalized_needs_a_length():
     with pytest.raises(ValueError, match="length"):
-        added(build(phasor.NormalizedConfig()), SequenceInfo(torch.arange(3), None))
+        position_vectors(build(phasor.NormalizedConfig()), SequenceInfo(torch.arange(3), None))
 
 
 @pytest.mark.parametrize("offset", [0, 2])
@@ -71,7 +71,7 @@ def test_learned_adds_the_row_of_the_position(offset):
     module = build(phasor.LearnedConfig(max_length=12, offset=offset))
     assert module.weight.shape == (12 + offset, DIM)
     at = torch.tensor([[0, 1, 2], [11, 3, 3]])
-    out = added(module, SequenceInfo(at, 3), rows=2)
+    out = position_vectors(module, SequenceInfo(at, 3), rows=2)
     for b in range(2):
         for t in range(3):
             assert torch.equal(out[b, t], module.weight[at[b, t] + offset])
@@ -85,7 +85,7 @@ def test_learned_is_as_long_as_the_model_unless_it_says():
 def test_positions_beyond_a_learned_table_are_refused(at):
     module = build(phasor.LearnedConfig(max_length=12, offset=2))
     with pytest.raises(ValueError, match="learned table of 12 positions"):
-        added(module, SequenceInfo(at, 13), rows=2)
+        position_vectors(module, SequenceInfo(at, 13), rows=2)
 
 
 @pytest.mark.parametrize("fields", [{"max_length": 0}, {"offset": -1}])
@@ -98,11 +98,11 @@ def test_bad_learned_tables_are_refused(fields):
 def test_gradients_reach_the_input_and_the_weights(scheme):
     module = build(scheme).double()
     x = torch.randn(3, 7, DIM, dtype=torch.float64, requires_grad=True)
-    places = SequenceInfo(torch.randint(0, 7, (3, 7)), 7)
+    seq = SequenceInfo(torch.randint(0, 7, (3, 7)), 7)
     (name, weight), *_ = module.named_parameters()
 
     def run(x, weight):
-        return torch.func.functional_call(module, {name: weight}, (x, places))
+        return torch.func.functional_call(module, {name: weight}, (x, seq))
 
     module.forward = module.on_input
     assert torch.autograd.gradcheck(run, (x, weight), fast_mode=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 from phasor.config import (
+    ActivationConfig,
     AttentionConfig,
     DropoutConfig,
     EmbeddingConfig,
@@ -76,7 +77,7 @@ class T5Like(Family):
     def read_head(self, f: Fields) -> HeadConfig:
         return LanguageHeadConfig() if self.head_kind(f) == "lm" else NoHeadConfig()
 
-    def read_activation(self, f: Fields) -> str:
+    def read_activation(self, f: Fields) -> ActivationConfig:
         """`feed_forward_proj` says it all; newer files say it twice, and what they say then counts."""
         word = f.get("feed_forward_proj", self.usual)
         kind, _, name = str(word).rpartition("-")
@@ -86,7 +87,7 @@ class T5Like(Family):
             raise ValueError(
                 f"{f.file}: phasor does not know feed_forward_proj = {json_repr(word)} with {json_repr(name)}"
             )
-        return known[name]
+        return ActivationConfig.from_dict({"kind": known[name]})
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
         if config.shape == "decoder":
