@@ -25,7 +25,8 @@ import torch
 import torch.nn.functional as F
 
 import phasor
-from phasor.generation import fused_step, steps
+from phasor.generation.runners import RETAINED, fused
+from phasor.generation.runners.cuda_graph import StepBuffers
 from phasor.kv_cache.static import StaticKVCache
 from phasor.ops import dispatch
 from phasor.ops.decode import NormArgs, RotaryArgs, Tiles, decode_attention, gemv, lm_head_argmax
@@ -67,7 +68,7 @@ def check_tokens() -> None:
     for name, changes in cases.items():
         model = model_of(torch.float32, **SMALL, init="fan-in", **changes)
         model = phasor.quantize(model) if "int8" in name else model
-        assert (fused_step.why_not(model) is None) == name.startswith("fused"), fused_step.why_not(model)
+        assert (fused.why_not(model) is None) == name.startswith("fused"), fused.why_not(model)
         for batch in (1, 3, 40):
             given = [p[: 1 + (37 * i) % 90] for i, p in enumerate(prompts(batch, 90, 1000))]
             stops = [None, tuple(range(0, 1000, 50))] if batch == 3 else [None]
@@ -108,14 +109,14 @@ def check_logits_of(model: phasor.Transformer, name: str) -> None:
             caches = [m.new_cache(batch, held + 64) for m in (model, model, exact)]
             for m, cache in zip((model, model, exact), caches, strict=True):
                 m(ids[:, :held], cache=cache)
-            fed, history, turn = ids[:, held].clone(), ids.new_zeros(4, batch), ids.new_zeros(1)
-            fused = fused_step.FusedStep(model, StaticKVCache(caches[0]), fed, history, turn)
+            buffers = StepBuffers(StaticKVCache(caches[0]))
+            step = fused.FusedStep(model, buffers)
             worst = [0.0, 0.0]
             for at in range(held, held + 10):
-                fed.copy_(ids[:, at])
+                buffers.tokens.copy_(ids[:, at])
                 column = ids[:, at : at + 1]
                 plain, truth = (m(column, cache=c)[:, 0] for m, c in zip((model, exact), caches[1:], strict=True))
-                for i, logits in enumerate((fused(), plain)):
+                for i, logits in enumerate((step(), plain)):
                     worst[i] = max(worst[i], float((logits.float() - truth).norm() / truth.norm()))
         print(f"logits by {name} weights, {batch} rows: off by {worst[0]:.1e} fused, {worst[1]:.1e} plain")
         if not worst[0] < 1.3 * worst[1]:
@@ -204,7 +205,7 @@ def compare(batch: int, speed: float, skip: list[str]) -> dict[str, Any]:
             print(f"  {name}: {type(error).__name__}: {str(error).splitlines()[0][:150]}")
             return
         finally:
-            steps.KEPT.clear()
+            RETAINED.clear()
             gc.collect()
         rate, by_step = batch * NEW / took["whole"], batch / took["step"]
         found[name] = {"tokens/s": rate, "tokens/s after the prompt": by_step, **took}
@@ -215,14 +216,14 @@ def compare(batch: int, speed: float, skip: list[str]) -> dict[str, Any]:
     note("phasor", ours)
     small = phasor.quantize(model)
     note("phasor-int8", by(small), own=speed / bytes_read(small))
-    supports_pdl, why_not = fused_step.supports_pdl, fused_step.why_not
+    supports_pdl, why_not = fused.supports_pdl, fused.why_not
     if "variants" not in skip:
-        fused_step.supports_pdl = lambda device: False
+        fused.supports_pdl = lambda device: False
         note("phasor, kernels one after the other", ours)
-        fused_step.supports_pdl = supports_pdl
-        fused_step.why_not = lambda model: "for comparison"
+        fused.supports_pdl = supports_pdl
+        fused.why_not = lambda model: "for comparison"
         note("phasor, plain step as a graph", ours)
-        fused_step.why_not = why_not
+        fused.why_not = why_not
     if "eager" not in skip:
         with dispatch.force_path("reference"):
             note("phasor, plain steps", ours, runs=1)

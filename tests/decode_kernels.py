@@ -9,7 +9,9 @@ import triton.language as tl
 from device import ON_GPU
 from triton.runtime import interpreter
 
-from phasor.generation import fused_step, loop, steps
+from phasor.generation import runners
+from phasor.generation.runners.fused import FusedRunner
+from phasor.ops import dispatch
 from phasor.ops.decode import decode_attention, gemv
 from phasor.ops.decode.tiles import Tiles
 
@@ -46,9 +48,7 @@ def on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps as on a GPU, without its graphs; the rest of the model in plain torch, which is quicker here."""
     if ON_GPU:
         return
-    monkeypatch.setattr(steps, "why_not", lambda model: None)
-    monkeypatch.setattr(loop, "why_not", lambda model: None)
-    monkeypatch.setattr(fused_step, "why_not", lambda model: None)
+    monkeypatch.setattr(runners, "STEP_RUNNERS", dispatch.Dispatch(dispatch.Path("fused", FusedRunner)))
 
 
 @pytest.fixture

@@ -83,7 +83,7 @@ def kept_ref(logits: list[float], name: str, value: float) -> tuple[set[int], fl
 def distribution_ref(logits: list[float], options: dict[str, float]) -> tuple[list[float], float]:
     """Temperature, then every filter in turn on what the one before it left; and how narrowly it was decided."""
     logits, margin = [x / options.get("temperature", 1.0) for x in logits], math.inf
-    for name in ("top_k", "top_p", "min_p", "typical"):
+    for name in ("top_k", "top_p", "min_p", "typical_p"):
         if name in options:
             kept, narrowly = kept_ref(logits, name, options[name])
             logits = [x if t in kept else -math.inf for t, x in enumerate(logits)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from types import NoneType
@@ -492,3 +493,24 @@ def require_tokens(tokens: Tensor | None) -> Tensor:
     if tokens is None:
         raise ValueError("tokens are missing; only an encoder-decoder whose cache holds its source goes without")
     return tokens
+
+
+@contextmanager
+def eval_mode(*models: nn.Module | None) -> Iterator[None]:
+    """Put models into evaluation mode inside a `with`; afterward every module is in the mode it had before.
+
+    >>> model = Transformer(ModelConfig(vocab_size=50, dim=32, num_layers=1, num_heads=4))
+    >>> with eval_mode(model):
+    ...     model.training
+    False
+    >>> model.training
+    True
+    """
+    modules = [module for model in models if model is not None for module in model.modules() if module.training]
+    for module in modules:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.training = True

@@ -15,7 +15,7 @@ from phasor.data.tokenizers import SpecialIds
 from phasor.evaluation import evaluate, translate, translation
 from phasor.evaluation.document_batches import DocumentBatches
 from phasor.evaluation.scores import mostly_chinese, scores
-from phasor.generation.translation import batches
+from phasor.generation.translation import length_batches
 from phasor.training import train
 from phasor.training.build import check_config
 from phasor.training.datasets import load_datasets
@@ -248,7 +248,7 @@ def test_length_penalty_and_limit_reach_the_search(speaker):
 
 def test_batches_hold_every_source_once_and_no_more_than_fits():
     lengths = [int(n) for n in torch.randint(0, 70, (200,), generator=torch.Generator().manual_seed(1))]
-    found = list(batches(lengths, 128))
+    found = list(length_batches(lengths, 128))
     assert sorted(i for batch in found for i in batch) == [i for i, n in enumerate(lengths) if n]
     assert all(max(lengths[i] for i in batch) * len(batch) <= 128 for batch in found)
     assert len(found) < 80
@@ -256,7 +256,7 @@ def test_batches_hold_every_source_once_and_no_more_than_fits():
 
 def test_the_name_of_a_special_token_is_text_to_a_run(speaker, monkeypatch):
     read = []
-    monkeypatch.setattr(translation, "translated", lambda model, sources, **_: read.extend(sources) or sources)
+    monkeypatch.setattr(translation, "translate_tokens", lambda model, sources, **_: read.extend(sources) or sources)
     translate(speaker, ["two<eos>"])
     assert read == [[*ids_of("two<eos>"), 2]]
 

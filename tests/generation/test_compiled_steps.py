@@ -11,7 +11,7 @@ from schemes import BY_LENGTH, FIXED, VIEWS, build, relative_change, tiny, token
 from torch._dynamo.testing import CompileCounter
 
 import phasor
-from phasor.generation import compiled
+from phasor.generation.runners import compiled
 
 SAME = 2e-6  # relative, float32: a fixed number of slots is added up in another order
 PROMPTS = [[5, 9, 2], [7], [3, 3, 8, 1, 4, 6, 2]]
@@ -29,7 +29,7 @@ def fresh_compiler() -> Iterator[None]:
 def traced(monkeypatch: pytest.MonkeyPatch) -> CompileCounter:
     """The step traced into one graph, or an error; the code is not generated, which takes long."""
     counter = CompileCounter()
-    graph = torch.compile(compiled.step, backend=counter, fullgraph=True, dynamic=False)
+    graph = torch.compile(compiled.static_step, backend=counter, fullgraph=True, dynamic=False)
     monkeypatch.setattr(compiled, "compiled_step", lambda: graph)
     return counter
 
@@ -37,7 +37,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> CompileCounter:
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("name", FIXED)
 def test_logits_are_those_of_plain_steps(name, view, monkeypatch):
-    monkeypatch.setattr(compiled, "compiled_step", lambda: compiled.step)
+    monkeypatch.setattr(compiled, "compiled_step", lambda: compiled.static_step)
     model, ids = build(tiny(name, attention=VIEWS[view])), tokens(3, 20)
     real = torch.ones(3, 6, dtype=torch.bool)
     real[1, :4], real[2, :1] = False, False
@@ -45,10 +45,10 @@ def test_logits_are_those_of_plain_steps(name, view, monkeypatch):
         fixed, plain = model.new_cache(3, 40), model.new_cache(3, 40)
         for cache in (fixed, plain):
             model(ids[:, :6], attention_mask=real, cache=cache)
-        steps = compiled.CompiledSteps(model, fixed)
+        runner = compiled.CompiledRunner(model, fixed)
         for at in range(6, 20):  # past windows, whose rings come around
             expected = model(ids[:, at : at + 1], cache=plain)[:, 0]
-            assert relative_change(steps.step(ids[:, at]), expected) < SAME
+            assert relative_change(runner.step(ids[:, at].tolist()), expected) < SAME
 
 
 @pytest.mark.parametrize("attention", [VIEWS["whole"], VIEWS["window"], VIEWS["sinks"], CAPPED], ids=str)

@@ -14,7 +14,8 @@ from schemes import VIEWS, build, relative_change, tiny, tokens
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import phasor
-from phasor.generation import fused_step, steps
+from phasor.generation.runners import RETAINED, STEP_RUNNERS, StepSpec, cuda_graph, fused
+from phasor.generation.runners.cuda_graph import LOOKAHEAD, StepBuffers, run_async
 from phasor.kv_cache.static import StaticKVCache
 from phasor.ops import constants, dispatch
 from phasor.ops.decode import gemv
@@ -60,25 +61,20 @@ def test_logits_of_the_step(name, rows, most, monkeypatch):
     if rows > 1:
         real[1, :4] = False
     with dispatch.force_path("triton"):
-        assert fused_step.why_not(model) is None
+        assert fused.why_not(model) is None
     with torch.inference_mode():
         cache, plain = model.new_cache(rows, 24), model.new_cache(rows, 24)
         for each in (cache, plain):
             model(ids[:, :6], attention_mask=real, cache=each)
-        state, fed, history, turn = (
-            StaticKVCache(cache),
-            ids[:, 6].clone(),
-            torch.zeros(4, rows).long(),
-            torch.zeros(1).long(),
-        )
-        fused = fused_step.FusedStep(model, state, fed, history, turn)
+        buffers = StepBuffers(StaticKVCache(cache))
+        step = fused.FusedStep(model, buffers)
         for at in range(6, 10):
-            fed.copy_(ids[:, at])
+            buffers.tokens.copy_(ids[:, at])
             expected = model(ids[:, at : at + 1], cache=plain)[:, 0]
-            found = fused()
-            assert relative_change(found, expected) < 3e-6
-            assert fed.tolist() == found.argmax(-1).tolist() == history[(at - 6) % 4].tolist()
-        assert state.counts.tolist() == [n + 4 for n in real.sum(-1).tolist()]
+            logits = step()
+            assert relative_change(logits, expected) < 3e-6
+            assert buffers.tokens.tolist() == logits.argmax(-1).tolist() == buffers.history[at - 6].tolist()
+        assert buffers.cache.counts.tolist() == [n + 4 for n in real.sum(-1).tolist()]
 
 
 @pytest.mark.usefixtures("large_tiles")
@@ -92,14 +88,14 @@ def test_logits_in_half_precision_are_as_near_to_float64_as_those_of_plain_steps
         caches = [m.new_cache(rows, 16) for m in (model, model, exact)]
         for m, cache in zip((model, model, exact), caches, strict=True):
             m(ids[:, :6], cache=cache)
-        state, fed = StaticKVCache(caches[0]), ids[:, 6].clone()
-        fused = fused_step.FusedStep(model, state, fed, torch.zeros(4, rows).long(), torch.zeros(1).long())
+        buffers = StepBuffers(StaticKVCache(caches[0]))
+        step = fused.FusedStep(model, buffers)
         off = torch.zeros(2, dtype=torch.float64)
         for at in range(6, 9):
-            fed.copy_(ids[:, at])
+            buffers.tokens.copy_(ids[:, at])
             column = ids[:, at : at + 1]
             plain, truth = (m(column, cache=c)[:, 0] for m, c in zip((model, exact), caches[1:], strict=True))
-            off += torch.stack([(logits.double() - truth).square().sum() for logits in (fused(), plain)])
+            off += torch.stack([(logits.double() - truth).square().sum() for logits in (step(), plain)])
     assert off[0] < 1.5 * off[1]
 
 
@@ -119,7 +115,7 @@ def test_generation_says_the_same(options, request):
     with dispatch.force_path("reference"):
         plain = phasor.generate(model, PROMPTS, **options)
     with dispatch.force_path("triton"):
-        assert steps.why_not(model) is None
+        assert STEP_RUNNERS.explain(StepSpec(model)) == ("fused", {})
     request.getfixturevalue("on_the_device")
     assert phasor.generate(model, PROMPTS, **options) == plain
     assert list(phasor.stream(model, PROMPTS[2], **options)) == plain[2]
@@ -144,22 +140,22 @@ def test_endless_streams_side_by_side(request):
 def test_steps_are_kept_for_the_next_text_and_made_anew_for_other_weights():
     model = speaker(num_layers=1, num_kv_heads=1)
     first = phasor.generate(model, PROMPTS, max_new_tokens=3)
-    _, kept = steps.KEPT[model]
+    _, kept = RETAINED[model]
     assert phasor.generate(model, PROMPTS, max_new_tokens=4)[0][:3] == first[0]
-    assert steps.KEPT[model][1] is kept
+    assert RETAINED[model][1] is kept
     old = model.head.weight
     model.head.weight = torch.nn.Parameter(old.detach().flip(0).clone())
     assert phasor.generate(model, PROMPTS, max_new_tokens=3) != first
-    assert steps.KEPT[model][1] is not kept
-    alive = len(steps.KEPT)
+    assert RETAINED[model][1] is not kept
+    alive = len(RETAINED)
     del model, kept
     gc.collect()
-    assert len(steps.KEPT) < alive
+    assert len(RETAINED) < alive
 
 
 REFUSED = {
     "the norm is not an RMS norm": {"norm": "layernorm"},
-    "norms do not stand before every sub-layer and at the end": {"placement": "post"},
+    "the placement is not a norm before every sub-layer and at the end": {"placement": "post"},
     "the embedding has a norm, token types or a width of its own": {"embedding": {"norm": True}},
     "the head does more than one projection": {"head": phasor.LanguageHeadConfig(softcap=30.0)},
     "positions are neither rotary nor absent": {"position": "alibi"},
@@ -167,9 +163,9 @@ REFUSED = {
         "position": "sinusoidal",
         "layers": (phasor.LayerConfig(position="none"),),
     },
-    "positions have several axes, decay, turn values or depend on the length": {"position": "xpos"},
+    "positions have several axes, decay, rotate values or depend on the length": {"position": "xpos"},
     "attention has a softcap, sink logits, a clip or capped sinks": {"attention": {"softcap": 20.0}},
-    "queries and keys are normed all heads together": {"attention": {"qk_norm": "whole"}},
+    "queries and keys are normalized over all heads together": {"attention": {"qk_norm": "whole"}},
     "only some of queries, keys and values have a bias": {"attention": {"bias": ("q", "v")}},
     "the feed-forward network has experts": {"feedforward": {"activation": "swiglu", "experts": {"num_experts": 4}}},
     "no kernel has the activation 'swiglu-clamped'": {"feedforward": {"activation": "swiglu-clamped"}},
@@ -180,22 +176,22 @@ REFUSED = {
 def test_what_the_fused_step_is_not_for(reason):
     model = speaker(**REFUSED[reason])
     with dispatch.force_path("triton"):
-        assert fused_step.why_not(model) == reason
-        assert steps.why_not(model) is not None
+        assert fused.why_not(model) == reason
+        assert cuda_graph.why_not(model) is not None
     assert len(phasor.generate(model, [1, 2], max_new_tokens=3)) == 3
 
 
 def test_what_keeps_steps_on_the_host():
     model = speaker()
-    assert steps.why_not(speaker().cpu()) == "the model is not on a GPU"
+    assert cuda_graph.why_not(speaker().cpu()) == "the model is not on a GPU"
     with dispatch.force_path("reference"):
-        assert steps.why_not(model) == fused_step.why_not(model) == "the reference path is forced"
+        assert cuda_graph.why_not(model) == fused.why_not(model) == "the reference path is forced"
     with dispatch.force_path("triton"):
-        assert fused_step.why_not(model.double()).startswith("the weights are not float32")
+        assert fused.why_not(model.double()).startswith("the weights are not float32")
         model.float().decoder.blocks[0].register_forward_hook(lambda *_: None)
-        assert steps.why_not(model) == "a part of the model has hooks, which run on the host"
-    assert "source" in steps.why_not(speaker("sinusoidal", shape="encoder-decoder"))
-    assert "length" in steps.why_not(speaker("rotary-dynamic-ntk"))
+        assert cuda_graph.why_not(model) == "a part of the model has hooks, which run on the host"
+    assert "source" in cuda_graph.why_not(speaker("sinusoidal", shape="encoder-decoder"))
+    assert "length" in cuda_graph.why_not(speaker("rotary-dynamic-ntk"))
 
 
 class Script:
@@ -213,19 +209,19 @@ class Script:
         return self.said[self.read_so_far - 1]
 
 
-@pytest.mark.parametrize("most", [1, 2, steps.AHEAD, steps.AHEAD + 1, 40])
+@pytest.mark.parametrize("most", [1, 2, LOOKAHEAD, LOOKAHEAD + 1, 40])
 def test_no_more_steps_are_launched_than_tokens_wanted(most):
     script = Script([[i] for i in range(most)])
-    assert list(steps.ahead(script, most)) == script.said
+    assert list(run_async(script, most)) == script.said
     assert script.launched == most
 
 
 def test_steps_are_launched_before_the_first_is_read_and_never_many_too_many():
     script = Script([[i] for i in range(100)])
-    tokens_as_they_come = steps.ahead(script, None)
+    tokens_as_they_come = run_async(script, None)
     for read in range(1, 50):
         next(tokens_as_they_come)
-        assert script.launched == read + steps.AHEAD
+        assert script.launched == read + LOOKAHEAD
 
 
 class Adapted(torch.nn.Linear):
@@ -254,7 +250,7 @@ def test_replaced_parts_are_not_passed_over(where):
     plain = phasor.generate(model, [1, 2], max_new_tokens=4)
     adapt(model, where)
     with dispatch.force_path("triton"):
-        assert fused_step.why_not(model) == "a part of the model was replaced"
+        assert fused.why_not(model) == "a part of the model was replaced"
         said = phasor.generate(model, [1, 2], max_new_tokens=4)
     assert said == phasor.generate(model, [1, 2], max_new_tokens=4)
     assert phasor.generate(model, [1, 2], max_new_tokens=4) != plain
@@ -264,25 +260,25 @@ def test_another_norm_forward_or_class_is_not_passed_over():
     model = speaker(num_layers=1)
     model.decoder.norm = torch.nn.RMSNorm(model.config.dim)
     with dispatch.force_path("triton"):
-        assert fused_step.why_not(model) == "a part of the model was replaced"
+        assert fused.why_not(model) == "a part of the model was replaced"
     model = speaker(num_layers=1)
     model.__class__ = Other
     with dispatch.force_path("triton"):
-        assert steps.why_not(model) == "the model has a class of its own"
+        assert cuda_graph.why_not(model) == "the model has a class of its own"
     model = speaker(num_layers=1)
     model.decoder.blocks[0].forward = model.decoder.blocks[0].forward
     with dispatch.force_path("triton"):
-        assert steps.why_not(model) == "the forward of a part was replaced, and may need the host"
+        assert cuda_graph.why_not(model) == "the forward of a part was replaced, and may need the host"
 
 
 @pytest.mark.usefixtures("large_tiles", "on_the_device")
 def test_replaced_parts_make_steps_anew():
     model = speaker(num_layers=1, num_kv_heads=1)
     phasor.generate(model, [1, 2], max_new_tokens=3)
-    kept = steps.KEPT[model][1]
+    kept = RETAINED[model][1]
     model.decoder.dropout = torch.nn.Dropout(0.5)
     phasor.generate(model, [1, 2], max_new_tokens=3)
-    assert steps.KEPT[model][1] is not kept
+    assert RETAINED[model][1] is not kept
 
 
 @pytest.mark.usefixtures("large_tiles")
@@ -290,9 +286,9 @@ def test_steps_of_a_model_that_steps_on_the_host_go():
     model = speaker(num_layers=1, num_kv_heads=1)
     with dispatch.force_path("triton"):
         phasor.generate(model, [1, 2], max_new_tokens=2)
-    assert model in steps.KEPT
+    assert model in RETAINED
     phasor.generate(model, [1, 2], max_new_tokens=2)
-    assert model not in steps.KEPT
+    assert model not in RETAINED
 
 
 def test_constants_outlive_the_table_for_whoever_holds_them(monkeypatch):

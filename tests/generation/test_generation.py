@@ -351,7 +351,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "top_k": ([1], {"top_k": 0}, "top_k must be at least 1"),
     "top_p zero": ([1], {"top_p": 0.0}, r"top_p must be in \(0, 1\]"),
     "top_p above one": ([1], {"top_p": 1.01}, r"top_p must be in \(0, 1\]"),
-    "typical": ([1], {"typical_p": 0.0}, r"typical must be in \(0, 1\]"),
+    "typical_p": ([1], {"typical_p": 0.0}, r"typical_p must be in \(0, 1\]"),
     "min_p": ([1], {"min_p": 1.5}, r"min_p must be in \[0, 1\]"),
     "repetition_penalty": ([1], {"repetition_penalty": 0.0}, "repetition_penalty must be greater than 0"),
     "length_penalty": ([1], {"num_beams": 2, "length_penalty": 1e5}, "length_penalty must be in"),
@@ -360,14 +360,18 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "nan temperature": ([1], {"temperature": float("nan")}, "temperature must be a finite number"),
     "nan top_p": ([1], {"top_p": float("nan")}, "top_p must be a finite number"),
     "infinite penalty": ([1], {"frequency_penalty": float("inf")}, "must be a finite number"),
-    "results without beams": ([1], {"num_return_sequences": 2}, r"results \(2\) cannot exceed beams \(1\)"),
+    "results without beams": (
+        [1],
+        {"num_return_sequences": 2},
+        r"num_return_sequences \(2\) cannot exceed num_beams \(1\)",
+    ),
     "beams and sampling": ([1], {"num_beams": 2, "temperature": 1.0}, "beam search does not sample"),
     "beams and lookup": ([1], {"num_beams": 2, "prompt_lookup_tokens": 2}, "choose one"),
     "contrastive without top_k": ([1], {"penalty_alpha": 0.5}, "give top_k alone"),
     "contrastive with top_p": ([1], {"penalty_alpha": 0.5, "top_k": 3, "top_p": 0.5}, "give top_k alone"),
     "unknown option": ([1], {"temprature": 1.0}, "did you mean 'temperature'"),
     "early stopping": ([1], {"num_beams": 2, "early_stopping": "nevr"}, "early_stopping must be"),
-    "seeds": ([1], {"seed": [1, 2]}, "seed lists 2 numbers for 1 prompts"),
+    "seeds": ([1], {"seed": [1, 2]}, "seed lists 2 seeds for 1 prompts"),
     "options by place": ([1], {"options": 64}, "options must be a GenerationConfig"),
     "start of a decoder": ([1], {"start": 1}, "start is for an encoder-decoder"),
     "never ending": ([1], {"max_new_tokens": None}, "needs a window in every layer"),
@@ -402,8 +406,8 @@ def test_bad_draft_models(untouched: Transformer) -> None:
     refused("must be a decoder", untouched, [1], *both, draft=speaker(shape="encoder-decoder"))
     refused("must be a decoder", untouched, [1], *both, draft=speaker(head="none"))
     refused("must be a decoder", untouched, [1], *both, draft="folder")
-    refused("not with beams", untouched, [1], *both, draft=untouched, num_beams=2)
-    refused("not with beams", untouched, [1], *both, draft=untouched, prompt_lookup_tokens=2)
+    refused("not with num_beams", untouched, [1], *both, draft=untouched, num_beams=2)
+    refused("not with num_beams", untouched, [1], *both, draft=untouched, prompt_lookup_tokens=2)
     short = speaker("learned", max_length=10)
     refused("past the 10 positions", untouched, [1, 2, 3], *both, draft=short, max_new_tokens=9)
 

@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from phasor import GenerationConfig, generate
-from phasor.generation.sampling import Chance, draw, filtered, penalized
+from phasor.generation.sampling import RandomStream, draw, filter_logits, penalize
 
 NEAR = 1e-9  # closer to a threshold than this, which side of it a token falls on is a matter of rounding
 THEIRS = {
@@ -30,7 +30,7 @@ THEIRS = {
     "top_k": TopKLogitsWarper,
     "top_p": TopPLogitsWarper,
     "min_p": MinPLogitsWarper,
-    "typical": TypicalLogitsWarper,
+    "typical_p": TypicalLogitsWarper,
 }
 
 
@@ -49,7 +49,7 @@ VALUES = {
 
 
 def ours(logits: Tensor, options: dict[str, float]) -> Tensor:
-    return filtered(logits, GenerationConfig(**options)).softmax(-1)
+    return filter_logits(logits, GenerationConfig(**options)).softmax(-1)
 
 
 def theirs(logits: Tensor, options: dict[str, float]) -> Tensor:
@@ -83,7 +83,7 @@ def test_filters_together(options: dict[str, float], logits: Tensor) -> None:
 
 
 def test_ties_with_the_last_of_the_best_stay() -> None:
-    assert filtered(torch.tensor([1.0, 3.0, 1.0, 0.0]), GenerationConfig(top_k=2)).tolist() == [1, 3, 1, -math.inf]
+    assert filter_logits(torch.tensor([1.0, 3.0, 1.0, 0.0]), GenerationConfig(top_k=2)).tolist() == [1, 3, 1, -math.inf]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_the_widest_filters_leave_all(options: dict[str, float]) -> None:
 def test_the_repetition_penalty_is_theirs(data: st.DataObject, logits: Tensor, penalty: float) -> None:
     token = st.integers(0, len(logits) - 1)
     prompt, new = data.draw(st.lists(token, min_size=1, max_size=9)), data.draw(st.lists(token, max_size=9))
-    found = penalized(logits, GenerationConfig(repetition_penalty=penalty), prompt, new)
+    found = penalize(logits, GenerationConfig(repetition_penalty=penalty), prompt, new)
     expected = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([prompt + new]), logits[None].clone())[0]
     assert torch.allclose(found, expected, rtol=1e-14, atol=0)
 
@@ -118,7 +118,7 @@ def test_penalties_are_their_definition(
     prompt, new = data.draw(st.lists(token, min_size=1, max_size=9)), data.draw(st.lists(token, max_size=9))
     before = logits.clone()
     options = {"repetition_penalty": repetition, "frequency_penalty": frequency, "presence_penalty": presence}
-    found = penalized(logits, GenerationConfig(**options), prompt, new)
+    found = penalize(logits, GenerationConfig(**options), prompt, new)
     expected = torch.tensor(penalized_ref(logits.tolist(), prompt, new, options), dtype=torch.float64)
     assert torch.allclose(found, expected, rtol=0, atol=1e-12)
     assert torch.equal(logits, before)
@@ -141,10 +141,10 @@ def test_the_impossible_is_not_drawn_at_the_ends(chance: float) -> None:
 
 
 def test_draws_with_a_seed_have_the_distribution() -> None:
-    chance, p = Chance(7), random_logits(5, 9, 1.0).softmax(-1)
+    stream, p = RandomStream(7), random_logits(5, 9, 1.0).softmax(-1)
     counts = torch.zeros(9)
     for _ in range(20_000):
-        counts[draw(p, chance.next())] += 1
+        counts[draw(p, stream.next())] += 1
     assert chi_square_tail(counts, p) > 1e-3
 
 
@@ -175,7 +175,7 @@ def test_a_seed_for_every_prompt() -> None:
     model, seeds = speaker(), [3, 1, 4, 1]
     alone = [generate(model, p, seed=s, **SAMPLE) for p, s in zip(PROMPTS, seeds, strict=True)]
     assert generate(model, PROMPTS, seed=seeds, **SAMPLE) == alone
-    with pytest.raises(ValueError, match="seed lists 2 numbers for 4 prompts"):
+    with pytest.raises(ValueError, match="seed lists 2 seeds for 4 prompts"):
         generate(model, PROMPTS, seed=[1, 2], **SAMPLE)
 
 

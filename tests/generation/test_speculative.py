@@ -20,9 +20,9 @@ from decoding import (
 from schemes import SCHEMES, VIEWS
 from torch import Tensor
 
-from phasor import GenerationConfig, Transformer, generate
+from phasor import Transformer, generate
 from phasor.generation import speculative
-from phasor.generation.loop import Job, Row
+from phasor.generation.request import GenerationRequest, Row
 
 # Text that repeats itself, so that looking up what came next the last time finds something.
 PROMPT = [5, 17, 30, 8, 5, 17, 30, 8, 5, 17]
@@ -35,12 +35,12 @@ def accepted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     counts: list[tuple[int, int]] = []
     original = speculative.accept
 
-    def counting(job: Job, row: Row, logits: Tensor, guesses: list[int], guessed: list[Tensor]) -> int:
-        passed = original(job, row, logits, guesses, guessed)
-        counts.append((len(guesses), passed))
+    def count(request: GenerationRequest, row: Row, logits: Tensor, draft: list[int], q: list[Tensor]) -> int:
+        passed = original(request, row, logits, draft, q)
+        counts.append((len(draft), passed))
         return passed
 
-    monkeypatch.setattr(speculative, "accept", counting)
+    monkeypatch.setattr(speculative, "accept", count)
     return counts
 
 
@@ -102,17 +102,16 @@ def test_greedy_with_lookup_is_greedy(scheme: str, view: str, accepted: list[tup
 
 
 def test_lookup_finds_the_latest_and_longest_match() -> None:
-    job = Job(speaker(), GenerationConfig(prompt_lookup_tokens=3), [[0]], frozenset())
-    guess = speculative.Lookup(job).guess
+    lookup = speculative.PromptLookup(3, 50)
 
-    def guessed(text: Sequence[int], most: int = 4) -> list[int]:
-        return guess(Row(list(text), None), most)[0]
+    def propose(text: Sequence[int], count: int = 4) -> list[int]:
+        return lookup.propose(Row(list(text), None), count)[0]
 
-    assert guessed([1, 2, 3, 9, 8, 1, 2, 3]) == [9, 8, 1, 2]
-    assert guessed([1, 2, 3, 9, 7, 2, 3, 8, 1, 2, 3], 2) == [9, 7]  # three tokens before two
-    assert guessed([2, 3, 9, 2, 3, 8, 2, 3], 1) == [8]  # the later of two
-    assert guessed([1, 2, 3]) == []
-    assert guessed([4, 4]) == [4]
+    assert propose([1, 2, 3, 9, 8, 1, 2, 3]) == [9, 8, 1, 2]
+    assert propose([1, 2, 3, 9, 7, 2, 3, 8, 1, 2, 3], 2) == [9, 7]  # three tokens before two
+    assert propose([2, 3, 9, 2, 3, 8, 2, 3], 1) == [8]  # the later of two
+    assert propose([1, 2, 3]) == []
+    assert propose([4, 4]) == [4]
 
 
 @pytest.mark.parametrize("guess", ["draft", "lookup"])

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE, WordLevel
 
 from phasor import SpecialTokens, Transformer, generate, stream
-from phasor.generation.text import Pieces
+from phasor.generation.text import TextDecoder
 
 PROMPT = "Say: "
 HALF = "\ufffd"
@@ -190,17 +190,17 @@ def test_bytes_as_a_fallback_lose_nothing() -> None:
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     tokens = [*"世".encode(), 0xFF, 256, *"界".encode(), 256]
     assert tokenizer.decode(tokens) == HALF * 4 + " end界 end"
-    pieces = Pieces(tokenizer)
-    text = "".join(pieces.add(token) for token in tokens) + pieces.rest()
+    decoder = TextDecoder(tokenizer)
+    text = "".join(decoder.add(token) for token in tokens) + decoder.flush()
     assert text.replace(HALF, "") == "世 end界 end"
 
 
 def test_text_as_it_arrives_takes_no_memory() -> None:
     tokenizer = byte_tokenizer()
-    pieces = Pieces(tokenizer, ["END"])
+    decoder = TextDecoder(tokenizer, ["END"])
     for token in itertools.islice(itertools.cycle(tokenizer.encode("some text 世界, EN and so on ").ids), 3000):
-        pieces.add(token)
-        assert len(pieces.before) + len(pieces.unread) + len(pieces.held) < 16
+        decoder.add(token)
+        assert len(decoder.before) + len(decoder.pending) + len(decoder.held) < 16
 
 
 def test_streams_of_text_without_end() -> None:

@@ -22,9 +22,9 @@ from phasor.device import resolve_device
 from phasor.evaluation.document_batches import DocumentBatches
 from phasor.evaluation.run import TrainedRun, open_run
 from phasor.evaluation.scores import scores
-from phasor.generation import evaluating
-from phasor.generation.translation import Progress, reach, translated
+from phasor.generation.translation import Progress, max_positions, translate_tokens
 from phasor.nn.norm import at_least_float32
+from phasor.transformer import eval_mode
 
 
 def evaluate(
@@ -75,7 +75,7 @@ def evaluate(
         store, references = encode_to_store(trained, examples, Path(folder))
         if len(store) == 0:
             raise ValueError(f"{data} holds no text")
-        with evaluating(trained.model), torch.inference_mode():
+        with eval_mode(trained.model), torch.inference_mode():
             if trained.recipe.task == "translation":
                 metrics = translation_metrics(trained, store, references, num_beams, report)
             else:
@@ -130,14 +130,14 @@ def translation_metrics(
     """The metrics of a model that translates."""
     model = trained.model
     assert model.decoder is not None
-    limit = reach(model.decoder)
+    limit = max_positions(model.decoder)
     for number, length in enumerate((store.lengths[:, 1] - 1).tolist(), 1):
         if limit is not None and length > limit:
             raise ValueError(f"the target {number} has {length} tokens, and this model allows {limit}")
     sources = [store[i][0].tolist() for i in range(len(store))]
     batches = Batches(store, trained.recipe, special=trained.special, shuffled=False)
     work = len(store) + batches.per_epoch
-    new = translated(model, sources, num_beams=num_beams, progress=lambda done, _: report(done, work))
+    new = translate_tokens(model, sources, num_beams=num_beams, progress=lambda done, _: report(done, work))
     quality = scores(trained.tokenizers.target.decode_batch(new), references)
     nats, tokens, _ = totals(
         trained, batches.stream(0, batches.per_epoch), lambda done: report(len(store) + done, work)

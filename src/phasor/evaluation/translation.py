@@ -10,7 +10,7 @@ from phasor.config.schema import quote
 from phasor.data.encoding import encode_texts
 from phasor.device import resolve_device
 from phasor.evaluation.run import is_run, open_run
-from phasor.generation.translation import Progress, translated
+from phasor.generation.translation import Progress, translate_tokens
 from phasor.transformer import Transformer
 
 
@@ -58,7 +58,7 @@ def translate(
         read = [ids.tolist() for ids in encode_texts(texts, reader, True, trained.special)]
     else:
         read = [encoding.ids for encoding in reader.encode_batch_fast(list(texts))]
-    new = translated(
+    new = translate_tokens(
         model,
         [ids if text.strip() else [] for text, ids in zip(texts, read, strict=True)],
         num_beams=num_beams,

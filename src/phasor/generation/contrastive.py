@@ -7,38 +7,38 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
-from phasor.generation.loop import Job, Row, scored
-from phasor.generation.sampling import chances
+from phasor.generation.request import GenerationRequest, Row
+from phasor.generation.sampling import score_logits
 from phasor.transformer import Record
 
 
-def contrastive_search(job: Job) -> Iterator[list[Row]]:
-    """Decode the prompts one after the other; gives the rows after every token.
+def contrastive_search(request: GenerationRequest) -> Iterator[list[Row]]:
+    """Decode the prompts one after the other; yields the rows after every token.
 
     Of the `top_k` likeliest tokens the one with the largest `(1 - a) p - a s` is taken, `a` the option
-    `contrastive`, `s` the largest cosine similarity of its hidden state to those before.
+    `penalty_alpha`, `s` the largest cosine similarity of its hidden state to those before.
     """
-    options = job.options
+    options, model = request.options, request.model
     assert options.top_k is not None
-    rows = [Row(list(p), c) for p, c in zip(job.prompts, chances(options, len(job.prompts)), strict=True)]
-    width, alpha = min(options.top_k, job.model.config.vocab_size), options.penalty_alpha
+    rows = request.new_rows()
+    width, alpha = min(options.top_k, model.config.vocab_size), options.penalty_alpha
     for row in rows:
-        cache = job.new_cache([row.prompt], copies=width)
+        cache = request.new_cache([row.prompt], copies=width)
         record = Record("hidden")
-        tokens = torch.tensor([row.prompt] * width, device=job.model.tokens.weight.device)
-        logits = job.model(tokens, cache=cache, record=record)[0, -1]
+        tokens = torch.tensor([row.prompt] * width, device=model.tokens.weight.device)
+        logits = model(tokens, cache=cache, record=record)[0, -1]
         assert record.hidden is not None
         past = F.normalize(record.hidden[-1][0].float(), dim=-1)  # [T, dim]
         while not row.done:
-            scores = scored(logits, row, options)
-            likely, candidates = scores.softmax(-1).topk(width)
+            scores = score_logits(logits, options, row.prompt, row.new)
+            probabilities, candidates = scores.softmax(-1).topk(width)
             record = Record("hidden")
-            following = job.model(candidates[:, None], cache=cache, record=record)[:, -1]
+            following = model(candidates[:, None], cache=cache, record=record)[:, -1]
             assert record.hidden is not None
             hidden = F.normalize(record.hidden[-1][:, -1].float(), dim=-1)  # [width, dim]
-            repeats = (hidden @ past.mT).amax(-1)
-            best = int(((1 - alpha) * likely - alpha * repeats).argmax())
-            job.add(row, int(candidates[best]), scores)
+            similarity = (hidden @ past.mT).amax(-1)
+            best = int(((1 - alpha) * probabilities - alpha * similarity).argmax())
+            request.add_token(row, int(candidates[best]), scores)
             cache.reorder([best] * width)
             past, logits = torch.cat((past, hidden[best][None])), following[best]
             yield rows

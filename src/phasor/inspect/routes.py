@@ -16,8 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from phasor.config import ModelConfig
 from phasor.config.model import Layer, Side
-from phasor.generation import fused_step, steps
-from phasor.generation.compiled import can_compile
+from phasor.generation.runners import compiled, cuda_graph, fused
 from phasor.nn.feed_forward import FeedForward
 from phasor.nn.norm import LayerNorm, build_norm
 from phasor.nn.positions.base import Position, build_position
@@ -261,11 +260,11 @@ def gates_by_kernel(case: Case) -> str | None:
 def step_on_device(case: Case) -> str | None:
     if case.device.type != "cuda":
         return "the model is not on a GPU"
-    return steps.form_why_not(case.model)  # the stand-in's weights are on no device
+    return cuda_graph.model_why_not(case.model)  # the stand-in's weights are on no device
 
 
 def step_fused(case: Case) -> str | None:
-    return step_on_device(case) or fused_step.form_why_not(case.model) or dispatch.triton_why_not(case.hidden)
+    return step_on_device(case) or fused.model_why_not(case.model) or dispatch.triton_why_not(case.hidden)
 
 
 def reads_bytes(case: Case) -> str | None:
@@ -277,9 +276,7 @@ def decodes(case: Case) -> bool:
 
 
 def step_as_graph(case: Case) -> str | None:
-    if can_compile(case.model):
-        return None
-    return "frequencies depend on the length and are made on the host, another graph for each length"
+    return compiled.why_not(case.model)
 
 
 OPS = (

@@ -132,9 +132,13 @@ class Dispatch:
         self.paths = paths
 
     def __call__(self, *args: Any) -> Any:
+        return self.choose(*args).run(*args)
+
+    def choose(self, *args: Any) -> Path:
+        """The path that is taken."""
         for path in self.paths:
             if path.why_not(*args) is None:
-                return path.run(*args)
+                return path
         raise AssertionError("the last path of an operation supports every input")
 
     def explain(self, *args: Any) -> tuple[str, dict[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from phasor.config.recipe import Recipe
 from phasor.generation import generate
-from phasor.generation.translation import translated
+from phasor.generation.translation import translate_tokens
 from phasor.training.datasets import Datasets
 from phasor.transformer import Transformer
 
@@ -29,6 +29,6 @@ def sample_text(model: Transformer, recipe: Recipe, datasets: Datasets) -> str |
     sources = [row[real].tolist() for row, real in rows]
     reader = datasets.source_tokenizer or tokenizer
     pairs = zip(
-        reader.decode_batch(sources), tokenizer.decode_batch(translated(model, sources, num_beams=1)), strict=True
+        reader.decode_batch(sources), tokenizer.decode_batch(translate_tokens(model, sources, num_beams=1)), strict=True
     )
     return "\n".join("\t".join(pair) for pair in pairs)

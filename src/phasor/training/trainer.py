@@ -17,13 +17,12 @@ from torch.utils.checkpoint import checkpoint
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
 from phasor.device import resolve_device
-from phasor.generation import evaluating
 from phasor.ops.attention import cudnn
 from phasor.training.float8 import convert_to_float8
 from phasor.training.graphs import StepGraphs
 from phasor.training.optimizer import EMA, build_optimizer, optimizer_tensors, restore_optimizer, set_lr, swap_weights
 from phasor.training.state import TrainingState
-from phasor.transformer import Block, Transformer
+from phasor.transformer import Block, Transformer, eval_mode
 
 
 @dataclass(frozen=True)
@@ -168,7 +167,7 @@ class Trainer:
     @contextmanager
     def eval_mode(self) -> Iterator[None]:
         """The model as it is used: without dropout, with averaged weights if there are any, not compiled."""
-        with evaluating(self.model), swap_weights(self.model, self.ema), torch.compiler.set_stance("force_eager"):
+        with eval_mode(self.model), swap_weights(self.model, self.ema), torch.compiler.set_stance("force_eager"):
             yield
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:

@@ -11,7 +11,7 @@ from device import DEVICE
 from schemes import relative_change
 
 import phasor
-from phasor.generation import fused_step
+from phasor.generation.runners.fused import ACTIVATIONS
 from phasor.nn.positions.phase import cos_sin_of
 from phasor.ops.decode import (
     NormArgs,
@@ -82,7 +82,7 @@ def test_projections(rows, inputs, outputs, tiles, dtype):
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("name", fused_step.ACTIVATIONS)
+@pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations(name, rows):
     config = phasor.FeedForwardConfig(activation=name, bias=True)
     width, hidden = 24, 21
@@ -93,7 +93,7 @@ def test_activations(name, rows):
     expected = phasor.nn.feed_forward.activate(projected, config.activation)
     tiles, norm = Tiles(8, 16, 1), NormArgs(norm_weight, 0.0, 1e-5)
     given = {"glu": config.gated, "norm": norm, "bias": bias, "tiles": tiles}
-    kind = fused_step.ACTIVATIONS[name]
+    kind = ACTIVATIONS[name]
     found = gemv.project_activate(x, weight, torch.empty(rows, hidden), kind, **given)
     assert relative_change(found.double(), expected) < ROUNDING[torch.float32]
     alone = gemv.activate(projected.float(), torch.empty(rows, hidden), kind, glu=config.gated)

@@ -20,7 +20,8 @@ from device import DEVICE
 from schemes import VIEWS, build, relative_change, tiny, tokens
 
 import phasor
-from phasor.generation import fused_step, steps
+from phasor.generation.runners import RETAINED, STEP_RUNNERS, StepSpec, fused
+from phasor.generation.runners.cuda_graph import StepBuffers
 from phasor.kv_cache.static import StaticKVCache
 from phasor.nn.int8 import Int8Embedding, Int8Head, Int8Linear
 from phasor.ops import dispatch
@@ -190,7 +191,7 @@ def test_project_and_activate(name, rows):
     projected = normed @ dequantize(matrix, torch.float64).mT + bias.double()
     expected = phasor.nn.feed_forward.activate(projected, config.activation)
     given = {"glu": config.gated, "norm": NormArgs(size, 0.0, 1e-5), "bias": bias, "tiles": Tiles(8, 16, 1)}
-    kind = fused_step.ACTIVATIONS[name]
+    kind = fused.ACTIVATIONS[name]
     found = gemv.project_activate(x, matrix, torch.empty(rows, 21), kind, **given)
     assert relative_change(found.double(), expected) < ROUNDING[torch.float32]
     wide = {"glu": config.gated, "norm": NormArgs(size.double(), 0.0, 1e-5), "bias": bias.double()}
@@ -347,21 +348,20 @@ def test_logits_of_the_fused_step(name, rows, most, monkeypatch):
     monkeypatch.setattr(gemv, "MAX_GEMV_ROWS", most)
     model, ids = phasor.quantize(tiny_llama(**MODELS[name])), tokens(rows, 9)
     with dispatch.force_path("triton"):
-        assert fused_step.why_not(model) is None
-        assert steps.why_not(model) is None
+        assert STEP_RUNNERS.explain(StepSpec(model)) == ("fused", {})
     with torch.inference_mode():
         cache, plain = model.new_cache(rows, 24), model.new_cache(rows, 24)
         for each in (cache, plain):
             model(ids[:, :6], cache=each)
-        fed, history, turn = ids[:, 6].clone(), torch.zeros(4, rows).long(), torch.zeros(1).long()
-        fused = fused_step.FusedStep(model, StaticKVCache(cache), fed, history, turn)
-        assert fused.few == (rows <= most)
+        buffers = StepBuffers(StaticKVCache(cache))
+        step = fused.FusedStep(model, buffers)
+        assert step.few == (rows <= most)
         for at in range(6, 9):
-            fed.copy_(ids[:, at])
+            buffers.tokens.copy_(ids[:, at])
             expected = model(ids[:, at : at + 1], cache=plain)[:, 0]
-            found = fused()
-            assert relative_change(found, expected) < 3e-6
-            assert fed.tolist() == found.argmax(-1).tolist()
+            logits = step()
+            assert relative_change(logits, expected) < 3e-6
+            assert buffers.tokens.tolist() == logits.argmax(-1).tolist()
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # on a CPU without bfloat16
@@ -374,16 +374,14 @@ def test_bfloat16_logits_are_as_near_to_float64_as_the_eager_steps(rows):
         caches = [m.new_cache(rows, 16) for m in (model, model, exact)]
         for m, cache in zip((model, model, exact), caches, strict=True):
             m(ids[:, :6], cache=cache)
-        fed = ids[:, 6].clone()
-        fused = fused_step.FusedStep(
-            model, StaticKVCache(caches[0]), fed, torch.zeros(4, rows).long(), torch.zeros(1).long()
-        )
+        buffers = StepBuffers(StaticKVCache(caches[0]))
+        step = fused.FusedStep(model, buffers)
         off = torch.zeros(2, dtype=torch.float64)
         for at in range(6, 9):
-            fed.copy_(ids[:, at])
+            buffers.tokens.copy_(ids[:, at])
             column = ids[:, at : at + 1]
             plain, truth = (m(column, cache=c)[:, 0] for m, c in zip((model, exact), caches[1:], strict=True))
-            off += torch.stack([(logits.double() - truth).square().sum() for logits in (fused(), plain)])
+            off += torch.stack([(logits.double() - truth).square().sum() for logits in (step(), plain)])
     assert off[0] < 1.5 * off[1]
 
 
@@ -391,9 +389,7 @@ def test_how_many_rows_the_kernels_take():
     model = tiny_llama()
 
     def by_kernels(model: phasor.Transformer, rows: int) -> bool:
-        state = StaticKVCache(model.new_cache(rows, 8))
-        fed, history, turn = torch.zeros(rows).long(), torch.zeros(4, rows).long(), torch.zeros(1).long()
-        return fused_step.FusedStep(model, state, fed, history, turn).few
+        return fused.FusedStep(model, StepBuffers(StaticKVCache(model.new_cache(rows, 8)))).few
 
     assert [by_kernels(model.bfloat16(), n) for n in (16, 17)] == [True, False]
     assert [by_kernels(phasor.quantize(model), n) for n in (17, 64, 65)] == [True, True, False]
@@ -420,12 +416,12 @@ def test_generation_is_the_same(embedding, request):
 def test_steps_are_rebuilt_for_other_weights():
     model = phasor.quantize(speaker(num_layers=1, num_kv_heads=1))
     phasor.generate(model, [1, 2], max_new_tokens=2)
-    kept = steps.KEPT[model][1]
+    kept = RETAINED[model][1]
     phasor.generate(model, [1, 2], max_new_tokens=2)
-    assert steps.KEPT[model][1] is kept
+    assert RETAINED[model][1] is kept
     model.head.scales = model.head.scales.flip(0).contiguous()
     phasor.generate(model, [1, 2], max_new_tokens=2)
-    assert steps.KEPT[model][1] is not kept
+    assert RETAINED[model][1] is not kept
 
 
 def test_backends_show_the_path_of_the_weights():

@@ -1,8 +1,8 @@
-"""The step of one token a row in five kernels a layer, for models built as most decoders are.
+"""The fused step runner: five kernels per layer for one token per row, for models built as most decoders are.
 
-Up to 16 rows (64 in bfloat16 with weights in int8) every projection is a kernel of its own that reads its weights
-once: norm and queries, keys and values; attention; output and residual; norm, gate and up; down and residual. With
-more rows the projections are matrix multiplications, and the kernels do what lies between them.
+Up to 16 rows (64 in bfloat16 with int8 weights) every projection is a GEMV kernel that reads its weights once: norm
+and queries, keys and values; attention; output and residual; norm, gate and up; down and residual. With more rows
+the projections are GEMMs of torch, and the kernels do what lies between them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from phasor.config import PreConfig, RMSNormConfig
 from phasor.config.model import Layer
+from phasor.generation.runners.cuda_graph import CudaGraphRunner, StepBuffers
 from phasor.kv_cache.static import StaticKVCache
 from phasor.nn.feed_forward import FeedForward
 from phasor.nn.heads import LogitsHead
@@ -39,9 +40,7 @@ ACTIVATIONS = {
     "geglu": "gelu",
     "geglu-tanh": "gelu-tanh",
 }
-
-
-PLAIN = (nn.Linear, nn.ModuleList, nn.ParameterDict, nn.Identity, nn.Dropout)  # what torch has for phasor's parts
+TORCH_MODULES = (nn.Linear, nn.ModuleList, nn.ParameterDict, nn.Identity, nn.Dropout)  # modules of torch in phasor's
 
 
 def why_not(model: Transformer) -> str | None:
@@ -52,11 +51,11 @@ def why_not(model: Transformer) -> str | None:
     ...     why_not(Transformer(preset("gpt-2", dim=32, num_heads=2, num_layers=1, vocab_size=50)))
     'the norm is not an RMS norm'
     """
-    return form_why_not(model) or dispatch.triton_why_not(model.tokens.weight)
+    return model_why_not(model) or dispatch.triton_why_not(model.tokens.weight)
 
 
-def form_why_not(model: Transformer) -> str | None:
-    """The same, wherever the model is."""
+def model_why_not(model: Transformer) -> str | None:
+    """Why the fused step could not run this model on any device."""
     config, dtype = model.config, model.tokens.dtype
     placement, embedding, head = config.placement, config.embedding, model.head
     layers = [config.layer(i) for i in range(config.num_layers)]
@@ -64,7 +63,7 @@ def form_why_not(model: Transformer) -> str | None:
     reasons = {
         "it is not a decoder": config.shape != "decoder",
         "the norm is not an RMS norm": not isinstance(config.norm, RMSNormConfig),
-        "norms do not stand before every sub-layer and at the end": not (
+        "the placement is not a norm before every sub-layer and at the end": not (
             isinstance(placement, PreConfig)
             and not placement.normed_stream
             and placement.first_norm
@@ -75,19 +74,20 @@ def form_why_not(model: Transformer) -> str | None:
         ),
         "positions are added to the embeddings": "input" in config.position.acts_on,
         "the head does more than one projection": not plain_head,
-        "the weights are not float32, bfloat16 or float16, all of one type": not (
+        "the weights are not float32, bfloat16 or float16, all of one dtype": not (
             dtype in (torch.float32, torch.bfloat16, torch.float16)
             and all(p.dtype == dtype and p.is_contiguous() for p in model.parameters())
         ),
     }
-    found = next((reason for reason, holds in reasons.items() if holds), None)
-    found = found or next(filter(None, map(layer_why_not, layers)), None)
-    return found or ("a part of the model was replaced" if replaced(model) else None)
+    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    reason = reason or next(filter(None, map(layer_why_not, layers)), None)
+    return reason or ("a part of the model was replaced" if has_other_parts(model) else None)
 
 
-def replaced(model: Transformer) -> bool:
-    """Whether a part is not what the configuration has built, such as a projection with an adapter beside it."""
-    if any(type(part) not in PLAIN and not type(part).__module__.startswith("phasor.") for part in model.modules()):
+def has_other_parts(model: Transformer) -> bool:
+    """Whether a part is not what the configuration builds, such as a projection with an adapter."""
+    kinds = {type(part) for part in model.modules()} - set(TORCH_MODULES)
+    if any(not kind.__module__.startswith("phasor.") for kind in kinds):
         return True
     stack = cast(Stack, model.decoder)
     blocks, linears = [cast(Block, block) for block in stack.blocks], linears_of(stack)
@@ -115,12 +115,12 @@ def layer_why_not(layer: Layer) -> str | None:
     partly = {"q", "k", "v"} & set(attention.bias)
     reasons = {
         "positions are neither rotary nor absent": rotary is None and not isinstance(position, NoPositionConfig),
-        "positions have several axes, decay, turn values or depend on the length": rotary is not None
+        "positions have several axes, decay, rotate values or depend on the length": rotary is not None
         and (type(rotary) is not RotaryConfig or rotary.rotate_values or rotary.depends_on_length),
         "attention has a softcap, sink logits, a clip or capped sinks": bool(
             attention.softcap or attention.sink_logits or attention.clip is not None or attention.cap_sinks
         ),
-        "queries and keys are normed all heads together": attention.qk_norm == "whole",
+        "queries and keys are normalized over all heads together": attention.qk_norm == "whole",
         "only some of queries, keys and values have a bias": bool(partly) and len(partly) < 3,
         "the feed-forward network has experts": network.experts is not None,
         f"no kernel has the activation {network.activation.kind!r}": network.activation.kind not in ACTIVATIONS,
@@ -139,14 +139,22 @@ class Parts(NamedTuple):
     qk_norm: QKNormArgs | None
 
 
-class FusedStep:
-    """The step over one state: called, it reads `tokens`, leaves the next ones there, and gives the logits."""
+class FusedRunner(CudaGraphRunner):
+    """The CUDA-graph runner with the fused step."""
 
-    def __init__(self, model: Transformer, state: StaticKVCache, tokens: Tensor, history: Tensor, turn: Tensor) -> None:
+    def build_step(self, model: Transformer, compile: bool) -> FusedStep:
+        self.fused = FusedStep(model, self.buffers)  # kept: a graph does not keep its buffers alive
+        return self.fused
+
+
+class FusedStep:
+    """The step over shared buffers: it reads their tokens, leaves the next ones there, and returns the logits."""
+
+    def __init__(self, model: Transformer, buffers: StepBuffers) -> None:
         from phasor.ops.decode import decode_attention, gemv, lm_head_argmax
 
-        config, device, dtype = model.config, tokens.device, model.tokens.dtype
-        rows, stack = len(tokens), cast(Stack, model.decoder)
+        config, device, dtype = model.config, buffers.tokens.device, model.tokens.dtype
+        rows, stack = len(buffers.tokens), cast(Stack, model.decoder)
         self.attend: Any = decode_attention.decode_attention
         self.kernels: Any = gemv
         self.lm_head: Any = lm_head_argmax
@@ -154,12 +162,12 @@ class FusedStep:
         most = gemv.MAX_GEMV_ROWS_INT8 if small else gemv.MAX_GEMV_ROWS
         self.few = rows == 1 or (rows <= most and dtype != torch.float16)  # whose range is too small
         self.pdl = supports_pdl(device)
-        self.state, self.tokens, self.history, self.turn = state, tokens, history, turn
-        self.positions = state.next_positions.view(-1)
+        self.buffers, self.cache = buffers, buffers.cache
+        self.positions = self.cache.next_positions.view(-1)
         self.embedding, self.head, self.norm = model.tokens, cast(LogitsHead, model.head), stack.norm
         self.table = self.head.table(model.tokens.table)
         self.multiplier = config.placement.multiplier
-        self.layers = [parts(stack, state, index) for index in range(config.num_layers)]
+        self.layers = [layer_parts(stack, self.cache, index) for index in range(config.num_layers)]
 
         def empty(width: int) -> Tensor:
             return torch.empty(rows, width, device=device, dtype=dtype)
@@ -173,7 +181,7 @@ class FusedStep:
         self.argmax = torch.full((rows,), lm_head_argmax.EMPTY_ARGMAX, device=device)
 
     def __call__(self) -> Tensor:
-        x = self.embedding(self.tokens)
+        x = self.embedding(self.buffers.tokens)
         for layer in self.layers:
             block = layer.block
             attention, network = block.attention, cast(FeedForward, block.feedforward)
@@ -183,7 +191,7 @@ class FusedStep:
                 qkv,
                 layer.keys,
                 layer.values,
-                self.state.counts,
+                self.cache.counts,
                 self.positions,
                 self.heads,
                 self.workspace,
@@ -226,13 +234,14 @@ class FusedStep:
         """The logits; their likeliest tokens are the next ones."""
         if not self.few:
             logits = self.head(self.norm(x), self.embedding.table)
-            keep_likeliest(logits, self.tokens, self.history, self.turn)
-            self.state.commit()
+            self.buffers.store_argmax(logits)
+            self.cache.commit()
             return logits
         given = {"norm": self.norm_args(self.norm), "bias": self.head.bias, "pdl": self.pdl}
         self.lm_head.lm_head_argmax(x, self.table, self.logits, self.argmax, multiplier=self.head.multiplier, **given)
-        buffers = (self.argmax, self.tokens, self.history, self.turn, self.state.counts, self.positions)
-        self.lm_head.advance_step(*buffers, pdl=self.pdl)
+        tokens, history, step_index = self.buffers.tokens, self.buffers.history, self.buffers.step_index
+        counters = step_index, self.cache.counts, self.positions
+        self.lm_head.advance_step(self.argmax, tokens, history, *counters, pdl=self.pdl)
         return self.logits
 
     def norm_args(self, norm: nn.Module) -> NormArgs:
@@ -241,11 +250,11 @@ class FusedStep:
         return NormArgs(rms.weight, rms.offset, rms.eps)
 
 
-def parts(stack: Stack, state: StaticKVCache, index: int) -> Parts:
+def layer_parts(stack: Stack, cache: StaticKVCache, index: int) -> Parts:
     """What the step needs of a layer."""
-    block, layout = cast(Block, stack.blocks[index]), state.layouts[index]
+    block, layout = cast(Block, stack.blocks[index]), cache.layouts[index]
     attention, scheme = block.attention, stack.position(stack.scheme_of[index])
-    keys, values = state.keys[index], state.values[index]
+    keys, values = cache.keys[index], cache.values[index]
     rope = qk_norm = None
     if isinstance(scheme, Rotary):
         assert scheme.fixed is not None
@@ -256,10 +265,3 @@ def parts(stack: Stack, state: StaticKVCache, index: int) -> Parts:
         q, k = cast(RMSNorm, attention.q_norm), cast(RMSNorm, attention.k_norm)
         qk_norm = QKNormArgs(q.weight, k.weight, q.offset, q.eps)
     return Parts(block, keys, values, layout.sinks, rope, qk_norm)
-
-
-def keep_likeliest(logits: Tensor, tokens: Tensor, history: Tensor, turn: Tensor) -> None:
-    """Make the likeliest tokens those of the next step, and note them in the history."""
-    tokens.copy_(logits.argmax(-1))
-    history.index_copy_(0, turn % len(history), tokens[None])
-    turn += 1

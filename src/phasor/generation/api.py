@@ -1,0 +1,181 @@
+"""`generate` and `stream`: every decoding strategy behind one set of options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from phasor.config.generation import GenerationConfig
+from phasor.config.schema import quote
+from phasor.generation.beam import beam_search
+from phasor.generation.contrastive import contrastive_search
+from phasor.generation.decode import decode_loop
+from phasor.generation.request import GenerationRequest, Prompt, Row, build_request
+from phasor.generation.speculative import speculative_decoding
+from phasor.generation.text import TextTracker, decode_text
+from phasor.transformer import Transformer, eval_mode
+
+
+@dataclass(frozen=True)
+class Generated:
+    """One continuation: its new tokens, their log-probabilities (after penalties), and its text if there is any.
+
+    >>> from phasor import preset
+    >>> model = Transformer(preset("gpt-2", dim=32, num_heads=2, num_layers=2, vocab_size=50, max_length=64))
+    >>> new = generate(model, [1, 2, 3], max_new_tokens=5, details=True)
+    >>> len(new.tokens), len(new.log_probabilities), new.text
+    (5, 5, None)
+    """
+
+    tokens: list[int]
+    log_probabilities: list[float]
+    text: str | None = None
+    score: float | None = None
+
+
+def generate(
+    model: Transformer,
+    prompt: Prompt,
+    options: GenerationConfig | None = None,
+    *,
+    draft: Transformer | None = None,
+    start: int | None = None,
+    details: bool = False,
+    **fields: Any,
+) -> Any:
+    """New tokens for a prompt (a list of ids, or text where the model has a tokenizer) or for a list of them.
+
+    The keyword arguments are the fields of `GenerationConfig` (max_new_tokens, temperature, top_k, top_p, min_p,
+    typical_p, num_beams, seed, stop, ...). Only new tokens are returned, as text for text; with
+    `num_return_sequences` above 1 a list for each prompt, best first; with `details` as `Generated`. A seed gives a
+    prompt the same continuation in any batch. `draft` is a smaller model for speculative decoding; `start` is the
+    token an encoder-decoder's decoder begins with, where its folder does not say.
+
+    >>> from phasor import preset
+    >>> model = Transformer(preset("gpt-2", dim=32, num_heads=2, num_layers=2, vocab_size=50, max_length=64))
+    >>> [len(new) for new in generate(model, [[1, 2, 3], [4]], max_new_tokens=5, temperature=0.8, seed=0)]
+    [5, 5]
+    """
+    options = merge_options(options, fields)
+    request = build_request(model, prompt, options, draft=draft, start=start, details=details)
+    if options.max_new_tokens is None and not (request.stop or request.stop_texts):
+        raise ValueError("without max_new_tokens and without a stop this would never end: give one of them, or stream")
+    with eval_mode(model, draft), torch.inference_mode():
+        results = beam_results(request) if options.num_beams > 1 else decode_results(request)
+    return results if request.is_batch else results[0]
+
+
+def beam_results(request: GenerationRequest) -> list[Any]:
+    """The result of each prompt by beam search; a list of the best where several are asked for."""
+    results: list[Any] = []
+    for i, hypotheses in enumerate(beam_search(request)):
+        best = [
+            result(request, h.tokens, h.log_probabilities, decode_text(request, i, h.tokens), h.score)
+            for h in hypotheses
+        ]
+        results.append(best if request.options.num_return_sequences > 1 else best[0])
+    return results
+
+
+def decode_results(request: GenerationRequest) -> list[Any]:
+    """The result of each prompt by the other strategies."""
+    tracker = TextTracker(request)
+    texts = [""] * len(request.prompts)
+    for rows in decode(request):
+        texts = [text + new for text, new in zip(texts, tracker.read(rows), strict=True)]
+    if request.tokenizer is None:
+        return [result(request, row.new, row.log_probabilities, None) for row in rows]
+    complete = [text + rest for text, rest in zip(texts, tracker.flush(), strict=True)]
+    return [result(request, row.new, row.log_probabilities, text) for row, text in zip(rows, complete, strict=True)]
+
+
+def result(
+    request: GenerationRequest,
+    tokens: list[int],
+    log_probabilities: list[float],
+    text: str | None,
+    score: float | None = None,
+) -> Any:
+    """A continuation in the form the caller asked for."""
+    if request.details:
+        return Generated(tokens, log_probabilities, text, score)
+    return tokens if text is None else text
+
+
+def decode(request: GenerationRequest) -> Iterator[list[Row]]:
+    """The rows after each step of the strategy that the options ask for."""
+    if request.options.penalty_alpha:
+        return contrastive_search(request)
+    if request.draft is not None or request.options.prompt_lookup_tokens:
+        return speculative_decoding(request)
+    return decode_loop(request)
+
+
+def stream(
+    model: Transformer,
+    prompt: str | Sequence[int],
+    options: GenerationConfig | None = None,
+    *,
+    draft: Transformer | None = None,
+    start: int | None = None,
+    details: bool = False,
+    **fields: Any,
+) -> Iterator[Any]:
+    """The new tokens of one prompt as they come, or pieces of text for text; options as for `generate`.
+
+    With `details` a `Generated` per step: its tokens, their log-probabilities, and the text that is final by then.
+
+    With `max_new_tokens=None` a model with a window in every layer goes on without end, in constant memory.
+
+    >>> from phasor import preset
+    >>> model = Transformer(preset("gpt-2", dim=32, num_heads=2, num_layers=2, vocab_size=50, max_length=64))
+    >>> len(list(stream(model, [1, 2, 3], max_new_tokens=4)))
+    4
+    """
+    options = merge_options(options, fields)
+    request = build_request(model, prompt, options, draft=draft, start=start, details=details)
+    if request.is_batch:
+        raise ValueError("stream takes one prompt, not a list of them")
+    if options.num_beams > 1:
+        raise ValueError("beam search knows its tokens only at the end and cannot stream: use generate, or num_beams=1")
+    return stream_steps(request)
+
+
+def stream_steps(request: GenerationRequest) -> Iterator[Any]:
+    endless = request.options.max_new_tokens is None and not request.options.penalizes
+    tracker, steps = TextTracker(request), decode(request)
+    while True:
+        with eval_mode(request.model, request.draft), torch.inference_mode():
+            rows = next(steps, None)
+            if rows is None:
+                break
+            row, first = rows[0], rows[0].num_read
+            text = tracker.read(rows)[0]
+        yield from stream_items(request, row.new[first:], row.log_probabilities[first:], text)
+        if endless:  # nobody reads these again, and memory stays constant
+            row.new, row.log_probabilities, row.num_read = row.new[-1:], row.log_probabilities[-1:], 1
+    for rest in filter(None, tracker.flush()):
+        yield from stream_items(request, [], [], rest)
+
+
+def stream_items(
+    request: GenerationRequest, tokens: list[int], log_probabilities: list[float], text: str
+) -> Iterator[Any]:
+    """What a stream yields for a step."""
+    if request.details:
+        yield Generated(tokens, log_probabilities, None if request.tokenizer is None else text)
+    elif request.tokenizer is None:
+        yield from tokens
+    elif text:
+        yield text
+
+
+def merge_options(options: GenerationConfig | None, fields: dict[str, Any]) -> GenerationConfig:
+    if not isinstance(options, GenerationConfig | None):
+        raise ValueError(f"options must be a GenerationConfig, or its fields by name, not {quote(options)}")
+    if isinstance(fields.get("stop"), str | int):
+        fields["stop"] = (fields["stop"],)
+    return GenerationConfig(**fields) if options is None else options.replace(**fields)

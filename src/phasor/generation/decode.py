@@ -1,0 +1,57 @@
+"""Greedy decoding and sampling: read the prompts, then one token per row and step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from phasor.generation.request import GenerationRequest, Row
+from phasor.generation.runners import StepRunner, step_runner
+from phasor.generation.runners.cuda_graph import AsyncSteps, CudaGraphRunner, run_async
+from phasor.generation.sampling import choose_token, only_token, score_logits
+
+
+def decode_loop(request: GenerationRequest) -> Iterator[list[Row]]:
+    """Decode all rows together; yields the rows after every step."""
+    rows = request.new_rows()
+    with step_runner(request.step_spec()) as runner:
+        logits = request.mask_never(runner.prefill([row.prompt for row in rows], request.encode()))
+        if request.is_argmax_only and isinstance(runner, CudaGraphRunner):
+            runner.start(logits.argmax(-1))
+            yield from decode_async(request, rows, runner)
+        else:
+            yield from decode_sync(request, rows, logits, runner)
+
+
+def decode_async(request: GenerationRequest, rows: list[Row], steps: AsyncSteps) -> Iterator[list[Row]]:
+    """The rows after every step, with steps launched ahead; tokens after a row's end are ignored."""
+    for tokens in run_async(steps, request.options.max_new_tokens):
+        for row, token in zip(rows, tokens, strict=True):
+            if not row.done:
+                request.add_token(row, token, None)
+        yield rows
+        if all(row.done for row in rows):
+            return
+
+
+def decode_sync(request: GenerationRequest, rows: list[Row], logits: Tensor, runner: StepRunner) -> Iterator[list[Row]]:
+    """The rows after every step, each token chosen on the host before the next step begins."""
+    options = request.options
+    argmax_only = not (options.samples or options.penalizes or request.details)
+    while True:
+        likeliest = logits.max(-1).indices.tolist() if argmax_only else None
+        for i, row in enumerate(rows):
+            if row.done:
+                continue
+            forced = request.forced_token(len(row.new))
+            if forced is not None:
+                request.add_token(row, forced, only_token(forced, logits[i]))
+                continue
+            scores = logits[i] if argmax_only else score_logits(logits[i], options, row.prompt, row.new)
+            token = choose_token(scores, options, row.random) if likeliest is None else likeliest[i]
+            request.add_token(row, token, scores)
+        yield rows
+        if all(row.done for row in rows):
+            return
+        logits = request.mask_never(runner.step([row.new[-1] for row in rows]))

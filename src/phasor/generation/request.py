@@ -1,0 +1,290 @@
+"""A generation request: prompts as token ids, where decoding starts and stops, and the options; all of it checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from phasor.config import ModelConfig
+from phasor.config.generation import GenerationConfig, SpecialTokens
+from phasor.config.schema import quote
+from phasor.generation.runners import StepSpec
+from phasor.generation.runners.eager import pad_rows
+from phasor.generation.runners.protocol import ENDLESS, round_length
+from phasor.generation.sampling import MINUS_INFINITY, RandomStream, random_streams
+from phasor.kv_cache.dynamic import KVCache
+from phasor.kv_cache.protocol import EncoderOutput
+from phasor.transformer import Stack, Transformer
+
+Prompt = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
+
+
+@dataclass
+class Row:
+    """One sequence as it grows: its prompt, its new tokens and their log-probabilities."""
+
+    prompt: list[int]
+    random: RandomStream
+    new: list[int] = field(default_factory=list)
+    log_probabilities: list[float] = field(default_factory=list)
+    done: bool = False
+    num_read: int = 0  # how many of the new tokens the caller has read
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """What to generate: prompts (sources, for an encoder-decoder), where decoding starts, where it stops.
+
+    `tokenizer` decodes the new tokens where the prompts were text, `is_batch` says whether there was a list of them.
+
+    >>> from phasor import preset
+    >>> model = Transformer(preset("gpt-2", dim=32, num_heads=2, num_layers=2, vocab_size=50, max_length=64))
+    >>> request = build_request(model, [1, 2, 3], GenerationConfig(max_new_tokens=5))
+    >>> request.prompts, request.is_batch, request.is_argmax_only
+    ([[1, 2, 3]], False, True)
+    """
+
+    model: Transformer
+    options: GenerationConfig
+    prompts: list[list[int]]
+    stop: frozenset[int] = frozenset()
+    stop_texts: tuple[str, ...] = ()
+    start: int | None = None
+    forced_first: int | None = None
+    forced_last: int | None = None
+    never: tuple[int, ...] = ()
+    details: bool = False  # whether log-probabilities are needed
+    draft: Transformer | None = None
+    tokenizer: Any = None
+    is_batch: bool = True
+
+    @property
+    def is_argmax_only(self) -> bool:
+        """Whether the next token is always the likeliest, so that a step needs nothing but the one before it."""
+        free = self.forced_first is None and self.forced_last is None
+        return free and not (self.options.samples or self.options.penalizes or self.details)
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        return self.model.config.shape == "encoder-decoder"
+
+    def decoder_prompts(self) -> list[list[int]]:
+        """The tokens each decoder row begins with."""
+        if not self.is_encoder_decoder:
+            return self.prompts
+        if self.start is None:
+            raise ValueError("an encoder-decoder needs the token its decoder starts with: pass start=")
+        return [[self.start] for _ in self.prompts]
+
+    def new_rows(self) -> list[Row]:
+        """A row for every prompt, with no new tokens yet."""
+        prompts = self.decoder_prompts()
+        streams = random_streams(self.options, len(prompts))
+        return [Row(list(prompt), stream) for prompt, stream in zip(prompts, streams, strict=True)]
+
+    def add_token(self, row: Row, token: int, scores: Tensor | None) -> None:
+        """Append a token to a row, chosen from these scores `[vocab]` (which only details need)."""
+        if self.details:
+            assert scores is not None
+            row.log_probabilities.append(float(scores.log_softmax(-1)[token]))
+        row.new.append(token)
+        row.done = token in self.stop or len(row.new) == self.options.max_new_tokens
+
+    def forced_token(self, count: int) -> int | None:
+        """The token that has to follow `count` new ones, where one does."""
+        if self.forced_last is not None and count + 1 == self.options.max_new_tokens:
+            return self.forced_last
+        return self.forced_first if count == 0 else None
+
+    def mask_never(self, logits: Tensor) -> Tensor:
+        """Logits without the tokens that are never generated."""
+        if not self.never:
+            return logits
+        return logits.index_fill(-1, logits.new_tensor(self.never, dtype=torch.int64), MINUS_INFINITY)
+
+    def planned_lengths(self, prompts: Sequence[Sequence[int]], copies: int = 1) -> list[int] | None:
+        """The length of each row with all of its new tokens; None where decoding has no end."""
+        most = self.options.max_new_tokens
+        return None if most is None else [len(prompt) + most for prompt in prompts for _ in range(copies)]
+
+    def new_cache(self, prompts: Sequence[Sequence[int]], copies: int = 1, spare: int = 0) -> KVCache:
+        """A dynamic cache for `copies` rows per prompt, each planned as long as its prompt and `max_new_tokens`."""
+        lengths = self.planned_lengths(prompts, copies)
+        longest = ENDLESS if lengths is None else max(lengths) + spare
+        return self.model.new_cache(len(prompts) * copies, longest, length=lengths, spare=spare)
+
+    def step_spec(self) -> StepSpec:
+        """What a step runner for all rows is built for."""
+        prompts, compile = self.decoder_prompts(), self.options.compile
+        lengths = self.planned_lengths(prompts)
+        longest = ENDLESS if lengths is None else max(lengths)
+        return StepSpec(self.model, len(prompts), round_length(longest) if compile else longest, lengths, compile)
+
+    def encode(self, copies: int = 1) -> EncoderOutput | None:
+        """The encoder's output of the prompts, each `copies` times; None for a decoder."""
+        if not self.is_encoder_decoder:
+            return None
+        source, real = pad_rows(self.prompts, self.model.tokens.weight.device, left=False)
+        output = self.model.encode(source, attention_mask=real)
+        if copies == 1:
+            return output
+        real = None if real is None else real.repeat_interleave(copies, 0)
+        return EncoderOutput(output.hidden.repeat_interleave(copies, 0), real)
+
+    def check(self) -> None:
+        """Refuse what cannot be generated before anything runs."""
+        size = self.model.config.vocab_size
+        forced = {"forced first": {self.forced_first}, "forced last": {self.forced_last}}
+        given = {"stop": self.stop, "start": {self.start}, **forced, "never generated": set(self.never)}
+        for what, tokens in given.items():
+            for token in tokens - {None}:
+                if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < size:
+                    raise ValueError(f"the {what} token {token!r} is outside the vocabulary of {size}")
+        random_streams(self.options, len(self.prompts))
+        speculative = self.options.prompt_lookup_tokens or self.draft is not None
+        if self.is_encoder_decoder and (self.options.penalty_alpha or speculative):
+            raise ValueError("contrastive search and speculative decoding are for decoders, not for encoder-decoders")
+        if self.model.encoder is not None:
+            source = max(map(len, self.prompts))
+            check_max_positions(self.model.encoder, source, f"a prompt of {source} tokens reaches")
+        for model in (self.model,) if self.draft is None else (self.model, self.draft):
+            self._check_decoder(cast(Stack, model.decoder))
+
+    def _check_decoder(self, stack: Stack) -> None:
+        """Whether a decoder's positions suffice for its tokens."""
+        options, longest = self.options, max(map(len, self.decoder_prompts()))
+        if options.max_new_tokens is not None:
+            # Only contrastive search reads the last token too.
+            count = longest + options.max_new_tokens - (0 if options.penalty_alpha else 1)
+            check_max_positions(stack, count, f"{longest} tokens and {options.max_new_tokens} new ones reach")
+            return
+        if options.num_beams > 1 or options.penalty_alpha or options.prompt_lookup_tokens or self.draft is not None:
+            raise ValueError("only greedy decoding and plain sampling go on without end: give max_new_tokens")
+        windows = all(layer.attention.window is not None for layer in stack.layers)
+        if not windows or any(x.depends_on_length or x.max_positions is not None for x in stack.schemes):
+            raise ValueError(
+                "generating without end needs a window in every layer and positions without end: give max_new_tokens"
+            )
+
+
+def build_request(
+    model: Transformer,
+    prompt: Prompt,
+    options: GenerationConfig,
+    *,
+    draft: Transformer | None = None,
+    start: int | None = None,
+    details: bool = False,
+) -> GenerationRequest:
+    """Tokenize the prompts, resolve the stop tokens and check everything."""
+    if not isinstance(getattr(model, "config", None), ModelConfig):
+        raise ValueError(f"generation needs a Transformer, not {quote(model)}")
+    if model.decoder is None:
+        raise ValueError("an encoder does not generate: generation needs a decoder or an encoder-decoder")
+    if not model.config.has_logits:
+        raise ValueError(f"this model's head is {model.config.head.kind!r}: generation needs logits, the head 'lm'")
+    if start is not None and model.config.shape != "encoder-decoder":
+        raise ValueError("start is for an encoder-decoder; a decoder starts with its prompt")
+    if draft is not None:
+        check_draft(model, draft, options)
+    prompts, is_batch, is_text = split_prompts(prompt)
+    if is_text and model.tokenizer is None:
+        raise ValueError("a text prompt needs a tokenizer, and this model has none: pass token ids")
+    stop = model.special.stop if options.stop is None else options.stop
+    stop_tokens, stop_texts = split_stops(stop, model.tokenizer if is_text else None, options)
+    reader = model.tokenizer if model.source_tokenizer is None else model.source_tokenizer
+    ids = [reader.encode(p).ids if isinstance(p, str) else list(p) for p in prompts]
+    for p in ids:
+        check_prompt(p, model)
+    constraints = model.special if model.encoder is not None else SpecialTokens()
+    request = GenerationRequest(
+        model,
+        options,
+        ids,
+        stop_tokens,
+        stop_texts,
+        start=model.special.start if start is None else start,
+        forced_first=constraints.forced_first,
+        forced_last=constraints.forced_last,
+        never=constraints.never,
+        details=details,
+        draft=draft,
+        tokenizer=model.tokenizer if is_text else None,
+        is_batch=is_batch,
+    )
+    request.check()
+    return request
+
+
+def split_prompts(prompt: Prompt) -> tuple[list[Any], bool, bool]:
+    """Prompts as a list, whether there was a list of them, and whether they are text."""
+    if isinstance(prompt, str):
+        return [prompt], False, True
+    if isinstance(prompt, torch.Tensor):
+        prompt = prompt.tolist()
+    if isinstance(prompt, Sequence) and not prompt:
+        raise ValueError("the prompt is empty: give token ids, text, or a list of either")
+    if not isinstance(prompt, Sequence):
+        raise ValueError(f"a prompt is a list of token ids, a text, or a list of either, not {quote(prompt)}")
+    if {type(p) for p in prompt} == {str}:
+        return list(prompt), True, True
+    if all(isinstance(p, int) and not isinstance(p, bool) for p in prompt):
+        return [prompt], False, False
+    if all(isinstance(p, Sequence | torch.Tensor) and not isinstance(p, str) for p in prompt):
+        lists = [p.tolist() if isinstance(p, torch.Tensor) else list(cast(Sequence[int], p)) for p in prompt]
+        return lists, True, False
+    raise ValueError("a prompt is a list of token ids, a list of such lists, a text, or a list of texts")
+
+
+def split_stops(
+    stop: Sequence[int | str], tokenizer: Any, options: GenerationConfig
+) -> tuple[frozenset[int], tuple[str, ...]]:
+    """Stop tokens and stop texts; the name of a special token is a stop token, because decoded text leaves it out."""
+    texts = [s for s in stop if isinstance(s, str)]
+    if texts and tokenizer is None:
+        raise ValueError(f"the stop text {texts[0]!r} needs a text prompt; with token ids give stop tokens")
+    if texts and options.num_beams > 1:
+        raise ValueError("beam search ends at stop tokens, not at stop texts: its beams are compared token by token")
+    if "" in texts:
+        raise ValueError("a stop text is empty: it would stop before it starts")
+    added = tokenizer.get_added_tokens_decoder() if texts else {}
+    special = {token.content: i for i, token in added.items() if token.special}
+    tokens = frozenset(special[s] if isinstance(s, str) else s for s in stop if not isinstance(s, str) or s in special)
+    return tokens, tuple(s for s in texts if s not in special)
+
+
+def check_prompt(prompt: list[int], model: Transformer) -> None:
+    size = model.config.vocab_size
+    if model.config.shape == "encoder-decoder":
+        size = model.config.embedding.source_vocab_size or size
+    if not prompt:
+        raise ValueError("a prompt is empty: it needs at least one token")
+    for token in prompt:
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < size:
+            raise ValueError(f"the prompt's token {token!r} is outside the vocabulary of {size}")
+
+
+def check_draft(model: Transformer, draft: Transformer, options: GenerationConfig) -> None:
+    config = getattr(draft, "config", None)
+    if not isinstance(config, ModelConfig) or config.shape != "decoder" or not config.has_logits:
+        raise ValueError("a draft model must be a decoder with logits")
+    if config.vocab_size != model.config.vocab_size:
+        raise ValueError(
+            f"the draft model's vocabulary has {config.vocab_size} tokens and the model's "
+            f"{model.config.vocab_size}: they must be the same"
+        )
+    if options.num_beams > 1 or options.penalty_alpha or options.prompt_lookup_tokens or options.compile:
+        raise ValueError(
+            "a draft model works with greedy decoding or sampling, not with num_beams, penalty_alpha, "
+            "prompt_lookup_tokens or compile"
+        )
+
+
+def check_max_positions(stack: Stack, tokens: int, what: str) -> None:
+    for scheme in stack.schemes:
+        if scheme.max_positions is not None and tokens > scheme.max_positions:
+            raise ValueError(f"{what} past the {scheme.max_positions} positions of the model's {scheme.kind!r} scheme")

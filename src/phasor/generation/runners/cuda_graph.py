@@ -1,0 +1,234 @@
+"""The CUDA-graph step runner: steps follow each other on the device, each one replay of a graph.
+
+Each step writes its likeliest tokens where the next one reads them. For greedy decoding the host launches steps
+ahead and reads their tokens as they arrive, so the device never waits for the host.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from phasor.generation.runners import compiled
+from phasor.generation.runners.eager import prefill
+from phasor.generation.runners.protocol import StepSpec, round_length
+from phasor.kv_cache.dynamic import KVCache
+from phasor.kv_cache.protocol import EncoderOutput
+from phasor.kv_cache.static import StaticKVCache
+from phasor.nn.moe import Experts
+from phasor.ops import dispatch
+from phasor.ops.constants import cached_constants
+from phasor.transformer import Transformer
+
+CAPTURING = threading.Lock()  # torch captures one graph at a time
+LOOKAHEAD = 8  # steps launched before the tokens of the first of them are read
+
+
+class AsyncSteps(Protocol):
+    """Steps that need no host: `launch` starts another, `read` waits for the tokens of the earliest unread one."""
+
+    def launch(self) -> None: ...
+
+    def read(self) -> list[int]: ...
+
+
+def run_async(steps: AsyncSteps, max_steps: int | None) -> Iterator[list[int]]:
+    """The tokens of one step after the other, `max_steps` of them or without end; the first is launched already."""
+    launched, read = 1, 0
+    while max_steps is None or read < max_steps:
+        while launched <= read + LOOKAHEAD and (max_steps is None or launched < max_steps):
+            steps.launch()
+            launched += 1
+        yield steps.read()
+        read += 1
+
+
+class StepBuffers:
+    """The tensors that steps share: the static cache, the tokens of the next step, and those of the latest steps."""
+
+    def __init__(self, cache: StaticKVCache) -> None:
+        self.cache = cache
+        self.tokens = torch.zeros_like(cache.counts)
+        self.history = self.tokens.new_zeros(LOOKAHEAD + 2, len(self.tokens))  # tokens by step, in a ring
+        self.step_index = self.tokens.new_zeros(1)  # of the next entry in the history
+
+    def store_argmax(self, logits: Tensor) -> None:
+        """Make the likeliest tokens those of the next step, and add them to the history."""
+        self.tokens.copy_(logits.argmax(-1))
+        self.history.index_copy_(0, self.step_index % len(self.history), self.tokens[None])
+        self.step_index += 1
+
+
+class CudaGraphRunner:
+    """A cache of its own and the step over it as a CUDA graph, reused for all requests of similar length.
+
+    On the CPU, which tests use, the step runs without a graph.
+    """
+
+    def __init__(self, spec: StepSpec) -> None:
+        model = spec.model
+        self.model = weakref.ref(model)
+        self.device = model.tokens.weight.device
+        self.empty_cache = model.new_cache(spec.rows, round_length(spec.max_length))
+        self.buffers = StepBuffers(StaticKVCache(self.empty_cache))
+        self.launched = self.num_read = 0
+        on_gpu = self.device.type == "cuda"
+        self.host_history = torch.zeros(self.buffers.history.shape, dtype=torch.int64, pin_memory=on_gpu)
+        body = self.build_step(model, spec.compile)
+        if on_gpu:
+            self.copy_stream, self.step_done = torch.cuda.Stream(self.device), torch.cuda.Event()
+            self.copied = [torch.cuda.Event() for _ in self.host_history]
+            with CAPTURING, torch.cuda.device(self.device):
+                self.run = capture(body)
+            self.constants = cached_constants()  # the graph reads them but does not keep them alive
+        else:
+            self.run = body
+
+    def build_step(self, model: Transformer, compile: bool) -> Callable[[], Tensor]:
+        """One step on the buffers."""
+        buffers, step = self.buffers, compiled.compiled_step() if compile else compiled.static_step
+
+        def run_step() -> Tensor:
+            logits = step(model, buffers.cache, buffers.tokens)
+            buffers.store_argmax(logits)
+            return logits
+
+        return run_step
+
+    def prefill(self, prompts: Sequence[Sequence[int]], memory: EncoderOutput | None = None) -> Tensor:
+        model = self.model()
+        assert model is not None
+        cache = self._new_cache()
+        logits = prefill(model, cache, prompts, memory)
+        self.buffers.cache.continue_from(cache)
+        self.num_read = self.launched
+        self.buffers.step_index.fill_(self.launched)
+        return logits
+
+    def _new_cache(self) -> KVCache:
+        """The cache with nothing in it."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).wait_event(self.step_done)  # steps of the last request
+        for layer in (*self.empty_cache.keys, *self.empty_cache.values):
+            layer.data.zero_()
+        cache = copy.copy(self.empty_cache)
+        cache.counts, cache.peaks = list(self.empty_cache.counts), list(self.empty_cache.peaks)
+        return cache
+
+    def start(self, tokens: Tensor) -> None:
+        """Give the first new tokens `[B]`, from which `launch` goes on."""
+        self.buffers.tokens.copy_(tokens)
+        self.buffers.history[self.launched % len(self.host_history)] = tokens
+        self._copy_to_host()
+        self.buffers.step_index.fill_(self.launched)
+
+    def launch(self) -> None:
+        """Start a step with the tokens of the last one."""
+        self.run()
+        self._copy_to_host()
+
+    def _copy_to_host(self) -> None:
+        """Start copying the tokens of the latest step to the host, concurrently with the steps that follow."""
+        slot = self.launched % len(self.host_history)
+        self.launched += 1
+        if self.device.type != "cuda":
+            self.host_history[slot] = self.buffers.history[slot]
+            return
+        self.step_done.record(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.copy_stream):
+            self.copy_stream.wait_event(self.step_done)
+            self.host_history[slot].copy_(self.buffers.history[slot], non_blocking=True)
+            self.copied[slot].record(self.copy_stream)
+
+    def read(self) -> list[int]:
+        """Wait for the tokens of the earliest step not read yet."""
+        slot = self.num_read % len(self.host_history)
+        self.num_read += 1
+        if self.device.type == "cuda":
+            self.copied[slot].synchronize()
+        return self.host_history[slot].tolist()
+
+    def step(self, tokens: Sequence[int]) -> Tensor:
+        self.buffers.tokens.copy_(torch.tensor(tokens))
+        logits = self.run()
+        self.launched += 1
+        if self.device.type == "cuda":
+            self.step_done.record(torch.cuda.current_stream(self.device))
+        return logits
+
+
+def capture(body: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """The body as a CUDA graph, whose result is in the same tensor each time. It is run twice before the capture."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            body()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    # On a stream of this device, for this thread alone: others may use CUDA meanwhile.
+    with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+        result = body()
+
+    def run() -> Tensor:
+        graph.replay()
+        return result
+
+    return run
+
+
+def why_not(model: Transformer) -> str | None:
+    """Why the steps of a model are no CUDA graph; None where they are.
+
+    >>> from phasor import preset
+    >>> why_not(Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=1, vocab_size=50)))
+    'the model is not on a GPU'
+    """
+    if (reason := model_why_not(model)) is not None:
+        return reason
+    return autocast_why_not(model) if model.tokens.weight.is_cuda else "the model is not on a GPU"
+
+
+def autocast_why_not(model: Transformer) -> str | None:
+    """Why steps under autocast are no CUDA graph."""
+    on = model.tokens.weight.is_cuda and torch.is_autocast_enabled("cuda")
+    return "autocast is on, and casts weights at every step" if on else None
+
+
+def model_why_not(model: Transformer) -> str | None:
+    """Why the steps of a model could be no CUDA graph on any device."""
+    weights, modules = step_tensors(model), list(model.modules())
+    if dispatch.forced_path() == "reference":
+        return "the reference path is forced"
+    if type(model) is not Transformer:
+        return "the model has a class of its own"
+    if model.config.shape != "decoder":
+        return "an encoder-decoder's step depends on its source"
+    if compiled.why_not(model) is not None:
+        return "frequencies depend on the length and are computed on the host"
+    if any(isinstance(part, Experts) for part in modules):
+        return "a mixture of experts may have to wait for its router"
+    if any(part._forward_hooks or part._forward_pre_hooks for part in modules):
+        return "a part of the model has hooks, which run on the host"
+    if any("forward" in vars(part) for part in modules):
+        return "the forward of a part was replaced, and may need the host"
+    if any(type(w) not in (nn.Parameter, Tensor) for w in weights) or len({w.device for w in weights}) > 1:
+        return "the weights are not plain tensors on one device"
+    return None
+
+
+def step_tensors(model: nn.Module) -> list[Tensor]:
+    """All tensors of a model that a step reads: weights, and those in int8, which are buffers."""
+    return [*model.parameters(), *model.buffers()]
+
+
+def identity(spec: StepSpec) -> Any:
+    """All that a captured graph depends on: where it is equal, the graph can be used again."""
+    weights = tuple((w.data_ptr(), w.dtype, w.shape) for w in step_tensors(spec.model))
+    return spec.rows, round_length(spec.max_length), spec.compile, weights, tuple(map(id, spec.model.modules()))

@@ -1,0 +1,60 @@
+"""The eager step runner: one call of the model per step, with the dynamic cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from phasor.kv_cache.dynamic import KVCache
+from phasor.kv_cache.protocol import EncoderOutput
+from phasor.transformer import Transformer
+
+
+class EagerRunner:
+    """Steps by plain calls of the model; fits every model.
+
+    >>> from phasor import preset
+    >>> model = Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=1, vocab_size=50)).eval()
+    >>> runner = EagerRunner(model, model.new_cache(2, 16))
+    >>> runner.prefill([[1, 2, 3], [4]]).shape, runner.step([5, 6]).shape
+    (torch.Size([2, 50]), torch.Size([2, 50]))
+    """
+
+    def __init__(self, model: Transformer, cache: KVCache) -> None:
+        self.model, self.cache = model, cache
+
+    def prefill(self, prompts: Sequence[Sequence[int]], memory: EncoderOutput | None = None) -> Tensor:
+        return prefill(self.model, self.cache, prompts, memory)
+
+    def step(self, tokens: Sequence[int]) -> Tensor:
+        column = torch.tensor(tokens, device=self.model.tokens.weight.device)[:, None]
+        return last_logits(self.model, self.model.decode(column, self.cache.memory, cache=self.cache))
+
+
+def prefill(
+    model: Transformer, cache: KVCache, prompts: Sequence[Sequence[int]], memory: EncoderOutput | None = None
+) -> Tensor:
+    """Read prompts into a cache; the logits `[B, vocab]` after each."""
+    tokens, attention_mask = pad_rows(prompts, model.tokens.weight.device)
+    return last_logits(model, model.decode(tokens, memory, attention_mask=attention_mask, cache=cache))
+
+
+def last_logits(model: Transformer, hidden: Tensor) -> Tensor:
+    """The logits `[B, vocab]` of the last tokens of hidden states `[B, T, dim]`."""
+    assert model.head is not None
+    return model.head(hidden[:, -1], model.tokens.table)
+
+
+def pad_rows(rows: Sequence[Sequence[int]], device: torch.device, left: bool = True) -> tuple[Tensor, Tensor | None]:
+    """Rows of tokens as one tensor, padded on the left (or right), and its attention mask (None without padding)."""
+    width = max(map(len, rows))
+    if all(len(row) == width for row in rows):
+        return torch.tensor(rows, device=device), None
+    tokens = torch.zeros(len(rows), width, dtype=torch.int64)
+    real = torch.zeros(len(rows), width, dtype=torch.bool)
+    for i, row in enumerate(rows):
+        columns = slice(width - len(row), width) if left else slice(0, len(row))
+        tokens[i, columns], real[i, columns] = torch.tensor(row), True
+    return tokens.to(device), real.to(device)

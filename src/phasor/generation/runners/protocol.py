@@ -1,0 +1,54 @@
+"""What a step runner does, and what it is built for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from phasor.kv_cache.dynamic import KVCache
+from phasor.kv_cache.protocol import EncoderOutput
+from phasor.transformer import Transformer
+
+ENDLESS = 1 << 62  # the length of a cache whose layers all have windows
+LENGTH_MULTIPLE = 128  # caches of compiled steps are rounded up to this, so that similar lengths share a graph
+
+
+class StepRunner(Protocol):
+    """Runs a decoder from a cache: first the prompts, then one token per row and step."""
+
+    def prefill(self, prompts: Sequence[Sequence[int]], memory: EncoderOutput | None = None) -> Tensor:
+        """Read the prompts of all rows; the logits `[B, vocab]` after their last tokens."""
+        ...
+
+    def step(self, tokens: Sequence[int]) -> Tensor:
+        """Feed one token per row; the logits `[B, vocab]` after it, valid until the next step."""
+        ...
+
+
+@dataclass(frozen=True)
+class StepSpec:
+    """What a step runner is chosen and built for: a model, and the size of its cache.
+
+    `lengths` are the planned lengths of the rows, `max_length` unless given. `compile` asks for compiled steps.
+    """
+
+    model: Transformer
+    rows: int = 1
+    max_length: int = LENGTH_MULTIPLE
+    lengths: Sequence[int] | None = None
+    compile: bool = False
+
+    def new_cache(self) -> KVCache:
+        return self.model.new_cache(self.rows, self.max_length, length=self.lengths)
+
+
+def round_length(length: int) -> int:
+    """A cache length rounded up to a multiple of `LENGTH_MULTIPLE`.
+
+    >>> round_length(1), round_length(128), round_length(129)
+    (128, 128, 256)
+    """
+    return -(-length // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
