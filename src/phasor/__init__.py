@@ -29,7 +29,8 @@ _HOMES = {
     "phasor.config.recipe": "DataConfig OptimizerConfig Recipe SaveConfig TrainConfig",
     "phasor.config.schedules": "ConstantSchedule CosineSchedule InverseSqrtSchedule LinearSchedule StableSchedule",
     "phasor.generation": "Generated generate stream",
-    "phasor.transformer": "Record Transformer",
+    "phasor.nn.record": "Record",
+    "phasor.transformer": "Transformer",
     "phasor.nn.positions.rotary.module": "Rotary",
     "phasor.nn.moe": "balancing_loss",
     "phasor.quantization": "quantize",
@@ -68,9 +69,9 @@ if TYPE_CHECKING:
     from phasor.nn.moe import balancing_loss as balancing_loss
     from phasor.nn.positions import *  # noqa: F403
     from phasor.nn.positions.rotary.module import Rotary as Rotary
+    from phasor.nn.record import Record as Record
     from phasor.quantization import quantize as quantize
     from phasor.training import train as train
-    from phasor.transformer import Record as Record
     from phasor.transformer import Transformer as Transformer
 
 

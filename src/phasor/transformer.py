@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from types import NoneType
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 from phasor.config import ModelConfig
 from phasor.config.generation import SpecialTokens
 from phasor.config.model import Layer, Side
-from phasor.config.schema import quote, unknown
 from phasor.kv_cache.dynamic import KVCache
 from phasor.kv_cache.protocol import EncoderOutput, KVCacheProtocol
 from phasor.nn.attention import Attention, AttentionContext
@@ -35,40 +33,10 @@ from phasor.nn.init import initialize
 from phasor.nn.moe import Experts
 from phasor.nn.norm import build_norm
 from phasor.nn.positions.base import Position, build_position
+from phasor.nn.record import Record, as_record
 from phasor.nn.residual import build_residual
 from phasor.nn.sequence import Length, SequenceArgs, SequenceInfo, sequence_info
 from phasor.ops.attention.mask import Mask
-
-KEEPS = ("hidden", "attention", "cross_attention", "router")
-
-
-class Record:
-    """Asks a forward to keep intermediate results; the lists have one entry per layer.
-
-    `hidden` is the input of every block and then the stack's output, `attention` and `cross_attention` are
-    weights `[B, H, T, S]`, `router` the logits `[B, T, experts]` of every mixture of experts. In an
-    encoder-decoder these are the decoder's, and `record.encoder` has the encoder's. `pooled` is the pooler's
-    output where the model has a pooler.
-
-    >>> import torch
-    >>> model = Transformer(ModelConfig(vocab_size=50, dim=32, num_layers=2, num_heads=4))
-    >>> record = Record("hidden", "attention")
-    >>> logits = model(torch.randint(0, 50, (1, 7)), record=record)
-    >>> len(record.hidden), record.attention[0].shape
-    (3, torch.Size([1, 4, 7, 7]))
-    """
-
-    def __init__(self, *keep: str) -> None:
-        for name in keep:
-            if name not in KEEPS:
-                raise unknown("thing to record", name, KEEPS)
-        self.hidden: list[Tensor] | None = [] if "hidden" in keep else None
-        self.attention: list[Tensor] | None = [] if "attention" in keep else None
-        self.cross_attention: list[Tensor] | None = [] if "cross_attention" in keep else None
-        self.router: list[Tensor] | None = [] if "router" in keep else None
-        self.pooled: Tensor | None = None
-        self.keep = keep
-        self.encoder: Record = self
 
 
 class Block(nn.Module):
@@ -483,34 +451,7 @@ class Transformer(nn.Module):
         return sequence_info(rows, count, tokens.device, needs_length=stack.needs_length, **args)
 
 
-def as_record(record: Record | None) -> Record:
-    if not isinstance(record, Record | None):
-        raise ValueError(f"record must be a Record of what to keep, not {quote(record)}")
-    return Record() if record is None else record
-
-
 def require_tokens(tokens: Tensor | None) -> Tensor:
     if tokens is None:
         raise ValueError("tokens are missing; only an encoder-decoder whose cache holds its source goes without")
     return tokens
-
-
-@contextmanager
-def eval_mode(*models: nn.Module | None) -> Iterator[None]:
-    """Put models into evaluation mode inside a `with`; afterward every module is in the mode it had before.
-
-    >>> model = Transformer(ModelConfig(vocab_size=50, dim=32, num_layers=1, num_heads=4))
-    >>> with eval_mode(model):
-    ...     model.training
-    False
-    >>> model.training
-    True
-    """
-    modules = [module for model in models if model is not None for module in model.modules() if module.training]
-    for module in modules:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in modules:
-            module.training = True

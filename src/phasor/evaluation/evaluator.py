@@ -23,8 +23,8 @@ from phasor.evaluation.document_batches import DocumentBatches
 from phasor.evaluation.run import TrainedRun, open_run
 from phasor.evaluation.scores import scores
 from phasor.generation.translation import Progress, max_positions, translate_tokens
+from phasor.nn.mode import eval_mode
 from phasor.nn.norm import at_least_float32
-from phasor.transformer import eval_mode
 
 
 def evaluate(

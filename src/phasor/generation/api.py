@@ -16,7 +16,8 @@ from phasor.generation.decode import decode_loop
 from phasor.generation.request import GenerationRequest, Prompt, Row, build_request
 from phasor.generation.speculative import speculative_decoding
 from phasor.generation.text import TextTracker, decode_text
-from phasor.transformer import Transformer, eval_mode
+from phasor.nn.mode import eval_mode
+from phasor.transformer import Transformer
 
 
 @dataclass(frozen=True)

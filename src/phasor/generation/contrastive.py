@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from phasor.generation.request import GenerationRequest, Row
 from phasor.generation.sampling import score_logits
-from phasor.transformer import Record
+from phasor.nn.record import Record
 
 
 def contrastive_search(request: GenerationRequest) -> Iterator[list[Row]]:

@@ -17,12 +17,13 @@ from torch.utils.checkpoint import checkpoint
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
 from phasor.device import resolve_device
+from phasor.nn.mode import eval_mode
 from phasor.ops.attention import cudnn
 from phasor.training.float8 import convert_to_float8
 from phasor.training.graphs import StepGraphs
 from phasor.training.optimizer import EMA, build_optimizer, optimizer_tensors, restore_optimizer, set_lr, swap_weights
 from phasor.training.state import TrainingState
-from phasor.transformer import Block, Transformer, eval_mode
+from phasor.transformer import Block, Transformer
 
 
 @dataclass(frozen=True)

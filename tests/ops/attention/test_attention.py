@@ -13,9 +13,10 @@ from phasor.config import (
 )
 from phasor.nn.attention import Attention, AttentionContext
 from phasor.nn.positions.base import Position
+from phasor.nn.record import Record
 from phasor.ops.attention.attention import ScoreMod, attention, attention_ref
 from phasor.ops.attention.mask import Mask
-from phasor.transformer import Record, Transformer
+from phasor.transformer import Transformer
 
 
 @pytest.fixture
