@@ -576,8 +576,6 @@ def test_balancing_loss():
     assert_refusal(lambda: balancing_loss([logits], 0), "top_k", "0")
     short = torch.ones(1, 7, dtype=torch.bool)
     assert_refusal(lambda: balancing_loss([logits], 2, attention_mask=short), "[1, 8]", "[1, 7]")
-        lambda: balancing_loss([logits], 2, attention_mask=torch.ones(1, 7, dtype=torch.bool)), "[1, 8]", "[1, 7]"
-    )
 
 
 def test_mistakes_on_other_devices_are_left_to_them():

@@ -161,8 +161,9 @@ class KVCache:
         self._counting = positions is None
         if positions is None:
             positions = self._next(count, order, same, tokens.device)
-        same_length = len(set(self.lengths)) == 1
-        length = self.lengths[0] if same_length else torch.tensor(self.lengths)[:, None].expand(rows, count)
+        length: int | Tensor = self.lengths[0]
+        if len(set(self.lengths)) > 1:
+            length = torch.tensor(self.lengths, device="cpu")[:, None].expand(rows, count)
         first = self.origins if held else None
         seq = SequenceInfo(
             positions, length if self.needs_length else count, attention_mask, document_ids, order, first

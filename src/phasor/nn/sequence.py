@@ -126,10 +126,10 @@ def lengths(
     per_row = [length] * batch if length is None or isinstance(length, int) else length
     if len(per_row) != batch:
         raise ValueError(f"length lists {len(per_row)} rows for a batch of {batch}")
-    table = torch.zeros(batch, count, dtype=torch.int64)
+    table = torch.zeros(batch, count, dtype=torch.int64, device="cpu")
     for row, planned in enumerate(per_row):
-        ids = torch.zeros(count) if document_ids is None else document_ids[row].cpu()
-        real = torch.ones(count, dtype=torch.bool) if attention_mask is None else attention_mask[row].cpu()
+        ids = table.new_zeros(count) if document_ids is None else document_ids[row].cpu()
+        real = table.new_ones(count, dtype=torch.bool) if attention_mask is None else attention_mask[row].cpu()
         documents = ids.unique_consecutive()
         per_document = list(planned) if isinstance(planned, list | tuple) else [planned] * len(documents)
         if len(per_document) != len(documents):

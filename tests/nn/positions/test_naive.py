@@ -81,6 +81,7 @@ def test_learned_is_as_long_as_the_model_unless_it_says():
     assert build(phasor.LearnedConfig()).weight.shape == (20, DIM)
 
 
+@pytest.mark.cpu_only("values are not checked on a GPU")
 @pytest.mark.parametrize("at", [torch.arange(13), torch.tensor([12]), torch.tensor([[0, 1], [3, 2**40]])])
 def test_positions_beyond_a_learned_table_are_refused(at):
     module = build(phasor.LearnedConfig(max_length=12, offset=2))

@@ -278,6 +278,7 @@ def misalign_gradient(weights):
         ({}, misalign_gradient, "a multiple of 16 bytes"),
     ],
 )
+@pytest.mark.cpu_only("parameters on the CPU, where there is no kernel")
 def test_torchs_own_step_elsewhere(options, change, reason):
     ours, theirs = parameters(), parameters()
     mine, own = build(AdamW, ours, **options), build(torch.optim.AdamW, theirs, **options)
@@ -386,6 +387,7 @@ def test_stochastic_rounding_keeps_nan_and_the_largest_value():
     assert weight[2:].tolist() == [largest, -largest]
 
 
+@pytest.mark.cpu_only("parameters on the CPU, where there is no kernel")
 def test_stochastic_rounding_is_refused_without_the_kernel():
     model = Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=1, vocab_size=50))
     config = OptimizerConfig(rounding="stochastic")

@@ -79,7 +79,7 @@ class CudaGraphRunner:
         self.buffers = StepBuffers(StaticKVCache(self.empty_cache))
         self.launched = self.num_read = 0
         on_gpu = self.device.type == "cuda"
-        self.host_history = torch.zeros(self.buffers.history.shape, dtype=torch.int64, pin_memory=on_gpu)
+        self.host_history = torch.zeros(self.buffers.history.shape, dtype=torch.int64, device="cpu", pin_memory=on_gpu)
         body = self.build_step(model, spec.compile)
         if on_gpu:
             self.copy_stream, self.step_done = torch.cuda.Stream(self.device), torch.cuda.Event()

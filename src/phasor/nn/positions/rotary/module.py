@@ -217,14 +217,15 @@ class Rotary(Position, config=RotaryConfig):
             return constant(table.increments, device, torch.int64)
         distinct, which = length.unique(return_inverse=True)
         tables = torch.tensor([table_of(self.config, self.rotary_dim, n).increments for n in distinct.tolist()])
-        return tables[which].to(device)
+        return tables.to(which.device)[which].to(device)
 
     def _factors(self, length: int | Tensor | None, like: Tensor) -> float | Tensor:
         if self.fixed is not None or not isinstance(length, Tensor):
             return (self.fixed or table_of(self.config, self.rotary_dim, length)).factor
         distinct, which = length.unique(return_inverse=True)
         factors = [table_of(self.config, self.rotary_dim, n).factor for n in distinct.tolist()]
-        return torch.tensor(factors, dtype=torch.float64)[which].to(like.device, like.dtype)[..., None]
+        by_token = torch.tensor(factors, dtype=torch.float64, device=which.device)[which]
+        return by_token.to(like.device, like.dtype)[..., None]
 
     def _host_lengths(self, positions: Tensor, length: int | Sequence[int] | None, present: int) -> int | Tensor | None:
         """One length of at least the tokens present, or one per token; a row of a list may be shorter (padded)."""
@@ -239,7 +240,7 @@ class Rotary(Position, config=RotaryConfig):
                 f"not {list(positions.shape)}"
             )
         each = [at_least(1, own, f"row {row}") for row, own in enumerate(length)]
-        return torch.tensor(each)[:, None].expand(positions.shape[-2:])
+        return torch.tensor(each, device="cpu")[:, None].expand(positions.shape[-2:])
 
 
 def headwise(x: Tensor) -> Tensor:
