@@ -9,7 +9,7 @@ import pytest
 import torch
 from decode_kernels import bfloat16_in_the_interpreter, large_tiles, on_the_device  # noqa: F401
 from decoding import speaker
-from device import DEVICE
+from device import DEVICE, ON_GPU
 from schemes import VIEWS, build, relative_change, tiny, tokens
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -177,7 +177,8 @@ def test_what_the_fused_step_is_not_for(reason):
     model = speaker(**REFUSED[reason])
     with dispatch.force_path("triton"):
         assert fused.why_not(model) == reason
-        assert cuda_graph.why_not(model) is not None
+        graph = ON_GPU and "experts" not in reason  # a CUDA graph of the plain step needs no more than a GPU
+        assert (cuda_graph.why_not(model) is None) == graph
     assert len(phasor.generate(model, [1, 2], max_new_tokens=3)) == 3
 
 

@@ -50,7 +50,8 @@ def somewhat_like(model: Transformer, much: float) -> Transformer:
     draft.load_state_dict(model.state_dict())
     with torch.no_grad():
         for weight in draft.parameters():
-            weight.add_(much * torch.randn(weight.shape, generator=torch.Generator().manual_seed(3)) * weight.std())
+            noise = torch.randn(weight.shape, generator=torch.Generator("cpu").manual_seed(3), device="cpu")
+            weight.add_(much * noise.to(weight.device) * weight.std())
     return draft
 
 
