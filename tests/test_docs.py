@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import shutil
@@ -130,7 +131,7 @@ def test_the_readmes_say_the_same():
     assert commands(english) == commands(chinese)
 
 
-DESCRIPTIONS = [ROOT / "CONTRIBUTING.md"]
+DESCRIPTIONS = [ROOT / "docs" / "design.md", ROOT / "CONTRIBUTING.md"]
 
 
 @pytest.mark.parametrize("document", DESCRIPTIONS, ids=lambda path: path.name)
@@ -139,3 +140,34 @@ def test_files_that_are_named_exist(document):
     assert named
     missing = [name for name in sorted(named) if not any((root / name).exists() for root in (ROOT, PACKAGE))]
     assert not missing, f"{document.name} names files that are not there: {missing}"
+
+
+def test_calls_are_in_the_files_that_the_design_names():
+    """The training path and the generation path: every call, written as `name` (`file`), is defined in that file."""
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    calls = re.findall(r"`([\w.]+)`\s+\(`([\w/]+\.py)`\)", text)
+    assert len(calls) > 20
+    for call, file in calls:
+        *owners, name = call.split(".")
+        tree = ast.parse((PACKAGE / file).read_text(encoding="utf-8"))
+        for owner in owners:
+            tree = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == owner), None)
+            assert tree is not None, f"{file} defines no class {owner}, of which design.md names {call}"
+        names = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+        assert name in names, f"{file} does not define {call}"
+
+
+def test_the_tree_of_the_design_is_the_tree():
+    """Every package of phasor stands in the tree of docs/design.md, and everything in that tree exists."""
+    block = next(b for b in blocks(ROOT / "docs" / "design.md", "text") if b.text.startswith("src/phasor/"))
+    shown, parents = set(), [PACKAGE]
+    for line in block.text.splitlines()[1:]:
+        names, depth = re.split(r"\s{2,}", line.strip())[0], (len(line) - len(line.lstrip())) // 2
+        for name in names.split(", "):
+            path = parents[depth - 1] / name
+            assert path.exists(), f"design.md shows {path.relative_to(PACKAGE)}, which does not exist"
+            shown.add(path)
+        parents[depth:] = [path]
+    packages = {path.parent for path in PACKAGE.rglob("__init__.py")} - {PACKAGE}
+    schemes = {path for path in packages if path.parent == PACKAGE / "nn" / "positions"}  # one for each kind
+    assert packages - schemes <= shown, f"design.md leaves out {sorted(map(str, packages - schemes - shown))}"
