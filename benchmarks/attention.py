@@ -29,16 +29,14 @@ import phasor
 from phasor.nn.positions.alibi.module import alibi_slopes
 from phasor.nn.positions.t5.module import T5Bias
 from phasor.ops import dispatch
-from phasor.ops.attention import cudnn, flash
-from phasor.ops.attention.attention import ScoreMod, attention_ref
-from phasor.ops.attention.mask import Mask
+from phasor.ops.attention import DistanceBias, Mask, ScoreMod, attention_ref, cudnn, flash
 
 HEADS, GROUPS = 32, 8
 TOLERANCE = {torch.bfloat16: 8e-3, torch.float32: 2e-5}  # relative to the norm; two roundings of 8 bits, or float32
 
 
 class Case:
-    """Queries, keys and values, and a way of scoring them by name."""
+    """Queries, keys and values, and a way of score_mod them by name."""
 
     def __init__(self, tokens: int, width: int, heads: int = HEADS, groups: int = GROUPS, dtype=torch.bfloat16) -> None:
         generator = torch.Generator("cuda").manual_seed(0)
@@ -58,14 +56,14 @@ class Case:
         return self
 
     def rule(self, name: str) -> tuple[Mask, ScoreMod]:
-        scoring = ScoreMod(scale=self.width**-0.5, query_positions=self.at, key_positions=self.at)
+        score_mod = ScoreMod(scale=self.width**-0.5, query_positions=self.at, key_positions=self.at)
         mask = Mask(causal=True)
         if name == "alibi":
-            scoring.bias = phasor.ops.attention.bias.DistanceBias(slopes=self.slopes)
+            score_mod.bias = DistanceBias(slopes=self.slopes)
         elif name == "t5":
-            scoring.bias = self.t5.on_scores(None)
+            score_mod.bias = self.t5.on_scores(None)
         elif name == "softcap and sink logits":
-            scoring.softcap, scoring.sinks = 5.0, self.sinks
+            score_mod.softcap, score_mod.sink_logits = 5.0, self.sinks
         elif name.startswith("window"):
             mask = replace(mask, window=int(name.split()[1]), sink_tokens=4 if "sinks" in name else 0)
         elif name == "padded":
@@ -75,11 +73,11 @@ class Case:
         elif name == "document_ids":
             ids = self.at // 300
             mask = replace(mask, query_document_ids=ids, key_document_ids=ids)
-        return mask, scoring
+        return mask, score_mod
 
     def ours(self, name: str) -> Tensor:
-        mask, scoring = self.rule(name)
-        return flash.flash(*self.inputs, mask, scoring)
+        mask, score_mod = self.rule(name)
+        return flash.flash_attention(*self.inputs, mask, score_mod)
 
     def learned(self, name: str) -> list[Tensor]:
         extra = {"t5": [self.t5.weight], "softcap and sink logits": [self.sinks]}
@@ -118,10 +116,10 @@ def sampled(case: Case, name: str, y: Tensor) -> float:
     heads = torch.tensor([0, case.heads - 1], device="cuda")
     q = case.inputs[0].detach()[0, rows][:, heads].double()
     k, v = (x.detach()[0][:, heads // shared].double() for x in case.inputs[1:])
-    mask, scoring = case.rule(name)
-    score = torch.einsum("qhd,khd->hqk", q, k) * scoring.scale
-    if scoring.bias is not None:
-        score += scoring.bias(case.at[:, rows], case.at)[0, heads].detach()
+    mask, score_mod = case.rule(name)
+    score = torch.einsum("qhd,khd->hqk", q, k) * score_mod.scale
+    if score_mod.bias is not None:
+        score += score_mod.bias(case.at[:, rows], case.at)[0, heads].detach()
     seen = mask.block(rows, case.at[0])[0]
     score = score.masked_fill(~seen, float("-inf"))
     return relative(y.detach()[0, rows][:, heads], torch.einsum("hqk,khd->qhd", score.softmax(-1), v))
@@ -183,7 +181,7 @@ def forms(case: Case, with_flex: bool) -> Iterator[tuple[str, str, Callable[[], 
     yield (
         "phasor cuDNN",
         "causal",
-        lambda: cudnn.attend(*case.inputs, case.width**-0.5, True, case.inputs[0].requires_grad),
+        lambda: cudnn.call_cudnn(*case.inputs, case.width**-0.5, True, case.inputs[0].requires_grad),
     )
     for name in ("causal", "alibi", "t5", "window 1024"):
         yield "phasor", name, lambda name=name: case.ours(name)
@@ -240,52 +238,56 @@ def described(row: dict[str, Any]) -> str:
 
 
 FORWARD = "128 64 8 3, 128 64 8 2, 128 64 8 4, 128 128 8 2, 128 128 8 3, 64 64 4 3, 128 64 4 3, 128 128 4 3, 128 32 4 3"
-QUERIES = "128 64 8 3, 128 64 8 2, 128 32 8 3, 64 64 4 2, 64 64 8 3, 64 128 8 2, 128 32 4 3, 128 128 8 2"
-KEYS = "64 128 8 2, 64 128 8 3, 64 64 4 2, 64 64 8 2, 32 128 8 3, 32 128 4 3, 64 128 4 2, 128 64 8 2, 128 128 8 2"
+DQ = "128 64 8 3, 128 64 8 2, 128 32 8 3, 64 64 4 2, 64 64 8 3, 64 128 8 2, 128 32 4 3, 128 128 8 2"
+DKDV = "64 128 8 2, 64 128 8 3, 64 64 4 2, 64 64 8 2, 32 128 8 3, 32 128 4 3, 64 128 4 2, 128 64 8 2, 128 128 8 2"
 CANDIDATES = {
     kernel: [tuple(int(x) for x in tiling.split()) for tiling in tilings.split(",")]
-    for kernel, tilings in (("forward", FORWARD), ("queries", QUERIES), ("keys", KEYS))
+    for kernel, tilings in (("forward", FORWARD), ("dq", DQ), ("dkdv", DKDV))
 }
 
 
 def sweep(width: int, tokens: int, name: str) -> dict[str, Any]:
     """The time of every kernel by itself under each tiling; a tiling that fails says so in a line."""
-    from phasor.ops.attention import flash_dkdv, flash_dq, flash_forward, flash_tiles
+    from phasor.ops.attention import flash_launch, flash_tiles
     from phasor.ops.attention.intervals import intervals, query_ranges, shifts
 
     case = Case(tokens, width)
-    mask, scoring = case.rule(name)
-    bias = scoring.bias
-    at = (None, None) if bias is None else (case.at, case.at)
+    mask, score_mod = case.rule(name)
+    bias = score_mod.bias
+    positions = (None, None) if bias is None else (case.at, case.at)
     slopes, table = (None, None) if bias is None else (bias.slopes, bias.table)
     bounds = intervals(mask, tokens, tokens, torch.device("cuda"))
-    moved = None if table is None else shifts(mask, case.at, case.at)
-    told = flash_forward.arguments(
-        *case.inputs, bounds, None, *at, moved, slopes, None if table is None else table.detach(), 0, scoring.scale, 0.0
+    shift = None if table is None else shifts(mask, case.at, case.at)
+    table = None if table is None else table.detach()
+    args = flash_launch.kernel_args(
+        *case.inputs, bounds, None, *positions, shift, slopes, table, 0, score_mod.scale, 0.0
     )
-    out, sums = flash_forward.forward(None, told)
+    out, lse = flash_launch.forward(None, args)
     grad = torch.randn_like(out)
-    extra = {"grad": grad, "logsumexp": sums, "delta": torch.zeros_like(sums)}
-    extra |= {f"grad_{n}": grad.stride(i) for i, n in enumerate(("row", "token", "head"))}
-    q_grad, k_grad, v_grad = (torch.empty_like(x) for x in case.inputs)
-    learned = table is not None
+    extra = {
+        "do_ptr": grad,
+        "lse_ptr": lse,
+        "delta_ptr": torch.zeros_like(lse),
+        **flash_launch.token_strides("do", grad),
+    }
+    dq, dk, dv = (torch.empty_like(x) for x in case.inputs)
 
     def launch(kernel: str, t: tuple[int, ...], warm: bool) -> None:
-        tile = {"M": t[0], "N": t[1], "num_warps": t[2], "num_stages": t[3]}
+        tile = {"BLOCK_M": t[0], "BLOCK_N": t[1], "num_warps": t[2], "num_stages": t[3]}
         blocks = -(-tokens // t[0])
         if kernel == "forward":
-            jit, grid = flash_forward.forward_kernel, blocks * HEADS
-            rest: dict[str, Any] = {"out": out, "logsumexp": sums, "sinks": None, "SINKS": False}
-        elif kernel == "queries":
-            jit, grid = flash_dq.queries_kernel, blocks * HEADS
-            parts = torch.zeros(HEADS * blocks, told["entries"] if learned else 0, device="cuda")
-            rest = {**extra, "q_grad": q_grad, "table_grad": parts, "LEARNED": learned}
+            jit, grid = flash_launch.forward_kernel, blocks * HEADS
+            rest: dict[str, Any] = {"out_ptr": out, "lse_ptr": lse, "sink_logits_ptr": None, "HAS_SINKS": False}
+        elif kernel == "dq":
+            jit, grid = flash_launch.dq_kernel, blocks * HEADS
+            dtable = torch.zeros(HEADS * blocks, 0 if table is None else args["num_distances"], device="cuda")
+            rest = {**extra, "dq_ptr": dq, "dtable_ptr": dtable, "HAS_TABLE_GRAD": table is not None}
         else:
-            jit, grid = flash_dkdv.keys_kernel, -(-tokens // t[1]) * GROUPS
+            jit, grid = flash_launch.dkdv_kernel, -(-tokens // t[1]) * GROUPS
             ranges = query_ranges(bounds, tokens, t[1])
-            rest = {**extra, "k_grad": k_grad, "v_grad": v_grad, "ranges": ranges, "ranges_row": 0}
+            rest = {**extra, "dk_ptr": dk, "dv_ptr": dv, "ranges_ptr": ranges, "stride_rangesb": 0}
         run = (lambda **a: jit.warmup(grid=(grid,), **a)) if warm else jit[(grid,)]
-        run(**told, **rest, **tile)
+        run(**args, **rest, **tile)
 
     jobs = [(kernel, t) for kernel, tilings in CANDIDATES.items() for t in tilings]
     with ThreadPoolExecutor(12) as pool:  # compiles ahead; what fails will fail again, and be reported

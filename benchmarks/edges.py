@@ -23,8 +23,7 @@ from torch import Tensor
 
 from phasor.ops import dispatch, float8, glu, norm, rope
 from phasor.ops.adamw import AdamW
-from phasor.ops.attention.attention import ScoreMod, attention, attention_ref
-from phasor.ops.attention.mask import Mask
+from phasor.ops.attention import Mask, ScoreMod, attention, attention_ref
 from phasor.ops.cross_entropy import linear_cross_entropy
 
 DEVICE = "cuda"
@@ -178,8 +177,8 @@ def attentions() -> None:
 def attention_of(name: str, mask: Mask, rows: int, tokens: int, heads: int, groups: int) -> None:
     """Of the first and the last row, the first and the last heads."""
     q, k, v = (trained(rows, tokens, n, 128) for n in (heads, groups, groups))
-    scoring = ScoreMod(scale=128**-0.5)
-    y = attention(q, k, v, mask, scoring)
+    score_mod = ScoreMod(scale=128**-0.5)
+    y = attention(q, k, v, mask, score_mod)
     direction = drawn(*y.shape)
     found = [y, *torch.autograd.grad(y, (q, k, v), direction)]
     few, share = min(groups, 8), heads // groups
@@ -190,7 +189,7 @@ def attention_of(name: str, mask: Mask, rows: int, tokens: int, heads: int, grou
             return by_group[:, :, first : first + few].flatten(2, 3)
 
         alone = [some(x).double().requires_grad_() for x in (q, k, v)]
-        expected = attention_ref(*alone, mask, scoring)[0]
+        expected = attention_ref(*alone, mask, score_mod)[0]
         truth = [expected.detach(), *torch.autograd.grad(expected, alone, some(direction).double())]
         shape = f"{rows} x {tokens} x {groups} x {share} x 128"
         compare(f"attention, {name}, {shape}, {size(q)}", [some(x) for x in found], truth, ATTENTION)

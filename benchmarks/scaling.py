@@ -21,8 +21,7 @@ from typing import Any
 
 import torch
 
-from phasor.ops.attention.attention import ScoreMod, attention
-from phasor.ops.attention.mask import Mask
+from phasor.ops.attention import Mask, ScoreMod, attention
 
 WINDOW, LONG, LAST = 1024, 10.0, 16
 TOLERANCE = {"cuda": 2e-2, "cpu": 1e-5}
@@ -38,16 +37,16 @@ def inputs(tokens: int, device: str, gradients: bool) -> list[torch.Tensor]:
 def measured(rule: Mask, tokens: int, device: str, both: bool) -> dict[str, float]:
     """Seconds of a call, the median of three after one if that was short, and the most bytes held beside the inputs."""
     given = inputs(tokens, device, both)
-    scoring = ScoreMod(scale=given[0].shape[-1] ** -0.5)
+    score_mod = ScoreMod(scale=given[0].shape[-1] ** -0.5)
 
     def run() -> list[torch.Tensor]:
-        y = attention(*given, Mask(causal=rule.causal, window=rule.window), scoring)
+        y = attention(*given, Mask(causal=rule.causal, window=rule.window), score_mod)
         return [y, *torch.autograd.grad(y.sum(), given)] if both else [y]
 
     made, seconds, held = timed(run, device)
     found = [x[0, -LAST:].detach().double() for x in made]
     del made
-    off = error(found, given, rule, scoring.scale)
+    off = error(found, given, rule, score_mod.scale)
     if not off <= TOLERANCE[device]:
         raise SystemExit(f"wrong at {tokens} tokens: off by {off:.1e} of the largest, allowed are {TOLERANCE[device]}")
     if seconds <= LONG:

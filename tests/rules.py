@@ -5,8 +5,7 @@ import functools
 import torch
 from plain import EXACT, assert_same, normal, plain_attention
 
-from phasor.ops.attention.attention import ScoreMod
-from phasor.ops.attention.mask import Mask
+from phasor.ops.attention import Mask, ScoreMod
 
 
 class Rule:
@@ -141,19 +140,19 @@ def slope_bias(queries, keys):
     return heads * torch.sin(0.1 * (queries[:, None, :, None] - keys[:, None, None, :]).double())
 
 
-def make_scoring(options, heads, queries, keys, at=0):
+def make_score_mod(options, heads, queries, keys, at=0):
     sinks = normal(heads, seed=7).requires_grad_() if options.get("sinks") else None
     biased = options.get("bias")
     positions = [torch.arange(n)[None] + at for n in (queries, keys)]
-    scoring = ScoreMod(
+    score_mod = ScoreMod(
         scale=options.get("scale", 0.25),
         softcap=options.get("softcap"),
-        sinks=sinks,
+        sink_logits=sinks,
         bias=(lambda a, b: slope_bias(a, b)[:, :heads]) if biased else None,
         query_positions=positions[0] if biased else None,
         key_positions=positions[1] if biased else None,
     )
-    return scoring, slope_bias(*positions)[:, :heads] if biased else None
+    return score_mod, slope_bias(*positions)[:, :heads] if biased else None
 
 
 def real_rows(y, rule):
@@ -165,12 +164,12 @@ def compare(rule, scores, heads, run, queries=TOKENS, keys=TOKENS, tolerance=EXA
     h, groups = HEADS[heads]
     q = normal(ROWS, queries, h, 13, seed=1).requires_grad_()
     k, v = (normal(ROWS, keys, groups, 13, seed=s).requires_grad_() for s in (2, 3))
-    scoring, bias = make_scoring(SCORES[scores], h, queries, keys)
+    score_mod, bias = make_score_mod(SCORES[scores], h, queries, keys)
     truth = plain_attention(
-        q, k, v, rule.seen(q.shape[1], k.shape[1]), scoring.scale, scoring.softcap, scoring.sinks, bias
+        q, k, v, rule.seen(q.shape[1], k.shape[1]), score_mod.scale, score_mod.softcap, score_mod.sink_logits, bias
     )
-    inputs = [q, k, v] + ([] if scoring.sinks is None else [scoring.sinks])
-    ours = run(q, k, v, Mask(**rule.fields), scoring)
+    inputs = [q, k, v] + ([] if score_mod.sink_logits is None else [score_mod.sink_logits])
+    ours = run(q, k, v, Mask(**rule.fields), score_mod)
     if rule.fields.get("aligned", True):
         ours, truth = real_rows(ours, rule), real_rows(truth, rule)
     assert_same(ours, truth, inputs, tolerance)

@@ -36,7 +36,7 @@ from phasor.nn.positions.base import Position, build_position
 from phasor.nn.record import Record, as_record
 from phasor.nn.residual import build_residual
 from phasor.nn.sequence import Length, SequenceArgs, SequenceInfo, sequence_info
-from phasor.ops.attention.mask import Mask
+from phasor.ops.attention import Mask
 
 
 class Block(nn.Module):
@@ -152,7 +152,7 @@ class Stack(nn.Module):
             mask, key_positions = (own_mask, rows) if step is None else (step.mask, step.key_positions)
             key = (id(mask), layer.attention.window, layer.attention.sink_tokens)
             if key not in narrowed:
-                narrowed[key] = mask.narrowed(*key[1:])
+                narrowed[key] = mask.with_window(*key[1:])
             ctx = AttentionContext(narrowed[key], schemes[which], prepared[which], rows, key_positions)
             ctx.update_kv = None if step is None else step.update
             ctx.sink_positions = self._sink_positions(x, seq, layer, which) if layer.attention.cap_sinks else None

@@ -21,11 +21,14 @@ from phasor.bench.report import Entry, Report, Row
 from phasor.bench.runner import build_machine, measure
 from phasor.bench.sizes import TINY
 from phasor.bench.workload import Machine, run_workload
-from phasor.inspect.routes import OPS, Case, Route
+from phasor.inspect.case import Case
+from phasor.inspect.operations import OPERATIONS
 from phasor.models.presets import PRESETS
 from phasor.ops import dispatch
-from phasor.ops.attention import attention as kernel
-from phasor.ops.attention.mask import Mask
+from phasor.ops.attention import ATTENTION, Mask, ScoreMod
+from phasor.ops.attention import attention as attend
+from phasor.ops.dispatch import Dispatch
+from phasor.ops.dispatch import Path as OpPath
 
 
 @pytest.fixture
@@ -81,13 +84,13 @@ def small(**fields: Any) -> phasor.ModelConfig:
     ("fields", "path", "reason"),
     [
         ({}, "one call", ""),
-        ({"attention": {"window": 100}}, "fused attention in blocks", "window"),
+        ({"attention": {"window": 100}}, "SDPA in blocks", "window"),
         ({"attention": {"window": 700}}, "one call", ""),
         ({"attention": {"window": 100, "sink_tokens": 2, "cap_sinks": True}, "position": "rotary"}, "blocks", "capped"),
-        ({"attention": {"softcap": 30.0}}, "plain torch", "soft-cap"),
-        ({"attention": {"sink_logits": True}}, "plain torch", "sink logits"),
-        ({"position": "alibi"}, "fused attention in blocks", "bias"),
-        ({"position": "t5"}, "fused attention in blocks", "bias"),
+        ({"attention": {"softcap": 30.0}}, "reference in blocks", "soft-cap"),
+        ({"attention": {"sink_logits": True}}, "reference in blocks", "sink logits"),
+        ({"position": "alibi"}, "SDPA in blocks", "bias"),
+        ({"position": "t5"}, "SDPA in blocks", "bias"),
     ],
 )
 def test_attention_takes_the_path_that_is_told(
@@ -97,35 +100,39 @@ def test_attention_takes_the_path_that_is_told(
     told = path_of(config, device="cpu")
     assert path in told[0]
     assert reason in told[1]
-    calls = []
+    taken = []
 
-    def noted(name: str) -> None:
-        real = getattr(kernel, name)
-        monkeypatch.setattr(kernel, name, lambda *args, **more: calls.append(name) or real(*args, **more))
+    def record(path: OpPath) -> OpPath:
+        return path._replace(run=lambda *args: taken.append(path.name) or path.run(*args))
 
-    for name in ("attend_block", "fused"):
-        noted(name)
+    monkeypatch.setattr(ATTENTION, "paths", tuple(map(record, ATTENTION.paths)))
     with torch.no_grad():
         phasor.Transformer(config).eval()(torch.randint(0, 50, (1, 700)))
-    blocks, one_call = "attend_block" in calls, "one call" in told[0]
-    assert blocks != one_call
-    assert ("fused" in calls) == ("fused" in told[0])
+    assert taken == [told[0]] * 2
 
 
-def test_the_rule_of_one_call_is_the_one_that_chooses() -> None:
-    """With a mask that needs one: padding in a decoder, documents, a prefix, and queries that follow a cache."""
-    scoring = kernel.ScoreMod(scale=1.0)
+def test_attention_over_a_cache_is_a_path_of_the_table() -> None:
+    """Padding in a decoder, documents, a prefix, a single query, and queries that follow those in a cache."""
+    score_mod = ScoreMod(scale=1.0)
     flags, ids = torch.ones(1, 8, dtype=torch.bool), torch.zeros(1, 8, dtype=torch.int64)
     masks = {
         "padding": Mask(causal=True, key_mask=flags),
         "documents": Mask(query_document_ids=ids, key_document_ids=ids),
         "prefix": Mask(causal=True, prefix_length=torch.tensor([2])),
     }
+    x = torch.zeros(1, 8, 2, 4)
     for word, mask in masks.items():
-        assert word in (kernel.one_call_why_not(8, 8, mask, scoring) or "")
-        assert kernel.one_call_why_not(1, 8, mask, scoring) is None
-    assert "cache" in (kernel.one_call_why_not(3, 8, Mask(causal=True, offset=5), scoring) or "")
-    assert kernel.one_call_why_not(8, 8, Mask(key_mask=flags), scoring) is None
+        path, reasons = ATTENTION.explain(x, x, x, mask, score_mod)
+        assert path == "SDPA in blocks of queries"
+        assert word in reasons["SDPA in one call"]
+        assert ATTENTION.explain(x[:, :1], x, x, mask, score_mod)[0] == "SDPA with one mask row"
+    chunk = x[:, :3], x, x, Mask(causal=True, offset=5)
+    path, reasons = ATTENTION.explain(*chunk, score_mod)
+    assert path == "SDPA over a cache"
+    assert "cache" in reasons["SDPA in one call"]
+    assert ATTENTION.explain(x[:, :1], x, x, chunk[3], score_mod)[0] == "SDPA in one call"
+    assert ATTENTION.explain(*chunk, ScoreMod(scale=1.0, softcap=2.0))[0] == "reference in blocks of queries"
+    assert ATTENTION.explain(x, x, x, Mask(key_mask=flags), score_mod)[0] == "SDPA with one mask row"
 
 
 def test_layers_that_differ_are_told_apart() -> None:
@@ -133,8 +140,8 @@ def test_layers_that_differ_are_told_apart() -> None:
     config = small(num_layers=6, layers=(local, local, phasor.LayerConfig()), norm="rmsnorm")
     found = {(one.where, one.path) for one in phasor.backends(config, device="cpu").ops if one.op == "attention"}
     assert found == {
-        ("layers 0-1, 3-4", "torch's fused attention in blocks of queries"),
-        ("layers 2, 5", "torch's fused attention in one call"),
+        ("layers 0-1, 3-4", "SDPA in blocks of queries"),
+        ("layers 2, 5", "SDPA in one call"),
     }
 
 
@@ -167,14 +174,13 @@ def test_a_stand_in_says_it_is_on_a_device_that_is_not_there() -> None:
 
 
 def test_a_new_path_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    op = OPS[0]
-    kernel_path = Route("new kernel", lambda case: dispatch.triton_why_not(case.queries, case.keys))
-    monkeypatch.setattr("phasor.inspect.backends.OPS", (replace(op, routes=(kernel_path, *op.routes)), *OPS[1:]))
-    config = small(position="rotary")
-    assert "GPU" in path_of(config, "rotation", device="cpu")[1] or not dispatch.TRITON_INSTALLED
-    assert path_of(config, "rotation", device="cuda")[0] == (
-        "new kernel" if dispatch.TRITON_INSTALLED else op.routes[-1].name
-    )
+    op = next(op for op in OPERATIONS if op.name == "attention")
+    new = OpPath("new kernel", attend, lambda q, k, *_: dispatch.triton_why_not(q, k))
+    table = Dispatch(new, *op.table.paths)
+    monkeypatch.setattr("phasor.inspect.backends.OPERATIONS", (replace(op, table=table),))
+    config = small()
+    assert "GPU" in path_of(config, device="cpu")[1] or not dispatch.TRITON_INSTALLED
+    assert path_of(config, device="cuda")[0] == ("new kernel" if dispatch.TRITON_INSTALLED else op.table.paths[-1].name)
 
 
 @pytest.mark.skipif(not dispatch.TRITON_INSTALLED, reason="Triton is not installed")
@@ -182,8 +188,8 @@ def test_kernels_are_taken_on_a_gpu() -> None:
     """By rules alone: there need be no GPU."""
     config = phasor.preset("llama-3.1", attention=phasor.AttentionConfig(window=1024))
     found = {one.op: one for one in phasor.backends(config, device="cuda", length=8192, training=True).ops}
-    assert found["rotation"].path == "Triton kernel from the projection"
-    assert found["attention"].path == "Triton kernel over intervals of keys"
+    assert found["rotation"].path == "Triton kernel on the projection"
+    assert found["attention"].path == "Triton kernel over key intervals"
     assert "window" in found["attention"].reason
     for op in ("norm", "gated activation", "cross-entropy", "optimizer step"):
         assert "Triton kernel" in found[op].path
@@ -199,13 +205,13 @@ def test_kernels_are_taken_on_a_gpu() -> None:
 def test_training_in_float8_has_paths_of_its_own() -> None:
     def told(config: phasor.ModelConfig, device: str = "cuda") -> tuple[str, str]:
         found = phasor.backends(config, device=device, training=True, precision="float8")
-        assert "with products in float8" in found.title
+        assert "with matmuls in float8" in found.title
         assert "gated activation" not in {one.op for one in found.ops}
         one = next(one for one in found.ops if one.op == "gated activation in float8")
         return one.path, one.reason
 
     config = phasor.preset("llama-3.1")
-    assert told(config) == ("Triton kernels that write 8 bits, one operation with both projections", "")
+    assert told(config) == ("Triton kernels that write float8, one operation with both projections", "")
     assert "not on a GPU" in told(config, "cpu")[1]
     assert "biases or dropout" in told(config.replace(dropout={"feedforward": 0.1}))[1]
     assert "a hidden dim of 20480" in told(config.replace(hidden_dim=20480))[1]
@@ -281,9 +287,7 @@ def test_no_time_for_a_wrong_result(machine: Machine, monkeypatch: pytest.Monkey
             wrong(ours(run_workload(workload, machine, silent))) for workload in rope.workloads(machine, packed=False)
         )
     with monkeypatch.context() as patch:
-        patch.setattr(
-            attention, "attention", lambda q, k, v, mask, scoring: 1.01 * kernel.attention(q, k, v, mask, scoring)
-        )
+        patch.setattr(attention, "attention", lambda q, k, v, mask, score_mod: 1.01 * attend(q, k, v, mask, score_mod))
         assert wrong(ours(run_workload(attention.workload(machine, "window"), machine, silent)))
     with monkeypatch.context() as patch:
         real_loss = llama.next_token_loss

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from phasor import ModelConfig, Record, Transformer
-from phasor.ops.attention.attention import ScoreMod, attention
-from phasor.ops.attention.mask import Mask
+from phasor.ops.attention import Mask, ScoreMod, attention
 
 
 @pytest.mark.parametrize("width", [16, 64, 256])
@@ -43,7 +42,8 @@ def test_the_gradient_of_the_softmax(path):
     sinks = torch.tensor([-200.0], dtype=torch.float64) if path == "plain" else None
 
     def weights(scores: Tensor) -> Tensor:
-        return attention(q, scores[None, :, None, None], one_each, Mask(), ScoreMod(scale=1.0, sinks=sinks))[0, 0, 0]
+        score_mod = ScoreMod(scale=1.0, sink_logits=sinks)
+        return attention(q, scores[None, :, None, None], one_each, Mask(), score_mod)[0, 0, 0]
 
     scores = torch.randn(count, dtype=torch.float64)
     p = scores.exp() / scores.exp().sum()

@@ -17,9 +17,7 @@ from phasor.config import ModelConfig
 from phasor.nn.positions import ALiBiConfig, T5PositionConfig
 from phasor.nn.positions.base import build_position
 from phasor.nn.sequence import SequenceInfo
-from phasor.ops.attention.attention import ScoreMod, attention
-from phasor.ops.attention.bias import Bias
-from phasor.ops.attention.mask import Mask
+from phasor.ops.attention import Bias, Mask, ScoreMod, attention
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # sums of some thousand terms, rounded at the end
 CHECKED = 64  # queries whose result is compared; a whole reference would be a matrix of queries by keys
@@ -73,8 +71,8 @@ def implementations(machine: Machine, count: int, window: int, name: str) -> lis
 
     def ours() -> BenchmarkCase:
         mask = Mask(causal=True, window=window if window < count else None)
-        scoring = ScoreMod(scale=width**-0.5, bias=bias, query_positions=positions, key_positions=positions)
-        return case(lambda: attention(*inputs(), mask, scoring))
+        score_mod = ScoreMod(scale=width**-0.5, bias=bias, query_positions=positions, key_positions=positions)
+        return case(lambda: attention(*inputs(), mask, score_mod))
 
     def sdpa(*backends: SDPBackend) -> BenchmarkCase:
         q, k, v = (x.transpose(1, 2) for x in inputs())

@@ -1,6 +1,7 @@
 """Which path every operation of a model takes on a device, and why not a faster one.
 
-Nothing is computed, and the device need not be there.
+The dispatch tables that choose when the model runs are asked with stand-ins for its tensors. Nothing is computed, and
+the device need not be present.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from phasor.config import ModelConfig
 from phasor.config.model import Layer, Side
 from phasor.config.schema import quote, unknown
 from phasor.device import resolve_device
+from phasor.inspect.case import Case
 from phasor.inspect.explain import named, spans
-from phasor.inspect.routes import OPS, Case, Op
+from phasor.inspect.operations import OPERATIONS, Operation
 from phasor.quantization import WEIGHTS
 
 DEFAULT = "preset:llama-3.1"
@@ -26,7 +28,7 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
-class Taken:
+class OperationPath:
     """The path one operation takes in some layers; `why_not` says for each faster path why it is not taken."""
 
     where: str
@@ -36,7 +38,7 @@ class Taken:
 
     @property
     def reason(self) -> str:
-        """Why no faster path is taken, in words; nothing where this is the fastest."""
+        """Why no faster path is taken, in words; empty where this is the fastest."""
         return "; ".join(f"not {path}: {why}" for path, why in self.why_not)
 
 
@@ -49,16 +51,16 @@ class Backends:
     dtype: str
     length: int
     training: bool
-    ops: tuple[Taken, ...]
+    ops: tuple[OperationPath, ...]
     weights: str | None = None
     precision: str | None = None
 
     @property
     def title(self) -> str:
-        doing = "training" if self.training else "in use"
-        kind = self.dtype if self.weights is None else f"{self.dtype} with weights in {self.weights}"
-        kind += "" if self.precision is None else f" with products in {self.precision}"
-        return f"{self.model} on {self.device}, {kind}, {self.length:,} tokens, {doing}"
+        mode = "training" if self.training else "inference"
+        dtype = self.dtype if self.weights is None else f"{self.dtype} with weights in {self.weights}"
+        dtype += "" if self.precision is None else f" with matmuls in {self.precision}"
+        return f"{self.model} on {self.device}, {dtype}, {self.length:,} tokens, {mode}"
 
     def __str__(self) -> str:
         rows = [(one.where, one.op, one.path) for one in self.ops]
@@ -87,17 +89,17 @@ def backends(
     """Which path every operation of a model takes on a device, and why not a faster one.
 
     A model is a `ModelConfig`, "preset:NAME", or the path of a configuration file or model folder; Llama 3.1 where
-    none is given. The device is "cpu" or "cuda", which need not be there: by default a GPU where there is one. The
-    type is bfloat16 on a GPU and else float32, the length the longest the model is meant for; it is about one row
-    without padding. With `training` it is about an update, and otherwise about a forward and about decoding; `weights`
-    is "int8" for a model that was quantized, and `precision` "float8" for one that trains with products in 8 bits.
+    none is given. The device is "cpu" or "cuda", which need not be present: by default a GPU where there is one. The
+    dtype is bfloat16 on a GPU and else float32, the length the model's maximum; the answer is for one row without
+    padding. With `training` it is for an optimizer step, and otherwise for a forward pass and for decoding; `weights`
+    is "int8" for a quantized model, and `precision` "float8" for one that trains with matmuls in float8.
 
-    >>> found = backends("preset:bloom", device="cpu")
-    >>> print(str(found).splitlines()[0])
-    bloom on cpu, float32, 2,048 tokens, in use
-    >>> found.ops[0].where, found.ops[0].op, found.ops[0].path
-    ('layers 0-69', 'attention', "torch's fused attention in blocks of queries")
-    >>> "the positions add a bias to the scores" in found.ops[0].reason
+    >>> paths = backends("preset:bloom", device="cpu")
+    >>> print(str(paths).splitlines()[0])
+    bloom on cpu, float32, 2,048 tokens, inference
+    >>> paths.ops[0].where, paths.ops[0].op, paths.ops[0].path
+    ('layers 0-69', 'attention', 'SDPA in blocks of queries')
+    >>> "the positions add a bias to the scores" in paths.ops[0].reason
     True
     """
     name, model = named(DEFAULT if config is None else config)
@@ -108,47 +110,47 @@ def backends(
     if weights is not None and (weights not in WEIGHTS or training):
         raise ValueError(f"weights are {' or '.join(WEIGHTS)} where a model was quantized, and it is not trained")
     if precision is not None and (precision != "float8" or not training):
-        what = f"precision={quote(precision)}, training={training}"
-        raise ValueError(f"precision is float8 with training=True, where a model trains with such products, not {what}")
-    where = device_named(device)
-    kind = dtype_named(dtype, where)
-    planned = model.max_length if length is None else length
-    taken = []
-    for side, layers in sides(model):
-        for layer, indices in layers.items():
-            case = Case(model, layer, side, where, kind, planned, training, weights, precision)
-            label = spans(tuple(indices))
-            label = f"{side} {label}" if model.shape == "encoder-decoder" else label
-            taken += [chosen(op, case, label) for op in OPS if not op.whole and op.applies(case)]
-    taken += [chosen(op, case, "the model") for op in OPS if op.whole and op.applies(case)]
-    return Backends(name, where.type, str(kind)[6:], planned, training, tuple(taken), weights, precision)
+        given = f"precision={quote(precision)}, training={training}"
+        raise ValueError(f"precision is float8 with training=True, where a model trains with such matmuls, not {given}")
+    target = target_device(device)
+    torch_dtype = target_dtype(dtype, target)
+    tokens = model.max_length if length is None else length
+    paths = []
+    with torch.set_grad_enabled(training):
+        for side, layers in sides(model):
+            for layer, indices in layers.items():
+                case = Case(model, layer, side, target, torch_dtype, tokens, training, weights, precision)
+                where = spans(tuple(indices))
+                where = f"{side} {where}" if model.shape == "encoder-decoder" else where
+                paths += [path_of(op, case, where) for op in OPERATIONS if not op.whole_model and op.applies(case)]
+        paths += [path_of(op, case, "the model") for op in OPERATIONS if op.whole_model and op.applies(case)]
+    return Backends(name, target.type, str(torch_dtype)[6:], tokens, training, tuple(paths), weights, precision)
 
 
 def sides(model: ModelConfig) -> Iterator[tuple[Side, dict[Layer, list[int]]]]:
-    """The model's encoder and decoder, as far as it has them, each with its distinct layers and where they stand."""
+    """The model's encoder and decoder, as far as it has them, each with its distinct layers and their indices."""
     for side in cast(tuple[Side, ...], ("encoder", "decoder")):
         if model.shape in (side, "encoder-decoder"):
-            found: dict[Layer, list[int]] = {}
+            layers: dict[Layer, list[int]] = {}
             for index in range(model.depth(side)):
-                found.setdefault(model.layer(index), []).append(index)
-            yield side, found
+                layers.setdefault(model.layer(index), []).append(index)
+            yield side, layers
 
 
-def chosen(op: Op, case: Case, where: str) -> Taken:
-    """The first path of an operation that nothing speaks against."""
-    against: list[tuple[str, str]] = []
-    for route in op.routes:
-        why = route.why_not(case)
-        if why is None:
-            return Taken(where, op.name, route.name, tuple(against))
-        if against and against[-1][1] == why:
-            against[-1] = (f"{against[-1][0]} or {route.name}", why)
+def path_of(op: Operation, case: Case, where: str) -> OperationPath:
+    """The path an operation takes; neighboring paths that are not taken for the same reason are named together."""
+    path, reasons = op.table.explain(*op.args(case))
+    why_not: list[tuple[str, str]] = []
+    for other, reason in reasons.items():
+        if why_not and why_not[-1][1] == reason:
+            why_not[-1] = (f"{why_not[-1][0]} or {other}", reason)
         else:
-            against.append((route.name, why))
-    raise AssertionError(f"the last path of {op.name} must always apply")
+            why_not.append((other, reason))
+    return OperationPath(where, op.name, path, tuple(why_not))
 
 
-def device_named(device: torch.device | str | None) -> torch.device:
+def target_device(device: torch.device | str | None) -> torch.device:
+    """The device by name, without an index; by default a GPU where there is one."""
     if device is None:
         return resolve_device("auto")
     kind = device.type if isinstance(device, torch.device) else str(device).partition(":")[0]
@@ -157,7 +159,8 @@ def device_named(device: torch.device | str | None) -> torch.device:
     return torch.device(kind)
 
 
-def dtype_named(dtype: torch.dtype | str | None, device: torch.device) -> torch.dtype:
+def target_dtype(dtype: torch.dtype | str | None, device: torch.device) -> torch.dtype:
+    """The dtype by name; by default bfloat16 on a GPU and else float32."""
     if dtype is None:
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     name = str(dtype).removeprefix("torch.")

@@ -27,7 +27,7 @@ from phasor.kv_cache.protocol import EncoderOutput
 from phasor.kv_cache.slots import EMPTY, LayerCache, RingWrite, SlotLayout
 from phasor.nn.checks import check_attention_mask
 from phasor.nn.sequence import SequenceArgs, SequenceInfo, token_order
-from phasor.ops.attention.mask import Mask
+from phasor.ops.attention import Mask
 
 
 @dataclass(slots=True)
@@ -220,15 +220,15 @@ class KVCache:
             return Mask(aligned=False)  # the slots hold exactly the tokens that the query attends to
         new = torch.arange(seq.rows.shape[-1], device=device)[None] if real is None else real.cumsum(-1) - 1
         before = torch.tensor(write.before, device=device)
-        query_at = before[:, None] + new.clamp(min=0)
+        query_index = before[:, None] + new.clamp(min=0)
         if write.mode == "concat":
-            own = query_at if real is None else torch.where(real, query_at, EMPTY)
-            key_at = torch.cat((layout.token_index(before, write.used_before), own), dim=-1)
-            return replace(causal, query_at=query_at, key_at=key_at)
+            own = query_index if real is None else torch.where(real, query_index, EMPTY)
+            key_index = torch.cat((layout.token_index(before, write.used_before), own), dim=-1)
+            return replace(causal, query_index=query_index, key_index=key_index)
         if layout.window is not None:
             after = torch.tensor(write.after, device=device)
-            causal = replace(causal, key_at=layout.token_index(after, write.used_after))
-        return replace(causal, query_at=query_at)
+            causal = replace(causal, key_index=layout.token_index(after, write.used_after))
+        return replace(causal, query_index=query_index)
 
     def _check(self, seq: SequenceInfo, mask: Mask, after: list[int]) -> None:
         if max(after) > self.max_length and not self.endless:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from phasor.config import ModelConfig
 from phasor.nn.sequence import SequenceArgs, SequenceInfo
-from phasor.ops.attention.mask import Mask
+from phasor.ops.attention import Mask
 
 
 @dataclass

@@ -13,7 +13,7 @@ from torch import Tensor
 from phasor.kv_cache.dynamic import KVCache
 from phasor.kv_cache.slots import SlotLayout
 from phasor.nn.sequence import SequenceArgs, SequenceInfo
-from phasor.ops.attention.mask import Mask
+from phasor.ops.attention import Mask
 
 
 @dataclass
@@ -89,7 +89,7 @@ class StaticKVCache:
             ring = layout.sinks + (self.counts - layout.sinks) % layout.ring
             slot = torch.where(self.counts < layout.sinks, self.counts, ring)
             held = None if layout.window is None else layout.token_index(self.counts + 1, layout.slots)
-            causal = Mask(causal=True, query_at=self.counts[:, None], key_at=held)
+            causal = Mask(causal=True, query_index=self.counts[:, None], key_index=held)
             per_layout[layout] = causal, write_slot(table, slot, seq.rows.expand(len(slot), 1)), slot
         return [
             StaticLayerStep(*per_layout[layout], keys, values)

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from phasor.config import AttentionConfig, LayerNormConfig, ModelConfig
 from phasor.nn.norm import build_norm
 from phasor.nn.positions.base import Position
-from phasor.ops.attention.attention import ScoreMod, SinkQueries, attention, attention_ref
-from phasor.ops.attention.mask import Mask
+from phasor.ops.attention import Mask, ScoreMod, SinkQueries, attention, attention_ref
 from phasor.ops.rope import split_qkv
 
 
@@ -147,11 +146,11 @@ class Attention(nn.Module):
         score_mod = ScoreMod(
             scale=self.scale,
             softcap=self.config.softcap,
-            sinks=self.sinks,
+            sink_logits=self.sinks,
             bias=ctx.position.on_scores(ctx.prepared),
             query_positions=ctx.positions,
             key_positions=ctx.key_positions,
-            capped=sink_queries,
+            sink_queries=sink_queries,
             dropout=self.dropout if self.training else 0.0,
         )
         if ctx.weights is None:

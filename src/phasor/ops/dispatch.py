@@ -101,6 +101,23 @@ def eager_kernel_why_not(operation: str, x: Tensor) -> str | None:
     return None
 
 
+def needs_grad(*tensors: Tensor | None) -> bool:
+    """Whether autograd will differentiate what is computed from these tensors."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The dtype a tensor is computed in: that of autocast where it is on.
+
+    >>> with torch.autocast("cpu", torch.bfloat16):
+    ...     compute_dtype(torch.zeros(1))
+    torch.bfloat16
+    """
+    if x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type):
+        return torch.get_autocast_dtype(x.device.type)
+    return x.dtype
+
+
 def always(*args: Any) -> None:
     """No reason against a path: it supports every input."""
 

@@ -193,7 +193,7 @@ class Trainer:
 
         For each new shape cuDNN plans its attention anew, which takes longer than a step.
         """
-        kernels = sdpa_kernel(cudnn.OTHERS) if self.recipe.task == "translation" else nullcontext()
+        kernels = sdpa_kernel(cudnn.OTHER_BACKENDS) if self.recipe.task == "translation" else nullcontext()
         with autocast(self.recipe, self.device), kernels:
             yield
 

@@ -120,7 +120,7 @@ class TestCompany:
         with torch.no_grad():
             alone = [model(part[None], **given)[0] for part in batch.parts]
             for block in (512, 4):  # queries at a time: all at once, and windows, sinks and prefixes across blocks
-                with mock.patch("phasor.ops.attention.attention.BLOCK", block):
+                with mock.patch("phasor.ops.attention.blocks.BLOCK", block):
                     together = model(
                         batch.tokens, attention_mask=batch.attention_mask, document_ids=batch.document_ids, **given
                     )

@@ -3,9 +3,8 @@
 import pytest
 import torch
 from plain import EXACT, SINGLE, assert_same, normal, plain_attention, plain_norm, redraw
-from rules import CROSS, HEADS, ROWS, RULES, SCORES, TOKENS, compare, make_scoring, real_rows
+from rules import CROSS, HEADS, ROWS, RULES, SCORES, TOKENS, compare, make_score_mod, real_rows
 
-import phasor.ops.attention.attention as kernel
 from phasor.config import (
     AttentionConfig,
     LayerNormConfig,
@@ -14,15 +13,14 @@ from phasor.config import (
 from phasor.nn.attention import Attention, AttentionContext
 from phasor.nn.positions.base import Position
 from phasor.nn.record import Record
-from phasor.ops.attention.attention import ScoreMod, attention, attention_ref
-from phasor.ops.attention.mask import Mask
+from phasor.ops.attention import Mask, ScoreMod, attention, attention_ref, blocks
 from phasor.transformer import Transformer
 
 
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Sixteen queries at a time, so that 63 tokens are four blocks and the last is short."""
-    monkeypatch.setattr(kernel, "BLOCK", 16)
+    monkeypatch.setattr(blocks, "BLOCK", 16)
 
 
 @pytest.mark.parametrize("scores", SCORES)
@@ -60,11 +58,11 @@ def test_cross_attention(rule, scores):
 def test_attention_in_float32(rule, scores):
     rule, (h, groups) = RULES[rule], HEADS["grouped-query"]
     q, k, v = normal(ROWS, TOKENS, h, 60, seed=1), *(normal(ROWS, TOKENS, groups, 60, seed=s) for s in (2, 3))
-    scoring, bias = make_scoring(SCORES[scores], h, TOKENS, TOKENS)
+    score_mod, bias = make_score_mod(SCORES[scores], h, TOKENS, TOKENS)
     truth = plain_attention(
-        q, k, v, rule.seen(q.shape[1], k.shape[1]), scoring.scale, scoring.softcap, scoring.sinks, bias
+        q, k, v, rule.seen(q.shape[1], k.shape[1]), score_mod.scale, score_mod.softcap, score_mod.sink_logits, bias
     )
-    ours = attention(q.float(), k.float(), v.float(), Mask(**rule.fields), scoring)
+    ours = attention(q.float(), k.float(), v.float(), Mask(**rule.fields), score_mod)
     assert ours.dtype == torch.float32
     torch.testing.assert_close(real_rows(ours.double(), rule), real_rows(truth, rule), rtol=SINGLE, atol=SINGLE)
 
@@ -186,7 +184,7 @@ def test_model_hands_its_attention_the_right_rule(name, monkeypatch):
     for weights in record.attention:
         seen = (weights > 0)[real[:, None, :].expand(2, 4, 13)]
         assert torch.equal(seen, expected[:, None].expand(2, 4, 13, 13)[real[:, None, :].expand(2, 4, 13)])
-    monkeypatch.setattr(kernel, "BLOCK", 4)
+    monkeypatch.setattr(blocks, "BLOCK", 4)
     torch.testing.assert_close(model(tokens, **about)[real], logits[real], rtol=EXACT, atol=EXACT)
 
 
@@ -236,18 +234,18 @@ def test_dropout_acts_in_training_alone_and_follows_the_seed(place, experts):
 def test_blocked_training_repeats_its_dropout_in_the_backward_pass(softcap, monkeypatch):
     """Blocks are computed again for their gradients: what was dropped must be dropped again."""
     mask = Mask(causal=True, window=20)
-    scoring = ScoreMod(scale=0.3, softcap=softcap, dropout=0.4)
+    score_mod = ScoreMod(scale=0.3, softcap=softcap, dropout=0.4)
     q, k, v = (normal(2, TOKENS, 3, 5, seed=s).requires_grad_() for s in (1, 2, 3))
 
     def run():
         torch.manual_seed(4)
-        y = attention(q, k, v, mask, scoring)
+        y = attention(q, k, v, mask, score_mod)
         torch.manual_seed(5)  # what happens in between must not matter
         return y, *torch.autograd.grad((y * normal(*y.shape, seed=6)).sum(), (q, k, v))
 
     again = run()
     assert all(map(torch.equal, run(), again))
-    monkeypatch.setattr(kernel, "checkpoint", lambda f, *args, use_reentrant: f(*args))
+    monkeypatch.setattr(blocks, "checkpoint", lambda f, *args, use_reentrant: f(*args))
     for kept, recomputed in zip(run(), again, strict=True):
         torch.testing.assert_close(recomputed, kept, rtol=EXACT, atol=EXACT)
     undropped = attention(q, k, v, mask, ScoreMod(scale=0.3, softcap=softcap))

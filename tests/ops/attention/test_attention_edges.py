@@ -7,12 +7,9 @@ from rules import CROSS, HEADS, RULES, Rule, compare
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import phasor.ops.attention.attention as kernel
 from phasor import backends, preset
 from phasor.config import DropoutConfig
-from phasor.ops.attention import cudnn, large
-from phasor.ops.attention.attention import ScoreMod, attention, attention_ref
-from phasor.ops.attention.mask import Mask
+from phasor.ops.attention import Mask, ScoreMod, attention, attention_ref, blocks, cudnn, sdpa, split_large
 
 
 def anywhere(q):
@@ -22,16 +19,16 @@ def anywhere(q):
 @pytest.fixture
 def few_numbers(monkeypatch):
     """As if kernels counted to one head of one row, so that everything is taken in parts; gives the parts' sizes."""
-    monkeypatch.setattr(large, "MOST", 128 * 32)
-    monkeypatch.setattr(large, "matters", anywhere)
-    monkeypatch.setattr(kernel, "BLOCK", 16)
-    sizes, take = [], kernel.F.scaled_dot_product_attention
+    monkeypatch.setattr(split_large, "MAX_ELEMENTS", 128 * 32)
+    monkeypatch.setattr(split_large, "has_int32_kernels", anywhere)
+    monkeypatch.setattr(blocks, "BLOCK", 16)
+    sizes, take = [], sdpa.F.scaled_dot_product_attention
 
     def noted(q, k, *others, **options):
         sizes.append((q.shape[0], q.shape[1], k.shape[1]))
         return take(q, k, *others, **options)
 
-    monkeypatch.setattr(kernel.F, "scaled_dot_product_attention", noted)
+    monkeypatch.setattr(sdpa.F, "scaled_dot_product_attention", noted)
     return sizes
 
 
@@ -54,8 +51,8 @@ def test_cross_attention_in_parts(rule, few_numbers):
 
 @pytest.mark.parametrize("rule", ["causal", "attention_mask"])
 def test_parts_are_one_graph_to_the_compiler(rule, monkeypatch):
-    monkeypatch.setattr(large, "MOST", 128 * 32)
-    monkeypatch.setattr(large, "matters", anywhere)
+    monkeypatch.setattr(split_large, "MAX_ELEMENTS", 128 * 32)
+    monkeypatch.setattr(split_large, "has_int32_kernels", anywhere)
     torch.compiler.reset()
     compare(RULES[rule], "plain", "grouped-query", torch.compile(attention, backend="aot_eager", fullgraph=True))
 
@@ -70,7 +67,7 @@ def test_parts_and_their_gradients_lie_side_by_side(few_numbers):
         return y
 
     q, k, v = torch.randn(3, 1, 8, 6, 32).requires_grad_()
-    y = large.in_halves(attend, q, k, v)
+    y = split_large.attend_in_halves(attend, q, k, v)
     torch.autograd.grad(y, q, torch.randn(1, 6, 8, 32).transpose(1, 2))
     assert seen == [True] * 8
 
@@ -98,21 +95,21 @@ def test_parts_of_a_bias_alone(few_numbers):
 
 
 def test_what_is_scattered_too_far_is_gathered(monkeypatch):
-    monkeypatch.setattr(large, "MOST", 1 << 14)
-    monkeypatch.setattr(large, "matters", anywhere)
+    monkeypatch.setattr(split_large, "MAX_ELEMENTS", 1 << 14)
+    monkeypatch.setattr(split_large, "has_int32_kernels", anywhere)
     projected = normal(1, 96, 3, 2, 64).requires_grad_()
     q, k, v = projected.unbind(2)
-    assert not large.exceeds(q, k, v)
-    assert large.dense(q).is_contiguous()
+    assert not split_large.exceeds_int32(q, k, v)
+    assert split_large.make_dense(q).is_contiguous()
     assert not q.is_contiguous()
-    assert large.dense(q[:, :32]).stride() == q.stride()
-    layouts, take = [], kernel.F.scaled_dot_product_attention
+    assert split_large.make_dense(q[:, :32]).stride() == q.stride()
+    layouts, take = [], sdpa.F.scaled_dot_product_attention
 
     def noted(*heads, **options):
         layouts.extend(x.transpose(1, 2).is_contiguous() for x in heads)
         return take(*heads, **options)
 
-    monkeypatch.setattr(kernel.F, "scaled_dot_product_attention", noted)
+    monkeypatch.setattr(sdpa.F, "scaled_dot_product_attention", noted)
     y = attention(q, k, v, Mask(causal=True), ScoreMod(scale=0.25))
     assert layouts == [True] * 3
     truth = attention_ref(q, k, v, Mask(causal=True), ScoreMod(scale=0.25))[0]
@@ -138,15 +135,15 @@ def forced(q, k, causal):
 @pytest.mark.parametrize("heads", ["multi-head", "grouped-query"])
 @pytest.mark.parametrize("queries", [1, 63])
 def test_where_cudnn_overflows_torch_chooses_among_the_others(queries, heads, monkeypatch):
-    allowed, take = [], kernel.F.scaled_dot_product_attention
+    allowed, take = [], sdpa.F.scaled_dot_product_attention
 
     def noted(*args, **options):
         of = torch.backends.cuda
         allowed.append((of.cudnn_sdp_enabled(), of.flash_sdp_enabled(), of.math_sdp_enabled()))
         return take(*args, **options)
 
-    monkeypatch.setattr(cudnn, "misleads", forced)
-    monkeypatch.setattr(kernel.F, "scaled_dot_product_attention", noted)
+    monkeypatch.setattr(cudnn, "sdpa_may_overflow", forced)
+    monkeypatch.setattr(sdpa.F, "scaled_dot_product_attention", noted)
     rule = Rule(lambda r, i, j: True, aligned=False)
     compare(rule, "plain", heads, attention, queries=queries)
     with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]):
@@ -159,7 +156,7 @@ def test_where_cudnn_overflows_torch_chooses_among_the_others(queries, heads, mo
 
 
 def test_the_compiler_sees_that_torch_chooses_among_the_others(monkeypatch):
-    monkeypatch.setattr(cudnn, "misleads", forced)
+    monkeypatch.setattr(cudnn, "sdpa_may_overflow", forced)
     torch.compiler.reset()
     graphs, aot = [], torch._dynamo.lookup_backend("aot_eager")
 
@@ -185,14 +182,15 @@ def test_when_cudnn_overflows(monkeypatch):
             (704, 768, False, False), (1, 700, False, True),
         ):  # fmt: skip
             q, k = on_gpu(queries).transpose(1, 2), on_gpu(keys).transpose(1, 2)
-            assert cudnn.misleads(q, k, causal) == wrong
-        assert not cudnn.misleads(q.cpu(), k.cpu(), causal)
+            assert cudnn.sdpa_may_overflow(q, k, causal) == wrong
+        assert not cudnn.sdpa_may_overflow(q.cpu(), k.cpu(), causal)
         for tokens, training, causal, wrong in (
             (1088, True, False, True), (1088, True, True, False), (1152, True, False, False),
             (8256, False, False, False),
         ):  # fmt: skip
             q = on_gpu(tokens)
-            reason = cudnn.why_not(q, q, q, 0.0, training, causal)
+            q.requires_grad_(training)
+            reason = cudnn.why_not(q, q, q, Mask(causal=causal), ScoreMod(scale=1.0))
             assert (reason is not None) == wrong, reason
             assert reason is None or "overflow" in reason
 

@@ -11,10 +11,7 @@ from rules import CROSS, ROWS, RULES, TOKENS
 import phasor
 from phasor.nn.positions.t5.module import T5Bias
 from phasor.ops import dispatch
-from phasor.ops.attention import flash, intervals
-from phasor.ops.attention.attention import ScoreMod, attention, attention_ref
-from phasor.ops.attention.bias import DistanceBias
-from phasor.ops.attention.mask import Mask, full
+from phasor.ops.attention import DistanceBias, Mask, ScoreMod, attention, attention_ref, dense_mask, flash, intervals
 
 tiles = pytest.importorskip("phasor.ops.attention.flash_tiles")
 
@@ -65,7 +62,7 @@ OTHERS = {
     "chunk": (Mask(causal=True, offset=7), 5, 12),
     "chunk-window": (Mask(causal=True, offset=7, window=4), 5, 12),
     "chunk-window-sinks": (Mask(causal=True, offset=7, window=4, sink_tokens=2), 5, 12),
-    "rows-apart": (Mask(causal=True, query_at=torch.tensor([[3, 4, 5], [9, 10, 11]])), 3, 12),
+    "rows-apart": (Mask(causal=True, query_index=torch.tensor([[3, 4, 5], [9, 10, 11]])), 3, 12),
     "holes": (Mask(causal=True, key_mask=HOLES, order=HOLES.cumsum(1) - HOLES.long()), 10, 10),
     "holes-prefix": (
         Mask(causal=True, key_mask=HOLES, order=HOLES.cumsum(1) - HOLES.long(), prefix_length=torch.tensor([4, 3])),
@@ -88,7 +85,7 @@ def test_intervals_are_what_blocks_of_the_mask_are(name):
     mask, queries, keys = OTHERS[name]
     seen, truth = (
         seen_of(intervals.intervals(mask, queries, keys, DEVICE), keys, mask.key_mask),
-        full(mask, queries, keys, DEVICE),
+        dense_mask(mask, queries, keys, DEVICE),
     )
     real = torch.ones(1, queries).bool() if mask.key_mask is None else mask.key_mask
     seen, truth, real = torch.broadcast_tensors(seen, truth, real[:, :, None])
@@ -96,7 +93,7 @@ def test_intervals_are_what_blocks_of_the_mask_are(name):
 
 
 def test_slots_out_of_order_are_no_intervals():
-    mask = Mask(causal=True, query_at=torch.tensor([[4]]), key_at=torch.tensor([[4, 1, 2, 3]]))
+    mask = Mask(causal=True, query_index=torch.tensor([[4]]), key_index=torch.tensor([[4, 1, 2, 3]]))
     assert "order" in intervals.why_not(mask)
 
 
@@ -130,12 +127,12 @@ def table_of(heads, bidirectional, seed=5):
     return scheme
 
 
-def compare(mask, *, queries=37, keys=None, heads=(2, 1), width=16, rows=2, bias=None, at=None, **scoring):
+def compare(mask, *, queries=37, keys=None, heads=(2, 1), width=16, rows=2, bias=None, at=None, **score_mod):
     """Values and all gradients of the kernel in float32 against all scores at once in float64."""
     keys = keys or queries
     inputs = [normal(rows, queries, heads[0], width, seed=1)]
     inputs += [normal(rows, keys, heads[1], width, seed=s) for s in (2, 3)]
-    sinks = normal(heads[0], seed=4) if scoring.pop("sinks", False) else None
+    sinks = normal(heads[0], seed=4) if score_mod.pop("sinks", False) else None
     inputs += [] if sinks is None else [sinks]
     if at is None:
         at = torch.arange(queries)[None] + mask.offset, torch.arange(keys)[None]
@@ -151,16 +148,16 @@ def compare(mask, *, queries=37, keys=None, heads=(2, 1), width=16, rows=2, bias
             assert isinstance(given, DistanceBias)
         about = ScoreMod(
             scale=0.3,
-            sinks=None if sinks is None else own[3],
+            sink_logits=None if sinks is None else own[3],
             bias=given,
             query_positions=None if bias is None else at[0],
             key_positions=None if bias is None else at[1],
-            **scoring,
+            **score_mod,
         )
         if dtype == torch.float32:
             with dispatch.force_path("triton"):
                 assert flash.why_not(*own[:3], mask, about) is None
-                y = flash.flash(*own[:3], mask, about)
+                y = flash.flash_attention(*own[:3], mask, about)
         else:
             y = attention_ref(*own[:3], mask, about)[0]
         if mask.key_mask is not None and mask.aligned:
@@ -237,10 +234,10 @@ def test_kernel_of_cross_attention_whose_padding_sees_nothing():
         aligned=False,
     )
     q, k, v = (normal(2, n, 2, 16, dtype=torch.float32, seed=n).requires_grad_() for n in (18, 21, 21))
-    scoring = ScoreMod(scale=0.3)
+    score_mod = ScoreMod(scale=0.3)
     with dispatch.force_path("triton"):
-        y = flash.flash(q, k, v, mask, scoring)
-    truth = attention_ref(q.double(), k.double(), v.double(), mask, scoring)[0]
+        y = flash.flash_attention(q, k, v, mask, score_mod)
+    truth = attention_ref(q.double(), k.double(), v.double(), mask, score_mod)[0]
     seeing = torch.tensor([[True] * 18, [True] * 10 + [False] * 8])
     torch.testing.assert_close(y[seeing].double(), truth[seeing], rtol=SINGLE, atol=SINGLE)
     assert torch.equal(y[~seeing], torch.zeros_like(y[~seeing]))
@@ -255,7 +252,7 @@ def test_positions_with_gaps_and_far_along(bias):
     """Distances by position and not by index, exact at 2^40."""
     at = torch.arange(37)[None] * torch.tensor([[3], [1]]) + torch.tensor([[0], [2**40]])
     at[1, 20:] += 5
-    assert (intervals.shifts(Mask(causal=True), at, at) == intervals.CROOKED).all()
+    assert (intervals.shifts(Mask(causal=True), at, at) == intervals.NON_CONTIGUOUS).all()
     compare(Mask(causal=True), at=(at, at), bias=bias)
 
 
@@ -263,7 +260,7 @@ def test_shifts_tell_straight_rows():
     at = torch.arange(6)[None]
     assert intervals.shifts(Mask(causal=True), at, at).tolist() == [0]
     assert intervals.shifts(Mask(causal=True, offset=4), at[:, 4:] + 9, at + 9).tolist() == [4]
-    assert intervals.shifts(Mask(causal=True, offset=4), at[:, 4:] + 8, at + 9).tolist() == [intervals.CROOKED]
+    assert intervals.shifts(Mask(causal=True, offset=4), at[:, 4:] + 8, at + 9).tolist() == [intervals.NON_CONTIGUOUS]
     ids = torch.tensor([[0, 0, 0, 1, 1, 1]])
     restarted = torch.tensor([[0, 1, 2, 0, 1, 2]])
     packed = Mask(causal=True, query_document_ids=ids, key_document_ids=ids)
@@ -272,7 +269,7 @@ def test_shifts_tell_straight_rows():
     for attention_mask, straight in ((left, True), (hole, False)):
         order = attention_mask.cumsum(1) - attention_mask.long()
         found = intervals.shifts(Mask(causal=True, key_mask=attention_mask), order, order)
-        assert (found == 0).all() if straight else (found == intervals.CROOKED).all()
+        assert (found == 0).all() if straight else (found == intervals.NON_CONTIGUOUS).all()
 
 
 def test_views_of_a_fused_projection_and_gradients_of_any_stride():
@@ -291,11 +288,11 @@ def test_views_of_a_fused_projection_and_gradients_of_any_stride():
 def test_sixteen_bits_are_as_good_as_rounding_allows():
     """Half precision, since the interpreter cannot multiply bfloat16."""
     q, k, v = (normal(1, 40, heads, 24, seed=s).half() for s, heads in ((1, 2), (2, 1), (3, 1)))
-    mask, scoring = Mask(causal=True, window=20), ScoreMod(scale=0.2, softcap=5.0)
+    mask, score_mod = Mask(causal=True, window=20), ScoreMod(scale=0.2, softcap=5.0)
     with dispatch.force_path("triton"):
-        ours = attention(q, k, v, mask, scoring)
+        ours = attention(q, k, v, mask, score_mod)
     assert ours.dtype == torch.half
-    truth = attention_ref(q.double(), k.double(), v.double(), mask, scoring)[0]
+    truth = attention_ref(q.double(), k.double(), v.double(), mask, score_mod)[0]
     # Weights and outputs are rounded once each, to half a unit in the last of 11 bits; values are of size up to 3.
     torch.testing.assert_close(ours.double(), truth, rtol=0, atol=3 * 2.0**-12)
 
@@ -306,15 +303,15 @@ def test_where_the_kernel_does_not_serve_it_says_why():
     assert flash.why_not(q.cpu(), q, q, mask, plain) == "the tensors are not on a GPU"
     cases = {
         "dropped": ((q, q, q), ScoreMod(scale=1.0, dropout=0.1)),
-        "stated by distance": ((q, q, q), ScoreMod(scale=1.0, bias=lambda a, b: a)),
+        "DistanceBias": ((q, q, q), ScoreMod(scale=1.0, bias=lambda a, b: a)),
         "learned": ((q, q, q), ScoreMod(scale=1.0, bias=DistanceBias(slopes=torch.ones(2).requires_grad_()))),
         "float64": ((q.double(),) * 3, plain),
-        "one type": ((q, q.bfloat16(), q), plain),
+        "one dtype": ((q, q.bfloat16(), q), plain),
         "256 features": ((torch.zeros(1, 5, 2, 300),) * 3, plain),
     }
     with dispatch.force_path("triton"):
-        for word, (tensors, scoring) in cases.items():
-            assert word in flash.why_not(*tensors, mask, scoring)
+        for word, (tensors, score_mod) in cases.items():
+            assert word in flash.why_not(*tensors, mask, score_mod)
 
 
 def test_operation_is_one_that_torch_can_check_and_compile():

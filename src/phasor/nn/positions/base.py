@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from phasor.config import ModelConfig, PositionConfig
 from phasor.config.model import Side
 from phasor.nn.sequence import SequenceInfo
-from phasor.ops.attention.bias import Bias
+from phasor.ops.attention import Bias
 from phasor.ops.rope import split_qkv
 
 

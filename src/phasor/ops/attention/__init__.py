@@ -1,0 +1,21 @@
+"""Attention: one public function, its reference, and the description of masks and scores. Nothing imports Triton."""
+
+from __future__ import annotations
+
+from phasor.ops.attention.attention import ATTENTION, attention
+from phasor.ops.attention.bias import Bias, DistanceBias
+from phasor.ops.attention.mask import Mask, dense_mask
+from phasor.ops.attention.reference import attention_ref
+from phasor.ops.attention.score_mod import ScoreMod, SinkQueries
+
+__all__ = [
+    "ATTENTION",
+    "Bias",
+    "DistanceBias",
+    "Mask",
+    "ScoreMod",
+    "SinkQueries",
+    "attention",
+    "attention_ref",
+    "dense_mask",
+]

@@ -1,4 +1,4 @@
-"""What positions add to scores: any function of positions, or one of distance stated as data."""
+"""What positions add to scores: any function of positions, or a function of distance given as data."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ class DistanceBias:
     """A bias by distance, query position minus key position, as data that a kernel can read.
 
     Either `slopes`, `[H]`: minus slope times the distance to either side. Or a `table`, `[distances, H]`: its first
-    row is for the distance `lowest` and all below, its last for the last one and all beyond.
+    row is for the distance `min_distance` and all below, its last for the last one and all beyond.
 
     >>> import torch
-    >>> bias = DistanceBias(table=torch.tensor([[5.0], [6.0], [7.0]]), lowest=-1)
+    >>> bias = DistanceBias(table=torch.tensor([[5.0], [6.0], [7.0]]), min_distance=-1)
     >>> bias(torch.tensor([[2, 3]]), torch.tensor([[0, 2, 3, 9]])).tolist()
     [[[[7.0, 6.0, 5.0, 5.0], [7.0, 7.0, 6.0, 5.0]]]]
     """
 
     slopes: Tensor | None = None
     table: Tensor | None = None
-    lowest: int = 0
+    min_distance: int = 0
 
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
         distance = queries[:, :, None] - keys[:, None, :]
         if self.slopes is not None:
             return -self.slopes[:, None, None] * distance.abs()[:, None]
         assert self.table is not None
-        rows = distance.clamp(self.lowest, self.lowest + len(self.table) - 1) - self.lowest
+        rows = distance.clamp(self.min_distance, self.min_distance + len(self.table) - 1) - self.min_distance
         return embedding(rows, self.table).permute(0, 3, 1, 2)

@@ -1,81 +1,109 @@
-"""cuDNN's attention, the fastest there is on Hopper and Blackwell for long sequences.
+"""cuDNN's attention, the fastest on Hopper and Blackwell for long sequences.
 
-Torch prefers it by itself only from cuDNN 9.15.1 on. Before that it was wrong for lengths that 128 does not divide.
-Where all scores of a query are far below zero, it still makes gradients that are not numbers, of some lengths.
+Torch prefers it by itself only from cuDNN 9.15.1 on. Before that it was wrong for lengths that are no multiple of 128.
+Where all scores of a query are far below zero, its gradients are still NaN for some lengths.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from phasor.ops import dispatch
+from phasor.ops.attention import split_large
+from phasor.ops.attention.mask import Mask
+from phasor.ops.attention.score_mod import ScoreMod
+from phasor.ops.dispatch import compute_dtype, needs_grad
 
-# It plans anew for every shape, for tens of milliseconds. Shapes come again and again in training; prompts are all
-# different, and have to be this long for one plan to pay.
-LONG_TRAINING, LONG_PROMPT = 1024, 8192
-OTHERS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]  # what torch has beside it
+# cuDNN plans anew for every shape, for tens of milliseconds. Shapes recur in training; prompts are all different, and
+# have to be this long for one plan to pay.
+MIN_TRAINING_LENGTH, MIN_PROMPT_LENGTH = 1024, 8192
+OTHER_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-def why_not(q: Tensor, k: Tensor, v: Tensor, dropout: float, training: bool, causal: bool) -> str | None:
-    """Why cuDNN is not asked for by name, to attend to all keys or causally; None where it is.
+def why_not(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> str | None:
+    """Why cuDNN is not called directly, to attend to all keys or causally; None where it is.
 
-    >>> why_not(*torch.zeros(3, 1, 2048, 4, 64, dtype=torch.bfloat16), dropout=0.0, training=True, causal=True)
+    >>> qkv = torch.zeros(3, 1, 2048, 4, 64, dtype=torch.bfloat16)
+    >>> why_not(*qkv, Mask(causal=True), ScoreMod(scale=0.125))
     'the tensors are not on a GPU'
     """
     if not (q.is_cuda and k.is_cuda and v.is_cuda):
         return "the tensors are not on a GPU"
     if dispatch.forced_path() == "reference":
         return "the reference path is forced"
-    if not q.dtype == k.dtype == v.dtype or q.dtype not in (torch.bfloat16, torch.float16):
-        return "it computes in 16 bits"
-    if dropout > 0:
-        return "attention weights are dropped"
+    dtype, training = compute_dtype(q), needs_grad(q, k, v)
+    if not dtype == compute_dtype(k) == compute_dtype(v) or dtype not in (torch.bfloat16, torch.float16):
+        return "cuDNN computes in bfloat16 and float16"
+    if score_mod.dropout > 0:
+        return "attention weights are dropped out"
     if q.shape[-1] > 128 or q.shape[-1] % 8 or v.shape[-1] != q.shape[-1]:
-        return "a head has more than 128 features, or a number that 8 does not divide"
-    if min(q.shape[1], k.shape[1]) < (LONG_TRAINING if training else LONG_PROMPT):
+        return "a head has more than 128 features, or a number that is no multiple of 8"
+    if min(q.shape[1], k.shape[1]) < (MIN_TRAINING_LENGTH if training else MIN_PROMPT_LENGTH):
         return "the sequence is too short to plan for"
     ready, any_length = available()
     if not ready:
-        return "no device of Hopper's or Blackwell's kind is here, or cuDNN's attention is switched off"
+        return "there is no Hopper or Blackwell GPU, or cuDNN's attention is switched off"
     if not any_length and (q.shape[1] % 128 or k.shape[1] % 128):
-        return "before 9.15.1 it is wrong for lengths that 128 does not divide"
-    if training and overflows(q.shape[1], k.shape[1], causal):
-        return "its gradients may overflow where the keys are 64 more than a multiple of 128"
+        return "before 9.15.1 cuDNN is wrong for lengths that are no multiple of 128"
+    if training and gradients_may_overflow(q.shape[1], k.shape[1], mask.is_causal):
+        return "cuDNN's gradients may overflow where the number of keys is 64 more than a multiple of 128"
     return None
 
 
-def overflows(queries: int, keys: int, causal: bool) -> bool:
+def cudnn_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> Tensor:
+    """Queries `[B, Tq, H, D]` over keys and values `[B, Tk, K, D]` by cuDNN, causally or over all keys."""
+    training = needs_grad(q, k, v)
+    if training:
+        if split_large.exceeds_int32(q, k, v):
+            attend = partial(cudnn_attention, mask=mask, score_mod=score_mod)
+            return split_large.attend_in_halves(attend, q, k, v)
+        q, k, v = split_large.make_dense(q), split_large.make_dense(k), split_large.make_dense(v)
+    q, k, v = (x.to(compute_dtype(x)) for x in (q, k, v))
+    return call_cudnn(q, k, v, score_mod.scale, mask.is_causal, training)
+
+
+def call_cudnn(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, training: bool) -> Tensor:
+    """The call itself; heads that share keys and values read them without a copy."""
+    y = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), None, training, 0.0, causal, False, scale=scale
+    )[0]
+    return y.transpose(1, 2)
+
+
+def gradients_may_overflow(queries: int, keys: int, causal: bool) -> bool:
     """Whether gradients may be NaN where scores are far below zero.
 
-    The keys it adds to fill a tile of 128 have a score of 0 on the way back, whose weight is then beyond float32, if
-    half of the tile is real and no triangle hides the rest; or if there is one query.
+    The keys that pad a tile of 128 have a score of 0 in the backward pass, whose weight is then beyond float32, if half
+    of the tile is real and no causal mask hides the rest; or if there is one query.
 
-    >>> overflows(704, 704, causal=False), overflows(704, 704, causal=True), overflows(704, 700, causal=False)
-    (True, False, False)
+    >>> gradients_may_overflow(704, 704, causal=False), gradients_may_overflow(704, 704, causal=True)
+    (True, False)
     """
     return queries == 1 or (not causal and keys % 128 == 64)
 
 
-def misleads(q: Tensor, k: Tensor, causal: bool) -> bool:
-    """Whether torch might choose it for gradients that overflow, of queries `[B, H, Tq, D]` over `[B, K, Tk, D]`."""
-    return q.is_cuda and available()[0] and overflows(q.shape[2], k.shape[2], causal)
+def sdpa_may_overflow(q: Tensor, k: Tensor, causal: bool) -> bool:
+    """Whether SDPA might choose cuDNN where its gradients overflow, of queries `[B, H, Tq, D]` over `[B, K, Tk, D]`."""
+    return q.is_cuda and available()[0] and gradients_may_overflow(q.shape[2], k.shape[2], causal)
 
 
-def others() -> list[SDPBackend]:
-    """What torch may choose beside it."""
-    return [kernel for kernel, on in zip(OTHERS, enabled(), strict=True) if on] or [SDPBackend.MATH]
+def other_backends() -> list[SDPBackend]:
+    """The backends other than cuDNN that SDPA may choose."""
+    return [backend for backend, on in zip(OTHER_BACKENDS, backend_flags(), strict=True) if on] or [SDPBackend.MATH]
 
 
-def enabled() -> tuple[bool, ...]:
-    """Which of `OTHERS` are switched on."""
-    of = torch.backends.cuda
-    return of.flash_sdp_enabled(), of.mem_efficient_sdp_enabled(), of.math_sdp_enabled()
+def backend_flags() -> tuple[bool, ...]:
+    """Which of `OTHER_BACKENDS` are switched on."""
+    cuda = torch.backends.cuda
+    return cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()
 
 
 def available() -> tuple[bool, bool]:
-    """Whether cuDNN may attend on the present device, and whether to any number of tokens."""
+    """Whether cuDNN's attention can run on the current device, and whether for any number of tokens."""
     if not torch.cuda.is_available() or not torch.backends.cudnn.is_available():
         return False, False
     version = torch.backends.cudnn.version() or 0
@@ -86,12 +114,4 @@ def available() -> tuple[bool, bool]:
 
 # Constants to the compiler: what torch.compiler.assume_constant_result says, which would import all of it.
 available._dynamo_marked_constant = True  # type: ignore[attr-defined]
-enabled._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, training: bool) -> Tensor:
-    """Queries `[B, Tq, H, D]` over keys and values `[B, Tk, K, D]`, whose heads are shared without a copy."""
-    made = torch.ops.aten._scaled_dot_product_cudnn_attention(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), None, training, 0.0, causal, False, scale=scale
-    )
-    return made[0].transpose(1, 2)
+backend_flags._dynamo_marked_constant = True  # type: ignore[attr-defined]

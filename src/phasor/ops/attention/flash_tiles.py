@@ -1,4 +1,4 @@
-"""What the kernels of attention over intervals share: tiles, scores, and which keys a block of queries goes over."""
+"""What the kernels of attention over key intervals share: tile sizes, scores, and the keys a block visits."""
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from __future__ import annotations
@@ -9,67 +9,68 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from phasor.ops.attention.intervals import CROOKED
+from phasor.ops.attention import intervals
 
-NONE, SLOPES, TABLE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # kinds of bias
-NEVER = tl.constexpr(CROOKED)
+NO_BIAS, SLOPES, TABLE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # kinds of bias
+NON_CONTIGUOUS = tl.constexpr(intervals.NON_CONTIGUOUS)
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
 class Tiling(NamedTuple):
-    """Queries and keys of a tile, and how a program goes over them."""
+    """The queries and keys of a tile, and the launch options that go with them."""
 
-    queries: int
-    keys: int
-    warps: int
-    stages: int
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
 
 
-# By kernel and bytes of a number, then by the width of a head, a power of two.
+# By kernel and bytes per element, then by the features of a head, a power of two.
 TILINGS = {
     ("forward", 2): {64: Tiling(64, 64, 4, 3), 128: Tiling(64, 64, 4, 3), 256: Tiling(64, 32, 4, 3)},
     ("forward", 4): {64: Tiling(64, 32, 8, 2), 128: Tiling(32, 32, 8, 2), 256: Tiling(32, 32, 8, 1)},
-    ("queries", 2): {64: Tiling(64, 64, 4, 2), 128: Tiling(128, 64, 8, 3), 256: Tiling(64, 32, 8, 2)},
-    ("queries", 4): {64: Tiling(32, 32, 8, 2), 128: Tiling(32, 16, 8, 1), 256: Tiling(32, 16, 8, 1)},
-    ("keys", 2): {64: Tiling(64, 64, 4, 2), 128: Tiling(64, 128, 8, 3), 256: Tiling(32, 64, 8, 1)},
-    ("keys", 4): {64: Tiling(32, 32, 8, 2), 128: Tiling(16, 32, 8, 1), 256: Tiling(16, 16, 8, 1)},
+    ("dq", 2): {64: Tiling(64, 64, 4, 2), 128: Tiling(128, 64, 8, 3), 256: Tiling(64, 32, 8, 2)},
+    ("dq", 4): {64: Tiling(32, 32, 8, 2), 128: Tiling(32, 16, 8, 1), 256: Tiling(32, 16, 8, 1)},
+    ("dkdv", 2): {64: Tiling(64, 64, 4, 2), 128: Tiling(64, 128, 8, 3), 256: Tiling(32, 64, 8, 1)},
+    ("dkdv", 4): {64: Tiling(32, 32, 8, 2), 128: Tiling(16, 32, 8, 1), 256: Tiling(16, 16, 8, 1)},
 }
 
 
 def tiling(kernel: str, q: Tensor) -> Tiling:
-    """The tiling of the `"forward"` kernel, or of the backward ones by `"queries"` and by `"keys"`."""
-    return TILINGS[kernel, q.element_size()][max(64, width_of(q))]
+    """The tiling of the `"forward"`, `"dq"` or `"dkdv"` kernel."""
+    return TILINGS[kernel, q.element_size()][max(64, block_d(q))]
 
 
-def width_of(q: Tensor) -> int:
+def block_d(q: Tensor) -> int:
     """The features of a head as a tile has them: a power of two."""
     return max(16, int(triton.next_power_of_2(q.shape[-1])))
 
 
-def settings(kernel: str, q: Tensor) -> dict[str, Any]:
-    """A tiling as the arguments of a launch."""
-    chosen = tiling(kernel, q)
-    return {"M": chosen.queries, "N": chosen.keys, "num_warps": chosen.warps, "num_stages": chosen.stages}
+def launch_options(kernel: str, q: Tensor) -> dict[str, Any]:
+    """A tiling as arguments of a launch."""
+    block_m, block_n, num_warps, num_stages = tiling(kernel, q)
+    return {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": num_warps, "num_stages": num_stages}
 
 
 @triton.jit
-def load_tile(base, start, stride, limit, ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, ALL: tl.constexpr):
-    """`[ROWS, D]` from row `start` on; zeros past `limit` rows, unless ALL are there, and past WIDTH features."""
-    row, column = tl.arange(0, ROWS), tl.arange(0, D)
-    at = base + tl.cast(start, tl.int64) * stride + row[:, None] * stride + column[None, :]
-    if ALL and D == WIDTH:
-        return tl.load(at)
-    elif ALL:
-        return tl.load(at, mask=column[None, :] < WIDTH, other=0.0)
+def load_tile(ptr, start, stride, limit, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
+              IN_RANGE: tl.constexpr):  # fmt: skip
+    """`[BLOCK, BLOCK_D]` from row `start` on; zeros past `limit` rows, unless all are IN_RANGE, and past HEAD_DIM."""
+    offs_m, offs_d = tl.arange(0, BLOCK), tl.arange(0, BLOCK_D)
+    ptrs = ptr + tl.cast(start, tl.int64) * stride + offs_m[:, None] * stride + offs_d[None, :]
+    if IN_RANGE and BLOCK_D == HEAD_DIM:
+        return tl.load(ptrs)
+    elif IN_RANGE:
+        return tl.load(ptrs, mask=offs_d[None, :] < HEAD_DIM, other=0.0)
     else:
-        return tl.load(at, mask=(start + row < limit)[:, None] & (column[None, :] < WIDTH), other=0.0)
+        return tl.load(ptrs, mask=(start + offs_m < limit)[:, None] & (offs_d[None, :] < HEAD_DIM), other=0.0)
 
 
 @triton.jit
-def load_positions(at, start, limit, origin, COUNT: tl.constexpr, BIAS: tl.constexpr):
-    """Positions counted from `origin`: as floats for slopes, as whole numbers for a table."""
-    row = start + tl.arange(0, COUNT)
-    position = tl.load(at + row, mask=row < limit, other=0) - origin
+def load_positions(ptr, start, limit, origin, BLOCK: tl.constexpr, BIAS: tl.constexpr):
+    """Positions relative to `origin`: as floats for slopes, as integers for a table."""
+    offs = start + tl.arange(0, BLOCK)
+    position = tl.load(ptr + offs, mask=offs < limit, other=0) - origin
     if BIAS == SLOPES:
         return position.to(tl.float32)
     else:
@@ -77,102 +78,106 @@ def load_positions(at, start, limit, origin, COUNT: tl.constexpr, BIAS: tl.const
 
 
 @triton.jit
-def scores(products, distance, slope, table, lowest, entries, far, scale, softcap,
-           BIAS: tl.constexpr, SOFTCAP: tl.constexpr, NEAR: tl.constexpr):  # fmt: skip
-    """Scores as powers of two, the hyperbolic tangent of a soft-cap, and where NEAR the entry in a table."""
-    tangent = products
-    if SOFTCAP:
-        tangent = 1.0 - 2.0 / (1.0 + tl.exp2(products * (2.0 * LOG2E * scale / softcap)))
-        score = tangent * (softcap * LOG2E)
+def score_tile(qk, distance, slope, table_ptr, min_distance, num_distances, far_bias, scale, softcap,
+               BIAS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, USE_TABLE: tl.constexpr):  # fmt: skip
+    """Scores to base 2, the tanh of a soft-cap, and with USE_TABLE the entry of the bias table."""
+    tanh = qk
+    if HAS_SOFTCAP:
+        tanh = 1.0 - 2.0 / (1.0 + tl.exp2(qk * (2.0 * LOG2E * scale / softcap)))
+        scores = tanh * (softcap * LOG2E)
     else:
-        score = products * (scale * LOG2E)
+        scores = qk * (scale * LOG2E)
     entry = distance
     if BIAS == SLOPES:
-        score -= slope * tl.abs(distance)
+        scores -= slope * tl.abs(distance)
     elif BIAS == TABLE:
-        if NEAR:
-            entry = tl.minimum(tl.maximum(distance - lowest, 0), entries - 1)
-            score += tl.load(table + entry)
+        if USE_TABLE:
+            entry = tl.minimum(tl.maximum(distance - min_distance, 0), num_distances - 1)
+            scores += tl.load(table_ptr + entry)
         else:
-            score += far
-    return score, tangent, entry
+            scores += far_bias
+    return scores, tanh, entry
 
 
 @triton.jit
-def seen_keys(column, keys, first, last, begin, end, real, BESIDE: tl.constexpr, PADDED: tl.constexpr):  # fmt: skip
-    """Who sees whom in a tile, of bounds and of keys that are broadcast against each other."""
-    seen = (column >= first) & (column <= last)
-    if BESIDE:
-        seen |= (column >= begin) & (column <= end)
-    if PADDED:
-        seen &= tl.load(real + column, mask=column < keys, other=0) != 0
-    return seen & (column < keys)
+def visible_keys(offs_n, num_keys, first_key, last_key, first_key2, last_key2, key_mask_ptr,
+                 TWO_INTERVALS: tl.constexpr, HAS_KEY_MASK: tl.constexpr):  # fmt: skip
+    """Which keys are visible in a tile; bounds and keys are broadcast against each other."""
+    visible = (offs_n >= first_key) & (offs_n <= last_key)
+    if TWO_INTERVALS:
+        visible |= (offs_n >= first_key2) & (offs_n <= last_key2)
+    if HAS_KEY_MASK:
+        visible &= tl.load(key_mask_ptr + offs_n, mask=offs_n < num_keys, other=0) != 0
+    return visible & (offs_n < num_keys)
 
 
 @triton.jit
-def down(x, N: tl.constexpr):
-    """The multiple of N at or below a number, at least zero."""
-    return tl.maximum(x, 0) // N * N
+def round_down(x, BLOCK: tl.constexpr):
+    """The multiple of BLOCK at or below x, at least zero."""
+    return tl.maximum(x, 0) // BLOCK * BLOCK
 
 
 @triton.jit
-def up(x, N: tl.constexpr):
-    """The multiple of N at or above a number, at least zero."""
-    return (tl.maximum(x, 0) + N - 1) // N * N
+def round_up(x, BLOCK: tl.constexpr):
+    """The multiple of BLOCK at or above x, at least zero."""
+    return (tl.maximum(x, 0) + BLOCK - 1) // BLOCK * BLOCK
 
 
 @triton.jit
-def within(x, low, high):
+def clamp(x, low, high):
+    """x, at least low and at most high."""
     return tl.minimum(tl.maximum(x, low), high)
 
 
 @triton.jit
-def key_segments(bounds, row, there, queries, keys, shift, lowest, entries,
-                 N: tl.constexpr, BIAS: tl.constexpr, BESIDE: tl.constexpr):  # fmt: skip
-    """The bounds of a block's queries, and which keys it goes over, in multiples of N.
+def key_segments(bounds_ptr, offs_m, valid_m, num_queries, num_keys, shift, min_distance, num_distances,
+                 BLOCK_N: tl.constexpr, BIAS: tl.constexpr, TWO_INTERVALS: tl.constexpr):  # fmt: skip
+    """The bounds of a block's queries, and the keys it visits, in multiples of BLOCK_N.
 
-    Two segments are gone over the quick way and four carefully; of each, where it starts and how many tiles it has.
+    There are two unmasked and four masked segments, each given by its start and its number of tiles.
     """
-    first = tl.load(bounds + row, mask=there, other=0)
-    last = tl.load(bounds + queries + row, mask=there, other=-1)
-    low = down(tl.min(tl.where(there, first, keys)), N)
-    high = tl.maximum(up(tl.minimum(tl.max(last) + 1, keys), N), low)
-    begin, end, beside, beside_tiles = first, last, low, low * 0
-    if BESIDE:
-        begin = tl.load(bounds + 2 * queries + row, mask=there, other=0)
-        end = tl.load(bounds + 3 * queries + row, mask=there, other=-1)
-        beside = down(tl.min(tl.where(there, begin, keys)), N)
-        beside_to = tl.maximum(up(tl.minimum(tl.max(end) + 1, keys), N), beside)
-        joined = (beside_to > beside) & (beside_to > low) & (beside < high)
-        low = tl.where(joined, tl.minimum(low, beside), low)
-        high = tl.where(joined, tl.maximum(high, beside_to), high)
-        beside_tiles = tl.where(joined, 0, (beside_to - beside) // N)
-    inner = within(up(tl.max(tl.where(there, first, 0)), N), low, high)
-    outer = within(down(tl.min(tl.where(there, last, keys)) + 1, N), inner, high)
+    first_key = tl.load(bounds_ptr + offs_m, mask=valid_m, other=0)
+    last_key = tl.load(bounds_ptr + num_queries + offs_m, mask=valid_m, other=-1)
+    low = round_down(tl.min(tl.where(valid_m, first_key, num_keys)), BLOCK_N)
+    high = tl.maximum(round_up(tl.minimum(tl.max(last_key) + 1, num_keys), BLOCK_N), low)
+    first_key2, last_key2, second, second_tiles = first_key, last_key, low, low * 0
+    if TWO_INTERVALS:
+        first_key2 = tl.load(bounds_ptr + 2 * num_queries + offs_m, mask=valid_m, other=0)
+        last_key2 = tl.load(bounds_ptr + 3 * num_queries + offs_m, mask=valid_m, other=-1)
+        second = round_down(tl.min(tl.where(valid_m, first_key2, num_keys)), BLOCK_N)
+        second_end = tl.maximum(round_up(tl.minimum(tl.max(last_key2) + 1, num_keys), BLOCK_N), second)
+        joined = (second_end > second) & (second_end > low) & (second < high)
+        low = tl.where(joined, tl.minimum(low, second), low)
+        high = tl.where(joined, tl.maximum(high, second_end), high)
+        second_tiles = tl.where(joined, 0, (second_end - second) // BLOCK_N)
+    inner = clamp(round_up(tl.max(tl.where(valid_m, first_key, 0)), BLOCK_N), low, high)
+    outer = clamp(round_down(tl.min(tl.where(valid_m, last_key, num_keys)) + 1, BLOCK_N), inner, high)
     near, ahead = outer, outer
-    if BIAS == TABLE:  # between them the table is needed, outside one number does
-        near = within(down(tl.min(row) + shift - (lowest + entries - 1) + 1, N), inner, outer)
-        ahead = within(up(tl.max(row) + shift - lowest, N), near, outer)
-        near = tl.where(shift == NEVER, inner, near)
-        ahead = tl.where(shift == NEVER, outer, ahead)
-    quick = (inner, (near - inner) // N, ahead, (outer - ahead) // N)
-    careful = (beside, beside_tiles, low, (inner - low) // N, near, (ahead - near) // N, outer, (high - outer) // N)
-    return first, last, begin, end, quick, careful
+    if BIAS == TABLE:  # between them the table is needed, outside one entry does
+        max_distance = min_distance + num_distances - 1
+        near = clamp(round_down(tl.min(offs_m) + shift - max_distance + 1, BLOCK_N), inner, outer)
+        ahead = clamp(round_up(tl.max(offs_m) + shift - min_distance, BLOCK_N), near, outer)
+        near = tl.where(shift == NON_CONTIGUOUS, inner, near)
+        ahead = tl.where(shift == NON_CONTIGUOUS, outer, ahead)
+    unmasked = (inner, (near - inner) // BLOCK_N, ahead, (outer - ahead) // BLOCK_N)
+    masked = (second, second_tiles, low, (inner - low) // BLOCK_N, near, (ahead - near) // BLOCK_N,
+              outer, (high - outer) // BLOCK_N)  # fmt: skip
+    return first_key, last_key, first_key2, last_key2, unmasked, masked
 
 
 @triton.jit
-def quick_start(t, quick, STEP: tl.constexpr, BIAS: tl.constexpr):
-    """Where tile number `t` of the quick segments starts; only a table has a second one."""
-    start = quick[0] + t * STEP
+def unmasked_start(t, unmasked, BLOCK: tl.constexpr, BIAS: tl.constexpr):
+    """Where tile number `t` of the unmasked segments starts; only a table has a second one."""
+    start = unmasked[0] + t * BLOCK
     if BIAS == TABLE:
-        start = tl.where(t < quick[1], start, quick[2] + (t - quick[1]) * STEP)
+        start = tl.where(t < unmasked[1], start, unmasked[2] + (t - unmasked[1]) * BLOCK)
     return start
 
 
 @triton.jit
-def careful_start(t, careful, STEP: tl.constexpr):
-    """Where tile number `t` of the careful segments starts."""
-    a, b, c = careful[1], careful[1] + careful[3], careful[1] + careful[3] + careful[5]
-    start = tl.where(t < c, careful[4] + (t - b) * STEP, careful[6] + (t - c) * STEP)
-    start = tl.where(t < b, careful[2] + (t - a) * STEP, start)
-    return tl.where(t < a, careful[0] + t * STEP, start)
+def masked_start(t, masked, BLOCK: tl.constexpr):
+    """Where tile number `t` of the masked segments starts."""
+    a, b, c = masked[1], masked[1] + masked[3], masked[1] + masked[3] + masked[5]
+    start = tl.where(t < c, masked[4] + (t - b) * BLOCK, masked[6] + (t - c) * BLOCK)
+    start = tl.where(t < b, masked[2] + (t - a) * BLOCK, start)
+    return tl.where(t < a, masked[0] + t * BLOCK, start)

@@ -1,7 +1,7 @@
-"""A mask as intervals: for each query the first and the last key it sees, which is all a kernel needs of the rule.
+"""A mask as intervals: for each query the first and the last key it sees, which is all a kernel needs of the mask.
 
-Sink tokens and prefixes that a window leaves behind are a second interval. Padding between real tokens stays a
-property of the keys. Everything is made on the device from whole rows, without looking at a value from the host.
+Sink tokens and prefixes outside of a window are a second interval. Padding between real tokens stays a property of the
+keys. Everything is computed on the device from whole rows, without reading a value on the host.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from phasor.ops.attention.mask import Mask
 
-CROOKED = -(1 << 30)  # the shift of rows where positions do not go with the index
+NON_CONTIGUOUS = -(1 << 30)  # the shift of rows whose positions do not increase with the index
 
 
 def why_not(mask: Mask) -> str | None:
@@ -20,7 +20,7 @@ def why_not(mask: Mask) -> str | None:
     >>> why_not(Mask(causal=True, window=3)) is None
     True
     """
-    if mask.key_at is not None:
+    if mask.key_index is not None:
         return "the cache's slots do not hold the keys in order"
     return None
 
@@ -37,32 +37,32 @@ def intervals(mask: Mask, queries: int, keys: int, device: torch.device) -> Tens
     end = begin + keys - 1
     if not mask.aligned:
         if mask.key_document_ids is not None and mask.query_document_ids is not None:
-            begin, end = documents_across(mask.query_document_ids, mask.key_document_ids)
-        first, last, beside = *real_ends(mask.key_mask, begin, end), None
+            begin, end = cross_document_bounds(mask.query_document_ids, mask.key_document_ids)
+        first, last, extra = *trim_padding(mask.key_mask, begin, end), None
     else:
-        row = rows(mask, queries, device)
+        row = query_indices(mask, queries, device)
         if mask.key_document_ids is not None:
-            begin, end = (x.gather(1, row.expand(len(x), -1)) for x in document_ends(mask.key_document_ids))
+            begin, end = (x.gather(1, row.expand(len(x), -1)) for x in document_bounds(mask.key_document_ids))
         first, last = begin, end
         if mask.window is not None:
             first = first.maximum(row - mask.window + 1)
             last = last if mask.causal else last.minimum(row + mask.window - 1)
         last = last.minimum(row) if mask.causal else last
-        beside = beside_window(mask, row, begin, end)
-        if beside is not None and mask.window is None:
-            last, beside = last.maximum(beside), None
-        first, last = real_ends(mask.key_mask, first, last)
-    bounds = [first, last] if beside is None else [first, last, begin, beside]
+        extra = extra_interval_end(mask, row, begin, end)
+        if extra is not None and mask.window is None:
+            last, extra = last.maximum(extra), None
+        first, last = trim_padding(mask.key_mask, first, last)
+    bounds = [first, last] if extra is None else [first, last, begin, extra]
     return torch.stack(torch.broadcast_tensors(*bounds), dim=1).to(torch.int32)
 
 
-def rows(mask: Mask, queries: int, device: torch.device) -> Tensor:
+def query_indices(mask: Mask, queries: int, device: torch.device) -> Tensor:
     """The index of each query among the keys, `[B or 1, Tq]`."""
-    return torch.arange(queries, device=device)[None] + mask.offset if mask.query_at is None else mask.query_at
+    return torch.arange(queries, device=device)[None] + mask.offset if mask.query_index is None else mask.query_index
 
 
-def document_ends(document_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """The first and the last index of each token's document, whose tokens stand together; `[B, T]` both."""
+def document_bounds(document_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """The first and the last index of each token's document, whose tokens are contiguous; `[B, T]` both."""
     index = torch.arange(document_ids.shape[1], device=document_ids.device).expand_as(document_ids)
     starts = torch.ones_like(document_ids, dtype=torch.bool)
     starts[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
@@ -73,17 +73,17 @@ def document_ends(document_ids: Tensor) -> tuple[Tensor, Tensor]:
     return first, last
 
 
-def documents_across(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+def cross_document_bounds(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     """The first and the last key of each query's document in another sequence; an empty interval where it has none."""
-    ids, places = keys.to(torch.int64).sort(dim=1, stable=True)
-    wanted = queries.to(torch.int64)
-    left, right = torch.searchsorted(ids, wanted), torch.searchsorted(ids, wanted, right=True)
-    first = places.gather(1, left.clamp(max=keys.shape[1] - 1))
-    last = places.gather(1, (right - 1).clamp(min=0))
+    ids, indices = keys.to(torch.int64).sort(dim=1, stable=True)
+    queries = queries.to(torch.int64)
+    left, right = torch.searchsorted(ids, queries), torch.searchsorted(ids, queries, right=True)
+    first = indices.gather(1, left.clamp(max=keys.shape[1] - 1))
+    last = indices.gather(1, (right - 1).clamp(min=0))
     return torch.where(right > left, first, keys.shape[1]), torch.where(right > left, last, -1)
 
 
-def real_ends(attention_mask: Tensor | None, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+def trim_padding(attention_mask: Tensor | None, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
     """Intervals without the padding at the ends of a row."""
     if attention_mask is None:
         return first, last
@@ -93,19 +93,19 @@ def real_ends(attention_mask: Tensor | None, first: Tensor, last: Tensor) -> tup
     return first.maximum(lowest), last.minimum(highest)
 
 
-def beside_window(mask: Mask, row: Tensor, begin: Tensor, end: Tensor) -> Tensor | None:
-    """The last key that is seen for being a sink token or in the prefix; such keys begin where the document does."""
+def extra_interval_end(mask: Mask, row: Tensor, begin: Tensor, end: Tensor) -> Tensor | None:
+    """The last key that is visible as a sink token or part of the prefix; such keys begin where the document does."""
     last = None
     if mask.window is not None and mask.sink_tokens:
-        last = counted(mask.order, mask.sink_tokens, begin, end)
+        last = last_of_first_tokens(mask.order, mask.sink_tokens, begin, end)
         last = last.minimum(row) if mask.causal else last
     if mask.prefix_length is not None and (mask.causal or mask.window is not None):
-        prefix_length = counted(mask.order, mask.prefix_length[:, None], begin, end)
+        prefix_length = last_of_first_tokens(mask.order, mask.prefix_length[:, None], begin, end)
         last = prefix_length if last is None else last.maximum(prefix_length)
     return last
 
 
-def counted(order: Tensor | None, count: int | Tensor, begin: Tensor, end: Tensor) -> Tensor:
+def last_of_first_tokens(order: Tensor | None, count: int | Tensor, begin: Tensor, end: Tensor) -> Tensor:
     """The index of the last token that has fewer than `count` real ones before it, in documents from begin to end."""
     if order is None:
         return begin + count - 1
@@ -116,33 +116,33 @@ def counted(order: Tensor | None, count: int | Tensor, begin: Tensor, end: Tenso
 
 
 def shifts(mask: Mask, query_positions: Tensor, key_positions: Tensor) -> Tensor:
-    """A number a row, int32 `[B or 1]`: the distance of a query and a key it sees is `query + shift - key`, by place.
+    """One integer per row, int32 `[B or 1]`: a query and a key it sees are `query + shift - key` apart, by index.
 
-    It is `CROOKED` for rows where that does not hold: positions with gaps, padding between real tokens.
+    It is `NON_CONTIGUOUS` for rows where that does not hold: positions with gaps, padding between real tokens.
 
-    >>> at = torch.tensor([[7, 8, 9], [0, 1, 3]])
-    >>> (shifts(Mask(causal=True), at, at) == CROOKED).tolist()
+    >>> positions = torch.tensor([[7, 8, 9], [0, 1, 3]])
+    >>> (shifts(Mask(causal=True), positions, positions) == NON_CONTIGUOUS).tolist()
     [False, True]
     """
     device = key_positions.device
     if not mask.aligned:
-        return torch.full((1,), CROOKED, dtype=torch.int32, device=device)
-    row = rows(mask, query_positions.shape[1], device)
+        return torch.full((1,), NON_CONTIGUOUS, dtype=torch.int32, device=device)
+    row = query_indices(mask, query_positions.shape[1], device)
     index = torch.arange(key_positions.shape[1], device=device)[None]
-    ahead, before = key_positions - index, (index - 1).clamp(min=0)
-    apart = torch.zeros_like(index, dtype=torch.bool)  # from the token before: nothing sees both
+    lead, before = key_positions - index, (index - 1).clamp(min=0)
+    separate = torch.zeros_like(index, dtype=torch.bool)  # from the token before: no query sees both
     if mask.key_mask is not None:
-        before = picked(torch.where(mask.key_mask, index, 0).cummax(1).values, before)  # the last real one
-        apart = ~(mask.key_mask & picked(mask.key_mask, before))
+        before = gather_rows(torch.where(mask.key_mask, index, 0).cummax(1).values, before)  # the last real one
+        separate = ~(mask.key_mask & gather_rows(mask.key_mask, before))
     if mask.key_document_ids is not None:
-        apart = apart | (mask.key_document_ids != picked(mask.key_document_ids, before))
-    steady = ((ahead == picked(ahead, before)) | apart).all(1)
+        separate = separate | (mask.key_document_ids != gather_rows(mask.key_document_ids, before))
+    steady = ((lead == gather_rows(lead, before)) | separate).all(1)
     even = (row - row[:, :1] == torch.arange(row.shape[1], device=device)).all(1)
-    own = (query_positions == picked(key_positions, row)).all(1)
-    return torch.where(steady & even & own, row[:, 0], CROOKED).to(torch.int32)
+    own = (query_positions == gather_rows(key_positions, row)).all(1)
+    return torch.where(steady & even & own, row[:, 0], NON_CONTIGUOUS).to(torch.int32)
 
 
-def picked(x: Tensor, index: Tensor) -> Tensor:
+def gather_rows(x: Tensor, index: Tensor) -> Tensor:
     """The entries of each row at some indices; either may have one row for all."""
     rows = max(len(x), len(index))
     return x.expand(rows, -1).gather(1, index.expand(rows, -1))
@@ -158,20 +158,23 @@ def query_ranges(bounds: Tensor, keys: int, block: int) -> Tensor:
     low = torch.arange(0, keys, block, dtype=torch.int32, device=bounds.device)
     high = (low + block - 1).clamp(max=keys - 1)
     first, last = bounds[:, 0], bounds[:, 1]
-    start, stop = reaching(first, last, low, high)
+    start, stop = reaching_queries(first, last, low, high)
     if bounds.shape[1] == 4:
-        begin, end = reaching(bounds[:, 2], bounds[:, 3], low, high)
+        begin, end = reaching_queries(bounds[:, 2], bounds[:, 3], low, high)
         touched = begin < end
         start, stop = torch.where(touched, start.minimum(begin), start), torch.where(touched, stop.maximum(end), stop)
-    whole_from = searched(last.flip(1).cummin(1).values.flip(1), high)
-    whole_to = searched(first.cummax(1).values, low, right=True)
+    whole_from = search_rows(last.flip(1).cummin(1).values.flip(1), high)
+    whole_to = search_rows(first.cummax(1).values, low, right=True)
     return torch.stack((start, stop, whole_from, whole_to), dim=-1).to(torch.int32)
 
 
-def reaching(first: Tensor, last: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+def reaching_queries(first: Tensor, last: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     """From which query to which intervals may reach a block of keys from `low` to `high`."""
-    return searched(last.cummax(1).values, low), searched(first.flip(1).cummin(1).values.flip(1), high, right=True)
+    return search_rows(last.cummax(1).values, low), search_rows(
+        first.flip(1).cummin(1).values.flip(1), high, right=True
+    )
 
 
-def searched(rising: Tensor, values: Tensor, right: bool = False) -> Tensor:
+def search_rows(rising: Tensor, values: Tensor, right: bool = False) -> Tensor:
+    """`torch.searchsorted` of the same values in every row."""
     return torch.searchsorted(rising.contiguous(), values.expand(len(rising), -1).contiguous(), right=right)

@@ -1,4 +1,4 @@
-"""Which keys a query sees, kept as a rule. The rule is turned into a mask only for one block at a time."""
+"""Which keys a query sees, kept as a rule: a mask tensor is made only for one block at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,11 @@ class Mask:
     (None where it is the index) counts the real tokens of each document. In cross-attention (`aligned`
     False) queries and keys are different sequences: only documents and padding apply.
 
-    With a cache there are more keys than queries: `offset` is the first query's index where the keys stand in
-    order, and otherwise `query_at` and `key_at` give the index of each, `[B or 1, ...]`.
+    With a cache there are more keys than queries: `offset` is the first query's index where the keys are in order,
+    and otherwise `query_index` and `key_index` give the index of each, `[B or 1, ...]`.
+
+    >>> Mask(causal=True, window=2).block(torch.arange(3), torch.arange(3))[0].int().tolist()
+    [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
     """
 
     causal: bool = False
@@ -36,12 +39,12 @@ class Mask:
     order: Tensor | None = None
     aligned: bool = True
     offset: int = 0
-    query_at: Tensor | None = None
-    key_at: Tensor | None = None
+    query_index: Tensor | None = None
+    key_index: Tensor | None = None
     memo: dict[str, tuple[tuple[Any, ...], Any]] = field(default_factory=dict, init=False, compare=False, repr=False)
 
-    def narrowed(self, window: int | None, sink_tokens: int) -> Mask:
-        """The same rule with a layer's own window."""
+    def with_window(self, window: int | None, sink_tokens: int) -> Mask:
+        """This mask with a layer's own window."""
         if window is None or not self.aligned:
             return self
         return replace(self, window=window, sink_tokens=sink_tokens)
@@ -52,18 +55,28 @@ class Mask:
             self.prefix_length is None
             and self.key_mask is None
             and self.key_document_ids is None
-            and self.query_at is None
+            and self.query_index is None
             and (self.window is None or self.window >= keys)
         )
 
-    def only_padding(self, keys: int) -> bool:
+    @property
+    def is_causal(self) -> bool:
+        """Whether the mask, where every query sees every key up to its own, is what SDPA calls `is_causal`."""
+        return self.causal and self.aligned and self.offset == 0
+
+    @property
+    def follows_cache(self) -> bool:
+        """Whether the queries come after others whose keys are in a cache."""
+        return self.offset != 0 or self.query_index is not None
+
+    def hides_only_padding(self, keys: int) -> bool:
         """Whether all that is hidden are padding keys, so that the mask has one row for all queries."""
         unordered = self.prefix_length is None and self.key_document_ids is None and not self.causal
         return unordered and self.key_mask is not None and (self.window is None or self.window >= keys)
 
     def key_ranges(self, start: int, stop: int, keys: int) -> list[tuple[int, int]]:
         """Ranges of keys that hold everything the queries `start` to `stop` may see."""
-        if not self.aligned or self.query_at is not None:
+        if not self.aligned or self.query_index is not None:
             return [(0, keys)]
         start, stop = start + self.offset, stop + self.offset
         last = keys if self.prefix_length is not None or not self.causal else min(stop, keys)
@@ -73,68 +86,68 @@ class Mask:
         last = min(last, stop + self.window - 1)
         if not self.sink_tokens or first == 0:
             return [(first, last)]
-        if self.order is not None:  # sinks stand at the start of every document, wherever that is
+        if self.order is not None:  # sinks are at the start of every document, wherever that is
             return [(0, last)]
         return [(0, min(self.sink_tokens, first)), (first, last)]
 
     def row(self, k: Tensor) -> Tensor | None:
-        """What a single query sees of keys `[B, S, ...]`, `[B or 1, 1, 1, S]`; the same for every layer that asks."""
-        return self.kept("row", (k.shape[1],), self._row, k)
+        """Which of the keys `[B, S, ...]` a single query sees, `[B or 1, 1, 1, S]`; computed once for all layers."""
+        return self.memoize("row", (k.shape[1],), self._row, k)
 
     def _row(self, k: Tensor) -> Tensor | None:
-        places = torch.arange(k.shape[1], device=k.device)
-        seen = self.block(places[:1], places)
-        return None if seen is None else seen[:, None]
+        index = torch.arange(k.shape[1], device=k.device)
+        visible = self.block(index[:1], index)
+        return None if visible is None else visible[:, None]
 
-    def kept(self, what: str, key: tuple[int | Tensor, ...], make: Callable[..., Made], *about: Any) -> Made:
-        """What `make` makes of the mask, made once for all layers that ask with the same numbers and tensors."""
-        if what not in self.memo or not same(self.memo[what][0], key):
-            self.memo[what] = key, make(*about)
-        return self.memo[what][1]
+    def memoize(self, name: str, key: tuple[int | Tensor, ...], compute: Callable[..., Result], *args: Any) -> Result:
+        """The result of `compute(*args)`, computed once for all layers that give the same key."""
+        if name not in self.memo or not same_key(self.memo[name][0], key):
+            self.memo[name] = key, compute(*args)
+        return self.memo[name][1]
 
     def is_sink(self, keys: Tensor) -> Tensor:
-        """Which of the keys, given by their place, are sink tokens; `[B or 1, keys]`."""
+        """Which of the keys, given by their index, are sink tokens; `[B or 1, keys]`."""
         return self._order(keys) < self.sink_tokens
 
     def _order(self, keys: Tensor) -> Tensor:
-        """For each key how many tokens of its sequence stand before it."""
+        """For each key how many tokens of its sequence come before it."""
         if self.order is not None:
             return self.order[:, keys]
-        return keys[None] if self.key_at is None else self.key_at[:, keys]
+        return keys[None] if self.key_index is None else self.key_index[:, keys]
 
     def block(self, queries: Tensor, keys: Tensor) -> Tensor | None:
-        """True where the queries see the keys, both given by their place; `[B or 1, queries, keys]`, None for all."""
-        row = (queries[None] + self.offset if self.query_at is None else self.query_at[:, queries])[:, :, None]
-        at = keys[None] if self.key_at is None else self.key_at[:, keys]
-        column = at[:, None, :]
-        seen: Tensor | None = None
+        """True where the queries see the keys, both given by their index; `[B or 1, queries, keys]`, None for all."""
+        row = (queries[None] + self.offset if self.query_index is None else self.query_index[:, queries])[:, :, None]
+        column = (keys[None] if self.key_index is None else self.key_index[:, keys])[:, None, :]
+        visible: Tensor | None = None
         if self.aligned and self.window is not None:
-            seen = row - column < self.window
+            visible = row - column < self.window
             if not self.causal:
-                seen = seen & (column - row < self.window)
+                visible = visible & (column - row < self.window)
             if self.sink_tokens:
-                seen = seen | self.is_sink(keys)[:, None, :]
+                visible = visible | self.is_sink(keys)[:, None, :]
         if self.aligned and self.causal:
-            seen = both(seen, column <= row)
-        if self.prefix_length is not None and seen is not None:
-            seen = seen | (self._order(keys) < self.prefix_length[:, None])[:, None, :]
+            visible = logical_and(visible, column <= row)
+        if self.prefix_length is not None and visible is not None:
+            visible = visible | (self._order(keys) < self.prefix_length[:, None])[:, None, :]
         if self.key_document_ids is not None and self.query_document_ids is not None:
             same = self.query_document_ids[:, queries][:, :, None] == self.key_document_ids[:, keys][:, None, :]
-            seen = both(seen, same)
+            visible = logical_and(visible, same)
         if self.key_mask is not None:
-            seen = both(seen, self.key_mask[:, keys][:, None, :])
-        return seen if seen is None or not self.aligned else seen | (row == column)
+            visible = logical_and(visible, self.key_mask[:, keys][:, None, :])
+        return visible if visible is None or not self.aligned else visible | (row == column)
 
 
-def same(a: tuple[int | Tensor, ...], b: tuple[int | Tensor, ...]) -> bool:
-    """Whether two keys are the same numbers and the very same tensors."""
+def same_key(a: tuple[int | Tensor, ...], b: tuple[int | Tensor, ...]) -> bool:
+    """Whether two keys are equal integers and the very same tensors."""
     return all(x == y if isinstance(x, int) else x is y for x, y in zip(a, b, strict=True))
 
 
-def both(a: Tensor | None, b: Tensor) -> Tensor:
+def logical_and(a: Tensor | None, b: Tensor) -> Tensor:
+    """Both, where None is True everywhere."""
     return b if a is None else a & b
 
 
-def full(mask: Mask, queries: int, keys: int, device: torch.device) -> Tensor | None:
-    """The whole mask, `[B or 1, queries, keys]`: for references and for looking at, not for speed."""
+def dense_mask(mask: Mask, queries: int, keys: int, device: torch.device) -> Tensor | None:
+    """The mask of all queries by all keys, `[B or 1, queries, keys]`: for references and inspection, not for speed."""
     return mask.block(torch.arange(queries, device=device), torch.arange(keys, device=device))

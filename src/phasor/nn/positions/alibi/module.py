@@ -12,7 +12,7 @@ from phasor.config.model import Side
 from phasor.nn.positions.alibi.config import ALiBiConfig
 from phasor.nn.positions.base import Position
 from phasor.nn.sequence import SequenceInfo
-from phasor.ops.attention.bias import DistanceBias
+from phasor.ops.attention import DistanceBias
 from phasor.ops.constants import constant
 
 

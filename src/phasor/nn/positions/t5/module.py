@@ -15,7 +15,7 @@ from phasor.config.model import Side
 from phasor.nn.positions.base import Position
 from phasor.nn.positions.t5.config import T5PositionConfig
 from phasor.nn.sequence import SequenceInfo
-from phasor.ops.attention.bias import Bias, DistanceBias
+from phasor.ops.attention import Bias, DistanceBias
 from phasor.ops.constants import constant
 
 MAX_TABLE_DISTANCE = 4096  # beyond it the table by distance would be too long
@@ -60,7 +60,7 @@ class T5Bias(Position, config=T5PositionConfig):
         if self.by_distance is None:
             return self.by_bucket
         buckets = constant(self.by_distance, self.weight.device, torch.int64)
-        return DistanceBias(table=nn.functional.embedding(buckets, self.weight), lowest=self.lowest)
+        return DistanceBias(table=nn.functional.embedding(buckets, self.weight), min_distance=self.lowest)
 
     def by_bucket(self, queries: Tensor, keys: Tensor) -> Tensor:
         """The bias without a table by distance."""

@@ -1,0 +1,155 @@
+"""One layer of a model as it would run, with stand-ins for its tensors: the arguments of dispatch tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from phasor.config import ModelConfig
+from phasor.config.model import Layer, Side
+from phasor.nn.norm import build_norm
+from phasor.nn.positions.base import Position, build_position
+from phasor.nn.sequence import SequenceInfo
+from phasor.ops.adamw.adamw import AdamW, StepTensors
+from phasor.ops.attention import Bias, Mask, ScoreMod, SinkQueries
+from phasor.quantization import quantize
+from phasor.training.float8 import convert_to_float8
+from phasor.transformer import Block, Transformer
+
+AttentionArgs = tuple[Tensor, Tensor, Tensor, Mask, ScoreMod]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer with the device, dtype and length it runs with. Its tensors have no storage."""
+
+    config: ModelConfig
+    layer: Layer
+    side: Side
+    device: torch.device
+    dtype: torch.dtype
+    length: int
+    training: bool
+    weights: str | None = None
+    precision: str | None = None
+
+    def tensor(self, *shape: int) -> Tensor:
+        """A stand-in of some shape."""
+        with FakeTensorMode():
+            return torch.empty(shape, device=self.device, dtype=self.dtype, requires_grad=self.training)
+
+    @property
+    def queries(self) -> Tensor:
+        """`[1, T, H, D]`, before positions act on them."""
+        return self.tensor(1, self.length, self.config.num_heads, self.config.head_dim)
+
+    @property
+    def keys(self) -> Tensor:
+        """`[1, T, K, D]`, and values too."""
+        return self.tensor(1, self.length, self.config.num_kv_heads, self.config.head_dim)
+
+    @property
+    def hidden(self) -> Tensor:
+        """`[1, T, dim]`."""
+        return self.tensor(1, self.length, self.config.dim)
+
+    @property
+    def projected(self) -> Tensor:
+        """What the activation of the feed-forward network takes, `[1, T, hidden]`; gate and up where it is gated."""
+        wide = self.config.hidden_dim * (2 if self.layer.feedforward.gated else 1)
+        return self.tensor(1, self.length, wide)
+
+    @cached_property
+    def model(self) -> Transformer:
+        """The model on the meta device, as deep as its pattern of layers."""
+        deep = max(1, len(self.config.layers))
+        encoders = deep if self.config.num_encoder_layers is not None else None
+        with torch.device("meta"):
+            model = Transformer(self.config.replace(num_layers=deep, num_encoder_layers=encoders)).to(self.dtype)
+            return model if self.weights is None else quantize(model, self.weights)
+
+    @cached_property
+    def block(self) -> Block:
+        """A block of this layer, on the meta device."""
+        with torch.device("meta"):
+            block = Block(self.config, self.side, self.layer)
+        if self.precision == "float8":
+            convert_to_float8(block)
+        return block
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the layer is part of a model that generates tokens."""
+        return not self.training and self.config.has_logits and self.side == "decoder"
+
+    @property
+    def mask(self) -> Mask:
+        """The mask of self-attention, in a batch without padding or packed documents."""
+        attention = self.layer.attention
+        return Mask(causal=self.side == "decoder").with_window(attention.window, attention.sink_tokens)
+
+    @property
+    def score_mod(self) -> ScoreMod:
+        """How self-attention modifies its scores."""
+        module, config = self.block.attention, self.layer.attention
+        return ScoreMod(
+            scale=module.scale,
+            softcap=config.softcap,
+            sink_logits=module.sinks,
+            bias=self._bias() if "scores" in self.layer.position.acts_on else None,
+            sink_queries=SinkQueries(self.queries, self.tensor(1, self.length)) if config.cap_sinks else None,
+            dropout=module.dropout if self.training else 0.0,
+        )
+
+    @property
+    def attention_args(self) -> AttentionArgs:
+        """What self-attention is called with."""
+        return self.queries, self.keys, self.keys, self.mask, self.score_mod
+
+    @property
+    def cross_attention_args(self) -> AttentionArgs:
+        """What cross-attention is called with: no positions act on its scores."""
+        score_mod = replace(self.score_mod, bias=None, sink_queries=None)
+        return self.queries, self.keys, self.keys, Mask(aligned=False), score_mod
+
+    @cached_property
+    def position(self) -> Position:
+        """The layer's position scheme, on the meta device."""
+        with torch.device("meta"):
+            return build_position(self.layer.position, self.config, self.side)
+
+    @property
+    def seq(self) -> SequenceInfo:
+        """The positions of one row of tokens."""
+        with FakeTensorMode():
+            return SequenceInfo(torch.empty(self.length, dtype=torch.int64, device=self.device), self.length)
+
+    @property
+    def norm(self) -> nn.Module:
+        """A norm of the residual stream, on the meta device."""
+        with torch.device("meta"):
+            return build_norm(self.config.norm, self.config.dim)
+
+    @property
+    def lm_head_args(self) -> tuple[Tensor, Tensor]:
+        """Hidden states `[T, dim]` and the output embedding `[V, dim]`, whose matrix product is the logits."""
+        width = self.config.embedding.width or self.config.dim
+        return self.tensor(self.length, width), self.tensor(self.config.vocab_size, width)
+
+    @property
+    def optimizer_args(self) -> tuple[AdamW, StepTensors]:
+        """What an optimizer step is called with."""
+        with FakeTensorMode():
+            weight = nn.Parameter(torch.empty(self.config.dim, device=self.device, dtype=self.dtype))
+            weight.grad = torch.empty_like(weight)
+            optimizer = AdamW([weight], fused=True)
+            return optimizer, optimizer.gather()
+
+    def _bias(self) -> Bias | None:
+        with torch.device("meta"):
+            seq = SequenceInfo(torch.arange(self.length), self.length)
+            return self.position.on_scores(self.position.prepare(seq, torch.empty(1, 1, 1, dtype=self.dtype)))

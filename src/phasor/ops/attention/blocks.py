@@ -1,0 +1,102 @@
+"""Attention in blocks of queries: each block takes only the keys its mask can reach, and builds only its own mask.
+
+No mask or bias of all queries by all keys is ever held. In training a block is recomputed in the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from phasor.ops.attention.mask import Mask
+from phasor.ops.attention.reference import attention_weights, weighted_values
+from phasor.ops.attention.score_mod import ScoreMod
+from phasor.ops.attention.sdpa import sdpa
+from phasor.ops.dispatch import needs_grad
+
+BLOCK = 512  # queries at a time
+
+
+def sdpa_blocks_why_not(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> str | None:
+    """Why the blocks are not computed by SDPA; None where they are."""
+    return None if score_mod.supported_by_sdpa else "SDPA has no soft-cap and no sink logits"
+
+
+def cached_chunk_why_not(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> str | None:
+    """Why this is not one SDPA call of a few queries over a cache and themselves; None where it is.
+
+    >>> q, k = torch.zeros(1, 3, 2, 4), torch.zeros(1, 8, 2, 4)
+    >>> cached_chunk_why_not(q, k, k, Mask(causal=True, offset=5), ScoreMod(scale=1.0)) is None
+    True
+    """
+    if not mask.follows_cache:
+        return "the queries do not follow others in a cache"
+    if q.shape[1] > BLOCK:
+        return f"more than {BLOCK} queries are computed in blocks"
+    return sdpa_blocks_why_not(q, k, v, mask, score_mod)
+
+
+def sdpa_cached_chunk(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> Tensor:
+    """One SDPA call of queries that follow others in a cache, with a mask of queries by keys."""
+    return sdpa_block(q, k, v, mask, score_mod, 0, q.shape[1])
+
+
+def sdpa_in_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> Tensor:
+    """SDPA in blocks of queries, each with its own mask and bias."""
+    return in_blocks(sdpa_block, q, k, v, mask, score_mod)
+
+
+def reference_in_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> Tensor:
+    """The reference in blocks of queries."""
+    return in_blocks(reference_block, q, k, v, mask, score_mod)
+
+
+def in_blocks(
+    attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod
+) -> Tensor:
+    """`attend(q, k, v, mask, score_mod, start, stop)` for all blocks of queries, one after the other."""
+    queries = q.shape[1]
+    if queries <= BLOCK:
+        return attend(q, k, v, mask, score_mod, 0, queries)
+    recompute = needs_grad(q, k, v)
+    blocks = []
+    for start in range(0, queries, BLOCK):
+        stop = min(start + BLOCK, queries)
+        if recompute:
+            block = checkpoint(attend, q, k, v, mask, score_mod, start, stop, use_reentrant=False)
+        else:
+            block = attend(q, k, v, mask, score_mod, start, stop)
+        blocks.append(block)
+    return torch.cat(blocks, dim=1)
+
+
+def sdpa_block(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod, start: int, stop: int) -> Tensor:
+    """SDPA of the queries `start` to `stop` over the keys they can reach."""
+    q, k, v, visible, bias = slice_block(q, k, v, mask, score_mod, start, stop)
+    return sdpa(q, k, v, None if visible is None else visible[:, None], bias, score_mod=score_mod)
+
+
+def reference_block(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod, start: int, stop: int) -> Tensor:
+    """The reference for the queries `start` to `stop` over the keys they can reach."""
+    q, k, v, visible, bias = slice_block(q, k, v, mask, score_mod, start, stop)
+    weights = attention_weights(q, k, visible, bias, score_mod)
+    return weighted_values(F.dropout(weights, score_mod.dropout), v)
+
+
+def slice_block(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod, start: int, stop: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """The queries `start` to `stop`, the keys and values they can reach, and their mask and bias."""
+    ranges = mask.key_ranges(start, stop, k.shape[1])
+    queries = torch.arange(start, stop, device=q.device)
+    keys = torch.cat([torch.arange(a, b, device=q.device) for a, b in ranges])
+    k, v = (
+        torch.cat([x[:, a:b] for a, b in ranges], dim=1) if len(ranges) > 1 else x[:, slice(*ranges[0])] for x in (k, v)
+    )
+    visible, bias = mask.block(queries, keys), score_mod.block_bias(queries, keys, mask)
+    q, k = score_mod.concat_sink_queries(q[:, start:stop], k, slice(start, stop), keys, mask)
+    return q, k, v, visible, bias

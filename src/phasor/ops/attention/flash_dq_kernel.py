@@ -1,0 +1,141 @@
+"""The gradients of queries and of a bias table: one program per block of queries of one head."""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from phasor.ops.attention.flash_tiles import (
+    NO_BIAS,
+    SLOPES,
+    TABLE,
+    key_segments,
+    load_positions,
+    load_tile,
+    masked_start,
+    score_tile,
+    unmasked_start,
+    visible_keys,
+)
+
+
+@triton.jit
+def delta_kernel(out_ptr, do_ptr, delta_ptr, num_queries, num_heads, rows, stride_dob, stride_dot, stride_doh,
+                 HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr):  # fmt: skip
+    """For each query and head the dot product of its output and its output's gradient, `[B, H, Tq]`."""
+    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # of [B, Tq, H]
+    batch, token, head = offs_m // (num_queries * num_heads), offs_m // num_heads % num_queries, offs_m % num_heads
+    offs_d = tl.arange(0, BLOCK_D)
+    in_range = (offs_m < rows)[:, None] & (offs_d < HEAD_DIM)[None, :]
+    x = tl.load(out_ptr + offs_m[:, None] * HEAD_DIM + offs_d[None, :], mask=in_range, other=0.0).to(tl.float32)
+    offsets = batch * stride_dob + token * stride_dot + head * stride_doh
+    y = tl.load(do_ptr + offsets[:, None] + offs_d[None, :], mask=in_range, other=0.0).to(tl.float32)
+    tl.store(delta_ptr + (batch * num_heads + head) * num_queries + token, tl.sum(x * y, 1), mask=offs_m < rows)
+
+
+@triton.jit
+def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_ptr,
+              bounds_ptr, key_mask_ptr, q_pos_ptr, k_pos_ptr, shifts_ptr, slopes_ptr, table_ptr,
+              num_queries, num_keys, num_heads, group_size, min_distance, num_distances, scale, softcap,
+              stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
+              stride_dob, stride_dot, stride_doh, stride_boundsb, stride_qposb, stride_kposb, stride_shiftsb,
+              HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+              BIAS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_TABLE_GRAD: tl.constexpr, TWO_INTERVALS: tl.constexpr,
+              HAS_KEY_MASK: tl.constexpr):  # fmt: skip
+    """Gradients of queries; with HAS_TABLE_GRAD also every program's part of the gradient of the bias table."""
+    blocks = tl.cdiv(num_queries, BLOCK_M)
+    pid = tl.program_id(0)
+    block_id = blocks - 1 - pid % blocks
+    head = pid // blocks % num_heads
+    batch = (pid // blocks // num_heads).to(tl.int64)
+    offs_m = block_id * BLOCK_M + tl.arange(0, BLOCK_M)
+    valid_m = offs_m < num_queries
+    shift, origin, position, slope, bias_behind, bias_ahead = 0, 0, offs_m, 0.0, 0.0, 0.0
+    if BIAS != NO_BIAS:
+        q_pos_ptr += batch * stride_qposb
+        k_pos_ptr += batch * stride_kposb
+        origin = tl.load(q_pos_ptr + block_id * BLOCK_M)
+        position = load_positions(q_pos_ptr, block_id * BLOCK_M, num_queries, origin, BLOCK_M, BIAS)
+    if BIAS == SLOPES:
+        slope = tl.load(slopes_ptr + head)
+    if BIAS == TABLE:
+        shift = tl.load(shifts_ptr + batch * stride_shiftsb)
+        table_ptr += head * num_distances
+        bias_ahead, bias_behind = tl.load(table_ptr), tl.load(table_ptr + num_distances - 1)
+    if HAS_TABLE_GRAD:
+        dtable_ptr += tl.cast(pid, tl.int64) * num_distances
+    first_key, last_key, first_key2, last_key2, unmasked, masked = key_segments(
+        bounds_ptr + batch * stride_boundsb, offs_m, valid_m, num_queries, num_keys,
+        shift, min_distance, num_distances, BLOCK_N, BIAS, TWO_INTERVALS,
+    )  # fmt: skip
+    first_key, last_key = first_key[:, None], last_key[:, None]
+    first_key2, last_key2 = first_key2[:, None], last_key2[:, None]
+    k_ptr += batch * stride_kb + (head // group_size) * stride_kh
+    v_ptr += batch * stride_vb + (head // group_size) * stride_vh
+    if HAS_KEY_MASK:
+        key_mask_ptr += batch * num_keys
+    q_ptr += batch * stride_qb + head * stride_qh
+    q = load_tile(q_ptr, block_id * BLOCK_M, stride_qt, num_queries, BLOCK_M, BLOCK_D, HEAD_DIM, False)
+    do_ptr += batch * stride_dob + head * stride_doh
+    do = load_tile(do_ptr, block_id * BLOCK_M, stride_dot, num_queries, BLOCK_M, BLOCK_D, HEAD_DIM, False)
+    row = (batch * num_heads + head) * num_queries + offs_m
+    lse = tl.load(lse_ptr + row, mask=valid_m, other=float("inf"))[:, None]
+    delta = tl.load(delta_ptr + row, mask=valid_m, other=0.0)[:, None]
+    dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    dbias_behind, dbias_ahead = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
+    for t in range(unmasked[1] + unmasked[3]):
+        start = unmasked_start(t, unmasked, BLOCK_N, BIAS)
+        k = load_tile(k_ptr, start, stride_kt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, True)
+        qk = tl.dot(q, tl.trans(k), input_precision="ieee")
+        distance, far_bias = 0.0, 0.0
+        if BIAS == SLOPES:
+            distance = position[:, None] - load_positions(k_pos_ptr, start, num_keys, origin, BLOCK_N, BIAS)[None, :]
+        if BIAS == TABLE:
+            far_bias = tl.where(t < unmasked[1], bias_behind, bias_ahead)
+        scores, tanh, _ = score_tile(
+            qk, distance, slope, table_ptr, min_distance, num_distances, far_bias, scale, softcap,
+            BIAS, HAS_SOFTCAP, False,
+        )  # fmt: skip
+        p = tl.exp2(scores - lse)
+        if HAS_KEY_MASK:
+            p = tl.where(tl.load(key_mask_ptr + start + tl.arange(0, BLOCK_N))[None, :] != 0, p, 0.0)
+        v = load_tile(v_ptr, start, stride_vt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, True)
+        ds = p * (tl.dot(do, tl.trans(v), input_precision="ieee") - delta)
+        if HAS_TABLE_GRAD:
+            ds_rows = tl.sum(ds, 1)
+            dbias_behind += tl.where(t < unmasked[1], ds_rows, 0.0)
+            dbias_ahead += tl.where(t < unmasked[1], 0.0, ds_rows)
+        if HAS_SOFTCAP:
+            ds *= 1.0 - tanh * tanh
+        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision="ieee")
+    for t in range(masked[1] + masked[3] + masked[5] + masked[7]):
+        start = masked_start(t, masked, BLOCK_N)
+        offs_n = (start + tl.arange(0, BLOCK_N))[None, :]
+        k = load_tile(k_ptr, start, stride_kt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, False)
+        qk = tl.dot(q, tl.trans(k), input_precision="ieee")
+        distance = 0.0
+        if BIAS != NO_BIAS:
+            distance = position[:, None] - load_positions(k_pos_ptr, start, num_keys, origin, BLOCK_N, BIAS)[None, :]
+        scores, tanh, entry = score_tile(
+            qk, distance, slope, table_ptr, min_distance, num_distances, 0.0, scale, softcap,
+            BIAS, HAS_SOFTCAP, True,
+        )  # fmt: skip
+        visible = visible_keys(
+            offs_n, num_keys, first_key, last_key, first_key2, last_key2, key_mask_ptr, TWO_INTERVALS, HAS_KEY_MASK
+        )
+        p = tl.where(visible, tl.exp2(scores - lse), 0.0)
+        v = load_tile(v_ptr, start, stride_vt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, False)
+        ds = p * (tl.dot(do, tl.trans(v), input_precision="ieee") - delta)
+        if HAS_TABLE_GRAD:
+            tl.atomic_add(dtable_ptr + entry, ds, mask=visible & valid_m[:, None], sem="relaxed")
+        if HAS_SOFTCAP:
+            ds *= 1.0 - tanh * tanh
+        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision="ieee")
+    if HAS_TABLE_GRAD:
+        tl.atomic_add(dtable_ptr, tl.sum(dbias_ahead), sem="relaxed")
+        tl.atomic_add(dtable_ptr + num_distances - 1, tl.sum(dbias_behind), sem="relaxed")
+    offs_d = tl.arange(0, BLOCK_D)
+    offsets = ((batch * num_queries + offs_m)[:, None] * num_heads + head) * HEAD_DIM + offs_d[None, :]
+    in_range = valid_m[:, None] & (offs_d < HEAD_DIM)[None, :]
+    tl.store(dq_ptr + offsets, (dq * scale).to(dq_ptr.dtype.element_ty), mask=in_range)

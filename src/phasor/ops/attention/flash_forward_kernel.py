@@ -1,0 +1,118 @@
+"""The forward kernel of attention over key intervals: one program per block of queries of one head.
+
+Unmasked tiles are those whose keys all queries of the block see, and which with a table of biases are so far away that
+one entry of it serves the tile. All others are masked tiles.
+"""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from phasor.ops.attention.flash_tiles import (
+    LOG2E,
+    NO_BIAS,
+    SLOPES,
+    TABLE,
+    key_segments,
+    load_positions,
+    load_tile,
+    masked_start,
+    score_tile,
+    unmasked_start,
+    visible_keys,
+)
+from phasor.ops.online_softmax import online_softmax
+
+
+@triton.jit
+def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, bounds_ptr, key_mask_ptr, q_pos_ptr, k_pos_ptr,
+                   shifts_ptr, slopes_ptr, table_ptr, sink_logits_ptr,
+                   num_queries, num_keys, num_heads, group_size, min_distance, num_distances, scale, softcap,
+                   stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
+                   stride_boundsb, stride_qposb, stride_kposb, stride_shiftsb,
+                   HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+                   BIAS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, TWO_INTERVALS: tl.constexpr,
+                   HAS_KEY_MASK: tl.constexpr):  # fmt: skip
+    """Outputs `[B, Tq, H, D]`, and the logsumexp of the scores to base 2, `[B, H, Tq]`."""
+    blocks = tl.cdiv(num_queries, BLOCK_M)
+    pid = tl.program_id(0)
+    block_id = blocks - 1 - pid % blocks  # the last blocks have most to do
+    head = pid // blocks % num_heads
+    batch = (pid // blocks // num_heads).to(tl.int64)
+    offs_m = block_id * BLOCK_M + tl.arange(0, BLOCK_M)
+    valid_m = offs_m < num_queries
+    shift, origin, position, slope, bias_behind, bias_ahead = 0, 0, offs_m, 0.0, 0.0, 0.0
+    if BIAS != NO_BIAS:
+        q_pos_ptr += batch * stride_qposb
+        k_pos_ptr += batch * stride_kposb
+        origin = tl.load(q_pos_ptr + block_id * BLOCK_M)
+        position = load_positions(q_pos_ptr, block_id * BLOCK_M, num_queries, origin, BLOCK_M, BIAS)
+    if BIAS == SLOPES:
+        slope = tl.load(slopes_ptr + head)
+    if BIAS == TABLE:
+        shift = tl.load(shifts_ptr + batch * stride_shiftsb)
+        table_ptr += head * num_distances
+        bias_ahead, bias_behind = tl.load(table_ptr), tl.load(table_ptr + num_distances - 1)
+    first_key, last_key, first_key2, last_key2, unmasked, masked = key_segments(
+        bounds_ptr + batch * stride_boundsb, offs_m, valid_m, num_queries, num_keys,
+        shift, min_distance, num_distances, BLOCK_N, BIAS, TWO_INTERVALS,
+    )  # fmt: skip
+    first_key, last_key = first_key[:, None], last_key[:, None]
+    first_key2, last_key2 = first_key2[:, None], last_key2[:, None]
+    k_ptr += batch * stride_kb + (head // group_size) * stride_kh
+    v_ptr += batch * stride_vb + (head // group_size) * stride_vh
+    if HAS_KEY_MASK:
+        key_mask_ptr += batch * num_keys
+    q_ptr += batch * stride_qb + head * stride_qh
+    q = load_tile(q_ptr, block_id * BLOCK_M, stride_qt, num_queries, BLOCK_M, BLOCK_D, HEAD_DIM, False)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    l_i = tl.zeros([BLOCK_M], tl.float32)
+    m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    if HAS_SINKS:  # as if a key with that score and no value had been seen
+        l_i += 1.0
+        m_i = tl.zeros([BLOCK_M], tl.float32) + tl.load(sink_logits_ptr + head).to(tl.float32) * LOG2E
+    for t in range(unmasked[1] + unmasked[3]):
+        start = unmasked_start(t, unmasked, BLOCK_N, BIAS)
+        k = load_tile(k_ptr, start, stride_kt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, True)
+        qk = tl.dot(q, tl.trans(k), input_precision="ieee")
+        distance, far_bias = 0.0, 0.0
+        if BIAS == SLOPES:
+            distance = position[:, None] - load_positions(k_pos_ptr, start, num_keys, origin, BLOCK_N, BIAS)[None, :]
+        if BIAS == TABLE:
+            far_bias = tl.where(t < unmasked[1], bias_behind, bias_ahead)
+        scores, _, _ = score_tile(
+            qk, distance, slope, table_ptr, min_distance, num_distances, far_bias, scale, softcap,
+            BIAS, HAS_SOFTCAP, False,
+        )  # fmt: skip
+        if HAS_KEY_MASK:
+            is_real = tl.load(key_mask_ptr + start + tl.arange(0, BLOCK_N))[None, :] != 0
+            scores = tl.where(is_real, scores, float("-inf"))
+        v = load_tile(v_ptr, start, stride_vt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, True)
+        acc, l_i, m_i = online_softmax(scores, v, acc, l_i, m_i, HAS_KEY_MASK)
+    for t in range(masked[1] + masked[3] + masked[5] + masked[7]):
+        start = masked_start(t, masked, BLOCK_N)
+        offs_n = (start + tl.arange(0, BLOCK_N))[None, :]
+        k = load_tile(k_ptr, start, stride_kt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, False)
+        qk = tl.dot(q, tl.trans(k), input_precision="ieee")
+        distance = 0.0
+        if BIAS != NO_BIAS:
+            distance = position[:, None] - load_positions(k_pos_ptr, start, num_keys, origin, BLOCK_N, BIAS)[None, :]
+        scores, _, _ = score_tile(
+            qk, distance, slope, table_ptr, min_distance, num_distances, 0.0, scale, softcap,
+            BIAS, HAS_SOFTCAP, True,
+        )  # fmt: skip
+        visible = visible_keys(
+            offs_n, num_keys, first_key, last_key, first_key2, last_key2, key_mask_ptr, TWO_INTERVALS, HAS_KEY_MASK
+        )
+        v = load_tile(v_ptr, start, stride_vt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, False)
+        acc, l_i, m_i = online_softmax(tl.where(visible, scores, float("-inf")), v, acc, l_i, m_i, True)
+    empty = l_i == 0.0
+    acc = acc / tl.where(empty, 1.0, l_i)[:, None]
+    offs_d = tl.arange(0, BLOCK_D)
+    offsets = ((batch * num_queries + offs_m)[:, None] * num_heads + head) * HEAD_DIM + offs_d[None, :]
+    tl.store(out_ptr + offsets, acc.to(out_ptr.dtype.element_ty), mask=valid_m[:, None] & (offs_d < HEAD_DIM)[None, :])
+    # Infinite for a query that sees nothing, so that its weights come out as zeros again.
+    lse = tl.where(empty, float("inf"), m_i + tl.log2(tl.where(empty, 1.0, l_i)))
+    tl.store(lse_ptr + (batch * num_heads + head) * num_queries + offs_m, lse, mask=valid_m)

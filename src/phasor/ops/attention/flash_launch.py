@@ -1,0 +1,124 @@
+"""Launches of the kernels of attention over key intervals: the forward kernel, and the two of the backward pass.
+
+In the backward pass weights are recomputed from the scores and the logsumexp kept from the forward pass. One kernel
+goes by blocks of queries, the other by blocks of keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from phasor.ops.attention.flash_dkdv_kernel import dkdv_kernel
+from phasor.ops.attention.flash_dq_kernel import delta_kernel, dq_kernel
+from phasor.ops.attention.flash_forward_kernel import forward_kernel
+from phasor.ops.attention.flash_tiles import LOG2E, NO_BIAS, SLOPES, TABLE, block_d, launch_options
+from phasor.ops.attention.intervals import query_ranges
+from phasor.ops.launch import on_device
+
+
+def kernel_args(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bounds: Tensor,
+    key_mask: Tensor | None,
+    query_positions: Tensor | None,
+    key_positions: Tensor | None,
+    shifts: Tensor | None,
+    slopes: Tensor | None,
+    table: Tensor | None,
+    min_distance: int,
+    scale: float,
+    softcap: float,
+) -> dict[str, Any]:
+    """The arguments that all kernels share. Slopes and tables are given to base 2."""
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    args: dict[str, Any] = {"q_ptr": q, "k_ptr": k, "v_ptr": v, "bounds_ptr": bounds}
+    args |= {"q_pos_ptr": query_positions, "k_pos_ptr": key_positions, "shifts_ptr": shifts}
+    args["table_ptr"] = None if table is None else (table.t().float() * LOG2E.value).contiguous()
+    args["slopes_ptr"] = None if slopes is None else slopes.float() * LOG2E.value
+    args["key_mask_ptr"] = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
+    args |= {"num_queries": q.shape[1], "num_keys": k.shape[1], "num_heads": q.shape[2]}
+    args |= {"group_size": q.shape[2] // k.shape[2], "scale": scale, "softcap": softcap}
+    args |= {"min_distance": min_distance, "num_distances": 0 if table is None else len(table)}
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        args |= token_strides(name, x)
+    for name, rows in (("bounds", bounds), ("qpos", query_positions), ("kpos", key_positions), ("shifts", shifts)):
+        args[f"stride_{name}b"] = row_stride(rows)
+    bias = NO_BIAS if query_positions is None else SLOPES if table is None else TABLE
+    args |= {"HEAD_DIM": q.shape[-1], "BLOCK_D": block_d(q), "BIAS": bias.value, "HAS_SOFTCAP": softcap > 0}
+    args |= {"TWO_INTERVALS": bounds.shape[1] == 4, "HAS_KEY_MASK": key_mask is not None}
+    return args
+
+
+def token_strides(name: str, x: Tensor) -> dict[str, int]:
+    """The strides of `[B, T, H, D]`, whose features are contiguous."""
+    return {f"stride_{name}b": x.stride(0), f"stride_{name}t": x.stride(1), f"stride_{name}h": x.stride(2)}
+
+
+def row_stride(x: Tensor | None) -> int:
+    """The stride between rows; 0 where one row serves the whole batch."""
+    return 0 if x is None or len(x) == 1 else x.stride(0)
+
+
+def forward(sink_logits: Tensor | None, args: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Outputs `[B, Tq, H, D]`, and the logsumexp of the scores to base 2, float32 `[B, H, Tq]`."""
+    q = args["q_ptr"]
+    rows, queries, heads, _ = q.shape
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty(rows, heads, queries, dtype=torch.float32, device=q.device)
+    options = launch_options("forward", q)
+    with on_device(q):
+        forward_kernel[(triton.cdiv(queries, options["BLOCK_M"]) * heads * rows,)](
+            out_ptr=out,
+            lse_ptr=lse,
+            sink_logits_ptr=sink_logits,
+            HAS_SINKS=sink_logits is not None,
+            **args,
+            **options,
+        )
+    return out, lse
+
+
+def backward(
+    grad: Tensor, out: Tensor, lse: Tensor, sink_logits: Tensor | None, table_needs_grad: bool, args: dict[str, Any]
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of queries, keys and values, of a bias table `[distances, H]`, and of sink logits `[H]`."""
+    q, k, v = args["q_ptr"], args["k_ptr"], args["v_ptr"]
+    rows, queries, heads, head_dim = q.shape
+    keys, kv_heads = k.shape[1:3]
+    grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+    args = args | {"lse_ptr": lse, "do_ptr": grad} | token_strides("do", grad)
+    delta = torch.empty_like(lse)
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    dq_options, dkdv_options = launch_options("dq", q), launch_options("dkdv", q)
+    blocks = triton.cdiv(queries, dq_options["BLOCK_M"])
+    dtable = torch.zeros(rows, heads, blocks, args["num_distances"] if table_needs_grad else 0, device=q.device)
+    ranges = query_ranges(args["bounds_ptr"], keys, dkdv_options["BLOCK_N"])
+    with on_device(q):
+        per_program = max(1, 4096 // args["BLOCK_D"])
+        total = rows * queries * heads
+        delta_kernel[(triton.cdiv(total, per_program),)](
+            out, grad, delta, queries, heads, total, *grad.stride()[:3], head_dim, args["BLOCK_D"], per_program
+        )
+        args["delta_ptr"] = delta
+        dq_kernel[(blocks * heads * rows,)](
+            dq_ptr=dq, dtable_ptr=dtable, HAS_TABLE_GRAD=table_needs_grad, **args, **dq_options
+        )
+        dkdv_kernel[(triton.cdiv(keys, dkdv_options["BLOCK_N"]) * kv_heads * rows,)](
+            dk_ptr=dk,
+            dv_ptr=dv,
+            ranges_ptr=ranges,
+            stride_rangesb=row_stride(ranges),
+            **args,
+            **dkdv_options,
+        )
+    dsinks = torch.zeros(0, device=q.device)
+    if sink_logits is not None:
+        p = torch.exp2(sink_logits.float()[:, None] * LOG2E.value - lse)
+        dsinks = -(p * delta).sum((0, 2))
+    return dq, dk, dv, dtable.sum((0, 2)).t(), dsinks

@@ -1,0 +1,51 @@
+"""Attention in readable torch: all scores at once."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from phasor.ops.attention.mask import Mask, dense_mask
+from phasor.ops.attention.score_mod import ScoreMod
+
+
+def attention_ref(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> tuple[Tensor, Tensor]:
+    """Queries `[B, Tq, H, D]` over keys and values `[B, Tk, K, D]`, as `[B, Tq, H, D]`; and the attention weights.
+
+    >>> q, k, v = torch.randn(3, 1, 6, 2, 4)
+    >>> y, weights = attention_ref(q, k, v, Mask(causal=True), ScoreMod(scale=0.5))
+    >>> tuple(y.shape), tuple(weights.shape)
+    ((1, 6, 2, 4), (1, 2, 6, 6))
+    """
+    queries = torch.arange(q.shape[1], device=q.device)
+    keys = torch.arange(k.shape[1], device=q.device)
+    visible = dense_mask(mask, q.shape[1], k.shape[1], q.device)
+    bias = score_mod.block_bias(queries, keys, mask)
+    q, k = score_mod.concat_sink_queries(q, k, slice(None), keys, mask)
+    weights = attention_weights(q, k, visible, bias, score_mod)
+    return weighted_values(F.dropout(weights, score_mod.dropout), v), weights
+
+
+def attention_weights(q: Tensor, k: Tensor, visible: Tensor | None, bias: Tensor | None, score_mod: ScoreMod) -> Tensor:
+    """The softmax of the scores `[B, H, Tq, Tk]`, computed in at least float32."""
+    kv_heads = k.shape[2]
+    scores = torch.einsum("bqkgd,bskd->bkgqs", q.unflatten(2, (kv_heads, -1)), k).flatten(1, 2) * score_mod.scale
+    scores = scores if scores.dtype == torch.float64 else scores.float()
+    if score_mod.softcap is not None:
+        scores = score_mod.softcap * torch.tanh(scores / score_mod.softcap)
+    if bias is not None:
+        scores = scores + bias
+    if visible is not None:
+        # Not -inf: a padding token that sees nothing at all gets some average, and not NaN.
+        scores = scores.masked_fill(~visible[:, None], torch.finfo(scores.dtype).min)
+    if score_mod.sink_logits is None:
+        return scores.softmax(-1)
+    sinks = score_mod.sink_logits.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, sinks), dim=-1).softmax(-1)[..., :-1]
+
+
+def weighted_values(weights: Tensor, v: Tensor) -> Tensor:
+    """Values `[B, Tk, K, D]` averaged with weights `[B, H, Tq, Tk]`, as `[B, Tq, H, D]`."""
+    grouped = weights.unflatten(1, (v.shape[2], -1)).to(v.dtype)
+    return torch.einsum("bkgqs,bskd->bqkgd", grouped, v).flatten(2, 3)

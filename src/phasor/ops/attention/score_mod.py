@@ -1,0 +1,66 @@
+"""How attention scores are modified between the product of queries and keys and the softmax."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from phasor.ops.attention.bias import Bias
+from phasor.ops.attention.mask import Mask
+
+
+@dataclass(frozen=True)
+class SinkQueries:
+    """The queries `[B, Tq, H, D]` and their positions `[B or 1, Tq]` that are used with sink tokens."""
+
+    queries: Tensor
+    positions: Tensor
+
+
+@dataclass(slots=True)
+class ScoreMod:
+    """What happens to scores, apart from masking.
+
+    `bias` gives what to add for query and key positions, `softcap` bounds the scaled scores smoothly, and
+    `sink_logits` (one per head) take part in the softmax without having a value. `sink_queries` replace the queries
+    and their positions for sink tokens, whose distance they cap.
+
+    >>> ScoreMod(scale=0.125, softcap=50.0).supported_by_sdpa
+    False
+    """
+
+    scale: float
+    softcap: float | None = None
+    sink_logits: Tensor | None = None
+    bias: Bias | None = None
+    query_positions: Tensor | None = None
+    key_positions: Tensor | None = None
+    sink_queries: SinkQueries | None = None
+    dropout: float = 0.0
+
+    @property
+    def supported_by_sdpa(self) -> bool:
+        """Whether `scaled_dot_product_attention` can compute these scores, the bias being part of its mask."""
+        return self.softcap is None and self.sink_logits is None
+
+    def block_bias(self, queries: Tensor, keys: Tensor, mask: Mask) -> Tensor | None:
+        """The bias between queries and keys given by index, `[B or 1, H, queries, keys]`."""
+        if self.bias is None or self.query_positions is None or self.key_positions is None:
+            return None
+        bias = self.bias(self.query_positions[:, queries], self.key_positions[:, keys])
+        if self.sink_queries is None:
+            return bias
+        sink_bias = self.bias(self.sink_queries.positions[:, queries], self.key_positions[:, keys])
+        return torch.where(mask.is_sink(keys)[:, None, None, :], sink_bias, bias)
+
+    def concat_sink_queries(
+        self, q: Tensor, k: Tensor, queries: slice, keys: Tensor, mask: Mask
+    ) -> tuple[Tensor, Tensor]:
+        """Queries and keys whose matrix product is the scores: twice as wide where sink tokens have other queries."""
+        if self.sink_queries is None:
+            return q, k
+        sink = mask.is_sink(keys)[:, :, None, None]
+        wide = torch.cat((k.masked_fill(sink, 0), k.masked_fill(~sink, 0)), dim=-1)
+        return torch.cat((q, self.sink_queries.queries[:, queries]), dim=-1), wide
