@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from phasor.generation import fused_step, steps
-from phasor.generation.compiled import can_compile
+from phasor.generation.runners import compiled, cuda_graph, fused
 from phasor.inspect.case import Case
 from phasor.nn.feed_forward import FeedForward
 from phasor.nn.norm import LayerNorm
@@ -86,7 +85,7 @@ def glu_args(case: Case) -> tuple[Tensor, str]:
 def glu_linear_why_not(case: Case) -> str | None:
     """Why the gated activation is not one operation with the projection after it; None where it is."""
     network = case.block.feedforward
-    if not isinstance(network, FeedForward) or not network.plain:
+    if not isinstance(network, FeedForward) or not network.fuses_glu:
         return "the network has experts, or its last projection a bias or dropout before it"
     x, activation = glu_args(case)
     return GLU_LINEAR.paths[0].why_not(x, case.tensor(case.config.dim, case.config.hidden_dim), activation)
@@ -105,12 +104,12 @@ def step_on_device(case: Case) -> str | None:
     """Why a decoding step is not one CUDA graph; None where it is."""
     if case.device.type != "cuda":
         return "the model is not on a GPU"
-    return steps.form_why_not(case.model)  # the stand-in's weights are on no device
+    return cuda_graph.model_why_not(case.model)  # the stand-in's weights are on no device
 
 
 def step_fused(case: Case) -> str | None:
     """Why a decoding step does not take the fused kernels; None where it does."""
-    return step_on_device(case) or fused_step.form_why_not(case.model) or dispatch.triton_why_not(case.hidden)
+    return step_on_device(case) or fused.model_why_not(case.model) or dispatch.triton_why_not(case.hidden)
 
 
 def reads_bytes(case: Case) -> str | None:
@@ -120,9 +119,7 @@ def reads_bytes(case: Case) -> str | None:
 
 def step_as_graph(case: Case) -> str | None:
     """Why a decoding step cannot be compiled as one graph; None where it can."""
-    if can_compile(case.model):
-        return None
-    return "frequencies depend on the length and are made on the host, another graph for each length"
+    return compiled.why_not(case.model)
 
 
 # Where a layer decides between several operations, as between the rotation of a projection and that of its heads, its
