@@ -131,7 +131,7 @@ def true_cross_entropy(h: Tensor, w: Tensor, targets: Tensor) -> list[Tensor]:
     return [loss / len(h), torch.cat(by_h), by_w]
 
 
-def chunked(h: Tensor, w: Tensor, targets: Tensor) -> Tensor:
+def chunked_cross_entropy(h: Tensor, w: Tensor, targets: Tensor) -> Tensor:
     """What one writes by hand for torch.compile: chunks that are computed again in the backward pass."""
 
     def some(h: Tensor, targets: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ def cross_entropies(rate: float) -> None:
         h, w = randn(TOKENS, DIM), randn(vocabulary, DIM, scale=0.05, seed=1)
         targets = torch.randint(0, vocabulary, (TOKENS,), device="cuda")
         weights = torch.ones(TOKENS, device="cuda")
-        compiled = torch.compile(chunked)
+        compiled = torch.compile(chunked_cross_entropy)
 
         def with_gradients(f: Callable[[], Tensor], h: Tensor = h, w: Tensor = w) -> Made:
             def run() -> list[Tensor]:
@@ -354,20 +354,20 @@ def forwards(
 ) -> None:
     """Forward alone, then with the backward pass; the truth is the plain form in float64."""
 
-    def listed(y: Any) -> list[Tensor]:
+    def as_list(y: Any) -> list[Tensor]:
         return list(y) if isinstance(y, tuple) else [y]
 
     def forward(f: Callable[..., Any]) -> Made:
-        return torch.no_grad()(lambda: listed(f(*inputs)))
+        return torch.no_grad()(lambda: as_list(f(*inputs)))
 
     def backward(f: Callable[..., Any]) -> Made:
         def run() -> list[Tensor]:
-            ys = listed(f(*inputs))
+            ys = as_list(f(*inputs))
             return [*ys, *torch.autograd.grad(ys, inputs, directions)]
 
         return run
 
-    truth = listed(variants["torch"](*wide))
+    truth = as_list(variants["torch"](*wide))
     table(f"{title}, forward", {n: forward(f) for n, f in variants.items()}, truth, BF16, floor)
     truth += torch.autograd.grad(truth, wide, [d.double() for d in directions])
     table(f"{title}, forward and backward", {n: backward(f) for n, f in variants.items()}, truth, BF16, both_floor)

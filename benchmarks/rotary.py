@@ -31,7 +31,7 @@ Call = Callable[[], Any]
 FLUSH = 1 << 28  # bytes
 
 
-def timed(call: Call, repeats: int = 30, calls: int = 1, cold: bool = True) -> float:
+def measure(call: Call, repeats: int = 30, calls: int = 1, cold: bool = True) -> float:
     """Median milliseconds of a call, on the device's clock; `calls` of them make one graph."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -69,7 +69,7 @@ def on_host(call: Call, calls: int = 200) -> float:
     return 1e6 * took / calls
 
 
-def turn_of(rope: phasor.Rotary, positions: Tensor) -> RopeArgs:
+def rope_args(rope: phasor.Rotary, positions: Tensor) -> RopeArgs:
     prepared = rope.prepare(
         phasor.nn.sequence.SequenceInfo(positions, None), torch.empty(1, 1, 1, device=positions.device)
     )
@@ -95,35 +95,35 @@ def check(device: str, rows: int, tokens: int, heads: int, keys: int, width: int
     """The largest errors of results and gradients against float64, at positions up to 2^36; ends at a wrong one."""
     found = {}
     for pairing in ("half", "adjacent"):
-        for turned in (width, width // 4):
+        for rotary_dim in (width, width // 4):
             for dtype, allowed in ((torch.float32, 1e-6), (torch.bfloat16, 1.0), (torch.float16, 1.0)):
                 torch.manual_seed(0)
-                rope = phasor.Rotary(head_dim=width, rotary_dim=turned, pairing=pairing)
-                turn = turn_of(rope, torch.randint(0, 2**36, (rows, tokens), device=device))
+                rope = phasor.Rotary(head_dim=width, rotary_dim=rotary_dim, pairing=pairing)
+                args = rope_args(rope, torch.randint(0, 2**36, (rows, tokens), device=device))
                 like: dict[str, Any] = {"device": device, "dtype": dtype}
                 fused = drawn(rows, tokens, keys, heads // keys + 2, width, **like).clamp(-2, 2).requires_grad_()
-                rope_qkv_kernel(torch.zeros_like(fused), turn, pairing)  # what is checked are launches again
-                parts = rope_qkv_kernel(fused, turn, pairing)
+                rope_qkv_kernel(torch.zeros_like(fused), args, pairing)  # what is checked are launches again
+                parts = rope_qkv_kernel(fused, args, pairing)
                 grads = [drawn(*x.shape, **like).clamp(-2, 2) for x in parts]
                 (back,) = torch.autograd.grad(parts, fused, grads)
                 exact = fused.detach().double().requires_grad_()
-                true = rope_qkv_ref(exact, turn, pairing)
+                true = rope_qkv_ref(exact, args, pairing)
                 (true_back,) = torch.autograd.grad(true, exact, [x.double() for x in grads])
                 q, k, v = split_qkv(fused.detach())
                 heads_first = q.flatten(2, 3).transpose(1, 2).contiguous().transpose(1, 2)
-                apart = rope_kernel(heads_first, k, turn, pairing)
+                apart = rope_kernel(heads_first, k, args, pairing)
                 pairs = [*zip(parts, true, strict=True), *zip(apart, true, strict=False), (back, true_back)]
-                error = max(worst(a, b, pairing, turned) for a, b in pairs if a is not parts[2])
-                same = all(torch.equal(a[..., turned:], b[..., turned:].to(dtype)) for a, b in pairs)
+                error = max(worst(a, b, pairing, rotary_dim) for a, b in pairs if a is not parts[2])
+                same = all(torch.equal(a[..., rotary_dim:], b[..., rotary_dim:].to(dtype)) for a, b in pairs)
                 same = same and torch.equal(parts[2], v)
-                name = f"{pairing}, {turned} of {width}, {str(dtype)[6:]}"
+                name = f"{pairing}, {rotary_dim} of {width}, {str(dtype)[6:]}"
                 found[name] = error
                 if not (error <= allowed and same):
                     raise SystemExit(f"wrong: {name}: error {error:.2e} (allowed {allowed}), rest copied: {same}")
     return found
 
 
-def half_turned(x: Tensor) -> Tensor:
+def rotate_half(x: Tensor) -> Tensor:
     u, v = x.chunk(2, dim=-1)
     return torch.cat((-v, u), dim=-1)
 
@@ -131,7 +131,7 @@ def half_turned(x: Tensor) -> Tensor:
 def plain(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """As transformers does it, on `[B, H, T, D]`."""
     cos, sin = cos[:, None], sin[:, None]
-    return q * cos + half_turned(q) * sin, k * cos + half_turned(k) * sin
+    return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
 
 
 def peers(rope: phasor.Rotary, positions: Tensor) -> dict[str, Callable[..., tuple[Tensor, Tensor]]]:
@@ -152,15 +152,15 @@ def peers(rope: phasor.Rotary, positions: Tensor) -> dict[str, Callable[..., tup
     return found
 
 
-def back_and_forth(turn: Callable[..., Any], inputs: list[Tensor], grads: list[Tensor]) -> Call:
+def back_and_forth(rotate: Callable[..., Any], inputs: list[Tensor], grads: list[Tensor]) -> Call:
     inputs = [x.detach().requires_grad_() for x in inputs]
-    return lambda: torch.autograd.grad(turn(*inputs), inputs, grads)
+    return lambda: torch.autograd.grad(rotate(*inputs), inputs, grads)
 
 
 def floor(elements: int, times: int = 1, **how: Any) -> float:
     source = torch.zeros(elements, dtype=torch.bfloat16, device="cuda")
     target = torch.empty_like(source)
-    return times * timed(lambda: target.copy_(source), **how)
+    return times * measure(lambda: target.copy_(source), **how)
 
 
 class Report:
@@ -174,7 +174,7 @@ class Report:
         self.cases[name] = {"floor": least}
         for who, call in contenders.items():
             try:
-                took = timed(call, **how)
+                took = measure(call, **how)
             except Exception as error:
                 self.cases[name][who] = str(error).splitlines()[0][:160] if str(error) else repr(error)
                 print(f"    {who:24} failed: {self.cases[name][who]}")
@@ -194,18 +194,18 @@ def compare() -> dict[str, Any]:
     at = torch.arange(TOKENS, device="cuda")
     by_row = at + torch.tensor([[0], [2**20], [2**30], [2**36]], device="cuda")
     half = phasor.Rotary(head_dim=WIDTH)
-    turns = peers(half, at)
-    report.case("forward", least, {who: lambda turn=turn: turn(q_t, k_t) for who, turn in turns.items()})
+    rotations = peers(half, at)
+    report.case("forward", least, {who: lambda rotate=rotate: rotate(q_t, k_t) for who, rotate in rotations.items()})
     report.case(
         "forward and backward",
         2 * least,
-        {who: back_and_forth(turn, [q_t, k_t], grads) for who, turn in turns.items()},
+        {who: back_and_forth(rotate, [q_t, k_t], grads) for who, rotate in rotations.items()},
     )
     ropes = {
         "a position a token": (half, by_row),
         "adjacent": (phasor.Rotary(head_dim=WIDTH, pairing="adjacent"), at),
-        "32 of 128 turned": (phasor.Rotary(head_dim=WIDTH, rotary_dim=32), at),
-        "32 of 128 turned, adjacent": (phasor.Rotary(head_dim=WIDTH, rotary_dim=32, pairing="adjacent"), at),
+        "32 of 128 rotated": (phasor.Rotary(head_dim=WIDTH, rotary_dim=32), at),
+        "32 of 128 rotated, adjacent": (phasor.Rotary(head_dim=WIDTH, rotary_dim=32, pairing="adjacent"), at),
     }
     calls: dict[str, Call] = {
         name: lambda rope=rope, at=at: rope.rotate(q_t, k_t, at) for name, (rope, at) in ropes.items()
@@ -215,7 +215,7 @@ def compare() -> dict[str, Any]:
     report.case("phasor, other forward passes", least, calls)
     fused = drawn(ROWS, TOKENS, KEYS, HEADS // KEYS + 2, WIDTH)
     whole = floor(fused.numel())
-    turn = turn_of(half, at)
+    args = rope_args(half, at)
 
     def split(projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = split_qkv(projected)
@@ -230,20 +230,20 @@ def compare() -> dict[str, Any]:
         dynamic=False,
     )
     ways: dict[str, Callable[..., Any]] = {
-        "phasor": lambda x: rope_qkv_op(x, *turn, False, False),
+        "phasor": lambda x: rope_qkv_op(x, *args, False, False),
         "torch.compile": compiled,
     }
-    if "Liger" in turns:
+    if "Liger" in rotations:
         ways["split, then Liger"] = lambda x: (
-            *turns["Liger"](*(y.transpose(1, 2) for y in split(x)[:2])),
+            *rotations["Liger"](*(y.transpose(1, 2) for y in split(x)[:2])),
             split(x)[2].contiguous(),
         )
-    report.case("split and turn", whole, {who: lambda way=way: way(fused) for who, way in ways.items()})
-    views = {"phasor": lambda: rope_qkv_kernel(fused, turn, "half")}
-    report.case("split and turn, values a view", least, views)
+    report.case("split and rotate", whole, {who: lambda way=way: way(fused) for who, way in ways.items()})
+    views = {"phasor": lambda: rope_qkv_kernel(fused, args, "half")}
+    report.case("split and rotate, values a view", least, views)
     parts = [drawn(*x.shape) for x in split(fused)]
     both = {who: back_and_forth(way, [fused], parts) for who, way in ways.items() if "Liger" not in who}
-    report.case("split and turn, forward and backward", 2 * whole, both)
+    report.case("split and rotate, forward and backward", 2 * whole, both)
     for rows in (1, 16, 64, 256):
         decode(report, rows, half)
     return report.cases
@@ -253,11 +253,11 @@ def decode(report: Report, rows: int, rope: phasor.Rotary) -> None:
     """One token a row: many calls a graph, warm caches, and the host's own time."""
     at = torch.full((rows, 1), 1000, device="cuda")
     q, k = (drawn(rows, 1, n, WIDTH).transpose(1, 2) for n in (HEADS, KEYS))
-    fused, turn = drawn(rows, 1, KEYS, HEADS // KEYS + 2, WIDTH), turn_of(rope, at)
+    fused, args = drawn(rows, 1, KEYS, HEADS // KEYS + 2, WIDTH), rope_args(rope, at)
     calls: dict[str, Call] = {
-        who: lambda turn=turn: turn(q, k) for who, turn in peers(rope, at).items() if who != "transformers"
+        who: lambda rotate=rotate: rotate(q, k) for who, rotate in peers(rope, at).items() if who != "transformers"
     }
-    calls["phasor, from projection"] = lambda: rope_qkv_kernel(fused, turn, "half")
+    calls["phasor, from projection"] = lambda: rope_qkv_kernel(fused, args, "half")
     how: dict[str, Any] = {"calls": 50, "cold": False}
     name = f"one token, batch {rows}"
     report.case(name, floor(q.numel() + k.numel(), **how), calls, **how)
@@ -270,7 +270,7 @@ def sweep() -> None:
     """Programs a token and warps, for large and small sizes."""
     from phasor.ops.rope.kernels import Schedule, launch_rope
 
-    for rows, count, form, turned in (
+    for rows, count, form, rotary_dim in (
         (ROWS, TOKENS, "half", WIDTH),
         (ROWS, TOKENS, "adjacent", WIDTH),
         (ROWS, TOKENS, "half", WIDTH // 4),
@@ -283,8 +283,8 @@ def sweep() -> None:
         (256, 1, "half", WIDTH),
         (2, 512, "half", WIDTH),
     ):
-        rope = phasor.Rotary(head_dim=WIDTH, rotary_dim=turned)
-        turn = turn_of(rope, torch.arange(count, device="cuda"))
+        rope = phasor.Rotary(head_dim=WIDTH, rotary_dim=rotary_dim)
+        args = rope_args(rope, torch.arange(count, device="cuda"))
         fused = drawn(rows, count, KEYS, HEADS // KEYS + 2, WIDTH)
         parts = split_qkv(fused)
         into = tuple(torch.empty(x.shape, dtype=x.dtype, device="cuda") for x in parts)
@@ -296,14 +296,14 @@ def sweep() -> None:
         large = rows * count > 1024
         how: dict[str, Any] = {"repeats": 15} if large else {"calls": 50, "cold": False, "repeats": 10}
         least = floor(sum(x.numel() for x in source), **how)
-        print(f"{form}, {turned} of {WIDTH} turned, {rows} x {count} tokens: floor {least:.4f} ms")
+        print(f"{form}, {rotary_dim} of {WIDTH} rotated, {rows} x {count} tokens: floor {least:.4f} ms")
         for each in (1, 2) if large else (1, 2, 4, 8):
             line = []
             for warps in (1, 2, 4, 8) if large else (1, 2, 4):
                 options: dict[str, Any] = {"adjacent": form == "adjacent", "inverse": form == "joined"}
                 options["schedule"] = Schedule(each, warps)
                 try:
-                    took = timed(partial(launch_rope, source, target, *turn, **options), **how)
+                    took = measure(partial(launch_rope, source, target, *args, **options), **how)
                     line.append(f"{warps} warps {took:.5f} ({least / took:.1%})")
                 except Exception as error:
                     line.append(f"{warps} warps failed: {str(error).splitlines()[0][:60]}")

@@ -1,4 +1,4 @@
-"""An operation is the same to a compiler, to a mode of torch, to a class of tensors and in eager mode."""
+"""A CustomOp is the same to a compiler, a torch mode, a tensor subclass and in eager mode."""
 
 import pytest
 import torch
@@ -37,13 +37,15 @@ def _(grad: Tensor, x: Tensor, by: float) -> Tensor:
     return torch.empty_like(grad)
 
 
-def keep(ctx, inputs, output):
+def setup_context(ctx, inputs, output):
     x, ctx.by = inputs
     ctx.save_for_backward(x)
     ctx.mark_non_differentiable(output[1])
 
 
-cube.register_autograd(lambda ctx, grad, _: (slope(grad, *ctx.saved_tensors, ctx.by), None), setup_context=keep)
+cube.register_autograd(
+    lambda ctx, grad, _: (slope(grad, *ctx.saved_tensors, ctx.by), None), setup_context=setup_context
+)
 
 
 class Watch(TorchDispatchMode):
@@ -129,11 +131,11 @@ def test_a_map_over_gradients_sees_it(x):
 
 
 @pytest.mark.parametrize("form", ["triton", "reference"])
-def test_forward_derivatives_are_those_of_the_plain_forms(form):
+def test_forward_derivatives_are_those_of_the_references(form):
     """A kernel has none, and would leave them out."""
     at, weight, by = torch.arange(3), torch.randn(8), torch.randn(8)
     rope = phasor.Rotary(head_dim=8)
-    works = {
+    operations = {
         "norm": lambda x: norm(x, weight, None, eps=1e-6),
         "sum and norm": lambda x: add_norm(x, x, weight, None, eps=1e-6)[1],
         "gated": lambda x: glu(x, "swiglu"),
@@ -141,10 +143,10 @@ def test_forward_derivatives_are_those_of_the_plain_forms(form):
         "rotary": lambda x: rope.rotate(x, x, at)[0],
     }
     x, direction = torch.randn(2, 1, 2, 3, 8)
-    for name, work in works.items():
+    for name, operation in operations.items():
         with dispatch.force_path(form), forward_ad.dual_level():
-            got = forward_ad.unpack_dual(work(forward_ad.make_dual(x, direction))).tangent
-        _, expected = torch.func.jvp(work, (x,), (direction,))
+            got = forward_ad.unpack_dual(operation(forward_ad.make_dual(x, direction))).tangent
+        _, expected = torch.func.jvp(operation, (x,), (direction,))
         assert got is not None, name
         torch.testing.assert_close(got, expected, msg=name)
 

@@ -1,4 +1,4 @@
-"""The kernels' operations under FSDP2: weights cut over two processes give the gradients of one."""
+"""The kernels under FSDP2: weights sharded over two processes give the gradients of one."""
 
 import os
 import tempfile
@@ -25,10 +25,10 @@ def batch(rank):
     return tokens[:, :-1], tokens[:, 1:]
 
 
-def loss(made, rank):
+def loss(network, rank):
     tokens, targets = batch(rank)
     with dispatch.force_path("triton"):
-        return made.loss(tokens, targets=targets).total
+        return network.loss(tokens, targets=targets).total
 
 
 def operations(node, seen=None):
@@ -41,25 +41,25 @@ def operations(node, seen=None):
     return " ".join(seen.values())
 
 
-def sharded(rank, folder):
+def run_sharded(rank, folder):
     import torch.distributed as dist
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    made = model()
-    for part in made.modules():
+    network = model()
+    for part in network.modules():
         if isinstance(part, Block):
             fully_shard(part)
-    fully_shard(made)
-    found = loss(made, rank)
-    steps = operations(found.grad_fn)
+    fully_shard(network)
+    result = loss(network, rank)
+    steps = operations(result.grad_fn)
     for kernel in ("rope_qkv", "glu_linear", "norm", "linear_cross_entropy"):
         assert f"phasor_{kernel}" in steps, steps
-    found.backward()
+    result.backward()
     gradients = {}
-    for name, weight in made.named_parameters():
+    for name, weight in network.named_parameters():
         assert isinstance(weight.grad, DTensor), name
         gradients[name] = weight.grad.full_tensor()
     if rank == 0:
@@ -70,11 +70,11 @@ def sharded(rank, folder):
 @pytest.mark.cpu_only("its processes talk over the CPU's backend")
 def test_two_processes_with_sharded_weights_have_the_gradients_of_one():
     with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(sharded, (folder,), nprocs=2, start_method="spawn")
-        found = torch.load(os.path.join(folder, "gradients.pt"))
+        mp.start_processes(run_sharded, (folder,), nprocs=2, start_method="spawn")
+        result = torch.load(os.path.join(folder, "gradients.pt"))
     whole = model()
     (sum(loss(whole, rank) for rank in range(2)) / 2).backward()
-    assert found.keys() == {name for name, _ in whole.named_parameters()}
+    assert result.keys() == {name for name, _ in whole.named_parameters()}
     for name, weight in whole.named_parameters():
         assert weight.grad.abs().max() > 1e-4  # of a size that the comparison can see
-        torch.testing.assert_close(found[name], weight.grad, rtol=1e-4, atol=1e-6, msg=name)
+        torch.testing.assert_close(result[name], weight.grad, rtol=1e-4, atol=1e-6, msg=name)

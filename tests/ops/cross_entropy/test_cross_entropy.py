@@ -1,4 +1,4 @@
-"""Cross-entropy without all logits against a float64 formula, and the loss of every head against the plain one."""
+"""Linear cross-entropy in chunks against a float64 formula, and the loss of every head against that of its logits."""
 
 import pytest
 import torch
@@ -13,11 +13,11 @@ from phasor.ops import cross_entropy as ops
 from phasor.ops import dispatch
 from phasor.ops.cross_entropy import cross_entropy as module
 
-# A CPU without bfloat16 products says so once, and takes another way.
+# A CPU without bfloat16 matmuls warns once, and takes a slower path.
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 
 FORMS = ("reference", "triton")
-GIVEN = {
+OPTIONS = {
     "plain": (0.0, 0.0, 1.0, None),
     "smoothed": (0.1, 0.0, 1.0, None),
     "z-loss": (0.0, 0.03, 1.0, None),
@@ -29,16 +29,16 @@ GIVEN = {
 def rows(count, width, vocabulary, dtype=torch.float32):
     """Hidden states, table and bias with logits of size one, targets, and weights of which some are 0."""
     hidden, table, bias = normal(count, width), normal(vocabulary, width, seed=1), normal(vocabulary, seed=2)
-    made = [x.to(dtype).requires_grad_() for x in (hidden / width**0.5, table, bias)]
+    inputs = [x.to(dtype).requires_grad_() for x in (hidden / width**0.5, table, bias)]
     generator = torch.Generator().manual_seed(3)
     targets = torch.randint(0, vocabulary, (count,), generator=generator)
     weights = torch.rand(count, generator=generator) * (torch.rand(count, generator=generator) < 0.7)
-    return made, targets, weights
+    return inputs, targets, weights
 
 
-def formula(made, targets, weights, smoothing, z_loss, multiplier, softcap):
+def formula(inputs, targets, weights, smoothing, z_loss, multiplier, softcap):
     """The sums written out in float64, and the gradients of the loss."""
-    hidden, table, bias = (x.detach().double().requires_grad_() for x in made)
+    hidden, table, bias = (x.detach().double().requires_grad_() for x in inputs)
     z = multiplier * (hidden @ table.T + bias)
     if softcap is not None:
         z = softcap * torch.tanh(z / softcap)
@@ -50,42 +50,42 @@ def formula(made, targets, weights, smoothing, z_loss, multiplier, softcap):
     return (loss, nats, square), torch.autograd.grad(loss, (hidden, table, bias))
 
 
-def by_kernel():
+def use_kernel():
     return dispatch.forced_path() == "triton"
 
 
-def chunked(made, targets, weights, given, dtype=torch.float32, rows=5):
-    return module.linear_cross_entropy_op(*made, targets, weights, *given, dtype, [True] * 3, rows, by_kernel())
+def in_chunks(inputs, targets, weights, given, dtype=torch.float32, rows=5):
+    return module.linear_cross_entropy_op(*inputs, targets, weights, *given, dtype, [True] * 3, rows, use_kernel())
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("given", GIVEN.values(), ids=GIVEN)
+@pytest.mark.parametrize("given", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize(("count", "width", "vocabulary"), [(13, 7, 37), (1, 1, 2), (11, 16, 64)])
 def test_sums_and_gradients_are_the_formulas(form, given, count, width, vocabulary):
-    made, targets, weights = rows(count, width, vocabulary)
-    sums, gradients = formula(made, targets, weights, *given)
+    inputs, targets, weights = rows(count, width, vocabulary)
+    sums, gradients = formula(inputs, targets, weights, *given)
     with dispatch.force_path(form):
-        ours = chunked(made, targets, weights, given)
+        ours = in_chunks(inputs, targets, weights, given)
     # float32: sums of some hundred terms of size one, each off by 6e-8
     for a, b in zip(ours[:3], sums, strict=True):
         torch.testing.assert_close(a.detach().double(), b.detach().double(), rtol=5e-6, atol=5e-6)
-    for a, b in zip(torch.autograd.grad(3 * ours[0], made), gradients, strict=True):
+    for a, b in zip(torch.autograd.grad(3 * ours[0], inputs), gradients, strict=True):
         torch.testing.assert_close(a.double(), 3 * b, rtol=1e-5, atol=3e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("form", FORMS)
-def test_16_bits_are_rounded_where_they_must_be(form, dtype):
-    """Logits and their gradient are in the type of the product, everything that is summed up is in float32."""
-    made, targets, weights = rows(29, 12, 41, dtype)
-    sums, gradients = formula(made, targets, weights, *GIVEN["all"])
+def test_16_bit_dtypes_are_rounded_where_they_must_be(form, dtype):
+    """Logits and their gradient have the dtype of the matmul, all sums are in float32."""
+    inputs, targets, weights = rows(29, 12, 41, dtype)
+    sums, gradients = formula(inputs, targets, weights, *OPTIONS["all"])
     with dispatch.force_path(form):
-        ours = chunked(made, targets, weights, GIVEN["all"], dtype)
+        ours = in_chunks(inputs, targets, weights, OPTIONS["all"], dtype)
     unit = torch.finfo(dtype).eps / 2  # of a rounding to nearest, relative
     assert ours[0].dtype == torch.float32
     # A logit of size up to 8 is off by 8 units at most, and so is the loss of a row; roundings do not all agree.
     assert abs(float(ours[0].detach()) - float(sums[0].detach())) < 8 * unit * float(weights.sum())
-    for a, b in zip(torch.autograd.grad(ours[0], made), gradients, strict=True):
+    for a, b in zip(torch.autograd.grad(ours[0], inputs), gradients, strict=True):
         assert a.dtype == dtype
         # the gradient's norm: each term is a product with two or three roundings, after a logit that was off
         assert float((a.double() - b).norm()) < 12 * unit * float(b.norm())
@@ -100,16 +100,16 @@ def test_chunks_add_up_in_float32(form):
     weights = torch.full((count,), 2**-8)
     weights[0] = 2.0
     with dispatch.force_path(form):
-        made = (hidden, table, None)
+        inputs = (hidden, table, None)
         out = module.linear_cross_entropy_op(
-            *made,
+            *inputs,
             torch.zeros(count).long(),
             weights,
-            *GIVEN["plain"],
+            *OPTIONS["plain"],
             torch.bfloat16,
             [True, True, False],
             1,
-            by_kernel(),
+            use_kernel(),
         )
     (gradient,) = torch.autograd.grad(out[0], table)
     # (2 + 32/256) / 2; summed up in bfloat16 it would stay at 1
@@ -118,55 +118,55 @@ def test_chunks_add_up_in_float32(form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_of_weight_0_count_for_nothing_even_if_they_are_not_finite(form):
-    made, _, _ = rows(4, 3, 9)
-    hidden, table, bias = made
+    inputs, _, _ = rows(4, 3, 9)
+    hidden, table, bias = inputs
     with torch.no_grad():
         hidden[2] = torch.nan
     targets, weights = torch.tensor([1, 8, 0, 3]), torch.tensor([1.0, 0.5, 0.0, 0.0])
     with dispatch.force_path(form):
-        out = chunked(made, targets, weights, GIVEN["all"], rows=3)
-        gradients = torch.autograd.grad(out[0], made)
+        out = in_chunks(inputs, targets, weights, OPTIONS["all"], rows=3)
+        gradients = torch.autograd.grad(out[0], inputs)
     assert bool(out[0].isfinite())
     assert not gradients[0][2:].any()
     kept = [hidden[:2].detach().requires_grad_(), table, bias]
     with dispatch.force_path(form):
-        alone = chunked(kept, targets[:2], weights[:2], GIVEN["all"])
+        alone = in_chunks(kept, targets[:2], weights[:2], OPTIONS["all"])
     torch.testing.assert_close(out[0], alone[0])
     with dispatch.force_path(form):
-        none = chunked(made, targets, torch.zeros(4), GIVEN["all"])
+        none = in_chunks(inputs, targets, torch.zeros(4), OPTIONS["all"])
     assert float(none[0].detach()) == 0.0
     assert all(not g.any() for g in torch.autograd.grad(none[0], (hidden, bias)))
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_no_rows_at_all(form):
-    made, targets, weights = rows(0, 3, 5)
+    inputs, targets, weights = rows(0, 3, 5)
     with dispatch.force_path(form):
-        out = chunked(made, targets, weights, GIVEN["all"])
+        out = in_chunks(inputs, targets, weights, OPTIONS["all"])
     assert float(out[0].detach()) == 0.0
-    assert all(not g.any() for g in torch.autograd.grad(out[0], made))
+    assert all(not g.any() for g in torch.autograd.grad(out[0], inputs))
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_autocast_multiplies_in_its_type_and_gives_float32_gradients(form):
-    made, targets, weights = rows(19, 12, 41)
-    halves = [x.detach().bfloat16() for x in made]
-    sums, gradients = formula(halves, targets, weights, *GIVEN["all"])
+def test_autocast_sets_the_dtype_of_logits_and_gradients_are_float32(form):
+    inputs, targets, weights = rows(19, 12, 41)
+    halves = [x.detach().bfloat16() for x in inputs]
+    sums, gradients = formula(halves, targets, weights, *OPTIONS["all"])
     with dispatch.force_path(form), torch.autocast(DEVICE.type, torch.bfloat16):
-        assert module.logits_dtype(made[0], made[1]) == torch.bfloat16
-        out = chunked(made, targets, weights, GIVEN["all"], torch.bfloat16)
+        assert module.logits_dtype(inputs[0], inputs[1]) == torch.bfloat16
+        out = in_chunks(inputs, targets, weights, OPTIONS["all"], torch.bfloat16)
     assert abs(float(out[0].detach()) - float(sums[0].detach())) < 8 * 2**-9 * float(weights.sum())
-    for a, b in zip(torch.autograd.grad(out[0], made), gradients, strict=True):
+    for a, b in zip(torch.autograd.grad(out[0], inputs), gradients, strict=True):
         assert a.dtype == torch.float32
         assert float((a.double() - b).norm()) < 12 * 2**-9 * float(b.norm())
 
 
 def test_without_gradients_none_are_computed():
-    made, targets, weights = rows(9, 4, 17)
+    inputs, targets, weights = rows(9, 4, 17)
     with dispatch.force_path("triton"), torch.no_grad():
-        sums = ops.linear_cross_entropy(made[0], made[1], targets, weights)
+        sums = ops.linear_cross_entropy(inputs[0], inputs[1], targets, weights)
         out = module.linear_cross_entropy_op(
-            made[0], made[1], None, targets, weights, *GIVEN["plain"], torch.float32, [False] * 3, None, True
+            inputs[0], inputs[1], None, targets, weights, *OPTIONS["plain"], torch.float32, [False] * 3, None, True
         )
     assert not sums.loss.requires_grad
     assert [x.numel() for x in out[3:]] == [0, 0, 0]
@@ -174,8 +174,8 @@ def test_without_gradients_none_are_computed():
 
 
 def test_a_frozen_table_gets_no_gradient():
-    made, targets, weights = rows(9, 4, 17)
-    hidden, table = made[0], made[1].detach()
+    inputs, targets, weights = rows(9, 4, 17)
+    hidden, table = inputs[0], inputs[1].detach()
     with dispatch.force_path("triton"):
         (ours,) = torch.autograd.grad(ops.linear_cross_entropy(hidden, table, targets, weights).loss, hidden)
     plain = ops.linear_cross_entropy_ref(hidden, table, None, targets, weights).loss
@@ -183,53 +183,53 @@ def test_a_frozen_table_gets_no_gradient():
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_rows_may_lie_apart(form):
+def test_non_contiguous_rows(form):
     """Views with strides, as slices of a larger tensor are."""
-    made, targets, weights = rows(13, 7, 37)
-    apart = [torch.stack((x, x), -1)[..., 0] for x in (*made, targets, weights)]
+    inputs, targets, weights = rows(13, 7, 37)
+    apart = [torch.stack((x, x), -1)[..., 0] for x in (*inputs, targets, weights)]
     with dispatch.force_path(form):
-        a = chunked(apart[:3], apart[3], apart[4], GIVEN["all"])
-        b = chunked(made, targets, weights, GIVEN["all"])
+        a = in_chunks(apart[:3], apart[3], apart[4], OPTIONS["all"])
+        b = in_chunks(inputs, targets, weights, OPTIONS["all"])
     torch.testing.assert_close(a[0], b[0])
-    for x, y in zip(torch.autograd.grad(a[0], made), torch.autograd.grad(b[0], made), strict=True):
+    for x, y in zip(torch.autograd.grad(a[0], inputs), torch.autograd.grad(b[0], inputs), strict=True):
         torch.testing.assert_close(x, y)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("biased", [True, False])
 def test_it_is_a_well_behaved_op(form, biased):
-    made, targets, weights = rows(6, 3, 9)
-    inputs = (made[0], made[1], made[2] if biased else None, targets, weights, *GIVEN["all"], torch.float32)
+    inputs, targets, weights = rows(6, 3, 9)
+    inputs = (inputs[0], inputs[1], inputs[2] if biased else None, targets, weights, *OPTIONS["all"], torch.float32)
     with dispatch.force_path(form):
-        torch.library.opcheck(module.linear_cross_entropy_op.op, (*inputs, [True, True, biased], 4, by_kernel()))
-    torch.library.opcheck(module.scale_op.op, (made[0].detach(), torch.tensor(2.0), torch.bfloat16))
+        torch.library.opcheck(module.linear_cross_entropy_op.op, (*inputs, [True, True, biased], 4, use_kernel()))
+    torch.library.opcheck(module.scale_op.op, (inputs[0].detach(), torch.tensor(2.0), torch.bfloat16))
 
 
 def test_it_compiles_into_one_graph():
-    made, targets, weights = rows(6, 3, 9)
+    inputs, targets, weights = rows(6, 3, 9)
 
     def loss(hidden, table, bias):
         return ops.linear_cross_entropy(hidden, table, targets, weights, bias=bias, z_loss=0.1).loss
 
     with dispatch.force_path("triton"):
-        ours = torch.compile(loss, fullgraph=True, backend="aot_eager")(*made)
-        ours_gradients = torch.autograd.grad(ours, made)
-    plain = loss(*made)
+        ours = torch.compile(loss, fullgraph=True, backend="aot_eager")(*inputs)
+        ours_gradients = torch.autograd.grad(ours, inputs)
+    plain = loss(*inputs)
     torch.testing.assert_close(ours, plain)
-    for a, b in zip(ours_gradients, torch.autograd.grad(plain, made), strict=True):
+    for a, b in zip(ours_gradients, torch.autograd.grad(plain, inputs), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.cpu_only("on a GPU a kernel runs for few logits too")
 def test_many_logits_are_chunked_on_any_device_and_few_where_a_kernel_runs(monkeypatch):
-    made, targets, weights = rows(9, 4, 17)
+    inputs, targets, weights = rows(9, 4, 17)
     called = []
     op = module.linear_cross_entropy_op
     monkeypatch.setattr(module, "linear_cross_entropy_op", lambda *given: called.append(given) or op(*given))
-    few = ops.linear_cross_entropy(*made[:2], targets, weights).loss
+    few = ops.linear_cross_entropy(*inputs[:2], targets, weights).loss
     assert not called
     monkeypatch.setattr(module, "MAX_LOGITS_AT_ONCE", 9 * 17)
-    many = ops.linear_cross_entropy(*made[:2], targets, weights).loss
+    many = ops.linear_cross_entropy(*inputs[:2], targets, weights).loss
     assert called
     torch.testing.assert_close(few, many)
 
@@ -261,7 +261,7 @@ def loss_of(model, batch, **terms):
 
 
 def plain_loss(model, batch, smoothing, z_loss):
-    """By the logits that the model gives out."""
+    """From the logits that the model returns."""
     given = [x for x in (batch.source, batch.tokens) if x is not None]
     logits = model(*given)
     log_p = logits - logits.exp().sum(-1, keepdim=True).log()
@@ -313,9 +313,9 @@ def test_a_model_without_logits_has_no_loss():
         loss_of(model, batch_for(model))
 
 
-def test_torch_func_gets_the_plain_form(monkeypatch):
-    made, targets, weights = rows(6, 4, 9)
-    hidden, weight = made[0].detach(), made[1].detach()
+def test_torch_func_gets_the_reference(monkeypatch):
+    inputs, targets, weights = rows(6, 4, 9)
+    hidden, weight = inputs[0].detach(), inputs[1].detach()
 
     def loss(row):
         return ops.linear_cross_entropy(row, weight, targets, weights).loss

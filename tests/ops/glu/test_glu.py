@@ -1,4 +1,4 @@
-"""The kernel of gated activations against float64 formulas: forward, gradient, awkward sizes, rounding."""
+"""The GLU kernels against float64 formulas: forward, gradient, awkward sizes, rounding."""
 
 import math
 
@@ -14,7 +14,7 @@ from phasor.ops import glu as ops
 from phasor.ops.glu.glu import glu_linear_op, glu_op, glu_why_not
 
 
-def formula(x, kind):
+def formula(x, activation):
     g, u = x.chunk(2, dim=-1)
     sigmoid = 1 / (1 + torch.exp(-g))
     inner = math.sqrt(2 / math.pi) * (g + 0.044715 * g**3)
@@ -26,34 +26,34 @@ def formula(x, kind):
             "swiglu": g * sigmoid,
             "geglu": g * 0.5 * (1 + torch.erf(g / math.sqrt(2))),
             "geglu-tanh": g * 0.5 * (1 + torch.tanh(inner)),
-        }[kind]
+        }[activation]
     )
 
 
-def run(x, kind):
+def run(x, activation):
     with dispatch.force_path("triton"):
-        y = ops.glu(x, kind)
+        y = ops.glu(x, activation)
         assert y.grad_fn.name().startswith("phasor_glu")
         (gradient,) = torch.autograd.grad((y.double() * normal(*y.shape, seed=9)).sum(), x)
     twin = x.detach().double().requires_grad_()
-    truth = formula(twin, kind)
+    truth = formula(twin, activation)
     (true_gradient,) = torch.autograd.grad((truth * normal(*y.shape, seed=9)).sum(), twin)
     return (y, truth), (gradient, true_gradient)
 
 
 @pytest.mark.parametrize("shape", [(1, 2), (5, 3, 74), (2, 2 * 1030), (0, 6)], ids=str)
-@pytest.mark.parametrize("kind", ops.GLU_ACTIVATIONS)
-def test_it_is_its_formula(kind, shape):
+@pytest.mark.parametrize("activation", ops.GLU_ACTIVATIONS)
+def test_it_is_its_formula(activation, shape):
     x = (4 * normal(*shape)).float().requires_grad_()
-    for ours, truth in run(x, kind):
+    for ours, truth in run(x, activation):
         # values of up to some tens in float32
         torch.testing.assert_close(ours.detach().double(), truth.detach(), rtol=3e-6, atol=3e-6)
 
 
-@pytest.mark.parametrize("kind", ops.GLU_ACTIVATIONS)
-def test_bfloat16_rounds_once(kind):
+@pytest.mark.parametrize("activation", ops.GLU_ACTIVATIONS)
+def test_bfloat16_rounds_once(activation):
     x = (4 * normal(23, 60)).bfloat16().requires_grad_()
-    (y, truth), (gradient, true_gradient) = run(x, kind)
+    (y, truth), (gradient, true_gradient) = run(x, activation)
     assert y.dtype == gradient.dtype == torch.bfloat16
     # The interpreter cuts off where a GPU rounds, so it is off by a whole unit in the last place, 2^-7 relative.
     assert ((y.detach().double() - truth.detach()).abs() <= 2**-7 * truth.detach().abs() + 1e-5).all()
@@ -61,14 +61,14 @@ def test_bfloat16_rounds_once(kind):
     assert ((gradient.double() - true_gradient).abs() <= 1.5 * 2**-7 * true_gradient.abs() + 1e-5).all()
 
 
-@pytest.mark.parametrize("kind", ops.GLU_ACTIVATIONS)
-def test_large_gates_are_finite(kind):
+@pytest.mark.parametrize("activation", ops.GLU_ACTIVATIONS)
+def test_large_gates_are_finite(activation):
     x = torch.tensor([[-200.0, -90.0, 90.0, 200.0, 1.0, 1.0, 1.0, 1.0]], requires_grad=True)
-    for ours, truth in run(x, kind):
+    for ours, truth in run(x, activation):
         torch.testing.assert_close(ours.detach().double(), truth.detach(), rtol=1e-6, atol=1e-6)
 
 
-def test_inputs_may_lie_apart():
+def test_non_contiguous_inputs():
     x = normal(3, 5, 8).float()
     with dispatch.force_path("triton"):
         assert torch.equal(ops.glu(x.transpose(0, 1), "swiglu"), ops.glu(x, "swiglu").transpose(0, 1))
@@ -78,7 +78,7 @@ def test_it_is_a_well_behaved_op():
     torch.library.opcheck(glu_op.op, (normal(4, 6).float().requires_grad_(), "swiglu"))
 
 
-def test_why_it_takes_its_plain_form():
+def test_why_it_takes_its_reference():
     x = normal(3, 8).float()
     assert glu_why_not(x.cpu(), "swiglu") == "the tensors are not on a GPU"
     with dispatch.force_path("triton"):
@@ -87,31 +87,31 @@ def test_why_it_takes_its_plain_form():
         reasons = []
 
         @torch.compile(fullgraph=True, backend="eager")
-        def compiled(x):
+        def compile_glu(x):
             reasons.append(glu_why_not(x, "swiglu"))
             return ops.glu(x, "swiglu")
 
-        compiled(x)
+        compile_glu(x)
     assert reasons == ["the compiler fuses the reference with the operations around it"]
 
 
-@pytest.mark.parametrize("kind", ops.GLU_ACTIVATIONS)
-def test_with_the_projection_after_it_nothing_is_kept_but_the_input(kind):
+@pytest.mark.parametrize("activation", ops.GLU_ACTIVATIONS)
+def test_glu_linear_saves_only_its_inputs(activation):
     x, weight = (3 * normal(2, 5, 26)).float().requires_grad_(), normal(7, 13).float().requires_grad_()
     upstream = normal(2, 5, 7)
     with dispatch.force_path("triton"):
-        y = ops.glu_linear(x, weight, kind)
-        kept = [saved.shape for saved in y.grad_fn.saved_tensors]
+        y = ops.glu_linear(x, weight, activation)
+        saved = [x.shape for x in y.grad_fn.saved_tensors]
         ours = torch.autograd.grad((y.double() * upstream).sum(), (x, weight))
-    assert kept == [x.shape, weight.shape]
+    assert saved == [x.shape, weight.shape]
     twins = [t.detach().double().requires_grad_() for t in (x, weight)]
-    truth = formula(twins[0], kind) @ twins[1].T
+    truth = formula(twins[0], activation) @ twins[1].T
     torch.testing.assert_close(y.detach().double(), truth.detach(), rtol=1e-5, atol=2e-5)
     for mine, theirs in zip(ours, torch.autograd.grad((truth * upstream).sum(), twins), strict=True):
         torch.testing.assert_close(mine.double(), theirs, rtol=1e-5, atol=3e-5)
 
 
-def test_the_projection_is_an_operation_that_compiles():
+def test_glu_linear_is_a_well_behaved_op_that_compiles():
     x, weight = normal(4, 12).float().requires_grad_(), normal(5, 6).float().requires_grad_()
     torch.library.opcheck(glu_linear_op.op, (x, weight, "swiglu"))
     with dispatch.force_path("triton"):
@@ -120,7 +120,7 @@ def test_the_projection_is_an_operation_that_compiles():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_autocast_decides_the_type_of_the_projection(dtype):
+def test_autocast_sets_the_dtype_of_the_projection(dtype):
     results = []
     for form in ("triton", "reference"):
         x = normal(5, 12).to(dtype).requires_grad_()
@@ -145,7 +145,7 @@ def test_a_frozen_projection_gets_no_gradient():
 
 
 @pytest.mark.parametrize("hook", ["register_full_backward_hook", "register_forward_hook", "forward"])
-def test_whoever_watches_the_projection_sees_it(hook):
+def test_hooks_of_the_projection_run(hook):
     network, seen = FeedForward(FeedForwardConfig(activation="swiglu"), 4, 6), []
     down = network.down
     if hook == "forward":
@@ -157,7 +157,7 @@ def test_whoever_watches_the_projection_sees_it(hook):
     assert len(seen) == 1
 
 
-def test_torch_func_gets_the_plain_form():
+def test_torch_func_gets_the_reference():
     x, weight = normal(3, 5, 12).float(), normal(3, 6, seed=1).float()
 
     def loss(row):

@@ -24,7 +24,7 @@ KINDS = {  # centered, offset, weight, bias
 SHAPES = [(1, 1), (1, 64), (5, 3, 37), (2, 1500), (23, 7)]
 
 
-def made(shape, kind, dtype=torch.float32, other=None):
+def random_inputs(shape, kind, dtype=torch.float32, other=None):
     """`x` and `r` with means of their own, weight and bias; and the flags."""
     centered, offset, weighted, biased = KINDS[kind]
     x = (3 * normal(*shape) + 1).to(dtype).requires_grad_()
@@ -42,7 +42,7 @@ def formula(x, weight, bias, eps, offset, centered):
     return y if bias is None else y + bias
 
 
-def doubled(*tensors):
+def to_float64(*tensors):
     return [None if t is None else t.detach().double().requires_grad_() for t in tensors]
 
 
@@ -53,7 +53,7 @@ def gradients(outputs, inputs):
 
 
 def near(ours, theirs, unit):
-    """Off by some units of rounding, relative to the size of the whole: sums over rows cancel."""
+    """Within some units of rounding relative to the largest element: sums over rows cancel."""
     for a, b in zip(ours, theirs, strict=True):
         assert float((a.double() - b).abs().max()) <= unit * max(1.0, float(b.abs().max()))
 
@@ -61,51 +61,51 @@ def near(ours, theirs, unit):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_norm_is_its_formula(kind, shape):
-    x, _, weight, bias, about = made(shape, kind)
+    x, _, weight, bias, options = random_inputs(shape, kind)
     with dispatch.force_path("triton"):
-        y = ops.norm(x, weight, bias, **about)
+        y = ops.norm(x, weight, bias, **options)
         assert y.grad_fn.name().startswith("phasor_norm")
         ours = gradients([y], (x, weight, bias))
-    twins = doubled(x, weight, bias)
-    truth = formula(*twins, **about)
+    twins = to_float64(x, weight, bias)
+    truth = formula(*twins, **options)
     near([y, *ours], [truth, *gradients([truth], twins)], 3e-6)  # some tens of roundings of 6e-8
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_sum_and_norm_are_their_formulas(kind, shape):
-    x, r, weight, bias, about = made(shape, kind)
+def test_add_norm_is_its_formula(kind, shape):
+    x, r, weight, bias, options = random_inputs(shape, kind)
     with dispatch.force_path("triton"):
-        outputs = ops.add_norm(x, r, weight, bias, **about)
+        outputs = ops.add_norm(x, r, weight, bias, **options)
         ours = gradients(outputs, (x, r, weight, bias))
-    tx, tr, tw, tb = doubled(x, r, weight, bias)
-    truths = [tx + tr, formula(tx + tr, tw, tb, **about)]
+    tx, tr, tw, tb = to_float64(x, r, weight, bias)
+    truths = [tx + tr, formula(tx + tr, tw, tb, **options)]
     near([*outputs, *ours], [*truths, *gradients(truths, (tx, tr, tw, tb))], 3e-6)
 
 
 @pytest.mark.parametrize("kind", ["rmsnorm", "layernorm"])
-def test_one_of_the_two_may_go_unused(kind):
-    x, r, weight, bias, about = made((5, 37), kind)
+def test_either_output_may_be_without_gradient(kind):
+    x, r, weight, bias, options = random_inputs((5, 37), kind)
     for used in (0, 1):
         with dispatch.force_path("triton"):
-            output = ops.add_norm(x, r, weight, bias, **about)[used]
+            output = ops.add_norm(x, r, weight, bias, **options)[used]
             ours = gradients([output], (x, r))
-        tx, tr, tw, tb = doubled(x, r, weight, bias)
-        truth = [tx + tr, formula(tx + tr, tw, tb, **about)][used]
+        tx, tr, tw, tb = to_float64(x, r, weight, bias)
+        truth = [tx + tr, formula(tx + tr, tw, tb, **options)][used]
         near(ours, gradients([truth], (tx, tr)), 3e-6)
 
 
 @pytest.mark.parametrize("kind", ["unit offset", "layernorm"])
 def test_bfloat16_rounds_once(kind):
-    x, r, weight, bias, about = made((23, 60), kind, torch.bfloat16)
+    x, r, weight, bias, options = random_inputs((23, 60), kind, torch.bfloat16)
     with dispatch.force_path("triton"):
-        s, y = ops.add_norm(x, r, weight, bias, **about)
+        s, y = ops.add_norm(x, r, weight, bias, **options)
         by_x, by_r, by_weight, *_ = gradients([s, y], (x, r, weight, bias))
     # The interpreter cuts off where a GPU rounds, so it is off by a whole unit in the last place, 2^-7 relative.
     true_sum = x.detach().double() + r.detach().double()
     assert ((s.detach().double() - true_sum).abs() <= 2**-7 * true_sum.abs() + 1e-5).all()
-    ts, tw, tb = doubled(s, weight, bias)
-    truth = formula(ts, tw, tb, **about)
+    ts, tw, tb = to_float64(s, weight, bias)
+    truth = formula(ts, tw, tb, **options)
     assert ((y.detach().double() - truth.detach()).abs() <= 2**-7 * truth.detach().abs() + 1e-5).all()
     by_s, true_weight, *_ = gradients([ts * 1.0, truth], (ts, tw, tb))
     assert by_x.dtype == by_weight.dtype == torch.bfloat16
@@ -115,50 +115,52 @@ def test_bfloat16_rounds_once(kind):
 
 
 def test_a_float32_stream_takes_bfloat16_branches():
-    x, r, weight, _, about = made((5, 37), "rmsnorm", torch.float32, torch.bfloat16)
+    x, r, weight, _, options = random_inputs((5, 37), "rmsnorm", torch.float32, torch.bfloat16)
     with dispatch.force_path("triton"):
-        s, y = ops.add_norm(x, r, weight, None, **about)
+        s, y = ops.add_norm(x, r, weight, None, **options)
         by_x, by_r = gradients([s, y], (x, r))
     assert (s.dtype, y.dtype, by_x.dtype, by_r.dtype) == (torch.float32,) * 3 + (torch.bfloat16,)
     assert torch.equal(s, x + r)
 
 
-def test_autocast_gives_out_float32_in_both_forms():
-    x, _, weight, bias, about = made((5, 37), "layernorm", torch.bfloat16)
-    found = []
+def test_autocast_returns_float32_on_both_paths():
+    x, _, weight, bias, options = random_inputs((5, 37), "layernorm", torch.bfloat16)
+    results = []
     for form in ("reference", "triton"):
         with dispatch.force_path(form), torch.autocast(DEVICE.type, torch.bfloat16):
-            found.append(ops.norm(x, weight, bias, **about))
-    near([found[1]], [found[0].double()], 2**-7 if found[0].dtype == torch.bfloat16 else 3e-6)
-    assert found[1].dtype == torch.float32
+            results.append(ops.norm(x, weight, bias, **options))
+    near([results[1]], [results[0].double()], 2**-7 if results[0].dtype == torch.bfloat16 else 3e-6)
+    assert results[1].dtype == torch.float32
 
 
-def test_inputs_may_lie_apart():
-    x, r, weight, _, about = made((5, 3, 37), "rmsnorm")
+def test_non_contiguous_inputs():
+    x, r, weight, _, options = random_inputs((5, 3, 37), "rmsnorm")
     with dispatch.force_path("triton"):
-        apart = ops.add_norm(x.transpose(0, 1), torch.stack((r, r), -1)[..., 0].transpose(0, 1), weight, None, **about)
-        together = ops.add_norm(x, r, weight, None, **about)
+        apart = ops.add_norm(
+            x.transpose(0, 1), torch.stack((r, r), -1)[..., 0].transpose(0, 1), weight, None, **options
+        )
+        together = ops.add_norm(x, r, weight, None, **options)
     for a, b in zip(apart, together, strict=True):
         assert torch.equal(a.transpose(0, 1), b)
 
 
 def test_the_gradient_of_weights_is_the_same_each_time():
-    x, _, weight, _, about = made((23, 37), "rmsnorm")
+    x, _, weight, _, options = random_inputs((23, 37), "rmsnorm")
     with dispatch.force_path("triton"):
-        both = [gradients([ops.norm(x, weight, None, **about)], (x, weight)) for _ in range(2)]
+        both = [gradients([ops.norm(x, weight, None, **options)], (x, weight)) for _ in range(2)]
     assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
 
 
 @pytest.mark.parametrize("kind", ["rmsnorm", "layernorm", "layernorm without weights"])
 def test_they_are_well_behaved_ops(kind):
-    x, r, weight, bias, about = made((4, 5), kind)
-    rest = (about["eps"], about["offset"], about["centered"], torch.float32)
+    x, r, weight, bias, options = random_inputs((4, 5), kind)
+    rest = (options["eps"], options["offset"], options["centered"], torch.float32)
     torch.library.opcheck(norm_op.op, (x, weight, bias, *rest))
     torch.library.opcheck(add_norm_op.op, (x, r, weight, bias, *rest))
 
 
-def test_why_a_norm_takes_its_plain_form():
-    x, _, weight, _, _ = made((5, 37), "rmsnorm")
+def test_why_a_norm_takes_its_reference():
+    x, _, weight, _, _ = random_inputs((5, 37), "rmsnorm")
     assert norm_why_not(x.cpu(), weight, None) == "the tensors are not on a GPU"
     with dispatch.force_path("triton"):
         assert norm_why_not(x, weight, None) is None
@@ -170,7 +172,7 @@ def test_why_a_norm_takes_its_plain_form():
 @pytest.mark.parametrize(
     "config", [RMSNormConfig(), RMSNormConfig(unit_offset=True), LayerNormConfig(), NoNormConfig()]
 )
-def test_after_sum_is_the_sum_and_its_norm(config):
+def test_the_module_has_add_norm(config):
     norm, x, r = build_norm(config, 37), normal(5, 37), normal(5, 37, seed=1)
     norm.double()
     s, y = norm.add_norm(x, r)
@@ -190,16 +192,16 @@ def test_a_model_is_the_same_with_kernels():
     )
     torch.manual_seed(1)
     model, tokens = Transformer(config), torch.randint(0, 31, (2, 9))
-    found = []
+    results = []
     for form in ("reference", "triton"):
         with dispatch.force_path(form):
             logits = model(tokens)
-            found.append((logits, *torch.autograd.grad(logits.logsumexp(-1).sum(), model.parameters())))
-    for plain, ours in zip(*found, strict=True):
+            results.append((logits, *torch.autograd.grad(logits.logsumexp(-1).sum(), model.parameters())))
+    for plain, ours in zip(*results, strict=True):
         torch.testing.assert_close(ours, plain, rtol=2e-4, atol=2e-5)  # float32 through two layers
 
 
-def test_weights_may_lie_apart():
+def test_non_contiguous_weights():
     x, both = normal(5, 12).float(), normal(12, 2).float().requires_grad_()
     for weight in (both[:, 1], both[0, :1].expand(12)):
         with dispatch.force_path("triton"):
@@ -208,7 +210,7 @@ def test_weights_may_lie_apart():
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-def test_torch_func_gets_the_plain_form():
+def test_torch_func_gets_the_reference():
     x, weight = normal(3, 5, 12).float(), normal(12).float()
 
     def loss(row):

@@ -1,4 +1,4 @@
-"""The kernel that makes its own angles: exact at any position, in any layout, with its gradients, and in a model.
+"""The rope kernel: exact angles at any position, in any layout, with its gradients, and in a model.
 
 It runs on the CPU through Triton's interpreter.
 """
@@ -31,7 +31,7 @@ kernels = pytest.importorskip("phasor.ops.rope.kernels")
 EXACT = 1e-6
 SAME = 4e-6  # relative, float32: two layers of a model after that
 FAR = 2**36
-COUNT = 6  # tokens a row of a model
+COUNT = 6  # tokens per row of a model
 
 
 @pytest.fixture
@@ -43,24 +43,24 @@ def launches() -> Iterator[Any]:
         yield spy
 
 
-def turn_of(*shape: int, pairs: int, factor: float = 1.0) -> RopeArgs:
-    """Positions up to 2^36 and frequencies of either sign, any number of turns a position."""
+def random_args(*shape: int, pairs: int, factor: float = 1.0) -> RopeArgs:
+    """Positions up to 2^36 and frequencies of either sign, any number of rotations per position."""
     return RopeArgs(torch.randint(0, FAR, shape), torch.randint(-(2**63), 2**63 - 1, (pairs,)), torch.tensor([factor]))
 
 
-def turned(x: Tensor, turn: RopeArgs, pairing: str) -> Tensor:
-    """Heads `[B, T, H, D]` in float64, turned one number at a time by angles of 50 digits."""
-    out, pairs = x.double().clone(), len(turn.increments)
-    at = turn.positions.expand(x.shape[:2])
+def rotate_exactly(x: Tensor, args: RopeArgs, pairing: str) -> Tensor:
+    """Heads `[B, T, H, D]` in float64, rotated one pair at a time by angles of 50 digits."""
+    out, pairs = x.double().clone(), len(args.increments)
+    positions = args.positions.expand(x.shape[:2])
     with mpmath.workdps(50):
         for row, step, pair in torch.cartesian_prod(*(torch.arange(n) for n in (*x.shape[:2], pairs))).tolist():
-            turns = mpmath.mpf(int(at[row, step])) * int(turn.increments[pair]) / 2**64
-            angle = 2 * mpmath.pi * (turns - mpmath.nint(turns))
+            rotations = mpmath.mpf(int(positions[row, step])) * int(args.increments[pair]) / 2**64
+            angle = 2 * mpmath.pi * (rotations - mpmath.nint(rotations))
             cos, sin = float(mpmath.cos(angle)), float(mpmath.sin(angle))
             first, second = (pair, pairs + pair) if pairing == "half" else (2 * pair, 2 * pair + 1)
             u, v = x[row, step, :, first].double(), x[row, step, :, second].double()
             out[row, step, :, first], out[row, step, :, second] = u * cos - v * sin, u * sin + v * cos
-    out[..., : 2 * pairs] *= turn.factor
+    out[..., : 2 * pairs] *= args.factor
     return out
 
 
@@ -74,45 +74,45 @@ class TestValues:
     )
     @pytest.mark.parametrize("positions", [(1,), (3,), (1, 3), (2, 3)], ids=str)
     def test_any_size(self, positions, heads, keys, head_dim, pairs, pairing):
-        turn = turn_of(*positions, pairs=pairs, factor=1.25)
+        args = random_args(*positions, pairs=pairs, factor=1.25)
         q, k = (torch.randn(2, positions[-1], n, head_dim) for n in (heads, keys))
-        for got, x in zip(rope.rope_kernel(q, k, turn, pairing), (q, k), strict=True):
-            assert (got - turned(x, turn, pairing)).abs().max() < 1.25 * EXACT
+        for got, x in zip(rope.rope_kernel(q, k, args, pairing), (q, k), strict=True):
+            assert (got - rotate_exactly(x, args, pairing)).abs().max() < 1.25 * EXACT
 
     @PAIRINGS
     @pytest.mark.parametrize("parts", [2, 3, 8])
     def test_programs_share_the_heads_of_a_token(self, parts, pairing):
         from phasor.ops.rope.kernels import Schedule, launch_rope
 
-        turn = turn_of(2, 3, pairs=2)
+        args = random_args(2, 3, pairs=2)
         q, k, v = torch.randn(2, 3, 2, 3, 6), *torch.randn(2, 2, 3, 2, 6)
         into = [torch.full_like(x, torch.nan) for x in (q, k, v)]
-        launch_rope((q, k, v), into, *turn, adjacent=pairing == "adjacent", inverse=False, schedule=Schedule(parts, 1))
+        launch_rope((q, k, v), into, *args, adjacent=pairing == "adjacent", inverse=False, schedule=Schedule(parts, 1))
         for got, x in zip(into[:2], (q, k), strict=True):
-            assert (got.flatten(2, -2) - turned(x.flatten(2, -2), turn, pairing)).abs().max() < EXACT
+            assert (got.flatten(2, -2) - rotate_exactly(x.flatten(2, -2), args, pairing)).abs().max() < EXACT
         assert torch.equal(into[2], v)
 
     @PAIRINGS
-    def test_what_does_not_turn_passes_as_it_is(self, pairing):
+    def test_features_beyond_the_rotary_dim_are_copied(self, pairing):
         """Zeros of either sign and infinities beside them too."""
         odd = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, 1.0, -1.0, torch.nan, -0.0])
         x = torch.cat((torch.randn(4), odd)).expand(1, 2, 3, 12)
-        got = rope.rope_kernel(x, x, turn_of(2, pairs=2, factor=3.0), pairing)
+        got = rope.rope_kernel(x, x, random_args(2, pairs=2, factor=3.0), pairing)
         for y in got:
             assert torch.equal(y[..., 4:].contiguous().view(torch.int32), x[..., 4:].contiguous().view(torch.int32))
             assert y[..., :4].isfinite().all()
 
-    def test_every_eighth_of_a_turn_and_its_neighbors(self):
-        """Where the quarter that is taken off changes, and where cosine or sine is nothing."""
+    def test_every_eighth_of_a_rotation_and_its_neighbors(self):
+        """Where the quarter that is subtracted changes, and where cosine or sine is 0."""
         phases = [eighth * 2**61 + off for eighth in range(-4, 4) for off in (-(2**32), -1, 0, 1, 2**32)]
         increments = torch.tensor([(p + 2**63) % 2**64 - 2**63 for p in phases])
-        turn = RopeArgs(torch.tensor([1]), increments, torch.ones(1))
+        args = RopeArgs(torch.tensor([1]), increments, torch.ones(1))
         x = torch.tensor([1.0, 0.0]).repeat_interleave(len(phases)).view(1, 1, 1, -1)
-        assert (rope.rope_kernel(x, x, turn, "half")[0] - turned(x, turn, "half")).abs().max() < 2e-7
+        assert (rope.rope_kernel(x, x, args, "half")[0] - rotate_exactly(x, args, "half")).abs().max() < 2e-7
 
     @pytest.mark.parametrize("position", [0, 1, 2**20 + 7, 2**30 + 5, FAR - 1])
     def test_a_scheme_is_exact_at_any_position(self, launches, position):
-        """Against the formula itself, not the stored increments: those are off by 2^-65 of a turn a position."""
+        """Against the formula itself, not the stored increments: those are off by 2^-65 of a rotation per position."""
         rope = phasor.Rotary(head_dim=16, extension=phasor.LinearScaling(factor=3.0))
         x = torch.randn(1, 1, 1, 16)
         got, _ = rope.rotate(x, x, torch.tensor([position]))
@@ -126,10 +126,10 @@ class TestValues:
     @PAIRINGS
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     def test_half_precision_is_rounded_once(self, dtype, pairing):
-        turn = turn_of(2, 3, pairs=8)
+        args = random_args(2, 3, pairs=8)
         q = torch.randn(2, 3, 4, 16).to(dtype)
-        got, _ = rope.rope_kernel(q, q, turn, pairing)
-        true = turned(q, turn, pairing)
+        got, _ = rope.rope_kernel(q, q, args, pairing)
+        true = rotate_exactly(q, args, pairing)
         first, second = split_pairs(true, pairing)
         unit = torch.hypot(first, second).log2().floor().exp2() * torch.finfo(dtype).eps  # of the pair's norm
         off = [x.abs() for x in split_pairs(got - true, pairing)]
@@ -137,12 +137,12 @@ class TestValues:
         assert all(bool((x <= unit).all()) for x in off)
 
     def test_no_queries(self):
-        turn, q, k = turn_of(3, pairs=4), torch.randn(2, 3, 0, 8), torch.randn(2, 3, 2, 8)
-        assert (rope.rope_kernel(q, k, turn, "half")[1] - turned(k, turn, "half")).abs().max() < EXACT
+        args, q, k = random_args(3, pairs=4), torch.randn(2, 3, 0, 8), torch.randn(2, 3, 2, 8)
+        assert (rope.rope_kernel(q, k, args, "half")[1] - rotate_exactly(k, args, "half")).abs().max() < EXACT
 
     def test_no_tokens(self):
         q = torch.randn(0, 3, 4, 16)
-        assert [x.shape for x in rope.rope_kernel(q, q[:, :, :0], turn_of(3, pairs=8), "half")] == [
+        assert [x.shape for x in rope.rope_kernel(q, q[:, :, :0], random_args(3, pairs=8), "half")] == [
             (0, 3, 4, 16),
             (0, 3, 0, 16),
         ]
@@ -152,39 +152,39 @@ class TestSchedules:
     @pytest.mark.parametrize("count", [1, 128, 129, 255, 256, 257, 1023, 1024])
     @pytest.mark.parametrize(("heads", "keys"), [(1, 1), (2, 1), (3, 3), (5, 1), (7, 7)])
     def test_every_head_turns_under_the_choose_schedule_any_length(self, heads, keys, count):
-        schedule, turn = kernels.choose_schedule(count, heads, 6), turn_of(2, pairs=3)
+        schedule, args = kernels.choose_schedule(count, heads, 6), random_args(2, pairs=3)
         q, k, v = torch.randn(1, 2, heads, 6), *torch.randn(2, 1, 2, keys, 6)
         into = [torch.full_like(x, torch.nan) for x in (q, k, v)]
-        kernels.launch_rope((q, k, v), into, *turn, adjacent=False, inverse=False, schedule=schedule)
+        kernels.launch_rope((q, k, v), into, *args, adjacent=False, inverse=False, schedule=schedule)
         for got, x in zip(into[:2], (q, k), strict=True):
-            assert (got - turned(x, turn, "half")).abs().max() < EXACT
+            assert (got - rotate_exactly(x, args, "half")).abs().max() < EXACT
         assert torch.equal(into[2], v)
 
     @pytest.mark.parametrize("can", [True, False])
     @pytest.mark.parametrize("count", [1, 1023, 1024])
-    def test_only_kernels_for_few_tokens_begin_early(self, count, can):
+    def test_only_launches_for_few_tokens_use_pdl(self, count, can):
         calls: list[tuple[Any, Any]] = []
 
         class Kernel:
             def __getitem__(self, grid):
                 return lambda *given, **options: [calls.append((given, options)), self][1]
 
-        x, turn = torch.zeros(1, count, 1, 8), turn_of(count, pairs=4)
+        x, args = torch.zeros(1, count, 1, 8), random_args(count, pairs=4)
         pdl = can and count < kernels.MANY_TOKENS
         with (
             mock.patch.object(kernels, "_rope_kernel", Kernel()),
             mock.patch.object(kernels, "supports_pdl", return_value=can),
             mock.patch.dict(kernels.COMPILED_LAUNCHES, clear=True),
         ):
-            for _ in range(2):  # compiled, and kept
-                kernels.launch_rope((x, x), (x, x), *turn, adjacent=False, inverse=False)
+            for _ in range(2):  # compiled, then cached
+                kernels.launch_rope((x, x), (x, x), *args, adjacent=False, inverse=False)
         assert [given[-1] for given, _ in calls] == [pdl, pdl]
         assert calls[0][1].get("launch_pdl", False) == pdl
 
     @pytest.mark.cpu_only("a compiled kernel cannot call back into the test")
-    def test_nothing_is_touched_before_the_kernel_before_has_ended(self, monkeypatch):
-        turn, q, k = turn_of(2, pairs=3), torch.randn(1, 2, 3, 6), torch.randn(1, 2, 1, 6)
-        late = [torch.full_like(x, 0 if x.dtype == torch.int64 else torch.nan) for x in (*turn, q, k)]
+    def test_no_memory_is_touched_before_pdl_wait(self, monkeypatch):
+        args, q, k = random_args(2, pairs=3), torch.randn(1, 2, 3, 6), torch.randn(1, 2, 1, 6)
+        late = [torch.full_like(x, 0 if x.dtype == torch.int64 else torch.nan) for x in (*args, q, k)]
         into = [torch.full_like(x, torch.nan) for x in (q, k)]
         waits: list[bool] = []
 
@@ -192,14 +192,14 @@ class TestSchedules:
             if not waits:
                 assert all(x.isnan().all() for x in into)
             waits.append(pdl)
-            for x, written in zip(late, (*turn, q, k), strict=True):
+            for x, written in zip(late, (*args, q, k), strict=True):
                 x.copy_(written)
 
         monkeypatch.setattr(kernels, "pdl_wait", pdl_wait)
         kernels.launch_rope(late[3:], into, *late[:3], adjacent=False, inverse=False)
         assert len(waits) == 2 * 3
         for got, x in zip(into, (q, k), strict=True):
-            assert (got - turned(x, turn, "half")).abs().max() < EXACT
+            assert (got - rotate_exactly(x, args, "half")).abs().max() < EXACT
 
 
 @pytest.mark.parametrize("width", [64, 80, 96, 112, 128, 192, 256])
@@ -210,15 +210,15 @@ def test_warps_are_a_power_of_two(width):
         assert choose_schedule(count, heads, width).num_warps.bit_count() == 1
 
 
-def test_kept_launches_are_for_aligned_tensors():
-    """A compiled kernel may read 16 bytes at once: what begins elsewhere is left to Triton's own checks."""
+def test_cached_launches_are_for_aligned_tensors():
+    """A compiled kernel may read 16 bytes at once: unaligned tensors are left to Triton's own checks."""
     import phasor.ops.rope.kernels as module
 
     calls: list[str] = []
 
     class Compiled:
         def __getitem__(self, grid):
-            return lambda *given: calls.append("kept")
+            return lambda *given: calls.append("cached")
 
     class Kernel:
         def __getitem__(self, grid):
@@ -233,9 +233,9 @@ def test_kept_launches_are_for_aligned_tensors():
         return calls[-1]
 
     with mock.patch.object(module, "_rope_kernel", Kernel()), mock.patch.dict(module.COMPILED_LAUNCHES, clear=True):
-        assert [call(-1), call(-1)] == ["checked", "kept"]
-        assert [call(i) for i in range(9)] == ["kept", *["checked"] * 8]  # positions are read one by one
-        assert call(-1) == "kept"
+        assert [call(-1), call(-1)] == ["checked", "cached"]
+        assert [call(i) for i in range(9)] == ["cached", *["checked"] * 8]  # positions are read one by one
+        assert call(-1) == "cached"
 
 
 LAYOUTS = {
@@ -250,10 +250,10 @@ LAYOUTS = {
 @PAIRINGS
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_any_layout(layout, pairing):
-    q, k, turn = torch.randn(2, 5, 4, 12), torch.randn(2, 5, 2, 12), turn_of(2, 5, pairs=4)
-    expected = rope.rope_kernel(q, k, turn, pairing)
+    q, k, args = torch.randn(2, 5, 4, 12), torch.randn(2, 5, 2, 12), random_args(2, 5, pairs=4)
+    expected = rope.rope_kernel(q, k, args, pairing)
     laid = [LAYOUTS[layout](x) for x in (q, k)]
-    spread = RopeArgs(turn.positions.mT.contiguous().mT, *turn[1:])
+    spread = RopeArgs(args.positions.mT.contiguous().mT, *args[1:])
     for got, same in zip(rope.rope_kernel(*laid, spread, pairing), expected, strict=True):
         assert torch.equal(got, same)
 
@@ -263,9 +263,9 @@ def test_heads_further_apart_than_32_bits_count(tmp_path):
     """In a file with holes: 4 heads, 2^30 features apart."""
     flat = np.memmap(tmp_path / "heads", dtype=np.float16, mode="w+", shape=(3 * 2**30 + 64,))
     far = torch.from_numpy(flat).as_strided((1, 2, 4, 8), (64, 8, 2**30, 1))
-    q, turn = torch.randn(1, 2, 4, 8).half(), turn_of(2, pairs=4)
+    q, args = torch.randn(1, 2, 4, 8).half(), random_args(2, pairs=4)
     far.copy_(q)
-    for got, same in zip(rope.rope_kernel(far, far, turn, "half"), rope.rope_kernel(q, q, turn, "half"), strict=True):
+    for got, same in zip(rope.rope_kernel(far, far, args, "half"), rope.rope_kernel(q, q, args, "half"), strict=True):
         assert torch.equal(got, same)
 
 
@@ -278,7 +278,7 @@ def test_parts_of_a_projection_are_the_same_views_with_and_without_gradients():
 
 
 class TestGradients:
-    """Of the kernel, against those of the plain form in float64."""
+    """Of the kernel, against those of the reference in float64."""
 
     def inputs(self, form: str) -> list[Tensor]:
         if form == "projection":
@@ -288,13 +288,13 @@ class TestGradients:
     @PAIRINGS
     @pytest.mark.parametrize("form", ["heads", "projection"])
     def test_first_and_second(self, form, pairing):
-        turn, inputs = turn_of(2, 3, pairs=5, factor=0.75), self.inputs(form)
+        args, inputs = random_args(2, 3, pairs=5, factor=0.75), self.inputs(form)
         forms = {"heads": (rope.rope_kernel, rope.rope_ref), "projection": (rope.rope_qkv_kernel, rope.rope_qkv_ref)}
         fast, plain = forms[form]
         results = []
         for function, own in ((fast, inputs), (plain, [x.detach().double().requires_grad_() for x in inputs])):
             generator = torch.Generator().manual_seed(7)
-            outs = function(*own, turn, pairing)
+            outs = function(*own, args, pairing)
             weights = [torch.randn(x.shape, generator=generator).to(x.dtype).requires_grad_() for x in outs]
             first = torch.autograd.grad(outs, own, weights, create_graph=True)
             second = torch.autograd.grad([x.square().sum() for x in first], weights)
@@ -304,22 +304,22 @@ class TestGradients:
 
     def test_gradients_of_any_layout(self):
         """A sum's gradient has strides of 0, attention's has heads before tokens."""
-        turn, (x,) = turn_of(3, pairs=7), self.inputs("projection")
+        args, (x,) = random_args(3, pairs=7), self.inputs("projection")
         grads = []
         for spread in (False, True):
-            q, k, v = rope.rope_qkv_kernel(x, turn, "half")
+            q, k, v = rope.rope_qkv_kernel(x, args, "half")
             ones = [torch.ones(y.transpose(1, 2).shape).transpose(1, 2) for y in (q, k, v)]
             grads += torch.autograd.grad((q, k, v), x, [y if spread else y[:1, :1, :1, :1].expand_as(y) for y in ones])
         assert torch.equal(*grads)
 
     def test_only_some_results_are_used(self):
-        turn, (x,) = turn_of(3, pairs=7), self.inputs("projection")
-        (grad,) = torch.autograd.grad(rope.rope_qkv_kernel(x, turn, "half")[1].sum(), x)
+        args, (x,) = random_args(3, pairs=7), self.inputs("projection")
+        (grad,) = torch.autograd.grad(rope.rope_qkv_kernel(x, args, "half")[1].sum(), x)
         assert grad[..., :3, :].abs().max() == grad[..., 4, :].abs().max() == 0 < grad[..., 3, :].abs().min()
 
     def test_operators_are_well_formed(self):
-        turn, (x,), (q, k) = turn_of(2, 3, pairs=5), self.inputs("projection"), self.inputs("heads")
-        options = (*turn, True, False)
+        args, (x,), (q, k) = random_args(2, 3, pairs=5), self.inputs("projection"), self.inputs("heads")
+        options = (*args, True, False)
         torch.library.opcheck(rope_op.op, (q, k, *options))
         torch.library.opcheck(rope_qkv_op.op, (x, *options))
         torch.library.opcheck(merge_qkv_op.op, (q, k, k.detach().clone().requires_grad_(), *options))
@@ -349,13 +349,13 @@ SAMPLES = {
     "normed": (tiny("rotary", attention={"qk_norm": "head", "clip": 2.0, "bias": ("q",)}), 2),
     "two bases": (tiny("rotary", layers=({}, {"position": phasor.RotaryConfig(base=1e6, pairing="adjacent")})), 2),
     "encoder": (tiny("rotary", shape="encoder"), 2),
-    # Queries that meet sink tokens turn by themselves: two launches a layer.
+    # Queries for the sink tokens are rotated separately: two launches per layer.
     "capped sinks": (tiny("rotary", attention={"window": 4, "sink_tokens": 1, "cap_sinks": True}), 4),
 }
 
 
 class TestModels:
-    """Logits and all gradients are those of the reference, and so many launches are made in two layers."""
+    """Logits and all gradients are those of the reference, with this many launches in two layers."""
 
     @pytest.mark.parametrize("name", SAMPLES)
     def test_logits_and_gradients(self, name, launches):
@@ -449,7 +449,7 @@ class TestChoice:
         assert "differ" in rope.why_not(SequenceInfo(at, torch.tensor([[9], [20]]).expand(2, 5)), x)
         assert "float64" in rope.why_not(SequenceInfo(at, 9), x.double())
         with dispatch.force_path("reference"):
-            assert "asked for" in rope.why_not(SequenceInfo(at, 9), x)
+            assert "forced" in rope.why_not(SequenceInfo(at, 9), x)
         rope.rotate(x, x, at.expand(2, 5), [9, 20])
         rope.rotate(x.double(), x.double(), at, 9)
         grad = torch.func.grad(lambda x: rope.rotate(x, x, at, 9)[0].square().sum())(x)
@@ -459,9 +459,9 @@ class TestChoice:
     def test_without_a_gpu_the_reference_runs(self):
         assert "GPU" in phasor.Rotary(head_dim=8).why_not(SequenceInfo(torch.arange(3), 3), torch.zeros(1).cpu())
 
-    def test_the_way_from_the_projection_is_barred_by_what_follows_it(self):
-        barred = {"qk_norm": "head"}, {"clip": 2.0}, {"bias": ("q",)}
-        blocks = [build(tiny("rotary", attention=x)).decoder.blocks[0] for x in ({}, *barred)]
+    def test_rotation_of_the_projection_needs_nothing_in_between(self):
+        between = {"qk_norm": "head"}, {"clip": 2.0}, {"bias": ("q",)}
+        blocks = [build(tiny("rotary", attention=x)).decoder.blocks[0] for x in ({}, *between)]
         reasons = [block.attention.unfusable_reason for block in blocks]
         assert reasons[0] is None
         assert [("normalized" in b, "clipped" in c, "bias" in d) for _, b, c, d in [reasons]] == [(True, True, True)]

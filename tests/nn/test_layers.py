@@ -93,7 +93,7 @@ GATED = {
 }
 
 
-def clamped(gate, up, limit, gain):
+def clamped_swiglu(gate, up, limit, gain):
     gate, up = min(gate, limit), max(min(up, limit), -limit)
     return gate * sigmoid(gain * gate) * (up + 1)
 
@@ -122,7 +122,7 @@ def test_activation_is_its_formula(name):
     [*((name, {}) for name in GATED), *(("swiglu-clamped", given) for given in ({}, {"limit": 2.5}, {"gain": 0.8}))],
 )
 def test_gated_activation_is_its_formula(name, given):
-    formula = GATED.get(name) or (lambda g, u: clamped(g, u, **{"limit": 7.0, "gain": 1.702} | given))
+    formula = GATED.get(name) or (lambda g, u: clamped_swiglu(g, u, **{"limit": 7.0, "gain": 1.702} | given))
     pairs = list(product(POINTS, POINTS))
     gate, up = torch.tensor(pairs, dtype=torch.float64).unbind(-1)
     x = torch.cat((gate, up)).requires_grad_()  # the gate comes first
@@ -189,8 +189,8 @@ def plain_experts(x, network, config):
         if network.router.bias is not None:
             logits = logits + network.router.bias
         probability = torch.exp(logits) / torch.exp(logits).sum()
-        liking = probability.tolist()
-        best = sorted(range(experts.num_experts), key=lambda e, liking=liking: -liking[e])[: experts.top_k]
+        values = probability.tolist()
+        best = sorted(range(experts.num_experts), key=lambda e, values=values: -values[e])[: experts.top_k]
         total = sum(probability[e] for e in best) if experts.normalize else 1.0
         y = torch.zeros_like(token)
         for e in best:
@@ -252,14 +252,14 @@ def test_experts_are_the_weighted_sum_over_their_tokens(config):
 @pytest.mark.parametrize("config", EXPERTS.values(), ids=EXPERTS)
 @pytest.mark.parametrize(("dim", "hidden"), [(16, 24), (7, 13)], ids=["grouped-matmul", "odd-sizes"])
 def test_experts_in_float32(config, dim, hidden):
-    """Sizes in multiples of 16 bytes go through torch's grouped product, others through the plain one."""
+    """Sizes in multiples of 16 bytes go through torch's grouped matmul, others through the reference."""
     network = make_experts(config, dim, hidden, torch.float32)
     x = normal(2, 11, dim, dtype=torch.float32).requires_grad_()
     truth, _ = plain_experts(x, network, config)
     assert_same(network(x), truth, [x, *network.parameters()], SINGLE)
 
 
-def test_grouped_product_is_taken_where_sizes_allow(monkeypatch):
+def test_torchs_grouped_matmul_is_used_where_sizes_allow(monkeypatch):
     calls = []
     grouped = F.grouped_mm
     monkeypatch.setattr(F, "grouped_mm", lambda *a, **k: calls.append(1) or grouped(*a, **k))
