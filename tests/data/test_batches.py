@@ -185,7 +185,7 @@ def test_masked_rows_ask_for_what_was_there(tmp_path):
         kept += int((batch.tokens[where] == batch.targets[where]).sum())
     everything = Counter(t for b in epoch(batches, 0) for t in b.targets.flatten().tolist() if t)
     assert everything == Counter(t for (ids,) in examples for t in ids)
-    # SequenceArgs 11,000 free tokens and 1,700 asked for: five standard deviations each.
+    # About 11,000 free tokens and 1,700 asked for: five standard deviations each.
     assert abs(asked / free - 0.15) < 5 * (0.15 * 0.85 / free) ** 0.5
     assert abs(masked / asked - 0.8) < 5 * (0.8 * 0.2 / asked) ** 0.5 + 0.1 / VOCABULARY
     assert abs(kept / asked - 0.1) < 5 * (0.1 * 0.9 / asked) ** 0.5 + 0.1 * 4 / VOCABULARY

@@ -51,6 +51,7 @@ def test_logits_are_those_of_plain_steps(name, view, monkeypatch):
             assert relative_change(runner.step(ids[:, at].tolist()), expected) < SAME
 
 
+@pytest.mark.cpu_only("on a GPU a step is a CUDA graph")
 @pytest.mark.parametrize("attention", [VIEWS["whole"], VIEWS["window"], VIEWS["sinks"], CAPPED], ids=str)
 @pytest.mark.parametrize("name", ["rotary", "rotary-yarn", "alibi", "t5", "learned", "xpos"])
 def test_one_graph_serves_every_step(name, attention, traced):
@@ -63,6 +64,7 @@ def test_one_graph_serves_every_step(name, attention, traced):
     assert traced.frame_count == 1
 
 
+@pytest.mark.cpu_only("Dynamo does not trace Tensor.unflatten under torch.set_default_device")
 def test_encoder_decoders(traced):
     model = speaker("sinusoidal", shape="encoder-decoder")
     given = {"max_new_tokens": 12, "start": 1}

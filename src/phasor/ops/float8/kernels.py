@@ -19,7 +19,8 @@ LARGEST, LEAST_SCALE = tl.constexpr(FLOAT8_MAX), tl.constexpr(MIN_SCALE)
 def _row_scale(largest, zero):
     """The scale of a row with this largest absolute value: the least power of two that makes it fit into float8.
 
-    `zero` is NaN where an element of the row is not finite, which float8 values may not show.
+    `zero` is NaN where an element of the row is not finite, which float8 values may not show. It is a sum of products
+    with 0: a difference `y - y` would be fused with the product that `y` is, and leave its rounding error.
     """
     bits = tl.maximum(largest / LARGEST, LEAST_SCALE).to(tl.int32, bitcast=True)
     return ((bits + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True) + zero
@@ -30,7 +31,7 @@ def _glu_kernel(x_ptr, y_ptr, scale_ptr, H, KIND: tl.constexpr, BLOCK_N: tl.cons
     row = tl.program_id(0).to(tl.int64)
     offs_n = tl.arange(0, BLOCK_N)
     y = glu_row(x_ptr + row * H * 2, offs_n, H, KIND)
-    scale = _row_scale(tl.max(tl.abs(y), 0), tl.sum(y - y, 0))
+    scale = _row_scale(tl.max(tl.abs(y), 0), tl.sum(y * 0.0, 0))
     tl.store(scale_ptr + row, scale)
     tl.store(y_ptr + row * H + offs_n, (y * (1.0 / scale)).to(y_ptr.dtype.element_ty), mask=offs_n < H)
 
@@ -42,7 +43,7 @@ def _glu_backward_kernel(grad_ptr, x_ptr, by_x_ptr, scale_ptr, H, KIND: tl.const
     by_x_ptr += row * H * 2
     by_gate, by_up, _ = glu_row_backward(grad_ptr + row * H, x_ptr + row * H * 2, offs_n, H, KIND)
     largest = tl.max(tl.maximum(tl.abs(by_gate), tl.abs(by_up)), 0)
-    scale = _row_scale(largest, tl.sum((by_gate - by_gate) + (by_up - by_up), 0))
+    scale = _row_scale(largest, tl.sum(by_gate * 0.0 + by_up * 0.0, 0))
     tl.store(scale_ptr + row, scale)
     tl.store(by_x_ptr + offs_n, (by_gate * (1.0 / scale)).to(by_x_ptr.dtype.element_ty), mask=offs_n < H)
     tl.store(by_x_ptr + H + offs_n, (by_up * (1.0 / scale)).to(by_x_ptr.dtype.element_ty), mask=offs_n < H)
