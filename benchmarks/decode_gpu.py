@@ -221,7 +221,7 @@ def compare(batch: int, speed: float, skip: list[str]) -> dict[str, Any]:
         fused.supports_pdl = lambda device: False
         note("phasor, kernels one after the other", ours)
         fused.supports_pdl = supports_pdl
-        fused.why_not = lambda model: "for comparison"
+        fused.why_not = lambda *_: "for comparison"
         note("phasor, plain step as a graph", ours)
         fused.why_not = why_not
     if "eager" not in skip:

@@ -115,7 +115,7 @@ def test_generation_says_the_same(options, request):
     with dispatch.force_path("reference"):
         plain = phasor.generate(model, PROMPTS, **options)
     with dispatch.force_path("triton"):
-        assert STEP_RUNNERS.explain(StepSpec(model)) == ("fused", {})
+        assert STEP_RUNNERS.explain(StepSpec(model)) == ("fused kernels in one CUDA graph", {})
     request.getfixturevalue("on_the_device")
     assert phasor.generate(model, PROMPTS, **options) == plain
     assert list(phasor.stream(model, PROMPTS[2], **options)) == plain[2]

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from phasor.config import ModelConfig
 from phasor.config.model import Layer, Side
+from phasor.generation.runners import StepSpec
 from phasor.nn.norm import build_norm
 from phasor.nn.positions.base import Position, build_position
 from phasor.nn.sequence import SequenceInfo
@@ -80,6 +81,11 @@ class Case:
         if self.precision == "float8":
             convert_to_float8(block)
         return block
+
+    @property
+    def step_spec(self) -> StepSpec:
+        """What a step runner is chosen for."""
+        return StepSpec(self.model, like=self.hidden)
 
     @property
     def decodes(self) -> bool:

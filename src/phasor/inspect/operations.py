@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from phasor.generation.runners import compiled, cuda_graph, fused
+from phasor.generation.runners import STEP_RUNNERS
 from phasor.inspect.case import Case
 from phasor.nn.feed_forward import FeedForward
 from phasor.nn.norm import LayerNorm
@@ -100,26 +100,9 @@ def float8_mlp_why_not(case: Case) -> str | None:
     return FLOAT8_MLP.paths[0].why_not(case.hidden, *weights, network.config.activation.kind)
 
 
-def step_on_device(case: Case) -> str | None:
-    """Why a decoding step is not one CUDA graph; None where it is."""
-    if case.device.type != "cuda":
-        return "the model is not on a GPU"
-    return cuda_graph.model_why_not(case.model)  # the stand-in's weights are on no device
-
-
-def step_fused(case: Case) -> str | None:
-    """Why a decoding step does not take the fused kernels; None where it does."""
-    return step_on_device(case) or fused.model_why_not(case.model) or dispatch.triton_why_not(case.hidden)
-
-
-def reads_bytes(case: Case) -> str | None:
-    """Why int8 weights are converted before every matmul; None where a decoding step reads them as they are."""
-    return step_fused(case) if case.decodes else "the model does not decode"
-
-
-def step_as_graph(case: Case) -> str | None:
-    """Why a decoding step cannot be compiled as one graph; None where it can."""
-    return compiled.why_not(case.model)
+def int8_why_not(case: Case) -> str | None:
+    """Why int8 weights are converted before every matmul; None where decoding steps read them as they are."""
+    return STEP_RUNNERS.paths[0].why_not(case.step_spec) if case.decodes else "the model does not decode"
 
 
 # Where a layer decides between several operations, as between the rotation of a projection and that of its heads, its
@@ -170,20 +153,15 @@ OPERATIONS = (
     Operation("optimizer step", ADAMW, lambda case: case.optimizer_args, lambda case: case.training, whole_model=True),
     Operation(
         "decoding step",
-        Dispatch(
-            case_path("five fused kernels per layer, one CUDA graph per step", step_fused),
-            case_path("one CUDA graph per step", step_on_device),
-            case_path("compiled graph with generate(compile=True), else a cached step", step_as_graph),
-            case_path("a cached step, operation by operation"),
-        ),
-        case_only,
+        STEP_RUNNERS,
+        lambda case: (case.step_spec,),
         lambda case: case.decodes,
         whole_model=True,
     ),
     Operation(
         "weights in int8",
         Dispatch(
-            case_path("as they are in steps of few rows, else converted", reads_bytes),
+            case_path("as they are in steps of few rows, else converted", int8_why_not),
             case_path("converted layer by layer"),
         ),
         case_only,

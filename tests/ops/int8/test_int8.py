@@ -348,7 +348,7 @@ def test_logits_of_the_fused_step(name, rows, most, monkeypatch):
     monkeypatch.setattr(gemv, "MAX_GEMV_ROWS", most)
     model, ids = phasor.quantize(tiny_llama(**MODELS[name])), tokens(rows, 9)
     with dispatch.force_path("triton"):
-        assert STEP_RUNNERS.explain(StepSpec(model)) == ("fused", {})
+        assert STEP_RUNNERS.explain(StepSpec(model)) == ("fused kernels in one CUDA graph", {})
     with torch.inference_mode():
         cache, plain = model.new_cache(rows, 24), model.new_cache(rows, 24)
         for each in (cache, plain):
@@ -428,11 +428,12 @@ def test_backends_show_the_path_of_the_weights():
     found = phasor.backends("preset:llama-3.1", device="cuda", weights="int8")
     paths_taken = {one.op: one for one in found.ops}
     assert "bfloat16 with weights in int8" in found.title
-    assert paths_taken["decoding step"].path.startswith("five fused kernels")
+    assert paths_taken["decoding step"].path.startswith("fused kernels")
     assert paths_taken["weights in int8"].path.startswith("as they are")
-    other = phasor.backends("preset:gpt-2", device="cpu", weights="int8").ops[-1]
-    assert other.path == "converted layer by layer"
-    assert "the model is not on a GPU" in other.reason
+    for preset, reason in (("gpt-2", "not an RMS norm"), ("llama-2", "not on a GPU")):
+        other = phasor.backends(f"preset:{preset}", device="cpu", weights="int8").ops[-1]
+        assert other.path == "converted layer by layer"
+        assert reason in other.reason
     with pytest.raises(ValueError, match="is not trained"):
         phasor.backends(weights="int8", training=True)
     with pytest.raises(ValueError, match="int8"):

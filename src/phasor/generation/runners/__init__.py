@@ -21,8 +21,8 @@ from phasor.transformer import Transformer
 
 
 def fused_why_not(spec: StepSpec) -> str | None:
-    model = spec.model
-    return cuda_graph.model_why_not(model) or fused.why_not(model) or cuda_graph.autocast_why_not(model)
+    model, weight = spec.model, spec.weight
+    return cuda_graph.model_why_not(model) or fused.why_not(model, weight) or cuda_graph.autocast_why_not(weight)
 
 
 def compiled_why_not(spec: StepSpec) -> str | None:
@@ -30,9 +30,9 @@ def compiled_why_not(spec: StepSpec) -> str | None:
 
 
 STEP_RUNNERS = Dispatch(
-    Path("fused", FusedRunner, fused_why_not),
-    Path("cuda_graph", CudaGraphRunner, lambda spec: cuda_graph.why_not(spec.model)),
-    Path("compiled", lambda spec: CompiledRunner(spec.model, spec.new_cache()), compiled_why_not),
+    Path("fused kernels in one CUDA graph", FusedRunner, fused_why_not),
+    Path("CUDA graph", CudaGraphRunner, lambda spec: cuda_graph.why_not(spec.model, spec.weight)),
+    Path("compiled graph", lambda spec: CompiledRunner(spec.model, spec.new_cache()), compiled_why_not),
     Path("eager", lambda spec: EagerRunner(spec.model, spec.new_cache())),
 )
 

@@ -183,21 +183,22 @@ def capture(body: Callable[[], Tensor]) -> Callable[[], Tensor]:
     return run
 
 
-def why_not(model: Transformer) -> str | None:
+def why_not(model: Transformer, weight: Tensor | None = None) -> str | None:
     """Why the steps of a model are no CUDA graph; None where they are.
 
     >>> from phasor import preset
     >>> why_not(Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=1, vocab_size=50)))
     'the model is not on a GPU'
     """
+    weight = model.tokens.weight if weight is None else weight
     if (reason := model_why_not(model)) is not None:
         return reason
-    return autocast_why_not(model) if model.tokens.weight.is_cuda else "the model is not on a GPU"
+    return autocast_why_not(weight) if weight.is_cuda else "the model is not on a GPU"
 
 
-def autocast_why_not(model: Transformer) -> str | None:
+def autocast_why_not(weight: Tensor) -> str | None:
     """Why steps under autocast are no CUDA graph."""
-    on = model.tokens.weight.is_cuda and torch.is_autocast_enabled("cuda")
+    on = weight.is_cuda and torch.is_autocast_enabled("cuda")
     return "autocast is on, and casts weights at every step" if on else None
 
 

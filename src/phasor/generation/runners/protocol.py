@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
@@ -32,7 +32,8 @@ class StepRunner(Protocol):
 class StepSpec:
     """What a step runner is chosen and built for: a model, and the size of its cache.
 
-    `lengths` are the planned lengths of the rows, `max_length` unless given. `compile` asks for compiled steps.
+    `lengths` are the planned lengths of the rows, `max_length` unless given. `compile` asks for compiled steps. `like`
+    is a tensor on the device of the steps where a model without storage stands in for one that is there.
     """
 
     model: Transformer
@@ -40,6 +41,12 @@ class StepSpec:
     max_length: int = LENGTH_MULTIPLE
     lengths: Sequence[int] | None = None
     compile: bool = False
+    like: Tensor | None = field(default=None, compare=False)
+
+    @property
+    def weight(self) -> Tensor:
+        """A weight as it is when steps run."""
+        return self.model.tokens.weight if self.like is None else self.like
 
     def new_cache(self) -> KVCache:
         return self.model.new_cache(self.rows, self.max_length, length=self.lengths)
