@@ -10,10 +10,7 @@ then at the length that is timed a sample of queries against float32.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -26,6 +23,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import phasor
+from phasor.bench.checks import relative_error
+from phasor.bench.timing import back_to_back_ms
 from phasor.nn.positions.alibi.module import alibi_slopes
 from phasor.nn.positions.t5.module import T5Bias
 from phasor.ops import dispatch
@@ -79,14 +78,9 @@ class Case:
         mask, score_mod = self.rule(name)
         return flash.flash_attention(*self.inputs, mask, score_mod)
 
-    def learned(self, name: str) -> list[Tensor]:
+    def learned_inputs(self, name: str) -> list[Tensor]:
         extra = {"t5": [self.t5.weight], "softcap and sink logits": [self.sinks]}
         return [*self.inputs, *extra.get(name, [])]
-
-
-def relative(found: Tensor, truth: Tensor) -> float:
-    found, truth = found.detach().double(), truth.detach().double()
-    return float((found - truth).norm() / truth.norm())
 
 
 def check(name: str, dtype: torch.dtype, width: int) -> tuple[float, float]:
@@ -104,12 +98,12 @@ def check(name: str, dtype: torch.dtype, width: int) -> tuple[float, float]:
         direction[:, : 1237 // 3] = 0
         y, truth = y[:, 1237 // 3 :], truth[:, 1237 // 3 :]
         direction = direction[:, 1237 // 3 :]
-    ours = torch.autograd.grad((y * direction.to(dtype)).sum(), case.learned(name))
-    theirs = torch.autograd.grad((truth * direction).sum(), exact.learned(name))
-    return relative(y, truth), max(relative(a, b) for a, b in zip(ours, theirs, strict=True))
+    ours = torch.autograd.grad((y * direction.to(dtype)).sum(), case.learned_inputs(name))
+    theirs = torch.autograd.grad((truth * direction).sum(), exact.learned_inputs(name))
+    return relative_error([y], [truth]), max(relative_error([a], [b]) for a, b in zip(ours, theirs, strict=True))
 
 
-def sampled(case: Case, name: str, y: Tensor) -> float:
+def sample_error(case: Case, name: str, y: Tensor) -> float:
     """The relative error of sixteen queries of two heads, against float32 on the same inputs."""
     rows = torch.linspace(0, case.tokens - 1, 16, device="cuda").long()
     shared = case.inputs[0].shape[2] // case.inputs[1].shape[2]
@@ -122,24 +116,7 @@ def sampled(case: Case, name: str, y: Tensor) -> float:
         score += score_mod.bias(case.at[:, rows], case.at)[0, heads].detach()
     seen = mask.block(rows, case.at[0])[0]
     score = score.masked_fill(~seen, float("-inf"))
-    return relative(y.detach()[0, rows][:, heads], torch.einsum("hqk,khd->qhd", score.softmax(-1), v))
-
-
-def median(run: Callable[[], Any], seconds: float = 0.25) -> float:
-    """Milliseconds of one run: the median of as many as fit into some time, at least three."""
-    run()
-    torch.cuda.synchronize()
-    begun = time.perf_counter()
-    run()
-    torch.cuda.synchronize()
-    count = max(3, min(50, int(seconds / (time.perf_counter() - begun))))
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
-    marks[0].record()
-    for mark in marks[1:]:
-        run()
-        mark.record()
-    torch.cuda.synchronize()
-    return statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(marks))
+    return relative_error([y.detach()[0, rows][:, heads]], [torch.einsum("hqk,khd->qhd", score.softmax(-1), v)])
 
 
 def sdpa(case: Case, backend: SDPBackend) -> Tensor:
@@ -194,30 +171,30 @@ def seen_pairs(name: str, tokens: int) -> float:
     return window * (window + 1) / 2 + (tokens - window) * window
 
 
-def timed(case: Case, with_flex: bool) -> Iterator[dict[str, Any]]:
+def time_forms(case: Case, with_flex: bool) -> Iterator[dict[str, Any]]:
     """A row for every form; at last, ours beside those of plain attention."""
     rows: list[dict[str, Any]] = []
     for who, what, run in forms(case, with_flex):
         row: dict[str, Any] = {"who": who, "what": what, "tokens": case.tokens, "width": case.width}
         try:
             with torch.no_grad():
-                off = sampled(case.grad(False), what, run())
+                off = sample_error(case.grad(False), what, run())
                 row["error"] = off
                 if off > TOLERANCE[torch.bfloat16]:
                     raise ValueError(f"wrong by {off:.1e}")
-                row["forward_ms"] = median(run)
+                row["forward_ms"] = back_to_back_ms(run)
             flops = 4 * seen_pairs(what, case.tokens) * case.width * case.heads
             row["forward_tflops"] = flops / row["forward_ms"] / 1e9
             if who != "Flex":  # whose backward passes take minutes to compile
                 case.grad()
                 direction = torch.randn_like(case.inputs[0])
-                learned = case.learned(what) if who == "phasor" else case.inputs
-                row["both_ms"] = median(lambda: torch.autograd.grad(run(), learned, direction))  # noqa: B023
+                learned = case.learned_inputs(what) if who == "phasor" else case.inputs
+                row["both_ms"] = back_to_back_ms(lambda: torch.autograd.grad(run(), learned, direction))  # noqa: B023
                 row["both_tflops"] = 3.5 * flops / row["both_ms"] / 1e9
         except Exception as error:
             row["failed"] = f"{type(error).__name__}: {str(error).splitlines()[0][:150]}"
         rows.append(row)
-        print(described(row), flush=True)
+        print(format_row(row), flush=True)
         yield row
         torch.cuda.empty_cache()
     plain = {r["who"]: r["forward_ms"] for r in rows if r["what"] == "causal" and "forward_ms" in r}
@@ -228,7 +205,7 @@ def timed(case: Case, with_flex: bool) -> Iterator[dict[str, Any]]:
             print(f"  {row['what']:12} forward: {ratios}")
 
 
-def described(row: dict[str, Any]) -> str:
+def format_row(row: dict[str, Any]) -> str:
     head = f"{row['tokens']:7} d{row['width']:<4}{row['who']:13} {row['what']:12}"
     if "failed" in row:
         return f"{head} {row['failed']}"
@@ -295,7 +272,7 @@ def sweep(width: int, tokens: int, name: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for kernel, t in jobs:
         try:
-            found[f"{kernel} {t}"] = median(lambda: launch(kernel, t, False), 0.1)  # noqa: B023
+            found[f"{kernel} {t}"] = back_to_back_ms(lambda: launch(kernel, t, False), 0.1)  # noqa: B023
         except Exception as error:
             print(f"{kernel:8} {t}: {type(error).__name__}: {str(error).splitlines()[0][:120]}", flush=True)
     default = {k: tuple(flash_tiles.tiling(k, case.inputs[0])) for k in CANDIDATES}
@@ -329,7 +306,7 @@ def main() -> None:
     print(f"torch asks its backends in the order {[SDPBackend(x).name for x in order if x >= 0]}")
     result: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "checks": []}
     a, b = torch.randn(2, 8192, 8192, device="cuda", dtype=torch.bfloat16)
-    result["matmul_tflops"] = 2 * 8192**3 / median(lambda: a @ b) / 1e9
+    result["matmul_tflops"] = 2 * 8192**3 / back_to_back_ms(lambda: a @ b) / 1e9
     print(f"a matrix product of 8192 x 8192 x 8192 runs at {result['matmul_tflops']:.0f} TFLOP/s")
     wrong = []
     kinds = ("causal", "t5") if given.sweep else ("causal", "alibi", "t5", "window 100 sinks", "padded", "document_ids")
@@ -354,7 +331,7 @@ def main() -> None:
         lengths = [int(x) for x in given.lengths.split(",")]
         result["rows"] = []
         for n in lengths:
-            for row in timed(Case(n, given.width), n in flexed):
+            for row in time_forms(Case(n, given.width), n in flexed):
                 result["rows"].append(row)
                 write(result, given.out)
     write(result, given.out)

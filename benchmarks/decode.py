@@ -1,4 +1,4 @@
-"""Cached greedy decoding on the CPU, beside transformers' generate in the same process; and cost against length.
+"""Cached greedy decoding on the CPU, compared with transformers' generate in the same process; and cost against length.
 
 Both models hold the same weights and must give the same tokens before anything is timed, plain and with the step
 compiled (which happens before the timing). Runs alternate, and the medians' ratio is what counts. The curve shows
@@ -18,27 +18,18 @@ from pathlib import Path
 
 import matplotlib
 import torch
-from llama import SHAPE, pair
 
 import phasor
+from phasor.bench.llama import llama_pair
+from phasor.bench.sizes import CPU_LLAMA
+from phasor.bench.timing import alternate
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 
-def alternate(calls: dict[str, Callable[[], object]], runs: int) -> dict[str, float]:
-    """Median seconds of each."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(runs):
-        for name, call in calls.items():
-            begun = time.perf_counter()
-            call()
-            times[name].append(time.perf_counter() - begun)
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
 def compare(prompts: list[list[int]], tokens: int, runs: int) -> dict[str, float]:
-    ours, theirs = pair()
+    ours, theirs = llama_pair(CPU_LLAMA)
     ours.eval()
     theirs.eval()
     width = max(map(len, prompts))
@@ -61,17 +52,17 @@ def compare(prompts: list[list[int]], tokens: int, runs: int) -> dict[str, float
     }
     if any(call() != calls["transformers"]() for call in calls.values()):
         raise SystemExit("they do not give the same tokens: nothing is timed")
-    return alternate(calls, runs)
+    return {name: statistics.median(values) for name, values in alternate(calls, runs).items()}
 
 
 def curve(window: int | None, count: int, every: int) -> list[tuple[int, float]]:
-    """Milliseconds a token, after so many tokens; the least of several tokens in a row."""
+    """Milliseconds per token, after so many tokens; the least of several tokens in a row."""
     changes = {} if window is None else {"attention": phasor.AttentionConfig(window=window)}
-    ours, _ = pair(**changes)
+    ours, _ = llama_pair(CPU_LLAMA, **changes)
     cache = ours.eval().new_cache(1, count + 1)
     found = []
     with torch.inference_mode():
-        tokens = torch.randint(0, SHAPE["vocab_size"], (1, count))
+        tokens = torch.randint(0, CPU_LLAMA["vocab_size"], (1, count))
         for start in range(0, count - every, every):
             ours(tokens[:, start : start + every - 8], cache=cache)
             steps = []
@@ -109,7 +100,7 @@ def main() -> None:
     generator = torch.Generator().manual_seed(1)
 
     def prompt(length: int) -> list[int]:
-        return torch.randint(1, SHAPE["vocab_size"], (length,), generator=generator).tolist()
+        return torch.randint(1, CPU_LLAMA["vocab_size"], (length,), generator=generator).tolist()
 
     result: dict[str, object] = {}
     for name, prompts in {
@@ -126,7 +117,7 @@ def main() -> None:
         "full attention": curve(None, given.length, 256),
         "window of 256": curve(256, given.length, 256),
     }
-    result["milliseconds a token against tokens in the cache"] = curves
+    result["milliseconds per token against tokens in the cache"] = curves
     for name, points in curves.items():
         print(
             f"{name}: {points[0][1]:.1f} ms after {points[0][0]} tokens, {points[-1][1]:.1f} ms after {points[-1][0]}"

@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 
 import phasor
+from phasor.bench.sizes import FULL
 from phasor.generation.runners import RETAINED, fused
 from phasor.generation.runners.cuda_graph import StepBuffers
 from phasor.kv_cache.static import StaticKVCache
@@ -32,9 +33,7 @@ from phasor.ops import dispatch
 from phasor.ops.decode import NormArgs, RotaryArgs, Tiles, decode_attention, gemv, lm_head_argmax
 from phasor.ops.int8 import Matrix, dequantize, quantize_int8
 
-SHAPE: dict[str, Any] = {
-    "dim": 2048, "hidden_dim": 8192, "num_layers": 16, "num_heads": 32, "num_kv_heads": 8, "vocab_size": 32000,
-}  # fmt: skip
+SHAPE: dict[str, Any] = FULL.model
 PROMPT, NEW = 512, 256
 SMALL = {"dim": 256, "hidden_dim": 704, "num_layers": 3, "num_heads": 8, "num_kv_heads": 2, "vocab_size": 1000}
 DEVICE = torch.device("cuda")
@@ -127,7 +126,7 @@ def check_logits_of(model: phasor.Transformer, name: str) -> None:
 
 
 def copy_speed() -> float:
-    """Bytes a second of a plain copy on the device, those read and those written."""
+    """Bytes per second of a plain copy on the device, those read and those written."""
     a = torch.empty(1 << 31, dtype=torch.uint8, device=DEVICE)
     b, times = torch.empty_like(a), []
     for _ in range(10):  # not in a graph, where a slower engine copies
@@ -230,14 +229,14 @@ def compare(batch: int, speed: float, skip: list[str]) -> dict[str, Any]:
     if {"hf", "hf-compiled"} - set(skip):
         theirs, ids = peer(), torch.tensor(given, device=DEVICE)
 
-        def generated(count: int, **more: Any) -> Any:
+        def run_generate(count: int, **more: Any) -> Any:
             wanted = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False, "pad_token_id": 0}
             return theirs.generate(ids, attention_mask=torch.ones_like(ids), eos_token_id=None, **wanted, **more)
 
         if "hf" not in skip:
-            note("transformers", generated, runs=1)
+            note("transformers", run_generate, runs=1)
         if "hf-compiled" not in skip:
-            note("transformers, compiled", lambda count: generated(count, cache_implementation="static"), runs=2)
+            note("transformers, compiled", lambda count: run_generate(count, cache_implementation="static"), runs=2)
     return found
 
 
@@ -324,9 +323,9 @@ class Projection:
         except Exception as error:
             print(f"{self.role} {tiles}: {type(error).__name__}: {str(error).splitlines()[0][:120]}")
             return 0.0
-        return self.moved(took)
+        return self.terabytes_per_second(took)
 
-    def moved(self, took: float) -> float:
+    def terabytes_per_second(self, took: float) -> float:
         return 1e-6 * self.size * self.inputs * self.outputs / took
 
 
@@ -337,7 +336,7 @@ def sweep_projections(rows: int, tiles: list[Tiles], small: bool = False) -> Non
         rated = sorted(((one.speed(setting, True), setting) for setting in tiles), reverse=True)
         alone = one.speed(rated[0][1], False)
         plain = [dequantize(w, torch.bfloat16) for w in one.weights]
-        linear = one.moved(graph_time(lambda: [F.linear(one.x, w) for w in plain]) / one.count)  # noqa: B023
+        linear = one.terabytes_per_second(graph_time(lambda: [F.linear(one.x, w) for w in plain]) / one.count)  # noqa: B023
         shown = "  ".join(
             f"{setting[0]}x{setting[1]},{setting[2]}w,{setting[3]}s {speed:.2f}" for speed, setting in rated
         )

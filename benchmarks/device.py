@@ -104,7 +104,7 @@ def phases() -> dict[str, Any]:
     }
 
 
-def cached() -> dict[str, float]:
+def cached_error() -> dict[str, float]:
     """Cached decoding against the full forward, on the GPU in float32."""
     found = {}
     for name in ("llama-3.1", "llama-3.1 window 100 sinks 4", "bloom", "grok-1"):
@@ -134,7 +134,7 @@ def main() -> None:
             print(
                 f"{row['model']:30} {row['dtype']:9} cpu {cpu}   gpu {gpu}   {'equal' if row['equal'] else 'NOT EQUAL'}"
             )
-    angles, decoding = phases(), cached()
+    angles, decoding = phases(), cached_error()
     print(angles)
     print("cached decoding against the full forward:", decoding)
     result = {

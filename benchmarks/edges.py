@@ -31,12 +31,12 @@ NUMBERS, ENDS, PART = 1 << 31, 16, 1 << 14
 ROWS, ATTENTION, FLOAT8 = 1e-2, 2e-2, 8e-2  # how far a result may be off, of the largest
 
 
-def drawn(*shape: int) -> Tensor:
+def random_tensor(*shape: int) -> Tensor:
     return torch.randn(*shape, device=DEVICE, dtype=torch.bfloat16)
 
 
-def trained(*shape: int) -> Tensor:
-    return drawn(*shape).requires_grad_()
+def parameter(*shape: int) -> Tensor:
+    return random_tensor(*shape).requires_grad_()
 
 
 def size(x: Tensor) -> str:
@@ -62,7 +62,7 @@ def by_rows(
 ) -> None:
     """An operation on rows, and the gradients of its inputs."""
     y = made(*inputs)
-    direction = drawn(*y.shape)
+    direction = random_tensor(*y.shape)
     found = [y, *torch.autograd.grad(y, inputs, direction)]
     alone = [ends(x).float().requires_grad_() for x in inputs]
     expected = plain(*alone)
@@ -71,7 +71,7 @@ def by_rows(
 
 
 @torch.no_grad()
-def summed(part: Callable[[slice], Tensor], rows: int) -> Tensor:
+def sum_parts(part: Callable[[slice], Tensor], rows: int) -> Tensor:
     """What some rows make at a time, added up in float64."""
     parts = (part(slice(start, start + PART)).double() for start in range(0, rows, PART))
     return functools.reduce(operator.iadd, parts)
@@ -86,7 +86,7 @@ def scores() -> None:
 
 
 def low_scores(queries: int, keys: int, causal: bool, padded: bool, dropout: float) -> None:
-    q, k, v = (trained(2, n, 4, 64) for n in (queries, keys, keys))
+    q, k, v = (parameter(2, n, 4, 64) for n in (queries, keys, keys))
     with torch.no_grad():
         q[..., 0], k[..., 0] = 1.0, -960.0
     real = torch.ones(2, keys, dtype=torch.bool, device=DEVICE)
@@ -94,7 +94,7 @@ def low_scores(queries: int, keys: int, causal: bool, padded: bool, dropout: flo
     mask = Mask(causal=causal, key_mask=real if padded else None, aligned=queries == keys)
     y = attention(q, k, v, mask, ScoreMod(scale=0.125, dropout=dropout))
     seen = real if padded and queries == keys else torch.ones(2, queries, dtype=torch.bool, device=DEVICE)
-    direction = drawn(*y.shape) * seen[:, :, None, None]  # what padding gets is nobody's business
+    direction = random_tensor(*y.shape) * seen[:, :, None, None]  # what padding gets is nobody's business
     found = [y.detach(), *torch.autograd.grad(y, (q, k, v), direction)]
     if not all(x.isfinite().all() for x in found):
         raise SystemExit(f"not finite: {queries} queries, {keys} keys, {causal=}, {padded=}, {dropout=}")
@@ -114,7 +114,7 @@ def norms() -> None:
 
 
 def norm_of_rows(rows: int, width: int, centered: bool) -> None:
-    weight, bias = drawn(width), drawn(width) if centered else None
+    weight, bias = random_tensor(width), random_tensor(width) if centered else None
     alone = weight.float(), None if bias is None else bias.float()
     made = partial(norm.add_norm, weight=weight, bias=bias, eps=1e-5, centered=centered)
 
@@ -122,25 +122,36 @@ def norm_of_rows(rows: int, width: int, centered: bool) -> None:
         return norm.norm_ref(x + r, *alone, eps=1e-5, centered=centered)
 
     name = "layer norm" if centered else "RMS norm"
-    by_rows(f"{name} of a sum", lambda x, r: made(x, r)[1], plain, trained(rows, width), trained(rows, width))
+    by_rows(
+        f"{name} of a sum",
+        lambda x, r: made(x, r)[1],
+        plain,
+        parameter(rows, width),
+        parameter(rows, width),
+    )
 
 
 def norm_weight(rows: int, width: int, centered: bool) -> None:
-    x, weight, direction = drawn(rows, width), trained(width), drawn(rows, width)
+    x, weight, direction = random_tensor(rows, width), parameter(width), random_tensor(rows, width)
     found = torch.autograd.grad(norm.norm(x, weight, None, eps=1e-5, centered=centered), weight, direction)
 
     def part(at: slice) -> Tensor:
         normed = norm.norm_ref(x[at].float(), torch.ones(width, device=DEVICE), None, eps=1e-5, centered=centered)
         return (normed * direction[at].float()).sum(0)
 
-    compare(f"its weight, a sum over rows, {size(x)}", found, [summed(part, rows)])
+    compare(f"its weight, a sum over rows, {size(x)}", found, [sum_parts(part, rows)])
 
 
 def gates() -> None:
     width = 16384
     rows = 2 * NUMBERS // width + 24
     for kind in ("swiglu", "geglu"):
-        by_rows(kind, partial(glu.glu, activation=kind), partial(glu.glu_ref, activation=kind), trained(rows, width))
+        by_rows(
+            kind,
+            partial(glu.glu, activation=kind),
+            partial(glu.glu_ref, activation=kind),
+            parameter(rows, width),
+        )
 
 
 def rotations() -> None:
@@ -160,10 +171,10 @@ def rotations() -> None:
             partial(heads, rope.rope, whole, pairing),
             partial(heads, rope.rope_ref, alone, pairing),
         )
-        by_rows(f"rotation, {pairing}", made, plain, trained(tokens, 32, 128))
+        by_rows(f"rotation, {pairing}", made, plain, parameter(tokens, 32, 128))
         made = partial(projection, rope.rope_qkv, whole, pairing)
         plain = partial(projection, rope.rope_qkv_ref, alone, pairing)
-        by_rows(f"rotation of a projection, {pairing}", made, plain, trained(tokens, 4, 6, 128))
+        by_rows(f"rotation of a projection, {pairing}", made, plain, parameter(tokens, 4, 6, 128))
 
 
 def attentions() -> None:
@@ -176,10 +187,10 @@ def attentions() -> None:
 
 def attention_of(name: str, mask: Mask, rows: int, tokens: int, heads: int, groups: int) -> None:
     """Of the first and the last row, the first and the last heads."""
-    q, k, v = (trained(rows, tokens, n, 128) for n in (heads, groups, groups))
+    q, k, v = (parameter(rows, tokens, n, 128) for n in (heads, groups, groups))
     score_mod = ScoreMod(scale=128**-0.5)
     y = attention(q, k, v, mask, score_mod)
-    direction = drawn(*y.shape)
+    direction = random_tensor(*y.shape)
     found = [y, *torch.autograd.grad(y, (q, k, v), direction)]
     few, share = min(groups, 8), heads // groups
     for first in (0, groups - few):
@@ -198,7 +209,7 @@ def attention_of(name: str, mask: Mask, rows: int, tokens: int, heads: int, grou
 def losses() -> None:
     width, vocabulary = 4096, 1000
     rows = 2 * NUMBERS // width + 24
-    hidden, table = trained(rows, width), (drawn(vocabulary, width) / 64).requires_grad_()
+    hidden, table = parameter(rows, width), (random_tensor(vocabulary, width) / 64).requires_grad_()
     targets, weights = torch.randint(0, vocabulary, (rows,), device=DEVICE), torch.ones(rows, device=DEVICE)
     loss = linear_cross_entropy(hidden, table, targets, weights).loss
     found = torch.autograd.grad(loss, (hidden, table))
@@ -209,28 +220,28 @@ def losses() -> None:
     def slopes(at: slice) -> Tensor:
         return (logits(at).softmax(-1) - F.one_hot(targets[at], vocabulary)).T @ hidden[at].float()
 
-    total = summed(lambda at: F.cross_entropy(logits(at), targets[at], reduction="sum"), rows)
+    total = sum_parts(lambda at: F.cross_entropy(logits(at), targets[at], reduction="sum"), rows)
     alone = ends(hidden).float().requires_grad_()
     by_logits = F.cross_entropy(alone @ table.detach().float().T, ends(targets), reduction="sum")
-    truth = [total, *torch.autograd.grad(by_logits, alone), summed(slopes, rows)]
+    truth = [total, *torch.autograd.grad(by_logits, alone), sum_parts(slopes, rows)]
     compare(f"cross-entropy, {size(hidden)}", [loss.detach(), ends(found[0]), found[1]], truth)
 
 
 def eights() -> None:
     check_transpose(2 * NUMBERS // 16384 + 32, 16384)
     float8_layer(2 * NUMBERS // 4096 + 32, 4096, 64)
-    up, down = drawn(2 * 8192, 256) / 16, drawn(256, 8192) / 90
+    up, down = random_tensor(2 * 8192, 256) / 16, random_tensor(256, 8192) / 90
     by_rows(
         "float8 gated network, 8192 hidden",
         lambda x: float8.float8_mlp(x, up, down, "swiglu"),
         lambda x: glu.glu_ref(x @ up.float().T, "swiglu") @ down.float().T,
-        trained(2 * NUMBERS // 16384 + 32, 256),
+        parameter(2 * NUMBERS // 16384 + 32, 256),
         allowed=3 * FLOAT8,
     )
 
 
 def check_transpose(rows: int, width: int) -> None:
-    x = drawn(rows, width)
+    x = random_tensor(rows, width)
     values, scale = float8.quantize_rows(x)
     compare(f"float8 rows, {size(x)}", [ends(values).float() * ends(scale)], [ends(x)], FLOAT8)
     transposed = float8.transpose(values)
@@ -239,20 +250,20 @@ def check_transpose(rows: int, width: int) -> None:
 
 
 def float8_layer(rows: int, inputs: int, outputs: int) -> None:
-    x, weight = trained(rows, inputs), trained(outputs, inputs)
+    x, weight = parameter(rows, inputs), parameter(outputs, inputs)
     y = float8.float8_linear(x, weight)
-    direction = drawn(*y.shape)
+    direction = random_tensor(*y.shape)
     found = torch.autograd.grad(y, (x, weight), direction)
     wide = weight.detach().float()
-    total = summed(lambda at: direction[at].float().T @ x[at].float(), rows)
+    total = sum_parts(lambda at: direction[at].float().T @ x[at].float(), rows)
     truth = [ends(x).float() @ wide.T, ends(direction).float() @ wide, total]
     compare(f"float8 layer, {size(x)}", [ends(y), ends(found[0]), found[1]], truth, FLOAT8)
 
 
 def steps() -> None:
     count = NUMBERS + 5000
-    weight = torch.nn.Parameter(drawn(count))
-    weight.grad = drawn(count)
+    weight = torch.nn.Parameter(random_tensor(count))
+    weight.grad = random_tensor(count)
     before, grad = ends(weight).float(), ends(weight.grad).float()
     AdamW([weight], lr=0.01, weight_decay=0.1, fused=True).step()
     truth = before * (1 - 0.01 * 0.1) - 0.01 * grad / (grad.abs() + 1e-8)

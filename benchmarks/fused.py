@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import statistics
+import math
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from phasor import Transformer
+from phasor.bench.timing import Timer, bandwidth, peak_gib
 from phasor.ops import cross_entropy, dispatch, float8, glu, norm
 from phasor.ops.adamw import AdamW
 from phasor.ops.cross_entropy.cross_entropy import linear_cross_entropy_op
@@ -39,45 +40,11 @@ def liger(module: str, name: str) -> Any:
     return getattr(importlib.import_module(f"liger_kernel.{module}"), name)
 
 
-def milliseconds(f: Made, reps: int = 20) -> float:
-    """The median over repetitions, by events on the device; what lies in its cache is pushed out in between.
-
-    The device then waits a while, so that the host is ahead of it.
-    """
-    flush = torch.empty(2**28, dtype=torch.int8, device="cuda")
-    for _ in range(3):
-        f()
-    pairs = []
-    for _ in range(reps):
-        flush.zero_()
-        torch.cuda._sleep(4_000_000)
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        f()
-        end.record()
-        pairs.append((start, end))
-    torch.cuda.synchronize()
-    return statistics.median(start.elapsed_time(end) for start, end in pairs)
+def milliseconds(call: Made, reps: int = 20) -> float:
+    return 1e3 * Timer(torch.device("cuda"), reps, math.inf)(call)
 
 
-def peak(f: Made) -> float:
-    """GiB over what was there before."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    f()
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / 2**30
-
-
-def copy_rate() -> float:
-    """Bytes that a device copy moves in a millisecond, reads and writes both."""
-    x = torch.empty(2**29, dtype=torch.int8, device="cuda")
-    y = torch.empty_like(x)
-    return 2 * x.numel() / milliseconds(lambda: y.copy_(x))
-
-
-def off(found: Any, truth: Any) -> float:
+def max_error(found: Any, truth: Any) -> float:
     """The largest error over all tensors, each relative to its truth's norm."""
     pairs = zip(found, truth, strict=True)
     return max(float((a.double() - b.double()).norm() / b.double().norm().clamp_min(1e-30)) for a, b in pairs)
@@ -95,13 +62,13 @@ def table(
     """Check and time each variant; `floor` is in milliseconds, and `read` makes of a result what is checked."""
     print(f"\n{title}  (floor {floor:.3f} ms)")
     for name, f in variants.items():
-        row: dict[str, Any] = {"work": title, "name": name, "floor_ms": floor}
+        row: dict[str, Any] = {"workload": title, "name": name, "floor_ms": floor}
         try:
-            row["error"] = off(read(f()), truth)
+            row["error"] = max_error(read(f()), truth)
             if not row["error"] <= allowed:
                 print(f"  {name:28} WRONG: relative error {row['error']:.2e}, allowed {allowed:.1e}")
             else:
-                row["ms"], row["gib"] = milliseconds(f, reps), peak(f)
+                row["ms"], row["gib"] = milliseconds(f, reps), peak_gib(f)
                 share = f"{100 * floor / row['ms']:5.1f} % of floor"
                 print(f"  {name:28}{row['ms']:9.3f} ms {share} {row['gib']:7.2f} GiB   error {row['error']:.1e}")
         except Exception as error:
@@ -198,7 +165,7 @@ def options() -> None:
                 true = cross_entropy.linear_cross_entropy_ref(*twins, targets, weights.double(), *given).loss
                 out = linear_cross_entropy_op(h, w, b, targets, weights, *given, dtype, [True] * 3, 1024, True)[0]
                 found = [out, *torch.autograd.grad(out, (h, w, b))]
-                error = off(found, [true, *torch.autograd.grad(true, twins)])
+                error = max_error(found, [true, *torch.autograd.grad(true, twins)])
                 worst[f"{str(dtype)[6:]} {count} x {width} x {vocabulary} {given}"] = (error, allowed)
     for name, (error, allowed) in worst.items():
         print(f"  {'right' if error <= allowed else 'WRONG'} {name}: {error:.1e} (allowed {allowed:.1e})")
@@ -256,7 +223,9 @@ def activations(rate: float) -> None:
     forwards(f"swiglu {TOKENS} x {HIDDEN}", variants, (x,), wide, (dy,), 3 * size, 8 * size)
     for kind in glu.GLU_ACTIVATIONS:
         ours, true = glu.glu(x, kind), glu.glu_ref(wide[0], kind)
-        error = off([ours, *torch.autograd.grad(ours, x, dy)], [true, *torch.autograd.grad(true, wide, dy.double())])
+        error = max_error(
+            [ours, *torch.autograd.grad(ours, x, dy)], [true, *torch.autograd.grad(true, wide, dy.double())]
+        )
         print(f"  {'right' if error < BF16 else 'WRONG'} {kind}: {error:.1e}")
 
 
@@ -374,7 +343,7 @@ def forwards(
 
 
 def settings(rate: float) -> Iterator[tuple[str, str, Made, float]]:
-    """What can be set: the work, the setting, a call, and its floor."""
+    """What can be set: the workload, the setting, a call, and its floor."""
     from phasor.ops.cross_entropy import kernels as cross_entropy_kernels
     from phasor.ops.glu import kernels as glu_kernels
     from phasor.ops.norm import kernels as norm_kernels
@@ -446,21 +415,21 @@ def settings(rate: float) -> Iterator[tuple[str, str, Made, float]]:
 
 
 def sweep(rate: float) -> None:
-    """The quickest settings of each work."""
+    """The quickest settings of each workload."""
     found: dict[str, list[tuple[float, str, float]]] = {}
-    for work, setting, f, floor in settings(rate):
+    for workload, setting, f, floor in settings(rate):
         try:
-            found.setdefault(work, []).append((milliseconds(f, 5), setting, floor))
+            found.setdefault(workload, []).append((milliseconds(f, 5), setting, floor))
         except Exception as error:
-            print(f"  {work} {setting}: {type(error).__name__}: {str(error).splitlines()[0][:100]}")
-    for work, times in found.items():
-        print(f"\n{work}, floor {times[0][2]:.3f} ms")
+            print(f"  {workload} {setting}: {type(error).__name__}: {str(error).splitlines()[0][:100]}")
+    for workload, times in found.items():
+        print(f"\n{workload}, floor {times[0][2]:.3f} ms")
         for ms, setting, floor in sorted(times)[:6]:
             print(f"  {setting}  {ms:8.3f} ms  {100 * floor / ms:5.1f} % of floor")
-        ROWS.extend({"sweep": work, "setting": s, "ms": ms, "floor_ms": floor} for ms, s, floor in times)
+        ROWS.extend({"sweep": workload, "setting": s, "ms": ms, "floor_ms": floor} for ms, s, floor in times)
 
 
-WORKS: dict[str, Callable[[float], None]] = {
+WORKLOADS: dict[str, Callable[[float], None]] = {
     "cross-entropy": cross_entropies,
     "norm": norms,
     "gated": activations,
@@ -472,20 +441,20 @@ WORKS: dict[str, Callable[[float], None]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sweep", action="store_true", help="time block sizes, warps and chunks instead")
-    parser.add_argument("--only", nargs="+", choices=WORKS, default=tuple(WORKS), help="some of the works")
+    parser.add_argument("--only", nargs="+", choices=WORKLOADS, default=tuple(WORKLOADS), help="some of the works")
     parser.add_argument("--out", type=Path, help="a JSON file for the results")
     given = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("these are kernels for a GPU, and there is none here")
-    rate = copy_rate()
+    rate = bandwidth(Timer(torch.device("cuda"), 20, math.inf), 2**29) / 1e3  # bytes per millisecond
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copies {rate / 1e9:.2f} TB/s")
     with dispatch.force_path("triton"):
         options()
         if given.sweep:
             sweep(rate)
         else:
-            for work in given.only:
-                WORKS[work](rate)
+            for workload in given.only:
+                WORKLOADS[workload](rate)
     if given.out:
         given.out.write_text(json.dumps({"device": torch.cuda.get_device_name(), "rows": ROWS}, indent=1) + "\n")
 

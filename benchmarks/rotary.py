@@ -1,9 +1,9 @@
-"""The exact rotary kernel beside its peers on a GPU: checked against float64 first, then timed.
+"""The exact rotary kernel compared with other implementations on a GPU: checked against float64 first, then timed.
 
 Every call is timed as a CUDA graph, so that the host's speed does not matter, with cold caches between calls of a large
 size. The floor is a plain copy of the bytes that have to move. What the host needs for a call is listed apart.
 
-    python benchmarks/rope.py [--out FILE] [--sweep]
+    python benchmarks/rotary.py [--out FILE] [--sweep]
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,51 +20,14 @@ import torch
 from torch import Tensor
 
 import phasor
+from phasor.bench.rope import liger_rope, rotary_table, table_rope
+from phasor.bench.timing import graph_ms, host_us
 from phasor.ops.rope import RopeArgs, rope_kernel, rope_qkv_kernel, rope_qkv_ref, rotate_pairs_ref, split_qkv
 from phasor.ops.rope.reference import split_pairs
 from phasor.ops.rope.rope import rope_qkv_op
 
 ROWS, TOKENS, HEADS, KEYS, WIDTH = 4, 8192, 32, 8, 128
 Call = Callable[[], Any]
-FLUSH = 1 << 28  # bytes
-
-
-def measure(call: Call, repeats: int = 30, calls: int = 1, cold: bool = True) -> float:
-    """Median milliseconds of a call, on the device's clock; `calls` of them make one graph."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            call()
-    flush = torch.empty(FLUSH if cold else 1, dtype=torch.int8, device="cuda")
-    events = []
-    for _ in range(repeats + 3):
-        flush.zero_()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        events.append((start, end))
-    torch.cuda.synchronize()
-    return statistics.median(start.elapsed_time(end) for start, end in events[3:]) / calls
-
-
-def on_host(call: Call, calls: int = 200) -> float:
-    """Microseconds that the host needs for a call; the device is not waited for."""
-    for _ in range(20):
-        call()
-    torch.cuda.synchronize()
-    begun = time.perf_counter()
-    for _ in range(calls):
-        call()
-    took = time.perf_counter() - begun
-    torch.cuda.synchronize()
-    return 1e6 * took / calls
 
 
 def rope_args(rope: phasor.Rotary, positions: Tensor) -> RopeArgs:
@@ -77,7 +38,7 @@ def rope_args(rope: phasor.Rotary, positions: Tensor) -> RopeArgs:
     return prepared
 
 
-def drawn(*shape: int, device: str = "cuda", dtype: torch.dtype = torch.bfloat16) -> Tensor:
+def random_tensor(*shape: int, device: str = "cuda", dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.randn(shape, device=device, dtype=torch.float32).to(dtype)
 
 
@@ -101,10 +62,12 @@ def check(device: str, rows: int, tokens: int, heads: int, keys: int, width: int
                 rope = phasor.Rotary(head_dim=width, rotary_dim=rotary_dim, pairing=pairing)
                 args = rope_args(rope, torch.randint(0, 2**36, (rows, tokens), device=device))
                 like: dict[str, Any] = {"device": device, "dtype": dtype}
-                fused = drawn(rows, tokens, keys, heads // keys + 2, width, **like).clamp(-2, 2).requires_grad_()
+                fused = (
+                    random_tensor(rows, tokens, keys, heads // keys + 2, width, **like).clamp(-2, 2).requires_grad_()
+                )
                 rope_qkv_kernel(torch.zeros_like(fused), args, pairing)  # what is checked are launches again
                 parts = rope_qkv_kernel(fused, args, pairing)
-                grads = [drawn(*x.shape, **like).clamp(-2, 2) for x in parts]
+                grads = [random_tensor(*x.shape, **like).clamp(-2, 2) for x in parts]
                 (back,) = torch.autograd.grad(parts, fused, grads)
                 exact = fused.detach().double().requires_grad_()
                 true = rope_qkv_ref(exact, args, pairing)
@@ -123,36 +86,22 @@ def check(device: str, rows: int, tokens: int, heads: int, keys: int, width: int
     return found
 
 
-def rotate_half(x: Tensor) -> Tensor:
-    u, v = x.chunk(2, dim=-1)
-    return torch.cat((-v, u), dim=-1)
-
-
-def plain(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """As transformers does it, on `[B, H, T, D]`."""
-    cos, sin = cos[:, None], sin[:, None]
-    return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
-
-
 def peers(rope: phasor.Rotary, positions: Tensor) -> dict[str, Callable[..., tuple[Tensor, Tensor]]]:
-    """Rotations of queries and keys `[B, H, T, D]`, ours first; the others are given their tables."""
-    cos, sin = (torch.cat((x, x), -1).view(-1, *x.shape[-2:-1], 2 * x.shape[-1]) for x in rope.cos_sin(positions))
-    table = cos.bfloat16(), sin.bfloat16()
+    """Rotary embeddings of queries and keys `[B, H, T, D]`, phasor's first; the others are given their tables."""
+    cos, sin = (x.bfloat16() for x in rotary_table(positions, WIDTH))
     found: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {"phasor": lambda q, k: rope.rotate(q, k, positions)}
     if importlib.util.find_spec("liger_kernel"):
-        from liger_kernel.ops.rope import LigerRopeFunction
-
-        found["Liger"] = lambda q, k: LigerRopeFunction.apply(q, k, *table)
-    fast = torch.compile(plain, dynamic=False)
-    found["torch.compile"] = lambda q, k: fast(q, k, *table)
+        found["Liger"] = liger_rope(cos, sin)
+    found["torch.compile"] = torch.compile(table_rope(cos, sin), dynamic=False)
     if importlib.util.find_spec("transformers"):
         from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-        found["transformers"] = lambda q, k: apply_rotary_pos_emb(q, k, *table)
+        tables = [x.reshape(-1, *x.shape[-2:]) for x in (cos, sin)]
+        found["transformers"] = lambda q, k: apply_rotary_pos_emb(q, k, *tables)
     return found
 
 
-def back_and_forth(rotate: Callable[..., Any], inputs: list[Tensor], grads: list[Tensor]) -> Call:
+def forward_backward(rotate: Callable[..., Any], inputs: list[Tensor], grads: list[Tensor]) -> Call:
     inputs = [x.detach().requires_grad_() for x in inputs]
     return lambda: torch.autograd.grad(rotate(*inputs), inputs, grads)
 
@@ -160,49 +109,49 @@ def back_and_forth(rotate: Callable[..., Any], inputs: list[Tensor], grads: list
 def floor(elements: int, times: int = 1, **how: Any) -> float:
     source = torch.zeros(elements, dtype=torch.bfloat16, device="cuda")
     target = torch.empty_like(source)
-    return times * measure(lambda: target.copy_(source), **how)
+    return times * graph_ms(lambda: target.copy_(source), **how)
 
 
 class Report:
-    """Times by case, printed as they come; a contender that fails says so in one line."""
+    """Times by case, printed as they come; an implementation that fails says so in one line."""
 
     def __init__(self) -> None:
         self.cases: dict[str, dict[str, Any]] = {}
 
-    def case(self, name: str, least: float, contenders: dict[str, Call], **how: Any) -> None:
+    def case(self, name: str, least: float, implementations: dict[str, Call], **how: Any) -> None:
         print(f"{name}: floor {least:.4f} ms")
         self.cases[name] = {"floor": least}
-        for who, call in contenders.items():
+        for peer, call in implementations.items():
             try:
-                took = measure(call, **how)
+                took = graph_ms(call, **how)
             except Exception as error:
-                self.cases[name][who] = str(error).splitlines()[0][:160] if str(error) else repr(error)
-                print(f"    {who:24} failed: {self.cases[name][who]}")
+                self.cases[name][peer] = str(error).splitlines()[0][:160] if str(error) else repr(error)
+                print(f"    {peer:24} failed: {self.cases[name][peer]}")
                 torch.cuda.synchronize()
                 continue
-            self.cases[name][who] = took
-            print(f"    {who:24} {took:.4f} ms  {least / took:6.1%} of the floor", flush=True)
+            self.cases[name][peer] = took
+            print(f"    {peer:24} {took:.4f} ms  {least / took:6.1%} of the floor", flush=True)
 
 
 def compare() -> dict[str, Any]:
     report = Report()
-    q, k = drawn(ROWS, TOKENS, HEADS, WIDTH), drawn(ROWS, TOKENS, KEYS, WIDTH)
+    q, k = random_tensor(ROWS, TOKENS, HEADS, WIDTH), random_tensor(ROWS, TOKENS, KEYS, WIDTH)
     elements = q.numel() + k.numel()
     least = floor(elements)
     q_t, k_t = q.transpose(1, 2), k.transpose(1, 2)
-    grads = [drawn(*x.shape).transpose(1, 2) for x in (q, k)]
+    grads = [random_tensor(*x.shape).transpose(1, 2) for x in (q, k)]
     at = torch.arange(TOKENS, device="cuda")
     by_row = at + torch.tensor([[0], [2**20], [2**30], [2**36]], device="cuda")
     half = phasor.Rotary(head_dim=WIDTH)
     rotations = peers(half, at)
-    report.case("forward", least, {who: lambda rotate=rotate: rotate(q_t, k_t) for who, rotate in rotations.items()})
+    report.case("forward", least, {peer: lambda rotate=rotate: rotate(q_t, k_t) for peer, rotate in rotations.items()})
     report.case(
         "forward and backward",
         2 * least,
-        {who: back_and_forth(rotate, [q_t, k_t], grads) for who, rotate in rotations.items()},
+        {peer: forward_backward(rotate, [q_t, k_t], grads) for peer, rotate in rotations.items()},
     )
     ropes = {
-        "a position a token": (half, by_row),
+        "one position per token": (half, by_row),
         "adjacent": (phasor.Rotary(head_dim=WIDTH, pairing="adjacent"), at),
         "32 of 128 rotated": (phasor.Rotary(head_dim=WIDTH, rotary_dim=32), at),
         "32 of 128 rotated, adjacent": (phasor.Rotary(head_dim=WIDTH, rotary_dim=32, pairing="adjacent"), at),
@@ -213,7 +162,7 @@ def compare() -> dict[str, Any]:
     laid = q_t.contiguous(), k_t.contiguous()
     calls["heads before tokens"] = lambda: half.rotate(*laid, at)
     report.case("phasor, other forward passes", least, calls)
-    fused = drawn(ROWS, TOKENS, KEYS, HEADS // KEYS + 2, WIDTH)
+    fused = random_tensor(ROWS, TOKENS, KEYS, HEADS // KEYS + 2, WIDTH)
     whole = floor(fused.numel())
     args = rope_args(half, at)
 
@@ -238,11 +187,11 @@ def compare() -> dict[str, Any]:
             *rotations["Liger"](*(y.transpose(1, 2) for y in split(x)[:2])),
             split(x)[2].contiguous(),
         )
-    report.case("split and rotate", whole, {who: lambda way=way: way(fused) for who, way in ways.items()})
+    report.case("split and rotate", whole, {name: lambda way=way: way(fused) for name, way in ways.items()})
     views = {"phasor": lambda: rope_qkv_kernel(fused, args, "half")}
     report.case("split and rotate, values a view", least, views)
-    parts = [drawn(*x.shape) for x in split(fused)]
-    both = {who: back_and_forth(way, [fused], parts) for who, way in ways.items() if "Liger" not in who}
+    parts = [random_tensor(*x.shape) for x in split(fused)]
+    both = {name: forward_backward(way, [fused], parts) for name, way in ways.items() if "Liger" not in name}
     report.case("split and rotate, forward and backward", 2 * whole, both)
     for rows in (1, 16, 64, 256):
         decode(report, rows, half)
@@ -250,24 +199,24 @@ def compare() -> dict[str, Any]:
 
 
 def decode(report: Report, rows: int, rope: phasor.Rotary) -> None:
-    """One token a row: many calls a graph, warm caches, and the host's own time."""
+    """One token per row: many calls per graph, warm caches, and the host's own time."""
     at = torch.full((rows, 1), 1000, device="cuda")
-    q, k = (drawn(rows, 1, n, WIDTH).transpose(1, 2) for n in (HEADS, KEYS))
-    fused, args = drawn(rows, 1, KEYS, HEADS // KEYS + 2, WIDTH), rope_args(rope, at)
+    q, k = (random_tensor(rows, 1, n, WIDTH).transpose(1, 2) for n in (HEADS, KEYS))
+    fused, args = random_tensor(rows, 1, KEYS, HEADS // KEYS + 2, WIDTH), rope_args(rope, at)
     calls: dict[str, Call] = {
-        who: lambda rotate=rotate: rotate(q, k) for who, rotate in peers(rope, at).items() if who != "transformers"
+        peer: lambda rotate=rotate: rotate(q, k) for peer, rotate in peers(rope, at).items() if peer != "transformers"
     }
     calls["phasor, from projection"] = lambda: rope_qkv_kernel(fused, args, "half")
     how: dict[str, Any] = {"calls": 50, "cold": False}
     name = f"one token, batch {rows}"
     report.case(name, floor(q.numel() + k.numel(), **how), calls, **how)
-    host = {who: on_host(call) for who, call in calls.items() if not isinstance(report.cases[name].get(who), str)}
+    host = {peer: host_us(call) for peer, call in calls.items() if not isinstance(report.cases[name].get(peer), str)}
     report.cases[name]["host, us"] = host
-    print("    on the host:", ", ".join(f"{who} {took:.0f} us" for who, took in host.items()))
+    print("    on the host:", ", ".join(f"{peer} {took:.0f} us" for peer, took in host.items()))
 
 
 def sweep() -> None:
-    """Programs a token and warps, for large and small sizes."""
+    """Programs per token and warps, for large and small sizes."""
     from phasor.ops.rope.kernels import Schedule, launch_rope
 
     for rows, count, form, rotary_dim in (
@@ -285,7 +234,7 @@ def sweep() -> None:
     ):
         rope = phasor.Rotary(head_dim=WIDTH, rotary_dim=rotary_dim)
         args = rope_args(rope, torch.arange(count, device="cuda"))
-        fused = drawn(rows, count, KEYS, HEADS // KEYS + 2, WIDTH)
+        fused = random_tensor(rows, count, KEYS, HEADS // KEYS + 2, WIDTH)
         parts = split_qkv(fused)
         into = tuple(torch.empty(x.shape, dtype=x.dtype, device="cuda") for x in parts)
         if form in ("half", "adjacent"):
@@ -303,11 +252,11 @@ def sweep() -> None:
                 options: dict[str, Any] = {"adjacent": form == "adjacent", "inverse": form == "joined"}
                 options["schedule"] = Schedule(each, warps)
                 try:
-                    took = measure(partial(launch_rope, source, target, *args, **options), **how)
+                    took = graph_ms(partial(launch_rope, source, target, *args, **options), **how)
                     line.append(f"{warps} warps {took:.5f} ({least / took:.1%})")
                 except Exception as error:
                     line.append(f"{warps} warps failed: {str(error).splitlines()[0][:60]}")
-            print(f"    {each} programs a token: " + "   ".join(line), flush=True)
+            print(f"    {each} programs per token: " + "   ".join(line), flush=True)
 
 
 def main() -> None:

@@ -34,7 +34,7 @@ def inputs(tokens: int, device: str, gradients: bool) -> list[torch.Tensor]:
     return [x.requires_grad_(gradients) for x in made]
 
 
-def measured(rule: Mask, tokens: int, device: str, both: bool) -> dict[str, float]:
+def measure(rule: Mask, tokens: int, device: str, both: bool) -> dict[str, float]:
     """Seconds of a call, the median of three after one if that was short, and the most bytes held beside the inputs."""
     given = inputs(tokens, device, both)
     score_mod = ScoreMod(scale=given[0].shape[-1] ** -0.5)
@@ -43,14 +43,14 @@ def measured(rule: Mask, tokens: int, device: str, both: bool) -> dict[str, floa
         y = attention(*given, Mask(causal=rule.causal, window=rule.window), score_mod)
         return [y, *torch.autograd.grad(y.sum(), given)] if both else [y]
 
-    made, seconds, held = timed(run, device)
+    made, seconds, held = run_with_stats(run, device)
     found = [x[0, -LAST:].detach().double() for x in made]
     del made
     off = error(found, given, rule, score_mod.scale)
     if not off <= TOLERANCE[device]:
         raise SystemExit(f"wrong at {tokens} tokens: off by {off:.1e} of the largest, allowed are {TOLERANCE[device]}")
     if seconds <= LONG:
-        again = [timed(run, device)[1:] for _ in range(3)]
+        again = [run_with_stats(run, device)[1:] for _ in range(3)]
         seconds, held = statistics.median(s for s, _ in again), again[-1][1]
     return {"seconds": seconds, "error": off, **({"bytes": float(held)} if device == "cuda" else {})}
 
@@ -74,7 +74,7 @@ def error(found: list[torch.Tensor], given: list[torch.Tensor], rule: Mask, scal
     return float(torch.stack(off).max())  # not a number where one of them is not
 
 
-def timed(run: Callable[[], list[torch.Tensor]], device: str) -> tuple[list[torch.Tensor], float, int]:
+def run_with_stats(run: Callable[[], list[torch.Tensor]], device: str) -> tuple[list[torch.Tensor], float, int]:
     """What `run` makes, the seconds it takes, and the most bytes it held on a GPU beside what was there."""
     before = 0
     if device == "cuda":
@@ -94,7 +94,7 @@ def series(name: str, device: str, both: bool, longest: int, patience: float) ->
     tokens, last = 1024, 0.0
     while tokens <= longest and last * (16 if name == "all tokens" else 4) < patience:
         try:
-            row = {"rule": name, "both": both, "tokens": tokens, **measured(RULES[name], tokens, device, both)}
+            row = {"rule": name, "both": both, "tokens": tokens, **measure(RULES[name], tokens, device, both)}
         except torch.OutOfMemoryError:
             print(f"{name:16} {tokens:8} does not fit")
             break

@@ -122,7 +122,7 @@ def hugging_face(gpt: plain_gpt.GPT) -> GPT2LMHeadModel:
     return made
 
 
-def asked(batch: Batch) -> torch.Tensor:
+def target_weights(batch: Batch) -> torch.Tensor:
     """The targets, with torch's mark where a row is padding."""
     return batch.targets.masked_fill(batch.weights == 0, -100)
 
@@ -132,7 +132,7 @@ class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
     def __init__(self, batches: list[Batch]) -> None:
         self.tokens = torch.cat([batch.tokens for batch in batches])
-        self.targets = torch.cat([asked(batch) for batch in batches])
+        self.targets = torch.cat([target_weights(batch) for batch in batches])
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -150,7 +150,7 @@ def run_phasor(made: Recipe, clock: Clock) -> float:
 
 
 def run_plain(model: plain_gpt.GPT, batches: list[Batch], clock: Clock) -> None:
-    pairs = ((batch.tokens, asked(batch)) for batch in batches)
+    pairs = ((batch.tokens, target_weights(batch)) for batch in batches)
     plain_gpt.train(model, pairs, len(batches), RATE, clock.after)
 
 

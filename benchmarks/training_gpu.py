@@ -1,8 +1,8 @@
-"""Tokens a second of training a Llama-shaped model of 1.04 billion weights on a GPU, with the peers in the same run.
+"""Tokens per second of training a Llama-shaped model of 1.04 billion weights on a GPU, with the peers in the same run.
 
 Weights, batches and optimizer (fused AdamW, bfloat16 weights) are the same for all. The first losses from the same
-weights must agree, or nothing is printed. Updates are timed back to back, once the card is as warm and as slow as
-training makes it; its power and clock meanwhile are noted. The limit is what the model's matrix products and its
+weights must agree, or nothing is printed. Steps are timed back to back, once the card is as warm and as slow as
+training makes it; its power and clock meanwhile are noted. The limit is what the model's matmuls and its
 attention take alone, by torch's own kernels and timed in the same way.
 
     python benchmarks/training_gpu.py [--length 4096] [--tokens 16384] [--systems phasor liger ...]
@@ -30,22 +30,20 @@ import torch
 import torch.nn.functional as F
 
 import phasor
+from phasor.bench.sizes import FULL
 from phasor.config.recipe import Recipe
 from phasor.config.schedules import ConstantSchedule
 from phasor.data.batch import Batch
 from phasor.training.trainer import Trainer
 
-VOCAB, DIM, HIDDEN, LAYERS, HEADS, GROUPS = 32000, 2048, 8192, 16, 32, 8
+DIM, HIDDEN, LAYERS, HEADS, GROUPS, VOCAB = (FULL.model[name] for name in FULL.model)
 SYSTEMS = ("phasor", "phasor-float8", "liger", "transformers", "transformers-compiled")
-WARM, REPEATS, SECONDS, RATE = 4, 3, 1.5, 1e-4
+WARM, REPEATS, SECONDS, LR = 4, 3, 1.5, 1e-4
 SCHEDULE = ConstantSchedule(warmup=100)  # the first steps of AdamW would be its largest, and a matter of rounding
 
 
-def config(length: int, layers: int = LAYERS) -> phasor.ModelConfig:
-    return phasor.preset(
-        "llama-2", vocab_size=VOCAB, dim=DIM, hidden_dim=HIDDEN, num_layers=layers, num_heads=HEADS,
-        num_kv_heads=GROUPS, max_length=length, embedding={"tied": True},
-    )  # fmt: skip
+def config(length: int) -> phasor.ModelConfig:
+    return phasor.preset("llama-2", **FULL.model, max_length=length, embedding={"tied": True})
 
 
 class Texts:
@@ -68,12 +66,13 @@ class Texts:
 
 
 class Phasor:
-    """The updates of `phasor train`: compiled blocks, captured as a CUDA graph."""
+    """The steps of `phasor train`: compiled blocks, captured as a CUDA graph."""
 
     def __init__(self, folder: Path, precision: str) -> None:
-        fields = {"precision": precision, "weights": "bfloat16", "compile": True, "graphs": True, "clip": None}
+        fields = {"precision": precision, "param_dtype": "bfloat16", "compile": True}
+        fields |= {"cuda_graphs": True, "max_grad_norm": None}
         recipe = Recipe.from_dict(
-            {"train": fields | {"device": "cuda"}, "optimizer": {"lr": RATE}} | {"schedule": SCHEDULE.to_dict()}
+            {"train": fields | {"device": "cuda"}, "optimizer": {"lr": LR}} | {"schedule": SCHEDULE.to_dict()}
         )
         self.trainer = Trainer(phasor.load(folder), recipe, steps=1000)
         self.step = 0
@@ -99,7 +98,7 @@ class Peer:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).cuda().train()
         self.model.config.use_cache = False
         self.forward = torch.compile(self.model) if name.endswith("compiled") else self.model
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), RATE, (0.9, 0.95), weight_decay=0.1, fused=True)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), LR, (0.9, 0.95), weight_decay=0.1, fused=True)
         self.step = 0
 
     def __call__(self, tokens: torch.Tensor) -> Callable[[], float]:
@@ -107,7 +106,7 @@ class Peer:
         inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         loss = self.forward(input_ids=inputs, labels=inputs, shift_labels=labels).loss
         loss.backward()
-        self.optimizer.param_groups[0]["lr"] = SCHEDULE.lr_at(self.step, 1000, RATE)
+        self.optimizer.param_groups[0]["lr"] = SCHEDULE.lr_at(self.step, 1000, LR)
         self.step += 1
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -120,16 +119,16 @@ def build(name: str, folder: Path) -> Phasor | Peer:
     return Peer(folder / "hf", name)
 
 
-class Meter:
+class PowerMeter:
     """Median watts and megahertz of the card while in it; nothing where `nvidia-smi` is missing."""
 
-    def __enter__(self) -> Meter:
+    def __enter__(self) -> PowerMeter:
         self.found: dict[str, float] = {}
         card = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
-        asked = ["nvidia-smi", "-i", card, "--query-gpu=power.draw.instant,clocks.sm,power.limit"]
-        asked += ["--format=csv,noheader,nounits", "-lms", "100"]
+        command = ["nvidia-smi", "-i", card, "--query-gpu=power.draw.instant,clocks.sm,power.limit"]
+        command += ["--format=csv,noheader,nounits", "-lms", "100"]
         there = shutil.which("nvidia-smi")
-        self.process = subprocess.Popen(asked, stdout=subprocess.PIPE, text=True) if there else None
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True) if there else None
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -143,7 +142,7 @@ class Meter:
             self.found = {"watts": watts, "mhz": clock, "limit_watts": limit}
 
 
-def timed(call: Callable[[], Any]) -> dict[str, float]:
+def sustained_ms(call: Callable[[], Any]) -> dict[str, float]:
     """Milliseconds of a call, one after the other: the median of stretches of SECONDS; and what the card did."""
 
     def stretch(count: int) -> float:
@@ -158,12 +157,12 @@ def timed(call: Callable[[], Any]) -> dict[str, float]:
     stretch(1)
     count = max(2, round(1000 * SECONDS / stretch(2)))
     stretch(count)
-    with Meter() as meter:
+    with PowerMeter() as meter:
         ms = statistics.median(stretch(count) for _ in range(REPEATS))
     return {"ms": round(ms, 2)} | meter.found
 
 
-def measured(name: str, folder: Path, texts: Texts, curve: int) -> dict[str, Any]:
+def measure(name: str, folder: Path, texts: Texts, curve: int) -> dict[str, Any]:
     torch.cuda.reset_peak_memory_stats()
     begun = time.perf_counter()
     system = build(name, folder)
@@ -171,7 +170,7 @@ def measured(name: str, folder: Path, texts: Texts, curve: int) -> dict[str, Any
     found = [loss() for loss in losses]
     torch.cuda.synchronize()
     warm, batches = time.perf_counter() - begun, itertools.cycle([texts[i] for i in range(4)])
-    took = timed(lambda: system(next(batches)))
+    took = sustained_ms(lambda: system(next(batches)))
     return took | {
         "tokens_per_s": round(texts.rows * texts.length / took["ms"] * 1000),
         "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
@@ -181,7 +180,7 @@ def measured(name: str, folder: Path, texts: Texts, curve: int) -> dict[str, Any
 
 
 def limit(rows: int, length: int) -> dict[str, Any]:
-    """Milliseconds of a step if it were its matrix products, forward and backward, or its attention alone."""
+    """Milliseconds of a step if it were its matmuls, forward and backward, or its attention alone."""
 
     def drawn(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
@@ -198,7 +197,7 @@ def limit(rows: int, length: int) -> dict[str, Any]:
                 torch.mm(grad, weight)
                 torch.mm(grad.t(), x)
 
-    found: dict[str, Any] = {"products": timed(products)}
+    found: dict[str, Any] = {"products": sustained_ms(products)}
     flops = 6 * tokens * (LAYERS * sum(i * o for i, o in sizes) + VOCAB * DIM)
     found["products"]["tflops"] = round(flops / found["products"]["ms"] / 1e9)
     factors.clear()
@@ -211,7 +210,7 @@ def limit(rows: int, length: int) -> dict[str, Any]:
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
             torch.autograd.grad(y, (q, k, v), upstream)
 
-    found["attention"] = timed(attention)
+    found["attention"] = sustained_ms(attention)
     found["ms"] = round(found["products"]["ms"] + found["attention"]["ms"], 2)
     found["tokens_per_s"] = round(tokens / found["ms"] * 1000)
     return found
@@ -229,11 +228,11 @@ def draw(found: dict[str, Any], file: Path) -> None:
         if name != first:
             pairs = zip(one["losses"], reference["losses"], strict=True)
             below.plot([a / b - 1 for a, b in pairs], label=name, linewidth=1.2, color=above.lines[-1].get_color())
-    above.set_ylabel("cross-entropy, nats a token")
+    above.set_ylabel("cross-entropy, nats per token")
     above.legend()
     below.set_ylabel(f"relative to {first}")
     below.axhline(0, color="gray", linewidth=0.8)
-    below.set_xlabel("updates")
+    below.set_xlabel("optimizer steps")
     figure.savefig(file, dpi=120)
 
 
@@ -263,7 +262,7 @@ def main() -> None:
         del model
         for system in given.systems:
             try:
-                found[system] = measured(system, folder, texts, given.curve)
+                found[system] = measure(system, folder, texts, given.curve)
             except Exception as error:  # a peer that cannot run leaves the others to be compared
                 print(f"{system}: {type(error).__name__}: {str(error)[:300]}", flush=True)
                 continue

@@ -359,10 +359,10 @@ def test_the_command_prints_writes_and_draws(run_phasor: CommandRunner, tmp_path
 
 @pytest.mark.usefixtures("tiny")
 def test_a_benchmark_that_is_stopped_has_written_what_it_knew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(*_: Any) -> None:
+    def stop(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(llama, "decoding", stopped)
+    monkeypatch.setattr(llama, "decoding", stop)
     file = tmp_path / "bench.json"
     with contextlib.suppress(KeyboardInterrupt):
         phasor.cli.main(["bench", "window", "rotary", "decode", "--device", "cpu", "--json", str(file)])

@@ -49,7 +49,7 @@ def edit_tensors(folder, change):
     save_file(found, folder / "model.safetensors", {"format": "pt"})
 
 
-def refused(folder, *mentions, **options):
+def assert_refuses(folder, *mentions, **options):
     with pytest.raises(ValueError) as error:  # noqa: PT011
         phasor.load(folder, **options)
     text = str(error.value)
@@ -142,8 +142,8 @@ def test_an_entry_of_the_hub_cache(folder, monkeypatch, tmp_path):
     (entry / "refs" / "main").unlink()
     assert torch.equal(phasor.load(entry)(TOKENS), expected)
     (entry / "snapshots" / "other").mkdir()
-    refused(entry, "2 snapshots")
-    refused("someone/unknown", "someone/unknown")
+    assert_refuses(entry, "2 snapshots")
+    assert_refuses("someone/unknown", "someone/unknown")
     entry.rename(tmp_path / "hub" / "models--tiny")
     (tmp_path / "hub" / "models--tiny" / "refs" / "main").write_text("0123abcd")
     assert torch.equal(phasor.load("tiny")(TOKENS), expected)
@@ -213,7 +213,7 @@ class TestBadFolders:
             found["model.layers.1.mlp.down_proj.weight"] = torch.zeros(24, 40, dtype=torch.int8)
 
         edit_tensors(folder, spoil)
-        refused(
+        assert_refuses(
             folder,
             "model.safetensors",
             "as llama",
@@ -225,29 +225,29 @@ class TestBadFolders:
 
     def test_a_tensor_nobody_knows(self, folder):
         edit_tensors(folder, lambda found: found.__setitem__("extra.weight", torch.zeros(2)))
-        refused(folder, "extra.weight is not the model's")
+        assert_refuses(folder, "extra.weight is not the model's")
 
     @pytest.mark.parametrize("keep", [0, 5, 8, 60, 4000])
     def test_truncated_files(self, folder, keep):
         file = folder / "model.safetensors"
         file.write_bytes(file.read_bytes()[:keep])
-        refused(folder, "model.safetensors cannot be read as safetensors")
+        assert_refuses(folder, "model.safetensors cannot be read as safetensors")
 
     def test_a_header_that_lies(self, folder):
         (folder / "model.safetensors").write_bytes(struct.pack("<Q", 1 << 60) + b"{}")
-        refused(folder, "model.safetensors cannot be read as safetensors")
+        assert_refuses(folder, "model.safetensors cannot be read as safetensors")
 
     def test_an_unknown_family(self, folder):
         edit(folder, model_type="lama")
-        refused(folder, "'lama'", "did you mean 'llama'?", *families.names())
+        assert_refuses(folder, "'lama'", "did you mean 'llama'?", *families.names())
         edit(folder, model_type=None)
-        refused(folder, "model_type")
+        assert_refuses(folder, "model_type")
         edit(folder, model_type=["llama"])
-        refused(folder, "model_type")
+        assert_refuses(folder, "model_type")
 
     def test_a_pickle(self, folder):
         (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-        refused(folder, "pytorch_model.bin", "pickle", "save_pretrained")
+        assert_refuses(folder, "pytorch_model.bin", "pickle", "save_pretrained")
 
     @pytest.mark.parametrize(
         ("field", "value"),
@@ -265,13 +265,13 @@ class TestBadFolders:
     def test_a_field_that_is_not_honored(self, folder, field, value):
         edit(folder, **{field: value})
         name = {"rope_scaling": "rope_"}.get(field, field)
-        refused(folder, "config.json", name if field != "architectures" else "LlamaForSequenceClassification")
+        assert_refuses(folder, "config.json", name if field != "architectures" else "LlamaForSequenceClassification")
 
     @pytest.mark.parametrize("field", ["hidden_size", "num_hidden_layers", "vocab_size"])
     @pytest.mark.parametrize("value", [None, "wide", -3, 2.5])
     def test_a_field_with_a_wrong_value(self, folder, field, value):
         edit(folder, **{field: value})
-        refused(folder, "config.json")
+        assert_refuses(folder, "config.json")
 
     def test_an_index_that_does_not_fit(self, folder):
         llama().save_pretrained(folder, max_shard_size="8KB")
@@ -280,13 +280,13 @@ class TestBadFolders:
         shard = index["weight_map"]["model.norm.weight"]
         changed = index | {"weight_map": index["weight_map"] | {"model.norm.bias": shard}}
         (folder / "model.safetensors.index.json").write_text(json.dumps(changed))
-        refused(folder, "model.norm.bias is not in", shard)
+        assert_refuses(folder, "model.norm.bias is not in", shard)
         changed = index | {"weight_map": index["weight_map"] | {"model.norm.weight": "../elsewhere.safetensors"}}
         (folder / "model.safetensors.index.json").write_text(json.dumps(changed))
-        refused(folder, "weight_map")
+        assert_refuses(folder, "weight_map")
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
         (folder / shard).unlink()
-        refused(folder, shard)
+        assert_refuses(folder, shard)
 
 
 def test_a_model_no_family_can_say(tmp_path):
@@ -352,9 +352,9 @@ class TestOtherPositions:
         assert torch.isfinite(model(TOKENS)).all()
 
     def test_what_does_not_fit_is_refused(self, folder):
-        refused(folder, "rotary", position="spiral")
-        refused(folder, "extension", extension="spiral")
-        refused(folder, "factor", extension={"kind": "linear"})
+        assert_refuses(folder, "rotary", position="spiral")
+        assert_refuses(folder, "extension", extension="spiral")
+        assert_refuses(folder, "factor", extension={"kind": "linear"})
         with pytest.raises(ValueError, match="needs rotary positions"):
             phasor.load(folder, position="alibi", extension={"kind": "linear", "factor": 2.0})
 

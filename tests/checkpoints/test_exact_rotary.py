@@ -129,7 +129,7 @@ FAMILIES = {
 }
 
 
-def extended(kind: str, ours: str, fields: dict[str, Any], original: int | None = None, **changes: Any) -> Case:
+def extension_case(kind: str, ours: str, fields: dict[str, Any], original: int | None = None, **changes: Any) -> Case:
     """Llama with an extension, `fields` as both spell them."""
     names = {"attention": "attention_factor"}
     rope = {"rope_type": kind} | {names.get(name, name): value for name, value in fields.items()}
@@ -143,12 +143,12 @@ def extended(kind: str, ours: str, fields: dict[str, Any], original: int | None 
 
 PHI = {"factor": 4.0, "attention": 1.7, "beta_fast": 20.0, "beta_slow": 1.5}
 EXTENSIONS = {
-    "linear": extended("linear", "linear", {"factor": 3.7}),
-    "dynamic": extended("dynamic", "dynamic-ntk", {"factor": 4.0}, 32),
-    "yarn": extended("yarn", "yarn", {"factor": 8.0}, 32),
-    "yarn-mscale": extended("yarn", "yarn", {"factor": 40.0, "mscale": 0.9, "mscale_all_dim": 0.7}, 32),
-    "llama3": extended("llama3", "llama3", {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}, 32),
-    "longrope": extended("longrope", "longrope", {"factor": 3.0, "attention": 1.19, **LISTS}, 32),
+    "linear": extension_case("linear", "linear", {"factor": 3.7}),
+    "dynamic": extension_case("dynamic", "dynamic-ntk", {"factor": 4.0}, 32),
+    "yarn": extension_case("yarn", "yarn", {"factor": 8.0}, 32),
+    "yarn-mscale": extension_case("yarn", "yarn", {"factor": 40.0, "mscale": 0.9, "mscale_all_dim": 0.7}, 32),
+    "llama3": extension_case("llama3", "llama3", {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}, 32),
+    "longrope": extension_case("longrope", "longrope", {"factor": 3.0, "attention": 1.19, **LISTS}, 32),
     "proportional": case(
         "LlamaForCausalLM",
         GROUPED,
@@ -467,7 +467,7 @@ def test_beyond_a_table_is_an_error_as_before():
         logits(model, 30)
 
 
-def refused(model: Any, match: str) -> None:
+def assert_refuses(model: Any, match: str) -> None:
     modules = {name: id(module) for name, module in model.named_modules()} if isinstance(model, nn.Module) else {}
     with pytest.raises(ValueError, match=match) as error:
         phasor.exact_rotary(model)
@@ -478,30 +478,32 @@ def refused(model: Any, match: str) -> None:
 
 def test_models_without_rotary_positions_are_refused_by_name():
     small = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 16, "vocab_size": VOCAB}
-    refused(transformers.GPT2LMHeadModel(transformers.GPT2Config(**small)), "GPT2LMHeadModel has no rotary positions")
-    refused(build("falcon", alibi=True), "FalconForCausalLM has no rotary positions")
+    assert_refuses(
+        transformers.GPT2LMHeadModel(transformers.GPT2Config(**small)), "GPT2LMHeadModel has no rotary positions"
+    )
+    assert_refuses(build("falcon", alibi=True), "FalconForCausalLM has no rotary positions")
     sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
     sizes |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": VOCAB, "pad_token_id": 0}
     marian = transformers.MarianMTModel(transformers.MarianConfig(**sizes, decoder_start_token_id=1))
-    refused(marian, "MarianMTModel has no rotary positions")
-    refused("llama", "takes a loaded transformers model, not a str")
+    assert_refuses(marian, "MarianMTModel has no rotary positions")
+    assert_refuses("llama", "takes a loaded transformers model, not a str")
 
 
 def test_what_phasor_does_not_know_is_refused_and_nothing_changes():
     model = build("llama")
     model.config.rope_parameters["rope_type"] = "spiral"
-    refused(model, "LlamaForCausalLM.config: phasor does not know rope_type = 'spiral'")
+    assert_refuses(model, "LlamaForCausalLM.config: phasor does not know rope_type = 'spiral'")
     model = build("llama")
     model.config.rope_parameters["rope_theta"] = 7e5  # not what its frequencies were made with
-    refused(model, "its LlamaRotaryEmbedding does not compute what phasor reads")
+    assert_refuses(model, "its LlamaRotaryEmbedding does not compute what phasor reads")
     model = build("longrope")
     model.config.rope_parameters["long_factor"] = [2.0] * 8
     rotary_of(model).long_inv_freq = torch.ones(8)
-    refused(model, "its LlamaRotaryEmbedding does not compute what phasor reads")
+    assert_refuses(model, "its LlamaRotaryEmbedding does not compute what phasor reads")
     model = build("gptj", n_positions=32)
     model.transformer.h[1].attn.embed_positions.mul_(0.5)
-    refused(model, "the table of its GPTJAttention is not that of rotary positions")
+    assert_refuses(model, "the table of its GPTJAttention is not that of rotary positions")
     assert not hasattr(model.transformer.h[0].attn, "table_before_exact")
     with torch.device("meta"):
         unloaded = build("llama")
-    refused(unloaded, "LlamaForCausalLM is not loaded")
+    assert_refuses(unloaded, "LlamaForCausalLM is not loaded")

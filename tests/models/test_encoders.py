@@ -356,7 +356,7 @@ def sentence_folder(folder, theirs, mode="mean", normalize=True, newer=False):
     return folder
 
 
-def changed(folder, **fields):
+def change_config(folder, **fields):
     """The pooling's settings with some changed."""
     file = folder / "1_Pooling/config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | fields))
@@ -448,7 +448,7 @@ class TestSentences:
     )
     def test_a_pooling_that_is_not_honored(self, tmp_path, fields, words):
         folder = sentence_folder(tmp_path, theirs_of(transformers.BertModel))
-        changed(folder, **fields)
+        change_config(folder, **fields)
         with pytest.raises(ValueError, match=words) as error:
             phasor.load(folder)
         assert "1_Pooling" in str(error.value)

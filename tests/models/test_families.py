@@ -81,7 +81,7 @@ class Pair:
         generator = torch.Generator().manual_seed(self.seed)
         return torch.randint(0, self.ours.config.vocab_size - 5, shape, generator=generator)
 
-    def theirs_gives(self, model, tokens, target=None, **more):
+    def run_theirs(self, model, tokens, target=None, **more):
         out = model(input_ids=tokens, **({} if target is None else {"decoder_input_ids": target}), **more)
         return next(out[name] for name in ("logits", "prediction_logits", "last_hidden_state") if name in out)
 
@@ -89,8 +89,8 @@ class Pair:
         """Largest difference of the logits, within what is allowed."""
         ours, theirs = ours or {}, theirs or {}
         mine = self.ours(tokens, *([] if target is None else [target]), **ours)[real]
-        single = self.theirs_gives(self.fresh(), tokens, target, **theirs)[real]
-        double = self.theirs_gives(self.fresh().double(), tokens, target, **theirs)[real]
+        single = self.run_theirs(self.fresh(), tokens, target, **theirs)[real]
+        double = self.run_theirs(self.fresh().double(), tokens, target, **theirs)[real]
         self.near(mine, single, double)
 
     def near(self, mine, single, double):
@@ -116,8 +116,8 @@ every = pytest.mark.parametrize(
 @torch.no_grad()
 def test_a_family_computes_the_same_and_comes_back_the_same(pair, tmp_path):
     same_logits(pair)
-    same_padded(pair)
-    same_pooled(pair)
+    same_with_padding(pair)
+    same_pooling(pair)
     if pair.shape != "encoder" and pair.ours.config.has_logits and not pair.case.crossing:
         same_greedy(pair)
     same_when_saved_back(pair, tmp_path / "ours")
@@ -133,7 +133,7 @@ def same_logits(pair):
         pair.compare(pair.tokens(2, length), target, *given)
 
 
-def same_padded(pair):
+def same_with_padding(pair):
     length = min(pair.case.length, 23)
     tokens, real = pair.tokens(3, length), torch.ones(3, length, dtype=torch.bool)
     if pair.shape == "decoder":
@@ -150,7 +150,7 @@ def same_padded(pair):
     pair.compare(tokens, target, {"attention_mask": real}, {"attention_mask": real.long()}, real=where)
 
 
-def same_pooled(pair):
+def same_pooling(pair):
     """The vector for the whole sequence, where both give one."""
     tokens, record = pair.tokens(3, 23), phasor.Record()
     if pair.ours.pooler is not None and "pooler_output" in pair.fresh()(tokens):

@@ -70,7 +70,7 @@ def same(theirs, ours, vocab=61):
     torch.testing.assert_close(ours(source, target, attention_mask=real), expected, atol=2e-5, rtol=0)
 
 
-def refused(folder, *mentions):
+def assert_refuses(folder, *mentions):
     with pytest.raises(ValueError) as error:  # noqa: PT011
         phasor.load(folder)
     assert all(mention in str(error.value) for mention in mentions), error.value
@@ -194,12 +194,12 @@ def test_a_file_may_hold_the_token_table_under_another_name_alone(name, tmp_path
 
 def test_a_copy_that_is_none_is_refused(tmp_path, t5):
     edit_tensors(tmp_path / "t5", lambda f: f.update({"encoder.embed_tokens.weight": f["shared.weight"] + 1}))
-    refused(tmp_path / "t5", "encoder.embed_tokens.weight should repeat shared.weight and does not")
+    assert_refuses(tmp_path / "t5", "encoder.embed_tokens.weight should repeat shared.weight and does not")
 
 
 def test_a_table_that_is_missing_under_every_name_is_missing(tmp_path, bart):
     edit_tensors(tmp_path / "bart", lambda found: found.pop("model.shared.weight"))
-    refused(tmp_path / "bart", "model.shared.weight is missing")
+    assert_refuses(tmp_path / "bart", "model.shared.weight is missing")
 
 
 def test_a_head_of_its_own_whatever_the_flag_says(tmp_path):
@@ -240,7 +240,7 @@ def test_two_tables_and_no_head_are_refused(tmp_path):
     config = transformers.BartConfig(**BART, tie_word_embeddings=False)
     made(transformers.BartForConditionalGeneration, config, tmp_path)
     edit_tensors(tmp_path, lambda found: found.pop("lm_head.weight"))
-    refused(tmp_path, "token tables of their own", "no lm_head.weight")
+    assert_refuses(tmp_path, "token tables of their own", "no lm_head.weight")
 
 
 def test_a_marian_with_three_tables_comes_back_as_one_that_shares_none(tmp_path):
@@ -297,7 +297,7 @@ def test_a_table_of_sinusoids_may_be_in_the_file_and_must_be_one(cls, config, na
     edit_tensors(tmp_path, lambda found: found.update({name: table}))
     same(theirs, phasor.load(tmp_path))
     edit_tensors(tmp_path, lambda found: found.update({name: table.flip(0)}))
-    refused(tmp_path, f"{name} should follow from the configuration and does not")
+    assert_refuses(tmp_path, f"{name} should follow from the configuration and does not")
 
 
 def test_m2m_100_counts_positions_from_its_padding(tmp_path):
@@ -405,7 +405,7 @@ def test_configurations_of_the_hub_are_read(name, tmp_path):
 )
 def test_what_the_model_cannot_say_is_refused_by_name(name, fields, mention, tmp_path, t5, bart):
     edit(tmp_path / name, **fields)
-    refused(tmp_path / name, "config.json", mention)
+    assert_refuses(tmp_path / name, "config.json", mention)
 
 
 def test_presets_go_out_as_a_family_that_computes_them(tmp_path):

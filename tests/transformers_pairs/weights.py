@@ -29,7 +29,7 @@ class Theirs:
         self.used.add(self.state[name].data_ptr())
         return self.state[name]
 
-    def unused(self, model: nn.Module) -> list[str]:
+    def leftover(self, model: nn.Module) -> list[str]:
         """Learned weights that no rule of the case took; tied ones count once."""
         learned = (name for name, p in model.named_parameters() if p.requires_grad)
         return [name for name in learned if self.state[name].data_ptr() not in self.used]
@@ -163,5 +163,5 @@ def make(build: Any) -> tuple[Case, Transformer]:
     theirs = Theirs(case.theirs)
     model = Transformer(case.config).eval()
     model.load_state_dict(case.rules(theirs, case.config), strict=True)
-    assert theirs.unused(case.theirs) == []
+    assert theirs.leftover(case.theirs) == []
     return case, model

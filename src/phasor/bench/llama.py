@@ -20,7 +20,7 @@ from phasor.bench.reference_llama import ReferenceLlama
 from phasor.bench.rope import rotary_table
 from phasor.bench.timing import Timer
 from phasor.bench.workload import BenchmarkCase, Implementation, Machine, Workload
-from phasor.checkpoints import save
+from phasor.checkpoints import load, save
 from phasor.config import EmbeddingConfig, NormalInitConfig
 from phasor.config.recipe import OptimizerConfig
 from phasor.data.batch import Batch
@@ -327,3 +327,26 @@ def random_tokens(machine: Machine, rows: int, count: int) -> Tensor:
     generator = torch.Generator().manual_seed(1)
     size = machine.sizes.model["vocab_size"]
     return torch.randint(0, size, (rows, count), generator=generator).to(machine.device)
+
+
+def llama_pair(sizes: dict[str, Any], **changes: Any) -> tuple[Transformer, Any]:
+    """A Llama of transformers and phasor's with the same weights; `changes` are further fields of our configuration."""
+    transformers: Any = importlib.import_module("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=sizes["dim"],
+        intermediate_size=sizes["hidden_dim"],
+        num_hidden_layers=sizes["num_layers"],
+        num_attention_heads=sizes["num_heads"],
+        num_key_value_heads=sizes["num_kv_heads"],
+        vocab_size=sizes["vocab_size"],
+        max_position_embeddings=4096,
+        rms_norm_eps=1e-5,
+        attn_implementation="sdpa",
+    )
+    theirs = transformers.LlamaForCausalLM(config)
+    ours = Transformer(preset("llama-2", **sizes, **changes))
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        theirs.save_pretrained(folder)
+        ours.load_state_dict(load(folder).state_dict())
+    return ours, theirs

@@ -127,4 +127,5 @@ def transformers_rope(positions: Tensor, machine: Machine) -> RotateFn:
 
 def liger_rope(cos: Tensor, sin: Tensor) -> RotateFn:
     function: Any = importlib.import_module("liger_kernel.ops.rope").LigerRopeFunction
-    return lambda q, k: function.apply(q, k, cos[None], sin[None])
+    tables = [x.reshape(-1, *x.shape[-2:]) for x in (cos, sin)]  # [1 or B, T, D]
+    return lambda q, k: function.apply(q, k, *tables)

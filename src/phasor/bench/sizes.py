@@ -36,6 +36,8 @@ def llama_sizes(dim: int, hidden: int, layers: int, heads: int, groups: int, voc
     }
 
 
+# The model that benchmarks/cpu.py and benchmarks/decode.py compare with transformers.
+CPU_LLAMA = llama_sizes(512, 1408, 8, 8, 4, 32000)
 TINY = Sizes(
     rotary=(2, 9, 4, 2, 16),
     attention=(40, 4, 2, 16),

@@ -1,7 +1,8 @@
-"""Median times, and what the machine can do at best: copying and multiplying."""
+"""Timers, and the machine's limits: the bandwidth of a copy and the rate of a matmul."""
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -67,3 +68,84 @@ def arithmetic(timer: Timer, side: int, dtype: torch.dtype) -> float:
     """Floating-point operations per second of a matmul of square matrices."""
     a, b = torch.randn(2, side, side, device=timer.device).to(dtype)
     return 2 * side**3 / timer(lambda: a @ b)
+
+
+def graph_ms(call: Callable[[], object], repeats: int = 30, calls: int = 1, cold: bool = True) -> float:
+    """Median milliseconds of a call in a CUDA graph of `calls` of them, so that the host's speed does not matter."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            call()
+    flush = torch.empty(FLUSH_BYTES if cold else 1, dtype=torch.int8, device="cuda")
+    events = []
+    for _ in range(repeats + 3):
+        flush.zero_()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        events.append((start, end))
+    torch.cuda.synchronize()
+    return statistics.median(start.elapsed_time(end) for start, end in events[3:]) / calls
+
+
+def back_to_back_ms(call: Callable[[], object], seconds: float = 0.25) -> float:
+    """Median milliseconds of GPU calls one after the other: as many as fit into `seconds`, 3 to 50."""
+    call()
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    count = max(3, min(50, int(seconds / (time.perf_counter() - begun))))
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        call()
+        mark.record()
+    torch.cuda.synchronize()
+    return statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(marks))
+
+
+def host_us(call: Callable[[], object], calls: int = 200) -> float:
+    """Microseconds that the host needs to launch a GPU call; the device is not waited for."""
+    for _ in range(20):
+        call()
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    for _ in range(calls):
+        call()
+    took = time.perf_counter() - begun
+    torch.cuda.synchronize()
+    return 1e6 * took / calls
+
+
+def peak_gib(call: Callable[[], object]) -> float:
+    """GiB of GPU memory that a call allocates at most, beyond what was allocated before."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**30
+
+
+def alternate(calls: dict[str, Callable[[], object]], runs: int) -> dict[str, list[float]]:
+    """Seconds of each call in `runs` alternating rounds, so that other load on the machine falls on all of them.
+
+    >>> times = alternate({"a": lambda: None, "b": lambda: None}, runs=2)
+    >>> {name: len(values) for name, values in times.items()}
+    {'a': 2, 'b': 2}
+    """
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(runs):
+        for name, call in calls.items():
+            begun = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - begun)
+    return times

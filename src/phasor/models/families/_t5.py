@@ -78,7 +78,7 @@ class T5Like(Family):
         return LanguageHeadConfig() if self.head_kind(f) == "lm" else NoHeadConfig()
 
     def read_activation(self, f: Fields) -> ActivationConfig:
-        """`feed_forward_proj` says it all; newer files say it twice, and what they say then counts."""
+        """The activation of `feed_forward_proj`; `dense_act_fn` and `is_gated_act` of newer files take precedence."""
         word = f.get("feed_forward_proj", self.usual)
         kind, _, name = str(word).rpartition("-")
         name = f.get("dense_act_fn", "gelu_new" if word == "gated-gelu" else name)
