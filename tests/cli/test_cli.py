@@ -88,7 +88,7 @@ def test_explain_every_preset(name: str, run_phasor: CommandRunner) -> None:
             frequency = config.position.base ** (-2 * i / config.head_dim)
             assert pair["frequency"] == pytest.approx(frequency, rel=1e-12)
             assert pair["wavelength"] == pytest.approx(2 * math.pi / frequency, rel=1e-12)
-            assert pair["turns"] == pytest.approx(scheme["trained_length"] / pair["wavelength"], rel=1e-12)
+            assert pair["rotations"] == pytest.approx(scheme["trained_length"] / pair["wavelength"], rel=1e-12)
 
 
 def test_explain_an_extension(run_phasor: CommandRunner) -> None:

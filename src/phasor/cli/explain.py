@@ -77,8 +77,8 @@ def format_settings(settings: dict[str, Any]) -> str:
 
 def show_pairs(scheme: Scheme) -> None:
     axes = len({pair.axis for pair in scheme.pairs}) > 1
-    heads = ["pair", *(["axis"] if axes else []), "frequency", "wavelength", "turns", "extension", "new wavelength"]
-    table = new_table(f"radians per token, tokens per turn, turns in {scheme.trained_length:,} tokens", heads)
+    heads = ["pair", *(["axis"] if axes else []), "frequency", "wavelength", "rotations", "extension", "new wavelength"]
+    table = new_table(f"radians per token, tokens per rotation, rotations in {scheme.trained_length:,} tokens", heads)
     for pair in scheme.pairs:
         axis = [str(pair.axis)] if axes else []
         table.add_row(
@@ -86,9 +86,9 @@ def show_pairs(scheme: Scheme) -> None:
             *axis,
             f"{pair.frequency:.6g}",
             f"{pair.wavelength:,.1f}",
-            f"{pair.turns:,.3f}",
+            f"{pair.rotations:,.3f}",
             pair.effect,
-            "never turns" if pair.extended_frequency == 0 else f"{pair.extended_wavelength:,.1f}",
+            "never rotates" if pair.extended_frequency == 0 else f"{pair.extended_wavelength:,.1f}",
         )
     show(table)
 
@@ -98,11 +98,11 @@ def show_differences(one: Explanation, other: Explanation) -> None:
     for where, a, b in one.differences:
         table.add_row(where, json.dumps(a, ensure_ascii=False), json.dumps(b, ensure_ascii=False))
     show(table)
-    turning, others = ([scheme for scheme in x.schemes if scheme.pairs] for x in (one, other))
-    for a, b in zip(turning, others, strict=False):
+    rotated, others = ([scheme for scheme in x.schemes if scheme.pairs] for x in (one, other))
+    for a, b in zip(rotated, others, strict=False):
         if len(a.pairs) != len(b.pairs):
             continue
-        which = "" if len(turning) == len(others) == 1 else f" ({spans(a.layers)} and {spans(b.layers)})"
+        which = "" if len(rotated) == len(others) == 1 else f" ({spans(a.layers)} and {spans(b.layers)})"
         table = new_table(f"frequencies, pair by pair{which}", ["pair", one.name, other.name, "ratio"])
         for p, q in zip(a.pairs, b.pairs, strict=True):
             ratio = "-" if q.extended_frequency == 0 else f"{p.extended_frequency / q.extended_frequency:.6g}"

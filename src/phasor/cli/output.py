@@ -89,7 +89,7 @@ def new_table(title: str, heads: list[str]) -> Any:
 
     table = Table(title=title, title_justify="left", header_style="bold")
     for head in heads:
-        right = head in ("pair", "axis", "frequency", "wavelength", "turns", "new wavelength", "ratio")
+        right = head in ("pair", "axis", "frequency", "wavelength", "rotations", "new wavelength", "ratio")
         table.add_column(head, justify="right" if right else "left", overflow="fold")
     return table
 

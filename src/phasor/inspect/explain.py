@@ -15,13 +15,13 @@ from phasor.nn.positions import RotaryConfig
 
 @dataclass(frozen=True)
 class Pair:
-    """One rotated pair of features: how it turns as trained, and how the extension has it turn."""
+    """One rotated pair of features: its rotation as trained, and with the extension."""
 
     index: int
     axis: int
     frequency: float  # radians per token, before the extension
-    wavelength: float  # tokens per turn, before the extension
-    turns: float  # within the trained length, before the extension
+    wavelength: float  # tokens per rotation, before the extension
+    rotations: float  # within the trained length, before the extension
     extended_frequency: float
     extended_wavelength: float
     slowed: float  # frequency / extended frequency; infinite for a pair that stands still
@@ -159,7 +159,7 @@ def schemes_of(config: ModelConfig, length: int | None) -> tuple[Scheme, ...]:
 
 def scheme_of(config: ModelConfig, position: PositionConfig, layers: tuple[int, ...], length: int | None) -> Scheme:
     planned = config.max_length if length is None else length
-    turning = position if isinstance(position, RotaryConfig) else None
+    rotary = position if isinstance(position, RotaryConfig) else None
     return Scheme(
         kind=position.kind,
         line=summary(type(position)),
@@ -171,8 +171,8 @@ def scheme_of(config: ModelConfig, position: PositionConfig, layers: tuple[int, 
         settings={k: v for k, v in position.to_dict().items() if k != "kind"},
         trained_length=trained_length(config, position),
         length=planned,
-        attention_factor=1.0 if turning is None else turning.attention_factor(planned),
-        pairs=() if turning is None else pairs_of(turning, config, planned),
+        attention_factor=1.0 if rotary is None else rotary.attention_factor(planned),
+        pairs=() if rotary is None else pairs_of(rotary, config, planned),
     )
 
 
@@ -191,7 +191,7 @@ def pairs_of(position: RotaryConfig, config: ModelConfig, length: int) -> tuple[
                 axis=axis,
                 frequency=float(f),
                 wavelength=2 * math.pi / float(f),
-                turns=trained * float(f) / (2 * math.pi),
+                rotations=trained * float(f) / (2 * math.pi),
                 extended_frequency=float(g),
                 extended_wavelength=math.inf if g == 0 else 2 * math.pi / float(g),
                 slowed=slowed,
