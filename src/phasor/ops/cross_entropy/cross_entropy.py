@@ -7,7 +7,7 @@ gradient of a chunk where one can run, plain torch elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -156,10 +156,11 @@ def linear_cross_entropy_op(
     use_kernel: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Loss, cross-entropy and z, then the loss's gradients of hidden, weight and bias, empty where not needed."""
+    cross_entropy: Callable[..., tuple[Tensor, Tensor]] = cross_entropy_ref
     if use_kernel:
-        from phasor.ops.cross_entropy.kernels import cross_entropy
-    else:
-        cross_entropy = cross_entropy_ref
+        from phasor.ops.cross_entropy import kernels
+
+        cross_entropy = kernels.cross_entropy
     count, vocab_size = len(hidden), len(weight)
     step = chunk_rows or chunk_size(count, vocab_size, hidden.device.type == "cpu")
     new = torch.empty if count else torch.zeros
