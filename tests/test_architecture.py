@@ -108,6 +108,43 @@ def test_rooms_do_not_import_each_other_in_a_circle():
     assert not [name for name in below if name in reach(name)]
 
 
+def imported_modules(path, modules):
+    """The modules among `modules` that a file imports, wherever in it the import is; a package is its `__init__`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from {alias.name for alias in node.names} & modules
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                inside = f"{node.module}.{alias.name}"
+                yield inside if inside in modules else node.module
+
+
+def test_modules_of_ops_do_not_import_each_other_in_a_cycle():
+    """Imports inside of functions count too."""
+    paths = {path.with_suffix(""): path for path in FILES if room(path) == "ops"}
+    names = {}
+    for stem, path in paths.items():
+        parts = stem.relative_to(SOURCE.parent).parts
+        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    imports = {name: set(imported_modules(path, names.keys())) & names.keys() for name, path in names.items()}
+    assert imports["phasor.ops.attention.flash"] >= {"phasor.ops.attention.flash_launch", "phasor.ops.dispatch"}
+
+    def cycle(name, trail):
+        if name in trail:
+            return trail[trail.index(name) :]
+        if name not in acyclic:
+            for other in imports[name]:
+                found = cycle(other, [*trail, name])
+                if found:
+                    return found
+            acyclic.add(name)
+        return []
+
+    acyclic = set()
+    for name in names:
+        assert not cycle(name, [])
+
+
 @pytest.mark.parametrize(
     ("text", "rooms"),
     [

@@ -1,0 +1,21 @@
+"""Operations, one folder each: the public function with its dispatch table, its plain reference, its Triton kernels.
+
+`dispatch.py` has the tables' class and the reasons against Triton kernels. A folder's `__init__.py` exports the public
+function, the reference (`..._ref`) and the table (in capitals); only the files with kernels import Triton, and they
+are imported when a kernel is launched.
+
+Kernels share one legend of names:
+
+- tensors: `q k v` queries, keys and values; `acc` the accumulator of a matmul; `m_i l_i` the maximum and the sum of the
+  running softmax; `p` weights, `lse` the logsumexp of scores; `do dq dk dv ds dx dw` gradients
+- `x_ptr`: the pointer to a tensor; `stride_qb stride_qt stride_qh stride_qd`: the strides of `[B, T, H, D]`
+- `pid`: the program; `offs_m offs_n offs_d offs_k`: the offsets of a tile along a dimension
+- `num_queries num_keys num_heads num_kv_heads group_size`: sizes; `group_size` query heads share one key/value head
+- `BLOCK_M BLOCK_N BLOCK_K`: the rows, columns and inner dimension of a tile (queries and keys in attention)
+- `BLOCK_D BLOCK_V BLOCK_H BLOCK_G BLOCK_SPLITS`: a tile along features, vocabulary, heads, the heads of a group, splits;
+  `BLOCK`: along the only dimension there is
+- `HEAD_DIM ROTARY_DIM NUM_HEADS NUM_KV_HEADS GROUP_SIZE NUM_SPLITS`: sizes known when the kernel is compiled
+- `NUM_STAGES`: how many loads of a loop are in flight; `USE_PDL`: programmatic dependent launch (`pdl.py`)
+- `HAS_...`: whether an optional argument is given; `ADJACENT`: whether rotary pairs are adjacent features
+- `ACTIVATION CENTERED GLU`: which activation, LayerNorm or RMSNorm, gated or not
+"""

@@ -27,21 +27,21 @@ def _row_scale(largest, zero):
 
 
 @triton.jit
-def _glu_kernel(x_ptr, y_ptr, scale_ptr, H, KIND: tl.constexpr, BLOCK_N: tl.constexpr):
+def _glu_kernel(x_ptr, y_ptr, scale_ptr, H, ACTIVATION: tl.constexpr, BLOCK_N: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     offs_n = tl.arange(0, BLOCK_N)
-    y = glu_row(x_ptr + row * H * 2, offs_n, H, KIND)
+    y = glu_row(x_ptr + row * H * 2, offs_n, H, ACTIVATION)
     scale = _row_scale(tl.max(tl.abs(y), 0), tl.sum(y * 0.0, 0))
     tl.store(scale_ptr + row, scale)
     tl.store(y_ptr + row * H + offs_n, (y * (1.0 / scale)).to(y_ptr.dtype.element_ty), mask=offs_n < H)
 
 
 @triton.jit
-def _glu_backward_kernel(grad_ptr, x_ptr, by_x_ptr, scale_ptr, H, KIND: tl.constexpr, BLOCK_N: tl.constexpr):
+def _glu_backward_kernel(grad_ptr, x_ptr, by_x_ptr, scale_ptr, H, ACTIVATION: tl.constexpr, BLOCK_N: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     offs_n = tl.arange(0, BLOCK_N)
     by_x_ptr += row * H * 2
-    by_gate, by_up, _ = glu_row_backward(grad_ptr + row * H, x_ptr + row * H * 2, offs_n, H, KIND)
+    by_gate, by_up, _ = glu_row_backward(grad_ptr + row * H, x_ptr + row * H * 2, offs_n, H, ACTIVATION)
     largest = tl.max(tl.maximum(tl.abs(by_gate), tl.abs(by_up)), 0)
     scale = _row_scale(largest, tl.sum(by_gate * 0.0 + by_up * 0.0, 0))
     tl.store(scale_ptr + row, scale)
@@ -71,7 +71,7 @@ def glu_float8(x: Tensor, kind: str, warps: int = 16) -> tuple[Tensor, Tensor]:
     if y.numel():
         with on_device(x):
             block = triton.next_power_of_2(half)
-            _glu_kernel[(rows,)](x.contiguous(), y, scale, half, KIND=kind, BLOCK_N=block, num_warps=warps)
+            _glu_kernel[(rows,)](x.contiguous(), y, scale, half, ACTIVATION=kind, BLOCK_N=block, num_warps=warps)
     return y, scale
 
 
@@ -84,7 +84,7 @@ def glu_float8_backward(grad: Tensor, x: Tensor, kind: str, warps: int = 16) -> 
         with on_device(x):
             block = triton.next_power_of_2(half)
             args = grad.contiguous(), x.contiguous(), by_x, scale, half
-            _glu_backward_kernel[(rows,)](*args, KIND=kind, BLOCK_N=block, num_warps=warps)
+            _glu_backward_kernel[(rows,)](*args, ACTIVATION=kind, BLOCK_N=block, num_warps=warps)
     return by_x, scale
 
 
