@@ -13,7 +13,7 @@ from phasor.nn.positions.sinusoidal.module import Sinusoidal
 from phasor.nn.sequence import SequenceInfo
 
 FARTHEST = 2**36
-# Half a unit in the last place of a float32 cosine is 2^-25 = 3.0e-8. The stored fraction of a turn is off by at
+# Half a unit in the last place of a float32 cosine is 2^-25 = 3.0e-8. The stored fraction of a rotation is off by at
 # most 2^-65, which 2^36 positions make 2 pi 2^-29 = 1.2e-8.
 EXACT = 4.5e-8
 
@@ -63,7 +63,7 @@ def test_partial_rotary_is_exact_for_any_base(head_dim, width, base):
 
 @pytest.mark.parametrize("case", ["plain", "yarn", "dynamic-ntk-beyond"])
 def test_axial_rotary_is_exact(case):
-    """Half of the pairs turn with the row and half with the column, each half with all the frequencies of its width."""
+    """Half of the pairs rotate by the row, half by the column, each half with all frequencies of its width."""
     extension, length = CASES[case]
     rope = phasor.Rotary(phasor.AxialConfig(extension=extension), head_dim=64)
     positions = far_positions(rows=2)

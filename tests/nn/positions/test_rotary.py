@@ -60,7 +60,7 @@ def test_rotate_is_the_written_rotation_times_the_attention_factor(case, pairing
     frequencies, factor = truth(extension, 10000, 64, length)
     for position in (0, 1, 12345, 2**30 + 7):
         expected = rotation(position, frequencies, 64, pairing, scale=factor)
-        # 2^30 positions make the half unit of a 2^-64 turn 2 pi 2^-35 = 1.8e-10.
+        # 2^30 positions make the half unit of a 2^-64 rotation 2 pi 2^-35 = 1.8e-10.
         torch.testing.assert_close(matrix_of(rope, position, length), expected, rtol=0, atol=3e-10)
 
 

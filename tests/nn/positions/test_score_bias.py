@@ -24,7 +24,7 @@ def t5(buckets, max_distance, bidirectional, heads=3):
 
 
 def exact_bucket(distance, buckets, max_distance, bidirectional):
-    """The rule as written, in whole numbers: past `exact`, the bucket is
+    """The rule as written, in integers: past `exact`, the bucket is
     `exact + floor(log(n/exact) / log(max/exact) * exact)`, at most the last."""
     first = 0
     if bidirectional:

@@ -48,17 +48,17 @@ def test_end_to_end_spacing_with_its_offset_is_that_of_m2m100(dim):
 @pytest.mark.parametrize("k", [1, 17, 2**20])
 def test_the_code_of_a_later_position_is_a_fixed_rotation_of_the_code(layout, spacing, k):
     dim = 16
-    turn = torch.zeros(dim, dim, dtype=torch.float64)
+    matrix = torch.zeros(dim, dim, dtype=torch.float64)
     for i, f in enumerate(frequencies(dim, spacing)):
         s, c = (2 * i, 2 * i + 1) if layout == "interleaved" else (i, i + dim // 2)
         cos, sin = (float(x) for x in mp.cos_sin(k * f))
         # sin(a + b) = sin a cos b + cos a sin b; cos(a + b) = cos a cos b - sin a sin b
-        turn[s, s], turn[c, s] = cos, sin
-        turn[c, c], turn[s, c] = cos, -sin
-    torch.testing.assert_close(turn @ turn.T, torch.eye(dim, dtype=torch.float64), rtol=0, atol=1e-15)
+        matrix[s, s], matrix[c, s] = cos, sin
+        matrix[c, c], matrix[s, c] = cos, -sin
+    torch.testing.assert_close(matrix @ matrix.T, torch.eye(dim, dtype=torch.float64), rtol=0, atol=1e-15)
     t = torch.tensor([0, 1, 2, 1000, 2**17 + 3, 2**30])
     before, after = (table(dim, at, layout=layout, spacing=spacing) for at in (t, t + k))
-    torch.testing.assert_close(before @ turn, after, rtol=0, atol=1e-12)  # k positions at 2^-65 turns each
+    torch.testing.assert_close(before @ matrix, after, rtol=0, atol=1e-12)  # k positions at 2^-65 rotations each
 
 
 @pytest.mark.parametrize("spacing", SPACINGS)
@@ -119,7 +119,7 @@ def test_codes_concatenated_and_projected(width, shape):
             angle = int(at[tuple(where)]) * exact[c]
             code[(*where, c)] = float(mp.cos(angle) if c % 2 else mp.sin(angle))
     joined = torch.cat((x, code.expand(3, 5, codes)), dim=-1)
-    torch.testing.assert_close(out, joined @ module.project.weight.T, rtol=0, atol=1e-8)  # 2^30 at 2^-65 turns each
+    torch.testing.assert_close(out, joined @ module.project.weight.T, rtol=0, atol=1e-8)  # 2^30 at 2^-65 rotations each
 
 
 def test_zero_padding_gives_padding_no_code():
