@@ -43,6 +43,7 @@ from phasor import (
     preset,
 )
 from phasor.config.schema import Choice, Config
+from phasor.nn.positions import configs
 
 NAN, INF = float("nan"), float("inf")
 SIZES = {"vocab_size": 20, "dim": 16, "num_layers": 2, "num_heads": 2}
@@ -251,10 +252,9 @@ REQUIRED = {
     "LongRoPE": LONGROPE,
     "ProportionalScaling": {"fraction": 0.5},
 }
-RECORDS = [getattr(phasor.config, name) for name in phasor.config.__all__]
 RECORDS = [
     cls
-    for cls in RECORDS
+    for cls in (*(getattr(phasor.config, name) for name in phasor.config.__all__), *configs().values())
     if isinstance(cls, type) and issubclass(cls, Config) and (not issubclass(cls, Choice) or hasattr(cls, "kind"))
 ]
 FIELDS = [(cls, f.name, str(f.type)) for cls in RECORDS for f in dataclasses.fields(cls)]
