@@ -1,7 +1,7 @@
-"""Attention on a GPU: torch's backends, FlexAttention and ours over intervals, in TFLOP/s.
+"""Attention on a GPU: torch's SDPA backends, FlexAttention and phasor's kernel over key intervals, in TFLOP/s.
 
-Checks first and times nothing if a result is wrong: every form against float64 at an odd length, gradients included,
-then at the length that is timed a sample of queries against float32.
+Checks first and times nothing if a result is wrong: every variant against float64 at an odd length, gradients
+included, then at the length that is timed a sample of queries against float32.
 
     python benchmarks/attention.py [--lengths 4096,16384] [--flex 16384] [--width 128] [--out FILE]
     python benchmarks/attention.py --sweep [--width 128]     tilings of our kernels
@@ -35,7 +35,7 @@ TOLERANCE = {torch.bfloat16: 8e-3, torch.float32: 2e-5}  # relative to the norm;
 
 
 class Case:
-    """Queries, keys and values, and a way of score_mod them by name."""
+    """Queries, keys and values, with masks and score modifications by name."""
 
     def __init__(self, tokens: int, width: int, heads: int = HEADS, groups: int = GROUPS, dtype=torch.bfloat16) -> None:
         generator = torch.Generator("cuda").manual_seed(0)

@@ -1,4 +1,4 @@
-"""Kernels for training and their gradients at the edges: more numbers than 32 bits count, and scores far below zero.
+"""Kernels for training and their gradients at the edges: more elements than int32 can index, and scores far below zero.
 
     python benchmarks/edges.py [--only scores norm gated rotary attention loss float8 adamw]
 
@@ -27,7 +27,7 @@ from phasor.ops.attention import Mask, ScoreMod, attention, attention_ref
 from phasor.ops.cross_entropy import linear_cross_entropy
 
 DEVICE = "cuda"
-NUMBERS, ENDS, PART = 1 << 31, 16, 1 << 14
+ELEMENTS, ENDS, PART = 1 << 31, 16, 1 << 14
 ROWS, ATTENTION, FLOAT8 = 1e-2, 2e-2, 8e-2  # how far a result may be off, of the largest
 
 
@@ -40,7 +40,7 @@ def parameter(*shape: int) -> Tensor:
 
 
 def size(x: Tensor) -> str:
-    return f"{x.numel() / 2**31:.2f} x 2^31 numbers"
+    return f"{x.numel() / 2**31:.2f} x 2^31 elements"
 
 
 def ends(x: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ def low_scores(queries: int, keys: int, causal: bool, padded: bool, dropout: flo
     mask = Mask(causal=causal, key_mask=real if padded else None, aligned=queries == keys)
     y = attention(q, k, v, mask, ScoreMod(scale=0.125, dropout=dropout))
     seen = real if padded and queries == keys else torch.ones(2, queries, dtype=torch.bool, device=DEVICE)
-    direction = random_tensor(*y.shape) * seen[:, :, None, None]  # what padding gets is nobody's business
+    direction = random_tensor(*y.shape) * seen[:, :, None, None]  # the output of padding is not defined
     found = [y.detach(), *torch.autograd.grad(y, (q, k, v), direction)]
     if not all(x.isfinite().all() for x in found):
         raise SystemExit(f"not finite: {queries} queries, {keys} keys, {causal=}, {padded=}, {dropout=}")
@@ -109,8 +109,8 @@ def low_scores(queries: int, keys: int, causal: bool, padded: bool, dropout: flo
 
 def norms() -> None:
     for centered in (False, True):
-        norm_of_rows(2 * NUMBERS // 4096 + 24, 4096, centered)
-        norm_weight(2 * NUMBERS // 4096 + 24, 4096, centered)
+        norm_of_rows(2 * ELEMENTS // 4096 + 24, 4096, centered)
+        norm_weight(2 * ELEMENTS // 4096 + 24, 4096, centered)
 
 
 def norm_of_rows(rows: int, width: int, centered: bool) -> None:
@@ -144,7 +144,7 @@ def norm_weight(rows: int, width: int, centered: bool) -> None:
 
 def gates() -> None:
     width = 16384
-    rows = 2 * NUMBERS // width + 24
+    rows = 2 * ELEMENTS // width + 24
     for kind in ("swiglu", "geglu"):
         by_rows(
             kind,
@@ -155,7 +155,7 @@ def gates() -> None:
 
 
 def rotations() -> None:
-    tokens = 2 * NUMBERS // 4096 + 24
+    tokens = 2 * ELEMENTS // 4096 + 24
     positions = torch.arange(tokens, device=DEVICE)
     increments = (10000.0 ** (-torch.arange(64).double() / 64) / (2 * math.pi) * 2.0**64).long().to(DEVICE)
     whole, alone = (rope.RopeArgs(p, increments, torch.ones(1, device=DEVICE)) for p in (positions, ends(positions)))
@@ -178,7 +178,7 @@ def rotations() -> None:
 
 
 def attentions() -> None:
-    many = NUMBERS // (1024 * 128)
+    many = ELEMENTS // (1024 * 128)
     sizes = (many // 16, 1024, 32, 8), (1, 1024, many + 4, many // 4 + 1), (2, 1100, many, many)
     for name, rule in {"all": {}, "causal": {"causal": True}, "window": {"causal": True, "window": 200}}.items():
         for of in sizes:
@@ -208,7 +208,7 @@ def attention_of(name: str, mask: Mask, rows: int, tokens: int, heads: int, grou
 
 def losses() -> None:
     width, vocabulary = 4096, 1000
-    rows = 2 * NUMBERS // width + 24
+    rows = 2 * ELEMENTS // width + 24
     hidden, table = parameter(rows, width), (random_tensor(vocabulary, width) / 64).requires_grad_()
     targets, weights = torch.randint(0, vocabulary, (rows,), device=DEVICE), torch.ones(rows, device=DEVICE)
     loss = linear_cross_entropy(hidden, table, targets, weights).loss
@@ -228,14 +228,14 @@ def losses() -> None:
 
 
 def eights() -> None:
-    check_transpose(2 * NUMBERS // 16384 + 32, 16384)
-    float8_layer(2 * NUMBERS // 4096 + 32, 4096, 64)
+    check_transpose(2 * ELEMENTS // 16384 + 32, 16384)
+    float8_layer(2 * ELEMENTS // 4096 + 32, 4096, 64)
     up, down = random_tensor(2 * 8192, 256) / 16, random_tensor(256, 8192) / 90
     by_rows(
         "float8 gated network, 8192 hidden",
         lambda x: float8.float8_mlp(x, up, down, "swiglu"),
         lambda x: glu.glu_ref(x @ up.float().T, "swiglu") @ down.float().T,
-        parameter(2 * NUMBERS // 16384 + 32, 256),
+        parameter(2 * ELEMENTS // 16384 + 32, 256),
         allowed=3 * FLOAT8,
     )
 
@@ -261,7 +261,7 @@ def float8_layer(rows: int, inputs: int, outputs: int) -> None:
 
 
 def steps() -> None:
-    count = NUMBERS + 5000
+    count = ELEMENTS + 5000
     weight = torch.nn.Parameter(random_tensor(count))
     weight.grad = random_tensor(count)
     before, grad = ends(weight).float(), ends(weight.grad).float()

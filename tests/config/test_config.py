@@ -15,7 +15,7 @@ import phasor.config
 from phasor import ModelConfig, Transformer, preset
 from phasor.config import ActivationConfig, PositionConfig
 from phasor.config.schema import Choice, Config, field_types
-from phasor.inspect.kinds import CHOICES, GROUPS, described_kinds
+from phasor.inspect.kinds import CHOICES, GROUPS, describe_kinds
 from phasor.nn.feed_forward import ACTIVATIONS_BY_NAME, GLU_ACTIVATIONS, FeedForward, activate
 from phasor.nn.positions import configs
 from phasor.nn.positions.base import Position
@@ -190,7 +190,7 @@ def test_groups_of_kinds_cover_the_registries():
     registered = {cls.what for cls in Choice.__subclasses__() if cls.__module__.startswith("phasor.")}
     assert {cls.what for cls in CHOICES.values()} == registered
     for group in GROUPS:
-        lines = described_kinds(group)
+        lines = describe_kinds(group)
         assert phasor.kinds(group) == list(lines)
         assert lines
         for name, line in lines.items():
@@ -295,7 +295,7 @@ def outside():
 
 def test_a_scheme_from_outside_is_a_scheme_like_any_other(outside):
     assert "alternate" in phasor.kinds("positions")
-    assert described_kinds("positions")["alternate"] == "Every second token changes sign."
+    assert describe_kinds("positions")["alternate"] == "Every second token changes sign."
     config = ModelConfig(**SIZES, position={"kind": "alternate", "strength": 0.5})
     assert config.position == outside(strength=0.5)
     assert ModelConfig.from_json(config.to_json()) == config

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 from families.cases import redraw
-from plain import EXACT, normal
+from references import EXACT, normal
 from safetensors.torch import load_file, save_file
 from schemes import build, tiny, tokens
 

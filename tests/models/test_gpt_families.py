@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from families.cases import redraw
-from plain import normal
+from references import normal
 from safetensors.torch import load_file, save_file
 
 import phasor

@@ -7,7 +7,7 @@ import mpmath
 import pytest
 import torch
 import torch.nn.functional as F
-from plain import SINGLE, assert_same, normal, plain_norm, redraw
+from references import SINGLE, assert_same, normal, plain_norm, redraw
 
 from phasor.config import (
     ExpertsConfig,

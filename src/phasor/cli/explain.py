@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from phasor.cli.options import add_fields, extension_classes, given_fields
 from phasor.cli.output import new_table, print_json, show, show_text
-from phasor.inspect.explain import spans
+from phasor.inspect.explain import format_layers
 
 if TYPE_CHECKING:
-    from phasor.inspect.explain import Explanation, Scheme
+    from phasor.inspect.explain import Explanation, SchemeReport
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -27,12 +27,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> None:
-    from phasor.inspect.explain import explain, make_extension, named
+    from phasor.inspect.explain import explain, make_extension, resolve_model
 
     fields = given_fields(given, *extension_classes())
     if fields and given.extension is None:
         raise ValueError(f"--{next(iter(fields)).replace('_', '-')} belongs to an extension: add --extension KIND")
-    extension = make_extension(given.extension, named(given.config)[1], **fields) if given.extension else None
+    extension = make_extension(given.extension, resolve_model(given.config)[1], **fields) if given.extension else None
     explanation = explain(given.config, given.other, extension=extension, length=given.length)
     if given.json:
         print_json(explanation.to_dict())
@@ -46,11 +46,11 @@ def run(given: argparse.Namespace) -> None:
         show_differences(explanation, explanation.other)
 
 
-def show_scheme(name: str, scheme: Scheme) -> None:
+def show_scheme(name: str, scheme: SchemeReport) -> None:
     settings = format_settings(scheme.settings)
     lines = [
         scheme.line,
-        f"acts on {' and '.join(scheme.acts_on) or 'nothing'}; {spans(scheme.layers)}",
+        f"acts on {' and '.join(scheme.acts_on) or 'nothing'}; {format_layers(scheme.layers)}",
         f"settings: {settings}" if settings else "",
         f"shift-invariant: {'yes' if scheme.shift_invariant else 'no'}; "
         f"depends on length: {'yes' if scheme.depends_on_length else 'no'}; "
@@ -75,7 +75,7 @@ def format_settings(settings: dict[str, Any]) -> str:
     return ", ".join(said)
 
 
-def show_pairs(scheme: Scheme) -> None:
+def show_pairs(scheme: SchemeReport) -> None:
     axes = len({pair.axis for pair in scheme.pairs}) > 1
     heads = ["pair", *(["axis"] if axes else []), "frequency", "wavelength", "rotations", "extension", "new wavelength"]
     table = new_table(f"radians per token, tokens per rotation, rotations in {scheme.trained_length:,} tokens", heads)
@@ -102,7 +102,8 @@ def show_differences(one: Explanation, other: Explanation) -> None:
     for a, b in zip(rotated, others, strict=False):
         if len(a.pairs) != len(b.pairs):
             continue
-        which = "" if len(rotated) == len(others) == 1 else f" ({spans(a.layers)} and {spans(b.layers)})"
+        layers = f" ({format_layers(a.layers)} and {format_layers(b.layers)})"
+        which = "" if len(rotated) == len(others) == 1 else layers
         table = new_table(f"frequencies, pair by pair{which}", ["pair", one.name, other.name, "ratio"])
         for p, q in zip(a.pairs, b.pairs, strict=True):
             ratio = "-" if q.extended_frequency == 0 else f"{p.extended_frequency / q.extended_frequency:.6g}"

@@ -14,10 +14,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> None:
-    from phasor.inspect.kinds import GROUPS, described_kinds
+    from phasor.inspect.kinds import GROUPS, describe_kinds
 
     groups = [given.group] if given.group else list(GROUPS)
-    kinds = {group: described_kinds(group) for group in groups}
+    kinds = {group: describe_kinds(group) for group in groups}
     if given.json:
         print_json(kinds[given.group] if given.group else kinds)
         return

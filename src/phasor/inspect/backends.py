@@ -18,7 +18,7 @@ from phasor.config.model import Layer, Side
 from phasor.config.schema import quote, unknown
 from phasor.device import resolve_device
 from phasor.inspect.case import Case
-from phasor.inspect.explain import named, spans
+from phasor.inspect.explain import format_layers, resolve_model
 from phasor.inspect.operations import OPERATIONS, Operation
 from phasor.quantization import WEIGHTS
 
@@ -102,7 +102,7 @@ def backends(
     >>> "the positions add a bias to the scores" in paths.ops[0].reason
     True
     """
-    name, model = named(DEFAULT if config is None else config)
+    name, model = resolve_model(DEFAULT if config is None else config)
     if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
         raise ValueError(f"length must be an integer of at least 1, not {quote(length)}")
     if not isinstance(training, bool):
@@ -120,7 +120,7 @@ def backends(
         for side, layers in sides(model):
             for layer, indices in layers.items():
                 case = Case(model, layer, side, target, torch_dtype, tokens, training, weights, precision)
-                where = spans(tuple(indices))
+                where = format_layers(tuple(indices))
                 where = f"{side} {where}" if model.shape == "encoder-decoder" else where
                 paths += [path_of(op, case, where) for op in OPERATIONS if not op.whole_model and op.applies(case)]
         paths += [path_of(op, case, "the model") for op in OPERATIONS if op.whole_model and op.applies(case)]

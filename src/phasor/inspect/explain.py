@@ -14,7 +14,7 @@ from phasor.nn.positions import RotaryConfig
 
 
 @dataclass(frozen=True)
-class Pair:
+class RotaryPair:
     """One rotated pair of features: its rotation as trained, and with the extension."""
 
     index: int
@@ -24,12 +24,12 @@ class Pair:
     rotations: float  # within the trained length, before the extension
     extended_frequency: float
     extended_wavelength: float
-    slowed: float  # frequency / extended frequency; infinite for a pair that stands still
+    slowed: float  # frequency / extended frequency; infinite for a pair that no longer rotates
     effect: str
 
 
 @dataclass(frozen=True)
-class Scheme:
+class SchemeReport:
     """One position scheme of a model: what it is, which layers it serves, and its pairs if it rotates."""
 
     kind: str
@@ -43,7 +43,7 @@ class Scheme:
     trained_length: int
     length: int
     attention_factor: float
-    pairs: tuple[Pair, ...]
+    pairs: tuple[RotaryPair, ...]
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class Explanation:
     """The position schemes of one model; `differences` lists what another model has otherwise."""
 
     name: str
-    schemes: tuple[Scheme, ...]
+    schemes: tuple[SchemeReport, ...]
     other: Explanation | None = None
     differences: tuple[tuple[str, Any, Any], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts and lists, for JSON; infinities become null."""
-        return plain(self)
+        return to_plain(self)
 
 
 def explain(
@@ -71,7 +71,7 @@ def explain(
 
     A model is a `ModelConfig`, "preset:NAME", or the path of a configuration file or of a folder that holds
     one. `extension` replaces the rotary extension of the first. `length` is the sequence length to explain for,
-    where it matters; by default the longest the model is meant for.
+    where it matters; by default the maximum length of the model.
 
     >>> rotary = explain("preset:llama-3.1").schemes[0]
     >>> rotary.attention_factor, len(rotary.pairs), rotary.pairs[0].effect, rotary.pairs[63].effect
@@ -79,24 +79,24 @@ def explain(
     >>> explain("preset:llama-2", "preset:llama-3.1").differences[0]
     ('vocab_size', 32000, 128256)
     """
-    name, first = named(config)
+    name, first = resolve_model(config)
     if extension is not None:
         first = first.with_extension(extension)
         name = f"{name} with {extension.kind}"
     if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
         raise ValueError(f"length must be an integer of at least 1, not {length!r}")
     if other is None:
-        return Explanation(name, schemes_of(first, length))
-    other_name, second = named(other)
+        return Explanation(name, scheme_reports(first, length))
+    other_name, second = resolve_model(other)
     return Explanation(
         name,
-        schemes_of(first, length),
-        Explanation(other_name, schemes_of(second, length)),
+        scheme_reports(first, length),
+        Explanation(other_name, scheme_reports(second, length)),
         tuple(differences(first.to_dict(), second.to_dict())),
     )
 
 
-def named(config: ModelConfig | str | Path) -> tuple[str, ModelConfig]:
+def resolve_model(config: ModelConfig | str | Path) -> tuple[str, ModelConfig]:
     """A model's name and configuration, from a configuration, a preset's name or a file."""
     if isinstance(config, ModelConfig):
         return f"{config.shape}, {config.num_layers} layers", config
@@ -146,7 +146,8 @@ def trained_length(config: ModelConfig, *positions: PositionConfig) -> int:
     return config.max_length
 
 
-def schemes_of(config: ModelConfig, length: int | None) -> tuple[Scheme, ...]:
+def scheme_reports(config: ModelConfig, length: int | None) -> tuple[SchemeReport, ...]:
+    """The reports of all position schemes that a model uses."""
     used: dict[PositionConfig, list[int]] = {}
     if "input" in config.position.acts_on:
         used[config.input_position] = []
@@ -154,13 +155,16 @@ def schemes_of(config: ModelConfig, length: int | None) -> tuple[Scheme, ...]:
         used.setdefault(config.layer(index).position, []).append(index)
     if len(used) > 1:
         used = {p: layers for p, layers in used.items() if p.acts_on or config.layers}
-    return tuple(scheme_of(config, position, tuple(layers), length) for position, layers in used.items())
+    return tuple(scheme_report(config, position, tuple(layers), length) for position, layers in used.items())
 
 
-def scheme_of(config: ModelConfig, position: PositionConfig, layers: tuple[int, ...], length: int | None) -> Scheme:
-    planned = config.max_length if length is None else length
+def scheme_report(
+    config: ModelConfig, position: PositionConfig, layers: tuple[int, ...], length: int | None
+) -> SchemeReport:
+    """The report of one position scheme and the layers that use it."""
+    tokens = config.max_length if length is None else length
     rotary = position if isinstance(position, RotaryConfig) else None
-    return Scheme(
+    return SchemeReport(
         kind=position.kind,
         line=summary(type(position)),
         acts_on=position.acts_on,
@@ -170,13 +174,14 @@ def scheme_of(config: ModelConfig, position: PositionConfig, layers: tuple[int, 
         max_positions=position.max_positions,
         settings={k: v for k, v in position.to_dict().items() if k != "kind"},
         trained_length=trained_length(config, position),
-        length=planned,
-        attention_factor=1.0 if rotary is None else rotary.attention_factor(planned),
-        pairs=() if rotary is None else pairs_of(rotary, config, planned),
+        length=tokens,
+        attention_factor=1.0 if rotary is None else rotary.attention_factor(tokens),
+        pairs=() if rotary is None else rotary_pairs(rotary, config, tokens),
     )
 
 
-def pairs_of(position: RotaryConfig, config: ModelConfig, length: int) -> tuple[Pair, ...]:
+def rotary_pairs(position: RotaryConfig, config: ModelConfig, length: int) -> tuple[RotaryPair, ...]:
+    """All pairs of features that a rotary scheme rotates."""
     width = position.rotary_dim_of(config.head_dim)
     before = position.replace(extension=None).frequencies(width)
     after = position.frequencies(width, length)
@@ -186,7 +191,7 @@ def pairs_of(position: RotaryConfig, config: ModelConfig, length: int) -> tuple[
     for i, (f, g, axis) in enumerate(zip(before, after, axes, strict=True)):
         slowed = math.inf if g == 0 else float(f / g)
         pairs.append(
-            Pair(
+            RotaryPair(
                 index=i,
                 axis=axis,
                 frequency=float(f),
@@ -210,10 +215,10 @@ def effect(slowed: float) -> str:
     return f"slowed {slowed:.4g} times" if slowed > 1 else f"sped up {1 / slowed:.4g} times"
 
 
-def spans(layers: tuple[int, ...]) -> str:
+def format_layers(layers: tuple[int, ...]) -> str:
     """Layer numbers as ranges.
 
-    >>> spans((0, 1, 2, 3, 5))
+    >>> format_layers((0, 1, 2, 3, 5))
     'layers 0-3, 5'
     """
     if not layers:
@@ -230,18 +235,19 @@ def spans(layers: tuple[int, ...]) -> str:
 def differences(a: Any, b: Any, where: str = "") -> list[tuple[str, Any, Any]]:
     """The fields in which two plain dicts differ, by dotted name."""
     if isinstance(a, dict) and isinstance(b, dict):
-        found = []
+        fields = []
         for key in dict.fromkeys([*a, *b]):
-            found += differences(a.get(key), b.get(key), f"{where}.{key}" if where else key)
-        return found
+            fields += differences(a.get(key), b.get(key), f"{where}.{key}" if where else key)
+        return fields
     return [] if a == b else [(where, a, b)]
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
+    """Dataclasses as dicts, tuples as lists, infinities as None."""
     if hasattr(value, "__dataclass_fields__"):
-        return {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
+        return {name: to_plain(getattr(value, name)) for name in value.__dataclass_fields__}
     if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [to_plain(item) for item in value]
     return None if isinstance(value, float) and math.isinf(value) else value

@@ -34,10 +34,10 @@ TABLES = {"shapes": SHAPES, "pairings": PAIRINGS, "qk-norms": QK_NORMS, "poolers
 GROUPS = (*CHOICES, *TABLES, "presets")
 
 
-def described_kinds(group: str) -> dict[str, str]:
+def describe_kinds(group: str) -> dict[str, str]:
     """Each choice of a group with its line.
 
-    >>> described_kinds("norms")["none"]
+    >>> describe_kinds("norms")["none"]
     'x, unchanged.'
     """
     if not isinstance(group, str):
@@ -57,4 +57,4 @@ def kinds(group: str) -> list[str]:
     >>> kinds("placements")
     ['pre', 'post', 'sandwich', 'deepnorm', 'output', 'parallel']
     """
-    return list(described_kinds(group))
+    return list(describe_kinds(group))

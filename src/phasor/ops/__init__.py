@@ -12,7 +12,7 @@ Kernels share one legend of names:
 - `pid`: the program; `offs_m offs_n offs_d offs_k`: the offsets of a tile along a dimension
 - `num_queries num_keys num_heads num_kv_heads group_size`: sizes; `group_size` query heads share one key/value head
 - `BLOCK_M BLOCK_N BLOCK_K`: the rows, columns and inner dimension of a tile (queries and keys in attention)
-- `BLOCK_D BLOCK_V BLOCK_H BLOCK_G BLOCK_SPLITS`: a tile along features, vocabulary, heads, the heads of a group, splits;
+- `BLOCK_D BLOCK_V BLOCK_H BLOCK_G BLOCK_SPLITS`: a tile along features, vocabulary, heads, heads of a group, splits;
   `BLOCK`: along the only dimension there is
 - `HEAD_DIM ROTARY_DIM NUM_HEADS NUM_KV_HEADS GROUP_SIZE NUM_SPLITS`: sizes known when the kernel is compiled
 - `NUM_STAGES`: how many loads of a loop are in flight; `USE_PDL`: programmatic dependent launch (`pdl.py`)

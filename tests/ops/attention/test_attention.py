@@ -1,9 +1,9 @@
-"""Attention under every rule against all scores at once, the rules written token by token."""
+"""Attention under every mask against all scores at once, the masks written token by token."""
 
 import pytest
 import torch
-from plain import EXACT, SINGLE, assert_same, normal, plain_attention, plain_norm, redraw
-from rules import CROSS, HEADS, ROWS, RULES, SCORES, TOKENS, compare, make_score_mod, real_rows
+from mask_rules import CROSS, HEADS, ROWS, RULES, SCORES, TOKENS, compare, make_score_mod, real_rows
+from references import EXACT, SINGLE, assert_same, normal, plain_attention, plain_norm, redraw
 
 from phasor.config import (
     AttentionConfig,
@@ -33,7 +33,7 @@ def test_attention_in_blocks_under_every_rule(rule, scores):
 @pytest.mark.parametrize("scores", ["plain", "all"])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("run", [attention, lambda *a: attention_ref(*a)[0]], ids=["one-block", "reference"])
-def test_attention_in_one_piece_under_every_rule(rule, scores, run):
+def test_attention_in_one_block_under_every_rule(rule, scores, run):
     compare(RULES[rule], scores, "grouped-query", run)
 
 
@@ -60,7 +60,7 @@ def test_attention_in_float32(rule, scores):
     q, k, v = normal(ROWS, TOKENS, h, 60, seed=1), *(normal(ROWS, TOKENS, groups, 60, seed=s) for s in (2, 3))
     score_mod, bias = make_score_mod(SCORES[scores], h, TOKENS, TOKENS)
     truth = plain_attention(
-        q, k, v, rule.seen(q.shape[1], k.shape[1]), score_mod.scale, score_mod.softcap, score_mod.sink_logits, bias
+        q, k, v, rule.visible(q.shape[1], k.shape[1]), score_mod.scale, score_mod.softcap, score_mod.sink_logits, bias
     )
     ours = attention(q.float(), k.float(), v.float(), Mask(**rule.fields), score_mod)
     assert ours.dtype == torch.float32
@@ -171,25 +171,25 @@ MODEL_RULES = {
 
 
 @pytest.mark.parametrize("name", MODEL_RULES)
-def test_model_hands_its_attention_the_right_rule(name, monkeypatch):
+def test_model_gives_its_attention_the_right_mask(name, monkeypatch):
     """The weights are nonzero exactly where the rule says, and attention in blocks gives the same logits."""
-    fields, about, sees = MODEL_RULES[name]
+    fields, inputs, can_see = MODEL_RULES[name]
     model = small_model(**fields).eval()
-    about = {n: torch.tensor(v) if n in ("attention_mask", "document_ids") else v for n, v in about.items()}
+    inputs = {n: torch.tensor(v) if n in ("attention_mask", "document_ids") else v for n, v in inputs.items()}
     tokens = torch.randint(0, 31, (2, 13), generator=torch.Generator().manual_seed(3))
-    real = about.get("attention_mask", torch.ones(2, 13, dtype=torch.bool))
+    real = inputs.get("attention_mask", torch.ones(2, 13, dtype=torch.bool))
     record = Record("attention")
-    logits = model(tokens, record=record, **about)
-    expected = torch.tensor([[[sees(r, i, j) for j in range(13)] for i in range(13)] for r in range(2)])
+    logits = model(tokens, record=record, **inputs)
+    expected = torch.tensor([[[can_see(r, i, j) for j in range(13)] for i in range(13)] for r in range(2)])
     for weights in record.attention:
-        seen = (weights > 0)[real[:, None, :].expand(2, 4, 13)]
-        assert torch.equal(seen, expected[:, None].expand(2, 4, 13, 13)[real[:, None, :].expand(2, 4, 13)])
+        visible = (weights > 0)[real[:, None, :].expand(2, 4, 13)]
+        assert torch.equal(visible, expected[:, None].expand(2, 4, 13, 13)[real[:, None, :].expand(2, 4, 13)])
     monkeypatch.setattr(blocks, "BLOCK", 4)
-    torch.testing.assert_close(model(tokens, **about)[real], logits[real], rtol=EXACT, atol=EXACT)
+    torch.testing.assert_close(model(tokens, **inputs)[real], logits[real], rtol=EXACT, atol=EXACT)
 
 
 @pytest.mark.parametrize("softcap", [None, 5.0], ids=["fused", "own-softmax"])
-def test_padding_of_packed_pairs_harms_nobody(softcap):
+def test_padding_of_packed_pairs_does_not_affect_real_tokens(softcap):
     """Padding of the target whose document the source lacks sees nothing at all; real tokens stay as they were."""
     model = small_model(shape="encoder-decoder", attention={"softcap": softcap})
     tokens = torch.arange(12).view(2, 6)
@@ -212,7 +212,7 @@ def test_padding_of_packed_pairs_harms_nobody(softcap):
 
 @pytest.mark.parametrize("place", ["embedding", "attention", "residual", "feedforward"])
 @pytest.mark.parametrize("experts", [None, {"num_experts": 3}], ids=["dense", "experts"])
-def test_dropout_acts_in_training_alone_and_follows_the_seed(place, experts):
+def test_dropout_acts_only_in_training_and_depends_on_the_seed(place, experts):
     fields = {"feedforward": {"activation": "relu", "experts": experts}}
     model = small_model(dropout={place: 0.3}, **fields)
     without = small_model(**fields)
@@ -232,7 +232,7 @@ def test_dropout_acts_in_training_alone_and_follows_the_seed(place, experts):
 @pytest.mark.parametrize("softcap", [None, 5.0], ids=["fused", "own-softmax"])
 @pytest.mark.usefixtures("small_blocks")
 def test_blocked_training_repeats_its_dropout_in_the_backward_pass(softcap, monkeypatch):
-    """Blocks are computed again for their gradients: what was dropped must be dropped again."""
+    """Blocks are recomputed for their gradients, with the same dropout mask."""
     mask = Mask(causal=True, window=20)
     score_mod = ScoreMod(scale=0.3, softcap=softcap, dropout=0.4)
     q, k, v = (normal(2, TOKENS, 3, 5, seed=s).requires_grad_() for s in (1, 2, 3))

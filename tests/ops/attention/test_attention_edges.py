@@ -1,9 +1,9 @@
-"""Attention where the kernels it takes would be wrong: more numbers than they count, and scores far below zero."""
+"""Attention where fused kernels would be wrong: more elements than int32 can index, and scores far below zero."""
 
 import pytest
 import torch
-from plain import normal
-from rules import CROSS, HEADS, RULES, Rule, compare
+from mask_rules import CROSS, HEADS, RULES, Rule, compare
+from references import normal
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -12,23 +12,23 @@ from phasor.config import DropoutConfig
 from phasor.ops.attention import Mask, ScoreMod, attention, attention_ref, blocks, cudnn, sdpa, split_large
 
 
-def anywhere(q):
+def always_true(q):
     return True
 
 
 @pytest.fixture
-def few_numbers(monkeypatch):
-    """As if kernels counted to one head of one row, so that everything is taken in parts; gives the parts' sizes."""
+def low_limit(monkeypatch):
+    """As if kernels could index one head of one row, so that everything is split; returns the sizes of the parts."""
     monkeypatch.setattr(split_large, "MAX_ELEMENTS", 128 * 32)
-    monkeypatch.setattr(split_large, "has_int32_kernels", anywhere)
+    monkeypatch.setattr(split_large, "has_int32_kernels", always_true)
     monkeypatch.setattr(blocks, "BLOCK", 16)
-    sizes, take = [], sdpa.F.scaled_dot_product_attention
+    sizes, sdpa_function = [], sdpa.F.scaled_dot_product_attention
 
-    def noted(q, k, *others, **options):
+    def record_call(q, k, *others, **options):
         sizes.append((q.shape[0], q.shape[1], k.shape[1]))
-        return take(q, k, *others, **options)
+        return sdpa_function(q, k, *others, **options)
 
-    monkeypatch.setattr(sdpa.F, "scaled_dot_product_attention", noted)
+    monkeypatch.setattr(sdpa.F, "scaled_dot_product_attention", record_call)
     return sizes
 
 
@@ -37,27 +37,27 @@ def few_numbers(monkeypatch):
 @pytest.mark.parametrize(
     "rule", ["everything", "causal", "window-and-sinks", "attention_mask", "causal-padding", "document_ids"]
 )
-def test_what_kernels_could_not_count_is_taken_in_parts(rule, heads, scores, few_numbers):
+def test_tensors_beyond_int32_are_split(rule, heads, scores, low_limit):
     compare(RULES[rule], scores, heads, attention)
-    assert all(size == (1, 1, 1) for size in few_numbers)
-    assert few_numbers or scores == "all"
+    assert all(size == (1, 1, 1) for size in low_limit)
+    assert low_limit or scores == "all"
 
 
 @pytest.mark.parametrize("rule", CROSS)
-def test_cross_attention_in_parts(rule, few_numbers):
+def test_cross_attention_is_split_too(rule, low_limit):
     compare(CROSS[rule], "plain", "grouped-query", attention, keys=37)
-    assert set(few_numbers) == {(1, 1, 1)}
+    assert set(low_limit) == {(1, 1, 1)}
 
 
 @pytest.mark.parametrize("rule", ["causal", "attention_mask"])
-def test_parts_are_one_graph_to_the_compiler(rule, monkeypatch):
+def test_split_attention_compiles_to_one_graph(rule, monkeypatch):
     monkeypatch.setattr(split_large, "MAX_ELEMENTS", 128 * 32)
-    monkeypatch.setattr(split_large, "has_int32_kernels", anywhere)
+    monkeypatch.setattr(split_large, "has_int32_kernels", always_true)
     torch.compiler.reset()
     compare(RULES[rule], "plain", "grouped-query", torch.compile(attention, backend="aot_eager", fullgraph=True))
 
 
-def test_parts_and_their_gradients_lie_side_by_side(few_numbers):
+def test_parts_and_their_gradients_are_contiguous(low_limit):
     seen = []
 
     def attend(q, k, v):
@@ -72,78 +72,78 @@ def test_parts_and_their_gradients_lie_side_by_side(few_numbers):
     assert seen == [True] * 8
 
 
-def test_parts_are_for_torch_func_too(few_numbers):
+def test_split_attention_under_torch_func(low_limit):
     q, k, v, direction = torch.randn(4, 1, 8, 6, 32)
 
     def whole(q):
         return (attention(q, k, v, Mask(causal=True), ScoreMod(scale=0.25)) * direction).sum()
 
     found = torch.func.grad(whole)(q)
-    assert set(few_numbers) == {(1, 1, 1)}
+    assert set(low_limit) == {(1, 1, 1)}
     q.requires_grad_()
     torch.testing.assert_close(found, torch.autograd.grad(whole(q), q)[0])
 
 
-def test_parts_of_a_bias_alone(few_numbers):
+def test_split_attention_where_only_the_bias_has_a_gradient(low_limit):
     q, k, v = torch.randn(3, 2, 8, 6, 32)
     bias = torch.randn(2, 6, 8, 8, requires_grad=True)
     positions = torch.arange(8)[None]
-    given = ScoreMod(scale=0.25, bias=lambda *_: bias, query_positions=positions, key_positions=positions)
-    attention(q, k, v, Mask(causal=True), given).sum().backward()
-    assert set(few_numbers) == {(1, 1, 1)}
+    score_mod = ScoreMod(scale=0.25, bias=lambda *_: bias, query_positions=positions, key_positions=positions)
+    attention(q, k, v, Mask(causal=True), score_mod).sum().backward()
+    assert set(low_limit) == {(1, 1, 1)}
     assert bias.grad.abs().amax((2, 3)).min() > 0
 
 
-def test_what_is_scattered_too_far_is_gathered(monkeypatch):
+def test_tensors_with_large_strides_are_made_contiguous(monkeypatch):
     monkeypatch.setattr(split_large, "MAX_ELEMENTS", 1 << 14)
-    monkeypatch.setattr(split_large, "has_int32_kernels", anywhere)
+    monkeypatch.setattr(split_large, "has_int32_kernels", always_true)
     projected = normal(1, 96, 3, 2, 64).requires_grad_()
     q, k, v = projected.unbind(2)
     assert not split_large.exceeds_int32(q, k, v)
     assert split_large.make_dense(q).is_contiguous()
     assert not q.is_contiguous()
     assert split_large.make_dense(q[:, :32]).stride() == q.stride()
-    layouts, take = [], sdpa.F.scaled_dot_product_attention
+    layouts, sdpa_function = [], sdpa.F.scaled_dot_product_attention
 
-    def noted(*heads, **options):
+    def record_call(*heads, **options):
         layouts.extend(x.transpose(1, 2).is_contiguous() for x in heads)
-        return take(*heads, **options)
+        return sdpa_function(*heads, **options)
 
-    monkeypatch.setattr(sdpa.F, "scaled_dot_product_attention", noted)
+    monkeypatch.setattr(sdpa.F, "scaled_dot_product_attention", record_call)
     y = attention(q, k, v, Mask(causal=True), ScoreMod(scale=0.25))
     assert layouts == [True] * 3
     truth = attention_ref(q, k, v, Mask(causal=True), ScoreMod(scale=0.25))[0]
     torch.testing.assert_close(*(torch.autograd.grad(x.square().sum(), projected) for x in (y, truth)))
 
 
-def test_without_gradients_nothing_is_taken_apart(few_numbers):
+def test_without_gradients_nothing_is_split(low_limit):
     q, k, v = torch.randn(3, 3, 8, 6, 32)
     attention(q, k, v, Mask(causal=True), ScoreMod(scale=0.25))
-    assert few_numbers == [(3, 6, 6)]
+    assert low_limit == [(3, 6, 6)]
 
 
-def test_a_head_that_no_kernel_could_count_is_refused(few_numbers):
+def test_a_head_beyond_int32_is_an_error(low_limit):
     q, k, v = torch.randn(3, 1, 129, 1, 32, requires_grad=True)
     with pytest.raises(ValueError, match=r"a head of 129 tokens with 32 features .*: give the layer a window"):
         attention(q, k, v, Mask(causal=True), ScoreMod(scale=0.25))
 
 
-def forced(q, k, causal):
+def overflow_everywhere(q, k, causal):
     return True
 
 
 @pytest.mark.parametrize("heads", ["multi-head", "grouped-query"])
 @pytest.mark.parametrize("queries", [1, 63])
-def test_where_cudnn_overflows_torch_chooses_among_the_others(queries, heads, monkeypatch):
-    allowed, take = [], sdpa.F.scaled_dot_product_attention
+def test_where_cudnn_overflows_sdpa_chooses_among_other_backends(queries, heads, monkeypatch):
+    allowed, sdpa_function = [], sdpa.F.scaled_dot_product_attention
 
-    def noted(*args, **options):
+    def record_call(*args, **options):
         of = torch.backends.cuda
         allowed.append((of.cudnn_sdp_enabled(), of.flash_sdp_enabled(), of.math_sdp_enabled()))
-        return take(*args, **options)
+        return sdpa_function(*args, **options)
 
-    monkeypatch.setattr(cudnn, "sdpa_may_overflow", forced)
-    monkeypatch.setattr(sdpa.F, "scaled_dot_product_attention", noted)
+    monkeypatch.setattr(cudnn, "sdpa_may_overflow", overflow_everywhere)
+    monkeypatch.setattr(sdpa.F, "scaled_dot_product_attention", record_call)
     rule = Rule(lambda r, i, j: True, aligned=False)
     compare(rule, "plain", heads, attention, queries=queries)
     with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]):
@@ -155,8 +155,8 @@ def test_where_cudnn_overflows_torch_chooses_among_the_others(queries, heads, mo
     assert allowed == [(False, True, True), (False, False, True), (False, False, True), (True, True, True)]
 
 
-def test_the_compiler_sees_that_torch_chooses_among_the_others(monkeypatch):
-    monkeypatch.setattr(cudnn, "sdpa_may_overflow", forced)
+def test_compiled_sdpa_chooses_among_other_backends(monkeypatch):
+    monkeypatch.setattr(cudnn, "sdpa_may_overflow", overflow_everywhere)
     torch.compiler.reset()
     graphs, aot = [], torch._dynamo.lookup_backend("aot_eager")
 
@@ -201,9 +201,9 @@ def test_backends_say_when_cudnn_overflows(name, monkeypatch):
     sizes = {"dim": 128, "num_heads": 2, "num_layers": 1, "vocab_size": 50, "dropout": DropoutConfig()}
     config = preset(name, **sizes)
 
-    def told(length):
+    def mentions_overflow(length):
         found = backends(config, device="cuda", dtype=torch.bfloat16, length=length, training=True)
         return "overflow" in str(found)
 
-    assert told(1088) == (name == "bert")
-    assert not told(1152)
+    assert mentions_overflow(1088) == (name == "bert")
+    assert not mentions_overflow(1152)

@@ -1,12 +1,12 @@
-"""Attention over intervals: masks as intervals, and the Triton kernel under its interpreter against float64."""
+"""Attention over key intervals: masks as intervals, and the Triton kernels under the interpreter against float64."""
 
 import functools
 
 import pytest
 import torch
 from device import DEVICE
-from plain import SINGLE, normal, redraw
-from rules import CROSS, ROWS, RULES, TOKENS
+from mask_rules import CROSS, ROWS, RULES, TOKENS
+from references import SINGLE, normal, redraw
 
 import phasor
 from phasor.nn.positions.t5.module import T5Bias
@@ -22,33 +22,33 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(tiles, "tiling", lambda kernel, q: tiles.Tiling(16, 16, 4, 1))
 
 
-def seen_of(bounds, keys, attention_mask=None):
-    """Who sees whom, written out from intervals."""
+def visible_of(bounds, keys, attention_mask=None):
+    """The dense mask of intervals."""
     column = torch.arange(keys)
     pairs = bounds[:, :, :, None].split(2, dim=1)
-    seen = functools.reduce(torch.logical_or, [(column >= p[:, 0]) & (column <= p[:, 1]) for p in pairs])
-    return seen if attention_mask is None else seen & attention_mask[:, None]
+    visible = functools.reduce(torch.logical_or, [(column >= p[:, 0]) & (column <= p[:, 1]) for p in pairs])
+    return visible if attention_mask is None else visible & attention_mask[:, None]
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_intervals_are_the_rule(name):
+def test_intervals_equal_the_rule(name):
     rule = RULES[name]
     mask = Mask(**rule.fields)
     bounds = intervals.intervals(mask, TOKENS, TOKENS, DEVICE)
     assert bounds.dtype == torch.int32
-    seen = seen_of(bounds, TOKENS, mask.key_mask).expand(ROWS, -1, -1)
+    visible = visible_of(bounds, TOKENS, mask.key_mask).expand(ROWS, -1, -1)
     real = torch.ones(ROWS, TOKENS, dtype=torch.bool) if mask.key_mask is None else mask.key_mask
-    assert torch.equal(seen[real], rule.seen(TOKENS, TOKENS)[real])
+    assert torch.equal(visible[real], rule.visible(TOKENS, TOKENS)[real])
 
 
 @pytest.mark.parametrize("name", CROSS)
 def test_intervals_of_cross_attention(name):
     mask = Mask(**CROSS[name].fields)
-    seen = seen_of(intervals.intervals(mask, TOKENS, 37, DEVICE), 37, mask.key_mask)
-    assert torch.equal(seen.expand(ROWS, -1, -1), CROSS[name].seen(TOKENS, 37))
+    visible = visible_of(intervals.intervals(mask, TOKENS, 37, DEVICE), 37, mask.key_mask)
+    assert torch.equal(visible.expand(ROWS, -1, -1), CROSS[name].visible(TOKENS, 37))
 
 
-def test_intervals_of_documents_that_the_source_has_in_another_order_or_not_at_all():
+def test_intervals_of_documents_that_the_source_lacks_or_orders_otherwise():
     mask = Mask(
         query_document_ids=torch.tensor([[7, 7, 2, 9, 4]], dtype=torch.int32),
         key_document_ids=torch.tensor([[2, 4, 4, 4, 7, 7]]),
@@ -81,34 +81,34 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_intervals_are_what_blocks_of_the_mask_are(name):
+def test_intervals_equal_the_dense_mask(name):
     mask, queries, keys = OTHERS[name]
-    seen, truth = (
-        seen_of(intervals.intervals(mask, queries, keys, DEVICE), keys, mask.key_mask),
+    visible, truth = (
+        visible_of(intervals.intervals(mask, queries, keys, DEVICE), keys, mask.key_mask),
         dense_mask(mask, queries, keys, DEVICE),
     )
     real = torch.ones(1, queries).bool() if mask.key_mask is None else mask.key_mask
-    seen, truth, real = torch.broadcast_tensors(seen, truth, real[:, :, None])
-    assert torch.equal(seen[real], truth[real])
+    visible, truth, real = torch.broadcast_tensors(visible, truth, real[:, :, None])
+    assert torch.equal(visible[real], truth[real])
 
 
-def test_slots_out_of_order_are_no_intervals():
+def test_slots_out_of_order_are_not_intervals():
     mask = Mask(causal=True, query_index=torch.tensor([[4]]), key_index=torch.tensor([[4, 1, 2, 3]]))
     assert "order" in intervals.why_not(mask)
 
 
 @pytest.mark.parametrize("name", [*RULES, *CROSS])
 @pytest.mark.parametrize("block", [4, 16])
-def test_every_block_of_keys_knows_its_queries(name, block):
+def test_query_ranges_of_every_block_of_keys(name, block):
     """No query that sees a key of the block is left out, and those said to see the whole block do."""
     across = name in CROSS and name not in RULES
     keys = 37 if across else TOKENS
     mask = Mask(**(CROSS if across else RULES)[name].fields)
     bounds = intervals.intervals(mask, TOKENS, keys, DEVICE)
-    seen = seen_of(bounds, keys)
+    visible = visible_of(bounds, keys)
     for b, row in enumerate(intervals.query_ranges(bounds, keys, block).tolist()):
         for start, (first, last, whole_first, whole_last) in zip(range(0, keys, block), row, strict=True):
-            part = seen[b, :, start : start + block]
+            part = visible[b, :, start : start + block]
             outside = [i for i in range(TOKENS) if not first <= i < last]
             assert not part[outside].any()
             assert part[whole_first : max(whole_first, whole_last)].all()
@@ -127,15 +127,15 @@ def table_of(heads, bidirectional, seed=5):
     return scheme
 
 
-def compare(mask, *, queries=37, keys=None, heads=(2, 1), width=16, rows=2, bias=None, at=None, **score_mod):
+def compare(mask, *, queries=37, keys=None, heads=(2, 1), width=16, rows=2, bias=None, positions=None, **options):
     """Values and all gradients of the kernel in float32 against all scores at once in float64."""
     keys = keys or queries
     inputs = [normal(rows, queries, heads[0], width, seed=1)]
     inputs += [normal(rows, keys, heads[1], width, seed=s) for s in (2, 3)]
-    sinks = normal(heads[0], seed=4) if score_mod.pop("sinks", False) else None
+    sinks = normal(heads[0], seed=4) if options.pop("sinks", False) else None
     inputs += [] if sinks is None else [sinks]
-    if at is None:
-        at = torch.arange(queries)[None] + mask.offset, torch.arange(keys)[None]
+    if positions is None:
+        positions = torch.arange(queries)[None] + mask.offset, torch.arange(keys)[None]
     found = []
     for dtype in (torch.float32, torch.float64):
         own = [x.to(dtype).requires_grad_() for x in inputs]
@@ -146,20 +146,20 @@ def compare(mask, *, queries=37, keys=None, heads=(2, 1), width=16, rows=2, bias
             module = table_of(heads[0], bias == "both-ways").to(dtype)
             given = module.on_scores(None)
             assert isinstance(given, DistanceBias)
-        about = ScoreMod(
+        score_mod = ScoreMod(
             scale=0.3,
             sink_logits=None if sinks is None else own[3],
             bias=given,
-            query_positions=None if bias is None else at[0],
-            key_positions=None if bias is None else at[1],
-            **score_mod,
+            query_positions=None if bias is None else positions[0],
+            key_positions=None if bias is None else positions[1],
+            **options,
         )
         if dtype == torch.float32:
             with dispatch.force_path("triton"):
-                assert flash.why_not(*own[:3], mask, about) is None
-                y = flash.flash_attention(*own[:3], mask, about)
+                assert flash.why_not(*own[:3], mask, score_mod) is None
+                y = flash.flash_attention(*own[:3], mask, score_mod)
         else:
-            y = attention_ref(*own[:3], mask, about)[0]
+            y = attention_ref(*own[:3], mask, score_mod)[0]
         if mask.key_mask is not None and mask.aligned:
             y = y[mask.key_mask]
         learned = own if module is None else [*own, module.weight]
@@ -180,8 +180,7 @@ def cut(name, tokens=37, rows=2):
 
     shorter = {n: part(x) for n, x in fields.items()}
     if "order" in shorter:
-        places = phasor.nn.sequence.token_order(shorter.get("key_mask"), shorter.get("key_document_ids"))
-        shorter["order"] = places
+        shorter["order"] = phasor.nn.sequence.token_order(shorter.get("key_mask"), shorter.get("key_document_ids"))
     return Mask(**shorter)
 
 
@@ -199,7 +198,7 @@ def cut(name, tokens=37, rows=2):
         ("everything", {"queries": 66, "rows": 1, "heads": (1, 1), "bias": "both-ways"}),
     ],
 )
-def test_kernel_of_rules_by_index(rule, options):
+def test_kernel_under_masks_by_index(rule, options):
     compare(Mask(**RULES[rule].fields), **options)
 
 
@@ -216,10 +215,10 @@ def test_kernel_of_rules_by_index(rule, options):
         ("documents-padding", {"sinks": True, "bias": "behind"}),
     ],
 )
-def test_kernel_of_rules_by_row(rule, options):
+def test_kernel_under_masks_that_differ_by_row(rule, options):
     mask = cut(rule)
-    at = (mask.order, mask.order) if "bias" in options else None
-    compare(mask, at=at, **options)
+    positions = (mask.order, mask.order) if "bias" in options else None
+    compare(mask, positions=positions, **options)
 
 
 def test_kernel_of_a_chunk_after_a_cache():
@@ -238,25 +237,25 @@ def test_kernel_of_cross_attention_whose_padding_sees_nothing():
     with dispatch.force_path("triton"):
         y = flash.flash_attention(q, k, v, mask, score_mod)
     truth = attention_ref(q.double(), k.double(), v.double(), mask, score_mod)[0]
-    seeing = torch.tensor([[True] * 18, [True] * 10 + [False] * 8])
-    torch.testing.assert_close(y[seeing].double(), truth[seeing], rtol=SINGLE, atol=SINGLE)
-    assert torch.equal(y[~seeing], torch.zeros_like(y[~seeing]))
-    ours = torch.autograd.grad(y[seeing].square().sum(), (q, k, v))
-    theirs = torch.autograd.grad(truth[seeing].square().sum(), (q, k, v))
+    sees_some_key = torch.tensor([[True] * 18, [True] * 10 + [False] * 8])
+    torch.testing.assert_close(y[sees_some_key].double(), truth[sees_some_key], rtol=SINGLE, atol=SINGLE)
+    assert torch.equal(y[~sees_some_key], torch.zeros_like(y[~sees_some_key]))
+    ours = torch.autograd.grad(y[sees_some_key].square().sum(), (q, k, v))
+    theirs = torch.autograd.grad(truth[sees_some_key].square().sum(), (q, k, v))
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=10 * SINGLE, atol=10 * SINGLE)
 
 
 @pytest.mark.parametrize("bias", ["slopes", "behind"])
-def test_positions_with_gaps_and_far_along(bias):
+def test_bias_with_gaps_between_positions_and_at_large_positions(bias):
     """Distances by position and not by index, exact at 2^40."""
     at = torch.arange(37)[None] * torch.tensor([[3], [1]]) + torch.tensor([[0], [2**40]])
     at[1, 20:] += 5
     assert (intervals.shifts(Mask(causal=True), at, at) == intervals.NON_CONTIGUOUS).all()
-    compare(Mask(causal=True), at=(at, at), bias=bias)
+    compare(Mask(causal=True), positions=(at, at), bias=bias)
 
 
-def test_shifts_tell_straight_rows():
+def test_shifts_of_rows_with_contiguous_positions():
     at = torch.arange(6)[None]
     assert intervals.shifts(Mask(causal=True), at, at).tolist() == [0]
     assert intervals.shifts(Mask(causal=True, offset=4), at[:, 4:] + 9, at + 9).tolist() == [4]
@@ -285,7 +284,7 @@ def test_views_of_a_fused_projection_and_gradients_of_any_stride():
         torch.testing.assert_close(ours.double(), theirs, rtol=SINGLE, atol=SINGLE)
 
 
-def test_sixteen_bits_are_as_good_as_rounding_allows():
+def test_half_precision_is_as_accurate_as_rounding_allows():
     """Half precision, since the interpreter cannot multiply bfloat16."""
     q, k, v = (normal(1, 40, heads, 24, seed=s).half() for s, heads in ((1, 2), (2, 1), (3, 1)))
     mask, score_mod = Mask(causal=True, window=20), ScoreMod(scale=0.2, softcap=5.0)
@@ -297,7 +296,7 @@ def test_sixteen_bits_are_as_good_as_rounding_allows():
     torch.testing.assert_close(ours.double(), truth, rtol=0, atol=3 * 2.0**-12)
 
 
-def test_where_the_kernel_does_not_serve_it_says_why():
+def test_why_not_gives_the_reason():
     q = torch.zeros(1, 5, 2, 16)
     mask, plain = Mask(causal=True, window=2), ScoreMod(scale=1.0)
     assert flash.why_not(q.cpu(), q, q, mask, plain) == "the tensors are not on a GPU"
@@ -314,7 +313,7 @@ def test_where_the_kernel_does_not_serve_it_says_why():
             assert word in flash.why_not(*tensors, mask, score_mod)
 
 
-def test_operation_is_one_that_torch_can_check_and_compile():
+def test_operation_passes_opcheck_and_compiles():
     q = normal(1, 9, 2, 16, dtype=torch.float32).requires_grad_()
     table, sinks = (normal(*s, dtype=torch.float32).requires_grad_() for s in ((5, 2), (2,)))
     mask, at = Mask(causal=True), torch.arange(9)[None]
@@ -346,7 +345,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_models_are_what_their_reference_is(name):
+def test_models_equal_their_reference(name):
     config = phasor.ModelConfig(**SIZES, **MODELS[name])
     model = redraw(phasor.Transformer(config), dtype=torch.float32)
     with torch.no_grad():
@@ -365,7 +364,7 @@ def test_models_are_what_their_reference_is(name):
             loss = (logits * normal(*logits.shape, seed=8).to(dtype)).sum()
             found.append([logits, *torch.autograd.grad(loss, list(model.parameters()))])
     for ours, truth in zip(*found, strict=True):
-        # Relative to the largest entry: sums of a few hundred products in float32, several layers deep.
+        # Relative to the largest entry: sums of a few hundred terms in float32, several layers deep.
         torch.testing.assert_close(
             ours.double(), truth, rtol=0, atol=1e-5 * max(1.0, float(truth.detach().abs().max()))
         )

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from device import DEVICE
-from plain import normal
+from references import normal
 
 from phasor import ModelConfig, Transformer
 from phasor.data.batch import Batch

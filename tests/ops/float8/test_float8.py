@@ -9,7 +9,7 @@ import pytest
 import torch
 import triton.language as tl
 from device import DEVICE
-from plain import normal, redraw
+from references import normal, redraw
 from safetensors.torch import load_file
 from training_runs import Notes, recipe, run
 from triton.runtime import interpreter

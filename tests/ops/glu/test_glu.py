@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from device import DEVICE
-from plain import normal
+from references import normal
 
 from phasor.config import FeedForwardConfig
 from phasor.nn.feed_forward import FeedForward

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from device import DEVICE
-from plain import normal
+from references import normal
 
 from phasor import ModelConfig, Transformer
 from phasor.config import LayerNormConfig, NoNormConfig, RMSNormConfig

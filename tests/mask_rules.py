@@ -1,26 +1,26 @@
-"""Who sees whom, written token by token, and attention under such a rule compared with all scores at once."""
+"""Masks written token by token, and attention under such a rule compared with all scores at once."""
 
 import functools
 
 import torch
-from plain import EXACT, assert_same, normal, plain_attention
+from references import EXACT, assert_same, normal, plain_attention
 
 from phasor.ops.attention import Mask, ScoreMod
 
 
 class Rule:
-    """A mask, and independently of it a function of (row, query, key) that says who sees whom."""
+    """A mask, and independently of it a function of (row, query, key) that says which keys a query sees."""
 
-    def __init__(self, sees, **fields):
-        self.sees, self.fields = sees, fields
+    def __init__(self, can_see, **fields):
+        self.can_see, self.fields = can_see, fields
 
     @functools.cache  # noqa: B019
-    def seen(self, queries, keys):
+    def visible(self, queries, keys):
         """`[rows, queries, keys]`; padding tokens see themselves, so that they see something."""
         alone = self.fields.get("aligned", True)
         return torch.tensor(
             [
-                [[self.sees(r, i, j) or (alone and i == j) for j in range(keys)] for i in range(queries)]
+                [[self.can_see(r, i, j) or (alone and i == j) for j in range(keys)] for i in range(queries)]
                 for r in range(ROWS)
             ]
         )
@@ -38,32 +38,32 @@ def is_real(row, token):
 
 
 @functools.cache
-def place(row, token, *, padded, packed):
-    """How many real tokens of the same document stand before."""
+def order_of(row, token, *, padded, packed):
+    """How many real tokens of the same document come before."""
     return sum(
         (not padded or is_real(row, t)) and (not packed or DOCUMENTS[row][t] == DOCUMENTS[row][token])
         for t in range(token)
     )
 
 
-def table(value):
+def token_table(value):
     return torch.tensor([[value(row, token) for token in range(TOKENS)] for row in range(ROWS)])
 
 
-def padded(**fields):
-    order = table(lambda r, t: place(r, t, padded=True, packed=False))
-    return {"key_mask": table(is_real), "order": order, **fields}
+def padding_fields(**fields):
+    order = token_table(lambda r, t: order_of(r, t, padded=True, packed=False))
+    return {"key_mask": token_table(is_real), "order": order, **fields}
 
 
-def packed(**fields):
+def document_fields(**fields):
     document_ids = torch.tensor(DOCUMENTS)
-    order = table(lambda r, t: place(r, t, padded=False, packed=True))
+    order = token_table(lambda r, t: order_of(r, t, padded=False, packed=True))
     return {"query_document_ids": document_ids, "key_document_ids": document_ids, "order": order, **fields}
 
 
-def padded_and_packed(**fields):
-    order = table(lambda r, t: place(r, t, padded=True, packed=True))
-    return packed() | {"key_mask": table(is_real), "order": order, **fields}
+def padding_and_document_fields(**fields):
+    order = token_table(lambda r, t: order_of(r, t, padded=True, packed=True))
+    return document_fields() | {"key_mask": token_table(is_real), "order": order, **fields}
 
 
 def same_document(r, i, j):
@@ -71,7 +71,7 @@ def same_document(r, i, j):
 
 
 def in_prefix(r, j, **kinds):
-    return place(r, j, **{"padded": False, "packed": False} | kinds) < PREFIX[r]
+    return order_of(r, j, **{"padded": False, "packed": False} | kinds) < PREFIX[r]
 
 
 RULES = {
@@ -97,29 +97,31 @@ RULES = {
         sink_tokens=3,
         prefix_length=torch.tensor(PREFIX),
     ),
-    "attention_mask": Rule(lambda r, i, j: is_real(r, j), **padded()),
-    "causal-padding": Rule(lambda r, i, j: is_real(r, j) and j <= i, **padded(causal=True)),
-    "window-padding": Rule(lambda r, i, j: is_real(r, j) and 0 <= i - j < 11, **padded(causal=True, window=11)),
+    "attention_mask": Rule(lambda r, i, j: is_real(r, j), **padding_fields()),
+    "causal-padding": Rule(lambda r, i, j: is_real(r, j) and j <= i, **padding_fields(causal=True)),
+    "window-padding": Rule(lambda r, i, j: is_real(r, j) and 0 <= i - j < 11, **padding_fields(causal=True, window=11)),
     "sinks-padding": Rule(
-        lambda r, i, j: is_real(r, j) and j <= i and (i - j < 11 or place(r, j, padded=True, packed=False) < 3),
-        **padded(causal=True, window=11, sink_tokens=3),
+        lambda r, i, j: is_real(r, j) and j <= i and (i - j < 11 or order_of(r, j, padded=True, packed=False) < 3),
+        **padding_fields(causal=True, window=11, sink_tokens=3),
     ),
     "prefix-padding": Rule(
         lambda r, i, j: is_real(r, j) and (j <= i or in_prefix(r, j, padded=True)),
-        **padded(causal=True, prefix_length=torch.tensor(PREFIX)),
+        **padding_fields(causal=True, prefix_length=torch.tensor(PREFIX)),
     ),
-    "document_ids": Rule(same_document, **packed()),
-    "causal-documents": Rule(lambda r, i, j: same_document(r, i, j) and j <= i, **packed(causal=True)),
+    "document_ids": Rule(same_document, **document_fields()),
+    "causal-documents": Rule(lambda r, i, j: same_document(r, i, j) and j <= i, **document_fields(causal=True)),
     "sinks-documents": Rule(
-        lambda r, i, j: same_document(r, i, j) and j <= i and (i - j < 5 or place(r, j, padded=False, packed=True) < 2),
-        **packed(causal=True, window=5, sink_tokens=2),
+        lambda r, i, j: (
+            same_document(r, i, j) and j <= i and (i - j < 5 or order_of(r, j, padded=False, packed=True) < 2)
+        ),
+        **document_fields(causal=True, window=5, sink_tokens=2),
     ),
     "prefix-documents": Rule(
         lambda r, i, j: same_document(r, i, j) and (j <= i or in_prefix(r, j, packed=True)),
-        **packed(causal=True, prefix_length=torch.tensor(PREFIX)),
+        **document_fields(causal=True, prefix_length=torch.tensor(PREFIX)),
     ),
     "documents-padding": Rule(
-        lambda r, i, j: same_document(r, i, j) and is_real(r, j) and j <= i, **padded_and_packed(causal=True)
+        lambda r, i, j: same_document(r, i, j) and is_real(r, j) and j <= i, **padding_and_document_fields(causal=True)
     ),
 }
 
@@ -135,7 +137,7 @@ HEADS = {"multi-head": (4, 4), "grouped-query": (6, 2), "multi-query": (3, 1), "
 
 
 def slope_bias(queries, keys):
-    """Some bias of positions with a sign to it, different for each of six heads."""
+    """A bias that depends on the sign of the distance, different for each of six heads."""
     heads = torch.linspace(0.1, 0.6, 6, dtype=torch.float64)[:, None, None]
     return heads * torch.sin(0.1 * (queries[:, None, :, None] - keys[:, None, None, :]).double())
 
@@ -156,7 +158,7 @@ def make_score_mod(options, heads, queries, keys, at=0):
 
 
 def real_rows(y, rule):
-    """What padding tokens get is nobody's business."""
+    """The outputs of real tokens: those of padding are not defined."""
     return y[rule.fields["key_mask"]] if "key_mask" in rule.fields else y
 
 
@@ -166,7 +168,7 @@ def compare(rule, scores, heads, run, queries=TOKENS, keys=TOKENS, tolerance=EXA
     k, v = (normal(ROWS, keys, groups, 13, seed=s).requires_grad_() for s in (2, 3))
     score_mod, bias = make_score_mod(SCORES[scores], h, queries, keys)
     truth = plain_attention(
-        q, k, v, rule.seen(q.shape[1], k.shape[1]), score_mod.scale, score_mod.softcap, score_mod.sink_logits, bias
+        q, k, v, rule.visible(q.shape[1], k.shape[1]), score_mod.scale, score_mod.softcap, score_mod.sink_logits, bias
     )
     inputs = [q, k, v] + ([] if score_mod.sink_logits is None else [score_mod.sink_logits])
     ours = run(q, k, v, Mask(**rule.fields), score_mod)

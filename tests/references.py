@@ -1,4 +1,4 @@
-"""Plain float64 references that tests of more than one op share, and how results are compared with them."""
+"""Float64 references that tests of more than one op share, and how results are compared with them."""
 
 import torch
 
@@ -42,7 +42,7 @@ def plain_norm(x, config, weight, bias):
     return y * (1 + weight) if config.unit_offset else y * weight
 
 
-def plain_attention(q, k, v, seen, scale, softcap=None, sinks=None, bias=None):
+def plain_attention(q, k, v, visible, scale, softcap=None, sinks=None, bias=None):
     """All scores of all tokens at once, head by head."""
     share = q.shape[2] // k.shape[2]
     heads = []
@@ -52,7 +52,7 @@ def plain_attention(q, k, v, seen, scale, softcap=None, sinks=None, bias=None):
             scores = softcap * torch.tanh(scores / softcap)
         if bias is not None:
             scores = scores + bias[:, h]
-        odds = torch.exp(scores) * seen
+        odds = torch.exp(scores) * visible
         total = odds.sum(-1, keepdim=True) + (0 if sinks is None else torch.exp(sinks[h]))
         heads.append(odds / total @ v[:, :, h // share])
     return torch.stack(heads, dim=2)
