@@ -355,10 +355,10 @@ def settings(rate: float) -> Iterator[tuple[str, str, Made, float]]:
         for block, warps in product((4096, 8192, 16384, 32768), (8, 16, 32)):
             if block <= 2048 * warps:  # more would not fit into registers
                 yield (
-                    f"judge {count} x {vocabulary} (block=, warps=)",
+                    f"cross-entropy {count} x {vocabulary} (block_v=, num_warps=)",
                     f"{block:6} {warps:3}",
                     lambda logits=logits, rest=rest, b=block, w=warps: cross_entropy_kernels.cross_entropy(
-                        logits, *rest, block=b, warps=w
+                        logits, *rest, block_v=b, num_warps=w
                     ),
                     2 * logits.numel() * 2 / rate,
                 )

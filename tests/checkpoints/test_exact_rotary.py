@@ -431,7 +431,7 @@ def test_length_dependent_frequencies_are_those_of_each_call():
         assert relative_change(logits(model, 40), fresh) < NOISE
 
 
-def test_padding_may_have_negative_positions_and_positions_any_whole_type():
+def test_padding_may_have_negative_positions_and_positions_any_integer_dtype():
     model, ids = build("llama"), tokens()
     at = torch.arange(TOKENS)[None] - 3
     with torch.no_grad():
@@ -439,7 +439,7 @@ def test_padding_may_have_negative_positions_and_positions_any_whole_type():
         phasor.exact_rotary(model)
         assert relative_change(model(ids, position_ids=at).logits, before) < NOISE
         assert relative_change(model(ids, position_ids=at.int()).logits, before) < NOISE
-        with pytest.raises(ValueError, match=r"whole positions, one a token \[B, T\], not torch\.float32"):
+        with pytest.raises(ValueError, match=r"integer positions \[B, T\], one per token, not torch\.float32"):
             model(ids, position_ids=at.float())
 
 

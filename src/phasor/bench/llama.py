@@ -130,7 +130,7 @@ def training_implementations(machine: Machine, llamas: LlamaModels, tokens: Tens
 
     @functools.cache
     def reference_values() -> tuple[float, Tensor, float]:
-        """The loss and the token table's gradient on a few tokens in float64, and the loss on all in float32."""
+        """Loss and token-embedding gradient on a few tokens in float64, and the loss on all tokens in float32."""
         exact = llamas.reference(count, torch.float64)
         loss = exact.loss(short)
         loss.backward()

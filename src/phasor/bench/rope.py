@@ -86,11 +86,11 @@ def benchmark_case(machine: Machine, rotate: RotateFn, positions: Tensor, backwa
 def inputs(machine: Machine, backward: bool) -> list[Tensor]:
     """Queries and keys as a model has them, `[B, T, H, D]` in memory, and gradients of the rotated ones."""
     rows, count, heads, groups, width = machine.sizes.rotary
-    made = [
+    drawn = [
         machine.random(rows, count, h, width, seed=seed).transpose(1, 2)
         for seed, h in enumerate((heads, groups, heads, groups))
     ]
-    return [x.requires_grad_(backward) for x in made[:2]] + made[2:]
+    return [x.requires_grad_(backward) for x in drawn[:2]] + drawn[2:]
 
 
 def rotary_table(positions: Tensor, width: int) -> tuple[Tensor, Tensor]:

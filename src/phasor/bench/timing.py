@@ -27,7 +27,7 @@ class Timer:
         return statistics.median(self.on_device(call) if self.on_gpu else self.on_host(call))
 
     def on_host(self, call: Callable[[], object]) -> list[float]:
-        """Wall time of each call; the last of its work done before the clock is read."""
+        """Wall time of each call, the device synchronized before the clock is read."""
         times: list[float] = []
         while len(times) < self.repeats and (len(times) < 3 or sum(times) < self.seconds):
             begun = time.perf_counter()

@@ -126,7 +126,7 @@ class Scheme(NamedTuple):
         return cls(config, width, tuple(table_of(config, width, length) for length in lengths))
 
     def increments(self, positions: Tensor) -> tuple[Tensor, float]:
-        """Fractions of a turn for each pair, and the attention factor; the length is the largest position plus 1."""
+        """The phase increment of each pair, and the attention factor; the length is the largest position plus 1."""
         tables = self.fixed or (table_of(self.config, self.width, max(int(positions.max()) + 1, 1)),)
         chosen, *beyond = (torch.tensor(table.increments, device=positions.device) for table in tables)
         if isinstance(self.config.extension, LongRoPE):  # on the device, so that a compiler sees one graph
@@ -162,7 +162,7 @@ class ExactRotary(nn.Module):
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
         if position_ids.is_floating_point() or position_ids.dim() > 2:
             raise ValueError(
-                f"exact angles need whole positions, one a token [B, T], not {describe_tensor(position_ids)}"
+                f"exact angles need integer positions [B, T], one per token, not {describe_tensor(position_ids)}"
             )
         positions = position_ids.to(x.device)
         increments, factor = self.schemes[layer_type].increments(positions)
@@ -190,9 +190,9 @@ def exact_module(module: nn.Module, model: nn.Module) -> ExactRotary:
         kinds = list(kinds) if isinstance(kinds, dict) else [None]
         schemes = {kind: read_scheme(config, kind, model) for kind in kinds}
         for layout, dtype in itertools.product(LAYOUTS, (None, torch.float32)):
-            made = ExactRotary(module, schemes, layout, dtype)
-            if agree(made, module):
-                return made
+            exact = ExactRotary(module, schemes, layout, dtype)
+            if outputs_agree(exact, module):
+                return exact
     raise ValueError(
         f"phasor cannot give {type(model).__name__} exact angles: its {type(module).__name__} does not compute what "
         "phasor reads in its configuration"
@@ -213,11 +213,11 @@ def read_scheme(config: Any, layer_type: str | None, model: nn.Module) -> Scheme
 
 
 @torch.no_grad()
-def agree(made: ExactRotary, original: nn.Module) -> bool:
+def outputs_agree(exact: ExactRotary, original: nn.Module) -> bool:
     """Whether two modules give the same at position 1, which shows every frequency, at short and long lengths."""
     original = copy.deepcopy(original)  # calling it may change its frequencies
     buffer = next(original.buffers())
-    for (layer_type, scheme), dtype in itertools.product(made.schemes.items(), (torch.float32, torch.bfloat16)):
+    for (layer_type, scheme), dtype in itertools.product(exact.schemes.items(), (torch.float32, torch.bfloat16)):
         lengths = (2, 2 * getattr(scheme.config.extension, "original_length", 1))
         for length in lengths[: 1 + scheme.config.depends_on_length]:
             x = torch.zeros(1, dtype=dtype, device=buffer.device)
@@ -229,19 +229,19 @@ def agree(made: ExactRotary, original: nn.Module) -> bool:
                 return False
             if not isinstance(theirs, tuple) or len(theirs) != 2:
                 return False
-            for a, b in zip(made(x, at, **by_type), theirs, strict=True):
-                if a.shape != b.shape or a.dtype != b.dtype or not close(a[:, 0], b[:, 0]):
+            for a, b in zip(exact(x, at, **by_type), theirs, strict=True):
+                if a.shape != b.shape or a.dtype != b.dtype or not nearly_equal(a[:, 0], b[:, 0]):
                     return False
     return True
 
 
-def close(a: Tensor, b: Tensor) -> bool:
-    """Near enough to be the same numbers, even where frequencies went through bfloat16 or float16 and back."""
+def nearly_equal(a: Tensor, b: Tensor) -> bool:
+    """Equal up to rounding, even where frequencies went through bfloat16 or float16 and back."""
     return torch.allclose(a, b, rtol=1e-2, atol=1e-7)
 
 
 def rotary_tables(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """Modules and the names of their tables of sines and cosines that queries and keys are turned by."""
+    """Modules and the names of their tables of sines and cosines that rotate queries and keys."""
     for module in model.modules():
         table = getattr(module, "embed_positions", None)
         if isinstance(table, nn.Embedding) and hasattr(getattr(module, "config", None), "rotary_value"):
@@ -262,7 +262,7 @@ def exact_table(owner: nn.Module, name: str, model: nn.Module) -> Tensor:
     increments = torch.tensor(table_of(RotaryConfig(), width, None).increments, device=table.device)
     at = torch.arange(rows, device=table.device)[:, None]
     exact = torch.cat(cos_sin_of(at, increments, torch.float64)[::-1], dim=-1).to(table.dtype)
-    if not close(table[:2], exact[:2]):
+    if not nearly_equal(table[:2], exact[:2]):
         raise ValueError(
             f"phasor cannot give {type(model).__name__} exact angles: the table of its {type(owner).__name__} is not "
             "that of rotary positions with base 10000"

@@ -45,7 +45,7 @@ IDLE = frozenset(
 class Fields:
     """A config.json being read: every field a family takes is marked, and `finish` refuses the rest.
 
-    `tensors` are the names in the checkpoint, for families whose parts can only be told from those, and `equal` says
+    `tensors` are the names in the checkpoint, for families whose parts show only there, and `equal` says
     whether two of them hold the same values; `prefix` goes before names in error messages, for a nested object.
 
     >>> fields = Fields({"hidden_size": 64, "mlp_bias": True}, Path("config.json"))

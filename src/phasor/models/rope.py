@@ -137,10 +137,10 @@ def write_rotary(position: RotaryConfig, model: ModelConfig) -> dict[str, Any]:
         fields |= {"rope_type": "dynamic", "factor": extension.factor}
     elif isinstance(extension, YaRN):
         default = YaRN(factor=1.0, original_length=1)
-        said = {
+        changed = {
             YARN[name]: getattr(extension, name) for name in YARN if getattr(extension, name) != getattr(default, name)
         }
-        fields |= {"rope_type": "yarn", "factor": extension.factor, **said}
+        fields |= {"rope_type": "yarn", "factor": extension.factor, **changed}
         fields["original_max_position_embeddings"] = extension.original_length
     elif isinstance(extension, Llama3Scaling):
         fields |= {"rope_type": "llama3", "original_max_position_embeddings": extension.original_length}

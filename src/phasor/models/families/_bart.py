@@ -40,8 +40,8 @@ HARMLESS = """
 class BartLike(Family):
     """A Transformer of 2017 with biases everywhere; placement, embedding norm and positions are the family's.
 
-    Encoder and decoder share one token table with the head, or have one each and the head a third. `flags` are
-    choices that old files spell out, and what they have to be.
+    Encoder and decoder share one token embedding with the head, or have one each and the head a third. `flags` are
+    fields of old files and the values they must have.
     """
 
     placement: ClassVar[PlacementConfig]
@@ -96,13 +96,13 @@ class BartLike(Family):
         )
 
     def read_tables(self, f: Fields, kind: str) -> tuple[int, EmbeddingConfig]:
-        """The size of the decoder's vocabulary, and how many token tables there are, as the file has them."""
+        """The size of the decoder's vocabulary, and how many token embeddings there are, according to the file."""
         size, tied = f.get("vocab_size"), f.get("tie_word_embeddings", True)
         if f.same(*TABLES):
             return size, EmbeddingConfig(tied=tied)
         if kind == "lm" and self.head not in f.tensors:
             raise ValueError(
-                f"{f.file}: encoder and decoder have token tables of their own, and there is no {self.head}"
+                f"{f.file}: encoder and decoder have separate token embeddings, and there is no {self.head}"
             )
         return size, EmbeddingConfig(tied=False, source_vocab_size=size)
 

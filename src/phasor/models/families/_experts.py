@@ -23,7 +23,7 @@ class WithExperts(LlamaLike):
         yield from linear(f"{ours}.shared_gate", f"{theirs}.shared_expert_gate")
 
     def feedforwards(self, f: Fields, sparse: FeedForwardConfig, count: int) -> list[FeedForwardConfig]:
-        """The network of every layer: experts in every `decoder_sparse_step`-th but those said to be plain."""
+        """The network of every layer: experts in every `decoder_sparse_step`-th except those listed as dense."""
         step, plain = f.positive("decoder_sparse_step", 1), f.get("mlp_only_layers", [])
         dense = sparse.replace(experts=None)
         return [dense if i in plain or (i + 1) % step else sparse for i in range(count)]

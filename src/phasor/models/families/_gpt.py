@@ -1,4 +1,4 @@
-"""What the decoders before Llama share: fields with two spellings, and the sizes of GPT-2 and GPT-J."""
+"""What the decoders before Llama share: fields with two names, and the sizes of GPT-2 and GPT-J."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from phasor.nn.positions import ALiBiConfig, RotaryConfig
 
 
 class Falcon(Family):
-    """Multi-query and parallel after one norm (7B); grouped heads with one norm or two (40B); ALiBi in turn (RW)."""
+    """Multi-query, parallel after one norm (7B); grouped heads, one norm or two (40B); ALiBi, sequential (RW)."""
 
     model_type = "falcon"
     title = "Falcon"
@@ -61,7 +61,7 @@ class Falcon(Family):
         return plain.replace(position=self.position(f, plain))
 
     def placement(self, f: Fields) -> PreConfig | ParallelConfig:
-        """The newer architecture is parallel with one norm or two; the older one has one, or takes turns."""
+        """The newer architecture is parallel with one norm or two; the older one parallel with one, or sequential."""
         if f.get("new_decoder_architecture", False):
             f.expect("parallel_attn", True)
             f.expect("num_ln_in_parallel_attn", 2, 1)

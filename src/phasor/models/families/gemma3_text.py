@@ -61,7 +61,7 @@ class Gemma3(GemmaLike):
         )
 
     def positions(self, f: Fields, config: ModelConfig) -> dict[str, RotaryConfig]:
-        """The scheme of either type of layer; older files stretch the full ones alone, and have a base for each."""
+        """The rotary scheme of each layer type; older files scale the full layers alone, with a base for each."""
         bases = {FULL: f.get("rope_theta", 1e6), SLIDING: f.get("rope_local_base_freq", 1e4)}
         given, stretched = f.get("rope_parameters", {}), f.get("rope_scaling", {})
         if not given.keys() <= bases.keys() or not all(isinstance(own, dict | None) for own in given.values()):

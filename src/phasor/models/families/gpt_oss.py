@@ -1,4 +1,4 @@
-"""gpt-oss, with its experts in plain numbers; files with MXFP4 weights are refused by their `quantization_config`."""
+"""gpt-oss, with unquantized experts; files with MXFP4 weights are refused by their `quantization_config`."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class ModernBert(Family):
         }
         plain = ModelConfig(**sizes)
         f.expect("head_dim", plain.head_dim)
-        turning = {
+        schemes = {
             layer: read_rotary(f, plain.head_dim, plain.max_length, base=f.get(*base), layer_type=layer)
             for layer, base in BASES.items()
         }
@@ -79,8 +79,8 @@ class ModernBert(Family):
         every = f.positive("global_attn_every_n_layers", 3)
         layers = read_types(f, [SLIDING if i % every else FULL for i in range(plain.num_layers)])
         return vary_layers(
-            plain.replace(position=turning[FULL]),
-            position=[turning[layer] for layer in layers],
+            plain.replace(position=schemes[FULL]),
+            position=[schemes[layer] for layer in layers],
             attention=[seeing[layer] for layer in layers],
         )
 
@@ -110,10 +110,10 @@ class ModernBert(Family):
         window = fields.pop("sliding_window", None)
         if window is not None:
             fields["local_attention"] = 2 * (window - 1)
-        turning = {FULL: config.position}
-        turning |= {layer: config.layer(i).position for i, layer in enumerate(fields["layer_types"])}
+        schemes = {FULL: config.position}
+        schemes |= {layer: config.layer(i).position for i, layer in enumerate(fields["layer_types"])}
         fields["rope_parameters"] = {
-            layer: write_rotary(require_kind(position, RotaryConfig), config) for layer, position in turning.items()
+            layer: write_rotary(require_kind(position, RotaryConfig), config) for layer, position in schemes.items()
         }
         return fields
 

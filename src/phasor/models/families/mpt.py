@@ -46,7 +46,7 @@ class MPT(Family):
         f.expect("expansion_ratio", 4)
         f.expect("no_bias", True)
         f.expect("logit_scale", None)
-        f.expect("norm_type", "low_precision_layernorm", "layernorm")  # told apart by automatic casting alone
+        f.expect("norm_type", "low_precision_layernorm", "layernorm")  # they differ under autocast alone
         plain = ModelConfig(
             vocab_size=f.get("vocab_size"),
             dim=either(f, "d_model", "hidden_size"),

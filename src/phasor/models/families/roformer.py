@@ -15,7 +15,7 @@ from phasor.nn.positions import RotaryConfig
 
 
 class RoFormer(BertLike):
-    """Neighboring features turn together, those of values too where `rotary_value` says so."""
+    """Rotary positions on adjacent pairs, of values too where `rotary_value` is true."""
 
     model_type = "roformer"
     title = "RoFormer"
@@ -40,7 +40,7 @@ class RoFormer(BertLike):
         return super().write_embedding(config) | {"embedding_size": config.embedding.width or config.dim}
 
     def read_positions(self, f: Fields) -> dict[str, Any]:
-        f.expect("position_embedding_type", "absolute")  # said of every BERT, and without effect
+        f.expect("position_embedding_type", "absolute")  # in the file of every BERT, and without effect
         position = RotaryConfig(pairing="adjacent", rotate_values=f.get("rotary_value", False))
         return {"position": position, "max_length": f.get("max_position_embeddings", 1536)}
 

@@ -15,7 +15,7 @@ from phasor.nn.positions import RotaryConfig
 
 
 class StableLM(LlamaLike):
-    """Llama with LayerNorm, a quarter of each head turning, and perhaps parallel sub-layers and norms on heads."""
+    """Llama with LayerNorm, rotary on a quarter of each head, and perhaps parallel sub-layers and norms on heads."""
 
     model_type = "stablelm"
     title = "StableLM"
