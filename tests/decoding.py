@@ -1,4 +1,4 @@
-"""What the tests of generation share: models that do not repeat themselves, and decoding written out plainly."""
+"""Helpers for tests of generation: models that do not repeat themselves, and plain references of decoding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from phasor import Transformer
 
 
 def speaker(scheme: str = "rotary", seed: int = 0, **changes: object) -> Transformer:
-    """A tiny model with an output table of its own; with a shared one the likeliest token is always the last."""
+    """A tiny model with untied embeddings; with tied ones the likeliest token is always the last."""
     return build(tiny(scheme, **{"embedding": phasor.EmbeddingConfig(tied=False), **changes}), seed)
 
 
@@ -33,7 +33,7 @@ def full_logits(model: Transformer, text: Sequence[int], length: int, source: Se
 
 
 def greedy_ref(model: Transformer, prompt: Sequence[int], count: int, source: Sequence[int] | None = None) -> list[int]:
-    """The likeliest token again and again, each by a fresh forward over all of the text."""
+    """Greedy decoding, each token by a full forward over all of the text."""
     text = list(prompt)
     for _ in range(count):
         text.append(int(full_logits(model, text, len(prompt) + count, source)[-1].argmax()))
@@ -58,14 +58,14 @@ def softmax(logits: Sequence[float]) -> list[float]:
 
 
 def fewest(order: list[int], probabilities: list[float], mass: float) -> tuple[set[int], float]:
-    """The fewest tokens, taken in this order, whose probabilities reach a mass; and how narrowly they do."""
+    """The fewest tokens, taken in this order, whose probabilities reach a mass; and the margin of that decision."""
     sums = [math.fsum(probabilities[t] for t in order[:count]) for count in range(len(order) + 1)]
     enough = next((count for count, total in enumerate(sums) if total >= mass), len(order))
     return set(order[:enough]), min(abs(total - mass) for total in sums)
 
 
 def kept_ref(logits: list[float], name: str, value: float) -> tuple[set[int], float]:
-    """Which tokens a filter lets stay, by its definition; and how narrowly that was decided."""
+    """Which tokens a filter keeps, by its definition; and the margin of that decision."""
     p, everything = softmax(logits), range(len(logits))
     if name == "top_k":
         return {t for t in everything if sum(x > logits[t] for x in logits) < value}, math.inf
@@ -81,7 +81,7 @@ def kept_ref(logits: list[float], name: str, value: float) -> tuple[set[int], fl
 
 
 def distribution_ref(logits: list[float], options: dict[str, float]) -> tuple[list[float], float]:
-    """Temperature, then every filter in turn on what the one before it left; and how narrowly it was decided."""
+    """Temperature, then every filter on the result of the one before it; and the smallest margin of a decision."""
     logits, margin = [x / options.get("temperature", 1.0) for x in logits], math.inf
     for name in ("top_k", "top_p", "min_p", "typical_p"):
         if name in options:
@@ -92,7 +92,7 @@ def distribution_ref(logits: list[float], options: dict[str, float]) -> tuple[li
 
 
 def penalized_ref(logits: list[float], prompt: list[int], new: list[int], options: dict[str, float]) -> list[float]:
-    """Logits with what was said already made less likely."""
+    """Logits with tokens that occurred already made less likely."""
     found = []
     for token, x in enumerate(logits):
         if token in prompt or token in new:
@@ -129,7 +129,7 @@ def byte_tokenizer(*merges: tuple[str, str], special: Sequence[str] = ("<end>",)
 
 
 def reciter(script: Sequence[int], tokenizer: Tokenizer, prompt: int) -> Transformer:
-    """A model that says `script` after any prompt of so many tokens: only positions speak, each for one token."""
+    """A model that generates `script` after any prompt of so many tokens: its logits depend on positions only."""
     count = prompt + len(script)
     sizes = {"vocab_size": tokenizer.get_vocab_size(), "dim": count, "num_layers": 1, "num_heads": 1}
     embedding = phasor.EmbeddingConfig(tied=False)

@@ -1,4 +1,4 @@
-"""`torch.compile` sees one graph, gives the same logits, and keeps the phases exact."""
+"""`torch.compile` with fullgraph=True: the same logits and gradients, and exact phases."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def fresh_compiler() -> Iterator[None]:
     torch.compiler.reset()
 
 
-def compiled(model: Any, backend: Any = "aot_eager") -> Any:
+def compile_fullgraph(model: Any, backend: Any = "aot_eager") -> Any:
     """One graph or an error. Of the backends, `eager` only traces, `aot_eager` rewrites too, `inductor` makes code."""
     return torch.compile(model, fullgraph=True, backend=backend)
 
@@ -35,7 +35,7 @@ def test_schemes_of_fixed_frequency_are_one_graph(name):
     model, ids, near = build(tiny(name, num_layers=1)), tokens(2, 12), torch.arange(12)
     at = near + (FAR if SCHEMES[name].shift_invariant else 3)
     with torch.no_grad():
-        logits = compiled(model, "eager")(ids, positions=at)
+        logits = compile_fullgraph(model, "eager")(ids, positions=at)
         assert relative_change(logits, model(ids, positions=at)) < SAME
         if SCHEMES[name].shift_invariant:
             assert relative_change(logits, model(ids)) < SHIFTED
@@ -44,7 +44,7 @@ def test_schemes_of_fixed_frequency_are_one_graph(name):
 @pytest.mark.parametrize("name", ["rotary-yarn", "t5"])
 def test_generated_code_gives_the_same_logits_and_gradients(name):
     model, ids = build(tiny(name, num_layers=1)), tokens(2, 12)
-    fast = compiled(model, "inductor")
+    fast = compile_fullgraph(model, "inductor")
     results = []
     for run in (model, fast):
         logits = run(ids, positions=torch.arange(12) + FAR)
@@ -60,7 +60,7 @@ def test_generated_code_gives_the_same_logits_and_gradients(name):
 def test_phases_are_exact_in_compiled_code(backend):
     rope = phasor.Rotary(head_dim=16, extension=phasor.LinearScaling(factor=3.0))
     positions = torch.tensor([1, 2**20 + 7, FAR + 5, 2**36 - 1])
-    cos, sin = compiled(rope.cos_sin, backend)(positions)
+    cos, sin = compile_fullgraph(rope.cos_sin, backend)(positions)
     with mpmath.workdps(50):
         angles = [[p * mpmath.power(10000, mpmath.mpf(-i) / 8) / 3 for i in range(8)] for p in positions.tolist()]
         exact = [[[float(f(angle)) for angle in row] for row in angles] for f in (mpmath.cos, mpmath.sin)]
@@ -84,7 +84,7 @@ GIVEN: dict[str, dict[str, Any]] = {
 def test_masks_are_in_the_graph(window, given):
     model, ids = build(tiny("rotary", num_layers=1, attention=window)), tokens(2, 12)
     with torch.no_grad():
-        logits, expected = (run(ids, **GIVEN[given]) for run in (compiled(model), model))
+        logits, expected = (run(ids, **GIVEN[given]) for run in (compile_fullgraph(model), model))
     assert relative_change(logits, expected) < SAME
 
 
@@ -104,15 +104,15 @@ def test_other_parts_are_in_the_graph(changes):
     model, ids = build(tiny("rotary", **{"num_layers": 1, **changes})), tokens(2, 12)
     inputs = (ids, ids[:, :7]) if model.config.shape == "encoder-decoder" else (ids,)
     with torch.no_grad():
-        assert relative_change(compiled(model)(*inputs), model(*inputs)) < SAME
+        assert relative_change(compile_fullgraph(model)(*inputs), model(*inputs)) < SAME
 
 
 def test_a_training_step_over_several_blocks_is_one_graph():
-    """More tokens than one block of queries: blocks whose masks are made again in the backward pass."""
+    """More tokens than one block of queries: blocks whose masks are recomputed in the backward pass."""
     config = tiny("alibi", num_layers=1, attention={"window": 40}, max_length=600)
     model, ids = build(config), tokens(1, 600)
     grads = []
-    for run in (model, compiled(model)):
+    for run in (model, compile_fullgraph(model)):
         run(ids).logsumexp(-1).mean().backward()
         grads.append([weight.grad for weight in model.parameters()])
         model.zero_grad()
@@ -122,7 +122,7 @@ def test_a_training_step_over_several_blocks_is_one_graph():
 
 def test_sequences_of_new_lengths_are_not_compiled_each():
     model, counter = build(tiny("rotary", num_layers=1)), CompileCounterWithBackend("aot_eager")
-    run = compiled(model, counter)
+    run = compile_fullgraph(model, counter)
     with torch.no_grad():
         for count in (12, 17, 23, 31, 40):
             ids = tokens(2, count)

@@ -1,4 +1,4 @@
-"""Attention never holds anything of queries by keys, and long sequences fit in little memory."""
+"""Attention never allocates a queries-by-keys tensor, and long sequences fit in little memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NARROW = {"num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "max_length": COUN
 
 
 class NothingSquare(TorchDispatchMode):
-    """Fails when an operation, of the forward or the backward pass, makes something as large as queries by keys."""
+    """Fails when an operation of the forward or the backward pass allocates a tensor as large as queries by keys."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
@@ -48,7 +48,7 @@ def check_nothing_square(config: ModelConfig, **given: Any) -> None:
         model(tokens(1, COUNT), **given).square().mean().backward()
 
 
-def test_the_watch_notices_a_square():
+def test_the_check_notices_a_square_tensor():
     model, ids = build(tiny("rotary", **NARROW)), tokens(1, COUNT)
     with pytest.raises(AssertionError, match="made"), NothingSquare():
         model(ids, record=Record("attention"))
@@ -64,7 +64,7 @@ def test_masks_and_biases_are_never_square(name, shape, window, given):
 
 @pytest.mark.parametrize("given", GIVEN)
 @pytest.mark.parametrize("name", ["rotary", "t5"])
-def test_nor_are_they_between_a_source_and_a_target(name, given):
+def test_masks_of_cross_attention_are_never_square(name, given):
     model, ids = build(tiny(name, **NARROW, shape="encoder-decoder")), tokens(1, COUNT)
     of_target = {f"target_{key}": value for key, value in GIVEN[given].items()}
     with NothingSquare():
@@ -81,7 +81,7 @@ def test_nor_are_they_between_a_source_and_a_target(name, given):
     ],
     ids=["sink tokens", "sink tokens in documents", "prefix_length", "score extras"],
 )
-def test_nor_with_sinks_prefixes_and_extras(attention, given):
+def test_sinks_prefixes_and_score_options_are_never_square(attention, given):
     check_nothing_square(tiny("rotary", **NARROW, attention=attention), **given)
 
 
@@ -107,7 +107,7 @@ FORWARD = "out = model(torch.randint(0, 64, (1, 32768)))"
     ids=["rotary", "t5", "alibi", "rotary with gradients"],
 )
 def test_a_window_over_32768_tokens_stays_under_2_gib(position, run):
-    """The whole process, the libraries it loads included."""
+    """Of the whole process, with the libraries it loads."""
     done = subprocess.run(
         [sys.executable, "-c", PEAK.format(position=position, run=run)], capture_output=True, text=True, check=True
     )

@@ -1,4 +1,4 @@
-"""What a forward can keep on the way: hidden states, attention weights, router logits, the pooled vector."""
+"""Intermediate results that a `Record` keeps: hidden states, attention weights, router logits, pooled output."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_an_encoder_decoder_records_both_sides():
         assert torch.equal((weights > 0).all(2), PADDING[:, None].expand(2, 4, 12))
 
 
-def test_router_logits_say_which_experts_a_token_takes():
+def test_router_logits_choose_the_experts_of_a_token():
     model, ids, record = build(tiny("rotary", num_layers=1, feedforward=EXPERTS)), tokens(2, 12), Record("router")
     model(ids, record=record)
     experts = model.decoder.blocks[0].feedforward.down.data
@@ -165,7 +165,7 @@ class TestBalancing:
         )
         torch.testing.assert_close(balancing_loss([logits], top_k, attention_mask), expected)
 
-    def test_several_layers_are_averaged(self):
+    def test_the_mean_over_several_layers(self):
         one, other = torch.randn(2, 1, 12, 5)
         expected = (balancing_loss([one], 2) + balancing_loss([other], 2)) / 2
         torch.testing.assert_close(balancing_loss([one, other], 2), expected)

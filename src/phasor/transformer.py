@@ -432,7 +432,7 @@ class Transformer(nn.Module):
         cache: KVCacheProtocol | None,
         **args: Unpack[SequenceArgs],
     ) -> SequenceInfo:
-        """Check the tokens and what is said about them; their positions and lengths."""
+        """Check the tokens and their arguments; their positions and lengths."""
         check_tokens(tokens, len(embedding.weight))
         rows, count = tokens.shape
         positions, attention_mask = args.get("positions"), args.get("attention_mask")

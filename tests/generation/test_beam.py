@@ -111,7 +111,7 @@ def test_more_beams_than_continuations() -> None:
 
 
 @pytest.mark.parametrize("view", [{"window": 4}, {"window": 4, "sink_tokens": 2}])
-def test_beams_go_around_a_ring(view: dict[str, int]) -> None:
+def test_beams_past_a_window(view: dict[str, int]) -> None:
     """The score of the best, found with rings that are reordered at every step, is that of the full forward."""
     model, prompt = speaker(attention=view), [7, 3, 3, 58, 12]
     found = generate(model, prompt, max_new_tokens=16, num_beams=4, details=True)

@@ -1,4 +1,4 @@
-"""The compiled step of generation gives what steps without it give, for every scheme and view, in one graph."""
+"""Compiled steps equal eager steps for every scheme and attention pattern, in one graph."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def fresh_compiler() -> Iterator[None]:
 
 
 @pytest.fixture
-def traced(monkeypatch: pytest.MonkeyPatch) -> CompileCounter:
-    """The step traced into one graph, or an error; the code is not generated, which takes long."""
+def graph_counter(monkeypatch: pytest.MonkeyPatch) -> CompileCounter:
+    """Counts graphs of the step, traced with fullgraph=True; no code is generated, which takes long."""
     counter = CompileCounter()
     graph = torch.compile(compiled.static_step, backend=counter, fullgraph=True, dynamic=False)
     monkeypatch.setattr(compiled, "compiled_step", lambda: graph)
@@ -36,7 +36,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> CompileCounter:
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("name", FIXED)
-def test_logits_are_those_of_plain_steps(name, view, monkeypatch):
+def test_logits_equal_those_of_eager_steps(name, view, monkeypatch):
     monkeypatch.setattr(compiled, "compiled_step", lambda: compiled.static_step)
     model, ids = build(tiny(name, attention=VIEWS[view])), tokens(3, 20)
     real = torch.ones(3, 6, dtype=torch.bool)
@@ -54,37 +54,37 @@ def test_logits_are_those_of_plain_steps(name, view, monkeypatch):
 @pytest.mark.cpu_only("on a GPU a step is a CUDA graph")
 @pytest.mark.parametrize("attention", [VIEWS["whole"], VIEWS["window"], VIEWS["sinks"], CAPPED], ids=str)
 @pytest.mark.parametrize("name", ["rotary", "rotary-yarn", "alibi", "t5", "learned", "xpos"])
-def test_one_graph_serves_every_step(name, attention, traced):
+def test_one_graph_serves_every_step(name, attention, graph_counter):
     if attention.cap_sinks and name == "learned":
         pytest.skip("a capped distance needs positions inside layers")
     model = speaker(name, attention=attention)
     plain = phasor.generate(model, PROMPTS, max_new_tokens=20)
     assert phasor.generate(model, PROMPTS, max_new_tokens=20, compile=True) == plain
     assert phasor.generate(model, PROMPTS, max_new_tokens=17, compile=True) == [text[:17] for text in plain]
-    assert traced.frame_count == 1
+    assert graph_counter.frame_count == 1
 
 
 @pytest.mark.cpu_only("Dynamo does not trace Tensor.unflatten under torch.set_default_device")
-def test_encoder_decoders(traced):
+def test_encoder_decoders(graph_counter):
     model = speaker("sinusoidal", shape="encoder-decoder")
-    given = {"max_new_tokens": 12, "start": 1}
-    assert phasor.generate(model, PROMPTS, compile=True, **given) == phasor.generate(model, PROMPTS, **given)
-    assert traced.frame_count == 1
+    options = {"max_new_tokens": 12, "start": 1}
+    assert phasor.generate(model, PROMPTS, compile=True, **options) == phasor.generate(model, PROMPTS, **options)
+    assert graph_counter.frame_count == 1
 
 
-def test_sampling_and_streaming(traced):
+def test_sampling_and_streaming(graph_counter):
     model = speaker(attention=VIEWS["window"])
-    given = {"max_new_tokens": 15, "temperature": 0.9, "top_p": 0.8, "seed": 4}
-    assert phasor.generate(model, PROMPTS, compile=True, **given) == phasor.generate(model, PROMPTS, **given)
-    assert list(phasor.stream(model, [1, 2], compile=True, **given)) == phasor.generate(model, [1, 2], **given)
+    options = {"max_new_tokens": 15, "temperature": 0.9, "top_p": 0.8, "seed": 4}
+    assert phasor.generate(model, PROMPTS, compile=True, **options) == phasor.generate(model, PROMPTS, **options)
+    assert list(phasor.stream(model, [1, 2], compile=True, **options)) == phasor.generate(model, [1, 2], **options)
 
 
 @pytest.mark.parametrize("name", BY_LENGTH)
-def test_steps_whose_frequencies_depend_on_the_length_stay_uncompiled(name, traced):
+def test_steps_that_depend_on_the_length_are_not_compiled_at_all(name, graph_counter):
     model = speaker(name)
-    given = {"max_new_tokens": 15}
-    assert phasor.generate(model, PROMPTS, compile=True, **given) == phasor.generate(model, PROMPTS, **given)
-    assert traced.frame_count == 0
+    options = {"max_new_tokens": 15}
+    assert phasor.generate(model, PROMPTS, compile=True, **options) == phasor.generate(model, PROMPTS, **options)
+    assert graph_counter.frame_count == 0
 
 
 def test_generated_code():
@@ -95,7 +95,7 @@ def test_generated_code():
 
 
 @pytest.mark.parametrize("field", [{"num_beams": 2}, {"penalty_alpha": 0.5, "top_k": 3}, {"prompt_lookup_tokens": 3}])
-def test_other_ways_of_decoding_are_refused(field):
+def test_compile_refuses_other_strategies(field):
     with pytest.raises(ValueError, match="compile is for greedy decoding and plain sampling"):
         phasor.generate(speaker(), [1], compile=True, **field)
     with pytest.raises(ValueError, match="or compile"):

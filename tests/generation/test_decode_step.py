@@ -51,7 +51,7 @@ MODELS = {
 @pytest.mark.usefixtures("large_tiles")
 @pytest.mark.parametrize(("rows", "most"), [(1, 16), (3, 16), (3, 2)])
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_of_the_step(name, rows, most, monkeypatch):
+def test_logits_of_the_fused_step(name, rows, most, monkeypatch):
     if rows > most and name not in ("llama", "biases", "norm of heads", "multiplier"):
         pytest.skip("many rows share all but the projections with few")
     monkeypatch.setattr(gemv, "MAX_GEMV_ROWS", most)
@@ -110,7 +110,7 @@ CALLS = [
 
 @pytest.mark.usefixtures("large_tiles")
 @pytest.mark.parametrize("options", CALLS, ids=str)
-def test_generation_says_the_same(options, request):
+def test_fused_generation_gives_the_same_tokens(options, request):
     model = speaker(attention=VIEWS["sinks"], num_layers=1, num_kv_heads=1)
     with dispatch.force_path("reference"):
         plain = phasor.generate(model, PROMPTS, **options)
@@ -122,35 +122,35 @@ def test_generation_says_the_same(options, request):
 
 
 @pytest.mark.usefixtures("large_tiles")
-def test_endless_streams_side_by_side(request):
+def test_two_endless_streams_at_once(request):
     model = speaker(attention=VIEWS["window"], num_layers=1, num_kv_heads=1)
     prompts = [[1, 2, 3], [4, 5]]
     with dispatch.force_path("reference"):
         expected = [phasor.generate(model, prompt, max_new_tokens=8) for prompt in prompts]
     request.getfixturevalue("on_the_device")
     both = [phasor.stream(model, prompt, max_new_tokens=None) for prompt in prompts]
-    found = [[], []]
+    streams_read = [[], []]
     for _ in range(8):
-        for said, one in zip(found, both, strict=True):
-            said.append(next(one))
-    assert found == expected
+        for generated, one in zip(streams_read, both, strict=True):
+            generated.append(next(one))
+    assert streams_read == expected
 
 
 @pytest.mark.usefixtures("large_tiles", "on_the_device")
-def test_steps_are_kept_for_the_next_text_and_made_anew_for_other_weights():
+def test_runners_are_retained_for_the_next_request_and_rebuilt_for_other_weights():
     model = speaker(num_layers=1, num_kv_heads=1)
     first = phasor.generate(model, PROMPTS, max_new_tokens=3)
-    _, kept = RETAINED[model]
+    _, retained = RETAINED[model]
     assert phasor.generate(model, PROMPTS, max_new_tokens=4)[0][:3] == first[0]
-    assert RETAINED[model][1] is kept
+    assert RETAINED[model][1] is retained
     old = model.head.weight
     model.head.weight = torch.nn.Parameter(old.detach().flip(0).clone())
     assert phasor.generate(model, PROMPTS, max_new_tokens=3) != first
-    assert RETAINED[model][1] is not kept
-    alive = len(RETAINED)
-    del model, kept
+    assert RETAINED[model][1] is not retained
+    num_alive = len(RETAINED)
+    del model, retained
     gc.collect()
-    assert len(RETAINED) < alive
+    assert len(RETAINED) < num_alive
 
 
 REFUSED = {
@@ -173,7 +173,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("reason", REFUSED)
-def test_what_the_fused_step_is_not_for(reason):
+def test_models_without_a_fused_step(reason):
     model = speaker(**REFUSED[reason])
     with dispatch.force_path("triton"):
         assert fused.why_not(model) == reason
@@ -182,7 +182,7 @@ def test_what_the_fused_step_is_not_for(reason):
     assert len(phasor.generate(model, [1, 2], max_new_tokens=3)) == 3
 
 
-def test_what_keeps_steps_on_the_host():
+def test_models_without_a_cuda_graph():
     model = speaker()
     assert cuda_graph.why_not(speaker().cpu()) == "the model is not on a GPU"
     with dispatch.force_path("reference"):
@@ -198,8 +198,8 @@ def test_what_keeps_steps_on_the_host():
 class Script:
     """Steps that say a script, and note what was asked of them."""
 
-    def __init__(self, said: list[list[int]]) -> None:
-        self.said, self.launched, self.read_so_far = said, 1, 0
+    def __init__(self, generated: list[list[int]]) -> None:
+        self.generated, self.launched, self.read_so_far = generated, 1, 0
 
     def launch(self) -> None:
         self.launched += 1
@@ -207,17 +207,17 @@ class Script:
     def read(self) -> list[int]:
         assert self.read_so_far < self.launched, "it would wait for a step that nobody began"
         self.read_so_far += 1
-        return self.said[self.read_so_far - 1]
+        return self.generated[self.read_so_far - 1]
 
 
 @pytest.mark.parametrize("most", [1, 2, LOOKAHEAD, LOOKAHEAD + 1, 40])
-def test_no_more_steps_are_launched_than_tokens_wanted(most):
+def test_as_many_steps_are_launched_as_tokens(most):
     script = Script([[i] for i in range(most)])
-    assert list(run_async(script, most)) == script.said
+    assert list(run_async(script, most)) == script.generated
     assert script.launched == most
 
 
-def test_steps_are_launched_before_the_first_is_read_and_never_many_too_many():
+def test_steps_are_launched_lookahead_steps_before_they_are_read():
     script = Script([[i] for i in range(100)])
     tokens_as_they_come = run_async(script, None)
     for read in range(1, 50):
@@ -225,14 +225,14 @@ def test_steps_are_launched_before_the_first_is_read_and_never_many_too_many():
         assert script.launched == read + LOOKAHEAD
 
 
-class Adapted(torch.nn.Linear):
+class LinearWithAdapter(torch.nn.Linear):
     """A projection with an adapter that is not in its weight."""
 
     def forward(self, x):
         return super().forward(x) - 2 * super().forward(x.roll(1, -1))
 
 
-class Other(phasor.Transformer):
+class OtherTransformer(phasor.Transformer):
     """A model that may decode in a way of its own."""
 
 
@@ -240,30 +240,30 @@ def adapt(model, where):
     block = model.decoder.blocks[0]
     part = {"qkv": block.attention, "out": block.attention, "up": block.feedforward, "down": block.feedforward}[where]
     old = getattr(part, where)
-    new = Adapted(old.in_features, old.out_features, bias=old.bias is not None)
+    new = LinearWithAdapter(old.in_features, old.out_features, bias=old.bias is not None)
     new.weight, new.bias = old.weight, old.bias
     setattr(part, where, new)
 
 
 @pytest.mark.parametrize("where", ["qkv", "out", "up", "down"])
-def test_replaced_parts_are_not_passed_over(where):
+def test_replaced_parts_are_not_bypassed(where):
     model = speaker(num_layers=1, num_kv_heads=1)
     plain = phasor.generate(model, [1, 2], max_new_tokens=4)
     adapt(model, where)
     with dispatch.force_path("triton"):
         assert fused.why_not(model) == "a part of the model was replaced"
-        said = phasor.generate(model, [1, 2], max_new_tokens=4)
-    assert said == phasor.generate(model, [1, 2], max_new_tokens=4)
+        generated = phasor.generate(model, [1, 2], max_new_tokens=4)
+    assert generated == phasor.generate(model, [1, 2], max_new_tokens=4)
     assert phasor.generate(model, [1, 2], max_new_tokens=4) != plain
 
 
-def test_another_norm_forward_or_class_is_not_passed_over():
+def test_another_norm_forward_or_class_is_not_bypassed():
     model = speaker(num_layers=1)
     model.decoder.norm = torch.nn.RMSNorm(model.config.dim)
     with dispatch.force_path("triton"):
         assert fused.why_not(model) == "a part of the model was replaced"
     model = speaker(num_layers=1)
-    model.__class__ = Other
+    model.__class__ = OtherTransformer
     with dispatch.force_path("triton"):
         assert cuda_graph.why_not(model) == "the model has a class of its own"
     model = speaker(num_layers=1)
@@ -273,17 +273,17 @@ def test_another_norm_forward_or_class_is_not_passed_over():
 
 
 @pytest.mark.usefixtures("large_tiles", "on_the_device")
-def test_replaced_parts_make_steps_anew():
+def test_replaced_parts_rebuild_the_runner():
     model = speaker(num_layers=1, num_kv_heads=1)
     phasor.generate(model, [1, 2], max_new_tokens=3)
-    kept = RETAINED[model][1]
+    retained = RETAINED[model][1]
     model.decoder.dropout = torch.nn.Dropout(0.5)
     phasor.generate(model, [1, 2], max_new_tokens=3)
-    assert RETAINED[model][1] is not kept
+    assert RETAINED[model][1] is not retained
 
 
 @pytest.mark.usefixtures("large_tiles")
-def test_steps_of_a_model_that_steps_on_the_host_go():
+def test_a_retained_runner_is_freed_once_it_is_not_used():
     model = speaker(num_layers=1, num_kv_heads=1)
     with dispatch.force_path("triton"):
         phasor.generate(model, [1, 2], max_new_tokens=2)
@@ -293,7 +293,7 @@ def test_steps_of_a_model_that_steps_on_the_host_go():
     assert model not in RETAINED
 
 
-def test_constants_outlive_the_table_for_whoever_holds_them(monkeypatch):
+def test_constants_outlive_their_cache(monkeypatch):
     monkeypatch.setattr(constants, "CACHE", {})
     monkeypatch.setattr(constants, "MAX_CACHED", 2)
     where = DEVICE, torch.int64

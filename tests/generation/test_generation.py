@@ -153,7 +153,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_stream_gives_what_generate_gives(way: str) -> None:
+def test_stream_yields_what_generate_returns(way: str) -> None:
     model = speaker()
     expected = generate(model, PROMPT, max_new_tokens=15, **WAYS[way])
     assert list(stream(model, PROMPT, max_new_tokens=15, **WAYS[way])) == expected
@@ -183,7 +183,7 @@ def test_without_details_there_are_only_tokens() -> None:
     assert isinstance(generate(speaker(), PROMPT, max_new_tokens=2), list)
 
 
-def test_the_model_is_evaluated_and_then_as_it_was() -> None:
+def test_generation_uses_eval_mode_and_restores_the_mode_after() -> None:
     dropout = phasor.DropoutConfig(embedding=0.5, attention=0.5, residual=0.5, feedforward=0.5)
     model = speaker(dropout=dropout)
     expected = generate(model, PROMPT, max_new_tokens=10)
@@ -207,7 +207,7 @@ def broken(*_: object) -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_model_can_be_trained_after_it_generated(scheme: str) -> None:
+def test_a_model_can_be_trained_after_generation(scheme: str) -> None:
     """Nothing that generation made without gradients is kept and met again."""
     model = speaker(scheme)
     generate(model, PROMPT, max_new_tokens=3)
@@ -256,11 +256,11 @@ def caches(monkeypatch: pytest.MonkeyPatch) -> list[KVCache]:
     made: list[KVCache] = []
     original = Transformer.new_cache
 
-    def remembered(*args: Any, **options: Any) -> KVCache:
+    def record_cache(*args: Any, **options: Any) -> KVCache:
         made.append(original(*args, **options))
         return made[-1]
 
-    monkeypatch.setattr(Transformer, "new_cache", remembered)
+    monkeypatch.setattr(Transformer, "new_cache", record_cache)
     return made
 
 
@@ -310,7 +310,7 @@ def far(window: int, count: int, cache_of: list[KVCache]) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the memory from /proc")
-def test_far_past_a_window_nothing_grows(caches: list[KVCache]) -> None:
+def test_memory_is_constant_far_past_a_window(caches: list[KVCache]) -> None:
     far(64, 600, caches)
 
 
@@ -320,7 +320,7 @@ def test_ten_thousand_tokens_past_a_window_of_1024(caches: list[KVCache]) -> Non
     far(1024, 10_000, caches)
 
 
-def test_a_stream_does_not_remember_what_it_gave_out() -> None:
+def test_an_endless_stream_does_not_keep_its_tokens() -> None:
     tokens = stream(speaker(num_layers=1, attention={"window": 8}), PROMPT, details=True, **ENDLESS)
     for _ in itertools.islice(tokens, 100):
         pass
@@ -380,13 +380,13 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
 
 
 @pytest.fixture
-def untouched(monkeypatch: pytest.MonkeyPatch) -> Transformer:
+def unused_model(monkeypatch: pytest.MonkeyPatch) -> Transformer:
     """A model that must not be run."""
     monkeypatch.setattr(Stack, "forward", broken)
     return speaker()
 
 
-def refused(match: str, model: Any, prompt: Any, *functions: Any, **options: Any) -> None:
+def assert_refuses(match: str, model: Any, prompt: Any, *functions: Any, **options: Any) -> None:
     """Each of the functions refuses at once, in one sentence."""
     for function in functions:
         with pytest.raises(ValueError, match=match) as error:
@@ -395,64 +395,68 @@ def refused(match: str, model: Any, prompt: Any, *functions: Any, **options: Any
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_refused_before_anything_runs(case: str, untouched: Transformer) -> None:
+def test_bad_input_is_refused_before_the_model_runs(case: str, unused_model: Transformer) -> None:
     prompt, options, match = BAD[case]
     several = isinstance(prompt, list) and prompt and isinstance(prompt[0], list)
-    refused(match, untouched, prompt, generate, *([] if several else [stream]), **options)
+    assert_refuses(match, unused_model, prompt, generate, *([] if several else [stream]), **options)
 
 
-def test_bad_draft_models(untouched: Transformer) -> None:
+def test_bad_draft_models(unused_model: Transformer) -> None:
     both = generate, stream
-    refused("vocabulary has 60 tokens and the model's 61", untouched, [1], *both, draft=speaker(vocab_size=60))
-    refused("must be a decoder", untouched, [1], *both, draft=speaker(shape="encoder-decoder"))
-    refused("must be a decoder", untouched, [1], *both, draft=speaker(head="none"))
-    refused("must be a decoder", untouched, [1], *both, draft="folder")
-    refused("not with num_beams", untouched, [1], *both, draft=untouched, num_beams=2)
-    refused("not with num_beams", untouched, [1], *both, draft=untouched, prompt_lookup_tokens=2)
+    assert_refuses(
+        "vocabulary has 60 tokens and the model's 61", unused_model, [1], *both, draft=speaker(vocab_size=60)
+    )
+    assert_refuses("must be a decoder", unused_model, [1], *both, draft=speaker(shape="encoder-decoder"))
+    assert_refuses("must be a decoder", unused_model, [1], *both, draft=speaker(head="none"))
+    assert_refuses("must be a decoder", unused_model, [1], *both, draft="folder")
+    assert_refuses("not with num_beams", unused_model, [1], *both, draft=unused_model, num_beams=2)
+    assert_refuses("not with num_beams", unused_model, [1], *both, draft=unused_model, prompt_lookup_tokens=2)
     short = speaker("learned", max_length=10)
-    refused("past the 10 positions", untouched, [1, 2, 3], *both, draft=short, max_new_tokens=9)
+    assert_refuses("past the 10 positions", unused_model, [1, 2, 3], *both, draft=short, max_new_tokens=9)
 
 
-def test_what_a_stream_does_not_do(untouched: Transformer) -> None:
-    refused("cannot stream", untouched, [1], stream, num_beams=2)
-    refused("one prompt", untouched, [[1], [2]], stream)
+def test_what_stream_refuses(unused_model: Transformer) -> None:
+    assert_refuses("cannot stream", unused_model, [1], stream, num_beams=2)
+    assert_refuses("one prompt", unused_model, [[1], [2]], stream)
 
 
-def test_models_that_do_not_generate(untouched: Transformer) -> None:
+def test_models_that_do_not_generate(unused_model: Transformer) -> None:
     both = generate, stream
-    refused("an encoder does not generate", speaker(shape="encoder"), [1], *both)
-    refused("needs logits", speaker(head="none"), [1], *both)
-    refused("needs a Transformer", "folder", [1], *both)
+    assert_refuses("an encoder does not generate", speaker(shape="encoder"), [1], *both)
+    assert_refuses("needs logits", speaker(head="none"), [1], *both)
+    assert_refuses("needs a Transformer", "folder", [1], *both)
     crossing = speaker(shape="encoder-decoder")
-    refused("pass start=", crossing, [1], *both)
-    refused("start token 61 is outside", crossing, [1], *both, start=61)
-    refused("are for decoders", crossing, [1], *both, start=1, prompt_lookup_tokens=2)
-    refused("are for decoders", crossing, [1], *both, start=1, penalty_alpha=0.5, top_k=2)
-    refused("are for decoders", crossing, [1], *both, start=1, draft=untouched)
+    assert_refuses("pass start=", crossing, [1], *both)
+    assert_refuses("start token 61 is outside", crossing, [1], *both, start=61)
+    assert_refuses("are for decoders", crossing, [1], *both, start=1, prompt_lookup_tokens=2)
+    assert_refuses("are for decoders", crossing, [1], *both, start=1, penalty_alpha=0.5, top_k=2)
+    assert_refuses("are for decoders", crossing, [1], *both, start=1, draft=unused_model)
 
 
 @pytest.mark.parametrize("attention", [phasor.AttentionConfig(), WINDOW], ids=["whole", "window"])
-def test_more_tokens_than_a_scheme_has_positions(attention: phasor.AttentionConfig, untouched: Transformer) -> None:
+def test_more_tokens_than_a_scheme_has_positions(attention: phasor.AttentionConfig, unused_model: Transformer) -> None:
     both = generate, stream
     learned = speaker("learned", max_length=12, attention=attention)
-    refused("past the 12 positions", learned, list(range(13)), *both, max_new_tokens=1)
-    refused("past the 12 positions", learned, [1] * 6, *both, max_new_tokens=8)
-    refused("past the 12 positions", learned, [1] * 6, *both, max_new_tokens=7, penalty_alpha=0.5, top_k=2)
-    refused("past the 12 positions", learned, [1] * 6, generate, max_new_tokens=8, num_beams=2)
-    refused("past the 32768 positions", speaker("xpos", attention=attention), [1], *both, max_new_tokens=32769)
+    assert_refuses("past the 12 positions", learned, list(range(13)), *both, max_new_tokens=1)
+    assert_refuses("past the 12 positions", learned, [1] * 6, *both, max_new_tokens=8)
+    assert_refuses("past the 12 positions", learned, [1] * 6, *both, max_new_tokens=7, penalty_alpha=0.5, top_k=2)
+    assert_refuses("past the 12 positions", learned, [1] * 6, generate, max_new_tokens=8, num_beams=2)
+    assert_refuses("past the 32768 positions", speaker("xpos", attention=attention), [1], *both, max_new_tokens=32769)
     crossing = speaker("learned", max_length=12, shape="encoder-decoder", attention=attention)
-    refused("a prompt of 13 tokens", crossing, [1] * 13, *both, start=1, max_new_tokens=2)
-    refused("past the 12 positions", crossing, [1], *both, start=1, max_new_tokens=13)
+    assert_refuses("a prompt of 13 tokens", crossing, [1] * 13, *both, start=1, max_new_tokens=2)
+    assert_refuses("past the 12 positions", crossing, [1], *both, start=1, max_new_tokens=13)
 
 
 @pytest.mark.parametrize("scheme", ["learned", "xpos", *BY_LENGTH])
-def test_schemes_that_cannot_go_on_without_end(scheme: str, untouched: Transformer) -> None:
-    refused("positions without end", speaker(scheme, attention=WINDOW), [1], generate, stream, max_new_tokens=None)
+def test_schemes_without_endless_generation(scheme: str, unused_model: Transformer) -> None:
+    assert_refuses(
+        "positions without end", speaker(scheme, attention=WINDOW), [1], generate, stream, max_new_tokens=None
+    )
 
 
-def test_ways_that_cannot_go_on_without_end(untouched: Transformer) -> None:
+def test_strategies_without_endless_generation(unused_model: Transformer) -> None:
     model = speaker(attention=WINDOW)
     for options in ({"prompt_lookup_tokens": 2}, {"penalty_alpha": 0.5, "top_k": 3}, {"draft": model}):
-        refused("give max_new_tokens", model, [1], generate, stream, max_new_tokens=None, **options)
-    refused("give max_new_tokens", model, [1], generate, max_new_tokens=None, num_beams=2)
-    refused("would never end", model, [1], generate, max_new_tokens=None)
+        assert_refuses("give max_new_tokens", model, [1], generate, stream, max_new_tokens=None, **options)
+    assert_refuses("give max_new_tokens", model, [1], generate, max_new_tokens=None, num_beams=2)
+    assert_refuses("would never end", model, [1], generate, max_new_tokens=None)

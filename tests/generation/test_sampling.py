@@ -57,29 +57,29 @@ def theirs(logits: Tensor, options: dict[str, float]) -> Tensor:
     return chain(torch.zeros(1, 1, dtype=torch.int64), logits[None])[0].softmax(-1)
 
 
-def same(a: Tensor, b: Tensor) -> None:
+def assert_same(a: Tensor, b: Tensor) -> None:
     assert torch.equal(a > 0, b > 0)
     assert torch.allclose(a, b, rtol=0, atol=1e-12)  # float64: rounding alone
 
 
-def against_both(logits: Tensor, options: dict[str, float]) -> None:
+def compare_with_both(logits: Tensor, options: dict[str, float]) -> None:
     probabilities, margin = distribution_ref(logits.tolist(), options)
     assume(margin > NEAR)
     expected = torch.tensor(probabilities, dtype=torch.float64)
-    same(ours(logits, options), expected)
-    same(theirs(logits, options), expected)
+    assert_same(ours(logits, options), expected)
+    assert_same(theirs(logits, options), expected)
 
 
 @pytest.mark.parametrize("name", VALUES)
 @given(st.data(), some_logits)
 def test_each_filter_is_its_definition_and_theirs(name: str, data: st.DataObject, logits: Tensor) -> None:
     options = {name: data.draw(VALUES[name])}
-    against_both(logits, options)
+    compare_with_both(logits, options)
 
 
 @given(st.fixed_dictionaries({}, optional=VALUES), some_logits)
 def test_filters_together(options: dict[str, float], logits: Tensor) -> None:
-    against_both(logits, options)
+    compare_with_both(logits, options)
 
 
 def test_ties_with_the_last_of_the_best_stay() -> None:
@@ -98,7 +98,7 @@ def test_the_narrowest_filters_leave_the_likeliest_alone(options: dict[str, floa
 @pytest.mark.parametrize("options", [{"top_k": 1000}, {"top_p": 1.0}, {"min_p": 0.0}, {"typical_p": 1.0}])
 def test_the_widest_filters_leave_all(options: dict[str, float]) -> None:
     logits = random_logits(3, 50, 2.0)
-    same(ours(logits, options), logits.softmax(-1))
+    assert_same(ours(logits, options), logits.softmax(-1))
 
 
 @given(st.data(), some_logits, st.floats(0.2, 4.0))

@@ -1,4 +1,4 @@
-"""Speculative decoding: guesses change how fast tokens come, and nothing about which."""
+"""Speculative decoding changes how fast tokens come, not which."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ PROMPTS = [PROMPT, [9], [44, 44, 44], [1, 2, 3, 1, 2, 3, 1]]
 
 
 @pytest.fixture
-def accepted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """How many tokens were guessed and how many accepted at every call of the model."""
+def acceptance(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """How many draft tokens were proposed and accepted at every call of the model."""
     counts: list[tuple[int, int]] = []
     original = speculative.accept
 
     def count(request: GenerationRequest, row: Row, logits: Tensor, draft: list[int], q: list[Tensor]) -> int:
-        passed = original(request, row, logits, draft, q)
-        counts.append((len(draft), passed))
-        return passed
+        num_accepted = original(request, row, logits, draft, q)
+        counts.append((len(draft), num_accepted))
+        return num_accepted
 
     monkeypatch.setattr(speculative, "accept", count)
     return counts
@@ -56,50 +56,50 @@ def somewhat_like(model: Transformer, much: float) -> Transformer:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_greedy_with_a_draft_is_greedy(scheme: str, accepted: list[tuple[int, int]]) -> None:
+def test_greedy_with_a_draft_is_greedy(scheme: str, acceptance: list[tuple[int, int]]) -> None:
     model = speaker(scheme)
     draft = somewhat_like(model, 0.2)
     assert generate(model, PROMPT, max_new_tokens=14, draft=draft) == greedy_ref(model, PROMPT, 14)
-    guesses, passed = (sum(x) for x in zip(*accepted, strict=True))
-    assert 0 < passed < guesses
+    drafted, num_accepted = (sum(x) for x in zip(*acceptance, strict=True))
+    assert 0 < num_accepted < drafted
 
 
 @pytest.mark.parametrize("view", ["window", "sinks"])
 @pytest.mark.parametrize("scheme", ["t5", "rotary", "learned", "xpos", "rotary-dynamic-yarn"])
-def test_greedy_with_a_draft_around_a_ring(scheme: str, view: str, accepted: list[tuple[int, int]]) -> None:
-    """Guesses that are undone leave rings, the model's and the draft's, as they were."""
+def test_greedy_with_a_draft_past_a_window(scheme: str, view: str, acceptance: list[tuple[int, int]]) -> None:
+    """Rejected draft tokens leave the ring buffers of the model and of the draft as they were."""
     model = speaker(scheme, attention=VIEWS[view])
     draft = somewhat_like(model, 0.2)
     expected = generate(model, PROMPTS[:2], max_new_tokens=20)
     assert generate(model, PROMPTS[:2], max_new_tokens=20, draft=draft, draft_tokens=3) == expected
-    guesses, passed = (sum(x) for x in zip(*accepted, strict=True))
-    assert 0 < passed < guesses
+    drafted, num_accepted = (sum(x) for x in zip(*acceptance, strict=True))
+    assert 0 < num_accepted < drafted
 
 
-@pytest.mark.parametrize("ahead", [1, 3, 30])
-def test_any_number_of_guesses_by_any_draft(ahead: int, accepted: list[tuple[int, int]]) -> None:
+@pytest.mark.parametrize("draft_tokens", [1, 3, 30])
+def test_any_number_of_draft_tokens_by_any_draft(draft_tokens: int, acceptance: list[tuple[int, int]]) -> None:
     model = speaker(attention=VIEWS["sinks"])
     other = speaker("learned", seed=5, num_layers=1, max_length=64)
     expected = generate(model, PROMPTS[:2], max_new_tokens=20)
     for draft in (model, somewhat_like(model, 0.1), other):
-        assert generate(model, PROMPTS[:2], max_new_tokens=20, draft=draft, draft_tokens=ahead) == expected
-    assert max(guesses for guesses, _ in accepted) == min(ahead, 19)
+        assert generate(model, PROMPTS[:2], max_new_tokens=20, draft=draft, draft_tokens=draft_tokens) == expected
+    assert max(drafted for drafted, _ in acceptance) == min(draft_tokens, 19)
 
 
-def test_a_draft_that_is_the_model_is_always_right(accepted: list[tuple[int, int]]) -> None:
+def test_a_draft_that_is_the_model_is_always_right(acceptance: list[tuple[int, int]]) -> None:
     model = speaker()
     generate(model, PROMPT, max_new_tokens=20, draft=model, draft_tokens=4)
-    assert accepted == [(4, 4)] * 4  # and each time one token more
+    assert acceptance == [(4, 4)] * 4  # and each time one token more
 
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("scheme", ["none", "t5", "rotary", "rotary-dynamic-ntk"])
-def test_greedy_with_lookup_is_greedy(scheme: str, view: str, accepted: list[tuple[int, int]]) -> None:
+def test_greedy_with_lookup_is_greedy(scheme: str, view: str, acceptance: list[tuple[int, int]]) -> None:
     model = speaker(scheme, attention=VIEWS[view])
     expected = generate(model, PROMPTS, max_new_tokens=30)
     assert generate(model, PROMPTS, max_new_tokens=30, prompt_lookup_tokens=2) == expected
-    guesses, passed = (sum(x) for x in zip(*accepted, strict=True))
-    assert 0 < passed < guesses
+    drafted, num_accepted = (sum(x) for x in zip(*acceptance, strict=True))
+    assert 0 < num_accepted < drafted
 
 
 def test_lookup_finds_the_latest_and_longest_match() -> None:
@@ -115,21 +115,23 @@ def test_lookup_finds_the_latest_and_longest_match() -> None:
     assert propose([4, 4]) == [4]
 
 
-@pytest.mark.parametrize("guess", ["draft", "lookup"])
-def test_stop_tokens_among_the_guesses(guess: str) -> None:
+@pytest.mark.parametrize("drafter", ["draft", "lookup"])
+def test_stop_tokens_among_the_draft_tokens(drafter: str) -> None:
     model = speaker()
     whole = generate(model, PROMPT, max_new_tokens=40)
-    options: dict[str, Any] = {"draft": model, "draft_tokens": 6} if guess == "draft" else {"prompt_lookup_tokens": 2}
+    options: dict[str, Any] = {"draft": model, "draft_tokens": 6} if drafter == "draft" else {"prompt_lookup_tokens": 2}
     for stop in dict.fromkeys(whole[3::5]):
         expected = generate(model, PROMPT, max_new_tokens=40, stop=stop)
         assert generate(model, PROMPT, max_new_tokens=40, stop=stop, **options) == expected
         assert expected[-1] == stop
 
 
-@pytest.mark.parametrize("guess", ["draft", "lookup"])
-def test_penalties_with_guesses(guess: str) -> None:
+@pytest.mark.parametrize("drafter", ["draft", "lookup"])
+def test_penalties_with_draft_tokens(drafter: str) -> None:
     model = speaker()
-    options: dict[str, Any] = {"draft": somewhat_like(model, 0.1)} if guess == "draft" else {"prompt_lookup_tokens": 2}
+    options: dict[str, Any] = (
+        {"draft": somewhat_like(model, 0.1)} if drafter == "draft" else {"prompt_lookup_tokens": 2}
+    )
     penalties = {"repetition_penalty": 1.2, "frequency_penalty": 0.3, "presence_penalty": 0.2}
     expected = generate(model, PROMPTS, max_new_tokens=20, **penalties)
     assert generate(model, PROMPTS, max_new_tokens=20, **penalties, **options) == expected
@@ -195,21 +197,25 @@ def tail(model: Transformer, fast: Transformer, seeds: int, options: dict[str, A
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("guess", ["draft", "lookup"])
-def test_samples_have_the_distribution_of_the_model(guess: str, way: str, accepted: list[tuple[int, int]]) -> None:
+@pytest.mark.parametrize("drafter", ["draft", "lookup"])
+def test_samples_have_the_distribution_of_the_model(drafter: str, way: str, acceptance: list[tuple[int, int]]) -> None:
     """Chi-square over seeds against exact probabilities."""
     model = speaker(vocab_size=SMALL, num_layers=1)
     length = len(START) + COUNT
-    more = {"draft": Remembered(somewhat_like(model, 0.5), length)} if guess == "draft" else {"prompt_lookup_tokens": 2}
+    more = (
+        {"draft": Remembered(somewhat_like(model, 0.5), length)} if drafter == "draft" else {"prompt_lookup_tokens": 2}
+    )
     assert tail(model, Remembered(model, length), 1000, WAYS[way] | more) > 1e-3
-    guesses, passed = (sum(x) for x in zip(*accepted, strict=True))
-    assert 0.02 < passed / guesses < 0.95
+    drafted, num_accepted = (sum(x) for x in zip(*acceptance, strict=True))
+    assert 0.02 < num_accepted / drafted < 0.95
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("guess", ["draft", "lookup", "neither"])
-def test_samples_by_way_of_caches_have_the_distribution_of_the_model(guess: str, way: str) -> None:
+@pytest.mark.parametrize("drafter", ["draft", "lookup", "neither"])
+def test_samples_by_way_of_caches_have_the_distribution_of_the_model(drafter: str, way: str) -> None:
     model = speaker(vocab_size=SMALL, num_layers=1, attention={"window": 3})
-    more = {"draft": {"draft": somewhat_like(model, 0.5)}, "lookup": {"prompt_lookup_tokens": 2}, "neither": {}}[guess]
+    more = {"draft": {"draft": somewhat_like(model, 0.5)}, "lookup": {"prompt_lookup_tokens": 2}, "neither": {}}[
+        drafter
+    ]
     assert tail(model, model, 3000, WAYS[way] | more) > 1e-3

@@ -22,9 +22,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", metavar="TEXT", help="the prompt; read from standard input if left out")
     parser.add_argument("--prompt-file", metavar="FILE", help="read the prompt from a file")
     parser.add_argument("--stream", action="store_true", help="print the text as it comes")
-    parser.add_argument("--draft", metavar="FOLDER", help="a smaller model that guesses ahead")
+    parser.add_argument("--draft", metavar="FOLDER", help="a smaller model for speculative decoding")
     parser.add_argument("--device", default="cpu", help="where to run: cpu, cuda, ...")
-    parser.add_argument("--weights", choices=["int8"], help="have the large weights in this type; else in the folder's")
+    parser.add_argument(
+        "--weights",
+        choices=["int8"],
+        help="quantize the large weights to this dtype; by default they keep the folder's",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON: tokens, their log-probabilities, text")
     add_fields(parser, "how tokens are chosen", GenerationConfig, helps=OPTIONS)
 
@@ -45,19 +49,19 @@ def run(given: argparse.Namespace) -> None:
         count = sum(show_step(step) for step in stream(model, prompt, draft=draft, details=True, **fields))
         print()
     else:
-        found = generate(model, prompt, draft=draft, details=True, **fields)
-        several = found if isinstance(found, list) else [found]
-        count = sum(len(one.tokens) for one in several)
+        results = generate(model, prompt, draft=draft, details=True, **fields)
+        generated = results if isinstance(results, list) else [results]
+        count = sum(len(one.tokens) for one in generated)
         if given.json:
-            print_json(several)
-        for one in () if given.json else several:
+            print_json(generated)
+        for one in () if given.json else generated:
             print(one.text if one.text is not None else " ".join(map(str, one.tokens)))
     took = time.perf_counter() - begun
-    print(f"{count} tokens in {took:.2f} s, {count / took:.1f} a second", file=sys.stderr)
+    print(f"{count} tokens in {took:.2f} s, {count / took:.1f} tokens/s", file=sys.stderr)
 
 
 def read_model(folder: str, given: argparse.Namespace) -> Transformer:
-    """The model of a folder, with weights of the type that was asked for."""
+    """The model of a folder, with weights of the dtype that was asked for."""
     from phasor.checkpoints import load
 
     if given.weights is None:
@@ -69,7 +73,7 @@ def read_model(folder: str, given: argparse.Namespace) -> Transformer:
 
 
 def show_step(step: Generated) -> int:
-    """Print what a step of a stream gave; how many tokens that was."""
+    """Print the output of one step of a stream; the number of its tokens."""
     text = "".join(f"{token} " for token in step.tokens) if step.text is None else step.text
     print(text, end="", flush=True)
     return len(step.tokens)

@@ -126,11 +126,11 @@ def extend_beams(request: GenerationRequest, search: Beams, best: list[Candidate
         [[*search.steps[one.parent], one.step] for one in running],
         [one.total for one in running],
     )
-    search.done = is_finished(request, search, length)
+    search.done = is_complete(request, search, length)
     return [one.parent for one in running]
 
 
-def is_finished(request: GenerationRequest, search: Beams, length: int) -> bool:
+def is_complete(request: GenerationRequest, search: Beams, length: int) -> bool:
     """Whether no running beam can still beat the finished ones (or, stopping early, enough are finished)."""
     options = request.options
     if len(search.finished) < search.width:

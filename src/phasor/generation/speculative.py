@@ -41,7 +41,8 @@ class ModelDrafter:
         keep = min(len(self.read), len(text) - 1) if shared is None else min(shared, len(text) - 1)
         self.cache.crop(len(self.read) - keep)
         self.read = self.read[:keep]
-        tokens, distributions = [], []
+        tokens: list[int] = []
+        distributions: list[Tensor] = []
         for _ in range(count):
             unread = (text + tokens)[len(self.read) :]
             logits = self.draft(torch.tensor([unread], device=self.draft.tokens.weight.device), cache=self.cache)

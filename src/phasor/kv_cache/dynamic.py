@@ -328,7 +328,7 @@ class KVCache:
                 return x
             if layout is None:
                 return x.index_select(0, index)
-            kept, used = x[: len(chosen)], layout.num_used(longest)  # empty slots stay where they are
+            kept, used = x[: len(chosen)], layout.slots_in_use(longest)  # empty slots stay where they are
             kept[:, :used] = x[:, :used].index_select(0, index)
             return kept
 

@@ -48,7 +48,7 @@ class SlotLayout:
         """The slot of a row's token with that index."""
         return token if token < self.sinks else self.sinks + (token - self.sinks) % self.ring
 
-    def num_used(self, tokens: int) -> int:
+    def slots_in_use(self, tokens: int) -> int:
         """How many of the slots, from the first on, can hold something after so many tokens."""
         return min(tokens, self.slots)
 
@@ -94,7 +94,7 @@ class RingWrite:
     ) -> None:
         self.before, self.after, self.real_tokens, self.layout = before, after, real_tokens, layout
         self.uniform = real_tokens is None and len(set(before)) == 1
-        self.used_before, self.used_after = layout.num_used(max(before)), layout.num_used(max(after))
+        self.used_before, self.used_after = layout.slots_in_use(max(before)), layout.slots_in_use(max(after))
         self.mode: Literal["first", "in_place", "concat"] = "concat"
         if self.used_before == 0:
             self.mode = "first"
