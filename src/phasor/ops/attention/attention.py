@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from torch import Tensor
 
 from phasor.ops.attention import blocks, cudnn, flash, sdpa
@@ -50,4 +48,5 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) 
     >>> torch.allclose(attention(q, k, v, *how), attention_ref(q, k, v, *how)[0], atol=1e-6)
     True
     """
-    return cast(Tensor, ATTENTION(q, k, v, mask, score_mod))
+    y: Tensor = ATTENTION(q, k, v, mask, score_mod)
+    return y
