@@ -1,4 +1,4 @@
-"""`phasor bench` and `phasor.backends`: results are checked before they are timed, and paths are told truly."""
+"""`phasor bench`: results are checked before they are timed; `phasor bench --explain`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,7 @@ from phasor.bench.report import Entry, Report, Row
 from phasor.bench.runner import build_machine, measure
 from phasor.bench.sizes import TINY
 from phasor.bench.workload import Machine, run_workload
-from phasor.inspect.case import Case
-from phasor.inspect.operations import OPERATIONS
-from phasor.models.presets import PRESETS
-from phasor.ops import dispatch
-from phasor.ops.attention import ATTENTION, Mask, ScoreMod
 from phasor.ops.attention import attention as attend
-from phasor.ops.dispatch import Dispatch
-from phasor.ops.dispatch import Path as OpPath
 
 
 @pytest.fixture
@@ -45,199 +37,6 @@ def report() -> Report:
 @pytest.fixture(scope="module")
 def machine() -> Machine:
     return build_machine(torch.device("cpu"), TINY, compiles=False)
-
-
-# What is fast where.
-
-
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_has_a_path_for_every_operation(name: str, device: str, training: bool) -> None:
-    config = phasor.preset(name)
-    found = phasor.backends(config, device=device, training=training)
-    ops = {one.op for one in found.ops}
-    assert {"attention", "norm"} <= ops
-    assert ("rotation" in ops) == isinstance(config.position, phasor.RotaryConfig)
-    assert ("gated activation" in ops) == config.feedforward.gated
-    assert ("cross-attention" in ops) == (config.shape == "encoder-decoder")
-    assert ("cross-entropy" in ops) == (training and config.has_logits)
-    assert ("decoding step" in ops) == (not training and config.has_logits and config.shape != "encoder")
-    assert (found.device, found.dtype) == (device, "bfloat16" if device == "cuda" else "float32")
-    text = str(found)
-    for one in found.ops:
-        assert one.path in text
-        assert all(why in text and why.count(".") == 0 for _, why in one.why_not)
-
-
-def path_of(config: phasor.ModelConfig, op: str = "attention", **about: Any) -> tuple[str, str]:
-    one = next(one for one in phasor.backends(config, **about).ops if one.op == op)
-    return one.path, one.reason
-
-
-def small(**fields: Any) -> phasor.ModelConfig:
-    sizes = {"vocab_size": 50, "dim": 32, "num_layers": 2, "num_heads": 4, "max_length": 700}
-    return phasor.ModelConfig(**{**sizes, **fields})
-
-
-@pytest.mark.parametrize(
-    ("fields", "path", "reason"),
-    [
-        ({}, "one call", ""),
-        ({"attention": {"window": 100}}, "SDPA in blocks", "window"),
-        ({"attention": {"window": 700}}, "one call", ""),
-        ({"attention": {"window": 100, "sink_tokens": 2, "cap_sinks": True}, "position": "rotary"}, "blocks", "capped"),
-        ({"attention": {"softcap": 30.0}}, "reference in blocks", "soft-cap"),
-        ({"attention": {"sink_logits": True}}, "reference in blocks", "sink logits"),
-        ({"position": "alibi"}, "SDPA in blocks", "bias"),
-        ({"position": "t5"}, "SDPA in blocks", "bias"),
-    ],
-)
-def test_attention_takes_the_path_that_is_told(
-    fields: dict[str, Any], path: str, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = small(**fields)
-    told = path_of(config, device="cpu")
-    assert path in told[0]
-    assert reason in told[1]
-    taken = []
-
-    def record(path: OpPath) -> OpPath:
-        return path._replace(run=lambda *args: taken.append(path.name) or path.run(*args))
-
-    monkeypatch.setattr(ATTENTION, "paths", tuple(map(record, ATTENTION.paths)))
-    with torch.no_grad():
-        phasor.Transformer(config).eval()(torch.randint(0, 50, (1, 700)))
-    assert taken == [told[0]] * 2
-
-
-def test_attention_over_a_cache_is_a_path_of_the_table() -> None:
-    """Padding in a decoder, documents, a prefix, a single query, and queries that follow those in a cache."""
-    score_mod = ScoreMod(scale=1.0)
-    flags, ids = torch.ones(1, 8, dtype=torch.bool), torch.zeros(1, 8, dtype=torch.int64)
-    masks = {
-        "padding": Mask(causal=True, key_mask=flags),
-        "documents": Mask(query_document_ids=ids, key_document_ids=ids),
-        "prefix": Mask(causal=True, prefix_length=torch.tensor([2])),
-    }
-    x = torch.zeros(1, 8, 2, 4)
-    for word, mask in masks.items():
-        path, reasons = ATTENTION.explain(x, x, x, mask, score_mod)
-        assert path == "SDPA in blocks of queries"
-        assert word in reasons["SDPA in one call"]
-        assert ATTENTION.explain(x[:, :1], x, x, mask, score_mod)[0] == "SDPA with one mask row"
-    chunk = x[:, :3], x, x, Mask(causal=True, offset=5)
-    path, reasons = ATTENTION.explain(*chunk, score_mod)
-    assert path == "SDPA over a cache"
-    assert "cache" in reasons["SDPA in one call"]
-    assert ATTENTION.explain(x[:, :1], x, x, chunk[3], score_mod)[0] == "SDPA in one call"
-    assert ATTENTION.explain(*chunk, ScoreMod(scale=1.0, softcap=2.0))[0] == "reference in blocks of queries"
-    assert ATTENTION.explain(x, x, x, Mask(key_mask=flags), score_mod)[0] == "SDPA with one mask row"
-
-
-def test_layers_that_differ_are_told_apart() -> None:
-    local = phasor.LayerConfig(attention=phasor.AttentionConfig(window=16))
-    config = small(num_layers=6, layers=(local, local, phasor.LayerConfig()), norm="rmsnorm")
-    found = {(one.where, one.path) for one in phasor.backends(config, device="cpu").ops if one.op == "attention"}
-    assert found == {
-        ("layers 0-1, 3-4", "SDPA in blocks of queries"),
-        ("layers 2, 5", "SDPA in one call"),
-    }
-
-
-def test_norms_and_decoding_say_why_not() -> None:
-    offset = small(norm=phasor.RMSNormConfig(unit_offset=True))
-    assert "add nothing to their weight" in path_of(offset, "norm", device="cpu")[1]
-    assert path_of(small(norm="rmsnorm"), "norm", device="cpu")[0] == "one operation of torch"
-    headwise = small(norm="rmsnorm", attention=phasor.AttentionConfig(qk_norm="heads"))
-    assert "weights of its own" in path_of(headwise, "query and key norm", device="cpu")[1]
-    dynamic = phasor.RotaryConfig(extension=phasor.DynamicNTKScaling(factor=2.0, original_length=64))
-    assert "frequencies depend on the length" in path_of(small(position=dynamic), "decoding step")[1]
-    assert "frequencies" not in path_of(small(position="rotary"), "decoding step")[1]
-
-
-def test_a_stand_in_says_it_is_on_a_device_that_is_not_there() -> None:
-    """What rules of kernels look at: `dispatch.triton_why_not` and the like are asked with these."""
-    config = phasor.preset("llama-3.1")
-    case = Case(config, config.layer(0), "decoder", torch.device("cuda"), torch.bfloat16, 4096, True)
-    for x in (case.queries, case.keys, case.hidden, case.projected):
-        assert x.is_cuda
-        assert x.dtype == torch.bfloat16
-        assert x.requires_grad
-    assert case.queries.shape == (1, 4096, 32, 128)
-    assert case.projected.shape == (1, 4096, 2 * config.hidden_dim)
-    if dispatch.TRITON_INSTALLED:
-        assert dispatch.triton_why_not(case.queries) is None
-    assert "not on a GPU" in (
-        dispatch.triton_why_not(replace(case, device=torch.device("cpu")).queries) or "not on a GPU"
-    )
-
-
-def test_a_new_path_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    op = next(op for op in OPERATIONS if op.name == "attention")
-    new = OpPath("new kernel", attend, lambda q, k, *_: dispatch.triton_why_not(q, k))
-    table = Dispatch(new, *op.table.paths)
-    monkeypatch.setattr("phasor.inspect.backends.OPERATIONS", (replace(op, table=table),))
-    config = small()
-    assert "GPU" in path_of(config, device="cpu")[1] or not dispatch.TRITON_INSTALLED
-    assert path_of(config, device="cuda")[0] == ("new kernel" if dispatch.TRITON_INSTALLED else op.table.paths[-1].name)
-
-
-@pytest.mark.skipif(not dispatch.TRITON_INSTALLED, reason="Triton is not installed")
-def test_kernels_are_taken_on_a_gpu() -> None:
-    """By rules alone: there need be no GPU."""
-    config = phasor.preset("llama-3.1", attention=phasor.AttentionConfig(window=1024))
-    found = {one.op: one for one in phasor.backends(config, device="cuda", length=8192, training=True).ops}
-    assert found["rotation"].path == "Triton kernel on the projection"
-    assert found["attention"].path == "Triton kernel over key intervals"
-    assert "window" in found["attention"].reason
-    for op in ("norm", "gated activation", "cross-entropy", "optimizer step"):
-        assert "Triton kernel" in found[op].path
-    normed = config.replace(norm="rmsnorm", attention=phasor.AttentionConfig(qk_norm="head", softcap=30.0))
-    found = {one.op: one for one in phasor.backends(normed, device="cuda", length=8192).ops}
-    assert found["rotation"].path == "Triton kernel on queries and keys"
-    assert "normalized" in found["rotation"].reason
-    wide = phasor.backends(config, device="cuda", dtype="float64", length=8192, training=True)
-    assert not [one for one in wide.ops if "Triton" in one.path]
-
-
-@pytest.mark.skipif(not dispatch.TRITON_INSTALLED, reason="Triton is not installed")
-def test_training_in_float8_has_paths_of_its_own() -> None:
-    def told(config: phasor.ModelConfig, device: str = "cuda") -> tuple[str, str]:
-        found = phasor.backends(config, device=device, training=True, precision="float8")
-        assert "with matmuls in float8" in found.title
-        assert "gated activation" not in {one.op for one in found.ops}
-        one = next(one for one in found.ops if one.op == "gated activation in float8")
-        return one.path, one.reason
-
-    config = phasor.preset("llama-3.1")
-    assert told(config) == ("Triton kernels that write float8, one operation with both projections", "")
-    assert "not on a GPU" in told(config, "cpu")[1]
-    assert "biases or dropout" in told(config.replace(dropout={"feedforward": 0.1}))[1]
-    assert "a hidden dim of 20480" in told(config.replace(hidden_dim=20480))[1]
-    with pytest.raises(ValueError, match="not a multiple of 16"):
-        told(config.replace(hidden_dim=8200))
-
-
-@pytest.mark.parametrize(
-    ("about", "said"),
-    [
-        ({"precision": "float8"}, "precision is float8 with training=True"),
-        ({"precision": "fp4", "training": True}, "precision is float8 .* not precision='fp4'"),
-        ({"device": "tpu"}, "unknown device 'tpu'"),
-        ({"dtype": "int8"}, "unknown floating-point type 'int8'"),
-        ({"length": 0}, "length must be an integer of at least 1"),
-        ({"training": "yes"}, "training must be True or False"),
-        ({"config": "preset:lama-2"}, "did you mean 'llama-2'"),
-        ({"config": 7}, "a model is a ModelConfig"),
-    ],
-)
-def test_what_cannot_be_told(about: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        phasor.backends(**about)
-
-
-# Measuring.
 
 
 def test_every_workload_is_right_and_timed(report: Report) -> None:
@@ -437,5 +236,6 @@ def test_explain(name: str, device: str, run_phasor: CommandRunner) -> None:
 
 
 def test_explain_a_folder(run_phasor: CommandRunner, tmp_path: Path) -> None:
-    phasor.save(phasor.Transformer(small(position="rotary", norm="rmsnorm")), tmp_path / "model")
+    config = phasor.ModelConfig(vocab_size=50, dim=32, num_layers=2, num_heads=4, position="rotary", norm="rmsnorm")
+    phasor.save(phasor.Transformer(config), tmp_path / "model")
     assert "rotation" in run_phasor("bench", "--explain", str(tmp_path / "model"), "--device", "cpu")
