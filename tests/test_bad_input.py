@@ -520,7 +520,7 @@ ROTARY_MISTAKES = {
     "q-width": (lambda r: r.rotate(Q[..., :6], K, AT), "q must", "8]", "[2, 4, 5, 6]"),
     "k-width": (lambda r: r.rotate(Q, K[..., :6], AT), "k must", "[2, 2, 5, 6]"),
     "q-dimensions": (lambda r: r.rotate(Q[0], K, AT), "q must", "[4, 5, 8]"),
-    "q-whole-numbers": (lambda r: r.rotate(Q.long(), K, AT), "q must", "int64"),
+    "q-integers": (lambda r: r.rotate(Q.long(), K, AT), "q must", "int64"),
     "k-complex": (lambda r: r.rotate(Q, K.to(torch.complex64), AT), "k must", "complex64"),
     "q-list": (lambda r: r.rotate(Q.tolist(), K, AT), "q must", "list"),
     "k-nothing": (lambda r: r.rotate(Q, None, AT), "k must", "NoneType"),

@@ -16,7 +16,7 @@ from commands import CommandRunner
 import phasor
 from phasor.bench import DEFAULT_WORKLOADS, WORKLOADS, attention, llama, rope, runner
 from phasor.bench.llama import decoding, training
-from phasor.bench.report import Entry, Report, Row
+from phasor.bench.report import Entry, Report, WorkloadResult
 from phasor.bench.runner import build_machine, measure
 from phasor.bench.sizes import TINY
 from phasor.bench.workload import Machine, run_workload
@@ -61,7 +61,7 @@ def wrong(entry: Entry) -> bool:
     return entry.value is None and "wrong" in entry.note
 
 
-def ours(row: Row) -> Entry:
+def ours(row: WorkloadResult) -> Entry:
     return next(entry for entry in row.entries if entry.ours)
 
 
@@ -113,7 +113,7 @@ def test_a_contender_that_fails_is_noted_and_the_others_go_on(
 
 
 def test_ratios() -> None:
-    row = Row(
+    row = WorkloadResult(
         "train", "", "tokens/s", 100.0, "", (Entry("phasor", 40.0), Entry("phasor, x", 50.0), Entry("they", 25.0))
     )
     assert row.best == 50.0

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from phasor import Transformer, generate
 from phasor.generation import speculative
-from phasor.generation.request import GenerationRequest, Row
+from phasor.generation.request import GenerationRequest, SequenceState
 
 # Text that repeats itself, so that looking up what came next the last time finds something.
 PROMPT = [5, 17, 30, 8, 5, 17, 30, 8, 5, 17]
@@ -35,7 +35,7 @@ def acceptance(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     counts: list[tuple[int, int]] = []
     original = speculative.accept
 
-    def count(request: GenerationRequest, row: Row, logits: Tensor, draft: list[int], q: list[Tensor]) -> int:
+    def count(request: GenerationRequest, row: SequenceState, logits: Tensor, draft: list[int], q: list[Tensor]) -> int:
         num_accepted = original(request, row, logits, draft, q)
         counts.append((len(draft), num_accepted))
         return num_accepted
@@ -106,7 +106,7 @@ def test_lookup_finds_the_latest_and_longest_match() -> None:
     lookup = speculative.PromptLookup(3, 50)
 
     def propose(text: Sequence[int], count: int = 4) -> list[int]:
-        return lookup.propose(Row(list(text), None), count)[0]
+        return lookup.propose(SequenceState(list(text), None), count)[0]
 
     assert propose([1, 2, 3, 9, 8, 1, 2, 3]) == [9, 8, 1, 2]
     assert propose([1, 2, 3, 9, 7, 2, 3, 8, 1, 2, 3], 2) == [9, 7]  # three tokens before two

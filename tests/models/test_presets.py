@@ -1,4 +1,4 @@
-"""The named systems: their published sizes, and that each of them runs."""
+"""Presets: their published sizes, and that each of them runs."""
 
 from __future__ import annotations
 

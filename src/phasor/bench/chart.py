@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from phasor.bench.report import Report, Row
+from phasor.bench.report import Report, WorkloadResult
 
 OURS, OTHERS, LIMIT = "#0072b2", "#b0b0b0", "#d55e00"
 WIDEST = 4.0  # the axis ends at this many times the longest bar, even where the limit lies beyond
@@ -42,7 +42,7 @@ def draw(report: Report, path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def draw_row(panel: Any, row: Row) -> None:
+def draw_row(panel: Any, row: WorkloadResult) -> None:
     names = [entry.name for entry in row.entries]
     values = [entry.value or 0.0 for entry in row.entries]
     places = range(len(names))

@@ -234,14 +234,14 @@ def with_liger(model: Any) -> Any:
     vars(llama).update(before)
     forward = model.forward
 
-    def patched(*args: Any, **fields: Any) -> Any:
+    def forward_with_liger(*args: Any, **fields: Any) -> Any:
         llama.apply_rotary_pos_emb = rotate
         try:
             return forward(*args, **fields)
         finally:
             llama.apply_rotary_pos_emb = before["apply_rotary_pos_emb"]
 
-    model.forward = patched
+    model.forward = forward_with_liger
     return model
 
 

@@ -30,7 +30,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Row:
+class WorkloadResult:
     """One workload: what it is, the result of each implementation, and the machine's limit."""
 
     workload: str
@@ -57,7 +57,7 @@ class Row:
     def speedup_over(self, entry: Entry) -> float | None:
         """How many times as fast as an entry the fastest of ours is.
 
-        >>> row = Row("rotary", "", "ms", 1.0, "", (Entry("phasor", 2.0), Entry("torch", 3.0)))
+        >>> row = WorkloadResult("rotary", "", "ms", 1.0, "", (Entry("phasor", 2.0), Entry("torch", 3.0)))
         >>> [row.speedup_over(entry) for entry in row.entries], row.fraction_of_limit(row.entries[0])
         ([1.0, 1.5], 0.5)
         """
@@ -75,7 +75,7 @@ class Report:
     versions: dict[str, str]
     bandwidth: float  # bytes per second, read and written, of a plain copy
     arithmetic: float  # floating-point operations per second of a large matmul
-    rows: tuple[Row, ...]
+    rows: tuple[WorkloadResult, ...]
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Report:
@@ -84,7 +84,7 @@ class Report:
             rows = []
             for row in data["rows"]:
                 entries = (Entry(**{name: entry[name] for name in names(Entry)}) for entry in row["entries"])
-                rows.append(Row(**{**row, "entries": tuple(entries)}))
+                rows.append(WorkloadResult(**{**row, "entries": tuple(entries)}))
             return cls(**{**data, "rows": tuple(rows)})
         except (KeyError, TypeError) as error:
             raise ValueError(f"this is not what phasor bench --json writes: {error}") from None

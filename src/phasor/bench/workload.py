@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from phasor.bench.report import Entry, Row, Unit, in_unit
+from phasor.bench.report import Entry, Unit, WorkloadResult, in_unit
 from phasor.bench.sizes import Sizes
 from phasor.bench.timing import Timer
 
@@ -65,7 +65,7 @@ class Workload:
     tokens: int = 0  # per call, where the unit counts them
 
 
-def run_workload(workload: Workload, machine: Machine, progress: Callable[[str], None]) -> Row:
+def run_workload(workload: Workload, machine: Machine, progress: Callable[[str], None]) -> WorkloadResult:
     """One implementation after the other; a failure is noted, and the others go on."""
     entries = []
     for name, prepare in workload.implementations:
@@ -77,7 +77,7 @@ def run_workload(workload: Workload, machine: Machine, progress: Callable[[str],
         if machine.on_gpu:
             torch.cuda.empty_cache()
     limit = in_unit(workload.unit, workload.limit, workload.tokens)
-    return Row(workload.name, workload.title, workload.unit, limit, workload.limit_basis, tuple(entries))
+    return WorkloadResult(workload.name, workload.title, workload.unit, limit, workload.limit_basis, tuple(entries))
 
 
 def run_case(name: str, prepare: Callable[[], BenchmarkCase], workload: Workload, machine: Machine) -> Entry:

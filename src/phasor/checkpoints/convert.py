@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from phasor.checkpoints.folder import CONFIG, path_of, read_json, replaced
+from phasor.checkpoints.folder import CONFIG, path_of, read_json, replacing_folder
 from phasor.checkpoints.hf import family_of
 from phasor.checkpoints.hub import resolve_folder
 from phasor.checkpoints.load import is_hf, load
@@ -67,7 +67,7 @@ def convert(
         raise ValueError(f"{source} cannot be converted onto itself: name another folder")
     bar = progress or (lambda what: lambda done, total: None)
     model = load(source, dtype=dtype, position=position, extension=extension, progress=bar("reading"))
-    with replaced(destination) as staged:
+    with replacing_folder(destination) as staged:
         FORMATS[format](model, staged, bar("writing"))
         return compare(model, staged if format == "hf" else source) if check else None
 

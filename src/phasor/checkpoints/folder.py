@@ -50,7 +50,7 @@ def path_of(folder: str | Path) -> Path:
 
 
 @contextmanager
-def replaced(folder: str | Path) -> Iterator[Path]:
+def replacing_folder(folder: str | Path) -> Iterator[Path]:
     """A folder to write into that takes its place when all is written, and vanishes if anything fails."""
     folder = path_of(folder).resolve()  # what a link points to is replaced, and not the link
     if folder.exists() and not replaceable(folder):

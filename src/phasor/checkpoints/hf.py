@@ -90,7 +90,7 @@ def load_hf(
         model.load_state_dict(
             fill_tensors(tensors, names, wanted, shapes, config, device, dtype, progress), assign=True
         )
-        origin = Origin(family.model_type, folder, config, fields.unused(family.harmless))
+        origin = Origin(family.model_type, folder, config, fields.unread_fields(family.harmless))
         origin.passthrough = {name: tensors.get(names[name]).clone() for name in passthrough}
     generation = folder / SPECIAL
     origin.generation = read_json(generation) if generation.is_file() else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from phasor.checkpoints.folder import replaced
+from phasor.checkpoints.folder import replacing_folder
 from phasor.checkpoints.hf import save_hf
 from phasor.checkpoints.native import save_native
 from phasor.checkpoints.tensors import Progress
@@ -38,5 +38,5 @@ def save(model: Transformer, folder: str | Path, format: str = "phasor", *, prog
         raise ValueError(
             "a model with int8 weights cannot be saved: save the original model, and quantize it after loading"
         )
-    with replaced(folder) as staged:
+    with replacing_folder(folder) as staged:
         FORMATS[format](model, staged, progress)

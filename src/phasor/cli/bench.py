@@ -16,7 +16,7 @@ from phasor.cli.output import console, new_table, plain, print_json, show
 from phasor.config.schema import unknown
 
 if TYPE_CHECKING:
-    from phasor.bench.report import Entry, Report, Row
+    from phasor.bench.report import Entry, Report, WorkloadResult
     from phasor.inspect.backends import Backends
 
 EXPLAINING = ("dtype", "weights", "precision", "length", "training")
@@ -104,7 +104,7 @@ def measure(given: argparse.Namespace) -> int:
 
         check_chart(given.plot)
     without_tables = given.json is not None and (given.json == "-" or importlib.util.find_spec("rich") is None)
-    shown_row: Callable[[Row], None] = (lambda row: None) if without_tables else show_row
+    shown_row: Callable[[WorkloadResult], None] = (lambda row: None) if without_tables else show_row
     if not without_tables:
         console()
 
@@ -136,7 +136,7 @@ def measure(given: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def read(given: argparse.Namespace, found: Callable[[Row], None]) -> Report:
+def read(given: argparse.Namespace, found: Callable[[WorkloadResult], None]) -> Report:
     """A report from a file."""
     from phasor.bench.report import Report
 
@@ -164,7 +164,7 @@ def progress(line: str, done: int, total: int) -> None:
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
-def show_row(row: Row) -> None:
+def show_row(row: WorkloadResult) -> None:
     progress("", 1, 1)
     memory = any(entry.memory is not None for entry in row.entries)
     heads = ["implementation", row.unit, "of the limit", "phasor speedup", "error", *(["GiB"] if memory else [])]
@@ -178,7 +178,7 @@ def show_row(row: Row) -> None:
     show(table)
 
 
-def cells(row: Row, entry: Entry) -> list[str]:
+def cells(row: WorkloadResult, entry: Entry) -> list[str]:
     share, against = row.fraction_of_limit(entry), row.speedup_over(entry)
     error = "" if entry.error is None else f"{entry.error:.1e}"
     if entry.value is None or share is None:

@@ -51,7 +51,7 @@ def field_parsers(*classes: type[Any]) -> dict[str, Any]:
 
 
 def boolean(text: str) -> bool | str:
-    """True or false; anything else is for the configuration to judge."""
+    """True or false; anything else is left to the configuration to check."""
     return {"true": True, "false": False}.get(text.lower(), text)
 
 

@@ -13,7 +13,7 @@ from phasor.config.schema import quote
 from phasor.generation.beam import beam_search
 from phasor.generation.contrastive import contrastive_search
 from phasor.generation.decode import decode_loop
-from phasor.generation.request import GenerationRequest, Prompt, Row, build_request
+from phasor.generation.request import GenerationRequest, Prompt, SequenceState, build_request
 from phasor.generation.speculative import speculative_decoding
 from phasor.generation.text import TextTracker, decode_text
 from phasor.nn.mode import eval_mode
@@ -106,7 +106,7 @@ def result(
     return tokens if text is None else text
 
 
-def decode(request: GenerationRequest) -> Iterator[list[Row]]:
+def decode(request: GenerationRequest) -> Iterator[list[SequenceState]]:
     """The rows after each step of the strategy that the options ask for."""
     if request.options.penalty_alpha:
         return contrastive_search(request)

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
-from phasor.generation.request import GenerationRequest, Row
+from phasor.generation.request import GenerationRequest, SequenceState
 from phasor.generation.sampling import score_logits
 from phasor.nn.record import Record
 
 
-def contrastive_search(request: GenerationRequest) -> Iterator[list[Row]]:
+def contrastive_search(request: GenerationRequest) -> Iterator[list[SequenceState]]:
     """Decode the prompts one after the other; yields the rows after every token.
 
     Of the `top_k` likeliest tokens the one with the largest `(1 - a) p - a s` is taken, `a` the option

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from phasor.generation.request import GenerationRequest, Row
+from phasor.generation.request import GenerationRequest, SequenceState
 from phasor.generation.runners import StepRunner, step_runner
 from phasor.generation.runners.cuda_graph import AsyncSteps, CudaGraphRunner, run_async
 from phasor.generation.sampling import choose_token, only_token, score_logits
 
 
-def decode_loop(request: GenerationRequest) -> Iterator[list[Row]]:
+def decode_loop(request: GenerationRequest) -> Iterator[list[SequenceState]]:
     """Decode all rows together; yields the rows after every step."""
     rows = request.new_rows()
     with step_runner(request.step_spec()) as runner:
@@ -24,7 +24,9 @@ def decode_loop(request: GenerationRequest) -> Iterator[list[Row]]:
             yield from decode_sync(request, rows, logits, runner)
 
 
-def decode_async(request: GenerationRequest, rows: list[Row], steps: AsyncSteps) -> Iterator[list[Row]]:
+def decode_async(
+    request: GenerationRequest, rows: list[SequenceState], steps: AsyncSteps
+) -> Iterator[list[SequenceState]]:
     """The rows after every step, with steps launched ahead; tokens after a row's end are ignored."""
     for tokens in run_async(steps, request.options.max_new_tokens):
         for row, token in zip(rows, tokens, strict=True):
@@ -35,7 +37,9 @@ def decode_async(request: GenerationRequest, rows: list[Row], steps: AsyncSteps)
             return
 
 
-def decode_sync(request: GenerationRequest, rows: list[Row], logits: Tensor, runner: StepRunner) -> Iterator[list[Row]]:
+def decode_sync(
+    request: GenerationRequest, rows: list[SequenceState], logits: Tensor, runner: StepRunner
+) -> Iterator[list[SequenceState]]:
     """The rows after every step, each token chosen on the host before the next step begins."""
     options = request.options
     argmax_only = not (options.samples or options.penalizes or request.details)

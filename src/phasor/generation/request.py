@@ -24,7 +24,7 @@ Prompt = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
 
 
 @dataclass
-class Row:
+class SequenceState:
     """One sequence as it grows: its prompt, its new tokens and their log-probabilities."""
 
     prompt: list[int]
@@ -80,13 +80,13 @@ class GenerationRequest:
             raise ValueError("an encoder-decoder needs the token its decoder starts with: pass start=")
         return [[self.start] for _ in self.prompts]
 
-    def new_rows(self) -> list[Row]:
+    def new_rows(self) -> list[SequenceState]:
         """A row for every prompt, with no new tokens yet."""
         prompts = self.decoder_prompts()
         streams = random_streams(self.options, len(prompts))
-        return [Row(list(prompt), stream) for prompt, stream in zip(prompts, streams, strict=True)]
+        return [SequenceState(list(prompt), stream) for prompt, stream in zip(prompts, streams, strict=True)]
 
-    def add_token(self, row: Row, token: int, scores: Tensor | None) -> None:
+    def add_token(self, row: SequenceState, token: int, scores: Tensor | None) -> None:
         """Append a token to a row, chosen from these scores `[vocab]` (which only details need)."""
         if self.details:
             assert scores is not None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from phasor.config.generation import GenerationConfig
-from phasor.generation.request import GenerationRequest, Row
+from phasor.generation.request import GenerationRequest, SequenceState
 from phasor.generation.sampling import draw, filter_logits, score_logits
 from phasor.kv_cache.dynamic import KVCache
 from phasor.transformer import Transformer
@@ -22,20 +22,20 @@ from phasor.transformer import Transformer
 class Drafter(Protocol):
     """Proposes tokens, each with the distribution `[vocab]` it was drawn from."""
 
-    def propose(self, row: Row, count: int) -> tuple[list[int], list[Tensor]]: ...
+    def propose(self, row: SequenceState, count: int) -> tuple[list[int], list[Tensor]]: ...
 
 
 class ModelDrafter:
     """Drafts by a smaller model of the same vocabulary, with a cache of its own."""
 
-    def __init__(self, request: GenerationRequest, draft: Transformer, row: Row) -> None:
+    def __init__(self, request: GenerationRequest, draft: Transformer, row: SequenceState) -> None:
         self.options, self.draft = request.options, draft
         spare = self.options.draft_tokens + 1
         longest = len(row.prompt) + (self.options.max_new_tokens or 0) + spare
         self.cache: KVCache = draft.new_cache(1, longest, spare=spare)
         self.read: list[int] = []  # the tokens in the cache
 
-    def propose(self, row: Row, count: int) -> tuple[list[int], list[Tensor]]:
+    def propose(self, row: SequenceState, count: int) -> tuple[list[int], list[Tensor]]:
         text = row.prompt + row.new
         shared = next((i for i, (a, b) in enumerate(zip(self.read, text, strict=False)) if a != b), None)
         keep = min(len(self.read), len(text) - 1) if shared is None else min(shared, len(text) - 1)
@@ -60,7 +60,7 @@ class PromptLookup:
     def __init__(self, longest: int, vocab_size: int) -> None:
         self.longest, self.vocab_size = longest, vocab_size
 
-    def propose(self, row: Row, count: int) -> tuple[list[int], list[Tensor]]:
+    def propose(self, row: SequenceState, count: int) -> tuple[list[int], list[Tensor]]:
         text = row.prompt + row.new
         for size in range(min(self.longest, len(text) - 1), 0, -1):
             tail = text[-size:]
@@ -84,7 +84,7 @@ def next_distribution(scores: Tensor, options: GenerationConfig) -> Tensor:
     return one_hot(int(scores.argmax()), len(scores)).to(scores.device)
 
 
-def speculative_decoding(request: GenerationRequest) -> Iterator[list[Row]]:
+def speculative_decoding(request: GenerationRequest) -> Iterator[list[SequenceState]]:
     """Decode the prompts one after the other; yields the rows after every call of the model."""
     options, model = request.options, request.model
     assert options.max_new_tokens is not None
@@ -106,7 +106,9 @@ def speculative_decoding(request: GenerationRequest) -> Iterator[list[Row]]:
             yield rows
 
 
-def accept(request: GenerationRequest, row: Row, logits: Tensor, draft: list[int], distributions: list[Tensor]) -> int:
+def accept(
+    request: GenerationRequest, row: SequenceState, logits: Tensor, draft: list[int], distributions: list[Tensor]
+) -> int:
     """Append the accepted draft tokens and one more token to the row; the number of accepted ones."""
     options = request.options
     for i, token in enumerate(draft):

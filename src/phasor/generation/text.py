@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from phasor.generation.request import GenerationRequest, Row
+from phasor.generation.request import GenerationRequest, SequenceState
 
 REPLACEMENT = "\ufffd"  # what a tokenizer decodes bytes to that are not a character, or not yet
 CONTEXT_TOKENS = 8  # tokens of the prompt that the first new ones are decoded with
@@ -64,7 +64,7 @@ class TextTracker:
         rows = range(0 if request.tokenizer is None else len(request.prompts))
         self.decoders = [text_decoder(request, row) for row in rows]
 
-    def read(self, rows: list[Row]) -> list[str]:
+    def read(self, rows: list[SequenceState]) -> list[str]:
         """Read the tokens that are new since the last call; their text, for each row."""
         texts = []
         for i, row in enumerate(rows):

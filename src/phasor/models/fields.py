@@ -137,7 +137,7 @@ class Fields:
             text = str(error)
             raise ValueError(text if text.startswith(str(self.file)) else f"{self.file}: {text}") from None
 
-    def unused(self, harmless: Iterable[str] = ()) -> dict[str, Any]:
+    def unread_fields(self, harmless: Iterable[str] = ()) -> dict[str, Any]:
         """Fields nobody took that say nothing about the computation."""
         return {n: v for n, v in self.data.items() if n not in self.taken and (n in HARMLESS | IDLE or n in harmless)}
 

@@ -117,7 +117,7 @@ class Interleaved(Layout):
 
 
 @dataclass(frozen=True)
-class Row(Layout):
+class AsRow(Layout):
     """A vector stored as a matrix of one row."""
 
     def pieces(self, ours: Tensor, model: ModelConfig) -> list[Piece]:

@@ -1,4 +1,4 @@
-"""The named systems: each a small function that returns its configuration at the published size."""
+"""Presets of published architectures: each a small function that returns its configuration at the published size."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
 
 
 def preset(name: str, **changes: Any) -> ModelConfig:
-    """The configuration of a named system, at its published size or with some fields changed.
+    """The configuration of a published architecture, at its published size or with some fields changed.
 
     Sizes left out follow those given: `hidden_dim` keeps its ratio to `dim`, `head_dim` becomes
     `dim / num_heads`, `num_kv_heads` keeps its share of `num_heads`, and a learned table follows `max_length`.

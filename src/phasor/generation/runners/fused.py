@@ -128,7 +128,7 @@ def layer_why_not(layer: Layer) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-class Parts(NamedTuple):
+class FusedLayer(NamedTuple):
     """One layer as the step uses it."""
 
     block: Block
@@ -250,7 +250,7 @@ class FusedStep:
         return NormArgs(rms.weight, rms.offset, rms.eps)
 
 
-def layer_parts(stack: Stack, cache: StaticKVCache, index: int) -> Parts:
+def layer_parts(stack: Stack, cache: StaticKVCache, index: int) -> FusedLayer:
     """What the step needs of a layer."""
     block, layout = cast(Block, stack.blocks[index]), cache.layouts[index]
     attention, scheme = block.attention, stack.position(stack.scheme_of[index])
@@ -264,4 +264,4 @@ def layer_parts(stack: Stack, cache: StaticKVCache, index: int) -> Parts:
     if attention.has_qk_norm:
         q, k = cast(RMSNorm, attention.q_norm), cast(RMSNorm, attention.k_norm)
         qk_norm = QKNormArgs(q.weight, k.weight, q.offset, q.eps)
-    return Parts(block, keys, values, layout.sinks, rope, qk_norm)
+    return FusedLayer(block, keys, values, layout.sinks, rope, qk_norm)

@@ -23,7 +23,7 @@ from phasor.config import (
 )
 from phasor.models.family import ACTIVATIONS, Family
 from phasor.models.fields import Fields
-from phasor.models.layout import Row, Rule, cross_projections, linear, projections
+from phasor.models.layout import AsRow, Rule, cross_projections, linear, projections
 from phasor.nn.positions import SinusoidalConfig
 from phasor.nn.positions.sinusoidal.module import Sinusoidal
 
@@ -152,7 +152,7 @@ class BartLike(Family):
         yield Rule("tokens.weight", self.embedding_of(config))
         yield Rule("source_tokens.weight", TABLES[0])
         yield Rule("head.weight", self.head)
-        yield Rule("head.bias", "final_logits_bias", Row())
+        yield Rule("head.bias", "final_logits_bias", AsRow())
         yield from self.stack("encoder", ("self_attn_layer_norm", "final_layer_norm"))
         yield from self.stack("decoder", ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"))
 

@@ -1,0 +1,88 @@
+"""The field's words: retired ones do not come back, functions are not past participles, class names are unique."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted((ROOT / "src" / "phasor").rglob("*.py"))
+PYTHON = [*SOURCES, *sorted((ROOT / "benchmarks").glob("*.py")), *sorted((ROOT / "examples").glob("*.py"))]
+TESTS = [path for path in sorted((ROOT / "tests").rglob("*.py")) if path != Path(__file__)]
+TEXTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("src/phasor/recipes/*"))]
+
+EACH = "row|token|layer|text|line|head|document|prompt|query|key|position|slot|step|scheme|family|verb|operation|page"
+RETIRED = {
+    r"\bwhole[ _-]numbers?\b": "integer",
+    rf"\b(one|id|file|list|kernels?|number|scale|vector) an? ({EACH})\b": "per",
+    r"(optimi|quanti|normali|initiali|penali|parametri|organi|recogni|serializi)s(e|es|ed|ing|er|ers|ation)\b": "-ize",
+    r"\b(neighbour|colour|honour|behaviour|favour)": "American spelling",
+    r"\bcentred\b": "centered",
+    r"\bnamed systems?\b": "preset, architecture",
+    r"\bwhat is made small\b": "minimize the loss",
+    r"\bobstacles?\b": "why_not",
+    r"\b(Places|Scoring|Capped|Desk)\b": "SequenceInfo, ScoreMod, SinkQueries, SplitKWorkspace",
+    r"\bCROOKED\b": "NON_CONTIGUOUS",
+    r"\bjudge(_\w+|d)?\b": "cross_entropy",
+    r"\b(by_the_host|foreseen|one_by_one|taken_in|lone_bias)\b": "the glossary's names",
+    r"\b(key_value_heads|head_width|feedforward_width)\b": "num_kv_heads, head_dim, hidden_dim",
+    r"\b(valid_share|checkpoint_activations|target_padding|target_documents)\b": "the glossary's names",
+    r"\bturn(ed)?_(heads|projection)\b": "rope, rope_qkv",
+    r"\b(attend|matvec|product|vote|following)_triton\b": "decode_attention, gemv, small_gemm, lm_head_argmax, pdl",
+    r"\bphasor\.(kernels|parts|speed|choices|explanation|routes|fast_paths|slots|presets)\b": "see docs/design.md",
+}
+VERBS = {"seed", "feed", "need", "embed", "exceed", "speed"}
+PREFIXES = {"is", "has", "num", "read", "write", "refuse"}  # "is_finished" and "read_shared" are what they do
+
+
+def name_of(path):
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", [*PYTHON, *TESTS, *TEXTS], ids=name_of)
+def test_retired_words_are_gone(path):
+    text = path.read_text(encoding="utf-8")
+    found = [
+        f"line {text.count(chr(10), 0, match.start()) + 1}: {match.group()!r} -> {better}"
+        for retired, better in RETIRED.items()
+        for match in re.finditer(retired, text)
+    ]
+    assert not found
+
+
+def definitions(tree):
+    """Every function and class statement of a module, with whether it is a property."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            marks = {
+                mark.id if isinstance(mark, ast.Name) else getattr(mark, "attr", "") for mark in node.decorator_list
+            }
+            yield node.name, bool(marks & {"property", "cached_property"})
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=name_of)
+def test_functions_are_not_named_by_participles(path):
+    functions = [
+        name for name, is_property in definitions(ast.parse(path.read_text(encoding="utf-8"))) if not is_property
+    ]
+    words = {name: name.strip("_").split("_") for name in functions}
+    refused = {name for name, (*_, last) in words.items() if last.endswith("ed") and last not in VERBS}
+    assert not {name for name in refused if len(words[name]) == 1 or words[name][0] not in PREFIXES}
+
+
+def test_no_two_classes_share_a_name():
+    homes = {}
+    for path in SOURCES:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(name_of(path))
+    assert not {name: files for name, files in homes.items() if len(files) > 1}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a whole number", "one a row", "optimisers", "normalised", "the named systems", "flash.obstacle", "turned_heads"],
+)
+def test_the_retired_words_are_recognized(text):
+    assert any(re.search(retired, text) for retired in RETIRED)
