@@ -29,7 +29,6 @@ from phasor.recipes import find
 from phasor.training import StepReport, TrainingProgress, train
 from phasor.training.datasets import Datasets, load_datasets
 
-MARIAN = "Marian of transformers"
 RECIPES = ("translation", "translation-modern")
 
 
@@ -178,7 +177,7 @@ def marian_translations(model: Any, found: Datasets, sources: list[str], device:
 
 def draw(results: dict[str, Any], path: Path) -> None:
     figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.add_subplot(xlabel="share of training", ylabel="validation loss, nats a token")
+    axes = figure.add_subplot(xlabel="share of training", ylabel="validation loss, nats per token")
     for (name, found), color in zip(results.items(), ("#0072b2", "#e69f00", "#666666"), strict=False):
         points = [(step / found["steps"], loss) for step, loss in found["curve"]]
         label = f"{name}: BLEU {found['bleu']:.1f}, {found['train_s']:.0f} s"

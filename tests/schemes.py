@@ -16,7 +16,6 @@ SHORT = 8  # the length after which the extensions in `example` that depend on l
 EXTENSIONS = {kind: extension.example() for kind, extension in Extension.kinds.items()}
 SCHEMES = {name: scheme for cls in PositionConfig.kinds.values() for name, scheme in cls.examples().items()}
 
-SHIFT_INVARIANT = [name for name, scheme in SCHEMES.items() if scheme.shift_invariant]
 FIXED = [name for name, scheme in SCHEMES.items() if not scheme.depends_on_length]
 BY_LENGTH = [name for name, scheme in SCHEMES.items() if scheme.depends_on_length]
 

@@ -141,7 +141,6 @@ def extension_case(kind: str, ours: str, fields: dict[str, Any], original: int |
     return case("LlamaForCausalLM", sizes, base=5e4, rope=rope, means=means, **changes)
 
 
-PHI = {"factor": 4.0, "attention": 1.7, "beta_fast": 20.0, "beta_slow": 1.5}
 EXTENSIONS = {
     "linear": extension_case("linear", "linear", {"factor": 3.7}),
     "dynamic": extension_case("dynamic", "dynamic-ntk", {"factor": 4.0}, 32),

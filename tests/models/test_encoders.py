@@ -61,15 +61,15 @@ class TestParts:
     def test_values_are_rotated_by_the_angle_alone(self, config):
         rotary = Rotary(config, head_dim=6, pairing="adjacent", rotate_values=True)
         v, at = normal(2, 5, 3, 6), torch.tensor([0, 1, 7, 300, 2])
-        turned = rotary.on_value(v, rotary.prepare(phasor.nn.sequence.SequenceInfo(at, 400), v))
+        rotated = rotary.on_value(v, rotary.prepare(phasor.nn.sequence.SequenceInfo(at, 400), v))
         for t, position in enumerate(at.tolist()):
             for pair, frequency in enumerate(rotary.frequencies(400)):
                 number = torch.view_as_complex(v[:, t, :, 2 * pair : 2 * pair + 2].contiguous())
                 angle = torch.tensor(position * float(frequency), dtype=torch.float64)
                 expected = torch.view_as_real(number * torch.polar(torch.ones_like(angle), angle))
-                torch.testing.assert_close(turned[:, t, :, 2 * pair : 2 * pair + 2], expected, rtol=0, atol=EXACT)
+                torch.testing.assert_close(rotated[:, t, :, 2 * pair : 2 * pair + 2], expected, rtol=0, atol=EXACT)
 
-    def test_values_that_turn_say_so(self):
+    def test_rotated_values_are_stated(self):
         assert phasor.RotaryConfig(rotate_values=True).acts_on == ("queries", "keys", "values")
         assert not phasor.RotaryConfig(rotate_values=True).shift_invariant
         assert phasor.RotaryConfig().shift_invariant

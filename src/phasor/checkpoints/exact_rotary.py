@@ -137,7 +137,7 @@ class Scheme(NamedTuple):
 class ExactRotary(nn.Module):
     """Stands in for a rotary module of `transformers`: called alike, the same shapes and types, exact angles.
 
-    `schemes` has one entry a layer type, or one under None; `dtype` is None where the result has that of `x`.
+    `schemes` has one entry per layer type, or one under None; `dtype` is None where the result has that of `x`.
     """
 
     def __init__(

@@ -236,15 +236,9 @@ def save_hf(model: Transformer, folder: Path, progress: Progress | None = None) 
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
         for assignment in wanted:
-            yield (
-                assignment.theirs.removeprefix(bare),
-                assignment.layout.save(assignment.slice(ours[assignment.ours]), model.config),
-            )
+            yield assignment.theirs.removeprefix(bare), read_out(assignment)
         for name, assignment in duplicates.items():
-            yield (
-                name.removeprefix(bare),
-                assignment.layout.save(assignment.slice(ours[assignment.ours]), model.config).clone(),
-            )
+            yield name.removeprefix(bare), read_out(assignment).clone()
         for name, tensor in kept.items():
             yield name.removeprefix(bare), tensor
 

@@ -51,7 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--dtype", metavar="NAME", help="float32, bfloat16, ...; bfloat16 on a GPU, else float32")
     group.add_argument("--weights", choices=["int8"], help="of a model whose large weights have this dtype")
     group.add_argument("--precision", choices=["float8"], help="of a model that trains with matmuls in this dtype")
-    group.add_argument("--length", type=int, metavar="N", help="tokens; as many as the model is meant for")
+    group.add_argument("--length", type=int, metavar="N", help="tokens; the model's max_length by default")
     group.add_argument("--training", action="store_true", help="a training step instead of a forward pass and decoding")
 
 

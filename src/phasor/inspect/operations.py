@@ -67,8 +67,7 @@ def rope_why_not(case: Case) -> str | None:
 
 def rope_qkv_why_not(case: Case) -> str | None:
     """Why the kernel does not read queries and keys from the projection; None where it does."""
-    capped = "the distance to sink tokens is capped" if case.layer.attention.cap_sinks else None
-    return rope_why_not(case) or case.block.attention.unfusable_reason or capped
+    return rope_why_not(case) or case.block.attention.unfusable_reason
 
 
 def norm_args(x: Tensor, module: nn.Module) -> tuple[Any, ...]:
@@ -82,7 +81,7 @@ def glu_args(case: Case) -> tuple[Tensor, str]:
     return case.projected, case.layer.feedforward.activation.kind
 
 
-def glu_linear_why_not(case: Case) -> str | None:
+def fused_glu_why_not(case: Case) -> str | None:
     """Why the gated activation is not one operation with the projection after it; None where it is."""
     network = case.block.feedforward
     if not isinstance(network, FeedForward) or not network.fuses_glu:
@@ -91,7 +90,7 @@ def glu_linear_why_not(case: Case) -> str | None:
     return GLU_LINEAR.paths[0].why_not(x, case.tensor(case.config.dim, case.config.hidden_dim), activation)
 
 
-def float8_mlp_why_not(case: Case) -> str | None:
+def fused_float8_why_not(case: Case) -> str | None:
     """Why the feed-forward network is not one operation in float8; None where it is."""
     network = case.block.feedforward
     if not isinstance(network, Float8FeedForward) or not network.is_plain_glu:
@@ -133,13 +132,13 @@ OPERATIONS = (
     ),
     Operation(
         "gated activation",
-        Dispatch(case_path(GLU_LINEAR.paths[0].name, glu_linear_why_not), *case_paths(GLU, glu_args)),
+        Dispatch(case_path(GLU_LINEAR.paths[0].name, fused_glu_why_not), *case_paths(GLU, glu_args)),
         case_only,
         lambda case: case.layer.feedforward.gated and case.precision is None,
     ),
     Operation(
         "gated activation in float8",
-        Dispatch(case_path(FLOAT8_MLP.paths[0].name, float8_mlp_why_not), *case_paths(GLU, glu_args)),
+        Dispatch(case_path(FLOAT8_MLP.paths[0].name, fused_float8_why_not), *case_paths(GLU, glu_args)),
         case_only,
         lambda case: case.layer.feedforward.gated and case.precision == "float8",
     ),

@@ -75,6 +75,8 @@ class Attention(nn.Module):
             return "some of queries, keys and values have a bias and others not"
         if self.config.clip is not None:
             return "queries, keys and values are clipped"
+        if self.config.cap_sinks:
+            return "the distance to sink tokens is capped"
         return "queries and keys are normalized" if self.has_qk_norm else None
 
     def projections(self) -> list[tuple[nn.Linear, str]]:
@@ -129,7 +131,7 @@ class Attention(nn.Module):
         sink_queries = None
         if ctx.cross_kv is None:
             projected = self.project(x)
-            if self.unfusable_reason is None and ctx.sink_positions is None:
+            if self.unfusable_reason is None:
                 q, k, v = ctx.position.on_projection(projected, ctx.prepared)
             else:
                 q, k, v = split_qkv(projected)

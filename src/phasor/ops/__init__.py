@@ -2,7 +2,8 @@
 
 `dispatch.py` has the tables' class and the reasons against Triton kernels. A folder's `__init__.py` exports the public
 function, the reference (`..._ref`) and the table (in capitals); only the files with kernels import Triton, and they
-are imported when a kernel is launched.
+are imported when a kernel is launched. Two folders have no table: `int8` is written in torch alone, and the kernels of
+`decode` are launched by the fused step runner (`generation/runners/fused.py`).
 
 Kernels share one legend of names:
 
@@ -18,4 +19,6 @@ Kernels share one legend of names:
 - `NUM_STAGES`: how many loads of a loop are in flight; `USE_PDL`: programmatic dependent launch (`pdl.py`)
 - `HAS_...`: whether an optional argument is given; `ADJACENT`: whether rotary pairs are adjacent features
 - `ACTIVATION CENTERED GLU`: which activation, LayerNorm or RMSNorm, gated or not
+- `USE_... IN_RANGE MAY_BE_EMPTY TWO_INTERVALS STOCHASTIC INVERSE PREFETCH`: what holds for all elements of a launch, so
+  that the kernel is compiled for it; `DTYPE INT8_ASM LR_IS_POINTER`: how an operand is read
 """

@@ -109,7 +109,7 @@ class Batch:
 ARRANGEMENTS = ("left", "right", "packed", "packed, then padded")
 
 
-class TestCompany:
+class TestPaddingAndPacking:
     """A sequence gives the same alone, in a padded batch, and packed with others."""
 
     PARTS = tuple(tokens(length, seed=length) for length in (5, 11, 14))

@@ -151,7 +151,7 @@ class TestValues:
 class TestSchedules:
     @pytest.mark.parametrize("count", [1, 128, 129, 255, 256, 257, 1023, 1024])
     @pytest.mark.parametrize(("heads", "keys"), [(1, 1), (2, 1), (3, 3), (5, 1), (7, 7)])
-    def test_every_head_turns_under_the_choose_schedule_any_length(self, heads, keys, count):
+    def test_every_head_is_rotated_under_the_schedule_of_any_length(self, heads, keys, count):
         schedule, args = kernels.choose_schedule(count, heads, 6), random_args(2, pairs=3)
         q, k, v = torch.randn(1, 2, heads, 6), *torch.randn(2, 1, 2, keys, 6)
         into = [torch.full_like(x, torch.nan) for x in (q, k, v)]

@@ -21,7 +21,7 @@ class Cohere(LlamaLike):
     norms = ("input_layernorm",)
     defaults = {"max_position_embeddings": 8192, "tie_word_embeddings": True}
     has_head_dim = False
-    # the second is how far texts may go for all that, the third into how many pieces products were once cut
+    # the second is the length that the model may be used at, the third the tensor-parallel slices of pretraining
     harmless = frozenset({"logit_scale", "model_max_length", "pretraining_tp"})
 
     def read(self, f: Fields) -> ModelConfig:

@@ -70,7 +70,7 @@ class Falcon(Family):
         return ParallelConfig() if f.get("parallel_attn", True) else PreConfig()
 
     def num_kv_heads(self, f: Fields, heads: int) -> int:
-        """The newer architecture counts them; the older one has one, or as many as queries."""
+        """The newer architecture counts them; the older one has one, or one per query head."""
         several, given = not f.get("multi_query", True), f.get("num_kv_heads", heads)
         if f.get("new_decoder_architecture", False):
             return given

@@ -43,7 +43,7 @@ class GptOss(LlamaLike):
         "max_position_embeddings": 131072,
         "sliding_window": 128,
     }
-    # losses, what is given out, and what other fields say again
+    # losses, which outputs are returned, and what other fields say again
     harmless = frozenset(
         {"experts_per_token", "initial_context_length", "output_router_logits", "router_aux_loss_coef"}
     )

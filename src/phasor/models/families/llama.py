@@ -19,7 +19,7 @@ class Llama(LlamaLike):
     title = "Llama 1, 2, 3, 3.1"
     architectures = {"lm": "LlamaForCausalLM", "none": "LlamaModel"}
     first_choice = True
-    harmless = frozenset({"pretraining_tp"})  # into how many pieces products were once cut, with the same result
+    harmless = frozenset({"pretraining_tp"})  # the tensor-parallel slices of pretraining: the same result
 
     def read(self, f: Fields) -> ModelConfig:
         plain = ModelConfig(**self.sizes(f))

@@ -21,7 +21,7 @@ class Mixtral(LlamaLike):
     title = "Mixtral"
     architectures = {"lm": "MixtralForCausalLM", "none": "MixtralModel"}
     defaults = {"num_key_value_heads": 8, "max_position_embeddings": 131072}
-    harmless = frozenset({"output_router_logits", "router_aux_loss_coef"})  # what is given out, and a loss
+    harmless = frozenset({"output_router_logits", "router_aux_loss_coef"})  # which outputs are returned, and a loss
 
     def read(self, f: Fields) -> ModelConfig:
         plain = ModelConfig(**self.sizes(f))

@@ -21,7 +21,7 @@ class Qwen2MoE(WithExperts):
     architectures = {"lm": "Qwen2MoeForCausalLM", "none": "Qwen2MoeModel"}
     defaults = {"num_key_value_heads": 16, "max_position_embeddings": 32768, "sliding_window": 4096}
     has_head_dim = False
-    # Where no layer asks for them; what is given out, and a loss.
+    # Where no layer asks for them; which outputs are returned, and a loss.
     harmless = frozenset({"sliding_window", "max_window_layers", "output_router_logits", "router_aux_loss_coef"})
 
     def read(self, f: Fields) -> ModelConfig:

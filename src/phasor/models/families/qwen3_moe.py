@@ -22,7 +22,7 @@ class Qwen3MoE(WithExperts):
     architectures = {"lm": "Qwen3MoeForCausalLM", "none": "Qwen3MoeModel"}
     defaults = {"num_key_value_heads": 4, "max_position_embeddings": 32768, "sliding_window": 4096}
     has_head_dim = False
-    # A window nobody asks for, a field of its sister families, what is given out, and a loss.
+    # A window nobody asks for, a field of its sister families, which outputs are returned, and a loss.
     harmless = frozenset({"sliding_window", "max_window_layers", "output_router_logits", "router_aux_loss_coef"})
 
     def read(self, f: Fields) -> ModelConfig:

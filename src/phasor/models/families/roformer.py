@@ -49,7 +49,7 @@ class RoFormer(BertLike):
         return {"max_position_embeddings": config.max_length, "rotary_value": position.rotate_values}
 
     def matches_config(self, name: str, tensor: Tensor, config: ModelConfig) -> bool:
-        """The table of sines and cosines is what it should be, as far as its type can tell."""
+        """The table of sines and cosines is what it should be, as far as its dtype can tell."""
         if not name.endswith("embed_positions.weight"):
             return super().matches_config(name, tensor, config)
         position = require_kind(config.position, RotaryConfig)

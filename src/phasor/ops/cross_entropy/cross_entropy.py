@@ -206,7 +206,7 @@ def _(hidden: Tensor, weight: Tensor, *others: Any) -> tuple[Tensor, ...]:
 
 
 def accumulate_matmul(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
-    """`total += a b`, or `total = a b` at first. A GPU accumulates a 16-bit matmul in float32 all the way."""
+    """`total += a b`, or `total = a b` at first. A GPU accumulates float16 and bfloat16 in float32 all the way."""
     beta = 0 if first else 1
     if total.dtype == a.dtype:
         torch.addmm(total, a, b, beta=beta, out=total)
