@@ -99,7 +99,7 @@ class Config:
             object.__setattr__(self, field.name, field.metadata[DERIVE](self))
         self.check()
 
-    def _given(self, name: str) -> Any:
+    def given(self, name: str) -> Any:
         """A field as it was given: None where its value was derived from other fields."""
         return None if name in self.left_out else getattr(self, name)
 
@@ -113,11 +113,11 @@ class Config:
         >>> RMSNormConfig().replace(eps=1e-5).eps
         1e-05
         """
-        return type(self)(**{n: self._given(n) for n in names(type(self))} | changes)
+        return type(self)(**{n: self.given(n) for n in names(type(self))} | changes)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, numbers and strings; `from_dict` reads them back."""
-        return {name: to_plain(self._given(name)) for name in names(type(self))}
+        return {name: to_plain(self.given(name)) for name in names(type(self))}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:

@@ -79,7 +79,7 @@ class GPTLike(Family):
         return {
             "vocab_size": config.vocab_size,
             "n_embd": config.dim,
-            "n_inner": config.hidden_dim,
+            "n_inner": config.given("hidden_dim"),
             "n_layer": config.num_layers,
             "n_head": config.num_heads,
             "n_positions": config.max_length,
