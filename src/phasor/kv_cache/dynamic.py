@@ -376,7 +376,7 @@ class KVCache:
 
     def save(self, path: str | Path) -> None:
         """Write the cache as one safetensors file; `KVCache.load` reads it back."""
-        numbers = {
+        metadata = {
             "config": self.config.to_dict(),
             "batch_size": self.batch_size,
             "max_length": self.max_length,
@@ -387,28 +387,28 @@ class KVCache:
             "next_positions": self.next_positions if isinstance(self.next_positions, int) else None,
         }
         with atomic_write(Path(path)) as staged:
-            save_file({n: x.contiguous() for n, x in self._tensors().items()}, staged, {"cache": json.dumps(numbers)})
+            save_file({n: x.contiguous() for n, x in self._tensors().items()}, staged, {"cache": json.dumps(metadata)})
 
     @classmethod
     def load(cls, path: str | Path, device: torch.device | str = "cpu") -> Self:
         """Read a cache that `save` wrote."""
         try:
             with safe_open(path, framework="pt", device=str(device)) as file:
-                numbers = json.loads((file.metadata() or {})["cache"])
+                metadata = json.loads((file.metadata() or {})["cache"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, KeyError, OSError) as error:
             raise ValueError(f"{path} is not a cache that phasor saved: {error}") from None
         cache = cls(
-            ModelConfig.from_dict(numbers["config"]),
-            numbers["batch_size"],
-            numbers["max_length"],
-            length=numbers["length"],
-            spare=numbers["spare"],
+            ModelConfig.from_dict(metadata["config"]),
+            metadata["batch_size"],
+            metadata["max_length"],
+            length=metadata["length"],
+            spare=metadata["spare"],
             device=device,
             dtype=tensors["keys.0"].dtype,
         )
-        cache.counts, cache.peaks = numbers["counts"], numbers["peaks"]
-        cache.next_positions = tensors.get("next_positions", numbers["next_positions"])
+        cache.counts, cache.peaks = metadata["counts"], metadata["peaks"]
+        cache.next_positions = tensors.get("next_positions", metadata["next_positions"])
         cache.origins = tensors.get("origins")
         if any(name.startswith("document_ids.") for name in tensors):
             cache.document_ids = cache._table()
