@@ -22,6 +22,7 @@ from phasor.checkpoints.folder import (
 from phasor.checkpoints.hf import Origin
 from phasor.checkpoints.tensors import Progress, Tensors, write_tensors
 from phasor.config import ModelConfig
+from phasor.config.schema import name_some
 from phasor.transformer import Transformer
 
 
@@ -31,7 +32,7 @@ def save_native(model: Transformer, folder: Path, progress: Progress | None = No
     write_json(folder / SPECIAL, special_fields(model.special))
     write_tokenizers(model, None if model.origin is None else model.origin.folder, folder)
     if model.origin is not None and model.origin.passthrough:
-        left = ", ".join(model.origin.passthrough)
+        left = name_some(model.origin.passthrough)
         warnings.warn(f"tensors phasor has no use for, which its own format leaves out: {left}", stacklevel=4)
     tensors = model.state_dict()
     total = sum(x.numel() * x.element_size() for x in tensors.values())

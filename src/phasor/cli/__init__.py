@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from phasor import __version__
 from phasor.cli.parser import Parser, Verb
+from phasor.config.schema import shorten
 
 VERBS = {
     "kinds": "list the choices for a part",
@@ -41,16 +42,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
     except (ValueError, OSError) as error:
-        print(f"phasor: {error}", file=sys.stderr)
+        print_error(str(error))
         return 2
     except (MemoryError, RuntimeError) as error:  # torch raises the latter
         if isinstance(error, RuntimeError) and "memory" not in str(error):
             raise
-        print(f"phasor: there is not enough memory: {' '.join(str(error).split())}", file=sys.stderr)
+        print_error(f"there is not enough memory: {error}")
         return 2
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def print_error(text: str) -> None:
+    """Print one line of bounded length, without control characters, to stderr."""
+    line = shorten(" ".join(text.split()))
+    print("phasor:", "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line), file=sys.stderr)
 
 
 def build_parser() -> argparse.ArgumentParser:

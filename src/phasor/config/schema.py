@@ -12,22 +12,29 @@ import dataclasses
 import difflib
 import functools
 import json
+import reprlib
 import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import Any, ClassVar, Literal, Self, TypeVar, cast, dataclass_transform
 
 C = TypeVar("C", bound="Config")
 
+QUOTE_LENGTH = 120  # characters of a value in an error message
+SENTENCE_LENGTH = 1000  # characters of an error message
 
-def did_you_mean(name: object, known: Iterable[str]) -> str:
+
+def did_you_mean(name: object, known: Iterable[object]) -> str:
     """A hint with the closest known name, or an empty string.
 
     >>> did_you_mean("rotari", ["rotary", "alibi"])
     " (did you mean 'rotary'?)"
     """
-    close = difflib.get_close_matches(str(name), list(known), n=1)
+    if not isinstance(name, str) or len(name) > QUOTE_LENGTH:
+        return ""
+    close = difflib.get_close_matches(name, [text for text in known if isinstance(text, str)], n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
@@ -37,10 +44,58 @@ def unknown(what: str, name: object, known: Iterable[str]) -> ValueError:
     return ValueError(f"unknown {what} {quote(name)}{did_you_mean(name, known)}; known: {', '.join(known) or 'none'}")
 
 
+class ShortRepr(reprlib.Repr):
+    """A `repr` whose cost is bounded: nested lists that share their parts stand for exponentially long texts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 3
+        self.maxdict = self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = 12
+        self.maxother = QUOTE_LENGTH + 1  # one more than is shown, so that `quote` shows that it is cut
+
+    def repr_str(self, x: str, level: int) -> str:
+        return repr(x[: self.maxother])
+
+    def repr_int(self, x: int, level: int) -> str:
+        return repr(x) if x.bit_length() < 1 << 13 else f"an integer of {x.bit_length()} bits"
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        if level <= 0 and x:
+            return "{...}"
+        shown = [f"{self.repr1(k, level - 1)}: {self.repr1(x[k], level - 1)}" for k in islice(x, self.maxdict)]
+        return "{" + ", ".join([*shown, "..."] if len(x) > len(shown) else shown) + "}"
+
+
+SHORT_REPR = ShortRepr()
+
+
 def quote(value: object) -> str:
-    """The `repr` of a value for an error message: one line of at most 120 characters."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 120 else text[:117] + "..."
+    """The `repr` of a value for an error message: one line of at most 120 characters.
+
+    >>> quote({"kind": "rotary"}), len(quote("x" * 1000))
+    ("{'kind': 'rotary'}", 120)
+    """
+    return shorten(" ".join(SHORT_REPR.repr(value).split()), QUOTE_LENGTH)
+
+
+def shorten(text: str, limit: int = SENTENCE_LENGTH) -> str:
+    """A text for an error message, cut where it is longer than the limit.
+
+    >>> shorten("a b c d e f", 8)
+    'a b c...'
+    """
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def name_some(names: Iterable[object], most: int = 12) -> str:
+    """Names for an error message, and how many are left out.
+
+    >>> name_some(["wq", "wk", "wv", "wo"], most=2)
+    'wq, wk and 2 more'
+    """
+    names = [shorten(str(name), QUOTE_LENGTH) for name in names]
+    rest = len(names) - most
+    return ", ".join(names) if rest <= 0 else f"{', '.join(names[:most])} and {rest} more"
 
 
 def by_kind(kind: str) -> Any:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
 from phasor.config.recipe import DataConfig
-from phasor.config.schema import quote
+from phasor.config.schema import name_some, quote
 from phasor.data.dates import Split, dates
 
 SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__", "turtledemo"}
@@ -115,7 +115,7 @@ def record_text(line: Line, file: Path, field: str) -> str:
     if isinstance(record, dict) and field in record and not isinstance(record[field], str):
         raise ValueError(f"{file}, line {line.number}: {field!r} (data.field) is {quote(record[field])}, and not text")
     if not isinstance(record, dict) or field not in record:
-        has = ", ".join(record) if isinstance(record, dict) else quote(record)
+        has = name_some(record) if isinstance(record, dict) else quote(record)
         raise ValueError(f"{file}, line {line.number}: there is no text under {field!r} (data.field), only: {has}")
     text = str(record[field])
     try:

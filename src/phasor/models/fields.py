@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from phasor.config.schema import quote
+from phasor.config.schema import name_some, quote
 
 REQUIRED: Any = object()
 KINDS: dict[tuple[type, ...], str] = {
@@ -151,7 +151,7 @@ class Fields:
             if n not in known | idle and v is not None
         ]
         if left:
-            raise ValueError(f"{self.file}: phasor does not honor {', '.join(left)}")
+            raise ValueError(f"{self.file}: phasor does not honor {name_some(left)}")
 
 
 def json_repr(value: Any) -> str:

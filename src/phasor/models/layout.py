@@ -15,6 +15,7 @@ from torch import Tensor
 
 from phasor.config import ModelConfig
 from phasor.config.model import Side
+from phasor.config.schema import name_some
 
 
 class Piece(NamedTuple):
@@ -177,7 +178,7 @@ def expand_rules(rules: Iterator[Rule], model: ModelConfig, ours: dict[str, Tens
         f"{name} ({count} of {ours[name].numel()})" for name, count in given.items() if count != ours[name].numel()
     ]
     if wrong:
-        raise ValueError(f"the family's rules do not give these tensors exactly once: {', '.join(wrong)}")
+        raise ValueError(f"the family's rules do not give these tensors exactly once: {name_some(wrong)}")
     return found
 
 
