@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from decoding import byte_tokenizer, reciter, speaker
 from hypothesis import given
 from hypothesis import strategies as st
+from schemes import build
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE, WordLevel
 
-from phasor import SpecialTokens, Transformer, generate, stream
+from phasor import SpecialTokens, Transformer, generate, load, preset, save, stream, translate
 from phasor.generation.text import TextDecoder
 
 PROMPT = "Say: "
@@ -232,3 +235,66 @@ def test_bad_input() -> None:
     large.tokenizer = byte_tokenizer(("a", "b"), ("ab", "c"))
     with pytest.raises(ValueError, match="257 is outside the vocabulary of 257"):
         generate(large, "abc", max_new_tokens=1)
+
+
+LIMITS = {
+    "truncation": lambda tokenizer: tokenizer.enable_truncation(8),
+    "fixed padding": lambda tokenizer: tokenizer.enable_padding(length=64),
+    "padding to a multiple": lambda tokenizer: tokenizer.enable_padding(pad_to_multiple_of=32),
+}
+
+
+@pytest.mark.parametrize("format", ["phasor", "hf"])
+@pytest.mark.parametrize("limit", LIMITS)
+def test_prompts_are_neither_cut_nor_padded(limit: str, format: str, tmp_path: Path) -> None:
+    """A tokenizer.json may hold the truncation and padding that its last user had set."""
+    model, prompt = speaker(vocab_size=300), "A prompt of 21 tokens"
+    model.tokenizer = byte_tokenizer()
+    expected = generate(model, prompt, max_new_tokens=6)
+    assert expected != generate(model, prompt[:8], max_new_tokens=6)
+    LIMITS[limit](model.tokenizer)
+    assert generate(model, prompt, max_new_tokens=6) == expected
+    assert generate(model, ["A", prompt], max_new_tokens=6)[1] == expected
+    assert "".join(stream(model, prompt, max_new_tokens=6)) == expected
+    save(model, tmp_path / "first", format=format)
+    stored = (tmp_path / "first/tokenizer.json").read_bytes()
+    assert json.loads(stored)["truncation" if limit == "truncation" else "padding"]
+    loaded = load(tmp_path / "first")
+    assert generate(loaded, prompt, max_new_tokens=6) == expected
+    assert len(loaded.tokenizer.encode(prompt).ids) == 21
+    save(loaded, tmp_path / "again", format=format)
+    assert (tmp_path / "again/tokenizer.json").read_bytes() == stored  # as it was, with its limits
+    loaded.tokenizer.add_tokens(["prompt"])
+    save(loaded, tmp_path / "changed", format=format)
+    assert load(tmp_path / "changed").tokenizer.token_to_id("prompt") == 257
+
+
+def test_sources_are_neither_cut_nor_padded(tmp_path: Path) -> None:
+    sizes = {"dim": 16, "num_heads": 2, "num_layers": 1, "vocab_size": 300}
+    model = build(preset("transformer-base", **sizes), 0)
+    model.special = SpecialTokens(start=1, stop=(2,))
+    model.tokenizer, model.source_tokenizer = byte_tokenizer(), byte_tokenizer()
+    texts, options = ["A text of 20 tokens.", "Short"], {"num_beams": 2, "max_new_tokens": 6}
+    expected = translate(model, texts, **options)
+    model.source_tokenizer.enable_truncation(8)
+    model.source_tokenizer.enable_padding(length=40)
+    assert translate(model, texts, **options) == expected
+    save(model, tmp_path)
+    assert translate(tmp_path, texts, **options) == expected
+
+
+def test_an_encoder_keeps_the_truncation_of_its_tokenizer(tmp_path: Path) -> None:
+    """Texts of sentence embeddings are cut where transformers and sentence-transformers cut them."""
+    model = build(preset("bert", dim=16, num_heads=2, num_layers=1, vocab_size=300), 0)
+    model.tokenizer = byte_tokenizer()
+    model.tokenizer.enable_truncation(8)
+    save(model, tmp_path)
+    loaded = load(tmp_path)
+    assert len(loaded.tokenizer.encode("more than eight tokens").ids) == 8
+    assert loaded.tokenizer.to_str() == model.tokenizer.to_str()
+
+
+@pytest.mark.parametrize("prompt", ["\ud800", ["a", "b\udc80"]])
+def test_half_a_character_is_refused(prompt: Any) -> None:
+    with pytest.raises(ValueError, match=r"the prompt: character [01] is half a character"):
+        generate(says("text"), prompt, max_new_tokens=2)

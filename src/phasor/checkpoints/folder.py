@@ -144,11 +144,38 @@ def write_tokenizers(model: Any, origin: Path | None, folder: Path) -> None:
         (folder / TEMPLATES).mkdir(exist_ok=True)
         shutil.copyfile(template, folder / TEMPLATES / template.name)
     for name, tokenizer in ((TOKENIZER, model.tokenizer), (SOURCE_TOKENIZER, model.source_tokenizer)):
-        copied = None if tokenizer is None else read_tokenizer(folder, name)
-        if tokenizer is not None and (copied is None or copied.to_str() != tokenizer.to_str()):
+        if tokenizer is not None and not is_tokenizer_of(folder, name, tokenizer.to_str()):
             (folder / name).write_text(tokenizer.to_str(), encoding="utf-8")
     if model.source_tokenizer is None:
         (folder / SOURCE_TOKENIZER).unlink(missing_ok=True)
+
+
+def is_tokenizer_of(folder: Path, name: str, text: str) -> bool:
+    """Whether a file of a folder gives the tokenizer with this JSON text, as it stands there or without limits."""
+    read = read_tokenizer(folder, name)
+    if read is None:
+        return False
+    return read.to_str() == text or remove_limits(read).to_str() == text
+
+
+def remove_limits(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer, which from now on neither truncates nor pads; its file may have been saved with both."""
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def read_tokenizers(model: Any, folder: Path) -> None:
+    """Give a model its folder's tokenizers.
+
+    A model that generates reads whole prompts, so its tokenizers do not truncate or pad. An encoder's keep what their
+    file says: its texts are cut where `transformers` and `sentence-transformers` cut them.
+    """
+    for attribute, name in (("tokenizer", TOKENIZER), ("source_tokenizer", SOURCE_TOKENIZER)):
+        tokenizer = read_tokenizer(folder, name)
+        if tokenizer is not None and model.decoder is not None:
+            remove_limits(tokenizer)
+        setattr(model, attribute, tokenizer)
 
 
 def read_tokenizer(folder: Path, name: str = TOKENIZER) -> Tokenizer | None:

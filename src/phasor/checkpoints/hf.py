@@ -13,11 +13,10 @@ from torch import Tensor
 
 from phasor.checkpoints.folder import (
     CONFIG,
-    SOURCE_TOKENIZER,
     SPECIAL,
     read_json,
     read_special,
-    read_tokenizer,
+    read_tokenizers,
     special_fields,
     write_json,
     write_tokenizers,
@@ -95,7 +94,7 @@ def load_hf(
     generation = folder / SPECIAL
     origin.generation = read_json(generation) if generation.is_file() else {}
     model.special = read_special(data | origin.generation, generation if generation.is_file() else file)
-    model.tokenizer, model.source_tokenizer = read_tokenizer(folder), read_tokenizer(folder, SOURCE_TOKENIZER)
+    read_tokenizers(model, folder)
     model.origin = origin
     return model.requires_grad_(True).eval()
 

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from phasor.checkpoints.folder import (
     CONFIG,
-    SOURCE_TOKENIZER,
     SPECIAL,
     read_json,
     read_special,
-    read_tokenizer,
+    read_tokenizers,
     special_fields,
     write_json,
     write_tokenizers,
@@ -57,7 +56,7 @@ def load_native(
     model.load_state_dict(loaded, assign=True)
     if (folder / SPECIAL).is_file():
         model.special = read_special(read_json(folder / SPECIAL), folder / SPECIAL)
-    model.tokenizer, model.source_tokenizer = read_tokenizer(folder), read_tokenizer(folder, SOURCE_TOKENIZER)
+    read_tokenizers(model, folder)
     model.origin = Origin("phasor", folder, config)
     return model.requires_grad_(True).eval()
 

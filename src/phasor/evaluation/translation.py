@@ -10,6 +10,7 @@ from phasor.config.schema import quote
 from phasor.data.encoding import encode_texts
 from phasor.device import resolve_device
 from phasor.evaluation.run import is_run, open_run
+from phasor.generation.encode import check_text, encode_prompts
 from phasor.generation.translation import Progress, translate_tokens
 from phasor.transformer import Transformer
 
@@ -57,7 +58,7 @@ def translate(
     if trained is not None:  # the names of special tokens are text, as they were in training
         read = [ids.tolist() for ids in encode_texts(texts, reader, True, trained.special)]
     else:
-        read = [encoding.ids for encoding in reader.encode_batch_fast(list(texts))]
+        read = encode_prompts(reader, texts)
     new = translate_tokens(
         model,
         [ids if text.strip() else [] for text, ids in zip(texts, read, strict=True)],
@@ -77,7 +78,4 @@ def check_texts(texts: Sequence[str]) -> None:
     for number, text in enumerate(texts, 1):
         if not isinstance(text, str):
             raise ValueError(f"text {number} is {quote(text)}, and not text")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"text {number}: character {error.start} is half a character") from None
+        check_text(text, f"text {number}")

@@ -12,6 +12,7 @@ from torch import Tensor
 from phasor.config import ModelConfig
 from phasor.config.generation import GenerationConfig, SpecialTokens
 from phasor.config.schema import quote
+from phasor.generation.encode import encode_prompts
 from phasor.generation.runners import StepSpec
 from phasor.generation.runners.eager import pad_rows
 from phasor.generation.runners.protocol import ENDLESS, round_length
@@ -197,7 +198,7 @@ def build_request(
     stop = model.special.stop if options.stop is None else options.stop
     stop_tokens, stop_texts = split_stops(stop, model.tokenizer if is_text else None, options)
     reader = model.tokenizer if model.source_tokenizer is None else model.source_tokenizer
-    ids = [reader.encode(p).ids if isinstance(p, str) else list(p) for p in prompts]
+    ids = encode_prompts(reader, prompts) if is_text else [list(p) for p in prompts]
     for p in ids:
         check_prompt(p, model)
     constraints = model.special if model.encoder is not None else SpecialTokens()
