@@ -9,20 +9,17 @@ sequence's planned length is fixed when the cache is created.
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from phasor.config import AttentionConfig, ModelConfig
 from phasor.config.schema import quote
-from phasor.files import atomic_write
+from phasor.kv_cache.cache_file import read_cache, write_cache
 from phasor.kv_cache.protocol import EncoderOutput
 from phasor.kv_cache.slots import EMPTY, LayerCache, RingWrite, SlotLayout
 from phasor.nn.checks import check_attention_mask
@@ -77,6 +74,7 @@ class KVCache:
         self.lengths = per_row_lengths(max_length if length is None else length, batch_size)
         self.counts = [0] * batch_size
         self.peaks = [0] * batch_size  # the most tokens each row ever held
+        self.prefixes = [0] * batch_size  # the tokens at the start of each row that saw each other in the first call
         self.next_positions: int | Tensor = 0  # one per row where it is not the number of tokens
         self.origins: Tensor | None = None  # the first position of each row's document
         self.broken = False  # whether a call has begun and not been committed
@@ -95,7 +93,7 @@ class KVCache:
             ]
             for _ in ("keys", "values")
         )
-        self.positions = self._table()
+        self.positions = self.new_table()
         self.document_ids: dict[SlotLayout, LayerCache] | None = None
 
     def _layout(self, attention: AttentionConfig) -> SlotLayout:
@@ -104,7 +102,7 @@ class KVCache:
             return SlotLayout(0, self.max_length, None)
         return SlotLayout(sinks, window + self.spare, window, attention.cap_sinks)
 
-    def _table(self) -> dict[SlotLayout, LayerCache]:
+    def new_table(self) -> dict[SlotLayout, LayerCache]:
         """An integer for every slot of every layout."""
         device = self.keys[0].data.device
         return {
@@ -148,7 +146,7 @@ class KVCache:
         if args.get("length") is not None:
             raise ValueError("a cache has a length of its own, given when it is created: new_cache(..., length=...)")
         document_ids, attention_mask = args.get("document_ids"), args.get("attention_mask")
-        check_attention_mask(attention_mask, tokens, self.windowed, min(self.counts) > 0)
+        check_attention_mask(attention_mask, tokens, self.windowed, has_cache=True)
         held = max(self.counts) > 0
         if held and document_ids is not None and self.document_ids is None:
             raise ValueError("document_ids must be given from a cache's first call on")
@@ -168,9 +166,10 @@ class KVCache:
         seq = SequenceInfo(
             positions, length if self.needs_length else count, attention_mask, document_ids, order, first
         )
-        if first is not None and same is not None:
-            own = replace(seq, first=None).origin()
-            seq = replace(seq, first=torch.where(same, first, own))
+        if first is not None and (same is not None or min(self.counts) == 0):
+            goes_on = torch.tensor(self.counts, device=first.device)[:, None] > 0
+            goes_on = goes_on if same is None else goes_on & same
+            seq = replace(seq, first=torch.where(goes_on, first, replace(seq, first=None).origin()))
         return seq
 
     def _next(self, count: int, order: Tensor | None, same: Tensor | None, device: torch.device) -> Tensor:
@@ -188,9 +187,12 @@ class KVCache:
         real = None if seq.attention_mask is None else [row.nonzero()[:, 0] for row in seq.attention_mask]
         new = [count if real is None else len(real[row]) for row in range(self.batch_size)]
         after = [n + m for n, m in zip(self.counts, new, strict=True)]
-        self._check(seq, mask, after)
+        self._check(seq, after)
+        prefixes = self.prefixes if mask.prefix_length is None else mask.prefix_length.tolist()
+        if mask.prefix_length is not None:
+            self._check_prefixes(prefixes, seq, after)
         if seq.document_ids is not None and self.document_ids is None:
-            self.document_ids = self._table()
+            self.document_ids = self.new_table()
         rows = self._rows_to_store(seq).expand(self.batch_size, count)
         self.broken = True
         per_layout: dict[SlotLayout, tuple[Mask, Tensor, RingWrite]] = {}
@@ -202,7 +204,7 @@ class KVCache:
                 document_ids = write.update(self.document_ids[layout], seq.document_ids.expand(self.batch_size, count))
             positions = write.update(self.positions[layout], rows)
             per_layout[layout] = self._mask(write, seq, mask, document_ids), positions, write
-        self._pending = seq, after
+        self._pending = seq, after, prefixes
         return [
             DynamicLayerStep(*per_layout[layout], keys, values)
             for layout, keys, values in zip(self.layouts, self.keys, self.values, strict=True)
@@ -230,7 +232,7 @@ class KVCache:
             causal = replace(causal, key_index=layout.token_index(after, write.used_after))
         return replace(causal, query_index=query_index)
 
-    def _check(self, seq: SequenceInfo, mask: Mask, after: list[int]) -> None:
+    def _check(self, seq: SequenceInfo, after: list[int]) -> None:
         if max(after) > self.max_length and not self.endless:
             raise ValueError(f"the cache holds at most {self.max_length} tokens, and this call makes it {max(after)}")
         if self.needs_length:
@@ -239,12 +241,27 @@ class KVCache:
                     raise ValueError(
                         f"row {row} comes to {total} tokens, past the length {planned} the cache plans for"
                     )
-        if mask.prefix_length is not None and (max(self.counts) > 0 or any(x.window is not None for x in self.layouts)):
-            raise ValueError("with a cache prefix_length belongs to the first call, and to a model without windows")
         if seq.document_ids is not None and any(x.sinks for x in self.layouts):
             raise ValueError(
                 "a cache keeps the sink tokens of a row, not of each of its documents: leave document_ids out"
             )
+
+    def _check_prefixes(self, prefixes: list[int], seq: SequenceInfo, after: list[int]) -> None:
+        """Whether later calls, which are not given the prefix, still see all of it."""
+        if max(self.counts) > 0:
+            raise ValueError("with a cache prefix_length belongs to the first call")
+        if not any(prefixes):
+            return
+        if self.windowed:
+            raise ValueError("with a cache prefix_length is for models without a sliding window, which would hide it")
+        if seq.document_ids is not None:
+            raise ValueError("with a cache prefix_length is for rows of one document: leave document_ids out")
+        for row, (prefix, held) in enumerate(zip(prefixes, after, strict=True)):
+            if prefix > held:
+                raise ValueError(
+                    f"row {row} has {held} real tokens in the cache's first call, and its prefix_length is {prefix}: "
+                    "the first call must hold the whole prefix"
+                )
 
     def _rows_to_store(self, seq: SequenceInfo) -> Tensor:
         """Positions to store, `[B or 1, T]`; of several axes the largest so far, after which text continues."""
@@ -256,10 +273,10 @@ class KVCache:
 
     def commit(self) -> None:
         """Count the tokens of the call that `begin` started."""
-        seq, after = self._pending
+        seq, after, self.prefixes = self._pending
         self.broken = False
-        if self.origins is None or seq.document_ids is not None:
-            self.origins = seq.origin()[..., -1:].reshape(-1, 1)
+        if self.origins is None or seq.document_ids is not None or min(self.counts) == 0:
+            self.origins = self._origins(seq)
         added = [n - m for n, m in zip(after, self.counts, strict=True)]
         self.counts = after
         self.peaks = [max(p, n) for p, n in zip(self.peaks, after, strict=True)]
@@ -267,7 +284,23 @@ class KVCache:
             same = len(set(added)) == 1
             self.next_positions += added[0] if same else torch.tensor(added, device=seq.positions.device)
         else:
-            self.next_positions = self._last(self.positions) + 1
+            self.next_positions = self._following()
+
+    def _origins(self, seq: SequenceInfo) -> Tensor:
+        """For each row the first position of the document that its last real token belongs to, `[B, 1]`."""
+        count = seq.rows.shape[-1]
+        origins = seq.origin().expand(self.batch_size, count)
+        if seq.attention_mask is None:
+            return origins[:, -1:].clone()
+        index = torch.arange(count, device=origins.device)
+        last = torch.where(seq.attention_mask, index, 0).amax(-1, keepdim=True)
+        own = origins.gather(1, last)
+        return own if self.origins is None else torch.where(seq.attention_mask.any(-1, True), own, self.origins)
+
+    def _following(self) -> Tensor:
+        """The position after each row's last token, `[B]`; zero for rows that hold none."""
+        last = self._last(self.positions)
+        return last + (torch.tensor(self.counts, device=last.device) > 0).to(last.dtype)
 
     def _last(self, table: dict[SlotLayout, LayerCache]) -> Tensor:
         """The entry of each row's last token, `[B]`; zero for rows that hold none."""
@@ -288,6 +321,11 @@ class KVCache:
         for row, (u, n) in enumerate(zip(undo, after, strict=True)):
             if u < 0 or n < 0:
                 raise ValueError(f"crop undoes 0 to {self.counts[row]} tokens in row {row}, not {u}")
+            if u and 0 < n < self.prefixes[row]:
+                raise ValueError(
+                    f"the {self.prefixes[row]} tokens of the prefix in row {row} have seen each other: "
+                    f"{self.counts[row] - self.prefixes[row]} tokens can be undone, or all of them, not {u}"
+                )
             for layout in self.layouts:
                 if (
                     layout.window is not None
@@ -302,11 +340,11 @@ class KVCache:
         self.counts = after
         if not any(undo):
             return
+        self.prefixes = [min(p, n) for p, n in zip(self.prefixes, after, strict=True)]
         if isinstance(self.next_positions, int) and self.uniform:
             self.next_positions -= undo[0]
         else:
-            following = self._last(self.positions) + 1
-            self.next_positions = torch.where(torch.tensor(after, device=following.device) > 0, following, 0)
+            self.next_positions = self._following()
         if max(after) == 0:
             self.next_positions, self.origins, self.document_ids = 0, None, None
 
@@ -333,8 +371,8 @@ class KVCache:
             return kept
 
         self._replace_tensors(move)
-        per_row = (self.counts, self.peaks, self.lengths)
-        self.counts, self.peaks, self.lengths = ([x[r] for r in chosen] for x in per_row)
+        per_row = (self.counts, self.peaks, self.lengths, self.prefixes)
+        self.counts, self.peaks, self.lengths, self.prefixes = ([x[r] for r in chosen] for x in per_row)
         self.batch_size = len(chosen)
 
     def copy(self) -> Self:
@@ -376,66 +414,12 @@ class KVCache:
 
     def save(self, path: str | Path) -> None:
         """Write the cache as one safetensors file; `KVCache.load` reads it back."""
-        metadata = {
-            "config": self.config.to_dict(),
-            "batch_size": self.batch_size,
-            "max_length": self.max_length,
-            "spare": self.spare,
-            "length": self.lengths,
-            "counts": self.counts,
-            "peaks": self.peaks,
-            "next_positions": self.next_positions if isinstance(self.next_positions, int) else None,
-        }
-        with atomic_write(Path(path)) as staged:
-            save_file({n: x.contiguous() for n, x in self._tensors().items()}, staged, {"cache": json.dumps(metadata)})
+        write_cache(self, Path(path))
 
     @classmethod
     def load(cls, path: str | Path, device: torch.device | str = "cpu") -> Self:
         """Read a cache that `save` wrote."""
-        try:
-            with safe_open(path, framework="pt", device=str(device)) as file:
-                metadata = json.loads((file.metadata() or {})["cache"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, KeyError, OSError) as error:
-            raise ValueError(f"{path} is not a cache that phasor saved: {error}") from None
-        cache = cls(
-            ModelConfig.from_dict(metadata["config"]),
-            metadata["batch_size"],
-            metadata["max_length"],
-            length=metadata["length"],
-            spare=metadata["spare"],
-            device=device,
-            dtype=tensors["keys.0"].dtype,
-        )
-        cache.counts, cache.peaks = metadata["counts"], metadata["peaks"]
-        cache.next_positions = tensors.get("next_positions", metadata["next_positions"])
-        cache.origins = tensors.get("origins")
-        if any(name.startswith("document_ids.") for name in tensors):
-            cache.document_ids = cache._table()
-        if "memory.hidden" in tensors:
-            attention_mask, document_ids = tensors.get("memory.attention_mask"), tensors.get("memory.document_ids")
-            cache.memory = EncoderOutput(tensors["memory.hidden"], attention_mask, document_ids)
-        layers = range(sum(name.startswith("cross_keys.") for name in tensors))
-        cache.cross_kv = [(tensors[f"cross_keys.{i}"], tensors[f"cross_values.{i}"]) for i in layers]
-        for name, tensor in cache._tensors().items():
-            if name in tensors and tensor is not tensors[name]:
-                tensor.copy_(tensors[name])
-        return cache
-
-    def _tensors(self) -> dict[str, Tensor]:
-        """Every tensor by name."""
-        named: dict[str, Tensor | None] = {"origins": self.origins}
-        if isinstance(self.next_positions, Tensor):
-            named["next_positions"] = self.next_positions
-        for name, layers in (("keys", self.keys), ("values", self.values)):
-            named |= {f"{name}.{i}": layer.data for i, layer in enumerate(layers)}
-        for name, table in (("positions", self.positions), ("document_ids", self.document_ids or {})):
-            named |= {f"{name}.{i}": layer.data for i, layer in enumerate(table.values())}
-        for i, (k, v) in enumerate(self.cross_kv):
-            named |= {f"cross_keys.{i}": k, f"cross_values.{i}": v}
-        if self.memory is not None:
-            named |= {f"memory.{name}": x for name, x in vars(self.memory).items()}
-        return {name: x for name, x in named.items() if x is not None}
+        return read_cache(cls, Path(path), device)
 
 
 def per_row_lengths(length: int | Sequence[int], rows: int) -> list[int]:

@@ -69,7 +69,8 @@ class StaticKVCache:
         next_positions = torch.as_tensor(cache.next_positions, device=self.counts.device)
         self.next_positions.copy_(next_positions.expand(cache.batch_size)[:, None])
         if cache.origins is not None:
-            self.origins.copy_(cache.origins)
+            holds = self.counts[:, None] > 0  # the next token of an empty row is its first
+            self.origins.copy_(torch.where(holds, cache.origins, self.next_positions))
 
     def sequence_info(self, tokens: Tensor, args: SequenceArgs) -> SequenceInfo:
         """One token per row, right after those held."""

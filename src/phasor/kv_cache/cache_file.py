@@ -1,0 +1,136 @@
+"""A cache as one safetensors file: its tensors by name, everything else as JSON in the header."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from phasor.config import ModelConfig
+from phasor.config.schema import quote
+from phasor.files import atomic_write
+from phasor.kv_cache.protocol import EncoderOutput
+
+if TYPE_CHECKING:
+    from phasor.kv_cache.dynamic import KVCache
+
+Cache = TypeVar("Cache", bound="KVCache")
+PER_ROW = ("counts", "peaks", "prefixes")
+
+
+def write_cache(cache: KVCache, path: Path) -> None:
+    """Write all that a cache holds."""
+    metadata = {
+        "config": cache.config.to_dict(),
+        "batch_size": cache.batch_size,
+        "max_length": cache.max_length,
+        "spare": cache.spare,
+        "length": cache.lengths,
+        **{name: getattr(cache, name) for name in PER_ROW},
+        "next_positions": cache.next_positions if isinstance(cache.next_positions, int) else None,
+    }
+    with atomic_write(path) as staged:
+        save_file(
+            {name: x.contiguous() for name, x in tensors_of(cache).items()}, staged, {"cache": json.dumps(metadata)}
+        )
+
+
+def read_cache(cls: type[Cache], path: Path, device: torch.device | str) -> Cache:
+    """A cache from the file that `write_cache` wrote."""
+    try:
+        if not path.is_file():
+            raise ValueError("there is no such file")
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            metadata = json.loads((file.metadata() or {})["cache"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return restore(cls, metadata, tensors)
+    except KeyError as error:
+        raise ValueError(f"{path} is not a cache that phasor saved: it has no {error}") from None
+    except (SafetensorError, ValueError, TypeError, RecursionError, OSError) as error:
+        raise ValueError(f"{path} is not a cache that phasor saved: {error}") from None
+
+
+def restore(cls: type[Cache], metadata: dict[str, Any], tensors: dict[str, Tensor]) -> Cache:
+    """The cache of a file's contents, whose every claim is compared with the tensors before it is believed."""
+    config, rows = ModelConfig.from_dict(metadata["config"]), metadata["batch_size"]
+    if config.num_layers != sum(name.startswith("keys.") for name in tensors):
+        raise ValueError(f"its configuration has {config.num_layers} layers, and its tensors have not")
+    cache = cls(
+        config,
+        rows,
+        metadata["max_length"],
+        length=metadata["length"],
+        spare=metadata["spare"],
+        device="meta",
+        dtype=tensors["keys.0"].dtype,
+    )
+    for name in PER_ROW:
+        values = metadata[name]
+        if not isinstance(values, list) or len(values) != rows or any(type(n) is not int or n < 0 for n in values):
+            raise ValueError(f"{name} must be {rows} integers, not {quote(values)}")
+        setattr(cache, name, values)
+    if max(cache.peaks) > cache.max_length and not cache.endless:
+        raise ValueError(f"it holds at most {cache.max_length} tokens, and claims {max(cache.peaks)}")
+    if any(count > peak for count, peak in zip(cache.counts, cache.peaks, strict=True)):
+        raise ValueError(f"its rows hold {quote(cache.counts)} tokens, more than they ever did")
+    next_positions = tensors.get("next_positions", metadata["next_positions"])
+    if not isinstance(next_positions, Tensor) and type(next_positions) is not int:
+        raise ValueError(f"next_positions must be an integer, not {quote(next_positions)}")
+    cache.next_positions = next_positions
+    cache.origins = tensors.get("origins")
+    for name, x in (("next_positions", cache.next_positions), ("origins", cache.origins)):
+        if isinstance(x, Tensor) and (x.dtype != torch.int64 or x.shape not in ((rows,), (rows, 1))):
+            raise ValueError(f"{name} must be {rows} integers, not {x.dtype} {list(x.shape)}")
+    if any(name.startswith("document_ids.") for name in tensors):
+        cache.document_ids = cache.new_table()
+    if "memory.hidden" in tensors:
+        attention_mask, document_ids = tensors.get("memory.attention_mask"), tensors.get("memory.document_ids")
+        cache.memory = EncoderOutput(tensors["memory.hidden"], attention_mask, document_ids)
+        if cache.memory.hidden.dim() != 3 or cache.memory.hidden.shape[::2] != (rows, config.dim):
+            raise ValueError(
+                f"memory.hidden is {list(cache.memory.hidden.shape)}, which does not fit its configuration"
+            )
+    layers = range(config.num_layers if cache.memory is not None else 0)
+    cache.cross_kv = [(tensors[f"cross_keys.{i}"], tensors[f"cross_values.{i}"]) for i in layers]
+    return fill(cache, tensors)
+
+
+def fill(cache: Cache, tensors: dict[str, Tensor]) -> Cache:
+    """Put tensors in the place of those that a cache on the meta device stands for."""
+    expected = tensors_of(cache)
+    if set(expected) != set(tensors):
+        raise ValueError(f"its tensors are not those of a cache: {quote(sorted(set(expected) ^ set(tensors)))}")
+    for name, x in expected.items():
+        stored = tensors[name]
+        if x.shape != stored.shape or x.dtype != stored.dtype:
+            raise ValueError(
+                f"{name} is {stored.dtype} {list(stored.shape)} where {x.dtype} {list(x.shape)} is expected"
+            )
+    for name, layers in (("keys", cache.keys), ("values", cache.values)):
+        for i, layer in enumerate(layers):
+            layer.data = tensors[f"{name}.{i}"]
+    for name, table in (("positions", cache.positions), ("document_ids", cache.document_ids or {})):
+        for i, layer in enumerate(table.values()):
+            layer.data = tensors[f"{name}.{i}"]
+    return cache
+
+
+def tensors_of(cache: KVCache) -> dict[str, Tensor]:
+    """Every tensor of a cache by name."""
+    named: dict[str, Tensor | None] = {"origins": cache.origins}
+    if isinstance(cache.next_positions, Tensor):
+        named["next_positions"] = cache.next_positions
+    for name, layers in (("keys", cache.keys), ("values", cache.values)):
+        named |= {f"{name}.{i}": layer.data for i, layer in enumerate(layers)}
+    for name, table in (("positions", cache.positions), ("document_ids", cache.document_ids or {})):
+        named |= {f"{name}.{i}": layer.data for i, layer in enumerate(table.values())}
+    for i, (k, v) in enumerate(cache.cross_kv):
+        named |= {f"cross_keys.{i}": k, f"cross_values.{i}": v}
+    if cache.memory is not None:
+        named |= {f"memory.{name}": x for name, x in vars(cache.memory).items()}
+    return {name: x for name, x in named.items() if x is not None}
