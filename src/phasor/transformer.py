@@ -343,7 +343,8 @@ class Transformer(nn.Module):
         """
         if self.head is None or not self.config.has_logits:
             raise ValueError(f"a loss needs logits, and this model's head is {self.config.head.kind!r}")
-        top_k = experts_per_token(self.config) if balance_weight else 0
+        sides: list[Side] = [side for side in ("decoder", "encoder") if getattr(self, side) is not None]
+        top_k = [k for side in sides for k in experts_per_token(self.config, side)] if balance_weight else []
         record = Record("router") if top_k else None
         hidden = self(*inputs, record=record, head=False, **args)
         loss = head_loss(
@@ -351,8 +352,8 @@ class Transformer(nn.Module):
         )
         if record is None:
             return loss
-        sides = [record] if record.encoder is record else [record, record.encoder]
-        return loss.add_balance([logits for side in sides for logits in side.router or []], top_k, balance_weight)
+        records = [record] if record.encoder is record else [record, record.encoder]
+        return loss.add_balance([logits for each in records for logits in each.router or []], top_k, balance_weight)
 
     def encode(
         self,

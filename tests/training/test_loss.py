@@ -7,7 +7,7 @@ import pytest
 import torch
 from training_runs import SMALL, Documents
 
-from phasor import ModelConfig, Record, Transformer, balancing_loss
+from phasor import LayerConfig, ModelConfig, Record, Transformer, balancing_loss
 from phasor.data.batch import Batch
 from phasor.nn.heads import BALANCE_WEIGHT
 from phasor.ops.cross_entropy import linear_cross_entropy_ref, weighted_sum
@@ -80,6 +80,33 @@ def test_experts_add_their_balancing_loss():
     torch.testing.assert_close(loss.total, loss.cross_entropy + BALANCE_WEIGHT * loss.balance, check_dtype=False)
     loss.total.backward()
     assert all(block.feedforward.router.weight.grad.abs().sum() > 0 for block in model.decoder.blocks)
+
+
+def test_layers_with_different_numbers_of_experts_train():
+    def layer(count, top_k):
+        experts = None if count is None else {"num_experts": count, "top_k": top_k}
+        return LayerConfig(feedforward={"activation": "swiglu", "experts": experts})
+
+    layers = (layer(2, 1), layer(6, 4), layer(None, None))
+    model, batch = make_model(num_layers=4, layers=layers), Documents()[0]
+    loss = loss_of(model, batch)
+    record = Record("router")
+    model(batch.tokens, document_ids=batch.document_ids, record=record)
+    one_by_one = [balancing_loss([x], k) for x, k in zip(record.router, (1, 4, 1), strict=True)]
+    torch.testing.assert_close(loss.balance, sum(one_by_one) / 3)
+    loss.total.backward()
+    routers = [block.feedforward.router for block in model.decoder.blocks if hasattr(block.feedforward, "router")]
+    assert all(router.weight.grad.abs().sum() > 0 for router in routers)
+
+
+def test_an_encoder_with_more_layers_than_its_decoder_balances_them_all():
+    layers = tuple(LayerConfig(feedforward={"experts": {"num_experts": n, "top_k": 1}}) for n in (2, 3, 4))
+    sizes = {"vocab_size": 23, "dim": 16, "num_heads": 2, "num_layers": 1, "num_encoder_layers": 3}
+    model = Transformer(ModelConfig(**sizes, shape="encoder-decoder", layers=layers))
+    tokens, record = torch.randint(0, 23, (2, 5)), Record("router")
+    loss = model.loss(tokens, tokens, targets=tokens)
+    model(tokens, tokens, record=record)
+    torch.testing.assert_close(loss.balance, balancing_loss([*record.router, *record.encoder.router], 1))
 
 
 def test_a_fresh_model_is_as_unsure_as_its_vocabulary_is_large():

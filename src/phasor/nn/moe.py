@@ -93,20 +93,25 @@ def grouped_matmul_ref(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     return y
 
 
-def balancing_loss(router_logits: list[Tensor], top_k: int, attention_mask: Tensor | None = None) -> Tensor:
+def balancing_loss(
+    router_logits: list[Tensor], top_k: int | Sequence[int], attention_mask: Tensor | None = None
+) -> Tensor:
     """The load-balancing loss of routers: experts times the sum of (fraction of tokens x mean probability).
 
-    It is `top_k` where every expert gets the same share. Add it to the loss with a small weight.
+    It is `top_k` where every expert gets the same share. `top_k` is an integer, or one per router where they differ.
+    Add the loss to that of the model with a small weight.
 
     >>> float(balancing_loss([torch.zeros(1, 8, 4)], top_k=4))
     4.0
     """
     if not isinstance(router_logits, Sequence) or not router_logits:
         raise ValueError("router_logits must be a list of the routers' logits, such as record.router, and not empty")
-    least = min(logits.shape[-1] for logits in router_logits)
-    if type(top_k) is not int or not 1 <= top_k <= least:
-        raise ValueError(f"top_k must be an integer between 1 and the {least} experts, not {quote(top_k)}")
-    for logits in router_logits:
+    per_router = [top_k] * len(router_logits) if not isinstance(top_k, Sequence) else top_k
+    if len(per_router) != len(router_logits):
+        raise ValueError(f"top_k must be an integer, or one per router ({len(router_logits)}), not {quote(top_k)}")
+    for logits, k in zip(router_logits, per_router, strict=True):
+        if type(k) is not int or not 1 <= k <= logits.shape[-1]:
+            raise ValueError(f"top_k must be an integer between 1 and the {logits.shape[-1]} experts, not {quote(k)}")
         if attention_mask is not None and (
             attention_mask.dtype != torch.bool or attention_mask.shape != logits.shape[:-1]
         ):
@@ -114,10 +119,10 @@ def balancing_loss(router_logits: list[Tensor], top_k: int, attention_mask: Tens
                 f"attention_mask must be boolean {list(logits.shape[:-1])}, not {describe_tensor(attention_mask)}"
             )
     total = torch.zeros((), device=router_logits[0].device)
-    for logits in router_logits:
+    for logits, k in zip(router_logits, per_router, strict=True):
         count = logits.shape[-1]
         probabilities = logits.float().softmax(-1)
-        chosen = F.one_hot(probabilities.topk(top_k, dim=-1).indices, count).sum(-2).float()
+        chosen = F.one_hot(probabilities.topk(k, dim=-1).indices, count).sum(-2).float()
         real = torch.ones(logits.shape[:-1], device=logits.device) if attention_mask is None else attention_mask.float()
         share, mean = (((x * real[..., None]).flatten(0, -2).sum(0) / real.sum()) for x in (chosen, probabilities))
         total = total + count * (share * mean).sum()
