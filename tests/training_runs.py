@@ -14,11 +14,12 @@ import torch.utils.tensorboard  # here, so that processes that begin with this m
 from device import DEVICE
 from tokenizers import Tokenizer, models
 
+from phasor import files
 from phasor.config.recipe import Recipe
 from phasor.data import store
 from phasor.data.batch import Batch
 from phasor.data.tokenizers import SpecialIds
-from phasor.training import loop, state
+from phasor.training import loop
 from phasor.training.datasets import Datasets
 from phasor.training.progress import TrainingProgress
 from phasor.training.trainer import Trainer
@@ -129,8 +130,8 @@ def run(recipe, *, resume=False, notes=None, break_at=(), **how):
 def run_alone(text, resume, slow, report):
     """The same as the whole of a process, whose disk is `slow` too; its exit code is the run's."""
     torch.set_num_threads(1)
-    fsync = state.fsync
-    state.fsync = lambda path: (time.sleep(slow), fsync(path))
+    fsync = files.fsync
+    files.fsync = lambda path: (time.sleep(slow), fsync(path))
     notes = Notes(each=lambda step: Path(report).write_text(json.dumps({"step": step})))
     result = run(Recipe.from_json(text), resume=resume, notes=notes, slow=slow)
     os._exit(result.exit_code)

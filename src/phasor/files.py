@@ -1,19 +1,24 @@
 """Files and folders that are written whole or not at all.
 
-What is written goes to a hidden name beside its place, ending in `.part`, and is renamed when it is complete. A kill at
-any moment leaves the old file or the new one, and at most such a hidden name, which the next writer removes.
+What is written goes to a hidden name beside its place, ending in `.part`. When it is complete it is flushed to the
+disk and takes its place in one step. A kill or a loss of power at any moment leaves the old file or the new one, and at
+most such a hidden name, which the next writer removes.
 """
 
 from __future__ import annotations
 
+import errno
+import glob
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 PART, OLD = ".part", ".old"
+AT_FDCWD, EXCHANGE = -100, 2  # of renameat2 on Linux; the second of renamex_np on macOS too
+CANNOT_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM}
 
 
 @contextmanager
@@ -22,6 +27,7 @@ def atomic_write(file: Path, *, unique: bool = False) -> Iterator[Path]:
 
     `unique` gives each process a path of its own, for files that several may write at once.
 
+    >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with atomic_write(Path(folder, "notes.txt")) as staged:
     ...         _ = staged.write_text("all of it")
@@ -29,34 +35,113 @@ def atomic_write(file: Path, *, unique: bool = False) -> Iterator[Path]:
     ('all of it', ['notes.txt'])
     """
     staged = file.with_name(f".{file.name}-{os.getpid()}{PART}" if unique else f".{file.name}{PART}")
+    staged.unlink(missing_ok=True)
     try:
+        staged.touch()
+        mode = staged.stat().st_mode
         yield staged
+        if not staged.is_symlink():
+            staged.chmod(mode)  # some libraries write files that nobody else may read
+            fsync(staged)
         os.replace(staged, file)
+        fsync(file.parent)
     finally:
         staged.unlink(missing_ok=True)
 
 
-def staging_folder(folder: Path) -> Path:
-    """A new hidden folder beside another, to write what `replace_folder` puts in its place."""
-    return Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=PART, dir=folder.parent))
+@contextmanager
+def staging_folder(folder: Path, names: str | None = None) -> Iterator[Path]:
+    """A new hidden folder beside another, to write what `replace_folder` puts in its place; it is gone afterward.
+
+    It is locked while it is used. What killed processes left is removed, since nobody locks it any more: that of
+    folders of this name, or of all whose names match the pattern `names`.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     with staging_folder(Path(place, "model")) as staged:
+    ...         _ = (staged / "config.json").write_text("{}")
+    ...         replace_folder(staged, Path(place, "model"))
+    ...     os.listdir(place), os.listdir(Path(place, "model"))
+    (['model'], ['config.json'])
+    """
+    with ExitStack() as stack:
+        with lock_folder(folder.parent):
+            restore_folder(folder)
+            remove_leftovers(folder, names)
+            staged = hidden_name(folder, PART)
+            staged.mkdir()
+            stack.callback(remove_folder, staged)
+            stack.enter_context(lock_folder(staged))
+        yield staged
 
 
 def replace_folder(staged: Path, folder: Path) -> None:
-    """Put a finished folder in place by renaming it; the one that was there is deleted only afterward."""
-    if not folder.exists():
+    """Put a finished folder in place in one step; the one that was there, or the link, is deleted only afterward."""
+    set_modes(staged)
+    fsync_tree(staged)
+    if not os.path.lexists(folder):
         os.replace(staged, folder)
+        fsync(folder.parent)
         return
-    old = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=OLD, dir=folder.parent))
+    if exchange(staged, folder):
+        fsync(folder.parent)
+        remove_folder(staged)
+        return
+    old = hidden_name(folder, OLD)
     try:
         os.replace(folder, old)
         os.replace(staged, folder)
     except BaseException:  # an interruption between the two, too
-        if folder.exists():
+        if os.path.lexists(folder):
             remove_folder(old)
         else:
             os.replace(old, folder)
         raise
+    fsync(folder.parent)
     remove_folder(old)
+
+
+def exchange(first: Path, second: Path) -> bool:
+    """Swap what has two names, in one step; False where the system cannot do that."""
+    try:
+        import ctypes
+
+        libc = ctypes.CDLL(None, use_errno=True)
+    except (ImportError, OSError, TypeError):  # the last on Windows
+        return False
+    names = os.fsencode(first), os.fsencode(second)
+    if hasattr(libc, "renameat2"):
+        failed = libc.renameat2(AT_FDCWD, names[0], AT_FDCWD, names[1], EXCHANGE)
+    elif hasattr(libc, "renamex_np"):
+        failed = libc.renamex_np(*names, EXCHANGE)
+    else:
+        return False
+    code = ctypes.get_errno() if failed else 0
+    if code and code not in CANNOT_EXCHANGE:
+        raise OSError(code, os.strerror(code), str(second))
+    return not failed
+
+
+def restore_folder(folder: Path) -> None:
+    """Put back the folder that a kill left under its hidden name, where names cannot be exchanged in one step."""
+    if not os.path.lexists(folder):
+        for old in sorted(folder.parent.glob(f".{glob.escape(folder.name)}-*{OLD}"))[:1]:
+            with suppress(OSError):
+                os.replace(old, folder)
+
+
+def remove_leftovers(folder: Path, names: str | None = None) -> None:
+    """Remove what killed writers of a folder left beside it, or of all folders there whose names match a pattern."""
+    names = glob.escape(folder.name) if names is None else names
+    for suffix in (PART, OLD):
+        for leftover in folder.parent.glob(f".{names}-*{suffix}"):
+            with suppress(OSError), lock_folder(leftover, wait=False):
+                remove_folder(leftover)
+
+
+def hidden_name(path: Path, suffix: str) -> Path:
+    """A name beside a path that nothing has yet."""
+    return path.with_name(f".{path.name}-{secrets.token_hex(6)}{suffix}")
 
 
 def replace_link(link: Path, target: Path) -> None:
@@ -73,15 +158,15 @@ def move_folder(folder: Path, place: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Delete a folder as far as that can be done; an interruption does not leave it half deleted."""
+    """Delete a folder or a link as far as that can be done; an interruption does not leave it half deleted."""
     try:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
 
 
 def remove(path: Path) -> None:
-    """Delete a file, a link or a folder, if it exists."""
+    """Delete a file, a link or a folder, if it exists; what a link points to stays."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -90,8 +175,88 @@ def remove(path: Path) -> None:
 
 def fsync(path: Path) -> None:
     """Have the disk hold what was written to a file, or the names in a folder."""
-    handle = os.open(path, os.O_RDONLY)
+    windows = os.name == "nt"
+    if windows and path.is_dir():
+        return
+    handle = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # what cannot be flushed, such as a folder of some network file systems
+            raise
     finally:
         os.close(handle)
+
+
+def set_modes(folder: Path) -> None:
+    """Give the files in a new folder the modes that the umask gave the folder: some libraries write private ones."""
+    mode = folder.stat().st_mode & 0o666
+    for place, _, names in os.walk(folder):
+        for path in (Path(place, name) for name in names):
+            if not path.is_symlink():
+                path.chmod(mode)
+
+
+def fsync_tree(folder: Path) -> None:
+    """The same for a folder with everything in it."""
+    for place, _, names in os.walk(folder, topdown=False):
+        for path in (*(Path(place, name) for name in names), Path(place)):
+            if not path.is_symlink():
+                fsync(path)
+
+
+@contextmanager
+def lock_folder(folder: Path, *, wait: bool = True) -> Iterator[None]:
+    """Lock a folder; the lock ends with the process, however that ends. Without `wait`, an error unless it is locked.
+
+    Where there are no locks nothing is known to be unused, so that not waiting is an error there too.
+    """
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except PermissionError:
+        if os.name != "nt" or not wait:  # there a folder cannot be opened
+            raise
+        yield
+        return
+    try:
+        if not lock(handle, wait=wait) and not wait:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK), str(folder))
+        yield
+    finally:
+        os.close(handle)
+
+
+def lock(handle: int, *, wait: bool = False) -> bool:
+    """Lock an open file until it is closed, or its process ends; False where the system or its disk has no locks.
+
+    Without `wait`, a `BlockingIOError` where another process holds the lock.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryFile() as file:
+    ...     lock(file.fileno())
+    True
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return lock_byte(handle)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        raise
+    except OSError:
+        return False
+    return True
+
+
+def lock_byte(handle: int) -> bool:
+    """The lock of systems without `fcntl`: Windows locks a byte of a file."""
+    try:
+        from msvcrt import LK_NBLCK, locking  # type: ignore[attr-defined,unused-ignore]
+    except ImportError:
+        return False
+    try:
+        locking(handle, LK_NBLCK, 1)
+    except PermissionError as error:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from error
+    return True

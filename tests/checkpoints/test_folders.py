@@ -17,9 +17,10 @@ from schemes import SCHEMES, build, tiny
 from torch import Tensor
 
 import phasor
-from phasor import SpecialTokens, Transformer
+from phasor import SpecialTokens, Transformer, files
 from phasor.checkpoints import folder as folders
 from phasor.checkpoints import hf, native, tensors
+from phasor.manifest import MANIFEST
 from phasor.models.presets import PRESETS
 
 SMALL = {"dim": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 97, "max_length": 64}
@@ -108,8 +109,10 @@ def test_tokenizer_and_special_tokens_come_back(tmp_path: Path) -> None:
 
 def test_a_folder_without_tokenizer_and_special_tokens(tmp_path: Path) -> None:
     phasor.save(speaker(), tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "generation_config.json", "model.safetensors"]
-    (tmp_path / "generation_config.json").unlink()
+    names = ["config.json", "generation_config.json", "model.safetensors", MANIFEST]
+    assert sorted(p.name for p in tmp_path.iterdir()) == names
+    for name in ("generation_config.json", MANIFEST):
+        (tmp_path / name).unlink()
     found = phasor.load(tmp_path)
     assert found.special == SpecialTokens()
     assert found.tokenizer is None
@@ -117,6 +120,7 @@ def test_a_folder_without_tokenizer_and_special_tokens(tmp_path: Path) -> None:
 
 def test_one_end_token_may_stand_alone_and_other_fields_beside_it(tmp_path: Path) -> None:
     phasor.save(speaker(), tmp_path)
+    (tmp_path / MANIFEST).unlink()
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": 7, "pad_token_id": null, "num_beams": 4}')
     assert phasor.load(tmp_path).special == SpecialTokens(stop=(7,))
 
@@ -216,13 +220,15 @@ def test_a_failure_in_the_middle_leaves_things_as_they_were(
 def test_a_failure_to_rename_leaves_the_old_folder_in_its_place(
     which: int, error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Where names cannot be exchanged in one step."""
     model = speaker()
     phasor.save(model, tmp_path / "model")
+    monkeypatch.setattr(files, "exchange", lambda *_: False)
     calls, original = [], os.replace
 
     def failing(*args: Any) -> None:
         calls.append(args)
-        if len(calls) == which:
+        if len(calls) == which + 1:  # the first is the manifest's
             raise error("busy")
         original(*args)
 
@@ -280,7 +286,9 @@ def assert_refuses(folder: Path, *mentions: str, **options: Any) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    """A model folder without a manifest, as if others had written it."""
     phasor.save(speaker(), tmp_path)
+    (tmp_path / MANIFEST).unlink()
     return tmp_path
 
 

@@ -1,5 +1,6 @@
 """Tokenizers and prepared tokens: nothing lost, written once, never half."""
 
+import fcntl
 import json
 import multiprocessing
 import os
@@ -17,6 +18,7 @@ from phasor.data import store as module
 from phasor.data.encoding import PIECE, pieces, sample_texts
 from phasor.data.store import prepare
 from phasor.data.tokenizers import SPECIALS, byte_tokenizer, is_bytes, load_tokenizer, train_tokenizer
+from phasor.manifest import MANIFEST
 
 TEXTS = [f"the {n} quick foxes, 狐狸 {n * n} and naïve dogs\n\tindent {n}" for n in range(80)]
 
@@ -155,7 +157,7 @@ def test_prepared_data_is_used_again_until_something_changes(tmp_path):
     assert prepares(recipe)
     (tmp_path / "data" / "train.0.tokens").write_bytes(b"cut short")
     assert prepares(recipe)
-    (tmp_path / "data" / "manifest.json").write_text("{")
+    (tmp_path / "data" / MANIFEST).write_text("{")
     assert prepares(recipe)
     (tmp_path / "data" / "tokenizer.json").unlink()
     assert prepares(recipe)
@@ -235,7 +237,7 @@ def test_a_folder_that_cannot_be_held_is_used_nevertheless(tmp_path, monkeypatch
         raise OSError(37, "No locks available")
 
     (tmp_path / ".data-1.part").mkdir()
-    monkeypatch.setattr(module.fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     prepare(corpus(tmp_path), tmp_path / "data")
     assert sorted(file.name for file in tmp_path.iterdir()) == [".data-1.part", "corpus.jsonl", "data"]
 

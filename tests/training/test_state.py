@@ -9,6 +9,8 @@ import sys
 import pytest
 import torch
 
+from phasor import files
+from phasor.manifest import MANIFEST
 from phasor.training import state
 from phasor.training.state import (
     checkpoints,
@@ -63,7 +65,7 @@ def test_an_empty_or_missing_folder_has_no_checkpoint(tmp_path):
     assert load_newest(tmp_path / "nowhere") is None
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json", MANIFEST])
 @pytest.mark.parametrize("how", ["flip", "cut", "empty", "missing", "longer"])
 def test_a_damaged_newest_is_named_and_the_one_before_is_used(tmp_path, file, how):
     save(tmp_path, 2, 4)
@@ -78,7 +80,7 @@ def test_a_damaged_newest_is_named_and_the_one_before_is_used(tmp_path, file, ho
     assert load_newest(tmp_path, said.append).step == 2
     assert len(said) == 1
     assert str(tmp_path / "step-00000004") in said[0]
-    if file != "manifest.json":
+    if file != MANIFEST:
         assert file in said[0]
 
 
@@ -98,7 +100,7 @@ def test_every_flipped_bit_of_the_tensors_is_found(tmp_path):
 
 def test_a_flipped_bit_of_the_manifest_is_found_or_changes_nothing(tmp_path):
     save(tmp_path, 2)
-    path = tmp_path / "step-00000002" / "manifest.json"
+    path = tmp_path / "step-00000002" / MANIFEST
     data, meant = path.read_bytes(), json.loads(path.read_text())
     for position in range(len(data)):
         flipped = bytearray(data)
@@ -117,7 +119,7 @@ def test_a_checkpoint_moved_to_another_step_is_not_taken_for_it(tmp_path):
 def test_all_damaged_is_none_at_all(tmp_path):
     save(tmp_path, 2, 4)
     for _, place in checkpoints(tmp_path):
-        (place / "manifest.json").write_text("[]")
+        (place / MANIFEST).write_text("[]")
     said = []
     assert load_newest(tmp_path, said.append) is None
     assert len(said) == 2
@@ -172,7 +174,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole_and_says_so(tmp_path, monk
     def full(*given):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(state, at, full)
+    monkeypatch.setattr(files if at == "fsync" else state, at, full)
     with pytest.raises(OSError, match=r"step 4 cannot be written.*No space left") as error:
         save(tmp_path, 4)
     monkeypatch.undo()
@@ -206,7 +208,7 @@ def test_an_interruption_leaves_nothing_half_written(tmp_path, monkeypatch):
     def interrupt(*given):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(state, "fsync", interrupt)
+    monkeypatch.setattr(files, "fsync", interrupt)
     with pytest.raises(KeyboardInterrupt):
         save(tmp_path, 4)
     assert [file.name for file in tmp_path.iterdir()] == ["step-00000002"]

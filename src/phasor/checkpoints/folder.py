@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from tokenizers import Tokenizer
 
 from phasor.config.generation import SpecialTokens
 from phasor.config.schema import quote
-from phasor.files import remove_folder, replace_folder, staging_folder
+from phasor.files import replace_folder, staging_folder
+from phasor.manifest import MANIFEST, write_manifest
 
 CONFIG, WEIGHTS, SPECIAL, TOKENIZER = "config.json", "model.safetensors", "generation_config.json", "tokenizer.json"
 SOURCE_TOKENIZER = "source_tokenizer.json"  # ours alone: where an encoder-decoder reads with another than it writes
@@ -55,17 +56,15 @@ def replacing_folder(folder: str | Path) -> Iterator[Path]:
     folder = path_of(folder).resolve()  # what a link points to is replaced, and not the link
     if folder.exists() and not replaceable(folder):
         raise ValueError(f"{folder} exists and is not a model folder: it is left alone")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        staged = staging_folder(folder)
-    except OSError as error:
-        raise type(error)(f"{folder} cannot be written: {error.strerror}") from None
-    try:
+    with ExitStack() as stack:
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            staged = stack.enter_context(staging_folder(folder))
+        except OSError as error:
+            raise type(error)(f"{folder} cannot be written: {error.strerror}") from None
         yield staged
-        staged.chmod(0o755)
+        write_manifest(staged, "model")
         replace_folder(staged, folder)
-    finally:
-        remove_folder(staged)
 
 
 def replaceable(folder: Path) -> bool:
@@ -76,7 +75,7 @@ def replaceable(folder: Path) -> bool:
     weights = {name for name in names if name in (WEIGHTS, INDEX) or SHARD.fullmatch(name)}
     pooling = {f"{POOLING}/{CONFIG}", f"{NORMALIZING}/{CONFIG}"}
     templates = {name for name in names if name.startswith(f"{TEMPLATES}/") and name.endswith(".jinja")}
-    others = names - weights - pooling - templates - {CONFIG, SPECIAL, *TOKENIZER_FILES, *SENTENCE_FILES}
+    others = names - weights - pooling - templates - {CONFIG, SPECIAL, MANIFEST, *TOKENIZER_FILES, *SENTENCE_FILES}
     return not names or (CONFIG in names and bool(weights) and not others)
 
 

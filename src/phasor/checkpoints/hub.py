@@ -6,11 +6,13 @@ import os
 from pathlib import Path
 
 from phasor.checkpoints.folder import CONFIG, path_of
+from phasor.files import restore_folder
 
 
 def resolve_folder(folder: str | Path) -> Path:
     """A folder that holds a model: the one given, or the snapshot of a hub cache's entry, by folder or by name."""
     path = path_of(folder)
+    restore_folder(path)
     if not path.exists() and str(folder).count("/") < 2:
         entry = hub_cache() / f"models--{str(folder).replace('/', '--')}"
         path = entry if entry.is_dir() else path

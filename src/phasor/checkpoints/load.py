@@ -18,6 +18,7 @@ from phasor.checkpoints.swap_positions import swap_positions
 from phasor.checkpoints.tensors import Progress
 from phasor.config import Extension, ModelConfig, PositionConfig
 from phasor.config.schema import quote
+from phasor.manifest import verify_folder
 from phasor.transformer import Transformer
 
 
@@ -28,13 +29,15 @@ def load(
     *,
     position: PositionConfig | str | Mapping[str, Any] | None = None,
     extension: Extension | str | Mapping[str, Any] | None = None,
+    verify: bool = True,
     progress: Progress | None = None,
 ) -> Transformer:
     """Read a model folder, phasor's own or a Hugging Face one: the model in evaluation mode, in the file's dtype.
 
     `dtype` asks for another dtype, `position` and `extension` for another position scheme or rotary extension than the
     model was saved with (`extension="none"` for none). Weights that still apply are kept, and
-    `model.newly_initialized` lists those that are not from the file.
+    `model.newly_initialized` lists those that are not from the file. A folder that phasor wrote is compared with its
+    manifest, byte by byte, unless `verify` is False.
 
     >>> import tempfile
     >>> from phasor import preset, save
@@ -51,6 +54,8 @@ def load(
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"the device {device!s} cannot be used: {str(error).splitlines()[0]}") from None
     folder = resolve_folder(folder)
+    if verify:
+        verify_folder(folder, "model")
     with pause_gc():
         model = (load_hf if is_hf(folder) else load_native)(folder, device, dtype, progress)
     if position is None and extension is None:
@@ -61,6 +66,7 @@ def load(
 def read_config(folder: str | Path) -> ModelConfig:
     """The model configuration of a folder of any format."""
     folder = resolve_folder(folder)
+    verify_folder(folder, "model", [CONFIG])
     return read_hf_config(folder) if is_hf(folder) else read_native_config(folder)
 
 

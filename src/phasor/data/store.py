@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
-import glob
 import hashlib
 import json
-import os
-import shutil
+import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,11 +22,14 @@ from phasor.data.split import Example, plan_split, split
 from phasor.data.token_files import TokenStore as TokenStore
 from phasor.data.token_files import TokenWriter
 from phasor.data.tokenizers import SpecialIds
-from phasor.files import OLD, PART, replace_folder, staging_folder
+from phasor.files import lock_folder, replace_folder, staging_folder
+from phasor.manifest import MANIFEST, DamagedError, verify_folder, write_manifest
 
 Progress = Callable[[str, int, int | None], None]  # what is done, how far it is, and out of how much
-MANIFEST, VALID_TEXTS = "manifest.json", "valid.jsonl"
-VERSION = 2
+DESCRIPTION, VALID_TEXTS = "data.json", "valid.jsonl"
+TEXT_FILES = (DESCRIPTION, VALID_TEXTS, TOKENIZER, SOURCE_TOKENIZER)  # what evaluation needs
+OWN_FILES = re.compile(rf"(train|valid)\.\d\.(tokens|ends)|{'|'.join(map(re.escape, (*TEXT_FILES, MANIFEST)))}")
+VERSION = 3
 HASH = "[0-9a-f]" * 16  # what folders in a cache are called
 OFTEN = 1000  # examples between two reports
 
@@ -91,16 +91,14 @@ def prepare(
     with stage_folder(folder, HASH if recipe.data.cache is not None else None) as (place, staged):
         try:
             write(recipe, staged, origin, progress or (lambda what, done, total: None))
+            write_manifest(staged, "data")
         except OSError as error:
             raise OSError(f"{folder} cannot be written: {error.strerror or error}") from None
-        if (whole := open_prepared_data(staged, origin)) is not None:
-            check_fingerprint(whole, recipe, fingerprint)
+        check_fingerprint(read_prepared_data(staged), recipe, fingerprint)
         with lock_folder(place.parent):
             if (found := open_prepared_data(folder, origin)) is None:  # else another process was quicker
                 replace_folder(staged, place)
-                found = open_prepared_data(folder, origin)
-    if found is None:
-        raise ValueError(f"{folder} was changed while it was written")
+                found = read_prepared_data(folder)
     return found
 
 
@@ -114,11 +112,11 @@ def check_fingerprint(prepared: PreparedData, recipe: Recipe, fingerprint: str |
 
 def find_prepared_data(recipe: Recipe, folder: Path, fingerprint: str) -> tuple[PreparedData, bool] | None:
     """Data prepared earlier that have this fingerprint, and whether their sources still are as they were then."""
-    found = open_prepared_data(folder)
+    found = load_prepared_data(folder)
     if found is None or found.fingerprint != fingerprint:
         return None
     try:
-        return found, open_prepared_data(folder, data_origin(recipe)) is not None
+        return found, read_json(folder / DESCRIPTION).get("origin") == data_origin(recipe)
     except (ValueError, OSError):  # they are gone
         return found, False
 
@@ -142,68 +140,67 @@ def file_hash(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def open_prepared_data(folder: Path, origin: dict[str, Any] | None = None) -> PreparedData | None:
-    """A folder as it was prepared, if it is whole and was prepared from the same; without `origin` from whatever."""
-    if not (folder / MANIFEST).is_file():
-        return None
+def open_prepared_data(folder: Path, origin: dict[str, Any]) -> PreparedData | None:
+    """A folder as it was prepared, if it was prepared from the same and every byte of it is as it was written."""
     try:
-        manifest = read_json(folder / MANIFEST)
-        if origin is not None and manifest.get("origin") != origin:
+        if not verify_folder(folder, "data", [DESCRIPTION]):
             return None
+        if read_json(folder / DESCRIPTION).get("origin") != origin:
+            return None
+        return load_prepared_data(folder)
+    except DamagedError:  # it is prepared again
+        return None
+
+
+def load_prepared_data(folder: Path, names: Iterable[str] | None = None) -> PreparedData | None:
+    """The data of a folder after its files, or those that are named, were compared with its manifest.
+
+    None where there are no prepared data, a `DamagedError` where a file is not as it was written.
+    """
+    return read_prepared_data(folder) if verify_folder(folder, "data", names) else None
+
+
+def read_prepared_data(folder: Path) -> PreparedData:
+    """A folder that holds prepared data, without a look at its manifest."""
+    try:
+        description = read_json(folder / DESCRIPTION)
         tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
         own = folder / SOURCE_TOKENIZER
         source = Tokenizer.from_file(str(own)) if own.is_file() else tokenizer
-        train, valid = (TokenStore(folder, name, manifest[name]) for name in ("train", "valid"))
-        special = SpecialIds.from_dict(manifest["special"])
-    except Exception:  # damaged in whatever way: it is prepared again
-        return None
-    return PreparedData(folder, tokenizer, source, special, train, valid, manifest["skipped"])
+        train, valid = (TokenStore(folder, name, description[name]) for name in ("train", "valid"))
+        special = SpecialIds.from_dict(description["special"])
+        return PreparedData(folder, tokenizer, source, special, train, valid, description["skipped"])
+    except OSError:
+        raise
+    except Exception as error:  # of the tokenizers library, too
+        raise DamagedError(f"{folder} does not hold prepared data: {' '.join(str(error).split())[:200]}") from None
 
 
 @contextmanager
 def stage_folder(folder: Path, names: str | None) -> Iterator[tuple[Path, Path]]:
     """Where a folder really is, and one beside it to write into, which is gone afterward unless it took its place.
 
-    What killed processes left there is deleted too, since nobody locks it any more: that of folders of this name, or of
-    all that match `names`.
+    A link at its place is replaced, and not what it points to. `names` is a pattern for the names of all folders there.
     """
-    folder = folder.resolve()
-    names = glob.escape(folder.name) if names is None else names
-    if folder.exists() and not (folder.is_dir() and ((folder / MANIFEST).is_file() or not any(folder.iterdir()))):
+    folder = folder.parent.resolve() / folder.name
+    if (folder.exists() or folder.is_symlink()) and not holds_only_data(folder):
         raise ValueError(f"{folder} exists and does not hold prepared data: it is left alone")
     with ExitStack() as stack:
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with lock_folder(folder.parent):
-                for suffix in (PART, OLD):
-                    for leftover in folder.parent.glob(f".{names}-*{suffix}"):
-                        remove_leftover(leftover)
-                staged = staging_folder(folder)
-                stack.callback(shutil.rmtree, staged, ignore_errors=True)
-                stack.enter_context(lock_folder(staged))
+            staged = stack.enter_context(staging_folder(folder, names))
         except OSError as error:
             raise type(error)(f"{folder} cannot be written: {error.strerror}") from None
         yield folder, staged
 
 
-@contextmanager
-def lock_folder(folder: Path, wait: bool = True) -> Iterator[None]:
-    """Lock a folder; the lock ends with the process, however that ends. Without `wait`, an error if it is locked."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except OSError:  # some file systems have no locks: there nothing is known to be left over
-            if not wait:
-                raise
-        yield
-    finally:
-        os.close(handle)
-
-
-def remove_leftover(folder: Path) -> None:
-    with suppress(OSError), lock_folder(folder, wait=False):
-        shutil.rmtree(folder, ignore_errors=True)
+def holds_only_data(folder: Path) -> bool:
+    """Whether a folder is empty, or has a manifest and nothing besides the files of prepared data."""
+    if not folder.is_dir():
+        return False
+    entries = list(folder.iterdir())
+    own = all(OWN_FILES.fullmatch(file.name) and file.is_file() and not file.is_symlink() for file in entries)
+    return not entries or (own and (folder / MANIFEST).is_file())
 
 
 def write(recipe: Recipe, folder: Path, origin: dict[str, Any], report: Progress) -> None:
@@ -249,7 +246,7 @@ def write_tokens(
     tokenizers: Tokenizers,
     examples: Iterator[tuple[Split, Example]],
 ) -> None:
-    """The files of both splits, the tokenizers, and the manifest last."""
+    """The files of both splits, the tokenizers, and what has to be known to read them."""
     sides = 2 if recipe.task == "translation" else 1
     vocab_size = max(tokenizers.target.get_vocab_size(), tokenizers.source.get_vocab_size())
     skipped = 0
@@ -274,9 +271,9 @@ def write_tokens(
     tokenizers.target.save(str(folder / TOKENIZER))
     if tokenizers.source is not tokenizers.target:
         tokenizers.source.save(str(folder / SOURCE_TOKENIZER))
-    manifest: dict[str, Any] = {name: writer.describe() for name, writer in writers.items()}
+    described: dict[str, Any] = {name: writer.describe() for name, writer in writers.items()}
     special = tokenizers.special.to_dict()
-    write_json(folder / MANIFEST, {"origin": origin, "special": special, "skipped": skipped, **manifest})
+    write_json(folder / DESCRIPTION, {"origin": origin, "special": special, "skipped": skipped, **described})
 
 
 def too_long(example: Example, tokens: tuple[Any, ...], recipe: Recipe) -> bool:

@@ -35,6 +35,9 @@ class TokenStore:
         ]
         self.ends = [map_file(file_of(folder, name, s, "ends"), "<i8", self.count + 1) for s in range(len(sizes))]
         self.lengths: NDArray[np.int64] = np.stack([np.diff(ends) for ends in self.ends], axis=1)
+        reach = [(int(ends[0]), int(ends[-1])) for ends in self.ends]
+        if reach != [(0, n) for n in sizes] or (self.lengths < 0).any():
+            raise ValueError(f"the examples of {name} do not end where its tokens do")
 
     def __len__(self) -> int:
         return self.count

@@ -13,7 +13,7 @@ from phasor.config import ModelConfig
 from phasor.config.generation import SpecialTokens
 from phasor.config.recipe import Recipe
 from phasor.data.encoding import Tokenizers
-from phasor.data.store import PreparedData, open_prepared_data
+from phasor.data.store import TEXT_FILES, PreparedData, load_prepared_data
 from phasor.data.tokenizers import SpecialIds, special_of
 from phasor.training.datasets import DATA
 from phasor.training.state import TrainingState, load_newest
@@ -45,7 +45,7 @@ class TrainedRun:
 
     def valid_texts(self) -> list[tuple[str, ...]]:
         """The examples the run was validated with."""
-        prepared = open_prepared_data(self.folder / DATA)
+        prepared = load_prepared_data(self.folder / DATA, TEXT_FILES)
         if prepared is None:
             raise ValueError(
                 f"the data of {self.folder} are no longer in {self.folder / DATA}: give a file to evaluate on"
@@ -63,7 +63,7 @@ def open_run(folder: Path, device: torch.device) -> TrainedRun:
     if not is_run(folder):
         raise ValueError(f"{folder} is not the folder of a run: it has no {RECIPE}")
     recipe = Recipe.from_mapping(read_json(folder / RECIPE), folder / RECIPE)
-    prepared = open_prepared_data(folder / DATA)
+    prepared = load_prepared_data(folder / DATA, TEXT_FILES)
     place = folder / MODEL
     if (place / CONFIG).is_file():
         model = load(place, device)

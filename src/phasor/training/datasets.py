@@ -12,6 +12,7 @@ from phasor.data.batches import Batches
 from phasor.data.store import PreparedData, Progress, TokenStore, find_prepared_data, prepare
 from phasor.data.tokenizers import SpecialIds
 from phasor.files import replace_link
+from phasor.manifest import DamagedError
 from phasor.training.state import Notify
 
 DATA = "data"
@@ -74,8 +75,12 @@ def load_datasets(
 
 
 def open_own(recipe: Recipe, place: Path, fingerprint: str, notify: Notify) -> PreparedData | None:
-    """The data a run began with, if it still has them."""
-    found = find_prepared_data(recipe, place, fingerprint)
+    """The data a run began with, if it still has them as they were written."""
+    try:
+        found = find_prepared_data(recipe, place, fingerprint)
+    except DamagedError as error:
+        notify(f"{error}; the data are prepared again")
+        return None
     if found is None:
         return None
     prepared, up_to_date = found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import math
 import os
@@ -15,7 +14,7 @@ from typing import Any, Self
 
 from phasor.checkpoints import save
 from phasor.config.recipe import Recipe
-from phasor.files import atomic_write, remove
+from phasor.files import atomic_write, lock, remove
 from phasor.training.state import Notify, checkpoints
 from phasor.transformer import Transformer
 
@@ -68,8 +67,8 @@ class RunFolder:
         except OSError as error:
             raise OSError(f"{self.path} cannot be written: {error.strerror}") from None
         try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # goes with the process, however it ends
-        except OSError:
+            lock(self.lock)  # goes with the process, however it ends
+        except BlockingIOError:
             os.close(self.lock)
             raise ValueError(f"another process is training in {self.path}") from None
         self.remove_leftovers()

@@ -1,12 +1,11 @@
 """Checkpoints of a run, one folder per step: written whole or not at all, and checked byte by byte when read.
 
 A checkpoint is staged beside its place, flushed to the disk and renamed, so a kill at any moment leaves only whole
-ones. Its manifest holds the SHA-256 of every file. Tensors are safetensors, everything else is JSON.
+ones. Its manifest (`manifest.py`) holds the SHA-256 of every file. Tensors are safetensors, everything else is JSON.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
@@ -20,9 +19,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from phasor.checkpoints.folder import read_json, write_json
-from phasor.files import fsync, move_folder, replace_folder, staging_folder
+from phasor.files import move_folder, replace_folder, staging_folder
+from phasor.manifest import find_damage, join, read_manifest, write_manifest
 
-VALUES, MANIFEST = "state.json", "manifest.json"
+VALUES = "state.json"
 NAME = re.compile(r"step-(\d{8,})")
 Notify = Callable[[str], None]
 
@@ -67,27 +67,19 @@ def save_state(folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tenso
     ({'skips': 0}, 'step-00000007')
     """
     place = folder / checkpoint_name(step)
-    staged = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        staged = staging_folder(place)
-        for group, named in tensors.items():
-            held = {name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}
-            save_file(held, staged / f"{group}.safetensors", {"format": "pt"})
-        write_json(staged / VALUES, {"step": step, "values": dict(values)})
-        files = {file.name: fingerprint(file) for file in sorted(staged.iterdir())}
-        write_json(staged / MANIFEST, {"files": files})
-        for file in (*staged.iterdir(), staged):
-            fsync(file)
-        replace_folder(staged, place)
-        fsync(folder)
+        with staging_folder(place) as staged:
+            for group, named in tensors.items():
+                held = {name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}
+                save_file(held, staged / f"{group}.safetensors", {"format": "pt"})
+            write_json(staged / VALUES, {"step": step, "values": dict(values)})
+            write_manifest(staged, "checkpoint")
+            replace_folder(staged, place)
     except (OSError, SafetensorError) as error:  # the latter is what a full disk raises under safetensors
         reason = getattr(error, "strerror", None) or str(error)
         message = f"the checkpoint of step {step} cannot be written to {folder}: {reason}; {describe_remaining(folder)}"
         raise NotSavedError(message) from None
-    finally:
-        if staged is not None:
-            shutil.rmtree(staged, ignore_errors=True)
     return place
 
 
@@ -121,28 +113,20 @@ def newest_whole(folder: Path, notify: Notify = lambda message: None) -> tuple[i
 def damage(place: Path, step: int) -> str | None:
     """What is wrong with a checkpoint, in words; None where it is as it was written."""
     try:
-        files = manifest_files(place)
-        for name, expected in files.items():
-            if not (place / name).is_file():
-                return f"{name} is missing"
-            actual = fingerprint(place / name)
-            if actual["bytes"] != expected["bytes"]:
-                return f"{name} has {actual['bytes']} bytes and not {expected['bytes']}"
-            if actual["sha256"] != expected["sha256"]:
-                return f"{name} is not what was written, by its SHA-256"
-        if read_json(place / VALUES).get("step") != step:
+        wrong = [f"{name} {what}" for name, what in find_damage(place)]
+        if wrong:
+            return join(wrong)
+        if VALUES not in manifest_files(place) or read_json(place / VALUES).get("step") != step:
             return f"{VALUES} is of another step"
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except (ValueError, OSError) as error:
         return " ".join(str(error).split()) or "it cannot be read"
     return None
 
 
-def manifest_files(place: Path) -> dict[str, Any]:
-    """The files of a checkpoint and their fingerprints, by its manifest."""
-    files = read_json(place / MANIFEST).get("files")
-    if not isinstance(files, dict) or VALUES not in files or any(Path(name).name != name for name in files):
-        raise ValueError(f"{MANIFEST} does not list its files")
-    return files
+def manifest_files(place: Path) -> list[str]:
+    """The files of a checkpoint, by its manifest."""
+    manifest = read_manifest(place)
+    return [] if manifest is None or manifest.kind != "checkpoint" else list(manifest.files)
 
 
 def prune(folder: Path, keep: int, best: int | None = None) -> None:
@@ -170,13 +154,6 @@ def rename_damaged_checkpoints(folder: Path, step: int) -> None:
     for newer, place in checkpoints(folder):
         if newer > step:
             move_folder(place, place.with_name(f"damaged-{place.name}"))
-
-
-def fingerprint(file: Path) -> dict[str, Any]:
-    """The size and the SHA-256 of a file."""
-    with file.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    return {"bytes": file.stat().st_size, "sha256": digest}
 
 
 def describe_changes(before: Any, now: Any, name: str = "") -> list[str]:

@@ -1,0 +1,173 @@
+"""Manifests: the kind of an artifact that phasor wrote, and the size and SHA-256 of each of its files.
+
+Model folders, prepared data and checkpoints have one, and run folders. Opening an artifact compares its files with it,
+so that a damaged one is an error and not a wrong result. A folder without a manifest was not written by phasor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from phasor.files import atomic_write
+
+MANIFEST = "phasor_manifest.json"
+FORMAT = 1
+Kind = Literal["run", "model", "data", "checkpoint"]
+KINDS: tuple[Kind, ...] = ("run", "model", "data", "checkpoint")
+THREADS = 8
+LARGEST = 64 << 20  # bytes of a manifest; one of a file per tensor has less
+
+
+class DamagedError(ValueError):
+    """An artifact that phasor wrote is not as it was written; the message says how, and what to do about it."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a manifest says: the kind of the artifact, and of each file its size in bytes and its SHA-256."""
+
+    kind: Kind
+    files: dict[str, tuple[int, str]]
+
+
+def write_manifest(folder: Path, kind: Kind, names: Iterable[str] | None = None) -> Manifest:
+    """Write the manifest of the files in a folder, of all of them or of those that are named.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "config.json").write_text("{}")
+    ...     _ = write_manifest(Path(folder), "model")
+    ...     _ = Path(folder, "config.json").write_text("{ ")
+    ...     list(find_damage(Path(folder)))
+    [('config.json', 'is not what was written, by its SHA-256')]
+    """
+    names = sorted(files_below(folder) if names is None else names)
+    files = {name: found for name, found in zip(names, fingerprints(folder, names), strict=True) if found is not None}
+    listed = {name: {"bytes": size, "sha256": digest} for name, (size, digest) in files.items()}
+    with atomic_write(folder / MANIFEST) as file:
+        text = json.dumps({"format": FORMAT, "kind": kind, "files": listed}, indent=2, ensure_ascii=False)
+        file.write_text(text + "\n", encoding="utf-8")
+    return Manifest(kind, files)
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The manifest of a folder; None where it has none. An unreadable one is an OSError, a malformed one damage."""
+    file = folder / MANIFEST
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(LARGEST + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        data = json.loads(content.decode("utf-8"))
+        if data["format"] != FORMAT:
+            raise DamagedError(
+                f"{file} is damaged, or of a later version of phasor: its format is {str(data['format'])[:20]}, "
+                f"not {FORMAT}"
+            )
+        kind, listed = data["kind"], data["files"]
+        files = {name: (entry["bytes"], entry["sha256"]) for name, entry in listed.items()}
+    except DamagedError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise DamagedError(f"{file} is damaged: it is not a manifest") from None
+    if kind not in KINDS or not all(is_entry(name, *entry) for name, entry in files.items()):
+        raise DamagedError(f"{file} is damaged: it does not list the files of a {' or '.join(KINDS)}")
+    return Manifest(kind, files)
+
+
+def is_entry(name: str, size: Any, digest: Any) -> bool:
+    """Whether an entry is the name of a file inside the folder, a size, and a digest."""
+    inside = (
+        not os.path.isabs(name) and "\\" not in name and all(part not in ("", ".", "..") for part in name.split("/"))
+    )
+    return inside and type(size) is int and size >= 0 and isinstance(digest, str) and len(digest) == 64
+
+
+def find_damage(folder: Path, names: Iterable[str] | None = None) -> Iterator[tuple[str, str]]:
+    """The files of an artifact that are not as they were written, each with what is wrong with it.
+
+    Of all files in the manifest, or of those among `names`. A file that cannot be read is an OSError, not damage.
+    """
+    manifest = read_manifest(folder)
+    if manifest is None:
+        yield MANIFEST, "is missing"
+        return
+    chosen = (
+        manifest.files if names is None else {name: manifest.files[name] for name in names if name in manifest.files}
+    )
+    sizes = {name: file_size(folder / name) for name in chosen}
+    same_size = [name for name, (size, _) in chosen.items() if sizes[name] == size]
+    digests = dict(zip(same_size, fingerprints(folder, same_size), strict=True))
+    for name, (size, digest) in chosen.items():
+        if sizes[name] is None:
+            yield name, "is missing"
+        elif sizes[name] != size:
+            yield name, f"has {sizes[name]} bytes and not {size}"
+        elif digests[name] != (size, digest):
+            yield name, "is not what was written, by its SHA-256"
+
+
+def verify_folder(folder: Path, kind: Kind, names: Iterable[str] | None = None) -> bool:
+    """Compare an artifact with its manifest; False where it has none, a `DamagedError` where they differ."""
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return False
+    if manifest.kind != kind:
+        raise DamagedError(f"{folder} is not a {kind} folder: by its {MANIFEST} it is a {manifest.kind} folder")
+    wrong = [f"{name} {what}" for name, what in find_damage(folder, names)]
+    if wrong:
+        advice = f"; if you changed it yourself: phasor verify --accept {folder}" if kind == "model" else ""
+        raise DamagedError(f"{folder} is damaged: {join(wrong)}{advice}")
+    return True
+
+
+def join(lines: list[str], most: int = 5) -> str:
+    """
+    >>> join(["a is missing", "b is missing", "c is missing"], most=2)
+    'a is missing; b is missing; and 1 more'
+    """
+    return "; ".join([*lines[:most], *([f"and {len(lines) - most} more"] if len(lines) > most else [])])
+
+
+def files_below(folder: Path) -> Iterator[str]:
+    """The names of all files in a folder and its subfolders, except for hidden ones and the manifest itself."""
+    for place, inside, names in os.walk(folder):
+        inside[:] = [name for name in inside if not name.startswith(".")]
+        for name in names:
+            relative = Path(place, name).relative_to(folder).as_posix()
+            if relative != MANIFEST and not name.startswith("."):
+                yield relative
+
+
+def file_size(file: Path) -> int | None:
+    """The size of a file; None where there is none."""
+    try:
+        return file.stat().st_size if file.is_file() else None
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def fingerprints(folder: Path, names: Iterable[str]) -> list[tuple[int, str] | None]:
+    """Size and SHA-256 of files, several at a time; None for a file that is not there."""
+    files = [folder / name for name in names]
+    if len(files) < 2:
+        return [fingerprint(file) for file in files]
+    with ThreadPoolExecutor(min(THREADS, len(files), os.cpu_count() or 1)) as pool:
+        return list(pool.map(fingerprint, files))
+
+
+def fingerprint(file: Path) -> tuple[int, str] | None:
+    """Size and SHA-256 of one file."""
+    if not file.is_file():
+        return None
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        return stream.tell(), digest
