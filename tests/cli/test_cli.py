@@ -338,6 +338,9 @@ def test_a_broken_folder_is_told_in_one_line(
 ) -> None:
     phasor.save(speaker(), tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"\x00" * 20)
+    message = run_phasor.expect_error("generate", str(tmp_path), "--prompt", "1")
+    assert "is damaged: model.safetensors has 20 bytes and not" in message
+    (tmp_path / "phasor_manifest.json").unlink()
     assert "cannot be read as safetensors" in run_phasor.expect_error("generate", str(tmp_path), "--prompt", "1")
 
 
