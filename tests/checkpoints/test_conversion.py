@@ -254,18 +254,33 @@ class TestBadFolders:
         [
             ("quantization_config", {"quant_method": "gptq"}),
             ("hidden_act", "tanh"),
-            ("new_trick", 3),
             ("rope_scaling", {"type": "spiral", "factor": 2.0}),
-            ("rope_scaling", {"type": "linear", "factor": 2.0, "wobble": 1}),
             ("rope_scaling", 7),
             ("architectures", ["LlamaForSequenceClassification"]),
-            ("is_decoder", True),
+            ("is_causal", False),
         ],
     )
     def test_a_field_that_is_not_honored(self, folder, field, value):
         edit(folder, **{field: value})
         name = {"rope_scaling": "rope_"}.get(field, field)
         assert_refuses(folder, "config.json", name if field != "architectures" else "LlamaForSequenceClassification")
+
+    @pytest.mark.parametrize(
+        ("field", "value", "named"),
+        [
+            ("new_trick", 3, "new_trick (3)"),
+            ("rope_scaling", {"type": "linear", "factor": 2.0, "wobble": 1}, "rope_parameters.wobble (1)"),
+        ],
+    )
+    def test_a_field_that_transformers_ignores(self, folder, field, value, named):
+        edit(folder, **{field: value})
+        with pytest.warns(UserWarning, match="phasor ignores") as caught:
+            same(folder)
+        assert [named in str(one.message) for one in caught if "phasor ignores" in str(one.message)] == [True]
+        assert_refuses(folder, named, strict=True)
+        with pytest.warns(UserWarning, match="phasor ignores"):
+            assert main(["convert", str(folder), str(folder.parent / "mine")]) == 0
+        assert main(["convert", str(folder), str(folder.parent / "other"), "--strict"]) == 2
 
     @pytest.mark.parametrize("field", ["hidden_size", "num_hidden_layers", "vocab_size"])
     @pytest.mark.parametrize("value", [None, "wide", -3, 2.5])

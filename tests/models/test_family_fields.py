@@ -1,8 +1,11 @@
 """Fields of config.json, family by family: what their absence means, and what is not taken."""
 
 import importlib
+import inspect
 import pkgutil
 import random
+import re
+import sys
 from pathlib import Path
 
 import families
@@ -12,7 +15,7 @@ import transformers
 import phasor
 from phasor.models.families import family
 from phasor.models.family import differences
-from phasor.models.fields import Fields
+from phasor.models.fields import HARMLESS, UNSUPPORTED, Fields
 
 transformers.logging.set_verbosity_error()
 
@@ -32,11 +35,8 @@ def fields_of(case, config):
     return config.to_dict() | {"architectures": [case.cls.__name__]}
 
 
-def read(name, data):
-    fields = Fields(data, Path("config.json"))
-    config = fields.build(lambda: family(name).read(fields))
-    fields.finish(family(name).harmless)
-    return config
+def read(name, data, strict=False):
+    return family(name).read_whole(Fields(data, Path("config.json"), strict=strict))
 
 
 @every
@@ -83,11 +83,10 @@ REFUSED = {
         "partial_rotary_factor": 0.5,
         "layer_types": ["full_attention"],
         "quantization_config": {"quant_method": "fp8"},
-        "attention_bias": True,
         "sliding_window": 0,
     },
     "mixtral": {"router_jitter_noise": 0.1, "num_experts_per_tok": 99},
-    "qwen2": {"use_mrope": True, "layer_types": ["chunked_attention"], "attention_bias": True},
+    "qwen2": {"use_mrope": True, "layer_types": ["chunked_attention"]},
     "qwen3": {"attention_bias": "no", "layer_types": ["full_attention"] * 9},
     "qwen3_moe": {
         "qkv_bias": True,
@@ -106,17 +105,17 @@ REFUSED = {
         "attn_logit_softcapping": 50.0,
         "sliding_window_pattern": 0,
         "rope_parameters": {"rope_type": "default"},
-        "original_max_position_embeddings": 20,
     },
-    "phi": {"attention_bias": False, "hidden_act": "swiglu"},
+    "phi": {"hidden_act": "swiglu"},
     "phi3": {"attention_bias": True, "lm_head_bias": True, "mlp_bias": True, "full_attn_mod": 2},
-    "olmo2": {"clip_qkv": 8.0, "partial_rotary_factor": 0.5},
-    "cohere": {"logit_scale": 0.0, "layer_norm_bias": True},
-    "glm": {"mlp_bias": True},
-    "glm4": {"use_qk_norm": True},
-    "t5": {"is_encoder_decoder": False},
+    "olmo2": {"partial_rotary_factor": 0.5},
+    "cohere": {"logit_scale": 0.0},
+    "bert": {"is_decoder": True, "add_cross_attention": True},
+    "gpt2": {"add_cross_attention": True},
+    "llama": {"sliding_window": 8, "is_causal": False, "quantization_config": {"quant_method": "gptq"}},
+    "t5": {"is_encoder_decoder": False, "num_hidden_layers": 9, "head_dim": 5},
     "bart": {"is_encoder_decoder": False},
-    "gpt_oss": {"quantization_config": {"quant_method": "mxfp4"}, "hidden_act": "gelu", "layer_types": ["chunked"]},
+    "gpt_oss": {"quantization_config": {"quant_method": "fp8"}, "hidden_act": "gelu", "layer_types": ["chunked"]},
 }
 
 
@@ -132,6 +131,71 @@ def test_what_a_family_has_no_part_for_is_refused_by_name(name, field):
     }
     with pytest.raises(ValueError, match=word.get(field, field)):
         read(name, whole | used | {field: REFUSED[name][field]})
+
+
+# Of other families, or of training code; transformers reads none of them here.
+IGNORED = {
+    "mistral": {"attention_bias": True},
+    "qwen2": {"attention_bias": True},
+    "gemma3_text": {"original_max_position_embeddings": 20},
+    "phi": {"attention_bias": False},
+    "olmo2": {"clip_qkv": 8.0},
+    "cohere": {"layer_norm_bias": True},
+    "glm": {"mlp_bias": True},
+    "glm4": {"use_qk_norm": True},
+    "llama": {"unsloth_version": "2025.1", "neftune_noise_alpha": 5, "rope_interleaved": True, "loss_type": "x"},
+}
+
+
+@pytest.mark.parametrize(("name", "field"), [(name, field) for name, given in IGNORED.items() for field in given])
+def test_what_transformers_ignores_is_ignored_unless_strict(name, field):
+    _, whole = drawn(name, 0)
+    whole |= {field: IGNORED[name][field]}
+    fields = Fields(whole, Path("config.json"))
+    assert family(name).read_whole(fields) == read(name, {n: v for n, v in whole.items() if n != field})
+    assert list(fields.ignored) == [field]
+    assert field in fields.unread_fields()
+    with pytest.raises(ValueError, match=f"phasor does not honor {field}"):
+        read(name, whole, strict=True)
+
+
+def honored_by_transformers(cls, config):
+    """The fields that a model's class or its configuration's reads."""
+    model = next(c for c in cls.__mro__ if c.__module__.startswith("transformers."))
+    source = inspect.getsource(sys.modules[model.__module__])
+    found = set(re.findall(r"config\.(\w+)", source)) | set(re.findall(r'getattr\((?:self\.)?config, "(\w+)"', source))
+    of_config = inspect.getsource(sys.modules[type(config).__module__])
+    found |= set(re.findall(r"self\.(\w+)", of_config))
+    found |= set(re.findall(r'kwargs\.(?:pop|get|setdefault)\("(\w+)"', of_config))
+    found |= set(config.attribute_map) | set(config.attribute_map.values())
+    return found | set().union(*(getattr(c, "__annotations__", {}) for c in type(config).__mro__))
+
+
+# Names in the same files that are no fields of a text model's config.json, or belong to other heads.
+NO_FIELDS = set(
+    """
+    _auto_class attribute_map base_config_key base_model_ep_plan base_model_fsdp_plan base_model_pp_plan
+    base_model_tp_plan default_theta get_text_config standardize_rope_params sub_configs_defaults text_config
+    vision_config image_token_id mm_tokens_per_image classifier_dropout hidden_dropout summary_last_dropout
+    summary_proj_to_labels
+    """.split()  # noqa: SIM905
+)
+COMPUTED = {"falcon": {"head_dim"}, "gpt_neox": {"head_dim"}, "modernbert": {"sliding_window"}}
+
+
+@every
+def test_every_field_that_transformers_reads_is_understood_or_refused(name):
+    taken = set()
+    for builder in [b for b in BUILDERS if b.partition("/")[0] == name]:
+        for seed in range(4):
+            case, whole = drawn(builder, seed)
+            fields = Fields(whole, Path("config.json"))
+            family(name).read(fields)
+            taken |= fields.taken
+    honored = honored_by_transformers(case.cls, case.config)
+    known = taken | HARMLESS | UNSUPPORTED | family(name).harmless | family(name).unsupported
+    assert honored - known - NO_FIELDS - COMPUTED.get(name, set()) == set()
+    assert family(name).unsupported - honored == set(), "transformers no longer reads these"
 
 
 def test_windows_that_nobody_gave_a_width_are_refused():

@@ -41,12 +41,14 @@ def convert(
     position: PositionConfig | str | Mapping[str, Any] | None = None,
     extension: Extension | str | Mapping[str, Any] | None = None,
     check: bool = False,
+    strict: bool = False,
     progress: Callable[[str], Progress] | None = None,
 ) -> Comparison | None:
     """Write a model folder in another format: a Hugging Face one as phasor's, phasor's as a Hugging Face one.
 
     `format` overrides that. With `check`, nothing is written unless `transformers` computes the same logits from the
-    Hugging Face folder of the two. `progress("reading")` and `progress("writing")` give the progress callbacks.
+    Hugging Face folder of the two. `strict` refuses a config.json with fields that have no effect.
+    `progress("reading")` and `progress("writing")` give the progress callbacks.
 
     >>> import tempfile
     >>> from phasor import preset, save
@@ -66,7 +68,7 @@ def convert(
     if path_of(destination).resolve() == source.resolve():
         raise ValueError(f"{source} cannot be converted onto itself: name another folder")
     bar = progress or (lambda what: lambda done, total: None)
-    model = load(source, dtype=dtype, position=position, extension=extension, progress=bar("reading"))
+    model = load(source, dtype=dtype, position=position, extension=extension, strict=strict, progress=bar("reading"))
     with replacing_folder(destination) as staged:
         FORMATS[format](model, staged, bar("writing"))
         return compare(model, staged if format == "hf" else source) if check else None

@@ -21,10 +21,11 @@ from phasor.checkpoints.folder import (
     write_json,
     write_tokenizers,
 )
+from phasor.checkpoints.mxfp4 import MXFP4Tensors, is_mxfp4
 from phasor.checkpoints.sentence_transformers import add_pooling, read_back, write_pooling
 from phasor.checkpoints.tensors import TYPES, Progress, Tensors, write_tensors
 from phasor.config import ModelConfig, PooledHeadConfig
-from phasor.config.schema import unknown
+from phasor.config.schema import name_some, unknown
 from phasor.models import families
 from phasor.models.family import Family, differences
 from phasor.models.fields import Fields
@@ -59,24 +60,29 @@ def read_hf_config(folder: Path) -> ModelConfig:
     """The model configuration of a Hugging Face folder, without opening its tensors."""
     data = read_json(folder / CONFIG)
     family, fields = family_of(data, folder / CONFIG), Fields(data, folder / CONFIG)
-    config = fields.build(lambda: family.read(fields))
-    fields.finish(family.harmless)
-    return add_pooling(config, folder)
+    return add_pooling(family.read_whole(fields), folder)
 
 
 def load_hf(
-    folder: Path, device: torch.device | str, dtype: torch.dtype | None, progress: Progress | None = None
+    folder: Path,
+    device: torch.device | str,
+    dtype: torch.dtype | None,
+    progress: Progress | None = None,
+    *,
+    strict: bool = False,
 ) -> Transformer:
-    """The model of a Hugging Face folder."""
+    """The model of a Hugging Face folder; `strict` refuses fields that have no effect."""
     file = folder / CONFIG
     data = read_json(file)
     family = family_of(data, file)
-    with Tensors(folder) as tensors:
+    with (MXFP4Tensors if is_mxfp4(data) else Tensors)(folder) as tensors:
         names = canonical_names(tensors.names, family)
-        fields = Fields(data, file, names, equal=lambda a, b: torch.equal(*(tensors.get(names[n]) for n in (a, b))))
-        config = fields.build(lambda: family.read(fields))
-        fields.finish(family.harmless)
-        config = add_pooling(config, folder)
+
+        def equal(one: str, other: str) -> bool:
+            return torch.equal(tensors.get(names[one]), tensors.get(names[other]))
+
+        fields = Fields(data, file, names, equal=equal, strict=strict)
+        config = add_pooling(family.read_whole(fields), folder)
         resolve_copies(names, family, config)
         config = detect_tied_head(config, family, tensors, names)
         resolve_copies(names, family, config)
@@ -89,13 +95,14 @@ def load_hf(
         model.load_state_dict(
             fill_tensors(tensors, names, wanted, shapes, config, device, dtype, progress), assign=True
         )
-        origin = Origin(family.model_type, folder, config, fields.unread_fields(family.harmless))
+        origin = Origin(family.model_type, folder, config, fields.unread_fields())
         origin.passthrough = {name: tensors.get(names[name]).clone() for name in passthrough}
     generation = folder / SPECIAL
     origin.generation = read_json(generation) if generation.is_file() else {}
     model.special = read_special(data | origin.generation, generation if generation.is_file() else file)
     read_tokenizers(model, folder)
     model.origin = origin
+    fields.warn_about_ignored_fields()
     return model.requires_grad_(True).eval()
 
 
@@ -166,9 +173,8 @@ def check_tensors(
     if wrong:
         where = sorted({tensors.file_of[names[n]].name for n in names})
         shown = where[0] if len(where) == 1 else f"{len(where)} files"
-        raise ValueError(
-            f"{folder} ({shown}) does not fit its configuration as {family.model_type}: {'; '.join(wrong)}"
-        )
+        listed = name_some(wrong, separator="; ")
+        raise ValueError(f"{folder} ({shown}) does not fit its configuration as {family.model_type}: {listed}")
     return passthrough
 
 
@@ -297,9 +303,7 @@ def write_config(model: Transformer, family: Family) -> dict[str, Any]:
     written |= {"architectures": [family.architecture(config, passthrough)], "model_type": family.model_type}
     written["tie_word_embeddings"] = config.embedding.tied
     names = [assignment.theirs for assignment in expand_rules(family.rules(config), config, dict(model.state_dict()))]
-    again = Fields(written, Path(CONFIG), names)
-    read = family.read(again)
-    again.finish(family.harmless)
+    read = family.read_whole(Fields(written, Path(CONFIG), names, strict=True))
     read = read.replace(embedding=read.embedding.replace(tied=config.embedding.tied))
     if isinstance(config.head, PooledHeadConfig):
         read = read.replace(head=read_back(config.head))
@@ -307,6 +311,6 @@ def write_config(model: Transformer, family: Family) -> dict[str, Any]:
     ignored_before = [] if own is None else family.ignored_by_transformers(own.config)
     wrong += [line for line in family.ignored_by_transformers(config) if line not in ignored_before]
     if wrong:
-        raise ValueError(f"it would differ in {'; '.join(wrong)}")
+        raise ValueError(f"it would differ in {name_some(wrong, separator='; ')}")
     kept = NO_SPECIAL if own is None else own.fields
     return kept | special_ids(model) | written

@@ -29,6 +29,7 @@ def load(
     *,
     position: PositionConfig | str | Mapping[str, Any] | None = None,
     extension: Extension | str | Mapping[str, Any] | None = None,
+    strict: bool = False,
     verify: bool = True,
     progress: Progress | None = None,
 ) -> Transformer:
@@ -36,8 +37,9 @@ def load(
 
     `dtype` asks for another dtype, `position` and `extension` for another position scheme or rotary extension than the
     model was saved with (`extension="none"` for none). Weights that still apply are kept, and
-    `model.newly_initialized` lists those that are not from the file. A folder that phasor wrote is compared with its
-    manifest, byte by byte, unless `verify` is False.
+    `model.newly_initialized` lists those that are not from the file. Fields of a Hugging Face config.json that have no
+    effect in `transformers` have none here: a warning names them, or `strict` refuses them. A folder that phasor wrote
+    is compared with its manifest, byte by byte, unless `verify` is False.
 
     >>> import tempfile
     >>> from phasor import preset, save
@@ -57,7 +59,10 @@ def load(
     if verify:
         verify_folder(folder, "model")
     with pause_gc():
-        model = (load_hf if is_hf(folder) else load_native)(folder, device, dtype, progress)
+        if is_hf(folder):
+            model = load_hf(folder, device, dtype, progress, strict=strict)
+        else:
+            model = load_native(folder, device, dtype, progress)
     if position is None and extension is None:
         return model
     return swap_positions(model, position, extension)

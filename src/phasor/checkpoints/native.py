@@ -84,4 +84,4 @@ def check_tensors(expected: dict[str, tuple[int, ...]], tensors: Tensors) -> Non
     if wrong:
         files = sorted({file.name for file in tensors.file_of.values()})
         shown = tensors.folder / files[0] if len(files) == 1 else tensors.folder
-        raise ValueError(f"{shown} does not fit its configuration: {'; '.join(wrong)}")
+        raise ValueError(f"{shown} does not fit its configuration: {name_some(wrong, separator='; ')}")

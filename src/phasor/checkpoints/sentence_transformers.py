@@ -65,7 +65,7 @@ def add_pooling(config: ModelConfig, folder: Path) -> ModelConfig:
 
 def read_settings(file: Path) -> Fields:
     """A module's settings."""
-    return Fields(read_json(file), file)
+    return Fields(read_json(file), file, strict=True)
 
 
 def read_modules(file: Path) -> dict[str, str]:

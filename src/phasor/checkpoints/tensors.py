@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from phasor.checkpoints.folder import INDEX, WEIGHTS, read_json, write_json
+from phasor.config.schema import name_some
 
 SHARD_BYTES = 4 << 30
 # How far a read or write is: (bytes done, bytes in all).
@@ -69,7 +70,7 @@ class Tensors:
         wrong = [f"{n} is not in {f}" for n, f in listed.items() if self.file_of.get(n, Path()).name != f]
         if wrong:
             self.opened.close()
-            raise ValueError(f"{index} does not fit its files: {'; '.join(wrong)}")
+            raise ValueError(f"{index} does not fit its files: {name_some(wrong, separator='; ')}")
 
     @property
     def names(self) -> list[str]:

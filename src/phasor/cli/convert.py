@@ -20,6 +20,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--extension", metavar="KIND", help="another rotary extension, or none (see: phasor kinds extensions)"
     )
     parser.add_argument("--check", action="store_true", help="write only if transformers computes the same logits")
+    parser.add_argument("--strict", action="store_true", help="refuse a config.json with fields that have no effect")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_fields(parser, "fields of the extension", *extension_classes())
 
@@ -43,6 +44,7 @@ def run(given: argparse.Namespace) -> None:
         position=given.position,
         extension=extension,
         check=given.check,
+        strict=given.strict,
         progress=Bar,
     )
     if given.json:

@@ -87,7 +87,7 @@ def shorten(text: str, limit: int = SENTENCE_LENGTH) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
-def name_some(names: Iterable[object], most: int = 12) -> str:
+def name_some(names: Iterable[object], most: int = 12, separator: str = ", ") -> str:
     """Names for an error message, and how many are left out.
 
     >>> name_some(["wq", "wk", "wv", "wo"], most=2)
@@ -95,7 +95,7 @@ def name_some(names: Iterable[object], most: int = 12) -> str:
     """
     names = [shorten(str(name), QUOTE_LENGTH) for name in names]
     rest = len(names) - most
-    return ", ".join(names) if rest <= 0 else f"{', '.join(names[:most])} and {rest} more"
+    return separator.join(names) if rest <= 0 else f"{separator.join(names[:most])} and {rest} more"
 
 
 def by_kind(kind: str) -> Any:

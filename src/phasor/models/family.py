@@ -50,6 +50,7 @@ class Family:
       `unprefixed` names never have it. `embedding` and `head` are the two weights that may be tied.
     - `first_choice`: whether a model that fits several families is written as this one.
     - `harmless`: fields of config.json, beside those common to all, that do not change the computation.
+    - `unsupported`: fields, beside those common to all, that transformers honors in this family and phasor does not.
     - `renames`: old parts of names and what they are now. `copies`: names of tensors that repeat another.
     - `derived`: patterns of tensors that follow from the configuration. `passthrough`: patterns of tensors phasor
       has no use for; it keeps them and writes them back.
@@ -65,6 +66,7 @@ class Family:
     head: ClassVar[str] = "lm_head.weight"
     first_choice: ClassVar[bool] = False
     harmless: ClassVar[frozenset[str]] = frozenset()
+    unsupported: ClassVar[frozenset[str]] = frozenset()
     renames: ClassVar[dict[str, str]] = {}
     copies: ClassVar[dict[str, str]] = {}
     derived: ClassVar[tuple[str, ...]] = ()
@@ -73,6 +75,12 @@ class Family:
     def read(self, f: Fields) -> ModelConfig:
         """The configuration a config.json asks for; takes every field that matters."""
         raise NotImplementedError(f"{type(self).__name__} does not read its configuration")
+
+    def read_whole(self, f: Fields) -> ModelConfig:
+        """The configuration a config.json asks for, after looking at every field of it."""
+        config: ModelConfig = f.build(lambda: self.read(f))
+        f.finish(self.harmless, self.unsupported)
+        return config
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
         """The fields of config.json for a configuration; `read` has to give it back."""

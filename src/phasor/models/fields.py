@@ -1,7 +1,8 @@
-"""Read the config.json of a Hugging Face folder: a field that is not understood is refused by name, never ignored."""
+"""Read the config.json of a Hugging Face folder: every field is understood, harmless, named in a warning or refused."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -21,34 +22,36 @@ KINDS: dict[tuple[type, ...], str] = {
 HARMLESS = frozenset(
     """
     _attn_implementation _attn_implementation_autoset _commit_hash _from_model_config _name_or_path _num_labels
-    architectures auto_map bad_words_ids begin_suppress_tokens bos_token_id custom_pipelines
-    decoder_start_token_id diversity_penalty do_sample dtype early_stopping encoder_no_repeat_ngram_size eos_token_id
+    add_cross_attention architectures auto_map bad_words_ids begin_suppress_tokens bos_token_id
+    chunk_size_feed_forward cross_attention_hidden_size custom_pipelines decoder_start_token_id
+    diversity_penalty do_sample dtype early_stopping encoder_no_repeat_ngram_size eos_token_id
     exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing
-    id2label initializer_range is_encoder_decoder label2id length_penalty max_length max_new_tokens
+    id2label initializer_range is_decoder is_encoder_decoder label2id length_penalty max_length max_new_tokens
     min_length model_type no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences
-    output_attentions output_hidden_states output_scores pad_token_id prefix problem_type
+    output_attentions output_hidden_states output_scores pad_token_id prefix problem_type pruned_heads
     remove_invalid_values repetition_penalty return_dict return_dict_in_generate sep_token_id suppress_tokens
-    task_specific_params temperature tie_word_embeddings tokenizer_class top_k top_p torch_dtype
-    transformers_version typical_p unk_token_id use_cache
+    task_specific_params temperature tie_encoder_decoder tie_word_embeddings tokenizer_class top_k top_p torch_dtype
+    torchscript transformers_version typical_p unk_token_id use_bfloat16 use_cache
     """.split()  # noqa: SIM905
 )
 
-# Fields that say nothing as long as they are false, zero or empty.
-IDLE = frozenset(
+# Fields that transformers reads for every model, and phasor only where a family takes them: masks, caches, weights.
+UNSUPPORTED = frozenset(
     """
-    add_cross_attention chunk_size_feed_forward cross_attention_hidden_size is_decoder pruned_heads
-    tie_encoder_decoder torchscript use_bfloat16
+    attention_chunk_size compression_config is_causal layer_types num_kv_shared_layers per_layer_config
+    quantization_config sliding_window
     """.split()  # noqa: SIM905
 )
 
 
 class Fields:
-    """A config.json being read: every field a family takes is marked, and `finish` refuses the rest.
+    """A config.json being read: every field a family takes is marked, and `finish` goes through the rest.
 
-    `tensors` are the names in the checkpoint, for families whose parts show only there, and `equal` says
+    What is left without effect in transformers has none here: it is collected in `ignored`, or refused by a `strict`
+    reader. `tensors` are the names in the checkpoint, for families whose parts show only there, and `equal` says
     whether two of them hold the same values; `prefix` goes before names in error messages, for a nested object.
 
-    >>> fields = Fields({"hidden_size": 64, "mlp_bias": True}, Path("config.json"))
+    >>> fields = Fields({"hidden_size": 64, "mlp_bias": True}, Path("config.json"), strict=True)
     >>> fields.get("hidden_size"), fields.get("head_dim", None)
     (64, None)
     >>> fields.finish()
@@ -64,9 +67,11 @@ class Fields:
         tensors: Iterable[str] = (),
         prefix: str = "",
         equal: Callable[[str, str], bool] = lambda one, other: False,
+        strict: bool = False,
     ) -> None:
         self.data, self.file, self.tensors, self.prefix = data, file, frozenset(tensors), prefix
-        self.equal = equal
+        self.equal, self.strict = equal, strict
+        self.ignored: dict[str, Any] = {}
         self.taken: set[str] = set()
         self.defaults: dict[str, Any] = {}
 
@@ -137,21 +142,39 @@ class Fields:
             text = str(error)
             raise ValueError(text if text.startswith(str(self.file)) else f"{self.file}: {text}") from None
 
-    def unread_fields(self, harmless: Iterable[str] = ()) -> dict[str, Any]:
-        """Fields nobody took that say nothing about the computation."""
-        return {n: v for n, v in self.data.items() if n not in self.taken and (n in HARMLESS | IDLE or n in harmless)}
+    def inside(self, data: dict[str, Any], prefix: str = "") -> Fields:
+        """The fields of an object inside; what is ignored there is collected here."""
+        inner = Fields(data, self.file, self.tensors, prefix, self.equal, self.strict)
+        inner.ignored = self.ignored
+        return inner
 
-    def finish(self, harmless: Iterable[str] = ()) -> None:
-        """Refuse every field that was neither taken nor harmless; null says nothing."""
-        known = HARMLESS | self.taken | set(harmless)
-        idle = {name for name in IDLE if not self.data.get(name)}
-        left = [
-            f"{self.prefix}{n} ({json_repr(v)})"
-            for n, v in sorted(self.data.items())
-            if n not in known | idle and v is not None
-        ]
-        if left:
-            raise ValueError(f"{self.file}: phasor does not honor {name_some(left)}")
+    def unread_fields(self) -> dict[str, Any]:
+        """Fields nobody took; once `finish` let them pass, they say nothing about the computation."""
+        return {n: v for n, v in self.data.items() if n not in self.taken}
+
+    def finish(self, harmless: Iterable[str] = (), unsupported: Iterable[str] = ()) -> None:
+        """Refuse fields that transformers honors and nobody took; null, false, zero and nothing say nothing."""
+        honored = (UNSUPPORTED | set(unsupported)) - set(harmless)
+        left = {n: v for n, v in sorted(self.data.items()) if n not in self.taken and v is not None}
+        refused = {n: v for n, v in left.items() if n in honored and (v is not True if n == "is_causal" else v)}
+        unknown = {n: v for n, v in left.items() if n not in HARMLESS | honored | set(harmless)}
+        refused |= unknown if self.strict else {}
+        if refused:
+            raise ValueError(f"{self.file}: phasor does not honor {list_fields(refused, self.prefix)}")
+        self.ignored |= {f"{self.prefix}{n}": v for n, v in unknown.items()}
+
+    def warn_about_ignored_fields(self) -> None:
+        """Name the fields that have no effect, in one warning."""
+        if self.ignored:
+            text = (
+                f"{self.file}: phasor ignores fields that have no effect in transformers: {list_fields(self.ignored)}"
+            )
+            warnings.warn(text, stacklevel=4)
+
+
+def list_fields(fields: dict[str, Any], prefix: str = "") -> str:
+    """Names and values for a sentence, as many as it can hold."""
+    return name_some([f"{prefix}{n} ({json_repr(v)})" for n, v in fields.items()])
 
 
 def json_repr(value: Any) -> str:

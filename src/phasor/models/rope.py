@@ -49,7 +49,7 @@ def read_rotary(
 
     A family without `partial` rotates whole heads; `usual` are its parameters where a file has none.
     """
-    rope = Fields(parameters(f, layer_type, usual or {}), f.file, prefix="rope_parameters.")
+    rope = f.inside(parameters(f, layer_type, usual or {}), "rope_parameters.")
     base = rope.get("rope_theta", f.get("rope_theta", base))
     share = rope.get("partial_rotary_factor", f.get("partial_rotary_factor", partial or 1.0))
     kind = rope.get("rope_type", rope.get("type", "default"))

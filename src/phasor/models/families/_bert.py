@@ -38,6 +38,9 @@ class BertLike(Family):
     head_activation: ClassVar[str | None] = None  # where it is not the blocks' own
     has_pooler: ClassVar[bool] = True
     harmless = HARMLESS
+    unsupported: ClassVar[frozenset[str]] = frozenset(
+        {"add_cross_attention", "is_decoder"}
+    )  # what makes a decoder of it
     renames = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
     derived: ClassVar[tuple[str, ...]] = ("*.embeddings.position_ids", "*.embeddings.token_type_ids")
 

@@ -46,7 +46,10 @@ class T5Like(Family):
 
     def read(self, f: Fields) -> ModelConfig:
         alone = f.get("architectures", None) == [self.encoder]
-        depth = f.get("num_layers")
+        depth, dim, heads = f.get("num_layers"), f.get("d_model"), f.get("num_heads")
+        same = {"num_hidden_layers": depth, "hidden_size": dim, "num_attention_heads": heads, "head_dim": f.get("d_kv")}
+        for name, value in same.items():
+            f.expect(name, value)
         sides: dict[str, Any] = {"shape": "encoder", "num_layers": depth}
         if not alone:
             f.expect("is_encoder_decoder", True)
@@ -56,9 +59,9 @@ class T5Like(Family):
         return ModelConfig(
             **sides,
             vocab_size=f.get("vocab_size"),
-            dim=f.get("d_model"),
+            dim=dim,
             hidden_dim=f.get("d_ff"),
-            num_heads=f.get("num_heads"),
+            num_heads=heads,
             head_dim=f.get("d_kv"),
             max_length=f.get("n_positions", LENGTH),
             position=T5PositionConfig(

@@ -23,6 +23,7 @@ class DistilBert(BertLike):
     embedding = "distilbert.embeddings.word_embeddings.weight"
     head = "vocab_projector.weight"
     harmless = frozenset({"output_past", "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds", "tie_weights_"})
+    unsupported = frozenset()
     transform = ("vocab_transform", "vocab_layer_norm")
     has_pooler = False
 

@@ -69,7 +69,7 @@ class Gemma3(GemmaLike):
         found = {}
         for kind, base in bases.items():
             own = (given.get(kind) or {}) | (stretched if kind == FULL else {})
-            fields = Fields({"rope_parameters": own}, f.file)
+            fields = f.inside({"rope_parameters": own})
             found[kind] = read_rotary(fields, config.head_dim, config.max_length, base=base)
         return found
 

@@ -23,6 +23,7 @@ class GPT2(GPTLike):
     first_choice = True
     # The one field more says in what precision and order scores are computed.
     harmless = GPTLike.harmless | {"reorder_and_upcast_attn"}
+    unsupported = frozenset({"add_cross_attention"})
 
     def read(self, f: Fields) -> ModelConfig:
         plain = ModelConfig(

@@ -1,4 +1,4 @@
-"""gpt-oss, with unquantized experts; files with MXFP4 weights are refused by their `quantization_config`."""
+"""gpt-oss, with experts in MXFP4 as it is published, or unquantized."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from phasor.config import (
 from phasor.models.families._layers import FULL, SLIDING, read_types, vary_layers, windows_of, write_types
 from phasor.models.families._llama import EVERY_BIAS, LlamaLike
 from phasor.models.family import require_kind
-from phasor.models.fields import Fields
+from phasor.models.fields import Fields, json_repr
 from phasor.models.layout import Interleaved, Rule, linear
 from phasor.models.rope import read_rotary, write_rotary
 from phasor.nn.positions import RotaryConfig
@@ -51,6 +51,9 @@ class GptOss(LlamaLike):
     def read(self, f: Fields) -> ModelConfig:
         plain = ModelConfig(**self.sizes(f))
         f.expect("hidden_act", "silu")
+        method = f.get("quantization_config", {}).get("quant_method", "mxfp4")
+        if method != "mxfp4":
+            raise ValueError(f"{f.file}: phasor does not honor quantization_config with {json_repr(method)}")
         mixture = ExpertsConfig(
             num_experts=f.get("num_local_experts", f.get("num_experts", 128)),
             top_k=f.get("num_experts_per_tok", 4),

@@ -18,6 +18,7 @@ class Llama(LlamaLike):
     model_type = "llama"
     title = "Llama 1, 2, 3, 3.1"
     architectures = {"lm": "LlamaForCausalLM", "none": "LlamaModel"}
+    aliases = {"LLaMAForCausalLM": "lm"}  # as the first files have it
     first_choice = True
     harmless = frozenset({"pretraining_tp"})  # the tensor-parallel slices of pretraining: the same result
 

@@ -121,7 +121,7 @@ def read_object(f: Fields, name: str) -> Fields:
     given = f.get(name, {})
     if not isinstance(given, dict):
         raise ValueError(f"{f.file}: {name} must be an object, not {json_repr(given)}")
-    return Fields(given, f.file, prefix=f"{name}.")
+    return f.inside(given, f"{name}.")
 
 
 FAMILY = MPT()

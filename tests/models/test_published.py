@@ -1,0 +1,70 @@
+"""The config.json of well-known models, as they are published: each is understood, and means what transformers reads.
+
+The files in tests/published hold the fields and values of the hub's files as far as they are known here; the last one
+collects what training code leaves in fine-tuned models.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import transformers
+
+import phasor
+from phasor.checkpoints.load import read_config
+from phasor.models.families import family, names
+from phasor.models.family import differences
+from phasor.models.fields import Fields
+
+transformers.logging.set_verbosity_error()
+
+FOLDER = Path(__file__).parents[1] / "published"
+PUBLISHED = {file.stem: file for file in sorted(FOLDER.glob("*.json"))}
+every = pytest.mark.parametrize("name", PUBLISHED)
+
+
+@every
+def test_a_published_configuration_means_what_transformers_reads(name, tmp_path):
+    (tmp_path / "config.json").write_bytes(PUBLISHED[name].read_bytes())
+    ours = read_config(tmp_path)
+    data = json.loads(PUBLISHED[name].read_text())
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path)
+    spelled = theirs.to_dict() | {"architectures": data["architectures"]}
+    again = family(data["model_type"]).read_whole(Fields(spelled, Path("config.json")))
+    # Whether a head is tied shows in the tensors: a T5 of transformers says that it is whatever the file says.
+    assert differences(ours, again.replace(embedding=again.embedding.replace(tied=ours.embedding.tied))) == []
+    assert ours.max_length == again.max_length
+    assert ours.dim == theirs.hidden_size
+    assert (
+        ours.depth("encoder" if ours.shape == "encoder" else "decoder") == getattr(theirs, "decoder_layers", None)
+        or getattr(theirs, "num_decoder_layers", None)
+        or theirs.num_hidden_layers
+    )
+
+
+def test_most_families_are_among_them():
+    found = {json.loads(file.read_text())["model_type"] for file in PUBLISHED.values()}
+    assert found == set(names())
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m", "vicuna-7b-v1.3", "starcoder2-3b", "finetune-with-trainer-fields"])
+def test_fields_without_effect_are_named_once_or_refused(name, tmp_path):
+    data = json.loads(PUBLISHED[name].read_text())
+    sizes = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3}
+    sizes |= {"num_key_value_heads": 3, "vocab_size": 50, "torch_dtype": "float32"}
+    config = transformers.AutoConfig.for_model(data["model_type"], **sizes)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(data | sizes))
+    with pytest.warns(UserWarning, match="phasor ignores fields that have no effect in transformers") as caught:
+        model = phasor.load(tmp_path)
+    assert len(caught) == 1
+    named = {"smollm2-135m": ["is_llama_config (true)", "rope_interleaved (false)"]}
+    named |= {"vicuna-7b-v1.3": ["max_sequence_length (2048)"]}
+    named |= {"starcoder2-3b": ["attention_softmax_in_fp32", "layer_norm_epsilon", "scale_attn_weights"]}
+    named |= {"finetune-with-trainer-fields": ["bos_token ('<s>')", "unsloth_version", "use_flash_attention"]}
+    assert all(text in str(caught[0].message) for text in named[name])
+    with pytest.raises(ValueError, match="phasor does not honor"):
+        phasor.load(tmp_path, strict=True)
+    phasor.save(model, tmp_path / "back", format="hf")
+    back = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert [text for text in named[name] if text.partition(" ")[0] not in back] == []
