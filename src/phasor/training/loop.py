@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 
 from phasor.config.recipe import Recipe
 from phasor.data.prefetch import StepBatches
-from phasor.device import resolve_device
+from phasor.device import deterministic_algorithms, resolve_device
 from phasor.training.build import build_model, check_model
 from phasor.training.datasets import Datasets, load_datasets
 from phasor.training.progress import StepReport, TrainingProgress
@@ -46,7 +46,8 @@ def train(recipe: Recipe, resume: bool = False, progress: TrainingProgress | Non
     """Train what a recipe describes, and leave a run folder: recipe, metrics, checkpoints, a plot and the model.
 
     With `resume` a run continues from its newest whole checkpoint, and its weights become, bit by bit, those of a run
-    that was never stopped. Ctrl-C and SIGTERM save a checkpoint and end the run.
+    that was never stopped; on a GPU that takes `train.deterministic`. Ctrl-C and SIGTERM save a checkpoint and end the
+    run.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -65,7 +66,8 @@ def train(recipe: Recipe, resume: bool = False, progress: TrainingProgress | Non
     device = resolve_device(recipe.train.device)
     check_model(recipe)
     run_folder = RunFolder(choose_run_folder(recipe, resume), recipe, resume=resume)
-    with StopSignal() as stop, fork_generators(device), run_folder as run:
+    exact = deterministic_algorithms(recipe.train.deterministic)
+    with StopSignal() as stop, fork_generators(device), exact, run_folder as run:
         run.notify = progress.on_message
         state = load_newest(run.checkpoints, run.notify) if resume else None
         if resume and state is None:

@@ -16,7 +16,7 @@ from phasor.ops import dispatch
 from phasor.ops.attention import split_large
 from phasor.ops.attention.mask import Mask
 from phasor.ops.attention.score_mod import ScoreMod
-from phasor.ops.dispatch import compute_dtype, needs_grad
+from phasor.ops.dispatch import compute_dtype, must_be_deterministic, needs_grad
 
 # cuDNN plans anew for every shape, for tens of milliseconds. Shapes recur in training; prompts are all different, and
 # have to be this long for one plan to pay.
@@ -107,9 +107,8 @@ def available() -> tuple[bool, bool]:
     if not torch.cuda.is_available() or not torch.backends.cudnn.is_available():
         return False, False
     version = torch.backends.cudnn.version() or 0
-    strict = torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
     suits = torch.cuda.get_device_capability()[0] in (9, 10) and version >= 90000
-    return suits and not strict and torch.backends.cuda.cudnn_sdp_enabled(), version > 91500
+    return suits and not must_be_deterministic() and torch.backends.cuda.cudnn_sdp_enabled(), version > 91500
 
 
 # Constants to the compiler: what torch.compiler.assume_constant_result says, which would import all of it.

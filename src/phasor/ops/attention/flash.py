@@ -13,7 +13,7 @@ from phasor.ops.attention.bias import DistanceBias
 from phasor.ops.attention.mask import Mask
 from phasor.ops.attention.score_mod import ScoreMod
 from phasor.ops.custom_op import custom_op
-from phasor.ops.dispatch import compute_dtype
+from phasor.ops.dispatch import compute_dtype, must_be_deterministic, needs_grad
 
 MAX_HEAD_DIM = 256
 
@@ -31,6 +31,8 @@ def why_not(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) ->
         return "the bias is not a DistanceBias"
     if score_mod.bias is not None and score_mod.bias.slopes is not None and score_mod.bias.slopes.requires_grad:
         return "the slopes of the bias are learned"
+    if score_mod.bias is not None and must_be_deterministic() and needs_grad(score_mod.bias.table):
+        return "the gradient of the bias's table is summed in any order, and deterministic algorithms are asked for"
     dtype = compute_dtype(q)
     if dtype not in dispatch.KERNEL_DTYPES or not dtype == compute_dtype(k) == compute_dtype(v):
         dtypes = " and ".join(", ".join(str(x.dtype)[6:] for x in (q, k, v)).rsplit(", ", 1))
