@@ -92,8 +92,8 @@ def test_layers_with_different_numbers_of_experts_train():
     loss = loss_of(model, batch)
     record = Record("router")
     model(batch.tokens, document_ids=batch.document_ids, record=record)
-    one_by_one = [balancing_loss([x], k) for x, k in zip(record.router, (1, 4, 1), strict=True)]
-    torch.testing.assert_close(loss.balance, sum(one_by_one) / 3)
+    separate = [balancing_loss([x], k) for x, k in zip(record.router, (1, 4, 1), strict=True)]
+    torch.testing.assert_close(loss.balance, sum(separate) / 3)
     loss.total.backward()
     routers = [block.feedforward.router for block in model.decoder.blocks if hasattr(block.feedforward, "router")]
     assert all(router.weight.grad.abs().sum() > 0 for router in routers)

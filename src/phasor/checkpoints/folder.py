@@ -13,8 +13,10 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from phasor.checkpoints.tokenizer_errors import TOKENIZER_BYTES, check_growth, tokenizer_errors
 from phasor.config.generation import SpecialTokens
 from phasor.config.schema import quote
+from phasor.config.text_files import from_json, read_text
 from phasor.files import replace_folder, staging_folder
 from phasor.manifest import MANIFEST, write_manifest
 
@@ -122,12 +124,7 @@ def read_json_list(file: Path) -> list[Any]:
 
 
 def parse_json(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{file} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is not JSON: {error}") from None
+    return from_json(read_text(file, "the JSON file"), file)
 
 
 def write_json(file: Path, data: dict[str, Any] | list[Any]) -> None:
@@ -180,9 +177,10 @@ def read_tokenizers(model: Any, folder: Path) -> None:
 def read_tokenizer(folder: Path, name: str = TOKENIZER) -> Tokenizer | None:
     """A folder's tokenizer, where it has one."""
     file = folder / name
-    if not file.is_file():
+    if not file.exists():
         return None
-    try:
-        return Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises plain Exception
-        raise ValueError(f"{file} is not a tokenizer: {error}") from None
+    text = read_text(file, "the tokenizer", TOKENIZER_BYTES)
+    with tokenizer_errors(f"{file} is not a tokenizer"):
+        tokenizer = Tokenizer.from_str(text)
+    check_growth(tokenizer, str(file))
+    return tokenizer

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 
 from phasor.checkpoints.folder import CONFIG, path_of
+from phasor.config.schema import quote
+from phasor.config.text_files import read_text
 from phasor.files import restore_folder
 
 
@@ -21,7 +23,10 @@ def resolve_folder(folder: str | Path) -> Path:
         return path
     reference = path / "refs" / "main"
     if reference.is_file():
-        return snapshots / reference.read_text().strip()
+        name = read_text(reference).strip()
+        if not name or Path(name).name != name:
+            raise ValueError(f"{reference} must name a folder in {snapshots}, not {quote(name)}")
+        return snapshots / name
     found = sorted(snapshots.iterdir())
     if len(found) != 1:
         raise ValueError(

@@ -19,7 +19,7 @@ from phasor.checkpoints.folder import (
     write_tokenizers,
 )
 from phasor.checkpoints.hf import Origin
-from phasor.checkpoints.tensors import Progress, Tensors, write_tensors
+from phasor.checkpoints.tensors import TYPES, Progress, Tensors, write_tensors
 from phasor.config import ModelConfig
 from phasor.config.schema import name_some
 from phasor.transformer import Transformer
@@ -47,14 +47,15 @@ def load_native(
         model = Transformer(config)
     with Tensors(folder) as tensors:
         check_tensors({name: tuple(x.shape) for name, x in model.state_dict().items()}, tensors)
+        check_dtypes(tensors, dtype)
         loaded: dict[str, Tensor] = {}
         for i, name in enumerate(tensors.names):
             found = tensors.get(name)
-            loaded[name] = found.to(device, dtype if found.is_floating_point() else None)
+            loaded[name] = found.to(device, dtype)
             if progress is not None:
                 progress(i + 1, len(tensors.names))
     model.load_state_dict(loaded, assign=True)
-    if (folder / SPECIAL).is_file():
+    if (folder / SPECIAL).exists():
         model.special = read_special(read_json(folder / SPECIAL), folder / SPECIAL)
     read_tokenizers(model, folder)
     model.origin = Origin("phasor", folder, config)
@@ -85,3 +86,17 @@ def check_tensors(expected: dict[str, tuple[int, ...]], tensors: Tensors) -> Non
         files = sorted({file.name for file in tensors.file_of.values()})
         shown = tensors.folder / files[0] if len(files) == 1 else tensors.folder
         raise ValueError(f"{shown} does not fit its configuration: {name_some(wrong, separator='; ')}")
+
+
+def check_dtypes(tensors: Tensors, dtype: torch.dtype | None) -> None:
+    """Weights are floating-point numbers, all of one dtype unless another is asked for."""
+    dtypes = {name: tensors.dtype(name) for name in tensors.names}
+    for name, kind in dtypes.items():
+        if kind not in TYPES:
+            raise ValueError(f"{tensors.file_of[name]}: {name} is stored as {kind}, and weights are {', '.join(TYPES)}")
+    if dtype is None and len(set(dtypes.values())) > 1:
+        first = {kind: name for name, kind in reversed(dtypes.items())}
+        shown = " and ".join(f"{TYPES[kind]} ({name})" for kind, name in first.items())
+        raise ValueError(
+            f"{tensors.folder} stores weights of several dtypes, {shown}: say which to load them as (dtype)"
+        )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from phasor.bench import DEFAULT_WORKLOADS, WORKLOADS
 from phasor.cli.output import console, new_table, plain, print_json, show
 from phasor.config.schema import unknown
+from phasor.config.text_files import read_text
 
 if TYPE_CHECKING:
     from phasor.bench.report import Entry, Report, WorkloadResult
@@ -143,7 +144,7 @@ def read(given: argparse.Namespace, found: Callable[[WorkloadResult], None]) -> 
     if given.full or given.compile or given.device:
         raise ValueError("--read times nothing: it goes without --device, --full and --compile")
     try:
-        report = Report.from_dict(json.loads(Path(given.read).read_text(encoding="utf-8")))
+        report = Report.from_dict(json.loads(read_text(given.read)))
     except ValueError as error:
         raise ValueError(f"{given.read}: {error}") from None
     for name in given.workloads:

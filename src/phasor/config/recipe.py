@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +11,10 @@ from typing import Any, Literal, Self
 from phasor.config.model import ModelConfig
 from phasor.config.schedules import CosineSchedule, ScheduleConfig
 from phasor.config.schema import Config, names, not_negative, positive, quote, unknown
+from phasor.config.text_files import from_json, read_text
 from phasor.config.yaml_text import from_yaml
+
+RECIPE_BYTES = 1 << 20
 
 Task = Literal["lm", "translation", "mlm"]
 MAX_WORKERS, MAX_VOCAB_SIZE = 256, 1 << 24
@@ -234,25 +236,11 @@ class Recipe(Config):
 
 def read_recipe(path: str | Path) -> dict[str, Any]:
     """The mapping in a YAML or JSON file, not validated yet."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"the recipe {path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"the recipe {path} is not UTF-8 at byte {error.start}") from None
+    text = read_text(path, "the recipe", RECIPE_BYTES)
     data = from_json(text, path) if Path(path).suffix == ".json" else from_yaml(text, str(path))
     if not isinstance(data, dict):
         raise ValueError(f"the recipe {path} must hold a mapping of fields, not {quote(data)}")
     return data
-
-
-def from_json(text: str, path: str | Path) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}, line {error.lineno}: this is not JSON: {error.msg}") from None
-    except RecursionError:
-        raise ValueError(f"{path}: this is not JSON: it is nested too deep") from None
 
 
 DEFAULT = Recipe(

@@ -187,9 +187,9 @@ class Config:
     def from_json(cls, text: str) -> Self:
         """The inverse of `to_json`."""
         try:
-            data = json.loads(text)
+            data = json.loads(text, object_pairs_hook=unique_keys)
         except (ValueError, TypeError, RecursionError) as error:
-            raise ValueError(f"this is not JSON: {error}") from None
+            raise ValueError(f"this is not JSON: {shorten(str(error), 300)}") from None
         return cls.from_dict(data)
 
 
@@ -235,6 +235,16 @@ def named_fields(cls: type[Config], data: object) -> dict[str, Any]:
         if not isinstance(name, str):
             raise unknown(f"field of {cls.__name__}", name, names(cls))
     return dict(data)
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of a JSON text, whose keys must differ."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for i, key in enumerate(keys) if key in keys[:i])
+        raise ValueError(f"the key {quote(twice)} stands twice")
+    return found
 
 
 def fields(cls: type[Config]) -> tuple[dataclasses.Field[Any], ...]:

@@ -6,6 +6,8 @@ import functools
 import re
 from typing import Any
 
+MOST_DEPTH = 100
+MOST_VALUES = 100_000  # of one text
 # Tag, pattern and the characters such a scalar may begin with.
 SCALARS = (
     ("null", r"~|null|Null|NULL|", [*"~nN", ""]),
@@ -25,13 +27,39 @@ def from_yaml(text: str, where: str) -> Any:
         import yaml  # type: ignore[import-untyped]
     except ImportError:
         raise ValueError(f"{where}: YAML needs the package pyyaml: pip install 'phasor[train]'") from None
+    load = loader()(text)
     try:
-        return yaml.load(text, Loader=loader())
+        node = load.get_single_node()
+        problem = None if node is None else expansion_problem(node)
+        value = None if node is None or problem else load.construct_document(node)
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ValueError(f"{where}{line}: this is not YAML: {error.problem}") from None
     except Exception as error:  # YAML's own tags raise whatever they run into
         raise ValueError(f"{where}: this is not YAML: {' '.join(str(error).split())}") from None
+    if problem is not None:
+        raise ValueError(f"{where}{problem}")
+    return value
+
+
+def expansion_problem(node: Any) -> str | None:
+    """What is wrong with the aliases of a text: one may stand for itself, or for too many values."""
+    sizes: dict[int, int] = {}  # of every value, aliases written out; 0 while it is being counted
+    pending = [(node, False)]
+    while pending:
+        node, counted = pending.pop()
+        inner = node.value if isinstance(node.value, list) else []
+        parts = [part for entry in inner for part in (entry if isinstance(entry, tuple) else (entry,))]
+        if counted:
+            sizes[id(node)] = 1 + sum(sizes[id(part)] for part in parts)
+            if sizes[id(node)] > MOST_VALUES:
+                return f": with its aliases written out it has more than {MOST_VALUES} values"
+        elif sizes.get(id(node)) == 0:
+            return f", line {node.start_mark.line + 1}: an alias stands for something that it is part of"
+        elif id(node) not in sizes:
+            sizes[id(node)] = 0
+            pending += [(node, True), *((part, False) for part in parts)]
+    return None
 
 
 @functools.cache
@@ -41,6 +69,18 @@ def loader() -> Any:
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
         yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
+
+        def fetch_flow_collection_start(self, token: Any) -> None:
+            super().fetch_flow_collection_start(token)
+            self.check_depth()
+
+        def add_indent(self, column: int) -> bool:
+            self.check_depth()
+            return bool(super().add_indent(column))
+
+        def check_depth(self) -> None:
+            if self.flow_level + len(self.indents) > MOST_DEPTH:
+                raise yaml.scanner.ScannerError(None, None, "it is nested too deep", self.get_mark())
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             seen = set()

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from phasor.checkpoints.folder import SOURCE_TOKENIZER, TOKENIZER, read_tokenizer
 from phasor.checkpoints.hub import resolve_folder
+from phasor.checkpoints.tokenizer_errors import tokenizer_errors
 from phasor.config.recipe import Recipe, Task
 from phasor.data.dates import Split
 from phasor.data.split import Example
@@ -139,7 +140,8 @@ def encode_texts(texts: Iterable[str], tokenizer: Tokenizer, ends: bool, special
         return [np.append(ids, np.uint32(special.eos)) for ids in raw] if ends else raw
     tokenizer.encode_special_tokens = True  # the name of one, in a text, is text
     cut = [[text] if ends else pieces(text) for text in texts]
-    encodings = iter(tokenizer.encode_batch_fast([piece for one in cut for piece in one], add_special_tokens=ends))
+    with tokenizer_errors("the tokenizer cannot encode the data"):
+        encodings = iter(tokenizer.encode_batch_fast([piece for one in cut for piece in one], add_special_tokens=ends))
     return [np.concatenate([np.array(next(encodings).ids, np.uint32) for _ in one]) for one in cut]
 
 

@@ -6,6 +6,7 @@ A source is a file or a folder, gzipped or not, or nothing for the formats that 
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
 import sysconfig
@@ -17,10 +18,12 @@ from typing import BinaryIO, NamedTuple, cast
 
 from phasor.config.recipe import DataConfig
 from phasor.config.schema import name_some, quote
+from phasor.config.text_files import check_regular
 from phasor.data.dates import Split, dates
 
 SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__", "turtledemo"}
 SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".tsv": "tsv"}
+TEXT_BYTES = 1 << 30  # of one line or document, unpacked: a small packed file may hold one without end
 MARK = b"\xef\xbb\xbf"  # what some editors put before UTF-8
 
 
@@ -43,6 +46,7 @@ def source_files(path: str | None, config: DataConfig) -> list[Path]:
     if not start.exists():
         raise ValueError(f"{start} does not exist")
     if not start.is_dir():
+        check_regular(start.stat(), f"{start} (data are read more than once)")
         return [start]
     files = [file for file in sorted(start.rglob("*")) if file.is_file() and not hidden(file.relative_to(start))]
     if not files:
@@ -95,12 +99,18 @@ def text_documents(file: Path, config: DataConfig) -> Iterator[str]:
         yield from (line.text for line in lines(file, config))
     else:
         kept: list[str] = []
+        size = 0
         for line in lines(file, config):
             if line.text.strip():
                 kept.append(line.text)
+                size += len(line.text) + 1
+                if size > TEXT_BYTES:
+                    raise ValueError(
+                        f"{file}, line {line.number}: this paragraph is longer than {TEXT_BYTES >> 20} MiB"
+                    )
             elif kept:
                 yield "\n".join(kept)
-                kept = []
+                kept, size = [], 0
         yield "\n".join(kept)
 
 
@@ -191,7 +201,13 @@ def lines(file: Path, config: DataConfig) -> Iterator[Line]:
 def raw_lines(file: Path) -> Iterator[bytes]:
     try:
         with open_file(file) as stream:
-            yield from stream
+            for number in itertools.count(1):
+                line = stream.readline(TEXT_BYTES + 1)
+                if len(line) > TEXT_BYTES:
+                    raise ValueError(f"{file}, line {number} is longer than {TEXT_BYTES >> 20} MiB")
+                if not line:
+                    return
+                yield line
     except (OSError, EOFError, zlib.error) as error:
         raise read_error(file, error) from None
 
@@ -199,9 +215,14 @@ def raw_lines(file: Path) -> Iterator[bytes]:
 def read_bytes(file: Path) -> bytes:
     try:
         with open_file(file) as stream:
-            return stream.read()
+            data = stream.read(TEXT_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise read_error(file, error) from None
+    if len(data) > TEXT_BYTES:
+        raise ValueError(
+            f"{file} is a document of more than {TEXT_BYTES >> 20} MiB: set data.document to 'line' or 'paragraph'"
+        )
+    return data
 
 
 def open_file(file: Path) -> BinaryIO:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 from phasor.checkpoints.folder import remove_limits
+from phasor.checkpoints.tokenizer_errors import tokenizer_errors
 
 
 def encode_prompts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
@@ -23,7 +24,8 @@ def encode_prompts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]
     tokenizer = without_limits(tokenizer)
     for text in texts:
         check_text(text)
-    return [encoding.ids for encoding in tokenizer.encode_batch_fast(list(texts))]
+    with tokenizer_errors("the tokenizer cannot encode the prompt"):
+        return [encoding.ids for encoding in tokenizer.encode_batch_fast(list(texts))]
 
 
 def without_limits(tokenizer: Tokenizer) -> Tokenizer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from phasor.checkpoints.tokenizer_errors import tokenizer_errors
 from phasor.generation.request import GenerationRequest, SequenceState
 
 REPLACEMENT = "\ufffd"  # what a tokenizer decodes bytes to that are not a character, or not yet
@@ -49,8 +50,9 @@ class TextDecoder:
         return "" if self.stopped else self.held + self._pending_text()
 
     def _pending_text(self) -> str:
-        known = self.tokenizer.decode(self.before)
-        return self.tokenizer.decode(self.before + self.pending)[len(known) :]
+        with tokenizer_errors("the tokenizer cannot decode what was generated"):
+            known = self.tokenizer.decode(self.before)
+            return self.tokenizer.decode(self.before + self.pending)[len(known) :]
 
 
 class TextTracker:

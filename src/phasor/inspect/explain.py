@@ -9,6 +9,7 @@ from typing import Any
 
 from phasor.config import Extension, ModelConfig, PositionConfig
 from phasor.config.schema import names, quote, summary, unknown
+from phasor.config.text_files import read_text
 from phasor.models.presets import preset
 from phasor.nn.positions import RotaryConfig
 
@@ -113,7 +114,7 @@ def resolve_model(config: ModelConfig | str | Path) -> tuple[str, ModelConfig]:
             f"{config} is neither a configuration file nor a folder with config.json; a preset is named preset:NAME"
         )
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file)
         if path.is_dir() and '"model_type"' in text:
             from phasor.checkpoints.load import read_config  # loads torch, which phasor's own files do not need
 
