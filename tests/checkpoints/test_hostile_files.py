@@ -23,6 +23,7 @@ from phasor.config.recipe import DataConfig, Recipe, read_recipe
 from phasor.data import sources
 from phasor.data.sources import documents, lines, source_files
 from phasor.generation.encode import encode_prompts
+from phasor.manifest import MANIFEST
 
 SIZES = {"vocab_size": 11, "dim": 8, "num_layers": 1, "num_heads": 2}
 
@@ -42,6 +43,7 @@ def sentence(call: Callable[[], object]) -> str:
 def folder(tmp_path: Path) -> Path:
     torch.manual_seed(0)
     phasor.save(phasor.Transformer(phasor.ModelConfig(**SIZES)), tmp_path / "model")
+    (tmp_path / "model" / MANIFEST).unlink()  # whoever forges a file leaves this one out
     return tmp_path / "model"
 
 
