@@ -16,11 +16,11 @@ class CommandRunner:
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self.capsys = capsys
 
-    def __call__(self, *arguments: str) -> str:
-        """The standard output of a command that succeeds."""
-        code = main(arguments)
+    def __call__(self, *arguments: str, code: int = 0) -> str:
+        """The standard output of a command that succeeds, or ends with another code that is expected."""
+        found = main(arguments)
         out, self.error = self.capsys.readouterr()
-        assert code == 0, self.error
+        assert found == code, self.error
         return out
 
     def expect_error(self, *arguments: str) -> str:

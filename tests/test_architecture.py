@@ -40,7 +40,7 @@ MaskedHeadConfig ModelConfig NoHeadConfig NoNormConfig NormalInitConfig Optimize
 PooledHeadConfig PostConfig PreConfig RMSNormConfig ReGLUConfig ReLUConfig Recipe Record Rotary SandwichConfig
 SaveConfig SiLUConfig SpecialTokens StableSchedule SwiGLUClampedConfig SwiGLUConfig T5InitConfig TrainConfig
 Transformer XavierInitConfig backends balancing_loss convert evaluate exact_rotary explain generate kinds load preset
-quantize save stream train translate
+quantize save stream train translate verify
 """.split()  # noqa: SIM905
 
 

@@ -24,6 +24,7 @@ _HOMES = {
     "phasor.evaluation": "evaluate translate",
     "phasor.inspect.backends": "backends",
     "phasor.kv_cache.dynamic": "KVCache",
+    "phasor.manifest": "verify",
     "phasor.checkpoints": "convert exact_rotary load save",
     "phasor.config.generation": "GenerationConfig SpecialTokens",
     "phasor.config.recipe": "DataConfig OptimizerConfig Recipe SaveConfig TrainConfig",
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from phasor.inspect.explain import explain as explain
     from phasor.inspect.kinds import kinds as kinds
     from phasor.kv_cache.dynamic import KVCache as KVCache
+    from phasor.manifest import verify as verify
     from phasor.models.presets import preset as preset
     from phasor.nn.moe import balancing_loss as balancing_loss
     from phasor.nn.positions import *  # noqa: F403

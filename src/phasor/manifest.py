@@ -21,6 +21,7 @@ MANIFEST = "phasor_manifest.json"
 FORMAT = 1
 Kind = Literal["run", "model", "data", "checkpoint"]
 KINDS: tuple[Kind, ...] = ("run", "model", "data", "checkpoint")
+RUN_MARKER = "run.json"  # in run folders
 THREADS = 8
 LARGEST = 64 << 20  # bytes of a manifest; one of a file per tensor has less
 
@@ -171,3 +172,74 @@ def fingerprint(file: Path) -> tuple[int, str] | None:
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
         return stream.tell(), digest
+
+
+@dataclass(frozen=True)
+class ArtifactReport:
+    """An artifact, the number of its files, and those that are not as they were written with what is wrong."""
+
+    folder: Path
+    kind: Kind
+    files: int
+    wrong: list[tuple[str, str]]
+
+
+def verify(folder: str | Path) -> list[ArtifactReport]:
+    """Compare a folder that phasor wrote with its manifest; of a run its data, checkpoints and model too.
+
+    Each report names the files that are missing, or are not as they were written.
+
+    >>> import tempfile
+    >>> from phasor import Transformer, preset, save
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=1, vocab_size=50)), folder)
+    ...     _ = Path(folder, "config.json").write_text("{}")
+    ...     [(report.kind, report.files, [name for name, what in report.wrong]) for report in verify(folder)]
+    [('model', 3, ['config.json'])]
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder")
+    own: list[tuple[Path, Kind | None]] = [(folder, None)] if os.path.lexists(folder / MANIFEST) else []
+    reports = [report_of(place, kind) for place, kind in (*own, *run_parts(folder))]
+    if not reports:
+        raise ValueError(f"{folder} was not written by phasor: it has no {MANIFEST}")
+    return reports
+
+
+def run_parts(folder: Path) -> Iterator[tuple[Path, Kind]]:
+    """The artifacts inside a run folder, where there are any."""
+    parts: tuple[tuple[str, Kind], ...] = (("data", "data"), ("checkpoints/step-*", "checkpoint"), ("model", "model"))
+    for pattern, kind in parts:
+        for place in sorted(folder.glob(pattern)):
+            if os.path.lexists(folder / RUN_MARKER) or os.path.lexists(place / MANIFEST):
+                yield place, kind
+
+
+def report_of(folder: Path, kind: Kind | None) -> ArtifactReport:
+    """The report of one artifact, of this kind if one is given."""
+    try:
+        manifest = read_manifest(folder)
+        wrong = list(find_damage(folder))
+    except DamagedError as error:
+        return ArtifactReport(folder, kind or "run", 0, [(MANIFEST, str(error).removeprefix(f"{folder / MANIFEST} "))])
+    except OSError as error:
+        return ArtifactReport(
+            folder, kind or "run", 0, [(Path(str(error.filename)).name, f"cannot be read: {error.strerror}")]
+        )
+    found = kind or "model" if manifest is None else manifest.kind
+    if kind is not None and found != kind:
+        wrong.append((MANIFEST, f"is that of a {found} folder, not of a {kind} folder"))
+    return ArtifactReport(folder, found, 0 if manifest is None else len(manifest.files), wrong)
+
+
+def accept(folder: Path) -> Manifest:
+    """Write the manifest of a model folder again, so that its files are right as they are now."""
+    try:
+        manifest = read_manifest(folder)
+        is_model = manifest is not None and manifest.kind == "model"
+    except DamagedError:
+        is_model = (folder / "config.json").is_file()
+    if not is_model:
+        raise ValueError(f"{folder} is not a model folder that phasor wrote: only such a one can be accepted as it is")
+    return write_manifest(folder, "model")

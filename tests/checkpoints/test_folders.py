@@ -367,3 +367,103 @@ def test_what_is_no_model(tmp_path: Path, given: Any) -> None:
     with pytest.raises(ValueError, match=r"^only a phasor\.Transformer can be saved, not .*$"):
         phasor.save(given, tmp_path / "new")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_model_remembers_where_it_came_from_wherever_the_process_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place, text in (("here", "mine"), ("there", "another model's")):
+        phasor.save(speaker(), tmp_path / place / "model")
+        (tmp_path / place / "model" / "vocab.txt").write_text(text)
+    monkeypatch.chdir(tmp_path / "here")
+    model = phasor.load("model")
+    monkeypatch.chdir(tmp_path / "there")
+    phasor.save(model, tmp_path / "saved")
+    assert (tmp_path / "saved" / "vocab.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "chat_template.jinja", "additional_chat_templates/a.jinja"])
+@pytest.mark.parametrize("link", ["file", "folder"])
+def test_what_a_link_points_to_outside_of_the_folder_is_not_copied(tmp_path: Path, name: str, link: str) -> None:
+    phasor.save(speaker(), tmp_path / "model")
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / Path(name).name).write_text("the password")
+    place = tmp_path / "model" / name
+    if link == "folder" and "/" in name:
+        place.parent.symlink_to(tmp_path / "secret")
+    else:
+        place.parent.mkdir(exist_ok=True)
+        place.symlink_to(tmp_path / "secret" / place.name)
+    model = phasor.load(tmp_path / "model")
+    with pytest.raises(ValueError, match=r"is a link to .*secret.*, outside of its folder, and is not copied"):
+        phasor.save(model, tmp_path / "saved")
+    with pytest.raises(ValueError, match="outside of its folder"):
+        phasor.convert(tmp_path / "model", tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+
+
+def test_links_within_a_folder_and_to_the_blobs_of_its_own_entry_in_a_hub_cache_are_copied(tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--tiny" / "snapshots" / "0123abcd"
+    phasor.save(speaker(), snapshot)
+    blobs = tmp_path / "models--tiny" / "blobs"
+    blobs.mkdir()
+    (blobs / "aa11").write_text("words")
+    (snapshot / "vocab.txt").symlink_to("../../blobs/aa11")
+    (snapshot / "notes").write_text("merges")
+    (snapshot / "merges.txt").symlink_to("notes")
+    phasor.save(phasor.load(snapshot), tmp_path / "saved")
+    for name, text in (("vocab.txt", "words"), ("merges.txt", "merges")):
+        assert (tmp_path / "saved" / name).read_text() == text
+        assert not (tmp_path / "saved" / name).is_symlink()
+    (snapshot / "vocab.txt").unlink()
+    (tmp_path / "models--other" / "blobs").mkdir(parents=True)
+    (tmp_path / "models--other" / "blobs" / "bb22").write_text("another repository's")
+    (snapshot / "vocab.txt").symlink_to("../../../models--other/blobs/bb22")
+    with pytest.raises(ValueError, match="outside of its folder"):
+        phasor.save(phasor.load(snapshot), tmp_path / "saved")
+
+
+def test_a_folder_that_was_changed_says_what_differs_and_how_to_go_on(tmp_path: Path) -> None:
+    for format in ("phasor", "hf"):
+        folder = tmp_path / format
+        phasor.save(speaker(), folder, format=format)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config))
+        text = assert_refuses(folder, "is damaged: config.json has", f"phasor verify --accept {folder}")
+        assert "model.safetensors" not in text
+        phasor.load(folder, verify=False)
+        (folder / MANIFEST).unlink()
+        phasor.load(folder)
+
+
+def test_every_flipped_bit_of_a_model_folder_is_found(tmp_path: Path) -> None:
+    """Of the weights too, whose numbers would be loaded as they are."""
+    phasor.save(speaker(num_layers=1), tmp_path)
+    for file in sorted(tmp_path.iterdir()):
+        data = file.read_bytes()
+        for position in range(0, len(data), max(1, len(data) // 20)):
+            flipped = bytearray(data)
+            flipped[position] ^= 1 << position % 8
+            file.write_bytes(flipped)
+            if file.name != MANIFEST or read_manifest_or_none(tmp_path) != json.loads(data):
+                assert_refuses(tmp_path, str(tmp_path))
+        file.write_bytes(data)
+    phasor.load(tmp_path)
+
+
+def read_manifest_or_none(folder: Path) -> Any:
+    try:
+        return json.loads((folder / MANIFEST).read_bytes())
+    except ValueError:
+        return None
+
+
+def test_transformers_reads_a_folder_with_a_manifest(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = speaker()
+    phasor.save(model, tmp_path, format="hf")
+    assert (tmp_path / MANIFEST).is_file()
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    tokens = torch.tensor([[1, 2, 3]])
+    with torch.no_grad():
+        assert torch.allclose(theirs(tokens).logits, model(tokens), atol=1e-4)

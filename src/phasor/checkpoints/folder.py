@@ -133,17 +133,30 @@ def write_json(file: Path, data: dict[str, Any] | list[Any]) -> None:
 
 def write_tokenizers(model: Any, origin: Path | None, folder: Path) -> None:
     """A model's tokenizers, and all files about them of the folder it came from, as they are if they still are them."""
-    for name in TOKENIZER_FILES:
-        if origin is not None and (origin / name).is_file():
-            shutil.copyfile(origin / name, folder / name)
-    for template in () if origin is None else sorted((origin / TEMPLATES).glob("*.jinja")):
-        (folder / TEMPLATES).mkdir(exist_ok=True)
-        shutil.copyfile(template, folder / TEMPLATES / template.name)
+    templates = () if origin is None else sorted((origin / TEMPLATES).glob("*.jinja"))
+    for name in (*TOKENIZER_FILES, *(f"{TEMPLATES}/{template.name}" for template in templates)):
+        if origin is not None:
+            copy_own_file(origin, name, folder)
     for name, tokenizer in ((TOKENIZER, model.tokenizer), (SOURCE_TOKENIZER, model.source_tokenizer)):
         if tokenizer is not None and not is_tokenizer_of(folder, name, tokenizer.to_str()):
             (folder / name).write_text(tokenizer.to_str(), encoding="utf-8")
     if model.source_tokenizer is None:
         (folder / SOURCE_TOKENIZER).unlink(missing_ok=True)
+
+
+def copy_own_file(origin: Path, name: str, folder: Path) -> None:
+    """Copy a file of a folder, where it has it; refuses a link out of the folder, but for those of a hub's cache."""
+    if not (origin / name).is_file():
+        return
+    home, target = origin.resolve(), (origin / name).resolve()
+    cached = home.parent.name == "snapshots" and target.parent == home.parent.parent / "blobs"
+    if not target.is_relative_to(home) and not cached:
+        raise ValueError(
+            f"{origin / name} is a link to {target}, outside of its folder, and is not copied: "
+            "put the file itself into the folder, or remove the link"
+        )
+    (folder / name).parent.mkdir(exist_ok=True)
+    shutil.copyfile(target, folder / name)
 
 
 def is_tokenizer_of(folder: Path, name: str, text: str) -> bool:

@@ -47,6 +47,9 @@ class Origin:
     generation: dict[str, Any] = field(default_factory=dict)  # generation_config.json
     passthrough: dict[str, Tensor] = field(default_factory=dict)  # tensors by their names in the file
 
+    def __post_init__(self) -> None:
+        self.folder = self.folder.resolve()  # the same one when the process works in another folder by then
+
 
 def family_of(data: dict[str, Any], file: Path) -> Family:
     """The family a config.json names."""

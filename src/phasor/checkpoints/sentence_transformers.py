@@ -6,7 +6,6 @@ normalization. In phasor the last two are the model's head.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from phasor.checkpoints.folder import (
     POOLING,
     SENTENCE,
     SENTENCE_FILES,
+    copy_own_file,
     read_json,
     read_json_list,
     write_json,
@@ -121,6 +121,6 @@ def write_pooling(head: PooledHeadConfig, config: ModelConfig, folder: Path, ori
     write_json(folder / POOLING / CONFIG, {"word_embedding_dimension": config.dim, **flags})
     write_json(folder / SENTENCE, {"max_seq_length": config.max_length, "do_lower_case": False})
     for name in SENTENCE_FILES:
-        if origin is not None and (origin / name).is_file():
-            shutil.copyfile(origin / name, folder / name)
+        if origin is not None:
+            copy_own_file(origin, name, folder)
     write_json(folder / MODULES, modules)

@@ -1,0 +1,39 @@
+"""`phasor verify`: whether what phasor wrote is still as it was written."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from phasor.cli.output import print_json
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Compare a run folder, a model folder, prepared data or a checkpoint with the manifests that phasor wrote: the "
+        "size and the SHA-256 of every file. The exit code is 0 if everything is as it was written, 1 if not."
+    )
+    parser.add_argument("folder", metavar="FOLDER", help="a folder that phasor wrote")
+    parser.add_argument(
+        "--accept", action="store_true", help="take the files of a model folder as they are now, after changing them"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(given: argparse.Namespace) -> int:
+    from phasor.manifest import accept, verify
+
+    folder = Path(given.folder)
+    if given.accept:
+        accept(folder)
+    reports = verify(folder)
+    damaged = any(report.wrong for report in reports)
+    if given.json:
+        print_json({"damaged": damaged, "artifacts": reports})
+        return int(damaged)
+    for report in reports:
+        for name, what in report.wrong:
+            print(f"{report.folder / name} {what}")
+        if not report.wrong:
+            print(f"{report.folder}: {report.kind}, {report.files} files as they were written")
+    return int(damaged)
