@@ -3,8 +3,8 @@
 Checks first and times nothing if a result is wrong: every variant against float64 at an odd length, gradients
 included, then at the length that is timed a sample of queries against float32.
 
-    python benchmarks/attention.py [--lengths 4096,16384] [--flex 16384] [--width 128] [--out FILE]
-    python benchmarks/attention.py --sweep [--width 128]     tilings of our kernels
+    python benchmarks/attention.py [--lengths 4096,16384] [--flex 16384] [--head-dim 128] [--out FILE]
+    python benchmarks/attention.py --sweep [--head-dim 128]     tilings of our kernels
 """
 
 from __future__ import annotations
@@ -30,24 +30,31 @@ from phasor.nn.positions.t5.module import T5Bias
 from phasor.ops import dispatch
 from phasor.ops.attention import DistanceBias, Mask, ScoreMod, attention_ref, cudnn, flash
 
-HEADS, GROUPS = 32, 8
+NUM_HEADS, NUM_KV_HEADS = 32, 8
 TOLERANCE = {torch.bfloat16: 8e-3, torch.float32: 2e-5}  # relative to the norm; two roundings of 8 bits, or float32
 
 
 class Case:
     """Queries, keys and values, with masks and score modifications by name."""
 
-    def __init__(self, tokens: int, width: int, heads: int = HEADS, groups: int = GROUPS, dtype=torch.bfloat16) -> None:
+    def __init__(
+        self,
+        tokens: int,
+        head_dim: int,
+        num_heads: int = NUM_HEADS,
+        num_kv_heads: int = NUM_KV_HEADS,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
         generator = torch.Generator("cuda").manual_seed(0)
-        shapes = [(1, tokens, n, width) for n in (heads, groups, groups)]
+        shapes = [(1, tokens, n, head_dim) for n in (num_heads, num_kv_heads, num_kv_heads)]
         self.inputs = [torch.randn(s, device="cuda", dtype=dtype, generator=generator) for s in shapes]
-        self.at = torch.arange(tokens, device="cuda")[None]
-        self.tokens, self.heads, self.width = tokens, heads, width
+        self.positions = torch.arange(tokens, device="cuda")[None]
+        self.tokens, self.num_heads, self.head_dim = tokens, num_heads, head_dim
         config = phasor.T5PositionConfig(num_buckets=32, max_distance=128)
-        self.t5 = T5Bias(config, num_heads=heads, bidirectional=False).to("cuda")
+        self.t5 = T5Bias(config, num_heads=num_heads, bidirectional=False).to("cuda")
         torch.nn.init.normal_(self.t5.weight)
-        self.slopes = torch.tensor(alibi_slopes(heads), device="cuda")
-        self.sinks = torch.randn(heads, device="cuda", generator=generator).requires_grad_()
+        self.slopes = torch.tensor(alibi_slopes(num_heads), device="cuda")
+        self.sinks = torch.randn(num_heads, device="cuda", generator=generator).requires_grad_()
 
     def grad(self, wanted: bool = True) -> Case:
         for x in self.inputs:
@@ -55,7 +62,7 @@ class Case:
         return self
 
     def rule(self, name: str) -> tuple[Mask, ScoreMod]:
-        score_mod = ScoreMod(scale=self.width**-0.5, query_positions=self.at, key_positions=self.at)
+        score_mod = ScoreMod(scale=self.head_dim**-0.5, query_positions=self.positions, key_positions=self.positions)
         mask = Mask(causal=True)
         if name == "alibi":
             score_mod.bias = DistanceBias(slopes=self.slopes)
@@ -66,11 +73,11 @@ class Case:
         elif name.startswith("window"):
             mask = replace(mask, window=int(name.split()[1]), sink_tokens=4 if "sinks" in name else 0)
         elif name == "padded":
-            real = torch.ones_like(self.at, dtype=torch.bool)
+            real = torch.ones_like(self.positions, dtype=torch.bool)
             real[:, : self.tokens // 3] = False
             mask = replace(mask, key_mask=real, order=real.cumsum(1) - real.long())
         elif name == "document_ids":
-            ids = self.at // 300
+            ids = self.positions // 300
             mask = replace(mask, query_document_ids=ids, key_document_ids=ids)
         return mask, score_mod
 
@@ -83,38 +90,38 @@ class Case:
         return [*self.inputs, *extra.get(name, [])]
 
 
-def check(name: str, dtype: torch.dtype, width: int) -> tuple[float, float]:
+def check(name: str, dtype: torch.dtype, head_dim: int) -> tuple[float, float]:
     """The relative errors of the output and of the worst gradient against float64, at 1,237 tokens."""
-    case = Case(1237, width, 4, 2, dtype).grad()
-    exact = Case(1237, width, 4, 2, dtype)
+    case = Case(1237, head_dim, 4, 2, dtype).grad()
+    exact = Case(1237, head_dim, 4, 2, dtype)
     exact.inputs = [x.detach().double() for x in case.inputs]
     exact.t5, exact.sinks = exact.t5.double(), case.sinks.detach().double().requires_grad_()
     exact.t5.weight.data.copy_(case.t5.weight.data)
     exact.slopes = exact.slopes.double()
     exact.grad()
-    y, truth = case.ours(name), attention_ref(*exact.inputs, *exact.rule(name))[0]
-    direction = torch.randn_like(truth)
+    y, expected = case.ours(name), attention_ref(*exact.inputs, *exact.rule(name))[0]
+    direction = torch.randn_like(expected)
     if name == "padded":
         direction[:, : 1237 // 3] = 0
-        y, truth = y[:, 1237 // 3 :], truth[:, 1237 // 3 :]
+        y, expected = y[:, 1237 // 3 :], expected[:, 1237 // 3 :]
         direction = direction[:, 1237 // 3 :]
     ours = torch.autograd.grad((y * direction.to(dtype)).sum(), case.learned_inputs(name))
-    theirs = torch.autograd.grad((truth * direction).sum(), exact.learned_inputs(name))
-    return relative_error([y], [truth]), max(relative_error([a], [b]) for a, b in zip(ours, theirs, strict=True))
+    theirs = torch.autograd.grad((expected * direction).sum(), exact.learned_inputs(name))
+    return relative_error([y], [expected]), max(relative_error([a], [b]) for a, b in zip(ours, theirs, strict=True))
 
 
 def sample_error(case: Case, name: str, y: Tensor) -> float:
     """The relative error of sixteen queries of two heads, against float32 on the same inputs."""
     rows = torch.linspace(0, case.tokens - 1, 16, device="cuda").long()
-    shared = case.inputs[0].shape[2] // case.inputs[1].shape[2]
-    heads = torch.tensor([0, case.heads - 1], device="cuda")
+    group_size = case.inputs[0].shape[2] // case.inputs[1].shape[2]
+    heads = torch.tensor([0, case.num_heads - 1], device="cuda")
     q = case.inputs[0].detach()[0, rows][:, heads].double()
-    k, v = (x.detach()[0][:, heads // shared].double() for x in case.inputs[1:])
+    k, v = (x.detach()[0][:, heads // group_size].double() for x in case.inputs[1:])
     mask, score_mod = case.rule(name)
     score = torch.einsum("qhd,khd->hqk", q, k) * score_mod.scale
     if score_mod.bias is not None:
-        score += score_mod.bias(case.at[:, rows], case.at)[0, heads].detach()
-    seen = mask.block(rows, case.at[0])[0]
+        score += score_mod.bias(case.positions[:, rows], case.positions)[0, heads].detach()
+    seen = mask.block(rows, case.positions[0])[0]
     score = score.masked_fill(~seen, float("-inf"))
     return relative_error([y.detach()[0, rows][:, heads]], [torch.einsum("hqk,khd->qhd", score.softmax(-1), v)])
 
@@ -158,7 +165,7 @@ def forms(case: Case, with_flex: bool) -> Iterator[tuple[str, str, Callable[[], 
     yield (
         "phasor cuDNN",
         "causal",
-        lambda: cudnn.call_cudnn(*case.inputs, case.width**-0.5, True, case.inputs[0].requires_grad),
+        lambda: cudnn.call_cudnn(*case.inputs, case.head_dim**-0.5, True, case.inputs[0].requires_grad),
     )
     for name in ("causal", "alibi", "t5", "window 1024"):
         yield "phasor", name, lambda name=name: case.ours(name)
@@ -175,7 +182,7 @@ def time_forms(case: Case, with_flex: bool) -> Iterator[dict[str, Any]]:
     """A row for every form; at last, ours beside those of plain attention."""
     rows: list[dict[str, Any]] = []
     for who, what, run in forms(case, with_flex):
-        row: dict[str, Any] = {"who": who, "what": what, "tokens": case.tokens, "width": case.width}
+        row: dict[str, Any] = {"who": who, "what": what, "tokens": case.tokens, "head_dim": case.head_dim}
         try:
             with torch.no_grad():
                 off = sample_error(case.grad(False), what, run())
@@ -183,7 +190,7 @@ def time_forms(case: Case, with_flex: bool) -> Iterator[dict[str, Any]]:
                 if off > TOLERANCE[torch.bfloat16]:
                     raise ValueError(f"wrong by {off:.1e}")
                 row["forward_ms"] = back_to_back_ms(run)
-            flops = 4 * seen_pairs(what, case.tokens) * case.width * case.heads
+            flops = 4 * seen_pairs(what, case.tokens) * case.head_dim * case.num_heads
             row["forward_tflops"] = flops / row["forward_ms"] / 1e9
             if who != "Flex":  # whose backward passes take minutes to compile
                 case.grad()
@@ -206,7 +213,7 @@ def time_forms(case: Case, with_flex: bool) -> Iterator[dict[str, Any]]:
 
 
 def format_row(row: dict[str, Any]) -> str:
-    head = f"{row['tokens']:7} d{row['width']:<4}{row['who']:13} {row['what']:12}"
+    head = f"{row['tokens']:7} d{row['head_dim']:<4}{row['who']:13} {row['what']:12}"
     if "failed" in row:
         return f"{head} {row['failed']}"
     both = f"both {row['both_ms']:8.3f} ms {row['both_tflops']:4.0f} TFLOP/s   " if "both_ms" in row else ""
@@ -223,18 +230,18 @@ CANDIDATES = {
 }
 
 
-def sweep(width: int, tokens: int, name: str) -> dict[str, Any]:
+def sweep(head_dim: int, tokens: int, name: str) -> dict[str, Any]:
     """The time of every kernel by itself under each tiling; a tiling that fails says so in a line."""
     from phasor.ops.attention import flash_launch, flash_tiles
     from phasor.ops.attention.intervals import intervals, query_ranges, shifts
 
-    case = Case(tokens, width)
+    case = Case(tokens, head_dim)
     mask, score_mod = case.rule(name)
     bias = score_mod.bias
-    positions = (None, None) if bias is None else (case.at, case.at)
+    positions = (None, None) if bias is None else (case.positions, case.positions)
     slopes, table = (None, None) if bias is None else (bias.slopes, bias.table)
     bounds = intervals(mask, tokens, tokens, torch.device("cuda"))
-    shift = None if table is None else shifts(mask, case.at, case.at)
+    shift = None if table is None else shifts(mask, case.positions, case.positions)
     table = None if table is None else table.detach()
     args = flash_launch.kernel_args(
         *case.inputs, bounds, None, *positions, shift, slopes, table, 0, score_mod.scale, 0.0
@@ -253,14 +260,14 @@ def sweep(width: int, tokens: int, name: str) -> dict[str, Any]:
         tile = {"BLOCK_M": t[0], "BLOCK_N": t[1], "num_warps": t[2], "num_stages": t[3]}
         blocks = -(-tokens // t[0])
         if kernel == "forward":
-            jit, grid = flash_launch.forward_kernel, blocks * HEADS
+            jit, grid = flash_launch.forward_kernel, blocks * NUM_HEADS
             rest: dict[str, Any] = {"out_ptr": out, "lse_ptr": lse, "sink_logits_ptr": None, "HAS_SINKS": False}
         elif kernel == "dq":
-            jit, grid = flash_launch.dq_kernel, blocks * HEADS
-            dtable = torch.zeros(HEADS * blocks, 0 if table is None else args["num_distances"], device="cuda")
+            jit, grid = flash_launch.dq_kernel, blocks * NUM_HEADS
+            dtable = torch.zeros(NUM_HEADS * blocks, 0 if table is None else args["num_distances"], device="cuda")
             rest = {**extra, "dq_ptr": dq, "dtable_ptr": dtable, "HAS_TABLE_GRAD": table is not None}
         else:
-            jit, grid = flash_launch.dkdv_kernel, -(-tokens // t[1]) * GROUPS
+            jit, grid = flash_launch.dkdv_kernel, -(-tokens // t[1]) * NUM_KV_HEADS
             ranges = query_ranges(bounds, tokens, t[1])
             rest = {**extra, "dk_ptr": dk, "dv_ptr": dv, "ranges_ptr": ranges, "stride_rangesb": 0}
         run = (lambda **a: jit.warmup(grid=(grid,), **a)) if warm else jit[(grid,)]
@@ -279,8 +286,10 @@ def sweep(width: int, tokens: int, name: str) -> dict[str, Any]:
     for kernel in CANDIDATES:
         own = sorted((ms, key) for key, ms in found.items() if key.startswith(kernel))
         for ms, key in own:
-            print(f"d{width} {tokens} {name:7} {key:26} {ms:8.3f} ms {'<- now' if str(default[kernel]) in key else ''}")
-    return {"width": width, "tokens": tokens, "what": name, "ms": found}
+            print(
+                f"d{head_dim} {tokens} {name:7} {key:26} {ms:8.3f} ms {'<- now' if str(default[kernel]) in key else ''}"
+            )
+    return {"head_dim": head_dim, "tokens": tokens, "what": name, "ms": found}
 
 
 def quietly(run: Callable[..., None], *about: Any) -> None:
@@ -294,7 +303,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--lengths", default="4096,16384,32768,131072")
     options.add_argument("--flex", default="16384", help="lengths at which to compile FlexAttention; it takes a while")
-    options.add_argument("--width", type=int, default=128)
+    options.add_argument("--head-dim", type=int, default=128)
     options.add_argument("--sweep", action="store_true")
     options.add_argument("--out", type=Path)
     given = options.parse_args()
@@ -314,7 +323,7 @@ def main() -> None:
     for name in kinds:
         for dtype in (torch.bfloat16,) if given.sweep else (torch.bfloat16, torch.float32):
             try:
-                errors = check(name, dtype, given.width if dtype == torch.bfloat16 else 32)
+                errors = check(name, dtype, given.head_dim if dtype == torch.bfloat16 else 32)
                 good = errors[0] < TOLERANCE[dtype] and errors[1] < 2 * TOLERANCE[dtype]
                 said = f"output off by {errors[0]:.1e}, gradients by {errors[1]:.1e}"
             except Exception as error:
@@ -325,13 +334,13 @@ def main() -> None:
     if wrong:
         raise SystemExit(f"nothing is timed: {wrong}")
     if given.sweep:
-        result["sweep"] = [sweep(given.width, 8192, name) for name in ("causal", "t5")]
+        result["sweep"] = [sweep(given.head_dim, 8192, name) for name in ("causal", "t5")]
     else:
         flexed = {int(x) for x in given.flex.split(",") if x}
         lengths = [int(x) for x in given.lengths.split(",")]
         result["rows"] = []
         for n in lengths:
-            for row in time_forms(Case(n, given.width), n in flexed):
+            for row in time_forms(Case(n, given.head_dim), n in flexed):
                 result["rows"].append(row)
                 write(result, given.out)
     write(result, given.out)

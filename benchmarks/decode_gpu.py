@@ -74,7 +74,7 @@ def check_tokens() -> None:
             for options in ({"max_new_tokens": 40} | ({"stop": stop} if stop else {}) for stop in stops):
                 with dispatch.force_path("reference"):
                     expected = phasor.generate(model, given, **options)
-                for _ in range(2):  # made, and kept
+                for _ in range(2):  # captured, then reused
                     found = phasor.generate(model, given, **options)
                     same = sum(a == b for a, b in zip(found, expected, strict=True)) / batch
                     if same < 0.95:  # a tie in the last bit may part one text of many
@@ -114,9 +114,9 @@ def check_logits_of(model: phasor.Transformer, name: str) -> None:
             for at in range(held, held + 10):
                 buffers.tokens.copy_(ids[:, at])
                 column = ids[:, at : at + 1]
-                plain, truth = (m(column, cache=c)[:, 0] for m, c in zip((model, exact), caches[1:], strict=True))
+                plain, expected = (m(column, cache=c)[:, 0] for m, c in zip((model, exact), caches[1:], strict=True))
                 for i, logits in enumerate((step(), plain)):
-                    worst[i] = max(worst[i], float((logits.float() - truth).norm() / truth.norm()))
+                    worst[i] = max(worst[i], float((logits.float() - expected).norm() / expected.norm()))
         print(f"logits by {name} weights, {batch} rows: off by {worst[0]:.1e} fused, {worst[1]:.1e} plain")
         if not worst[0] < 1.3 * worst[1]:
             raise SystemExit("the fused step is less exact than the plain one: nothing is timed")
@@ -290,8 +290,8 @@ class Projection:
             return torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
 
         def weight() -> Matrix:
-            made = drawn(self.outputs, self.inputs)
-            return quantize_int8(made) if small else made
+            weight = drawn(self.outputs, self.inputs)
+            return quantize_int8(weight) if small else weight
 
         self.weights = [weight() for _ in range(self.count)]
         self.x, self.y, self.hidden = drawn(rows, self.inputs), drawn(rows, self.outputs), drawn(rows, hidden)
@@ -299,9 +299,9 @@ class Projection:
         self.norm = None if role in ("out", "down") else NormArgs(drawn(self.inputs), 0.0, 1e-5)
         x = self.x.double()
         x = x if self.norm is None else F.rms_norm(x, (self.inputs,), self.norm.weight.double(), 1e-5)
-        self.truth = x @ dequantize(self.weights[0], torch.float64).mT
+        self.expected = x @ dequantize(self.weights[0], torch.float64).mT
         if role == "up":
-            self.truth = F.silu(self.truth[:, :hidden]) * self.truth[:, hidden:]
+            self.expected = F.silu(self.expected[:, :hidden]) * self.expected[:, hidden:]
 
     def run(self, weight: Matrix, tiles: Tiles, pdl: bool) -> torch.Tensor:
         given: dict[str, Any] = {"norm": self.norm, "tiles": tiles, "pdl": pdl}
@@ -316,7 +316,7 @@ class Projection:
         """Terabytes of weights a second; 0 where the kernel fails, which is said."""
         try:
             found = self.run(self.weights[0], tiles, pdl).double()
-            off = float((found - self.truth).norm() / self.truth.norm())
+            off = float((found - self.expected).norm() / self.expected.norm())
             if not off < 1e-2:
                 raise ValueError(f"wrong by {off:.1e}")
             took = graph_time(lambda: [self.run(w, tiles, pdl) for w in self.weights]) / self.count
@@ -349,25 +349,32 @@ def sweep_projections(rows: int, tiles: list[Tiles], small: bool = False) -> Non
 
 def sweep_attention(batch: int) -> None:
     """Attention over 16 layers' caches of 640 tokens in 768 slots."""
-    heads, groups, width, slots, held = 32, 8, 64, 768, 640
-    caches = [torch.randn(2, batch, slots, groups, width, device=DEVICE, dtype=torch.bfloat16) for _ in range(16)]
-    qkv = torch.randn(batch, (heads + 2 * groups) * width, device=DEVICE, dtype=torch.bfloat16)
-    counts, out = torch.full((batch,), held, device=DEVICE), torch.empty(batch, heads * width, device=DEVICE).bfloat16()
-    rope = phasor.Rotary(head_dim=width)
-    rope_args = RotaryArgs(torch.tensor(rope.fixed.increments, device=DEVICE), 1.0, width, False)
-    made = qkv.view(batch, groups, heads // groups + 2, width).double()
+    num_heads, num_kv_heads, head_dim, slots, length = 32, 8, 64, 768, 640
+    caches = [
+        torch.randn(2, batch, slots, num_kv_heads, head_dim, device=DEVICE, dtype=torch.bfloat16) for _ in range(16)
+    ]
+    qkv = torch.randn(batch, (num_heads + 2 * num_kv_heads) * head_dim, device=DEVICE, dtype=torch.bfloat16)
+    counts, out = (
+        torch.full((batch,), length, device=DEVICE),
+        torch.empty(batch, num_heads * head_dim, device=DEVICE).bfloat16(),
+    )
+    rope = phasor.Rotary(head_dim=head_dim)
+    rope_args = RotaryArgs(torch.tensor(rope.fixed.increments, device=DEVICE), 1.0, head_dim, False)
+    projected = qkv.view(batch, num_kv_heads, num_heads // num_kv_heads + 2, head_dim).double()
     cos, sin = (x[:, None] for x in rope.cos_sin(counts[:, None], dtype=torch.float64))
-    q, k = (phasor.ops.rope.rotate_pairs_ref(x, cos, sin, "half") for x in (made[:, :, :-2], made[:, :, -2:-1]))
-    keys = torch.cat((caches[0][0, :, :held].double().transpose(1, 2), k), dim=2)
-    values = torch.cat((caches[0][1, :, :held].double().transpose(1, 2), made[:, :, -1:]), dim=2)
-    truth = ((q @ keys.mT) * width**-0.5).softmax(-1) @ values
-    rated = []
+    q, k = (
+        phasor.ops.rope.rotate_pairs_ref(x, cos, sin, "half") for x in (projected[:, :, :-2], projected[:, :, -2:-1])
+    )
+    keys = torch.cat((caches[0][0, :, :length].double().transpose(1, 2), k), dim=2)
+    values = torch.cat((caches[0][1, :, :length].double().transpose(1, 2), projected[:, :, -1:]), dim=2)
+    expected = ((q @ keys.mT) * head_dim**-0.5).softmax(-1) @ values
+    timings = []
     few = itertools.product((132, 264), (32, 64), (2, 4), (1, 2))
     many = itertools.product((264,), (32, 64, 128), (2, 4), (2, 3, 4))
     for programs, size, warps, stages in few if batch == 1 else many:
         decode_attention.TARGET_PROGRAMS = programs
-        workspace = decode_attention.SplitKWorkspace(batch, groups, heads // groups, width, DEVICE)
-        given = {"scale": width**-0.5, "rope": rope_args, "tiles": decode_attention.KVTiles(size, warps, stages)}
+        workspace = decode_attention.SplitKWorkspace(batch, num_kv_heads, num_heads // num_kv_heads, head_dim, DEVICE)
+        given = {"scale": head_dim**-0.5, "rope": rope_args, "tiles": decode_attention.KVTiles(size, warps, stages)}
 
         def run() -> torch.Tensor:
             for pair in caches:
@@ -376,15 +383,15 @@ def sweep_attention(batch: int) -> None:
 
         try:
             decode_attention.decode_attention(qkv, *caches[0], counts, counts, out, workspace, **given)
-            off = float((out.double().view_as(truth) - truth).norm() / truth.norm())
+            off = float((out.double().view_as(expected) - expected).norm() / expected.norm())
             if not off < 1e-2:
                 raise ValueError(f"wrong by {off:.1e}")
-            rated.append((graph_time(run) / len(caches), programs, size, warps, stages))
+            timings.append((graph_time(run) / len(caches), programs, size, warps, stages))
         except Exception as error:
             print(f"attention {programs, size, warps, stages}: {type(error).__name__}: {str(error)[:120]}")
-    print(f"attention, {batch} rows: microseconds a layer (programs, keys, warps, stages)")
-    read = 4e-6 * batch * held * groups * width
-    for took, *how in sorted(rated)[:6]:
+    print(f"attention, {batch} rows: microseconds per layer (programs, keys, warps, stages)")
+    read = 4e-6 * batch * length * num_kv_heads * head_dim
+    for took, *how in sorted(timings)[:6]:
         print(f"  {took:6.2f} us {read / took:.2f} TB/s {tuple(how)}", flush=True)
 
 

@@ -58,14 +58,14 @@ def run(model: phasor.Transformer, batch: list[torch.Tensor], about: dict[str, A
     return [x.detach().double().cpu() for x in (out, *grads)]
 
 
-def error(found: list[torch.Tensor], truth: list[torch.Tensor]) -> tuple[float, float]:
+def error(found: list[torch.Tensor], expected: list[torch.Tensor]) -> tuple[float, float]:
     """Relative error of the output, and of all gradients taken together."""
 
     def relative(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
         off = sum(float((a - b).square().sum()) for a, b in pairs)
         return (off / sum(float(b.square().sum()) for _, b in pairs)) ** 0.5
 
-    pairs = list(zip(found, truth, strict=True))
+    pairs = list(zip(found, expected, strict=True))
     return relative(pairs[:1]), relative(pairs[1:])
 
 
@@ -77,12 +77,12 @@ def compare(name: str) -> list[dict[str, Any]]:
     real = torch.ones_like(tokens, dtype=torch.bool)
     real[1, -50:] = model.config.shape == "decoder"
     about = {"attention_mask": real} if model.config.shape != "decoder" else {}
-    truth = run(model, batch, about)
+    expected = run(model, batch, about)
     found = []
     for dtype in (torch.float32, torch.bfloat16):
-        here = error(run(copy.deepcopy(model).to(dtype), batch, about), truth)
+        here = error(run(copy.deepcopy(model).to(dtype), batch, about), expected)
         there_model = copy.deepcopy(model).to("cuda", dtype)
-        there = error(run(there_model, [x.cuda() for x in batch], {k: v.cuda() for k, v in about.items()}), truth)
+        there = error(run(there_model, [x.cuda() for x in batch], {k: v.cuda() for k, v in about.items()}), expected)
         good = all(t <= max(ALLOWED * h, FLOOR[dtype]) for t, h in zip(there, here, strict=True))
         found.append({"model": name, "dtype": str(dtype)[6:], "cpu": here, "gpu": there, "equal": good})
     return found

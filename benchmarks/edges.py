@@ -48,9 +48,10 @@ def ends(x: Tensor) -> Tensor:
     return torch.cat([x.detach()[:ENDS], x.detach()[-ENDS:]])
 
 
-def compare(name: str, found: Sequence[Tensor], truth: Sequence[Tensor], allowed: float = ROWS) -> None:
+def compare(name: str, found: Sequence[Tensor], expected: Sequence[Tensor], allowed: float = ROWS) -> None:
     off = [
-        float((a.double() - b.double()).abs().max() / b.double().abs().max()) for a, b in zip(found, truth, strict=True)
+        float((a.double() - b.double()).abs().max() / b.double().abs().max())
+        for a, b in zip(found, expected, strict=True)
     ]
     print(f"{name:78} off by {' '.join(f'{x:.1e}' for x in off)}", flush=True)
     if not all(x <= allowed for x in off):
@@ -58,16 +59,16 @@ def compare(name: str, found: Sequence[Tensor], truth: Sequence[Tensor], allowed
 
 
 def by_rows(
-    name: str, made: Callable[..., Tensor], plain: Callable[..., Tensor], *inputs: Tensor, allowed: float = ROWS
+    name: str, op: Callable[..., Tensor], plain: Callable[..., Tensor], *inputs: Tensor, allowed: float = ROWS
 ) -> None:
     """An operation on rows, and the gradients of its inputs."""
-    y = made(*inputs)
+    y = op(*inputs)
     direction = random_tensor(*y.shape)
     found = [y, *torch.autograd.grad(y, inputs, direction)]
     alone = [ends(x).float().requires_grad_() for x in inputs]
-    expected = plain(*alone)
-    truth = [expected.detach(), *torch.autograd.grad(expected, alone, ends(direction).float())]
-    compare(f"{name}, {size(inputs[0])}", [ends(x) for x in found], truth, allowed)
+    y_ref = plain(*alone)
+    expected = [y_ref.detach(), *torch.autograd.grad(y_ref, alone, ends(direction).float())]
+    compare(f"{name}, {size(inputs[0])}", [ends(x) for x in found], expected, allowed)
 
 
 @torch.no_grad()
@@ -100,11 +101,11 @@ def low_scores(queries: int, keys: int, causal: bool, padded: bool, dropout: flo
         raise SystemExit(f"not finite: {queries} queries, {keys} keys, {causal=}, {padded=}, {dropout=}")
     if dropout == 0:
         alone = [x.detach().double().requires_grad_() for x in (q, k, v)]
-        expected = attention_ref(*alone, mask, ScoreMod(scale=0.125))[0]
-        truth = [expected.detach(), *torch.autograd.grad(expected, alone, direction.double())]
-        found, truth = ([x[0][seen], x[1][seen][..., 1:], *x[2:]] for x in (found, truth))
+        y_ref = attention_ref(*alone, mask, ScoreMod(scale=0.125))[0]
+        expected = [y_ref.detach(), *torch.autograd.grad(y_ref, alone, direction.double())]
+        found, expected = ([x[0][seen], x[1][seen][..., 1:], *x[2:]] for x in (found, expected))
         name = f"low scores, {queries} x {keys}{', causal' if causal else ''}{', padded' if padded else ''}"
-        compare(name, found, truth, ATTENTION)
+        compare(name, found, expected, ATTENTION)
 
 
 def norms() -> None:
@@ -113,10 +114,10 @@ def norms() -> None:
         norm_weight(2 * ELEMENTS // 4096 + 24, 4096, centered)
 
 
-def norm_of_rows(rows: int, width: int, centered: bool) -> None:
-    weight, bias = random_tensor(width), random_tensor(width) if centered else None
+def norm_of_rows(rows: int, dim: int, centered: bool) -> None:
+    weight, bias = random_tensor(dim), random_tensor(dim) if centered else None
     alone = weight.float(), None if bias is None else bias.float()
-    made = partial(norm.add_norm, weight=weight, bias=bias, eps=1e-5, centered=centered)
+    op = partial(norm.add_norm, weight=weight, bias=bias, eps=1e-5, centered=centered)
 
     def plain(x: Tensor, r: Tensor) -> Tensor:
         return norm.norm_ref(x + r, *alone, eps=1e-5, centered=centered)
@@ -124,33 +125,33 @@ def norm_of_rows(rows: int, width: int, centered: bool) -> None:
     name = "layer norm" if centered else "RMS norm"
     by_rows(
         f"{name} of a sum",
-        lambda x, r: made(x, r)[1],
+        lambda x, r: op(x, r)[1],
         plain,
-        parameter(rows, width),
-        parameter(rows, width),
+        parameter(rows, dim),
+        parameter(rows, dim),
     )
 
 
-def norm_weight(rows: int, width: int, centered: bool) -> None:
-    x, weight, direction = random_tensor(rows, width), parameter(width), random_tensor(rows, width)
+def norm_weight(rows: int, dim: int, centered: bool) -> None:
+    x, weight, direction = random_tensor(rows, dim), parameter(dim), random_tensor(rows, dim)
     found = torch.autograd.grad(norm.norm(x, weight, None, eps=1e-5, centered=centered), weight, direction)
 
-    def part(at: slice) -> Tensor:
-        normed = norm.norm_ref(x[at].float(), torch.ones(width, device=DEVICE), None, eps=1e-5, centered=centered)
-        return (normed * direction[at].float()).sum(0)
+    def part(chunk: slice) -> Tensor:
+        normed = norm.norm_ref(x[chunk].float(), torch.ones(dim, device=DEVICE), None, eps=1e-5, centered=centered)
+        return (normed * direction[chunk].float()).sum(0)
 
     compare(f"its weight, a sum over rows, {size(x)}", found, [sum_parts(part, rows)])
 
 
-def gates() -> None:
-    width = 16384
-    rows = 2 * ELEMENTS // width + 24
+def gated_activations() -> None:
+    dim = 16384
+    rows = 2 * ELEMENTS // dim + 24
     for kind in ("swiglu", "geglu"):
         by_rows(
             kind,
             partial(glu.glu, activation=kind),
             partial(glu.glu_ref, activation=kind),
-            parameter(rows, width),
+            parameter(rows, dim),
         )
 
 
@@ -167,14 +168,14 @@ def rotations() -> None:
         return torch.cat([y[0].flatten(1) for y in rotate(x[None], args, pairing)], dim=1)
 
     for pairing in ("half", "adjacent"):
-        made, plain = (
+        op, plain = (
             partial(heads, rope.rope, whole, pairing),
             partial(heads, rope.rope_ref, alone, pairing),
         )
-        by_rows(f"rotation, {pairing}", made, plain, parameter(tokens, 32, 128))
-        made = partial(projection, rope.rope_qkv, whole, pairing)
+        by_rows(f"rotation, {pairing}", op, plain, parameter(tokens, 32, 128))
+        op = partial(projection, rope.rope_qkv, whole, pairing)
         plain = partial(projection, rope.rope_qkv_ref, alone, pairing)
-        by_rows(f"rotation of a projection, {pairing}", made, plain, parameter(tokens, 4, 6, 128))
+        by_rows(f"rotation of a projection, {pairing}", op, plain, parameter(tokens, 4, 6, 128))
 
 
 def attentions() -> None:
@@ -185,49 +186,49 @@ def attentions() -> None:
             attention_of(name, Mask(**rule), *of)
 
 
-def attention_of(name: str, mask: Mask, rows: int, tokens: int, heads: int, groups: int) -> None:
+def attention_of(name: str, mask: Mask, rows: int, tokens: int, num_heads: int, num_kv_heads: int) -> None:
     """Of the first and the last row, the first and the last heads."""
-    q, k, v = (parameter(rows, tokens, n, 128) for n in (heads, groups, groups))
+    q, k, v = (parameter(rows, tokens, n, 128) for n in (num_heads, num_kv_heads, num_kv_heads))
     score_mod = ScoreMod(scale=128**-0.5)
     y = attention(q, k, v, mask, score_mod)
     direction = random_tensor(*y.shape)
     found = [y, *torch.autograd.grad(y, (q, k, v), direction)]
-    few, share = min(groups, 8), heads // groups
-    for first in (0, groups - few):
+    few, group_size = min(num_kv_heads, 8), num_heads // num_kv_heads
+    for first in (0, num_kv_heads - few):
 
         def some(x: Tensor, first: int = first) -> Tensor:
-            by_group = x.detach()[[0, -1]].unflatten(2, (groups, -1))
+            by_group = x.detach()[[0, -1]].unflatten(2, (num_kv_heads, -1))
             return by_group[:, :, first : first + few].flatten(2, 3)
 
         alone = [some(x).double().requires_grad_() for x in (q, k, v)]
-        expected = attention_ref(*alone, mask, score_mod)[0]
-        truth = [expected.detach(), *torch.autograd.grad(expected, alone, some(direction).double())]
-        shape = f"{rows} x {tokens} x {groups} x {share} x 128"
-        compare(f"attention, {name}, {shape}, {size(q)}", [some(x) for x in found], truth, ATTENTION)
+        y_ref = attention_ref(*alone, mask, score_mod)[0]
+        expected = [y_ref.detach(), *torch.autograd.grad(y_ref, alone, some(direction).double())]
+        shape = f"{rows} x {tokens} x {num_kv_heads} x {group_size} x 128"
+        compare(f"attention, {name}, {shape}, {size(q)}", [some(x) for x in found], expected, ATTENTION)
 
 
 def losses() -> None:
-    width, vocabulary = 4096, 1000
-    rows = 2 * ELEMENTS // width + 24
-    hidden, table = parameter(rows, width), (random_tensor(vocabulary, width) / 64).requires_grad_()
+    dim, vocabulary = 4096, 1000
+    rows = 2 * ELEMENTS // dim + 24
+    hidden, table = parameter(rows, dim), (random_tensor(vocabulary, dim) / 64).requires_grad_()
     targets, weights = torch.randint(0, vocabulary, (rows,), device=DEVICE), torch.ones(rows, device=DEVICE)
     loss = linear_cross_entropy(hidden, table, targets, weights).loss
     found = torch.autograd.grad(loss, (hidden, table))
 
-    def logits(at: slice) -> Tensor:
-        return hidden[at].float() @ table.float().T
+    def logits(chunk: slice) -> Tensor:
+        return hidden[chunk].float() @ table.float().T
 
-    def slopes(at: slice) -> Tensor:
-        return (logits(at).softmax(-1) - F.one_hot(targets[at], vocabulary)).T @ hidden[at].float()
+    def weight_gradient(chunk: slice) -> Tensor:
+        return (logits(chunk).softmax(-1) - F.one_hot(targets[chunk], vocabulary)).T @ hidden[chunk].float()
 
-    total = sum_parts(lambda at: F.cross_entropy(logits(at), targets[at], reduction="sum"), rows)
+    total = sum_parts(lambda chunk: F.cross_entropy(logits(chunk), targets[chunk], reduction="sum"), rows)
     alone = ends(hidden).float().requires_grad_()
-    by_logits = F.cross_entropy(alone @ table.detach().float().T, ends(targets), reduction="sum")
-    truth = [total, *torch.autograd.grad(by_logits, alone), sum_parts(slopes, rows)]
-    compare(f"cross-entropy, {size(hidden)}", [loss.detach(), ends(found[0]), found[1]], truth)
+    loss_ref = F.cross_entropy(alone @ table.detach().float().T, ends(targets), reduction="sum")
+    expected = [total, *torch.autograd.grad(loss_ref, alone), sum_parts(weight_gradient, rows)]
+    compare(f"cross-entropy, {size(hidden)}", [loss.detach(), ends(found[0]), found[1]], expected)
 
 
-def eights() -> None:
+def float8_ops() -> None:
     check_transpose(2 * ELEMENTS // 16384 + 32, 16384)
     float8_layer(2 * ELEMENTS // 4096 + 32, 4096, 64)
     up, down = random_tensor(2 * 8192, 256) / 16, random_tensor(256, 8192) / 90
@@ -240,13 +241,15 @@ def eights() -> None:
     )
 
 
-def check_transpose(rows: int, width: int) -> None:
-    x = random_tensor(rows, width)
+def check_transpose(rows: int, dim: int) -> None:
+    x = random_tensor(rows, dim)
     values, scale = float8.quantize_rows(x)
     compare(f"float8 rows, {size(x)}", [ends(values).float() * ends(scale)], [ends(x)], FLOAT8)
     transposed = float8.transpose(values)
-    found, truth = [transposed[:, at].float() for at in (0, rows - 1)], [values[at].float() for at in (0, rows - 1)]
-    compare(f"float8 transpose, {size(x)}", found, truth, 0.0)
+    columns = 0, rows - 1
+    found = [transposed[:, i].float() for i in columns]
+    expected = [values[i].float() for i in columns]
+    compare(f"float8 transpose, {size(x)}", found, expected, 0.0)
 
 
 def float8_layer(rows: int, inputs: int, outputs: int) -> None:
@@ -255,9 +258,9 @@ def float8_layer(rows: int, inputs: int, outputs: int) -> None:
     direction = random_tensor(*y.shape)
     found = torch.autograd.grad(y, (x, weight), direction)
     wide = weight.detach().float()
-    total = sum_parts(lambda at: direction[at].float().T @ x[at].float(), rows)
-    truth = [ends(x).float() @ wide.T, ends(direction).float() @ wide, total]
-    compare(f"float8 layer, {size(x)}", [ends(y), ends(found[0]), found[1]], truth, FLOAT8)
+    total = sum_parts(lambda chunk: direction[chunk].float().T @ x[chunk].float(), rows)
+    expected = [ends(x).float() @ wide.T, ends(direction).float() @ wide, total]
+    compare(f"float8 layer, {size(x)}", [ends(y), ends(found[0]), found[1]], expected, FLOAT8)
 
 
 def steps() -> None:
@@ -266,26 +269,26 @@ def steps() -> None:
     weight.grad = random_tensor(count)
     before, grad = ends(weight).float(), ends(weight.grad).float()
     AdamW([weight], lr=0.01, weight_decay=0.1, fused=True).step()
-    truth = before * (1 - 0.01 * 0.1) - 0.01 * grad / (grad.abs() + 1e-8)
-    compare(f"AdamW, {size(weight)}", [ends(weight)], [truth])
+    expected = before * (1 - 0.01 * 0.1) - 0.01 * grad / (grad.abs() + 1e-8)
+    compare(f"AdamW, {size(weight)}", [ends(weight)], [expected])
 
 
-WORKS = {
-    "scores": scores, "norm": norms, "gated": gates, "rotary": rotations, "attention": attentions,
-    "loss": losses, "float8": eights, "adamw": steps,
+CHECKS = {
+    "scores": scores, "norm": norms, "gated": gated_activations, "rotary": rotations, "attention": attentions,
+    "loss": losses, "float8": float8_ops, "adamw": steps,
 }  # fmt: skip
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--only", nargs="+", choices=WORKS, default=tuple(WORKS), help="some of the works")
+    options.add_argument("--only", nargs="+", choices=CHECKS, default=tuple(CHECKS), help="some of the checks")
     given = options.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("these are kernels for a GPU, and there is none here")
     torch.manual_seed(0)
     with dispatch.force_path("triton"):
-        for work in given.only:
-            WORKS[work]()
+        for name in given.only:
+            CHECKS[name]()
             torch.cuda.empty_cache()
 
 

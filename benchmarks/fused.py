@@ -1,7 +1,7 @@
 """Linear cross-entropy, norms, gated activations, float8 and AdamW on a GPU, beside torch, torch.compile and Liger.
 
 Every result is compared with float64 first, and a wrong one gets no time. The floor is what must be read and written
-at the speed of a device copy; that of the cross-entropy is its three products by themselves.
+at the speed of a device copy; that of the cross-entropy is its three matrix products by themselves.
 
     python benchmarks/fused.py [--sweep] [--only cross-entropy ...] [--out FILE.json]
 """
@@ -32,7 +32,7 @@ from phasor.ops.float8 import kernels
 TOKENS, DIM, HIDDEN = 16384, 2048, 8192
 VOCABULARIES = (32000, 128256)
 BF16 = 2**-8  # one unit in the last place, relative to the power of two below
-Made = Callable[[], Any]
+Call = Callable[[], Any]
 ROWS: list[dict[str, Any]] = []
 
 
@@ -40,20 +40,20 @@ def liger(module: str, name: str) -> Any:
     return getattr(importlib.import_module(f"liger_kernel.{module}"), name)
 
 
-def milliseconds(call: Made, reps: int = 20) -> float:
+def milliseconds(call: Call, reps: int = 20) -> float:
     return 1e3 * Timer(torch.device("cuda"), reps, math.inf)(call)
 
 
-def max_error(found: Any, truth: Any) -> float:
-    """The largest error over all tensors, each relative to its truth's norm."""
-    pairs = zip(found, truth, strict=True)
+def max_error(found: Any, expected: Any) -> float:
+    """The largest error over all tensors, each relative to the norm of what is expected."""
+    pairs = zip(found, expected, strict=True)
     return max(float((a.double() - b.double()).norm() / b.double().norm().clamp_min(1e-30)) for a, b in pairs)
 
 
 def table(
     title: str,
-    variants: dict[str, Made],
-    truth: Any,
+    variants: dict[str, Call],
+    expected: Any,
     allowed: float,
     floor: float,
     reps: int = 20,
@@ -64,13 +64,13 @@ def table(
     for name, f in variants.items():
         row: dict[str, Any] = {"workload": title, "name": name, "floor_ms": floor}
         try:
-            row["error"] = max_error(read(f()), truth)
+            row["error"] = max_error(read(f()), expected)
             if not row["error"] <= allowed:
                 print(f"  {name:28} WRONG: relative error {row['error']:.2e}, allowed {allowed:.1e}")
             else:
                 row["ms"], row["gib"] = milliseconds(f, reps), peak_gib(f)
-                share = f"{100 * floor / row['ms']:5.1f} % of floor"
-                print(f"  {name:28}{row['ms']:9.3f} ms {share} {row['gib']:7.2f} GiB   error {row['error']:.1e}")
+                fraction = f"{100 * floor / row['ms']:5.1f} % of floor"
+                print(f"  {name:28}{row['ms']:9.3f} ms {fraction} {row['gib']:7.2f} GiB   error {row['error']:.1e}")
         except Exception as error:
             row["failed"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             print(f"  {name:28} {row['failed'][:150]}")
@@ -83,19 +83,19 @@ def randn(*shape: int, scale: float = 1.0, seed: int = 0, dtype: torch.dtype = t
     return (torch.randn(*shape, generator=generator, device="cuda") * scale).to(dtype).requires_grad_()
 
 
-def true_cross_entropy(h: Tensor, w: Tensor, targets: Tensor) -> list[Tensor]:
+def cross_entropy_float64(h: Tensor, w: Tensor, targets: Tensor) -> list[Tensor]:
     """The mean and its gradients in float64, some rows at a time."""
     h64, w64 = h.detach().double(), w.detach().double()
-    loss, by_h, by_w = torch.zeros((), device="cuda", dtype=torch.float64), [], torch.zeros_like(w64)
+    loss, dh, dw = torch.zeros((), device="cuda", dtype=torch.float64), [], torch.zeros_like(w64)
     for part in torch.arange(len(h), device="cuda").split(2048):
         logits = h64[part] @ w64.T
         lse = logits.logsumexp(-1, keepdim=True)
         loss += (lse[:, 0] - logits.gather(1, targets[part, None])[:, 0]).sum()
-        slope = logits.sub_(lse).exp_()
-        slope.scatter_add_(1, targets[part, None], slope.new_full((len(part), 1), -1.0))
-        by_h.append(slope @ w64 / len(h))
-        by_w += slope.T @ h64[part] / len(h)
-    return [loss / len(h), torch.cat(by_h), by_w]
+        dlogits = logits.sub_(lse).exp_()
+        dlogits.scatter_add_(1, targets[part, None], dlogits.new_full((len(part), 1), -1.0))
+        dh.append(dlogits @ w64 / len(h))
+        dw += dlogits.T @ h64[part] / len(h)
+    return [loss / len(h), torch.cat(dh), dw]
 
 
 def chunked_cross_entropy(h: Tensor, w: Tensor, targets: Tensor) -> Tensor:
@@ -109,21 +109,21 @@ def chunked_cross_entropy(h: Tensor, w: Tensor, targets: Tensor) -> Tensor:
     return torch.stack(each).sum() / len(h)
 
 
-def products(h: Tensor, w: Tensor) -> float:
-    """The time of the three products alone, on all rows at once."""
+def matmul_ms(h: Tensor, w: Tensor) -> float:
+    """The time of the three matrix products alone, on all rows at once."""
     with torch.no_grad():
         logits = h @ w.T
         return milliseconds(lambda: (torch.mm(h, w.T, out=logits), torch.mm(logits, w), torch.mm(logits.T, h)), 5)
 
 
-def cross_entropies(rate: float) -> None:
+def cross_entropies(bytes_per_ms: float) -> None:
     for vocabulary in VOCABULARIES:
         h, w = randn(TOKENS, DIM), randn(vocabulary, DIM, scale=0.05, seed=1)
         targets = torch.randint(0, vocabulary, (TOKENS,), device="cuda")
         weights = torch.ones(TOKENS, device="cuda")
         compiled = torch.compile(chunked_cross_entropy)
 
-        def with_gradients(f: Callable[[], Tensor], h: Tensor = h, w: Tensor = w) -> Made:
+        def with_gradients(f: Callable[[], Tensor], h: Tensor = h, w: Tensor = w) -> Call:
             def run() -> list[Tensor]:
                 loss = f()
                 return [loss, *torch.autograd.grad(loss, (h, w))]
@@ -136,7 +136,7 @@ def cross_entropies(rate: float) -> None:
         def theirs(h: Tensor = h, w: Tensor = w, t: Tensor = targets) -> Tensor:
             return liger("transformers.fused_linear_cross_entropy", "LigerFusedLinearCrossEntropyLoss")()(w, h, t)
 
-        variants: dict[str, Made] = {
+        variants: dict[str, Call] = {
             "phasor": with_gradients(ours),
             "Liger": with_gradients(theirs),
             "torch, logits held": with_gradients(
@@ -144,37 +144,37 @@ def cross_entropies(rate: float) -> None:
             ),
             "torch.compile, chunked": with_gradients(lambda h=h, w=w, t=targets, f=compiled: f(h, w, t)),
         }
-        truth = true_cross_entropy(h, w, targets)
+        expected = cross_entropy_float64(h, w, targets)
         title = f"linear cross-entropy {TOKENS} x {DIM} x {vocabulary}, forward and backward"
         # Logits of size 2 are rounded, then their gradient, then the result, each by at most half a unit.
-        table(title, variants, truth, 3 * BF16, products(h, w), 5)
+        table(title, variants, expected, 3 * BF16, matmul_ms(h, w), 5)
         no_grad = torch.no_grad()(lambda f=ours: [f()])
-        table(f"{title.split(',')[0]}, no gradients", {"phasor": no_grad}, truth[:1], 1e-3, products(h, w) / 3, 5)
+        table(f"{title.split(',')[0]}, no gradients", {"phasor": no_grad}, expected[:1], 1e-3, matmul_ms(h, w) / 3, 5)
 
 
 def options() -> None:
     """Every option and awkward sizes against float64, on this device."""
     worst = {}
     for dtype, allowed in ((torch.float32, 2e-5), (torch.bfloat16, 3 * BF16)):
-        for count, width, vocabulary in ((1, 8, 2), (333, 72, 1009), (4099, 256, 32003)):
-            h, w = randn(count, width, dtype=dtype), randn(vocabulary, width, scale=width**-0.5, seed=1, dtype=dtype)
+        for count, dim, vocabulary in ((1, 8, 2), (333, 72, 1009), (4099, 256, 32003)):
+            h, w = randn(count, dim, dtype=dtype), randn(vocabulary, dim, scale=dim**-0.5, seed=1, dtype=dtype)
             b, targets = randn(vocabulary, seed=2, dtype=dtype), torch.randint(0, vocabulary, (count,), device="cuda")
             weights = (torch.arange(count, device="cuda") % 3 != 1).float()
             for given in ((0.0, 0.0, 1.0, None), (0.1, 0.01, 0.5, 3.0)):
-                twins = [x.detach().double().requires_grad_() for x in (h, w, b)]
-                true = cross_entropy.linear_cross_entropy_ref(*twins, targets, weights.double(), *given).loss
+                wide_inputs = [x.detach().double().requires_grad_() for x in (h, w, b)]
+                exact_y = cross_entropy.linear_cross_entropy_ref(*wide_inputs, targets, weights.double(), *given).loss
                 out = linear_cross_entropy_op(h, w, b, targets, weights, *given, dtype, [True] * 3, 1024, True)[0]
                 found = [out, *torch.autograd.grad(out, (h, w, b))]
-                error = max_error(found, [true, *torch.autograd.grad(true, twins)])
-                worst[f"{str(dtype)[6:]} {count} x {width} x {vocabulary} {given}"] = (error, allowed)
+                error = max_error(found, [exact_y, *torch.autograd.grad(exact_y, wide_inputs)])
+                worst[f"{str(dtype)[6:]} {count} x {dim} x {vocabulary} {given}"] = (error, allowed)
     for name, (error, allowed) in worst.items():
         print(f"  {'right' if error <= allowed else 'WRONG'} {name}: {error:.1e} (allowed {allowed:.1e})")
 
 
-def norms(rate: float) -> None:
+def norms(bytes_per_ms: float) -> None:
     x, r, weight = randn(TOKENS, DIM), randn(TOKENS, DIM, seed=1), randn(DIM, seed=2)
     dy, ds = randn(TOKENS, DIM, seed=3).detach(), randn(TOKENS, DIM, seed=4).detach()
-    size = x.numel() * 2 / rate
+    size = x.numel() * 2 / bytes_per_ms
 
     def plain(x: Tensor, weight: Tensor) -> Tensor:
         return torch.rms_norm(x, (DIM,), weight, 1e-5)
@@ -203,9 +203,9 @@ def norms(rate: float) -> None:
     forwards(f"sum and rmsnorm {TOKENS} x {DIM}", both, (x, r, weight), wide, (ds, dy), 4 * size, 8 * size)
 
 
-def activations(rate: float) -> None:
+def activations(bytes_per_ms: float) -> None:
     x, dy = randn(TOKENS, 2 * HIDDEN), randn(TOKENS, HIDDEN, seed=1).detach()
-    size = dy.numel() * 2 / rate
+    size = dy.numel() * 2 / bytes_per_ms
 
     def plain(x: Tensor) -> Tensor:
         return glu.glu_ref(x, "swiglu")
@@ -222,20 +222,23 @@ def activations(rate: float) -> None:
     wide = [x.detach().double().requires_grad_()]
     forwards(f"swiglu {TOKENS} x {HIDDEN}", variants, (x,), wide, (dy,), 3 * size, 8 * size)
     for kind in glu.GLU_ACTIVATIONS:
-        ours, true = glu.glu(x, kind), glu.glu_ref(wide[0], kind)
+        ours, exact_y = glu.glu(x, kind), glu.glu_ref(wide[0], kind)
         error = max_error(
-            [ours, *torch.autograd.grad(ours, x, dy)], [true, *torch.autograd.grad(true, wide, dy.double())]
+            [ours, *torch.autograd.grad(ours, x, dy)], [exact_y, *torch.autograd.grad(exact_y, wide, dy.double())]
         )
         print(f"  {'right' if error < BF16 else 'WRONG'} {kind}: {error:.1e}")
 
 
-def eights(rate: float) -> None:
+def float8_kernels(bytes_per_ms: float) -> None:
     """The activation and its gradient as float8 rows, and the transpose of such rows."""
     x, dy = randn(TOKENS, 2 * HIDDEN).detach(), randn(TOKENS, HIDDEN, seed=1).detach()
-    twin = x.double().requires_grad_()
-    true = glu.glu_ref(twin, "swiglu")
-    (gradient,) = torch.autograd.grad(true, twin, dy.double())
-    size, rounding = dy.numel() / rate, 2**-5  # of a byte for each feature; three bits after the first, on average
+    wide_x = x.double().requires_grad_()
+    exact_y = glu.glu_ref(wide_x, "swiglu")
+    (gradient,) = torch.autograd.grad(exact_y, wide_x, dy.double())
+    size, rounding = (
+        dy.numel() / bytes_per_ms,
+        2**-5,
+    )  # of a byte for each feature; three bits after the first, on average
 
     def exact(found: tuple[Tensor, Tensor]) -> list[Tensor]:
         bits, scale = found
@@ -255,7 +258,7 @@ def eights(rate: float) -> None:
     compiled, compiled_backward, compiled_transpose = map(torch.compile, (plain, plain_backward, plain_transpose))
     variants = {"phasor": lambda: kernels.glu_float8(x, "swiglu"), "torch.compile": lambda: compiled(x)}
     title = f"swiglu in float8 {TOKENS} x {HIDDEN}"
-    table(title, variants, [true.detach()], rounding, 5 * size, read=exact)
+    table(title, variants, [exact_y.detach()], rounding, 5 * size, read=exact)
     variants = {
         "phasor": lambda: kernels.glu_float8_backward(dy, x, "swiglu"),
         "torch.compile": lambda: compiled_backward(dy, x),
@@ -263,18 +266,20 @@ def eights(rate: float) -> None:
     table(f"{title}, backward", variants, [gradient], rounding, 8 * size, read=exact)
     bits, scale = kernels.glu_float8_backward(dy, x, "swiglu")
     factor = scale / scale.amax()
-    truth = (bits.float() * factor).to(float8.FLOAT8).t()
+    expected = (bits.float() * factor).to(float8.FLOAT8).t()
     variants = {
         "phasor": lambda: float8.transpose(bits, factor),
         "torch.compile": lambda: compiled_transpose(bits, factor),
     }
-    table(f"float8 transpose {TOKENS} x {2 * HIDDEN}", variants, [truth], 0.0, 4 * size, read=lambda made: [made])
+    table(
+        f"float8 transpose {TOKENS} x {2 * HIDDEN}", variants, [expected], 0.0, 4 * size, read=lambda result: [result]
+    )
     x[5, 7] = torch.nan
     for found in (kernels.glu_float8(x, "swiglu"), kernels.glu_float8_backward(dy, x, "swiglu")):
         assert found[1].isfinite().logical_not().nonzero().tolist() == [[5, 0]], "what is not finite does not show"
 
 
-def optimizers(rate: float) -> None:
+def optimizers(bytes_per_ms: float) -> None:
     """A first step, with gradients so small that the formula's eps shows, over the weights that are trained."""
     from training_gpu import config
 
@@ -283,7 +288,7 @@ def optimizers(rate: float) -> None:
     fields: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1, "eps": 1e-8, "fused": True}
     half = torch.tensor(0.5, device="cuda")
 
-    def stepping(kind: type[torch.optim.AdamW], clips: bool) -> Made:
+    def stepping(kind: type[torch.optim.AdamW], clips: bool) -> Call:
         weights = [randn(*shape, seed=i) for i, shape in enumerate(shapes)]
         for i, weight in enumerate(weights):
             weight.grad = randn(*weight.shape, scale=2e-8 if clips else 1e-8, seed=100 + i).detach()
@@ -301,15 +306,15 @@ def optimizers(rate: float) -> None:
         return step
 
     ends = [(0, shapes[0]), (len(shapes) - 1, shapes[-1])]
-    truth = []
+    expected = []
     for i, shape in ends:
         w, g = randn(*shape, seed=i).detach().double(), randn(*shape, scale=1e-8, seed=100 + i).detach().double()
-        truth.append(w - 0.01 * (0.1 * w + g / (g.abs() + 1e-8)))
+        expected.append(w - 0.01 * (0.1 * w + g / (g.abs() + 1e-8)))
     count = sum(shape.numel() for shape in shapes)
     for clips in (False, True):
         title = f"AdamW's step, {count / 1e9:.2f} B bfloat16 weights{', clipped' if clips else ''}"
         for name, kind in (("phasor", AdamW), ("torch, fused", torch.optim.AdamW)):
-            table(title, {name: stepping(kind, clips)}, truth, BF16, 14 * count / rate)
+            table(title, {name: stepping(kind, clips)}, expected, BF16, 14 * count / bytes_per_ms)
 
 
 def forwards(
@@ -321,28 +326,28 @@ def forwards(
     floor: float,
     both_floor: float,
 ) -> None:
-    """Forward alone, then with the backward pass; the truth is the plain form in float64."""
+    """Forward alone, then with the backward pass; expected is the plain form in float64."""
 
     def as_list(y: Any) -> list[Tensor]:
         return list(y) if isinstance(y, tuple) else [y]
 
-    def forward(f: Callable[..., Any]) -> Made:
+    def forward(f: Callable[..., Any]) -> Call:
         return torch.no_grad()(lambda: as_list(f(*inputs)))
 
-    def backward(f: Callable[..., Any]) -> Made:
+    def backward(f: Callable[..., Any]) -> Call:
         def run() -> list[Tensor]:
             ys = as_list(f(*inputs))
             return [*ys, *torch.autograd.grad(ys, inputs, directions)]
 
         return run
 
-    truth = as_list(variants["torch"](*wide))
-    table(f"{title}, forward", {n: forward(f) for n, f in variants.items()}, truth, BF16, floor)
-    truth += torch.autograd.grad(truth, wide, [d.double() for d in directions])
-    table(f"{title}, forward and backward", {n: backward(f) for n, f in variants.items()}, truth, BF16, both_floor)
+    expected = as_list(variants["torch"](*wide))
+    table(f"{title}, forward", {n: forward(f) for n, f in variants.items()}, expected, BF16, floor)
+    expected += torch.autograd.grad(expected, wide, [d.double() for d in directions])
+    table(f"{title}, forward and backward", {n: backward(f) for n, f in variants.items()}, expected, BF16, both_floor)
 
 
-def settings(rate: float) -> Iterator[tuple[str, str, Made, float]]:
+def settings(bytes_per_ms: float) -> Iterator[tuple[str, str, Call, float]]:
     """What can be set: the workload, the setting, a call, and its floor."""
     from phasor.ops.cross_entropy import kernels as cross_entropy_kernels
     from phasor.ops.glu import kernels as glu_kernels
@@ -360,12 +365,12 @@ def settings(rate: float) -> Iterator[tuple[str, str, Made, float]]:
                     lambda logits=logits, rest=rest, b=block, w=warps: cross_entropy_kernels.cross_entropy(
                         logits, *rest, block_v=b, num_warps=w
                     ),
-                    2 * logits.numel() * 2 / rate,
+                    2 * logits.numel() * 2 / bytes_per_ms,
                 )
     for vocabulary in VOCABULARIES:
         h, w = randn(TOKENS, DIM).detach(), randn(vocabulary, DIM, scale=0.05, seed=1).detach()
         tall = torch.zeros(TOKENS, dtype=torch.int64, device="cuda"), torch.ones(TOKENS, device="cuda")
-        limit = products(h, w)
+        limit = matmul_ms(h, w)
         for rows in (1024, 2048, 4096, 8192):
             yield (
                 f"linear cross-entropy {vocabulary} (chunk_size)",
@@ -378,7 +383,7 @@ def settings(rate: float) -> Iterator[tuple[str, str, Made, float]]:
     x, r, weight, dy = randn(TOKENS, DIM), randn(TOKENS, DIM), randn(DIM), randn(TOKENS, DIM)
     x, r, weight, dy = (t.detach() for t in (x, r, weight, dy))
     s, _, mean, scale = norm_kernels.norm_forward(x, r, weight, None, 1e-5, 0.0, False, x.dtype)
-    size = x.numel() * 2 / rate
+    size = x.numel() * 2 / bytes_per_ms
     for warps in (2, 4, 8, 16):
         yield (
             "sum and norm, forward (warps=)",
@@ -386,18 +391,18 @@ def settings(rate: float) -> Iterator[tuple[str, str, Made, float]]:
             lambda w=warps: norm_kernels.norm_forward(x, r, weight, None, 1e-5, 0.0, False, x.dtype, w),
             4 * size,
         )
-        for share in (1, 2, 4, 8, 16):
-            programs = share * torch.cuda.get_device_properties(0).multi_processor_count
+        for factor in (1, 2, 4, 8, 16):
+            programs = factor * torch.cuda.get_device_properties(0).multi_processor_count
             yield (
                 "sum and norm, backward (warps=, programs= times the multiprocessors)",
-                f"{warps:3} {share:3}",
+                f"{warps:3} {factor:3}",
                 lambda w=warps, p=programs: norm_kernels.norm_backward(
                     dy, dy, s, weight, None, mean, scale, 0.0, False, w, p
                 ),
                 4 * size,
             )
     both, grad = randn(TOKENS, 2 * HIDDEN).detach(), randn(TOKENS, HIDDEN).detach()
-    size = grad.numel() * 2 / rate
+    size = grad.numel() * 2 / bytes_per_ms
     for block in (1024, 2048, 4096):
         for warps in (4, 8):
             yield (
@@ -414,10 +419,10 @@ def settings(rate: float) -> Iterator[tuple[str, str, Made, float]]:
             )
 
 
-def sweep(rate: float) -> None:
+def sweep(bytes_per_ms: float) -> None:
     """The quickest settings of each workload."""
     found: dict[str, list[tuple[float, str, float]]] = {}
-    for workload, setting, f, floor in settings(rate):
+    for workload, setting, f, floor in settings(bytes_per_ms):
         try:
             found.setdefault(workload, []).append((milliseconds(f, 5), setting, floor))
         except Exception as error:
@@ -433,7 +438,7 @@ WORKLOADS: dict[str, Callable[[float], None]] = {
     "cross-entropy": cross_entropies,
     "norm": norms,
     "gated": activations,
-    "float8": eights,
+    "float8": float8_kernels,
     "optimizer": optimizers,
 }
 
@@ -441,20 +446,20 @@ WORKLOADS: dict[str, Callable[[float], None]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sweep", action="store_true", help="time block sizes, warps and chunks instead")
-    parser.add_argument("--only", nargs="+", choices=WORKLOADS, default=tuple(WORKLOADS), help="some of the works")
+    parser.add_argument("--only", nargs="+", choices=WORKLOADS, default=tuple(WORKLOADS), help="some of the workloads")
     parser.add_argument("--out", type=Path, help="a JSON file for the results")
     given = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("these are kernels for a GPU, and there is none here")
-    rate = bandwidth(Timer(torch.device("cuda"), 20, math.inf), 2**29) / 1e3  # bytes per millisecond
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copies {rate / 1e9:.2f} TB/s")
+    bytes_per_ms = bandwidth(Timer(torch.device("cuda"), 20, math.inf), 2**29) / 1e3
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copies {bytes_per_ms / 1e9:.2f} TB/s")
     with dispatch.force_path("triton"):
         options()
         if given.sweep:
-            sweep(rate)
+            sweep(bytes_per_ms)
         else:
             for workload in given.only:
-                WORKLOADS[workload](rate)
+                WORKLOADS[workload](bytes_per_ms)
     if given.out:
         given.out.write_text(json.dumps({"device": torch.cuda.get_device_name(), "rows": ROWS}, indent=1) + "\n")
 

@@ -29,12 +29,12 @@ class Block(nn.Module):
 class GPT(nn.Module):
     def __init__(self, vocab: int, length: int, dim: int, heads: int, layers: int) -> None:
         super().__init__()
-        self.tokens, self.places = nn.Embedding(vocab, dim), nn.Embedding(length, dim)
+        self.tokens, self.positions = nn.Embedding(vocab, dim), nn.Embedding(length, dim)
         self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)
         logits = F.linear(self.norm(x), self.tokens.weight)
@@ -42,15 +42,15 @@ class GPT(nn.Module):
 
 
 def train(
-    model: GPT, batches: Iterable[tuple[Tensor, Tensor]], steps: int, rate: float, after: Callable[[int, float], None]
+    model: GPT, batches: Iterable[tuple[Tensor, Tensor]], steps: int, lr: float, after: Callable[[int, float], None]
 ) -> None:
     matrices = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, rate, (0.9, 0.95), fused=True)
+    optimizer = torch.optim.AdamW(groups, lr, (0.9, 0.95), fused=True)
     for step, (tokens, targets) in zip(range(steps), batches, strict=False):
         for group in optimizer.param_groups:
-            group["lr"] = rate * 0.5 * (1 + math.cos(math.pi * step / steps))
+            group["lr"] = lr * 0.5 * (1 + math.cos(math.pi * step / steps))
         loss = model(tokens, targets)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -42,28 +42,28 @@ def random_tensor(*shape: int, device: str = "cuda", dtype: torch.dtype = torch.
     return torch.randn(shape, device=device, dtype=torch.float32).to(dtype)
 
 
-def worst(got: Tensor, true: Tensor, pairing: str, width: int) -> float:
+def worst(got: Tensor, true: Tensor, pairing: str, head_dim: int) -> float:
     """The largest error: in itself for float32, and otherwise in units in the last place of the pair's norm."""
-    off = (got.double() - true)[..., :width].detach().abs()
+    off = (got.double() - true)[..., :head_dim].detach().abs()
     if got.dtype == torch.float32:
         return float(off.max())
-    norm = torch.hypot(*split_pairs(true[..., :width].detach(), pairing))
+    norm = torch.hypot(*split_pairs(true[..., :head_dim].detach(), pairing))
     unit = norm.log2().floor().exp2() * torch.finfo(got.dtype).eps
     return max(float((x / unit).max()) for x in split_pairs(off, pairing))
 
 
-def check(device: str, rows: int, tokens: int, heads: int, keys: int, width: int) -> dict[str, float]:
+def check(device: str, rows: int, tokens: int, heads: int, keys: int, head_dim: int) -> dict[str, float]:
     """The largest errors of results and gradients against float64, at positions up to 2^36; ends at a wrong one."""
     found = {}
     for pairing in ("half", "adjacent"):
-        for rotary_dim in (width, width // 4):
+        for rotary_dim in (head_dim, head_dim // 4):
             for dtype, allowed in ((torch.float32, 1e-6), (torch.bfloat16, 1.0), (torch.float16, 1.0)):
                 torch.manual_seed(0)
-                rope = phasor.Rotary(head_dim=width, rotary_dim=rotary_dim, pairing=pairing)
+                rope = phasor.Rotary(head_dim=head_dim, rotary_dim=rotary_dim, pairing=pairing)
                 args = rope_args(rope, torch.randint(0, 2**36, (rows, tokens), device=device))
                 like: dict[str, Any] = {"device": device, "dtype": dtype}
                 fused = (
-                    random_tensor(rows, tokens, keys, heads // keys + 2, width, **like).clamp(-2, 2).requires_grad_()
+                    random_tensor(rows, tokens, keys, heads // keys + 2, head_dim, **like).clamp(-2, 2).requires_grad_()
                 )
                 rope_qkv_kernel(torch.zeros_like(fused), args, pairing)  # what is checked are launches again
                 parts = rope_qkv_kernel(fused, args, pairing)
@@ -79,7 +79,7 @@ def check(device: str, rows: int, tokens: int, heads: int, keys: int, width: int
                 error = max(worst(a, b, pairing, rotary_dim) for a, b in pairs if a is not parts[2])
                 same = all(torch.equal(a[..., rotary_dim:], b[..., rotary_dim:].to(dtype)) for a, b in pairs)
                 same = same and torch.equal(parts[2], v)
-                name = f"{pairing}, {rotary_dim} of {width}, {str(dtype)[6:]}"
+                name = f"{pairing}, {rotary_dim} of {head_dim}, {str(dtype)[6:]}"
                 found[name] = error
                 if not (error <= allowed and same):
                     raise SystemExit(f"wrong: {name}: error {error:.2e} (allowed {allowed}), rest copied: {same}")

@@ -29,9 +29,10 @@ RULES = {"all tokens": Mask(causal=True), f"window of {WINDOW}": Mask(causal=Tru
 
 
 def inputs(tokens: int, device: str, gradients: bool) -> list[torch.Tensor]:
-    heads, groups, width, dtype = (32, 8, 128, torch.bfloat16) if device == "cuda" else (4, 2, 64, torch.float32)
-    made = [torch.randn(1, tokens, n, width, device=device, dtype=dtype) for n in (heads, groups, groups)]
-    return [x.requires_grad_(gradients) for x in made]
+    num_heads, num_kv_heads, head_dim = (32, 8, 128) if device == "cuda" else (4, 2, 64)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    shapes = [(1, tokens, n, head_dim) for n in (num_heads, num_kv_heads, num_kv_heads)]
+    return [torch.randn(s, device=device, dtype=dtype).requires_grad_(gradients) for s in shapes]
 
 
 def measure(rule: Mask, tokens: int, device: str, both: bool) -> dict[str, float]:
@@ -43,9 +44,9 @@ def measure(rule: Mask, tokens: int, device: str, both: bool) -> dict[str, float
         y = attention(*given, Mask(causal=rule.causal, window=rule.window), score_mod)
         return [y, *torch.autograd.grad(y.sum(), given)] if both else [y]
 
-    made, seconds, held = run_with_stats(run, device)
-    found = [x[0, -LAST:].detach().double() for x in made]
-    del made
+    outputs, seconds, held = run_with_stats(run, device)
+    found = [x[0, -LAST:].detach().double() for x in outputs]
+    del outputs
     off = error(found, given, rule, score_mod.scale)
     if not off <= TOLERANCE[device]:
         raise SystemExit(f"wrong at {tokens} tokens: off by {off:.1e} of the largest, allowed are {TOLERANCE[device]}")
@@ -69,8 +70,8 @@ def error(found: list[torch.Tensor], given: list[torch.Tensor], rule: Mask, scal
     seen = (distance >= 0) & (distance < (rule.window or tokens))
     weights = scores.masked_fill(~seen, -math.inf).softmax(-1)
     y = torch.einsum("grqk,kgd->qgrd", weights, v).flatten(1, 2)
-    truth = [y.detach(), *(x[-LAST:] for x in torch.autograd.grad(y.sum(), (q, k, v)))][: len(found)]
-    off = [(a - b).abs().max() / b.abs().max() for a, b in zip(found, truth, strict=True)]
+    expected = [y.detach(), *(x[-LAST:] for x in torch.autograd.grad(y.sum(), (q, k, v)))][: len(found)]
+    off = [(a - b).abs().max() / b.abs().max() for a, b in zip(found, expected, strict=True)]
     return float(torch.stack(off).max())  # not a number where one of them is not
 
 
@@ -82,11 +83,11 @@ def run_with_stats(run: Callable[[], list[torch.Tensor]], device: str) -> tuple[
         torch.cuda.reset_peak_memory_stats()
         torch.cuda.synchronize()
     begun = time.perf_counter()
-    made = run()
+    outputs = run()
     if device == "cuda":
         torch.cuda.synchronize()
-        return made, time.perf_counter() - begun, torch.cuda.max_memory_allocated() - before
-    return made, time.perf_counter() - begun, 0
+        return outputs, time.perf_counter() - begun, torch.cuda.max_memory_allocated() - before
+    return outputs, time.perf_counter() - begun, 0
 
 
 def series(name: str, device: str, both: bool, longest: int, patience: float) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ from phasor.training.datasets import load_datasets
 from phasor.transformer import Transformer
 
 VOCAB, LENGTH, DIM, HEADS, LAYERS, ROWS = 1024, 128, 128, 4, 4, 8  # the size of the default run
-WARM, RATE = 5, 1e-3
+WARM, LR = 5, 1e-3
 
 
 class Clock(TrainingProgress):
@@ -76,7 +76,7 @@ def recipe(folder: Path, steps: int) -> Recipe:
                 "cache": str(folder / "cache"),
             },
             "train": {"steps": steps, "batch_tokens": ROWS * LENGTH, "evaluate_every": 10**6, "device": "cpu"},
-            "optimizer": {"lr": RATE},
+            "optimizer": {"lr": LR},
             "schedule": {"kind": "cosine", "warmup": 0, "floor": 0.0},
             "save": {"every": 10**6},
         }
@@ -85,8 +85,8 @@ def recipe(folder: Path, steps: int) -> Recipe:
 
 def plain(model: Transformer) -> plain_gpt.GPT:
     """The plain model with the weights of ours."""
-    made, state = plain_gpt.GPT(VOCAB, LENGTH, DIM, HEADS, LAYERS), model.state_dict()
-    renamed = {"tokens.weight": state["tokens.weight"], "places.weight": state["decoder.positions.0.weight"]}
+    built, state = plain_gpt.GPT(VOCAB, LENGTH, DIM, HEADS, LAYERS), model.state_dict()
+    renamed = {"tokens.weight": state["tokens.weight"], "positions.weight": state["decoder.positions.0.weight"]}
     names = {"norm1": "residual.norms.0", "norm2": "residual.norms.1", "qkv": "attention.qkv", "out": "attention.out"}
     names |= {"up": "feedforward.up", "down": "feedforward.down"}
     for i in range(LAYERS):
@@ -97,8 +97,8 @@ def plain(model: Transformer) -> plain_gpt.GPT:
                     tensor = tensor.unflatten(0, (HEADS, 3, DIM // HEADS)).transpose(0, 1).flatten(0, 2)
                 renamed[f"blocks.{i}.{theirs}.{kind}"] = tensor
     renamed |= {f"norm.{kind}": state[f"decoder.norm.{kind}"] for kind in ("weight", "bias")}
-    made.load_state_dict(renamed)
-    return made
+    built.load_state_dict(renamed)
+    return built
 
 
 def hugging_face(gpt: plain_gpt.GPT) -> GPT2LMHeadModel:
@@ -107,8 +107,8 @@ def hugging_face(gpt: plain_gpt.GPT) -> GPT2LMHeadModel:
         vocab_size=VOCAB, n_positions=LENGTH, n_embd=DIM, n_layer=LAYERS, n_head=HEADS,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, attn_implementation="sdpa",
     )  # fmt: skip
-    made, state = GPT2LMHeadModel(config), gpt.state_dict()
-    renamed = {"transformer.wte.weight": state["tokens.weight"], "transformer.wpe.weight": state["places.weight"]}
+    built, state = GPT2LMHeadModel(config), gpt.state_dict()
+    renamed = {"transformer.wte.weight": state["tokens.weight"], "transformer.wpe.weight": state["positions.weight"]}
     renamed["lm_head.weight"] = state["tokens.weight"]
     names = {"ln_1": "norm1", "ln_2": "norm2", "attn.c_attn": "qkv", "attn.c_proj": "out"}
     names |= {"mlp.c_fc": "up", "mlp.c_proj": "down"}
@@ -118,8 +118,8 @@ def hugging_face(gpt: plain_gpt.GPT) -> GPT2LMHeadModel:
             renamed[f"transformer.h.{i}.{theirs}.weight"] = weight if theirs.startswith("ln") else weight.T
             renamed[f"transformer.h.{i}.{theirs}.bias"] = state[f"blocks.{i}.{mine}.bias"]
     renamed |= {f"transformer.ln_f.{kind}": state[f"norm.{kind}"] for kind in ("weight", "bias")}
-    made.load_state_dict(renamed)
-    return made
+    built.load_state_dict(renamed)
+    return built
 
 
 def target_weights(batch: Batch) -> torch.Tensor:
@@ -143,15 +143,15 @@ class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return {"input_ids": tokens, "labels": targets, "shift_labels": targets}
 
 
-def run_phasor(made: Recipe, clock: Clock) -> float:
+def run_phasor(recipe_: Recipe, clock: Clock) -> float:
     """Returns the share of its time that neither the model nor the optimizer took."""
     with tempfile.TemporaryDirectory() as folder:
-        return train(made.replace(out=f"{folder}/run"), progress=clock).overhead
+        return train(recipe_.replace(out=f"{folder}/run"), progress=clock).overhead
 
 
 def run_plain(model: plain_gpt.GPT, batches: list[Batch], clock: Clock) -> None:
     pairs = ((batch.tokens, target_weights(batch)) for batch in batches)
-    plain_gpt.train(model, pairs, len(batches), RATE, clock.after)
+    plain_gpt.train(model, pairs, len(batches), LR, clock.after)
 
 
 def run_trainer(model: GPT2LMHeadModel, batches: list[Batch], clock: Clock) -> None:
@@ -166,7 +166,7 @@ def run_trainer(model: GPT2LMHeadModel, batches: list[Batch], clock: Clock) -> N
 
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
-            folder, per_device_train_batch_size=ROWS, max_steps=len(batches), learning_rate=RATE, weight_decay=0.1,
+            folder, per_device_train_batch_size=ROWS, max_steps=len(batches), learning_rate=LR, weight_decay=0.1,
             adam_beta2=0.95, lr_scheduler_type="cosine", optim="adamw_torch_fused", save_strategy="no",
             report_to=[], use_cpu=True, disable_tqdm=True, logging_steps=10, remove_unused_columns=False,
         )  # fmt: skip
@@ -199,15 +199,15 @@ def main() -> None:
     speeds: dict[str, list[float]] = {"phasor": [], "plain torch": [], "transformers' Trainer": []}
     overhead = []
     with tempfile.TemporaryDirectory() as name:
-        made = recipe(Path(name), given.steps)
-        found = load_datasets(made, Path(name), TrainingProgress().on_prepare)
+        recipe_ = recipe(Path(name), given.steps)
+        found = load_datasets(recipe_, Path(name), TrainingProgress().on_prepare)
         batches = [found.train[i] for i in range(given.steps)]
         for number in range(given.runs):
-            model = build_model(made, found)
+            model = build_model(recipe_, found)
             clocks = {name: Clock() for name in speeds}
             gpt = plain(model)
             theirs = hugging_face(gpt)
-            overhead.append(run_phasor(made, clocks["phasor"]))
+            overhead.append(run_phasor(recipe_, clocks["phasor"]))
             run_plain(gpt, batches, clocks["plain torch"])
             run_trainer(theirs, batches, clocks["transformers' Trainer"])
             if number == 0:

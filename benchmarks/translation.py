@@ -205,8 +205,8 @@ def main() -> None:
         changes |= {"data.train": str(train_file), "data.cache": str(folder / "cache")}
         recipes = {}
         for path in given.recipes:
-            made = apply_overrides(read_recipe(find(path)), changes | {"out": str(folder / Path(path).stem)})
-            recipes[Path(path).stem] = Recipe.from_dict(made)
+            fields = apply_overrides(read_recipe(find(path)), changes | {"out": str(folder / Path(path).stem)})
+            recipes[Path(path).stem] = Recipe.from_dict(fields)
         for system, recipe in recipes.items():
             print(system, flush=True)
             results[system] = ours(recipe, test_file)

@@ -167,14 +167,14 @@ def compare(rule, scores, heads, run, queries=TOKENS, keys=TOKENS, tolerance=EXA
     q = normal(ROWS, queries, h, 13, seed=1).requires_grad_()
     k, v = (normal(ROWS, keys, groups, 13, seed=s).requires_grad_() for s in (2, 3))
     score_mod, bias = make_score_mod(SCORES[scores], h, queries, keys)
-    truth = plain_attention(
+    expected = plain_attention(
         q, k, v, rule.visible(q.shape[1], k.shape[1]), score_mod.scale, score_mod.softcap, score_mod.sink_logits, bias
     )
     inputs = [q, k, v] + ([] if score_mod.sink_logits is None else [score_mod.sink_logits])
     ours = run(q, k, v, Mask(**rule.fields), score_mod)
     if rule.fields.get("aligned", True):
-        ours, truth = real_rows(ours, rule), real_rows(truth, rule)
-    assert_same(ours, truth, inputs, tolerance)
+        ours, expected = real_rows(ours, rule), real_rows(expected, rule)
+    assert_same(ours, expected, inputs, tolerance)
 
 
 SOURCE_DOCUMENTS = [[0] * 5 + [1] * 20 + [2] * 12, [4] * 37, [9] * 30 + [3] * 4 + [5] * 3]

@@ -1,4 +1,4 @@
-"""Rotary frequencies in mpmath, written from the published formulas: the truth that tests compare phasor with.
+"""Rotary frequencies in mpmath, written from the published formulas: what tests compare phasor with.
 
 Each function takes the base, the rotary dimension `d`, the length and the extension's parameters, and returns the
 frequencies in radians per position and the attention factor. Nothing here comes from phasor.
@@ -111,7 +111,7 @@ FORMULAS = {
 }
 
 
-def truth(extension, base, d, length=None):
+def exact_frequencies(extension, base, d, length=None):
     """Frequencies and attention factor of an extension written as a dict with its "kind", or of none at all."""
     if extension is None:
         return plain(base, d)

@@ -33,10 +33,10 @@ def compile_fullgraph(model: Any, backend: Any = "aot_eager") -> Any:
 @pytest.mark.parametrize("name", FIXED)
 def test_schemes_of_fixed_frequency_are_one_graph(name):
     model, ids, near = build(tiny(name, num_layers=1)), tokens(2, 12), torch.arange(12)
-    at = near + (FAR if SCHEMES[name].shift_invariant else 3)
+    positions = near + (FAR if SCHEMES[name].shift_invariant else 3)
     with torch.no_grad():
-        logits = compile_fullgraph(model, "eager")(ids, positions=at)
-        assert relative_change(logits, model(ids, positions=at)) < SAME
+        logits = compile_fullgraph(model, "eager")(ids, positions=positions)
+        assert relative_change(logits, model(ids, positions=positions)) < SAME
         if SCHEMES[name].shift_invariant:
             assert relative_change(logits, model(ids)) < SHIFTED
 

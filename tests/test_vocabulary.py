@@ -30,6 +30,12 @@ RETIRED = {
     r"\b(valid_share|checkpoint_activations|target_padding|target_documents)\b": "the glossary's names",
     r"\bturn(ed)?_(heads|projection)\b": "rope, rope_qkv",
     r"\b(attend|matvec|product|vote|following)_triton\b": "decode_attention, gemv, small_gemm, lm_head_argmax, pdl",
+    r"\b(by_x|truths?)\b(?!_values| value)": "dx, expected",
+    r"\bfractions? of a turn\b|\bturns? by\b": "rotation",
+    r"\b(WORKS|Made|def eights)\b": "WORKLOADS, Callable, float8",
+    r"\bnats a token\b|\bmicroseconds a layer\b|\bsome of the works\b": "per",
+    r"\b(OUT_STRIDE_\w+|HALVES)\b": "the legend in ops/__init__.py",
+    r"\bfloat8_linear_why_not\b": "float8_unsupported_reason",
     r"\bphasor\.(kernels|parts|speed|choices|explanation|routes|fast_paths|slots|presets)\b": "see docs/design.md",
 }
 VERBS = {"seed", "feed", "need", "embed", "exceed", "speed"}
@@ -78,6 +84,15 @@ def test_no_two_classes_share_a_name():
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, []).append(name_of(path))
     assert not {name: files for name, files in homes.items() if len(files) > 1}
+
+
+def test_kernels_keep_to_the_legend():
+    """The names of compile-time constants in kernels, by the list in `ops/__init__.py`."""
+    legend = set(re.findall(r"\b[A-Z][A-Z0-9_]*(?:\.{3})?", (ROOT / "src/phasor/ops/__init__.py").read_text()))
+    prefixes = tuple(name.removesuffix("...") for name in legend if name.endswith("_..."))
+    names = {name for path in SOURCES for name in re.findall(r"\b([A-Z]\w*): tl\.constexpr", path.read_text())}
+    assert len(names) > 40
+    assert not {name for name in names if name not in legend and not name.startswith(prefixes)}
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_no_time_for_a_wrong_result(machine: Machine, monkeypatch: pytest.Monkey
 
     real = rope.Rotary.rotate
     with monkeypatch.context() as patch:
-        patch.setattr(rope.Rotary, "rotate", lambda self, q, k, at: real(self, q, k, at + 1))
+        patch.setattr(rope.Rotary, "rotate", lambda self, q, k, positions: real(self, q, k, positions + 1))
         for workload in rope.workloads(machine, packed=True):
             row = run_workload(workload, machine, silent)
             assert wrong(ours(row))
@@ -81,7 +81,7 @@ def test_no_time_for_a_wrong_result(machine: Machine, monkeypatch: pytest.Monkey
             assert row.entries[1].value is not None
     with monkeypatch.context() as patch:  # and not even where it is a single token
         last = torch.arange(machine.sizes.rotary[1]) == machine.sizes.rotary[1] - 1
-        patch.setattr(rope.Rotary, "rotate", lambda self, q, k, at: real(self, q, k, at + last))
+        patch.setattr(rope.Rotary, "rotate", lambda self, q, k, positions: real(self, q, k, positions + last))
         assert all(
             wrong(ours(run_workload(workload, machine, silent))) for workload in rope.workloads(machine, packed=False)
         )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from rope_formulas import mp, truth
+from rope_formulas import exact_frequencies, mp
 from schemes import relative_change
 from torch import Tensor, nn
 
@@ -24,7 +24,7 @@ transformers.logging.set_verbosity_error()
 VOCAB, LAYERS, TOKENS, WIDTH = 61, 2, 12, 16
 FAR = 2**20
 NEAR = 64  # a start beyond every original length here
-# Half a unit in the last place of a float32 cosine, and what 2^36 positions make of a fraction of a turn in 64 bits.
+# Half a unit in the last place of a float32 cosine, and what 2^36 positions make of a 64-bit fraction of a rotation.
 EXACT = 4.5e-8
 NOISE = 5e-6  # relative, float32: logits of two models whose angles differ in the last place
 SHIFTED = 5e-6  # relative, float32: the same tokens at the start and far along
@@ -203,9 +203,9 @@ def tokens(rows: int = 1) -> Tensor:
 def logits(model: Any, start: int | None = None, ids: Tensor | None = None) -> Tensor:
     """Logits of some tokens, from a position on."""
     ids = tokens() if ids is None else ids
-    at = {} if start is None else {"position_ids": torch.arange(ids.shape[1])[None] + start}
+    options = {} if start is None else {"position_ids": torch.arange(ids.shape[1])[None] + start}
     with torch.no_grad():
-        return model(ids, **at).logits
+        return model(ids, **options).logits
 
 
 def rotary_of(model: Any) -> Any:
@@ -229,7 +229,7 @@ def build_long(name: str) -> Any:
 
 
 def angles_of(model: Any, name: str, layer_type: str | None, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines `[N, pairs]` that a model turns by, once their layout is seen to be the family's."""
+    """Cosines and sines `[N, pairs]` that a model rotates by, once their layout is seen to be the family's."""
     if name in TABLES:
         table = model.transformer.h[1].attn.embed_positions if name == "gptj" else None
         table = model.roformer.encoder.embed_positions.weight if table is None else table
@@ -263,7 +263,7 @@ def worst_error(model: Any, name: str, end: int) -> float:
     for layer_type, (base, width, extension) in CASES[name].schemes.items():
         cos, sin = angles_of(model, name, layer_type, positions)
         assert cos.dtype == sin.dtype == torch.float32
-        frequencies, factor = truth(extension, base, width, end)
+        frequencies, factor = exact_frequencies(extension, base, width, end)
         unit = 2.0 ** math.ceil(math.log2(factor))
         for n, position in enumerate(positions.tolist()):
             i = draw.randrange(width // 2)
@@ -321,12 +321,12 @@ TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in TABLES])
 def test_results_have_the_type_and_shape_they_had(name):
-    model, at = build(name), torch.arange(TOKENS).expand(2, -1)
+    model, positions = build(name), torch.arange(TOKENS).expand(2, -1)
     found = []
     for _ in range(2):
         for layer_type in FAMILIES[name].schemes:
             by_type = {} if layer_type is None else {"layer_type": layer_type}
-            results = [rotary_of(model)(torch.zeros(1, dtype=dtype), at, **by_type) for dtype in TYPES]
+            results = [rotary_of(model)(torch.zeros(1, dtype=dtype), positions, **by_type) for dtype in TYPES]
             found.append([(x.dtype, x.shape, x.is_contiguous()) for both in results for x in both])
         phasor.exact_rotary(model)
     assert found[: len(found) // 2] == found[len(found) // 2 :]
@@ -346,7 +346,7 @@ def test_in_bfloat16_only_the_result_is_rounded(name):
     if name not in TABLES:
         for layer_type, (base, width, extension) in FAMILIES[name].schemes.items():
             _, sin = angles_of(exact, name, layer_type, torch.tensor([FAR]))
-            frequencies, factor = truth(extension, base, width, FAR + 1)
+            frequencies, factor = exact_frequencies(extension, base, width, FAR + 1)
             assert abs(float(sin[0, 1]) - factor * mp.sin(FAR * frequencies[1])) < 1e-7
     swap.undo()
     assert torch.equal(logits(exact), before)
@@ -432,14 +432,14 @@ def test_length_dependent_frequencies_are_those_of_each_call():
 
 def test_padding_may_have_negative_positions_and_positions_any_integer_dtype():
     model, ids = build("llama"), tokens()
-    at = torch.arange(TOKENS)[None] - 3
+    positions = torch.arange(TOKENS)[None] - 3
     with torch.no_grad():
-        before = model(ids, position_ids=at).logits
+        before = model(ids, position_ids=positions).logits
         phasor.exact_rotary(model)
-        assert relative_change(model(ids, position_ids=at).logits, before) < NOISE
-        assert relative_change(model(ids, position_ids=at.int()).logits, before) < NOISE
+        assert relative_change(model(ids, position_ids=positions).logits, before) < NOISE
+        assert relative_change(model(ids, position_ids=positions.int()).logits, before) < NOISE
         with pytest.raises(ValueError, match=r"integer positions \[B, T\], one per token, not torch\.float32"):
-            model(ids, position_ids=at.float())
+            model(ids, position_ids=positions.float())
 
 
 @pytest.mark.parametrize("name", ["yarn", "longrope"])

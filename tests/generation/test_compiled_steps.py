@@ -46,9 +46,9 @@ def test_logits_equal_those_of_eager_steps(name, view, monkeypatch):
         for cache in (fixed, plain):
             model(ids[:, :6], attention_mask=real, cache=cache)
         runner = compiled.CompiledRunner(model, fixed)
-        for at in range(6, 20):  # past windows, whose rings come around
-            expected = model(ids[:, at : at + 1], cache=plain)[:, 0]
-            assert relative_change(runner.step(ids[:, at].tolist()), expected) < SAME
+        for position in range(6, 20):  # past windows, whose rings come around
+            expected = model(ids[:, position : position + 1], cache=plain)[:, 0]
+            assert relative_change(runner.step(ids[:, position].tolist()), expected) < SAME
 
 
 @pytest.mark.cpu_only("on a GPU a step is a CUDA graph")

@@ -68,12 +68,12 @@ def test_logits_of_the_fused_step(name, rows, most, monkeypatch):
             model(ids[:, :6], attention_mask=real, cache=each)
         buffers = StepBuffers(StaticKVCache(cache))
         step = fused.FusedStep(model, buffers)
-        for at in range(6, 10):
-            buffers.tokens.copy_(ids[:, at])
-            expected = model(ids[:, at : at + 1], cache=plain)[:, 0]
+        for position in range(6, 10):
+            buffers.tokens.copy_(ids[:, position])
+            expected = model(ids[:, position : position + 1], cache=plain)[:, 0]
             logits = step()
             assert relative_change(logits, expected) < 3e-6
-            assert buffers.tokens.tolist() == logits.argmax(-1).tolist() == buffers.history[at - 6].tolist()
+            assert buffers.tokens.tolist() == logits.argmax(-1).tolist() == buffers.history[position - 6].tolist()
         assert buffers.cache.counts.tolist() == [n + 4 for n in real.sum(-1).tolist()]
 
 
@@ -91,11 +91,11 @@ def test_logits_in_half_precision_are_as_near_to_float64_as_those_of_plain_steps
         buffers = StepBuffers(StaticKVCache(caches[0]))
         step = fused.FusedStep(model, buffers)
         off = torch.zeros(2, dtype=torch.float64)
-        for at in range(6, 9):
-            buffers.tokens.copy_(ids[:, at])
-            column = ids[:, at : at + 1]
-            plain, truth = (m(column, cache=c)[:, 0] for m, c in zip((model, exact), caches[1:], strict=True))
-            off += torch.stack([(logits.double() - truth).square().sum() for logits in (step(), plain)])
+        for position in range(6, 9):
+            buffers.tokens.copy_(ids[:, position])
+            column = ids[:, position : position + 1]
+            plain, expected = (m(column, cache=c)[:, 0] for m, c in zip((model, exact), caches[1:], strict=True))
+            off += torch.stack([(logits.double() - expected).square().sum() for logits in (step(), plain)])
     assert off[0] < 1.5 * off[1]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,8 @@ import phasor
 from phasor.inspect.case import Case
 from phasor.inspect.operations import OPERATIONS
 from phasor.models.presets import PRESETS
+from phasor.nn.attention import APPLY_POSITIONS
+from phasor.nn.feed_forward import ACTIVATE_PROJECT
 from phasor.ops import dispatch
 from phasor.ops.attention import ATTENTION, Mask, ScoreMod, attention
 from phasor.ops.dispatch import Dispatch, Path
@@ -76,6 +79,45 @@ def test_attention_takes_the_path_that_backends_reports(
     with torch.no_grad():
         phasor.Transformer(config).eval()(torch.randint(0, 50, (1, 700)))
     assert taken == [reported[0]] * 2
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"position": "rotary"},
+        {"position": "rotary", "attention": {"qk_norm": "head"}},
+        {"position": "xpos"},
+        {"feedforward": {"activation": "swiglu"}},
+        {"feedforward": {"activation": "swiglu", "bias": True}},
+        {"feedforward": {"activation": "swiglu-clamped"}},
+    ],
+)
+@pytest.mark.parametrize("forced", [None, "triton"] if dispatch.TRITON_INSTALLED else [None])
+def test_layers_ask_the_tables_that_backends_asks(
+    fields: dict[str, Any], forced: dispatch.ForcedPath | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the tables answer to the layers of a training step is what `backends` reports."""
+    answers: dict[str, set[tuple[str, frozenset[str]]]] = {"rotation": set(), "gated activation": set()}
+
+    class Recorder(Dispatch):
+        def __init__(self, op: str, table: Dispatch) -> None:
+            super().__init__(*table.paths)
+            self.op = op
+
+        def __call__(self, *args: Any) -> Any:
+            path, reasons = self.explain(*args)
+            answers[self.op].add((path, frozenset(reasons.values())))
+            return super().__call__(*args)
+
+    monkeypatch.setattr("phasor.nn.attention.APPLY_POSITIONS", Recorder("rotation", APPLY_POSITIONS))
+    monkeypatch.setattr("phasor.nn.feed_forward.ACTIVATE_PROJECT", Recorder("gated activation", ACTIVATE_PROJECT))
+    config = small(**fields)
+    with dispatch.force_path(forced) if forced is not None else nullcontext():
+        paths = phasor.backends(config, device="cpu", length=5, training=True).ops
+        phasor.Transformer(config).train()(torch.randint(0, 50, (1, 5)))
+    reported = {one.op: {(one.path, frozenset(why for _, why in one.why_not))} for one in paths if one.op in answers}
+    assert reported
+    assert {op: answers[op] for op in reported} == reported
 
 
 def test_attention_over_a_cache_is_a_path_of_the_table() -> None:

@@ -60,9 +60,9 @@ class TestParts:
     )
     def test_values_are_rotated_by_the_angle_alone(self, config):
         rotary = Rotary(config, head_dim=6, pairing="adjacent", rotate_values=True)
-        v, at = normal(2, 5, 3, 6), torch.tensor([0, 1, 7, 300, 2])
-        rotated = rotary.on_value(v, rotary.prepare(phasor.nn.sequence.SequenceInfo(at, 400), v))
-        for t, position in enumerate(at.tolist()):
+        v, positions = normal(2, 5, 3, 6), torch.tensor([0, 1, 7, 300, 2])
+        rotated = rotary.on_value(v, rotary.prepare(phasor.nn.sequence.SequenceInfo(positions, 400), v))
+        for t, position in enumerate(positions.tolist()):
             for pair, frequency in enumerate(rotary.frequencies(400)):
                 number = torch.view_as_complex(v[:, t, :, 2 * pair : 2 * pair + 2].contiguous())
                 angle = torch.tensor(position * float(frequency), dtype=torch.float64)

@@ -138,10 +138,10 @@ def same_with_padding(pair):
     tokens, real = pair.tokens(3, length), torch.ones(3, length, dtype=torch.bool)
     if pair.shape == "decoder":
         real[1, :5], real[2, :11] = False, False
-        at = (real.cumsum(-1) - 1).clamp(min=0)
+        positions = (real.cumsum(-1) - 1).clamp(min=0)
         theirs = {"attention_mask": real.long()}
         if "position_ids" in inspect.signature(pair.theirs.forward).parameters:
-            theirs["position_ids"] = at
+            theirs["position_ids"] = positions
         pair.compare(tokens, None, {"attention_mask": real}, theirs, real=real)
         return
     real[1, 18:], real[2, 12:] = False, False

@@ -58,12 +58,12 @@ def test_norm_of_bfloat16_rounds_once(config, shape):
     norm = redraw(build_norm(config, *shape), torch.bfloat16)
     x = (30 * normal(63, *shape) + 100).to(torch.bfloat16)
     weight, bias = (None if p is None else p.double() for p in (norm.weight, getattr(norm, "bias", None)))
-    truth = plain_norm(x.double(), config, weight, bias)
+    expected = plain_norm(x.double(), config, weight, bias)
     y = norm(x)
     assert y.dtype == torch.bfloat16
     # half a unit in the last place of bfloat16 is 2^-9 of the power of two above; a little float32 noise at the ties
-    power = torch.exp2(torch.floor(torch.log2(truth.abs())) + 1)
-    assert ((y.double() - truth).abs() <= 2**-9 * power * 1.01 + 1e-5).all()
+    power = torch.exp2(torch.floor(torch.log2(expected.abs())) + 1)
+    assert ((y.double() - expected).abs() <= 2**-9 * power * 1.01 + 1e-5).all()
 
 
 def erf_gelu(x):
@@ -110,8 +110,8 @@ def test_activation_is_its_formula(name):
     x = torch.tensor(POINTS, dtype=torch.float64, requires_grad=True)
     y = activate(x, FeedForwardConfig(activation=name).activation)
     (grad,) = torch.autograd.grad(y.sum(), x)
-    truth = [PLAIN[name](p) for p in POINTS]
-    torch.testing.assert_close(y, torch.tensor(truth, dtype=torch.float64), rtol=1e-13, atol=1e-13)
+    expected = [PLAIN[name](p) for p in POINTS]
+    torch.testing.assert_close(y, torch.tensor(expected, dtype=torch.float64), rtol=1e-13, atol=1e-13)
     # central differences with step 1e-5 are off by about 1e-10
     slopes = [slope(PLAIN[name], p) for p in POINTS]
     torch.testing.assert_close(grad, torch.tensor(slopes, dtype=torch.float64), rtol=1e-7, atol=1e-8)
@@ -128,8 +128,8 @@ def test_gated_activation_is_its_formula(name, given):
     x = torch.cat((gate, up)).requires_grad_()  # the gate comes first
     y = activate(x, FeedForwardConfig(activation={"kind": name, **given}).activation)
     (grad,) = torch.autograd.grad(y.sum(), x)
-    truth = torch.tensor([formula(g, u) for g, u in pairs], dtype=torch.float64)
-    torch.testing.assert_close(y, truth, rtol=1e-13, atol=1e-12)
+    expected = torch.tensor([formula(g, u) for g, u in pairs], dtype=torch.float64)
+    torch.testing.assert_close(y, expected, rtol=1e-13, atol=1e-12)
     slopes = [slope(lambda v, u=u: formula(v, u), g) for g, u in pairs]
     slopes += [slope(lambda v, g=g: formula(g, v), u) for g, u in pairs]
     torch.testing.assert_close(grad, torch.tensor(slopes, dtype=torch.float64), rtol=1e-6, atol=1e-6)
@@ -176,8 +176,10 @@ def test_feedforward_is_its_formula(activation, bias):
     config = FeedForwardConfig(activation={"kind": activation, **limit}, bias=bias)
     network = redraw(FeedForward(config, 13, 73))
     x = normal(3, 7, 13).requires_grad_()
-    truth = plain_feedforward(x, config, network.up.weight.T, network.down.weight.T, network.up.bias, network.down.bias)
-    assert_same(network(x), truth, [x, *network.parameters()])
+    expected = plain_feedforward(
+        x, config, network.up.weight.T, network.down.weight.T, network.up.bias, network.down.bias
+    )
+    assert_same(network(x), expected, [x, *network.parameters()])
 
 
 def plain_experts(x, network, config):
@@ -244,9 +246,9 @@ def test_experts_are_the_weighted_sum_over_their_tokens(config):
     x = normal(3, 21, 7).requires_grad_()
     recorded = []
     y = network(x, recorded)
-    truth, _ = plain_experts(x, network, config)
+    expected, _ = plain_experts(x, network, config)
     assert recorded[0].shape == (3, 21, config.experts.num_experts)
-    assert_same(y, truth, [x, *network.parameters()])
+    assert_same(y, expected, [x, *network.parameters()])
 
 
 @pytest.mark.parametrize("config", EXPERTS.values(), ids=EXPERTS)
@@ -255,8 +257,8 @@ def test_experts_in_float32(config, dim, hidden):
     """Sizes in multiples of 16 bytes go through torch's grouped matmul, others through the reference."""
     network = make_experts(config, dim, hidden, torch.float32)
     x = normal(2, 11, dim, dtype=torch.float32).requires_grad_()
-    truth, _ = plain_experts(x, network, config)
-    assert_same(network(x), truth, [x, *network.parameters()], SINGLE)
+    expected, _ = plain_experts(x, network, config)
+    assert_same(network(x), expected, [x, *network.parameters()], SINGLE)
 
 
 def test_torchs_grouped_matmul_is_used_where_sizes_allow(monkeypatch):
@@ -268,8 +270,8 @@ def test_torchs_grouped_matmul_is_used_where_sizes_allow(monkeypatch):
         x, weight = normal(7, dim, dtype=torch.float32), normal(3, dim, hidden, dtype=torch.float32)
         x.requires_grad_(), weight.requires_grad_()
         for run in (grouped_matmul, grouped_matmul_ref):
-            truth = torch.cat((x[:3] @ weight[0], x[3:] @ weight[2]))
-            assert_same(run(x, weight, counts), truth, [x, weight], SINGLE)
+            expected = torch.cat((x[:3] @ weight[0], x[3:] @ weight[2]))
+            assert_same(run(x, weight, counts), expected, [x, weight], SINGLE)
     assert calls == [1]
 
 
@@ -328,8 +330,8 @@ def test_placement_is_its_equation(name, multiplier):
         return torch.tanh(x @ right)
 
     alpha = (2 * 18) ** 0.25  # DeepNorm's for a decoder of 18 layers
-    truth = placements(f, g, own, x, multiplier, alpha)[name]()
-    assert_same(residual(x, f, g), truth, [x, *residual.parameters()])
+    expected = placements(f, g, own, x, multiplier, alpha)[name]()
+    assert_same(residual(x, f, g), expected, [x, *residual.parameters()])
 
 
 @pytest.mark.parametrize(

@@ -133,14 +133,14 @@ def test_a_map_over_gradients_sees_it(x):
 @pytest.mark.parametrize("form", ["triton", "reference"])
 def test_forward_derivatives_are_those_of_the_references(form):
     """A kernel has none, and would leave them out."""
-    at, weight, by = torch.arange(3), torch.randn(8), torch.randn(8)
+    positions, weight, by = torch.arange(3), torch.randn(8), torch.randn(8)
     rope = phasor.Rotary(head_dim=8)
     operations = {
         "norm": lambda x: norm(x, weight, None, eps=1e-6),
         "sum and norm": lambda x: add_norm(x, x, weight, None, eps=1e-6)[1],
         "gated": lambda x: glu(x, "swiglu"),
-        "cross-entropy": lambda x: linear_cross_entropy(x[0, 0], weight[:, None] * by, at, torch.ones(3)).loss,
-        "rotary": lambda x: rope.rotate(x, x, at)[0],
+        "cross-entropy": lambda x: linear_cross_entropy(x[0, 0], weight[:, None] * by, positions, torch.ones(3)).loss,
+        "rotary": lambda x: rope.rotate(x, x, positions)[0],
     }
     x, direction = torch.randn(2, 1, 2, 3, 8)
     for name, operation in operations.items():

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from torch import Tensor
 
 
-def relative_error(found: Iterable[Tensor], truth: Iterable[Tensor]) -> float:
+def relative_error(found: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
     """The norm of the difference over the norm of the reference, over all tensors together; infinite for NaN.
 
     >>> import torch
@@ -15,7 +15,7 @@ def relative_error(found: Iterable[Tensor], truth: Iterable[Tensor]) -> float:
     0.1
     """
     wrong = size = 0.0
-    for one, other in zip(found, truth, strict=True):
+    for one, other in zip(found, expected, strict=True):
         wide = other.detach().double()
         wrong += float((one.detach().double() - wide).square().sum())
         size += float(wide.square().sum())
@@ -23,7 +23,7 @@ def relative_error(found: Iterable[Tensor], truth: Iterable[Tensor]) -> float:
     return error if error == error else float("inf")
 
 
-def max_relative_error(found: Iterable[Tensor], truth: Iterable[Tensor], tokens: int) -> float:
+def max_relative_error(found: Iterable[Tensor], expected: Iterable[Tensor], tokens: int) -> float:
     """The relative error of the worst token, so that a single wrong one shows; `tokens` is their dimension.
 
     >>> import torch
@@ -31,7 +31,7 @@ def max_relative_error(found: Iterable[Tensor], truth: Iterable[Tensor], tokens:
     0.1
     """
     worst = 0.0
-    for one, other in zip(found, truth, strict=True):
+    for one, other in zip(found, expected, strict=True):
         wide = other.detach().double().movedim(tokens, 0).flatten(1)
         wrong = one.detach().double().movedim(tokens, 0).flatten(1) - wide
         error = float((wrong.norm(dim=1) / wide.norm(dim=1)).max())

@@ -76,9 +76,9 @@ def benchmark_case(machine: Machine, rotate: RotateFn, positions: Tensor, backwa
         # Copies: some implementations work in place.
         copies = [x.detach().double() for x in (q, k, *grads)]
         cos, sin = rotary_table(positions, q.shape[-1])
-        truth = [rotate_ref(x, cos, sin) for x in copies[:2]]
-        truth += [rotate_ref(x, cos, -sin) for x in copies[2:]] if backward else []
-        return max_relative_error(call(), truth, tokens=2)
+        expected = [rotate_ref(x, cos, sin) for x in copies[:2]]
+        expected += [rotate_ref(x, cos, -sin) for x in copies[2:]] if backward else []
+        return max_relative_error(call(), expected, tokens=2)
 
     return BenchmarkCase(check, lambda timer: timer(call))
 

@@ -221,15 +221,15 @@ def outputs_agree(exact: ExactRotary, original: nn.Module) -> bool:
         lengths = (2, 2 * getattr(scheme.config.extension, "original_length", 1))
         for length in lengths[: 1 + scheme.config.depends_on_length]:
             x = torch.zeros(1, dtype=dtype, device=buffer.device)
-            at = torch.tensor([[1, length - 1]], device=buffer.device)
+            positions = torch.tensor([[1, length - 1]], device=buffer.device)
             by_type = {} if layer_type is None else {"layer_type": layer_type}
             try:
-                theirs = original(x, at, **by_type)
+                theirs = original(x, positions, **by_type)
             except Exception:  # a module of another kind fails in its own way
                 return False
             if not isinstance(theirs, tuple) or len(theirs) != 2:
                 return False
-            for a, b in zip(exact(x, at, **by_type), theirs, strict=True):
+            for a, b in zip(exact(x, positions, **by_type), theirs, strict=True):
                 if a.shape != b.shape or a.dtype != b.dtype or not nearly_equal(a[:, 0], b[:, 0]):
                     return False
     return True
@@ -260,8 +260,8 @@ def exact_table(owner: nn.Module, name: str, model: nn.Module) -> Tensor:
     refuse_unloaded([table], model)
     rows, width = table.shape
     increments = torch.tensor(table_of(RotaryConfig(), width, None).increments, device=table.device)
-    at = torch.arange(rows, device=table.device)[:, None]
-    exact = torch.cat(cos_sin_of(at, increments, torch.float64)[::-1], dim=-1).to(table.dtype)
+    positions = torch.arange(rows, device=table.device)[:, None]
+    exact = torch.cat(cos_sin_of(positions, increments, torch.float64)[::-1], dim=-1).to(table.dtype)
     if not nearly_equal(table[:2], exact[:2]):
         raise ValueError(
             f"phasor cannot give {type(model).__name__} exact angles: the table of its {type(owner).__name__} is not "

@@ -12,11 +12,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from phasor.config import ModelConfig
 from phasor.config.model import Layer, Side
 from phasor.generation.runners import StepSpec
+from phasor.nn.attention import Attention, AttentionContext
 from phasor.nn.norm import build_norm
 from phasor.nn.positions.base import Position, build_position
+from phasor.nn.positions.rotary.module import Angles, Rotary
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops.adamw.adamw import AdamW, StepTensors
 from phasor.ops.attention import Bias, Mask, ScoreMod, SinkQueries
+from phasor.ops.rope import RopeArgs
 from phasor.quantization import quantize
 from phasor.training.float8 import convert_to_float8
 from phasor.transformer import Block, Transformer
@@ -77,10 +80,10 @@ class Case:
     def block(self) -> Block:
         """A block of this layer, on the meta device."""
         with torch.device("meta"):
-            block = Block(self.config, self.side, self.layer)
+            block = Block(self.config, self.side, self.layer).to(self.dtype)
         if self.precision == "float8":
             convert_to_float8(block)
-        return block
+        return block.train(self.training)
 
     @property
     def step_spec(self) -> StepSpec:
@@ -133,6 +136,18 @@ class Case:
         """The positions of one row of tokens."""
         with FakeTensorMode():
             return SequenceInfo(torch.empty(self.length, dtype=torch.int64, device=self.device), self.length)
+
+    @property
+    def position_args(self) -> tuple[Attention, Tensor, AttentionContext]:
+        """What rotary positions are applied to queries and keys with."""
+        attention, x = self.block.attention, self.hidden
+        assert isinstance(self.position, Rotary)
+        reason = self.position.why_not(self.seq, x)
+        prepared = RopeArgs(x, x, x) if reason is None else Angles((x, x), (x, x), why_not=reason)
+        projected = self.tensor(
+            1, self.length, attention.num_kv_heads, attention.queries_per_kv + 2, attention.head_dim
+        )
+        return attention, projected, AttentionContext(self.mask, self.position, prepared)
 
     @property
     def norm(self) -> nn.Module:

@@ -13,7 +13,10 @@ from phasor.config import AttentionConfig, LayerNormConfig, ModelConfig
 from phasor.nn.norm import build_norm
 from phasor.nn.positions.base import Position
 from phasor.ops.attention import Mask, ScoreMod, SinkQueries, attention, attention_ref
+from phasor.ops.dispatch import Dispatch, Path
 from phasor.ops.rope import split_qkv
+
+QKVSinkQueries = tuple[Tensor, Tensor, Tensor, SinkQueries | None]
 
 
 @dataclass(slots=True)
@@ -127,20 +130,25 @@ class Attention(nn.Module):
         norm = self.q_norm if part == "q" else self.k_norm
         return norm(x.flatten(-2)).view(x.shape) if self.config.qk_norm == "whole" else norm(x)
 
+    def positions_on_projection(self, projected: Tensor, ctx: AttentionContext) -> QKVSinkQueries:
+        """Positions applied to the projection's output, which nothing else acts on."""
+        return *ctx.position.on_projection(projected, ctx.prepared), None
+
+    def positions_on_heads(self, projected: Tensor, ctx: AttentionContext) -> QKVSinkQueries:
+        """Positions applied to queries, keys and values, after their biases, clipping and norms."""
+        q, k, v = split_qkv(projected)
+        q, sink_queries = q.flatten(-3, -2), None
+        if self.unfusable_reason is not None:
+            q, k, v = (self._bias_clip_norm(part, x) for part, x in (("q", q), ("k", k), ("v", v)))
+            if ctx.sink_positions is not None:
+                prepared, positions = ctx.sink_positions
+                sink_queries = SinkQueries(ctx.position.on_query(q, prepared), positions)
+        return *ctx.position.on_heads(q, k, v, ctx.prepared), sink_queries
+
     def forward(self, x: Tensor, ctx: AttentionContext) -> Tensor:
         sink_queries = None
         if ctx.cross_kv is None:
-            projected = self.project(x)
-            if self.unfusable_reason is None:
-                q, k, v = ctx.position.on_projection(projected, ctx.prepared)
-            else:
-                q, k, v = split_qkv(projected)
-                q = self._bias_clip_norm("q", q.flatten(-3, -2))
-                k, v = self._bias_clip_norm("k", k), self._bias_clip_norm("v", v)
-                if ctx.sink_positions is not None:
-                    prepared, positions = ctx.sink_positions
-                    sink_queries = SinkQueries(ctx.position.on_query(q, prepared), positions)
-                q, k, v = ctx.position.on_heads(q, k, v, ctx.prepared)
+            q, k, v, sink_queries = APPLY_POSITIONS(self, self.project(x), ctx)
             k, v = (k, v) if ctx.update_kv is None else ctx.update_kv(k, v)
         else:
             q = self._bias_clip_norm("q", self.q(x).unflatten(-1, (self.num_heads, self.head_dim)))
@@ -161,3 +169,19 @@ class Attention(nn.Module):
             y, weights = attention_ref(q, k, v, ctx.mask, score_mod)
             ctx.weights.append(weights)
         return self.out(y.flatten(-2))
+
+
+def kernel_why_not(attention: Attention, projected: Tensor, ctx: AttentionContext) -> str | None:
+    return ctx.position.kernel_why_not(ctx.prepared)
+
+
+def projection_kernel_why_not(attention: Attention, projected: Tensor, ctx: AttentionContext) -> str | None:
+    return ctx.position.kernel_why_not(ctx.prepared) or attention.unfusable_reason
+
+
+# How positions act on queries and keys, asked with the module, the projection's output and the context.
+APPLY_POSITIONS = Dispatch(
+    Path("Triton kernel on the projection", Attention.positions_on_projection, projection_kernel_why_not),
+    Path("Triton kernel on queries and keys", Attention.positions_on_heads, kernel_why_not),
+    Path("torch, one pass per half", Attention.positions_on_heads),
+)

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phasor.config import ActivationConfig, FeedForwardConfig, SwiGLUClampedConfig
-from phasor.ops.glu import GLU_ACTIVATIONS, glu, glu_linear
+from phasor.ops.dispatch import Dispatch, Path
+from phasor.ops.glu import FUSED_GLU_LINEAR, GLU, GLU_ACTIVATIONS, GLU_LINEAR, glu
 
 ACTIVATIONS_BY_NAME: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -54,16 +55,44 @@ class FeedForward(nn.Module):
         self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.fuses_glu:
-            return glu_linear(self.up(x), self.down.weight, self.config.activation.kind)
-        h = activate(self.up(x), self.config.activation)
+        y: Tensor = ACTIVATE_PROJECT(self, self.up(x))
+        return y
+
+    def activate_then_project(self, h: Tensor) -> Tensor:
+        """The activation of the up projection's output, and its down projection."""
+        h = activate(h, self.config.activation)
         if self.dropout and self.training:
             h = F.dropout(h, self.dropout)
         return self.down(h)
 
-    @property
-    def fuses_glu(self) -> bool:
-        """Whether the gated activation and the down projection can be one operation: nothing acts between them."""
+    def fused_activate_project(self, h: Tensor) -> Tensor:
+        """The same as one operation."""
+        y: Tensor = GLU_LINEAR(h, self.down.weight, self.config.activation.kind)
+        return y
+
+    def unfusable_reason(self, h: Tensor) -> str | None:
+        """Why the activation and the down projection cannot be one operation; None where nothing comes between."""
         down = self.down
-        plain = type(down) is nn.Linear and down.bias is None and calls_own_forward(down)
-        return plain and self.config.activation.kind in GLU_ACTIVATIONS and not (self.dropout and self.training)
+        if self.config.activation.kind not in GLU_ACTIVATIONS:
+            return "the activation has no kernel"
+        if type(down) is not nn.Linear or down.bias is not None or not calls_own_forward(down):
+            return "the down projection is not a plain matrix product: it has a bias, hooks or a class of its own"
+        return (
+            "dropout comes between the activation and the down projection" if self.dropout and self.training else None
+        )
+
+
+# The activation of the up projection's output and its down projection, asked with the network and that output.
+ACTIVATE_PROJECT = Dispatch(
+    Path(
+        FUSED_GLU_LINEAR.name,
+        FeedForward.fused_activate_project,
+        FeedForward.unfusable_reason,
+        inner=lambda network, h: GLU_LINEAR.explain(h, network.down.weight, network.config.activation.kind),
+    ),
+    Path(
+        "activation, then projection",
+        FeedForward.activate_then_project,
+        inner=lambda network, h: GLU.explain(h, network.config.activation.kind),
+    ),
+)

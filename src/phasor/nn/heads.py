@@ -193,8 +193,8 @@ class Pooler(nn.Module):
     def pool(self, h: Tensor, attention_mask: Tensor | None) -> Tensor:
         """The vector before it is normalized; means are taken in at least float32."""
         if self.kind in ("first", "cls"):
-            at = 0 if attention_mask is None else attention_mask.to(torch.int64).argmax(-1)
-            first = h[torch.arange(len(h), device=h.device), at]
+            first_token = 0 if attention_mask is None else attention_mask.to(torch.int64).argmax(-1)
+            first = h[torch.arange(len(h), device=h.device), first_token]
             return first if self.dense is None else torch.tanh(self.dense(first))
         if self.kind == "max":
             return (

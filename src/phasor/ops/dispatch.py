@@ -131,11 +131,13 @@ class Path(NamedTuple):
     """One way to compute an operation.
 
     `run` and `why_not` take the operation's arguments. `why_not` gives one sentence, or None where the path applies.
+    A path whose `run` asks another table has that table's `explain` as `inner`.
     """
 
     name: str
     run: Callable[..., Any]
     why_not: Callable[..., str | None] = always
+    inner: Callable[..., tuple[str, dict[str, str]]] | None = None
 
 
 class Dispatch:
@@ -154,7 +156,12 @@ class Dispatch:
         self.paths = paths
 
     def __call__(self, *args: Any) -> Any:
-        for _, run, why_not in self.paths:  # unpacked, which is faster than by name: small operations are called often
+        for (
+            _,
+            run,
+            why_not,
+            _,
+        ) in self.paths:  # unpacked, which is faster than by name: small operations are called often
             if why_not(*args) is None:
                 return run(*args)
         raise AssertionError("the last path of an operation supports every input")
@@ -167,11 +174,15 @@ class Dispatch:
         raise AssertionError("the last path of an operation supports every input")
 
     def explain(self, *args: Any) -> tuple[str, dict[str, str]]:
-        """The name of the path taken, and for each faster path the reason why it is not taken."""
+        """The name of the path taken, and for each faster path the reason why it is not taken.
+
+        Where the path asks another table, the name and the reasons are those of that table.
+        """
         reasons: dict[str, str] = {}
         for path in self.paths:
             reason = path.why_not(*args)
             if reason is None:
-                return path.name, reasons
+                name, inner_reasons = (path.name, {}) if path.inner is None else path.inner(*args)
+                return name, reasons | inner_reasons
             reasons[path.name] = reason
         raise AssertionError("the last path of an operation supports every input")

@@ -6,9 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phasor.nn.feed_forward import FeedForward, calls_own_forward
+from phasor.nn.feed_forward import ACTIVATE_PROJECT, FeedForward, calls_own_forward
 from phasor.nn.moe import Experts
-from phasor.ops.float8 import float8_linear, float8_linear_why_not, float8_mlp
+from phasor.ops.dispatch import Dispatch, Path
+from phasor.ops.float8 import FLOAT8_MLP, FUSED_FLOAT8_MLP, float8_linear, float8_unsupported_reason
 from phasor.ops.float8.float8 import AUTOGRAD_FUNCTIONS
 from phasor.ops.glu import GLU_ACTIVATIONS
 from phasor.transformer import Block
@@ -24,7 +25,7 @@ def convert_to_float8(model: nn.Module) -> None:
             if type(part) is FeedForward:
                 part.__class__ = Float8FeedForward
             elif isinstance(part, nn.Linear) and part not in routers:
-                reason = float8_linear_why_not(part.weight)
+                reason = float8_unsupported_reason(part.weight)
                 if reason is not None:
                     raise ValueError(f"train.precision float8: {reason}")
                 part.__class__ = Float8Linear
@@ -42,13 +43,35 @@ class Float8FeedForward(FeedForward):
     """A feed-forward network that computes in float8 while it trains, as one operation where it is a plain GLU."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and self.is_plain_glu:
-            return float8_mlp(x, self.up.weight, self.down.weight, self.config.activation.kind)
-        return super().forward(x)
+        y: Tensor = FLOAT8_FEED_FORWARD(self, x)
+        return y
 
-    @property
-    def is_plain_glu(self) -> bool:
-        """Whether it is a gated activation between two projections and nothing else: no bias, dropout or hook."""
+    def mlp_args(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, str]:
+        """What `float8_mlp` takes."""
+        return x, self.up.weight, self.down.weight, self.config.activation.kind
+
+    def mlp_why_not(self, x: Tensor) -> str | None:
+        """Why the network is not a gated activation between two projections and nothing else; None where it is."""
+        if not self.training:
+            return "the network does not train"
+        if self.config.activation.kind not in GLU_ACTIVATIONS:
+            return "the activation has no kernel"
         layers = self.up, self.down
         bare = not self.dropout and all(layer.bias is None and calls_own_forward(layer) for layer in layers)
-        return bare and self.config.activation.kind in GLU_ACTIVATIONS
+        return None if bare else "the network has biases or dropout, or hooks on its layers"
+
+    def explain_layers(self, x: Tensor) -> tuple[str, dict[str, str]]:
+        """How the activation between the layers is computed."""
+        return ACTIVATE_PROJECT.explain(self, x.new_empty((*x.shape[:-1], self.up.out_features)))
+
+
+# A feed-forward network in float8, asked with the network and its input.
+FLOAT8_FEED_FORWARD = Dispatch(
+    Path(
+        FUSED_FLOAT8_MLP.name,
+        lambda network, x: FLOAT8_MLP(*network.mlp_args(x)),
+        Float8FeedForward.mlp_why_not,
+        inner=lambda network, x: FLOAT8_MLP.explain(*network.mlp_args(x)),
+    ),
+    Path("layer by layer", FeedForward.forward, inner=Float8FeedForward.explain_layers),
+)

@@ -55,12 +55,12 @@ class TestRelative:
         """Schemes of several axes get different positions on each."""
         count, axes = 24, model.config.position.axes
         ids = torch.randint(0, 211, (2, count), generator=torch.Generator().manual_seed(3))
-        at = torch.arange(count) + offset
+        positions = torch.arange(count) + offset
         if axes > 1:
-            at = torch.stack([torch.arange(count).expand(2, -1) // (axis + 1) for axis in range(axes)]) + offset
+            positions = torch.stack([torch.arange(count).expand(2, -1) // (axis + 1) for axis in range(axes)]) + offset
         if model.config.shape == "encoder-decoder":
-            return model(ids, ids, positions=at, target_positions=at)
-        return model(ids, positions=at, length=64)
+            return model(ids, ids, positions=positions, target_positions=positions)
+        return model(ids, positions=positions, length=64)
 
     @pytest.mark.parametrize("name", RELATIVE)
     def test_shifts_up_to_2_to_the_30_change_nothing(self, name):
@@ -177,12 +177,12 @@ class TestPaddingAndPacking:
     def test_positions_of_several_axes(self, name, arrangement):
         model, batch = build(tiny(name)).double(), Batch(self.PARTS, arrangement)
         axes = model.config.position.axes
-        at = torch.randint(0, 50, (axes, *batch.tokens.shape), generator=torch.Generator().manual_seed(4))
+        positions = torch.randint(0, 50, (axes, *batch.tokens.shape), generator=torch.Generator().manual_seed(4))
         with torch.no_grad():
             together = model(
-                batch.tokens, positions=at, attention_mask=batch.attention_mask, document_ids=batch.document_ids
+                batch.tokens, positions=positions, attention_mask=batch.attention_mask, document_ids=batch.document_ids
             )
-            own = [at[:, row, where][:, None] for row, where in batch.slices]
+            own = [positions[:, row, where][:, None] for row, where in batch.slices]
             pairs = zip(batch.parts, own, strict=True)
             batch.check(together, [model(part[None], positions=p)[0] for part, p in pairs])
 
@@ -245,7 +245,9 @@ class TestCausality:
     def test_sink_tokens_are_seen_from_everywhere(self):
         model, ids = build(tiny("rotary", attention=VIEWS["sinks"], num_layers=1)), tokens(2, 16)
         before = model(ids)
-        from_sink, from_other = ((before != model(self.changed_at(ids, at))).any(-1).any(0) for at in (1, 2))
+        from_sink, from_other = (
+            (before != model(self.changed_at(ids, position))).any(-1).any(0) for position in (1, 2)
+        )
         assert from_sink.nonzero().flatten().tolist() == list(range(1, 16))
         assert from_other.nonzero().flatten().tolist() == [2, 3, 4, 5]
 
@@ -253,7 +255,7 @@ class TestCausality:
     def test_a_prefix_sees_itself_and_nothing_after(self, name):
         model, ids = build(MODELS[name]), tokens(2, 16)
         before = model(ids, prefix_length=6)
-        inside, behind = (model(self.changed_at(ids, at), prefix_length=6) for at in (5, 6))
+        inside, behind = (model(self.changed_at(ids, position), prefix_length=6) for position in (5, 6))
         assert (before != inside).any(-1).all()
         assert torch.equal(before[:, :6], behind[:, :6])
 

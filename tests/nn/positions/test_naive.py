@@ -25,9 +25,9 @@ def position_vectors(module, seq, rows=1):
 
 def test_counting_adds_the_position_times_a_direction():
     module = build(phasor.CountingConfig())
-    at = torch.tensor([[0, 1, 2, 10], [5, 7, 100000, 2**24 + 1]])
-    out = position_vectors(module, SequenceInfo(at, 4), rows=2)
-    expected = at[..., None].double() * module.direction.double()
+    positions = torch.tensor([[0, 1, 2, 10], [5, 7, 100000, 2**24 + 1]])
+    out = position_vectors(module, SequenceInfo(positions, 4), rows=2)
+    expected = positions[..., None].double() * module.direction.double()
     torch.testing.assert_close(out.double(), expected, rtol=2**-23, atol=0)  # one float32 rounding
 
 
@@ -48,9 +48,9 @@ def test_normalized_adds_a_fraction_of_the_length(length):
 
 def test_normalized_takes_a_length_for_each_token():
     module = build(phasor.NormalizedConfig())
-    at = torch.tensor([[0, 1, 2], [0, 0, 1]])
+    positions = torch.tensor([[0, 1, 2], [0, 0, 1]])
     lengths = torch.tensor([[3, 3, 3], [1, 2, 2]])  # the second row packs a lone token and a pair
-    out = position_vectors(module, SequenceInfo(at, lengths), rows=2)
+    out = position_vectors(module, SequenceInfo(positions, lengths), rows=2)
     expected = torch.tensor([[0.0, 0.5, 1.0], [0.0, 0.0, 1.0]])[..., None] * module.direction
     torch.testing.assert_close(out, expected, rtol=1e-6, atol=0)
 
@@ -70,11 +70,11 @@ def test_normalized_needs_a_length():
 def test_learned_adds_the_row_of_the_position(offset):
     module = build(phasor.LearnedConfig(max_length=12, offset=offset))
     assert module.weight.shape == (12 + offset, DIM)
-    at = torch.tensor([[0, 1, 2], [11, 3, 3]])
-    out = position_vectors(module, SequenceInfo(at, 3), rows=2)
+    positions = torch.tensor([[0, 1, 2], [11, 3, 3]])
+    out = position_vectors(module, SequenceInfo(positions, 3), rows=2)
     for b in range(2):
         for t in range(3):
-            assert torch.equal(out[b, t], module.weight[at[b, t] + offset])
+            assert torch.equal(out[b, t], module.weight[positions[b, t] + offset])
 
 
 def test_learned_is_as_long_as_the_model_unless_it_says():
@@ -82,11 +82,11 @@ def test_learned_is_as_long_as_the_model_unless_it_says():
 
 
 @pytest.mark.cpu_only("values are not checked on a GPU")
-@pytest.mark.parametrize("at", [torch.arange(13), torch.tensor([12]), torch.tensor([[0, 1], [3, 2**40]])])
-def test_positions_beyond_a_learned_table_are_refused(at):
+@pytest.mark.parametrize("positions", [torch.arange(13), torch.tensor([12]), torch.tensor([[0, 1], [3, 2**40]])])
+def test_positions_beyond_a_learned_table_are_refused(positions):
     module = build(phasor.LearnedConfig(max_length=12, offset=2))
     with pytest.raises(ValueError, match="learned table of 12 positions"):
-        position_vectors(module, SequenceInfo(at, 13), rows=2)
+        position_vectors(module, SequenceInfo(positions, 13), rows=2)
 
 
 @pytest.mark.parametrize("fields", [{"max_length": 0}, {"offset": -1}])

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 from device import DEVICE
-from rope_formulas import CASES, mp, truth
+from rope_formulas import CASES, exact_frequencies, mp
 from schemes import SCHEMES, build, tiny, tokens
 
 import phasor
@@ -48,7 +48,7 @@ def test_rotary_is_exact(case):
     cos, sin = rope.cos_sin(positions, length=length)
     assert cos.dtype == sin.dtype == torch.float32
     assert cos.shape == sin.shape == (len(positions), 32)
-    frequencies, _ = truth(extension, 10000, 64, length)
+    frequencies, _ = exact_frequencies(extension, 10000, 64, length)
     assert worst_error(cos, sin, positions[:, None].expand(-1, 32), frequencies) <= EXACT
 
 
@@ -57,7 +57,7 @@ def test_rotary_is_exact(case):
 def test_partial_rotary_is_exact_for_any_base(head_dim, width, base):
     positions = far_positions()[0]
     cos, sin = phasor.Rotary(head_dim=head_dim, rotary_dim=width, base=base).cos_sin(positions)
-    frequencies, _ = truth(None, base, width)
+    frequencies, _ = exact_frequencies(None, base, width)
     assert worst_error(cos, sin, positions[:, None].expand(-1, width // 2), frequencies) <= EXACT
 
 
@@ -68,7 +68,7 @@ def test_axial_rotary_is_exact(case):
     rope = phasor.Rotary(phasor.AxialConfig(extension=extension), head_dim=64)
     positions = far_positions(rows=2)
     cos, sin = rope.cos_sin(positions[:, None], length=length)
-    frequencies, _ = truth(extension, 10000, 32, length)
+    frequencies, _ = exact_frequencies(extension, 10000, 32, length)
     by_pair = torch.stack([positions[0]] * 16 + [positions[1]] * 16, dim=-1)
     assert worst_error(cos[0], sin[0], by_pair, frequencies * 2) <= EXACT
 
@@ -80,7 +80,7 @@ def test_multi_section_rotary_is_exact(sections, case):
     rope = phasor.Rotary(phasor.MultiSectionConfig(sections=sections, extension=extension), head_dim=64)
     positions = far_positions(rows=3)
     cos, sin = rope.cos_sin(positions[:, None], length=length)
-    frequencies, _ = truth(extension, 10000, 64, length)
+    frequencies, _ = exact_frequencies(extension, 10000, 64, length)
     time, height, width = sections or (8, 12, 12)  # the published shares: a quarter, three eighths, three eighths
     by_pair = torch.stack([positions[0]] * time + [positions[1]] * height + [positions[2]] * width, dim=-1)
     assert worst_error(cos[0], sin[0], by_pair, frequencies) <= EXACT
@@ -158,7 +158,7 @@ def test_a_bfloat16_model_has_exact_angles(case):
     rope = build(config).to(torch.bfloat16).decoder.positions[0]
     positions = far_positions()[0]
     cos, sin = rope.cos_sin(positions, length=length)
-    frequencies, _ = truth(extension, 10000, 64, length)
+    frequencies, _ = exact_frequencies(extension, 10000, 64, length)
     assert worst_error(cos, sin, positions[:, None].expand(-1, 32), frequencies) <= EXACT
 
 
@@ -191,5 +191,5 @@ def test_angles_are_exact_after_meta():
     rope = model.to_empty(device=DEVICE).decoder.positions[0]
     positions = far_positions()[0]
     cos, sin = rope.cos_sin(positions)
-    frequencies, _ = truth(CASES["yarn"][0], 10000, 64)
+    frequencies, _ = exact_frequencies(CASES["yarn"][0], 10000, 64)
     assert worst_error(cos, sin, positions[:, None].expand(-1, 32), frequencies) <= EXACT

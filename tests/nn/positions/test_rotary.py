@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from rope_formulas import CASES, DYNAMIC_NTK, DYNAMIC_YARN, LONGROPE, mp, truth
+from rope_formulas import CASES, DYNAMIC_NTK, DYNAMIC_YARN, LONGROPE, exact_frequencies, mp
 from torch.autograd import gradcheck
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2_vl
 
@@ -57,7 +57,7 @@ def scores(q, k):
 def test_rotate_is_the_written_rotation_times_the_attention_factor(case, pairing):
     extension, length = CASES[case]
     rope = phasor.Rotary(head_dim=64, pairing=pairing, extension=extension)
-    frequencies, factor = truth(extension, 10000, 64, length)
+    frequencies, factor = exact_frequencies(extension, 10000, 64, length)
     for position in (0, 1, 12345, 2**30 + 7):
         expected = rotation(position, frequencies, 64, pairing, scale=factor)
         # 2^30 positions make the half unit of a 2^-64 rotation 2 pi 2^-35 = 1.8e-10.
@@ -68,7 +68,7 @@ def test_rotate_is_the_written_rotation_times_the_attention_factor(case, pairing
 @pytest.mark.parametrize(("head_dim", "width"), [(10, 6), (14, 2), (64, 16)])
 def test_partial_rotary_leaves_the_rest_of_the_head_alone(head_dim, width, pairing):
     rope = phasor.Rotary(head_dim=head_dim, rotary_dim=width, pairing=pairing)
-    frequencies, _ = truth(None, 10000, width)
+    frequencies, _ = exact_frequencies(None, 10000, width)
     expected = rotation(77, frequencies, head_dim, pairing)
     torch.testing.assert_close(matrix_of(rope, 77), expected, rtol=0, atol=1e-14)
     q, k = random_qk(head_dim=head_dim, dtype=torch.float32)
@@ -98,7 +98,7 @@ def test_rotations_add_up_and_keep_norms(case, pairing):
 @pytest.mark.parametrize("pairing", PAIRINGS)
 def test_the_transpose_is_the_rotation_back(pairing):
     rope = phasor.Rotary(head_dim=14, pairing=pairing)
-    back = rotation(-321, truth(None, 10000, 14)[0], 14, pairing)
+    back = rotation(-321, exact_frequencies(None, 10000, 14)[0], 14, pairing)
     torch.testing.assert_close(matrix_of(rope, 321).T, back, rtol=0, atol=1e-14)
 
 
@@ -119,9 +119,11 @@ def test_half_and_adjacent_agree_under_the_permutation_between_them(config):
     width = config.rotary_dim or 64
     to_half = [*range(0, width, 2), *range(1, width, 2), *range(width, 64)]
     q, k = random_qk()
-    at = torch.stack([torch.arange(7) + 2**20 * axis for axis in range(half.axes)])[:, None].expand(-1, 2, -1)
-    at = at if half.axes > 1 else at[0]
-    for x, y in zip(adjacent.rotate(q, k, at), half.rotate(q[..., to_half], k[..., to_half], at), strict=True):
+    positions = torch.stack([torch.arange(7) + 2**20 * axis for axis in range(half.axes)])[:, None].expand(-1, 2, -1)
+    positions = positions if half.axes > 1 else positions[0]
+    for x, y in zip(
+        adjacent.rotate(q, k, positions), half.rotate(q[..., to_half], k[..., to_half], positions), strict=True
+    ):
         torch.testing.assert_close(x[..., to_half], y, rtol=0, atol=1e-14)
 
 
@@ -130,10 +132,10 @@ def test_scores_depend_on_the_distance_alone(case):
     extension, length = CASES[case]
     rope = phasor.Rotary(head_dim=64, extension=extension)
     q, k = random_qk()
-    at = torch.tensor([[0, 1, 2, 3, 5, 8, 13], [4, 4, 9, 700, 701, 3000, 3999]])
-    near = scores(*rope.rotate(q, k, at, length=length))
+    positions = torch.tensor([[0, 1, 2, 3, 5, 8, 13], [4, 4, 9, 700, 701, 3000, 3999]])
+    near = scores(*rope.rotate(q, k, positions, length=length))
     for offset in OFFSETS:
-        far = scores(*rope.rotate(q, k, at + offset, length=length))
+        far = scores(*rope.rotate(q, k, positions + offset, length=length))
         torch.testing.assert_close(far, near, rtol=0, atol=1e-12)  # float64 sums of 64 products of unit variance
     # Along a diagonal the distance is the same: equal queries and equal keys give equal scores.
     q, k = q[:, :, :1].expand(-1, -1, 7, -1), k[:, :, :1].expand(-1, -1, 7, -1)
@@ -147,8 +149,8 @@ def test_scores_depend_on_the_distance_alone(case):
 def test_float32_scores_depend_on_the_distance_alone(offset):
     rope = phasor.Rotary(head_dim=64)
     q, k = random_qk(dtype=torch.float32)
-    at = torch.arange(7)
-    near, far = (scores(*rope.rotate(q, k, at + start)) for start in (0, offset))
+    positions = torch.arange(7)
+    near, far = (scores(*rope.rotate(q, k, positions + start)) for start in (0, offset))
     # A product of 64 float32 pairs: each rotated feature rounds by 2^-24 and the cosines by 2^-25.
     limit = 4 * 2**-24 * q.norm(dim=-1).max() * k.norm(dim=-1).max()
     assert (near - far).abs().max() <= limit
@@ -158,7 +160,7 @@ def test_float32_scores_depend_on_the_distance_alone(offset):
 def test_the_attention_factor_is_applied_by_rotate_and_not_by_cos_sin(case):
     extension, length = CASES[case]
     rope = phasor.Rotary(head_dim=64, extension=extension)
-    _, factor = truth(extension, 10000, 64, length)
+    _, factor = exact_frequencies(extension, 10000, 64, length)
     cos, sin = rope.cos_sin(torch.tensor([0, 5, 2**36]), length=length)
     assert torch.equal(cos[0], torch.ones(32))
     torch.testing.assert_close(cos**2 + sin**2, torch.ones(3, 32), rtol=0, atol=4e-7)  # three float32 roundings
@@ -176,12 +178,12 @@ def test_low_precision_rotate_rounds_the_exact_rotation_once(case, pairing, dtyp
     extension, length = CASES[case]
     rope = phasor.Rotary(head_dim=64, pairing=pairing, extension=extension)
     q, k = random_qk(batch=3, dtype=dtype)
-    at = torch.randint(0, 2**30, (3, 7))
-    frequencies, factor = truth(extension, 10000, 64, length)
+    positions = torch.randint(0, 2**30, (3, 7))
+    frequencies, factor = exact_frequencies(extension, 10000, 64, length)
     matrices = torch.stack(
-        [torch.stack([rotation(p, frequencies, 64, pairing, factor) for p in row]) for row in at.tolist()]
+        [torch.stack([rotation(p, frequencies, 64, pairing, factor) for p in row]) for row in positions.tolist()]
     )
-    for before, after in zip((q, k), rope.rotate(q, k, at, length=length), strict=True):
+    for before, after in zip((q, k), rope.rotate(q, k, positions, length=length), strict=True):
         assert after.dtype == dtype
         exact = torch.einsum("bhtd,btde->bhte", before.double(), matrices)
         # The result rounds by half a unit in the last place; before that, float32 products of a pair round thrice.
@@ -205,21 +207,21 @@ def test_low_precision_rotate_rounds_the_exact_rotation_once(case, pairing, dtyp
 def test_gradients_of_rotate(head_dim, fields, pairing):
     rope = phasor.Rotary(head_dim=head_dim, pairing=pairing, **fields)
     q, k = random_qk(batch=3, heads=2, groups=1, head_dim=head_dim)
-    at = torch.randint(0, 2**14, (rope.axes, 3, 7)) + 2**30
-    at = at if rope.axes > 1 else at[0].sort(-1).values
+    positions = torch.randint(0, 2**14, (rope.axes, 3, 7)) + 2**30
+    positions = positions if rope.axes > 1 else positions[0].sort(-1).values
     inputs = (q.requires_grad_(), k.requires_grad_())
-    assert gradcheck(lambda q, k: rope.rotate(q, k, at), inputs, fast_mode=head_dim > 6)
+    assert gradcheck(lambda q, k: rope.rotate(q, k, positions), inputs, fast_mode=head_dim > 6)
 
 
 @pytest.mark.parametrize("pairing", PAIRINGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_in_low_precision_are_the_rotation_back(dtype, pairing):
     rope = phasor.Rotary(head_dim=10, rotary_dim=6, pairing=pairing)
-    frequencies, _ = truth(None, 10000, 6)
+    frequencies, _ = exact_frequencies(None, 10000, 6)
     q, k = random_qk(batch=3, heads=2, groups=1, head_dim=10, dtype=dtype)
-    at = torch.arange(7) + 2**30
-    matrices = torch.stack([rotation(p, frequencies, 10, pairing) for p in at.tolist()])
-    out = rope.rotate(q.requires_grad_(), k.requires_grad_(), at)
+    positions = torch.arange(7) + 2**30
+    matrices = torch.stack([rotation(p, frequencies, 10, pairing) for p in positions.tolist()])
+    out = rope.rotate(q.requires_grad_(), k.requires_grad_(), positions)
     grads = [torch.randn_like(x) for x in out]
     torch.autograd.backward(out, grads)
     for x, grad in zip((q, k), grads, strict=True):
@@ -238,7 +240,7 @@ def test_rotate_leaves_its_inputs_alone():
 
 def xpos_scores(q, k, positions, width, decay):
     """The sum over pairs of `zeta^((m - n)/decay) q R(m - n)^T k`, half pairing, of one row `[T, D]`, in mpmath."""
-    frequencies, _ = truth(None, 10000, width)
+    frequencies, _ = exact_frequencies(None, 10000, width)
     zeta = [(mp.mpf(2 * i) / width + mp.mpf("0.4")) / mp.mpf("1.4") for i in range(width // 2)]
     result = torch.zeros(len(positions), len(positions), dtype=torch.float64)
     for a, m in enumerate(positions):
@@ -260,10 +262,10 @@ def xpos_scores(q, k, positions, width, decay):
 def test_xpos_scores_are_the_formula(width, decay, start):
     rope = phasor.Rotary(phasor.XPosConfig(rotary_dim=width, decay=decay), head_dim=10)
     q, k = random_qk(batch=2, heads=1, groups=1, count=5, head_dim=10)
-    at = torch.tensor([[0, 1, 30, 700, 2900], [5, 6, 7, 8, 9]]) + start
-    ours = scores(*rope.rotate(q, k, at))
+    positions = torch.tensor([[0, 1, 30, 700, 2900], [5, 6, 7, 8, 9]]) + start
+    ours = scores(*rope.rotate(q, k, positions))
     for row in range(2):
-        expected = xpos_scores(q[row, 0], k[row, 0], at[row].tolist(), width, decay)
+        expected = xpos_scores(q[row, 0], k[row, 0], positions[row].tolist(), width, decay)
         # Relative to the largest of the decayed terms, which a sum may cancel.
         scale = expected.abs().clamp(min=1.0)
         assert ((ours[row, 0] - expected).abs() / scale).max() <= 1e-10
@@ -272,14 +274,14 @@ def test_xpos_scores_are_the_formula(width, decay, start):
 def test_xpos_counts_from_the_first_position_of_each_row():
     """Queries and keys at a row's first position are only rotated; later ones shrink and grow by the formula."""
     rope = phasor.Rotary(phasor.XPosConfig(), head_dim=8)
-    frequencies, _ = truth(None, 10000, 8)
+    frequencies, _ = exact_frequencies(None, 10000, 8)
     zeta = torch.tensor([(2 * i / 8 + 0.4) / 1.4 for i in range(4)] * 2, dtype=torch.float64)
     q, k = random_qk(batch=2, heads=1, groups=1, count=3, head_dim=8)
-    at = torch.tensor([[0, 1, 700], [90, 91, 1000]])
-    rotated_q, rotated_k = rope.rotate(q, k, at)
+    positions = torch.tensor([[0, 1, 700], [90, 91, 1000]])
+    rotated_q, rotated_k = rope.rotate(q, k, positions)
     for row in range(2):
         for t in range(3):
-            position, since = int(at[row, t]), int(at[row, t] - at[row, 0])
+            position, since = int(positions[row, t]), int(positions[row, t] - positions[row, 0])
             matrix = rotation(position, frequencies, 8, "half")
             torch.testing.assert_close(
                 rotated_q[row, 0, t], q[row, 0, t] @ matrix * zeta ** (since / 512), rtol=1e-9, atol=0
@@ -316,8 +318,8 @@ def test_a_shorter_decay_spans_fewer_positions():
 def test_xpos_scores_depend_on_the_distance_alone(offset):
     rope = phasor.Rotary(phasor.XPosConfig(), head_dim=64)
     q, k = random_qk()
-    at = torch.tensor([0, 1, 2, 40, 41, 500, 600])
-    near, far = (scores(*rope.rotate(q, k, at + start)) for start in (0, offset))
+    positions = torch.tensor([0, 1, 2, 40, 41, 500, 600])
+    near, far = (scores(*rope.rotate(q, k, positions + start)) for start in (0, offset))
     torch.testing.assert_close(far, near, rtol=0, atol=1e-11)  # keys grow up to 4 times over 600 positions
 
 
@@ -326,30 +328,30 @@ def test_xpos_scores_depend_on_the_distance_alone(offset):
 def test_lengths_by_row_equal_each_row_alone(extension, dtype):
     rope = phasor.Rotary(head_dim=64, extension=extension)
     q, k = random_qk(batch=4, dtype=dtype)
-    at = torch.randint(0, 2**30, (4, 7))
+    positions = torch.randint(0, 2**30, (4, 7))
     lengths = [100, 4097, 50001, 100]
-    together = rope.rotate(q, k, at, length=lengths)
-    angles = torch.stack(rope.cos_sin(at, length=lengths))
+    together = rope.rotate(q, k, positions, length=lengths)
+    angles = torch.stack(rope.cos_sin(positions, length=lengths))
     for row, length in enumerate(lengths):
         one = slice(row, row + 1)
         with dispatch.force_path("reference"):  # bit by bit only where the same operations run
-            alone = rope.rotate(q[one], k[one], at[one], length=length)
+            alone = rope.rotate(q[one], k[one], positions[one], length=length)
         assert torch.equal(together[0][one], alone[0])
         assert torch.equal(together[1][one], alone[1])
-        assert torch.equal(angles[:, row], torch.stack(rope.cos_sin(at[row], length=length)))
-    assert not torch.equal(together[0][:1], rope.rotate(q[:1], k[:1], at[:1], length=50001)[0])
+        assert torch.equal(angles[:, row], torch.stack(rope.cos_sin(positions[row], length=length)))
+    assert not torch.equal(together[0][:1], rope.rotate(q[:1], k[:1], positions[:1], length=50001)[0])
 
 
 def test_lengths_by_row_on_several_axes():
     rope = phasor.Rotary(phasor.AxialConfig(extension=DYNAMIC_NTK), head_dim=64)
     q, k = random_qk()
-    at = torch.randint(0, 1000, (2, 2, 7))
-    together = rope.rotate(q, k, at, length=[100, 50001])
-    angles = torch.stack(rope.cos_sin(at, length=[100, 50001]))
+    positions = torch.randint(0, 1000, (2, 2, 7))
+    together = rope.rotate(q, k, positions, length=[100, 50001])
+    angles = torch.stack(rope.cos_sin(positions, length=[100, 50001]))
     for row, length in enumerate([100, 50001]):
         one = slice(row, row + 1)
-        assert torch.equal(together[0][one], rope.rotate(q[one], k[one], at[:, one], length=length)[0])
-        assert torch.equal(angles[:, one], torch.stack(rope.cos_sin(at[:, one], length=length)))
+        assert torch.equal(together[0][one], rope.rotate(q[one], k[one], positions[:, one], length=length)[0])
+        assert torch.equal(angles[:, one], torch.stack(rope.cos_sin(positions[:, one], length=length)))
 
 
 @pytest.mark.parametrize("sections", [(16, 24, 24), (8, 12, 44)])
@@ -360,22 +362,22 @@ def test_multi_section_rotation_is_that_of_qwen2_vl(sections):
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "mrope_section": list(sections)},
     )
     q, k = random_qk(head_dim=128, dtype=torch.float32)
-    at = torch.randint(0, 50, (3, 2, 7))  # near, where their float32 angles are still good
-    cos, sin = qwen2_vl.Qwen2VLRotaryEmbedding(config)(q, at)
+    positions = torch.randint(0, 50, (3, 2, 7))  # near, where their float32 angles are still good
+    cos, sin = qwen2_vl.Qwen2VLRotaryEmbedding(config)(q, positions)
     theirs = qwen2_vl.apply_rotary_pos_emb(q, k, cos, sin)
-    ours = phasor.Rotary(phasor.MultiSectionConfig(sections=sections), head_dim=128).rotate(q, k, at)
+    ours = phasor.Rotary(phasor.MultiSectionConfig(sections=sections), head_dim=128).rotate(q, k, positions)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=5e-5)  # 50 positions times their float32 frequencies
 
 
 def test_axial_rotation_is_that_of_qwen2_vl_vision():
     q, k = random_qk(batch=1, heads=4, groups=4, head_dim=64, dtype=torch.float32)
-    at = torch.randint(0, 50, (2, 1, 7))
+    positions = torch.randint(0, 50, (2, 1, 7))
     frequencies = 10000.0 ** -(torch.arange(0, 32, 2) / 32)
-    angles = (at[:, 0, :, None] * frequencies).movedim(0, 1).flatten(1)  # [T, rows then columns]
+    angles = (positions[:, 0, :, None] * frequencies).movedim(0, 1).flatten(1)  # [T, rows then columns]
     emb = torch.cat((angles, angles), dim=-1)
     theirs = qwen2_vl.apply_rotary_pos_emb_vision(q[0].transpose(0, 1), k[0].transpose(0, 1), emb.cos(), emb.sin())
-    ours = phasor.Rotary(phasor.AxialConfig(), head_dim=64).rotate(q, k, at)
+    ours = phasor.Rotary(phasor.AxialConfig(), head_dim=64).rotate(q, k, positions)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a[0].transpose(0, 1), b, rtol=0, atol=5e-5)
 
@@ -385,17 +387,17 @@ def test_the_same_position_on_every_axis(config):
     """Text among images: one row of positions stands for all axes."""
     rope = phasor.Rotary(config, head_dim=64)
     q, k = random_qk()
-    at = torch.randint(0, 2**30, (2, 7))
-    for a, b in zip(rope.rotate(q, k, at), rope.rotate(q, k, at.expand(rope.axes, 2, 7)), strict=True):
+    positions = torch.randint(0, 2**30, (2, 7))
+    for a, b in zip(rope.rotate(q, k, positions), rope.rotate(q, k, positions.expand(rope.axes, 2, 7)), strict=True):
         assert torch.equal(a, b)
 
 
 def test_positions_of_one_row_serve_the_whole_batch():
     rope = phasor.Rotary(head_dim=64)
     q, k = random_qk()
-    at = torch.arange(7) * 1000
-    for positions in (at[None], at.expand(2, 7)):
-        for a, b in zip(rope.rotate(q, k, at), rope.rotate(q, k, positions), strict=True):
+    positions = torch.arange(7) * 1000
+    for batched in (positions[None], positions.expand(2, 7)):
+        for a, b in zip(rope.rotate(q, k, positions), rope.rotate(q, k, batched), strict=True):
             assert torch.equal(a, b)
 
 

@@ -7,7 +7,7 @@ import torch
 from device import DEVICE
 from hypothesis import given
 from hypothesis import strategies as st
-from rope_formulas import CASES, FORMULAS, LLAMA3, mp, truth
+from rope_formulas import CASES, FORMULAS, LLAMA3, exact_frequencies, mp
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -69,7 +69,7 @@ def test_frequencies_and_attention_factor_are_the_formulas(kind, data):
     extension = data.draw(extensions(kind, width), label="extension")
     length = near(extension.get("original_length", 4096), data)
     rope = phasor.Rotary(head_dim=width, base=base, extension=extension)
-    frequencies, factor = truth(extension, base, width, length)
+    frequencies, factor = exact_frequencies(extension, base, width, length)
     ours = rope.frequencies(length)
     assert len(ours) == len(frequencies) == width // 2
     for mine, true in zip(ours, frequencies, strict=True):
@@ -150,7 +150,7 @@ def test_frequencies_and_attention_factor_are_those_of_transformers(kind, data):
 )
 def test_the_formulas_of_the_phase_tests_agree_with_transformers(case):
     extension, length = CASES[case]
-    frequencies, factor = truth(extension, 10000.0, 64, length)
+    frequencies, factor = exact_frequencies(extension, 10000.0, 64, length)
     their_frequencies, their_factor = theirs(extension, 10000.0, 64, 64, length)
     for i, (true, other) in enumerate(zip(frequencies, their_frequencies.tolist(), strict=True)):
         assert abs(float(true) - other) <= 1e-6 * 10000 ** (-2 * i / 64)
@@ -188,8 +188,8 @@ def test_an_extension_that_depends_on_length_asks_for_it(case):
 def test_length_has_no_effect_on_fixed_schemes(case):
     extension, _ = CASES[case]
     rope = phasor.Rotary(head_dim=64, extension=extension)
-    at = torch.arange(5).expand(2, 5)
-    expected = torch.stack(rope.cos_sin(at))
+    positions = torch.arange(5).expand(2, 5)
+    expected = torch.stack(rope.cos_sin(positions))
     for length in (5, 10**6, [7, 10**6]):
-        assert torch.equal(torch.stack(rope.cos_sin(at, length=length)), expected)
+        assert torch.equal(torch.stack(rope.cos_sin(positions, length=length)), expected)
         assert rope.attention_factor(10**6) == rope.attention_factor()

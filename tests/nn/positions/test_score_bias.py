@@ -84,8 +84,8 @@ def test_t5_bias_is_that_of_transformers(is_decoder, start):
     theirs = T5Attention(config, has_relative_attention_bias=True, layer_idx=0)
     module = t5(32, 128, bidirectional=not is_decoder)
     theirs.relative_attention_bias.weight.data.copy_(module.weight.data)
-    at = torch.arange(200)[None] + start
-    ours = module.on_scores(module.prepare(SequenceInfo(at, 200), torch.zeros(1)))(at, at)
+    positions = torch.arange(200)[None] + start
+    ours = module.on_scores(module.prepare(SequenceInfo(positions, 200), torch.zeros(1)))(positions, positions)
     assert ours.shape == (1, 3, 200, 200)
     assert torch.equal(ours, theirs.compute_bias(200, 200))
 
@@ -113,8 +113,10 @@ def paper_slopes(heads):
 
 def bias_of(heads, count, start=0, dtype=torch.float32):
     module = ALiBi(phasor.ALiBiConfig(), num_heads=heads)
-    at = torch.arange(count)[None] + start
-    return module.on_scores(module.prepare(SequenceInfo(at, count), torch.zeros(1, dtype=dtype)))(at, at)
+    positions = torch.arange(count)[None] + start
+    return module.on_scores(module.prepare(SequenceInfo(positions, count), torch.zeros(1, dtype=dtype)))(
+        positions, positions
+    )
 
 
 @pytest.mark.parametrize("heads", range(1, 21))

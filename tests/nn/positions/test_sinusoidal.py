@@ -33,7 +33,7 @@ def table(dim, positions, **fields):
 def test_halves_are_those_of_marian(dim):
     theirs = MarianSinusoidalPositionalEmbedding(300, dim).create_weight()
     ours = sinusoidal(dim, layout="halves").table(torch.arange(300))
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-7)  # both within float32 rounding of the truth
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-7)  # both within float32 rounding of the exact value
 
 
 @pytest.mark.parametrize("dim", [16, 7])
@@ -57,7 +57,7 @@ def test_the_code_of_a_later_position_is_a_fixed_rotation_of_the_code(layout, sp
         matrix[c, c], matrix[s, c] = cos, -sin
     torch.testing.assert_close(matrix @ matrix.T, torch.eye(dim, dtype=torch.float64), rtol=0, atol=1e-15)
     t = torch.tensor([0, 1, 2, 1000, 2**17 + 3, 2**30])
-    before, after = (table(dim, at, layout=layout, spacing=spacing) for at in (t, t + k))
+    before, after = (table(dim, position, layout=layout, spacing=spacing) for position in (t, t + k))
     torch.testing.assert_close(before @ matrix, after, rtol=0, atol=1e-12)  # k positions at 2^-65 rotations each
 
 
@@ -93,11 +93,11 @@ def test_codes_are_bounded_and_distinct(layout, spacing, dim):
 def test_codes_are_added_to_the_input():
     module = sinusoidal(8)
     x = torch.randn(3, 5, 8)
-    at = torch.randint(0, 2**30, (3, 5))
-    out = module.on_input(x, SequenceInfo(at, 5))
+    positions = torch.randint(0, 2**30, (3, 5))
+    out = module.on_input(x, SequenceInfo(positions, 5))
     for row in range(3):
         for t in range(5):
-            angles = [int(at[row, t]) * f for f in frequencies(8, "width")]
+            angles = [int(positions[row, t]) * f for f in frequencies(8, "width")]
             code = torch.tensor([float(g(a)) for a in angles for g in (mp.sin, mp.cos)])
             torch.testing.assert_close(out[row, t], x[row, t] + code, rtol=0, atol=5e-7)  # float32 addition
 
@@ -109,14 +109,14 @@ def test_codes_concatenated_and_projected(width, shape):
     codes = width or 8
     torch.nn.init.normal_(module.project.weight)
     assert module.project.weight.shape == (8, 8 + codes)
-    x, at = torch.randn(3, 5, 8, dtype=torch.float64), torch.randint(0, 2**30, shape)
-    out = module.double().on_input(x, SequenceInfo(at, 5))
+    x, positions = torch.randn(3, 5, 8, dtype=torch.float64), torch.randint(0, 2**30, shape)
+    out = module.double().on_input(x, SequenceInfo(positions, 5))
     code = torch.empty(*shape, codes, dtype=torch.float64)
     # Odd widths end with a sine: its exponent is that of a pair whose cosine is left out.
     exact = [mp.mpf(10000) ** (-mp.mpf(2 * (c // 2)) / codes) for c in range(codes)]
     for where in torch.cartesian_prod(*(torch.arange(n) for n in shape)).view(-1, len(shape)).tolist():
         for c in range(codes):
-            angle = int(at[tuple(where)]) * exact[c]
+            angle = int(positions[tuple(where)]) * exact[c]
             code[(*where, c)] = float(mp.cos(angle) if c % 2 else mp.sin(angle))
     joined = torch.cat((x, code.expand(3, 5, codes)), dim=-1)
     torch.testing.assert_close(out, joined @ module.project.weight.T, rtol=0, atol=1e-8)  # 2^30 at 2^-65 rotations each
@@ -124,14 +124,14 @@ def test_codes_concatenated_and_projected(width, shape):
 
 def test_zero_padding_gives_padding_no_code():
     attention_mask = torch.tensor([[False, False, True, True], [True, True, True, True]])
-    at = torch.tensor([[0, 0, 0, 1], [0, 1, 2, 3]])
+    positions = torch.tensor([[0, 0, 0, 1], [0, 1, 2, 3]])
     x = torch.zeros(2, 4, 8)
-    with_codes = sinusoidal(8).on_input(x, SequenceInfo(at, 4, attention_mask))
-    silent = sinusoidal(8, zero_padding=True).on_input(x, SequenceInfo(at, 4, attention_mask))
+    with_codes = sinusoidal(8).on_input(x, SequenceInfo(positions, 4, attention_mask))
+    silent = sinusoidal(8, zero_padding=True).on_input(x, SequenceInfo(positions, 4, attention_mask))
     assert torch.equal(silent[attention_mask], with_codes[attention_mask])
     assert not silent[~attention_mask].any()
     assert with_codes[~attention_mask].any()
-    unpadded = sinusoidal(8, zero_padding=True).on_input(x, SequenceInfo(at, 4))
+    unpadded = sinusoidal(8, zero_padding=True).on_input(x, SequenceInfo(positions, 4))
     assert torch.equal(unpadded, with_codes)
 
 

@@ -59,12 +59,12 @@ def test_attention_in_float32(rule, scores):
     rule, (h, groups) = RULES[rule], HEADS["grouped-query"]
     q, k, v = normal(ROWS, TOKENS, h, 60, seed=1), *(normal(ROWS, TOKENS, groups, 60, seed=s) for s in (2, 3))
     score_mod, bias = make_score_mod(SCORES[scores], h, TOKENS, TOKENS)
-    truth = plain_attention(
+    expected = plain_attention(
         q, k, v, rule.visible(q.shape[1], k.shape[1]), score_mod.scale, score_mod.softcap, score_mod.sink_logits, bias
     )
     ours = attention(q.float(), k.float(), v.float(), Mask(**rule.fields), score_mod)
     assert ours.dtype == torch.float32
-    torch.testing.assert_close(real_rows(ours.double(), rule), real_rows(truth, rule), rtol=SINGLE, atol=SINGLE)
+    torch.testing.assert_close(real_rows(ours.double(), rule), real_rows(expected, rule), rtol=SINGLE, atol=SINGLE)
 
 
 def plain_projection(module, x, part):
@@ -101,9 +101,9 @@ def test_attention_module_is_its_equation(qk_norm, bias, clip):
             y = plain_norm(wide, norm, own.weight, own.bias).view(y.shape)
         parts[part] = y
     mixed = plain_attention(*(parts[p] for p in "qkv"), torch.ones(13, 13).tril(), 5**-0.5).flatten(-2)
-    truth = mixed @ module.out.weight.T + (module.out.bias if "out" in bias else 0.0)
+    expected = mixed @ module.out.weight.T + (module.out.bias if "out" in bias else 0.0)
     ours = module(x, AttentionContext(Mask(causal=True), Position()))
-    assert_same(ours, truth, [x, *module.parameters()], 1e-9)
+    assert_same(ours, expected, [x, *module.parameters()], 1e-9)
 
 
 @pytest.mark.parametrize("qk_norm", ["head", "heads", "whole"])
@@ -137,9 +137,9 @@ def test_cross_attention_module_is_its_equation(bias):
         v = v + module.partial_qkv_bias["v"].flatten()
     split = [y.unflatten(-1, (-1, 5)) for y in (q, k, v)]
     mixed = plain_attention(*split, torch.ones(13, 7), 5**-0.5).flatten(-2)
-    truth = mixed @ module.out.weight.T + (module.out.bias if "out" in bias else 0.0)
+    expected = mixed @ module.out.weight.T + (module.out.bias if "out" in bias else 0.0)
     ours = module(x, AttentionContext(Mask(aligned=False), Position(), cross_kv=module.project_kv(memory)))
-    assert_same(ours, truth, [x, memory, *module.parameters()], 1e-9)
+    assert_same(ours, expected, [x, memory, *module.parameters()], 1e-9)
 
 
 def small_model(**fields):

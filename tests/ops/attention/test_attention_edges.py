@@ -112,8 +112,8 @@ def test_tensors_with_large_strides_are_made_contiguous(monkeypatch):
     monkeypatch.setattr(sdpa.F, "scaled_dot_product_attention", record_call)
     y = attention(q, k, v, Mask(causal=True), ScoreMod(scale=0.25))
     assert layouts == [True] * 3
-    truth = attention_ref(q, k, v, Mask(causal=True), ScoreMod(scale=0.25))[0]
-    torch.testing.assert_close(*(torch.autograd.grad(x.square().sum(), projected) for x in (y, truth)))
+    expected = attention_ref(q, k, v, Mask(causal=True), ScoreMod(scale=0.25))[0]
+    torch.testing.assert_close(*(torch.autograd.grad(x.square().sum(), projected) for x in (y, expected)))
 
 
 def test_without_gradients_nothing_is_split(low_limit):

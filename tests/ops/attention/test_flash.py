@@ -83,13 +83,13 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_intervals_equal_the_dense_mask(name):
     mask, queries, keys = OTHERS[name]
-    visible, truth = (
+    visible, expected = (
         visible_of(intervals.intervals(mask, queries, keys, DEVICE), keys, mask.key_mask),
         dense_mask(mask, queries, keys, DEVICE),
     )
     real = torch.ones(1, queries).bool() if mask.key_mask is None else mask.key_mask
-    visible, truth, real = torch.broadcast_tensors(visible, truth, real[:, :, None])
-    assert torch.equal(visible[real], truth[real])
+    visible, expected, real = torch.broadcast_tensors(visible, expected, real[:, :, None])
+    assert torch.equal(visible[real], expected[real])
 
 
 def test_slots_out_of_order_are_not_intervals():
@@ -165,8 +165,8 @@ def compare(mask, *, queries=37, keys=None, heads=(2, 1), width=16, rows=2, bias
         learned = own if module is None else [*own, module.weight]
         grads = torch.autograd.grad((y * normal(*y.shape, seed=9).to(dtype)).sum(), learned)
         found.append([y, *grads])
-    for ours, truth in zip(*found, strict=True):
-        torch.testing.assert_close(ours.double(), truth, rtol=SINGLE, atol=SINGLE)
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours.double(), expected, rtol=SINGLE, atol=SINGLE)
 
 
 def cut(name, tokens=37, rows=2):
@@ -236,12 +236,12 @@ def test_kernel_of_cross_attention_whose_padding_sees_nothing():
     score_mod = ScoreMod(scale=0.3)
     with dispatch.force_path("triton"):
         y = flash.flash_attention(q, k, v, mask, score_mod)
-    truth = attention_ref(q.double(), k.double(), v.double(), mask, score_mod)[0]
+    expected = attention_ref(q.double(), k.double(), v.double(), mask, score_mod)[0]
     sees_some_key = torch.tensor([[True] * 18, [True] * 10 + [False] * 8])
-    torch.testing.assert_close(y[sees_some_key].double(), truth[sees_some_key], rtol=SINGLE, atol=SINGLE)
+    torch.testing.assert_close(y[sees_some_key].double(), expected[sees_some_key], rtol=SINGLE, atol=SINGLE)
     assert torch.equal(y[~sees_some_key], torch.zeros_like(y[~sees_some_key]))
     ours = torch.autograd.grad(y[sees_some_key].square().sum(), (q, k, v))
-    theirs = torch.autograd.grad(truth[sees_some_key].square().sum(), (q, k, v))
+    theirs = torch.autograd.grad(expected[sees_some_key].square().sum(), (q, k, v))
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=10 * SINGLE, atol=10 * SINGLE)
 
@@ -249,17 +249,19 @@ def test_kernel_of_cross_attention_whose_padding_sees_nothing():
 @pytest.mark.parametrize("bias", ["slopes", "behind"])
 def test_bias_with_gaps_between_positions_and_at_large_positions(bias):
     """Distances by position and not by index, exact at 2^40."""
-    at = torch.arange(37)[None] * torch.tensor([[3], [1]]) + torch.tensor([[0], [2**40]])
-    at[1, 20:] += 5
-    assert (intervals.shifts(Mask(causal=True), at, at) == intervals.NON_CONTIGUOUS).all()
-    compare(Mask(causal=True), positions=(at, at), bias=bias)
+    positions = torch.arange(37)[None] * torch.tensor([[3], [1]]) + torch.tensor([[0], [2**40]])
+    positions[1, 20:] += 5
+    assert (intervals.shifts(Mask(causal=True), positions, positions) == intervals.NON_CONTIGUOUS).all()
+    compare(Mask(causal=True), positions=(positions, positions), bias=bias)
 
 
 def test_shifts_of_rows_with_contiguous_positions():
-    at = torch.arange(6)[None]
-    assert intervals.shifts(Mask(causal=True), at, at).tolist() == [0]
-    assert intervals.shifts(Mask(causal=True, offset=4), at[:, 4:] + 9, at + 9).tolist() == [4]
-    assert intervals.shifts(Mask(causal=True, offset=4), at[:, 4:] + 8, at + 9).tolist() == [intervals.NON_CONTIGUOUS]
+    positions = torch.arange(6)[None]
+    assert intervals.shifts(Mask(causal=True), positions, positions).tolist() == [0]
+    assert intervals.shifts(Mask(causal=True, offset=4), positions[:, 4:] + 9, positions + 9).tolist() == [4]
+    assert intervals.shifts(Mask(causal=True, offset=4), positions[:, 4:] + 8, positions + 9).tolist() == [
+        intervals.NON_CONTIGUOUS
+    ]
     ids = torch.tensor([[0, 0, 0, 1, 1, 1]])
     restarted = torch.tensor([[0, 1, 2, 0, 1, 2]])
     packed = Mask(causal=True, query_document_ids=ids, key_document_ids=ids)
@@ -273,9 +275,9 @@ def test_shifts_of_rows_with_contiguous_positions():
 
 def test_views_of_a_fused_projection_and_gradients_of_any_stride():
     fused = normal(1, 21, 2, 4, 16, dtype=torch.float32).requires_grad_()  # by group two queries, a key, a value
-    truth = fused.detach().double().requires_grad_()
+    expected = fused.detach().double().requires_grad_()
     found = []
-    for x, run in ((fused, attention), (truth, lambda *a: attention_ref(*a)[0])):
+    for x, run in ((fused, attention), (expected, lambda *a: attention_ref(*a)[0])):
         q, k, v = x[..., :2, :].flatten(2, 3), x[..., 2, :], x[..., 3, :]
         with dispatch.force_path("triton"):
             y = run(q, k, v, Mask(causal=True, window=5), ScoreMod(scale=0.25))
@@ -291,9 +293,9 @@ def test_half_precision_is_as_accurate_as_rounding_allows():
     with dispatch.force_path("triton"):
         ours = attention(q, k, v, mask, score_mod)
     assert ours.dtype == torch.half
-    truth = attention_ref(q.double(), k.double(), v.double(), mask, score_mod)[0]
+    expected = attention_ref(q.double(), k.double(), v.double(), mask, score_mod)[0]
     # Weights and outputs are rounded once each, to half a unit in the last of 11 bits; values are of size up to 3.
-    torch.testing.assert_close(ours.double(), truth, rtol=0, atol=3 * 2.0**-12)
+    torch.testing.assert_close(ours.double(), expected, rtol=0, atol=3 * 2.0**-12)
 
 
 def test_why_not_gives_the_reason():
@@ -316,9 +318,9 @@ def test_why_not_gives_the_reason():
 def test_operation_passes_opcheck_and_compiles():
     q = normal(1, 9, 2, 16, dtype=torch.float32).requires_grad_()
     table, sinks = (normal(*s, dtype=torch.float32).requires_grad_() for s in ((5, 2), (2,)))
-    mask, at = Mask(causal=True), torch.arange(9)[None]
-    bounds, shifts = intervals.intervals(mask, 9, 9, DEVICE), intervals.shifts(mask, at, at)
-    inputs = (q, q, q, bounds, None, at, at, shifts, None, table, sinks, 0, 0.3, 0.0)
+    mask, positions = Mask(causal=True), torch.arange(9)[None]
+    bounds, shifts = intervals.intervals(mask, 9, 9, DEVICE), intervals.shifts(mask, positions, positions)
+    inputs = (q, q, q, bounds, None, positions, positions, shifts, None, table, sinks, 0, 0.3, 0.0)
     torch.library.opcheck(flash.interval_attention.op, inputs)
 
     def run(q):
@@ -363,8 +365,8 @@ def test_models_equal_their_reference(name):
             logits = model(*batch, attention_mask=attention_mask)[real]
             loss = (logits * normal(*logits.shape, seed=8).to(dtype)).sum()
             found.append([logits, *torch.autograd.grad(loss, list(model.parameters()))])
-    for ours, truth in zip(*found, strict=True):
+    for ours, expected in zip(*found, strict=True):
         # Relative to the largest entry: sums of a few hundred terms in float32, several layers deep.
         torch.testing.assert_close(
-            ours.double(), truth, rtol=0, atol=1e-5 * max(1.0, float(truth.detach().abs().max()))
+            ours.double(), expected, rtol=0, atol=1e-5 * max(1.0, float(expected.detach().abs().max()))
         )

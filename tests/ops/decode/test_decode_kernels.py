@@ -197,10 +197,10 @@ def test_attention(case, splits):
     reference = decode_attention_ref(qkv.double(), *caches, lengths, positions, **given)
     assert relative_change(reference, expected) < 1e-12
     assert relative_change(found.double(), reference) < 2e-6
-    for cache, truth in zip(caches, wide, strict=True):
-        torch.testing.assert_close(cache, truth, atol=1e-12, rtol=0, equal_nan=True)
-    for cache, truth in zip((keys, values), wide, strict=True):
-        torch.testing.assert_close(cache.double(), truth, atol=2e-6, rtol=0, equal_nan=True)
+    for cache, expected in zip(caches, wide, strict=True):
+        torch.testing.assert_close(cache, expected, atol=1e-12, rtol=0, equal_nan=True)
+    for cache, expected in zip((keys, values), wide, strict=True):
+        torch.testing.assert_close(cache.double(), expected, atol=2e-6, rtol=0, equal_nan=True)
 
 
 @pytest.mark.cpu_only("a compiled kernel cannot call back into the test")
@@ -243,5 +243,5 @@ def test_phases_are_exact_up_to_position_2_to_the_36():
     rope, tiles = RotaryArgs(inc, 1.0, 16, False), decode_attention.KVTiles(16, 1, 1)
     given = torch.zeros(40).long(), positions, torch.empty(40, 16), workspace
     decode_attention.decode_attention(qkv.flatten(1), keys, values, *given, scale=1.0, rope=rope, tiles=tiles)
-    truth = torch.cat(cos_sin_of(positions[:, None], inc, torch.float64), dim=-1)
-    assert (keys[:, 0, 0].double() - truth).abs().max() < 2e-7
+    expected = torch.cat(cos_sin_of(positions[:, None], inc, torch.float64), dim=-1)
+    assert (keys[:, 0, 0].double() - expected).abs().max() < 2e-7

@@ -112,8 +112,8 @@ def test_quantize_equals_reference(dtype, shape):
 
 def test_linear_references_are_near_float64():
     x, weight, grad = (torch.randn(shape, dtype=torch.float64) for shape in ((37, 48), (32, 48), (37, 32)))
-    by_x, by_weight = float8_linear_backward_ref(grad, x, weight)
-    pairs = ((float8_linear_ref(x, weight), x @ weight.T), (by_x, grad @ weight), (by_weight, grad.T @ x))
+    dx, dw = float8_linear_backward_ref(grad, x, weight)
+    pairs = ((float8_linear_ref(x, weight), x @ weight.T), (dx, grad @ weight), (dw, grad.T @ x))
     for found, wanted in pairs:
         assert 0.005 < off(found, wanted) < 0.06
 
@@ -315,10 +315,10 @@ def test_glu_kernels_are_the_formula_rounded_once(kind, shape):
     x = (4 * normal(rows, 2 * half)).float()
     grad = normal(rows, half, seed=1).float()
     twin = x.double().requires_grad_()
-    truth = glu_ref(twin, kind)
-    (gradient,) = torch.autograd.grad((truth * grad.double()).sum(), twin)
+    expected = glu_ref(twin, kind)
+    (gradient,) = torch.autograd.grad((expected * grad.double()).sum(), twin)
     for (values, scale), exact in (
-        (kernels.glu_float8(x, kind), truth.detach()),
+        (kernels.glu_float8(x, kind), expected.detach()),
         (kernels.glu_float8_backward(grad, x, kind), gradient),
     ):
         assert are_powers_of_two(scale)
@@ -372,9 +372,9 @@ def test_fused_network_is_near_float64():
         assert uses_fused_mlp(y) == (network is ours and path == "triton")
         found.append((y.detach(), given.grad, network.up.weight.grad, network.down.weight.grad))
     for tensors in zip(*found, strict=True):
-        wide, one, parts, truth = tensors
-        assert off(wide, truth) < 0.01 < off(one, truth) < 0.12
-        assert off(parts, truth) < 0.12
+        wide, one, parts, expected = tensors
+        assert off(wide, expected) < 0.01 < off(one, expected) < 0.12
+        assert off(parts, expected) < 0.12
 
 
 def uses_fused_mlp(y):

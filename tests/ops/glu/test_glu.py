@@ -36,27 +36,27 @@ def run(x, activation):
         assert y.grad_fn.name().startswith("phasor_glu")
         (gradient,) = torch.autograd.grad((y.double() * normal(*y.shape, seed=9)).sum(), x)
     twin = x.detach().double().requires_grad_()
-    truth = formula(twin, activation)
-    (true_gradient,) = torch.autograd.grad((truth * normal(*y.shape, seed=9)).sum(), twin)
-    return (y, truth), (gradient, true_gradient)
+    expected = formula(twin, activation)
+    (true_gradient,) = torch.autograd.grad((expected * normal(*y.shape, seed=9)).sum(), twin)
+    return (y, expected), (gradient, true_gradient)
 
 
 @pytest.mark.parametrize("shape", [(1, 2), (5, 3, 74), (2, 2 * 1030), (0, 6)], ids=str)
 @pytest.mark.parametrize("activation", ops.GLU_ACTIVATIONS)
 def test_it_is_its_formula(activation, shape):
     x = (4 * normal(*shape)).float().requires_grad_()
-    for ours, truth in run(x, activation):
+    for ours, expected in run(x, activation):
         # values of up to some tens in float32
-        torch.testing.assert_close(ours.detach().double(), truth.detach(), rtol=3e-6, atol=3e-6)
+        torch.testing.assert_close(ours.detach().double(), expected.detach(), rtol=3e-6, atol=3e-6)
 
 
 @pytest.mark.parametrize("activation", ops.GLU_ACTIVATIONS)
 def test_bfloat16_rounds_once(activation):
     x = (4 * normal(23, 60)).bfloat16().requires_grad_()
-    (y, truth), (gradient, true_gradient) = run(x, activation)
+    (y, expected), (gradient, true_gradient) = run(x, activation)
     assert y.dtype == gradient.dtype == torch.bfloat16
     # The interpreter cuts off where a GPU rounds, so it is off by a whole unit in the last place, 2^-7 relative.
-    assert ((y.detach().double() - truth.detach()).abs() <= 2**-7 * truth.detach().abs() + 1e-5).all()
+    assert ((y.detach().double() - expected.detach()).abs() <= 2**-7 * expected.detach().abs() + 1e-5).all()
     # the direction is rounded to nearest before
     assert ((gradient.double() - true_gradient).abs() <= 1.5 * 2**-7 * true_gradient.abs() + 1e-5).all()
 
@@ -64,8 +64,8 @@ def test_bfloat16_rounds_once(activation):
 @pytest.mark.parametrize("activation", ops.GLU_ACTIVATIONS)
 def test_large_gates_are_finite(activation):
     x = torch.tensor([[-200.0, -90.0, 90.0, 200.0, 1.0, 1.0, 1.0, 1.0]], requires_grad=True)
-    for ours, truth in run(x, activation):
-        torch.testing.assert_close(ours.detach().double(), truth.detach(), rtol=1e-6, atol=1e-6)
+    for ours, expected in run(x, activation):
+        torch.testing.assert_close(ours.detach().double(), expected.detach(), rtol=1e-6, atol=1e-6)
 
 
 def test_non_contiguous_inputs():
@@ -105,9 +105,9 @@ def test_glu_linear_saves_only_its_inputs(activation):
         ours = torch.autograd.grad((y.double() * upstream).sum(), (x, weight))
     assert saved == [x.shape, weight.shape]
     twins = [t.detach().double().requires_grad_() for t in (x, weight)]
-    truth = formula(twins[0], activation) @ twins[1].T
-    torch.testing.assert_close(y.detach().double(), truth.detach(), rtol=1e-5, atol=2e-5)
-    for mine, theirs in zip(ours, torch.autograd.grad((truth * upstream).sum(), twins), strict=True):
+    expected = formula(twins[0], activation) @ twins[1].T
+    torch.testing.assert_close(y.detach().double(), expected.detach(), rtol=1e-5, atol=2e-5)
+    for mine, theirs in zip(ours, torch.autograd.grad((expected * upstream).sum(), twins), strict=True):
         torch.testing.assert_close(mine.double(), theirs, rtol=1e-5, atol=3e-5)
 
 

@@ -77,10 +77,10 @@ def test_every_weight_is_rounded_to_nearest():
 def test_linear_equals_the_dequantized_matrix_in_float64(dtype):
     x, matrix = randn(2, 5, 37, dtype=dtype), quantize_int8(randn(11, 37))
     bias = randn(11, dtype=dtype)
-    truth = x.double() @ dequantize(matrix, torch.float64).mT + bias.double()
+    expected = x.double() @ dequantize(matrix, torch.float64).mT + bias.double()
     found = int8_linear(x, matrix, bias)
     assert found.dtype == dtype
-    assert relative_change(found.double(), truth) < ({torch.float64: 1e-12} | ROUNDING)[dtype]
+    assert relative_change(found.double(), expected) < ({torch.float64: 1e-12} | ROUNDING)[dtype]
 
 
 def test_references_are_the_formulas():
@@ -232,8 +232,8 @@ def test_logits_equal_a_model_with_the_dequantized_weights(embedding, changes):
     names = dict(small.named_buffers())
     state = exact.state_dict()
     for name in [name for name in names if name.endswith(".scales")]:
-        at = name.removesuffix("scales") + "weight"
-        state[at].copy_(dequantize(Int8Matrix(names[at], names[name]), torch.float64))
+        weight_name = name.removesuffix("scales") + "weight"
+        state[weight_name].copy_(dequantize(Int8Matrix(names[weight_name], names[name]), torch.float64))
     ids = tokens(2, 9)
     with torch.no_grad():
         torch.testing.assert_close(small(ids), exact(ids), atol=1e-10, rtol=1e-10)
@@ -323,8 +323,8 @@ def test_state_dict_copies_and_losses():
         assert torch.equal(copy.deepcopy(small)(ids), expected)
         hidden = small(ids, head=False)
         sums = small.head.cross_entropy(hidden, small.tokens.table, ids, torch.ones(2, 6))
-    truth = torch.nn.functional.cross_entropy(expected.flatten(0, 1), ids.flatten(), reduction="sum")
-    torch.testing.assert_close(sums.cross_entropy, truth, atol=1e-4, rtol=1e-5)
+    expected = torch.nn.functional.cross_entropy(expected.flatten(0, 1), ids.flatten(), reduction="sum")
+    torch.testing.assert_close(sums.cross_entropy, expected, atol=1e-4, rtol=1e-5)
 
 
 # The decoding step
@@ -356,9 +356,9 @@ def test_logits_of_the_fused_step(name, rows, most, monkeypatch):
         buffers = StepBuffers(StaticKVCache(cache))
         step = fused.FusedStep(model, buffers)
         assert step.few == (rows <= most)
-        for at in range(6, 9):
-            buffers.tokens.copy_(ids[:, at])
-            expected = model(ids[:, at : at + 1], cache=plain)[:, 0]
+        for position in range(6, 9):
+            buffers.tokens.copy_(ids[:, position])
+            expected = model(ids[:, position : position + 1], cache=plain)[:, 0]
             logits = step()
             assert relative_change(logits, expected) < 3e-6
             assert buffers.tokens.tolist() == logits.argmax(-1).tolist()
@@ -377,11 +377,11 @@ def test_bfloat16_logits_are_as_near_to_float64_as_the_eager_steps(rows):
         buffers = StepBuffers(StaticKVCache(caches[0]))
         step = fused.FusedStep(model, buffers)
         off = torch.zeros(2, dtype=torch.float64)
-        for at in range(6, 9):
-            buffers.tokens.copy_(ids[:, at])
-            column = ids[:, at : at + 1]
-            plain, truth = (m(column, cache=c)[:, 0] for m, c in zip((model, exact), caches[1:], strict=True))
-            off += torch.stack([(logits.double() - truth).square().sum() for logits in (step(), plain)])
+        for position in range(6, 9):
+            buffers.tokens.copy_(ids[:, position])
+            column = ids[:, position : position + 1]
+            plain, expected = (m(column, cache=c)[:, 0] for m, c in zip((model, exact), caches[1:], strict=True))
+            off += torch.stack([(logits.double() - expected).square().sum() for logits in (step(), plain)])
     assert off[0] < 1.5 * off[1]
 
 

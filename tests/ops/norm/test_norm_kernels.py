@@ -67,8 +67,8 @@ def test_norm_is_its_formula(kind, shape):
         assert y.grad_fn.name().startswith("phasor_norm")
         ours = gradients([y], (x, weight, bias))
     twins = to_float64(x, weight, bias)
-    truth = formula(*twins, **options)
-    near([y, *ours], [truth, *gradients([truth], twins)], 3e-6)  # some tens of roundings of 6e-8
+    expected = formula(*twins, **options)
+    near([y, *ours], [expected, *gradients([expected], twins)], 3e-6)  # some tens of roundings of 6e-8
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -79,8 +79,8 @@ def test_add_norm_is_its_formula(kind, shape):
         outputs = ops.add_norm(x, r, weight, bias, **options)
         ours = gradients(outputs, (x, r, weight, bias))
     tx, tr, tw, tb = to_float64(x, r, weight, bias)
-    truths = [tx + tr, formula(tx + tr, tw, tb, **options)]
-    near([*outputs, *ours], [*truths, *gradients(truths, (tx, tr, tw, tb))], 3e-6)
+    expected = [tx + tr, formula(tx + tr, tw, tb, **options)]
+    near([*outputs, *ours], [*expected, *gradients(expected, (tx, tr, tw, tb))], 3e-6)
 
 
 @pytest.mark.parametrize("kind", ["rmsnorm", "layernorm"])
@@ -91,8 +91,8 @@ def test_either_output_may_be_without_gradient(kind):
             output = ops.add_norm(x, r, weight, bias, **options)[used]
             ours = gradients([output], (x, r))
         tx, tr, tw, tb = to_float64(x, r, weight, bias)
-        truth = [tx + tr, formula(tx + tr, tw, tb, **options)][used]
-        near(ours, gradients([truth], (tx, tr)), 3e-6)
+        expected = [tx + tr, formula(tx + tr, tw, tb, **options)][used]
+        near(ours, gradients([expected], (tx, tr)), 3e-6)
 
 
 @pytest.mark.parametrize("kind", ["unit offset", "layernorm"])
@@ -100,26 +100,26 @@ def test_bfloat16_rounds_once(kind):
     x, r, weight, bias, options = random_inputs((23, 60), kind, torch.bfloat16)
     with dispatch.force_path("triton"):
         s, y = ops.add_norm(x, r, weight, bias, **options)
-        by_x, by_r, by_weight, *_ = gradients([s, y], (x, r, weight, bias))
+        dx, dr, by_weight, *_ = gradients([s, y], (x, r, weight, bias))
     # The interpreter cuts off where a GPU rounds, so it is off by a whole unit in the last place, 2^-7 relative.
     true_sum = x.detach().double() + r.detach().double()
     assert ((s.detach().double() - true_sum).abs() <= 2**-7 * true_sum.abs() + 1e-5).all()
     ts, tw, tb = to_float64(s, weight, bias)
-    truth = formula(ts, tw, tb, **options)
-    assert ((y.detach().double() - truth.detach()).abs() <= 2**-7 * truth.detach().abs() + 1e-5).all()
-    by_s, true_weight, *_ = gradients([ts * 1.0, truth], (ts, tw, tb))
-    assert by_x.dtype == by_weight.dtype == torch.bfloat16
-    assert torch.equal(by_x, by_r)
+    expected = formula(ts, tw, tb, **options)
+    assert ((y.detach().double() - expected.detach()).abs() <= 2**-7 * expected.detach().abs() + 1e-5).all()
+    ds, true_weight, *_ = gradients([ts * 1.0, expected], (ts, tw, tb))
+    assert dx.dtype == by_weight.dtype == torch.bfloat16
+    assert torch.equal(dx, dr)
     # the directions that come back are rounded to bfloat16 as well, so each gradient is off by a rounding more
-    near([by_x, by_weight], [by_s, true_weight], 1.5 * 2**-7)
+    near([dx, by_weight], [ds, true_weight], 1.5 * 2**-7)
 
 
 def test_a_float32_stream_takes_bfloat16_branches():
     x, r, weight, _, options = random_inputs((5, 37), "rmsnorm", torch.float32, torch.bfloat16)
     with dispatch.force_path("triton"):
         s, y = ops.add_norm(x, r, weight, None, **options)
-        by_x, by_r = gradients([s, y], (x, r))
-    assert (s.dtype, y.dtype, by_x.dtype, by_r.dtype) == (torch.float32,) * 3 + (torch.bfloat16,)
+        dx, dr = gradients([s, y], (x, r))
+    assert (s.dtype, y.dtype, dx.dtype, dr.dtype) == (torch.float32,) * 3 + (torch.bfloat16,)
     assert torch.equal(s, x + r)
 
 

@@ -361,11 +361,11 @@ class TestModels:
     def test_logits_and_gradients(self, name, launches):
         config, count = SAMPLES[name]
         model, ids = build(config), tokens(2, COUNT)
-        at = torch.arange(COUNT) + torch.tensor([[2**30], [5]])
-        got = run(model, ids, positions=at, length=20)
+        positions = torch.arange(COUNT) + torch.tensor([[2**30], [5]])
+        got = run(model, ids, positions=positions, length=20)
         assert launches.call_count == 2 * count
         with dispatch.force_path("reference"):
-            expected = run(model, ids, positions=at, length=20)
+            expected = run(model, ids, positions=positions, length=20)
         check_same(got, expected)
         assert launches.call_count == 2 * count
 
@@ -445,14 +445,14 @@ class TestChoice:
 
     def test_what_only_the_reference_can_do(self, launches):
         rope = phasor.Rotary(head_dim=8, extension=phasor.DynamicNTKScaling(factor=4.0, original_length=8))
-        at, x = torch.arange(5), torch.randn(2, 4, 5, 8)
-        assert "differ" in rope.why_not(SequenceInfo(at, torch.tensor([[9], [20]]).expand(2, 5)), x)
-        assert "float64" in rope.why_not(SequenceInfo(at, 9), x.double())
+        positions, x = torch.arange(5), torch.randn(2, 4, 5, 8)
+        assert "differ" in rope.why_not(SequenceInfo(positions, torch.tensor([[9], [20]]).expand(2, 5)), x)
+        assert "float64" in rope.why_not(SequenceInfo(positions, 9), x.double())
         with dispatch.force_path("reference"):
-            assert "forced" in rope.why_not(SequenceInfo(at, 9), x)
-        rope.rotate(x, x, at.expand(2, 5), [9, 20])
-        rope.rotate(x.double(), x.double(), at, 9)
-        grad = torch.func.grad(lambda x: rope.rotate(x, x, at, 9)[0].square().sum())(x)
+            assert "forced" in rope.why_not(SequenceInfo(positions, 9), x)
+        rope.rotate(x, x, positions.expand(2, 5), [9, 20])
+        rope.rotate(x.double(), x.double(), positions, 9)
+        grad = torch.func.grad(lambda x: rope.rotate(x, x, positions, 9)[0].square().sum())(x)
         assert launches.call_count == 0
         assert (grad - 2 * x).abs().max() < 8 * EXACT
 

@@ -29,8 +29,9 @@ def compiled_why_not(spec: StepSpec) -> str | None:
     return compiled.why_not(spec.model) if spec.compile else "only generate(compile=True) compiles steps"
 
 
+FUSED = Path("fused kernels in one CUDA graph", FusedRunner, fused_why_not)
 STEP_RUNNERS = Dispatch(
-    Path("fused kernels in one CUDA graph", FusedRunner, fused_why_not),
+    FUSED,
     Path("CUDA graph", CudaGraphRunner, lambda spec: cuda_graph.why_not(spec.model, spec.weight)),
     Path("compiled graph", lambda spec: CompiledRunner(spec.model, spec.new_cache()), compiled_why_not),
     Path("eager", lambda spec: EagerRunner(spec.model, spec.new_cache())),
@@ -69,4 +70,4 @@ def step_runner(spec: StepSpec) -> Iterator[StepRunner]:
         RETAINED[spec.model] = key, runner
 
 
-__all__ = ["RETAINED", "STEP_RUNNERS", "StepRunner", "StepSpec", "step_runner"]
+__all__ = ["FUSED", "RETAINED", "STEP_RUNNERS", "StepRunner", "StepSpec", "step_runner"]

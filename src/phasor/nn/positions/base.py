@@ -69,6 +69,10 @@ class Position(nn.Module):
         """Queries, keys and values of the same tokens, each by its hook: for schemes that take them together faster."""
         return self.on_query(q, prepared), self.on_key(k, prepared), self.on_value(v, prepared)
 
+    def kernel_why_not(self, prepared: Any) -> str | None:
+        """Why no kernel applies the scheme to queries and keys as prepared; None where `on_projection` does."""
+        return "the scheme has no kernel"
+
     def on_projection(self, projected: Tensor, prepared: Any) -> tuple[Tensor, Tensor, Tensor]:
         """The same of a projection `[B, T, K, H/K + 2, D]`, in which a group has its queries, its key and its value."""
         q, k, v = split_qkv(projected)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from phasor.ops.launch import on_device
 
-BLOCK, TILE, WARPS = 4096, 1024, 4  # elements of a program, and elements it holds at a time
+BLOCK, BLOCK_TILE, WARPS = 4096, 1024, 4  # elements of a program, and elements it holds at a time
 COLUMNS = tl.constexpr(6)  # of the table: addresses of parameter, averages and step; size; first block
 FACTORS = tl.constexpr(8)  # scalars that all elements of a tensor share: see `_prepare_step`
 TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -74,12 +74,12 @@ def _load_pointer(address_ptr, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _random_bits(seed, step, block, start, TILE: tl.constexpr):
+def _random_bits(seed, step, block, start, BLOCK_TILE: tl.constexpr):
     """16 random bits for every element of a tile: eight from each draw of Philox, which never repeats a counter."""
-    offsets = start // 8 + tl.arange(0, TILE // 8)
+    offsets = start // 8 + tl.arange(0, BLOCK_TILE // 8)
     a, b, c, d = tl.philox(seed, offsets, offsets * 0 + block, offsets * 0 + step, offsets * 0)
     words = tl.join(tl.join(a, b), tl.join(c, d))
-    return tl.reshape(tl.join(words & 0xFFFF, words >> 16), (TILE,))
+    return tl.reshape(tl.join(words & 0xFFFF, words >> 16), (BLOCK_TILE,))
 
 
 @triton.jit
@@ -111,7 +111,7 @@ def _step_tile(param_ptr, grad_ptr, exp_avg_ptr, exp_avg_sq_ptr, factors, bits, 
 @triton.jit(do_not_specialize=["seed"])
 def _adamw_kernel(
     block_tensor_ptr, table_ptr, grad_addresses_ptr, factors_ptr, found_inf_ptr, seed,
-    DTYPE: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, STOCHASTIC: tl.constexpr,
+    DTYPE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_TILE: tl.constexpr, STOCHASTIC: tl.constexpr,
 ):  # fmt: skip
     """Update one block, tile by tile, unless `found_inf` is 1."""
     block = tl.program_id(0)
@@ -136,14 +136,14 @@ def _adamw_kernel(
         exp_avg_ptr, exp_avg_sq_ptr = exp_avg_ptr + start, exp_avg_sq_ptr + start
         step = tl.load(factors_ptr + 7).to(tl.int32)
         if left == BLOCK:
-            for first in range(0, BLOCK, TILE):
-                bits = _random_bits(seed, step, block, first, TILE) if STOCHASTIC else None
-                offsets = first + tl.arange(0, TILE)
+            for first in range(0, BLOCK, BLOCK_TILE):
+                bits = _random_bits(seed, step, block, first, BLOCK_TILE) if STOCHASTIC else None
+                offsets = first + tl.arange(0, BLOCK_TILE)
                 _step_tile(param_ptr, grad_ptr, exp_avg_ptr, exp_avg_sq_ptr, factors, bits, offsets, None)
         else:
-            for first in range(0, left, TILE):
-                bits = _random_bits(seed, step, block, first, TILE) if STOCHASTIC else None
-                offsets = first + tl.arange(0, TILE)
+            for first in range(0, left, BLOCK_TILE):
+                bits = _random_bits(seed, step, block, first, BLOCK_TILE) if STOCHASTIC else None
+                offsets = first + tl.arange(0, BLOCK_TILE)
                 mask = offsets < left
                 _step_tile(param_ptr, grad_ptr, exp_avg_ptr, exp_avg_sq_ptr, factors, bits, offsets, mask)
 
@@ -178,7 +178,7 @@ class StepTables:
         scale: Tensor | None,
         found_inf: Tensor | None,
         seed: int | None = None,
-        tile: int = TILE,
+        tile: int = BLOCK_TILE,
         warps: int = WARPS,
     ) -> None:
         """Update all parameters by their gradients times `scale`, unless `found_inf` is 1.
@@ -200,7 +200,7 @@ class StepTables:
             if len(self.block_tensor):
                 _adamw_kernel[(len(self.block_tensor),)](
                     self.block_tensor, self.table, addresses, factors, found_inf, seed or 0, DTYPE=self.dtype,
-                    BLOCK=self.block, TILE=min(tile, self.block), STOCHASTIC=seed is not None, num_warps=warps,
+                    BLOCK=self.block, BLOCK_TILE=min(tile, self.block), STOCHASTIC=seed is not None, num_warps=warps,
                 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from phasor.ops import dispatch
 from phasor.ops.custom_op import custom_op
 from phasor.ops.dispatch import Dispatch, Path
 from phasor.ops.float8.reference import ALIGNMENT, FLOAT8, FLOAT8_MAX, MIN_SCALE, transpose_ref
-from phasor.ops.glu import GLU_ACTIVATIONS, glu
+from phasor.ops.glu import GLU, GLU_ACTIVATIONS, glu
 
 # Longer sums are accumulated in float32 alone: tensor cores in their fast mode are off by 0.35 % over 2^14 elements,
 # and by 3 % over 2^20.
@@ -115,9 +115,9 @@ class _LinearFunction(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None]:
         x_t, x_scale, weight = ctx.saved_tensors
         values, scale = quantize_rows(grads[0])
-        by_x = quantized_matmul(values, scale, weight.t(), grads[0].dtype)
+        dx = quantized_matmul(values, scale, weight.t(), grads[0].dtype)
         trains = ctx.needs_input_grad[1]
-        return by_x, weight_gradient(values, scale, x_t, x_scale, weight) if trains else None
+        return dx, weight_gradient(values, scale, x_t, x_scale, weight) if trains else None
 
 
 def float8_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -128,10 +128,23 @@ def float8_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
     >>> bool((float8_linear(x, weight) - exact).norm() < 0.1 * exact.norm())
     True
     """
-    if not x.numel():
-        return F.linear(x, weight, bias)
+    y: Tensor = FLOAT8_LINEAR(x, weight, bias)
+    return y
+
+
+def _float8_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     y = _LinearFunction.apply(autocast(x).flatten(0, -2), weight).unflatten(0, x.shape[:-1])
     return y if bias is None else y + bias.to(y.dtype)
+
+
+def _float8_linear_why_not(x: Tensor, weight: Tensor, bias: Tensor | None) -> str | None:
+    return None if x.numel() else "there are no tokens"
+
+
+FLOAT8_LINEAR = Dispatch(
+    Path("matrix product in float8", _float8_linear, _float8_linear_why_not),
+    Path("torch, in the dtype of the input", F.linear),
+)
 
 
 def autocast(x: Tensor) -> Tensor:
@@ -144,7 +157,7 @@ def autocast(x: Tensor) -> Tensor:
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
-def float8_linear_why_not(weight: Tensor) -> str | None:
+def float8_unsupported_reason(weight: Tensor) -> str | None:
     """Why a layer with this weight cannot compute in float8; None where it can."""
     if weight.dim() != 2 or any(size % ALIGNMENT for size in weight.shape):
         return f"a weight {list(weight.shape)} has a side that is not a multiple of {ALIGNMENT}"
@@ -193,11 +206,11 @@ class _MLPFunction(torch.autograd.Function):
         x_t, x_scale, projected, hidden_t, hidden_scale, up, down = ctx.saved_tensors
         _, trains_up, trains_down, _ = ctx.needs_input_grad
         values, scale = quantize_rows(grads[0])
-        by_hidden = quantized_matmul(values, scale, down.t(), projected.dtype)
-        by_down = weight_gradient(values, scale, hidden_t, hidden_scale, down) if trains_down else None
-        values, scale = _glu_float8_backward(by_hidden, projected, ctx.kind)
-        by_x = quantized_matmul(values, scale, up.t(), projected.dtype)
-        return by_x, weight_gradient(values, scale, x_t, x_scale, up) if trains_up else None, by_down, None
+        dhidden = quantized_matmul(values, scale, down.t(), projected.dtype)
+        ddown = weight_gradient(values, scale, hidden_t, hidden_scale, down) if trains_down else None
+        values, scale = _glu_float8_backward(dhidden, projected, ctx.kind)
+        dx = quantized_matmul(values, scale, up.t(), projected.dtype)
+        return dx, weight_gradient(values, scale, x_t, x_scale, up) if trains_up else None, ddown, None
 
 
 AUTOGRAD_FUNCTIONS = (_LinearFunction, _MLPFunction)
@@ -234,7 +247,14 @@ def _separate_mlp(x: Tensor, up: Tensor, down: Tensor, kind: str) -> Tensor:
     return float8_linear(glu(float8_linear(x, up), kind), down)
 
 
+def _explain_separate_mlp(x: Tensor, up: Tensor, down: Tensor, kind: str) -> tuple[str, dict[str, str]]:
+    return GLU.explain(x.new_empty((*x.shape[:-1], up.shape[0])), kind)
+
+
+FUSED_FLOAT8_MLP = Path(
+    "Triton kernels that write float8, one operation with both projections", _fused_mlp, float8_mlp_why_not
+)
 FLOAT8_MLP = Dispatch(
-    Path("Triton kernels that write float8, one operation with both projections", _fused_mlp, float8_mlp_why_not),
-    Path("float8 linear layers around the activation", _separate_mlp),
+    FUSED_FLOAT8_MLP,
+    Path("float8 linear layers around the activation", _separate_mlp, inner=_explain_separate_mlp),
 )

@@ -37,16 +37,16 @@ def _glu_kernel(x_ptr, y_ptr, scale_ptr, H, ACTIVATION: tl.constexpr, BLOCK_N: t
 
 
 @triton.jit
-def _glu_backward_kernel(grad_ptr, x_ptr, by_x_ptr, scale_ptr, H, ACTIVATION: tl.constexpr, BLOCK_N: tl.constexpr):
+def _glu_backward_kernel(grad_ptr, x_ptr, dx_ptr, scale_ptr, H, ACTIVATION: tl.constexpr, BLOCK_N: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     offs_n = tl.arange(0, BLOCK_N)
-    by_x_ptr += row * H * 2
-    by_gate, by_up, _ = glu_row_backward(grad_ptr + row * H, x_ptr + row * H * 2, offs_n, H, ACTIVATION)
-    largest = tl.max(tl.maximum(tl.abs(by_gate), tl.abs(by_up)), 0)
-    scale = _row_scale(largest, tl.sum(by_gate * 0.0 + by_up * 0.0, 0))
+    dx_ptr += row * H * 2
+    dgate, dup, _ = glu_row_backward(grad_ptr + row * H, x_ptr + row * H * 2, offs_n, H, ACTIVATION)
+    largest = tl.max(tl.maximum(tl.abs(dgate), tl.abs(dup)), 0)
+    scale = _row_scale(largest, tl.sum(dgate * 0.0 + dup * 0.0, 0))
     tl.store(scale_ptr + row, scale)
-    tl.store(by_x_ptr + offs_n, (by_gate * (1.0 / scale)).to(by_x_ptr.dtype.element_ty), mask=offs_n < H)
-    tl.store(by_x_ptr + H + offs_n, (by_up * (1.0 / scale)).to(by_x_ptr.dtype.element_ty), mask=offs_n < H)
+    tl.store(dx_ptr + offs_n, (dgate * (1.0 / scale)).to(dx_ptr.dtype.element_ty), mask=offs_n < H)
+    tl.store(dx_ptr + H + offs_n, (dup * (1.0 / scale)).to(dx_ptr.dtype.element_ty), mask=offs_n < H)
 
 
 @triton.jit
@@ -78,14 +78,14 @@ def glu_float8(x: Tensor, kind: str, warps: int = 16) -> tuple[Tensor, Tensor]:
 def glu_float8_backward(grad: Tensor, x: Tensor, kind: str, warps: int = 16) -> tuple[Tensor, Tensor]:
     """The gradient by gate and up, side by side, in float8, and the scales of its rows."""
     rows, half = grad.shape
-    by_x = torch.empty((rows, 2 * half), dtype=FLOAT8, device=x.device)
+    dx = torch.empty((rows, 2 * half), dtype=FLOAT8, device=x.device)
     scale = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
-    if by_x.numel():
+    if dx.numel():
         with on_device(x):
             block = triton.next_power_of_2(half)
-            args = grad.contiguous(), x.contiguous(), by_x, scale, half
+            args = grad.contiguous(), x.contiguous(), dx, scale, half
             _glu_backward_kernel[(rows,)](*args, ACTIVATION=kind, BLOCK_N=block, num_warps=warps)
-    return by_x, scale
+    return dx, scale
 
 
 def transpose(values: Tensor, factor: Tensor | None, tile: tuple[int, int] = (128, 128), warps: int = 4) -> Tensor:

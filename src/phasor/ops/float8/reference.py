@@ -54,8 +54,8 @@ def float8_linear_backward_ref(grad: Tensor, x: Tensor, weight: Tensor) -> tuple
     >>> [gradient.tolist() for gradient in float8_linear_backward_ref(grad, x, weight)]
     [[[3.0, 16.0]], [[1.0, 2.0]]]
     """
-    by_x = float8_linear_ref(grad, weight.mT)
-    return by_x, _weight_gradient_ref(quantize_rows_ref(grad), quantize_rows_ref(x), x.dtype)
+    dx = float8_linear_ref(grad, weight.mT)
+    return dx, _weight_gradient_ref(quantize_rows_ref(grad), quantize_rows_ref(x), x.dtype)
 
 
 def _weight_gradient_ref(grad: tuple[Tensor, Tensor], x: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor:
@@ -96,8 +96,8 @@ def glu_float8_backward_ref(grad: Tensor, x: Tensor, kind: str) -> tuple[Tensor,
     """
     with torch.enable_grad():
         x = x.detach().requires_grad_()
-        (by_x,) = torch.autograd.grad(glu_ref(x, kind), x, grad)
-    return quantize_rows_ref(by_x)
+        (dx,) = torch.autograd.grad(glu_ref(x, kind), x, grad)
+    return quantize_rows_ref(dx)
 
 
 def float8_mlp_ref(x: Tensor, up: Tensor, down: Tensor, kind: str) -> Tensor:
@@ -121,10 +121,10 @@ def float8_mlp_backward_ref(
     [[[8.0, 4.0]], [[8.0, 16.0], [4.0, 8.0]], [[2.0]]]
     """
     projected = float8_linear_ref(x, up)
-    by_down = _weight_gradient_ref(quantize_rows_ref(grad), glu_float8_ref(projected, kind), x.dtype)
-    by_projected = glu_float8_backward_ref(float8_linear_ref(grad, down.mT), projected, kind)
-    by_x = _dequantize(by_projected, x.dtype) @ _dequantize(quantize_rows_ref(up.mT), x.dtype).mT
-    return by_x, _weight_gradient_ref(by_projected, quantize_rows_ref(x), x.dtype), by_down
+    ddown = _weight_gradient_ref(quantize_rows_ref(grad), glu_float8_ref(projected, kind), x.dtype)
+    dprojected = glu_float8_backward_ref(float8_linear_ref(grad, down.mT), projected, kind)
+    dx = _dequantize(dprojected, x.dtype) @ _dequantize(quantize_rows_ref(up.mT), x.dtype).mT
+    return dx, _weight_gradient_ref(dprojected, quantize_rows_ref(x), x.dtype), ddown
 
 
 def _dequantize(matrix: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor:

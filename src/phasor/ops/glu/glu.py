@@ -145,7 +145,12 @@ GLU = Dispatch(
     Path("Triton kernel", glu_op, glu_why_not),
     Path("torch, activation and multiplication", glu_ref),
 )
+FUSED_GLU_LINEAR = Path("Triton kernel, recomputed in the backward pass", glu_linear_op, glu_linear_why_not)
 GLU_LINEAR = Dispatch(
-    Path("Triton kernel, recomputed in the backward pass", glu_linear_op, glu_linear_why_not),
-    Path("gated activation, then projection", glu_then_linear),
+    FUSED_GLU_LINEAR,
+    Path(
+        "gated activation, then projection",
+        glu_then_linear,
+        inner=lambda x, weight, activation: GLU.explain(x, activation),
+    ),
 )

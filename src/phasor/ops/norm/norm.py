@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from phasor.ops.custom_op import custom_op
 from phasor.ops.dispatch import Dispatch, Path, eager_kernel_why_not
-from phasor.ops.norm.reference import TORCH_NORM, add_norm_ref
+from phasor.ops.norm.reference import norm_ref
 
 MAX_WIDTH = 2**14  # a row has to fit into the registers of one program
 
@@ -91,9 +92,46 @@ def add_norm_kernel(
     return total, y
 
 
+def torch_norm_why_not(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, offset: float, centered: bool
+) -> str | None:
+    """Why `F.layer_norm` and `torch.rms_norm` do not compute this norm; None where one of them does."""
+    if offset:
+        return "torch's own norms add nothing to their weight"
+    if any(w is not None and w.dim() > 1 for w in (weight, bias)):
+        return "each head has weights of its own"
+    return "torch's own RMSNorm has no bias" if bias is not None and not centered else None
+
+
+def torch_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, offset: float, centered: bool
+) -> Tensor:
+    """The norm as one operation of torch."""
+    shape = x.shape[-1:]
+    return F.layer_norm(x, shape, weight, bias, eps) if centered else torch.rms_norm(x, shape, weight, eps)
+
+
+def add_torch_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    offset: float,
+    centered: bool,
+) -> tuple[Tensor, Tensor]:
+    """The sum, then its norm by torch."""
+    total = x + residual
+    return total, TORCH_NORM(total, weight, bias, eps, offset, centered)
+
+
+TORCH_NORM = Dispatch(
+    Path("one operation of torch", torch_norm, torch_norm_why_not),
+    Path("torch in float32, then the weight", norm_ref),
+)
 NORM = Dispatch(Path("Triton kernel", norm_kernel, norm_why_not), *TORCH_NORM.paths)
 ADD_NORM = Dispatch(
-    Path("Triton kernel", add_norm_kernel, add_norm_why_not), Path("torch, sum and then norm", add_norm_ref)
+    Path("Triton kernel", add_norm_kernel, add_norm_why_not), Path("torch, sum and then norm", add_torch_norm)
 )
 
 

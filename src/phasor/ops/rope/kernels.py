@@ -62,32 +62,32 @@ def cos_sin(position, increments):
 
 @triton.jit
 def load_pairs(
-    ptr, mask, ROTARY_DIM: tl.constexpr, HEAD_DIM: tl.constexpr, ADJACENT: tl.constexpr, HALVES: tl.constexpr
+    ptr, mask, ROTARY_DIM: tl.constexpr, HEAD_DIM: tl.constexpr, ADJACENT: tl.constexpr, USE_HALVES: tl.constexpr
 ):
     """The heads that `ptr` `[R, 1]` points to, as two tensors `[R, C]`: features, and those they are paired with.
 
-    Without ADJACENT and HALVES the first tensor has both features of every pair, and the second is a cached reload.
+    Without ADJACENT and USE_HALVES the first tensor has both features of every pair, and the second is a cached reload.
     """
     if ADJACENT:
         cols = tl.arange(0, 2 * triton.next_power_of_2((HEAD_DIM + 1) // 2))[None, :]
         x = tl.load(ptr + cols, mask & (cols < HEAD_DIM))
         return tl.split(tl.reshape(x, (ptr.shape[0], x.shape[1] // 2, 2)))
-    elif HALVES:
+    elif USE_HALVES:
         cols = tl.arange(0, triton.next_power_of_2(HEAD_DIM // 2))[None, :]
         half_mask = mask & (cols < HEAD_DIM // 2)
         return tl.load(ptr + cols, half_mask), tl.load(ptr + (HEAD_DIM // 2 + cols), half_mask)
     else:
         cols = tl.arange(0, triton.next_power_of_2(HEAD_DIM))[None, :]
-        RUN: tl.constexpr = (ROTARY_DIM // 2) & -(ROTARY_DIM // 2)  # features whose partners are contiguous too
+        CONTIGUOUS: tl.constexpr = (ROTARY_DIM // 2) & -(ROTARY_DIM // 2)  # features whose partners are contiguous too
         partner = tl.where(cols < ROTARY_DIM // 2, cols + ROTARY_DIM // 2, cols - ROTARY_DIM // 2)
-        partner = tl.max_contiguous(tl.multiple_of(partner, (1, RUN)), (1, RUN))
+        partner = tl.max_contiguous(tl.multiple_of(partner, (1, CONTIGUOUS)), (1, CONTIGUOUS))
         return tl.load(ptr + cols, mask & (cols < HEAD_DIM)), tl.load(ptr + partner, mask & (cols < ROTARY_DIM))
 
 
 @triton.jit
 def rotate_and_store(
     x, y, cos, sin, ptr, mask,
-    ROTARY_DIM: tl.constexpr, HEAD_DIM: tl.constexpr, ADJACENT: tl.constexpr, HALVES: tl.constexpr,
+    ROTARY_DIM: tl.constexpr, HEAD_DIM: tl.constexpr, ADJACENT: tl.constexpr, USE_HALVES: tl.constexpr,
 ):  # fmt: skip
     """Rotate what `load_pairs` returned, and store it to the heads that `ptr` `[R, 1]` points to."""
     dtype = ptr.dtype.element_ty
@@ -100,7 +100,7 @@ def rotate_and_store(
         cols = tl.arange(0, 2 * x.shape[1])[None, :]
         z = tl.reshape(tl.join(u.to(dtype), v.to(dtype)), (x.shape[0], 2 * x.shape[1]))
         tl.store(ptr + cols, z, mask & (cols < HEAD_DIM))
-    elif HALVES:
+    elif USE_HALVES:
         cols = tl.arange(0, x.shape[1])[None, :]
         half_mask = mask & (cols < HEAD_DIM // 2)
         tl.store(ptr + cols, (x * cos - y * sin).to(dtype), half_mask)
@@ -118,10 +118,10 @@ def _rope_kernel(
     stride_qb, stride_qt, stride_qg, stride_qh,  # of the inputs: batch, token, group of heads, head
     stride_kb, stride_kt, stride_kh,
     stride_vb, stride_vt, stride_vh,
-    OUT_STRIDE_QT: tl.constexpr, OUT_STRIDE_QG: tl.constexpr, OUT_STRIDE_KT: tl.constexpr, OUT_STRIDE_KH: tl.constexpr,
+    STRIDE_OUT_QT: tl.constexpr, STRIDE_OUT_QG: tl.constexpr, STRIDE_OUT_KT: tl.constexpr, STRIDE_OUT_KH: tl.constexpr,
     NUM_HEADS: tl.constexpr, GROUP_SIZE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HAS_V: tl.constexpr,
     ROTARY_DIM: tl.constexpr, HEAD_DIM: tl.constexpr, ADJACENT: tl.constexpr, INVERSE: tl.constexpr,
-    USE_INT64: tl.constexpr, HALVES: tl.constexpr, NUM_SPLITS: tl.constexpr, USE_PDL: tl.constexpr,
+    USE_INT64: tl.constexpr, USE_HALVES: tl.constexpr, NUM_SPLITS: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
     """Queries `[B, T, K, GROUP_SIZE, D]`, keys and values `[B, T, K, D]` of one token, from inputs to outputs.
 
@@ -132,7 +132,7 @@ def _rope_kernel(
     BLOCK_G: tl.constexpr = (
         triton.next_power_of_2((NUM_KV_HEADS + NUM_SPLITS - 1) // NUM_SPLITS) if NUM_KV_HEADS > 0 else 1
     )
-    PAIRS: tl.constexpr = ADJACENT or HALVES
+    USE_PAIRS: tl.constexpr = ADJACENT or USE_HALVES
     token, split = tl.program_id(0), tl.program_id(1)
     q_head, kv_head = split * BLOCK_H + tl.arange(0, BLOCK_H)[:, None], split * BLOCK_G + tl.arange(0, BLOCK_G)[:, None]
     q_mask, kv_mask = q_head < NUM_HEADS, kv_head < NUM_KV_HEADS
@@ -143,27 +143,27 @@ def _rope_kernel(
     pdl_wait(USE_PDL)
     # All loads are issued before the angles are computed, which takes as long as loading does.
     position, factor = tl.load(position_ptr + b * stride_pb + t * stride_pt), tl.load(factor_ptr)
-    pair = tl.arange(0, triton.next_power_of_2((HEAD_DIM + 1) // 2 if PAIRS else HEAD_DIM))
-    if not PAIRS:
+    pair = tl.arange(0, triton.next_power_of_2((HEAD_DIM + 1) // 2 if USE_PAIRS else HEAD_DIM))
+    if not USE_PAIRS:
         pair = tl.where(pair < ROTARY_DIM // 2, pair, pair - ROTARY_DIM // 2)
     increment = tl.load(increment_ptr + pair, pair < ROTARY_DIM // 2, other=0)
     q_ptr = q_ptr + b * stride_qb + t * stride_qt + group * stride_qg + in_group * stride_qh
-    out_q_ptr = out_q_ptr + out_t * OUT_STRIDE_QT + group * OUT_STRIDE_QG + in_group * HEAD_DIM
-    q_x, q_y = load_pairs(q_ptr, q_mask, ROTARY_DIM, HEAD_DIM, ADJACENT, HALVES)
+    out_q_ptr = out_q_ptr + out_t * STRIDE_OUT_QT + group * STRIDE_OUT_QG + in_group * HEAD_DIM
+    q_x, q_y = load_pairs(q_ptr, q_mask, ROTARY_DIM, HEAD_DIM, ADJACENT, USE_HALVES)
     if NUM_KV_HEADS > 0:
         k_ptr = k_ptr + b * stride_kb + t * stride_kt + kv_head * stride_kh
-        out_k_ptr = out_k_ptr + out_t * OUT_STRIDE_KT + kv_head * OUT_STRIDE_KH
-        k_x, k_y = load_pairs(k_ptr, kv_mask, ROTARY_DIM, HEAD_DIM, ADJACENT, HALVES)
+        out_k_ptr = out_k_ptr + out_t * STRIDE_OUT_KT + kv_head * STRIDE_OUT_KH
+        k_x, k_y = load_pairs(k_ptr, kv_mask, ROTARY_DIM, HEAD_DIM, ADJACENT, USE_HALVES)
     cos, sin = cos_sin(position, increment)
     cos, sin = (cos * factor)[None, :], ((-sin if INVERSE else sin) * factor)[None, :]
-    rotate_and_store(q_x, q_y, cos, sin, out_q_ptr, q_mask, ROTARY_DIM, HEAD_DIM, ADJACENT, HALVES)
+    rotate_and_store(q_x, q_y, cos, sin, out_q_ptr, q_mask, ROTARY_DIM, HEAD_DIM, ADJACENT, USE_HALVES)
     if NUM_KV_HEADS > 0:
-        rotate_and_store(k_x, k_y, cos, sin, out_k_ptr, kv_mask, ROTARY_DIM, HEAD_DIM, ADJACENT, HALVES)
+        rotate_and_store(k_x, k_y, cos, sin, out_k_ptr, kv_mask, ROTARY_DIM, HEAD_DIM, ADJACENT, USE_HALVES)
     if HAS_V:
         cols = tl.arange(0, triton.next_power_of_2(HEAD_DIM))[None, :]
         v_mask = kv_mask & (cols < HEAD_DIM)
         v = tl.load(v_ptr + b * stride_vb + t * stride_vt + kv_head * stride_vh + cols, v_mask)
-        tl.store(out_v_ptr + out_t * OUT_STRIDE_KT + kv_head * OUT_STRIDE_KH + cols, v, v_mask)
+        tl.store(out_v_ptr + out_t * STRIDE_OUT_KT + kv_head * STRIDE_OUT_KH + cols, v, v_mask)
 
 
 class CompiledLaunch(NamedTuple):

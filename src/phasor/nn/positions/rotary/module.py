@@ -37,6 +37,7 @@ class Angles(NamedTuple):
     key: tuple[Tensor, Tensor]
     value: tuple[Tensor, Tensor] | None = None  # without factors, where values are rotated
     whole: bool = False  # whether queries' and keys' are those of `expand_cos_sin`
+    why_not: str | None = None  # why the kernel that computes its own angles does not apply
 
 
 class Table(NamedTuple):
@@ -146,7 +147,8 @@ class Rotary(Position, config=RotaryConfig):
         return rope_kernel_why_not(seq.positions, like)
 
     def prepare(self, seq: SequenceInfo, like: Tensor) -> Angles | RopeArgs:
-        if self.why_not(seq, like) is None:
+        reason = self.why_not(seq, like)
+        if reason is None:
             table = self.fixed or table_of(self.config, self.rotary_dim, cast("int | None", seq.length))
             device = seq.positions.device
             return RopeArgs(
@@ -161,7 +163,7 @@ class Rotary(Position, config=RotaryConfig):
             factor = self._factors(seq.length, cos)
             cos, sin = cos * factor, sin * factor
         angles = self.angles(cos, sin, seq, like)
-        return Angles(angles.query, angles.key, value, angles.whole)
+        return Angles(angles.query, angles.key, value, angles.whole, reason)
 
     def angles(self, cos: Tensor, sin: Tensor, seq: SequenceInfo, like: Tensor) -> Angles:
         """Cosines and sines for queries and keys, from those of the positions with the attention factor applied."""
@@ -170,6 +172,9 @@ class Rotary(Position, config=RotaryConfig):
             both = expand_cos_sin(*both)
             return Angles(both, both, whole=True)
         return Angles(both, both)
+
+    def kernel_why_not(self, prepared: Angles | RopeArgs) -> str | None:
+        return None if isinstance(prepared, RopeArgs) else prepared.why_not
 
     def on_heads(self, q: Tensor, k: Tensor, v: Tensor, prepared: Angles | RopeArgs) -> tuple[Tensor, Tensor, Tensor]:
         if isinstance(prepared, RopeArgs):
