@@ -118,12 +118,15 @@ def find_damage(folder: Path, names: Iterable[str] | None = None) -> Iterator[tu
 
 def verify_folder(folder: Path, kind: Kind, names: Iterable[str] | None = None) -> bool:
     """Compare an artifact with its manifest; False where it has none, a `DamagedError` where they differ."""
-    manifest = read_manifest(folder)
-    if manifest is None:
-        return False
-    if manifest.kind != kind:
-        raise DamagedError(f"{folder} is not a {kind} folder: by its {MANIFEST} it is a {manifest.kind} folder")
-    wrong = [f"{name} {what}" for name, what in find_damage(folder, names)]
+    try:
+        manifest = read_manifest(folder)
+        if manifest is None:
+            return False
+        if manifest.kind != kind:
+            raise DamagedError(f"{folder} is not a {kind} folder: by its {MANIFEST} it is a {manifest.kind} folder")
+        wrong = [f"{name} {what}" for name, what in find_damage(folder, names)]
+    except OSError as error:
+        raise type(error)(f"{error.filename or folder} cannot be read: {error.strerror}") from None
     if wrong:
         advice = f"; if you changed it yourself: phasor verify --accept {folder}" if kind == "model" else ""
         raise DamagedError(f"{folder} is damaged: {join(wrong)}{advice}")

@@ -13,12 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from phasor import manifest
 from phasor.config.recipe import DataConfig, Recipe
 from phasor.data import store as module
 from phasor.data.encoding import PIECE, pieces, sample_texts
-from phasor.data.store import prepare
+from phasor.data.store import find_prepared_data, load_prepared_data, prepare
+from phasor.data.token_files import TokenStore, TokenWriter
 from phasor.data.tokenizers import SPECIALS, byte_tokenizer, is_bytes, load_tokenizer, train_tokenizer
-from phasor.manifest import MANIFEST
+from phasor.manifest import MANIFEST, DamagedError
 
 TEXTS = [f"the {n} quick foxes, 狐狸 {n * n} and naïve dogs\n\tindent {n}" for n in range(80)]
 
@@ -331,3 +333,72 @@ def test_a_folders_tokenizer_reads_texts_whole_and_is_known_by_what_is_in_it(tmp
     assert prepare(tuned, tmp_path / "other").vocab_size == prepared.vocab_size
     with pytest.raises(ValueError, match="no mask token"):
         prepare(recipe.replace(task="mlm"), tmp_path / "data")
+
+
+@pytest.mark.parametrize("how", ["zeros", "flip"])
+@pytest.mark.parametrize(
+    "name", ["train.0.tokens", "train.0.ends", "valid.0.ends", "valid.jsonl", "data.json", MANIFEST]
+)
+def test_damaged_data_are_noticed_and_prepared_again(tmp_path, name, how):
+    recipe, folder = corpus(tmp_path), tmp_path / "data"
+    expected = prepare(recipe, folder)
+    content = {file.name: file.read_bytes() for file in folder.iterdir()}
+    middle = len(content[name]) // 2
+    flipped = content[name][:middle] + bytes([content[name][middle] ^ 16]) + content[name][middle + 1 :]
+    (folder / name).write_bytes(bytes(len(content[name])) if how == "zeros" else flipped)
+    with pytest.raises(DamagedError, match=name.replace(".", r"\.")):
+        load_prepared_data(folder)
+    with pytest.raises(DamagedError):
+        find_prepared_data(recipe, folder, expected.fingerprint)
+    assert prepare(recipe, folder).fingerprint == expected.fingerprint
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == content
+
+
+@pytest.mark.parametrize("ends", [[1, 2, 3], [0, 3, 2], [0, 2, 1 << 50], [0, -1, 3]])
+def test_examples_that_end_beside_their_tokens_are_refused(tmp_path, ends):
+    with TokenWriter(tmp_path, "train", sides=1, vocab_size=99) as writer:
+        for tokens in ([1, 2], [3]):
+            writer.add((np.array(tokens),), text_bytes=1)
+    (tmp_path / "train.0.ends").write_bytes(np.array(ends, "<i8").tobytes())
+    with pytest.raises(ValueError, match="do not end where its tokens do"):
+        TokenStore(tmp_path, "train", writer.describe())
+
+
+def test_data_that_cannot_be_read_are_not_taken_for_damaged(tmp_path, monkeypatch):
+    recipe = corpus(tmp_path)
+    prepare(recipe, tmp_path / "data")
+    before = {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in (tmp_path / "data").iterdir()}
+
+    def refuse(file):
+        raise PermissionError(13, "Permission denied", str(file))
+
+    monkeypatch.setattr(manifest, "fingerprint", refuse)
+    with pytest.raises(PermissionError, match=r"data/data\.json cannot be read: Permission denied"):
+        prepare(recipe, tmp_path / "data")
+    assert {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in (tmp_path / "data").iterdir()} == before
+
+
+def test_what_a_link_points_to_is_not_replaced(tmp_path):
+    """Neither other data, of which the link becomes data of its own, nor what is no data at all."""
+    other = prepare(corpus(tmp_path, validation_fraction=0.4), tmp_path / "theirs").fingerprint
+    (tmp_path / "data").symlink_to(tmp_path / "theirs")
+    recipe = corpus(tmp_path)
+    found = prepare(recipe, tmp_path / "data")
+    assert not (tmp_path / "data").is_symlink()
+    assert load_prepared_data(tmp_path / "theirs").fingerprint == other != found.fingerprint
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "manifest.json").write_text("years of work")
+    (tmp_path / "link").symlink_to(tmp_path / "thesis")
+    with pytest.raises(ValueError, match="left alone"):
+        prepare(recipe, tmp_path / "link")
+    assert (tmp_path / "thesis" / "manifest.json").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("names", [["manifest.json", "corpus.txt"], [MANIFEST, "labels.csv"], ["tokenizer.json"]])
+def test_a_folder_with_files_of_others_is_left_alone_whatever_they_are_called(tmp_path, names):
+    (tmp_path / "data").mkdir()
+    for name in names:
+        (tmp_path / "data" / name).write_text("mine")
+    with pytest.raises(ValueError, match="does not hold prepared data: it is left alone"):
+        prepare(corpus(tmp_path), tmp_path / "data")
+    assert [(tmp_path / "data" / name).read_text() for name in names] == ["mine"] * len(names)
