@@ -229,6 +229,7 @@ class Transformer(nn.Module):
         self.tokenizer: Any = None  # a folder's tokenizer, where the model was loaded with one
         self.source_tokenizer: Any = None  # that of an encoder-decoder's source, where it is a different one
         self.special = SpecialTokens()
+        self.generation_settings: dict[str, Any] = {}  # a folder's, under the names of generation_config.json
         self.origin: Any = None  # the folder it was loaded from, with the files and tensors that belong to it
         self.newly_initialized: tuple[
             str, ...

@@ -378,7 +378,8 @@ def test_evaluate(evaluation: dict[str, Any], run_phasor: CommandRunner) -> None
 
 def test_translate_arguments(evaluation: dict[str, Any], run_phasor: CommandRunner) -> None:
     assert run_phasor("translate", "run", "one two", "", "三") == "owt eno\n\n三\n"
-    usual = {"num_beams": 4, "length_penalty": 1.0, "max_new_tokens": None, "batch_tokens": 4096, "device": "auto"}
+    by_folder = {"num_beams": None, "length_penalty": None, "max_new_tokens": None}
+    usual = {**by_folder, "batch_tokens": 4096, "device": "auto"}
     assert evaluation == {"run": "run", "texts": ["one two", "", "三"]} | usual
     options = ["--num-beams", "2", "--length-penalty", "0.6", "--max-new-tokens", "7", "--batch-tokens", "99"]
     found = json.loads(run_phasor("translate", "run", "ab", *options, "--device", "cpu", "--json"))

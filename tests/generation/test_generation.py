@@ -460,3 +460,21 @@ def test_strategies_without_endless_generation(unused_model: Transformer) -> Non
         assert_refuses("give max_new_tokens", model, [1], generate, stream, max_new_tokens=None, **options)
     assert_refuses("give max_new_tokens", model, [1], generate, max_new_tokens=None, num_beams=2)
     assert_refuses("would never end", model, [1], generate, max_new_tokens=None)
+
+
+@pytest.mark.parametrize("scheme", ["rotary-dynamic-ntk", "rotary-longrope", "rotary-dynamic-yarn"])
+def test_a_planned_length_keeps_tokens_whatever_their_number(scheme: str) -> None:
+    """By default the length is planned from prompt and max_new_tokens; it may be given instead."""
+    model, prompt, planned = speaker(scheme), [5, 9, 2], 40
+    few, many = (generate(model, prompt, max_new_tokens=n, planned_length=planned) for n in (6, 20))
+    assert many[:6] == few
+    text = list(prompt)
+    for _ in range(6):
+        text.append(int(full_logits(model, text, planned)[-1].argmax()))
+    assert text[3:] == few
+    assert [*stream(model, prompt, max_new_tokens=6, planned_length=planned)] == few
+    assert generate(model, prompt, max_new_tokens=37, planned_length=planned) == generate(
+        model, prompt, max_new_tokens=37
+    )
+    with pytest.raises(ValueError, match="planned_length must be at least prompt and max_new_tokens, 41, not 40"):
+        generate(model, prompt, max_new_tokens=38, planned_length=planned)

@@ -100,13 +100,25 @@ def read_special(data: dict[str, Any], file: Path) -> SpecialTokens:
     found = {ours: data[theirs] for ours, theirs in SPECIAL_NAMES.items() if data.get(theirs) is not None}
     if isinstance(found.get("stop"), int):
         found["stop"] = [found["stop"]]
-    never = data.get(NEVER) or []
-    if isinstance(never, list) and all(isinstance(words, list) and len(words) == 1 for words in never):
-        found["never"] = [token for (token,) in never]
+    if is_never(NEVER, data.get(NEVER)):
+        found["never"] = [token for (token,) in data.get(NEVER) or []]
     try:
         return SpecialTokens(**found)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
+
+
+def read_generation_settings(data: dict[str, Any]) -> dict[str, Any]:
+    """What a file says about generation besides special tokens."""
+    return {
+        name: value for name, value in data.items() if name not in SPECIAL_NAMES.values() and not is_never(name, value)
+    }
+
+
+def is_never(name: str, value: Any) -> bool:
+    """Whether a field lists single tokens that are never generated, which are special tokens here."""
+    words = value or []
+    return name == NEVER and isinstance(words, list) and all(isinstance(w, list) and len(w) == 1 for w in words)
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from phasor.checkpoints.folder import (
     CONFIG,
     SPECIAL,
+    read_generation_settings,
     read_json,
     read_special,
     read_tokenizers,
@@ -25,6 +26,7 @@ from phasor.checkpoints.mxfp4 import MXFP4Tensors, is_mxfp4
 from phasor.checkpoints.sentence_transformers import add_pooling, read_back, write_pooling
 from phasor.checkpoints.tensors import TYPES, Progress, Tensors, write_tensors
 from phasor.config import ModelConfig, PooledHeadConfig
+from phasor.config.generation_settings import SETTINGS
 from phasor.config.schema import name_some, unknown
 from phasor.models import families
 from phasor.models.family import Family, differences
@@ -32,8 +34,9 @@ from phasor.models.fields import Fields
 from phasor.models.layout import Assignment, expand_rules, in_memory_order
 from phasor.transformer import Transformer
 
+SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 # Special tokens a model does not have: left out, they would be the family's usual ones.
-NO_SPECIAL: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+NO_SPECIAL: dict[str, Any] = dict.fromkeys(SPECIAL_IDS[:3])
 
 
 @dataclass
@@ -44,7 +47,6 @@ class Origin:
     folder: Path
     config: ModelConfig  # as the folder has it
     fields: dict[str, Any] = field(default_factory=dict)  # of config.json that do not change the computation
-    generation: dict[str, Any] = field(default_factory=dict)  # generation_config.json
     passthrough: dict[str, Tensor] = field(default_factory=dict)  # tensors by their names in the file
 
     def __post_init__(self) -> None:
@@ -101,8 +103,13 @@ def load_hf(
         origin = Origin(family.model_type, folder, config, fields.unread_fields())
         origin.passthrough = {name: tensors.get(names[name]).clone() for name in passthrough}
     generation = folder / SPECIAL
-    origin.generation = read_json(generation) if generation.is_file() else {}
-    model.special = read_special(data | origin.generation, generation if generation.is_file() else file)
+    if generation.exists():  # then config.json says no more than where texts begin and end
+        settings = read_json(generation)
+        model.special = read_special({name: data.get(name) for name in SPECIAL_IDS} | settings, generation)
+    else:
+        settings = {name: value for name, value in data.items() if name in SETTINGS}
+        model.special = read_special(data, file)
+    model.generation_settings = read_generation_settings(settings)
     read_tokenizers(model, folder)
     model.origin = origin
     fields.warn_about_ignored_fields()
@@ -231,9 +238,8 @@ def save_hf(model: Transformer, folder: Path, progress: Progress | None = None) 
     ids = special_ids(model)
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     write_json(folder / CONFIG, written | {"dtype": dtype})
-    generation = {} if origin is None else origin.generation
-    if generation or ids:
-        write_json(folder / SPECIAL, generation | ids)
+    if model.generation_settings or ids:
+        write_json(folder / SPECIAL, ids | model.generation_settings)
     write_tokenizers(model, None if origin is None else origin.folder, folder)
     if isinstance(model.config.head, PooledHeadConfig):
         write_pooling(model.config.head, model.config, folder, None if origin is None else origin.folder)

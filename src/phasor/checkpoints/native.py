@@ -11,6 +11,7 @@ from torch import Tensor
 from phasor.checkpoints.folder import (
     CONFIG,
     SPECIAL,
+    read_generation_settings,
     read_json,
     read_special,
     read_tokenizers,
@@ -28,7 +29,7 @@ from phasor.transformer import Transformer
 def save_native(model: Transformer, folder: Path, progress: Progress | None = None) -> None:
     """Write a model into an empty folder."""
     (folder / CONFIG).write_text(model.config.to_json(), encoding="utf-8")
-    write_json(folder / SPECIAL, special_fields(model.special))
+    write_json(folder / SPECIAL, special_fields(model.special) | model.generation_settings)
     write_tokenizers(model, None if model.origin is None else model.origin.folder, folder)
     if model.origin is not None and model.origin.passthrough:
         left = name_some(model.origin.passthrough)
@@ -56,7 +57,9 @@ def load_native(
                 progress(i + 1, len(tensors.names))
     model.load_state_dict(loaded, assign=True)
     if (folder / SPECIAL).exists():
-        model.special = read_special(read_json(folder / SPECIAL), folder / SPECIAL)
+        special = read_json(folder / SPECIAL)
+        model.special = read_special(special, folder / SPECIAL)
+        model.generation_settings = read_generation_settings(special)
     read_tokenizers(model, folder)
     model.origin = Origin("phasor", folder, config)
     return model.requires_grad_(True).eval()

@@ -51,6 +51,7 @@ def swap_positions(
     kept = {name: tables[name] if name in tables else old[name] for name in swapped.state_dict()}
     swapped.load_state_dict(kept, assign=True)
     swapped.tokenizer, swapped.source_tokenizer = model.tokenizer, model.source_tokenizer
+    swapped.generation_settings = model.generation_settings
     swapped.special, swapped.origin, swapped.newly_initialized = model.special, model.origin, tuple(new)
     dropped += [name for name in old if name not in kept]
     changes = {"newly initialized": new, "dropped": dropped}

@@ -9,6 +9,8 @@ from typing import Any, cast
 from phasor.config import Extension
 from phasor.config.schema import field_types, names
 
+METAVARS = {"boolean": "TRUE|FALSE", "numbers": "N,N,...", "words": "TEXT,...", "sequences": "N,N;N;..."}
+
 
 def extension_classes() -> list[type[Any]]:
     return list(Extension.kinds.values())
@@ -20,7 +22,7 @@ def add_fields(
     """An option for every field of some configurations; left out, a field keeps its default."""
     group = parser.add_argument_group(title)
     for name, parse in field_parsers(*classes).items():
-        kind = {"boolean": "TRUE|FALSE", "numbers": "N,N,...", "words": "TEXT,..."}.get(parse.__name__, "N")
+        kind = METAVARS.get(parse.__name__, "N")
         line = (helps or {}).get(name)
         group.add_argument(
             f"--{name.replace('_', '-')}", type=parse, metavar=kind, default=argparse.SUPPRESS, help=line
@@ -42,12 +44,26 @@ def field_parsers(*classes: type[Any]) -> dict[str, Any]:
             choices = [a for a in (typing.get_args(hint) or (hint,)) if a is not type(None)]
             lists = [a for a in (hint, *choices) if typing.get_origin(a) is tuple]
             if lists:
-                parsers[name] = (
-                    words if any(str in (x, *typing.get_args(x)) for x in typing.get_args(lists[0])) else numbers
-                )
+                parsers[name] = list_parser(typing.get_args(lists[0]))
             else:
                 parsers[name] = next(simple[a] for a in choices if a in simple)
     return parsers
+
+
+def list_parser(items: tuple[Any, ...]) -> Any:
+    """The function that parses lists of some types: of lists, of texts and numbers, or of numbers."""
+    if any(typing.get_origin(item) is tuple for item in items):
+        return sequences
+    return words if any(str in (item, *typing.get_args(item)) for item in items) else numbers
+
+
+def sequences(text: str) -> list[list[int]]:
+    """Lists of integers between semicolons.
+
+    >>> sequences("1,2;7")
+    [[1, 2], [7]]
+    """
+    return [[int(number) for number in part.split(",")] for part in text.split(";")]
 
 
 def boolean(text: str) -> bool | str:

@@ -21,13 +21,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("texts", metavar="TEXT", nargs="*", help="a text to translate")
     parser.add_argument("--file", metavar="FILE", help="texts, one per line, gzipped or not; - is standard input")
     parser.add_argument("--out", metavar="FILE", help="write the translations here instead of printing them")
-    parser.add_argument("--num-beams", type=int, default=4, metavar="N", help="number of beams (4)")
+    parser.add_argument("--num-beams", type=int, metavar="N", help="number of beams (the folder's setting, or 4)")
     parser.add_argument(
         "--length-penalty",
         type=float,
-        default=1.0,
         metavar="X",
-        help="exponent of the length that divides a score (1)",
+        help="exponent of the length that divides a score (the folder's setting, or 1)",
     )
     parser.add_argument("--max-new-tokens", type=int, metavar="N", help="maximum number of tokens of a translation")
     parser.add_argument(

@@ -19,8 +19,8 @@ def translate(
     run: str | Path | Transformer,
     texts: Sequence[str],
     *,
-    num_beams: int = 4,
-    length_penalty: float = 1.0,
+    num_beams: int | None = None,
+    length_penalty: float | None = None,
     max_new_tokens: int | None = None,
     batch_tokens: int = 4096,
     device: str = "auto",
@@ -31,7 +31,8 @@ def translate(
     `run` is the folder of a run, that of an encoder-decoder with a tokenizer in whatever format phasor loads, or such
     a model, which stays where it is unless a device is named. Texts of about one length are translated together, as
     many as have `batch_tokens` tokens. Without `max_new_tokens` a translation may have about twice the tokens of its
-    text. `progress` is called with how many texts are done, and of how many.
+    text; without `num_beams` and `length_penalty` they are those of the model's folder, else 4 and 1. `progress` is
+    called with how many texts are done, and of how many.
 
     >>> from phasor import SpecialTokens, preset
     >>> from phasor.data.tokenizers import byte_tokenizer

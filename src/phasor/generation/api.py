@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from phasor.config.generation import GenerationConfig
-from phasor.config.schema import quote
 from phasor.generation.beam import beam_search
 from phasor.generation.contrastive import contrastive_search
 from phasor.generation.decode import decode_loop
@@ -50,22 +49,28 @@ def generate(
     """New tokens for a prompt (a list of ids, or text where the model has a tokenizer) or for a list of them.
 
     The keyword arguments are the fields of `GenerationConfig` (max_new_tokens, temperature, top_k, top_p, min_p,
-    typical_p, num_beams, seed, stop, ...). Only new tokens are returned, as text for text; with
-    `num_return_sequences` above 1 a list for each prompt, best first; with `details` as `Generated`. A seed gives a
-    prompt the same continuation in any batch. `draft` is a smaller model for speculative decoding; `start` is the
-    token an encoder-decoder's decoder begins with, where its folder does not say.
+    typical_p, num_beams, seed, stop, ...). What they leave open is as the model's folder says in
+    `generation_config.json` (`model.generation_settings`), with the meaning it has in `transformers`; `options` are
+    complete, and with them the folder's settings do not apply. Only new tokens are returned, as text for text; with
+    `num_return_sequences` above 1 a list for each prompt, of beams with the best first or of samples; with `details`
+    as `Generated`. A seed gives a prompt the same continuation in any batch. `draft` is a smaller model for
+    speculative decoding; `start` is the token an encoder-decoder's decoder begins with, where its folder does not say.
+
+    Where frequencies depend on the length of the text (LongRoPE, dynamic extensions), those of prompt and
+    `max_new_tokens` together are used from the first token on, so that the result equals a forward over the whole
+    text. `transformers` uses those of the text so far, so that its tokens may differ, and here another
+    `max_new_tokens` may change the first tokens. `planned_length` gives that length explicitly.
 
     >>> from phasor import preset
     >>> model = Transformer(preset("gpt-2", dim=32, num_heads=2, num_layers=2, vocab_size=50, max_length=64))
     >>> [len(new) for new in generate(model, [[1, 2, 3], [4]], max_new_tokens=5, temperature=0.8, seed=0)]
     [5, 5]
     """
-    options = merge_options(options, fields)
-    request = build_request(model, prompt, options, draft=draft, start=start, details=details)
-    if options.max_new_tokens is None and not (request.stop or request.stop_texts):
+    request = build_request(model, prompt, options, fields, draft=draft, start=start, details=details)
+    if request.options.max_new_tokens is None and not (request.stop or request.stop_texts):
         raise ValueError("without max_new_tokens and without a stop this would never end: give one of them, or stream")
     with eval_mode(model, draft), torch.inference_mode():
-        results = beam_results(request) if options.num_beams > 1 else decode_results(request)
+        results = beam_results(request) if request.options.num_beams > 1 else decode_results(request)
     return results if request.is_batch else results[0]
 
 
@@ -82,15 +87,17 @@ def beam_results(request: GenerationRequest) -> list[Any]:
 
 
 def decode_results(request: GenerationRequest) -> list[Any]:
-    """The result of each prompt by the other strategies."""
+    """The result of each prompt by the other strategies; a list of samples where several are asked for."""
     tracker = TextTracker(request)
     texts = [""] * len(request.prompts)
     for rows in decode(request):
         texts = [text + new for text, new in zip(texts, tracker.read(rows), strict=True)]
-    if request.tokenizer is None:
-        return [result(request, row.new, row.log_probabilities, None) for row in rows]
-    complete = [text + rest for text, rest in zip(texts, tracker.flush(), strict=True)]
-    return [result(request, row.new, row.log_probabilities, text) for row, text in zip(rows, complete, strict=True)]
+    complete: list[str | None] = [None] * len(rows)
+    if request.tokenizer is not None:
+        complete = [text + rest for text, rest in zip(texts, tracker.flush(), strict=True)]
+    results = [result(request, row.new, row.log_probabilities, text) for row, text in zip(rows, complete, strict=True)]
+    count = request.samples_per_prompt
+    return results if count == 1 else [results[i : i + count] for i in range(0, len(results), count)]
 
 
 def result(
@@ -136,11 +143,12 @@ def stream(
     >>> len(list(stream(model, [1, 2, 3], max_new_tokens=4)))
     4
     """
-    options = merge_options(options, fields)
-    request = build_request(model, prompt, options, draft=draft, start=start, details=details)
+    request = build_request(model, prompt, options, fields, draft=draft, start=start, details=details, streams=True)
     if request.is_batch:
         raise ValueError("stream takes one prompt, not a list of them")
-    if options.num_beams > 1:
+    if request.samples_per_prompt > 1:
+        raise ValueError("stream gives one continuation: use generate for num_return_sequences above 1")
+    if request.options.num_beams > 1:
         raise ValueError("beam search knows its tokens only at the end and cannot stream: use generate, or num_beams=1")
     return stream_steps(request)
 
@@ -172,11 +180,3 @@ def stream_items(
         yield from tokens
     elif text:
         yield text
-
-
-def merge_options(options: GenerationConfig | None, fields: dict[str, Any]) -> GenerationConfig:
-    if not isinstance(options, GenerationConfig | None):
-        raise ValueError(f"options must be a GenerationConfig, or its fields by name, not {quote(options)}")
-    if isinstance(fields.get("stop"), str | int):
-        fields["stop"] = (fields["stop"],)
-    return GenerationConfig(**fields) if options is None else options.replace(**fields)

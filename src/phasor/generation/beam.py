@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import torch
 
+from phasor.generation.constraints import MINUS_INFINITY
 from phasor.generation.request import GenerationRequest
 from phasor.generation.runners.eager import EagerRunner
-from phasor.generation.sampling import MINUS_INFINITY, only_token, penalize
 from phasor.nn.norm import at_least_float32
 
 
@@ -61,11 +61,11 @@ def beam_search(request: GenerationRequest) -> list[list[Hypothesis]]:
     searches = [Beams(list(prompt), width) for prompt in prompts]
     runner = EagerRunner(request.model, request.new_cache(prompts, copies=width))
     rows = [prompt for prompt in prompts for _ in range(width)]
-    logits = request.mask_never(runner.prefill(rows, request.encode(copies=width)))
+    logits = runner.prefill(rows, request.encode(copies=width))
     active = searches
     for length in range(1, options.max_new_tokens + 1):
         order, tokens = [], []
-        for i, (search, best) in enumerate(zip(active, candidates(request, active, logits, length), strict=True)):
+        for i, (search, best) in enumerate(zip(active, candidates(request, active, logits), strict=True)):
             parents = extend_beams(request, search, best, length)
             if not search.done:
                 order += [i * width + parent for parent in parents]
@@ -74,26 +74,22 @@ def beam_search(request: GenerationRequest) -> list[list[Hypothesis]]:
         if not active:
             break
         runner.cache.reorder(order)  # without the rows of searches that are done
-        logits = request.mask_never(runner.step(tokens))
+        logits = runner.step(tokens)
     return [search.finished[: options.num_return_sequences] for search in searches]
 
 
-def candidates(
-    request: GenerationRequest, active: list[Beams], logits: torch.Tensor, length: int
-) -> Iterator[list[Candidate]]:
+def candidates(request: GenerationRequest, active: list[Beams], logits: torch.Tensor) -> Iterator[list[Candidate]]:
     """The best beams of each search with one more token, best first, from the logits `[searches * width, vocab]`.
 
-    All searches are computed together, with one device synchronization per step.
+    All searches are computed together, with one device synchronization per step. Penalties apply to
+    log-probabilities, as in `transformers`.
     """
-    options, width = request.options, request.options.num_beams
-    wide = at_least_float32(logits)
-    if options.penalizes:
+    width, rows = request.options.num_beams, at_least_float32(logits).log_softmax(-1)
+    if request.options.penalizes or request.constraints.any:
         texts = [(search.prompt, beam) for search in active for beam in search.running]
-        wide = torch.stack([penalize(row, options, *text) for row, text in zip(wide, texts, strict=True)])
-    steps = wide.log_softmax(-1).view(len(active), width, -1)
-    forced = request.forced_token(length - 1)
-    if forced is not None:
-        steps = only_token(forced, steps)
+        rows = torch.stack([request.score(row, *text) for row, text in zip(rows, texts, strict=True)])
+        rows = rows.log_softmax(-1) if request.options.renormalize_logits else rows
+    steps = rows.view(len(active), width, -1)
     sums = torch.tensor([search.sums for search in active], device=steps.device, dtype=steps.dtype)
     totals, vocab_size = (steps + sums[..., None]).flatten(1), steps.shape[-1]
     best, index = totals.topk(min((1 + len(request.stop)) * width, totals.shape[-1]))

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 
 from phasor.generation.request import GenerationRequest, SequenceState
-from phasor.generation.sampling import score_logits
 from phasor.nn.record import Record
 
 
@@ -30,7 +29,7 @@ def contrastive_search(request: GenerationRequest) -> Iterator[list[SequenceStat
         assert record.hidden is not None
         past = F.normalize(record.hidden[-1][0].float(), dim=-1)  # [T, dim]
         while not row.done:
-            scores = score_logits(logits, options, row.prompt, row.new)
+            scores = request.score(logits, row.prompt, row.new)
             probabilities, candidates = scores.softmax(-1).topk(width)
             record = Record("hidden")
             following = model(candidates[:, None], cache=cache, record=record)[:, -1]

@@ -9,14 +9,14 @@ from torch import Tensor
 from phasor.generation.request import GenerationRequest, SequenceState
 from phasor.generation.runners import StepRunner, step_runner
 from phasor.generation.runners.cuda_graph import AsyncSteps, CudaGraphRunner, run_async
-from phasor.generation.sampling import choose_token, only_token, score_logits
+from phasor.generation.sampling import choose_token
 
 
 def decode_loop(request: GenerationRequest) -> Iterator[list[SequenceState]]:
     """Decode all rows together; yields the rows after every step."""
     rows = request.new_rows()
     with step_runner(request.step_spec()) as runner:
-        logits = request.mask_never(runner.prefill([row.prompt for row in rows], request.encode()))
+        logits = runner.prefill([row.prompt for row in rows], request.encode())
         if request.is_argmax_only and isinstance(runner, CudaGraphRunner):
             runner.start(logits.argmax(-1))
             yield from decode_async(request, rows, runner)
@@ -41,21 +41,17 @@ def decode_sync(
     request: GenerationRequest, rows: list[SequenceState], logits: Tensor, runner: StepRunner
 ) -> Iterator[list[SequenceState]]:
     """The rows after every step, each token chosen on the host before the next step begins."""
-    options = request.options
-    argmax_only = not (options.samples or options.penalizes or request.details)
+    options, constraints = request.options, request.constraints
+    argmax_only = not (options.samples or options.penalizes or request.details or constraints.depends_on_text)
     while True:
-        likeliest = logits.max(-1).indices.tolist() if argmax_only else None
+        likeliest = constraints.mask(logits).max(-1).indices.tolist() if argmax_only else None
         for i, row in enumerate(rows):
             if row.done:
                 continue
-            forced = request.forced_token(len(row.new))
-            if forced is not None:
-                request.add_token(row, forced, only_token(forced, logits[i]))
-                continue
-            scores = logits[i] if argmax_only else score_logits(logits[i], options, row.prompt, row.new)
+            scores = logits[i] if argmax_only else request.score(logits[i], row.prompt, row.new)
             token = choose_token(scores, options, row.random) if likeliest is None else likeliest[i]
             request.add_token(row, token, scores)
         yield rows
         if all(row.done for row in rows):
             return
-        logits = request.mask_never(runner.step([row.new[-1] for row in rows]))
+        logits = runner.step([row.new[-1] for row in rows])

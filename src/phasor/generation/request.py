@@ -11,14 +11,17 @@ from torch import Tensor
 
 from phasor.config import ModelConfig
 from phasor.config.generation import GenerationConfig, SpecialTokens
+from phasor.config.generation_settings import merge_options
 from phasor.config.schema import quote
+from phasor.generation.constraints import Constraints
 from phasor.generation.encode import encode_prompts
 from phasor.generation.runners import StepSpec
 from phasor.generation.runners.eager import pad_rows
 from phasor.generation.runners.protocol import ENDLESS, round_length
-from phasor.generation.sampling import MINUS_INFINITY, RandomStream, random_streams
+from phasor.generation.sampling import RandomStream, penalize, random_streams
 from phasor.kv_cache.dynamic import KVCache
 from phasor.kv_cache.protocol import EncoderOutput
+from phasor.nn.norm import at_least_float32
 from phasor.transformer import Stack, Transformer
 
 Prompt = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
@@ -55,9 +58,7 @@ class GenerationRequest:
     stop: frozenset[int] = frozenset()
     stop_texts: tuple[str, ...] = ()
     start: int | None = None
-    forced_first: int | None = None
-    forced_last: int | None = None
-    never: tuple[int, ...] = ()
+    constraints: Constraints = field(default_factory=Constraints)
     details: bool = False  # whether log-probabilities are needed
     draft: Transformer | None = None
     tokenizer: Any = None
@@ -66,8 +67,12 @@ class GenerationRequest:
     @property
     def is_argmax_only(self) -> bool:
         """Whether the next token is always the likeliest, so that a step needs nothing but the one before it."""
-        free = self.forced_first is None and self.forced_last is None
-        return free and not (self.options.samples or self.options.penalizes or self.details)
+        return not (self.constraints.any or self.options.samples or self.options.penalizes or self.details)
+
+    @property
+    def samples_per_prompt(self) -> int:
+        """How many rows each of the caller's prompts has; beams are counted elsewhere."""
+        return self.options.num_return_sequences if self.options.num_beams == 1 else 1
 
     @property
     def is_encoder_decoder(self) -> bool:
@@ -95,34 +100,33 @@ class GenerationRequest:
         row.new.append(token)
         row.done = token in self.stop or len(row.new) == self.options.max_new_tokens
 
-    def forced_token(self, count: int) -> int | None:
-        """The token that has to follow `count` new ones, where one does."""
-        if self.forced_last is not None and count + 1 == self.options.max_new_tokens:
-            return self.forced_last
-        return self.forced_first if count == 0 else None
-
-    def mask_never(self, logits: Tensor) -> Tensor:
-        """Logits without the tokens that are never generated."""
-        if not self.never:
-            return logits
-        return logits.index_fill(-1, logits.new_tensor(self.never, dtype=torch.int64), MINUS_INFINITY)
+    def score(self, logits: Tensor, prompt: Sequence[int], new: Sequence[int]) -> Tensor:
+        """One row of logits `[vocab]` (log-probabilities, for beams) in at least float32, penalized and constrained."""
+        return self.constraints.apply(penalize(at_least_float32(logits), self.options, prompt, new), prompt, new)
 
     def planned_lengths(self, prompts: Sequence[Sequence[int]], copies: int = 1) -> list[int] | None:
-        """The length of each row with all of its new tokens; None where decoding has no end."""
-        most = self.options.max_new_tokens
-        return None if most is None else [len(prompt) + most for prompt in prompts for _ in range(copies)]
+        """The length that each row is planned for; None where decoding has no end."""
+        most, planned = self.options.max_new_tokens, self.options.planned_length
+        if most is None:
+            return None
+        return [planned or len(prompt) + most for prompt in prompts for _ in range(copies)]
 
     def new_cache(self, prompts: Sequence[Sequence[int]], copies: int = 1, spare: int = 0) -> KVCache:
         """A dynamic cache for `copies` rows per prompt, each planned as long as its prompt and `max_new_tokens`."""
         lengths = self.planned_lengths(prompts, copies)
-        longest = ENDLESS if lengths is None else max(lengths) + spare
+        longest = self.longest(prompts)
+        longest = longest if longest == ENDLESS else longest + spare
         return self.model.new_cache(len(prompts) * copies, longest, length=lengths, spare=spare)
+
+    def longest(self, prompts: Sequence[Sequence[int]]) -> int:
+        """The number of tokens of the longest row with all of its new tokens."""
+        most = self.options.max_new_tokens
+        return ENDLESS if most is None else max(map(len, prompts)) + most
 
     def step_spec(self) -> StepSpec:
         """What a step runner for all rows is built for."""
         prompts, compile = self.decoder_prompts(), self.options.compile
-        lengths = self.planned_lengths(prompts)
-        longest = ENDLESS if lengths is None else max(lengths)
+        lengths, longest = self.planned_lengths(prompts), self.longest(prompts)
         return StepSpec(self.model, len(prompts), round_length(longest) if compile else longest, lengths, compile)
 
     def encode(self, copies: int = 1) -> EncoderOutput | None:
@@ -139,8 +143,11 @@ class GenerationRequest:
     def check(self) -> None:
         """Refuse what cannot be generated before anything runs."""
         size = self.model.config.vocab_size
-        forced = {"forced first": {self.forced_first}, "forced last": {self.forced_last}}
-        given = {"stop": self.stop, "start": {self.start}, **forced, "never generated": set(self.never)}
+        rules = self.constraints
+        forced = {"forced first": {rules.forced_first}, "forced last": {rules.forced_last}}
+        words = {token for words in rules.banned_sequences for token in words}
+        never = {"never generated": words | rules.banned | rules.banned_first}
+        given = {"stop": self.stop, "start": {self.start}, **forced, **never}
         for what, tokens in given.items():
             for token in tokens - {None}:
                 if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < size:
@@ -162,6 +169,9 @@ class GenerationRequest:
             # Only contrastive search reads the last token too.
             count = longest + options.max_new_tokens - (0 if options.penalty_alpha else 1)
             check_max_positions(stack, count, f"{longest} tokens and {options.max_new_tokens} new ones reach")
+            planned, needed = options.planned_length, longest + options.max_new_tokens
+            if planned is not None and planned < needed:
+                raise ValueError(f"planned_length must be at least prompt and max_new_tokens, {needed}, not {planned}")
             return
         if options.num_beams > 1 or options.penalty_alpha or options.prompt_lookup_tokens or self.draft is not None:
             raise ValueError("only greedy decoding and plain sampling go on without end: give max_new_tokens")
@@ -175,13 +185,15 @@ class GenerationRequest:
 def build_request(
     model: Transformer,
     prompt: Prompt,
-    options: GenerationConfig,
+    options: GenerationConfig | None = None,
+    fields: dict[str, Any] | None = None,
     *,
     draft: Transformer | None = None,
     start: int | None = None,
     details: bool = False,
+    streams: bool = False,
 ) -> GenerationRequest:
-    """Tokenize the prompts, resolve the stop tokens and check everything."""
+    """Tokenize the prompts, merge the options with the folder's settings, resolve the stop tokens, check everything."""
     if not isinstance(getattr(model, "config", None), ModelConfig):
         raise ValueError(f"generation needs a Transformer, not {quote(model)}")
     if model.decoder is None:
@@ -190,28 +202,35 @@ def build_request(
         raise ValueError(f"this model's head is {model.config.head.kind!r}: generation needs logits, the head 'lm'")
     if start is not None and model.config.shape != "encoder-decoder":
         raise ValueError("start is for an encoder-decoder; a decoder starts with its prompt")
-    if draft is not None:
-        check_draft(model, draft, options)
     prompts, is_batch, is_text = split_prompts(prompt)
     if is_text and model.tokenizer is None:
         raise ValueError("a text prompt needs a tokenizer, and this model has none: pass token ids")
-    stop = model.special.stop if options.stop is None else options.stop
-    stop_tokens, stop_texts = split_stops(stop, model.tokenizer if is_text else None, options)
     reader = model.tokenizer if model.source_tokenizer is None else model.source_tokenizer
     ids = encode_prompts(reader, prompts) if is_text else [list(p) for p in prompts]
     for p in ids:
         check_prompt(p, model)
-    constraints = model.special if model.encoder is not None else SpecialTokens()
+    longest = 1 if model.encoder is not None else max(map(len, ids))
+    options = merge_options(
+        model.generation_settings,
+        options,
+        fields or {},
+        prompt_length=longest,
+        streams=streams,
+        drafts=draft is not None,
+    )
+    if draft is not None:
+        check_draft(model, draft, options)
+    stop = model.special.stop if options.stop is None else options.stop
+    stop_tokens, stop_texts = split_stops(stop, model.tokenizer if is_text else None, options)
+    copies = options.num_return_sequences if options.num_beams == 1 else 1
     request = GenerationRequest(
         model,
         options,
-        ids,
+        [list(p) for p in ids for _ in range(copies)],
         stop_tokens,
         stop_texts,
         start=model.special.start if start is None else start,
-        forced_first=constraints.forced_first,
-        forced_last=constraints.forced_last,
-        never=constraints.never,
+        constraints=build_constraints(options, model.special, stop_tokens),
         details=details,
         draft=draft,
         tokenizer=model.tokenizer if is_text else None,
@@ -219,6 +238,27 @@ def build_request(
     )
     request.check()
     return request
+
+
+def build_constraints(options: GenerationConfig, special: SpecialTokens, stop: frozenset[int]) -> Constraints:
+    """What the options and the special tokens of a folder force and ban.
+
+    A stop token alone is no bad word, as in `transformers`.
+    """
+    words = options.bad_words_ids
+    words = tuple((token,) for token in special.never) if words is None else words
+    single = {word[0] for word in words if len(word) == 1} - stop
+    return Constraints(
+        forced_first=special.forced_first,
+        forced_last=special.forced_last,
+        max_new_tokens=options.max_new_tokens,
+        banned=frozenset(single | set(options.suppress_tokens)),
+        banned_first=frozenset(options.begin_suppress_tokens),
+        banned_sequences=tuple(word for word in words if len(word) > 1),
+        no_repeat_ngram_size=options.no_repeat_ngram_size,
+        min_new_tokens=options.min_new_tokens,
+        stop=stop,
+    )
 
 
 def split_prompts(prompt: Prompt) -> tuple[list[Any], bool, bool]:

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from phasor.config.generation import GenerationConfig
-
-MINUS_INFINITY = float("-inf")
+from phasor.generation.constraints import MINUS_INFINITY
 
 
 def penalize(logits: Tensor, options: GenerationConfig, prompt: Sequence[int], new: Sequence[int]) -> Tensor:
@@ -28,12 +27,6 @@ def penalize(logits: Tensor, options: GenerationConfig, prompt: Sequence[int], n
         counts = torch.bincount(torch.tensor(new, device=logits.device), minlength=len(logits)).to(logits.dtype)
         logits = logits - options.frequency_penalty * counts - options.presence_penalty * counts.clamp(max=1)
     return logits
-
-
-def score_logits(logits: Tensor, options: GenerationConfig, prompt: Sequence[int], new: Sequence[int]) -> Tensor:
-    """One row of logits `[vocab]` in at least float32, with penalties."""
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    return penalize(wide, options, prompt, new)
 
 
 def top_k(logits: Tensor, k: int) -> Tensor:
@@ -108,20 +101,15 @@ class RandomStream:
 
 
 def random_streams(options: GenerationConfig, rows: int) -> list[RandomStream]:
-    """A random stream for every row: the same seed for each, or one of a list."""
-    seeds = options.seed
-    if isinstance(seeds, tuple):
-        if len(seeds) != rows:
-            raise ValueError(f"seed lists {len(seeds)} seeds for {rows} prompts")
-        return [RandomStream(seed) for seed in seeds]
-    return [RandomStream(seeds) for _ in range(rows)]
+    """A random stream for every row, the samples of a prompt one after the other.
 
-
-def only_token(token: int, like: Tensor) -> Tensor:
-    """Scores that allow one token: its log-probability is 0."""
-    scores = torch.full_like(like, MINUS_INFINITY)
-    scores[..., token] = 0.0
-    return scores
+    The first sample of a prompt has the seed of the options, one for all prompts or one each; the next ones count on.
+    """
+    seeds, samples = options.seed, options.num_return_sequences if options.num_beams == 1 else 1
+    if isinstance(seeds, tuple) and len(seeds) != rows // samples:
+        raise ValueError(f"seed lists {len(seeds)} seeds for {rows // samples} prompts")
+    of_prompts = seeds if isinstance(seeds, tuple) else [seeds] * (rows // samples)
+    return [RandomStream(None if seed is None else seed + i) for seed in of_prompts for i in range(samples)]
 
 
 def choose_token(scores: Tensor, options: GenerationConfig, random: RandomStream) -> int:

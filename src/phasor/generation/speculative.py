@@ -14,7 +14,7 @@ from torch import Tensor
 
 from phasor.config.generation import GenerationConfig
 from phasor.generation.request import GenerationRequest, SequenceState
-from phasor.generation.sampling import draw, filter_logits, score_logits
+from phasor.generation.sampling import draw, filter_logits
 from phasor.kv_cache.dynamic import KVCache
 from phasor.transformer import Transformer
 
@@ -29,7 +29,7 @@ class ModelDrafter:
     """Drafts by a smaller model of the same vocabulary, with a cache of its own."""
 
     def __init__(self, request: GenerationRequest, draft: Transformer, row: SequenceState) -> None:
-        self.options, self.draft = request.options, draft
+        self.request, self.options, self.draft = request, request.options, draft
         spare = self.options.draft_tokens + 1
         longest = len(row.prompt) + (self.options.max_new_tokens or 0) + spare
         self.cache: KVCache = draft.new_cache(1, longest, spare=spare)
@@ -47,7 +47,7 @@ class ModelDrafter:
             unread = (text + tokens)[len(self.read) :]
             logits = self.draft(torch.tensor([unread], device=self.draft.tokens.weight.device), cache=self.cache)
             self.read += unread
-            scores = score_logits(logits[0, -1], self.options, row.prompt, row.new + tokens)
+            scores = self.request.score(logits[0, -1], row.prompt, row.new + tokens)
             distribution = next_distribution(scores, self.options)
             tokens.append(int(draw(distribution, row.random.next().to(distribution.device))))
             distributions.append(distribution)
@@ -112,7 +112,7 @@ def accept(
     """Append the accepted draft tokens and one more token to the row; the number of accepted ones."""
     options = request.options
     for i, token in enumerate(draft):
-        scores = score_logits(logits[i], options, row.prompt, row.new)
+        scores = request.score(logits[i], row.prompt, row.new)
         p, q = next_distribution(scores, options), distributions[i].to(logits.device)
         if float(row.random.next()) * float(q[token]) < float(p[token]):
             request.add_token(row, token, scores)
@@ -123,7 +123,7 @@ def accept(
         rest = rest if float(rest.sum()) > 0 else p  # the difference is nothing but rounding
         request.add_token(row, int(draw(rest, row.random.next().to(rest.device))), scores)
         return i
-    scores = score_logits(logits[len(draft)], options, row.prompt, row.new)
+    scores = request.score(logits[len(draft)], row.prompt, row.new)
     token = int(draw(next_distribution(scores, options), row.random.next().to(scores.device)))
     request.add_token(row, token, scores)
     return len(draft)

@@ -8,6 +8,7 @@ from phasor.generation.api import generate
 from phasor.transformer import Stack, Transformer
 
 Progress = Callable[[int, int], None]  # how many are done, and of how many
+DEFAULT_BEAMS = 4
 SHORTEST = 16  # sources up to this length share a batch, then up to twice this length, and so on
 EXTRA = 32  # new tokens beyond twice the length of such a source
 
@@ -16,8 +17,8 @@ def translate_tokens(
     model: Transformer,
     sources: Sequence[Sequence[int]],
     *,
-    num_beams: int = 4,
-    length_penalty: float = 1.0,
+    num_beams: int | None = None,
+    length_penalty: float | None = None,
     max_new_tokens: int | None = None,
     batch_tokens: int = 4096,
     progress: Progress | None = None,
@@ -26,7 +27,8 @@ def translate_tokens(
 
     A batch has at most `batch_tokens` tokens of sources, padding included, or one source. Without `max_new_tokens` a
     translation may be about twice as long as its source and 32 tokens more, within the model's positions. That depends
-    on its own source alone, not on the others in its batch.
+    on its own source alone, not on the others in its batch. Without `num_beams` and `length_penalty` they are those of
+    the model's folder, else 4 and 1.
 
     >>> from phasor import SpecialTokens, preset
     >>> model = Transformer(preset("transformer-base", dim=16, num_heads=2, num_layers=1, vocab_size=50))
@@ -43,6 +45,10 @@ def translate_tokens(
     for number, source in enumerate(sources, 1):
         if max_source is not None and len(source) > max_source:
             raise ValueError(f"text {number} has {len(source)} tokens, and this model reads at most {max_source}")
+    given = {"num_beams": num_beams, "length_penalty": length_penalty}
+    options = {name: value for name, value in given.items() if value is not None}
+    if model.generation_settings.get("num_beams") is None:
+        options = {"num_beams": DEFAULT_BEAMS} | options
     translations: list[list[int]] = [[] for _ in sources]
     done = sum(not source for source in sources)
     for batch in length_batches([len(source) for source in sources], batch_tokens):
@@ -50,7 +56,7 @@ def translate_tokens(
             progress(done, len(sources))
         most = default_new_tokens(len(sources[batch[0]]), max_target) if max_new_tokens is None else max_new_tokens
         prompts = [list(sources[i]) for i in batch]
-        answers = generate(model, prompts, num_beams=num_beams, length_penalty=length_penalty, max_new_tokens=most)
+        answers = generate(model, prompts, max_new_tokens=most, num_return_sequences=1, **options)
         for i, new in zip(batch, answers, strict=True):
             translations[i] = new[:-1] if new[-1] in model.special.stop else new
         done += len(batch)

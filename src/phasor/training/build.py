@@ -120,5 +120,5 @@ def load_model(recipe: Recipe, vocab_size: int, source_vocab_size: int | None) -
     if unfit:
         raise ValueError(f"the weights of {recipe.init_from} do not fit the recipe's model: {', '.join(unfit[:5])}")
     model.load_state_dict(source.state_dict())
-    model.special = source.special
+    model.special, model.generation_settings = source.special, source.generation_settings
     return model
