@@ -205,6 +205,14 @@ def test_windows_that_nobody_gave_a_width_are_refused():
         read("qwen2", whole | {"layer_types": layers, "use_sliding_window": False})
 
 
+@pytest.mark.parametrize("name", ["bart", "mbart", "marian", "m2m_100"])
+@pytest.mark.parametrize("field", ["decoder_attention_heads", "decoder_ffn_dim"])
+def test_the_decoder_of_bart_is_not_guessed_from_its_encoder(name, field):
+    _, whole = drawn(name, 0)
+    with pytest.raises(ValueError, match=f"{field} is missing"):
+        read(name, {n: value for n, value in whole.items() if n != field})
+
+
 def test_a_model_without_special_tokens_does_not_get_the_usual_ones(tmp_path):
     model = phasor.Transformer(phasor.preset("llama-2", dim=32, num_heads=2, num_layers=2, vocab_size=50))
     phasor.save(model, tmp_path / "model", format="hf")

@@ -112,7 +112,7 @@ def load_hf(
     model.generation_settings = read_generation_settings(settings)
     read_tokenizers(model, folder)
     model.origin = origin
-    fields.warn_about_ignored_fields()
+    fields.warn()
     return model.requires_grad_(True).eval()
 
 
@@ -142,9 +142,13 @@ def resolve_copies(names: dict[str, str], family: Family, config: ModelConfig) -
 
 
 def detect_tied_head(config: ModelConfig, family: Family, tensors: Tensors, names: dict[str, str]) -> ModelConfig:
-    """Whether the head is tied to the token embedding: decided by the tensors, not by the flag in config.json."""
+    """Whether the head is tied to the token embedding: not where the file has another matrix, whatever the flag says."""
     if not config.has_logits:
         return config
+    if family.head not in names and not config.embedding.tied:
+        raise ValueError(
+            f"{tensors.folder}: {family.head} is missing: by {CONFIG} (tie_word_embeddings) the head has its own matrix"
+        )
     tied, table = family.head not in names, family.embedding_of(config)
     if not tied and config.embedding.tied and table in names:
         tied = torch.equal(tensors.get(names[family.head]), tensors.get(names[table]))

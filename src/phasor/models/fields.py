@@ -72,6 +72,7 @@ class Fields:
         self.data, self.file, self.tensors, self.prefix = data, file, frozenset(tensors), prefix
         self.equal, self.strict = equal, strict
         self.ignored: dict[str, Any] = {}
+        self.notes: list[str] = []
         self.taken: set[str] = set()
         self.defaults: dict[str, Any] = {}
 
@@ -106,6 +107,10 @@ class Fields:
         if default is REQUIRED:
             raise ValueError(f"{self.file}: {self.prefix}{name} is missing")
         return default
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false; null is false, where transformers takes the file's value as it is."""
+        return self.get(name, default if name not in self.data else False)
 
     def positive(self, name: str, default: float) -> Any:
         """A number greater than 0."""
@@ -145,7 +150,7 @@ class Fields:
     def inside(self, data: dict[str, Any], prefix: str = "") -> Fields:
         """The fields of an object inside; what is ignored there is collected here."""
         inner = Fields(data, self.file, self.tensors, prefix, self.equal, self.strict)
-        inner.ignored = self.ignored
+        inner.ignored, inner.notes = self.ignored, self.notes
         return inner
 
     def unread_fields(self) -> dict[str, Any]:
@@ -163,8 +168,14 @@ class Fields:
             raise ValueError(f"{self.file}: phasor does not honor {list_fields(refused, self.prefix)}")
         self.ignored |= {f"{self.prefix}{n}": v for n, v in unknown.items()}
 
-    def warn_about_ignored_fields(self) -> None:
-        """Name the fields that have no effect, in one warning."""
+    def note(self, text: str) -> None:
+        """Say something about a field when the model is loaded, in a warning."""
+        self.notes.append(f"{self.file}: {text}")
+
+    def warn(self) -> None:
+        """Name the fields that have no effect, in one warning, and say what was noted."""
+        for text in self.notes:
+            warnings.warn(text, stacklevel=4)
         if self.ignored:
             text = (
                 f"{self.file}: phasor ignores fields that have no effect in transformers: {list_fields(self.ignored)}"

@@ -7,6 +7,7 @@ Newer files have one `rope_parameters` dictionary, perhaps one per layer type; o
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from phasor.config import ModelConfig
@@ -66,6 +67,20 @@ def read_rotary(
     return RotaryConfig(base=base, pairing=pairing, rotary_dim=None if dim == head_dim else dim, extension=extension)
 
 
+def read_rotary_by_layer(
+    f: Fields, head_dim: int, max_length: int, bases: dict[str, float], scaled: Iterable[str]
+) -> dict[str, RotaryConfig]:
+    """The rotary scheme of each layer type, by its name; `rope_scaling` of older files goes into the `scaled` ones."""
+    given, scaling = f.get("rope_parameters", dict.fromkeys(bases)), f.get("rope_scaling", {})
+    if not given.keys() <= bases.keys() or not all(isinstance(own, dict | None) for own in given.values()):
+        raise ValueError(f"{f.file}: rope_parameters must have {' and '.join(bases)}, not {json_repr(given)}")
+    found = {}
+    for name, base in bases.items():
+        own = (given.get(name) or {"rope_type": "default"}) | (scaling if name in scaled else {})
+        found[name] = read_rotary(f.inside({"rope_parameters": own}), head_dim, max_length, base=base)
+    return found
+
+
 def parameters(f: Fields, layer_type: str | None, usual: dict[str, Any]) -> dict[str, Any]:
     """The file's rotary parameters; those of one layer type where layer types differ."""
     found = f.get("rope_scaling", None) or f.get("rope_parameters", usual)
@@ -100,6 +115,7 @@ def read_extension(rope: Fields, kind: str, max_length: int, original: int | Non
     if kind == "yarn":
         length = original_length()
         given = {ours: rope.get(theirs, None) for ours, theirs in YARN.items()}
+        given["truncate"] = rope.flag("truncate", True)
         given = {name: value for name, value in given.items() if value is not None}
         return YaRN(factor=rope.get("factor", None) or max_length / length, original_length=length, **given)
     if kind == "llama3":

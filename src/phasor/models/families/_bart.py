@@ -61,8 +61,9 @@ class BartLike(Family):
             f.expect(name, value)
         dim, heads, hidden = f.get("d_model"), f.get("encoder_attention_heads"), f.get("encoder_ffn_dim")
         depth = f.get("encoder_layers")
-        f.expect("decoder_attention_heads", heads)
-        f.expect("decoder_ffn_dim", hidden)
+        for name, value in {"decoder_attention_heads": heads, "decoder_ffn_dim": hidden}.items():
+            f.get(name)  # left out, it would be transformers' usual number
+            f.expect(name, value)
         for name, value in {"num_hidden_layers": depth, "num_attention_heads": heads, "hidden_size": dim}.items():
             f.expect(name, value)
         kind, drop = self.head_kind(f), f.get("dropout", 0.1)

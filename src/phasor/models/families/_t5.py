@@ -71,7 +71,7 @@ class T5Like(Family):
             attention=AttentionConfig(scale=1.0),
             feedforward=FeedForwardConfig(activation=self.read_activation(f)),
             norm=RMSNormConfig(eps=f.get("layer_norm_epsilon", 1e-6)),
-            embedding=EmbeddingConfig(tied=f.get("tie_word_embeddings", True)),
+            embedding=EmbeddingConfig(tied=True),  # in transformers too, unless the file has a head
             head=self.read_head(f),
             dropout=DropoutConfig(embedding=drop, attention=drop, residual=drop, feedforward=drop),
             init=T5InitConfig(),
@@ -85,7 +85,7 @@ class T5Like(Family):
         word = f.get("feed_forward_proj", self.usual)
         kind, _, name = str(word).rpartition("-")
         name = f.get("dense_act_fn", "gelu_new" if word == "gated-gelu" else name)
-        known = GATES if f.get("is_gated_act", kind == "gated") else ACTIVATIONS
+        known = GATES if f.flag("is_gated_act", kind == "gated") else ACTIVATIONS
         if kind not in ("", "gated") or name not in known:
             raise ValueError(
                 f"{f.file}: phasor does not know feed_forward_proj = {json_repr(word)} with {json_repr(name)}"

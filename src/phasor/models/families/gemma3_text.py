@@ -15,8 +15,8 @@ from phasor.models.families._gemma import (
 )
 from phasor.models.families._layers import FULL, SLIDING, read_types, vary_layers, windows_of, write_types
 from phasor.models.family import require_kind
-from phasor.models.fields import Fields, json_repr
-from phasor.models.rope import read_rotary, write_rotary
+from phasor.models.fields import Fields
+from phasor.models.rope import read_rotary_by_layer, write_rotary
 from phasor.nn.positions import RotaryConfig
 
 
@@ -63,15 +63,7 @@ class Gemma3(GemmaLike):
     def positions(self, f: Fields, config: ModelConfig) -> dict[str, RotaryConfig]:
         """The rotary scheme of each layer type; older files scale the full layers alone, with a base for each."""
         bases = {FULL: f.get("rope_theta", 1e6), SLIDING: f.get("rope_local_base_freq", 1e4)}
-        given, stretched = f.get("rope_parameters", {}), f.get("rope_scaling", {})
-        if not given.keys() <= bases.keys() or not all(isinstance(own, dict | None) for own in given.values()):
-            raise ValueError(f"{f.file}: rope_parameters must have {FULL} and {SLIDING}, not {json_repr(given)}")
-        found = {}
-        for kind, base in bases.items():
-            own = (given.get(kind) or {}) | (stretched if kind == FULL else {})
-            fields = f.inside({"rope_parameters": own})
-            found[kind] = read_rotary(fields, config.head_dim, config.max_length, base=base)
-        return found
+        return read_rotary_by_layer(f, config.head_dim, config.max_length, bases, scaled=(FULL,))
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
         layers = [config.layer(i) for i in range(config.num_layers)]

@@ -10,7 +10,7 @@ from phasor.models.families._layers import FULL, SLIDING, read_types, vary_layer
 from phasor.models.family import ACTIVATIONS, GATES, Family, activation_name, require_kind
 from phasor.models.fields import Fields
 from phasor.models.layout import Parts, Rule, linear
-from phasor.models.rope import read_rotary, write_rotary
+from phasor.models.rope import read_rotary_by_layer, write_rotary
 from phasor.nn.positions import RotaryConfig
 
 BASES = {FULL: ("global_rope_theta", 160000.0), SLIDING: ("local_rope_theta", 10000.0)}
@@ -71,10 +71,8 @@ class ModernBert(Family):
         }
         plain = ModelConfig(**sizes)
         f.expect("head_dim", plain.head_dim)
-        schemes = {
-            layer: read_rotary(f, plain.head_dim, plain.max_length, base=f.get(*base), layer_type=layer)
-            for layer, base in BASES.items()
-        }
+        bases = {layer: f.get(*base) for layer, base in BASES.items()}
+        schemes = read_rotary_by_layer(f, plain.head_dim, plain.max_length, bases, scaled=bases)
         seeing = {FULL: plain.attention, SLIDING: plain.attention.replace(window=window)}
         every = f.positive("global_attn_every_n_layers", 3)
         layers = read_types(f, [SLIDING if i % every else FULL for i in range(plain.num_layers)])

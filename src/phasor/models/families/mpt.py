@@ -52,7 +52,7 @@ class MPT(Family):
             dim=either(f, "d_model", "hidden_size"),
             num_layers=either(f, "n_layers", "num_hidden_layers"),
             num_heads=either(f, "n_heads", "num_attention_heads"),
-            max_length=f.get("max_seq_len", 2048),
+            max_length=self.read_length(f),
             feedforward=FeedForwardConfig(activation=GELUConfig()),
             norm=LayerNormConfig(eps=f.get("layer_norm_epsilon", 1e-5), bias=False),
             embedding=EmbeddingConfig(tied=f.get("tie_word_embeddings", True)),
@@ -64,6 +64,13 @@ class MPT(Family):
         network.finish({"fc_type"})
         return self.read_attention(read_object(f, "attn_config"), plain)
 
+    def read_length(self, f: Fields) -> int:
+        """The trained length; with one of 1, the ALiBi of transformers has a single entry, and so no distances."""
+        length: int = f.get("max_seq_len", 2048)
+        if length == 1:
+            raise ValueError(f"{f.file}: max_seq_len must be at least 2, not 1")
+        return length
+
     def read_attention(self, a: Fields, plain: ModelConfig) -> ModelConfig:
         """What `attn_config` says of a model."""
         a.expect("attn_type", "multihead_attention")
@@ -73,6 +80,11 @@ class MPT(Family):
         for unknown in ("attn_uses_sequence_id", "prefix_lm", "qk_gn", "qk_ln", "rope"):
             a.expect(unknown, False)
         position = ALiBiConfig(max_bias=a.get("alibi_bias_max", 8))
+        if position.max_bias != 8:
+            text = (
+                f"attn_config.alibi_bias_max is {position.max_bias:g}, and phasor follows it, as the model was trained"
+            )
+            a.note(f"{text}; transformers computes with 8 whatever the file says")
         attention = AttentionConfig(scale=a.get("softmax_scale", None), clip=a.get("clip_qkv", None) or None)
         dropped = a.get("attn_pdrop", 0.0)
         a.finish({"attn_impl", "rope_dail_config", "rope_hf_config", "rope_impl", "rope_theta"})

@@ -24,7 +24,7 @@ class T5(T5Like):
         head = super().read_head(f)
         if not isinstance(head, LanguageHeadConfig):
             return head
-        scaled = f.get("scale_decoder_outputs", f.get("tie_word_embeddings", True))
+        scaled = f.flag("scale_decoder_outputs", f.get("tie_word_embeddings", True))
         return head.replace(multiplier="rsqrt") if scaled else head
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
