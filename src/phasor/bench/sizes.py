@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -25,13 +25,13 @@ class Sizes:
     seconds: float  # after which nothing is repeated any more
 
 
-def llama_sizes(dim: int, hidden: int, layers: int, heads: int, groups: int, vocabulary: int) -> dict[str, Any]:
+def llama_sizes(dim: int, hidden: int, layers: int, heads: int, kv_heads: int, vocabulary: int) -> dict[str, Any]:
     return {
         "dim": dim,
         "hidden_dim": hidden,
         "num_layers": layers,
         "num_heads": heads,
-        "num_kv_heads": groups,
+        "num_kv_heads": kv_heads,
         "vocab_size": vocabulary,
     }
 
@@ -83,18 +83,13 @@ GPU = Sizes(
     repeats=20,
     seconds=4.0,
 )
-FULL = Sizes(
-    rotary=(4, 8192, 32, 8, 128),
-    attention=(16384, 32, 8, 128),
-    window=1024,
+FULL = replace(
+    GPU,
     prefill=131072,
     model=llama_sizes(2048, 8192, 16, 32, 8, 32000),  # 1.04 B parameters, the head tied to the token embedding
     train=(4, 4096),
     train_long=(1, 32768),
     decode=(1, 512, 256),
     decode_batch=(64, 512, 128),
-    copy_bytes=1 << 30,
-    matmul_size=8192,
-    repeats=20,
     seconds=8.0,
 )

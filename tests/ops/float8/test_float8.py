@@ -188,6 +188,8 @@ def test_output_and_gradients_are_near_float64(bias, path):
     y = torch.nn.functional.linear(*exact)
     y.backward(upstream.double())
     output = float8_linear(x, weight).detach()
+    wide = [t.detach().double() for t in (x, weight, shift) if t is not None]
+    assert off(float8_linear(x, weight, shift).detach(), float8_linear_ref(*wide)) < 2**-8  # rounded once or twice more
     for ours, theirs in ((output, y), (x.grad, exact[0].grad), (weight.grad, exact[1].grad)):
         assert 0.005 < off(ours, theirs) < 0.06  # rounded, and no more than float8 explains
     if shift is not None:

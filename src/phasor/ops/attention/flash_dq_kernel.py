@@ -14,6 +14,8 @@ from phasor.ops.attention.flash_tiles import (
     load_positions,
     load_tile,
     masked_start,
+    query_bias,
+    query_block,
     score_tile,
     unmasked_start,
     visible_keys,
@@ -44,27 +46,20 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_pt
               BIAS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_TABLE_GRAD: tl.constexpr, TWO_INTERVALS: tl.constexpr,
               HAS_KEY_MASK: tl.constexpr):  # fmt: skip
     """Gradients of queries; with HAS_TABLE_GRAD also every program's part of the gradient of the bias table."""
-    blocks = tl.cdiv(num_queries, BLOCK_M)
-    pid = tl.program_id(0)
-    block_id = blocks - 1 - pid % blocks
-    head = pid // blocks % num_heads
-    batch = (pid // blocks // num_heads).to(tl.int64)
-    offs_m = block_id * BLOCK_M + tl.arange(0, BLOCK_M)
+    block_id, head, batch, offs_m = query_block(num_queries, num_heads, BLOCK_M)
     valid_m = offs_m < num_queries
-    shift, origin, position, slope, bias_behind, bias_ahead = 0, 0, offs_m, 0.0, 0.0, 0.0
     if BIAS != NO_BIAS:
         q_pos_ptr += batch * stride_qposb
         k_pos_ptr += batch * stride_kposb
-        origin = tl.load(q_pos_ptr + block_id * BLOCK_M)
-        position = load_positions(q_pos_ptr, block_id * BLOCK_M, num_queries, origin, BLOCK_M, BIAS)
-    if BIAS == SLOPES:
-        slope = tl.load(slopes_ptr + head)
     if BIAS == TABLE:
-        shift = tl.load(shifts_ptr + batch * stride_shiftsb)
+        shifts_ptr += batch * stride_shiftsb
         table_ptr += head * num_distances
-        bias_ahead, bias_behind = tl.load(table_ptr), tl.load(table_ptr + num_distances - 1)
+    origin, position, slope, shift, bias_ahead, bias_behind = query_bias(
+        q_pos_ptr, shifts_ptr, slopes_ptr, table_ptr, head, block_id * BLOCK_M, offs_m, num_queries, num_distances,
+        BLOCK_M, BIAS,
+    )  # fmt: skip
     if HAS_TABLE_GRAD:
-        dtable_ptr += tl.cast(pid, tl.int64) * num_distances
+        dtable_ptr += tl.cast(tl.program_id(0), tl.int64) * num_distances
     first_key, last_key, first_key2, last_key2, unmasked, masked = key_segments(
         bounds_ptr + batch * stride_boundsb, offs_m, valid_m, num_queries, num_keys,
         shift, min_distance, num_distances, BLOCK_N, BIAS, TWO_INTERVALS,

@@ -78,6 +78,40 @@ def load_positions(ptr, start, limit, origin, BLOCK: tl.constexpr, BIAS: tl.cons
 
 
 @triton.jit
+def query_block(num_queries, num_heads, BLOCK_M: tl.constexpr):
+    """The block of queries of this program, its head and row of the batch, and the offsets of its queries.
+
+    The last blocks, which have most to do, come first.
+    """
+    blocks = tl.cdiv(num_queries, BLOCK_M)
+    pid = tl.program_id(0)
+    block_id = blocks - 1 - pid % blocks
+    head = pid // blocks % num_heads
+    batch = (pid // blocks // num_heads).to(tl.int64)
+    return block_id, head, batch, block_id * BLOCK_M + tl.arange(0, BLOCK_M)
+
+
+@triton.jit
+def query_bias(q_pos_ptr, shifts_ptr, slopes_ptr, table_ptr, head, start, offs_m, num_queries, num_distances,
+               BLOCK_M: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
+    """What the bias of a block of queries needs, from pointers to its row of the batch and its head's part of a table.
+
+    An origin and the positions relative to it; the slope; the shift between positions and offsets; and the entries of
+    the table for keys that are far ahead and far behind.
+    """
+    origin, position, slope, shift, bias_ahead, bias_behind = 0, offs_m, 0.0, 0, 0.0, 0.0
+    if BIAS != NO_BIAS:
+        origin = tl.load(q_pos_ptr + start)
+        position = load_positions(q_pos_ptr, start, num_queries, origin, BLOCK_M, BIAS)
+    if BIAS == SLOPES:
+        slope = tl.load(slopes_ptr + head)
+    if BIAS == TABLE:
+        shift = tl.load(shifts_ptr)
+        bias_ahead, bias_behind = tl.load(table_ptr), tl.load(table_ptr + num_distances - 1)
+    return origin, position, slope, shift, bias_ahead, bias_behind
+
+
+@triton.jit
 def score_tile(qk, distance, slope, table_ptr, min_distance, num_distances, far_bias, scale, softcap,
                BIAS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, USE_TABLE: tl.constexpr):  # fmt: skip
     """Scores to base 2, the tanh of a soft-cap, and with USE_TABLE the entry of the bias table."""

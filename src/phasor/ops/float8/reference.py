@@ -34,13 +34,14 @@ def quantize_rows_ref(x: Tensor) -> tuple[Tensor, Tensor]:
     return (x / scale).to(FLOAT8), scale
 
 
-def float8_linear_ref(x: Tensor, weight: Tensor) -> Tensor:
-    """`x W^T` with the rows of both in float8.
+def float8_linear_ref(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x W^T + b` with the rows of `x` and `W` in float8.
 
     >>> float8_linear_ref(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 17.0]])).tolist()  # 17 becomes 16
     [[35.0]]
     """
-    return _dequantize(quantize_rows_ref(x), x.dtype) @ _dequantize(quantize_rows_ref(weight), x.dtype).mT
+    y = _dequantize(quantize_rows_ref(x), x.dtype) @ _dequantize(quantize_rows_ref(weight), x.dtype).mT
+    return y if bias is None else y + bias
 
 
 def float8_linear_backward_ref(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
