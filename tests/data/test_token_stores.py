@@ -2,7 +2,6 @@
 
 import fcntl
 import json
-import multiprocessing
 import os
 import time
 
@@ -11,6 +10,7 @@ import pytest
 import training_runs
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import forkserver
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from phasor import manifest
@@ -182,10 +182,8 @@ def test_a_failure_leaves_what_was_there_and_nothing_half(tmp_path, monkeypatch)
 
 def prepared_alone(folder, recipe, note, *others):
     """A process of its own that prepares, and says so by a note before it ends; it waits for the other notes."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["training_runs"])
     notes = [str(folder / name) for name in (note, *others)]
-    process = context.Process(
+    process = forkserver().Process(
         target=training_runs.prepare_alone, args=(recipe.to_json(), folder / "data", notes[0], notes[1:]), daemon=True
     )
     process.start()

@@ -2,7 +2,6 @@
 
 import json
 import math
-import multiprocessing
 import os
 import random
 import signal
@@ -11,6 +10,7 @@ import time
 import pytest
 import torch
 import training_runs
+from processes import forkserver
 from safetensors.torch import load_file
 from training_runs import Notes, StopAt, recipe, run
 
@@ -398,9 +398,7 @@ def test_every_task_trains_on_files_and_resumes(tmp_path, task):
 @pytest.fixture(scope="module")
 def processes():
     """Processes that begin with everything imported."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["training_runs"])
-    return context
+    return forkserver()
 
 
 def start_run(processes, made, *, resume, folder, slow=0.01):

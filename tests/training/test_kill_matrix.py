@@ -1,0 +1,81 @@
+"""Runs of every task, killed at their operations on files and in the middle of writes, and resumed bit by bit."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import kill_points
+import pytest
+from processes import forkserver
+
+POINTS = 40  # per task
+
+
+def start(made: Any, resume: bool, point: int | None, report: Path) -> int | None:
+    """Run in a process of its own, and how it ended."""
+    process = forkserver().Process(target=kill_points.run_and_die, args=(made.to_json(), resume, point, str(report)))
+    process.start()
+    process.join(300)
+    return process.exitcode
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    """What has to be the same in a run that was never killed: every tensor, token and metric, and nothing besides."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    same = [*folder.glob("model/*"), *folder.glob("checkpoints/*/*.safetensors"), *folder.glob("data/*.tokens")]
+    return {
+        "metrics": [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in lines],
+        "files": {str(file.relative_to(folder)): file.read_bytes() for file in same},
+        "names": sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if "events" not in path.parts),
+        "samples": [file.read_text() for file in folder.glob("samples.txt")],
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A run of a task that was never killed, and the number of its operations on files."""
+    made: dict[str, tuple[dict[str, Any], int]] = {}
+
+    def get(task: str) -> tuple[dict[str, Any], int]:
+        if task not in made:
+            folder = tmp_path_factory.mktemp(task)
+            kill_points.write_texts(folder)
+            assert start(kill_points.recipe(task, folder, "run"), False, None, folder / "report") == 0
+            made[task] = contents(folder / "run"), json.loads((folder / "report").read_text())["points"]
+        return made[task]
+
+    return get
+
+
+def check(task: str, number: int, tmp_path: Path, whole: Any, *, twice: bool) -> None:
+    """Kill a run at one of the points, perhaps kill it again when it is resumed, and let it end."""
+    expected, points = whole(task)
+    kill_points.write_texts(tmp_path)
+    made, report = kill_points.recipe(task, tmp_path, "run"), tmp_path / "report"
+    point = 1 + (points - 1) * number // (POINTS - 1)
+    assert start(made, False, point, report) == -signal.SIGKILL
+    for again in (1 + point * 7 % points, None) if twice else (None,):
+        resume = (tmp_path / "run" / "recipe.json").exists()
+        code = start(made, resume, again, report)
+        assert code == 0 or (again is not None and code == -signal.SIGKILL), (point, again)
+    assert contents(tmp_path / "run") == expected, point
+
+
+@pytest.mark.parametrize("task", kill_points.TASKS)
+@pytest.mark.parametrize("number", [27])
+def test_a_run_killed_at_an_operation_on_its_files_ends_as_if_it_had_not_been(
+    task: str, number: int, tmp_path: Path, whole: Any
+) -> None:
+    check(task, number, tmp_path, whole, twice=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", kill_points.TASKS)
+@pytest.mark.parametrize("number", range(POINTS))
+def test_runs_killed_at_160_operations_and_in_writes_end_as_if_they_had_not_been(
+    task: str, number: int, tmp_path: Path, whole: Any
+) -> None:
+    check(task, number, tmp_path, whole, twice=number % 2 == 0)
