@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import builtins
+import math
+import pkgutil
 import re
 import shlex
 import shutil
@@ -10,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import transformers
 from decoding import byte_tokenizer
 
 import phasor
@@ -155,6 +159,76 @@ def test_calls_are_in_the_files_that_the_design_names():
             assert tree is not None, f"{file} defines no class {owner}, of which design.md names {call}"
         names = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
         assert name in names, f"{file} does not define {call}"
+
+
+FORMULAS = {"R", "b", "code", "GELU"}  # of positions.md, beside the functions of `math`
+
+
+class Definitions:
+    """The names that phasor's source defines: classes, functions, attributes, and strings that are one word."""
+
+    def __init__(self) -> None:
+        source = "\n".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+        self.classes = set(re.findall(r"^ *class (\w+)", source, re.MULTILINE))
+        self.functions = set(re.findall(r"^ *def (\w+)", source, re.MULTILINE))
+        self.attributes = set(re.findall(r"^ +(?:self\.)?(\w+)(?:: | = )", source, re.MULTILINE))
+        self.words = set(re.findall(r"[\"']([\w-]+)[\"']", source))
+
+    def undefined(self, span: str) -> str | None:
+        """What a code span names that is not defined; None also where nothing in it looks like a name of ours."""
+        if match := re.match(r"phasor(?:\.\w+)+", span):
+            try:
+                pkgutil.resolve_name(match[0])
+            except (ImportError, AttributeError):
+                return match[0]
+        if re.fullmatch(r"[\w./-]+\.py", span):
+            places = ROOT, ROOT / "src", ROOT / "benchmarks"
+            return None if any((place / span).exists() for place in places) or any(PACKAGE.rglob(span)) else span
+        if match := re.fullmatch(r"((?=\w*[a-z])[A-Z]\w*[A-Z]\w*)(?:\.(\w+))?", span):
+            known = match[1] in self.words or hasattr(builtins, match[1]) or hasattr(transformers, match[1])
+            if match[1] not in self.classes and not known:
+                return match[1]
+            if match[2] and match[1] in self.classes and match[2] not in self.functions | self.attributes:
+                return match[0]
+        if match := re.fullmatch(r"(?:\w+\.)*(\w+)\(.*\)", span):
+            known = match[1] in FORMULAS or hasattr(builtins, match[1]) or hasattr(math, match[1])
+            return None if known or match[1] in self.functions | self.classes else match[1]
+        if match := re.match(r"--([\w-]+)", span):
+            known = match[0] in self.words or match[1].replace("-", "_") in self.attributes | self.words
+            return None if known else match[0]
+        return None
+
+
+def code_spans(document: Path) -> set[str]:
+    return set(re.findall(r"`([^`\n]+)`", FENCE.sub("", document.read_text(encoding="utf-8"))))
+
+
+@pytest.fixture(scope="module")
+def definitions() -> Definitions:
+    return Definitions()
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name)
+def test_names_in_the_text_are_defined(document, definitions):
+    """Modules, files, classes, calls and options between backticks."""
+    assert not sorted(filter(None, map(definitions.undefined, code_spans(document))))
+
+
+@pytest.mark.parametrize(
+    "span",
+    [
+        "phasor.gone",
+        "phasor.nn.gone",
+        "ops/gone.py",
+        "KVCacheGone",
+        "KVCache.gone",
+        "gone(x)",
+        "model.gone()",
+        "--gone",
+    ],
+)
+def test_undefined_names_are_recognized(span, definitions):
+    assert definitions.undefined(span) is not None
 
 
 def test_the_tree_of_the_design_is_the_tree():
