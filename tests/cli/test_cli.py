@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import io
 import json
 import math
@@ -18,6 +19,9 @@ from decoding import byte_tokenizer, reciter, speaker
 
 import phasor
 from phasor.cli import VERBS
+from phasor.cli.parser import Parser
+from phasor.config import Extension
+from phasor.config.schema import names
 from phasor.models.presets import PRESETS
 
 
@@ -51,6 +55,17 @@ def test_help_tells_of_every_option_of_generation() -> None:
     text = run("generate", "--help").stdout
     for name in phasor.GenerationConfig.__dataclass_fields__:
         assert f"--{name.replace('_', '-')}" in text
+
+
+@pytest.mark.parametrize("verb", ["generate", "convert", "explain"])
+def test_help_explains_every_field(verb: str) -> None:
+    """No option stands without a line about it."""
+    parser = Parser()
+    importlib.import_module(f"phasor.cli.{verb}").add_options(parser)
+    assert [action.dest for action in parser._actions if not action.help] == []
+    if verb != "generate":
+        fields = {name for cls in Extension.kinds.values() for name in names(cls)}
+        assert fields <= {action.dest for action in parser._actions}
 
 
 def test_as_a_module() -> None:

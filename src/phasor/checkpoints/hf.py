@@ -289,8 +289,8 @@ def choose_family(model: Transformer) -> tuple[Family, dict[str, Any]]:
 
 
 def nearest_family(why: dict[str, str]) -> str:
-    """The family with the fewest differences from a model; those that have every part of it come first."""
-    beginnings = ("it would differ", "the family's rules", "")
+    """The family with the fewest differences from a model; those that lack but one thing come first."""
+    beginnings = ("transformers", "it would differ", "the family's rules", "")
     return min(
         why,
         key=lambda name: (

@@ -95,7 +95,11 @@ def replace_positions(
             layer if isinstance(layer.position, NoPositionConfig) else layer.replace(position=None)
             for layer in config.layers
         ]
-        config = config.replace(position=position, layers=tuple(layers))
+        swapped = config.replace(position=position, layers=tuple(layers))
+        new = getattr(swapped.position, "extension", None)
+        if new is not None and new != getattr(config.position, "extension", None):
+            swapped = swapped.replace(max_length=config.extended_length(config.position, new))
+        config = swapped
     if extension is not None:
         config = config.with_extension(None if extension == "none" else coerce(extension, Extension, "extension"))
     return config

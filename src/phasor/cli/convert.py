@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from phasor.cli.options import add_fields, extension_classes, given_fields
+from phasor.cli.options import add_extension_fields, extension_classes, given_fields
 from phasor.cli.output import Bar, print_json
 
 
@@ -22,7 +22,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check", action="store_true", help="write only if transformers computes the same logits")
     parser.add_argument("--strict", action="store_true", help="refuse a config.json with fields that have no effect")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    add_fields(parser, "fields of the extension", *extension_classes())
+    add_extension_fields(parser)
 
 
 def run(given: argparse.Namespace) -> None:

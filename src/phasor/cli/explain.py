@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from phasor.cli.options import add_fields, extension_classes, given_fields
+from phasor.cli.options import add_extension_fields, extension_classes, given_fields
 from phasor.cli.output import new_table, print_json, show, show_text
 from phasor.inspect.explain import format_layers
 
@@ -23,7 +23,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--length", type=int, metavar="N", help="the sequence length to explain for, where it matters")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    add_fields(parser, "fields of the extension", *extension_classes())
+    add_extension_fields(parser)
 
 
 def run(given: argparse.Namespace) -> None:

@@ -12,8 +12,36 @@ from phasor.config.schema import field_types, names
 METAVARS = {"boolean": "TRUE|FALSE", "numbers": "N,N,...", "words": "TEXT,...", "sequences": "N,N;N;..."}
 
 
+EXTENSION_FIELDS = {
+    "factor": "how many times longer than the original length the model is to read",
+    "original_length": "length the model was trained at (by default its own)",
+    "beta_fast": "yarn: pairs with more rotations than this in the original length keep their frequency (32)",
+    "beta_slow": "yarn: pairs with fewer rotations than this are divided by the factor (1)",
+    "truncate": "yarn: whether the ends of the ramp between both are rounded to whole pairs (true)",
+    "attention": "yarn, longrope: what rotated queries and keys are multiplied by (by default it follows the factor)",
+    "mscale": "yarn: weight of ln(factor) in that multiplier, above the line of its fraction",
+    "mscale_all_dim": "yarn: the same, below the line",
+    "low_freq_factor": "llama3: pairs with fewer rotations than this in the original length are divided (1)",
+    "high_freq_factor": "llama3: pairs with more rotations than this keep their frequency (4)",
+    "short_factor": "longrope: divisor of each pair, for texts up to the original length",
+    "long_factor": "longrope: divisor of each pair, for longer texts",
+    "fraction": "proportional: fraction of the pairs that rotate",
+}
+
+
 def extension_classes() -> list[type[Any]]:
     return list(Extension.kinds.values())
+
+
+def add_extension_fields(parser: argparse.ArgumentParser) -> None:
+    """An option for every field of an extension, with the extensions that have it."""
+    classes = extension_classes()
+    helps = {}
+    for name in field_parsers(*classes):
+        kinds = [cls.kind for cls in classes if name in names(cls)]
+        line = EXTENSION_FIELDS[name]
+        helps[name] = line if line.startswith(tuple(kinds)) else f"{', '.join(kinds)}: {line}"
+    add_fields(parser, "fields of the extension", *classes, helps=helps)
 
 
 def add_fields(

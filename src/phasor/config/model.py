@@ -179,13 +179,27 @@ class ModelConfig(Config):
     def with_extension(self, extension: Extension | None) -> ModelConfig:
         """The same model with its rotary scheme extended another way; layers with a rotary scheme of their own keep it.
 
+        Its `max_length` is the length that the extension reaches; without an extension it is the trained length. Where
+        frequencies are chosen by the length of the text (dynamic extensions) it is the length from which they change.
+
         >>> from phasor.nn.positions import LinearScaling
-        >>> config = ModelConfig(vocab_size=9, dim=8, num_layers=2, num_heads=1, position="rotary")
-        >>> config.with_extension(LinearScaling(factor=2.0)).position.extension.factor
-        2.0
+        >>> config = ModelConfig(vocab_size=9, dim=8, num_layers=2, num_heads=1, position="rotary", max_length=512)
+        >>> extended = config.with_extension(LinearScaling(factor=2.0))
+        >>> extended.position.extension.factor, extended.max_length, extended.with_extension(None) == config
+        (2.0, 1024, True)
         """
         schemes = [p for p in (self.position, *self.layer_positions()) if p.extendable]
         old = schemes[0] if schemes else self.position
         new = old.with_extension(extension)
         layers = tuple(layer.replace(position=new) if layer.position == old else layer for layer in self.layers)
-        return self.replace(position=new if self.position == old else self.position, layers=layers)
+        return self.replace(
+            position=new if self.position == old else self.position,
+            layers=layers,
+            max_length=self.extended_length(old, extension),
+        )
+
+    def extended_length(self, scheme: PositionConfig, extension: Extension | None) -> int:
+        """The maximum length where a scheme of this model gets another extension, or none."""
+        before: Extension | None = getattr(scheme, "extension", None)
+        trained = self.max_length if before is None else before.trained_length(self.max_length)
+        return trained if extension is None else extension.extended_length(trained)

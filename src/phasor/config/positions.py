@@ -30,6 +30,14 @@ class Extension(Choice, what="extension"):
 
     depends_on_length: ClassVar[bool] = False
 
+    def extended_length(self, trained: int) -> int:
+        """The maximum length of a model that was trained at some length, with this extension."""
+        return trained
+
+    def trained_length(self, extended: int) -> int:
+        """The length a model was trained at, from its maximum length with this extension."""
+        return extended
+
     @classmethod
     def example(cls) -> Self:
         """A small configuration that the contract tests run, for a rotary dimension of 8; by default all defaults."""

@@ -141,9 +141,9 @@ def make_extension(kind: str, config: ModelConfig, **fields: Any) -> Extension:
 def trained_length(config: ModelConfig, *positions: PositionConfig) -> int:
     """The length before any extension: what an extension says it was (of all schemes or of some), or the maximum."""
     for position in positions or config.layer_positions():
-        original = getattr(getattr(position, "extension", None), "original_length", None)
-        if original is not None:
-            return original
+        extension: Extension | None = getattr(position, "extension", None)
+        if extension is not None:
+            return extension.trained_length(config.max_length)
     return config.max_length
 
 

@@ -24,6 +24,8 @@ from phasor.nn.positions.frequencies import PI, geometric_frequencies, high_prec
 class RotaryScaling(Extension):
     """How rotary frequencies change so that a model reads further than it was trained."""
 
+    has_end: ClassVar[bool] = True  # whether it reaches `factor` times the original length, and no further
+
     def frequencies(self, base: float, dim: int, length: int | None = None) -> list[Decimal]:
         """Radians per position, one for each of the `dim / 2` pairs, for a sequence of `length`."""
         raise NotImplementedError(f"{type(self).__name__} does not define its frequencies")
@@ -34,6 +36,19 @@ class RotaryScaling(Extension):
 
     def check_dim(self, dim: int) -> None:
         """Raise ValueError for a rotary dimension that this scaling is not defined for."""
+
+    def extended_length(self, trained: int) -> int:
+        """`factor` times the original length; one that depends on the length starts there and has no end.
+
+        >>> YaRN(factor=4.0, original_length=4096).extended_length(4096), LinearScaling(factor=2.0).extended_length(512)
+        (16384, 1024)
+        """
+        original = getattr(self, "original_length", trained)
+        return round(getattr(self, "factor", 1.0) * original) if self.has_end else original
+
+    def trained_length(self, extended: int) -> int:
+        original = getattr(self, "original_length", None)
+        return max(1, round(extended / getattr(self, "factor", 1.0))) if original is None else original
 
     def require_length(self, length: int | None) -> int:
         if length is None:
@@ -86,6 +101,7 @@ class DynamicNTKScaling(RotaryScaling, kind="dynamic-ntk"):
     factor: float
     original_length: int
     depends_on_length: ClassVar[bool] = True
+    has_end: ClassVar[bool] = False
 
     def check(self) -> None:
         at_least_one(self, "factor")
@@ -184,6 +200,7 @@ class DynamicYaRN(RampScaling, kind="dynamic-yarn"):
     """YaRN with the factor `max(1, length / original_length)`, in its attention factor too."""
 
     depends_on_length: ClassVar[bool] = True
+    has_end: ClassVar[bool] = False
 
     @high_precision
     def scale(self, length: int | None) -> Decimal:
