@@ -86,7 +86,7 @@ def load_hf(
         def equal(one: str, other: str) -> bool:
             return torch.equal(tensors.get(names[one]), tensors.get(names[other]))
 
-        fields = Fields(data, file, names, equal=equal, strict=strict)
+        fields = Fields(data, file, names, equal=equal, strict=strict, largest=tensors.largest_size())
         config = add_pooling(family.read_whole(fields), folder)
         resolve_copies(names, family, config)
         config = detect_tied_head(config, family, tensors, names)
@@ -142,7 +142,7 @@ def resolve_copies(names: dict[str, str], family: Family, config: ModelConfig) -
 
 
 def detect_tied_head(config: ModelConfig, family: Family, tensors: Tensors, names: dict[str, str]) -> ModelConfig:
-    """Whether the head is tied to the token embedding: not where the file has another matrix, whatever the flag says."""
+    """Whether the head is tied to the token embedding: not where the file has another matrix, by the flag or not."""
     if not config.has_logits:
         return config
     if family.head not in names and not config.embedding.tied:

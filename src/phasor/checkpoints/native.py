@@ -44,9 +44,10 @@ def load_native(
 ) -> Transformer:
     """The model of a folder of ours."""
     config = read_native_config(folder)
-    with torch.device("meta"):
-        model = Transformer(config)
     with Tensors(folder) as tensors:
+        check_sizes(config, tensors)
+        with torch.device("meta"):
+            model = Transformer(config)
         check_tensors({name: tuple(x.shape) for name, x in model.state_dict().items()}, tensors)
         check_dtypes(tensors, dtype)
         loaded: dict[str, Tensor] = {}
@@ -63,6 +64,20 @@ def load_native(
     read_tokenizers(model, folder)
     model.origin = Origin("phasor", folder, config)
     return model.requires_grad_(True).eval()
+
+
+def check_sizes(config: ModelConfig, tensors: Tensors) -> None:
+    """Refuse a number of layers or a width that the tensors cannot have, before a model is built for it."""
+    count, largest = len(tensors.names), tensors.largest_size()
+    layers = max(config.depth("encoder"), config.depth("decoder"))
+    if layers > count:
+        raise ValueError(f"{tensors.folder / CONFIG}: {layers:,} layers, but the folder has {count:,} tensors")
+    for name in ("vocab_size", "dim", "head_dim"):
+        if getattr(config, name) > largest:
+            raise ValueError(
+                f"{tensors.folder / CONFIG}: {name} is {getattr(config, name):,}, which is more than {largest:,}, "
+                "the largest size of a tensor in the folder"
+            )
 
 
 def read_native_config(folder: Path) -> ModelConfig:

@@ -110,6 +110,10 @@ class Tensors:
             return None
         return torch.empty(0, dtype=TYPES[kind]).set_(storage[found[0][0] : found[-1][1]])
 
+    def largest_size(self) -> int:
+        """The largest size of any tensor along any dimension."""
+        return max((size for name in self.names for size in self.shape(name)), default=0)
+
     def main_dtype(self) -> torch.dtype:
         """The floating-point dtype of most elements."""
         counts: dict[str, int] = {}

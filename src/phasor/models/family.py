@@ -94,12 +94,12 @@ class Family:
         """The kind of head a file's architecture has; the first known where none is named."""
         named = f.get("architectures", None) or [next(iter(self.architectures.values()))]
         kinds = {name: kind for kind, name in self.architectures.items()} | self.aliases
-        if not isinstance(named, list) or len(named) != 1 or named[0] not in kinds:
+        if not isinstance(named, list) or len(named) != 1 or str(named[0]) not in kinds:
             raise ValueError(
                 f"{f.file}: phasor does not know the architecture {quote(named)} of {self.model_type}; "
                 f"known: {', '.join(kinds)}"
             )
-        return kinds[named[0]]
+        return kinds[str(named[0])]
 
     def embedding_of(self, config: ModelConfig) -> str:
         """The name of the token embedding that the head may be tied to."""

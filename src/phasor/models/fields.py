@@ -35,6 +35,19 @@ HARMLESS = frozenset(
     """.split()  # noqa: SIM905
 )
 
+# Fields that count layers, and those that name a width or a number of heads: what tensors have to go with.
+LAYER_NAMES = frozenset(
+    {"decoder_layers", "encoder_layers", "n_layer", "n_layers", "num_decoder_layers", "num_hidden_layers", "num_layers"}
+)
+SIZE_NAMES = frozenset(
+    """
+    d_kv d_model dim head_dim hidden_size n_embd n_head n_heads num_attention_heads num_experts num_heads
+    num_key_value_heads num_kv_heads num_local_experts rotary_dim vocab_size
+    """.split()  # noqa: SIM905
+)
+MOST_LAYERS, MOST_WIDTH = 10_000, 1 << 28  # where there are no tensors to compare with
+MOST = 1 << 40  # of any number: positions and bases have less
+
 # Fields that transformers reads for every model, and phasor only where a family takes them: masks, caches, weights.
 UNSUPPORTED = frozenset(
     """
@@ -49,7 +62,8 @@ class Fields:
 
     What is left without effect in transformers has none here: it is collected in `ignored`, or refused by a `strict`
     reader. `tensors` are the names in the checkpoint, for families whose parts show only there, and `equal` says
-    whether two of them hold the same values; `prefix` goes before names in error messages, for a nested object.
+    whether two of them hold the same values, `largest` is the largest size of any; `prefix` goes before names in error
+    messages, for a nested object.
 
     >>> fields = Fields({"hidden_size": 64, "mlp_bias": True}, Path("config.json"), strict=True)
     >>> fields.get("hidden_size"), fields.get("head_dim", None)
@@ -68,9 +82,10 @@ class Fields:
         prefix: str = "",
         equal: Callable[[str, str], bool] = lambda one, other: False,
         strict: bool = False,
+        largest: int | None = None,
     ) -> None:
         self.data, self.file, self.tensors, self.prefix = data, file, frozenset(tensors), prefix
-        self.equal, self.strict = equal, strict
+        self.equal, self.strict, self.largest = equal, strict, largest
         self.ignored: dict[str, Any] = {}
         self.notes: list[str] = []
         self.taken: set[str] = set()
@@ -102,11 +117,30 @@ class Fields:
         """The same, of any kind."""
         self.taken.add(name)
         value = self.data.get(name, self.defaults.get(name))
+        if isinstance(value, int | float) and not abs(value) < MOST:
+            raise ValueError(f"{self.file}: {self.prefix}{name} is out of range: {json_repr(value)}")
         if value is not None:
+            self.check_size(name, value)
             return value
         if default is REQUIRED:
             raise ValueError(f"{self.file}: {self.prefix}{name} is missing")
         return default
+
+    def check_size(self, name: str, value: Any) -> None:
+        """Refuse a number of layers or a width that the folder's tensors cannot have, before it costs anything."""
+        if name in LAYER_NAMES:
+            most, why = MOST_LAYERS, "the most there may be"
+            if self.tensors:
+                most, why = min(most, len(self.tensors)), "as many as there are tensors in the folder"
+        elif name in SIZE_NAMES:
+            most, why = (
+                MOST_WIDTH if self.largest is None else self.largest,
+                "the largest size of a tensor in the folder",
+            )
+        else:
+            return
+        if isinstance(value, int) and value > most:
+            raise ValueError(f"{self.file}: {self.prefix}{name} is {value:,}, which is more than {most:,}, {why}")
 
     def flag(self, name: str, default: bool) -> bool:
         """True or false; null is false, where transformers takes the file's value as it is."""
@@ -149,7 +183,7 @@ class Fields:
 
     def inside(self, data: dict[str, Any], prefix: str = "") -> Fields:
         """The fields of an object inside; what is ignored there is collected here."""
-        inner = Fields(data, self.file, self.tensors, prefix, self.equal, self.strict)
+        inner = Fields(data, self.file, self.tensors, prefix, self.equal, self.strict, self.largest)
         inner.ignored, inner.notes = self.ignored, self.notes
         return inner
 
