@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 from phasor import __version__
+from phasor.cli.interrupts import INTERRUPTED, handle_interrupts
 from phasor.cli.parser import Parser, Verb
+from phasor.cli.streams import check_output, prepare_streams
 from phasor.config.schema import shorten
 
 VERBS = {
@@ -33,9 +37,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     A verb may end in other ways and says so in its help.
     """
+    with handle_interrupts(), warnings.catch_warnings():
+        warnings.showwarning = print_warning
+        return run(arguments)
+
+
+def run(arguments: Sequence[str] | None) -> int:
+    prepare_streams()
     parser = build_parser()
     try:
         given = parser.parse_args(arguments)
+        check_output(prints=getattr(given, "prints", True))
         if given.command is None:
             parser.print_help()
         else:
@@ -51,8 +63,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_error(f"there is not enough memory: {error}")
         return 2
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     return 0
+
+
+def print_warning(message: Warning | str, *where: Any, **more: Any) -> None:
+    """A warning in one line, without the place in the source."""
+    print_error(f"warning: {message}")
 
 
 def print_error(text: str) -> None:

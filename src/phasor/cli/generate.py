@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from phasor.cli.options import add_fields, given_fields
 from phasor.cli.output import print_json
+from phasor.cli.streams import check_argument, print_text, read_file, read_lines, read_stdin
 from phasor.config.generation import OPTIONS, GenerationConfig
+from phasor.config.generation_settings import merge_options
 
 if TYPE_CHECKING:
     from phasor.generation import Generated
@@ -17,10 +19,20 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Continue a prompt; text where the folder has a tokenizer, token ids otherwise."
+    parser.description = (
+        "Continue a prompt; text where the folder has a tokenizer, token ids otherwise. What the options leave open is "
+        "as the folder's generation_config.json says. Control characters are printed as escapes on a terminal, and as "
+        "they are into a pipe or file."
+    )
     parser.add_argument("folder", help="a model folder")
     parser.add_argument("--prompt", metavar="TEXT", help="the prompt; read from standard input if left out")
     parser.add_argument("--prompt-file", metavar="FILE", help="read the prompt from a file")
+    parser.add_argument(
+        "--prompts",
+        metavar="FILE",
+        help="several prompts, one per line of a file (- is standard input); each result is printed on a line of its "
+        "own, with backslashes and line ends in it as escapes",
+    )
     parser.add_argument("--stream", action="store_true", help="print the text as it comes")
     parser.add_argument("--draft", metavar="FOLDER", help="a smaller model for speculative decoding")
     parser.add_argument("--device", default="cpu", help="where to run: cpu, cuda, ...")
@@ -37,27 +49,52 @@ def run(given: argparse.Namespace) -> None:
     from phasor.generation import generate, stream
 
     fields = given_fields(given, GenerationConfig)
-    if given.prompt is not None and given.prompt_file is not None:
-        raise ValueError("give --prompt or --prompt-file, not both")
+    sources = {"--prompt": given.prompt, "--prompt-file": given.prompt_file, "--prompts": given.prompts}
+    named = [option for option, value in sources.items() if value is not None]
+    if len(named) > 1:
+        raise ValueError(f"give {' or '.join(named)}, not both")
     if given.stream and given.json:
         raise ValueError("give --stream or --json, not both: JSON is complete only at the end")
+    if given.stream and given.prompts is not None:
+        raise ValueError("give --stream or --prompts, not both: a stream continues one prompt")
     model = read_model(given.folder, given)
     draft = None if given.draft is None else read_model(given.draft, given)
-    prompt = read_prompt(given, model.tokenizer is not None)
+    if "seed" in fields and not merge_options(model.generation_settings, None, fields).samples:
+        raise ValueError("--seed is for sampling, and this decodes greedily: add --temperature, or leave --seed out")
+    prompt = read_prompts(given, model.tokenizer is not None)
     begun = time.perf_counter()
     if given.stream:
         count = sum(show_step(step) for step in stream(model, prompt, draft=draft, details=True, **fields))
         print()
     else:
         results = generate(model, prompt, draft=draft, details=True, **fields)
-        generated = results if isinstance(results, list) else [results]
+        generated = flatten(results)
         count = sum(len(one.tokens) for one in generated)
         if given.json:
-            print_json(generated)
+            print_json(results if isinstance(results, list) else [results])
         for one in () if given.json else generated:
-            print(one.text if one.text is not None else " ".join(map(str, one.tokens)))
+            text = one.text if one.text is not None else " ".join(map(str, one.tokens))
+            print_text(text if given.prompts is None else one_line(text))
     took = time.perf_counter() - begun
     print(f"{count} tokens in {took:.2f} s, {count / took:.1f} tokens/s", file=sys.stderr)
+    if given.prompts is None:
+        prompt, results = [prompt], [count if given.stream else results]
+    lengths = [one if isinstance(one, int) else max(len(new.tokens) for new in flatten(one)) for one in results]
+    warn_past_length(model, prompt, lengths)
+
+
+def flatten(results: Any) -> list[Generated]:
+    """All results: one, or several for a prompt, or for each of several prompts."""
+    return [one for inner in results for one in flatten(inner)] if isinstance(results, list) else [results]
+
+
+def one_line(text: str) -> str:
+    """A text on one line, from which it can be told again.
+
+    >>> print(one_line("a\\nb"))
+    a\\nb
+    """
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
 
 
 def read_model(folder: str, given: argparse.Namespace) -> Transformer:
@@ -75,25 +112,46 @@ def read_model(folder: str, given: argparse.Namespace) -> Transformer:
 def show_step(step: Generated) -> int:
     """Print the output of one step of a stream; the number of its tokens."""
     text = "".join(f"{token} " for token in step.tokens) if step.text is None else step.text
-    print(text, end="", flush=True)
+    print_text(text, end="")
     return len(step.tokens)
 
 
-def read_prompt(given: argparse.Namespace, textual: bool) -> str | list[int]:
-    """The prompt from the command line, a file or standard input: text, or token ids for a folder without tokenizer."""
+def read_prompts(given: argparse.Namespace, textual: bool) -> Any:
+    """The prompt, or a list of prompts: text, or token ids for a folder without tokenizer."""
+    if given.prompts is None:
+        text = read_prompt(given)
+        return text if textual else parse_ids(text, given.folder)
+    lines = read_lines(given.prompts, "the prompts, one per line")
+    if not lines:
+        raise ValueError(f"{given.prompts} has no prompts: there should be one per line")
+    return lines if textual else [parse_ids(line, given.folder) for line in lines]
+
+
+def read_prompt(given: argparse.Namespace) -> str:
+    """The one prompt from the command line, a file or standard input."""
     if given.prompt is not None:
-        text = given.prompt
-    elif given.prompt_file is not None:
-        try:
-            with open(given.prompt_file, encoding="utf-8") as file:
-                text = file.read()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"{given.prompt_file} cannot be read: {error}") from None
-    else:
-        text = sys.stdin.read()
-    if textual:
-        return text
+        return check_argument(given.prompt, "--prompt")
+    if given.prompt_file is not None:
+        return read_file(given.prompt_file)
+    return read_stdin("the prompt")
+
+
+def parse_ids(text: str, folder: str) -> list[int]:
     ids = text.replace(",", " ").split()
-    if not all(i.isdecimal() for i in ids):
-        raise ValueError(f"{given.folder} has no tokenizer, so the prompt must be token ids such as '1 2 3'")
+    if not all(i.isascii() and i.isdecimal() for i in ids):
+        raise ValueError(f"{folder} has no tokenizer, so the prompt must be token ids such as '1 2 3'")
     return [int(i) for i in ids]
+
+
+def warn_past_length(model: Transformer, prompts: list[Any], lengths: list[int]) -> None:
+    """Say that a text has become longer than the model was made for, from prompts and numbers of new tokens."""
+    config = model.config
+    if config.shape != "decoder" or any(p.depends_on_length for p in config.layer_positions()):
+        return
+    read = [len(model.tokenizer.encode(p).ids) if isinstance(p, str) else len(p) for p in prompts]
+    if any(old + new > config.max_length for old, new in zip(read, lengths, strict=True)):
+        print(
+            f"phasor: prompt and output are longer than the {config.max_length:,} tokens that the model is made for; "
+            "what comes after them may be of little use",
+            file=sys.stderr,
+        )

@@ -9,7 +9,13 @@ from typing import Any, cast
 from phasor.config import Extension
 from phasor.config.schema import field_types, names
 
-METAVARS = {"boolean": "TRUE|FALSE", "numbers": "N,N,...", "words": "TEXT,...", "sequences": "N,N;N;..."}
+METAVARS = {
+    "boolean": "TRUE|FALSE",
+    "numbers": "N,N,...",
+    "one_or_numbers": "N,N,...",
+    "words": "TEXT,...",
+    "sequences": "N,N;N;...",
+}
 
 
 EXTENSION_FIELDS = {
@@ -72,7 +78,7 @@ def field_parsers(*classes: type[Any]) -> dict[str, Any]:
             choices = [a for a in (typing.get_args(hint) or (hint,)) if a is not type(None)]
             lists = [a for a in (hint, *choices) if typing.get_origin(a) is tuple]
             if lists:
-                parsers[name] = list_parser(typing.get_args(lists[0]))
+                parsers[name] = one_or_numbers if int in choices else list_parser(typing.get_args(lists[0]))
             else:
                 parsers[name] = next(simple[a] for a in choices if a in simple)
     return parsers
@@ -112,6 +118,16 @@ def numbers(text: str) -> list[float] | list[int]:
     return (
         [int(p) for p in parts] if all(p.strip().lstrip("-").isdecimal() for p in parts) else [float(p) for p in parts]
     )
+
+
+def one_or_numbers(text: str) -> float | list[float] | list[int]:
+    """One number, or a list of them.
+
+    >>> one_or_numbers("3"), one_or_numbers("3,4")
+    (3, [3, 4])
+    """
+    found = numbers(text)
+    return found[0] if len(found) == 1 else found
 
 
 def words(text: str) -> list[int | str]:

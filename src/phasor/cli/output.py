@@ -8,7 +8,10 @@ import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+# Control characters that JSON allows in strings and a terminal obeys.
+JSON_ESCAPES = {code: f"\\u{code:04x}" for code in range(127, 160)}
 
 
 class Bar:
@@ -54,8 +57,12 @@ def printable(text: str) -> str:
     return text.translate(controls).encode(encoding, "replace").decode(encoding)
 
 
-def print_json(value: Any) -> None:
-    print(json.dumps(plain(value), indent=2, ensure_ascii=False))
+def print_json(value: Any, file: IO[str] | None = None) -> None:
+    """Print JSON that any reader takes: in the letters of the file's encoding, without control characters."""
+    file = sys.stdout if file is None else file
+    unicode = (file.encoding or "utf-8").lower().startswith("utf")
+    text = json.dumps(plain(value), indent=2, ensure_ascii=not unicode)
+    print(text.translate(JSON_ESCAPES), file=file)
 
 
 def plain(value: Any) -> Any:

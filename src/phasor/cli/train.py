@@ -34,6 +34,7 @@ def add_options(parser: Verb) -> None:
     parser.formatter_class = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=34)
     parser.epilog = f"{without_recipe()}\n{EXIT_CODES}"
     parser.allow_abbrev = False
+    parser.set_defaults(prints=False)  # what counts is the run folder
     parser.add_argument(
         "recipe",
         nargs="?",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -11,7 +10,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from phasor.cli.output import Bar
+from phasor.cli.output import Bar, print_json
+from phasor.cli.streams import check_argument, print_text, read_lines
 from phasor.files import atomic_write
 
 
@@ -39,16 +39,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> None:
     if given.texts and given.file is not None:
         raise ValueError("give texts or --file, not both")
-    texts = given.texts or read_lines(given.file or "-")
+    texts = [check_argument(text, "TEXT") for text in given.texts] or read_lines(
+        given.file or "-", "the texts, one per line"
+    )
     check_destination(given.out)
     translations = run_translation(texts, given)
     with destination(given.out) as file:
         if given.json:
             pairs = [{"source": s, "translation": t} for s, t in zip(texts, translations, strict=True)]
-            print(json.dumps(pairs, indent=2, ensure_ascii=False), file=file)
+            print_json(pairs, file=file)
         else:
             for translation in translations:
-                print(" ".join(translation.splitlines()), file=file)
+                print_text(" ".join(translation.splitlines()), file=file)
 
 
 def run_translation(texts: list[str], given: argparse.Namespace) -> list[str]:
@@ -65,21 +67,6 @@ def run_translation(texts: list[str], given: argparse.Namespace) -> list[str]:
         device=given.device,
         progress=Bar("translating"),
     )
-
-
-def read_lines(name: str) -> list[str]:
-    """The lines of a file, or of standard input under the name "-"."""
-    from phasor.data.sources import read_bytes
-
-    data = sys.stdin.buffer.read() if name == "-" else read_bytes(Path(name))
-    where = "standard input" if name == "-" else name
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{where}, line {line}: the byte {error.start} is not UTF-8") from None
-    lines = text.removesuffix("\n").split("\n") if text else []
-    return [line.removesuffix("\r") for line in lines]
 
 
 def check_destination(name: str | None) -> None:

@@ -75,10 +75,11 @@ def merge_options(
         fields = fields | {"stop": (fields["stop"],)}
     if options is not None:
         return options.replace(**fields)
-    given = GenerationConfig(**fields)  # refuses what is wrong with the caller's own
     settings = {name: value for name, value in settings.items() if value is not None}
     if not settings:
-        return given
+        return GenerationConfig(**fields)
+    # Refuses what is wrong with the caller's own; whether there may be several results depends on the folder too.
+    given = GenerationConfig(**{name: value for name, value in fields.items() if name != "num_return_sequences"})
     warn_about_settings(settings)
     try:
         check_types(settings)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch import nn
 
+LOCK = threading.Lock()
+# The modules that were in training mode, by how many `with`s keep them out of it: several threads may be inside.
+HELD: dict[nn.Module, int] = {}
+
 
 @contextmanager
 def eval_mode(*models: nn.Module | None) -> Iterator[None]:
     """Put models into evaluation mode inside a `with`; afterward every module is in the mode it had before.
+
+    Where several threads are inside for the same model, it goes back when the last one leaves.
 
     >>> model = nn.Linear(2, 2)
     >>> with eval_mode(model):
@@ -19,11 +26,18 @@ def eval_mode(*models: nn.Module | None) -> Iterator[None]:
     >>> model.training
     True
     """
-    modules = [module for model in models if model is not None for module in model.modules() if module.training]
-    for module in modules:
-        module.training = False
+    with LOCK:
+        every = {module for model in models if model is not None for module in model.modules()}
+        modules = [module for module in every if module.training or module in HELD]
+        for module in modules:
+            HELD[module] = HELD.get(module, 0) + 1
+            module.training = False
     try:
         yield
     finally:
-        for module in modules:
-            module.training = True
+        with LOCK:
+            for module in modules:
+                HELD[module] -= 1
+                if not HELD[module]:
+                    del HELD[module]
+                    module.training = True
