@@ -9,22 +9,27 @@ from contextlib import contextmanager
 import torch
 import torch.utils.deterministic
 
+from phasor.config.schema import quote, shorten
 
-def resolve_device(name: str) -> torch.device:
+
+def resolve_device(name: torch.device | str) -> torch.device:
     """The device of that name; "auto" is a GPU where there is one.
 
     >>> resolve_device("cpu")
     device(type='cpu')
     """
-    if name == "auto":
+    if isinstance(name, str) and name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.empty(0, device=name).device
         if device.type == "meta":
             raise RuntimeError("it holds no data")
         return device
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"the device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
+    except (RuntimeError, AssertionError, UnicodeEncodeError) as error:
+        reason = shorten(str(error).splitlines()[0], 300)
+        raise ValueError(f"the device {quote(str(name))} cannot be used: {reason}") from None
+    except TypeError:
+        raise ValueError(f"a device is named as 'cpu' or 'cuda:1', not as {quote(name)}") from None
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from phasor.config.text_files import path_of
 from phasor.files import atomic_write
 
 MANIFEST = "phasor_manifest.json"
@@ -200,7 +201,7 @@ def verify(folder: str | Path) -> list[ArtifactReport]:
     ...     [(report.kind, report.files, [name for name, what in report.wrong]) for report in verify(folder)]
     [('model', 3, ['config.json'])]
     """
-    folder = Path(folder)
+    folder = path_of(folder)
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder")
     own: list[tuple[Path, Kind | None]] = [(folder, None)] if os.path.lexists(folder / MANIFEST) else []

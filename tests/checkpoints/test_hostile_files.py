@@ -261,3 +261,45 @@ def test_safetensors_headers_that_lie(folder: Path) -> None:
 @pytest.mark.slow
 def test_many_safetensors_headers_that_lie(folder: Path) -> None:
     check_headers(folder, range(1000, 6000))
+
+
+@pytest.mark.parametrize("name", ["README.md", ".gitattributes", "LICENSE"])
+def test_what_stands_in_the_way_is_named_and_kept(folder: Path, name: str) -> None:
+    (folder / name).write_text("mine")
+    model = phasor.load(folder)
+    assert f"more than a model ({name})" in sentence(lambda: phasor.save(model, folder))
+    assert (folder / name).read_text() == "mine"
+    assert sorted(file.name for file in folder.parent.iterdir()) == ["model"]
+
+
+def test_what_may_not_be_read_is_not_called_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after chmod 0, which root does not notice."""
+    open_file, status = os.open, os.stat
+
+    def refuse(path: Any, *args: Any, original: Any, **kwargs: Any) -> Any:
+        if isinstance(path, str | Path) and Path(path).is_relative_to(folder):
+            raise PermissionError(13, "Permission denied", str(path))
+        return original(path, *args, **kwargs)
+
+    def only_weights(path: Any, *args: Any, **kwargs: Any) -> Any:
+        if Path(path).name == "model.safetensors":
+            raise PermissionError(13, "Permission denied", str(path))
+        return open_file(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", only_weights)
+    assert "model.safetensors cannot be read: Permission denied" in sentence(lambda: phasor.load(folder))
+
+    def forbid(folder_too: bool) -> None:
+        monkeypatch.setattr(os, "open", lambda path, *args, **more: refuse(path, *args, original=open_file, **more))
+        if folder_too:
+            monkeypatch.setattr(os, "stat", lambda path, *args, **more: refuse(path, *args, original=status, **more))
+
+    for folder_too in (False, True):
+        forbid(folder_too)
+        for call in (
+            lambda: phasor.load(folder),
+            lambda: phasor.convert(folder, folder.parent / "new"),
+            lambda: phasor.Recipe.from_file(folder / "config.json"),
+            lambda: phasor.explain(str(folder)),
+        ):
+            assert "ermission denied" in sentence(call), folder_too

@@ -334,7 +334,7 @@ def test_a_stream_is_printed_as_it_comes_and_may_be_cut_off(folders: dict[str, s
         (["generate", "IDS", "--prompt", "1", "--stop", "end"], "needs a text prompt"),
         (["generate", "IDS", "--prompt", "1", "--stop", "\\"], "--stop"),
         (["generate", "IDS", "--prompt", "1", "--draft", "nowhere"], "nowhere/config.json cannot be read"),
-        (["generate", "IDS", "--prompt", "1", "--device", "nonsense"], "device nonsense cannot be used"),
+        (["generate", "IDS", "--prompt", "1", "--device", "nonsense"], "device 'nonsense' cannot be used"),
         (["generate", "IDS", "--prompt", "1", "--temprature", "1"], "unrecognized arguments: --temprature"),
         (["generate", "TEXT", "--prompt", "Say: ", "--max-new-tokens", "500"], "past the 30 positions"),
         (["kinds", "norm"], "did you mean 'norms'"),

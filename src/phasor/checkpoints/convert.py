@@ -60,8 +60,8 @@ def convert(
     """
     source = resolve_folder(source)
     theirs = is_hf(source)
-    format = format or ("phasor" if theirs else "hf")
-    if format not in FORMATS:
+    format = ("phasor" if theirs else "hf") if format is None else format
+    if not isinstance(format, str) or format not in FORMATS:
         raise unknown("format", format, FORMATS)
     if check and format != "hf" and (not theirs or position is not None or extension is not None):
         raise ValueError("nothing to check against: neither folder is a Hugging Face one with the same positions")

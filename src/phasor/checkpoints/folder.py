@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -15,8 +14,8 @@ from tokenizers import Tokenizer
 
 from phasor.checkpoints.tokenizer_errors import TOKENIZER_BYTES, check_growth, tokenizer_errors
 from phasor.config.generation import SpecialTokens
-from phasor.config.schema import quote
-from phasor.config.text_files import from_json, read_text
+from phasor.config.schema import name_some
+from phasor.config.text_files import from_json, path_of, read_text
 from phasor.files import replace_folder, staging_folder
 from phasor.manifest import MANIFEST, write_manifest
 
@@ -45,19 +44,13 @@ SPECIAL_NAMES = {  # our names and those of the file, which are the field's own
 NEVER = "bad_words_ids"  # sequences; those of one token each are tokens that are never generated
 
 
-def path_of(folder: str | Path) -> Path:
-    """A folder's path, out of what a user gave for one."""
-    if not isinstance(folder, str | os.PathLike):
-        raise ValueError(f"a folder must be given by its path, not as {quote(folder)}")
-    return Path(folder)
-
-
 @contextmanager
 def replacing_folder(folder: str | Path) -> Iterator[Path]:
     """A folder to write into that takes its place when all is written, and vanishes if anything fails."""
     folder = path_of(folder).resolve()  # what a link points to is replaced, and not the link
-    if folder.exists() and not replaceable(folder):
-        raise ValueError(f"{folder} exists and is not a model folder: it is left alone")
+    reason = unreplaceable_reason(folder) if folder.exists() else None
+    if reason is not None:
+        raise ValueError(f"{folder} {reason}")
     with ExitStack() as stack:
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -69,16 +62,20 @@ def replacing_folder(folder: str | Path) -> Iterator[Path]:
         replace_folder(staged, folder)
 
 
-def replaceable(folder: Path) -> bool:
-    """Whether a folder is a model's and holds nothing else, or is empty."""
+def unreplaceable_reason(folder: Path) -> str | None:
+    """Why a folder may not be replaced: it is not a model's, or holds something else; None where it may."""
     if not folder.is_dir():
-        return False
+        return "exists and is not a folder: it is left alone"
     names = {name for entry in folder.iterdir() for name in files_in(entry)}
     weights = {name for name in names if name in (WEIGHTS, INDEX) or SHARD.fullmatch(name)}
     pooling = {f"{POOLING}/{CONFIG}", f"{NORMALIZING}/{CONFIG}"}
     templates = {name for name in names if name.startswith(f"{TEMPLATES}/") and name.endswith(".jinja")}
     others = names - weights - pooling - templates - {CONFIG, SPECIAL, MANIFEST, *TOKENIZER_FILES, *SENTENCE_FILES}
-    return not names or (CONFIG in names and bool(weights) and not others)
+    if names and (CONFIG not in names or not weights):
+        return "exists and is not a model folder: it is left alone"
+    if others:
+        return f"holds more than a model ({name_some(sorted(others))}): move that away, or write to another folder"
+    return None
 
 
 def files_in(entry: Path) -> list[str]:

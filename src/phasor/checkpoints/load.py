@@ -18,6 +18,7 @@ from phasor.checkpoints.swap_positions import swap_positions
 from phasor.checkpoints.tensors import Progress
 from phasor.config import Extension, ModelConfig, PositionConfig
 from phasor.config.schema import quote
+from phasor.device import resolve_device
 from phasor.manifest import verify_folder
 from phasor.transformer import Transformer
 
@@ -51,10 +52,7 @@ def load(
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ValueError(f"dtype must be a floating-point dtype such as torch.bfloat16, not {quote(dtype)}")
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"the device {device!s} cannot be used: {str(error).splitlines()[0]}") from None
+    device = resolve_device(device)
     folder = resolve_folder(folder)
     if verify:
         verify_folder(folder, "model")

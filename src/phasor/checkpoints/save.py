@@ -30,7 +30,7 @@ def save(model: Transformer, folder: str | Path, format: str = "phasor", *, prog
     ...     torch.equal(load(folder)(tokens), model(tokens))
     True
     """
-    if format not in FORMATS:
+    if not isinstance(format, str) or format not in FORMATS:
         raise unknown("format", format, FORMATS)
     if not isinstance(model, Transformer):
         raise ValueError(f"only a phasor.Transformer can be saved, not {quote(model)}")

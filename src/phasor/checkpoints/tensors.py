@@ -17,6 +17,7 @@ from torch import Tensor
 
 from phasor.checkpoints.folder import INDEX, WEIGHTS, read_json, write_json
 from phasor.config.schema import name_some
+from phasor.config.text_files import open_regular
 
 SHARD_BYTES = 4 << 30
 # How far a read or write is: (bytes done, bytes in all).
@@ -52,6 +53,8 @@ class Tensors:
         self.opened.close()
 
     def _open(self, file: Path) -> None:
+        with open_regular(file, str(file)):  # safetensors calls everything that it cannot open missing
+            pass
         try:
             handle = self.opened.enter_context(safe_open(file, framework="pt"))
         except (OSError, SafetensorError) as error:

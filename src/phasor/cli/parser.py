@@ -29,6 +29,9 @@ class Verb(Parser):
         verb = importlib.import_module(f"phasor.cli.{self.prog.split()[-1]}")
         verb.add_options(self)
         self.set_defaults(command=verb.run)
+        for arg in args:
+            if arg.endswith("=--") and arg.startswith("--"):  # argparse would take it for no value at all
+                self.error(f"{arg[:-3]} does not take '--'")
         known = self._option_string_actions
         for name in dict.fromkeys(arg.partition("=")[0] for arg in args):
             if self.prefix is not None and name.startswith(self.prefix) and name not in known:

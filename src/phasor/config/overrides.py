@@ -84,6 +84,8 @@ def fields_of(hint: Any) -> dict[str, Any]:
 
 def read_value(text: str, hint: Any, where: str) -> Any:
     """The value of a field from its text on the command line."""
+    if not text:
+        raise ValueError(f"{where} needs a value{', or none' if may_be_none(hint) else ''}, not empty text")
     if takes_text(hint):
         return None if text in ("null", "~") else text
     return None if text == "none" and may_be_none(hint) else from_yaml(text, where)

@@ -5,12 +5,27 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from phasor.config.schema import quote, shorten, unique_keys
 
 TEXT_BYTES = 64 << 20  # of a configuration, an index or the like
+
+
+def path_of(path: str | Path, what: str = "a folder") -> Path:
+    """The path that a user gave for a file or a folder."""
+    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
+        raise ValueError(f"{what} must be given by its path, not as {quote(path)}")
+    try:
+        valid = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        valid = False
+    if not valid:
+        raise ValueError(f"{what} cannot have the name {quote(str(path))}")
+    return Path(path)
 
 
 def read_text(path: str | Path, what: str = "", limit: int = TEXT_BYTES) -> str:
@@ -21,23 +36,29 @@ def read_text(path: str | Path, what: str = "", limit: int = TEXT_BYTES) -> str:
     ...     read_text(file.name)
     ''
     """
-    if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
-        raise ValueError(f"{what or 'a file'} must be given by its path, not as {quote(path)}")
+    path = path_of(path, what or "a file")
     named = f"{what} {path}".strip()
-    try:
-        # Without O_NONBLOCK, opening a pipe waits for its writer.
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-        with open(handle, "rb") as file:
-            check_regular(os.fstat(handle), named)
-            data = file.read(limit + 1)
-    except OSError as error:
-        raise ValueError(f"{named} cannot be read: {error.strerror or error}") from None
+    with open_regular(path, named) as file:
+        data = file.read(limit + 1)
     if len(data) > limit:
         raise ValueError(f"{named} has more than {limit >> 10} KiB, which is too much for such a file")
     try:
         return data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{named} is not UTF-8 at byte {error.start}") from None
+
+
+@contextmanager
+def open_regular(path: Path, named: str) -> Iterator[BinaryIO]:
+    """A regular file, opened; anything else is refused, and what cannot be read with the reason."""
+    try:
+        # Without O_NONBLOCK, opening a pipe waits for its writer.
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        with open(handle, "rb") as file:
+            check_regular(os.fstat(handle), named)
+            yield file
+    except OSError as error:
+        raise ValueError(f"{named} cannot be read: {error.strerror or error}") from None
 
 
 def check_regular(status: os.stat_result, named: str) -> None:

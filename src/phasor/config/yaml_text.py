@@ -27,8 +27,8 @@ def from_yaml(text: str, where: str) -> Any:
         import yaml  # type: ignore[import-untyped]
     except ImportError:
         raise ValueError(f"{where}: YAML needs the package pyyaml: pip install 'phasor[train]'") from None
-    load = loader()(text)
     try:
+        load = loader()(text)
         node = load.get_single_node()
         problem = None if node is None else expansion_problem(node)
         value = None if node is None or problem else load.construct_document(node)

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from phasor.config.schema import quote
+from phasor.config.text_files import path_of
 from phasor.data.batch import Batch
 from phasor.data.batches import Batches
 from phasor.data.encoding import encode_examples
@@ -66,10 +68,11 @@ def evaluate(
     >>> metrics["weights"], metrics["tokens"], metrics["bytes"]
     ('model', 481, 480)
     """
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit must be at least 1, not {limit}")
+    for name, value in (("limit", limit), ("num_beams", num_beams)):
+        if (name, value) != ("limit", None) and (type(value) is not int or not 1 <= value < 1 << 31):
+            raise ValueError(f"{name} must be an integer of at least 1, not {quote(value)}")
     report = progress or (lambda done, total: None)
-    trained = open_run(Path(run), resolve_device(device))
+    trained = open_run(path_of(run), resolve_device(device))
     examples = islice(evaluation_texts(trained, data, target), limit)
     with tempfile.TemporaryDirectory() as folder:
         store, references = encode_to_store(trained, examples, Path(folder))
@@ -90,6 +93,7 @@ def evaluation_texts(trained: TrainedRun, data: str | Path | None, target: str |
         raise ValueError("target is the other side of data, for a run that translates")
     if data is None:
         return trained.valid_texts()
+    data = path_of(data, "the data")
     if config.generates_data:
         config = config.replace(format="auto")
     if task == "translation":

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from phasor.checkpoints import load
 from phasor.config.schema import quote
+from phasor.config.text_files import path_of
 from phasor.data.encoding import encode_texts
 from phasor.device import resolve_device
 from phasor.evaluation.run import is_run, open_run
@@ -46,8 +47,8 @@ def translate(
     trained = None
     if isinstance(run, Transformer):
         model = run if device == "auto" else run.to(resolve_device(device))
-    elif is_run(Path(run)):
-        trained = open_run(Path(run), resolve_device(device))
+    elif is_run(path_of(run)):
+        trained = open_run(path_of(run), resolve_device(device))
         model = trained.model
     else:
         model = load(run, resolve_device(device))

@@ -103,7 +103,7 @@ def backends(
     True
     """
     name, model = resolve_model(DEFAULT if config is None else config)
-    if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
+    if length is not None and (isinstance(length, bool) or not isinstance(length, int) or not 1 <= length < 1 << 48):
         raise ValueError(f"length must be an integer of at least 1, not {quote(length)}")
     if not isinstance(training, bool):
         raise ValueError(f"training must be True or False, not {quote(training)}")

@@ -84,8 +84,8 @@ def explain(
     if extension is not None:
         first = first.with_extension(extension)
         name = f"{name} with {extension.kind}"
-    if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
-        raise ValueError(f"length must be an integer of at least 1, not {length!r}")
+    if length is not None and (isinstance(length, bool) or not isinstance(length, int) or not 1 <= length < 1 << 63):
+        raise ValueError(f"length must be an integer of at least 1, not {quote(length)}")
     if other is None:
         return Explanation(name, scheme_reports(first, length))
     other_name, second = resolve_model(other)

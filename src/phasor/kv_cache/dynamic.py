@@ -19,6 +19,7 @@ from torch import Tensor
 
 from phasor.config import AttentionConfig, ModelConfig
 from phasor.config.schema import quote
+from phasor.config.text_files import path_of
 from phasor.kv_cache.cache_file import read_cache, write_cache
 from phasor.kv_cache.protocol import EncoderOutput
 from phasor.kv_cache.slots import EMPTY, LayerCache, RingWrite, SlotLayout
@@ -68,8 +69,9 @@ class KVCache:
         dtype: torch.dtype | None = None,
     ) -> None:
         for name, value, least in (("batch_size", batch_size, 1), ("max_length", max_length, 1), ("spare", spare, 0)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"a cache's {name} must be an integer of at least {least}, not {value!r}")
+            most = (1 << 31) if name == "batch_size" else (1 << 63)
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value < most:
+                raise ValueError(f"a cache's {name} must be an integer of at least {least}, not {quote(value)}")
         self.config, self.batch_size, self.max_length, self.spare = config, batch_size, max_length, spare
         self.lengths = per_row_lengths(max_length if length is None else length, batch_size)
         self.counts = [0] * batch_size
@@ -414,12 +416,12 @@ class KVCache:
 
     def save(self, path: str | Path) -> None:
         """Write the cache as one safetensors file; `KVCache.load` reads it back."""
-        write_cache(self, Path(path))
+        write_cache(self, path_of(path, "a cache"))
 
     @classmethod
     def load(cls, path: str | Path, device: torch.device | str = "cpu") -> Self:
         """Read a cache that `save` wrote."""
-        return read_cache(cls, Path(path), device)
+        return read_cache(cls, path_of(path, "a cache"), device)
 
 
 def per_row_lengths(length: int | Sequence[int], rows: int) -> list[int]:
