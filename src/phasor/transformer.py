@@ -35,7 +35,7 @@ from phasor.nn.norm import build_norm
 from phasor.nn.positions.base import Position, build_position
 from phasor.nn.record import Record, as_record
 from phasor.nn.residual import build_residual
-from phasor.nn.sequence import Length, SequenceArgs, SequenceInfo, sequence_info
+from phasor.nn.sequence import Length, SequenceArgs, SequenceInfo, count_text, sequence_info
 from phasor.ops.attention import Mask
 
 
@@ -450,6 +450,9 @@ class Transformer(nn.Module):
                 raise ValueError("this cache was not made for this model: use model.new_cache(batch_size, max_length)")
             return cache.sequence_info(tokens, args)
         check_attention_mask(attention_mask, tokens, stack.windowed)
+        padding = getattr(self.config.input_position, "padding_token", None)
+        if padding is not None and positions is None and attention_mask is None and args.get("document_ids") is None:
+            args["positions"] = count_text(tokens, padding)
         return sequence_info(rows, count, tokens.device, needs_length=stack.needs_length, **args)
 
 

@@ -263,8 +263,6 @@ class TestOldFiles:
             (transformers.BertModel, {"is_decoder": True}),
             (transformers.BertModel, {"architectures": ["BertForSequenceClassification"]}),
             (transformers.BertModel, {"hidden_act": "mish"}),
-            (transformers.RoFormerModel, {"norm_type": "rms_norm"}),
-            (transformers.RoFormerModel, {"use_bias": False}),
             (transformers.ModernBertModel, {"rope_theta": 500.0}),
             (transformers.ModernBertModel, {"head_dim": 10}),
             (transformers.ModernBertModel, {"layer_types": ["chunked_attention"] * 2}),
@@ -277,6 +275,17 @@ class TestOldFiles:
         name = "architecture" if "architectures" in fields else next(iter(fields))
         with pytest.raises(ValueError, match=name):
             phasor.load(tmp_path)
+
+    @pytest.mark.parametrize("fields", [{"norm_type": "rms_norm"}, {"use_bias": False}], ids=str)
+    def test_what_transformers_ignores_in_roformer_is_ignored(self, tmp_path, fields):
+        """Fields of a RoFormer that is not in transformers; files of it lack tensors, and are refused for that."""
+        theirs = theirs_of(transformers.RoFormerModel, pad_token_id=0)
+        theirs.save_pretrained(tmp_path)
+        rewritten(tmp_path, **fields)
+        with pytest.warns(UserWarning, match=f"phasor ignores .*{next(iter(fields))}"):
+            ours = phasor.load(tmp_path)
+        text = tokens(1, 9)
+        assert (ours(text) - theirs(text).last_hidden_state).abs().max() < NEAR
 
 
 @pytest.mark.parametrize(
@@ -494,3 +503,18 @@ class TestSentences:
         shutil.rmtree(folder / "1_Pooling")
         with pytest.raises(ValueError, match="1_Pooling"):
             phasor.load(folder)
+
+
+@torch.no_grad()
+def test_roberta_counts_tokens_other_than_padding_where_no_mask_is_given(tmp_path):
+    sizes = {"vocab_size": 60, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
+    config = transformers.RobertaConfig(**sizes, intermediate_size=40, max_position_embeddings=20, pad_token_id=3)
+    theirs = transformers.RobertaForMaskedLM(config).eval()
+    redraw(theirs, lambda buffer: False)
+    theirs.save_pretrained(tmp_path)
+    ours = phasor.load(tmp_path)
+    tokens = torch.tensor([[5, 6, 3, 8, 9, 3], [3, 3, 7, 8, 3, 9], [5, 6, 7, 8, 9, 10]])
+    torch.testing.assert_close(ours(tokens), theirs(tokens).logits, atol=2e-5, rtol=0)
+    real = tokens != 3
+    at = real.cumsum(-1) * real - 1
+    torch.testing.assert_close(ours(tokens, positions=at.clamp(min=0))[2], theirs(tokens).logits[2], atol=2e-5, rtol=0)

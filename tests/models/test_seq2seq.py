@@ -418,3 +418,35 @@ def test_presets_go_out_as_a_family_that_computes_them(tmp_path):
 
 def test_every_family_here_is_among_the_cases():
     assert set(MODELS) == {name.partition("/")[0] for name in CASES}
+
+
+@pytest.mark.parametrize("name", ["t5", "encoder"])
+@torch.no_grad()
+def test_t5_in_float16_stays_finite_where_its_sums_overflow(name, tmp_path):
+    """All of theirs in float16, as ours: they clamp the residual stream after every sub-layer."""
+    sizes = {"vocab_size": 60, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 3, "num_heads": 4}
+    cls = {"t5": transformers.T5ForConditionalGeneration, "encoder": transformers.T5EncoderModel}[name]
+    theirs = made(cls, transformers.T5Config(**sizes, feed_forward_proj="gated-gelu"), tmp_path)
+    for weight in (p for n, p in theirs.named_parameters() if ".block.0." in n and n.endswith(".wo.weight")):
+        weight *= 60000
+    theirs.save_pretrained(tmp_path)
+    theirs, ours = theirs.half(), phasor.load(tmp_path, dtype=torch.float16)
+    source, target = torch.arange(18).view(2, 9) + 4, torch.arange(10).view(2, 5) + 30
+    if name == "t5":
+        expected, found = theirs(input_ids=source, decoder_input_ids=target).logits, ours(source, target)
+    else:
+        expected, found = theirs(input_ids=source).last_hidden_state, ours(source)
+    assert torch.isfinite(expected).all()
+    assert torch.isfinite(found).all()
+    assert (found.float() - expected.float()).abs().max() < 0.1 * expected.float().std()
+
+
+@torch.no_grad()
+def test_m2m_100_counts_tokens_other_than_padding_where_no_mask_is_given(tmp_path):
+    config = transformers.M2M100Config(**BART | {"pad_token_id": 6})
+    theirs = made(transformers.M2M100ForConditionalGeneration, config, tmp_path)
+    ours = phasor.load(tmp_path)
+    source = torch.tensor([[9, 8, 6, 10, 11], [6, 6, 14, 13, 6]])
+    target = torch.tensor([[2, 9, 8, 5], [2, 6, 21, 6]])
+    expected = theirs(input_ids=source, decoder_input_ids=target).logits
+    torch.testing.assert_close(ours(source, target), expected, atol=2e-5, rtol=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -48,9 +49,20 @@ class Residual(nn.Module):
 
 
 class Pre(Residual):
-    """`x + f(norm(x))`; the sum after one sub-layer and the norm before the next are one operation."""
+    """`x + f(norm(x))`; the sum after one sub-layer and the norm before the next are one operation.
+
+    Where there is an encoder the sums stay finite in float16, which those of T5 would not.
+    """
+
+    def __init__(self, model: ModelConfig, side: Side, sublayers: int) -> None:
+        super().__init__(model, side, sublayers)
+        self.clamped = model.shape != "decoder"
 
     def forward(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
+        if self.clamped and x.dtype == torch.float16:
+            for f, norm in zip(sublayers, self.norms, strict=True):
+                x = clamp_overflow(x + self.branch(f(norm(x))))
+            return x
         first, *rest = (cast(Norm, norm) for norm in self.norms)
         h = first(x)
         for f, norm in zip(sublayers[:-1], rest, strict=True):
@@ -126,6 +138,17 @@ class SharedParallel(Residual):
     def forward(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
         h = self.norms[0](x)
         return x + sum(self.branch(f(h)) for f in sublayers)
+
+
+def clamp_overflow(x: Tensor) -> Tensor:
+    """Numbers that overflowed, as large finite ones; all are brought below them, with some room for what is added.
+
+    >>> clamp_overflow(torch.tensor([65504.0, torch.inf, 1.0], dtype=torch.float16)).tolist()
+    [64512.0, 64512.0, 1.0]
+    """
+    most = torch.finfo(x.dtype).max
+    limit = torch.where(torch.isinf(x).any(), most - 1000, most)
+    return x.clamp(-limit, limit)
 
 
 def deepnorm_constants(model: ModelConfig, side: Side) -> tuple[float, float]:

@@ -89,6 +89,16 @@ def sequence_info(
     return SequenceInfo(positions, planned, attention_mask, document_ids, order)
 
 
+def count_text(tokens: Tensor, padding_token: int) -> Tensor:
+    """Positions that count the tokens other than padding, which has position -1.
+
+    >>> count_text(torch.tensor([[5, 7, 1, 6, 1]]), padding_token=1).tolist()
+    [[0, 1, -1, 2, -1]]
+    """
+    real = tokens != padding_token
+    return real.cumsum(-1) * real - 1
+
+
 def token_order(attention_mask: Tensor | None, document_ids: Tensor | None) -> Tensor | None:
     """For each token the number of real tokens of its document before it; None where that is its index."""
     if attention_mask is not None:

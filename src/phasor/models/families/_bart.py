@@ -54,6 +54,7 @@ class BartLike(Family):
     derived: ClassVar[tuple[str, ...]] = ("model.encoder.version", "model.decoder.version")
     passthrough = (embedding,)  # of no use where encoder and decoder have their own
     harmless = frozenset(HARMLESS.split())
+    unsupported: ClassVar[frozenset[str]] = frozenset({"is_decoder"})
 
     def read(self, f: Fields) -> ModelConfig:
         f.expect("is_encoder_decoder", True)

@@ -42,6 +42,7 @@ class T5Like(Family):
     embedding = "shared.weight"
     copies = {f"{side}.embed_tokens.weight": "shared.weight" for side in ("encoder", "decoder")}
     passthrough = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
+    unsupported: ClassVar[frozenset[str]] = frozenset({"is_decoder"})
     harmless = frozenset({"classifier_dropout", "initializer_factor", "num_decoder_layers", "output_past"})
 
     def read(self, f: Fields) -> ModelConfig:

@@ -24,6 +24,7 @@ class M2M100(BartLike):
         "normalize_embedding": False,
         "static_position_embeddings": True,
     }
+    unsupported = frozenset()
     derived = (*BartLike.derived, "model.*coder.embed_positions.weights")
 
     def read(self, f: Fields) -> ModelConfig:
@@ -31,8 +32,8 @@ class M2M100(BartLike):
         return super().read(f)
 
     def read_position(self, f: Fields) -> SinusoidalConfig:
-        offset = f.get("pad_token_id", 1) + 1
-        return SinusoidalConfig(layout="halves", spacing="ends", offset=offset, zero_padding=True)
+        pad = f.get("pad_token_id", 1)
+        return SinusoidalConfig(layout="halves", spacing="ends", offset=pad + 1, zero_padding=True, padding_token=pad)
 
     def write_position(self, config: ModelConfig) -> dict[str, Any]:
         offset = require_kind(config.position, SinusoidalConfig).offset

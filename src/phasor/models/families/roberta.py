@@ -28,8 +28,12 @@ class Roberta(BertLike):
 
     def read_positions(self, f: Fields) -> dict[str, Any]:
         f.expect("position_embedding_type", "absolute")
-        offset = f.get("pad_token_id", 1) + 1
-        return {"position": LearnedConfig(offset=offset), "max_length": f.get("max_position_embeddings", 512) - offset}
+        pad = f.get("pad_token_id", 1)
+        offset = pad + 1
+        return {
+            "position": LearnedConfig(offset=offset, padding_token=pad),
+            "max_length": f.get("max_position_embeddings", 512) - offset,
+        }
 
     def write_positions(self, config: ModelConfig) -> dict[str, Any]:
         position = require_kind(config.input_position, LearnedConfig)

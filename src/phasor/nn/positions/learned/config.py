@@ -14,16 +14,20 @@ if TYPE_CHECKING:
 class LearnedConfig(PositionConfig, kind="learned"):
     """A table of learned vectors, one per position, added to the input; it ends at its maximum length.
 
-    Without a `max_length` of its own the table has the model's.
+    Without a `max_length` of its own the table has the model's. Where neither positions nor an attention mask is given,
+    positions count tokens other than `padding_token`, which itself has the row before the first (RoBERTa).
     """
 
     max_length: int | None = None
     offset: int = 0
+    padding_token: int | None = None
     acts_on: ClassVar[tuple[str, ...]] = ("input",)
 
     def check(self) -> None:
         positive(self, "max_length")
-        not_negative(self, "offset")
+        not_negative(self, "offset", "padding_token")
+        if self.padding_token is not None and self.offset == 0:
+            raise ValueError("LearnedConfig.padding_token needs offset: its row stands before the first position's")
 
     @property
     def max_positions(self) -> int | None:

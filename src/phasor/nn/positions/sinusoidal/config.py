@@ -10,13 +10,18 @@ from phasor.nn.positions.frequencies import Spacing
 
 
 class SinusoidalConfig(PositionConfig, kind="sinusoidal"):
-    """Fixed sines and cosines of the position, added to the input or concatenated and projected."""
+    """Fixed sines and cosines of the position, added to the input or concatenated and projected.
+
+    With `zero_padding` padding has none. Where neither positions nor an attention mask is given, positions count tokens
+    other than `padding_token` (M2M-100).
+    """
 
     base: float = 10000.0
     layout: Literal["interleaved", "halves"] = "interleaved"
     spacing: Spacing = "width"
     offset: int = 0
     zero_padding: bool = False
+    padding_token: int | None = None
     combine: Literal["add", "concat"] = "add"
     width: int | None = None
     acts_on: ClassVar[tuple[str, ...]] = ("input",)
@@ -24,7 +29,7 @@ class SinusoidalConfig(PositionConfig, kind="sinusoidal"):
     def check(self) -> None:
         greater_than_one(self, "base")
         positive(self, "width")
-        not_negative(self, "offset")
+        not_negative(self, "offset", "padding_token")
         if self.width is not None and self.combine == "add":
             raise ValueError("SinusoidalConfig.width is for combine='concat'; added codes have the model's width")
 

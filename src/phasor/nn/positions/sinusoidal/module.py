@@ -52,8 +52,9 @@ class Sinusoidal(Position, config=SinusoidalConfig):
     def on_input(self, x: Tensor, seq: SequenceInfo) -> Tensor:
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         code = self.table(seq.positions, dtype)
-        if self.config.zero_padding and seq.attention_mask is not None:
-            code = code * seq.attention_mask[..., None]
+        if self.config.zero_padding:
+            real = seq.positions >= 0 if seq.attention_mask is None else seq.attention_mask
+            code = code * real[..., None]
         code = code.to(x.dtype)
         if self.project is None:
             return x + code
