@@ -154,14 +154,14 @@ def test_systems_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_killed_processes_left_is_removed_and_what_is_in_use_stays(tmp_path: Path) -> None:
-    for name in (".model-1.part", ".model-2.old", ".models-1.part"):
+    for name in (f".model-{'1' * 12}.part", f".model-{'2' * 12}.old", f".models-{'1' * 12}.part", ".model-mine.part"):
         (tmp_path / name).mkdir()
     (tmp_path / "model").mkdir()
     with staging_folder(tmp_path / "model") as mine, staging_folder(tmp_path / "model") as other:
         assert mine.is_dir()
         (other / "file").write_text("new")
         replace_folder(other, tmp_path / "model")
-    assert sorted(os.listdir(tmp_path)) == [".models-1.part", "model"]
+    assert sorted(os.listdir(tmp_path)) == [".model-mine.part", f".models-{'1' * 12}.part", "model"]
     assert os.listdir(tmp_path / "model") == ["file"]
 
 

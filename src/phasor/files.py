@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 PART, OLD = ".part", ".old"
+TOKEN = "[0-9a-f]" * 12  # in the hidden names of folders
 AT_FDCWD, EXCHANGE = -100, 2  # of renameat2 on Linux; the second of renamex_np on macOS too
 CANNOT_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM}
 
@@ -25,7 +26,8 @@ CANNOT_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, 
 def atomic_write(file: Path, *, unique: bool = False) -> Iterator[Path]:
     """A hidden path to write to, which takes the file's place at the end, and vanishes if anything fails.
 
-    `unique` gives each process a path of its own, for files that several may write at once.
+    `unique` gives it a name that nothing has yet, for files that several processes may write at once, and for folders
+    in which others may use the name.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -34,7 +36,7 @@ def atomic_write(file: Path, *, unique: bool = False) -> Iterator[Path]:
     ...     Path(folder, "notes.txt").read_text(), os.listdir(folder)
     ('all of it', ['notes.txt'])
     """
-    staged = file.with_name(f".{file.name}-{os.getpid()}{PART}" if unique else f".{file.name}{PART}")
+    staged = hidden_name(file, PART) if unique else file.with_name(f".{file.name}{PART}")
     staged.unlink(missing_ok=True)
     try:
         staged.touch()
@@ -125,7 +127,7 @@ def exchange(first: Path, second: Path) -> bool:
 def restore_folder(folder: Path) -> None:
     """Put back the folder that a kill left under its hidden name, where names cannot be exchanged in one step."""
     if not os.path.lexists(folder):
-        for old in sorted(folder.parent.glob(f".{glob.escape(folder.name)}-*{OLD}"))[:1]:
+        for old in sorted(folder.parent.glob(f".{glob.escape(folder.name)}-{TOKEN}{OLD}"))[:1]:
             with suppress(OSError):
                 os.replace(old, folder)
 
@@ -134,7 +136,7 @@ def remove_leftovers(folder: Path, names: str | None = None) -> None:
     """Remove what killed writers of a folder left beside it, or of all folders there whose names match a pattern."""
     names = glob.escape(folder.name) if names is None else names
     for suffix in (PART, OLD):
-        for leftover in folder.parent.glob(f".{names}-*{suffix}"):
+        for leftover in folder.parent.glob(f".{names}-{TOKEN}{suffix}"):
             with suppress(OSError), lock_folder(leftover, wait=False):
                 remove_folder(leftover)
 

@@ -469,3 +469,19 @@ def test_transformers_reads_a_folder_with_a_manifest(tmp_path: Path) -> None:
     tokens = torch.tensor([[1, 2, 3]])
     with torch.no_grad():
         assert torch.allclose(theirs(tokens).logits, model(tokens), atol=1e-4)
+
+
+def test_a_model_that_others_wrote_is_not_replaced(tmp_path):
+    """Except for the folder that the model was loaded from."""
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    model = phasor.Transformer(phasor.preset("llama-2", dim=16, num_heads=2, num_layers=1, vocab_size=30))
+    for folder in (mine, theirs):
+        phasor.save(model, folder, format="hf")
+    (theirs / "phasor_manifest.json").unlink()
+    before = {file.name: file.read_bytes() for file in theirs.iterdir()}
+    for write in (lambda: phasor.save(model, theirs), lambda: phasor.convert(mine, theirs, "phasor")):
+        with pytest.raises(ValueError, match="is a model that phasor did not write: it is left alone"):
+            write()
+    assert {file.name: file.read_bytes() for file in theirs.iterdir()} == before
+    phasor.save(phasor.load(theirs), theirs, format="hf")
+    phasor.convert(theirs, mine, "phasor")

@@ -11,6 +11,7 @@ import torch
 from training_runs import Notes, StopAt, recipe
 
 import phasor
+from phasor.data.store import prepare
 from phasor.data.tokenizers import SpecialIds
 from phasor.evaluation import evaluate, translate, translation
 from phasor.evaluation.document_batches import DocumentBatches
@@ -18,7 +19,6 @@ from phasor.evaluation.scores import mostly_chinese, scores
 from phasor.generation.translation import length_batches
 from phasor.training import train
 from phasor.training.build import check_config
-from phasor.training.datasets import load_datasets
 
 LENGTH = 24  # tokens of a row: some of the documents are longer
 DOCUMENTS = [
@@ -132,9 +132,7 @@ def test_other_documents_and_fewer_of_them(tmp_path, lm):
 
 def test_masked_accuracy_is_that_of_single_rows(mlm):
     model = phasor.load(mlm / "model").double()
-    valid = load_datasets(
-        recipe(mlm, task="mlm", data=document_data(mlm.parent)), mlm, lambda *_: None
-    ).valid.source.store
+    valid = prepare(recipe(mlm, task="mlm", data=document_data(mlm.parent)), mlm / "data").valid
     nats, right, count, rows = 0.0, 0, 0, []
     for batch in DocumentBatches(valid, LENGTH, 80, SpecialIds(), 261):
         apart = torch.zeros_like(batch.tokens) if batch.document_ids is None else batch.document_ids
@@ -289,9 +287,10 @@ def test_bad_texts_are_refused_in_a_sentence(tmp_path, speaker, lm):
 
 def test_what_cannot_be_evaluated_is_refused_in_a_sentence(tmp_path, lm):
     empty = write_lines(tmp_path / "empty.jsonl", [])
-    shutil.copy(lm / "recipe.json", tmp_path)
+    shutil.copy(lm / "run.json", tmp_path)
     for run, options, message in [
-        (lm / "model", {}, "is not the folder of a run: it has no recipe.json"),
+        (lm / "model", {}, "is a model and no run, so it has no validation data"),
+        (tmp_path / "nowhere", {}, "nowhere is not the folder of a run"),
         (tmp_path, {}, "neither a model nor a whole checkpoint"),
         (lm, {"data": empty}, r"empty\.jsonl holds no text"),
         (lm, {"data": empty, "target": empty}, "for a run that translates"),
@@ -332,7 +331,7 @@ def test_a_run_whose_data_are_cached_needs_neither_its_sources_nor_for_other_dat
     with pytest.raises(ValueError, match="no longer in"):
         evaluate(run, device="cpu")
     shutil.rmtree(run / "model")
-    with pytest.raises(ValueError, match="its checkpoints need them"):
+    with pytest.raises(ValueError, match="step-00000002 has no tokenizer, since the data of"):
         evaluate(run, valid, device="cpu")
 
 

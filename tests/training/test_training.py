@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from training_runs import Notes, StopAt, recipe, run
 
 import phasor
+from phasor.checkpoints.runs import is_run
 from phasor.data.prefetch import StepBatches
 from phasor.training import loop, state
 from phasor.training.build import build_model, model_config
@@ -151,10 +152,17 @@ def test_before_the_first_step_there_is_nothing_to_save():
         signal.raise_signal(signal.SIGTERM)
 
 
-def test_resume_without_a_checkpoint_starts_fresh_and_says_so(tmp_path):
+def test_resume_before_the_first_checkpoint_starts_fresh_and_says_so(tmp_path, monkeypatch):
+    def interrupt(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "build_model", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run(recipe(tmp_path, train__steps=1))
+    monkeypatch.undo()
     notes = Notes()
     assert run(recipe(tmp_path, train__steps=1), resume=True, notes=notes).status == "finished"
-    assert "no checkpoint" in notes.said[0]
+    assert "no checkpoint yet" in notes.said[0]
 
 
 def test_resume_of_a_finished_run_has_nothing_to_do(tmp_path, whole):
@@ -413,9 +421,9 @@ def kill_until_done(processes, tmp_path, kills, seed, **changes):
     """Kill a run at random moments, then let it end: the kills, and those in the writing of a checkpoint."""
     made, stamp = recipe(tmp_path / "run", save__every=1, save__keep=1, **changes), tmp_path / "step.json"
     draw, killed, writing = random.Random(seed), 0, 0
-    for attempt in range(kills):
+    for _ in range(kills):
         stamp.unlink(missing_ok=True)
-        process = start_run(processes, made, resume=attempt > 0, folder=tmp_path, slow=0.02)
+        process = start_run(processes, made, resume=is_run(tmp_path / "run"), folder=tmp_path, slow=0.02)
         early = draw.random() < 0.2  # some kills fall before the first step
         while process.is_alive() and not stamp.exists() and not early:
             time.sleep(0.005)
@@ -425,7 +433,7 @@ def kill_until_done(processes, tmp_path, kills, seed, **changes):
         assert process.exitcode == -signal.SIGKILL
         killed += 1
         writing += bool(list((tmp_path / "run").glob("checkpoints/.*.part")))
-    last = start_run(processes, made, resume=True, folder=tmp_path)
+    last = start_run(processes, made, resume=is_run(tmp_path / "run"), folder=tmp_path)
     last.join()
     assert last.exitcode == 0
     assert not list((tmp_path / "run" / "checkpoints").glob(".*"))

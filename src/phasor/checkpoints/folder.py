@@ -45,10 +45,13 @@ NEVER = "bad_words_ids"  # sequences; those of one token each are tokens that ar
 
 
 @contextmanager
-def replacing_folder(folder: str | Path) -> Iterator[Path]:
-    """A folder to write into that takes its place when all is written, and vanishes if anything fails."""
+def replacing_folder(folder: str | Path, origin: Path | None = None) -> Iterator[Path]:
+    """A folder to write into that takes its place when all is written, and vanishes if anything fails.
+
+    What is there has to be a model that phasor wrote, or the folder that the model came from.
+    """
     folder = path_of(folder).resolve()  # what a link points to is replaced, and not the link
-    reason = unreplaceable_reason(folder) if folder.exists() else None
+    reason = unreplaceable_reason(folder, is_origin(folder, origin)) if folder.exists() else None
     if reason is not None:
         raise ValueError(f"{folder} {reason}")
     with ExitStack() as stack:
@@ -62,8 +65,15 @@ def replacing_folder(folder: str | Path) -> Iterator[Path]:
         replace_folder(staged, folder)
 
 
-def unreplaceable_reason(folder: Path) -> str | None:
-    """Why a folder may not be replaced: it is not a model's, or holds something else; None where it may."""
+def is_origin(folder: Path, origin: Path | None) -> bool:
+    return origin is not None and origin.resolve() == folder
+
+
+def unreplaceable_reason(folder: Path, foreign: bool = False) -> str | None:
+    """Why a folder may not be replaced: it is not a model that phasor wrote, or holds more; None where it may.
+
+    With `foreign`, a model that others wrote may be replaced.
+    """
     if not folder.is_dir():
         return "exists and is not a folder: it is left alone"
     names = {name for entry in folder.iterdir() for name in files_in(entry)}
@@ -75,6 +85,8 @@ def unreplaceable_reason(folder: Path) -> str | None:
         return "exists and is not a model folder: it is left alone"
     if others:
         return f"holds more than a model ({name_some(sorted(others))}): move that away, or write to another folder"
+    if names and MANIFEST not in names and not foreign:
+        return "is a model that phasor did not write: it is left alone, write to another folder"
     return None
 
 

@@ -6,15 +6,21 @@ import os
 from pathlib import Path
 
 from phasor.checkpoints.folder import CONFIG, path_of
+from phasor.checkpoints.runs import find_weights, is_run
 from phasor.config.schema import quote
 from phasor.config.text_files import read_text
 from phasor.files import restore_folder
 
 
 def resolve_folder(folder: str | Path) -> Path:
-    """A folder that holds a model: the one given, or the snapshot of a hub cache's entry, by folder or by name."""
+    """A folder that holds a model: the one given, the weights of a run, or the snapshot of a hub cache's entry.
+
+    Such an entry is given by its folder or by its name.
+    """
     path = path_of(folder)
     restore_folder(path)
+    if is_run(path):
+        return find_weights(path)
     if not path.exists() and str(folder).count("/") < 2:
         entry = hub_cache() / f"models--{str(folder).replace('/', '--')}"
         path = entry if entry.is_dir() else path

@@ -14,6 +14,7 @@ from phasor.checkpoints.folder import CONFIG, read_json
 from phasor.checkpoints.hf import load_hf, read_hf_config
 from phasor.checkpoints.hub import resolve_folder
 from phasor.checkpoints.native import load_native, read_native_config
+from phasor.checkpoints.run_checkpoint import is_checkpoint, load_checkpoint_model, read_checkpoint_config
 from phasor.checkpoints.swap_positions import swap_positions
 from phasor.checkpoints.tensors import Progress
 from phasor.config import Extension, ModelConfig, PositionConfig
@@ -36,6 +37,9 @@ def load(
 ) -> Transformer:
     """Read a model folder, phasor's own or a Hugging Face one: the model in evaluation mode, in the file's dtype.
 
+    The folder of a run stands for its model, or for its best checkpoint before there is one; a checkpoint's own folder
+    is read as well.
+
     `dtype` asks for another dtype, `position` and `extension` for another position scheme or rotary extension than the
     model was saved with (`extension="none"` for none). Weights that still apply are kept, and
     `model.newly_initialized` lists those that are not from the file. Fields of a Hugging Face config.json that have no
@@ -54,10 +58,13 @@ def load(
         raise ValueError(f"dtype must be a floating-point dtype such as torch.bfloat16, not {quote(dtype)}")
     device = resolve_device(device)
     folder = resolve_folder(folder)
+    trained = is_checkpoint(folder)
     if verify:
-        verify_folder(folder, "model")
+        verify_folder(folder, "checkpoint" if trained else "model")
     with pause_gc():
-        if is_hf(folder):
+        if trained:
+            model = load_checkpoint_model(folder, device, dtype)
+        elif is_hf(folder):
             model = load_hf(folder, device, dtype, progress, strict=strict)
         else:
             model = load_native(folder, device, dtype, progress)
@@ -69,13 +76,15 @@ def load(
 def read_config(folder: str | Path) -> ModelConfig:
     """The model configuration of a folder of any format."""
     folder = resolve_folder(folder)
+    if is_checkpoint(folder):
+        return read_checkpoint_config(folder)
     verify_folder(folder, "model", [CONFIG])
     return read_hf_config(folder) if is_hf(folder) else read_native_config(folder)
 
 
 def is_hf(folder: Path) -> bool:
     """Whether a folder is in the Hugging Face format."""
-    return "model_type" in read_json(folder / CONFIG)
+    return not is_checkpoint(folder) and "model_type" in read_json(folder / CONFIG)
 
 
 @contextmanager

@@ -18,6 +18,8 @@ FORMATS = {"phasor": save_native, "hf": save_hf}
 def save(model: Transformer, folder: str | Path, format: str = "phasor", *, progress: Progress | None = None) -> None:
     """Write a model folder atomically: an existing one is replaced as a whole, or left as it was if anything fails.
 
+    Only a folder that phasor wrote is replaced, or the one that the model was loaded from.
+
     The format "hf" writes what `transformers` loads, as a family that computes the same; where there is none, the
     error says which part of the model no family has.
 
@@ -38,5 +40,5 @@ def save(model: Transformer, folder: str | Path, format: str = "phasor", *, prog
         raise ValueError(
             "a model with int8 weights cannot be saved: save the original model, and quantize it after loading"
         )
-    with replacing_folder(folder) as staged:
+    with replacing_folder(folder, None if model.origin is None else model.origin.folder) as staged:
         FORMATS[format](model, staged, progress)

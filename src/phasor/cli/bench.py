@@ -229,5 +229,5 @@ def write_json(value: Any, where: str) -> None:
     else:
         from phasor.files import atomic_write
 
-        with atomic_write(Path(where).resolve()) as file:
+        with atomic_write(Path(where).resolve(), unique=True) as file:
             file.write_text(text, encoding="utf-8")

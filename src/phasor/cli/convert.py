@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from phasor.cli.options import add_extension_fields, extension_classes, given_fields
+from phasor.cli.options import add_checkpoint, add_extension_fields, choose_weights, extension_classes, given_fields
 from phasor.cli.output import Bar, print_json
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = "Write a Hugging Face folder as phasor's, or phasor's as a Hugging Face one."
-    parser.add_argument("source", help="a model folder, or an entry of the hub cache, by folder or as OWNER/NAME")
-    parser.add_argument("destination", help="the folder to write; a model folder that is there is replaced")
+    parser.add_argument(
+        "source", help="a model folder, a run, or an entry of the hub cache, by folder or as OWNER/NAME"
+    )
+    add_checkpoint(parser)
+    parser.add_argument("destination", help="the folder to write; a model folder that phasor wrote is replaced")
     parser.add_argument("--format", metavar="FORMAT", help="phasor or hf; by default the other one than the source's")
     parser.add_argument("--dtype", metavar="DTYPE", help="write another dtype: float32, bfloat16, float16, float64")
     parser.add_argument("--position", metavar="KIND", help="another position scheme (see: phasor kinds positions)")
@@ -30,14 +33,15 @@ def run(given: argparse.Namespace) -> None:
     from phasor.checkpoints.load import read_config
     from phasor.inspect.explain import make_extension
 
+    source = choose_weights(given.source, given.checkpoint)
     fields = given_fields(given, *extension_classes())
     if fields and given.extension in (None, "none"):
         raise ValueError(f"--{next(iter(fields)).replace('_', '-')} belongs to an extension: add --extension KIND")
     extension = given.extension
     if extension not in (None, "none"):
-        extension = make_extension(extension, read_config(given.source), **fields)
+        extension = make_extension(extension, read_config(source), **fields)
     check = convert(
-        given.source,
+        source,
         given.destination,
         given.format,
         dtype=parse_dtype(given.dtype),

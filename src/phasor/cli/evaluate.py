@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from phasor.cli.options import add_checkpoint
 from phasor.cli.output import Bar, print_json
 
 
@@ -13,7 +14,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "Evaluate a trained model on its validation data or on other data: perplexity and bits per byte of a language "
         "model, BLEU and chrF of a translation, accuracy on masked tokens."
     )
-    parser.add_argument("run", metavar="RUN", help="the folder of a run")
+    parser.add_argument("run", metavar="RUN", help="the folder of a run, or with --data a model folder")
+    add_checkpoint(parser)
     parser.add_argument("--data", metavar="FILE", help="evaluate on this instead of the run's validation data")
     parser.add_argument("--target", metavar="FILE", help="the other side of a parallel text in two files")
     parser.add_argument("--num-beams", type=int, default=5, metavar="N", help="number of beams for translation (5)")
@@ -33,6 +35,7 @@ def run(given: argparse.Namespace) -> None:
         given.target,
         num_beams=given.num_beams,
         limit=given.limit,
+        checkpoint=given.checkpoint,
         device=given.device,
         progress=Bar("evaluating"),
     )

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from phasor.cli.options import add_fields, given_fields
+from phasor.cli.options import add_checkpoint, add_fields, choose_weights, given_fields
 from phasor.cli.output import print_json
 from phasor.cli.streams import check_argument, print_text, read_file, read_lines, read_stdin
 from phasor.config.generation import OPTIONS, GenerationConfig
@@ -24,7 +24,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "as the folder's generation_config.json says. Control characters are printed as escapes on a terminal, and as "
         "they are into a pipe or file."
     )
-    parser.add_argument("folder", help="a model folder")
+    parser.add_argument("folder", help="a model folder, or the folder of a run")
+    add_checkpoint(parser)
     parser.add_argument("--prompt", metavar="TEXT", help="the prompt; read from standard input if left out")
     parser.add_argument("--prompt-file", metavar="FILE", help="read the prompt from a file")
     parser.add_argument(
@@ -57,7 +58,7 @@ def run(given: argparse.Namespace) -> None:
         raise ValueError("give --stream or --json, not both: JSON is complete only at the end")
     if given.stream and given.prompts is not None:
         raise ValueError("give --stream or --prompts, not both: a stream continues one prompt")
-    model = read_model(given.folder, given)
+    model = read_model(choose_weights(given.folder, given.checkpoint), given)
     draft = None if given.draft is None else read_model(given.draft, given)
     if "seed" in fields and not merge_options(model.generation_settings, None, fields).samples:
         raise ValueError("--seed is for sampling, and this decodes greedily: add --temperature, or leave --seed out")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import typing
+from pathlib import Path
 from typing import Any, cast
 
 from phasor.config import Extension
@@ -33,6 +34,24 @@ EXTENSION_FIELDS = {
     "long_factor": "longrope: divisor of each pair, for longer texts",
     "fraction": "proportional: fraction of the pairs that rotate",
 }
+
+
+def add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """An option for a checkpoint of a run."""
+    parser.add_argument(
+        "--checkpoint", metavar="STEP|best|last", help="a checkpoint of a run instead of the model it ended with"
+    )
+
+
+def choose_weights(folder: str, checkpoint: str | None) -> str:
+    """The folder to load: as it is given, or that of a checkpoint of the run there."""
+    if checkpoint is None:
+        return folder
+    from phasor.checkpoints.runs import find_weights, is_run
+
+    if not is_run(Path(folder)):
+        raise ValueError(f"--checkpoint is for the folder of a run, and {folder} is none")
+    return str(find_weights(Path(folder), checkpoint))
 
 
 def extension_classes() -> list[type[Any]]:

@@ -9,7 +9,7 @@ import sys
 import time
 
 from phasor.cli.output import bar, clock
-from phasor.training import StepReport, TrainingProgress
+from phasor.training import RunSummary, StepReport, TrainingProgress
 
 OFTEN, SELDOM = 0.1, 30.0  # seconds between two refreshes of the live line, and between two lines about preparation
 CLEAR = "\r\x1b[K"
@@ -28,6 +28,9 @@ class LiveProgress(TrainingProgress):
 
     def on_prepare(self, what: str, done: int, total: int | None) -> None:
         self.draw(format_count(what, done, total), done / total if total else None, at_once=done in (0, total))
+
+    def on_start(self, summary: RunSummary) -> None:
+        self.keep("\n".join(format_summary(summary)))
 
     def on_step(self, report: StepReport) -> None:
         self.draw(format_step(report), report.step / report.steps, at_once=report.step == report.steps)
@@ -70,6 +73,10 @@ class PlainProgress(TrainingProgress):
             self.written = time.monotonic()
             write_stderr(format_count(what, done, total))
 
+    def on_start(self, summary: RunSummary) -> None:
+        for line in format_summary(summary):
+            write_stderr(line)
+
     def on_step(self, report: StepReport) -> None:
         before, self.report = self.report, report
         tenth = 10 * report.step // report.steps
@@ -98,6 +105,19 @@ def format_count(what: str, done: int, total: int | None) -> str:
     ('tokenizing 5,000/12,000', 'reading')
     """
     return f"{what} {done:,}/{total:,}" if total else f"{what} {done:,}" if done else what
+
+
+def format_summary(summary: RunSummary) -> list[str]:
+    """The lines a run begins with."""
+    splits = (f"{split.examples:,} examples with {split.tokens:,} tokens" for split in (summary.train, summary.valid))
+    begun = f", from step {summary.step:,}" if summary.step else ""
+    return [
+        f"model    {summary.parameters:,} parameters, vocabulary of {summary.vocab_size:,}",
+        "data     {} to train on, {} to validate with".format(*splits),
+        f"training {summary.steps:,} steps of up to {summary.tokens_per_step:,} tokens{begun}, "
+        f"on {summary.device} in {summary.precision}",
+        f"run      {summary.folder}",
+    ]
 
 
 def format_step(report: StepReport) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin
@@ -12,9 +13,20 @@ from phasor.config.model import ModelConfig
 from phasor.config.overrides import fields_of, is_choice, without_none
 from phasor.config.recipe import DEFAULT, Recipe
 from phasor.config.recipe_help import GROUPS, HELP
+from phasor.config.schedules import ScheduleConfig
 from phasor.models.presets import PRESETS
 
 PLACEHOLDERS = {bool: "TRUE|FALSE", int: "N", float: "X", str: "TEXT"}
+RECORDS = {  # how the checks of a recipe name its parts
+    "TrainConfig": "train",
+    "DataConfig": "data",
+    "OptimizerConfig": "optimizer",
+    "SaveConfig": "save",
+    "ModelConfig": "model",
+    "Recipe": "",
+    "ScheduleConfig": "schedule",
+    **{kind.__name__: "schedule" for kind in ScheduleConfig.kinds.values()},
+}
 BELOW_MODEL = (
     "What is left out is the preset's. Fields of a part stand below it, as in --model.position.base 5e5; "
     "`phasor kinds` says what each kind is."
@@ -30,12 +42,14 @@ class Change(argparse.Action):
             name, equals, text = values.partition("=")
             if not equals:
                 parser.error(f"--set takes FIELD=VALUE, not {values!r}")
-        namespace.changes = namespace.changes | {name.replace("-", "_"): text}
+        field = name.replace("-", "_")
+        namespace.changes = namespace.changes | {field: text}
+        namespace.typed = namespace.typed | {field: name if option_string == "--set" else str(option_string)}
 
 
 def add_recipe_options(parser: Verb) -> None:
     """An option for every field of a recipe, in groups, left in `changes` by dotted names."""
-    parser.set_defaults(changes={})
+    parser.set_defaults(changes={}, typed={})
     parser.add_argument("--set", action=Change, metavar="FIELD=VALUE", help="another way to say --FIELD VALUE")
     groups = {
         name: parser.add_argument_group(title, BELOW_MODEL if name == "model" else None)
@@ -49,6 +63,22 @@ def add_recipe_options(parser: Verb) -> None:
         if "_" in option:  # as recipes write it
             parser.add_argument(f"--{option}", action=Change, help=argparse.SUPPRESS)
     parser.accept_prefix("--model.", Change)
+
+
+def name_options(message: str, typed: Mapping[str, str]) -> str:
+    """An error message with the fields of a recipe as options: as they were typed, or as they would be.
+
+    >>> name_options("TrainConfig.steps must be an integer; set data.errors", {"train.steps": "--train.steps"})
+    '--train.steps must be an integer; set --data.errors'
+    """
+
+    def option(match: re.Match[str]) -> str:
+        record, name = match.groups()
+        field = f"{RECORDS.get(record, record)}.{name}".removeprefix(".")
+        known = field in HELP and (record in RECORDS or "." in field)
+        return typed.get(field, f"--{field.replace('_', '-')}") if known else match.group()
+
+    return re.sub(r"(?<![\w./-])(\w+)\.(\w+)\b(?![/\\])", option, message)
 
 
 def field_help(name: str) -> tuple[str, str, str]:

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from phasor.cli.output import clock, print_json, printable
 from phasor.cli.parser import Verb
-from phasor.cli.recipe_options import add_recipe_options, without_recipe
+from phasor.cli.recipe_options import add_recipe_options, name_options, without_recipe
 from phasor.config.overrides import apply_overrides
 from phasor.config.recipe import DEFAULT, Recipe, read_recipe
 from phasor.recipes import find
 
 if TYPE_CHECKING:
+    from phasor.checkpoints.runs import RunMarker
     from phasor.training import TrainingResult
 
+SAMPLING = "--temperature 0.8 --top-p 0.95"  # the most likely tokens of a small model repeat themselves
 EXIT_CODES = """
 exit codes:
   0    finished
@@ -29,7 +31,7 @@ exit codes:
 
 
 def add_options(parser: Verb) -> None:
-    parser.usage = "%(prog)s [RECIPE] [--FIELD VALUE ...] [--resume] [--json]"
+    parser.usage = "%(prog)s [RECIPE] [--FIELD VALUE ...] [--resume | --overwrite] [--dry-run] [--json]"
     parser.description = "Train a model with a recipe, and write a run folder with checkpoints, metrics and the model."
     parser.formatter_class = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=34)
     parser.epilog = f"{without_recipe()}\n{EXIT_CODES}"
@@ -46,11 +48,27 @@ def add_options(parser: Verb) -> None:
         action="store_true",
         help="continue from the newest whole checkpoint; without RECIPE, the run in --out or the newest one",
     )
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="start over where --out holds a run: it is deleted when the new one begins",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="prepare everything, print what would be trained, and leave nothing"
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     add_recipe_options(parser)
 
 
 def run(given: argparse.Namespace) -> int:
+    try:
+        return train_recipe(given)
+    except ValueError as error:
+        raise ValueError(name_options(str(error), given.typed)) from None
+
+
+def train_recipe(given: argparse.Namespace) -> int:
+    """Train, and show what came of it; the exit code."""
     recipe = build_recipe(given.recipe, given.changes, given.resume)
 
     from phasor.cli.progress import progress_display
@@ -58,11 +76,13 @@ def run(given: argparse.Namespace) -> int:
 
     progress = progress_display()
     try:
-        result = train(recipe, given.resume, progress)
+        result = train(recipe, given.resume, progress, overwrite=given.overwrite, dry_run=given.dry_run)
     finally:
         progress.close()
     if given.json:
         print_json(result)
+    elif given.dry_run:
+        print(f"nothing is written: without --dry-run the run goes to {result.folder}")
     else:
         show(result, recipe)
     return result.exit_code
@@ -70,10 +90,13 @@ def run(given: argparse.Namespace) -> int:
 
 def build_recipe(recipe: str | None, changes: dict[str, str], resume: bool) -> Recipe:
     """The recipe by its name or file, of the run that is resumed, or the default one, with the changes to it."""
-    file = find(recipe) if recipe is not None else run_recipe_file(changes) if resume else None
-    base = starting_point(changes) if file is None else read_recipe(file)
-    if recipe is None and file is not None:
-        changes = changes | {"out": str(file.parent)}
+    file = find(recipe) if recipe is not None else None
+    if file is None and resume:
+        run = run_to_resume(changes)
+        base, file = run.recipe, run.folder / "recipe.json"
+        changes = changes | {"out": str(run.folder)}
+    else:
+        base = starting_point(changes) if file is None else read_recipe(file)
     try:
         return Recipe.from_dict(with_own_length(with_own_data(apply_overrides(base, changes), changes), changes))
     except ValueError:
@@ -82,13 +105,26 @@ def build_recipe(recipe: str | None, changes: dict[str, str], resume: bool) -> R
         raise
 
 
-def run_recipe_file(changes: dict[str, str]) -> Path | None:
-    """The recipe in the folder of the run to resume: `out`, or else the newest."""
+def run_to_resume(changes: dict[str, str]) -> RunMarker:
+    """The run to resume: that in `out`, or else the newest."""
+    from phasor.checkpoints.runs import RunMarker
+
     if "out" in changes:
-        file = Path(changes["out"]) / "recipe.json"
-        return file if file.is_file() else None
-    files = Path("runs").glob(f"{changes.get('task', '*')}-*/recipe.json")
-    return max(files, key=lambda file: file.stat().st_mtime_ns, default=None)
+        marker = RunMarker.read(Path(changes["out"]))
+        if marker is None:
+            raise ValueError(f"{changes['out']} holds no run to resume")
+        return marker
+    markers = (RunMarker.read(path) for path in Path("runs").glob(f"{changes.get('task', '*')}-*"))
+    newest = max((marker for marker in markers if marker is not None), key=modified_at, default=None)
+    if newest is None:
+        raise ValueError("there is no run to resume below runs: give its folder as --out")
+    return newest
+
+
+def modified_at(marker: RunMarker) -> int:
+    """When the recipe of a run was written last."""
+    file = marker.folder / "recipe.json"
+    return (file if file.is_file() else marker.folder).stat().st_mtime_ns
 
 
 def starting_point(changes: dict[str, str]) -> dict[str, Any]:
@@ -128,6 +164,8 @@ def show(result: TrainingResult, recipe: Recipe) -> None:
     for what, name in (("run", ""), ("model", "model"), ("losses", "loss.png"), ("metrics", "metrics.jsonl")):
         if (result.folder / name).exists():
             print(f"{what:<8} {result.folder / name}")
+    if result.model_step not in (None, result.step):
+        print(f"         of step {result.model_step:,}, which has the lowest validation loss")
     if (result.folder / "events").exists():
         print(f"events   tensorboard --logdir {shlex.quote(str(result.folder / 'events'))}")
     print(f"next     {next_command(result, recipe)}")
@@ -140,7 +178,7 @@ def next_command(result: TrainingResult, recipe: Recipe) -> str:
         return f"phasor train --resume --out {folder}"
     if recipe.task == "lm":
         prompt = "'def '" if recipe.data.format == "python" else "..."
-        return f"phasor generate {folder}/model --prompt {prompt}"
+        return f"phasor generate {folder} --prompt {prompt} {SAMPLING}"
     if recipe.task == "translation":
         source = (result.sample or "...").partition("\t")[0]
         return f"phasor translate {folder} {shlex.quote(printable(source))}"

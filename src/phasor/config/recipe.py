@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -27,7 +28,8 @@ class DataConfig(Config):
     `train_target` is the other side of a parallel text in two files. Without `valid`, `validation_fraction` of the
     examples is held out by a hash of their text, so that no example is on both sides. `document` says what one
     document of a plain text file is. `tokenizer` is "bytes", "bpe", "unigram" or a folder; "auto" is that of
-    `init_from` where there is one, else "bpe". `sequence_length` is the number of tokens per row, and the most that a
+    `init_from` where there is one, else "bpe". Another than that of `init_from` needs `replace_tokenizer`, unless it
+    is a folder's. `sequence_length` is the number of tokens per row, and the most that a
     side of a pair may have; `too_long` says what happens to longer pairs, `if_empty` to those with an empty side.
     Pairs are padded to a multiple of `pad_to_multiple_of` tokens, so that batches have few shapes. `cache` is a
     folder that keeps tokenized data between runs, `workers` is the number of threads that prefetch batches.
@@ -46,6 +48,7 @@ class DataConfig(Config):
     field: str = "text"
     errors: Literal["strict", "replace"] = "strict"
     tokenizer: str = "auto"
+    replace_tokenizer: bool = False
     vocab_size: int = 8000
     share_vocabulary: bool = True
     sequence_length: int = 256
@@ -62,6 +65,9 @@ class DataConfig(Config):
             raise ValueError(f"DataConfig.workers must be at most {MAX_WORKERS}, not {self.workers}")
         if self.vocab_size > MAX_VOCAB_SIZE:
             raise ValueError(f"DataConfig.vocab_size must be at most {MAX_VOCAB_SIZE}, not {self.vocab_size}")
+        for name in ("train", "train_target", "valid", "valid_target", "cache", "tokenizer", "field"):
+            if getattr(self, name) == "":
+                raise ValueError(f"DataConfig.{name} must not be empty text")
         if not 0 < self.validation_fraction < 1:
             raise ValueError(f"DataConfig.validation_fraction must be between 0 and 1, not {self.validation_fraction}")
         for name in ("train", "valid"):
@@ -130,6 +136,7 @@ class TrainConfig(Config):
     deterministic: bool = False
     activation_checkpointing: bool = False
     max_skips: int = 10
+    patience: int | None = None
     seed: int = 0
     log_every: int = 10
     evaluate_every: int = 200
@@ -145,6 +152,7 @@ class TrainConfig(Config):
             "max_grad_norm",
             "log_every",
             "evaluate_every",
+            "patience",
         )
         not_negative(self, "z_loss", "max_skips", "seed")
         if self.steps is not None and self.epochs is not None:
@@ -173,10 +181,14 @@ class TrainConfig(Config):
 
 
 class SaveConfig(Config):
-    """When to save a checkpoint, and how many to keep."""
+    """When to save a checkpoint, how many to keep, and whether the model is the best of them or the last.
+
+    The best is the one with the lowest validation loss. It is kept in any case.
+    """
 
     every: int = 200
     keep: int = 3
+    best: bool = True
 
     def check(self) -> None:
         positive(self, "every", "keep")
@@ -205,6 +217,9 @@ class Recipe(Config):
         for name in self.model:
             if name not in known:
                 raise unknown("field of Recipe.model", name, known)
+        for name in ("out", "init_from"):
+            if getattr(self, name) == "":
+                raise ValueError(f"Recipe.{name} must name a folder, not ''")
         if self.init_from is not None and "preset" in self.model:
             raise ValueError(f"the model comes from {self.init_from}: leave model.preset out")
         if self.train.batch_tokens < self.data.sequence_length:
@@ -223,6 +238,8 @@ class Recipe(Config):
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
         """A recipe from a YAML or JSON file."""
+        if not isinstance(path, str | os.PathLike):
+            raise ValueError(f"a recipe is read from a file given by its path, not from {quote(path)}")
         return cls.from_mapping(read_recipe(path), path)
 
     @classmethod

@@ -22,6 +22,7 @@ from phasor.data.tokenizers import SPECIALS, SpecialIds, byte_tokenizer, is_byte
 Tokens = NDArray[np.uint32]
 GROUP = 1 << 20  # characters that are encoded at a time
 PIECE = 1 << 16  # characters after which a long document is cut at a line, since a tokenizer reads texts whole
+NEW = ("bytes", "bpe", "unigram")  # tokenizers that are made, and not read from a folder
 SAMPLE = 1000  # characters that are read for each token of a new vocabulary
 
 
@@ -34,12 +35,30 @@ class Tokenizers(NamedTuple):
 
 
 def given_tokenizer(recipe: Recipe) -> Path | None:
-    """The folder a recipe takes its tokenizer from, where it learns none."""
-    name = recipe.data.tokenizer
+    """The folder a recipe takes its tokenizer from; None where it learns one, or reads bytes.
+
+    Weights that are loaded belong to the tokenizer they were trained with: another one has to be asked for.
+    """
+    name, start = recipe.data.tokenizer, recipe.init_from
+    if name != "auto" and name not in NEW:
+        return Path(name)
+    if start is None or recipe.data.replace_tokenizer:
+        return None
+    folder = resolve_folder(start)
+    own = read_tokenizer(folder)
     if name == "auto":
-        folder = resolve_folder(recipe.init_from) if recipe.init_from is not None else None
-        return folder if folder is not None and (folder / TOKENIZER).is_file() else None
-    return None if name in ("bytes", "bpe", "unigram") else Path(name)
+        if own is None:
+            raise ValueError(
+                f"{start} has no {TOKENIZER}, and its weights belong to a tokenizer: give the folder that has it as "
+                "data.tokenizer, or set data.replace_tokenizer to train with a new one"
+            )
+        return folder
+    if own is None or not (name == "bytes" and is_bytes(own)):
+        raise ValueError(
+            f"the weights of {start} belong to its own tokenizer, and data.tokenizer is {name!r}: leave it out, or set "
+            "data.replace_tokenizer to train with a new one"
+        )
+    return None
 
 
 def tokenizers_for(recipe: Recipe, texts: Callable[[], Iterable[Example]], characters: int) -> Tokenizers:

@@ -11,19 +11,25 @@ import json
 import os
 import sysconfig
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
+from phasor.checkpoints.runs import is_run
 from phasor.config.recipe import DataConfig
 from phasor.config.schema import name_some, quote
 from phasor.config.text_files import check_regular
 from phasor.data.dates import Split, dates
+from phasor.manifest import MANIFEST
 
 SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__", "turtledemo"}
 SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".tsv": "tsv"}
 TEXT_BYTES = 1 << 30  # of one line or document, unpacked: a small packed file may hold one without end
+READ = "read from UTF-8 text, .jsonl and .tsv files, each of them also packed as .gz"
+HEAD = 8192  # bytes that tell text from other files
+MAGIC = (b"PAR1", b"ARROW1", b"PK\x03\x04", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ", b"\x1f\x8b", b"%PDF")
 MARK = b"\xef\xbb\xbf"  # what some editors put before UTF-8
 
 
@@ -47,15 +53,59 @@ def source_files(path: str | None, config: DataConfig) -> list[Path]:
         raise ValueError(f"{start} does not exist")
     if not start.is_dir():
         check_regular(start.stat(), f"{start} (data are read more than once)")
+        if config.errors == "strict" and is_binary(start):
+            raise ValueError(f"{start} is not a text file: data are {READ}")
         return [start]
-    files = [file for file in sorted(start.rglob("*")) if file.is_file() and not hidden(file.relative_to(start))]
+    files = text_files(start, Counter())
     if not files:
-        raise ValueError(f"the folder {start} holds no files")
+        raise ValueError(f"the folder {start} holds no text files: data are {READ}")
     return files
 
 
-def hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
+def text_files(folder: Path, left_out: Counter[str]) -> list[Path]:
+    """The text files below a folder, in order; what else is there is counted in `left_out`, by its kind."""
+    files = []
+    for place, inner, names in os.walk(folder):
+        if is_phasor_folder(Path(place)):
+            left_out["folder that phasor wrote"] += 1
+            inner.clear()
+            continue
+        left_out["hidden file or folder"] += sum(name.startswith(".") for name in (*inner, *names))
+        inner[:] = [name for name in inner if not name.startswith(".")]
+        for file in (Path(place, name) for name in names if not name.startswith(".")):
+            if not file.is_file():
+                left_out["link or device"] += 1
+            elif is_binary(file):
+                left_out["binary file"] += 1
+            else:
+                files.append(file)
+    return sorted(files)
+
+
+def describe_left_out(path: str | None, config: DataConfig) -> str | None:
+    """What of a folder is not read, in a sentence; None where all of it is, or where it is not a folder."""
+    if path is None or config.generates_data or not Path(path).is_dir():
+        return None
+    left_out: Counter[str] = Counter()
+    text_files(Path(path), left_out)
+    named = [f"{count} {what.replace('file or folder', 'files or folders') if count > 1 else what}"
+             for what, count in left_out.items() if count]  # fmt: skip
+    return f"of the folder {path}, this is left out: {', '.join(named)}" if named else None
+
+
+def is_phasor_folder(folder: Path) -> bool:
+    """Whether a folder is a run, a model, prepared data or a checkpoint that phasor wrote."""
+    return (folder / MANIFEST).is_file() or is_run(folder)
+
+
+def is_binary(file: Path) -> bool:
+    """Whether a file is not text, by its first bytes, unpacked if it is packed; False where it cannot be read."""
+    try:
+        with open_file(file) as stream:
+            head = stream.read(HEAD)
+    except (OSError, EOFError, zlib.error):
+        return False
+    return b"\0" in head or head.startswith(MAGIC)
 
 
 def standard_library() -> list[Path]:

@@ -17,7 +17,7 @@ from phasor.config.recipe import Recipe
 from phasor.config.schema import quote
 from phasor.data.dates import Split
 from phasor.data.encoding import Tokenizers, encode_examples, given_tokenizer, tokenizers_for
-from phasor.data.sources import documents, pairs, source_files
+from phasor.data.sources import describe_left_out, documents, pairs, source_files
 from phasor.data.split import Example, plan_split, split
 from phasor.data.token_files import TokenStore as TokenStore
 from phasor.data.token_files import TokenWriter
@@ -67,7 +67,11 @@ class PreparedData(NamedTuple):
 
 
 def prepare(
-    recipe: Recipe, folder: str | Path, progress: Progress | None = None, fingerprint: str | None = None
+    recipe: Recipe,
+    folder: str | Path,
+    progress: Progress | None = None,
+    fingerprint: str | None = None,
+    notify: Callable[[str], None] = lambda message: None,
 ) -> PreparedData:
     """The tokens of a recipe, from `folder` (or a place in the recipe's `data.cache`) or prepared there now.
 
@@ -89,6 +93,9 @@ def prepare(
     if (found := open_prepared_data(folder, origin)) is not None:
         return check_fingerprint(found, recipe, fingerprint)
     with stage_folder(folder, HASH if recipe.data.cache is not None else None) as (place, staged):
+        for source in (recipe.data.train, recipe.data.valid):
+            if (left_out := describe_left_out(source, recipe.data)) is not None:
+                notify(left_out)
         try:
             write(recipe, staged, origin, progress or (lambda what, done, total: None))
             write_manifest(staged, "data")

@@ -36,10 +36,14 @@ def evaluate(
     *,
     num_beams: int = 5,
     limit: int | None = None,
+    checkpoint: str | int | None = None,
     device: str = "auto",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Evaluate the model of a run folder, on all of its validation texts or on `data`, read as the run read its own.
+
+    `checkpoint` takes one of the run's checkpoints instead: "best", "last" or a step. In place of a run, a model folder
+    of any format is evaluated on `data`.
 
     `target` is the other side of a parallel text in two files. `limit` takes the first examples only.
     `progress` is called with how far the evaluation is, and out of how much.
@@ -52,7 +56,7 @@ def evaluate(
     - Translation: `bleu` and `chrf` in percent by sacrebleu, with its tokenizer "zh" where most targets are Chinese,
       the share of translations that are an `exact_match`, and `loss` and `perplexity` of a target token.
 
-    `weights` says whose weights these are: "model", or a checkpoint's where the run has not ended.
+    `weights` says whose weights these are: "model", or the name of a checkpoint.
 
     >>> from phasor.config.recipe import Recipe
     >>> from phasor.training import train
@@ -72,7 +76,7 @@ def evaluate(
         if (name, value) != ("limit", None) and (type(value) is not int or not 1 <= value < 1 << 31):
             raise ValueError(f"{name} must be an integer of at least 1, not {quote(value)}")
     report = progress or (lambda done, total: None)
-    trained = open_run(path_of(run), resolve_device(device))
+    trained = open_run(path_of(run), resolve_device(device), None if checkpoint is None else str(checkpoint))
     examples = islice(evaluation_texts(trained, data, target), limit)
     with tempfile.TemporaryDirectory() as folder:
         store, references = encode_to_store(trained, examples, Path(folder))

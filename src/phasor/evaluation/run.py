@@ -8,18 +8,19 @@ from pathlib import Path
 import torch
 
 from phasor.checkpoints import load
-from phasor.checkpoints.folder import CONFIG, read_json
-from phasor.config import ModelConfig
-from phasor.config.generation import SpecialTokens
-from phasor.config.recipe import Recipe
+from phasor.checkpoints.folder import CONFIG
+from phasor.checkpoints.hub import resolve_folder
+from phasor.checkpoints.run_checkpoint import is_checkpoint
+from phasor.checkpoints.runs import DATA, MARKER, MODEL, RunMarker, find_weights, is_run
+from phasor.config.recipe import DataConfig, Recipe, Task, TrainConfig
 from phasor.data.encoding import Tokenizers
-from phasor.data.store import TEXT_FILES, PreparedData, load_prepared_data
+from phasor.data.store import TEXT_FILES, load_prepared_data
 from phasor.data.tokenizers import SpecialIds, special_of
-from phasor.training.datasets import DATA
-from phasor.training.state import TrainingState, load_newest
 from phasor.transformer import Transformer
 
-RECIPE, MODEL, CHECKPOINTS = "recipe.json", "model", "checkpoints"
+ATTEMPTS = 5  # to read a checkpoint before it is deleted
+LONGEST = 1024  # tokens of a piece of a document, for a model without a recipe
+TASKS: dict[str, Task] = {"decoder": "lm", "encoder-decoder": "translation", "encoder": "mlm"}
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,10 @@ class TrainedRun:
 
     def valid_texts(self) -> list[tuple[str, ...]]:
         """The examples the run was validated with."""
+        if not is_run(self.folder):
+            raise ValueError(
+                f"{self.folder} is a model and no run, so it has no validation data: give data to evaluate on"
+            )
         prepared = load_prepared_data(self.folder / DATA, TEXT_FILES)
         if prepared is None:
             raise ValueError(
@@ -53,39 +58,52 @@ class TrainedRun:
         return prepared.valid_texts()
 
 
-def is_run(folder: Path) -> bool:
-    """Whether a folder is one that `train` writes to."""
-    return (folder / RECIPE).is_file()
+def open_run(folder: Path, device: torch.device, checkpoint: str | None = None) -> TrainedRun:
+    """A run with the model it ended with, or with a checkpoint of it; a model's folder counts as a run without data.
 
-
-def open_run(folder: Path, device: torch.device) -> TrainedRun:
-    """A run with the model it ended with, or with its newest whole checkpoint if it has not ended."""
-    if not is_run(folder):
-        raise ValueError(f"{folder} is not the folder of a run: it has no {RECIPE}")
-    recipe = Recipe.from_mapping(read_json(folder / RECIPE), folder / RECIPE)
+    Before a run has ended that is its best checkpoint; `checkpoint` asks for "best", "last" or a step.
+    """
+    marker = RunMarker.read(folder)
+    if marker is None:
+        return open_model(folder, device, checkpoint)
+    recipe = Recipe.from_mapping(marker.recipe, folder / MARKER)
     prepared = load_prepared_data(folder / DATA, TEXT_FILES)
-    place = folder / MODEL
-    if (place / CONFIG).is_file():
-        model = load(place, device)
-        if model.tokenizer is None:
-            raise ValueError(f"{place} has no tokenizer")
-        special = special_of(model.tokenizer, place) if prepared is None else prepared.special
-        return TrainedRun(folder, recipe, model, special, MODEL)
-    state = load_newest(folder / CHECKPOINTS)
-    if state is None:
-        raise ValueError(f"{folder} has neither a model nor a whole checkpoint: it has not been trained that far")
-    if prepared is None:
-        raise ValueError(f"the data of {folder} are no longer in {folder / DATA}, and its checkpoints need them")
-    return TrainedRun(folder, recipe, from_checkpoint(state, prepared).to(device), prepared.special, state.folder.name)
+    place, model = load_weights(folder, device, checkpoint)
+    if model.tokenizer is None:
+        why = "" if place.name == MODEL else f", since the data of {folder} are no longer in {folder / DATA}"
+        raise ValueError(f"{place} has no tokenizer{why}")
+    special = special_of(model.tokenizer, place) if prepared is None else prepared.special
+    return TrainedRun(folder, recipe, model, special, place.name)
 
 
-def from_checkpoint(state: TrainingState, prepared: PreparedData) -> Transformer:
-    """The model of a checkpoint, with the average of its weights where there is one."""
-    with torch.device("meta"):
-        model = Transformer(ModelConfig.from_dict(state.values["fixed"]["model"]))
-    model.load_state_dict(state.tensors["model"] | state.tensors.get("ema", {}), assign=True)
-    model.special = SpecialTokens.from_dict(state.values["special"])
-    model.tokenizer = prepared.tokenizer
-    if prepared.source_tokenizer is not prepared.tokenizer:
-        model.source_tokenizer = prepared.source_tokenizer
-    return model.eval()
+def load_weights(run: Path, device: torch.device, checkpoint: str | None) -> tuple[Path, Transformer]:
+    """The folder of a run's weights and their model. A run that is being trained may delete a checkpoint meanwhile."""
+    for _ in range(ATTEMPTS):
+        place = find_weights(run, checkpoint)
+        try:
+            return place, load(place, device)
+        except (OSError, ValueError):
+            if place.exists():
+                raise
+    raise ValueError(f"the checkpoints of {run} are deleted faster than they can be read")
+
+
+def open_model(folder: Path, device: torch.device, checkpoint: str | None) -> TrainedRun:
+    """A model folder of any format, with the task that its shape is for."""
+    place = resolve_folder(folder)
+    if checkpoint is not None or not (is_checkpoint(place) or (place / CONFIG).exists()):
+        raise ValueError(f"{folder} is not the folder of a run, which would have a {MARKER}")
+    model = load(place, device)
+    if model.tokenizer is None:
+        raise ValueError(f"{folder} has no tokenizer, and evaluation reads text")
+    task = TASKS[model.config.shape]
+    length = min([model.config.max_length, LONGEST, *known_limits(model)])
+    data = DataConfig(sequence_length=length, too_long="skip", format="auto")
+    recipe = Recipe(task=task, data=data, train=TrainConfig(batch_tokens=max(length, TrainConfig().batch_tokens)))
+    return TrainedRun(folder, recipe, model, special_of(model.tokenizer, place), MODEL)
+
+
+def known_limits(model: Transformer) -> list[int]:
+    """The numbers of positions that a model's schemes allow, where they allow only so many."""
+    schemes = (model.config.input_position, *model.config.layer_positions())
+    return [scheme.max_positions for scheme in schemes if scheme.max_positions is not None]

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from phasor.checkpoints import load
+from phasor.checkpoints.runs import is_run
 from phasor.config.schema import quote
 from phasor.config.text_files import path_of
 from phasor.data.encoding import encode_texts
 from phasor.device import resolve_device
-from phasor.evaluation.run import is_run, open_run
+from phasor.evaluation.run import open_run
 from phasor.generation.encode import check_text, encode_prompts
 from phasor.generation.translation import Progress, translate_tokens
 from phasor.transformer import Transformer

@@ -108,6 +108,10 @@ def resolve_model(config: ModelConfig | str | Path) -> tuple[str, ModelConfig]:
     if config.startswith("preset:"):
         return config.removeprefix("preset:"), preset(config.removeprefix("preset:"))
     path = Path(config)
+    if any((path / name).is_file() for name in ("run.json", "state.json")):  # a run, or one of its checkpoints
+        from phasor.checkpoints.load import read_config
+
+        return str(path), read_config(path)
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
         raise ValueError(

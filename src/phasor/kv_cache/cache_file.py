@@ -34,7 +34,7 @@ def write_cache(cache: KVCache, path: Path) -> None:
         **{name: getattr(cache, name) for name in PER_ROW},
         "next_positions": cache.next_positions if isinstance(cache.next_positions, int) else None,
     }
-    with atomic_write(path) as staged:
+    with atomic_write(path, unique=True) as staged:
         save_file(
             {name: x.contiguous() for name, x in tensors_of(cache).items()}, staged, {"cache": json.dumps(metadata)}
         )

@@ -14,6 +14,7 @@ from phasor.config.generation import SpecialTokens
 from phasor.config.recipe import Recipe
 from phasor.models.presets import preset
 from phasor.training.datasets import Datasets
+from phasor.training.state import TrainingState
 from phasor.transformer import Transformer
 
 SHAPES = {"lm": "decoder", "translation": "encoder-decoder", "mlm": "encoder"}
@@ -100,6 +101,18 @@ def build_model(recipe: Recipe, datasets: Datasets) -> Transformer:
         model = Transformer(config)
         special, start = datasets.special, datasets.special.start if recipe.task == "translation" else None
         model.special = SpecialTokens(stop=(special.eos,), start=start, bos=special.bos, pad=special.pad)
+    model.tokenizer, model.source_tokenizer = datasets.tokenizer, datasets.source_tokenizer
+    return model
+
+
+def rebuild_model(recipe: Recipe, datasets: Datasets, state: TrainingState) -> Transformer:
+    """The model of a run that is resumed, for the weights of its checkpoint; `init_from` is not read again."""
+    if recipe.init_from is None:
+        return build_model(recipe, datasets)
+    config = ModelConfig.from_dict(state.values["fixed"]["model"])
+    check_config(config, recipe, datasets.tokenizer.get_vocab_size())
+    model = Transformer(config)
+    model.special = SpecialTokens.from_dict(state.values["special"])
     model.tokenizer, model.source_tokenizer = datasets.tokenizer, datasets.source_tokenizer
     return model
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from phasor.checkpoints.runs import DATA
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
 from phasor.data.batches import Batches
@@ -13,9 +14,9 @@ from phasor.data.store import PreparedData, Progress, TokenStore, find_prepared_
 from phasor.data.tokenizers import SpecialIds
 from phasor.files import replace_link
 from phasor.manifest import DamagedError
+from phasor.training.progress import SplitSize
+from phasor.training.run import RunFolder
 from phasor.training.state import Notify
-
-DATA = "data"
 
 
 class EpochBatches(Protocol):
@@ -38,26 +39,27 @@ class Datasets:
     source_tokenizer: Any = None
     skipped: int = 0  # pairs that are longer than the recipe allows
     fingerprint: str = ""  # a hash of all tokens
+    sizes: tuple[SplitSize, SplitSize] = (SplitSize(0, 0), SplitSize(0, 0))  # to train on, to validate with
 
 
-def load_datasets(
-    recipe: Recipe,
-    folder: Path,
-    progress: Progress,
-    fingerprint: str | None = None,
-    notify: Notify = lambda message: None,
-) -> Datasets:
+def load_datasets(recipe: Recipe, run: RunFolder, progress: Progress, fingerprint: str | None = None) -> Datasets:
     """Prepare a recipe's data, in its cache or else in the run's folder, or open them if they are prepared.
 
     Either way they are `data` in the run's folder afterward. A run that is resumed has a `fingerprint`: it keeps the
     tokens it began with, whatever became of the files they were made from.
     """
-    place = folder / DATA
-    prepared = None if fingerprint is None else open_own(recipe, place, fingerprint, notify)
+    place = run.path / DATA
+    prepared = None if fingerprint is None else open_own(recipe, place, fingerprint, run.notify)
     if prepared is None:
-        prepared = prepare(recipe, place, progress, fingerprint)
-    if prepared.folder != place and (place.is_symlink() or not place.exists()):
-        replace_link(place, prepared.folder)
+        if recipe.data.cache is None:
+            if place.is_symlink():  # of a run that had a cache before
+                place.unlink()
+            run.claim(DATA)
+        prepared = prepare(recipe, place, progress, fingerprint, run.notify)
+        if prepared.folder != place and (place.is_symlink() or not place.exists()):
+            place.unlink(missing_ok=True)
+            run.marker.claim(DATA, link=str(prepared.folder.resolve()))
+            replace_link(place, prepared.folder)
     shared = prepared.source_tokenizer is prepared.tokenizer
 
     def batches(store: TokenStore) -> Batches:
@@ -71,7 +73,12 @@ def load_datasets(
         valid=batches(prepared.valid),
         skipped=prepared.skipped,
         fingerprint=prepared.fingerprint,
+        sizes=(split_size(prepared.train), split_size(prepared.valid)),
     )
+
+
+def split_size(store: TokenStore) -> SplitSize:
+    return SplitSize(len(store), int(store.lengths.sum()))
 
 
 def open_own(recipe: Recipe, place: Path, fingerprint: str, notify: Notify) -> PreparedData | None:

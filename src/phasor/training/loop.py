@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from phasor.checkpoints.runs import checkpoint_name
 from phasor.config.recipe import Recipe
 from phasor.data.prefetch import StepBatches
 from phasor.device import deterministic_algorithms, resolve_device
-from phasor.training.build import build_model, check_model
+from phasor.training.build import build_model, check_model, rebuild_model
+from phasor.training.checks import check_device, check_recipe
 from phasor.training.datasets import Datasets, load_datasets
-from phasor.training.progress import StepReport, TrainingProgress
+from phasor.training.progress import RunSummary, StepReport, TrainingProgress
 from phasor.training.result import Status, TrainingResult
 from phasor.training.run import RunFolder, choose_run_folder
 from phasor.training.samples import sample_text
@@ -24,30 +26,43 @@ from phasor.training.signals import StopSignal
 from phasor.training.state import (
     NotSavedError,
     TrainingState,
+    checkpoints,
     describe_changes,
+    describe_remaining,
+    load_checkpoint,
     load_newest,
-    newest_whole,
     prune,
     remove_leftovers,
     rename_damaged_checkpoints,
     save_state,
 )
-from phasor.training.trainer import StepHandle, StepResult, Trainer
+from phasor.training.trainer import StepHandle, StepResult, Trainer, precision_name
 
 VALIDATION_BATCHES = 64  # the most that a run evaluates; `evaluate` takes them all
 # What may not change in a run that is resumed: the order of the data and what is saved follow from these.
 FIXED = ("seed", "batch_tokens", "gradient_accumulation_steps", "ema_decay")
 FREE_DATA = ("cache", "workers")
 # What a checkpoint holds beside the tensors.
-SAVED = ("step", "skips", "tokens", "evaluated", "loss", "validation_loss", "best_loss", "best_step")
+SAVED = (
+    *("step", "skips", "tokens", "evaluated", "loss", "validation_loss"),
+    *("best_loss", "best_step", "evaluations_since_best"),
+)
 
 
-def train(recipe: Recipe, resume: bool = False, progress: TrainingProgress | None = None) -> TrainingResult:
+def train(
+    recipe: Recipe,
+    resume: bool = False,
+    progress: TrainingProgress | None = None,
+    *,
+    overwrite: bool = False,
+    dry_run: bool = False,
+) -> TrainingResult:
     """Train what a recipe describes, and leave a run folder: recipe, metrics, checkpoints, a plot and the model.
 
-    With `resume` a run continues from its newest whole checkpoint, and its weights become, bit by bit, those of a run
-    that was never stopped; on a GPU that takes `train.deterministic`. Ctrl-C and SIGTERM save a checkpoint and end the
-    run.
+    The folder is new, empty, or a run's own. With `resume` a run continues from its newest whole checkpoint, and its
+    weights become, bit by bit, those of a run that was never stopped; on a GPU that takes `train.deterministic`. With
+    `overwrite` a run that is there is deleted when the new one begins. `dry_run` prepares everything, reports it to
+    `progress.on_start` and leaves nothing. Ctrl-C and SIGTERM save a checkpoint and end the run.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -57,43 +72,78 @@ def train(recipe: Recipe, resume: bool = False, progress: TrainingProgress | Non
     ...         "model": {"preset": "llama-2", "dim": 16, "num_heads": 2, "num_layers": 1},
     ...         "data": {"train": f"{folder}/notes.txt", "valid": f"{folder}/notes.txt", "tokenizer": "bytes"},
     ...         "train": {"steps": 2, "device": "cpu"},
+    ...         "schedule": {"kind": "constant", "warmup": 0},
     ...         "out": f"{folder}/run",
     ...     }))
     ...     result.status, Path(folder, "run", "model", "model.safetensors").exists()
     ('finished', True)
     """
+    check_recipe(recipe)
+    if resume and overwrite:
+        raise ValueError("a run is resumed or overwritten, not both")
     progress = TrainingProgress() if progress is None else progress
     device = resolve_device(recipe.train.device)
-    check_model(recipe)
-    run_folder = RunFolder(choose_run_folder(recipe, resume), recipe, resume=resume)
+    check_device(recipe, device)
+    if not resume:
+        check_model(recipe)
+    folder = choose_run_folder(recipe, resume)
+    run_folder = RunFolder(folder, recipe, resume=resume, overwrite=overwrite)
     exact = deterministic_algorithms(recipe.train.deterministic)
     with StopSignal() as stop, fork_generators(device), exact, run_folder as run:
         run.notify = progress.on_message
-        state = load_newest(run.checkpoints, run.notify) if resume else None
-        if resume and state is None:
-            run.notify(f"{run.path} has no checkpoint to resume: the run starts from the beginning")
-        if state is not None:
-            check_same(state.values["fixed"], fixed_fields(recipe), run.path)
-        fingerprint = None if state is None else state.values["fixed"]["tokens"]
-        datasets = load_datasets(recipe, run.path, progress.on_prepare, fingerprint, run.notify)
+        state = resumed_state(run) if resume else None
+        datasets = load_datasets(
+            recipe, run, progress.on_prepare, None if state is None else state.values["fixed"]["tokens"]
+        )
         if datasets.skipped:
             run.notify(
                 f"{datasets.skipped} pairs with more than {recipe.data.sequence_length} tokens on a side are left out"
             )
-        model = build_model(recipe, datasets)
+        model = build_model(recipe, datasets) if state is None else rebuild_model(recipe, datasets, state)
+        if state is None:
+            run.keep_tokenizer(model)
         trainer = Trainer(model, recipe, recipe.train.num_steps(datasets.train.per_epoch))
+        training = TrainingLoop(trainer, datasets, run, stop, progress)
+        if state is not None:
+            training.restore(state)
+        if (warmup := recipe.schedule.warmup) > trainer.steps:
+            run.notify(
+                f"schedule.warmup is {warmup}, and the run has {trainer.steps} steps: the learning rate does not reach "
+                f"its peak of {recipe.optimizer.lr:g}"
+            )
+        progress.on_start(training.summary())
+        if dry_run:
+            run.undo()
+            return TrainingResult(
+                folder=run.path, status="dry run", exit_code=0, step=training.step, steps=training.steps
+            )
         try:
-            return TrainingLoop(trainer, datasets, run, stop, progress).run_from(state)
+            return training.run_to_end()
         except (OSError, SafetensorError) as error:  # the latter is what a full disk raises under safetensors
             raise write_error(error, run) from None
+
+
+def resumed_state(run: RunFolder) -> TrainingState | None:
+    """The newest whole checkpoint of a run; None where it has none yet, and an error where all are damaged."""
+    state = load_newest(run.checkpoints, run.notify)
+    if state is not None:
+        check_same(state.values["fixed"], fixed_fields(run.recipe), run.path)
+    elif existing := checkpoints(run.checkpoints):
+        raise ValueError(
+            f"none of the {len(existing)} checkpoints in {run.checkpoints} is whole, so {run.path} cannot be resumed; "
+            "overwriting it starts from the beginning"
+        )
+    else:
+        check_model(run.recipe)
+        run.notify(f"{run.path} has no checkpoint yet: the run starts from the beginning")
+    return state
 
 
 def write_error(error: Exception, run: RunFolder) -> OSError:
     """The error of a disk that cannot be written, with the folder and what there is to resume from."""
     if isinstance(error, NotSavedError):
         return error
-    newest = newest_whole(run.checkpoints)
-    left = "it has no checkpoint yet" if newest is None else f"its newest whole checkpoint is {newest[1].name}"
+    left = describe_remaining(run.checkpoints)
     return OSError(f"{run.path} cannot be written: {getattr(error, 'strerror', None) or error}; {left}")
 
 
@@ -109,6 +159,8 @@ def fixed_fields(recipe: Recipe) -> dict[str, Any]:
     fields = recipe.to_dict()
     return {
         "task": recipe.task,
+        "init_from": recipe.init_from,
+        "model_fields": fields["model"] if recipe.init_from is not None else None,
         "data": {name: value for name, value in fields["data"].items() if name not in FREE_DATA},
         "train": {name: fields["train"][name] for name in FIXED},
     }
@@ -137,15 +189,30 @@ class TrainingLoop:
         self.validation_loss: float | None = None
         self.best_loss: float | None = None
         self.best_step: int | None = None
+        self.evaluations_since_best = 0
         self.pending: tuple[StepHandle, float] | None = None  # a step not waited for, and its tokens
         self.before = 0.0  # seconds that earlier parts of the run took
         self.began = time.perf_counter()
         self.first, self.busy = 0, 0.0  # the step this process began at, and its seconds in model and optimizer
 
-    def run_from(self, state: TrainingState | None) -> TrainingResult:
-        """Run to the end, from a checkpoint or from the beginning."""
-        if state is not None:
-            self.restore(state)
+    def summary(self) -> RunSummary:
+        """What the run is about to do."""
+        train, valid = self.datasets.sizes
+        return RunSummary(
+            folder=self.folder.path,
+            parameters=sum(weight.numel() for weight in self.trainer.model.parameters()),
+            vocab_size=self.trainer.model.config.vocab_size,
+            train=train,
+            valid=valid,
+            device=str(self.trainer.device),
+            precision=precision_name(self.recipe, self.trainer.device),
+            step=self.step,
+            steps=self.steps,
+            tokens_per_step=self.recipe.train.batch_tokens * self.recipe.train.gradient_accumulation_steps,
+        )
+
+    def run_to_end(self) -> TrainingResult:
+        """Run to the end, from where the run stands."""
         remove_leftovers(self.folder.checkpoints)
         self.folder.start(self.step)
         data, device = self.recipe.data, self.trainer.device
@@ -173,12 +240,13 @@ class TrainingLoop:
                 self.save()
                 self.folder.notify(f"{self.skips} steps were skipped, more than train.max_skips: the run ends here")
                 return "diverged"
-            if (last or self.stop.requested or self.save_due()) and not self.save():
+            ends = last or self.is_stale()
+            if (ends or self.stop.requested or self.save_due()) and not self.save():
                 return "diverged"
             if self.stop.requested:
                 self.folder.notify(f"stopped at step {self.step} of {self.steps}, which is saved; resume to continue")
                 return "interrupted"
-            if last:
+            if ends:
                 return "finished" if self.validation_loss is None or math.isfinite(self.validation_loss) else "diverged"
             self.train_step(batches)
 
@@ -230,6 +298,11 @@ class TrainingLoop:
             values = {"loss": result.loss, "lr": result.lr, "grad_norm": result.grad_norm}
             self.folder.log(self.step, **values, tokens=self.tokens, tokens_per_second=speed)
 
+    def is_stale(self) -> bool:
+        """Whether as many evaluations as `train.patience` allows have found no lower validation loss."""
+        patience = self.recipe.train.patience
+        return patience is not None and self.evaluations_since_best >= patience
+
     def evaluation_due(self) -> bool:
         """Whether this step ends with an evaluation that is not done yet."""
         every = self.recipe.train.evaluate_every
@@ -246,7 +319,9 @@ class TrainingLoop:
             return
         self.evaluated, self.validation_loss = self.step, loss
         if math.isfinite(loss) and (self.best_loss is None or loss < self.best_loss):
-            self.best_loss, self.best_step = loss, self.step
+            self.best_loss, self.best_step, self.evaluations_since_best = loss, self.step, 0
+        else:
+            self.evaluations_since_best += 1
         self.folder.log(self.step, validation_loss=loss)
         self.progress.on_evaluation(self.step, loss)
 
@@ -267,7 +342,7 @@ class TrainingLoop:
             return False
         save_state(self.folder.checkpoints, self.step, self.trainer.tensors(), self.values())
         self.saved = self.step
-        prune(self.folder.checkpoints, self.recipe.save.keep, self.best_step)
+        prune(self.folder.checkpoints, self.recipe.save.keep, self.best_step, self.folder.notify)
         return True
 
     def values(self) -> dict[str, Any]:
@@ -287,6 +362,10 @@ class TrainingLoop:
     def restore(self, state: TrainingState) -> None:
         """Continue from a checkpoint, or refuse one of another model or other data."""
         check_same(state.values["fixed"], self.fixed_values(), self.folder.path)
+        if state.step > self.steps:
+            raise ValueError(
+                f"{self.folder.path} has {state.step} steps behind it, more than the {self.steps} that are asked for"
+            )
         self.trainer.restore(state)
         for name in SAVED:
             setattr(self, name, state.values[name])
@@ -296,8 +375,14 @@ class TrainingLoop:
 
     def finish(self, status: Status, seconds: float, overhead: float) -> TrainingResult:
         """Write the model, a sample and the plot of the losses, and report how the run ended."""
-        sample = None
+        sample = model_step = None
         if status == "finished":
+            if self.step < self.steps:
+                self.folder.notify(
+                    f"{self.evaluations_since_best} evaluations in a row found no lower validation loss than that of "
+                    f"step {self.best_step} (train.patience): the run ends here"
+                )
+            model_step = self.use_best() if self.recipe.save.best else self.step
             with self.trainer.eval_mode():
                 sample = sample_text(self.trainer.model, self.recipe, self.datasets)
                 self.folder.finish(self.trainer.model, sample)
@@ -316,4 +401,20 @@ class TrainingLoop:
             seconds=seconds,
             overhead=overhead,
             sample=sample,
+            model_step=model_step,
         )
+
+    def use_best(self) -> int:
+        """Take the weights of the checkpoint with the lowest validation loss, and say whose weights these are."""
+        if self.best_step in (None, self.step):
+            return self.step
+        try:
+            state = load_checkpoint(self.folder.checkpoints / checkpoint_name(self.best_step))
+        except (OSError, ValueError) as error:
+            self.folder.notify(
+                f"the model is that of step {self.step} and not of the best one, {self.best_step}: {error}"
+            )
+            return self.step
+        self.trainer.restore(state)
+        self.folder.notify(f"the model is that of step {self.best_step}, which has the lowest validation loss")
+        return self.best_step

@@ -103,19 +103,30 @@ class EMA:
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        self.decay, self.updates = decay, 0
+        self.decay = decay
         self.weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+        device = next(iter(self.weights.values())).device
+        self.count = torch.zeros((), dtype=torch.float64, device=device)  # of updates
+
+    @property
+    def updates(self) -> int:
+        """How many weights were averaged; a device is waited for."""
+        return int(self.count)
 
     @torch.no_grad()
-    def update(self, model: nn.Module) -> None:
-        """Add the weights after a step."""
-        self.updates += 1
-        share = (1 - self.decay) / (1 - self.decay**self.updates)
-        torch._foreach_lerp_(list(self.weights.values()), list(model.parameters()), share)
+    def update(self, model: nn.Module, changed: Tensor | None = None) -> None:
+        """Add the weights after a step, unless `changed` is false: that is decided where the weights are."""
+        happened = torch.ones_like(self.count) if changed is None else changed.to(self.count.dtype)
+        self.count += happened
+        share = happened * (1 - self.decay) / (1 - self.decay ** self.count.clamp(min=1))
+        averages, weights = list(self.weights.values()), list(model.parameters())
+        steps = torch._foreach_sub(weights, averages)
+        torch._foreach_mul_(steps, share.to(steps[0].dtype))
+        torch._foreach_add_(averages, steps)
 
     def restore(self, weights: Mapping[str, Tensor], updates: int) -> None:
         """Continue from a saved average."""
-        self.updates = updates
+        self.count.fill_(updates)
         for name, weight in self.weights.items():
             weight.copy_(weights[name])
 

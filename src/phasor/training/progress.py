@@ -4,6 +4,31 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+
+class SplitSize(NamedTuple):
+    """How large a split is: documents or pairs, and tokens."""
+
+    examples: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What a run is about to do. `step` is where it stands, and above 0 in a run that is resumed."""
+
+    folder: Path
+    parameters: int
+    vocab_size: int
+    train: SplitSize
+    valid: SplitSize
+    device: str
+    precision: str
+    step: int
+    steps: int
+    tokens_per_step: int
 
 
 @dataclass(frozen=True)
@@ -30,6 +55,9 @@ class TrainingProgress:
 
     def on_prepare(self, what: str, done: int, total: int | None) -> None:
         """Data are being prepared: `done` of `total`, where that is known."""
+
+    def on_start(self, summary: RunSummary) -> None:
+        """Everything is prepared, and the first step is next."""
 
     def on_step(self, report: StepReport) -> None:
         """An optimizer step was taken."""

@@ -6,24 +6,37 @@ import contextlib
 import json
 import math
 import os
-import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from phasor.checkpoints import save
+from phasor.checkpoints.folder import unreplaceable_reason, write_tokenizers
+from phasor.checkpoints.hf import Origin
+from phasor.checkpoints.runs import (
+    CHECKPOINTS,
+    DATA,
+    MARKER,
+    MODEL,
+    RECIPE,
+    TOKENIZER_FOLDER,
+    RunMarker,
+    entries,
+)
 from phasor.config.recipe import Recipe
-from phasor.files import atomic_write, lock, remove
-from phasor.training.state import Notify, checkpoints
+from phasor.config.schema import name_some, shorten
+from phasor.files import atomic_write, lock, remove, replace_folder, staging_folder
+from phasor.manifest import verify_folder, write_manifest
+from phasor.training.state import Notify, describe_changes, remove_checkpoints
 from phasor.transformer import Transformer
 
 RUNS, LOCK = Path("runs"), ".lock"
-FIRST_FILES = (LOCK, "recipe.json", "data")  # what there may be before the first step
-LEFTOVERS = (
-    *(".recipe.json.part", ".metrics.jsonl.part", ".samples.txt.part", ".loss.png.part", ".data.part"),
-    *(".model-*.part", ".model-*.old", ".data-*.part", ".data-*.old"),
-)
+METRICS, EVENTS, SAMPLES, PLOT = "metrics.jsonl", "events", "samples.txt", "loss.png"
+FILES = (LOCK, RECIPE, METRICS, SAMPLES, PLOT)
+FOLDERS = (DATA, TOKENIZER_FOLDER, CHECKPOINTS, EVENTS, MODEL)
+FIRST_NAMES = (DATA, TOKENIZER_FOLDER, RECIPE, LOCK)  # what there may be before the first step
 
 
 def choose_run_folder(recipe: Recipe, resume: bool) -> Path:
@@ -39,6 +52,8 @@ def choose_run_folder(recipe: Recipe, resume: bool) -> Path:
 class RunFolder:
     """The folder while a run writes to it; one process at a time.
 
+    The folder is new, empty, or one that a run has written. Whatever else is in it stays as it is.
+
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, RunFolder(Path(folder), Recipe(), resume=False) as run:
     ...     run.start(0)
@@ -47,92 +62,208 @@ class RunFolder:
     [{'step': 10, 'loss': 2.5}]
     """
 
-    def __init__(self, folder: Path, recipe: Recipe, *, resume: bool, notify: Notify = print) -> None:
-        self.path, self.recipe, self.resume, self.notify = folder, recipe, resume, notify
-        self.checkpoints, self.events = folder / "checkpoints", folder / "events"
-        self.metrics_file, self.recipe_file = folder / "metrics.jsonl", folder / "recipe.json"
+    def __init__(
+        self, folder: Path, recipe: Recipe, *, resume: bool, overwrite: bool = False, notify: Notify = print
+    ) -> None:
+        self.path, self.recipe, self.notify = folder, recipe, notify
+        self.resume, self.overwrite = resume, overwrite
+        self.checkpoints, self.events = folder / CHECKPOINTS, folder / EVENTS
+        self.metrics_file, self.recipe_file = folder / METRICS, folder / RECIPE
         self.metrics_stream: Any = None
         self.writer: Any = None
 
     def __enter__(self) -> Self:
-        if self.path.exists() and not self.path.is_dir():
-            raise ValueError(f"{self.path} is a file, and a run needs a folder")
-        if not self.resume and checkpoints(self.checkpoints):
-            raise ValueError(f"{self.path} holds a run already: resume it, or give another folder as out")
+        found = self.check_folder()
+        if found is not None:
+            self.check_contents(found)
         self.created = [path for path in (self.path, *self.path.parents) if not path.exists()]
-        self.existing = [name for name in FIRST_FILES if os.path.lexists(self.path / name)]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self.lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+            self.marker = RunMarker.create(self.path, self.recipe) if found is None else found
+        except OSError as error:
+            raise OSError(f"{self.path} cannot be written: {error.strerror}") from None
+        self.names_before = None if found is None else dict(found.names)
+        self.recipe_before = self.recipe_file.read_bytes() if self.recipe_file.is_file() else None
+        self.lock = self.acquire_lock()
+        self.remove_leftovers()
+        if not self.resume or self.recipe_before is None:  # so that a run killed before its first step is resumed
+            self.write_recipe()
+        return self
+
+    def check_folder(self) -> RunMarker | None:
+        """The marker of a run that is there already; refuses a folder that is somebody else's, or the wrong one."""
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"{self.path} is a file, and a run needs a folder")
+        marker = RunMarker.read(self.path)
+        if marker is None:
+            if names := entries(self.path):
+                raise ValueError(
+                    f"{self.path} was not written by phasor train and is left alone: "
+                    f"give a new or empty folder (it holds {name_some(names, 5)})"
+                )
+            if self.resume:
+                raise ValueError(f"{self.path} holds no run to resume")
+        elif not self.resume and not self.overwrite and self.has_begun():
+            raise ValueError(f"{self.path} holds a run already: resume or overwrite it, or give another folder as out")
+        return marker
+
+    def has_begun(self) -> bool:
+        """Whether there is anything that a run has trained."""
+        names = (self.path / MODEL, self.metrics_file)
+        return any(os.path.lexists(path) for path in names) or bool(entries(self.checkpoints))
+
+    def check_contents(self, marker: RunMarker) -> None:
+        """Refuse a folder in which something under the names of a run was not written by one."""
+        for name in (*FILES, *FOLDERS):
+            path, linked = self.path / name, (self.path / name).is_symlink()
+            wanted = path.is_file() if name in FILES else path.is_dir() or linked
+            if not marker.owns(name) or (os.path.lexists(path) and not wanted):
+                raise ValueError(f"{path} was not written by this run: move it away")
+        recipes = [json.dumps(each["recipe"], sort_keys=True) for each in marker.recipes]
+        if self.resume and self.recipe_file.exists() and self.recipe_text() not in recipes:
+            raise ValueError(
+                f"{self.recipe_file} was changed after it was written ({MARKER} has it as it was): "
+                "give changes as options"
+            )
+        model = self.path / MODEL
+        if model.exists() and (why := unreplaceable_reason(model)) is not None:
+            raise ValueError(f"{model} {why}")
+        inside = [] if self.recipe.init_from is None else [Path(self.recipe.init_from)]
+        if self.overwrite and any(path.resolve().is_relative_to(self.path.resolve()) for path in inside):
+            raise ValueError(f"{inside[0]} is part of the run in {self.path} that would be overwritten")
+
+    def recipe_text(self) -> str | None:
+        """The recipe in recipe.json, as text that can be compared; None where it is not JSON."""
+        try:
+            return json.dumps(json.loads(self.recipe_file.read_bytes()), sort_keys=True)
+        except (ValueError, RecursionError):
+            return None
+
+    def acquire_lock(self) -> int:
+        """Lock the folder for this process; the lock goes with the process, however it ends."""
+        try:
+            self.marker.claim(LOCK)
+            handle = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
         except OSError as error:
             raise OSError(f"{self.path} cannot be written: {error.strerror}") from None
         try:
-            lock(self.lock)  # goes with the process, however it ends
+            lock(handle)
         except BlockingIOError:
-            os.close(self.lock)
+            os.close(handle)
             raise ValueError(f"another process is training in {self.path}") from None
-        self.remove_leftovers()
-        self.recipe_before = self.recipe_file.read_bytes() if self.recipe_file.is_file() else None
-        if not self.resume or self.recipe_before is None:  # so that a run killed before its first step can be resumed
-            self.write_recipe()
-        return self
+        return handle
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for writer in (self.metrics_stream, self.writer):
-            with contextlib.suppress(OSError) if error is not None else contextlib.nullcontext():
-                if writer is not None:
-                    writer.close()
+        self.close_writer()
+        with contextlib.suppress(OSError) if error is not None else contextlib.nullcontext():
+            if self.metrics_stream is not None:
+                self.metrics_stream.close()
         if isinstance(error, Exception) and self.metrics_stream is None:
             self.undo()
         os.close(self.lock)
 
     def undo(self) -> None:
         """A run that could not begin leaves nothing behind; one that was stopped can be resumed."""
-        if self.path in self.created:
-            shutil.rmtree(self.path, ignore_errors=True)
+        before = {} if self.names_before is None else self.names_before
+        for name in FIRST_NAMES:
+            if name in self.marker.names and name not in before:
+                remove(self.path / name)
+        if self.names_before is None:
+            remove(self.path / MARKER)
         else:
-            for path in (self.path / name for name in FIRST_FILES if name not in self.existing):
-                remove(path)
-            if self.recipe_before is not None:
-                self.recipe_file.write_bytes(self.recipe_before)
+            self.marker.names = before
+            self.marker.write()
+        if self.recipe_before is not None:
+            self.recipe_file.write_bytes(self.recipe_before)
         with contextlib.suppress(OSError):  # somebody else uses it by now
-            for path in self.created[1:]:
+            for path in self.created:
                 path.rmdir()
 
     def remove_leftovers(self) -> None:
         """Remove what a kill left half written."""
-        for pattern in LEFTOVERS:
-            for path in self.path.glob(pattern):
-                remove(path)
+        for name in (*FILES, *FOLDERS):
+            for pattern in (f".{name}.part", f".{name}-*.part", f".{name}-*.old"):
+                for path in self.path.glob(pattern) if name in self.marker.names else ():
+                    remove(path)
+
+    def claim(self, name: str) -> Path:
+        """The place of something the run writes, which is the run's from now on."""
+        self.marker.claim(name)
+        return self.path / name
 
     def write_recipe(self) -> None:
-        with atomic_write(self.recipe_file) as file:
+        with atomic_write(self.claim(RECIPE)) as file:
             file.write_text(self.recipe.to_json(), encoding="utf-8")
 
     def start(self, step: int) -> None:
-        """Write the recipe as run, and drop the metrics after a step."""
+        """Write the recipe as run, and drop the metrics after a step; at step 0, also what an earlier run left."""
+        if step == 0:
+            self.remove_run()
+        self.record_recipe(step)
         self.write_recipe()
         kept = "".join(json.dumps(line) + "\n" for line in self.metrics() if line["step"] <= step)
-        with atomic_write(self.metrics_file) as file:
+        with atomic_write(self.claim(METRICS)) as file:
             file.write_text(kept, encoding="utf-8")
+        self.claim(CHECKPOINTS)
         self.metrics_stream = self.metrics_file.open("a", encoding="utf-8")
+        self.open_writer(step)
+
+    def remove_run(self) -> None:
+        """Delete what an earlier run in this folder has trained."""
+        for name in (METRICS, SAMPLES, PLOT, MODEL):
+            if name in self.marker.names:
+                remove(self.path / name)
+        for file in self.events.glob("events.out.tfevents.*") if EVENTS in self.marker.names else ():
+            remove(file)
+        remove_checkpoints(self.checkpoints)
+
+    def record_recipe(self, step: int) -> None:
+        """Note in the marker, and say, how the recipe of a run that is resumed differs from the one before."""
+        before, now = ({**recipe, "out": None} for recipe in (self.marker.recipe, self.recipe.to_dict()))
+        changes = describe_changes(before, now)
+        if step == 0:
+            self.marker.recipes.clear()
+            self.marker.add_recipe(step, self.recipe, [])
+        elif changes:
+            self.marker.add_recipe(step, self.recipe, changes)
+            self.notify(f"from step {step} on the recipe is another one, as {MARKER} records: {'; '.join(changes)}")
+
+    def open_writer(self, step: int) -> None:
+        """Begin to write events for TensorBoard."""
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             self.notify("tensorboard is not installed, so there are no events")
-        else:
-            wait_for_another_second(self.events)
+            return
+        wait_for_another_second(self.claim(EVENTS))
+        with self.guard_writer():
             self.writer = SummaryWriter(str(self.events), purge_step=step + 1)
+
+    @contextlib.contextmanager
+    def guard_writer(self) -> Iterator[None]:
+        """Go on without events where they cannot be written: a run does not end because of them."""
+        try:
+            yield
+        except Exception as error:  # whatever TensorBoard's thread ran into
+            self.writer = None
+            self.notify(f"there are no further events, since {self.events} cannot be written: {shorten(str(error))}")
+
+    def close_writer(self) -> None:
+        if self.writer is not None:
+            with self.guard_writer():
+                self.writer.close()
 
     def log(self, step: int, **values: Any) -> None:
         """Write a line of metrics.jsonl, and the same values as events."""
-        self.metrics_stream.write(json.dumps({"step": step, **values}) + "\n")
+        numbers = {n: x for n, x in values.items() if isinstance(x, int | float)}
+        finite = {name: x if name not in numbers or math.isfinite(x) else None for name, x in values.items()}
+        self.metrics_stream.write(json.dumps({"step": step, **finite}) + "\n")
         self.metrics_stream.flush()
         if self.writer is not None:
-            for name, value in values.items():
-                if isinstance(value, int | float):
+            with self.guard_writer():
+                for name, value in numbers.items():
                     self.writer.add_scalar(name, value, step)
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -149,11 +280,23 @@ class RunFolder:
                 lines.append(line)
         return lines
 
+    def keep_tokenizer(self, model: Transformer) -> None:
+        """Copy the files about the tokenizer of a model that is fine-tuned, so that its folder is not needed again."""
+        if model.origin is not None:
+            place = self.claim(TOKENIZER_FOLDER)
+            with staging_folder(place) as staged:
+                write_tokenizers(model, model.origin.folder, staged)
+                write_manifest(staged, "model")
+                replace_folder(staged, place)
+
     def finish(self, model: Transformer, sample: str | None) -> None:
         """Write the model's folder and the sample."""
-        save(model, self.path / "model")
+        if TOKENIZER_FOLDER in self.marker.names:
+            verify_folder(self.path / TOKENIZER_FOLDER, "model")
+            model.origin = Origin("phasor", self.path / TOKENIZER_FOLDER, model.config)
+        save(model, self.claim(MODEL))
         if sample is not None:
-            with atomic_write(self.path / "samples.txt") as file:
+            with atomic_write(self.claim(SAMPLES)) as file:
                 file.write_text(sample + "\n", encoding="utf-8")
 
     def plot(self) -> None:
@@ -166,13 +309,18 @@ class RunFolder:
         figure = Figure(figsize=(8, 4.5), layout="constrained")
         axes = figure.add_subplot(xlabel="step", ylabel="loss")
         for name in ("loss", "validation_loss"):
-            points = [(line["step"], line[name]) for line in self.metrics() if math.isfinite(line.get(name, math.nan))]
+            points = [(line["step"], line[name]) for line in self.metrics() if is_finite(line.get(name))]
             if points:
                 axes.plot(*zip(*points, strict=True), label=name, marker="o" if name == "validation_loss" else None)
         if axes.lines:
             axes.legend()
-        with atomic_write(self.path / "loss.png") as file:
+        with atomic_write(self.claim(PLOT)) as file:
             figure.savefig(file, dpi=120, format="png")
+
+
+def is_finite(value: object) -> bool:
+    """Whether something out of metrics.jsonl is a number that can be drawn; JSON has null for the others."""
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def wait_for_another_second(events: Path) -> None:

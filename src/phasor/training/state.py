@@ -7,10 +7,11 @@ ones. Its manifest (`manifest.py`) holds the SHA-256 of every file. Tensors are 
 from __future__ import annotations
 
 import json
-import re
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,20 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from phasor.checkpoints.folder import read_json, write_json
+from phasor.checkpoints.runs import NAME, VALUES, checkpoint_name
+from phasor.checkpoints.runs import checkpoints as checkpoints
 from phasor.files import move_folder, replace_folder, staging_folder
-from phasor.manifest import find_damage, join, read_manifest, write_manifest
+from phasor.manifest import MANIFEST, find_damage, join, read_manifest, write_manifest
 
-VALUES = "state.json"
-NAME = re.compile(r"step-(\d{8,})")
 Notify = Callable[[str], None]
 
 
 class NotSavedError(OSError):
     """A checkpoint could not be written; the message says which are left."""
+
+
+class UnreadableError(OSError):
+    """A checkpoint is there and cannot be read, which does not mean that it is damaged."""
 
 
 @dataclass(frozen=True)
@@ -39,22 +44,6 @@ class TrainingState:
     step: int
     tensors: dict[str, dict[str, Tensor]]
     values: dict[str, Any]
-
-
-def checkpoint_name(step: int) -> str:
-    """
-    >>> checkpoint_name(200)
-    'step-00000200'
-    """
-    return f"step-{step:08d}"
-
-
-def checkpoints(folder: Path) -> list[tuple[int, Path]]:
-    """The checkpoints in a folder, by step, the oldest first; whole or not."""
-    if not folder.is_dir():
-        return []
-    named = ((NAME.fullmatch(entry.name), entry) for entry in folder.iterdir())
-    return sorted((int(match[1]), entry) for match, entry in named if match)
 
 
 def save_state(folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], values: Mapping[str, Any]) -> Path:
@@ -85,7 +74,10 @@ def save_state(folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tenso
 
 def describe_remaining(folder: Path) -> str:
     """What there is to resume from after a checkpoint could not be written."""
-    newest = newest_whole(folder)
+    try:
+        newest = newest_whole(folder)
+    except OSError as error:
+        return str(error)
     return "there is none before it" if newest is None else f"the newest whole one is {newest[1].name}"
 
 
@@ -94,7 +86,20 @@ def load_newest(folder: Path, notify: Notify = lambda message: None) -> Training
     newest = newest_whole(folder, notify)
     if newest is None:
         return None
-    step, place = newest
+    return read_checkpoint(*newest)
+
+
+def load_checkpoint(place: Path) -> TrainingState:
+    """One checkpoint, by its folder; an error where it is damaged."""
+    match = NAME.fullmatch(place.name)
+    wrong = "it is not the folder of a checkpoint" if match is None else damage(place, int(match[1]))
+    if match is None or wrong is not None:
+        raise ValueError(f"the checkpoint {place} is damaged: {wrong}")
+    return read_checkpoint(int(match[1]), place)
+
+
+def read_checkpoint(step: int, place: Path) -> TrainingState:
+    """What a whole checkpoint holds."""
     groups = [name.removesuffix(".safetensors") for name in manifest_files(place) if name.endswith(".safetensors")]
     tensors = {group: load_file(place / f"{group}.safetensors") for group in groups}
     return TrainingState(place, step, tensors, read_json(place / VALUES)["values"])
@@ -111,14 +116,23 @@ def newest_whole(folder: Path, notify: Notify = lambda message: None) -> tuple[i
 
 
 def damage(place: Path, step: int) -> str | None:
-    """What is wrong with a checkpoint, in words; None where it is as it was written."""
+    """What is wrong with a checkpoint, in words; None where it is as it was written.
+
+    One that cannot be read (no permission, a disk or network that fails, too many open files) is not damaged for all
+    that is known: it is an error.
+    """
     try:
         wrong = [f"{name} {what}" for name, what in find_damage(place)]
         if wrong:
             return join(wrong)
         if VALUES not in manifest_files(place) or read_json(place / VALUES).get("step") != step:
             return f"{VALUES} is of another step"
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        raise UnreadableError(
+            f"the checkpoint {place} cannot be read ({error.strerror}), and whether it is whole is not known: "
+            "nothing was changed"
+        ) from None
+    except ValueError as error:
         return " ".join(str(error).split()) or "it cannot be read"
     return None
 
@@ -129,17 +143,44 @@ def manifest_files(place: Path) -> list[str]:
     return [] if manifest is None or manifest.kind != "checkpoint" else list(manifest.files)
 
 
-def prune(folder: Path, keep: int, best: int | None = None) -> None:
-    """Delete all but the `keep` newest checkpoints, the best one and the newest whole one."""
+def is_own(place: Path) -> bool:
+    """Whether a folder may be deleted as a checkpoint: it can be read, and holds what its manifest lists, no more."""
+    try:
+        files = manifest_files(place)
+        return bool(files) and not place.is_symlink() and {*os.listdir(place)} <= {MANIFEST, *files}
+    except (OSError, ValueError):
+        return False
+
+
+def prune(folder: Path, keep: int, best: int | None = None, notify: Notify = lambda message: None) -> None:
+    """Delete all but the `keep` newest checkpoints, the best one and the newest whole one; none that cannot be read."""
     existing = checkpoints(folder)
     old = [place for step, place in existing[: max(0, len(existing) - keep)] if step != best]
-    whole = newest_whole(folder) if old else None
-    for place in old:
-        if whole is None or place == whole[1]:
-            continue
-        doomed = place.with_name(f".{place.name}.old")  # renamed first: a kill leaves no half of one behind
-        move_folder(place, doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
+    if not old:
+        return
+    try:
+        whole = newest_whole(folder)
+    except UnreadableError as error:
+        notify(str(error))
+        return
+    for place in old if whole is not None else ():
+        if place != whole[1] and is_own(place):
+            remove_checkpoint(place)
+
+
+def remove_checkpoint(place: Path) -> None:
+    doomed = place.with_name(f".{place.name}.old")  # renamed first: a kill leaves no half of one behind
+    move_folder(place, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def remove_checkpoints(folder: Path) -> None:
+    """Delete all checkpoints; what cannot be told to be one is renamed."""
+    for _, place in checkpoints(folder):
+        if is_own(place):
+            remove_checkpoint(place)
+        else:
+            set_aside(place)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -153,7 +194,13 @@ def rename_damaged_checkpoints(folder: Path, step: int) -> None:
     """Rename the checkpoints newer than a step, which are damaged if it is that of the newest whole one."""
     for newer, place in checkpoints(folder):
         if newer > step:
-            move_folder(place, place.with_name(f"damaged-{place.name}"))
+            set_aside(place)
+
+
+def set_aside(place: Path) -> None:
+    """Give a damaged checkpoint a name under which it does not count, and that nothing has yet."""
+    names = (place.with_name(f"damaged-{place.name}{suffix}") for suffix in chain([""], (f"-{n}" for n in count(2))))
+    os.rename(place, next(name for name in names if not os.path.lexists(name)))
 
 
 def describe_changes(before: Any, now: Any, name: str = "") -> list[str]:

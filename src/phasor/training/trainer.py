@@ -91,7 +91,7 @@ class Trainer:
         self.seed(step, 0)
         stats = self.compute_step(step, batches, count) if self.graphs is None else self.graphs(batches[0])
         if self.ema is not None:
-            self.ema.update(self.model)
+            self.ema.update(self.model, stats[:2].isfinite().all())
         return StepHandle(stats, lr, tuple(self.parameters))
 
     def compute_step(self, step: int, batches: Sequence[Batch], count: float) -> Tensor:
@@ -212,9 +212,17 @@ def autocast(recipe: Recipe, device: torch.device) -> torch.autocast:
     ...     torch.is_autocast_enabled("cpu")
     False
     """
-    precision = recipe.train.precision
-    enabled = device.type == "cuda" if precision == "auto" else precision != "float32"
-    return torch.autocast(device.type, torch.bfloat16, enabled=enabled)
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision_name(recipe, device) != "float32")
+
+
+def precision_name(recipe: Recipe, device: torch.device) -> str:
+    """The precision of a recipe's matrix products on a device.
+
+    >>> precision_name(Recipe(), torch.device("cpu"))
+    'float32'
+    """
+    automatic = "bfloat16" if device.type == "cuda" else "float32"
+    return automatic if recipe.train.precision == "auto" else recipe.train.precision
 
 
 def derive_seed(*numbers: int) -> int:

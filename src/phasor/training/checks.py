@@ -1,0 +1,39 @@
+"""Checks before a run writes anything: the recipe, what its device can do, and whether torch.compile works."""
+
+from __future__ import annotations
+
+import torch
+
+from phasor.config.recipe import Recipe
+from phasor.config.schema import quote, shorten
+
+
+def check_recipe(recipe: object) -> None:
+    """Refuse what is not a recipe.
+
+    >>> check_recipe({"task": "lm"})
+    Traceback (most recent call last):
+    ...
+    ValueError: train takes a Recipe, not {'task': 'lm'}: Recipe.from_dict makes one of a mapping
+    """
+    if isinstance(recipe, Recipe):
+        return
+    hint = "Recipe.from_dict makes one of a mapping" if isinstance(recipe, dict) else "Recipe.from_file reads a file"
+    raise ValueError(f"train takes a Recipe, not {quote(recipe)}: {hint}")
+
+
+def check_device(recipe: Recipe, device: torch.device) -> None:
+    """Refuse options that the device cannot do, and a compiler that does not work."""
+    if recipe.train.precision == "float8" and device.type != "cuda":
+        raise ValueError(f"train.precision float8 needs a GPU, and the device is {device}: bfloat16 runs everywhere")
+    if recipe.train.compile:
+        check_compiler(device)
+
+
+def check_compiler(device: torch.device) -> None:
+    """Compile something small, to see that the tools which torch.compile needs are there."""
+    try:
+        torch.compile(lambda x: x * 2 + 1)(torch.ones(4, device=device))
+    except Exception as error:  # whatever is missing: a C++ compiler, its headers, Triton
+        reason = " ".join(str(error).split()).partition(" Set TORCH")[0]
+        raise ValueError(f"train.compile does not work on {device} here: {shorten(reason, 300)}") from None
