@@ -146,6 +146,10 @@ class ExactRotary(nn.Module):
         super().__init__()
         self.kept = (original,)  # in a tuple it is no submodule, and adds no name to the model
         self.schemes, self.layout, self.dtype = schemes, layout, dtype
+        self.config = getattr(original, "config", None)  # which some models ask it for
+        for name, buffer in original.named_buffers(recurse=False):
+            if name not in original._non_persistent_buffers_set:  # part of the model's state_dict
+                self.register_buffer(name, buffer)
         self.train(original.training)
 
     @property
@@ -176,7 +180,7 @@ def rotary_modules(model: nn.Module) -> Iterator[nn.Module]:
     for module in model.modules():
         names = [name for name, _ in module.named_buffers(recurse=False)]
         unused = getattr(getattr(module, "config", None), "alibi", False)  # Falcon has the module all the same
-        if any(name.endswith("inv_freq") for name in names) and not unused:
+        if any(name.endswith("inv_freq") for name in names) and not unused and not isinstance(module, ExactRotary):
             yield module
 
 
@@ -184,10 +188,14 @@ def exact_module(module: nn.Module, model: nn.Module) -> ExactRotary:
     """What stands in for a rotary module, or an error where nothing phasor knows gives the same."""
     refuse_unloaded(module.buffers(), model)
     config: Any = getattr(module, "config", None)
-    known = all(hasattr(config, name) for name in ("to_dict", "hidden_size", "num_attention_heads"))
+    try:
+        known = all(hasattr(config, name) for name in ("to_dict", "hidden_size", "num_attention_heads"))
+        getattr(config, "head_dim", None)
+    except Exception:  # where layers differ in it, a configuration refuses to be asked, in its own way
+        known = False
     if known and not hasattr(module, "mrope_section"):  # which is for several positions a token
         kinds = getattr(module, "rope_type", None)
-        kinds = list(kinds) if isinstance(kinds, dict) else [None]
+        kinds = list(kinds) if isinstance(kinds, dict) and kinds else [None]
         schemes = {kind: read_scheme(config, kind, model) for kind in kinds}
         for layout, dtype in itertools.product(LAYOUTS, (None, torch.float32)):
             exact = ExactRotary(module, schemes, layout, dtype)
