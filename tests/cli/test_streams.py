@@ -11,12 +11,11 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from pathlib import Path
 
 import pytest
 import torch
-from commands import CommandRunner
+from commands import CommandRunner, run
 from decoding import byte_tokenizer, reciter, speaker
 
 import phasor
@@ -182,17 +181,15 @@ def test_a_text_longer_than_the_model_is_made_for_is_said(tmp_path: Path, run_ph
             assert ("longer than the 16 tokens" in run_phasor.error) is said
 
 
-def test_warnings_are_lines_of_their_own(tmp_path: Path, run_phasor: CommandRunner) -> None:
+def test_warnings_are_lines_of_their_own(tmp_path: Path) -> None:
     model = speaker()
     model.generation_settings = {"guidance_scale": 3.0}
     phasor.save(model, tmp_path)
     with pytest.warns(UserWarning, match="guidance_scale"):
         phasor.generate(model, [1], max_new_tokens=1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        run_phasor("generate", str(tmp_path), "--prompt", "1", "--max-new-tokens", "1")
+    done = run("generate", str(tmp_path), "--prompt", "1", "--max-new-tokens", "1")
     said = "phasor: warning: generation settings of the model's folder that phasor does not honor: guidance_scale\n"
-    assert said in run_phasor.error
+    assert said in done.stderr
 
 
 def interrupt(folder: str, moments: list[float]) -> list[int]:

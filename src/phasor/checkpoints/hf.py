@@ -14,6 +14,7 @@ from torch import Tensor
 from phasor.checkpoints.folder import (
     CONFIG,
     SPECIAL,
+    TOKENIZER,
     read_generation_settings,
     read_json,
     read_special,
@@ -24,6 +25,7 @@ from phasor.checkpoints.folder import (
 )
 from phasor.checkpoints.mxfp4 import MXFP4Tensors, is_mxfp4
 from phasor.checkpoints.sentence_transformers import add_pooling, read_back, write_pooling
+from phasor.checkpoints.sentencepiece_folders import load_sentencepiece, remove_copies
 from phasor.checkpoints.tensors import TYPES, Progress, Tensors, write_tensors
 from phasor.config import ModelConfig, PooledHeadConfig
 from phasor.config.generation_settings import SETTINGS
@@ -111,6 +113,7 @@ def load_hf(
         model.special = read_special(data, file)
     model.generation_settings = read_generation_settings(settings)
     read_tokenizers(model, folder)
+    load_sentencepiece(model, folder)
     model.origin = origin
     fields.warn()
     return model.requires_grad_(True).eval()
@@ -245,6 +248,8 @@ def save_hf(model: Transformer, folder: Path, progress: Progress | None = None) 
     if model.generation_settings or ids:
         write_json(folder / SPECIAL, ids | model.generation_settings)
     write_tokenizers(model, None if origin is None else origin.folder, folder)
+    if origin is None or not (origin.folder / TOKENIZER).exists():
+        remove_copies(model, folder)
     if isinstance(model.config.head, PooledHeadConfig):
         write_pooling(model.config.head, model.config, folder, None if origin is None else origin.folder)
     bare = family.prefix if model.config.head.kind in ("none", "pooled") else ""

@@ -37,9 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     A verb may end in other ways and says so in its help.
     """
-    with handle_interrupts(), warnings.catch_warnings():
-        warnings.showwarning = print_warning
-        return run(arguments)
+    before, warnings.formatwarning = warnings.formatwarning, format_warning
+    try:
+        with handle_interrupts():
+            return run(arguments)
+    finally:
+        warnings.formatwarning = before
 
 
 def run(arguments: Sequence[str] | None) -> int:
@@ -67,15 +70,19 @@ def run(arguments: Sequence[str] | None) -> int:
     return 0
 
 
-def print_warning(message: Warning | str, *where: Any, **more: Any) -> None:
+def format_warning(message: Warning | str, *where: Any, **more: Any) -> str:
     """A warning in one line, without the place in the source."""
-    print_error(f"warning: {message}")
+    return one_line(f"warning: {message}") + "\n"
 
 
 def print_error(text: str) -> None:
-    """Print one line of bounded length, without control characters, to stderr."""
+    print(one_line(text), file=sys.stderr)
+
+
+def one_line(text: str) -> str:
+    """One line of bounded length, without control characters."""
     line = shorten(" ".join(text.split()))
-    print("phasor:", "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line), file=sys.stderr)
+    return "phasor: " + "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
 
 
 def build_parser() -> argparse.ArgumentParser:

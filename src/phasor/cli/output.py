@@ -60,7 +60,7 @@ def printable(text: str) -> str:
 def print_json(value: Any, file: IO[str] | None = None) -> None:
     """Print JSON that any reader takes: in the letters of the file's encoding, without control characters."""
     file = sys.stdout if file is None else file
-    unicode = (file.encoding or "utf-8").lower().startswith("utf")
+    unicode = (getattr(file, "encoding", None) or "utf-8").lower().startswith("utf")
     text = json.dumps(plain(value), indent=2, ensure_ascii=not unicode)
     print(text.translate(JSON_ESCAPES), file=file)
 

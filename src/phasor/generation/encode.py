@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 from phasor.checkpoints.folder import remove_limits
+from phasor.checkpoints.sentencepiece import OUTSIDE, resolve_unknown
 from phasor.checkpoints.tokenizer_errors import tokenizer_errors
 
 
@@ -25,7 +26,10 @@ def encode_prompts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]
     for text in texts:
         check_text(text)
     with tokenizer_errors("the tokenizer cannot encode the prompt"):
-        return [encoding.ids for encoding in tokenizer.encode_batch_fast(list(texts))]
+        if tokenizer.token_to_id(OUTSIDE) is None:
+            return [encoding.ids for encoding in tokenizer.encode_batch_fast(list(texts))]
+        encodings = tokenizer.encode_batch(list(texts))
+    return [resolve_unknown(tokenizer, encoding.ids, encoding.tokens) for encoding in encodings]
 
 
 def without_limits(tokenizer: Tokenizer) -> Tokenizer:

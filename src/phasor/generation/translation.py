@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from phasor.generation.api import generate
 from phasor.transformer import Stack, Transformer
@@ -46,7 +47,7 @@ def translate_tokens(
         if max_source is not None and len(source) > max_source:
             raise ValueError(f"text {number} has {len(source)} tokens, and this model reads at most {max_source}")
     given = {"num_beams": num_beams, "length_penalty": length_penalty}
-    options = {name: value for name, value in given.items() if value is not None}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if model.generation_settings.get("num_beams") is None:
         options = {"num_beams": DEFAULT_BEAMS} | options
     translations: list[list[int]] = [[] for _ in sources]
