@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from bad_inputs.calls import Place, calls
-from bad_inputs.commands import commands
+from bad_inputs.commands import GENERATE, TRAIN, commands
 
 import phasor
 from phasor.cli import main
@@ -57,12 +57,15 @@ def listing(place: Place) -> dict[str, int]:
     return {str(file): file.stat().st_size for file in files}
 
 
-def check_command(place: Place, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    filled = list(COMMANDS[name])
+def fill_in(command: list[str], place: Place) -> list[str]:
     for key in ("model", "run", "file", "binary", "empty", "notes", "out", "text"):
-        filled = [part.replace(f"{{{key}}}", str(place[key])) for part in filled]
+        command = [part.replace(f"{{{key}}}", str(place[key])) for part in command]
+    return command
+
+
+def check_command(place: Place, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = listing(place)
-    code = main(filled)
+    code = main(fill_in(COMMANDS[name], place))
     out, error = capsys.readouterr()
     assert (code, out) == (2, ""), (out, error)
     assert error.startswith("phasor: ")
@@ -97,6 +100,11 @@ def test_a_bad_command(place: Place, name: str, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize("name", split(CALLS, 1))
 def test_a_bad_call(place: Place, name: str) -> None:
     check_call(place, name)
+
+
+@pytest.mark.parametrize("command", [TRAIN, GENERATE], ids=["train", "generate"])
+def test_what_the_mistakes_are_added_to_is_right(place: Place, command: list[str], tmp_path: Path) -> None:
+    assert main(fill_in(command, place | {"out": tmp_path})) == 0
 
 
 def test_there_are_many() -> None:

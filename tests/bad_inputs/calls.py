@@ -62,6 +62,7 @@ def calls() -> dict[str, Callable[[Place], Any]]:
     add("generate-draft", lambda p, x: phasor.generate(p["loaded"], [1], draft=x), not_none)
     add("stream", lambda p, x: list(phasor.stream(x, [1])), WRONG)
     add("stream-prompt", lambda p, x: list(phasor.stream(p["loaded"], x)), WRONG)
+    add("train", lambda p, x: phasor.train(x), WRONG)
     add("train-resume", lambda p, x: phasor.train(phasor.Recipe(out=str(p["out"] / "r")), resume=x), [None, 3, "x", []])
     add("evaluate", lambda p, x: phasor.evaluate(x), WRONG)
     add("evaluate-model", lambda p, x: phasor.evaluate(p[x]), ["loaded"])

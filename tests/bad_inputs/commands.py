@@ -12,29 +12,9 @@ HALF = "\udcff"  # how Python passes on an argument that is not UTF-8
 FOLDERS = ["{out}/missing", "{file}", "{empty}", "", "/", "\0", HALF, "a" * 5000, "-", "{model}/config.json", "no/such"]
 NUMBERS = ["", "x", "nan", "1e999", "9" * 30, "[1]", HALF, "1,2", "0x10", "--"]
 TRAIN = [
-    "train",
-    "--data.train",
-    "{text}",
-    "--data.tokenizer",
-    "bytes",
-    "--model.dim",
-    "16",
-    "--model.num_layers",
-    "1",
-    "--model.num_heads",
-    "2",
-    "--model.hidden_dim",
-    "32",
-    "--data.sequence_length",
-    "16",
-    "--train.batch_tokens",
-    "16",
-    "--train.steps",
-    "1",
-    "--train.device",
-    "cpu",
-    "--out",
-    "{out}/run",
+    *("train", "--data.train", "{text}", "--data.document", "line", "--data.tokenizer", "bytes", "--model.dim", "16"),
+    *("--model.num_layers", "1", "--model.num_heads", "2", "--model.hidden_dim", "32", "--data.sequence_length", "16"),
+    *("--train.batch_tokens", "16", "--train.steps", "1", "--train.device", "cpu", "--out", "{out}/run"),
 ]
 GENERATE = ["generate", "{model}", "--prompt", "1 2 3", "--max-new-tokens", "2"]
 # Values that an option does not take; the other options take no number below 0.
@@ -142,6 +122,7 @@ def commands() -> dict[str, list[str]]:
         ["train", "--train", "3"],
         ["train", "--model.position.kind", "x"],
         ["train", "--model.preset", "x"],
+        ["train", "--resume", "--out", "{out}/missing"],
         [*TRAIN, "--train.steps", "2", "--train.epochs", "2"],
         [*TRAIN, "--data.train", "{out}/missing"],
         [*TRAIN, "--data.train", "{empty}"],
@@ -191,4 +172,4 @@ def commands() -> dict[str, list[str]]:
 
 
 # Any text is a value of these.
-FREE = {"out", "init_from", "data.field"}
+FREE = {"out", "init_from", "data.field", "data.cache"}

@@ -316,8 +316,8 @@ def test_missing_files(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     assert_refuses(folder, "model.safetensors")
     (folder / "config.json").unlink()
-    assert_refuses(folder, "config.json cannot be read: No such file")
-    assert_refuses(folder / "nowhere", "nowhere", "cannot be read")
+    assert_refuses(folder, "is not a model folder: it has no config.json")
+    assert_refuses(folder / "nowhere", "nowhere", "does not exist")
 
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])

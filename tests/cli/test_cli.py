@@ -310,7 +310,7 @@ def test_a_stream_is_printed_as_it_comes_and_may_be_cut_off(folders: dict[str, s
     [
         (["nonsense"], "invalid choice: 'nonsense'"),
         (["generate"], "required: folder"),
-        (["generate", "nowhere", "--prompt", "1"], "nowhere/config.json cannot be read"),
+        (["generate", "nowhere", "--prompt", "1"], "nowhere does not exist"),
         (["generate", "IDS", "--prompt", ""], "prompt is empty"),
         (["generate", "IDS", "--prompt", "one two"], "must be token ids such as '1 2 3'"),
         (["generate", "IDS", "--prompt", "1 -2"], "must be token ids"),
@@ -333,7 +333,7 @@ def test_a_stream_is_printed_as_it_comes_and_may_be_cut_off(folders: dict[str, s
         ),
         (["generate", "IDS", "--prompt", "1", "--stop", "end"], "needs a text prompt"),
         (["generate", "IDS", "--prompt", "1", "--stop", "\\"], "--stop"),
-        (["generate", "IDS", "--prompt", "1", "--draft", "nowhere"], "nowhere/config.json cannot be read"),
+        (["generate", "IDS", "--prompt", "1", "--draft", "nowhere"], "nowhere does not exist"),
         (["generate", "IDS", "--prompt", "1", "--device", "nonsense"], "device 'nonsense' cannot be used"),
         (["generate", "IDS", "--prompt", "1", "--temprature", "1"], "unrecognized arguments: --temprature"),
         (["generate", "TEXT", "--prompt", "Say: ", "--max-new-tokens", "500"], "past the 30 positions"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from phasor.checkpoints.folder import CONFIG, path_of, read_json, replacing_folder
+from phasor.checkpoints.folder import CONFIG, read_json, replacing_folder
 from phasor.checkpoints.hf import family_of
 from phasor.checkpoints.hub import resolve_folder
 from phasor.checkpoints.load import is_hf, load
@@ -18,6 +18,7 @@ from phasor.checkpoints.save import FORMATS
 from phasor.checkpoints.tensors import Progress
 from phasor.config import Extension, PositionConfig
 from phasor.config.schema import unknown
+from phasor.config.text_files import path_of
 from phasor.transformer import Transformer
 
 TOLERANCE = 1e-4  # of the logits' standard deviation: float32 sums through a deep model leave less

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from phasor.checkpoints.folder import CONFIG, path_of
+from phasor.checkpoints.folder import CONFIG
 from phasor.checkpoints.runs import find_weights, is_run
 from phasor.config.schema import quote
-from phasor.config.text_files import read_text
+from phasor.config.text_files import path_of, read_text
 from phasor.files import restore_folder
 
 

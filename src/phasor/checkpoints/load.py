@@ -83,8 +83,15 @@ def read_config(folder: str | Path) -> ModelConfig:
 
 
 def is_hf(folder: Path) -> bool:
-    """Whether a folder is in the Hugging Face format."""
-    return not is_checkpoint(folder) and "model_type" in read_json(folder / CONFIG)
+    """Whether a folder is in the Hugging Face format; one that holds no model is refused."""
+    if is_checkpoint(folder):
+        return False
+    if not folder.is_dir():
+        what = "is a file, and a model is a folder" if folder.exists() else "does not exist"
+        raise ValueError(f"{folder} {what}")
+    if not (folder / CONFIG).exists():
+        raise ValueError(f"{folder} is not a model folder: it has no {CONFIG}")
+    return "model_type" in read_json(folder / CONFIG)
 
 
 @contextmanager

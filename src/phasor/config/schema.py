@@ -93,9 +93,9 @@ def name_some(names: Iterable[object], most: int = 12, separator: str = ", ") ->
     >>> name_some(["wq", "wk", "wv", "wo"], most=2)
     'wq, wk and 2 more'
     """
-    names = [shorten(str(name), QUOTE_LENGTH) for name in names]
-    rest = len(names) - most
-    return separator.join(names) if rest <= 0 else f"{separator.join(names[:most])} and {rest} more"
+    shown = [shorten(str(name), QUOTE_LENGTH) for name in names]
+    rest = len(shown) - most
+    return separator.join(shown) if rest <= 0 else f"{separator.join(shown[:most])} and {rest} more"
 
 
 def by_kind(kind: str) -> Any:
