@@ -119,10 +119,8 @@ class EMA:
         happened = torch.ones_like(self.count) if changed is None else changed.to(self.count.dtype)
         self.count += happened
         share = happened * (1 - self.decay) / (1 - self.decay ** self.count.clamp(min=1))
-        averages, weights = list(self.weights.values()), list(model.parameters())
-        steps = torch._foreach_sub(weights, averages)
-        torch._foreach_mul_(steps, share.to(steps[0].dtype))
-        torch._foreach_add_(averages, steps)
+        for average, weight in zip(self.weights.values(), model.parameters(), strict=True):
+            average.lerp_(weight, share.to(average.dtype))
 
     def restore(self, weights: Mapping[str, Tensor], updates: int) -> None:
         """Continue from a saved average."""

@@ -163,8 +163,8 @@ def prune(folder: Path, keep: int, best: int | None = None, notify: Notify = lam
     except UnreadableError as error:
         notify(str(error))
         return
-    for place in old if whole is not None else ():
-        if place != whole[1] and is_own(place):
+    for place in old:
+        if whole is not None and place != whole[1] and is_own(place):
             remove_checkpoint(place)
 
 
