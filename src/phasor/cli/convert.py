@@ -22,7 +22,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--extension", metavar="KIND", help="another rotary extension, or none (see: phasor kinds extensions)"
     )
-    parser.add_argument("--check", action="store_true", help="write only if transformers computes the same logits")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write only if transformers computes the same logits, of short texts and of one past windows and the "
+        "trained length where that is affordable",
+    )
+    parser.add_argument("--check-length", type=int, metavar="TOKENS", help="the same with a text of TOKENS tokens")
     parser.add_argument("--strict", action="store_true", help="refuse a config.json with fields that have no effect")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_extension_fields(parser)
@@ -47,7 +53,7 @@ def run(given: argparse.Namespace) -> None:
         dtype=parse_dtype(given.dtype),
         position=given.position,
         extension=extension,
-        check=given.check,
+        check=given.check if given.check_length is None else given.check_length,
         strict=given.strict,
         progress=Bar,
     )
@@ -60,6 +66,9 @@ def run(given: argparse.Namespace) -> None:
             f"transformers computes the same logits of {check.tokens} random tokens: "
             f"the largest difference is {check.largest:.1e}, where their standard deviation is {check.size:.2g}"
         )
+        print(f"the longest text has {check.length:,} tokens" + "".join(f"; not crossed: {x}" for x in check.missed))
+        if check.note:
+            print(f"note: {check.note}")
 
 
 def parse_dtype(name: str | None) -> Any:

@@ -117,6 +117,10 @@ class Family:
         """Settings that transformers ignores in config.json; written only where the model's own file has them."""
         return []
 
+    def differs_from_transformers(self, config: ModelConfig) -> str | None:
+        """Where transformers is known to compute something else than the model was trained with, a sentence."""
+        return None
+
     def passthrough_patterns(self, config: ModelConfig) -> tuple[str, ...]:
         """Patterns of tensors that a model of this configuration does not use."""
         return self.passthrough

@@ -79,7 +79,7 @@ class Falcon(Family):
         return heads if several else 1
 
     def position(self, f: Fields, plain: ModelConfig) -> PositionConfig:
-        """Rotary, or ALiBi that is divided together with the scores; transformers rounds its slopes to bfloat16."""
+        """Rotary, or ALiBi that is divided together with the scores, as in the default attention of transformers."""
         if not f.get("alibi", False):
             return read_rotary(f, plain.head_dim, plain.max_length)
         for unused in ("rope_parameters", "rope_theta", "rope_scaling"):
@@ -111,6 +111,14 @@ class Falcon(Family):
             newer = {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 2 if two else 1}
             return fields | newer | {"num_kv_heads": groups}
         return fields | {"multi_query": groups == 1 and config.num_heads > 1}
+
+    def differs_from_transformers(self, config: ModelConfig) -> str | None:
+        if not isinstance(config.position, ALiBiConfig):
+            return None
+        return (
+            "transformers rounds ALiBi to bfloat16, and phasor does not: it follows the formula in float32, which the "
+            "default attention of transformers (sdpa) comes near to"
+        )
 
     def rules(self, config: ModelConfig) -> Iterator[Rule]:
         yield Rule("tokens.weight", self.embedding)

@@ -115,6 +115,9 @@ class MPT(Family):
         bias = require_kind(config.position, ALiBiConfig).max_bias
         return [] if bias == 8 else [f"position (max_bias is {bias:g}, and 8 in transformers whatever the file says)"]
 
+    def differs_from_transformers(self, config: ModelConfig) -> str | None:
+        return next(iter(self.ignored_by_transformers(config)), None)
+
     def rules(self, config: ModelConfig) -> Iterator[Rule]:
         yield Rule("tokens.weight", self.embedding)
         yield Rule("head.weight", self.head)

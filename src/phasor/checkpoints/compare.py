@@ -1,0 +1,130 @@
+"""Compare a model with what transformers computes from a Hugging Face folder."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phasor.checkpoints.exact_rotary import exact_rotary
+from phasor.checkpoints.folder import CONFIG, read_json
+from phasor.checkpoints.hf import family_of
+from phasor.config import ModelConfig
+from phasor.nn.positions import LearnedConfig, RotaryConfig
+from phasor.transformer import Transformer
+
+TOLERANCE = 1e-4  # of the logits' standard deviation: float32 sums through a deep model leave less
+SHORT = 32  # tokens of the texts that are always compared
+BUDGET = 2e12  # multiplications that both models may take for the long text: a minute or so on a CPU
+MOST_SCORES = 1 << 28  # attention scores of one layer, which transformers may hold at once
+BEYOND = 16  # tokens past what is crossed
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """phasor's logits compared with those of transformers, on random tokens, both in float32."""
+
+    tokens: int
+    largest: float  # the largest difference
+    size: float  # the logits' standard deviation
+    length: int  # of the longest text
+    missed: tuple[str, ...] = ()  # what no text was long enough for
+    note: str | None = None  # where transformers is known to compute something else
+
+
+def compare(model: Transformer, folder: Path, length: int | None = None, seed: int = 0) -> Comparison:
+    """Compare a model's logits with those `transformers` computes from a Hugging Face folder; raises if they differ.
+
+    Two short texts, and one of `length` tokens: by default so long that it goes past every window and length that
+    changes what is computed, as far as that is affordable. In the long one transformers gets exact rotary angles, since
+    the rounding of its own grows with the position.
+    """
+    try:
+        import transformers
+    except ImportError:
+        raise ValueError("a check needs the package transformers: pip install transformers") from None
+    config = model.config
+    family = family_of(read_json(folder / CONFIG), folder / CONFIG)
+    theirs = getattr(transformers, family.architecture(config)).from_pretrained(folder, dtype=torch.float32).eval()
+    ours = model if model.tokens.weight.dtype == torch.float32 else copy.deepcopy(model).float()
+    ours.eval()
+    marks = lengths_that_matter(config)
+    long = choose_length(config, ours, marks) if length is None else within_table(config, length)
+    largest = size = 0.0
+    for rows, count, exact in ((2, within_table(config, SHORT), False), (1, long, True)):
+        inputs = random_tokens(model, rows, count, seed)
+        found, expected = logits(ours, theirs, inputs, exact)
+        difference, deviation = float((found - expected).abs().max()), float(expected.std())
+        largest, size = max(largest, difference), max(size, deviation)
+        allowed = TOLERANCE if family.differs_from_transformers(config) is None else 0.5
+        if not difference <= allowed * max(deviation, 1.0):
+            raise ValueError(
+                f"transformers computes other logits of {folder}: the largest difference is {difference:.2g} "
+                f"in {count:,} tokens, where their standard deviation is {deviation:.2g}; nothing is written"
+            )
+    missed = tuple(what for what, at in marks.items() if at >= long)
+    return Comparison(2 * SHORT + long, largest, size, long, missed, family.differs_from_transformers(config))
+
+
+def lengths_that_matter(config: ModelConfig) -> dict[str, int]:
+    """What changes with the length of a text, and where: windows, lengths that extensions begin at, the trained length.
+
+    >>> from phasor import preset
+    >>> lengths_that_matter(preset("llama-3.1"))
+    {'the original length of 8,192 tokens': 8192, 'the trained length of 131,072 tokens': 131072}
+    """
+    marks: dict[str, int] = {}
+    for i in range(max(config.depth("encoder"), config.depth("decoder"))):
+        layer = config.layer(i)
+        if layer.attention.window is not None:
+            marks[f"the window of {layer.attention.window:,} tokens"] = layer.attention.window
+        extension = layer.position.extension if isinstance(layer.position, RotaryConfig) else None
+        original = getattr(extension, "original_length", None)
+        if original is not None:
+            marks[f"the original length of {original:,} tokens"] = original
+    if not isinstance(config.input_position, LearnedConfig):  # a table cannot be passed
+        marks[f"the trained length of {config.max_length:,} tokens"] = config.max_length
+    return dict(sorted(marks.items(), key=lambda mark: mark[1]))
+
+
+def choose_length(config: ModelConfig, model: Transformer, marks: dict[str, int]) -> int:
+    """The length of the long text: past as many marks as can be afforded."""
+    weights = sum(p.numel() for p in model.parameters())
+    affordable = min(BUDGET / (2 * weights), (MOST_SCORES / config.num_heads) ** 0.5)
+    wanted = [at + BEYOND for at in marks.values() if at + BEYOND <= affordable]
+    return within_table(config, max([SHORT, *wanted]))
+
+
+def within_table(config: ModelConfig, length: int) -> int:
+    """A length that a learned table of positions has."""
+    most = config.input_position.max_positions
+    return length if most is None else min(length, most)
+
+
+def random_tokens(model: Transformer, rows: int, count: int, seed: int) -> dict[str, Tensor]:
+    """Random tokens under their names in transformers, none of them padding, which it masks or zeroes."""
+    config, generator = model.config, torch.Generator().manual_seed(seed)
+    sizes = {"input_ids": config.vocab_size}
+    if config.shape == "encoder-decoder":
+        sizes = {"input_ids": config.embedding.source_vocab_size or config.vocab_size}
+        sizes["decoder_input_ids"] = config.vocab_size
+    inputs = {name: torch.randint(0, size, (rows, count), generator=generator) for name, size in sizes.items()}
+    pad = model.special.pad
+    return inputs if pad is None else {n: x.masked_fill(x == pad, 0 if pad else 1) for n, x in inputs.items()}
+
+
+@torch.no_grad()
+def logits(ours: Transformer, theirs: Any, inputs: dict[str, Tensor], exact: bool) -> tuple[Tensor, Tensor]:
+    """What both compute, theirs with exact rotary angles where it has any and they are asked for."""
+    with ExitStack() as stack:
+        with suppress(ValueError):  # where it has none, or of a kind that is not known
+            stack.enter_context(exact_rotary(theirs) if exact else nullcontext())
+        out = theirs(**inputs)
+    expected = next(out[n] for n in ("logits", "last_hidden_state") if n in out)
+    tokens = list(inputs.values())
+    return ours.encode(*tokens).hidden if ours.config.head.kind == "pooled" else ours(*tokens), expected
