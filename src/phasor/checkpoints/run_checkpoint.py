@@ -27,6 +27,11 @@ def read_checkpoint_config(folder: Path) -> ModelConfig:
     return ModelConfig.from_dict(read_json(folder / VALUES)["values"]["fixed"]["model"])
 
 
+def tokenizer_folder(folder: Path) -> Path:
+    """Where the tokenizer of a model folder is: in it, or beside a checkpoint, in the data of its run."""
+    return folder.parent.parent / DATA if is_checkpoint(folder) else folder
+
+
 def load_checkpoint_model(folder: Path, device: torch.device | str, dtype: torch.dtype | None) -> Transformer:
     """The model of a checkpoint, with the average of its weights where there is one, and the tokenizers of its run."""
     values = read_json(folder / VALUES)["values"]
@@ -37,6 +42,6 @@ def load_checkpoint_model(folder: Path, device: torch.device | str, dtype: torch
         tensors |= load_file(folder / "ema.safetensors")
     model.load_state_dict({name: x.to(device, dtype) for name, x in tensors.items()}, assign=True)
     model.special = SpecialTokens.from_dict(values["special"])
-    read_tokenizers(model, folder.parent.parent / DATA)
+    read_tokenizers(model, tokenizer_folder(folder))
     model.origin = Origin("phasor", folder.parent.parent / TOKENIZER_FOLDER, model.config)
     return model.requires_grad_(True).eval()

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from phasor.checkpoints.folder import SOURCE_TOKENIZER, TOKENIZER, read_tokenizer
 from phasor.checkpoints.hub import resolve_folder
+from phasor.checkpoints.run_checkpoint import tokenizer_folder
 from phasor.checkpoints.tokenizer_errors import tokenizer_errors
 from phasor.config.recipe import Recipe, Task
 from phasor.data.dates import Split
@@ -44,7 +45,7 @@ def given_tokenizer(recipe: Recipe) -> Path | None:
         return Path(name)
     if start is None or recipe.data.replace_tokenizer:
         return None
-    folder = resolve_folder(start)
+    folder = tokenizer_folder(resolve_folder(start))
     own = read_tokenizer(folder)
     if name == "auto":
         if own is None:

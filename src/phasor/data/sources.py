@@ -9,6 +9,7 @@ import gzip
 import itertools
 import json
 import os
+import re
 import sysconfig
 import zlib
 from collections import Counter
@@ -88,9 +89,17 @@ def describe_left_out(path: str | None, config: DataConfig) -> str | None:
         return None
     left_out: Counter[str] = Counter()
     text_files(Path(path), left_out)
-    named = [f"{count} {what.replace('file or folder', 'files or folders') if count > 1 else what}"
-             for what, count in left_out.items() if count]  # fmt: skip
+    named = [count_of(what, count) for what, count in left_out.items() if count]
     return f"of the folder {path}, this is left out: {', '.join(named)}" if named else None
+
+
+def count_of(what: str, count: int) -> str:
+    """
+    >>> count_of("hidden file or folder", 2), count_of("folder that phasor wrote", 3), count_of("binary file", 1)
+    ('2 hidden files or folders', '3 folders that phasor wrote', '1 binary file')
+    """
+    several = re.sub(r"(file|folder|link|device)", r"\1s", what)
+    return f"{count} {what if count == 1 else several}"
 
 
 def is_phasor_folder(folder: Path) -> bool:

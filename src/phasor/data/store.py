@@ -92,10 +92,10 @@ def prepare(
         folder = Path(recipe.data.cache) / hashlib.sha256(json.dumps(origin).encode()).hexdigest()[:16]
     if (found := open_prepared_data(folder, origin)) is not None:
         return check_fingerprint(found, recipe, fingerprint)
+    for source in (recipe.data.train, recipe.data.valid):
+        if (left_out := describe_left_out(source, recipe.data)) is not None:
+            notify(left_out)
     with stage_folder(folder, HASH if recipe.data.cache is not None else None) as (place, staged):
-        for source in (recipe.data.train, recipe.data.valid):
-            if (left_out := describe_left_out(source, recipe.data)) is not None:
-                notify(left_out)
         try:
             write(recipe, staged, origin, progress or (lambda what, done, total: None))
             write_manifest(staged, "data")
