@@ -28,6 +28,7 @@ def convert(
     position: PositionConfig | str | Mapping[str, Any] | None = None,
     extension: Extension | str | Mapping[str, Any] | None = None,
     check: bool | int = False,
+    part: str | None = None,
     strict: bool = False,
     progress: Callable[[str], Progress] | None = None,
 ) -> Comparison | None:
@@ -35,7 +36,8 @@ def convert(
 
     `format` overrides that. With `check`, nothing is written unless `transformers` computes the same logits from the
     Hugging Face folder of the two: on short texts, and on one that goes past windows and the trained length as far as
-    that is affordable, or as long as `check` says. `strict` refuses a config.json with fields that have no effect.
+    that is affordable, or as long as `check` says. `part` takes a part of it
+    alone ("text"). `strict` refuses a config.json with fields that have no effect.
     `progress("reading")` and `progress("writing")` give the progress callbacks.
 
     >>> import tempfile
@@ -51,6 +53,8 @@ def convert(
     format = ("phasor" if theirs else "hf") if format is None else format
     if not isinstance(format, str) or format not in FORMATS:
         raise unknown("format", format, FORMATS)
+    if check is not False and part is not None and format != "hf":
+        raise ValueError("a part can be checked when it is written in the format hf")
     if check is not False and format != "hf" and (not theirs or position is not None or extension is not None):
         raise ValueError("nothing to check against: neither folder is a Hugging Face one with the same positions")
     if path_of(destination).resolve() == source.resolve():
@@ -58,7 +62,9 @@ def convert(
     if not isinstance(check, bool) and (not isinstance(check, int) or check < 1):
         raise ValueError(f"check must be true, false or a number of tokens, not {quote(check)}")
     bar = progress or (lambda what: lambda done, total: None)
-    model = load(source, dtype=dtype, position=position, extension=extension, strict=strict, progress=bar("reading"))
+    model = load(
+        source, dtype=dtype, position=position, extension=extension, part=part, strict=strict, progress=bar("reading")
+    )
     with replacing_folder(destination) as staged:
         FORMATS[format](model, staged, bar("writing"))
         if check is False:

@@ -27,6 +27,7 @@ from phasor.checkpoints.mxfp4 import MXFP4Tensors, is_mxfp4
 from phasor.checkpoints.sentence_transformers import add_pooling, read_back, write_pooling
 from phasor.checkpoints.sentencepiece_folders import load_sentencepiece, remove_copies
 from phasor.checkpoints.tensors import TYPES, Progress, Tensors, write_tensors
+from phasor.checkpoints.text_part import refuse_whole, text_fields, text_names
 from phasor.config import ModelConfig, PooledHeadConfig
 from phasor.config.generation_settings import SETTINGS
 from phasor.config.schema import name_some, unknown
@@ -59,13 +60,19 @@ def family_of(data: dict[str, Any], file: Path) -> Family:
     """The family a config.json names."""
     kind = data.get("model_type")
     if kind not in families.names():
+        refuse_whole(data, file)
         raise ValueError(f"{file}: {unknown('model_type', kind, families.names())}")
     return families.family(str(kind))
 
 
-def read_hf_config(folder: Path) -> ModelConfig:
+def read_fields(file: Path, part: str | None) -> dict[str, Any]:
+    """The fields of a config.json, or of one part of it."""
+    return read_json(file) if part is None else text_fields(read_json(file), file)
+
+
+def read_hf_config(folder: Path, part: str | None = None) -> ModelConfig:
     """The model configuration of a Hugging Face folder, without opening its tensors."""
-    data = read_json(folder / CONFIG)
+    data = read_fields(folder / CONFIG, part)
     family, fields = family_of(data, folder / CONFIG), Fields(data, folder / CONFIG)
     return add_pooling(family.read_whole(fields), folder)
 
@@ -77,13 +84,15 @@ def load_hf(
     progress: Progress | None = None,
     *,
     strict: bool = False,
+    part: str | None = None,
 ) -> Transformer:
-    """The model of a Hugging Face folder; `strict` refuses fields that have no effect."""
+    """The model of a Hugging Face folder, or its text part; `strict` refuses fields that have no effect."""
     file = folder / CONFIG
-    data = read_json(file)
+    data = read_fields(file, part)
     family = family_of(data, file)
     with (MXFP4Tensors if is_mxfp4(data) else Tensors)(folder) as tensors:
-        names = canonical_names(tensors.names, family)
+        stored = {name: name for name in tensors.names} if part is None else text_names(tensors.names)
+        names = {normal: stored[name] for normal, name in canonical_names(list(stored), family).items()}
 
         def equal(one: str, other: str) -> bool:
             return torch.equal(tensors.get(names[one]), tensors.get(names[other]))

@@ -17,8 +17,9 @@ from phasor.checkpoints.native import load_native, read_native_config
 from phasor.checkpoints.run_checkpoint import is_checkpoint, load_checkpoint_model, read_checkpoint_config
 from phasor.checkpoints.swap_positions import swap_positions
 from phasor.checkpoints.tensors import Progress
+from phasor.checkpoints.text_part import PARTS
 from phasor.config import Extension, ModelConfig, PositionConfig
-from phasor.config.schema import quote
+from phasor.config.schema import quote, unknown
 from phasor.device import resolve_device
 from phasor.manifest import verify_folder
 from phasor.transformer import Transformer
@@ -31,6 +32,7 @@ def load(
     *,
     position: PositionConfig | str | Mapping[str, Any] | None = None,
     extension: Extension | str | Mapping[str, Any] | None = None,
+    part: str | None = None,
     strict: bool = False,
     verify: bool = True,
     progress: Progress | None = None,
@@ -58,6 +60,7 @@ def load(
         raise ValueError(f"dtype must be a floating-point dtype such as torch.bfloat16, not {quote(dtype)}")
     device = resolve_device(device)
     folder = resolve_folder(folder)
+    check_part(folder, part)
     trained = is_checkpoint(folder)
     if verify:
         verify_folder(folder, "checkpoint" if trained else "model")
@@ -65,7 +68,7 @@ def load(
         if trained:
             model = load_checkpoint_model(folder, device, dtype)
         elif is_hf(folder):
-            model = load_hf(folder, device, dtype, progress, strict=strict)
+            model = load_hf(folder, device, dtype, progress, strict=strict, part=part)
         else:
             model = load_native(folder, device, dtype, progress)
     if position is None and extension is None:
@@ -73,13 +76,24 @@ def load(
     return swap_positions(model, position, extension)
 
 
-def read_config(folder: str | Path) -> ModelConfig:
-    """The model configuration of a folder of any format."""
+def check_part(folder: Path, part: str | None) -> None:
+    """Refuse a part that a folder cannot have."""
+    if part is None:
+        return
+    if not isinstance(part, str) or part not in PARTS:
+        raise unknown("part", part, PARTS)
+    if not is_hf(folder):
+        raise ValueError(f"{folder} has no parts: those are of multimodal Hugging Face folders")
+
+
+def read_config(folder: str | Path, part: str | None = None) -> ModelConfig:
+    """The model configuration of a folder of any format, or of one part of it."""
     folder = resolve_folder(folder)
+    check_part(folder, part)
     if is_checkpoint(folder):
         return read_checkpoint_config(folder)
     verify_folder(folder, "model", [CONFIG])
-    return read_hf_config(folder) if is_hf(folder) else read_native_config(folder)
+    return read_hf_config(folder, part) if is_hf(folder) else read_native_config(folder)
 
 
 def is_hf(folder: Path) -> bool:

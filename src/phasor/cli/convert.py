@@ -29,6 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "trained length where that is affordable",
     )
     parser.add_argument("--check-length", type=int, metavar="TOKENS", help="the same with a text of TOKENS tokens")
+    parser.add_argument("--part", metavar="PART", help="text: the text part of a multimodal Hugging Face folder")
     parser.add_argument("--strict", action="store_true", help="refuse a config.json with fields that have no effect")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_extension_fields(parser)
@@ -45,7 +46,7 @@ def run(given: argparse.Namespace) -> None:
         raise ValueError(f"--{next(iter(fields)).replace('_', '-')} belongs to an extension: add --extension KIND")
     extension = given.extension
     if extension not in (None, "none"):
-        extension = make_extension(extension, read_config(source), **fields)
+        extension = make_extension(extension, read_config(source, given.part), **fields)
     check = convert(
         source,
         given.destination,
@@ -54,6 +55,7 @@ def run(given: argparse.Namespace) -> None:
         position=given.position,
         extension=extension,
         check=given.check if given.check_length is None else given.check_length,
+        part=given.part,
         strict=given.strict,
         progress=Bar,
     )

@@ -18,7 +18,16 @@ class Mistral(LlamaLike):
     model_type = "mistral"
     title = "Mistral"
     architectures = {"lm": "MistralForCausalLM", "none": "MistralModel"}
-    defaults = {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096}
+    defaults = {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+    }
 
     def read(self, f: Fields) -> ModelConfig:
         plain = ModelConfig(**self.sizes(f))
