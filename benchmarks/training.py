@@ -24,9 +24,10 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 from phasor.config.recipe import DataConfig, Recipe
 from phasor.data.batch import Batch
 from phasor.data.sources import documents
+from phasor.data.store import prepare
 from phasor.training import StepReport, TrainingProgress, train
 from phasor.training.build import build_model
-from phasor.training.datasets import load_datasets
+from phasor.training.datasets import build_datasets
 from phasor.transformer import Transformer
 
 VOCAB, LENGTH, DIM, HEADS, LAYERS, ROWS = 1024, 128, 128, 4, 4, 8  # the size of the default run
@@ -200,7 +201,7 @@ def main() -> None:
     overhead = []
     with tempfile.TemporaryDirectory() as name:
         recipe_ = recipe(Path(name), given.steps)
-        found = load_datasets(recipe_, Path(name), TrainingProgress().on_prepare)
+        found = build_datasets(recipe_, prepare(recipe_, Path(name) / "data"))
         batches = [found.train[i] for i in range(given.steps)]
         for number in range(given.runs):
             model = build_model(recipe_, found)

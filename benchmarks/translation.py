@@ -23,11 +23,12 @@ from matplotlib.figure import Figure
 from phasor.config.overrides import apply_overrides
 from phasor.config.recipe import Recipe, read_recipe
 from phasor.data.prefetch import StepBatches
+from phasor.data.store import prepare
 from phasor.evaluation import evaluate
 from phasor.evaluation.scores import scores
 from phasor.recipes import find
 from phasor.training import StepReport, TrainingProgress, train
-from phasor.training.datasets import Datasets, load_datasets
+from phasor.training.datasets import Datasets, build_datasets
 
 RECIPES = ("translation", "translation-modern")
 
@@ -215,7 +216,7 @@ def main() -> None:
             first = next(iter(recipes.values()))
             print("marian", flush=True)
             results["Marian of transformers"] = marian(
-                first, load_datasets(first, Path(str(first.out)), TrainingProgress().on_prepare), test
+                first, build_datasets(first, prepare(first, Path(str(first.out), "data"))), test
             )
             print({key: value for key, value in results["Marian of transformers"].items() if key != "curve"})
     given.out.mkdir(parents=True, exist_ok=True)

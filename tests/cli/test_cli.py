@@ -384,10 +384,13 @@ def test_evaluate(evaluation: dict[str, Any], run_phasor: CommandRunner) -> None
         "tokens     12,345",
         "signature  char",
     ]
-    assert evaluation == {"run": "run", "data": None, "target": None, "num_beams": 5, "limit": None, "device": "auto"}
+    usual = {"data": None, "target": None, "num_beams": 5, "limit": None, "checkpoint": None, "device": "auto"}
+    assert evaluation == {"run": "run", **usual}
     options = ["--data", "a", "--target", "b", "--num-beams", "2", "--limit", "9", "--device", "cpu", "--json"]
+    options += ["--checkpoint", "best"]
     assert json.loads(run_phasor("evaluate", "run", *options))["bleu"] == 51.623456
-    assert evaluation == {"run": "run", "data": "a", "target": "b", "num_beams": 2, "limit": 9, "device": "cpu"}
+    asked = {"data": "a", "target": "b", "num_beams": 2, "limit": 9, "checkpoint": "best", "device": "cpu"}
+    assert evaluation == {"run": "run", **asked}
     assert "--target needs --data" in run_phasor.expect_error("evaluate", "run", "--target", "b")
 
 

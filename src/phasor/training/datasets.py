@@ -60,6 +60,11 @@ def load_datasets(recipe: Recipe, run: RunFolder, progress: Progress, fingerprin
             place.unlink(missing_ok=True)
             run.marker.claim(DATA, link=str(prepared.folder.resolve()))
             replace_link(place, prepared.folder)
+    return build_datasets(recipe, prepared)
+
+
+def build_datasets(recipe: Recipe, prepared: PreparedData) -> Datasets:
+    """The batches of a recipe from its prepared data."""
     shared = prepared.source_tokenizer is prepared.tokenizer
 
     def batches(store: TokenStore) -> Batches:
