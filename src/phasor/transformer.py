@@ -219,6 +219,7 @@ class Transformer(nn.Module):
         if not isinstance(config, ModelConfig):
             raise ValueError(f"Transformer takes a ModelConfig, not {type(config).__name__}")
         self.config = config
+        self.padding_token = getattr(config.input_position, "padding_token", None)  # that positions do not count
         self.tokens = Embedding(config, config.vocab_size)
         source_size = config.embedding.source_vocab_size
         self.source_tokens = None if source_size is None else Embedding(config, source_size)
@@ -450,9 +451,9 @@ class Transformer(nn.Module):
                 raise ValueError("this cache was not made for this model: use model.new_cache(batch_size, max_length)")
             return cache.sequence_info(tokens, args)
         check_attention_mask(attention_mask, tokens, stack.windowed)
-        padding = getattr(self.config.input_position, "padding_token", None)
-        if padding is not None and positions is None and attention_mask is None and args.get("document_ids") is None:
-            args["positions"] = count_text(tokens, padding)
+        given = positions, attention_mask, args.get("document_ids")
+        if self.padding_token is not None and all(value is None for value in given):
+            args["positions"] = count_text(tokens, self.padding_token)
         return sequence_info(rows, count, tokens.device, needs_length=stack.needs_length, **args)
 
 
