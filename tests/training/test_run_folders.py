@@ -39,7 +39,7 @@ NAMES = [
 
 def plant(folder: Path, outside: Path, draw: random.Random, depth: int = 0) -> None:
     """A random tree of somebody else's files, folders and links, with names that are also ours."""
-    for name in draw.sample(NAMES, draw.randint(1, 6)):
+    for name in draw.sample(sorted(set(NAMES)), draw.randint(1, 6)):
         path, kind = folder / name, draw.random()
         if kind < 0.5 or depth == 3:
             path.write_text(draw.choice(["", "{}", "mine", '{"phasor": "run"}', '{"step": 1, "loss": null}\n']))
