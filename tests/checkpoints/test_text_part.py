@@ -8,6 +8,8 @@ import transformers
 
 import phasor
 from phasor.checkpoints.load import read_config
+from phasor.checkpoints.text_part import NAMES
+from phasor.checkpoints.text_part import SIZES as USUAL
 from phasor.cli import main
 
 transformers.logging.set_verbosity_error()
@@ -124,3 +126,9 @@ def test_published_text_parts_leave_out_what_is_usual(published, tmp_path):
         theirs.num_attention_heads,
     )
     assert config.vocab_size == theirs.vocab_size
+
+
+@pytest.mark.parametrize("kind", USUAL)
+def test_the_usual_sizes_are_those_of_transformers(kind):
+    theirs = transformers.AutoConfig.for_model(kind)
+    assert tuple(getattr(theirs, name) for name in NAMES) == USUAL[kind]

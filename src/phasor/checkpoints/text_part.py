@@ -12,6 +12,14 @@ TEXT = "text_config"
 PARTS = ("text",)
 # Families of text parts that do not name them, by the model they are part of.
 USUAL = {"gemma3": "gemma3_text", "llava": "llama", "llava_next": "llama", "mistral3": "mistral"}
+# Sizes that text parts leave out where they are the family's own in transformers.
+NAMES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+SIZES: dict[str, tuple[int, ...]] = {
+    "gemma3_text": (262208, 2304, 9216, 26, 8),
+    "llama": (32000, 4096, 11008, 32, 32),
+    "mistral": (32000, 4096, 14336, 32, 32),
+    "qwen2": (151936, 4096, 22016, 32, 32),
+}
 # Beginnings of names in the whole, and in the part.
 BEGINNINGS = {
     "language_model.model.": "model.",
@@ -27,8 +35,9 @@ def text_fields(data: dict[str, Any], file: Path) -> dict[str, Any]:
     """The fields of a config.json's text part; special tokens, tie and dtype may stand beside it.
 
     >>> data = {"model_type": "llava", "text_config": {"vocab_size": 9}, "eos_token_id": 2}
-    >>> text_fields(data, Path("config.json"))
-    {'eos_token_id': 2, 'vocab_size': 9, 'model_type': 'llama'}
+    >>> fields = text_fields(data, Path("config.json"))
+    >>> [fields[name] for name in ("model_type", "eos_token_id", "vocab_size", "hidden_size")]
+    ['llama', 2, 9, 4096]
     """
     given = data.get(TEXT)
     if not isinstance(given, dict):
@@ -36,7 +45,8 @@ def text_fields(data: dict[str, Any], file: Path) -> dict[str, Any]:
     kind = given.get("model_type") or USUAL.get(str(data.get("model_type")))
     tied = {} if data.get(TIED) is None else {TIED: data[TIED]}  # which holds for the whole
     beside = {name: data[name] for name in SHARED if data.get(name) is not None}
-    return beside | given | {"model_type": kind} | tied
+    usual = dict(zip(NAMES, SIZES.get(str(kind), ()), strict=False))
+    return usual | beside | given | {"model_type": kind} | tied
 
 
 def text_names(found: list[str]) -> dict[str, str]:

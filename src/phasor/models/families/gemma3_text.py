@@ -28,11 +28,6 @@ class Gemma3(GemmaLike):
     architectures = {"lm": "Gemma3ForCausalLM", "none": "Gemma3TextModel"}
     norms = AROUND
     defaults = {
-        "vocab_size": 262208,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 26,
-        "num_attention_heads": 8,
         "num_key_value_heads": 4,
         "head_dim": 256,
         "max_position_embeddings": 131072,

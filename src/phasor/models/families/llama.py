@@ -18,13 +18,6 @@ class Llama(LlamaLike):
     model_type = "llama"
     title = "Llama 1, 2, 3, 3.1"
     architectures = {"lm": "LlamaForCausalLM", "none": "LlamaModel"}
-    defaults = {
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-    }
     aliases = {"LLaMAForCausalLM": "lm"}  # as the first files have it
     first_choice = True
     harmless = frozenset({"pretraining_tp"})  # the tensor-parallel slices of pretraining: the same result

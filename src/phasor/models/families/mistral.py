@@ -19,11 +19,6 @@ class Mistral(LlamaLike):
     title = "Mistral"
     architectures = {"lm": "MistralForCausalLM", "none": "MistralModel"}
     defaults = {
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
         "num_key_value_heads": 8,
         "max_position_embeddings": 131072,
         "sliding_window": 4096,
