@@ -213,9 +213,8 @@ def verify(folder: str | Path) -> list[ArtifactReport]:
 
 def run_parts(folder: Path) -> Iterator[tuple[Path, Kind]]:
     """The artifacts inside a run folder, where there are any."""
-    folders: tuple[tuple[str, Kind], ...] = (("data", "data"), ("tokenizer", "model"), ("model", "model"))
-    parts: tuple[tuple[str, Kind], ...] = (*folders, ("checkpoints/step-*", "checkpoint"))
-    for pattern, kind in parts:
+    parts: dict[str, Kind] = {"data": "data", "tokenizer": "model", "checkpoints/step-*": "checkpoint"}
+    for pattern, kind in (parts | {"model": "model"}).items():
         for place in sorted(folder.glob(pattern)):
             if os.path.lexists(folder / RUN_MARKER) or os.path.lexists(place / MANIFEST):
                 yield place, kind

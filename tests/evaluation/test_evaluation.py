@@ -11,9 +11,11 @@ import torch
 from training_runs import Notes, StopAt, recipe
 
 import phasor
+from phasor.checkpoints import runs
 from phasor.data.store import prepare
 from phasor.data.tokenizers import SpecialIds
 from phasor.evaluation import evaluate, translate, translation
+from phasor.evaluation import run as evaluated_runs
 from phasor.evaluation.document_batches import DocumentBatches
 from phasor.evaluation.scores import mostly_chinese, scores
 from phasor.generation.translation import length_batches
@@ -317,6 +319,24 @@ def test_a_run_that_was_stopped_is_measured_by_its_newest_whole_checkpoint(tmp_p
     older = evaluate(stopped, device="cpu")
     assert older.pop("weights") == "step-00000002"
     assert older["loss"] != found["loss"]
+
+
+@pytest.mark.parametrize(("module", "name"), [(runs, "is_whole"), (evaluated_runs, "load")])
+def test_a_checkpoint_that_is_deleted_while_it_is_read_is_not_missed(tmp_path, monkeypatch, module, name):
+    """A run beside the evaluation saves its next checkpoint, and deletes the one that is about to be read."""
+    run = train_run(tmp_path, document_data(tmp_path), train__steps=9, stop=3, save__every=1, train__evaluate_every=99)
+    old, new = (run / "checkpoints" / f"step-0000000{step}" for step in (2, 3))
+    new.rename(tmp_path / "next")
+    original = getattr(module, name)
+
+    def prune_first(*given, **options):
+        if old.exists():
+            (tmp_path / "next").rename(new)
+            shutil.rmtree(old)
+        return original(*given, **options)
+
+    monkeypatch.setattr(module, name, prune_first)
+    assert evaluate(run, device="cpu")["weights"] == new.name
 
 
 def test_a_run_whose_data_are_cached_needs_neither_its_sources_nor_for_other_data_its_cache(tmp_path):

@@ -25,7 +25,7 @@ NAMES = [
     *FILES,
     *FOLDERS,
     MARKER,
-    *("manifest.json", "phasor_manifest.json", "data.json", "train.0.tokens", "config.json", "model.safetensors"),
+    *("manifest.json", "data.json", "train.0.tokens", "config.json", "model.safetensors"),
     *(
         "step-00000001",
         "damaged-step-00000001",
@@ -33,7 +33,7 @@ NAMES = [
         ".model-0123456789ab.part",
         ".recipe.json.part",
     ),
-    *(".data-0123456789ab.old", ".run.json-7.part", "runs", "lm-1", "labels.csv", "0123456789abcdef", ".lock"),
+    *(".data-0123456789ab.old", ".run.json-7.part", "runs", "lm-1", "labels.csv", "0123456789abcdef"),
 ]
 
 

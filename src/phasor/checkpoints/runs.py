@@ -7,6 +7,7 @@ import json
 import os
 import re
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,11 +15,12 @@ from phasor.checkpoints.folder import read_json
 from phasor.config.recipe import Recipe
 from phasor.config.schema import name_some, quote
 from phasor.files import PART, atomic_write
-from phasor.manifest import DamagedError, find_damage
+from phasor.manifest import MANIFEST, DamagedError, find_damage
 
 MARKER, RECIPE, MODEL, CHECKPOINTS, DATA = "run.json", "recipe.json", "model", "checkpoints", "data"
 TOKENIZER_FOLDER = "tokenizer"  # the files of the tokenizer of a model that is fine-tuned
 KIND, VERSION = "run", 1
+BEGINNING = b'{\n  "phasor": "run",\n  "version": '  # of a marker
 VALUES = "state.json"  # of a checkpoint: everything but its tensors
 NAME = re.compile(r"step-(\d{8,})")
 
@@ -44,7 +46,7 @@ class RunMarker:
     def create(cls, folder: Path, recipe: Recipe) -> Self:
         """Mark an empty folder as that of a run."""
         marker = cls(folder, [{"step": 0, "recipe": recipe.to_dict()}], {})
-        marker.write()
+        marker.write(unique=True)  # two processes may do so at once
         return marker
 
     @classmethod
@@ -69,11 +71,25 @@ class RunMarker:
             raise DamagedError(f"{folder / MARKER} is damaged, or was changed after it was written")
         return cls(folder, data["recipes"], data["names"])
 
-    def write(self) -> None:
+    def write(self, *, unique: bool = False) -> None:
         data: dict[str, Any] = {"phasor": KIND, "version": VERSION, "names": self.names, "recipes": self.recipes}
         data["sha256"] = digest(data)
-        with atomic_write(self.folder / MARKER, unique=True) as file:
+        self.unseal()
+        with atomic_write(self.folder / MARKER, unique=unique) as file:
             file.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    def remove_leftovers(self) -> None:
+        """Remove what kills left of markers half written, which begin as markers do."""
+        with suppress(OSError):
+            (self.folder / f".{MARKER}{PART}").unlink(missing_ok=True)
+            for file in self.folder.glob(f".{MARKER}-*{PART}"):
+                if not file.is_symlink() and file.is_file() and file.read_bytes().startswith(BEGINNING):
+                    file.unlink()
+
+    def unseal(self) -> None:
+        """Remove the manifest of the folder before a file in it changes; `RunFolder.seal` writes it again."""
+        if MANIFEST in self.names:
+            (self.folder / MANIFEST).unlink(missing_ok=True)
 
     @property
     def recipe(self) -> dict[str, Any]:

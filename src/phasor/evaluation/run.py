@@ -11,7 +11,7 @@ from phasor.checkpoints import load
 from phasor.checkpoints.folder import CONFIG
 from phasor.checkpoints.hub import resolve_folder
 from phasor.checkpoints.run_checkpoint import is_checkpoint
-from phasor.checkpoints.runs import DATA, MARKER, MODEL, RunMarker, find_weights, is_run
+from phasor.checkpoints.runs import CHECKPOINTS, DATA, MARKER, MODEL, RunMarker, checkpoints, find_weights, is_run
 from phasor.config.recipe import DataConfig, Recipe, Task, TrainConfig
 from phasor.data.encoding import Tokenizers
 from phasor.data.store import TEXT_FILES, load_prepared_data
@@ -79,11 +79,12 @@ def open_run(folder: Path, device: torch.device, checkpoint: str | None = None) 
 def load_weights(run: Path, device: torch.device, checkpoint: str | None) -> tuple[Path, Transformer]:
     """The folder of a run's weights and their model. A run that is being trained may delete a checkpoint meanwhile."""
     for _ in range(ATTEMPTS):
-        place = find_weights(run, checkpoint)
+        before = checkpoints(run / CHECKPOINTS)
         try:
+            place = find_weights(run, checkpoint)
             return place, load(place, device)
         except (OSError, ValueError):
-            if place.exists():
+            if checkpoints(run / CHECKPOINTS) == before:
                 raise
     raise ValueError(f"the checkpoints of {run} are deleted faster than they can be read")
 

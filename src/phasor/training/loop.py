@@ -340,10 +340,15 @@ class TrainingLoop:
                 f"at step {self.step} weights are not finite ({', '.join(wrong[:3])}): they are not saved"
             )
             return False
+        self.folder.sync()
         save_state(self.folder.checkpoints, self.step, self.trainer.tensors(), self.values())
         self.saved = self.step
-        prune(self.folder.checkpoints, self.recipe.save.keep, self.best_step, self.folder.notify)
+        self.prune()
         return True
+
+    def prune(self) -> None:
+        """Delete the checkpoints that `save.keep` does not keep."""
+        prune(self.folder.checkpoints, self.recipe.save.keep, self.best_step, self.folder.notify)
 
     def values(self) -> dict[str, Any]:
         """What is saved beside the tensors."""
@@ -371,6 +376,7 @@ class TrainingLoop:
             setattr(self, name, state.values[name])
         self.saved, self.before = self.step, state.values["seconds"]
         rename_damaged_checkpoints(self.folder.checkpoints, self.step)
+        self.prune()  # a kill may have come between the last checkpoint and this
         self.folder.notify(f"resuming from {state.folder.name} of {self.steps} steps")
 
     def finish(self, status: Status, seconds: float, overhead: float) -> TrainingResult:

@@ -28,13 +28,13 @@ from phasor.checkpoints.runs import (
 from phasor.config.recipe import Recipe
 from phasor.config.schema import name_some, shorten
 from phasor.files import atomic_write, lock, remove, replace_folder, staging_folder
-from phasor.manifest import verify_folder, write_manifest
+from phasor.manifest import MANIFEST, DamagedError, verify_folder, write_manifest
 from phasor.training.state import Notify, describe_changes, remove_checkpoints
 from phasor.transformer import Transformer
 
 RUNS, LOCK = Path("runs"), ".lock"
 METRICS, EVENTS, SAMPLES, PLOT = "metrics.jsonl", "events", "samples.txt", "loss.png"
-FILES = (LOCK, RECIPE, METRICS, SAMPLES, PLOT)
+FILES = (LOCK, RECIPE, METRICS, SAMPLES, PLOT, MANIFEST)
 FOLDERS = (DATA, TOKENIZER_FOLDER, CHECKPOINTS, EVENTS, MODEL)
 FIRST_NAMES = (DATA, TOKENIZER_FOLDER, RECIPE, LOCK)  # what there may be before the first step
 
@@ -162,7 +162,26 @@ class RunFolder:
                 self.metrics_stream.close()
         if isinstance(error, Exception) and self.metrics_stream is None:
             self.undo()
+        elif error is None:
+            self.seal()
         os.close(self.lock)
+
+    def seal(self) -> None:
+        """Write the manifest of the folder's own files, which change no more until the run is resumed."""
+        events = [f"{EVENTS}/{file.name}" for file in self.events.glob("events.out.tfevents.*")]
+        try:
+            self.claim(MANIFEST)
+            write_manifest(self.path, "run", [MARKER, RECIPE, METRICS, SAMPLES, PLOT, *events])
+        except (OSError, ValueError) as error:
+            self.notify(f"{self.path / MANIFEST} is not written: {error}")
+
+    def check_seal(self) -> None:
+        """Say which of the files that a run that is resumed continues are not as they were written."""
+        try:
+            if MANIFEST in self.marker.names:
+                verify_folder(self.path, "run")
+        except DamagedError as error:
+            self.notify(f"{error}; the run continues without regard to it")
 
     def undo(self) -> None:
         """A run that could not begin leaves nothing behind; one that was stopped can be resumed."""
@@ -172,10 +191,10 @@ class RunFolder:
                 remove(self.path / name)
         if self.names_before is None:
             remove(self.path / MARKER)
-        else:
+        elif self.marker.names != before:
             self.marker.names = before
             self.marker.write()
-        if self.recipe_before is not None:
+        if self.recipe_before not in (None, self.recipe_file.read_bytes()):
             self.recipe_file.write_bytes(self.recipe_before)
         with contextlib.suppress(OSError):  # somebody else uses it by now
             for path in self.created:
@@ -183,6 +202,7 @@ class RunFolder:
 
     def remove_leftovers(self) -> None:
         """Remove what a kill left half written."""
+        self.marker.remove_leftovers()
         for name in (*FILES, *FOLDERS):
             for pattern in (f".{name}.part", f".{name}-*.part", f".{name}-*.old"):
                 for path in self.path.glob(pattern) if name in self.marker.names else ():
@@ -194,6 +214,7 @@ class RunFolder:
         return self.path / name
 
     def write_recipe(self) -> None:
+        self.marker.unseal()
         with atomic_write(self.claim(RECIPE)) as file:
             file.write_text(self.recipe.to_json(), encoding="utf-8")
 
@@ -201,6 +222,9 @@ class RunFolder:
         """Write the recipe as run, and drop the metrics after a step; at step 0, also what an earlier run left."""
         if step == 0:
             self.remove_run()
+        else:
+            self.check_seal()
+        self.marker.unseal()
         self.record_recipe(step)
         self.write_recipe()
         kept = "".join(json.dumps(line) + "\n" for line in self.metrics() if line["step"] <= step)
@@ -265,6 +289,10 @@ class RunFolder:
             with self.guard_writer():
                 for name, value in numbers.items():
                     self.writer.add_scalar(name, value, step)
+
+    def sync(self) -> None:
+        """Have the disk hold the metrics so far, so that a checkpoint is never ahead of them."""
+        os.fsync(self.metrics_stream.fileno())
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl; one that a kill cut short is left out."""
