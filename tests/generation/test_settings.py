@@ -16,6 +16,8 @@ import phasor
 from phasor import GenerationConfig, generate
 from phasor.config.generation_settings import NOT_HONORED, merge_options
 
+pytestmark = pytest.mark.cpu_only("the models of both libraries are built once, on the host")
+
 PROMPTS = [[5, 17, 30, 8, 17], [44], [3, 3, 9, 21, 33, 2, 11]]
 COUNT = 12
 
