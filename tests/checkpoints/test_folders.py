@@ -447,8 +447,11 @@ def test_every_flipped_bit_of_a_model_folder_is_found(tmp_path: Path) -> None:
             flipped = bytearray(data)
             flipped[position] ^= 1 << position % 8
             file.write_bytes(flipped)
-            if file.name != MANIFEST or read_manifest_or_none(tmp_path) != json.loads(data):
-                assert_refuses(tmp_path, str(tmp_path))
+            if file.name == MANIFEST:  # the model is as it was
+                wrong = [name for report in phasor.verify(tmp_path) for name, _ in report.wrong]
+                assert wrong or read_manifest_or_none(tmp_path) == json.loads(data)
+            else:
+                assert_refuses(tmp_path, str(tmp_path), f"{file.name} is not what was written")
         file.write_bytes(data)
     phasor.load(tmp_path)
 

@@ -367,7 +367,7 @@ def test_data_that_cannot_be_read_are_not_taken_for_damaged(tmp_path, monkeypatc
     prepare(recipe, tmp_path / "data")
     before = {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in (tmp_path / "data").iterdir()}
 
-    def refuse(file):
+    def refuse(file, thorough):
         raise PermissionError(13, "Permission denied", str(file))
 
     monkeypatch.setattr(manifest, "fingerprint", refuse)

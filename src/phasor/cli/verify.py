@@ -11,7 +11,7 @@ from phasor.cli.output import print_json
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Compare a run folder, a model folder, prepared data or a checkpoint with the manifests that phasor wrote: the "
-        "size and the SHA-256 of every file. The exit code is 0 if everything is as it was written, 1 if not."
+        "size, CRC-32 and SHA-256 of every file. The exit code is 0 if everything is as it was written, 1 if not."
     )
     parser.add_argument("folder", metavar="FOLDER", help="a folder that phasor wrote")
     parser.add_argument(
