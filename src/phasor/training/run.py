@@ -194,7 +194,7 @@ class RunFolder:
         elif self.marker.names != before:
             self.marker.names = before
             self.marker.write()
-        if self.recipe_before not in (None, self.recipe_file.read_bytes()):
+        if self.recipe_before is not None and self.recipe_before != self.recipe_file.read_bytes():
             self.recipe_file.write_bytes(self.recipe_before)
         with contextlib.suppress(OSError):  # somebody else uses it by now
             for path in self.created:
