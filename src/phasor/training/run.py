@@ -162,7 +162,7 @@ class RunFolder:
                 self.metrics_stream.close()
         if isinstance(error, Exception) and self.metrics_stream is None:
             self.undo()
-        elif error is None:
+        elif error is None and self.metrics_stream is not None:  # a dry run has none, and left nothing to seal
             self.seal()
         os.close(self.lock)
 
