@@ -118,7 +118,8 @@ def find_damage(
     if manifest is None:
         yield MANIFEST, "is missing"
         return
-    chosen = {name: entry for name, entry in manifest.files.items() if names is None or name in names}
+    wanted = set(manifest.files if names is None else names)
+    chosen = {name: entry for name, entry in manifest.files.items() if name in wanted}
     sizes = {name: file_size(folder / name) for name in chosen}
     same_size = [name for name, expected in chosen.items() if sizes[name] == expected.size]
     found = dict(zip(same_size, fingerprints(folder, same_size, thorough=thorough), strict=True))

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from bad_inputs.sentences import assert_one_sentence, assert_refusal, mistake
+from bad_inputs.sentences import INF, LONGROPE, NAN, SIZES, assert_one_sentence, assert_refusal, cases, config, mistake
 
 import phasor.config
 from phasor import (
@@ -44,20 +44,6 @@ from phasor import (
 )
 from phasor.config.schema import Choice, Config
 from phasor.nn.positions import configs
-
-NAN, INF = float("nan"), float("inf")
-SIZES = {"vocab_size": 20, "dim": 16, "num_layers": 2, "num_heads": 2}
-LONGROPE = {"factor": 2.0, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_length": 16}
-
-
-def config(**fields):
-    return ModelConfig(**SIZES | fields)
-
-
-def cases(table):
-    """Parametrize over a dict of name: (what is done, what the sentence mentions...)."""
-    return pytest.mark.parametrize(("make", "mentions"), [(f, m) for f, *m in table.values()], ids=table)
-
 
 UNKNOWN = {
     "kind-by-name": (lambda: config(position="rotari"), "'rotari'", "did you mean 'rotary'", "alibi", "sinusoidal"),

@@ -2,30 +2,15 @@
 
 import pytest
 import torch
-from bad_inputs.sentences import assert_refusal
+from bad_inputs.sentences import NAN, assert_refusal, cases, config
 
 from phasor import (
     DynamicYaRN,
-    ModelConfig,
     Rotary,
     Transformer,
     XPosConfig,
     balancing_loss,
 )
-
-NAN, INF = float("nan"), float("inf")
-SIZES = {"vocab_size": 20, "dim": 16, "num_layers": 2, "num_heads": 2}
-LONGROPE = {"factor": 2.0, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_length": 16}
-
-
-def config(**fields):
-    return ModelConfig(**SIZES | fields)
-
-
-def cases(table):
-    """Parametrize over a dict of name: (what is done, what the sentence mentions...)."""
-    return pytest.mark.parametrize(("make", "mentions"), [(f, m) for f, *m in table.values()], ids=table)
-
 
 TOKENS = torch.arange(10).view(2, 5)
 
