@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -20,15 +19,14 @@ from decoding import speaker
 
 import phasor
 from phasor.cli import build_parser, main
-from phasor.cli.progress import LiveProgress, PlainProgress
 from phasor.cli.train import build_recipe
 from phasor.config.overrides import fields_of, without_none
 from phasor.config.recipe import DEFAULT, Recipe
 from phasor.config.recipe_help import GROUPS, HELP
 from phasor.data import store
 from phasor.models.presets import PRESETS
-from phasor.training import StepReport, state
 from phasor.training import run as run_of
+from phasor.training import state
 
 WORDS = ["one", "two", "three", "four", "five", "six"]
 TEXT = "".join(f"{a} and {b} make {c}.\n" for a in WORDS for b in WORDS for c in WORDS)
@@ -470,83 +468,11 @@ def test_yaml_needs_a_package(monkeypatch: pytest.MonkeyPatch, place: Path, run_
     assert parse_recipe("r.json") == DEFAULT
 
 
-def report(step: int) -> StepReport:
-    return StepReport(step=step, steps=200, loss=2.5, lr=0.1, tokens_per_second=1234.5, seconds_left=61.0)
+PRESET_NAMES = ["transformer-base", "gpt-2", "llama-3.1", "palm", "t5", "bert", "deepnet", "grok-1"]
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_a_terminal_shows_one_line_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = Terminal()
-    monkeypatch.setattr(sys, "stderr", screen)
-    now = iter(range(100))
-    monkeypatch.setattr("phasor.cli.progress.time.monotonic", lambda: next(now))
-    display = LiveProgress()
-    display.on_prepare("reading", 0, None)
-    display.on_prepare("tokenizing", 500, 1000)
-    display.on_step(report(100))
-    display.on_evaluation(100, 2.25)
-    display.on_message("something happened")
-    display.close()
-    shown = screen.getvalue().split("\r\x1b[K")
-    assert shown[1:3] == ["reading", f"{'█' * 15}{'░' * 15} tokenizing 500/1,000"]
-    live = shown[3]
-    assert re.fullmatch("█+░+ step 100/200, loss 2.500, 1,234 tokens/s, 1:01 left", live)
-    assert len(live) < 80
-    assert shown[4:] == [
-        f"step 100: validation loss 2.2500\n{live}",
-        f"phasor: something happened\n{live}",
-        "",
-    ]
-
-
-def test_a_terminal_is_not_written_to_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = Terminal()
-    monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setattr("phasor.cli.progress.time.monotonic", lambda: 5.0)
-    display = LiveProgress()
-    for step in range(1, 201):
-        display.on_step(report(step))
-    assert [int(n) for n in re.findall(r"step (\d+)/", screen.getvalue())] == [1, 200]
-
-
-def test_a_log_has_a_line_for_every_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", log)
-    display = PlainProgress()
-    display.on_prepare("tokenizing", 500, 1000)
-    for step in range(1, 201):
-        display.on_step(report(step))
-    steps = [int(n) for n in re.findall(r"step (\d+)/200", log.getvalue())]
-    assert steps == [1, *range(20, 201, 20)]
-    assert log.getvalue().count("\n") == 11
-
-
-class Broken(Terminal):
-    def write(self, text: str) -> int:
-        raise BrokenPipeError
-
-
-@pytest.mark.parametrize("kind", [LiveProgress, PlainProgress])
-def test_a_run_goes_on_when_nobody_reads_any_more(
-    kind: type[LiveProgress | PlainProgress], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stderr", Broken())
-    display = kind()
-    display.on_step(report(1))
-    display.on_evaluation(1, 2.0)
-    display.on_message("something happened")
-    display.close()
-
-
-NAMED = ["transformer-base", "gpt-2", "llama-3.1", "palm", "t5", "bert", "deepnet", "grok-1"]
-
-
-@pytest.mark.parametrize("name", NAMED)
-def test_the_named_systems_train_by_name(name: str, run_phasor: CommandRunner) -> None:
+@pytest.mark.parametrize("name", PRESET_NAMES)
+def test_presets_train_by_name(name: str, run_phasor: CommandRunner) -> None:
     task = {"encoder-decoder": "translation", "encoder": "mlm", "decoder": "lm"}[phasor.preset(name).shape]
     data = ["--task", task, "--data.train", "pairs.tsv" if task == "translation" else "notes.txt"]
     sizes = [*SMALL, "--train.steps", "2", "--model.preset", name]

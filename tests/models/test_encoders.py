@@ -1,7 +1,6 @@
 """What encoders have that decoders have not: in their parts, in old files, and beside the model."""
 
 import json
-import shutil
 
 import pytest
 import torch
@@ -10,32 +9,14 @@ from families.cases import redraw
 from references import EXACT, normal
 from safetensors.torch import load_file, save_file
 from schemes import build, tiny, tokens
+from small_encoders import NEAR, theirs_of
 
 import phasor
 from phasor import Record
-from phasor.checkpoints.load import read_config
 from phasor.nn.positions.rotary.module import Rotary
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
-
-SIZES = {
-    "vocab_size": 61,
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "max_position_embeddings": 60,
-}
-NEAR = 2e-5
-
-
-def theirs_of(cls, **fields):
-    """A model of theirs with every weight drawn."""
-    names = {"intermediate_size": "hidden_dim"} if cls is transformers.DistilBertModel else {}
-    theirs = cls(cls.config_class(**{names.get(n, n): v for n, v in (SIZES | fields).items()})).eval()
-    redraw(theirs, lambda name: False)
-    return theirs
 
 
 def rewritten(folder, rename=lambda name: [name], **config):
@@ -323,188 +304,6 @@ class TestRoberta:
         assert torch.equal(phasor.load(tmp_path / "again")(tokens(1, 9)), ours(tokens(1, 9)))
 
 
-MODES = {
-    "mean": lambda hidden, real: (hidden * real).sum(1) / real.sum(1),
-    "cls": lambda hidden, real: hidden[:, 0],
-    "max": lambda hidden, real: torch.where(real > 0, hidden, -torch.inf).max(1).values,
-}
-FLAGS = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens"}
-SENTENCE_CLASSES = [
-    transformers.BertModel,
-    transformers.RobertaModel,
-    transformers.DistilBertModel,
-    transformers.RoFormerModel,
-    transformers.ModernBertModel,
-]
-
-
-def sentence_folder(folder, theirs, mode="mean", normalize=True, newer=False):
-    """A folder as sentence-transformers saves it, in its older or its newer spelling."""
-    theirs.save_pretrained(folder)
-    kinds = {"Transformer": "", "Pooling": "1_Pooling"} | ({"Normalize": "2_Normalize"} if normalize else {})
-    within = {"Transformer": "base.modules.transformer", "Pooling": "sentence_transformer.modules.pooling"}
-    within["Normalize"] = "base.modules.normalize"
-    modules = [
-        {
-            "idx": i,
-            "name": str(i),
-            "path": path,
-            "type": f"sentence_transformers.{within[kind] if newer else 'models'}.{kind}",
-        }
-        for i, (kind, path) in enumerate(kinds.items())
-    ]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    (folder / "1_Pooling").mkdir()
-    pooling = {"word_embedding_dimension": 24, **{f"pooling_mode_{f}": m == mode for m, f in FLAGS.items()}}
-    pooling |= {"pooling_mode_lasttoken": False, "include_prompt": True}
-    if newer:
-        pooling = {"embedding_dimension": 24, "pooling_mode": mode, "include_prompt": True}
-    (folder / "1_Pooling/config.json").write_text(json.dumps(pooling))
-    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 40, "do_lower_case": false}')
-    (folder / "config_sentence_transformers.json").write_text('{"prompts": {"query": "query: "}}')
-    return folder
-
-
-def change_config(folder, **fields):
-    """The pooling's settings with some changed."""
-    file = folder / "1_Pooling/config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
-
-
-class TestSentences:
-    @torch.no_grad()
-    @pytest.mark.parametrize(("normalize", "newer"), [(False, False), (True, False), (True, True)])
-    @pytest.mark.parametrize("mode", MODES)
-    @pytest.mark.parametrize("cls", SENTENCE_CLASSES, ids=lambda cls: cls.__name__)
-    def test_one_vector_a_sentence_there_and_back(self, tmp_path, cls, mode, normalize, newer):
-        theirs = theirs_of(cls, pad_token_id=3)
-        folder = sentence_folder(tmp_path / "theirs", theirs, mode, normalize, newer)
-        ids, real = tokens(3, 12).clamp(min=4), torch.ones(3, 12, dtype=torch.bool)
-        real[1, 8:], real[2, 5:] = False, False
-        hidden = theirs(ids, attention_mask=real.long()).last_hidden_state
-        expected = MODES[mode](hidden, real[..., None].float())
-        if normalize:
-            expected = expected / expected.square().sum(-1, keepdim=True).sqrt()
-        ours = phasor.load(folder)
-        assert read_config(folder).head == ours.config.head
-        assert float((ours(ids, attention_mask=real) - expected).abs().max()) <= NEAR
-        phasor.save(ours, tmp_path / "ours", format="hf")
-        again = phasor.load(tmp_path / "ours")
-        assert torch.equal(again(ids, attention_mask=real), ours(ids, attention_mask=real))
-        back = cls.from_pretrained(tmp_path / "ours")
-        assert all(torch.equal(a, b) for a, b in zip(theirs.parameters(), back.parameters(), strict=True))
-
-    @pytest.mark.filterwarnings("ignore:tensors phasor has no use for")
-    def test_the_files_beside_the_model(self, tmp_path):
-        ours = phasor.load(sentence_folder(tmp_path / "theirs", theirs_of(transformers.BertModel)))
-        for _ in range(2):  # the second time over the first
-            phasor.save(ours, tmp_path / "ours", format="hf")
-        folder = tmp_path / "ours"
-        modules = json.loads((folder / "modules.json").read_text())
-        assert [(m["path"], m["type"].split(".")[-1]) for m in modules] == [
-            ("", "Transformer"),
-            ("1_Pooling", "Pooling"),
-            ("2_Normalize", "Normalize"),
-        ]
-        assert (folder / "2_Normalize").is_dir()
-        for name in ("sentence_bert_config.json", "config_sentence_transformers.json"):
-            assert (folder / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes()
-        phasor.save(ours, tmp_path / "native")
-        assert torch.equal(phasor.load(tmp_path / "native")(tokens(1, 9)), ours(tokens(1, 9)))
-
-    def test_a_conversion_checks_itself(self, tmp_path):
-        folder = sentence_folder(tmp_path / "theirs", theirs_of(transformers.BertModel))
-        assert phasor.convert(folder, tmp_path / "ours", format="hf", check=True).largest <= NEAR
-        assert (tmp_path / "ours/modules.json").is_file()
-
-    def test_a_folder_with_a_strangers_file_is_left_alone(self, tmp_path):
-        folder = sentence_folder(tmp_path / "theirs", theirs_of(transformers.BertModel))
-        ours = phasor.load(folder)
-        (folder / "1_Pooling/notes.txt").write_text("mine")
-        with pytest.raises(ValueError, match=r"holds more than a model \(1_Pooling/notes.txt\)"):
-            phasor.save(ours, folder, format="hf")
-        assert (folder / "1_Pooling/notes.txt").read_text() == "mine"
-
-    def test_a_model_of_our_own(self, tmp_path):
-        head = {"kind": "pooled", "pooler": "mean", "normalize": True}
-        sizes = {"dim": 24, "num_heads": 3, "num_layers": 2, "vocab_size": 61, "max_length": 40}
-        model = build(phasor.preset("bert", **sizes, head=head))
-        phasor.save(model, tmp_path / "ours", format="hf")
-        again = phasor.load(tmp_path / "ours")
-        assert again.config.head == model.config.head
-        assert torch.equal(again(tokens(2, 9)), model(tokens(2, 9)))
-        length = json.loads((tmp_path / "ours/sentence_bert_config.json").read_text())["max_seq_length"]
-        assert length == 40
-
-    def test_a_pooling_without_a_name_is_refused(self, tmp_path):
-        sizes = {"dim": 24, "num_heads": 3, "num_layers": 2, "vocab_size": 61, "max_length": 40}
-        model = build(phasor.preset("bert", **sizes, head="pooled"))
-        model.origin = phasor.load(sentence_folder(tmp_path / "theirs", theirs_of(transformers.BertModel))).origin
-        with pytest.raises(ValueError, match="sentence-transformers has no pooling 'first'; it has cls, mean, max"):
-            phasor.save(model, tmp_path / "ours", format="hf")
-        assert not (tmp_path / "ours").exists()
-
-    @pytest.mark.parametrize(
-        ("fields", "words"),
-        [
-            ({"pooling_mode_cls_token": True}, "one pooling, of cls, mean, max, not cls and mean"),
-            ({"pooling_mode_mean_tokens": False, "pooling_mode_lasttoken": True}, "lasttoken"),
-            ({"include_prompt": False}, "include_prompt"),
-            ({"word_embedding_dimension": 25}, "word_embedding_dimension = 25"),
-            ({"temperature_of_pooling": 2}, "temperature_of_pooling"),
-            ({"pooling_mode": 7}, "not 7"),
-        ],
-    )
-    def test_a_pooling_that_is_not_honored(self, tmp_path, fields, words):
-        folder = sentence_folder(tmp_path, theirs_of(transformers.BertModel))
-        change_config(folder, **fields)
-        with pytest.raises(ValueError, match=words) as error:
-            phasor.load(folder)
-        assert "1_Pooling" in str(error.value)
-
-    @pytest.mark.parametrize(
-        ("change", "words"),
-        [
-            (
-                lambda m: [*m[:2], m[2] | {"type": "sentence_transformers.models.Dense"}],
-                "not Transformer, Pooling, Dense",
-            ),
-            (lambda m: [m[0] | {"type": "custom_st.Transformer"}, *m[1:]], "custom_st.Transformer"),
-            (lambda m: [m[0] | {"path": "0_Transformer"}, *m[1:]], "0_Transformer"),
-            (lambda m: [m[0], m[1] | {"path": "../1_Pooling"}, *m[2:]], "path inside the folder"),
-            (lambda m: m[:1], "not Transformer"),
-            (lambda m: ["Transformer"], "must have a type"),
-            (lambda m: {"0": m[0]}, "must hold a JSON list"),
-        ],
-    )
-    def test_modules_that_are_not_honored(self, tmp_path, change, words):
-        folder = sentence_folder(tmp_path, theirs_of(transformers.BertModel))
-        modules = json.loads((folder / "modules.json").read_text())
-        (folder / "modules.json").write_text(json.dumps(change(modules)))
-        with pytest.raises(ValueError, match=words) as error:
-            phasor.load(folder)
-        assert "modules.json" in str(error.value)
-
-    def test_a_normalization_of_something_else(self, tmp_path):
-        folder = sentence_folder(tmp_path, theirs_of(transformers.BertModel))
-        (folder / "2_Normalize").mkdir()
-        (folder / "2_Normalize/config.json").write_text('{"module_input_name": "token_embeddings"}')
-        with pytest.raises(ValueError, match="module_input_name"):
-            phasor.load(folder)
-
-    def test_a_model_that_gives_out_something_else(self, tmp_path):
-        folder = sentence_folder(tmp_path, theirs_of(transformers.BertModel))
-        (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 40, "transformer_task": "fill-mask"}')
-        with pytest.raises(ValueError, match=r"sentence_bert_config.json: .* transformer_task = 'fill-mask'"):
-            phasor.load(folder)
-
-    def test_missing_settings(self, tmp_path):
-        folder = sentence_folder(tmp_path, theirs_of(transformers.BertModel))
-        shutil.rmtree(folder / "1_Pooling")
-        with pytest.raises(ValueError, match="1_Pooling"):
-            phasor.load(folder)
-
-
 @torch.no_grad()
 def test_roberta_counts_tokens_other_than_padding_where_no_mask_is_given(tmp_path):
     sizes = {"vocab_size": 60, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
@@ -516,5 +315,7 @@ def test_roberta_counts_tokens_other_than_padding_where_no_mask_is_given(tmp_pat
     tokens = torch.tensor([[5, 6, 3, 8, 9, 3], [3, 3, 7, 8, 3, 9], [5, 6, 7, 8, 9, 10]])
     torch.testing.assert_close(ours(tokens), theirs(tokens).logits, atol=2e-5, rtol=0)
     real = tokens != 3
-    at = real.cumsum(-1) * real - 1
-    torch.testing.assert_close(ours(tokens, positions=at.clamp(min=0))[2], theirs(tokens).logits[2], atol=2e-5, rtol=0)
+    positions = real.cumsum(-1) * real - 1
+    torch.testing.assert_close(
+        ours(tokens, positions=positions.clamp(min=0))[2], theirs(tokens).logits[2], atol=2e-5, rtol=0
+    )

@@ -1,0 +1,84 @@
+"""What a terminal and a log show while a run trains."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+
+import pytest
+
+from phasor.cli.progress import LiveProgress, PlainProgress
+from phasor.training import StepReport
+
+
+def report(step: int) -> StepReport:
+    return StepReport(step=step, steps=200, loss=2.5, lr=0.1, tokens_per_second=1234.5, seconds_left=61.0)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_one_line_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    now = iter(range(100))
+    monkeypatch.setattr("phasor.cli.progress.time.monotonic", lambda: next(now))
+    display = LiveProgress()
+    display.on_prepare("reading", 0, None)
+    display.on_prepare("tokenizing", 500, 1000)
+    display.on_step(report(100))
+    display.on_evaluation(100, 2.25)
+    display.on_message("something happened")
+    display.close()
+    shown = screen.getvalue().split("\r\x1b[K")
+    assert shown[1:3] == ["reading", f"{'█' * 15}{'░' * 15} tokenizing 500/1,000"]
+    live = shown[3]
+    assert re.fullmatch("█+░+ step 100/200, loss 2.500, 1,234 tokens/s, 1:01 left", live)
+    assert len(live) < 80
+    assert shown[4:] == [
+        f"step 100: validation loss 2.2500\n{live}",
+        f"phasor: something happened\n{live}",
+        "",
+    ]
+
+
+def test_a_terminal_is_not_written_to_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr("phasor.cli.progress.time.monotonic", lambda: 5.0)
+    display = LiveProgress()
+    for step in range(1, 201):
+        display.on_step(report(step))
+    assert [int(n) for n in re.findall(r"step (\d+)/", screen.getvalue())] == [1, 200]
+
+
+def test_a_log_has_a_line_for_every_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", log)
+    display = PlainProgress()
+    display.on_prepare("tokenizing", 500, 1000)
+    for step in range(1, 201):
+        display.on_step(report(step))
+    steps = [int(n) for n in re.findall(r"step (\d+)/200", log.getvalue())]
+    assert steps == [1, *range(20, 201, 20)]
+    assert log.getvalue().count("\n") == 11
+
+
+class Broken(Terminal):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("kind", [LiveProgress, PlainProgress])
+def test_a_run_goes_on_when_nobody_reads_any_more(
+    kind: type[LiveProgress | PlainProgress], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", Broken())
+    display = kind()
+    display.on_step(report(1))
+    display.on_evaluation(1, 2.0)
+    display.on_message("something happened")
+    display.close()
