@@ -88,7 +88,8 @@ def lengths_that_matter(config: ModelConfig) -> dict[str, int]:
         if original is not None:
             marks[f"the original length of {original:,} tokens"] = original
     if not isinstance(config.input_position, LearnedConfig):  # a table cannot be passed
-        marks[f"the trained length of {config.max_length:,} tokens"] = config.max_length
+        trained = config.trained_length or config.max_length
+        marks[f"the trained length of {trained:,} tokens"] = trained
     return dict(sorted(marks.items(), key=lambda mark: mark[1]))
 
 

@@ -38,7 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> None:
     from phasor.checkpoints import convert
     from phasor.checkpoints.load import read_config
-    from phasor.inspect.explain import make_extension
+    from phasor.models.extensions import make_extension
 
     source = choose_weights(given.source, given.checkpoint)
     fields = given_fields(given, *extension_classes())

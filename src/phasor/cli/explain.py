@@ -28,7 +28,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> None:
-    from phasor.inspect.explain import explain, make_extension, resolve_model
+    from phasor.inspect.explain import explain, resolve_model
+    from phasor.models.extensions import make_extension
 
     config = choose_weights(given.config, given.checkpoint)
     fields = given_fields(given, *extension_classes())
@@ -59,8 +60,11 @@ def show_scheme(name: str, scheme: SchemeReport) -> None:
         f"positions: {scheme.max_positions or 'no end'}",
     ]
     if scheme.pairs:
+        same = scheme.original_length == scheme.trained_length
+        before = "" if same else f" ({scheme.original_length:,} before the extension)"
         lines.append(
-            f"trained length {scheme.trained_length:,}; explained for {scheme.length:,} tokens; "
+            f"trained length {scheme.trained_length:,}{before}; "
+            f"explained for {scheme.length:,} tokens; "
             f"attention factor {scheme.attention_factor:.6g}"
         )
     show_text(f"{name}: {scheme.kind}", [line for line in lines if line])
@@ -80,7 +84,7 @@ def format_settings(settings: dict[str, Any]) -> str:
 def show_pairs(scheme: SchemeReport) -> None:
     axes = len({pair.axis for pair in scheme.pairs}) > 1
     heads = ["pair", *(["axis"] if axes else []), "frequency", "wavelength", "rotations", "extension", "new wavelength"]
-    table = new_table(f"radians per token, tokens per rotation, rotations in {scheme.trained_length:,} tokens", heads)
+    table = new_table(f"radians per token, tokens per rotation, rotations in {scheme.original_length:,} tokens", heads)
     for pair in scheme.pairs:
         axis = [str(pair.axis)] if axes else []
         table.add_row(

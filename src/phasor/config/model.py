@@ -60,7 +60,8 @@ class ModelConfig(Config):
     """One Transformer, every part a choice.
 
     A kind's name stands for its defaults: `norm="rmsnorm"` is `norm=RMSNormConfig()`. `layers` is a
-    pattern repeated over the depth, for layers that differ (local and global attention, NoPE layers).
+    pattern repeated over the depth, for layers that differ (local and global attention, NoPE layers). `max_length` is
+    the length the model is meant for; `trained_length` the longest it was trained at, which training records.
 
     >>> config = ModelConfig(vocab_size=100, dim=64, num_layers=2, num_heads=4, position="rotary", norm="rmsnorm")
     >>> config.num_kv_heads, config.head_dim, config.hidden_dim
@@ -79,6 +80,7 @@ class ModelConfig(Config):
     head_dim: int = derived_field(lambda config: config.dim // max(config.num_heads, 1))  # `check` refuses 0 heads
     hidden_dim: int = derived_field(lambda config: 4 * config.dim)
     max_length: int = 2048
+    trained_length: int | None = None
     position: PositionConfig = by_kind("none")
     attention: AttentionConfig = AttentionConfig()
     feedforward: FeedForwardConfig = FeedForwardConfig()
@@ -93,7 +95,7 @@ class ModelConfig(Config):
 
     def check(self) -> None:
         sizes = ("vocab_size", "dim", "num_layers", "num_heads", "num_encoder_layers", "num_kv_heads")
-        positive(self, *sizes, "head_dim", "hidden_dim", "max_length")
+        positive(self, *sizes, "head_dim", "hidden_dim", "max_length", "trained_length")
         if "head_dim" in self.left_out and self.dim % self.num_heads:
             raise ValueError(
                 f"ModelConfig.dim ({self.dim}) is not divisible by num_heads ({self.num_heads}); "
@@ -179,8 +181,9 @@ class ModelConfig(Config):
     def with_extension(self, extension: Extension | None) -> ModelConfig:
         """The same model with its rotary scheme extended another way; layers with a rotary scheme of their own keep it.
 
-        Its `max_length` is the length that the extension reaches; without an extension it is the trained length. Where
-        frequencies are chosen by the length of the text (dynamic extensions) it is the length from which they change.
+        Its `max_length` is the length that the extension reaches; where an extension is removed, the length before it.
+        Where frequencies are chosen by the length of the text (dynamic extensions) it is the length from which they
+        change.
 
         >>> from phasor.nn.positions import LinearScaling
         >>> config = ModelConfig(vocab_size=9, dim=8, num_layers=2, num_heads=1, position="rotary", max_length=512)
@@ -188,8 +191,7 @@ class ModelConfig(Config):
         >>> extended.position.extension.factor, extended.max_length, extended.with_extension(None) == config
         (2.0, 1024, True)
         """
-        schemes = [p for p in (self.position, *self.layer_positions()) if p.extendable]
-        old = schemes[0] if schemes else self.position
+        old = self.extendable_position()
         new = old.with_extension(extension)
         layers = tuple(layer.replace(position=new) if layer.position == old else layer for layer in self.layers)
         return self.replace(
@@ -198,8 +200,30 @@ class ModelConfig(Config):
             max_length=self.extended_length(old, extension),
         )
 
+    def extendable_position(self) -> PositionConfig:
+        """The scheme that an extension changes: the first one that can be extended, or the model's own."""
+        schemes = [p for p in (self.position, *self.layer_positions()) if p.extendable]
+        return schemes[0] if schemes else self.position
+
     def extended_length(self, scheme: PositionConfig, extension: Extension | None) -> int:
         """The maximum length where a scheme of this model gets another extension, or none."""
-        before: Extension | None = getattr(scheme, "extension", None)
-        trained = self.max_length if before is None else before.trained_length(self.max_length)
-        return trained if extension is None else extension.extended_length(trained)
+        if extension is None and getattr(scheme, "extension", None) is None:
+            return self.max_length
+        original = self.original_length(scheme)
+        return original if extension is None else extension.extended_length(original)
+
+    def original_length(self, *schemes: PositionConfig) -> int:
+        """The length before any extension: by the extension of a scheme, or else the one the model was trained at.
+
+        Where training did not record a length it is taken to be `max_length`. A scheme is one of `schemes`, by default
+        those of all layers.
+
+        >>> config = ModelConfig(vocab_size=9, dim=8, num_layers=2, num_heads=1, position="rotary", max_length=512)
+        >>> config.original_length(), config.replace(trained_length=128).original_length()
+        (512, 128)
+        """
+        for scheme in schemes or self.layer_positions():
+            extension: Extension | None = getattr(scheme, "extension", None)
+            if extension is not None:
+                return extension.trained_length(self.max_length)
+        return self.trained_length or self.max_length

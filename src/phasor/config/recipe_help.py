@@ -79,6 +79,7 @@ HELP = {
     "model.head_dim": "dimension of a head; dim / num_heads if left out",
     "model.hidden_dim": "hidden dimension of the feed-forward network; 4 dim if left out",
     "model.max_length": "maximum sequence length the model is meant for",
+    "model.trained_length": "longest length the model was trained at; training records it",
     "model.position": "position scheme",
     "model.attention": "attention",
     "model.feedforward": "feed-forward network",

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from phasor.config import Extension, ModelConfig, PositionConfig
-from phasor.config.schema import names, quote, summary, unknown
+from phasor.config.schema import quote, summary
 from phasor.config.text_files import read_text
+from phasor.models.extensions import trained_length
 from phasor.models.presets import preset
 from phasor.nn.positions import RotaryConfig
 
@@ -22,7 +23,7 @@ class RotaryPair:
     axis: int
     frequency: float  # radians per token, before the extension
     wavelength: float  # tokens per rotation, before the extension
-    rotations: float  # within the trained length, before the extension
+    rotations: float  # within the original length, before the extension
     extended_frequency: float
     extended_wavelength: float
     slowed: float  # frequency / extended frequency; infinite for a pair that no longer rotates
@@ -42,6 +43,7 @@ class SchemeReport:
     max_positions: int | None
     settings: dict[str, Any]
     trained_length: int
+    original_length: int  # before the extension
     length: int
     attention_factor: float
     pairs: tuple[RotaryPair, ...]
@@ -128,29 +130,6 @@ def resolve_model(config: ModelConfig | str | Path) -> tuple[str, ModelConfig]:
         raise ValueError(f"{file}: {error}".replace(f"{file}: {file}", str(file))) from None
 
 
-def make_extension(kind: str, config: ModelConfig, **fields: Any) -> Extension:
-    """An extension by name for a model; the original length is the one the model was trained at unless given.
-
-    >>> make_extension("yarn", preset("llama-3.1"), factor=8.0).original_length
-    8192
-    """
-    if kind not in Extension.kinds:
-        raise unknown("extension", kind, Extension.kinds)
-    chosen = Extension.kinds[kind]
-    if "original_length" in names(chosen):
-        fields.setdefault("original_length", trained_length(config))
-    return chosen(**fields)
-
-
-def trained_length(config: ModelConfig, *positions: PositionConfig) -> int:
-    """The length before any extension: what an extension says it was (of all schemes or of some), or the maximum."""
-    for position in positions or config.layer_positions():
-        extension: Extension | None = getattr(position, "extension", None)
-        if extension is not None:
-            return extension.trained_length(config.max_length)
-    return config.max_length
-
-
 def scheme_reports(config: ModelConfig, length: int | None) -> tuple[SchemeReport, ...]:
     """The reports of all position schemes that a model uses."""
     used: dict[PositionConfig, list[int]] = {}
@@ -179,6 +158,7 @@ def scheme_report(
         max_positions=position.max_positions,
         settings={k: v for k, v in position.to_dict().items() if k != "kind"},
         trained_length=trained_length(config, position),
+        original_length=config.original_length(position),
         length=tokens,
         attention_factor=1.0 if rotary is None else rotary.attention_factor(tokens),
         pairs=() if rotary is None else rotary_pairs(rotary, config, tokens),
@@ -191,7 +171,7 @@ def rotary_pairs(position: RotaryConfig, config: ModelConfig, length: int) -> tu
     before = position.replace(extension=None).frequencies(width)
     after = position.frequencies(width, length)
     axes = [axis for axis, size in enumerate(position.section_sizes(width)) for _ in range(size)]
-    trained = trained_length(config, position)
+    original = config.original_length(position)
     pairs = []
     for i, (f, g, axis) in enumerate(zip(before, after, axes, strict=True)):
         slowed = math.inf if g == 0 else float(f / g)
@@ -201,7 +181,7 @@ def rotary_pairs(position: RotaryConfig, config: ModelConfig, length: int) -> tu
                 axis=axis,
                 frequency=float(f),
                 wavelength=2 * math.pi / float(f),
-                rotations=trained * float(f) / (2 * math.pi),
+                rotations=original * float(f) / (2 * math.pi),
                 extended_frequency=float(g),
                 extended_wavelength=math.inf if g == 0 else 2 * math.pi / float(g),
                 slowed=slowed,

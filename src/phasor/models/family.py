@@ -166,7 +166,7 @@ def list_differences(name: str, a: Any, b: Any) -> list[str]:
 def computation_fields(config: ModelConfig) -> dict[str, Any]:
     """The fields of a configuration that change the computation, with defaults resolved."""
     fields: dict[str, Any] = {name: getattr(config, name) for name in names(ModelConfig)}
-    for name in ("init", "dropout", "layers", "attention", "feedforward", "max_length"):
+    for name in ("init", "dropout", "layers", "attention", "feedforward", "max_length", "trained_length"):
         del fields[name]
     fields |= {"num_kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
     fields |= {"hidden_dim": config.hidden_dim, "final_norm": config.ends_in_norm}

@@ -1,0 +1,130 @@
+"""Configurations that read further than they were trained: a method by name, for a length (no torch)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from phasor.config import Extension, ModelConfig, PositionConfig
+from phasor.config.schema import coerce, names, quote, unknown
+from phasor.nn.positions import LearnedConfig, LongRoPE, NoPositionConfig, RotaryConfig, YaRN
+from phasor.nn.positions.rotary.scaling import RotaryScaling
+
+DROP, NONE = "drop", "none"
+
+
+def methods() -> list[str]:
+    """The names that `extend_config` knows: every extension, `none` and `drop`."""
+    return [NONE, *Extension.kinds, DROP]
+
+
+def trained_length(config: ModelConfig, *positions: PositionConfig) -> int:
+    """The longest that a model was trained at: as its training recorded it, or else the length before any extension.
+
+    >>> from phasor.models.presets import preset
+    >>> trained_length(preset("llama-3.1")), trained_length(preset("llama-2", trained_length=512))
+    (8192, 512)
+    """
+    return config.trained_length or config.original_length(*positions)
+
+
+def extend_config(config: ModelConfig, method: str, length: int, **fields: Any) -> ModelConfig:
+    """The configuration of a model that is to read `length` tokens, by a method.
+
+    A method is the name of an extension, `none` (the same positions without an extension) or `drop` (no positions in
+    the layers that rotated them, as in DroPE). An extension's `original_length` is the length before any extension,
+    and its `factor` the ratio of both lengths; `fields` set these and its other fields. Dynamic extensions start at the
+    original length and follow the length of the text from there, so that the factor of `dynamic-ntk` is 1. Without
+    factors of its own, `longrope` divides each pair by as much as YaRN would, beyond the original length.
+
+    >>> from phasor.models.presets import preset
+    >>> extended = extend_config(preset("llama-2"), "yarn", 16384)
+    >>> extended.position.extension.factor, extended.position.extension.original_length, extended.max_length
+    (4.0, 4096, 16384)
+    >>> extend_config(preset("llama-2"), "drop", 16384).position.kind
+    'none'
+    """
+    if not isinstance(method, str) or method not in methods():
+        raise unknown("method", method, methods())
+    if isinstance(length, bool) or not isinstance(length, int) or length < 1:
+        raise ValueError(f"length must be an integer of at least 1, not {quote(length)}")
+    check_extendable(config)
+    if method in (NONE, DROP):
+        if fields:
+            raise ValueError(f"the method {method!r} has no field {next(iter(fields))!r}")
+        plain = config.with_extension(None) if method == NONE else drop_positions(config)
+        return plain.replace(max_length=length)
+    original = coerce(fields.get("original_length", original_length(config)), int, "original_length")
+    if length < original:
+        raise ValueError(f"a length of {length:,} is below the {original:,} tokens the model was trained at")
+    fields = default_fields(config, method, length, original) | fields
+    return config.with_extension(make_extension(method, config, **fields))
+
+
+def original_length(config: ModelConfig) -> int:
+    """The length before any extension of the scheme that is extended."""
+    return config.original_length(config.extendable_position())
+
+
+def make_extension(kind: str, config: ModelConfig, **fields: Any) -> Extension:
+    """An extension by name for a model; the original length is the one before any extension unless given.
+
+    >>> from phasor.models.presets import preset
+    >>> make_extension("yarn", preset("llama-3.1"), factor=8.0).original_length
+    8192
+    """
+    if kind not in Extension.kinds:
+        raise unknown("extension", kind, Extension.kinds)
+    chosen = Extension.kinds[kind]
+    if "original_length" in names(chosen):
+        fields.setdefault("original_length", original_length(config))
+    return chosen(**fields)
+
+
+def check_extendable(config: ModelConfig) -> None:
+    """Refuse a model without rotary positions."""
+    position = config.extendable_position()
+    if position.extendable:
+        return
+    what = f"this model's are {position.kind!r}"
+    if isinstance(position, LearnedConfig):
+        what += f", a table of {config.input_position.max_positions:,} positions"
+    raise ValueError(f"an extension needs rotary positions, and {what}")
+
+
+def drop_positions(config: ModelConfig) -> ModelConfig:
+    """The same model without positions in the layers that rotate them."""
+
+    def rotates(position: PositionConfig | None) -> bool:
+        return isinstance(position, RotaryConfig)
+
+    layers = tuple(
+        layer.replace(position=NoPositionConfig()) if rotates(layer.position) else layer for layer in config.layers
+    )
+    return config.replace(position=NoPositionConfig() if rotates(config.position) else config.position, layers=layers)
+
+
+def default_fields(config: ModelConfig, method: str, length: int, original: int) -> dict[str, Any]:
+    """The fields of an extension that follow from the length it is to reach."""
+    chosen: type[RotaryScaling] = Extension.kinds[method]
+    fields: dict[str, Any] = {}
+    if "factor" in names(chosen):
+        fields["factor"] = length / max(original, 1) if chosen.has_end else 1.0
+    if chosen is LongRoPE:
+        fields |= ramp_factors(config, length / max(original, 1), original)
+    return fields
+
+
+def ramp_factors(config: ModelConfig, factor: float, original: int) -> dict[str, Any]:
+    """The divisors of LongRoPE where none are given: 1 up to the original length, and those of YaRN's ramp beyond it.
+
+    >>> from phasor.models.presets import preset
+    >>> ramp_factors(preset("llama-2"), 4.0, 4096)["long_factor"][::63]
+    (1.0, 4.0)
+    """
+    position = config.extendable_position()
+    assert isinstance(position, RotaryConfig)
+    dim = position.replace(extension=None).rotary_dim_of(config.head_dim)
+    plain = position.replace(extension=None).frequencies(dim)
+    scaled = YaRN(factor=factor, original_length=original).frequencies(position.base, dim)
+    long = tuple(float(f / g) for f, g in zip(plain, scaled, strict=True))
+    return {"short_factor": (1.0,) * len(long), "long_factor": long}
