@@ -31,6 +31,8 @@ class DataConfig(Config):
     `init_from` where there is one, else "bpe". Another than that of `init_from` needs `replace_tokenizer`, unless it
     is a folder's. `sequence_length` is the number of tokens per row, and the most that a
     side of a pair may have; `too_long` says what happens to longer pairs, `if_empty` to those with an empty side.
+    With `skip_positions_to`, rows take positions below that length instead of their own (PoSE): each document of a row
+    is cut in two at random, and the second part is moved by a random distance. Validation keeps ordinary positions.
     Pairs are padded to a multiple of `pad_to_multiple_of` tokens, so that batches have few shapes. `cache` is a
     folder that keeps tokenized data between runs, `workers` is the number of threads that prefetch batches.
 
@@ -52,6 +54,7 @@ class DataConfig(Config):
     vocab_size: int = 8000
     share_vocabulary: bool = True
     sequence_length: int = 256
+    skip_positions_to: int | None = None
     too_long: Literal["refuse", "skip"] = "refuse"
     if_empty: Literal["refuse", "skip"] = "refuse"
     pad_to_multiple_of: int = 1
@@ -59,7 +62,12 @@ class DataConfig(Config):
     workers: int = 0
 
     def check(self) -> None:
-        positive(self, "vocab_size", "sequence_length", "pad_to_multiple_of")
+        positive(self, "vocab_size", "sequence_length", "skip_positions_to", "pad_to_multiple_of")
+        if self.skip_positions_to is not None and self.skip_positions_to <= self.sequence_length:
+            raise ValueError(
+                f"DataConfig.skip_positions_to ({self.skip_positions_to}) must be greater than "
+                f"DataConfig.sequence_length ({self.sequence_length}), or no position can be skipped"
+            )
         not_negative(self, "workers")
         if self.workers > MAX_WORKERS:
             raise ValueError(f"DataConfig.workers must be at most {MAX_WORKERS}, not {self.workers}")
@@ -232,6 +240,8 @@ class Recipe(Config):
         for name in ("train_target", "valid_target"):
             if getattr(self.data, name) is not None and self.task != "translation":
                 raise ValueError(f"DataConfig.{name} is for translation, not for the task {self.task!r}")
+        if self.data.skip_positions_to is not None and self.task == "translation":
+            raise ValueError("DataConfig.skip_positions_to is for rows of text, not for the task 'translation'")
         if self.data.format == "python" and self.task == "translation":
             raise ValueError("the format 'python' has documents and no pairs, so it does not fit translation")
 

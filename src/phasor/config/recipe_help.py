@@ -30,6 +30,7 @@ HELP = {
     "data.vocab_size": "vocabulary size of a new tokenizer",
     "data.share_vocabulary": "one tokenizer for both sides of pairs",
     "data.sequence_length": "tokens per row, and the maximum per side of a pair",
+    "data.skip_positions_to": "train with positions below this length, of which rows skip some at random (PoSE)",
     "data.too_long": "what to do with longer pairs",
     "data.if_empty": "what to do with pairs that have an empty side",
     "data.pad_to_multiple_of": "pad translation pairs to a multiple of this many tokens, for fewer batch shapes",

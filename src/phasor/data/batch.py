@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ class Batch:
     - `tokens`: what the model reads (an encoder-decoder's decoder: the target, shifted), int64.
     - `targets`: what to predict at each token, int64; `weights`: 1.0 where it counts, 0.0 at padding (float32).
     - `document_ids`: one id per token where rows are packed; tokens attend within their own document.
+    - `positions`: one per token where they are not counted from 0 in each document, and the `length` that their
+      frequencies are planned for.
     - `source`, `source_attention_mask`: the other side of a pair `[B, S]`, and True where its tokens are real.
 
     Padding is at the end of rows. In packed rows it is a document of its own; in a decoder's rows nothing before it
@@ -32,6 +35,8 @@ class Batch:
     document_ids: Tensor | None = None
     source: Tensor | None = None
     source_attention_mask: Tensor | None = None
+    positions: Tensor | None = None
+    length: int | None = None
 
     @property
     def count(self) -> float:
@@ -45,18 +50,22 @@ class Batch:
 
     @property
     def sequence_args(self) -> dict[str, Any]:
-        """What a model takes by name: document ids, or a source's attention mask."""
+        """What a model takes by name: document ids and positions, or a source's attention mask."""
         if self.source is None:
-            return {"document_ids": self.document_ids}
+            return {"document_ids": self.document_ids, "positions": self.positions, "length": self.length}
         return {"attention_mask": self.source_attention_mask}
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch elsewhere; the host does not wait for it."""
-        return Batch(**{name: value.to(device, non_blocking=True) for name, value in self.tensors().items()})
+        return self.map(lambda value: value.to(device, non_blocking=True))
 
     def pin_memory(self) -> Batch:
         """The same batch in memory from which a GPU copies while the host continues."""
-        return Batch(**{name: value.pin_memory() for name, value in self.tensors().items()})
+        return self.map(Tensor.pin_memory)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """The same batch with every tensor changed by a function."""
+        return dataclasses.replace(self, **{name: change(value) for name, value in self.tensors().items()})
 
     def share(self, index: int, parts: int) -> Batch:
         """Every `parts`-th row from `index` on: what one of several processes takes.
@@ -69,9 +78,9 @@ class Batch:
         taken = torch.arange(index, -(-rows // parts) * parts, parts)
         tensors = {name: value[taken.where(taken < rows, 0)] for name, value in self.tensors().items()}
         tensors["weights"] = tensors["weights"] * (taken < rows)[:, None]
-        return Batch(**tensors)
+        return dataclasses.replace(self, **tensors)
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors there are, by name."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: value for name, value in values.items() if value is not None}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}

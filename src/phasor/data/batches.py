@@ -6,6 +6,7 @@ So a run resumes by knowing an integer, and several processes each take their sh
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
@@ -21,6 +22,7 @@ from phasor.data.prefetch import Prefetcher
 from phasor.data.token_files import TokenStore
 from phasor.data.tokenizers import SpecialIds
 
+POSITIONS = 1  # what tells the draws of positions from those of masks
 IntArray = NDArray[np.int64]
 PREDICTED, MASKED, REPLACED = 0.15, 0.8, 0.9  # share of tokens predicted; of them masked; masked or replaced
 
@@ -28,7 +30,8 @@ PREDICTED, MASKED, REPLACED = 0.15, 0.8, 0.9  # share of tokens predicted; of th
 class Batches:
     """The batches of a store for a recipe's task: packed rows for "lm" and "mlm", pairs by length for "translation".
 
-    `shuffled=False` keeps the order of the store, for evaluation. The masks of "mlm" need `vocab_size`.
+    `shuffled=False` keeps the order of the store, for evaluation. With `skip_positions` rows skip positions where the
+    recipe says so, which is for training. The masks of "mlm" need `vocab_size`.
 
     >>> import tempfile
     >>> from phasor.config.recipe import DataConfig
@@ -49,10 +52,11 @@ class Batches:
         special: SpecialIds | None = None,
         vocab_size: int | None = None,
         shuffled: bool = True,
+        skip_positions: bool = False,
     ) -> None:
         seed = recipe.train.seed if seed is None else seed
         special = special or SpecialIds()
-        self.workers = recipe.data.workers
+        self.seed, self.workers = seed, recipe.data.workers
         self.source: Pairs | Rows
         if recipe.task == "translation":
             self.source = Pairs(store, recipe, seed, special, shuffled)
@@ -63,11 +67,18 @@ class Batches:
         else:
             self.source = MaskedRows(store, recipe, seed, special, shuffled, vocab_size)
         self.per_epoch = self.source.per_epoch
+        self.longest = self.source.longest  # tokens of the longest sequence, within one document and one row
+        self.position_range = recipe.data.skip_positions_to if skip_positions else None
 
     def __getitem__(self, step: int) -> Batch:
         if step < 0:
             raise IndexError(f"steps count from 0, and {step} is below")
-        return self.source.make_batch(*divmod(step, self.per_epoch))
+        batch = self.source.make_batch(*divmod(step, self.per_epoch))
+        if self.position_range is None:
+            return batch
+        documents = np.zeros(batch.tokens.shape) if batch.document_ids is None else batch.document_ids.numpy()
+        positions = skip_positions(documents, self.position_range, [self.seed, step])
+        return dataclasses.replace(batch, positions=torch.from_numpy(positions), length=self.position_range)
 
     def stream(self, start: int, stop: int) -> Iterator[Batch]:
         """The batches from one step to before another, prefetched by threads where the recipe has workers."""
@@ -105,6 +116,7 @@ class Rows:
         if self.total == 0:
             raise ValueError("there is not a single token to predict")
         self.length = min(recipe.data.sequence_length, self.total)  # a longer row would only have more padding
+        self.longest = min(self.length, int(self.sizes.max()))
         self.rows = -(-self.total // self.length)
         self.per_epoch = -(-self.rows // max(1, recipe.train.batch_tokens // self.length))
         self.batch_rows = -(-self.rows // self.per_epoch)
@@ -177,6 +189,26 @@ def mask_tokens(
     return {"tokens": np.where(predicted, changed, tokens), "weights": predicted.astype(np.float32)}
 
 
+def skip_positions(documents: NDArray[Any], length: int, seed: list[int]) -> IntArray:
+    """Positions below a length for documents in rows `[B, T]`, each in two parts, the second moved at random (PoSE).
+
+    Within a document positions increase, and the first part counts from 0. The cut and the distance are uniform: of the
+    latter, from none to as far as the last token reaches `length - 1`.
+
+    >>> skip_positions(np.array([[0, 0, 0, 0, 1, 1]]), 100, [0, 0]).tolist()
+    [[0, 1, 2, 46, 0, 3]]
+    """
+    begins = np.ones(documents.shape, bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    starts = np.flatnonzero(begins)
+    sizes = np.diff(starts, append=documents.size)
+    draw = np.random.default_rng([*seed, POSITIONS])
+    cuts = draw.integers(1, np.maximum(sizes, 2))
+    moves = draw.integers(0, length - sizes, endpoint=True)
+    index = np.arange(documents.size) - np.repeat(starts, sizes)
+    return (index + np.repeat(moves, sizes) * (index >= np.repeat(cuts, sizes))).reshape(documents.shape)
+
+
 class Pairs:
     """Pairs of about the same length together, as many as fit into a batch with their padding.
 
@@ -188,6 +220,7 @@ class Pairs:
         self.store, self.seed, self.special, self.shuffled = store, seed, special, shuffled
         self.multiple = recipe.data.pad_to_multiple_of
         self.sizes = self._round_up(np.maximum(store.lengths[:, 0], store.lengths[:, 1] - 1))
+        self.longest = int(np.maximum(store.lengths[:, 0], store.lengths[:, 1] - 1).max())
         self.bounds = token_bounds(np.sort(self.sizes), recipe.train.batch_tokens)
         self.per_epoch = len(self.bounds) - 1
         self.epoch = functools.lru_cache(maxsize=2)(self._epoch)

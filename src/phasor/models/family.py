@@ -42,6 +42,9 @@ def activation_name(activation: ActivationConfig) -> str:
     return usual.get(activation.kind, activation.kind)
 
 
+ORIGINAL = "original_max_position_embeddings"
+
+
 class Family:
     """One `model_type` of transformers: its configuration both ways, and one table of rules for its tensors.
 
@@ -78,7 +81,7 @@ class Family:
 
     def read_whole(self, f: Fields) -> ModelConfig:
         """The configuration a config.json asks for, after looking at every field of it."""
-        config: ModelConfig = f.build(lambda: self.read(f))
+        config: ModelConfig = f.build(lambda: read_trained_length(self.read(f), f))
         f.finish(self.harmless, self.unsupported)
         return config
 
@@ -134,6 +137,23 @@ class Family:
         if kind not in self.architectures:
             raise ValueError(f"{self.model_type} has no class with the head {kind!r}")
         return self.architectures[kind]
+
+
+def is_plain_rotary(config: ModelConfig) -> bool:
+    """Whether a configuration has rotary positions and no extension, which would say what its lengths are."""
+    schemes = config.layer_positions()
+    return any(p.extendable for p in schemes) and all(getattr(p, "extension", None) is None for p in schemes)
+
+
+def read_trained_length(config: ModelConfig, f: Fields) -> ModelConfig:
+    """The configuration with the length it was trained at, where a file of plain rotary positions has another."""
+    original = f.get(ORIGINAL, None) if is_plain_rotary(config) else None
+    return config if original in (None, config.max_length) else config.replace(trained_length=original)
+
+
+def unstated_length(config: ModelConfig) -> int | None:
+    """The length a model of plain rotary positions was trained at, where that is not its maximum length."""
+    return config.trained_length if is_plain_rotary(config) and config.trained_length != config.max_length else None
 
 
 def differences(one: ModelConfig, other: ModelConfig) -> list[str]:

@@ -12,6 +12,7 @@ from phasor.checkpoints.load import read_config
 from phasor.config import ModelConfig
 from phasor.config.generation import SpecialTokens
 from phasor.config.recipe import Recipe
+from phasor.models.extensions import trained_length
 from phasor.models.presets import preset
 from phasor.training.datasets import Datasets
 from phasor.training.state import TrainingState
@@ -77,6 +78,10 @@ def check_config(
             raise ValueError(
                 f"data.sequence_length is {recipe.data.sequence_length}, and this model allows {limit} tokens"
             )
+        if limit is not None and (recipe.data.skip_positions_to or 0) > limit:
+            raise ValueError(
+                f"data.skip_positions_to is {recipe.data.skip_positions_to}, and this model allows {limit} positions"
+            )
     return config
 
 
@@ -94,9 +99,9 @@ def build_model(recipe: Recipe, datasets: Datasets) -> Transformer:
     size = datasets.tokenizer.get_vocab_size()
     source_size = None if datasets.source_tokenizer is None else datasets.source_tokenizer.get_vocab_size()
     if recipe.init_from is not None:
-        model = load_model(recipe, size, source_size)
+        model = load_model(recipe, datasets, size, source_size)
     else:
-        config = model_config(recipe, size, source_size)
+        config = model_config(recipe, size, source_size).replace(trained_length=datasets.longest)
         torch.manual_seed(recipe.train.seed)
         model = Transformer(config)
         special, start = datasets.special, datasets.special.start if recipe.task == "translation" else None
@@ -111,18 +116,26 @@ def rebuild_model(recipe: Recipe, datasets: Datasets, state: TrainingState) -> T
         return build_model(recipe, datasets)
     config = ModelConfig.from_dict(state.values["fixed"]["model"])
     check_config(config, recipe, datasets.tokenizer.get_vocab_size())
-    model = Transformer(config)
+    model = Transformer(record_length(config, datasets))
     model.special = SpecialTokens.from_dict(state.values["special"])
     model.tokenizer, model.source_tokenizer = datasets.tokenizer, datasets.source_tokenizer
     return model
 
 
-def load_model(recipe: Recipe, vocab_size: int, source_vocab_size: int | None) -> Transformer:
+def record_length(config: ModelConfig, datasets: Datasets, trained: int = 0) -> ModelConfig:
+    """The configuration with the length it is trained at; fine-tuning on shorter texts leaves the longer one."""
+    if datasets.longest is None:
+        return config
+    return config.replace(trained_length=max(trained or trained_length(config), datasets.longest))
+
+
+def load_model(recipe: Recipe, datasets: Datasets, vocab_size: int, source_vocab_size: int | None) -> Transformer:
     """The model of `init_from`, in float32, with what the recipe changes of it that its weights still fit."""
     assert recipe.init_from is not None
     source = load(recipe.init_from, dtype=torch.float32)
     config = ModelConfig.from_dict(merge(source.config.to_dict(), recipe.model))
     check_config(config, recipe, vocab_size, source_vocab_size)
+    config = record_length(config, datasets, trained_length(source.config))
     if config == source.config:
         return source
     torch.manual_seed(recipe.train.seed)
@@ -133,5 +146,5 @@ def load_model(recipe: Recipe, vocab_size: int, source_vocab_size: int | None) -
     if unfit:
         raise ValueError(f"the weights of {recipe.init_from} do not fit the recipe's model: {', '.join(unfit[:5])}")
     model.load_state_dict(source.state_dict())
-    model.special, model.generation_settings = source.special, source.generation_settings
+    model.special, model.generation_settings, model.origin = source.special, source.generation_settings, source.origin
     return model

@@ -39,6 +39,7 @@ class Datasets:
     source_tokenizer: Any = None
     skipped: int = 0  # pairs that are longer than the recipe allows
     fingerprint: str = ""  # a hash of all tokens
+    longest: int | None = None  # tokens of the longest sequence that is trained on, where that is known
     sizes: tuple[SplitSize, SplitSize] = (SplitSize(0, 0), SplitSize(0, 0))  # to train on, to validate with
 
 
@@ -67,17 +68,19 @@ def build_datasets(recipe: Recipe, prepared: PreparedData) -> Datasets:
     """The batches of a recipe from its prepared data."""
     shared = prepared.source_tokenizer is prepared.tokenizer
 
-    def batches(store: TokenStore) -> Batches:
-        return Batches(store, recipe, special=prepared.special, vocab_size=prepared.vocab_size)
+    def batches(store: TokenStore, **options: bool) -> Batches:
+        return Batches(store, recipe, special=prepared.special, vocab_size=prepared.vocab_size, **options)
 
+    train = batches(prepared.train, skip_positions=True)
     return Datasets(
         tokenizer=prepared.tokenizer,
         source_tokenizer=None if shared else prepared.source_tokenizer,
         special=prepared.special,
-        train=batches(prepared.train),
+        train=train,
         valid=batches(prepared.valid),
         skipped=prepared.skipped,
         fingerprint=prepared.fingerprint,
+        longest=train.longest,
         sizes=(split_size(prepared.train), split_size(prepared.valid)),
     )
 

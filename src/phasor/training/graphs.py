@@ -48,7 +48,7 @@ class StepGraphs:
 
     def capture(self, batch: Batch) -> StepGraph:
         """Capture what the function does for a batch; nothing is computed."""
-        static = Batch(**{name: tensor.clone() for name, tensor in batch.tensors().items()})
+        static = batch.map(Tensor.clone)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             result = self.function(static)

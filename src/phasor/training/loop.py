@@ -166,6 +166,11 @@ def fixed_fields(recipe: Recipe) -> dict[str, Any]:
     }
 
 
+def comparable(fixed: dict[str, Any]) -> dict[str, Any]:
+    """What may not change, without what follows from it: the trained length, which older runs did not record."""
+    return fixed | {"model": {name: value for name, value in fixed["model"].items() if name != "trained_length"}}
+
+
 def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
     """Refuse to resume where something is no longer what it was."""
     changed = describe_changes({name: before.get(name) for name in now}, now)
@@ -366,7 +371,7 @@ class TrainingLoop:
 
     def restore(self, state: TrainingState) -> None:
         """Continue from a checkpoint, or refuse one of another model or other data."""
-        check_same(state.values["fixed"], self.fixed_values(), self.folder.path)
+        check_same(*map(comparable, (state.values["fixed"], self.fixed_values())), self.folder.path)
         if state.step > self.steps:
             raise ValueError(
                 f"{self.folder.path} has {state.step} steps behind it, more than the {self.steps} that are asked for"

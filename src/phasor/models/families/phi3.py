@@ -45,7 +45,7 @@ class Phi3(LlamaLike):
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
         position, extension = require_kind(config.position, RotaryConfig), getattr(config.position, "extension", None)
-        original = extension.original_length if isinstance(extension, LongRoPE) else config.max_length
+        original = extension.original_length if isinstance(extension, LongRoPE) else config.original_length()
         return self.write_sizes(config) | {
             "sliding_window": config.layer(0).attention.window,
             "hidden_act": activation_name(config.feedforward.activation),
