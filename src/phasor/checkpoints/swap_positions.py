@@ -32,7 +32,18 @@ def swap_positions(
     >>> swapped.config.position.extension.factor, swapped.newly_initialized
     (4.0, ())
     """
-    config = replace_positions(model.config, position, extension)
+    return swap_config(model, replace_positions(model.config, position, extension))
+
+
+def swap_config(model: Transformer, config: ModelConfig) -> Transformer:
+    """The model with a configuration of other positions or windows; its other weights are the same tensors.
+
+    >>> from phasor import preset
+    >>> model = Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=2, vocab_size=50))
+    >>> windowed = swap_config(model, model.config.replace(attention=model.config.attention.replace(window=8)))
+    >>> windowed.tokens.weight is model.tokens.weight
+    True
+    """
     with torch.device("meta"):
         swapped = Transformer(config)
     old, like = dict(model.state_dict(keep_vars=True)), model.tokens.weight
@@ -57,7 +68,7 @@ def swap_positions(
     changes = {"newly initialized": new, "dropped": dropped}
     if any(changes.values()):
         text = "; ".join(f"{what}: {', '.join(names)}" for what, names in changes.items() if names)
-        warnings.warn(f"weights of the position scheme that are {text}", stacklevel=3)
+        warnings.warn(f"weights of the position scheme that are {text}", stacklevel=4)
     return swapped.requires_grad_(True).train(model.training)
 
 

@@ -1,4 +1,5 @@
-"""Evaluation: the metrics of a trained model, and its translations."""
+"""Evaluation: the metrics of a trained model, its loss by length, and its translations."""
 
 from phasor.evaluation.evaluator import evaluate as evaluate
+from phasor.evaluation.lengths import evaluate_lengths as evaluate_lengths
 from phasor.evaluation.translation import translate as translate

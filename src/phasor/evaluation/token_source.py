@@ -37,6 +37,8 @@ MARKS = 4096  # places of a text that are kept to return to
 class TokenSource(ABC):
     """The tokens of a file. `count` is how many there are, None for a text that has not been read to its end."""
 
+    file: BinaryIO
+
     def __init__(self, path: Path, vocab_size: int) -> None:
         self.path, self.vocab_size = path, vocab_size
         self.count: int | None = None
@@ -64,6 +66,10 @@ class TokenSource(ABC):
         while len(ids := self.read(start, size)):
             yield ids
             start += len(ids)
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.close()
 
     def fingerprint(self) -> str:
         """The SHA-256 of the file."""
@@ -110,7 +116,7 @@ class TextFile(TokenSource):
         super().__init__(path, vocab_size)
         self.tokenizer = tokenizer
         try:
-            self.file: BinaryIO = open_file(path)
+            self.file = open_file(path)
             self.skipped = len(MARK) if self.file.read(len(MARK)) == MARK else 0
         except (OSError, EOFError, zlib.error) as error:
             raise read_error(path, error) from None

@@ -1,0 +1,168 @@
+"""The report of an evaluation over lengths: its charts and its page."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from phasor.evaluation.protocols import PROTOCOLS
+from phasor.evaluation.report import Curve, Page, draw_curves, to_png, to_svg
+
+Result = dict[str, Any]
+
+
+def length_name(length: int) -> str:
+    """
+    >>> length_name(131072), length_name(6000)
+    ('128k', '6,000')
+    """
+    return f"{length // 1024}k" if length % 1024 == 0 else f"{length:,}"
+
+
+def loss_cell(interval: dict[str, Any]) -> str:
+    """A loss with half the width of its interval.
+
+    >>> loss_cell({"estimate": 2.5, "low": 2.25, "high": 2.75})
+    '2.5000 ± 0.2500'
+    """
+    if interval["estimate"] is None:
+        return "not finite"
+    width = "" if interval["high"] is None else f" ± {interval['high'] - interval['estimate']:.4f}"
+    return f"{interval['estimate']:.4f}{width}"
+
+
+def difference_cell(interval: dict[str, Any] | None) -> str:
+    """A difference with the ends of its interval.
+
+    >>> difference_cell({"estimate": -0.5, "low": -0.75, "high": -0.25})
+    '-0.5000 [-0.7500, -0.2500]'
+    """
+    if interval is None:
+        return "baseline"
+    if interval["estimate"] is None:
+        return "not finite"
+    ends = "" if interval["low"] is None else f" [{interval['low']:+.4f}, {interval['high']:+.4f}]"
+    return f"{interval['estimate']:+.4f}{ends}"
+
+
+def table_rows(result: Result, column: str) -> list[list[str]]:
+    """A row of cells per model: its name with the factor of its extension, then one cell per length."""
+    cell = loss_cell if column == "loss" else difference_cell
+    by_name: dict[str, list[dict[str, Any]]] = {}
+    for row in result["rows"]:
+        by_name.setdefault(row["extension"], []).append(row)
+    return [
+        [f"{name}{factor_of(rows)}", *(cell(row[column]) for row in rows)]
+        for name, rows in by_name.items()
+        if column == "loss" or name != result["baseline"]
+    ]
+
+
+def factor_of(rows: list[dict[str, Any]]) -> str:
+    """
+    >>> factor_of([{"factor": 4.0}, {"factor": 4.0}]), factor_of([{"factor": 1.0}, {"factor": 2.0}])
+    (' (factor 4)', ' (factors 1, 2)')
+    """
+    factors = list(dict.fromkeys(f"{row['factor']:g}" for row in rows if row["factor"] is not None))
+    return f" (factor{'s' * (len(factors) > 1)} {', '.join(factors)})" if factors else ""
+
+
+def order_lines(result: Result) -> list[str]:
+    """One line per length: neighbors in the order of their losses, joined by `<` where that is shown.
+
+    >>> pairs = [("a", "b", True), ("a", "c", True), ("b", "c", False)]
+    >>> orders = [{"length": 8, "first": a, "second": b, "shown": shown} for a, b, shown in pairs]
+    >>> order_lines({"lengths": [8], "orders": orders})
+    ['8: a < b; b < c: not shown']
+    """
+    lines = []
+    for length in result["lengths"]:
+        pairs = [pair for pair in result["orders"] if pair["length"] == length]
+        names = list(dict.fromkeys(pair["first"] for pair in pairs)) + [pair["second"] for pair in pairs[-1:]]
+        shown = {(pair["first"], pair["second"]): pair["shown"] for pair in pairs}
+        chains = [names[:1]]
+        for before, after in pairwise(names):
+            if shown[before, after]:
+                chains[-1].append(after)
+            else:
+                chains += [[before, after, ""], [after]]
+        parts = [f"{c[0]} < {c[1]}: not shown" if c[-1] == "" else " < ".join(c) for c in chains if len(c) > 1]
+        lines.append(f"{length_name(length)}: {'; '.join(parts) or 'one model, nothing to compare'}")
+    return lines
+
+
+def describe_protocol(result: Result) -> str:
+    """The protocol in a sentence."""
+    what = {
+        "last": f"the last {result['targets_per_row']:,} tokens of each row of {result['lengths'][-1]:,}",
+        "sliding": f"windows that move by {result['stride']} tokens, of which the new targets count",
+        "truncated": "windows that do not overlap",
+    }[result["protocol"]]
+    return (
+        f"Protocol {result['protocol']}: {PROTOCOLS[result['protocol']]} ({what}). {result['targets']:,} targets in "
+        f"{result['row_count']:,} rows of {result['documents']['used']:,} documents, the same at every length; "
+        f"intervals of 95 % over {result['units']:,} {result['unit']}s."
+    )
+
+
+def charts(result: Result) -> dict[str, tuple[bytes, str]]:
+    """The charts by name, each as PNG and as SVG: loss by length, loss by position."""
+    trained = (result["trained_length"], f"trained at {length_name(result['trained_length'])}")
+    curves = []
+    for name in result["names"]:
+        rows = [row for row in result["rows"] if row["extension"] == name and row["loss"]["estimate"] is not None]
+        bounded = all(row["loss"]["low"] is not None for row in rows)
+        ends = [[row["loss"][end] for row in rows] if bounded else None for end in ("low", "high")]
+        losses = [row["loss"]["estimate"] for row in rows]
+        curves.append(Curve(name, [row["length"] for row in rows], losses, *ends, baseline=name == result["baseline"]))
+    ticks = [(length, length_name(length)) for length in result["lengths"]]
+    labels = {"y_label": "loss (nats per token)"}
+    by_length = draw_curves(
+        curves, x_label="length (tokens)", x_ticks=ticks, log_x=True, vertical=trained,
+        title=f"Loss by length, protocol {result['protocol']}, intervals of 95 %", **labels,
+    )  # fmt: skip
+    positions = result["positions"]
+    middles = [(a + b) / 2 for a, b in pairwise(positions["edges"])]
+    lines = [
+        Curve(name, middles, [float("nan") if y is None else y for y in loss], baseline=name == result["baseline"])
+        for name, loss in positions["loss"].items()
+    ]
+    by_position = draw_curves(
+        lines, x_label="position in the context", marker="", vertical=trained,
+        title=f"Loss by position at {length_name(positions['length'])}", **labels,
+    )  # fmt: skip
+    figures = {"loss-by-length": by_length, "loss-by-position": by_position}
+    return {name: (to_png(figure), to_svg(figure)) for name, figure in figures.items()}
+
+
+def page(result: Result, figures: dict[str, str]) -> str:
+    """The page, with charts as SVG."""
+    heads = ["model", *map(length_name, result["lengths"])]
+    summary = f"{result['model']}, trained at {result['trained_length']:,} tokens, on {result['data']}"
+    made = Page("Loss by length", summary).paragraph(describe_protocol(result))
+    made.figure(figures["loss-by-length"], "Loss by length; bars are intervals of the mean over documents or rows")
+    made.heading("Loss, nats per token").table(heads, table_rows(result, "loss"))
+    made.paragraph(
+        "Intervals of the loss are wide because texts differ; what models differ by is in the next table, paired."
+    )
+    if len(result["names"]) > 1:
+        made.heading(f"Difference to {result['baseline']}, paired")
+        made.table(heads, table_rows(result, "difference"), "Below 0: better than the baseline")
+        made.heading("Orders, lowest loss first").bullets(order_lines(result))
+        made.paragraph("An order is stated where the interval of the paired difference excludes 0.")
+    made.heading("Loss by position").figure(
+        figures["loss-by-position"], f"Loss by position in a context of {result['positions']['length']:,} tokens"
+    )
+    made.heading("What was compared").table(["name", "what it is"], list(result["names"].items()))
+    made.paragraph(describe_factor(result)).bullets(result["notes"])
+    return made.provenance(result["provenance"]).html()
+
+
+def describe_factor(result: Result) -> str:
+    """How factors were chosen, in a sentence."""
+    kinds = {
+        "largest": f"Every extension has one factor for all lengths, that of the largest, {result['lengths'][-1]:,} / "
+        f"{result['original_length']:,}.",
+        "per-length": "Every extension has a factor of its own at each length: another model at every point.",
+    }
+    return kinds.get(str(result["factor"]), f"Every extension has the factor {result['factor']}.")

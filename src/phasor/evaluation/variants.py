@@ -1,0 +1,85 @@
+"""The models that are compared over lengths: one checkpoint with several extensions of its positions, or a window."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from phasor.config import AttentionConfig, ModelConfig
+from phasor.config.schema import did_you_mean, quote
+from phasor.models.extensions import DROP, check_extendable, extend_config, methods, original_length, trained_length
+
+OWN, NONE, WINDOW, SINKS = "own", "none", "window", "sinks"
+SINK_TOKENS = 4  # as in StreamingLLM
+BASELINE = WINDOW
+LARGEST, PER_LENGTH = "largest", "per-length"
+
+
+class Variant(NamedTuple):
+    """A configuration of the model at one length, and the factor of its extension, where it has one of ours."""
+
+    config: ModelConfig
+    factor: float | None = None
+
+
+def variant_names() -> dict[str, str]:
+    """The names of models to compare, with what each is.
+
+    >>> list(variant_names())[:4]
+    ['own', 'none', 'window', 'sinks']
+    """
+    given = {
+        OWN: "the model as it was saved",
+        NONE: "without an extension",
+        WINDOW: "as saved, with a sliding attention window of the trained length",
+        SINKS: f"the same with the first {SINK_TOKENS} tokens visible, at distances within the window (StreamingLLM)",
+    }
+    return given | {name: f"the extension {name}" for name in methods() if name not in given}
+
+
+def check_variants(names: list[str]) -> None:
+    known = variant_names()
+    for name in names:
+        if name not in known:
+            raise ValueError(f"unknown extension {quote(name)}{did_you_mean(name, known)}; known: {', '.join(known)}")
+
+
+def make_variant(config: ModelConfig, name: str, reach: int) -> Variant:
+    """The configuration under a name; an extension is for a length of `reach` tokens.
+
+    An extension to the trained length or less leaves the positions as they are.
+
+    >>> from phasor import preset
+    >>> make_variant(preset("llama-2"), "window", 8192).config.attention.window
+    4096
+    >>> make_variant(preset("llama-2"), "yarn", 8192).factor, make_variant(preset("llama-2"), "yarn", 2048).factor
+    (2.0, 1.0)
+    """
+    if name == OWN or (name == NONE and not config.extendable_position().extendable):
+        return Variant(config)
+    if name in (WINDOW, SINKS):
+        sinks = SINK_TOKENS if name == SINKS else 0
+        return Variant(with_window(config, trained_length(config), sinks))
+    if name == NONE:
+        return Variant(config.with_extension(None))
+    check_extendable(config)
+    if name == DROP:
+        return Variant(extend_config(config, name, reach))
+    original = original_length(config)
+    if reach <= original:
+        return Variant(config.with_extension(None), 1.0)
+    return Variant(extend_config(config, name, reach), reach / original)
+
+
+def with_window(config: ModelConfig, window: int, sinks: int) -> ModelConfig:
+    """A model whose layers attend to `window` tokens at most, of which `sinks` are the first ones of the text."""
+
+    def narrow(attention: AttentionConfig) -> AttentionConfig:
+        if attention.window is not None and attention.window <= window:
+            return attention
+        return attention.replace(window=window - sinks, sink_tokens=sinks, cap_sinks=sinks > 0)
+
+    layers = tuple(
+        layer if layer.attention is None else layer.replace(attention=narrow(layer.attention))
+        for layer in config.layers
+    )
+    return config.replace(attention=narrow(config.attention), layers=layers)
