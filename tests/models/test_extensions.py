@@ -63,9 +63,10 @@ def test_longrope_divides_as_yarn_does_unless_it_is_told_otherwise():
 
 def test_none_removes_an_extension_and_drop_the_positions():
     extended = extend_config(llama(), "yarn", 2048)
-    assert extend_config(extended, "none", 4096) == llama(max_length=4096)
+    assert extend_config(extended, "none", 4096) == llama(max_length=4096, trained_length=512)
     dropped = extend_config(extended, "drop", 2048)
     assert {dropped.layer(i).position.kind for i in range(2)} == {"none"}
+    assert trained_length(dropped) == 512
     mixed = llama(layers=[{"position": {"kind": "rotary", "base": 500.0}}, {}])
     assert {extend_config(mixed, "drop", 2048).layer(i).position.kind for i in range(2)} == {"none"}
 

@@ -24,6 +24,7 @@ VERBS = {
     "convert": "write a model folder in another format",
     "generate": "continue a prompt with a model folder",
     "train": "train a model with a recipe",
+    "extend": "write a model that reads further than it was trained",
     "recipes": "list the recipes in the package, or print one",
     "evaluate": "evaluate a trained model",
     "translate": "translate texts with a trained model",

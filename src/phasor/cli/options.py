@@ -58,9 +58,9 @@ def extension_classes() -> list[type[Any]]:
     return list(Extension.kinds.values())
 
 
-def add_extension_fields(parser: argparse.ArgumentParser) -> None:
-    """An option for every field of an extension, with the extensions that have it."""
-    classes = extension_classes()
+def add_extension_fields(parser: argparse.ArgumentParser, classes: list[type[Any]] | None = None) -> None:
+    """An option for every field of an extension, of all or of some, with the extensions that have it."""
+    classes = extension_classes() if classes is None else classes
     helps = {}
     for name in field_parsers(*classes):
         kinds = [cls.kind for cls in classes if name in names(cls)]

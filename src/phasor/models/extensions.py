@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 from phasor.config import Extension, ModelConfig, PositionConfig
 from phasor.config.schema import coerce, names, quote, unknown
-from phasor.nn.positions import LearnedConfig, LongRoPE, NoPositionConfig, RotaryConfig, YaRN
-from phasor.nn.positions.rotary.scaling import RotaryScaling
+from phasor.nn.positions import LearnedConfig, LongRoPE, NoPositionConfig, NTKScaling, RotaryConfig, YaRN
+from phasor.nn.positions.rotary.scaling import RotaryScaling, ntk_base
 
 DROP, NONE = "drop", "none"
 
@@ -52,7 +53,7 @@ def extend_config(config: ModelConfig, method: str, length: int, **fields: Any) 
         if fields:
             raise ValueError(f"the method {method!r} has no field {next(iter(fields))!r}")
         plain = config.with_extension(None) if method == NONE else drop_positions(config)
-        return plain.replace(max_length=length)
+        return plain.replace(max_length=length, trained_length=trained_length(config))
     original = coerce(fields.get("original_length", original_length(config)), int, "original_length")
     if length < original:
         raise ValueError(f"a length of {length:,} is below the {original:,} tokens the model was trained at")
@@ -101,6 +102,27 @@ def drop_positions(config: ModelConfig) -> ModelConfig:
         layer.replace(position=NoPositionConfig()) if rotates(layer.position) else layer for layer in config.layers
     )
     return config.replace(position=NoPositionConfig() if rotates(config.position) else config.position, layers=layers)
+
+
+def ntk_as_base(config: ModelConfig) -> ModelConfig:
+    """The same frequencies as plain rotary positions with a greater base, where the extension is `ntk`.
+
+    >>> from phasor.models.presets import preset
+    >>> position = ntk_as_base(extend_config(preset("llama-2"), "ntk", 16384)).position
+    >>> round(position.base), position.extension
+    (40890, None)
+    """
+    position = config.extendable_position()
+    if not isinstance(position, RotaryConfig) or not isinstance(position.extension, NTKScaling):
+        return config
+    factor, dim = Decimal(position.extension.factor), position.rotary_dim_of(config.head_dim)
+    plain = position.replace(extension=None, base=float(ntk_base(position.base, factor, dim)))
+    layers = tuple(layer.replace(position=plain) if layer.position == position else layer for layer in config.layers)
+    return config.replace(
+        position=plain if config.position == position else config.position,
+        layers=layers,
+        trained_length=trained_length(config),
+    )
 
 
 def default_fields(config: ModelConfig, method: str, length: int, original: int) -> dict[str, Any]:

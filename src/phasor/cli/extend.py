@@ -1,0 +1,133 @@
+"""`phasor extend`: a model that reads further than it was trained."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from phasor.cli.options import add_checkpoint, add_extension_fields, choose_weights, given_fields
+from phasor.cli.output import Bar, print_json
+from phasor.config import Extension
+
+if TYPE_CHECKING:
+    from phasor.training import Extended
+
+METHODS = {
+    "linear": "divide every frequency (position interpolation)",
+    "ntk": "a greater base",
+    "yarn": "divide slow frequencies, and sharpen the softmax",
+    "longrope": "a divisor for each pair, by --short-factor and --long-factor, or else those of YaRN's ramp",
+    "drop": "no positions at all, which needs --train",
+}
+EPILOG = """
+A run that was stopped is resumed by the same command. Exit codes are those of phasor train.
+"""
+OPTIONS = ("to", "positions", "factor", "run")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Write a model folder whose configuration reads further than the model was trained, after short fine-tuning "
+        "where --train is given. Without it every weight is as it was."
+    )
+    parser.epilog = EPILOG
+    parser.add_argument(
+        "model", help="a model folder of phasor's or Hugging Face's, a run, or an entry of the hub cache as OWNER/NAME"
+    )
+    add_checkpoint(parser)
+    parser.add_argument("destination", help="the folder to write, which is new")
+    parser.add_argument("--to", type=int, required=True, metavar="TOKENS", help="the length that the model is to read")
+    methods = "; ".join(f"{name}: {line}" for name, line in METHODS.items())
+    parser.add_argument("--method", default="yarn", metavar="METHOD", help=f"{methods} (yarn)")
+    parser.add_argument("--format", metavar="FORMAT", help="phasor or hf; by default that of the model")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    training = parser.add_argument_group("fine-tuning")
+    training.add_argument("--train", metavar="FILE", help="a text, or a folder of texts, to fine-tune on")
+    training.add_argument("--valid", metavar="FILE", help="a text to validate with; held out from --train if left out")
+    add_number(training, "steps", int, "N", "optimizer steps (400)")
+    add_number(training, "lr", float, "LR", "learning rate (2e-5)")
+    add_number(training, "batch-tokens", int, "N", "tokens per step (16,384, and at least one row)")
+    training.add_argument(
+        "--positions",
+        default="ordinary",
+        metavar="ordinary|skipped",
+        help="rows of --to tokens, or rows of the trained length that skip positions below --to (PoSE) (ordinary)",
+    )
+    training.add_argument("--run", metavar="FOLDER", help="where the run is kept (DESTINATION-run)")
+    add_number(training, "seed", int, "N", "of the order of the texts and of skipped positions (0)")
+    training.add_argument("--device", default="auto", metavar="DEVICE", help="cpu or cuda (a GPU where there is one)")
+    add_extension_fields(parser, extended_by())
+
+
+def add_number(group: Any, name: str, kind: Any, metavar: str, line: str) -> None:
+    """An option for training; left out, it has the default of the function."""
+    group.add_argument(f"--{name}", type=kind, metavar=metavar, default=argparse.SUPPRESS, help=line)
+
+
+def extended_by() -> list[type[Any]]:
+    """The extensions among the methods."""
+    return [cls for kind, cls in Extension.kinds.items() if kind in METHODS]
+
+
+def run(given: argparse.Namespace) -> int:
+    from phasor.cli.progress import progress_display
+    from phasor.training import extend
+
+    numbers = {name: getattr(given, name) for name in ("steps", "lr", "batch_tokens", "seed") if hasattr(given, name)}
+    if given.train is None and (numbers or given.valid or given.run):
+        first = next(iter(numbers), "valid" if given.valid else "run").replace("_", "-")
+        raise ValueError(f"--{first} is for fine-tuning: add --train FILE")
+    progress = progress_display()
+    try:
+        result = extend(
+            choose_weights(given.model, given.checkpoint),
+            given.destination,
+            to=given.to,
+            method=given.method,
+            train=given.train,
+            valid=given.valid,
+            positions=given.positions,
+            format=given.format,
+            run=given.run,
+            device=given.device,
+            progress=progress,
+            saving=Bar,
+            **numbers,
+            **given_fields(given, *extended_by()),
+        )
+    except ValueError as error:
+        raise ValueError(name_option(str(error))) from None
+    finally:
+        if given.train is not None:
+            progress.close()
+    if given.json:
+        print_json(result)
+    else:
+        show(result)
+    return result.exit_code
+
+
+def name_option(text: str) -> str:
+    """An error about a parameter of the function, with the option's name.
+
+    >>> name_option("to must be an integer of at least 1, not 0")
+    '--to must be an integer of at least 1, not 0'
+    """
+    return f"--{text}" if text.split(" ", 1)[0] in OPTIONS else text
+
+
+def show(result: Extended) -> None:
+    """Print what was written, or how the run goes on."""
+    if result.status != "finished":
+        print(f"{result.status}: nothing is written yet; the run is in {result.run}, and the same command resumes it")
+        return
+    loss = "" if result.loss is None else f", loss {result.loss:.3f}"
+    print(f"written: {result.destination}")
+    print(
+        f"{result.method} from {result.original_length:,} to {result.max_length:,} tokens, "
+        f"trained at {result.trained_length:,}{loss}"
+    )
+    if result.run is not None:
+        print(f"the run is kept in {result.run}")
+    print(f"next     phasor explain {shlex.quote(str(result.destination))}")
