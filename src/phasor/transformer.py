@@ -333,8 +333,8 @@ class Transformer(nn.Module):
     ) -> Loss:
         """The cross-entropy of `targets [B, T]`, a mean over tokens by their `weights [B, T]`, and its other terms.
 
-        Inputs and other arguments are those of a forward pass. Not all logits are held at once. Routed experts add
-        their balancing loss, times `balance_weight`.
+        Inputs and other arguments are those of a forward pass, a cache included: a long text is read in chunks.
+        Not all logits are held at once. Routed experts add their balancing loss, times `balance_weight`.
 
         >>> model = Transformer(ModelConfig(vocab_size=50, dim=32, num_layers=2, num_heads=4))
         >>> tokens = torch.randint(0, 50, (2, 8))
@@ -342,6 +342,12 @@ class Transformer(nn.Module):
         >>> loss.total.backward()
         >>> loss.total.shape, bool(loss.total == loss.cross_entropy)
         (torch.Size([]), True)
+        >>> cache = model.new_cache(2, 8)
+        >>> with torch.no_grad():
+        ...     halves = [model.loss(tokens[:, i : i + 3], targets=tokens[:, i + 1 : i + 4], cache=cache) for i in (0, 3)]
+        ...     whole = model.loss(tokens[:, :6], targets=tokens[:, 1:7])
+        >>> torch.allclose((halves[0].total + halves[1].total) / 2, whole.total)
+        True
         """
         if self.head is None or not self.config.has_logits:
             raise ValueError(f"a loss needs logits, and this model's head is {self.config.head.kind!r}")

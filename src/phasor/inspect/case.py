@@ -120,6 +120,14 @@ class Case:
         return self.queries, self.keys, self.keys, self.mask, self.score_mod
 
     @property
+    def cached_attention_args(self) -> AttentionArgs:
+        """What self-attention is called with where the tokens follow as many in a cache, or all that a window keeps."""
+        config = self.layer.attention
+        kept = self.length if config.window is None else min(self.length, config.sink_tokens + config.window - 1)
+        keys = self.tensor(1, kept + self.length, self.config.num_kv_heads, self.config.head_dim)
+        return self.queries, keys, keys, replace(self.mask, offset=kept), self.score_mod
+
+    @property
     def cross_attention_args(self) -> AttentionArgs:
         """What cross-attention is called with: no positions act on its scores."""
         score_mod = replace(self.score_mod, bias=None, sink_queries=None)

@@ -66,6 +66,12 @@ OPERATIONS = (
     ),
     Operation("attention", ATTENTION, lambda case: case.attention_args, lambda case: True),
     Operation(
+        "attention after a cache",
+        ATTENTION,
+        lambda case: case.cached_attention_args,
+        lambda case: case.decodes and case.length > 1,
+    ),
+    Operation(
         "cross-attention", ATTENTION, lambda case: case.cross_attention_args, lambda case: case.block.cross is not None
     ),
     Operation(

@@ -100,7 +100,7 @@ class KVCache:
 
     def _layout(self, attention: AttentionConfig) -> SlotLayout:
         window, sinks = attention.window, attention.sink_tokens
-        if window is None or sinks + window + self.spare >= self.max_length:
+        if window is None or self.max_length < window:
             return SlotLayout(0, self.max_length, None)
         return SlotLayout(sinks, window + self.spare, window, attention.cap_sinks)
 
@@ -220,6 +220,10 @@ class KVCache:
         causal = Mask(causal=True, query_document_ids=seq.document_ids, key_document_ids=document_ids)
         if write.uniform and layout.window is None:
             return replace(causal, offset=write.before[0])
+        if write.uniform and write.mode == "concat":
+            return replace(
+                causal, offset=write.num_old
+            )  # the keys are in order, without those that all queries have passed
         if write.slot is not None and document_ids is None and self.spare == 0 and not layout.cap_sinks:
             return Mask(aligned=False)  # the slots hold exactly the tokens that the query attends to
         new = torch.arange(seq.rows.shape[-1], device=device)[None] if real is None else real.cumsum(-1) - 1

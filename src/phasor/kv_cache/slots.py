@@ -52,6 +52,17 @@ class SlotLayout:
         """How many of the slots, from the first on, can hold something after so many tokens."""
         return min(tokens, self.slots)
 
+    def in_order(self, tokens: int) -> list[slice]:
+        """The slots of the sinks and of all older tokens that the next one sees, in the order of the tokens.
+
+        >>> [(x.start, x.stop) for x in SlotLayout(1, 4, 4).in_order(7)]
+        [(0, 1), (4, 5), (1, 3)]
+        """
+        reach = tokens if self.window is None else self.window - 1
+        first = max(self.sinks, tokens - reach)
+        sinks = [slice(0, min(self.sinks, tokens))] if self.sinks else []
+        return sinks + [slots for slots, _ in self.segments(first, tokens)]
+
     def token_index(self, counts: Tensor, slots: int) -> Tensor:
         """The index of the token in each slot for rows of `counts` tokens, `[B, slots]`; EMPTY where there is none.
 
@@ -79,8 +90,9 @@ class RingWrite:
 
     A first call attends to its own tokens ("first"). Later ones write their tokens and attend to the slots
     ("in_place"); or, where several tokens go into a ring and would overwrite what the first of them still sees, attend
-    to the old slots concatenated with the new tokens ("concat"). `real_tokens` has the indices of the real tokens of
-    every row, where some are padding.
+    to the old slots concatenated with the new tokens ("concat"). Where all rows hold the same number of tokens, the old
+    slots are taken in the order of their tokens, so that attention can skip what a window hides. `real_tokens` has the
+    indices of the real tokens of every row, where some are padding.
     """
 
     def __init__(
@@ -100,6 +112,11 @@ class RingWrite:
             self.mode = "first"
         elif layout.window is None or count == 1:
             self.mode = "in_place"
+        # The old slots that "concat" takes, and how many they are.
+        self.old: list[slice] = []
+        if self.mode == "concat":
+            self.old = layout.in_order(before[0]) if self.uniform else [slice(0, self.used_before)]
+        self.num_old = sum(slots.stop - slots.start for slots in self.old)
         self.slot = layout.slot(before[0]) if self.uniform and count == 1 else None
         self.slot_per_row: tuple[Tensor, Tensor] | None = None
         if real_tokens is None and count == 1 and not self.uniform:
@@ -114,7 +131,7 @@ class RingWrite:
             self._write(data, detached)
             return new
         if self.mode == "concat":
-            visible = torch.cat((data[:, : self.used_before].to(new.dtype), detached), dim=1)
+            visible = torch.cat((*(data[:, slots].to(new.dtype) for slots in self.old), detached), dim=1)
             self._write(data, detached)
             return visible
         self._write(data, detached)

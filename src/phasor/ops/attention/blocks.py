@@ -18,7 +18,18 @@ from phasor.ops.attention.score_mod import ScoreMod
 from phasor.ops.attention.sdpa import sdpa
 from phasor.ops.dispatch import needs_grad
 
-BLOCK = 512  # queries at a time
+BLOCK, MIN_BLOCK = 512, 128  # queries at a time, and under a narrow window at least
+
+
+def block_size(mask: Mask) -> int:
+    """How many queries make a block: about as many as a window has keys, so that a block reaches few that it hides.
+
+    >>> block_size(Mask(causal=True)), block_size(Mask(causal=True, window=200))
+    (512, 256)
+    """
+    if mask.window is None:
+        return BLOCK
+    return min(max(MIN_BLOCK, 1 << (mask.window - 1).bit_length()), BLOCK)
 
 
 def sdpa_blocks_why_not(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> str | None:
@@ -35,8 +46,8 @@ def cached_chunk_why_not(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod:
     """
     if not mask.follows_cache:
         return "the queries do not follow others in a cache"
-    if q.shape[1] > BLOCK:
-        return f"more than {BLOCK} queries are computed in blocks"
+    if q.shape[1] > block_size(mask):
+        return f"more than {block_size(mask)} queries are computed in blocks"
     return sdpa_blocks_why_not(q, k, v, mask, score_mod)
 
 
@@ -59,13 +70,13 @@ def in_blocks(
     attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod
 ) -> Tensor:
     """`attend(q, k, v, mask, score_mod, start, stop)` for all blocks of queries, one after the other."""
-    queries = q.shape[1]
-    if queries <= BLOCK:
+    queries, size = q.shape[1], block_size(mask)
+    if queries <= size:
         return attend(q, k, v, mask, score_mod, 0, queries)
     recompute = needs_grad(q, k, v)
     blocks = []
-    for start in range(0, queries, BLOCK):
-        stop = min(start + BLOCK, queries)
+    for start in range(0, queries, size):
+        stop = min(start + size, queries)
         if recompute:
             block = checkpoint(attend, q, k, v, mask, score_mod, start, stop, use_reentrant=False)
         else:
