@@ -4,35 +4,38 @@ from __future__ import annotations
 
 import argparse
 import importlib
+from types import ModuleType
 from typing import Any
 
 from phasor.cli.options import add_checkpoint
 from phasor.cli.output import Bar, print_json
 
-# Further evaluations, each chosen by the option of its name: a module with `add_options(group)` and `run(given)`. The
-# first that is given is run; the lengths of a later one may be options of an earlier one.
-MODES = {"lengths": "phasor.cli.evaluate_lengths"}
+# Further evaluations, each chosen by the option of its name: a module with `add_options(group)`, `run(given)`, and in
+# SHARED the names of the options below that it takes besides its own; another mode may be one of them.
+MODES = {"lengths": "phasor.cli.evaluate_lengths", "stream": "phasor.cli.evaluate_stream"}
+TRANSLATION = ("target", "num_beams")  # options that no mode takes
 OPTIONAL = argparse.SUPPRESS  # options of modes are absent unless given
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Evaluate a trained model on its validation data or on other data: perplexity and bits per byte of a language "
-        "model, BLEU and chrF of a translation, accuracy on masked tokens. With --lengths, the loss by length."
+        "model, BLEU and chrF of a translation, accuracy on masked tokens. With --lengths, the loss by length; "
+        "with --stream, that of one long file."
     )
     parser.add_argument(
-        "model", metavar="MODEL", help="the folder of a run, or with --data a model folder, Hugging Face ones included"
+        "model", metavar="MODEL", help="the folder of a run; with --data or a mode also a model folder of any format"
     )
     add_checkpoint(parser)
     parser.add_argument("--data", metavar="FILE", help="evaluate on this instead of the run's validation data")
     parser.add_argument("--target", metavar="FILE", help="the other side of a parallel text in two files")
-    parser.add_argument("--num-beams", type=int, default=5, metavar="N", help="number of beams for translation (5)")
+    parser.add_argument("--num-beams", type=int, metavar="N", help="number of beams for translation (5)")
     parser.add_argument(
-        "--limit", type=int, metavar="N", help="evaluate on the first N examples, or rows with --lengths"
+        "--limit", type=int, metavar="N", help="evaluate on the first N examples, rows (--lengths) or tokens (--stream)"
     )
     parser.add_argument("--device", default="auto", help="cpu, cuda, ...; auto is a GPU where there is one")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    group = parser.add_argument_group("loss by length")
+    group = parser.add_argument_group("with several modes")
     group.add_argument("--lengths", metavar="N,N,...", default=OPTIONAL, help="lengths in tokens; 8k is 8,192")
     group.add_argument(
         "--extension",
@@ -48,10 +51,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=OPTIONAL,
         help="factor of an extension: one for all lengths, that of the largest (the default), or one per length, or N",
     )
-    group.add_argument("--out", metavar="FOLDER", default=OPTIONAL, help="write a report: a page, charts and JSON")
-    for module in MODES.values():
-        importlib.import_module(module).add_options(group)
-    parser.set_defaults(mode_options={action.dest: action.option_strings[0] for action in group._group_actions})
+    group.add_argument("--out", metavar="FOLDER", default=OPTIONAL, help="write a report, or the state of a stream")
+    groups = {"several": group}
+    for name, module in MODES.items():
+        groups[name] = parser.add_argument_group(f"with --{name}")
+        importlib.import_module(module).add_options(groups[name])
+    options = {name: {a.dest: a.option_strings[0] for a in group._group_actions} for name, group in groups.items()}
+    parser.set_defaults(mode_options=options)
 
 
 def number_or_name(text: str) -> float | str:
@@ -66,16 +72,35 @@ def number_or_name(text: str) -> float | str:
 
 
 def run(given: argparse.Namespace) -> None:
-    mode = next((module for name, module in MODES.items() if hasattr(given, name)), None)
-    if mode is not None:
-        if given.target is not None:
-            raise ValueError("--target is for translation, which has no loss by length")
-        importlib.import_module(mode).run(given)
-        return
-    for name, option in given.mode_options.items():
-        if hasattr(given, name):
-            raise ValueError(f"{option} is for {' or '.join(f'--{mode}' for mode in MODES)}")
-    evaluate_run(given)
+    mode = choose_mode(given)
+    if mode is None:
+        evaluate_run(given)
+    else:
+        mode.run(given)
+
+
+def choose_mode(given: argparse.Namespace) -> ModuleType | None:
+    """The module of the mode that was asked for; None without one. Options that it does not take are refused."""
+    modules = {name: importlib.import_module(module) for name, module in MODES.items() if hasattr(given, name)}
+    others = {name for mode, module in modules.items() for name in module.SHARED if name != mode}
+    chosen = [name for name in modules if name not in others]
+    if len(chosen) > 1:
+        raise ValueError(f"--{chosen[0]} and --{chosen[1]} are two evaluations: give one of them")
+    mode = chosen[0] if chosen else None
+    takes = set() if mode is None else {*given.mode_options[mode], *modules[mode].SHARED}
+    for of, options in given.mode_options.items():
+        for name, option in options.items():
+            if hasattr(given, name) and name not in takes:
+                modes = " or ".join(f"--{each}" for each in ([of] if of in MODES else MODES))
+                raise ValueError(f"{option} is for {modes}" if mode is None else f"{option} does not go with --{mode}")
+    if mode is None:
+        return None
+    for name in TRANSLATION:
+        if getattr(given, name) is not None:
+            raise ValueError(f"--{name.replace('_', '-')} is for translation, and does not go with --{mode}")
+    if given.data is not None and "data" not in takes:
+        raise ValueError(f"--data does not go with --{mode}")
+    return modules[mode]
 
 
 def evaluate_run(given: argparse.Namespace) -> None:
@@ -88,7 +113,7 @@ def evaluate_run(given: argparse.Namespace) -> None:
         given.model,
         given.data,
         given.target,
-        num_beams=given.num_beams,
+        num_beams=5 if given.num_beams is None else given.num_beams,
         limit=given.limit,
         checkpoint=given.checkpoint,
         device=given.device,

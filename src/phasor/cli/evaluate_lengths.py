@@ -8,6 +8,7 @@ import sys
 
 from phasor.cli.output import Bar, new_table, print_json, show, show_text
 
+SHARED = ("lengths", "extension", "factor", "out", "data")
 OPTIONAL = argparse.SUPPRESS
 
 

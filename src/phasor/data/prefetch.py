@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
 from phasor.data.batch import Batch
+
+Made = TypeVar("Made")
 
 
 class BatchSequence(Protocol):
@@ -17,8 +19,8 @@ class BatchSequence(Protocol):
     def __getitem__(self, index: int) -> Batch: ...
 
 
-class Prefetcher:
-    """Batches by their index, made by `workers` threads after `request`; without threads, by `request` itself.
+class Prefetcher(Generic[Made]):
+    """Batches or the like by their index, made by `workers` threads after `request`; without threads, by `request`.
 
     >>> calls = []
     >>> prefetcher = Prefetcher(lambda index: calls.append(index), workers=0)
@@ -27,10 +29,10 @@ class Prefetcher:
     (None, [2, 3])
     """
 
-    def __init__(self, make: Callable[[int], Batch], workers: int) -> None:
+    def __init__(self, make: Callable[[int], Made], workers: int) -> None:
         self.make = make
         self.pool = ThreadPoolExecutor(workers, "batches") if workers else None
-        self.requested: dict[int, Batch | Future[Batch]] = {}
+        self.requested: dict[int, Made | Future[Made]] = {}
 
     def request(self, indices: Iterable[int]) -> None:
         """Make batches, or have threads make them, unless they were requested before."""
@@ -38,7 +40,7 @@ class Prefetcher:
             if index not in self.requested:
                 self.requested[index] = self.pool.submit(self.make, index) if self.pool else self.make(index)
 
-    def take(self, index: int) -> Batch:
+    def take(self, index: int) -> Made:
         """A batch that was requested, once it is made."""
         batch = self.requested.pop(index)
         return batch.result() if isinstance(batch, Future) else batch

@@ -2,4 +2,5 @@
 
 from phasor.evaluation.evaluator import evaluate as evaluate
 from phasor.evaluation.lengths import evaluate_lengths as evaluate_lengths
+from phasor.evaluation.stream import evaluate_stream as evaluate_stream
 from phasor.evaluation.translation import translate as translate

@@ -76,13 +76,15 @@ def open_run(folder: Path, device: torch.device, checkpoint: str | None = None) 
     return TrainedRun(folder, recipe, model, special, place.name)
 
 
-def load_weights(run: Path, device: torch.device, checkpoint: str | None) -> tuple[Path, Transformer]:
+def load_weights(
+    run: Path, device: torch.device, checkpoint: str | None, dtype: torch.dtype | None = None
+) -> tuple[Path, Transformer]:
     """The folder of a run's weights and their model. A run that is being trained may delete a checkpoint meanwhile."""
     for _ in range(ATTEMPTS):
         before = checkpoints(run / CHECKPOINTS)
         try:
             place = find_weights(run, checkpoint)
-            return place, load(place, device)
+            return place, load(place, device, dtype)
         except (OSError, ValueError):
             if checkpoints(run / CHECKPOINTS) == before:
                 raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import weakref
 import zlib
 from abc import ABC, abstractmethod
 from bisect import bisect_right
@@ -71,6 +72,17 @@ class TokenSource(ABC):
         """Close the file."""
         self.file.close()
 
+    def expected(self) -> int | None:
+        """How many tokens there are, or about how many, by what was read; None where nothing is known."""
+        return self.count
+
+    def mark(self, token: int) -> tuple[int, int]:
+        """A place at or before a token: how many tokens and bytes are before it. `add_mark` takes it in a later run."""
+        return 0, 0
+
+    def add_mark(self, token: int, place: int) -> None:  # noqa: B027  # any place of a token file is found at once
+        """A place that `mark` named, so that tokens behind it are found without reading what is before it."""
+
     def fingerprint(self) -> str:
         """The SHA-256 of the file."""
         try:
@@ -86,6 +98,7 @@ class TokenFile(TokenSource):
     def __init__(self, path: Path, vocab_size: int, dtype: np.dtype[Any], offset: int, count: int) -> None:
         super().__init__(path, vocab_size)
         self.dtype, self.offset, self.count, self.file = dtype, offset, count, path.open("rb")
+        weakref.finalize(self, self.file.close)
         step = max(SAMPLE, count // SAMPLES)
         for start in (*range(0, count, step), max(0, count - SAMPLE)):
             self.read(start, SAMPLE)
@@ -117,6 +130,7 @@ class TextFile(TokenSource):
         self.tokenizer = tokenizer
         try:
             self.file = open_file(path)
+            weakref.finalize(self, self.file.close)
             self.skipped = len(MARK) if self.file.read(len(MARK)) == MARK else 0
         except (OSError, EOFError, zlib.error) as error:
             raise read_error(path, error) from None
@@ -125,13 +139,17 @@ class TextFile(TokenSource):
         self.first = np.array(first, np.int64)
         self._return_to(0)
 
+    def expected(self) -> int | None:
+        with self.lock:
+            if self.count is not None or self.path.suffix == ".gz" or self.end == len(self.first):
+                return self.count
+            return self.end * self.path.stat().st_size // self.place
+
     def mark(self, token: int) -> tuple[int, int]:
-        """A place at or before a token: how many tokens and bytes are before it. `add_mark` takes it in a later run."""
         with self.lock:
             return self._mark(token)
 
     def add_mark(self, token: int, place: int) -> None:
-        """A place that `mark` named, so that tokens behind it are found without reading what is before it."""
         with self.lock:
             if token > self.marks[-1][0] and place > self.marks[-1][1]:
                 self.marks.append((token, place))

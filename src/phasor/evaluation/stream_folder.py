@@ -1,0 +1,165 @@
+"""The folder of a stream: how far it was read, so that a run that was killed continues."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from phasor.config.schema import quote
+from phasor.config.text_files import from_json, read_text
+from phasor.files import PART, atomic_write, lock
+from phasor.kv_cache.dynamic import KVCache
+from phasor.transformer import Transformer
+
+STATE, RESULT, LOCK, FORMAT = "state.json", "result.json", ".lock", 1
+CACHES = "cache-*.safetensors"
+NAMED = {  # settings as a user gives them
+    "file": "the file",
+    "model": "the model",
+    "chunk": "--chunk",
+    "offset": "--offset",
+    "limit": "--limit",
+    "dtype": "--dtype",
+    "token_dtype": "--token-dtype",
+}
+
+
+@dataclass(frozen=True)
+class StreamState:
+    """How far a stream was read: its tokens, the nats of every stretch, a place in the file, and the cache's file."""
+
+    tokens: int
+    nats: list[float]
+    mark: tuple[int, int]
+    cache: str | None = None
+    sha256: str | None = None  # of that file
+
+
+class StreamFolder:
+    """A folder with the state of one stream. `settings` are what may not change while it is read.
+
+    A state is two files, the cache's and `state.json`, which names it and is written last.
+    """
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        self.path, self.settings = path, settings
+
+    @classmethod
+    @contextmanager
+    def open(cls, path: Path, settings: dict[str, Any], resume: bool) -> Iterator[StreamFolder]:
+        """The folder, locked: a new one, or with `resume` that of a stream with these settings."""
+        exists = (path / STATE).is_file()
+        if resume and not exists:
+            raise ValueError(f"{path} holds no stream to resume")
+        if exists and not resume:
+            raise ValueError(f"{path} holds a stream already: resume it (--resume), or give another folder")
+        if path.is_dir() and not exists and any(not is_leftover(file) and file.name != LOCK for file in path.iterdir()):
+            raise ValueError(f"{path} is not empty, and holds no stream: give a new folder")
+        path.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            lock(handle)
+            folder = cls(path, settings)
+            folder.remove_leftovers()
+            yield folder
+        except BlockingIOError:
+            raise ValueError(f"another process reads the stream of {path}") from None
+        finally:
+            os.close(handle)
+
+    def read(self) -> StreamState | None:
+        """The state that was saved; None in a new folder. Other settings than it has are refused."""
+        file = self.path / STATE
+        if not file.is_file():
+            return None
+        saved = from_json(read_text(file), file)
+        try:
+            if saved["format"] != FORMAT:
+                raise ValueError(f"its format is {quote(saved['format'])}, and this version of phasor reads {FORMAT}")
+            settings, state = saved["settings"], StreamState(**saved["state"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{file} is not the state of a stream: {error}") from None
+        for name, value in self.settings.items():
+            if settings.get(name) != value:
+                if name in ("file", "model"):
+                    raise ValueError(f"{NAMED[name]} has changed since the stream in {self.path} was begun")
+                raise ValueError(
+                    f"the stream in {self.path} was begun with {NAMED[name]} {settings.get(name)}, and cannot be "
+                    f"resumed with {value}"
+                )
+        return state
+
+    def read_cache(self, state: StreamState, model: Transformer) -> KVCache:
+        """The cache of a state, on the model's device."""
+        assert state.cache is not None
+        file = self.path / state.cache
+        if not file.is_file() or sha256(file) != state.sha256:
+            raise ValueError(f"{file} is missing or not as it was written, so that the stream cannot be resumed")
+        cache = KVCache.load(file)
+        if cache.config != model.config or cache.counts != [state.tokens]:
+            raise ValueError(f"{file} is not the cache of this model after {state.tokens} tokens")
+        return cache.to(model.tokens.weight.device)
+
+    def write(self, tokens: int, nats: list[float], mark: tuple[int, int], cache: KVCache | None) -> None:
+        """Write a state; the one before it is removed when this one is complete."""
+        name = digest = None
+        if cache is not None:
+            name = f"cache-{tokens}.safetensors"
+            cache.save(self.path / name)
+            digest = sha256(self.path / name)
+        state = asdict(StreamState(tokens, nats, mark, name, digest))
+        self._write(STATE, {"format": FORMAT, "settings": self.settings, "state": state})
+        for file in self.path.glob(CACHES):
+            if file.name != name:
+                file.unlink()
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        """Write what the stream came to."""
+        self._write(RESULT, result)
+
+    def _write(self, name: str, content: dict[str, Any]) -> None:
+        with atomic_write(self.path / name) as staged:
+            staged.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+    def remove_leftovers(self) -> None:
+        """Remove what a kill left: files half written, and a cache that no state names."""
+        with suppress(OSError):
+            for file in self.path.iterdir():
+                if is_leftover(file):
+                    file.unlink()
+
+
+def is_leftover(file: Path) -> bool:
+    """Whether a kill left a file, by its name."""
+    return file.name.endswith(PART) and file.name.startswith((f".{STATE}", f".{RESULT}", ".cache-"))
+
+
+def sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def model_fingerprint(model: Transformer) -> str:
+    """The SHA-256 of a model's configuration, tokenizer and weights.
+
+    >>> from phasor import preset
+    >>> model = Transformer(preset("llama-2", dim=16, num_heads=2, num_layers=1, vocab_size=50))
+    >>> before = model_fingerprint(model)
+    >>> _ = model.tokens.weight.data[0, 0].add_(1)
+    >>> before == model_fingerprint(model)
+    False
+    """
+    digest = hashlib.sha256(model.config.to_json().encode())
+    digest.update(b"" if model.tokenizer is None else model.tokenizer.to_str().encode())
+    for name, x in model.state_dict().items():
+        digest.update(f"{name} {x.dtype} {list(x.shape)}".encode())
+        digest.update(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
