@@ -344,9 +344,10 @@ class Transformer(nn.Module):
         (torch.Size([]), True)
         >>> cache = model.new_cache(2, 8)
         >>> with torch.no_grad():
-        ...     halves = [model.loss(tokens[:, i : i + 3], targets=tokens[:, i + 1 : i + 4], cache=cache) for i in (0, 3)]
+        ...     first = model.loss(tokens[:, :3], targets=tokens[:, 1:4], cache=cache)
+        ...     second = model.loss(tokens[:, 3:6], targets=tokens[:, 4:7], cache=cache)
         ...     whole = model.loss(tokens[:, :6], targets=tokens[:, 1:7])
-        >>> torch.allclose((halves[0].total + halves[1].total) / 2, whole.total)
+        >>> torch.allclose((first.total + second.total) / 2, whole.total)
         True
         """
         if self.head is None or not self.config.has_logits:

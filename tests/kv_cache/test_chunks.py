@@ -1,4 +1,4 @@
-"""Chunks of several windows through a cache: the keys are in order, so that attention takes only what a window shows."""
+"""Chunks of several windows through a cache: keys are in order, so that attention takes only what a window shows."""
 
 from __future__ import annotations
 

@@ -221,9 +221,7 @@ class KVCache:
         if write.uniform and layout.window is None:
             return replace(causal, offset=write.before[0])
         if write.uniform and write.mode == "concat":
-            return replace(
-                causal, offset=write.num_old
-            )  # the keys are in order, without those that all queries have passed
+            return replace(causal, offset=write.num_old)  # the keys are in order, without those out of reach
         if write.slot is not None and document_ids is None and self.spare == 0 and not layout.cap_sinks:
             return Mask(aligned=False)  # the slots hold exactly the tokens that the query attends to
         new = torch.arange(seq.rows.shape[-1], device=device)[None] if real is None else real.cumsum(-1) - 1
