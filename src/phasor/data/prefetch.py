@@ -10,7 +10,7 @@ import torch
 
 from phasor.data.batch import Batch
 
-Made = TypeVar("Made")
+Item = TypeVar("Item")
 
 
 class BatchSequence(Protocol):
@@ -19,7 +19,7 @@ class BatchSequence(Protocol):
     def __getitem__(self, index: int) -> Batch: ...
 
 
-class Prefetcher(Generic[Made]):
+class Prefetcher(Generic[Item]):
     """Batches or the like by their index, made by `workers` threads after `request`; without threads, by `request`.
 
     >>> calls = []
@@ -29,10 +29,10 @@ class Prefetcher(Generic[Made]):
     (None, [2, 3])
     """
 
-    def __init__(self, make: Callable[[int], Made], workers: int) -> None:
+    def __init__(self, make: Callable[[int], Item], workers: int) -> None:
         self.make = make
         self.pool = ThreadPoolExecutor(workers, "batches") if workers else None
-        self.requested: dict[int, Made | Future[Made]] = {}
+        self.requested: dict[int, Item | Future[Item]] = {}
 
     def request(self, indices: Iterable[int]) -> None:
         """Make batches, or have threads make them, unless they were requested before."""
@@ -40,7 +40,7 @@ class Prefetcher(Generic[Made]):
             if index not in self.requested:
                 self.requested[index] = self.pool.submit(self.make, index) if self.pool else self.make(index)
 
-    def take(self, index: int) -> Made:
+    def take(self, index: int) -> Item:
         """A batch that was requested, once it is made."""
         batch = self.requested.pop(index)
         return batch.result() if isinstance(batch, Future) else batch

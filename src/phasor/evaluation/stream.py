@@ -233,7 +233,7 @@ class StreamReader:
 
     def progress(self) -> StreamProgress:
         loss = float(self.nats.sum()) / self.tokens
-        expected = self.source.expected()
+        expected = self.source.estimate_count()
         if self.limit is not None:
             expected = self.limit if expected is None else min(expected, self.limit)
         rate = (self.tokens - self.began_at) / max(self.seconds, 1e-9)

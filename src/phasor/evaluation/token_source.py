@@ -72,7 +72,7 @@ class TokenSource(ABC):
         """Close the file."""
         self.file.close()
 
-    def expected(self) -> int | None:
+    def estimate_count(self) -> int | None:
         """How many tokens there are, or about how many, by what was read; None where nothing is known."""
         return self.count
 
@@ -139,7 +139,7 @@ class TextFile(TokenSource):
         self.first = np.array(first, np.int64)
         self._return_to(0)
 
-    def expected(self) -> int | None:
+    def estimate_count(self) -> int | None:
         with self.lock:
             if self.count is not None or self.path.suffix == ".gz" or self.end == len(self.first):
                 return self.count
