@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -48,15 +49,17 @@ def measure(
     total, done = sum(sizes[length] for _, length in needed), 0
     measured: dict[Key, Measured] = {}
     models: dict[ModelConfig, Transformer] = {}
+
+    def advance(before: int, tokens: int) -> None:
+        report(before + tokens, total)
+
     for config, length in needed:
         if config not in models:
             models = {config: subject.model if config == subject.model.config else swap_config(subject.model, config)}
         with eval_mode(models[config]), torch.inference_mode():
-            before = done
             measured[config, length] = measure_length(
-                models[config], subject.bos, rows, cut[length], length, settings,
-                lambda tokens, before=before: report(before + tokens, total),
-            )  # fmt: skip
+                models[config], subject.bos, rows, cut[length], length, settings, partial(advance, done)
+            )
         done += sizes[length]
     return measured
 

@@ -12,7 +12,7 @@ from phasor.evaluation.intervals import compare_pairs, paired_interval
 from phasor.evaluation.length_losses import Key, Measured, measure
 from phasor.evaluation.length_settings import BATCH_TOKENS, STRIDE, LengthSettings, check_settings
 from phasor.evaluation.report import check_out, provenance, write_report
-from phasor.evaluation.rows import LongRows, Subject, cut_rows, open_subject, read_documents
+from phasor.evaluation.rows import MANY_DOCUMENTS, LongRows, Subject, cut_rows, open_subject, read_documents
 from phasor.evaluation.run import known_limits
 from phasor.evaluation.variants import BASELINE, LARGEST, OWN, Variant, make_variant, variant_names
 from phasor.generation.translation import Progress
@@ -200,7 +200,8 @@ def notes(
         )
     if rows.unit == "row":
         said.append(
-            f"the intervals take the {sum(rows.counts):,} rows of {len(rows.documents):,} documents to be independent"
+            f"with fewer than {MANY_DOCUMENTS} documents, the intervals take the {sum(rows.counts):,} rows to be "
+            "independent"
         )
     if len(rows.weights) == 1:
         said.append("one row gives no interval and shows no order")

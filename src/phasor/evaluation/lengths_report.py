@@ -19,43 +19,37 @@ def length_name(length: int) -> str:
     return f"{length // 1024}k" if length % 1024 == 0 else f"{length:,}"
 
 
-def loss_cell(interval: dict[str, Any]) -> str:
-    """A loss with half the width of its interval.
+def format_interval(interval: dict[str, Any], sign: str = "") -> str:
+    """A mean with half the width of its interval, which is symmetric.
 
-    >>> loss_cell({"estimate": 2.5, "low": 2.25, "high": 2.75})
-    '2.5000 ± 0.2500'
+    >>> format_interval({"estimate": 2.5, "high": 2.75}), format_interval({"estimate": 2.5, "high": None}, "+")
+    ('2.5000 ± 0.2500', '+2.5000')
     """
     if interval["estimate"] is None:
         return "not finite"
     width = "" if interval["high"] is None else f" ± {interval['high'] - interval['estimate']:.4f}"
-    return f"{interval['estimate']:.4f}{width}"
-
-
-def difference_cell(interval: dict[str, Any] | None) -> str:
-    """A difference with the ends of its interval.
-
-    >>> difference_cell({"estimate": -0.5, "low": -0.75, "high": -0.25})
-    '-0.5000 [-0.7500, -0.2500]'
-    """
-    if interval is None:
-        return "baseline"
-    if interval["estimate"] is None:
-        return "not finite"
-    ends = "" if interval["low"] is None else f" [{interval['low']:+.4f}, {interval['high']:+.4f}]"
-    return f"{interval['estimate']:+.4f}{ends}"
+    return f"{round(interval['estimate'], 4) + 0.0:{sign}.4f}{width}"
 
 
 def table_rows(result: Result, column: str) -> list[list[str]]:
     """A row of cells per model: its name with the factor of its extension, then one cell per length."""
-    cell = loss_cell if column == "loss" else difference_cell
+    sign = "+" if column == "difference" else ""
     by_name: dict[str, list[dict[str, Any]]] = {}
     for row in result["rows"]:
         by_name.setdefault(row["extension"], []).append(row)
     return [
-        [f"{name}{factor_of(rows)}", *(cell(row[column]) for row in rows)]
+        [f"{name}{factor_of(rows)}", *(format_interval(row[column], sign) for row in rows)]
         for name, rows in by_name.items()
-        if column == "loss" or name != result["baseline"]
+        if column != "difference" or name != result["baseline"]
     ]
+
+
+def plural(count: int, what: str) -> str:
+    """
+    >>> plural(1, "row"), plural(2000, "row")
+    ('1 row', '2,000 rows')
+    """
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def factor_of(rows: list[dict[str, Any]]) -> str:
@@ -100,8 +94,8 @@ def describe_protocol(result: Result) -> str:
     }[result["protocol"]]
     return (
         f"Protocol {result['protocol']}: {PROTOCOLS[result['protocol']]} ({what}). {result['targets']:,} targets in "
-        f"{result['row_count']:,} rows of {result['documents']['used']:,} documents, the same at every length; "
-        f"intervals of 95 % over {result['units']:,} {result['unit']}s."
+        f"{plural(result['row_count'], 'row')} of {plural(result['documents']['used'], 'document')}, the same at every "
+        f"length; intervals of 95 % over {plural(result['units'], result['unit'])}."
     )
 
 
@@ -111,15 +105,18 @@ def charts(result: Result) -> dict[str, tuple[bytes, str]]:
     curves = []
     for name in result["names"]:
         rows = [row for row in result["rows"] if row["extension"] == name and row["loss"]["estimate"] is not None]
-        bounded = all(row["loss"]["low"] is not None for row in rows)
-        ends = [[row["loss"][end] for row in rows] if bounded else None for end in ("low", "high")]
-        losses = [row["loss"]["estimate"] for row in rows]
-        curves.append(Curve(name, [row["length"] for row in rows], losses, *ends, baseline=name == result["baseline"]))
+        low, high = ([row["loss"][end] for row in rows] for end in ("low", "high"))
+        bounded = None not in low
+        lengths, losses = [row["length"] for row in rows], [row["loss"]["estimate"] for row in rows]
+        is_baseline = name == result["baseline"]
+        curves.append(
+            Curve(name, lengths, losses, low if bounded else None, high if bounded else None, baseline=is_baseline)
+        )
     ticks = [(length, length_name(length)) for length in result["lengths"]]
-    labels = {"y_label": "loss (nats per token)"}
+    y_label = "loss (nats per token)"
     by_length = draw_curves(
-        curves, x_label="length (tokens)", x_ticks=ticks, log_x=True, vertical=trained,
-        title=f"Loss by length, protocol {result['protocol']}, intervals of 95 %", **labels,
+        curves, x_label="length (tokens)", x_ticks=ticks, log_x=True, vertical=trained, y_label=y_label,
+        title=f"Loss by length, protocol {result['protocol']}, intervals of 95 %",
     )  # fmt: skip
     positions = result["positions"]
     middles = [(a + b) / 2 for a, b in pairwise(positions["edges"])]
@@ -128,8 +125,8 @@ def charts(result: Result) -> dict[str, tuple[bytes, str]]:
         for name, loss in positions["loss"].items()
     ]
     by_position = draw_curves(
-        lines, x_label="position in the context", marker="", vertical=trained,
-        title=f"Loss by position at {length_name(positions['length'])}", **labels,
+        lines, x_label="position in the context", marker="", vertical=trained, y_label=y_label,
+        title=f"Loss by position at {length_name(positions['length'])}",
     )  # fmt: skip
     figures = {"loss-by-length": by_length, "loss-by-position": by_position}
     return {name: (to_png(figure), to_svg(figure)) for name, figure in figures.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from phasor.config import AttentionConfig, ModelConfig
+from phasor.config import AttentionConfig, Extension, ModelConfig
 from phasor.config.schema import did_you_mean, quote
 from phasor.models.extensions import DROP, check_extendable, extend_config, methods, original_length, trained_length
 
@@ -33,7 +33,12 @@ def variant_names() -> dict[str, str]:
         WINDOW: "as saved, with a sliding attention window of the trained length",
         SINKS: f"the same with the first {SINK_TOKENS} tokens visible, at distances within the window (StreamingLLM)",
     }
-    return given | {name: f"the extension {name}" for name in methods() if name not in given}
+    known = {name: first_line(Extension.kinds[name]) for name in methods() if name in Extension.kinds}
+    return given | known | {DROP: "no positions in the layers that rotated them"}
+
+
+def first_line(cls: type[Extension]) -> str:
+    return (cls.__doc__ or "").strip().partition("\n")[0].rstrip(".")
 
 
 def check_variants(names: list[str]) -> None:

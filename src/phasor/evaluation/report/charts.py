@@ -74,7 +74,7 @@ def draw_curves(
     axes.grid(axis="y", color="#eeeeee")
     axes.set_axisbelow(True)
     if len(curves) > 1:
-        axes.legend(fontsize=9, frameon=False)
+        figure.legend(fontsize=9, frameon=False, loc="outside right upper")
     return figure
 
 

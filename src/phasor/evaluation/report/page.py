@@ -17,14 +17,15 @@ p { margin: .5rem 0; max-width: 46rem; }
 .wide { overflow-x: auto; background: #fff; border: 1px solid #ddd; border-radius: 6px; margin: .75rem 0; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .92rem; }
 caption { text-align: left; padding: .6rem .8rem; color: #555; }
-th, td { text-align: left; padding: .4rem .8rem; border-top: 1px solid #eee; white-space: nowrap; vertical-align: top; }
+th, td { text-align: left; padding: .4rem .8rem; border-top: 1px solid #eee; vertical-align: top; }
 th { background: #fafafa; font-weight: 600; }
+th, .number { white-space: nowrap; }
 .number { text-align: right; }
 figure { margin: .75rem 0; }
 figure svg, figure img { display: block; width: 100%; min-width: 36rem; height: auto; }
 figcaption { color: #555; font-size: .92rem; }
 pre { overflow-x: auto; background: #fff; border: 1px solid #ddd; border-radius: 6px; padding: .75rem .9rem;
-      font: .88rem/1.5 ui-monospace, monospace; }
+      font: .88rem/1.5 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; }
 li { margin: .2rem 0; }
 """
 
