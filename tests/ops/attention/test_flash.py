@@ -127,7 +127,9 @@ def table_of(heads, bidirectional, seed=5):
     return scheme
 
 
-def compare(mask, *, queries=37, keys=None, heads=(2, 1), width=16, rows=2, bias=None, positions=None, **options):
+def compare(
+    mask, *, queries=37, keys=None, heads=(2, 1), width=16, rows=2, bias=None, positions=None, slope=1.0, **options
+):
     """Values and all gradients of the kernel in float32 against all scores at once in float64."""
     keys = keys or queries
     inputs = [normal(rows, queries, heads[0], width, seed=1)]
@@ -141,7 +143,7 @@ def compare(mask, *, queries=37, keys=None, heads=(2, 1), width=16, rows=2, bias
         own = [x.to(dtype).requires_grad_() for x in inputs]
         module, given = None, None
         if bias == "slopes":
-            given = DistanceBias(slopes=torch.linspace(0.1, 0.7, heads[0], dtype=dtype))
+            given = DistanceBias(slopes=torch.linspace(0.1, 0.7, heads[0], dtype=dtype) * slope)
         elif bias is not None:
             module = table_of(heads[0], bias == "both-ways").to(dtype)
             given = module.on_scores(None)
@@ -253,6 +255,25 @@ def test_bias_with_gaps_between_positions_and_at_large_positions(bias):
     positions[1, 20:] += 5
     assert (intervals.shifts(Mask(causal=True), positions, positions) == intervals.NON_CONTIGUOUS).all()
     compare(Mask(causal=True), positions=(positions, positions), bias=bias)
+
+
+@pytest.mark.parametrize(("bias", "slope"), [("slopes", 1.0), ("slopes", 2.0**-34), ("behind", 1.0)])
+@pytest.mark.parametrize("far", [2**31 + 5, 2**36 + 3])
+def test_bias_of_sinks_far_away(bias, slope, far):
+    """The keys of a stream: three sinks, then a window and a chunk that are billions of tokens later."""
+    positions = torch.cat((torch.arange(3), torch.arange(38) + far))[None]
+    mask = Mask(causal=True, offset=14, window=12, sink_tokens=3)
+    if bias == "behind":
+        assert intervals.shifts(mask, positions[:, 14:], positions).tolist() == [14]
+    queries = positions[:, 14:]
+    compare(mask, queries=27, keys=41, rows=1, positions=(queries, positions), bias=bias, slope=slope)
+
+
+@pytest.mark.parametrize("bias", ["slopes", "behind"])
+def test_bias_across_a_gap_of_billions(bias):
+    """Positions that jump within a tile, for queries and keys alike."""
+    positions = torch.arange(37)[None] + torch.where(torch.arange(37) < 6, 0, 2**35 + 1)
+    compare(Mask(causal=True), positions=(positions, positions), bias=bias, rows=1)
 
 
 def test_shifts_of_rows_with_contiguous_positions():

@@ -12,6 +12,7 @@ from phasor.ops.attention.flash_tiles import (
     SLOPES,
     TABLE,
     clamp,
+    distances,
     load_positions,
     load_tile,
     masked_start,
@@ -63,12 +64,11 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
     kv_head = pid // blocks % num_kv_heads
     batch = (pid // blocks // num_kv_heads).to(tl.int64)
     offs_n = block_id * BLOCK_N + tl.arange(0, BLOCK_N)
-    shift, origin, position = 0, 0, offs_n
+    shift, k_high, k_low = 0, offs_n, offs_n
     if BIAS != NO_BIAS:
         q_pos_ptr += batch * stride_qposb
         k_pos_ptr += batch * stride_kposb
-        origin = tl.load(k_pos_ptr + block_id * BLOCK_N)
-        position = load_positions(k_pos_ptr, block_id * BLOCK_N, num_keys, origin, BLOCK_N, BIAS)
+        k_high, k_low = load_positions(k_pos_ptr, block_id * BLOCK_N, num_keys, BLOCK_N)
     if BIAS == TABLE:
         shift = tl.load(shifts_ptr + batch * stride_shiftsb)
     if HAS_KEY_MASK:
@@ -100,7 +100,8 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
         distance, slope, far_bias = 0.0, 0.0, 0.0
         if BIAS == SLOPES:
             slope = tl.load(slopes_ptr + kv_head * group_size + head)
-            distance = load_positions(q_pos_ptr, start, num_queries, origin, BLOCK_M, BIAS)[None, :] - position[:, None]
+            q_high, q_low = load_positions(q_pos_ptr, start, num_queries, BLOCK_M)
+            distance = distances(q_high[None, :], q_low[None, :], k_high[:, None], k_low[:, None])
         if BIAS == TABLE:
             far_entry = tl.where(u < unmasked[1], 0, num_distances - 1)
             far_bias = tl.load(table_ptr + (kv_head * group_size + head) * num_distances + far_entry)
@@ -125,7 +126,8 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
         kq = tl.dot(k, tl.trans(q), input_precision="ieee")
         distance, slope, head_table = 0.0, 0.0, table_ptr
         if BIAS != NO_BIAS:
-            distance = load_positions(q_pos_ptr, start, num_queries, origin, BLOCK_M, BIAS)[None, :] - position[:, None]
+            q_high, q_low = load_positions(q_pos_ptr, start, num_queries, BLOCK_M)
+            distance = distances(q_high[None, :], q_low[None, :], k_high[:, None], k_low[:, None])
         if BIAS == SLOPES:
             slope = tl.load(slopes_ptr + kv_head * group_size + head)
         if BIAS == TABLE:

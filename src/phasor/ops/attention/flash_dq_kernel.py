@@ -10,6 +10,7 @@ from phasor.ops.attention.flash_tiles import (
     NO_BIAS,
     SLOPES,
     TABLE,
+    distances,
     key_segments,
     load_positions,
     load_tile,
@@ -54,7 +55,7 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_pt
     if BIAS == TABLE:
         shifts_ptr += batch * stride_shiftsb
         table_ptr += head * num_distances
-    origin, position, slope, shift, bias_ahead, bias_behind = query_bias(
+    q_high, q_low, slope, shift, bias_ahead, bias_behind = query_bias(
         q_pos_ptr, shifts_ptr, slopes_ptr, table_ptr, head, block_id * BLOCK_M, offs_m, num_queries, num_distances,
         BLOCK_M, BIAS,
     )  # fmt: skip
@@ -85,7 +86,8 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_pt
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
         distance, far_bias = 0.0, 0.0
         if BIAS == SLOPES:
-            distance = position[:, None] - load_positions(k_pos_ptr, start, num_keys, origin, BLOCK_N, BIAS)[None, :]
+            k_high, k_low = load_positions(k_pos_ptr, start, num_keys, BLOCK_N)
+            distance = distances(q_high, q_low, k_high[None, :], k_low[None, :])
         if BIAS == TABLE:
             far_bias = tl.where(t < unmasked[1], bias_behind, bias_ahead)
         scores, tanh, _ = score_tile(
@@ -111,7 +113,8 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_pt
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
         distance = 0.0
         if BIAS != NO_BIAS:
-            distance = position[:, None] - load_positions(k_pos_ptr, start, num_keys, origin, BLOCK_N, BIAS)[None, :]
+            k_high, k_low = load_positions(k_pos_ptr, start, num_keys, BLOCK_N)
+            distance = distances(q_high, q_low, k_high[None, :], k_low[None, :])
         scores, tanh, entry = score_tile(
             qk, distance, slope, table_ptr, min_distance, num_distances, 0.0, scale, softcap,
             BIAS, HAS_SOFTCAP, True,

@@ -15,6 +15,7 @@ from phasor.ops.attention.flash_tiles import (
     NO_BIAS,
     SLOPES,
     TABLE,
+    distances,
     key_segments,
     load_positions,
     load_tile,
@@ -46,7 +47,7 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, bounds_ptr, key_mask_p
     if BIAS == TABLE:
         shifts_ptr += batch * stride_shiftsb
         table_ptr += head * num_distances
-    origin, position, slope, shift, bias_ahead, bias_behind = query_bias(
+    q_high, q_low, slope, shift, bias_ahead, bias_behind = query_bias(
         q_pos_ptr, shifts_ptr, slopes_ptr, table_ptr, head, block_id * BLOCK_M, offs_m, num_queries, num_distances,
         BLOCK_M, BIAS,
     )  # fmt: skip
@@ -74,7 +75,8 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, bounds_ptr, key_mask_p
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
         distance, far_bias = 0.0, 0.0
         if BIAS == SLOPES:
-            distance = position[:, None] - load_positions(k_pos_ptr, start, num_keys, origin, BLOCK_N, BIAS)[None, :]
+            k_high, k_low = load_positions(k_pos_ptr, start, num_keys, BLOCK_N)
+            distance = distances(q_high, q_low, k_high[None, :], k_low[None, :])
         if BIAS == TABLE:
             far_bias = tl.where(t < unmasked[1], bias_behind, bias_ahead)
         scores, _, _ = score_tile(
@@ -93,7 +95,8 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, bounds_ptr, key_mask_p
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
         distance = 0.0
         if BIAS != NO_BIAS:
-            distance = position[:, None] - load_positions(k_pos_ptr, start, num_keys, origin, BLOCK_N, BIAS)[None, :]
+            k_high, k_low = load_positions(k_pos_ptr, start, num_keys, BLOCK_N)
+            distance = distances(q_high, q_low, k_high[None, :], k_low[None, :])
         scores, _, _ = score_tile(
             qk, distance, slope, table_ptr, min_distance, num_distances, 0.0, scale, softcap,
             BIAS, HAS_SOFTCAP, True,

@@ -67,14 +67,18 @@ def load_tile(ptr, start, stride, limit, BLOCK: tl.constexpr, BLOCK_D: tl.conste
 
 
 @triton.jit
-def load_positions(ptr, start, limit, origin, BLOCK: tl.constexpr, BIAS: tl.constexpr):
-    """Positions relative to `origin`: as floats for slopes, as integers for a table."""
+def load_positions(ptr, start, limit, BLOCK: tl.constexpr):
+    """Positions of 64 bits, each as a float and the rest that it rounds away: exact up to 2^48."""
     offs = start + tl.arange(0, BLOCK)
-    position = tl.load(ptr + offs, mask=offs < limit, other=0) - origin
-    if BIAS == SLOPES:
-        return position.to(tl.float32)
-    else:
-        return position.to(tl.int32)
+    position = tl.load(ptr + offs, mask=offs < limit, other=0)
+    high = position.to(tl.float32)
+    return high, (position - high.to(tl.int64)).to(tl.float32)
+
+
+@triton.jit
+def distances(query_high, query_low, key_high, key_low):
+    """Query positions minus key positions: exact up to 2^24, and to float32's precision beyond."""
+    return (query_high - key_high) + (query_low - key_low)
 
 
 @triton.jit
@@ -96,19 +100,18 @@ def query_bias(q_pos_ptr, shifts_ptr, slopes_ptr, table_ptr, head, start, offs_m
                BLOCK_M: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
     """What the bias of a block of queries needs, from pointers to its row of the batch and its head's part of a table.
 
-    An origin and the positions relative to it; the slope; the shift between positions and offsets; and the entries of
-    the table for keys that are far ahead and far behind.
+    The positions, as `load_positions` gives them; the slope; the shift between positions and offsets; and the entries
+    of the table for keys that are far ahead and far behind.
     """
-    origin, position, slope, shift, bias_ahead, bias_behind = 0, offs_m, 0.0, 0, 0.0, 0.0
+    q_high, q_low, slope, shift, bias_ahead, bias_behind = offs_m, offs_m, 0.0, 0, 0.0, 0.0
     if BIAS != NO_BIAS:
-        origin = tl.load(q_pos_ptr + start)
-        position = load_positions(q_pos_ptr, start, num_queries, origin, BLOCK_M, BIAS)
+        q_high, q_low = load_positions(q_pos_ptr, start, num_queries, BLOCK_M)
     if BIAS == SLOPES:
         slope = tl.load(slopes_ptr + head)
     if BIAS == TABLE:
         shift = tl.load(shifts_ptr)
         bias_ahead, bias_behind = tl.load(table_ptr), tl.load(table_ptr + num_distances - 1)
-    return origin, position, slope, shift, bias_ahead, bias_behind
+    return q_high[:, None], q_low[:, None], slope, shift, bias_ahead, bias_behind
 
 
 @triton.jit
@@ -126,7 +129,7 @@ def score_tile(qk, distance, slope, table_ptr, min_distance, num_distances, far_
         scores -= slope * tl.abs(distance)
     elif BIAS == TABLE:
         if USE_TABLE:
-            entry = tl.minimum(tl.maximum(distance - min_distance, 0), num_distances - 1)
+            entry = tl.minimum(tl.maximum(distance - min_distance, 0.0), num_distances - 1.0).to(tl.int32)
             scores += tl.load(table_ptr + entry)
         else:
             scores += far_bias

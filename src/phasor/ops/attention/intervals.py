@@ -134,6 +134,8 @@ def shifts(mask: Mask, query_positions: Tensor, key_positions: Tensor) -> Tensor
     if mask.key_mask is not None:
         before = gather_rows(torch.where(mask.key_mask, index, 0).cummax(1).values, before)  # the last real one
         separate = ~(mask.key_mask & gather_rows(mask.key_mask, before))
+    if mask.window is not None and mask.query_index is None and mask.offset >= mask.sink_tokens + mask.window - 1:
+        separate = separate | (index <= mask.sink_tokens)  # all windows are past the sinks
     if mask.key_document_ids is not None:
         separate = separate | (mask.key_document_ids != gather_rows(mask.key_document_ids, before))
     steady = ((lead == gather_rows(lead, before)) | separate).all(1)
