@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 PART, OLD = ".part", ".old"
-TOKEN = "[0-9a-f]" * 12  # in the hidden names of folders
+TOKEN = "[0-9a-f]" * 12  # in hidden names
 AT_FDCWD, EXCHANGE = -100, 2  # of renameat2 on Linux; the second of renamex_np on macOS too
 CANNOT_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM}
 
@@ -26,8 +26,8 @@ CANNOT_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, 
 def atomic_write(file: Path, *, unique: bool = False) -> Iterator[Path]:
     """A hidden path to write to, which takes the file's place at the end, and vanishes if anything fails.
 
-    `unique` gives it a name that nothing has yet, for files that several processes may write at once, and for folders
-    in which others may use the name.
+    `unique` gives it a name that nothing has yet, for files that several processes may write at once. Otherwise the
+    next writer of the file takes the same name again.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -36,7 +36,7 @@ def atomic_write(file: Path, *, unique: bool = False) -> Iterator[Path]:
     ...     Path(folder, "notes.txt").read_text(), os.listdir(folder)
     ('all of it', ['notes.txt'])
     """
-    staged = hidden_name(file, PART) if unique else file.with_name(f".{file.name}{PART}")
+    staged = hidden_name(file, PART, secrets.token_hex(6) if unique else "0" * 12)
     staged.unlink(missing_ok=True)
     try:
         staged.touch()
@@ -141,9 +141,15 @@ def remove_leftovers(folder: Path, names: str | None = None) -> None:
                 remove_folder(leftover)
 
 
-def hidden_name(path: Path, suffix: str) -> Path:
-    """A name beside a path that nothing has yet."""
-    return path.with_name(f".{path.name}-{secrets.token_hex(6)}{suffix}")
+def hidden_name(path: Path, suffix: str, token: str | None = None) -> Path:
+    """A name beside a path that nothing has yet, or that with a token."""
+    return path.with_name(f".{path.name}-{token or secrets.token_hex(6)}{suffix}")
+
+
+def hidden_files(path: Path) -> list[Path]:
+    """What has a hidden name of a path, half written or half deleted; other hidden files are somebody else's."""
+    pattern = f".{glob.escape(path.name)}-{TOKEN}"
+    return [file for suffix in (PART, OLD) for file in path.parent.glob(f"{pattern}{suffix}")]
 
 
 def replace_link(link: Path, target: Path) -> None:
@@ -151,12 +157,6 @@ def replace_link(link: Path, target: Path) -> None:
     with atomic_write(link) as staged:
         staged.unlink(missing_ok=True)
         staged.symlink_to(target.resolve(), target_is_directory=True)
-
-
-def move_folder(folder: Path, place: Path) -> None:
-    """Rename a folder; what has that name already is deleted first."""
-    shutil.rmtree(place, ignore_errors=True)
-    os.replace(folder, place)
 
 
 def remove_folder(folder: Path) -> None:

@@ -226,7 +226,7 @@ def verify(folder: str | Path) -> list[ArtifactReport]:
     folder = path_of(folder)
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder")
-    own: list[tuple[Path, Kind | None]] = [(folder, None)] if os.path.lexists(folder / MANIFEST) else []
+    own: list[tuple[Path, Kind | None]] = [(folder, None)] if exists(folder / MANIFEST) else []
     reports = [report_of(place, kind) for place, kind in (*own, *run_parts(folder))]
     if not reports:
         raise ValueError(f"{folder} was not written by phasor: it has no {MANIFEST}")
@@ -234,12 +234,29 @@ def verify(folder: str | Path) -> list[ArtifactReport]:
 
 
 def run_parts(folder: Path) -> Iterator[tuple[Path, Kind]]:
-    """The artifacts inside a run folder, where there are any."""
-    parts: dict[str, Kind] = {"data": "data", "tokenizer": "model", "checkpoints/step-*": "checkpoint"}
-    for pattern, kind in (parts | {"model": "model"}).items():
-        for place in sorted(folder.glob(pattern)):
-            if os.path.lexists(folder / RUN_MARKER) or os.path.lexists(place / MANIFEST):
-                yield place, kind
+    """The artifacts inside a run folder, where there are any; the folder of its checkpoints if it cannot be read."""
+    checkpoints = folder / "checkpoints"
+    try:
+        steps = sorted(checkpoints / name for name in os.listdir(checkpoints) if name.startswith("step-"))
+    except (FileNotFoundError, NotADirectoryError):
+        steps = []
+    except OSError:
+        steps = [checkpoints]
+    parts: list[tuple[Path, Kind]] = [(folder / "data", "data"), (folder / "tokenizer", "model")]
+    parts += [*((step, "checkpoint") for step in steps), (folder / "model", "model")]
+    is_run = exists(folder / RUN_MARKER)
+    for place, kind in parts:
+        if exists(place) and (is_run or exists(place / MANIFEST)):
+            yield place, kind
+
+
+def exists(path: Path) -> bool:
+    """Whether there is something under a name; an OSError where that cannot be told."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def report_of(folder: Path, kind: Kind | None) -> ArtifactReport:
@@ -259,8 +276,9 @@ def report_of(folder: Path, kind: Kind | None) -> ArtifactReport:
     return ArtifactReport(folder, found, 0 if manifest is None else len(manifest.files), wrong)
 
 
-def accept(folder: Path) -> Manifest:
+def accept(folder: str | Path) -> Manifest:
     """Write the manifest of a model folder again, so that its files are right as they are now."""
+    folder = path_of(folder)
     try:
         manifest = read_manifest(folder)
         is_model = manifest is not None and manifest.kind == "model"

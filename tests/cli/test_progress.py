@@ -67,6 +67,13 @@ def test_a_log_has_a_line_for_every_tenth(monkeypatch: pytest.MonkeyPatch) -> No
     assert log.getvalue().count("\n") == 11
 
 
+def test_messages_name_options_as_they_were_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", log)
+    PlainProgress({"schedule.warmup": "--schedule.warmup"}).on_message("schedule.warmup is 50, in \x1b[2J")
+    assert log.getvalue() == "phasor: --schedule.warmup is 50, in \\x1b[2J\n"
+
+
 class Broken(Terminal):
     def write(self, text: str) -> int:
         raise BrokenPipeError

@@ -221,6 +221,11 @@ def test_ctrl_c_ends_the_command_at_any_moment(folder: str) -> None:
     assert codes.count(130) > 20
 
 
+def test_ctrl_c_before_the_command_is_parsed_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("phasor.cli.build_parser", lambda: signal.raise_signal(signal.SIGINT))
+    assert main(["kinds"]) == 130
+
+
 def test_ctrl_c_is_not_lost_by_an_import_that_catches_everything(tmp_path: Path) -> None:
     """torch's import goes through code that drops exceptions; here one that drops them all."""
     (tmp_path / "torch").mkdir()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -87,3 +89,29 @@ def test_what_phasor_did_not_write(tmp_path: Path, run_phasor: CommandRunner) ->
     assert "was not written by phasor" in run_phasor.expect_error("verify", str(tmp_path))
     assert "is not a folder" in run_phasor.expect_error("verify", str(tmp_path / "config.json"))
     assert "is not a model folder" in run_phasor.expect_error("verify", "--accept", str(tmp_path))
+
+
+def test_what_cannot_be_read_is_not_taken_for_whole(
+    run: Path, run_phasor: CommandRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run / "run.json").write_text("{}")
+    listed, opened = os.listdir, Path.open
+
+    def refuse(path: object) -> None:
+        if "checkpoints" in str(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(os, "listdir", lambda path: refuse(path) or listed(path))
+    monkeypatch.setattr(Path, "open", lambda path, *given, **named: refuse(path) or opened(path, *given, **named))
+    said = run_phasor("verify", str(run), code=1)
+    assert f"{run / 'checkpoints' / MANIFEST} cannot be read: Permission denied" in said
+
+
+def test_a_folder_that_cannot_be_searched_is_not_called_foreign(
+    run: Path, run_phasor: CommandRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(os, "lstat", refuse)
+    assert f"phasor: {run / MANIFEST}: Permission denied" in run_phasor.expect_error("verify", str(run))

@@ -1,8 +1,10 @@
 """Texts from files: what is read, and where a mistake is said to be."""
 
 import datetime
+import errno
 import gzip
 import json
+import os
 import random
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from phasor.config.recipe import DataConfig
 from phasor.data.dates import chinese_number, dates, in_words
-from phasor.data.sources import documents, pairs, source_files
+from phasor.data.sources import describe_left_out, documents, pairs, source_files
 from phasor.data.split import place_of, plan_split, split
 
 
@@ -39,6 +41,32 @@ def test_a_folder_is_all_its_files_in_order(tmp_path):
     with gzip.open(tmp_path / "c.jsonl.gz", "wt") as file:
         file.write('{"text": "three"}\n\n{"text": "four"}\n')
     assert read(tmp_path) == ["one", "two", "three", "four"]
+
+
+def test_folders_that_are_links_are_left_out_and_said(tmp_path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    for name in ("texts/a.txt", "elsewhere/b.txt"):
+        (tmp_path / name).write_text("text")
+    (tmp_path / "texts" / "more").symlink_to(tmp_path / "elsewhere")
+    config = DataConfig()
+    assert [file.name for file in source_files(str(tmp_path / "texts"), config)] == ["a.txt"]
+    assert "this is left out: 1 link or device" in describe_left_out(str(tmp_path / "texts"), config)
+
+
+def test_a_folder_that_cannot_be_read_is_an_error(tmp_path, monkeypatch):
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "a.txt").write_text("text")
+    scanned = os.scandir
+
+    def scan(path):
+        if str(path).endswith("closed"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return scanned(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    with pytest.raises(ValueError, match="closed cannot be read: Permission denied"):
+        source_files(str(tmp_path), DataConfig())
 
 
 def test_jsonl_has_its_field(tmp_path):

@@ -273,3 +273,110 @@ def test_fewer_steps_than_done_are_refused(folder):
     with pytest.raises(ValueError, match="has 4 steps behind it, more than the 3 that are asked for"):
         run(recipe(folder, train__steps=3), resume=True)
     assert contents(folder) == before
+
+
+MINE = [
+    *(".model-backup.old/mine", ".data-mine.part", ".recipe.json.part", ".metrics.jsonl-2024.old", ".run.json-1.part"),
+    *("checkpoints/.step-mine.old/mine", "checkpoints/.step-00000001.old/mine", "checkpoints/notes.txt"),
+    *("events/notes.txt", "notes/model/mine"),
+]
+
+
+@pytest.mark.parametrize("how", ["--resume", "--overwrite"])
+def test_what_others_put_beside_the_files_of_a_run_stays(place, how, capsys):
+    arguments = ["train", "--data.train", "corpus.txt", *SMALL, "--out", "run"]
+    assert main(arguments) == 0
+    for name in MINE:
+        (place / "run" / name).parent.mkdir(exist_ok=True, parents=True)
+        (place / "run" / name).write_text("mine")
+    assert main([*arguments, "--train.steps", "2", how]) == 0
+    assert [name for name in MINE if not (place / "run" / name).exists()] == []
+
+
+@pytest.mark.parametrize("how", ["--resume", "--overwrite"])
+@pytest.mark.parametrize("name", ["model/chat_template.jinja", "model/vocab.txt", "model/1_Pooling/config.json"])
+def test_a_file_of_others_in_the_model_of_a_run_is_not_replaced(place, name, how, capsys):
+    """Model folders have files of these names, and this one was written without them."""
+    arguments = ["train", "--data.train", "corpus.txt", *SMALL, "--out", "run"]
+    assert main(arguments) == 0
+    (place / "run" / name).parent.mkdir(exist_ok=True)
+    (place / "run" / name).write_text("mine")
+    before = contents(place)
+    assert main([*arguments, "--train.steps", "2", how]) == 2
+    assert "holds more than a model" in capsys.readouterr().err
+    assert contents(place) == before
+
+
+def test_the_tokenizer_folder_of_a_fine_tune_keeps_what_others_put_there(place, capsys):
+    assert main(["train", "--data.train", "corpus.txt", *SMALL, "--out", "first"]) == 0
+    start = ["train", "--data.train", "corpus.txt", "--init-from", "first", "--data.sequence-length", "48"]
+    start += [*HOW.split(), "--out", "run"]
+    assert main(start) == 0
+    (place / "run" / "tokenizer" / "notes.txt").write_text("mine")
+    before = contents(place / "run")
+    assert main([*start, "--overwrite"]) == 2
+    assert "holds what no run wrote (notes.txt)" in capsys.readouterr().err
+    assert contents(place / "run") == before
+
+
+def test_a_run_without_its_checkpoints_keeps_its_model(folder):
+    run(recipe(folder, train__steps=4))
+    shutil.rmtree(folder / "checkpoints")
+    before = contents(folder)
+    with pytest.raises(ValueError, match=r"has a model and no checkpoint to resume from.*init_from.*overwrite"):
+        run(recipe(folder, train__steps=6), resume=True)
+    assert contents(folder) == before
+
+
+def test_a_marker_that_is_no_longer_json_is_damaged_and_not_missing(folder, capsys):
+    run(recipe(folder, train__steps=2))
+    content = bytearray((folder / MARKER).read_bytes())
+    for place in (len(content) // 2, len(content) - 2):
+        (folder / MARKER).write_bytes(content[:place] + b"\xff" + content[place + 1 :])
+        for verb in (["train", "--resume", "--out"], ["generate"], ["evaluate"]):
+            assert main([*verb, str(folder)]) == 2
+            assert f"{MARKER} is damaged" in capsys.readouterr().err
+
+
+def test_a_model_that_a_kill_left_under_its_hidden_name_is_put_back(folder):
+    """Where names cannot be exchanged in one step, a kill may come between two."""
+    run(recipe(folder, train__steps=2))
+    before = contents(folder / "model")
+    (folder / "model").rename(folder / ".model-0123456789ab.old")
+    with pytest.raises(ValueError, match="2 steps behind it"):
+        run(recipe(folder, train__steps=1), resume=True)
+    assert contents(folder / "model") == before
+
+
+def test_checkpoints_that_cannot_be_listed_are_not_overwritten(place, monkeypatch, capsys):
+    arguments = ["train", "--data.train", "corpus.txt", *SMALL, "--out", "run"]
+    assert main(arguments) == 0
+    before, listed = contents(place), os.listdir
+
+    def fail(path):
+        if str(path).endswith("checkpoints"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return listed(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", fail)
+        assert main([*arguments, "--overwrite"]) == 2
+    assert "checkpoints cannot be read: Permission denied" in capsys.readouterr().err
+    assert contents(place) == before
+
+
+def test_events_that_cannot_be_read_do_not_end_a_run(folder, monkeypatch):
+    run(recipe(folder, train__steps=2))
+    opened = io.open
+
+    def fail(file, mode="r", *given, **named):
+        if "tfevents" in str(file) and "r" in mode:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+        return opened(file, mode, *given, **named)
+
+    notes = Notes()
+    with monkeypatch.context() as patch:
+        for module in ("builtins", "io"):
+            patch.setattr(f"{module}.open", fail)
+        assert run(recipe(folder, train__steps=4), resume=True, notes=notes).status == "finished"
+    assert any("cannot be read: Permission denied; the run continues" in line for line in notes.said)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,8 @@ def test_resuming_a_fine_tune_does_not_need_the_folder_it_began_with(place, caps
     shutil.copytree("first/model", "base")
     (place / "base" / "phasor_manifest.json").unlink()
     (place / "base" / "chat_template.jinja").write_text("{{ messages }}")
+    settings = json.loads((place / "base" / "generation_config.json").read_text()) | {"repetition_penalty": 1.25}
+    (place / "base" / "generation_config.json").write_text(json.dumps(settings))
     tune = ["train", *ARGUMENTS, "--init-from", "base", "--schedule.kind", "constant"]
     assert main([*tune, "--train.steps", "4", "--out", "whole"]) == 0
     assert main([*tune, "--train.steps", "2", "--out", "run"]) == 0
@@ -126,9 +129,12 @@ def test_resuming_a_fine_tune_does_not_need_the_folder_it_began_with(place, caps
     )
     assert went_on == whole
     assert "chat_template.jinja" in whole
+    for checkpoint in (None, "last"):
+        weights = Path("run", "model") if checkpoint is None else find_weights(Path("run"), checkpoint)
+        assert phasor.load(weights).generation_settings == {"repetition_penalty": 1.25}
     capsys.readouterr()
     assert main(["train", "--resume", "--out", "run", "--init-from", "other", "--train.steps", "5"]) == 2
-    assert 'init_from was "base" and is "other"' in capsys.readouterr().err
+    assert '--init-from was "base" and is "other"' in capsys.readouterr().err
 
 
 def test_pretrained_weights_keep_their_tokenizer_unless_it_is_said(place, capsys):
@@ -234,6 +240,20 @@ def test_a_failed_event_does_not_end_a_run(tmp_path, monkeypatch):
             result = run(recipe(tmp_path / name, train__steps=3), notes=notes)
         assert (result.status, result.loss) == ("finished", whole.loss)
         assert sum("No space left" in line for line in notes.said) == 1
+
+
+def test_a_thread_that_cannot_write_events_prints_no_traceback(tmp_path, monkeypatch, capfd):
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    def full(*given):
+        raise OSError(28, "No space left on device")
+
+    notes, hook = Notes(), threading.excepthook
+    monkeypatch.setattr(RecordWriter, "write", full)
+    assert run(recipe(tmp_path, train__steps=3), notes=notes).status == "finished"
+    assert sum("No space left" in line for line in notes.said) == 1
+    assert "Traceback" not in capfd.readouterr().err
+    assert threading.excepthook is hook
 
 
 def test_a_skipped_step_leaves_the_average_alone(tmp_path):

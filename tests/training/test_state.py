@@ -216,7 +216,7 @@ def test_an_interruption_leaves_nothing_half_written(tmp_path, monkeypatch):
 
 def test_what_a_kill_left_behind_is_swept_away(tmp_path):
     save(tmp_path, 2)
-    for name in (".step-00000004-x.part", ".step-00000001.old"):
+    for name in (".step-00000004-0123456789ab.part", ".step-00000001-0123456789ab.old"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").write_bytes(b"half")
     remove_leftovers(tmp_path)

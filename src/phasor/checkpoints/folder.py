@@ -17,7 +17,7 @@ from phasor.config.generation import SpecialTokens
 from phasor.config.schema import name_some
 from phasor.config.text_files import from_json, path_of, read_text
 from phasor.files import replace_folder, staging_folder
-from phasor.manifest import MANIFEST, write_manifest
+from phasor.manifest import MANIFEST, DamagedError, read_manifest, write_manifest
 
 CONFIG, WEIGHTS, SPECIAL, TOKENIZER = "config.json", "model.safetensors", "generation_config.json", "tokenizer.json"
 SOURCE_TOKENIZER = "source_tokenizer.json"  # ours alone: where an encoder-decoder reads with another than it writes
@@ -81,6 +81,8 @@ def unreplaceable_reason(folder: Path, foreign: bool = False) -> str | None:
     pooling = {f"{POOLING}/{CONFIG}", f"{NORMALIZING}/{CONFIG}"}
     templates = {name for name in names if name.startswith(f"{TEMPLATES}/") and name.endswith(".jinja")}
     others = names - weights - pooling - templates - {CONFIG, SPECIAL, MANIFEST, *TOKENIZER_FILES, *SENTENCE_FILES}
+    if not foreign:
+        others |= names - listed_files(folder, names)
     if names and (CONFIG not in names or not weights):
         return "exists and is not a model folder: it is left alone"
     if others:
@@ -88,6 +90,15 @@ def unreplaceable_reason(folder: Path, foreign: bool = False) -> str | None:
     if names and MANIFEST not in names and not foreign:
         return "is a model that phasor did not write: it is left alone, write to another folder"
     return None
+
+
+def listed_files(folder: Path, names: set[str]) -> set[str]:
+    """Those of some names that phasor wrote, by the folder's manifest; all of them where it has none that says so."""
+    try:
+        manifest = read_manifest(folder)
+    except DamagedError:
+        manifest = None
+    return names if manifest is None else {MANIFEST, *manifest.files}
 
 
 def files_in(entry: Path) -> list[str]:

@@ -42,6 +42,7 @@ def load_checkpoint_model(folder: Path, device: torch.device | str, dtype: torch
         tensors |= load_file(folder / "ema.safetensors")
     model.load_state_dict({name: x.to(device, dtype) for name, x in tensors.items()}, assign=True)
     model.special = SpecialTokens.from_dict(values["special"])
+    model.generation_settings = values.get("generation", {})
     read_tokenizers(model, tokenizer_folder(folder))
     model.origin = Origin("phasor", folder.parent.parent / TOKENIZER_FOLDER, model.config)
     return model.requires_grad_(True).eval()

@@ -14,7 +14,7 @@ from typing import Any, Self
 from phasor.checkpoints.folder import read_json
 from phasor.config.recipe import Recipe
 from phasor.config.schema import name_some, quote
-from phasor.files import PART, atomic_write
+from phasor.files import PART, TOKEN, atomic_write
 from phasor.manifest import MANIFEST, DamagedError, find_damage
 
 MARKER, RECIPE, MODEL, CHECKPOINTS, DATA = "run.json", "recipe.json", "model", "checkpoints", "data"
@@ -58,15 +58,19 @@ class RunMarker:
         try:
             if not stat.S_ISREG(os.lstat(folder / MARKER).st_mode):
                 return None
-            data = json.loads((folder / MARKER).read_bytes())
+            content = (folder / MARKER).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise OSError(f"{folder / MARKER} cannot be read: {error.strerror}") from None
+        try:
+            data = json.loads(content)
         except (ValueError, RecursionError):
-            return None
+            data = None
         if not isinstance(data, dict) or data.get("phasor") != KIND or data.get("version") != VERSION:
-            return None
+            if not content.startswith(BEGINNING):
+                return None
+            data = {}
         if data.pop("sha256", None) != digest(data):
             raise DamagedError(f"{folder / MARKER} is damaged, or was changed after it was written")
         return cls(folder, data["recipes"], data["names"])
@@ -81,8 +85,7 @@ class RunMarker:
     def remove_leftovers(self) -> None:
         """Remove what kills left of markers half written, which begin as markers do."""
         with suppress(OSError):
-            (self.folder / f".{MARKER}{PART}").unlink(missing_ok=True)
-            for file in self.folder.glob(f".{MARKER}-*{PART}"):
+            for file in self.folder.glob(f".{MARKER}-{TOKEN}{PART}"):
                 if not file.is_symlink() and file.is_file() and file.read_bytes().startswith(BEGINNING):
                     file.unlink()
 

@@ -7,6 +7,8 @@ when it is used, so that help is quick.
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -42,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with handle_interrupts():
             return run(arguments)
+    except KeyboardInterrupt:
+        return INTERRUPTED
     finally:
         warnings.formatwarning = before
 
@@ -59,16 +63,42 @@ def run(arguments: Sequence[str] | None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
     except (ValueError, OSError) as error:
-        print_error(str(error))
+        print_error(name_options(describe_error(error), sys.argv[1:] if arguments is None else arguments))
         return 2
     except (MemoryError, RuntimeError) as error:  # torch raises the latter
         if isinstance(error, RuntimeError) and "memory" not in str(error):
             raise
         print_error(f"there is not enough memory: {error}")
         return 2
-    except KeyboardInterrupt:
-        return INTERRUPTED
     return 0
+
+
+def describe_error(error: Exception) -> str:
+    """What an error says; of one that the system raised its file and the reason, without the number.
+
+    >>> describe_error(PermissionError(13, "Permission denied", "run/model"))
+    'run/model: Permission denied'
+    """
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    return error.strerror if error.filename is None else f"{os.fsdecode(error.filename)}: {error.strerror}"
+
+
+def name_options(message: str, arguments: Sequence[str]) -> str:
+    """An error message with the fields that were given as options under the names that were typed.
+
+    >>> name_options("GenerationConfig.top_k must be an integer, not 1.5", ["generate", "m", "--top-k", "1.5"])
+    '--top-k must be an integer, not 1.5'
+    """
+    options = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
+    typed = {option.removeprefix("--").replace("-", "_"): option for option in options}
+
+    def option(match: re.Match[str]) -> str:
+        record, name = match.groups()
+        is_field = record is not None or "_" in name or match.start() == 0
+        return typed[name] if name in typed and is_field else match.group()
+
+    return re.sub(r"(?<![\w./'-])([A-Z]\w*\.)?(\w+)\b(?![\w./'=])", option, message)
 
 
 def format_warning(message: Warning | str, *where: Any, **more: Any) -> str:

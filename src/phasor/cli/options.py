@@ -97,7 +97,8 @@ def field_parsers(*classes: type[Any]) -> dict[str, Any]:
             choices = [a for a in (typing.get_args(hint) or (hint,)) if a is not type(None)]
             lists = [a for a in (hint, *choices) if typing.get_origin(a) is tuple]
             if lists:
-                parsers[name] = one_or_numbers if int in choices else list_parser(typing.get_args(lists[0]))
+                single = int in choices and hint is not lists[0]
+                parsers[name] = one_or_numbers if single else list_parser(typing.get_args(lists[0]))
             else:
                 parsers[name] = next(simple[a] for a in choices if a in simple)
     return parsers

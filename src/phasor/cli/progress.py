@@ -7,23 +7,44 @@ import math
 import os
 import sys
 import time
+from collections.abc import Mapping
 
 from phasor.cli.output import bar, clock
+from phasor.cli.recipe_options import name_options
+from phasor.cli.streams import escape_controls
 from phasor.training import RunSummary, StepReport, TrainingProgress
 
 OFTEN, SELDOM = 0.1, 30.0  # seconds between two refreshes of the live line, and between two lines about preparation
 CLEAR = "\r\x1b[K"
 
 
-def progress_display() -> LiveProgress | PlainProgress:
-    """The display that suits standard error."""
-    return LiveProgress() if sys.stderr.isatty() else PlainProgress()
+def progress_display(typed: Mapping[str, str] | None = None) -> LiveProgress | PlainProgress:
+    """The display that suits standard error; messages name the fields in `typed` as they were typed."""
+    return LiveProgress(typed) if sys.stderr.isatty() else PlainProgress(typed)
 
 
-class LiveProgress(TrainingProgress):
+class Display(TrainingProgress):
+    """What both displays have in common: lines about evaluations, and messages."""
+
+    def __init__(self, typed: Mapping[str, str] | None = None) -> None:
+        self.typed = {} if typed is None else typed
+
+    def on_evaluation(self, step: int, loss: float) -> None:
+        self.keep(f"step {step:,}: validation loss {loss:.4f}")
+
+    def on_message(self, message: str) -> None:
+        self.keep(escape_controls(f"phasor: {name_options(message, self.typed)}"))
+
+    def keep(self, text: str) -> None:
+        """A line that stays."""
+        write_stderr(text)
+
+
+class LiveProgress(Display):
     """One line that is refreshed, below the lines that stay."""
 
-    def __init__(self) -> None:
+    def __init__(self, typed: Mapping[str, str] | None = None) -> None:
+        super().__init__(typed)
         self.line, self.drawn = "", -math.inf
 
     def on_prepare(self, what: str, done: int, total: int | None) -> None:
@@ -34,12 +55,6 @@ class LiveProgress(TrainingProgress):
 
     def on_step(self, report: StepReport) -> None:
         self.draw(format_step(report), report.step / report.steps, at_once=report.step == report.steps)
-
-    def on_evaluation(self, step: int, loss: float) -> None:
-        self.keep(f"step {step:,}: validation loss {loss:.4f}")
-
-    def on_message(self, message: str) -> None:
-        self.keep(f"phasor: {message}")
 
     def close(self) -> None:
         """Take the live line away."""
@@ -61,10 +76,11 @@ class LiveProgress(TrainingProgress):
         write_stderr(f"{CLEAR}{self.line}", end="")
 
 
-class PlainProgress(TrainingProgress):
+class PlainProgress(Display):
     """A line about every tenth of a run and at every evaluation, for logs; about preparation if it takes long."""
 
-    def __init__(self) -> None:
+    def __init__(self, typed: Mapping[str, str] | None = None) -> None:
+        super().__init__(typed)
         self.report: StepReport | None = None
         self.written = time.monotonic()
 
@@ -82,12 +98,6 @@ class PlainProgress(TrainingProgress):
         tenth = 10 * report.step // report.steps
         if before is None or tenth > 10 * before.step // report.steps:
             write_stderr(format_step(report))
-
-    def on_evaluation(self, step: int, loss: float) -> None:
-        write_stderr(f"step {step:,}: validation loss {loss:.4f}")
-
-    def on_message(self, message: str) -> None:
-        write_stderr(f"phasor: {message}")
 
     def close(self) -> None:
         """Nothing is left to take away."""

@@ -74,7 +74,7 @@ def train_recipe(given: argparse.Namespace) -> int:
     from phasor.cli.progress import progress_display
     from phasor.training import train
 
-    progress = progress_display()
+    progress = progress_display(given.typed)
     try:
         result = train(recipe, given.resume, progress, overwrite=given.overwrite, dry_run=given.dry_run)
     finally:

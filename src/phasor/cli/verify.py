@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from phasor.cli.output import print_json
 
@@ -23,10 +22,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     from phasor.manifest import accept, verify
 
-    folder = Path(given.folder)
     if given.accept:
-        accept(folder)
-    reports = verify(folder)
+        accept(given.folder)
+    reports = verify(given.folder)
     damaged = any(report.wrong for report in reports)
     if given.json:
         print_json({"damaged": damaged, "artifacts": reports})

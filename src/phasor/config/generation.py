@@ -7,6 +7,7 @@ from typing import Literal
 from phasor.config.schema import Config
 
 MAX_LENGTH_PENALTY = 16  # a length to this power is still finite in float64
+AT_MOST = {"num_beams": 1 << 12, "num_return_sequences": 1 << 16}  # each of them is a row of the batch
 
 
 OPTIONS = {
@@ -102,6 +103,9 @@ class GenerationConfig(Config):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, not {value}")
+        for name, most in AT_MOST.items():
+            if getattr(self, name) > most:
+                raise ValueError(f"{name} must be at most {most}, not {getattr(self, name)}")
         if self.temperature is not None and not self.temperature >= 0:
             raise ValueError(f"temperature must not be negative, not {self.temperature}")
         for name in ("top_p", "typical_p"):

@@ -25,6 +25,8 @@ def path_of(path: str | Path, what: str = "a folder") -> Path:
         valid = False
     if not valid:
         raise ValueError(f"{what} cannot have the name {quote(str(path))}")
+    if path == "":
+        raise ValueError(f"{what} must be given by its path, not by empty text")
     return Path(path)
 
 

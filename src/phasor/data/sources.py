@@ -66,13 +66,18 @@ def source_files(path: str | None, config: DataConfig) -> list[Path]:
 def text_files(folder: Path, left_out: Counter[str]) -> list[Path]:
     """The text files below a folder, in order; what else is there is counted in `left_out`, by its kind."""
     files = []
-    for place, inner, names in os.walk(folder):
+
+    def refuse(error: OSError) -> None:
+        raise read_error(Path(str(error.filename)), error)
+
+    for place, inner, names in os.walk(folder, onerror=refuse):
         if is_phasor_folder(Path(place)):
             left_out["folder that phasor wrote"] += 1
             inner.clear()
             continue
         left_out["hidden file or folder"] += sum(name.startswith(".") for name in (*inner, *names))
         inner[:] = [name for name in inner if not name.startswith(".")]
+        left_out["link or device"] += sum(Path(place, name).is_symlink() for name in inner)
         for file in (Path(place, name) for name in names if not name.startswith(".")):
             if not file.is_file():
                 left_out["link or device"] += 1

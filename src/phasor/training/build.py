@@ -118,6 +118,7 @@ def rebuild_model(recipe: Recipe, datasets: Datasets, state: TrainingState) -> T
     check_config(config, recipe, datasets.tokenizer.get_vocab_size())
     model = Transformer(record_length(config, datasets))
     model.special = SpecialTokens.from_dict(state.values["special"])
+    model.generation_settings = state.values.get("generation", {})
     model.tokenizer, model.source_tokenizer = datasets.tokenizer, datasets.source_tokenizer
     return model
 

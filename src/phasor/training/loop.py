@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from phasor.checkpoints.runs import checkpoint_name
+from phasor.checkpoints.runs import MODEL, checkpoint_name
 from phasor.config.recipe import Recipe
 from phasor.data.prefetch import StepBatches
 from phasor.device import deterministic_algorithms, resolve_device
@@ -133,6 +134,11 @@ def resumed_state(run: RunFolder) -> TrainingState | None:
             f"none of the {len(existing)} checkpoints in {run.checkpoints} is whole, so {run.path} cannot be resumed; "
             "overwriting it starts from the beginning"
         )
+    elif os.path.lexists(run.path / MODEL):
+        raise ValueError(
+            f"{run.path} has a model and no checkpoint to resume from: continue from its weights in another folder "
+            "(init_from), or overwrite it to start from the beginning"
+        )
     else:
         check_model(run.recipe)
         run.notify(f"{run.path} has no checkpoint yet: the run starts from the beginning")
@@ -144,7 +150,9 @@ def write_error(error: Exception, run: RunFolder) -> OSError:
     if isinstance(error, NotSavedError):
         return error
     left = describe_remaining(run.checkpoints)
-    return OSError(f"{run.path} cannot be written: {getattr(error, 'strerror', None) or error}; {left}")
+    reason = getattr(error, "strerror", None) or str(error)
+    what = reason if "cannot be read" in reason else f"{run.path} cannot be written: {reason}"
+    return OSError(f"{what}; {left}")
 
 
 @contextlib.contextmanager
@@ -362,6 +370,7 @@ class TrainingLoop:
             "seconds": self.before + time.perf_counter() - self.began,
             "fixed": self.fixed_values(),
             "special": self.trainer.model.special.to_dict(),
+            "generation": self.trainer.model.generation_settings,
         }
 
     def fixed_values(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from phasor.checkpoints import save
-from phasor.checkpoints.folder import unreplaceable_reason, write_tokenizers
+from phasor.checkpoints.folder import listed_files, unreplaceable_reason, write_tokenizers
 from phasor.checkpoints.hf import Origin
 from phasor.checkpoints.runs import (
     CHECKPOINTS,
@@ -27,8 +28,8 @@ from phasor.checkpoints.runs import (
 )
 from phasor.config.recipe import Recipe
 from phasor.config.schema import name_some, shorten
-from phasor.files import atomic_write, lock, remove, replace_folder, staging_folder
-from phasor.manifest import MANIFEST, DamagedError, verify_folder, write_manifest
+from phasor.files import atomic_write, hidden_files, lock, remove, replace_folder, restore_folder, staging_folder
+from phasor.manifest import MANIFEST, DamagedError, files_below, verify_folder, write_manifest
 from phasor.training.state import Notify, describe_changes, remove_checkpoints
 from phasor.transformer import Transformer
 
@@ -71,6 +72,7 @@ class RunFolder:
         self.metrics_file, self.recipe_file = folder / METRICS, folder / RECIPE
         self.metrics_stream: Any = None
         self.writer: Any = None
+        self.thread_errors = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         found = self.check_folder()
@@ -82,9 +84,13 @@ class RunFolder:
             self.marker = RunMarker.create(self.path, self.recipe) if found is None else found
         except OSError as error:
             raise OSError(f"{self.path} cannot be written: {error.strerror}") from None
-        self.names_before = None if found is None else dict(found.names)
-        self.recipe_before = self.recipe_file.read_bytes() if self.recipe_file.is_file() else None
         self.lock = self.acquire_lock()
+        if found is not None:  # another process may have trained here until now
+            self.marker = RunMarker.read(self.path) or found
+        self.names_before = None if found is None else dict(self.marker.names)
+        self.recipe_before, self.seal_before = (
+            file.read_bytes() if file.is_file() else None for file in (self.recipe_file, self.path / MANIFEST)
+        )
         self.remove_leftovers()
         if not self.resume or self.recipe_before is None:  # so that a run killed before its first step is resumed
             self.write_recipe()
@@ -119,6 +125,7 @@ class RunFolder:
             wanted = path.is_file() if name in FILES else path.is_dir() or linked
             if not marker.owns(name) or (os.path.lexists(path) and not wanted):
                 raise ValueError(f"{path} was not written by this run: move it away")
+        entries(self.checkpoints)  # an error where it cannot be read
         recipes = [json.dumps(each["recipe"], sort_keys=True) for each in marker.recipes]
         if self.resume and self.recipe_file.exists() and self.recipe_text() not in recipes:
             raise ValueError(
@@ -180,7 +187,7 @@ class RunFolder:
         try:
             if MANIFEST in self.marker.names:
                 verify_folder(self.path, "run")
-        except DamagedError as error:
+        except (DamagedError, OSError) as error:
             self.notify(f"{error}; the run continues without regard to it")
 
     def undo(self) -> None:
@@ -196,6 +203,8 @@ class RunFolder:
             self.marker.write()
         if self.recipe_before is not None and self.recipe_before != self.recipe_file.read_bytes():
             self.recipe_file.write_bytes(self.recipe_before)
+        if self.seal_before is not None:
+            (self.path / MANIFEST).write_bytes(self.seal_before)
         with contextlib.suppress(OSError):  # somebody else uses it by now
             for path in self.created:
                 path.rmdir()
@@ -204,8 +213,9 @@ class RunFolder:
         """Remove what a kill left half written."""
         self.marker.remove_leftovers()
         for name in (*FILES, *FOLDERS):
-            for pattern in (f".{name}.part", f".{name}-*.part", f".{name}-*.old"):
-                for path in self.path.glob(pattern) if name in self.marker.names else ():
+            if name in self.marker.names:
+                restore_folder(self.path / name)
+                for path in hidden_files(self.path / name):
                     remove(path)
 
     def claim(self, name: str) -> Path:
@@ -262,6 +272,7 @@ class RunFolder:
             self.notify("tensorboard is not installed, so there are no events")
             return
         wait_for_another_second(self.claim(EVENTS))
+        self.thread_errors.enter_context(silence_writer_threads())
         with self.guard_writer():
             self.writer = SummaryWriter(str(self.events), purge_step=step + 1)
 
@@ -278,6 +289,7 @@ class RunFolder:
         if self.writer is not None:
             with self.guard_writer():
                 self.writer.close()
+        self.thread_errors.close()
 
     def log(self, step: int, **values: Any) -> None:
         """Write a line of metrics.jsonl, and the same values as events."""
@@ -312,6 +324,8 @@ class RunFolder:
         """Copy the files about the tokenizer of a model that is fine-tuned, so that its folder is not needed again."""
         if model.origin is not None:
             place = self.claim(TOKENIZER_FOLDER)
+            if others := sorted({*files_below(place)} - listed_files(place, set())):
+                raise ValueError(f"{place} holds what no run wrote ({name_some(others, 5)}): move that away")
             with staging_folder(place) as staged:
                 write_tokenizers(model, model.origin.folder, staged)
                 write_manifest(staged, "model")
@@ -344,6 +358,22 @@ class RunFolder:
             axes.legend()
         with atomic_write(self.claim(PLOT)) as file:
             figure.savefig(file, dpi=120, format="png")
+
+
+@contextlib.contextmanager
+def silence_writer_threads() -> Iterator[None]:
+    """Keep the threads of TensorBoard from printing their errors, which the next call of the writer raises."""
+    before = threading.excepthook
+
+    def report(given: threading.ExceptHookArgs) -> None:
+        if not type(given.thread).__module__.startswith("tensorboard."):
+            before(given)
+
+    threading.excepthook = report
+    try:
+        yield
+    finally:
+        threading.excepthook = before
 
 
 def is_finite(value: object) -> bool:

@@ -22,7 +22,7 @@ from torch import Tensor
 from phasor.checkpoints.folder import read_json, write_json
 from phasor.checkpoints.runs import NAME, VALUES, checkpoint_name
 from phasor.checkpoints.runs import checkpoints as checkpoints
-from phasor.files import move_folder, replace_folder, staging_folder
+from phasor.files import OLD, PART, TOKEN, hidden_name, replace_folder, staging_folder
 from phasor.manifest import MANIFEST, find_damage, join, read_manifest, write_manifest
 
 Notify = Callable[[str], None]
@@ -169,8 +169,8 @@ def prune(folder: Path, keep: int, best: int | None = None, notify: Notify = lam
 
 
 def remove_checkpoint(place: Path) -> None:
-    doomed = place.with_name(f".{place.name}.old")  # renamed first: a kill leaves no half of one behind
-    move_folder(place, doomed)
+    doomed = hidden_name(place, OLD)  # renamed first: a kill leaves no half of one behind
+    os.replace(place, doomed)
     shutil.rmtree(doomed, ignore_errors=True)
 
 
@@ -185,8 +185,8 @@ def remove_checkpoints(folder: Path) -> None:
 
 def remove_leftovers(folder: Path) -> None:
     """Remove what a kill left half written or half deleted."""
-    for pattern in (".step-*.part", ".step-*.old"):
-        for leftover in folder.glob(pattern):
+    for suffix in (PART, OLD):
+        for leftover in folder.glob(f".step-[0-9]*-{TOKEN}{suffix}"):
             shutil.rmtree(leftover, ignore_errors=True)
 
 
