@@ -78,3 +78,32 @@ def test_an_extension_that_transformers_has_no_name_for_is_the_reason(
     arguments = ["--extension", "ntk", "--factor", "4", "--format", "hf"]
     assert main(["convert", str(folder), str(folder.parent / "out"), *arguments]) == 2
     assert "transformers has no name for the extension 'ntk'" in capsys.readouterr().err
+
+
+REASONS = [
+    # rotates a part of each head, which phi3 has too: but not with this extension
+    ({"position": {"kind": "rotary", "rotary_dim": 8}}, "dynamic-ntk", "phi3: config.json: the rope_type of phi3 is"),
+    (
+        {"position": {"kind": "rotary", "rotary_dim": 8}},
+        "dynamic-yarn",
+        "phi3: transformers has no name for the extensi",
+    ),
+    ({"position": {"kind": "rotary", "pairing": "adjacent"}}, "ntk", "glm: transformers has no name for the extension"),
+    ({"placement": "parallel"}, "dynamic-ntk", "llama: it would differ in placement ('parallel' and 'pre')"),
+    ({"placement": "parallel"}, "dynamic-yarn", "llama: transformers has no name for the extension 'dynamic-yarn'"),
+    ({"max_length": 2**40}, "dynamic-ntk", "max_position_embeddings is out of range"),
+]
+
+
+@pytest.mark.parametrize(("fields", "extension", "reason"), REASONS)
+def test_the_reason_is_that_of_the_family_that_would_fit(
+    fields: dict[str, Any], extension: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes: dict[str, Any] = {"dim": 32, "num_heads": 2, "num_layers": 1, "vocab_size": 60, "max_length": TRAINED}
+    phasor.save(phasor.Transformer(phasor.preset("llama-2", **{**sizes, **fields})), tmp_path / "plain")
+    arguments = ["--extension", extension, *([] if extension == "dynamic-yarn" else ["--factor", "4"])]
+    assert main(["convert", str(tmp_path / "plain"), str(tmp_path / "out"), "--format", "hf", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert reason in error
+    assert "encoder" not in error
+    assert not (tmp_path / "out").exists()

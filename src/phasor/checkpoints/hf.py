@@ -298,16 +298,34 @@ def choose_family(model: Transformer) -> tuple[Family, dict[str, Any]]:
             return family, write_config(model, family)
         except ValueError as error:
             why[family.model_type] = str(error)
-    first = own if own in why else nearest_family(why)
+    first = own if own in why else family_without_extension(model) or nearest_family(why)
     raise ValueError(f"no family of transformers computes what this model does; {first}: {why[first]}")
 
 
+def family_without_extension(model: Transformer) -> str | None:
+    """The family of a model with an extension that would fit it without that one, whose reason is the extension's."""
+    if getattr(model.config.extendable_position(), "extension", None) is None:
+        return None
+    with torch.device("meta"):
+        plain = Transformer(model.config.with_extension(None))
+    try:
+        return choose_family(plain)[0].model_type
+    except ValueError:
+        return None
+
+
 def nearest_family(why: dict[str, str]) -> str:
-    """The family with the fewest differences from a model; those that lack but one thing come first."""
-    beginnings = ("transformers", "it would differ", "the family's rules", "")
+    """The family with the fewest differences from a model; those that lack but one thing come first.
+
+    >>> why = {"t5": "its shape is an encoder", "phi3": "config.json: partial_rotary_factor = 0.3 is refused"}
+    >>> nearest_family(why)
+    'phi3'
+    """
+    beginnings = ("transformers", "it would differ", CONFIG, "the family's rules", "")
     return min(
         why,
         key=lambda name: (
+            why[name].startswith(("its shape", "it would differ in shape")),
             [why[name].startswith(one) for one in beginnings].index(True),
             why[name].count(" and "),
             len(why[name]),

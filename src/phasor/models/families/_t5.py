@@ -95,7 +95,7 @@ class T5Like(Family):
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
         if config.shape == "decoder":
-            raise ValueError("it has an encoder")
+            raise ValueError("its shape is an encoder, or an encoder-decoder, and not a decoder")
         position, norm = require_kind(config.position, T5PositionConfig), require_kind(config.norm, RMSNormConfig)
         activation, gate = config.feedforward.activation.kind, config.feedforward.gated
         name = NAMES.get(activation, activation)
