@@ -225,7 +225,6 @@ C = TypeVar("C", bound=Config)
 def require_kind(part: Config, kind: type[C]) -> C:
     """A part, which must be of this kind for the family to support it."""
     if not isinstance(part, kind):
-        raise ValueError(
-            f"it has no {f'{part.what} {part.kind!r}' if isinstance(part, Choice) else type(part).__name__}"
-        )
+        what = f"{part.what} {part.kind!r}" if isinstance(part, Choice) else type(part).__name__
+        raise ValueError(f"it has no {what}")
     return part
