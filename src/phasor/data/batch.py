@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -38,6 +39,12 @@ class Batch:
     positions: Tensor | None = None
     length: int | None = None
 
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, NDArray[Any]]) -> Batch:
+        """A batch of numpy arrays, by name."""
+        tensors: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return cls(**tensors)
+
     @property
     def count(self) -> float:
         """How many tokens are predicted, by their weights."""
@@ -65,7 +72,8 @@ class Batch:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """The same batch with every tensor changed by a function."""
-        return dataclasses.replace(self, **{name: change(value) for name, value in self.tensors().items()})
+        changed: dict[str, Any] = {name: change(value) for name, value in self.tensors().items()}
+        return dataclasses.replace(self, **changed)
 
     def share(self, index: int, parts: int) -> Batch:
         """Every `parts`-th row from `index` on: what one of several processes takes.
@@ -76,7 +84,7 @@ class Batch:
             raise ValueError(f"a share is one of 0 to {parts - 1}, not {index}")
         rows = len(self.tokens)
         taken = torch.arange(index, -(-rows // parts) * parts, parts)
-        tensors = {name: value[taken.where(taken < rows, 0)] for name, value in self.tensors().items()}
+        tensors: dict[str, Any] = {name: value[taken.where(taken < rows, 0)] for name, value in self.tensors().items()}
         tensors["weights"] = tensors["weights"] * (taken < rows)[:, None]
         return dataclasses.replace(self, **tensors)
 

@@ -153,7 +153,7 @@ class Rows:
         )
 
     def _batch(self, *, step: int, **arrays: NDArray[Any]) -> Batch:
-        return Batch(**{name: torch.from_numpy(array) for name, array in arrays.items()})
+        return Batch.from_arrays(arrays)
 
 
 class MaskedRows(Rows):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import torch
 
 from phasor.data.batch import Batch
 from phasor.data.batches import mask_tokens, token_bounds
@@ -66,4 +65,4 @@ class DocumentBatches:
             arrays |= mask_tokens(tokens, real, [SEED, number], self.special, self.vocab_size)
         if not real.all():
             arrays["document_ids"] = (~real).astype(np.int64)  # padding is a document of its own
-        return Batch(**{name: torch.from_numpy(array) for name, array in arrays.items()})
+        return Batch.from_arrays(arrays)

@@ -380,7 +380,7 @@ class TrainingLoop:
 
     def restore(self, state: TrainingState) -> None:
         """Continue from a checkpoint, or refuse one of another model or other data."""
-        check_same(*map(comparable, (state.values["fixed"], self.fixed_values())), self.folder.path)
+        check_same(comparable(state.values["fixed"]), comparable(self.fixed_values()), self.folder.path)
         if state.step > self.steps:
             raise ValueError(
                 f"{self.folder.path} has {state.step} steps behind it, more than the {self.steps} that are asked for"
