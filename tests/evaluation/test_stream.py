@@ -1,11 +1,15 @@
 """One sequence of any length, read once: its loss, its memory, its positions, and what is refused."""
 
 import json
+import signal
 
 import numpy as np
 import pytest
+import stream_kills
 import torch
 import torch.nn.functional as F
+from commands import CommandRunner
+from processes import forkserver
 
 from phasor import ModelConfig, Transformer, save
 from phasor.data.tokenizers import byte_tokenizer
@@ -13,6 +17,11 @@ from phasor.evaluation import evaluate_stream
 from phasor.evaluation.stream import stretches, window_config
 
 VOCAB = 300
+
+
+@pytest.fixture
+def run_phasor(capsys):
+    return CommandRunner(capsys)
 
 
 def new_model(position="rotary", layers=2, dim=16, vocab_size=VOCAB, **attention):
@@ -170,8 +179,8 @@ def test_a_million_tokens_across_position_2_to_the_31(tmp_path):
     """In constant memory, and with the loss of the same tokens from position 0 on."""
     model = new_model(layers=1, dim=8, vocab_size=16, window=16)
     path, _ = write_ids(tmp_path, 1_000_001, vocab_size=16)
-    near = evaluate_stream(model, path, chunk=8192, limit=100_000)
-    crossing = evaluate_stream(model, path, chunk=8192, offset=2**31 - 50_000, limit=100_000)
+    near = evaluate_stream(model, path, chunk=8192, limit=30_000)
+    crossing = evaluate_stream(model, path, chunk=8192, offset=2**31 - 15_000, limit=30_000)
     assert crossing["loss"] == pytest.approx(near["loss"], abs=1e-6)
     result = evaluate_stream(model, path, chunk=8192, offset=2**31 - 500_000)
     assert result["tokens"] == 1_000_001
@@ -303,6 +312,86 @@ def test_a_stream_that_was_stopped_is_resumed_to_the_same_bits(tmp_path, monkeyp
     names = sorted(file.name for file in (tmp_path / "out").iterdir())
     assert names == [".lock", f"cache-{whole['tokens'] - 1}.safetensors", "result.json", "state.json"]
     assert same(json.loads((tmp_path / "out" / "result.json").read_text()), whole)
+
+
+def check_kills(folder, points):
+    """A stream killed before operations on its files, each time in a new folder, and resumed."""
+    model = new_model(window=8, sink_tokens=2)
+    model.tokenizer = byte_tokenizer()
+    save(model, folder / "model")
+    file, report = folder / "a.txt", folder / "report.json"
+    file.write_text("a few words\n" * 6)
+
+    def start(out, resume, point):
+        args = (str(folder / "model"), str(file), str(out), resume, point, str(report))
+        process = forkserver().Process(target=stream_kills.stream_and_die, args=args)
+        process.start()
+        process.join()
+        return process.exitcode
+
+    assert start(folder / "whole", False, None) == 0
+    whole = json.loads(report.read_text())
+    for point in points(whole["points"]):
+        out = folder / f"killed-{point}"
+        assert start(out, False, point) == -signal.SIGKILL
+        resumed = evaluate_stream(
+            folder / "model", file, chunk=16, out=out, resume=(out / "state.json").exists(), device="cpu"
+        )
+        assert same(resumed, whole["result"])
+        assert len(list(out.iterdir())) == 4
+
+
+def test_a_killed_stream_is_resumed_to_the_same_bits(tmp_path):
+    check_kills(tmp_path, lambda count: (2, count // 3, count // 2, count - 5))
+
+
+@pytest.mark.slow
+def test_a_stream_killed_at_any_point_is_resumed_to_the_same_bits(tmp_path):
+    check_kills(tmp_path, lambda count: range(1, count + 1))
+
+
+def test_two_processes_do_not_read_into_one_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("phasor.evaluation.stream.REPORT_SECONDS", 0)
+    model = new_model(window=8)
+    path, _ = write_ids(tmp_path, 100)
+    options = {"chunk": 16, "out": tmp_path / "out"}
+
+    def start_another(report):
+        refused("another process reads the stream of", model, path, resume=True, **options)
+
+    evaluate_stream(model, path, progress=start_another, **options)
+
+
+def test_the_command(tmp_path, run_phasor):
+    model = new_model(window=8)
+    model.tokenizer = byte_tokenizer()
+    save(model, tmp_path / "model")
+    (tmp_path / "a.txt").write_text("some words\n" * 20)
+    command = ["evaluate", str(tmp_path / "model"), "--stream", str(tmp_path / "a.txt"), "--device", "cpu"]
+    expected = evaluate_stream(model, tmp_path / "a.txt")
+    printed = run_phasor(*command)
+    assert f"loss        {expected['loss']:.6f}" in printed
+    assert "tokens      221" in printed
+    assert "128 to 220" in printed
+    out = ["--out", str(tmp_path / "out"), "--chunk", "16"]
+    first = json.loads(run_phasor(*command, "--json", *out, "--window", "4", "--sinks", "2", "--offset", "7"))
+    assert (first["windows"], first["offset"], first["chunk"]) == ([{"window": 4, "sinks": 2}], 7, 16)
+    resumed = run_phasor(*command, *out, "--window", "4", "--sinks", "2", "--offset", "7", "--resume")
+    assert "tokens      221, resumed at 220" in resumed
+    assert json.loads(run_phasor(*command, "--json", "--dtype", "bfloat16", "--limit", "50"))["dtype"] == "bfloat16"
+    errors = {
+        ("--dtype", "int8"): "--dtype must be one of",
+        ("--lengths", "64"): "--lengths and --stream are two evaluations",
+        ("--data", "x"): "--data does not go with --stream",
+        ("--target", "x"): "--target is for translation, and does not go with --stream",
+        ("--extension", "yarn"): "--extension does not go with --stream",
+        ("--resume",): "resume needs out",
+        ("--token-dtype", "uint16"): "token_dtype is for files of token ids",
+    }
+    for options, message in errors.items():
+        assert message in run_phasor.expect_error(*command, *options)
+    assert "--chunk is for --stream" in run_phasor.expect_error(*command[:2], "--chunk", "5")
+    assert "does not exist" in run_phasor.expect_error(*command[:3], str(tmp_path / "none"))
 
 
 def test_what_a_resumed_stream_may_not_change(tmp_path):

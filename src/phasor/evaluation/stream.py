@@ -34,7 +34,7 @@ STRETCHES = 64  # of the curve: the tokens with 1, 2 to 3, 4 to 7, ... tokens be
 AHEAD = 4  # chunks that are read before they are needed
 IN_FLIGHT = 8  # chunks that a device may be behind
 REPORT_SECONDS = 0.5
-GPU_CHUNK, CPU_CHUNK = 16_384, 1024
+GPU_CHUNK, CPU_CHUNK = 16_384, 4096
 
 
 @dataclass(frozen=True)
