@@ -229,6 +229,35 @@ def test_intervals_are_over_documents_where_there_are_many(tmp_path, model):
     assert evaluate_lengths(reader, file, lengths=[8, 32], limit=4)["row_count"] == 4
 
 
+def test_a_run_is_evaluated_on_its_validation_texts(tmp_path):
+    """Its rows are cut from documents between `bos` and `eos`, and the window is the length that it was trained at."""
+    (tmp_path / "train.txt").write_text("the cat sat on the mat " * 40)
+    texts = ["a dog ran to the other end of the garden", "short"]
+    (tmp_path / "valid.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    data = {"train": str(tmp_path / "train.txt"), "valid": str(tmp_path / "valid.jsonl"), "tokenizer": "bytes"}
+    recipe = {
+        "model": {"preset": "llama-2", "dim": 16, "num_heads": 2, "num_layers": 1, "max_length": 64},
+        "data": {**data, "sequence_length": 16},
+        "train": {"steps": 1, "device": "cpu"},
+        "out": str(tmp_path / "run"),
+    }
+    phasor.train(phasor.Recipe.from_dict(recipe))
+    result = evaluate_lengths(tmp_path / "run", lengths=[8, 40], targets=4, device="cpu")
+    assert result["documents"] == {"found": 2, "used": 1, "longest": 42}
+    assert (result["trained_length"], result["bos"], result["data"]) == (16, 1, "the validation data")
+    ids = torch.tensor([1, *(byte + 5 for byte in texts[0].encode())])
+    model = phasor.load(tmp_path / "run")
+    for length in (8, 40):
+        read = ids[40 - length : 40].clone()
+        read[0] = 1
+        with torch.no_grad():
+            logits = model(read[None])[0, -4:]
+        expected = torch.nn.functional.cross_entropy(logits, ids[37:41]).item()
+        assert row_of(result, "own", length)["loss"]["estimate"] == pytest.approx(expected, rel=CLOSE)
+    with pytest.raises(ValueError, match=r"the longest has 42; give shorter lengths, longer documents, or --join"):
+        evaluate_lengths(tmp_path / "run", lengths=[48], device="cpu")
+
+
 def test_lengths_are_integers_or_in_k():
     assert parse_lengths("2k,1024, 16") == (16, 1024, 2048)
     for wrong in ("", "4m", "0", "1", "-8", "1.5k", "4k,,8k", [True], [2.0]):

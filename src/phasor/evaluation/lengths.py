@@ -60,7 +60,8 @@ def evaluate_lengths(
     Intervals have the level 95 %. They are over documents where there are ten or more, and over rows otherwise, which
     are taken to be independent. `difference` is the paired one to "window"; `orders` states "a < b" where the
     interval of the paired difference excludes 0, and "not shown" elsewhere. `positions` is the curve of the loss by
-    position at the largest length. `out` is a folder for a page, charts and JSON.
+    position at the largest length. The `losses` of a row are those of the units, with `unit_weights`, for comparisons
+    with other reports on the same data. `out` is a folder for a page, charts and JSON.
 
     >>> from phasor import preset
     >>> import tempfile, numpy as np
@@ -131,7 +132,9 @@ def describe(
         difference = None if name == BASELINE else paired_interval(against, rows.weights).to_dict()
         means = {"loss": loss.to_dict(), "perplexity": finite(math.exp(min(loss.estimate, 700)))}
         factor = variants[name, length].factor
-        table.append({"extension": name, "length": length, "factor": factor, **means, "difference": difference})
+        table.append(
+            {"extension": name, "length": length, "factor": factor, **means, "difference": difference, "losses": values}
+        )
     orders = [
         {
             "length": length,
@@ -161,6 +164,7 @@ def describe(
         "targets": per_row * sum(rows.counts),
         "unit": rows.unit,
         "units": len(rows.weights),
+        "unit_weights": rows.weights,
         "baseline": BASELINE,
         "names": {name: variant_names()[name] for name in settings.names},
         "rows": table,
