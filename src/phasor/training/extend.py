@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -184,7 +183,7 @@ def with_texts(
     device: str,
 ) -> Recipe:
     """The recipe with what to train on, and for how long."""
-    texts = {"train": os.fspath(train), "valid": None if valid is None else os.fspath(valid)}
+    texts = {"train": str(path_of(train, "a text")), "valid": None if valid is None else str(path_of(valid, "a text"))}
     options = {"steps": steps, "seed": seed, "device": device}
     options |= {} if batch_tokens is None else {"batch_tokens": batch_tokens}
     recipe = recipe.replace(data=recipe.data.replace(**texts), train=recipe.train.replace(**options))
