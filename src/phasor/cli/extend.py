@@ -23,7 +23,6 @@ METHODS = {
 EPILOG = """
 A run that was stopped is resumed by the same command. Exit codes are those of phasor train.
 """
-OPTIONS = ("to", "positions", "factor", "run")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -96,8 +95,6 @@ def run(given: argparse.Namespace) -> int:
             **numbers,
             **given_fields(given, *extended_by()),
         )
-    except ValueError as error:
-        raise ValueError(name_option(str(error))) from None
     finally:
         if given.train is not None:
             progress.close()
@@ -106,15 +103,6 @@ def run(given: argparse.Namespace) -> int:
     else:
         show(result)
     return result.exit_code
-
-
-def name_option(text: str) -> str:
-    """An error about a parameter of the function, with the option's name.
-
-    >>> name_option("to must be an integer of at least 1, not 0")
-    '--to must be an integer of at least 1, not 0'
-    """
-    return f"--{text}" if text.split(" ", 1)[0] in OPTIONS else text
 
 
 def show(result: Extended) -> None:
