@@ -386,7 +386,7 @@ def test_the_command(tmp_path, run_phasor):
         ("--target", "x"): "--target is for translation, and does not go with --stream",
         ("--extension", "yarn"): "--extension does not go with --stream",
         ("--resume",): "resume needs out",
-        ("--token-dtype", "uint16"): "token_dtype is for files of token ids",
+        ("--token-dtype", "uint16"): "--token-dtype is for files of token ids",
     }
     for options, message in errors.items():
         assert message in run_phasor.expect_error(*command, *options)
@@ -417,6 +417,10 @@ def test_what_a_resumed_stream_may_not_change(tmp_path):
     refused("the file has changed since the stream in .*out was begun", model, path, resume=True, **options)
     write_ids(tmp_path, 100)
     assert evaluate_stream(model, path, resume=True, **options)["resumed_at"] == 99
+    state = (out / "state.json").read_text()
+    (out / "state.json").write_text(state.replace('"device": "cpu"', '"device": "cuda"'))
+    with pytest.warns(UserWarning, match="was begun on cuda and is continued on cpu"):
+        evaluate_stream(model, path, resume=True, **options)
     cache = next(out.glob("cache-*"))
     cache.write_bytes(cache.read_bytes()[:-1] + b"x")
     refused("not as it was written", model, path, resume=True, **options)

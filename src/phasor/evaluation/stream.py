@@ -119,7 +119,9 @@ def evaluate_stream(
         "token_dtype": token_dtype,
     }
     with ExitStack() as stack:
-        saved = None if folder is None else stack.enter_context(StreamFolder.open(folder, settings, resume))
+        saved = (
+            None if folder is None else stack.enter_context(StreamFolder.open(folder, settings, reader.device, resume))
+        )
         stack.enter_context(eval_mode(network))
         stack.enter_context(torch.inference_mode())
         if saved is not None:
@@ -220,6 +222,7 @@ class StreamReader:
 
     def step(self, tokens: Tensor) -> None:
         """Read a chunk `[1, n + 1]`: the nats of its last n tokens are added to those of their stretches."""
+        assert self.model.head is not None
         hidden = self.model(tokens[:, :-1], cache=self.cache, head=False)
         count = hidden.shape[1]
         for stretch, start, stop in stretches(self.tokens + 1, self.tokens + 1 + count):

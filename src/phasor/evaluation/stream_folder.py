@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -49,12 +50,12 @@ class StreamFolder:
     A state is two files, the cache's and `state.json`, which names it and is written last.
     """
 
-    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
-        self.path, self.settings = path, settings
+    def __init__(self, path: Path, settings: dict[str, Any], device: torch.device) -> None:
+        self.path, self.settings, self.device = path, settings, device
 
     @classmethod
     @contextmanager
-    def open(cls, path: Path, settings: dict[str, Any], resume: bool) -> Iterator[StreamFolder]:
+    def open(cls, path: Path, settings: dict[str, Any], device: torch.device, resume: bool) -> Iterator[StreamFolder]:
         """The folder, locked: a new one, or with `resume` that of a stream with these settings."""
         exists = (path / STATE).is_file()
         if resume and not exists:
@@ -67,7 +68,7 @@ class StreamFolder:
         handle = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             lock(handle)
-            folder = cls(path, settings)
+            folder = cls(path, settings, device)
             folder.remove_leftovers()
             yield folder
         except BlockingIOError:
@@ -76,7 +77,10 @@ class StreamFolder:
             os.close(handle)
 
     def read(self) -> StreamState | None:
-        """The state that was saved; None in a new folder. Other settings than it has are refused."""
+        """The state that was saved; None in a new folder. Other settings than it has are refused.
+
+        A warning says that a stream goes on on another kind of device, which rounds differently.
+        """
         file = self.path / STATE
         if not file.is_file():
             return None
@@ -84,7 +88,7 @@ class StreamFolder:
         try:
             if saved["format"] != FORMAT:
                 raise ValueError(f"its format is {quote(saved['format'])}, and this version of phasor reads {FORMAT}")
-            settings, state = saved["settings"], StreamState(**saved["state"])
+            settings, device, state = saved["settings"], saved["device"], StreamState(**saved["state"])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{file} is not the state of a stream: {error}") from None
         for name, value in self.settings.items():
@@ -95,6 +99,12 @@ class StreamFolder:
                     f"the stream in {self.path} was begun with {NAMED[name]} {settings.get(name)}, and cannot be "
                     f"resumed with {value}"
                 )
+        if device != self.device.type:
+            warnings.warn(
+                f"the stream in {self.path} was begun on {device} and is continued on {self.device.type}: the loss "
+                "will not be the same to the last bit",
+                stacklevel=3,
+            )
         return state
 
     def read_cache(self, state: StreamState, model: Transformer) -> KVCache:
@@ -116,7 +126,8 @@ class StreamFolder:
             cache.save(self.path / name)
             digest = sha256(self.path / name)
         state = asdict(StreamState(tokens, nats, mark, name, digest))
-        self._write(STATE, {"format": FORMAT, "settings": self.settings, "state": state})
+        content = {"format": FORMAT, "settings": self.settings, "device": self.device.type, "state": state}
+        self._write(STATE, content)
         for file in self.path.glob(CACHES):
             if file.name != name:
                 file.unlink()
