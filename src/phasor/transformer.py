@@ -134,7 +134,13 @@ class Stack(nn.Module):
     ) -> list[AttentionContext]:
         """The context of each layer's attention; every scheme prepares once for all the layers that use it."""
         schemes = [cast(Position, scheme) for scheme in self.positions]
-        prepared = [scheme.prepare(seq, x) for scheme in schemes]
+        windows = [
+            self._decay_window(x, seq, index) if cache is not None else None for index in range(len(self.layers))
+        ]
+        prepared = {
+            (which, window): schemes[which].prepare(replace(seq, window=window), x)
+            for which, window in dict.fromkeys(zip(self.scheme_of, windows, strict=True))
+        }
         own_mask = Mask(
             causal=self.side == "decoder",
             prefix_length=prefix_length,
@@ -153,12 +159,21 @@ class Stack(nn.Module):
             key = (id(mask), layer.attention.window, layer.attention.sink_tokens)
             if key not in narrowed:
                 narrowed[key] = mask.with_window(*key[1:])
-            ctx = AttentionContext(narrowed[key], schemes[which], prepared[which], rows, key_positions)
+            ctx = AttentionContext(narrowed[key], schemes[which], prepared[which, windows[index]], rows, key_positions)
+            ctx.decays = windows[index] is not None
             ctx.update_kv = None if step is None else step.update
-            ctx.sink_positions = self._sink_positions(x, seq, layer, which) if layer.attention.cap_sinks else None
+            if layer.attention.cap_sinks:
+                ctx.sink_positions = self._sink_positions(x, replace(seq, window=windows[index]), layer, which)
             ctx.weights = record.attention
             contexts.append(ctx)
         return contexts
+
+    def _decay_window(self, x: Tensor, seq: SequenceInfo, index: int) -> int | None:
+        """The window of a layer whose cache holds keys without the decay of their scheme; None for all others."""
+        window = self.layers[index].attention.window
+        if window is None or seq.document_ids is not None:
+            return None
+        return window if self.position(self.scheme_of[index]).decays_in(window, x) else None
 
     def _sink_positions(self, x: Tensor, seq: SequenceInfo, layer: Layer, which: int) -> tuple[Any, Tensor]:
         """Positions for queries that attend to sink tokens, capped at the length of window and sinks together."""

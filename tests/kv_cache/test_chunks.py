@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from schemes import build, tiny, tokens
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import phasor
 from phasor.kv_cache.slots import SlotLayout
@@ -122,3 +125,24 @@ def test_slots_in_order_hold_what_the_next_token_sees(layout: SlotLayout) -> Non
         found = [int(t) for slots in layout.in_order(held) for t in index[slots]]
         visible = [t for t in range(held) if t < layout.sinks or held - t < layout.window]
         assert found == visible
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_chunk_reads_no_value_on_the_host(view: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor writes one to the device, so that on a GPU the host runs ahead of it."""
+    monkeypatch.setattr("phasor.nn.checks.can_check_values", lambda x: False)
+    synchronizing = {"aten._local_scalar_dense", "aten.nonzero", "aten.lift_fresh"}
+    model, ids = build(tiny("rotary", attention=VIEWS[view])), tokens(2, 40)
+    cache, called = model.new_cache(2, WINDOW), set()
+
+    class Record(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            called.add(func.overloadpacket._qualified_op_name.replace("::", "."))
+            return func(*args, **(kwargs or {}))
+
+    with torch.no_grad():
+        model(ids[:, :20], cache=cache)
+        with Record():
+            model(ids[:, 20:], cache=cache, head=False)
+    assert "aten.cat" in called
+    assert not called & synchronizing

@@ -26,7 +26,8 @@ class AttentionContext:
     `positions` and `key_positions`, `[B or 1, T]`, are for schemes that act on scores. `cross_kv` holds the keys and
     values of cross-attention. `update_kv` adds the keys and values of this call to a cache and returns all of them.
     `sink_positions` are positions (as prepared, and as integers) for queries that attend to sink tokens. Attention
-    weights are appended to `weights` where a `Record` asks for them.
+    weights are appended to `weights` where a `Record` asks for them. With `decays` the cache holds keys without the
+    decay of their scheme, which this call applies.
     """
 
     mask: Mask
@@ -38,6 +39,7 @@ class AttentionContext:
     update_kv: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
     sink_positions: tuple[Any, Tensor] | None = None
     weights: list[Tensor] | None = None
+    decays: bool = False
 
 
 class Attention(nn.Module):
@@ -145,11 +147,27 @@ class Attention(nn.Module):
                 sink_queries = SinkQueries(ctx.position.on_query(q, prepared), positions)
         return *ctx.position.on_heads(q, k, v, ctx.prepared), sink_queries
 
+    def decay(
+        self, q: Tensor, k: Tensor, sink_queries: SinkQueries | None, ctx: AttentionContext
+    ) -> tuple[Tensor, Tensor, SinkQueries | None]:
+        """Queries and keys that decay from the call's first position on; the factors are the same for all layers."""
+        positions, key_positions = ctx.positions, ctx.key_positions
+        assert positions is not None
+        assert key_positions is not None
+        key = id(ctx.position), positions, key_positions
+        sinks = None if sink_queries is None else sink_queries.positions
+        of_q, of_k, of_sinks = ctx.mask.memoize("decay", key, decay_factors, ctx, positions, key_positions, sinks, q)
+        if sink_queries is not None:
+            sink_queries = SinkQueries((sink_queries.queries * of_sinks).to(q.dtype), sink_queries.positions)
+        return (q * of_q).to(q.dtype), (k * of_k).to(k.dtype), sink_queries
+
     def forward(self, x: Tensor, ctx: AttentionContext) -> Tensor:
         sink_queries = None
         if ctx.cross_kv is None:
             q, k, v, sink_queries = APPLY_POSITIONS(self, self.project(x), ctx)
             k, v = (k, v) if ctx.update_kv is None else ctx.update_kv(k, v)
+            if ctx.decays:
+                q, k, sink_queries = self.decay(q, k, sink_queries, ctx)
         else:
             q = self._bias_clip_norm("q", self.q(x).unflatten(-1, (self.num_heads, self.head_dim)))
             k, v = ctx.cross_kv
@@ -169,6 +187,19 @@ class Attention(nn.Module):
             y, weights = attention_ref(q, k, v, ctx.mask, score_mod)
             ctx.weights.append(weights)
         return self.out(y.flatten(-2))
+
+
+def decay_factors(
+    ctx: AttentionContext, positions: Tensor, key_positions: Tensor, sink_positions: Tensor | None, like: Tensor
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The factors of queries, keys and the queries of sink tokens, whose reference is a position of their own."""
+    reference, of_sinks = positions[:, :1], None
+    of_q = ctx.position.decay(positions - reference, like)
+    if sink_positions is not None:
+        of_sinks = ctx.position.decay(sink_positions - sink_positions[:, :1], like)
+        keys = torch.arange(key_positions.shape[1], device=like.device)
+        reference = torch.where(ctx.mask.is_sink(keys), sink_positions[:, :1], reference)
+    return of_q, ctx.position.decay(reference - key_positions, like), of_sinks
 
 
 def kernel_why_not(attention: Attention, projected: Tensor, ctx: AttentionContext) -> str | None:

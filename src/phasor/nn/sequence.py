@@ -42,6 +42,7 @@ class SequenceInfo:
     document_ids: Tensor | None = None
     order: Tensor | None = None
     first: Tensor | None = None  # from an earlier call with the same cache: where each token's sequence begins
+    window: int | None = None  # of layers whose keys a cache holds without their decay; see `Position.decay`
 
     @property
     def rows(self) -> Tensor:

@@ -78,6 +78,14 @@ class Position(nn.Module):
         q, k, v = split_qkv(projected)
         return self.on_heads(q.flatten(-3, -2), k, v, prepared)
 
+    def decays_in(self, window: int, like: Tensor) -> bool:
+        """Whether a cache of a layer with that window holds keys without their decay, for `decay` to apply."""
+        return False
+
+    def decay(self, since: Tensor, like: Tensor) -> Tensor:
+        """Factors `[B or 1, T, 1, D]` of queries `since` positions after a reference; keys have the inverse."""
+        raise NotImplementedError
+
     def on_scores(self, prepared: Any) -> Bias | None:
         """What positions add to scores, called block by block; None for nothing."""
         return None

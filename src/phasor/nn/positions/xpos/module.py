@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from phasor.nn.checks import can_check_values
@@ -12,7 +13,11 @@ from phasor.nn.sequence import SequenceInfo
 
 
 class XPos(Rotary, config=XPosConfig):
-    """Cosines and sines of queries times `zeta^(m / decay)`, those of keys over it."""
+    """Cosines and sines of queries times `zeta^((m - c) / decay)`, those of keys over it.
+
+    The reference `c` is the first position of the row or document. A layer with a window caches keys without the decay,
+    which each call applies from its own first position on, so that a stream of any length stays in range.
+    """
 
     config: XPosConfig
 
@@ -20,18 +25,45 @@ class XPos(Rotary, config=XPosConfig):
         return "xPos scales queries and keys differently"
 
     def angles(self, cos: Tensor, sin: Tensor, seq: SequenceInfo, like: Tensor) -> Angles:
-        scale = self.decay_scale(seq, cos.dtype, like.dtype)
+        if seq.window is not None:
+            self._check_span(seq.rows.shape[-1] + seq.window - 1, like)
+            self._check_span(seq.rows - seq.rows[:, :1], like)
+            both = headwise(cos), headwise(sin)
+            return Angles(both, both)
+        since = seq.positions - seq.origin()
+        self._check_span(since, like)
+        scale = self._scale(since, cos.dtype)
         query = headwise(cos * scale), headwise(sin * scale)
         return Angles(query, (headwise(cos / scale), headwise(sin / scale)))
 
-    def decay_scale(self, seq: SequenceInfo, dtype: torch.dtype, activations: torch.dtype) -> Tensor:
-        """`zeta_i^((m - c) / decay)` with `c` the first position of the row or document."""
-        span, pairs = self.config.max_positions, self.rotary_dim // 2
-        if activations == torch.float16:  # it reaches 2^16 where float32 reaches 2^127
-            span = span // 8
-        since = (seq.positions - seq.origin())[..., None]
-        if can_check_values(since) and since.numel() and since.abs().max() >= span:
-            name = str(activations).removeprefix("torch.")
-            raise ValueError(f"xPos spans at most {span} positions of one sequence: beyond it {name} overflows")
+    def decays_in(self, window: int, like: Tensor) -> bool:
+        return window <= self._span(like) // 2
+
+    def decay(self, since: Tensor, like: Tensor) -> Tensor:
+        # What comes long after the reference is hidden from all queries, and has to stay finite.
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        scale = self._scale(since.clamp(min=-self._span(like)), dtype)
+        pairs = (scale, scale) if self.config.pairing == "half" else (scale[..., None], scale[..., None])
+        both = torch.cat(pairs, dim=-1).flatten(2)
+        return headwise(F.pad(both, (0, self.head_dim - self.rotary_dim), value=1.0))
+
+    def _scale(self, since: Tensor, dtype: torch.dtype) -> Tensor:
+        """`zeta_i^(since / decay)` for each pair of features, `[..., pairs]`."""
+        pairs = self.rotary_dim // 2
         zeta = (torch.arange(pairs, device=since.device, dtype=torch.float64) / pairs + 0.4) / 1.4
-        return torch.exp2(torch.log2(zeta) * (since.to(torch.float64) / self.config.decay)).to(dtype)
+        return torch.exp2(torch.log2(zeta) * (since[..., None].to(torch.float64) / self.config.decay)).to(dtype)
+
+    def _span(self, like: Tensor) -> int:
+        """How far from the reference positions may be; float16 reaches 2^16 where float32 reaches 2^127."""
+        return self.config.max_positions // (8 if like.dtype == torch.float16 else 1)
+
+    def _check_span(self, since: int | Tensor, like: Tensor) -> None:
+        span, name = self._span(like), str(like.dtype).removeprefix("torch.")
+        if isinstance(since, int):
+            if since > span:
+                raise ValueError(
+                    f"xPos spans at most {span} positions in {name}, and this call and its window span {since}: "
+                    "give a cache fewer tokens at a time"
+                )
+        elif can_check_values(since) and since.numel() and since.abs().max() >= span:
+            raise ValueError(f"xPos spans at most {span} positions of one sequence: beyond it {name} overflows")

@@ -1,0 +1,75 @@
+"""xPos under a window: a stream through a cache may be of any length, though float32 spans few positions at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from schemes import build, tiny, tokens
+from torch import Tensor
+
+import phasor
+from phasor.kv_cache.static import StaticKVCache
+from phasor.nn.positions.xpos.module import XPos
+
+WINDOW = 8
+VIEWS = {
+    "window": phasor.AttentionConfig(window=WINDOW),
+    "sinks": phasor.AttentionConfig(window=WINDOW, sink_tokens=2),
+    "capped sinks": phasor.AttentionConfig(window=WINDOW, sink_tokens=2, cap_sinks=True),
+}
+
+
+def xpos(view: str = "window", **fields: Any) -> phasor.Transformer:
+    """A model whose decay is so fast that float32 spans 64 positions."""
+    return build(tiny(phasor.XPosConfig(decay=1.0, **fields), attention=VIEWS[view]))
+
+
+def feed(model: phasor.Transformer, ids: Tensor, chunk: int, start: int = 0, max_length: int = WINDOW) -> Tensor:
+    cache, at = model.new_cache(1, max_length), torch.arange(start, start + ids.shape[1])
+    with torch.no_grad():
+        parts = zip(ids.split(chunk, dim=1), at.split(chunk), strict=True)
+        return torch.cat([model(x, positions=p if start else None, cache=cache) for x, p in parts], dim=1)
+
+
+@pytest.mark.parametrize("fields", [{}, {"pairing": "adjacent", "rotary_dim": 4}], ids=["half", "adjacent"])
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_stream_past_the_span_equals_the_formula_in_float64(
+    view: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Float64 spans 500 positions of the formula itself, whose queries and keys are scaled from the first token on."""
+    model, ids = xpos(view, **fields), tokens(1, 300)
+    double = xpos(view, **fields).double()
+    with monkeypatch.context() as patch, torch.no_grad():
+        patch.setattr(XPos, "_check_span", lambda *_: None)
+        expected = double(ids)
+    for chunk in (5, 50):
+        torch.testing.assert_close(feed(model, ids, chunk).double(), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(feed(model, ids[:, :100], 1).double(), expected[:, :100], rtol=1e-4, atol=1e-4)
+
+
+def test_a_stream_far_from_zero_is_that_at_zero() -> None:
+    model, ids = xpos("sinks"), tokens(1, 120)
+    torch.testing.assert_close(feed(model, ids, 30, start=2**36), feed(model, ids, 30), rtol=1e-4, atol=1e-4)
+
+
+def test_static_steps_go_on_past_the_span() -> None:
+    model, ids = xpos(), tokens(1, 100)
+    cache = model.new_cache(1, WINDOW)
+    with torch.no_grad():
+        model(ids[:, :50], cache=cache)
+        static = StaticKVCache(cache)
+        found = torch.cat([model(ids[:, i : i + 1], cache=static) for i in range(50, 100)], dim=1)
+    torch.testing.assert_close(found, feed(model, ids, 20)[:, 50:], rtol=1e-4, atol=1e-4)
+
+
+def test_what_one_call_cannot_span_is_refused() -> None:
+    model, ids = xpos(), tokens(1, 100)
+    with pytest.raises(ValueError, match=r"this call and its window span 68: give a cache fewer tokens at a time"):
+        model(ids[:, :61], cache=model.new_cache(1, WINDOW))
+    with pytest.raises(ValueError, match="xPos spans at most 64 positions of one sequence"):
+        model(ids)
+    wide = build(tiny(phasor.XPosConfig(decay=1.0), attention=phasor.AttentionConfig(window=33)))
+    with pytest.raises(ValueError, match="xPos spans at most 64 positions of one sequence"):
+        feed(wide, ids, 10, max_length=33)
