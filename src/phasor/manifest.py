@@ -74,6 +74,8 @@ def write_manifest(folder: Path, kind: Kind, names: Iterable[str] | None = None)
 def read_manifest(folder: Path) -> Manifest | None:
     """The manifest of a folder; None where it has none. An unreadable one is an OSError, a malformed one damage."""
     file = folder / MANIFEST
+    if file.exists() and not file.is_file():
+        raise DamagedError(f"{file} is damaged: it is not a regular file")
     try:
         with file.open("rb") as stream:
             content = stream.read(LARGEST + 1)

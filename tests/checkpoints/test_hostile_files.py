@@ -19,11 +19,12 @@ from tokenizers import Tokenizer, models, normalizers
 import phasor
 from phasor.checkpoints.folder import read_tokenizer
 from phasor.checkpoints.hub import resolve_folder
+from phasor.checkpoints.sentencepiece import read_sentencepiece
 from phasor.config.recipe import DataConfig, Recipe, read_recipe
 from phasor.data import sources
 from phasor.data.sources import documents, lines, source_files
 from phasor.generation.encode import encode_prompts
-from phasor.manifest import MANIFEST
+from phasor.manifest import MANIFEST, read_manifest
 
 SIZES = {"vocab_size": 11, "dim": 8, "num_layers": 1, "num_heads": 2}
 
@@ -132,6 +133,7 @@ BAD_TOKENIZERS = {
     "runaway": {"normalizer": {"type": "Sequence", "normalizers": [REPLACE] * 8}},
     "runaway-decoder": {"decoder": {"type": "Sequence", "decoders": [REPLACE] * 8}},
     "runaway-nested": {"normalizer": SEQUENCE | {"normalizers": [SEQUENCE | {"normalizers": [REPLACE] * 4}]}},
+    "runaway-prefix": {"normalizer": {"type": "Prepend", "prepend": "a" * 5000}},
     "no-model": {"model": None},
     "vocabulary": {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "zz"]]}},
 }
@@ -303,3 +305,11 @@ def test_what_may_not_be_read_is_not_called_missing(folder: Path, monkeypatch: p
             lambda: phasor.explain(str(folder)),
         ):
             assert "ermission denied" in sentence(call), folder_too
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+@pytest.mark.parametrize("name", ["phasor_manifest.json", "spiece.model"])
+def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    read = read_manifest if name.startswith("phasor") else lambda folder: read_sentencepiece(folder / name)
+    assert "regular file" in sentence(lambda: read(tmp_path))

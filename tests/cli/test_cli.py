@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from commands import CommandRunner, run
 from decoding import byte_tokenizer, reciter, speaker
 
@@ -304,6 +305,17 @@ def test_a_stream_is_printed_as_it_comes_and_may_be_cut_off(folders: dict[str, s
         assert process.stderr.read() == ""
         process.stderr.close()
         process.wait(timeout=60)
+
+
+@pytest.mark.parametrize("how", [[], ["--temperature", "1"], ["--num-beams", "2"], ["--stream"]])
+def test_logits_that_are_not_finite_are_an_error(how: list[str], tmp_path: Path, run_phasor: CommandRunner) -> None:
+    model = speaker(num_layers=1)
+    torch.nn.init.constant_(next(model.parameters()), math.nan)
+    phasor.save(model, tmp_path / "model")
+    said = run_phasor.expect_error(
+        "generate", str(tmp_path / "model"), "--prompt", "1 2", "--max-new-tokens", "3", *how
+    )
+    assert "logits are not finite" in said
 
 
 @pytest.mark.parametrize(

@@ -340,6 +340,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "empty prompt": ([], {}, "prompt is empty"),
     "empty prompt in a list": ([[1], []], {}, "prompt is empty"),
     "not a prompt": (5, {}, "a prompt is a list"),
+    "bytes": (b"12", {}, "a prompt is a list"),
     "mixed prompts": ([[1], "a"], {}, "a prompt is a list"),
     "text without a tokenizer": ("hello", {}, "needs a tokenizer"),
     "token too large": ([1, VOCAB], {}, "61 is outside the vocabulary"),

@@ -380,3 +380,11 @@ def test_events_that_cannot_be_read_do_not_end_a_run(folder, monkeypatch):
             patch.setattr(f"{module}.open", fail)
         assert run(recipe(folder, train__steps=4), resume=True, notes=notes).status == "finished"
     assert any("cannot be read: Permission denied; the run continues" in line for line in notes.said)
+
+
+@pytest.mark.parametrize(("option", "said"), [("--out", "--out is not"), ("--data.train", "--data.train is not")])
+def test_a_name_that_is_not_utf8_leaves_nothing(place, option, said, capsys):
+    arguments = ["train", "--data.train", "corpus.txt", *SMALL, "--out", "run", option, "a\udcff"]
+    assert main(arguments) == 2
+    assert f"phasor: {said} UTF-8 text" in capsys.readouterr().err
+    assert [path.name for path in place.iterdir()] == ["corpus.txt"]

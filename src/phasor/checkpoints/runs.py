@@ -7,6 +7,7 @@ import json
 import os
 import re
 import stat
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -43,9 +44,9 @@ class RunMarker:
         self.folder, self.recipes, self.names = folder, recipes, names  # a name with a text is a link to that
 
     @classmethod
-    def create(cls, folder: Path, recipe: Recipe) -> Self:
-        """Mark an empty folder as that of a run."""
-        marker = cls(folder, [{"step": 0, "recipe": recipe.to_dict()}], {})
+    def create(cls, folder: Path, recipe: Recipe, names: Iterable[str] = ()) -> Self:
+        """Mark an empty folder as that of a run, which uses these names."""
+        marker = cls(folder, [{"step": 0, "recipe": recipe.to_dict()}], dict.fromkeys(names))
         marker.write(unique=True)  # two processes may do so at once
         return marker
 

@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from phasor.checkpoints.protobuf import read_fields
+from phasor.config.text_files import open_regular
 
 SPACE = "▁"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -40,8 +41,10 @@ class SentencePieceModel:
 def read_sentencepiece(file: Path) -> SentencePieceModel:
     """Read a SentencePiece file; what phasor cannot do as SentencePiece does it is refused."""
     model = SentencePieceModel()
+    with open_regular(file, str(file)) as stream:
+        content = stream.read()
     try:
-        for number, value in read_fields(file.read_bytes()):
+        for number, value in read_fields(content):
             if number == 1:
                 model.pieces.append(read_piece(value))
             elif number == 2:
@@ -61,8 +64,6 @@ def read_sentencepiece(file: Path) -> SentencePieceModel:
             raise ValueError("it is neither a unigram nor a BPE model")
         if not any(kind == UNKNOWN for _, _, kind in model.pieces):
             raise ValueError("it has no unknown token")
-    except OSError as error:
-        raise ValueError(f"{file} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise ValueError(f"{file} is not a SentencePiece model that phasor reads: {error}") from None
     return model

@@ -56,6 +56,8 @@ def growth(part: Any) -> float:
     inner = [part.get(name) for name in ("normalizers", "decoders")]
     for one in (one for parts in inner if isinstance(parts, list) for one in parts):
         factor = min(factor * growth(one), 1e300)
+    if part.get("type") == "Prepend" and isinstance(part.get("prepend"), str):
+        factor = min(factor * (1 + len(part["prepend"])), 1e300)
     if part.get("type") == "Replace" and isinstance(part.get("content"), str):
         pattern = part.get("pattern")
         text = pattern.get("String") if isinstance(pattern, dict) else pattern

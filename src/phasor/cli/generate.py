@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -70,6 +71,7 @@ def run(given: argparse.Namespace) -> None:
     else:
         results = generate(model, prompt, draft=draft, details=True, **fields)
         generated = flatten(results)
+        check_finite(generated)
         count = sum(len(one.tokens) for one in generated)
         if given.json:
             print_json(results if isinstance(results, list) else [results])
@@ -87,6 +89,15 @@ def run(given: argparse.Namespace) -> None:
 def flatten(results: Any) -> list[Generated]:
     """All results: one, or several for a prompt, or for each of several prompts."""
     return [one for inner in results for one in flatten(inner)] if isinstance(results, list) else [results]
+
+
+def check_finite(generated: list[Generated]) -> None:
+    """Refuse results of logits that are not numbers: whatever tokens they gave, they mean nothing."""
+    if any(math.isnan(x) for one in generated for x in one.log_probabilities):
+        raise ValueError(
+            "the model's logits are not finite, so that its output means nothing: weights may be damaged, or their "
+            "dtype too narrow"
+        )
 
 
 def one_line(text: str) -> str:
@@ -112,6 +123,7 @@ def read_model(folder: str, given: argparse.Namespace) -> Transformer:
 
 def show_step(step: Generated) -> int:
     """Print the output of one step of a stream; the number of its tokens."""
+    check_finite([step])
     text = "".join(f"{token} " for token in step.tokens) if step.text is None else step.text
     print_text(text, end="")
     return len(step.tokens)

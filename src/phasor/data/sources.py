@@ -158,7 +158,7 @@ def documents(path: str | None, config: DataConfig) -> Iterator[str]:
 def text_documents(file: Path, config: DataConfig) -> Iterator[str]:
     """A plain text as one document, or one per line, or one per paragraph."""
     if config.document == "file":
-        yield decode(read_bytes(file), file, config)
+        yield decode(read_bytes(file, ": set data.document to 'line' or 'paragraph'"), file, config)
     elif config.document == "line":
         yield from (line.text for line in lines(file, config))
     else:
@@ -276,16 +276,15 @@ def raw_lines(file: Path) -> Iterator[bytes]:
         raise read_error(file, error) from None
 
 
-def read_bytes(file: Path) -> bytes:
+def read_bytes(file: Path, advice: str = "") -> bytes:
+    """All of a file, unpacked; an error with some advice where it is too long."""
     try:
         with open_file(file) as stream:
             data = stream.read(TEXT_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise read_error(file, error) from None
     if len(data) > TEXT_BYTES:
-        raise ValueError(
-            f"{file} is a document of more than {TEXT_BYTES >> 20} MiB: set data.document to 'line' or 'paragraph'"
-        )
+        raise ValueError(f"{file} holds a text of more than {TEXT_BYTES >> 20} MiB{advice}")
     return data
 
 

@@ -269,7 +269,7 @@ def split_prompts(prompt: Prompt) -> tuple[list[Any], bool, bool]:
         prompt = prompt.tolist()
     if isinstance(prompt, Sequence) and not prompt:
         raise ValueError("the prompt is empty: give token ids, text, or a list of either")
-    if not isinstance(prompt, Sequence):
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray | memoryview):
         raise ValueError(f"a prompt is a list of token ids, a text, or a list of either, not {quote(prompt)}")
     if {type(p) for p in prompt} == {str}:
         return list(prompt), True, True

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from phasor.config.recipe import Recipe
@@ -17,9 +20,22 @@ def check_recipe(recipe: object) -> None:
     ValueError: train takes a Recipe, not {'task': 'lm'}: Recipe.from_dict makes one of a mapping
     """
     if isinstance(recipe, Recipe):
+        check_texts(recipe.to_dict())
         return
     hint = "Recipe.from_dict makes one of a mapping" if isinstance(recipe, dict) else "Recipe.from_file reads a file"
     raise ValueError(f"train takes a Recipe, not {quote(recipe)}: {hint}")
+
+
+def check_texts(fields: Mapping[str, Any], above: str = "") -> None:
+    """Refuse texts that no file can hold, such as names of files that are not UTF-8: a run writes its recipe down."""
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            check_texts(value, f"{above}{name}.")
+        elif isinstance(value, str) and not value.isprintable():
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                raise ValueError(f"{above}{name} is not UTF-8 text: {quote(value)}") from None
 
 
 def check_device(recipe: Recipe, device: torch.device) -> None:

@@ -81,7 +81,7 @@ class RunFolder:
         self.created = [path for path in (self.path, *self.path.parents) if not path.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self.marker = RunMarker.create(self.path, self.recipe) if found is None else found
+            self.marker = RunMarker.create(self.path, self.recipe, [LOCK]) if found is None else found
         except OSError as error:
             raise OSError(f"{self.path} cannot be written: {error.strerror}") from None
         self.lock = self.acquire_lock()
