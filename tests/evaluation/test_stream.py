@@ -14,7 +14,8 @@ from processes import forkserver
 from phasor import ModelConfig, Transformer, save
 from phasor.data.tokenizers import byte_tokenizer
 from phasor.evaluation import evaluate_stream
-from phasor.evaluation.stream import stretches, window_config
+from phasor.evaluation.stream import stretches
+from phasor.models.windows import window_config
 
 VOCAB = 300
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from phasor.checkpoints import load
 from phasor.checkpoints.runs import is_run
 from phasor.checkpoints.swap_positions import swap_config
-from phasor.config import AttentionConfig, ModelConfig
+from phasor.config import ModelConfig
 from phasor.config.schema import quote
 from phasor.config.text_files import path_of
 from phasor.data.prefetch import Prefetcher
@@ -26,6 +26,7 @@ from phasor.evaluation.evaluator import perplexity
 from phasor.evaluation.run import known_limits, load_weights
 from phasor.evaluation.stream_folder import StreamFolder, model_fingerprint
 from phasor.evaluation.token_source import TokenSource, open_tokens
+from phasor.models.windows import window_config
 from phasor.nn.heads import head_loss
 from phasor.nn.mode import eval_mode
 from phasor.transformer import Transformer
@@ -296,42 +297,6 @@ def open_model(
     if not network.config.has_logits:
         raise ValueError(f"a loss needs logits, and this model's head is {network.config.head.kind!r}")
     return network
-
-
-def window_config(config: ModelConfig, window: int | None, sinks: int | None) -> ModelConfig:
-    """The configuration with a window in every layer, where one is given, and with sink tokens.
-
-    Sink tokens are added to the layers that are given a window; without a window, to those that have one.
-
-    >>> config = ModelConfig(vocab_size=9, dim=8, num_layers=2, num_heads=1, position="rotary")
-    >>> window_config(config, 128, 4).attention.window, window_config(config, 128, 4).attention.cap_sinks
-    (128, True)
-    """
-    if window is None and sinks is None:
-        return config
-    own = [config.layer(i).attention for i in range(config.num_layers)]
-    if window is None and all(attention.window is None for attention in own):
-        raise ValueError("sinks are tokens that stay visible behind a window, and this model has none: give window too")
-    capped = "input" not in config.position.acts_on and all(p.axes == 1 for p in config.layer_positions())
-
-    def narrow(attention: AttentionConfig) -> AttentionConfig:
-        if window is None:
-            kept = attention.window is None
-        else:
-            kept = attention.window is not None and attention.window <= window
-        if kept:
-            return attention
-        count = attention.sink_tokens if sinks is None else sinks
-        cap = capped if sinks is not None else attention.cap_sinks
-        return attention.replace(
-            window=attention.window if window is None else window, sink_tokens=count, cap_sinks=cap and count > 0
-        )
-
-    layers = tuple(
-        layer if layer.attention is None else layer.replace(attention=narrow(layer.attention))
-        for layer in config.layers
-    )
-    return config.replace(attention=narrow(config.attention), layers=layers)
 
 
 def check_length(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from phasor.config import AttentionConfig, Extension, ModelConfig
+from phasor.config import Extension, ModelConfig
 from phasor.config.schema import did_you_mean, quote
 from phasor.models.extensions import DROP, check_extendable, extend_config, methods, original_length, trained_length
+from phasor.models.windows import window_config
 
 OWN, NONE, WINDOW, SINKS = "own", "none", "window", "sinks"
 SINK_TOKENS = 4  # as in StreamingLLM
@@ -63,7 +64,7 @@ def make_variant(config: ModelConfig, name: str, reach: int) -> Variant:
         return Variant(config)
     if name in (WINDOW, SINKS):
         sinks = SINK_TOKENS if name == SINKS else 0
-        return Variant(with_window(config, trained_length(config), sinks))
+        return Variant(window_config(config, trained_length(config) - sinks, sinks))
     if name == NONE:
         return Variant(config.with_extension(None))
     check_extendable(config)
@@ -73,18 +74,3 @@ def make_variant(config: ModelConfig, name: str, reach: int) -> Variant:
     if reach <= original:
         return Variant(config.with_extension(None), 1.0)
     return Variant(extend_config(config, name, reach), reach / original)
-
-
-def with_window(config: ModelConfig, window: int, sinks: int) -> ModelConfig:
-    """A model whose layers attend to `window` tokens at most, of which `sinks` are the first ones of the text."""
-
-    def narrow(attention: AttentionConfig) -> AttentionConfig:
-        if attention.window is not None and attention.window <= window:
-            return attention
-        return attention.replace(window=window - sinks, sink_tokens=sinks, cap_sinks=sinks > 0)
-
-    layers = tuple(
-        layer if layer.attention is None else layer.replace(attention=narrow(layer.attention))
-        for layer in config.layers
-    )
-    return config.replace(attention=narrow(config.attention), layers=layers)
