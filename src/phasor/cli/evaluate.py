@@ -12,7 +12,11 @@ from phasor.cli.output import Bar, print_json
 
 # Further evaluations, each chosen by the option of its name: a module with `add_options(group)`, `run(given)`, and in
 # SHARED the names of the options below that it takes besides its own; another mode may be one of them.
-MODES = {"lengths": "phasor.cli.evaluate_lengths", "stream": "phasor.cli.evaluate_stream"}
+MODES = {
+    "lengths": "phasor.cli.evaluate_lengths",
+    "retrieval": "phasor.cli.evaluate_retrieval",
+    "stream": "phasor.cli.evaluate_stream",
+}
 TRANSLATION = ("target", "num_beams")  # options that no mode takes
 OPTIONAL = argparse.SUPPRESS  # options of modes are absent unless given
 
@@ -21,7 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Evaluate a trained model on its validation data or on other data: perplexity and bits per byte of a language "
         "model, BLEU and chrF of a translation, accuracy on masked tokens. With --lengths, the loss by length; "
-        "with --stream, that of one long file."
+        "with --retrieval, what is found in long prompts; with --stream, the loss of one long file."
     )
     parser.add_argument(
         "model", metavar="MODEL", help="the folder of a run; with --data or a mode also a model folder of any format"

@@ -12,7 +12,7 @@ from phasor.cli.output import clock, print_json, printable
 from phasor.cli.parser import Verb
 from phasor.cli.recipe_options import add_recipe_options, name_options, without_recipe
 from phasor.config.overrides import apply_overrides
-from phasor.config.recipe import DEFAULT, Recipe, read_recipe
+from phasor.config.recipe import DEFAULT, GENERATED, Recipe, read_recipe
 from phasor.recipes import find
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def with_own_data(recipe: dict[str, Any], changes: dict[str, str]) -> dict[str, 
     data = recipe.get("data")
     if "data.train" not in changes or "data.format" in changes or not isinstance(data, dict):
         return recipe
-    return recipe | {"data": data | {"format": "auto"}} if data.get("format") in ("python", "dates") else recipe
+    return recipe | {"data": data | {"format": "auto"}} if data.get("format") in GENERATED else recipe
 
 
 def with_own_length(recipe: dict[str, Any], changes: dict[str, str]) -> dict[str, Any]:

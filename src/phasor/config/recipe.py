@@ -19,12 +19,14 @@ RECIPE_BYTES = 1 << 20
 
 Task = Literal["lm", "translation", "mlm"]
 MAX_WORKERS, MAX_VOCAB_SIZE = 256, 1 << 24
+GENERATED = ("python", "dates", "recall")  # formats that need no files
 
 
 class DataConfig(Config):
     """What to train on, and how it becomes tokens.
 
-    `train` is a file or a folder; it is left out with a `format` that generates its own data ("python", "dates").
+    `train` is a file or a folder; it is left out with a `format` that generates its own data ("python", "dates",
+    "recall").
     `train_target` is the other side of a parallel text in two files. Without `valid`, `validation_fraction` of the
     examples is held out by a hash of their text, so that no example is on both sides. `document` says what one
     document of a plain text file is. `tokenizer` is "bytes", "bpe", "unigram" or a folder; "auto" is that of
@@ -45,7 +47,7 @@ class DataConfig(Config):
     valid: str | None = None
     valid_target: str | None = None
     validation_fraction: float = 0.01
-    format: Literal["auto", "text", "jsonl", "tsv", "python", "dates"] = "auto"
+    format: Literal["auto", "text", "jsonl", "tsv", "python", "dates", "recall"] = "auto"
     document: Literal["file", "line", "paragraph"] = "file"
     field: str = "text"
     errors: Literal["strict", "replace"] = "strict"
@@ -89,7 +91,7 @@ class DataConfig(Config):
     @property
     def generates_data(self) -> bool:
         """Whether the format needs no files."""
-        return self.format in ("python", "dates")
+        return self.format in GENERATED
 
 
 class OptimizerConfig(Config):
@@ -242,8 +244,10 @@ class Recipe(Config):
                 raise ValueError(f"DataConfig.{name} is for translation, not for the task {self.task!r}")
         if self.data.skip_positions_to is not None and self.task == "translation":
             raise ValueError("DataConfig.skip_positions_to is for rows of text, not for the task 'translation'")
-        if self.data.format == "python" and self.task == "translation":
-            raise ValueError("the format 'python' has documents and no pairs, so it does not fit translation")
+        if self.data.format in ("python", "recall") and self.task == "translation":
+            raise ValueError(
+                f"the format {self.data.format!r} has documents and no pairs, so it does not fit translation"
+            )
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:

@@ -21,7 +21,7 @@ HELP = {
     "data.valid": "validation data; held out from the training data if left out",
     "data.valid_target": "target side of the validation data",
     "data.validation_fraction": "fraction of the data held out for validation if data.valid is left out",
-    "data.format": "file format, by file name if auto; python and dates generate their own data",
+    "data.format": "file format, by file name if auto; python, dates and recall generate their own data",
     "data.document": "what one document of a plain text file is",
     "data.field": "the field of a .jsonl line that holds the text",
     "data.errors": "how to handle bytes that are not UTF-8",

@@ -22,6 +22,7 @@ from phasor.checkpoints.runs import is_run
 from phasor.config.recipe import DataConfig
 from phasor.config.schema import name_some, quote
 from phasor.config.text_files import check_regular
+from phasor.data import recall
 from phasor.data.dates import Split, dates
 from phasor.manifest import MANIFEST
 
@@ -45,7 +46,7 @@ def source_files(path: str | None, config: DataConfig) -> list[Path]:
     """The files a source is made of, in order; none where its format generates its own data."""
     if config.format == "python":
         return standard_library()
-    if config.format == "dates":
+    if config.format in ("dates", "recall"):
         return []
     if path is None:
         raise ValueError("data.train says what to train on: give a file or a folder, or the format 'python'")
@@ -144,6 +145,9 @@ def documents(path: str | None, config: DataConfig) -> Iterator[str]:
     >>> sum("def getcwd" in text or "import" in text for text in documents(None, DataConfig(format="python"))) > 100
     True
     """
+    if config.format == "recall":
+        yield from recall.texts(config.sequence_length - 1)  # with the token that begins a text, a row each
+        return
     for file in source_files(path, config):
         kind = format_of(file, config)
         if kind == "jsonl":

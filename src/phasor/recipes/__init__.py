@@ -16,7 +16,7 @@ def names() -> list[str]:
     """The names of the recipes.
 
     >>> names()
-    ['dates', 'language-model', 'translation', 'translation-modern']
+    ['dates', 'language-model', 'recall', 'translation', 'translation-modern']
     """
     return sorted(file.stem for file in FOLDER.glob("*.yaml"))
 

@@ -1,0 +1,121 @@
+"""The report of retrieval: a heat map of depth and length for each task and extension, tables, and a page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from phasor.evaluation.lengths_report import length_name
+from phasor.evaluation.report import Page, to_png, to_svg
+
+Result = dict[str, Any]
+COLORS = "cividis"  # reads the same in gray and for color-blind readers
+DARK = 0.6  # a share from which on cells are so light that their text is dark
+WIDTH, HEIGHT = 0.55, 0.36  # inches of a cell
+COLUMNS = 3
+
+
+def percent(interval: dict[str, Any]) -> str:
+    """A share with the ends of its interval, in percent.
+
+    >>> percent({"estimate": 0.9, "low": 0.61, "high": 0.98})
+    '90 % [61, 98]'
+    """
+    return f"{100 * interval['estimate']:.0f} % [{100 * interval['low']:.0f}, {100 * interval['high']:.0f}]"
+
+
+def depth_rows(result: Result, task: str, extension: str) -> list[list[str]]:
+    """The map of a task and an extension as rows of cells: the depth, then how many were right at each length."""
+    cells = {(c["depth"], c["length"]): c for c in result["cells"] if (c["task"], c["extension"]) == (task, extension)}
+    return [
+        [f"{100 * depth:.0f} %", *(share(cells[depth, length]) for length in result["lengths"])]
+        for depth in result["depths"]
+    ]
+
+
+def share(cell: dict[str, Any]) -> str:
+    """
+    >>> share({"correct": 9, "trials": 10, "log_probability": -0.314})
+    '90 % (-0.31)'
+    """
+    return f"{100 * cell['correct'] / cell['trials']:.0f} % ({cell['log_probability']:.2f})"
+
+
+def length_rows(result: Result, task: str) -> list[list[str]]:
+    """A row per extension of a task: its name, then the share over all depths with its interval, at each length."""
+    found = {(c["extension"], c["length"]): c for c in result["all_depths"] if c["task"] == task}
+    return [
+        [model_name(result, name), *(percent(found[name, length]["exact_match"]) for length in result["lengths"])]
+        for name in result["extensions"]
+    ]
+
+
+def model_name(result: Result, extension: str) -> str:
+    factor = result["factors"][extension]
+    return extension if factor is None else f"{extension} (factor {factor:g})"
+
+
+def describe_map(result: Result) -> str:
+    """How the numbers were made, in a few sentences."""
+    texts = "a few sentences that are repeated" if result["haystack"] is None else result["haystack"]
+    return (
+        f"Prompt and answer together have exactly the tokens of the length. The depth is where the needle is: 0 % is "
+        f"the beginning of the haystack, 100 % right before the question. The haystack is {texts}. Of each cell there "
+        f"are {result['trials']:,} prompts, the same for every model. An answer is right where greedy decoding writes "
+        f"exactly its tokens. Intervals are Wilson's, at 95 %."
+    )
+
+
+def chart(result: Result) -> tuple[bytes, str]:
+    """The maps as PNG and as SVG: one per task and extension, those of a task in rows of three at most."""
+    from matplotlib.figure import Figure
+
+    tasks, names = list(result["tasks"]), list(result["extensions"])
+    lengths, depths = result["lengths"], result["depths"]
+    columns = min(COLUMNS, len(names))
+    lines = [(task, names[start : start + columns]) for task in tasks for start in range(0, len(names), columns)]
+    size = columns * (WIDTH * len(lengths) + 0.4) + 1.6, len(lines) * (HEIGHT * len(depths) + 0.7) + 0.4
+    figure = Figure(figsize=(max(4.5, size[0]), max(2.4, size[1])), layout="constrained")
+    panels = figure.subplots(len(lines), columns, squeeze=False)
+    shares = {(c["task"], c["extension"], c["length"], c["depth"]): c["correct"] / c["trials"] for c in result["cells"]}
+    for row, (task, inner) in enumerate(lines):
+        for axes, name in zip(panels[row], [*inner, *[None] * (columns - len(inner))], strict=True):
+            axes.set_frame_on(False)
+            axes.set_xticks([x + 0.5 for x in range(len(lengths))], [length_name(length) for length in lengths])
+            axes.set_yticks([y + 0.5 for y in range(len(depths))], [f"{100 * depth:.0f} %" for depth in depths])
+            axes.tick_params(length=0, labelleft=axes is panels[row][0])
+            if name is None:
+                axes.set_axis_off()
+                continue
+            values = [[shares[task, name, length, depth] for length in lengths] for depth in depths]
+            image = axes.pcolormesh(values, cmap=COLORS, vmin=0, vmax=1, edgecolors="white", linewidth=1)
+            axes.set_ylim(len(depths), 0)
+            for y, line in enumerate(values):
+                for x, value in enumerate(line):
+                    color = "black" if value >= DARK else "white"
+                    axes.text(x + 0.5, y + 0.5, f"{100 * value:.0f}", ha="center", va="center", color=color, fontsize=9)
+            axes.set_title(f"{task}, {model_name(result, name)}", loc="left", fontsize=10)
+    figure.supxlabel("length, tokens", fontsize=10)
+    figure.supylabel("depth of the needle", fontsize=10)
+    bar = figure.colorbar(image, ax=panels, shrink=0.9, pad=0.02, ticks=[0, 0.5, 1], label="exact match")
+    bar.ax.set_yticklabels(["0 %", "50 %", "100 %"])
+    return to_png(figure), to_svg(figure)
+
+
+def page(result: Result, svg: str) -> str:
+    """The report as one HTML page."""
+    sheet = Page("Retrieval by length and depth", f"{result['model']}, trained at {result['trained_length']:,} tokens")
+    sheet.paragraph(describe_map(result)).figure(svg, "Exact match in percent, by length and depth")
+    heads = ["model", *map(length_name, result["lengths"])]
+    for task, summary in result["tasks"].items():
+        sheet.heading(task).paragraph(f"{summary[0].upper()}{summary[1:]}.")
+        sheet.table(heads, length_rows(result, task), "Exact match over all depths, with its 95 % interval")
+        for name in result["extensions"]:
+            sheet.table(
+                ["depth", *heads[1:]],
+                depth_rows(result, task, name),
+                f"{model_name(result, name)}: exact match, and the mean log-probability of the answer in nats",
+            )
+    if result["notes"]:
+        sheet.heading("Notes").bullets(result["notes"])
+    sheet.heading("Models").bullets([f"{name}: {what}" for name, what in result["extensions"].items()])
+    return sheet.provenance(result["provenance"]).html()
