@@ -42,6 +42,7 @@ bench: .venv/ready
 	$(BIN)/python benchmarks/cpu.py
 	$(BIN)/python benchmarks/decode.py
 	$(BIN)/python benchmarks/loading.py
+	$(BIN)/python benchmarks/stream.py
 
 # With liger-kernel installed beside; TEXT is a file whose bytes are trained on, random tokens are where there is none.
 RESULTS := benchmarks/results
@@ -57,6 +58,7 @@ bench-gpu: .venv/ready
 	$(BIN)/python benchmarks/decode_gpu.py --skip variants eager hf --out $(RESULTS)
 	$(BIN)/python benchmarks/fused.py --only optimizer float8 --out $(RESULTS)/fused.json
 	$(BIN)/python benchmarks/scaling.py --out $(RESULTS)/scaling.json
+	$(BIN)/python benchmarks/stream.py --full --out $(RESULTS)/stream.json
 
 clean:
 	rm -rf .venv build dist

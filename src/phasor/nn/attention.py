@@ -157,7 +157,7 @@ class Attention(nn.Module):
         key = id(ctx.position), positions, key_positions
         sinks = None if sink_queries is None else sink_queries.positions
         of_q, of_k, of_sinks = ctx.mask.memoize("decay", key, decay_factors, ctx, positions, key_positions, sinks, q)
-        if sink_queries is not None:
+        if sink_queries is not None and of_sinks is not None:
             sink_queries = SinkQueries((sink_queries.queries * of_sinks).to(q.dtype), sink_queries.positions)
         return (q * of_q).to(q.dtype), (k * of_k).to(k.dtype), sink_queries
 
