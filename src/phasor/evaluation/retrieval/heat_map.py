@@ -56,7 +56,7 @@ def model_name(result: Result, extension: str) -> str:
 
 def describe_map(result: Result) -> str:
     """How the numbers were made, in a few sentences."""
-    texts = "a few sentences that are repeated" if result["haystack"] is None else result["haystack"]
+    texts = "a filler that is repeated" if result["haystack"] is None else result["haystack"]
     return (
         f"Prompt and answer together have exactly the tokens of the length. The depth is where the needle is: 0 % is "
         f"the beginning of the haystack, 100 % right before the question. The haystack is {texts}. Of each cell there "

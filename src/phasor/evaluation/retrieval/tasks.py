@@ -135,7 +135,7 @@ def variables(draw: random.Random) -> RetrievalSample:
 
 
 def recall_pair(draw: random.Random) -> RetrievalSample:
-    """A pair of letters among others, as in the texts that `phasor train recall` trains with.
+    """A letter with its digit among others, as in the texts that `phasor train recall` trains with.
 
     >>> recall_pair(random.Random(0)).needles[:2]
     ('.M7', '.Y6')
@@ -153,6 +153,6 @@ TASKS = {
         RetrievalTask("needle", "the number of one key (RULER, single)", needle),
         RetrievalTask("multikey", "the number of one of four keys (RULER, multi-key)", multikey),
         RetrievalTask("variables", "all variables that a value is passed on to (RULER, variable tracking)", variables),
-        RetrievalTask("recall", "the second letter of a pair (phasor train recall)", recall_pair, recall.FILLER),
+        RetrievalTask("recall", "the digit that was paired with a letter (phasor train recall)", recall_pair, recall.FILLER),
     )
 }
