@@ -153,6 +153,8 @@ TASKS = {
         RetrievalTask("needle", "the number of one key (RULER, single)", needle),
         RetrievalTask("multikey", "the number of one of four keys (RULER, multi-key)", multikey),
         RetrievalTask("variables", "all variables that a value is passed on to (RULER, variable tracking)", variables),
-        RetrievalTask("recall", "the digit that was paired with a letter (phasor train recall)", recall_pair, recall.FILLER),
+        RetrievalTask(
+            "recall", "the digit that was paired with a letter (phasor train recall)", recall_pair, recall.FILLER
+        ),
     )
 }
