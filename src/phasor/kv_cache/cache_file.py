@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 
 Cache = TypeVar("Cache", bound="KVCache")
 PER_ROW = ("counts", "peaks", "prefixes")
+FORMAT = 2  # which slots a layer has, and what their keys are
 
 
 def write_cache(cache: KVCache, path: Path) -> None:
     """Write all that a cache holds."""
     metadata = {
+        "format": FORMAT,
         "config": cache.config.to_dict(),
         "batch_size": cache.batch_size,
         "max_length": cache.max_length,
@@ -57,6 +59,8 @@ def read_cache(cls: type[Cache], path: Path, device: torch.device | str) -> Cach
 
 def restore(cls: type[Cache], metadata: dict[str, Any], tensors: dict[str, Tensor]) -> Cache:
     """The cache of a file's contents, whose every claim is compared with the tensors before it is believed."""
+    if metadata["format"] != FORMAT:
+        raise ValueError(f"this version reads the format {FORMAT}, and the file is of another: read its tokens again")
     config, rows = ModelConfig.from_dict(metadata["config"]), metadata["batch_size"]
     if config.num_layers != sum(name.startswith("keys.") for name in tensors):
         raise ValueError(f"its configuration has {config.num_layers} layers, and its tensors have not")
