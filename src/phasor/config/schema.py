@@ -218,7 +218,7 @@ class Choice(Config):
         given = named_fields(cls, data)
         kind = given.pop("kind", getattr(cls, "kind", None))
         if kind is None:
-            raise ValueError(f"a {cls.what} needs its 'kind', one of: {', '.join(cls.kinds)}")
+            raise ValueError(f"{with_article(cls.what)} needs its 'kind', one of: {', '.join(cls.kinds)}")
         if not isinstance(kind, str) or kind not in cls.kinds:
             raise unknown(cls.what, kind, cls.kinds)
         chosen = cls.kinds[kind]
@@ -336,10 +336,18 @@ def describe_type(hint: Any) -> str:
     if typing.get_origin(hint) is tuple:
         return "a list"
     if isinstance(hint, type) and issubclass(hint, Choice):
-        return f"a {hint.what} (one of: {', '.join(hint.kinds)})"
+        return f"{with_article(hint.what)} (one of: {', '.join(hint.kinds)})"
     if isinstance(hint, type) and issubclass(hint, Config):
-        return f"a {hint.__name__}"
+        return with_article(hint.__name__)
     return words.get(hint, str(hint))
+
+
+def with_article(noun: str) -> str:
+    """
+    >>> with_article("extension"), with_article("LayerConfig")
+    ('an extension', 'a LayerConfig')
+    """
+    return f"{'an' if noun[0] in 'aeiouAEIOU' else 'a'} {noun}"
 
 
 def summary(thing: object) -> str:

@@ -74,7 +74,7 @@ def evaluate(
     """
     for name, value in (("limit", limit), ("num_beams", num_beams)):
         if (name, value) != ("limit", None) and (type(value) is not int or not 1 <= value < 1 << 31):
-            raise ValueError(f"{name} must be at least 1, and an integer, not {quote(value)}")
+            raise ValueError(f"{name} must be an integer from 1 to 2147483647, not {quote(value)}")
     report = progress or (lambda done, total: None)
     trained = open_run(path_of(run), resolve_device(device), None if checkpoint is None else str(checkpoint))
     examples = islice(evaluation_texts(trained, data, target), limit)
