@@ -179,7 +179,7 @@ class Stack(nn.Module):
         """Positions for queries that attend to sink tokens, capped at the length of window and sinks together."""
         reach = (layer.attention.window or 0) + layer.attention.sink_tokens - 1
         rows = seq.rows.minimum(seq.origin() + reach)
-        return self.position(which).prepare(replace(seq, positions=rows, first=seq.origin()), x), rows
+        return self.position(which).prepare(replace(seq, positions=rows), x), rows
 
     def _cross_kv(self, memory: EncoderOutput, cache: KVCacheProtocol | None) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of each layer's cross-attention, from the cache where it has them."""

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import phasor
 from phasor.kv_cache.slots import SlotLayout
+from phasor.kv_cache.static import StaticKVCache
 from phasor.ops import dispatch
 from phasor.ops.attention import ATTENTION, attention, attention_ref, blocks
 
@@ -107,6 +108,19 @@ def test_a_chunk_after_tokens_were_undone(view: str) -> None:
     assert torch.allclose(found, full(model, ids)[:, 25:], atol=1e-4)
 
 
+def test_a_window_of_one_keeps_no_token_before_those_that_can_be_undone() -> None:
+    """The position of the last token that stays is read from its slot, which must still hold it."""
+    model, ids = build(tiny("rotary", attention=phasor.AttentionConfig(window=1))), tokens(2, 12)
+    attention_mask = torch.tensor([[True] * 6, [False] * 2 + [True] * 4])
+    cache = model.new_cache(2, 1, spare=2)
+    with torch.no_grad():
+        model(ids[:, :6], attention_mask=attention_mask, cache=cache)
+        with pytest.raises(ValueError, match="in row 0 at most 2 tokens can be undone, not 3"):
+            cache.crop(3)
+        cache.crop(2)
+        assert cache.next_positions.tolist() == [4, 2]
+
+
 def test_chunks_of_documents_under_a_window() -> None:
     model, ids = build(tiny("alibi", attention=VIEWS["window"])), tokens(1, 60)
     document_ids = torch.arange(60)[None] // 13
@@ -146,3 +160,14 @@ def test_a_chunk_reads_no_value_on_the_host(view: str, monkeypatch: pytest.Monke
             model(ids[:, 20:], cache=cache, head=False)
     assert "aten.cat" in called
     assert not called & synchronizing
+
+
+def test_static_steps_from_an_empty_cache_begin_where_it_does() -> None:
+    """The distance to sinks is capped from the first position on, whatever that is."""
+    model, ids = build(tiny("rotary", attention=VIEWS["capped sinks"])), tokens(1, 30)
+    cache, other = model.new_cache(1, WINDOW), model.new_cache(1, WINDOW)
+    cache.next_positions = other.next_positions = 1000
+    static = StaticKVCache(other)
+    with torch.no_grad():
+        found = torch.cat([model(ids[:, i : i + 1], cache=static) for i in range(30)], dim=1)
+        assert torch.allclose(found, model(ids, cache=cache), atol=1e-4)

@@ -331,14 +331,13 @@ class KVCache:
                     f"{self.counts[row] - self.prefixes[row]} tokens can be undone, or all of them, not {u}"
                 )
             for layout in self.layouts:
-                if (
-                    layout.window is not None
-                    and self.peaks[row] > layout.slots
-                    and n < self.peaks[row] - 1 - self.spare
-                ):
+                if layout.window is None or self.peaks[row] <= layout.slots:
+                    continue
+                kept = self.peaks[row] - self.spare - min(1, layout.window - 1)  # a window of 1 keeps no older token
+                if n < kept:
                     raise ValueError(
                         f"the window's ring buffer has wrapped around: in row {row} at most "
-                        f"{self.spare + 1 - (self.peaks[row] - self.counts[row])} tokens can be undone, not {u}; "
+                        f"{self.counts[row] - kept} tokens can be undone, not {u}; "
                         "create the cache with more spare"
                     )
         self.counts = after

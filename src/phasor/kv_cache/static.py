@@ -68,9 +68,9 @@ class StaticKVCache:
         self.counts.copy_(torch.tensor(cache.counts))
         next_positions = torch.as_tensor(cache.next_positions, device=self.counts.device)
         self.next_positions.copy_(next_positions.expand(cache.batch_size)[:, None])
-        if cache.origins is not None:
-            holds = self.counts[:, None] > 0  # the next token of an empty row is its first
-            self.origins.copy_(torch.where(holds, cache.origins, self.next_positions))
+        origins = self.next_positions if cache.origins is None else cache.origins
+        holds = self.counts[:, None] > 0  # the next token of an empty row is its first
+        self.origins.copy_(torch.where(holds, origins, self.next_positions))
 
     def sequence_info(self, tokens: Tensor, args: SequenceArgs) -> SequenceInfo:
         """One token per row, right after those held."""

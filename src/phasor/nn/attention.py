@@ -156,7 +156,8 @@ class Attention(nn.Module):
         assert key_positions is not None
         key = id(ctx.position), positions, key_positions
         sinks = None if sink_queries is None else sink_queries.positions
-        of_q, of_k, of_sinks = ctx.mask.memoize("decay", key, decay_factors, ctx, positions, key_positions, sinks, q)
+        name = "decay" if sinks is None else "decay with sinks"  # layers that share a mask may differ in that
+        of_q, of_k, of_sinks = ctx.mask.memoize(name, key, decay_factors, ctx, positions, key_positions, sinks, q)
         if sink_queries is not None and of_sinks is not None:
             sink_queries = SinkQueries((sink_queries.queries * of_sinks).to(q.dtype), sink_queries.positions)
         return (q * of_q).to(q.dtype), (k * of_k).to(k.dtype), sink_queries

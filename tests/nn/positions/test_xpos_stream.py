@@ -66,10 +66,30 @@ def test_static_steps_go_on_past_the_span() -> None:
 
 def test_what_one_call_cannot_span_is_refused() -> None:
     model, ids = xpos(), tokens(1, 100)
+    cache = model.new_cache(1, WINDOW)
+    model(ids[:, :1], cache=cache)
     with pytest.raises(ValueError, match=r"this call and its window span 68: give a cache fewer tokens at a time"):
-        model(ids[:, :61], cache=model.new_cache(1, WINDOW))
+        model(ids[:, 1:62], cache=cache)
     with pytest.raises(ValueError, match="xPos spans at most 64 positions of one sequence"):
         model(ids)
     wide = build(tiny(phasor.XPosConfig(decay=1.0), attention=phasor.AttentionConfig(window=33)))
     with pytest.raises(ValueError, match="xPos spans at most 64 positions of one sequence"):
         feed(wide, ids, 10, max_length=33)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_first_call_spans_what_a_call_without_a_cache_does(view: str) -> None:
+    """Nothing comes before it, so that its window takes no span of its own."""
+    model, ids = xpos(view), tokens(1, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids, cache=model.new_cache(1, 64)), model(ids), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("capped", [(False, True), (True, False)])
+def test_layers_that_differ_in_the_cap_of_their_sinks_only(capped: tuple[bool, bool]) -> None:
+    """They share the mask of a first call, and not the factors of their keys."""
+    first, second = (phasor.AttentionConfig(window=4, sink_tokens=2, cap_sinks=x) for x in capped)
+    config = tiny("xpos", attention=first, layers=({}, {"attention": second}))
+    model, ids = build(config).double(), tokens(1, 20)
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids, cache=model.new_cache(1, 20)), model(ids))

@@ -26,7 +26,8 @@ class XPos(Rotary, config=XPosConfig):
 
     def angles(self, cos: Tensor, sin: Tensor, seq: SequenceInfo, like: Tensor) -> Angles:
         if seq.window is not None:
-            self._check_span(seq.rows.shape[-1] + seq.window - 1, like)
+            older = 0 if seq.first is None else seq.window - 1  # in a first call there are none
+            self._check_span(seq.rows.shape[-1] + older, like)
             self._check_span(seq.rows - seq.rows[:, :1], like)
             both = headwise(cos), headwise(sin)
             return Angles(both, both)
