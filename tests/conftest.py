@@ -1,10 +1,12 @@
 """What every test shares: the device, fixed seeds, poisoned memory and reproducible random examples.
 
-`PHASOR_EXAMPLES=full` draws ten times as many random examples. `PHASOR_TEST_DEVICE=cuda` runs tests on a GPU with
-compiled Triton kernels; tests marked `cpu_only` are skipped there.
+`PHASOR_EXAMPLES=full` draws ten times as many random examples, and runs every case of tests marked `sample`.
+`PHASOR_TEST_DEVICE=cuda` runs tests on a GPU with compiled Triton kernels; tests marked `cpu_only` are skipped there.
 """
 
 import os
+import random
+from collections import defaultdict
 
 import pytest
 import torch
@@ -38,7 +40,8 @@ for name, count in EXAMPLES.items():
         database=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
-settings.load_profile(os.environ.get("PHASOR_EXAMPLES", "quick"))
+PROFILE = os.environ.get("PHASOR_EXAMPLES", "quick")
+settings.load_profile(PROFILE)
 
 
 def pytest_configure(config):
@@ -46,11 +49,29 @@ def pytest_configure(config):
         config.addinivalue_line("filterwarnings", "ignore:.*does not have a deterministic implementation")
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     for item in items:
         mark = item.get_closest_marker("cpu_only")
         if ON_GPU and mark is not None:
             item.add_marker(pytest.mark.skip(reason=mark.args[0]))
+    if PROFILE == "quick" and not ON_GPU and not any("::" in argument for argument in config.args):
+        drop_cases(config, items)
+
+
+def drop_cases(config, items):
+    """Of a test marked `sample(count)`, retain so many of its cases: always the same ones, drawn by its name."""
+    cases = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sample") and not item.get_closest_marker("slow"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    dropped = set()
+    for name, group in cases.items():
+        count = min(group[0].get_closest_marker("sample").args[0], len(group))
+        dropped.update(group)
+        dropped.difference_update(random.Random(name).sample(group, count))
+    if dropped:
+        config.hook.pytest_deselected(items=list(dropped))
+        items[:] = [item for item in items if item not in dropped]
 
 
 @pytest.fixture(autouse=True)

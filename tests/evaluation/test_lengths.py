@@ -319,7 +319,7 @@ def test_the_command_prints_tables_and_writes_a_report(folder, data, tmp_path, r
     printed = json.loads(run_phasor("evaluate", str(folder), *options, "--json"))
     saved = json.loads((tmp_path / "report" / "lengths.json").read_text())
     assert saved["rows"] == printed["rows"]
-    assert saved["provenance"]["command"].startswith("phasor ")
+    assert saved["provenance"]["command"].startswith(f"phasor evaluate {folder} --data ")
     html = (tmp_path / "report" / "lengths.html").read_text()
     assert "http" not in html.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
         "http://creativecommons.org", ""

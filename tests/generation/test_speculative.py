@@ -196,6 +196,7 @@ def tail(model: Transformer, fast: Transformer, seeds: int, options: dict[str, A
     return chi_square_tail(counts, torch.tensor(list(expected.values())))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("drafter", ["draft", "lookup"])
 def test_samples_have_the_distribution_of_the_model(drafter: str, way: str, acceptance: list[tuple[int, int]]) -> None:

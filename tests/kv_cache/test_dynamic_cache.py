@@ -39,6 +39,7 @@ def close(a: Tensor, b: Tensor) -> None:
     assert difference < TOLERANCE, f"logits differ by {difference:.1e} (of {float(b.abs().max()):.1f})"
 
 
+@pytest.mark.sample(39)
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_chunks_equal_the_full_forward(scheme: str, view: str) -> None:

@@ -53,8 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(arguments: Sequence[str] | None) -> int:
     prepare_streams()
     parser = build_parser()
+    typed = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        given = parser.parse_args(arguments)
+        given = parser.parse_args(typed, argparse.Namespace(typed=typed))
         check_output(prints=getattr(given, "prints", True))
         if given.command is None:
             parser.print_help()
@@ -63,7 +64,7 @@ def run(arguments: Sequence[str] | None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
     except (ValueError, OSError) as error:
-        print_error(name_options(describe_error(error), sys.argv[1:] if arguments is None else arguments))
+        print_error(name_options(describe_error(error), typed))
         return 2
     except (MemoryError, RuntimeError) as error:  # torch raises the latter
         if isinstance(error, RuntimeError) and "memory" not in str(error):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 
 from phasor.cli.output import Bar, new_table, print_json, show, show_text
 
@@ -52,7 +51,7 @@ def run(given: argparse.Namespace) -> None:
         checkpoint=given.checkpoint,
         device=given.device,
         out=getattr(given, "out", None),
-        command=shlex.join(["phasor", *sys.argv[1:]]),
+        command=shlex.join(["phasor", *given.typed]),
         progress=Bar("evaluating"),
         **chosen,
     )

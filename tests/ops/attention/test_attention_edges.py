@@ -49,6 +49,7 @@ def test_cross_attention_is_split_too(rule, low_limit):
     assert set(low_limit) == {(1, 1, 1)}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("rule", ["causal", "attention_mask"])
 def test_split_attention_compiles_to_one_graph(rule, monkeypatch):
     monkeypatch.setattr(split_large, "MAX_ELEMENTS", 128 * 32)

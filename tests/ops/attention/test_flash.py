@@ -186,6 +186,7 @@ def cut(name, tokens=37, rows=2):
     return Mask(**shorter)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("rule", "options"),
     [
@@ -204,6 +205,7 @@ def test_kernel_under_masks_by_index(rule, options):
     compare(Mask(**RULES[rule].fields), **options)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("rule", "options"),
     [
@@ -257,6 +259,7 @@ def test_bias_with_gaps_between_positions_and_at_large_positions(bias):
     compare(Mask(causal=True), positions=(positions, positions), bias=bias)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("bias", "slope"), [("slopes", 1.0), ("slopes", 2.0**-34), ("behind", 1.0)])
 @pytest.mark.parametrize("far", [2**31 + 5, 2**36 + 3])
 def test_bias_of_sinks_far_away(bias, slope, far):

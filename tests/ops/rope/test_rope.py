@@ -247,6 +247,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.sample(4)
 @PAIRINGS
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_any_layout(layout, pairing):
@@ -357,6 +358,7 @@ SAMPLES = {
 class TestModels:
     """Logits and all gradients are those of the reference, with this many launches in two layers."""
 
+    @pytest.mark.sample(3)
     @pytest.mark.parametrize("name", SAMPLES)
     def test_logits_and_gradients(self, name, launches):
         config, count = SAMPLES[name]
