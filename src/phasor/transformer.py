@@ -11,7 +11,7 @@ from typing import Any, Unpack, cast
 import torch
 from torch import Tensor, nn
 
-from phasor.config import ModelConfig
+from phasor.config import ModelConfig, PositionConfig
 from phasor.config.generation import SpecialTokens
 from phasor.config.model import Layer, Side
 from phasor.kv_cache.dynamic import KVCache
@@ -170,10 +170,22 @@ class Stack(nn.Module):
 
     def _decay_window(self, x: Tensor, seq: SequenceInfo, index: int) -> int | None:
         """The window of a layer whose cache holds keys without the decay of their scheme; None for all others."""
+        return self.layers[index].attention.window if seq.document_ids is None and self._decays(index, x) else None
+
+    def _decays(self, index: int, like: Tensor) -> bool:
         window = self.layers[index].attention.window
-        if window is None or seq.document_ids is not None:
-            return None
-        return window if self.position(self.scheme_of[index]).decays_in(window, x) else None
+        return window is not None and self.position(self.scheme_of[index]).decays_in(window, like)
+
+    def limited_schemes(self, like: Tensor) -> list[PositionConfig]:
+        """The schemes with `max_positions` that hold through a cache too: a decay within a window has no end there.
+
+        >>> stack = Stack(ModelConfig(vocab_size=9, dim=8, num_layers=1, num_heads=1, position="xpos"), "decoder")
+        >>> [scheme.max_positions for scheme in stack.limited_schemes(torch.zeros(1))]
+        [32768]
+        """
+        own = [scheme for scheme in self.schemes[:1] if "input" in scheme.acts_on]
+        layers = [layer.position for index, layer in enumerate(self.layers) if not self._decays(index, like)]
+        return [scheme for scheme in dict.fromkeys([*own, *layers]) if scheme.max_positions is not None]
 
     def _sink_positions(self, x: Tensor, seq: SequenceInfo, layer: Layer, which: int) -> tuple[Any, Tensor]:
         """Positions for queries that attend to sink tokens, capped at the length of window and sinks together."""

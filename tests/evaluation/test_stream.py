@@ -10,11 +10,13 @@ import torch
 import torch.nn.functional as F
 from commands import CommandRunner
 from processes import forkserver
+from safetensors import SafetensorError
 
 from phasor import ModelConfig, Transformer, save
 from phasor.data.tokenizers import byte_tokenizer
 from phasor.evaluation import evaluate_stream
 from phasor.evaluation.stream import stretches
+from phasor.kv_cache import cache_file
 from phasor.models.windows import window_config
 
 VOCAB = 300
@@ -126,6 +128,13 @@ def test_layers_with_a_shorter_window_keep_theirs():
     assert window_config(config, None, None) is config
 
 
+def test_a_window_longer_than_the_file_takes_no_more_memory_than_the_file(tmp_path):
+    model, (path, ids) = new_model(), write_ids(tmp_path, 100)
+    result = evaluate_stream(model, path, window=1 << 40, chunk=30)
+    assert result["cache_bytes"] == model.new_cache(1, 99).nbytes
+    assert result["loss"] == pytest.approx(float(full_losses(model, ids).mean()), abs=1e-5)
+
+
 def test_limit_reads_the_first_tokens(tmp_path):
     model = new_model(window=16)
     path, ids = write_ids(tmp_path, 300)
@@ -193,6 +202,20 @@ def test_a_million_tokens_across_position_2_to_the_31(tmp_path):
     assert result["cache_bytes"] == near["cache_bytes"]
 
 
+@pytest.mark.parametrize("offset", [0, 10**9])
+def test_xpos_reads_on_past_its_span_under_a_window(tmp_path, offset):
+    """A decay over one position spans 64; without a window, or with one of more than half of that, it ends there."""
+    model, (path, _) = new_model({"kind": "xpos", "decay": 1.0}), write_ids(tmp_path, 300)
+    options = {"chunk": 20, "offset": offset}
+    result = evaluate_stream(model, path, window=24, sinks=2, **options)
+    other = evaluate_stream(model, path, window=24, sinks=2, chunk=7)
+    assert result["loss"] == pytest.approx(other["loss"], abs=1e-5)
+    said = "xpos positions span at most 64 tokens, and .* has more: give every layer a window of at most half of that"
+    refused(said, model, path, window=33, **options)
+    refused(said, model, path, max_length=1000, **options)
+    assert evaluate_stream(model, path, limit=65, **options)["tokens"] == 65
+
+
 def test_progress_says_how_far_it_is(tmp_path, monkeypatch):
     monkeypatch.setattr("phasor.evaluation.stream.REPORT_SECONDS", 0)
     model = new_model(window=16)
@@ -233,7 +256,8 @@ def test_streams_that_a_model_cannot_read_are_refused(tmp_path):
     )
     refused("frequencies depend on the length of the sequence", dynamic, path)
     assert evaluate_stream(dynamic, path, max_length=400)["tokens"] == 400
-    refused(r"one.bin has 1 tokens, and a loss needs 2", new_model(window=8), one)
+    refused(r"one.bin has 1 tokens, and a loss needs 2", new_model(window=8), one, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
     refused("another vocabulary", new_model(window=8, vocab_size=200), path)
 
 
@@ -405,7 +429,9 @@ def test_what_a_resumed_stream_may_not_change(tmp_path):
     refused("holds a stream already: resume it", model, path, **options)
     refused("begun with --chunk 16, and cannot be resumed with 32", model, path, out=out, chunk=32, resume=True)
     refused("--offset 0, and cannot be resumed with 5", model, path, offset=5, resume=True, **options)
-    refused("the model has changed since", model, path, window=4, resume=True, **options)
+    refused("begun without --window, and cannot be resumed with 4", model, path, window=4, resume=True, **options)
+    refused("begun without --sinks, and cannot be resumed with 2", model, path, sinks=2, resume=True, **options)
+    refused("begun without --limit, and cannot be resumed with 9", model, path, limit=9, resume=True, **options)
     with torch.no_grad():
         model.tokens.weight[0, 0] += 1
     refused("the model has changed since", model, path, resume=True, **options)
@@ -431,3 +457,18 @@ def test_what_a_resumed_stream_may_not_change(tmp_path):
     (tmp_path / "notes" / "mine.txt").write_text("x")
     refused("is not empty, and holds no stream", model, path, out=tmp_path / "notes")
     assert [file.name for file in (tmp_path / "notes").iterdir()] == ["mine.txt"]
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_the_state_before(tmp_path, monkeypatch):
+    model, out = new_model(window=8), tmp_path / "out"
+    path, _ = write_ids(tmp_path, 100)
+
+    def fail(*args):
+        raise SafetensorError("I/O error: No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cache_file, "save_file", fail)
+        with pytest.raises(OSError, match=r"the cache cannot be written to .*No space left"):
+            evaluate_stream(model, path, chunk=16, out=out)
+    assert sorted(file.name for file in out.iterdir()) == [".lock", "state.json"]
+    assert evaluate_stream(model, path, chunk=16, out=out, resume=True)["tokens"] == 100

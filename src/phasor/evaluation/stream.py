@@ -23,7 +23,7 @@ from phasor.config.text_files import path_of
 from phasor.data.prefetch import Prefetcher
 from phasor.device import resolve_device
 from phasor.evaluation.evaluator import perplexity
-from phasor.evaluation.run import known_limits, load_weights
+from phasor.evaluation.run import load_weights
 from phasor.evaluation.stream_folder import StreamFolder, model_fingerprint
 from phasor.evaluation.token_source import TokenSource, open_tokens
 from phasor.models.windows import window_config
@@ -113,6 +113,8 @@ def evaluate_stream(
     settings = {
         "file": source.fingerprint() if folder is not None else None,
         "model": model_fingerprint(network) if folder is not None else None,
+        "window": window,
+        "sinks": sinks,
         "chunk": reader.chunk,
         "offset": offset,
         "limit": limit,
@@ -183,9 +185,6 @@ class StreamReader:
             if folder is not None and now - written >= save_seconds:
                 self.save(folder)
                 written = time.monotonic()
-        if self.tokens == 0:
-            count = len(self.source.read(0, 2))
-            raise ValueError(f"{self.source.path} has {count} tokens, and a loss needs 2: one that predicts the other")
         if folder is not None:
             self.save(folder)
         synchronize(self.device)
@@ -304,25 +303,38 @@ def check_length(
 ) -> int:
     """The length of the cache; a stream that the model cannot read to its end is refused before it is begun."""
     config = model.config
+    if (count := len(source.read(0, 2))) < 2:
+        raise ValueError(f"{source.path} has {count} tokens, and a loss needs 2: one that predicts the other")
 
     def is_longer(count: int) -> bool:
         return (limit is None or limit > count) and len(source.read(count, 1)) > 0
 
-    table = min(known_limits(model), default=None)
-    if table is not None and (offset >= table or is_longer(table - offset + 1)):
-        kind = config.input_position.kind
-        raise ValueError(
-            f"the model's {kind} positions are a table of {table:,}, and {source.path} goes on past its end"
-            + (f" from the offset {offset:,} on" if offset else "")
-        )
+    def most_read() -> int:
+        """As many tokens as are read, as far as that is known; the last one is only predicted."""
+        return min((n for n in (source.count, limit) if n is not None), default=1 << 62) - 1
+
+    assert model.decoder is not None
+    for scheme in model.decoder.limited_schemes(model.tokens.weight):
+        most = scheme.max_positions or 0
+        if "input" not in scheme.acts_on:
+            if is_longer(most + 1):
+                raise ValueError(
+                    f"the model's {scheme.kind} positions span at most {most:,} tokens, and {source.path} has more: "
+                    "give every layer a window of at most half of that (--window)"
+                )
+        elif offset >= most or is_longer(most - offset + 1):
+            raise ValueError(
+                f"the model's {scheme.kind} positions are a table of {most:,}, and {source.path} goes on past its end"
+                + (f" from the offset {offset:,} on" if offset else "")
+            )
     attentions = [config.layer(i).attention for i in range(config.num_layers)]
     endless = max((a.sink_tokens + a.window for a in attentions if a.window is not None), default=0) + 1
     schemes = (config.input_position, *config.layer_positions())
     bounded = [i for i, attention in enumerate(attentions) if attention.window is None]
     if not bounded and not any(scheme.depends_on_length for scheme in schemes):
-        return endless
+        return min(endless, most_read())
     most = max_length or config.max_length
-    if is_longer(most + 1):  # the last token is not read, only predicted
+    if is_longer(most + 1):
         reads = f"it reads at most {most:,} tokens, and {source.path} has more"
         if bounded:
             raise ValueError(
@@ -333,8 +345,7 @@ def check_length(
             f"the model's frequencies depend on the length of the sequence, and {reads}: give --max-length to plan "
             "for more"
         )
-    tokens = min(n for n in (source.count, limit) if n is not None)
-    return max(tokens - 1, 1)
+    return most_read()
 
 
 def default_chunk(model: Transformer) -> int:

@@ -22,14 +22,16 @@ from phasor.transformer import Transformer
 
 STATE, RESULT, LOCK, FORMAT = "state.json", "result.json", ".lock", 1
 CACHES = "cache-*.safetensors"
-NAMED = {  # settings as a user gives them
-    "file": "the file",
-    "model": "the model",
+NAMED = {  # settings as a user gives them, those first that explain why a later one differs
+    "window": "--window",
+    "sinks": "--sinks",
     "chunk": "--chunk",
     "offset": "--offset",
     "limit": "--limit",
     "dtype": "--dtype",
     "token_dtype": "--token-dtype",
+    "file": "the file",
+    "model": "the model",
 }
 
 
@@ -91,14 +93,14 @@ class StreamFolder:
             settings, device, state = saved["settings"], saved["device"], StreamState(**saved["state"])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{file} is not the state of a stream: {error}") from None
-        for name, value in self.settings.items():
-            if settings.get(name) != value:
+        for name, what in NAMED.items():
+            before, now = settings.get(name), self.settings[name]
+            if before != now:
                 if name in ("file", "model"):
-                    raise ValueError(f"{NAMED[name]} has changed since the stream in {self.path} was begun")
-                raise ValueError(
-                    f"the stream in {self.path} was begun with {NAMED[name]} {settings.get(name)}, and cannot be "
-                    f"resumed with {value}"
-                )
+                    raise ValueError(f"{what} has changed since the stream in {self.path} was begun")
+                begun = f"without {what}" if before is None else f"with {what} {before}"
+                resumed = f"without {what}" if now is None else f"with {now}"
+                raise ValueError(f"the stream in {self.path} was begun {begun}, and cannot be resumed {resumed}")
         if device != self.device.type:
             warnings.warn(
                 f"the stream in {self.path} was begun on {device} and is continued on {self.device.type}: the loss "

@@ -36,10 +36,12 @@ def write_cache(cache: KVCache, path: Path) -> None:
         **{name: getattr(cache, name) for name in PER_ROW},
         "next_positions": cache.next_positions if isinstance(cache.next_positions, int) else None,
     }
+    tensors = {name: x.contiguous() for name, x in tensors_of(cache).items()}
     with atomic_write(path, unique=True) as staged:
-        save_file(
-            {name: x.contiguous() for name, x in tensors_of(cache).items()}, staged, {"cache": json.dumps(metadata)}
-        )
+        try:
+            save_file(tensors, staged, {"cache": json.dumps(metadata)})
+        except SafetensorError as error:  # what a full disk raises
+            raise OSError(f"the cache cannot be written to {path}: {error}") from None
 
 
 def read_cache(cls: type[Cache], path: Path, device: torch.device | str) -> Cache:
