@@ -318,12 +318,12 @@ class TestGradients:
         (grad,) = torch.autograd.grad(rope.rope_qkv_kernel(x, args, "half")[1].sum(), x)
         assert grad[..., :3, :].abs().max() == grad[..., 4, :].abs().max() == 0 < grad[..., 3, :].abs().min()
 
-    def test_operators_are_well_formed(self):
+    @pytest.mark.sample(1)
+    @pytest.mark.parametrize("op", [rope_op, rope_qkv_op, merge_qkv_op], ids=["rope", "rope_qkv", "merge_qkv"])
+    def test_operators_are_well_formed(self, op):
         args, (x,), (q, k) = random_args(2, 3, pairs=5), self.inputs("projection"), self.inputs("heads")
-        options = (*args, True, False)
-        torch.library.opcheck(rope_op.op, (q, k, *options))
-        torch.library.opcheck(rope_qkv_op.op, (x, *options))
-        torch.library.opcheck(merge_qkv_op.op, (q, k, k.detach().clone().requires_grad_(), *options))
+        inputs = {rope_op: (q, k), rope_qkv_op: (x,), merge_qkv_op: (q, k, k.detach().clone().requires_grad_())}
+        torch.library.opcheck(op.op, (*inputs[op], *args, True, False))
 
 
 def run(model: phasor.Transformer, *args: Any, **given: Any) -> list[Tensor]:
@@ -391,6 +391,7 @@ class TestModels:
             with dispatch.force_path("reference"):
                 assert relative_change(torch.cat(pieces, 1), model(ids, length=8)) < SAME
 
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize("whole", [False, True], ids=["blocks", "model"])
     def test_compiled(self, launches, whole):
         torch.compiler.reset()
