@@ -30,6 +30,7 @@ def compile_fullgraph(model: Any, backend: Any = "aot_eager") -> Any:
     return torch.compile(model, fullgraph=True, backend=backend)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", FIXED)
 def test_schemes_of_fixed_frequency_are_one_graph(name):
     model, ids, near = build(tiny(name, num_layers=1)), tokens(2, 12), torch.arange(12)
@@ -41,6 +42,7 @@ def test_schemes_of_fixed_frequency_are_one_graph(name):
             assert relative_change(logits, model(ids)) < SHIFTED
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["rotary-yarn", "t5"])
 def test_generated_code_gives_the_same_logits_and_gradients(name):
     model, ids = build(tiny(name, num_layers=1)), tokens(2, 12)
@@ -79,6 +81,7 @@ GIVEN: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("given", GIVEN)
 @pytest.mark.parametrize("window", [{}, {"window": 4, "sink_tokens": 1}], ids=["whole", "window"])
 def test_masks_are_in_the_graph(window, given):
@@ -88,6 +91,7 @@ def test_masks_are_in_the_graph(window, given):
     assert relative_change(logits, expected) < SAME
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -130,6 +134,7 @@ def test_sequences_of_new_lengths_are_not_compiled_each():
     assert counter.frame_count == 2  # the first length, then any
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", BY_LENGTH)
 def test_schemes_that_depend_on_length_give_the_same_in_pieces(name):
     model, ids = build(tiny(name, num_layers=1)), tokens(2, 12)
