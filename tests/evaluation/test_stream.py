@@ -12,7 +12,7 @@ from commands import CommandRunner
 from processes import forkserver
 from safetensors import SafetensorError
 
-from phasor import ModelConfig, Transformer, save
+from phasor import ModelConfig, Transformer, quantize, save
 from phasor.data.tokenizers import byte_tokenizer
 from phasor.evaluation import evaluate_stream
 from phasor.evaluation.stream import stretches
@@ -126,6 +126,16 @@ def test_layers_with_a_shorter_window_keep_theirs():
     assert window_config(config, 4, None).attention.window == 4
     assert window_config(config, None, 2).attention.sink_tokens == 2
     assert window_config(config, None, None) is config
+
+
+def test_a_model_is_left_as_it_was(tmp_path):
+    """Which weights have gradients, and the mode; a model with a window shares them."""
+    model, (path, _) = new_model().train(), write_ids(tmp_path, 50)
+    model.tokens.weight.requires_grad_(False)
+    evaluate_stream(model, path, window=8)
+    assert model.training
+    assert [name for name, weight in model.named_parameters() if not weight.requires_grad] == ["tokens.weight"]
+    refused("a model of int8 weights keeps its positions and windows", quantize(model), path, window=8)
 
 
 def test_a_window_longer_than_the_file_takes_no_more_memory_than_the_file(tmp_path):

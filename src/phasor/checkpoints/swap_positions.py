@@ -47,6 +47,9 @@ def swap_config(model: Transformer, config: ModelConfig) -> Transformer:
     with torch.device("meta"):
         swapped = Transformer(config)
     old, like = dict(model.state_dict(keep_vars=True)), model.tokens.weight
+    if any(tensor.dtype == torch.int8 for tensor in old.values()):
+        raise ValueError("a model of int8 weights keeps its positions and windows: change them before it is quantized")
+    frozen = [weight for weight in model.parameters() if not weight.requires_grad]
     new: list[str] = []
     dropped: list[str] = []
     tables: dict[str, Tensor] = {}
@@ -69,7 +72,10 @@ def swap_config(model: Transformer, config: ModelConfig) -> Transformer:
     if any(changes.values()):
         text = "; ".join(f"{what}: {', '.join(names)}" for what, names in changes.items() if names)
         warnings.warn(f"weights of the position scheme that are {text}", stacklevel=4)
-    return swapped.requires_grad_(True).train(model.training)
+    swapped.requires_grad_(True)
+    for weight in frozen:  # loading it into a new model has let it have gradients again
+        weight.requires_grad_(False)
+    return swapped.train(model.training)
 
 
 def stacks(model: Transformer) -> list[tuple[Side, Stack]]:

@@ -106,7 +106,7 @@ def evaluate_stream(
     network = open_model(model, device, dtype, checkpoint)
     config = window_config(network.config, window, sinks)
     if config != network.config:
-        network = swap_config(network, config).requires_grad_(False)
+        network = swap_config(network, config)
     source = open_tokens(stream, network, token_dtype=token_dtype, special=True)
     length = check_length(network, source, offset, max_length, limit)
     reader = StreamReader(network, source, chunk or default_chunk(network), offset, length, limit)
