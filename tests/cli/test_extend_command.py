@@ -39,7 +39,7 @@ def test_extend_writes_and_says_what(model: Path, capsys: pytest.CaptureFixture[
         (["--to", "32"], "--to must be greater than the 32 tokens the model was trained at, not 32"),
         (["--to", "128", "--method", "yarm"], "unknown method 'yarm' (did you mean 'yarn'?)"),
         (["--to", "128", "--factor", "0.5"], "--factor must be at least 1, not 0.5"),
-        (["--to", "256", "--factor", "2"], "--factor 2 reaches 64 tokens, and to is 256"),
+        (["--to", "256", "--factor", "2"], "--factor 2 reaches 64 tokens, fewer than the 256 asked for"),
         (["--to", "128", "--steps", "5"], "--steps is for fine-tuning: add --train FILE"),
         (["--to", "128", "--positions", "skipped"], "--positions skipped is for training"),
         (["--to", "128", "--method", "linear", "--beta-fast", "3"], "unknown field of LinearScaling 'beta_fast'"),

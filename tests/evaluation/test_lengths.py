@@ -13,6 +13,8 @@ import phasor
 from phasor.evaluation import evaluate_lengths
 from phasor.evaluation.intervals import paired_interval
 from phasor.evaluation.length_settings import parse_lengths
+from phasor.evaluation.lengths_report import order_lines
+from phasor.evaluation.report import Curve, draw_curves
 
 TRAINED, VOCABULARY = 16, 40
 LARGEST, ROWS = 24, 2  # of the tests of protocols
@@ -199,6 +201,33 @@ def test_a_factor_per_length_leaves_short_contexts_as_they_are(model, data):
     assert row_of(evaluate_lengths(model, data, lengths="48", extensions="yarn", factor=2), "yarn", 48)["factor"] == 2
 
 
+def test_a_dynamic_extension_follows_the_length_whatever_the_factor(model, data):
+    results = [
+        evaluate_lengths(model, data, lengths=[8, 48], extensions=["ntk", "dynamic-ntk"], factor=factor)
+        for factor in ("largest", "per-length", 2, 1)
+    ]
+    for result in results:
+        assert [row_of(result, "dynamic-ntk", length)["factor"] for length in (8, 48)] == [None, None]
+        assert row_of(result, "dynamic-ntk", 48) == row_of(results[0], "dynamic-ntk", 48)
+    dynamic, fixed = (row_of(results[0], name, 48)["loss"]["estimate"] for name in ("dynamic-ntk", "ntk"))
+    assert dynamic == pytest.approx(fixed, abs=1e-5)
+
+
+def test_every_order_that_is_shown_is_printed():
+    pairs = {"ab": False, "ac": True, "ad": True, "bc": False, "bd": True, "cd": True}
+    orders = [{"length": 8, "first": a, "second": b, "shown": shown} for (a, b), shown in pairs.items()]
+    assert order_lines({"lengths": [8], "orders": orders}) == [
+        "8: a < b: not shown; b < c: not shown; c < d; a < c; b < d"
+    ]
+
+
+def test_curves_of_many_models_are_told_apart():
+    curves = [Curve(str(number), [1, 2], [1, 2]) for number in range(10)]
+    figure = draw_curves([*curves, Curve("window", [1, 2], [1, 2], baseline=True)], x_label="x", y_label="y")
+    looks = {(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines}
+    assert len(looks) == 11
+
+
 def test_a_window_equals_the_model_within_its_trained_length(model, data):
     result = evaluate_lengths(model, data, lengths=[TRAINED, 48], extensions=["own", "sinks"])
     assert row_of(result, "window", 16)["loss"]["estimate"] == pytest.approx(
@@ -292,7 +321,7 @@ def test_models_that_cannot_be_read_so_far_are_refused(data, tmp_path):
     with pytest.raises(ValueError, match="an extension needs rotary positions"):
         evaluate_lengths(made, data, lengths=[16, 32], extensions=["yarn"])
     encoder = phasor.Transformer(phasor.preset("bert", dim=16, num_heads=2, num_layers=1, vocab_size=VOCABULARY))
-    with pytest.raises(ValueError, match="of a decoder with a language head"):
+    with pytest.raises(ValueError, match="of a decoder with a language head, and this is an encoder"):
         evaluate_lengths(encoder, data, lengths=[16])
     phasor.save(made, tmp_path / "model")
     with pytest.raises(ValueError, match="is no run with validation data of its own: give --data"):
@@ -326,4 +355,7 @@ def test_the_command_prints_tables_and_writes_a_report(folder, data, tmp_path, r
     )
     assert "own" in run_phasor.expect_error("evaluate", str(folder), *options[:4], "--extension", "x")
     assert "--target is for translation" in run_phasor.expect_error("evaluate", str(folder), *options, "--target", "b")
+    assert "--stride is for --protocol sliding" in run_phasor.expect_error(
+        "evaluate", str(folder), *options, "--stride", "2"
+    )
     assert "--stride is for --lengths" in run_phasor.expect_error("evaluate", str(folder), "--stride", "2")

@@ -4,6 +4,7 @@ import json
 import random
 import re
 import string
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from phasor.data import recall
 from phasor.data.tokenizers import byte_tokenizer, train_tokenizer
 from phasor.evaluation import evaluate_retrieval
 from phasor.evaluation.intervals import binomial_interval
+from phasor.evaluation.retrieval import heat_map
 from phasor.evaluation.retrieval.prompts import PromptBuilder
 from phasor.evaluation.retrieval.tasks import TASKS
 
@@ -173,6 +175,15 @@ def test_report(small, tmp_path):
     assert not re.search(r"<script|<link|@import|url\(http|src=", html)
     assert (tmp_path / "report" / "retrieval.png").read_bytes().startswith(b"\x89PNG")
     assert result["notes"][0].startswith("a cell has 2 trials: its 95 % interval is up to 81 points wide")
+
+
+def test_titles_of_narrow_maps_do_not_run_into_each_other(small, monkeypatch):
+    figures = []
+    monkeypatch.setattr(heat_map, "to_png", figures.append)
+    heat_map.chart(evaluate_retrieval(small, "recall", lengths="512", extensions="linear,yarn,longrope", trials=1))
+    figures[0].canvas.draw()
+    boxes = [axes._left_title.get_window_extent() for axes in figures[0].axes[:3]]
+    assert all(before.x1 < after.x0 for before, after in pairwise(boxes))
 
 
 def test_many_trials_need_no_note(small):

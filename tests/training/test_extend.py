@@ -90,6 +90,21 @@ def test_training_at_the_target_length(place, tmp_path):
     with torch.no_grad():
         assert torch.allclose(phasor.load(tmp_path / "out")(tokens), theirs(tokens).logits, atol=2e-5)
     assert phasor.load(tmp_path / "out").generation_settings == {"do_sample": True, "top_p": 0.9}
+    assert (config.trained_length, theirs.config.trained_length) == (TO, TO)
+    extend(tmp_path / "out", tmp_path / "again", to=2 * TO)
+    again = phasor.load(tmp_path / "again").config
+    assert (again.trained_length, again.position.extension.factor) == (TO, 8.0)
+    with pytest.raises(ValueError, match="greater than the 128 tokens the model was trained at"):
+        extend(tmp_path / "out", tmp_path / "same", to=TO)
+    phasor.save(phasor.load(tmp_path / "out", extension="none"), tmp_path / "none", format="hf")
+    written = json.loads((tmp_path / "none/config.json").read_text())
+    assert (written.get("trained_length"), written["original_max_position_embeddings"]) == (None, TO)
+
+
+def test_the_original_length_is_that_before_training(place, tmp_path):
+    how = {"to": TO, "method": "ntk", "train": place / "notes.txt", **TUNE, "steps": 1}
+    result = extend(place / "hf", tmp_path / "out", progress=Notes(), **how)
+    assert (result.original_length, result.max_length, result.trained_length) == (32, TO, TO)
 
 
 def test_a_stopped_extension_is_resumed_to_the_same_bits(place, tmp_path, monkeypatch):
@@ -114,9 +129,10 @@ def test_positions_are_dropped(place, tmp_path):
     notes = Notes()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        extend(
+        tuned = extend(
             place / "ours", tmp_path / "tuned", to=TO, method="drop", train=place / "notes.txt", progress=notes, **TUNE
         )
+    assert (tuned.original_length, tuned.trained_length) == (32, TO)
     assert notes.losses[4] < notes.losses[1]
     assert phasor.load(tmp_path / "tuned").config.position.kind == "none"
 
@@ -137,7 +153,7 @@ def tiny(**fields):
         ({}, {"to": 128, "positions": "random"}, "unknown positions 'random'; known: ordinary, skipped"),
         ({}, {"to": 128, "format": "onnx"}, "unknown format 'onnx'"),
         ({}, {"to": 128, "factor": 0.5}, "YaRN.factor must be at least 1"),
-        ({}, {"to": 256, "factor": 2.0}, "factor 2 reaches 128 tokens, and to is 256"),
+        ({}, {"to": 256, "factor": 2.0}, "factor 2 reaches 128 tokens, fewer than the 256 asked for"),
         ({}, {"to": 128, "positions": "skipped"}, "positions skipped is for training: give train"),
         ({}, {"to": 128, "method": "longrope", "long_factor": [1.0]}, "each needs one for every rotated pair"),
         ({}, {"to": 128, "method": "drop", "format": "hf"}, "no family of transformers computes what this model does"),
@@ -163,4 +179,6 @@ def test_a_destination_that_exists_is_left_alone(place, tmp_path, monkeypatch):
             extend(place / "ours", destination, to=TO, train=place / "notes.txt")
     with pytest.raises(ValueError, match="run and destination are the same folder"):
         extend(place / "ours", tmp_path / "new", to=TO, train=place / "notes.txt", run=tmp_path / "new")
+    with pytest.raises(ValueError, match="is inside of the folder to write"):
+        extend(place / "ours", tmp_path / "new", to=TO, train=place / "notes.txt", run=tmp_path / "new/run")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

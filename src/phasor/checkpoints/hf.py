@@ -32,7 +32,7 @@ from phasor.config import ModelConfig, PooledHeadConfig
 from phasor.config.generation_settings import SETTINGS
 from phasor.config.schema import name_some, unknown
 from phasor.models import families
-from phasor.models.family import ORIGINAL, Family, differences, unstated_length
+from phasor.models.family import Family, differences, trained_length_fields
 from phasor.models.fields import Fields
 from phasor.models.layout import Assignment, expand_rules, in_memory_order
 from phasor.transformer import Transformer
@@ -347,8 +347,7 @@ def write_config(model: Transformer, family: Family) -> dict[str, Any]:
     passthrough = () if own is None else own.passthrough
     written |= {"architectures": [family.architecture(config, passthrough)], "model_type": family.model_type}
     written["tie_word_embeddings"] = config.embedding.tied
-    if ORIGINAL not in written and (trained := unstated_length(config)) is not None:
-        written[ORIGINAL] = trained
+    written = trained_length_fields(config) | written
     names = [assignment.theirs for assignment in expand_rules(family.rules(config), config, dict(model.state_dict()))]
     read = family.read_whole(Fields(written, Path(CONFIG), names, strict=True))
     read = read.replace(embedding=read.embedding.replace(tied=config.embedding.tied))

@@ -38,6 +38,9 @@ def run(given: argparse.Namespace) -> None:
         table_rows,
     )
 
+    for name, protocol in (("targets", "last"), ("stride", "sliding")):
+        if hasattr(given, name) and getattr(given, "protocol", "last") != protocol:
+            raise ValueError(f"--{name} is for --protocol {protocol}")
     chosen = {name: getattr(given, name) for name in ("protocol", "targets", "stride", "join") if hasattr(given, name)}
     if hasattr(given, "extension"):
         chosen["extensions"] = [name.strip() for name in given.extension.split(",")]
@@ -70,4 +73,4 @@ def run(given: argparse.Namespace) -> None:
                 table.add_row(*row)
             show(table)
     show_text("orders, lowest loss first", order_lines(result))
-    show_text("how", [describe_protocol(result), describe_factor(result), *result["notes"]])
+    show_text("how", [describe_protocol(result), *describe_factor(result), *result["notes"]])

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from phasor.config.schema import with_article
 from phasor.evaluation.intervals import compare_pairs, paired_interval
 from phasor.evaluation.length_losses import Key, Measured, measure
 from phasor.evaluation.length_settings import BATCH_TOKENS, STRIDE, LengthSettings, check_settings
@@ -97,7 +98,9 @@ def make_variants(model: Transformer, settings: LengthSettings) -> dict[tuple[st
     """The configuration under each name at each length; what the model cannot be or read is refused."""
     config = model.config
     if config.shape != "decoder" or not config.has_logits:
-        what = f"a {config.shape}" if config.shape != "decoder" else f"a model whose head is {config.head.kind!r}"
+        what = (
+            with_article(config.shape) if config.shape != "decoder" else f"a model whose head is {config.head.kind!r}"
+        )
         raise ValueError(f"the loss by length is that of a decoder with a language head, and this is {what}")
     limit = min(known_limits(model), default=settings.largest)
     if settings.largest > limit:

@@ -64,10 +64,12 @@ def factor_of(rows: list[dict[str, Any]]) -> str:
 def order_lines(result: Result) -> list[str]:
     """One line per length: neighbors in the order of their losses, joined by `<` where that is shown.
 
+    Orders of others that are shown, and do not follow from such a chain, stand behind them.
+
     >>> pairs = [("a", "b", True), ("a", "c", True), ("b", "c", False)]
     >>> orders = [{"length": 8, "first": a, "second": b, "shown": shown} for a, b, shown in pairs]
     >>> order_lines({"lengths": [8], "orders": orders})
-    ['8: a < b; b < c: not shown']
+    ['8: a < b; b < c: not shown; a < c']
     """
     lines = []
     for length in result["lengths"]:
@@ -81,6 +83,13 @@ def order_lines(result: Result) -> list[str]:
             else:
                 chains += [[before, after, ""], [after]]
         parts = [f"{c[0]} < {c[1]}: not shown" if c[-1] == "" else " < ".join(c) for c in chains if len(c) > 1]
+        parts += [
+            f"{a} < {b}"
+            for (a, b), stated in shown.items()
+            if stated
+            and len(between := names[names.index(a) + 1 : names.index(b)]) > 0
+            and not any(shown[a, c] and shown[c, b] for c in between)
+        ]
         lines.append(f"{length_name(length)}: {'; '.join(parts) or 'one model, nothing to compare'}")
     return lines
 
@@ -151,15 +160,17 @@ def page(result: Result, figures: dict[str, str]) -> str:
         figures["loss-by-position"], f"Loss by position in a context of {result['positions']['length']:,} tokens"
     )
     made.heading("What was compared").table(["name", "what it is"], list(result["names"].items()))
-    made.paragraph(describe_factor(result)).bullets(result["notes"])
+    made.bullets([*describe_factor(result), *result["notes"]])
     return made.provenance(result["provenance"]).html()
 
 
-def describe_factor(result: Result) -> str:
-    """How factors were chosen, in a sentence."""
+def describe_factor(result: Result) -> list[str]:
+    """How factors were chosen, in a sentence; none where no extension changes the positions by one."""
+    if all(row["factor"] in (None, 1.0) for row in result["rows"]):
+        return []
     kinds = {
         "largest": f"Every extension has one factor for all lengths, that of the largest, {result['lengths'][-1]:,} / "
         f"{result['original_length']:,}.",
         "per-length": "Every extension has a factor of its own at each length: another model at every point.",
     }
-    return kinds.get(str(result["factor"]), f"Every extension has the factor {result['factor']}.")
+    return [kinds.get(str(result["factor"]), f"Every extension has the factor {result['factor']}.")]

@@ -16,7 +16,10 @@ LARGEST, PER_LENGTH = "largest", "per-length"
 
 
 class Variant(NamedTuple):
-    """A configuration of the model at one length, and the factor of its extension, where it has one of ours."""
+    """A configuration of the model at one length, and the factor of its extension, where it has one of ours.
+
+    Dynamic extensions have none: their factor follows the length of the text.
+    """
 
     config: ModelConfig
     factor: float | None = None
@@ -71,6 +74,8 @@ def make_variant(config: ModelConfig, name: str, reach: int) -> Variant:
     if name == DROP:
         return Variant(extend_config(config, name, reach))
     original = original_length(config)
+    if not Extension.kinds[name].has_end:
+        return Variant(extend_config(config, name, max(reach, original)))
     if reach <= original:
         return Variant(config.with_extension(None), 1.0)
     return Variant(extend_config(config, name, reach), reach / original)

@@ -43,6 +43,7 @@ def activation_name(activation: ActivationConfig) -> str:
 
 
 ORIGINAL = "original_max_position_embeddings"
+TRAINED = "trained_length"  # a field of phasor's own, which transformers keeps and does not read
 
 
 class Family:
@@ -146,14 +147,33 @@ def is_plain_rotary(config: ModelConfig) -> bool:
 
 
 def read_trained_length(config: ModelConfig, f: Fields) -> ModelConfig:
-    """The configuration with the length it was trained at, where a file of plain rotary positions has another."""
-    original = f.get(ORIGINAL, None) if is_plain_rotary(config) else None
-    return config if original in (None, config.max_length) else config.replace(trained_length=original)
+    """The configuration with the length it was trained at, where that does not follow from its other lengths."""
+    name = ORIGINAL if is_plain_rotary(config) else TRAINED
+    trained = f.get(name, None)
+    return config if trained in (None, implied_length(config)) else config.replace(trained_length=trained)
 
 
-def unstated_length(config: ModelConfig) -> int | None:
-    """The length a model of plain rotary positions was trained at, where that is not its maximum length."""
-    return config.trained_length if is_plain_rotary(config) and config.trained_length != config.max_length else None
+def trained_length_fields(config: ModelConfig) -> dict[str, int]:
+    """The field of config.json for the length a model with rotary positions was trained at, where it is needed.
+
+    Without an extension it is the original length, which transformers knows. The original length of an extension is
+    part of its formula, so that fine-tuning with it has a field of its own.
+
+    >>> from phasor.models.presets import preset
+    >>> trained_length_fields(preset("llama-2", trained_length=512))
+    {'original_max_position_embeddings': 512}
+    >>> trained_length_fields(preset("llama-3.1", trained_length=131072)), trained_length_fields(preset("llama-3.1"))
+    ({'trained_length': 131072}, {})
+    """
+    rotary = any(position.extendable for position in config.layer_positions())
+    if not rotary or config.trained_length in (None, implied_length(config)):
+        return {}
+    return {ORIGINAL if is_plain_rotary(config) else TRAINED: config.trained_length}
+
+
+def implied_length(config: ModelConfig) -> int:
+    """The trained length that a configuration has where none is recorded."""
+    return config.replace(trained_length=None).original_length()
 
 
 def differences(one: ModelConfig, other: ModelConfig) -> list[str]:

@@ -107,10 +107,12 @@ def extend(
         if method == DROP:
             warnings.warn("a model without its positions needs training: give train, a text", stacklevel=2)
         save(written, destination, format, progress=bar("writing"))
-        return describe(destination, method, written.config)
+        return describe(destination, method, original_length(config), written.config)
     run = path_of(run) if run is not None else destination.with_name(f"{destination.name}-run")
     if run.resolve() == destination.resolve():
         raise ValueError(f"run and destination are the same folder, {run}: name another one for the run")
+    if destination.resolve() in run.resolve().parents:
+        raise ValueError(f"run {run} is inside of the folder to write, {destination}: name another one for the run")
     recipe = fine_tuning(source.config, config, positions, to).replace(
         init_from=str(folder), out=str(run), optimizer=OptimizerConfig(lr=lr, weight_decay=0.0)
     )
@@ -121,7 +123,8 @@ def extend(
         carry_over(source, trained)
         written = swap_config(trained, exportable(trained.config, format))
         save(written, destination, format, progress=bar("writing"))
-    return describe(destination, method, written.config, run, result.status, result.exit_code, result.loss)
+    length = original_length(config)
+    return describe(destination, method, length, written.config, run, result.status, result.exit_code, result.loss)
 
 
 def check_options(to: object, method: object, positions: object, format: object, train: object) -> None:
@@ -151,7 +154,9 @@ def target_config(config: ModelConfig, method: str, to: int, fields: dict[str, A
         )
     extended = extend_config(config, method, to, **fields)
     if extended.max_length < to:
-        raise ValueError(f"factor {fields['factor']:g} reaches {extended.max_length:,} tokens, and to is {to:,}")
+        raise ValueError(
+            f"factor {fields['factor']:g} reaches {extended.max_length:,} tokens, fewer than the {to:,} asked for"
+        )
     return extended
 
 
@@ -200,6 +205,7 @@ def carry_over(source: Transformer, trained: Transformer) -> None:
 def describe(
     destination: Path,
     method: str,
+    original_length: int,
     config: ModelConfig,
     run: Path | None = None,
     status: Status = "finished",
@@ -210,7 +216,7 @@ def describe(
     return Extended(
         destination=destination,
         method=method,
-        original_length=original_length(config),
+        original_length=original_length,
         max_length=config.max_length,
         trained_length=trained_length(config),
         run=run,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 # Okabe and Ito: told apart by color-blind readers too.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555")
 BASELINE = "#000000"
+STYLES = ("-", "-.", ":")  # one for each time that the colors are used up
 
 
 @dataclass(frozen=True)
@@ -53,10 +55,10 @@ def draw_curves(
     axes = figure.add_subplot(xlabel=x_label, ylabel=y_label)
     if log_x:
         axes.set_xscale("log", base=2)
-    colors = iter(COLORS * (1 + len(curves) // len(COLORS)))
+    looks = cycle((color, line) for line in STYLES for color in COLORS)
     for curve in curves:
-        color = BASELINE if curve.baseline else next(colors)
-        style: dict[str, Any] = {"color": color, "label": curve.name, "linestyle": "--" if curve.baseline else "-"}
+        color, line = (BASELINE, "--") if curve.baseline else next(looks)
+        style: dict[str, Any] = {"color": color, "label": curve.name, "linestyle": line}
         axes.plot(curve.x, curve.y, marker=marker, markersize=4, linewidth=1.6, **style)
         if curve.low is not None and curve.high is not None:
             axes.vlines(curve.x, curve.low, curve.high, color=color, linewidth=1.2, alpha=0.7)

@@ -11,6 +11,7 @@ Result = dict[str, Any]
 COLORS = "cividis"  # reads the same in gray and for color-blind readers
 DARK = 0.6  # a share from which on cells are so light that their text is dark
 WIDTH, HEIGHT = 0.55, 0.36  # inches of a cell
+LETTER = 0.09  # inches of a letter of a title
 COLUMNS = 3
 
 
@@ -73,7 +74,9 @@ def chart(result: Result) -> tuple[bytes, str]:
     lengths, depths = result["lengths"], result["depths"]
     columns = min(COLUMNS, len(names))
     lines = [(task, names[start : start + columns]) for task in tasks for start in range(0, len(names), columns)]
-    size = columns * (WIDTH * len(lengths) + 0.4) + 1.6, len(lines) * (HEIGHT * len(depths) + 0.7) + 0.4
+    letters = max(map(len, [*tasks, *(model_name(result, name) for name in names)]))
+    width = max(WIDTH * len(lengths), LETTER * letters)  # of a panel, so that titles do not run into each other
+    size = columns * (width + 0.4) + 1.6, len(lines) * (HEIGHT * len(depths) + 0.9) + 0.4
     figure = Figure(figsize=(max(4.5, size[0]), max(2.4, size[1])), layout="constrained")
     panels = figure.subplots(len(lines), columns, squeeze=False)
     shares = {(c["task"], c["extension"], c["length"], c["depth"]): c["correct"] / c["trials"] for c in result["cells"]}
@@ -93,7 +96,7 @@ def chart(result: Result) -> tuple[bytes, str]:
                 for x, value in enumerate(line):
                     color = "black" if value >= DARK else "white"
                     axes.text(x + 0.5, y + 0.5, f"{100 * value:.0f}", ha="center", va="center", color=color, fontsize=9)
-            axes.set_title(f"{task}, {model_name(result, name)}", loc="left", fontsize=10)
+            axes.set_title(f"{task}\n{model_name(result, name)}", loc="left", fontsize=10)
     figure.supxlabel("length, tokens", fontsize=10)
     figure.supylabel("depth of the needle", fontsize=10)
     bar = figure.colorbar(image, ax=panels, shrink=0.9, pad=0.02, ticks=[0, 0.5, 1], label="exact match")
