@@ -15,6 +15,7 @@ from phasor.evaluation.intervals import paired_interval
 from phasor.evaluation.length_settings import parse_lengths
 from phasor.evaluation.lengths_report import order_lines
 from phasor.evaluation.report import Curve, draw_curves
+from phasor.evaluation.rows import cut_rows
 
 TRAINED, VOCABULARY = 16, 40
 LARGEST, ROWS = 24, 2  # of the tests of protocols
@@ -287,6 +288,11 @@ def test_a_run_is_evaluated_on_its_validation_texts(tmp_path):
         evaluate_lengths(tmp_path / "run", lengths=[48], device="cpu")
 
 
+def test_one_row_has_no_interval(model, data):
+    result = evaluate_lengths(model, data, lengths=[48], limit=1)
+    assert [note for note in result["notes"] if "row" in note] == ["one row gives no interval and shows no order"]
+
+
 def test_lengths_are_integers_or_in_k():
     assert parse_lengths("2k,1024, 16") == (16, 1024, 2048)
     for wrong in ("", "4m", "0", "1", "-8", "1.5k", "4k,,8k", [True], [2.0]):
@@ -326,6 +332,8 @@ def test_models_that_cannot_be_read_so_far_are_refused(data, tmp_path):
     phasor.save(made, tmp_path / "model")
     with pytest.raises(ValueError, match="is no run with validation data of its own: give --data"):
         evaluate_lengths(tmp_path / "model", lengths=[16])
+    with pytest.raises(ValueError, match="there is no text in the data to evaluate on"):
+        cut_rows([], 16, None, True, "the data")
     (tmp_path / "notes.txt").write_text("text")
     with pytest.raises(ValueError, match="has no tokenizer, so --data must be a token file"):
         evaluate_lengths(tmp_path / "model", tmp_path / "notes.txt", lengths=[16])

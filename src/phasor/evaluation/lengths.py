@@ -205,13 +205,13 @@ def notes(
             f"{len(rows.documents):,} of {rows.found:,} documents are used: the others have fewer than the "
             f"{rows.length + 1:,} tokens that a length of {rows.length:,} needs, or are beyond --limit"
         )
-    if rows.unit == "row":
+    if len(rows.weights) == 1:
+        said.append("one row gives no interval and shows no order")
+    elif rows.unit == "row":
         said.append(
             f"with fewer than {MANY_DOCUMENTS} documents, the intervals take the {sum(rows.counts):,} rows to be "
             "independent"
         )
-    if len(rows.weights) == 1:
-        said.append("one row gives no interval and shows no order")
     same = sorted({length for (_, length), variant in variants.items() if variant.factor == 1.0})
     if same:
         said.append(

@@ -76,7 +76,9 @@ def cut_rows(texts: Iterable[Tokens], length: int, limit: int | None, join: bool
         if rows > 0:
             kept.append(document[: rows * length + 1])
             left = None if left is None else left - rows
-    longest = max(map(len, every), default=0)
+    if not every:
+        raise ValueError(f"there is no text in {where} to evaluate on")
+    longest = max(map(len, every))
     if not kept:
         number = "the document" if len(every) == 1 else f"none of the {len(every):,} documents"
         has = "has fewer" if len(every) == 1 else "has so many"
