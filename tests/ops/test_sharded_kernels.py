@@ -67,6 +67,7 @@ def run_sharded(rank, folder):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.cpu_only("its processes talk over the CPU's backend")
 def test_two_processes_with_sharded_weights_have_the_gradients_of_one():
     with tempfile.TemporaryDirectory() as folder:

@@ -106,6 +106,7 @@ def check_depth(steps: int, post_drawn_for: str, **shape: object) -> None:
     assert sum(post) / 5 > 0.9 * guessing(), (deepnorm, post)
 
 
+@pytest.mark.slow
 def test_two_hundred_layers_learn_with_deepnorm_and_not_with_post_norm(for_small_operations):
     """From the same weights, DeepNorm's beta in them."""
     check_depth(steps=28, post_drawn_for="deepnorm")

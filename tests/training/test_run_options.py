@@ -216,10 +216,10 @@ def test_evaluation_beside_training_survives_a_pruned_checkpoint(place, monkeypa
     shutil.rmtree("run/model")
     first, load = find_weights(place / "run"), evaluated.load
 
-    def prune_first(folder, device):
+    def prune_first(folder, *given):
         if folder.resolve() == first and folder.exists():
             shutil.rmtree(folder)
-        return load(folder, device)
+        return load(folder, *given)
 
     monkeypatch.setattr(evaluated, "load", prune_first)
     found = phasor.evaluate("run", device="cpu")

@@ -452,6 +452,7 @@ def test_routers_and_experts_are_not_converted_to_float8():
 
 @pytest.mark.cpu_only("its batches are made on the default device, and a run takes them from the host")
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+@pytest.mark.slow
 def test_a_run_in_float8_learns_and_resumes_bit_for_bit(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "check_device", lambda *given: None)  # users are told to take a GPU: here it is slow
     options = {"model__dim": 32, "model__num_heads": 2, "model__hidden_dim": 64, "train__precision": "float8"}
