@@ -20,10 +20,10 @@ def model(tmp_path: Path) -> Path:
 
 def test_extend_writes_and_says_what(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(model.parent / "out")
-    assert main(["extend", str(model), out, "--to", "256"]) == 0
+    assert main(["extend", str(model), out, "--to", "1k"]) == 0
     printed = capsys.readouterr().out
     assert f"written: {out}" in printed
-    assert "yarn from 32 to 256 tokens, trained at 32" in printed
+    assert "yarn from 32 to 1,024 tokens, trained at 32" in printed
     factors = ",".join(["2"] * 8)
     options = ["--method", "longrope", "--short-factor", factors, "--long-factor", factors, "--format", "hf", "--json"]
     assert main(["extend", str(model), f"{out}-hf", "--to", "256", *options]) == 0
@@ -37,6 +37,10 @@ def test_extend_writes_and_says_what(model: Path, capsys: pytest.CaptureFixture[
     ("options", "sentence"),
     [
         (["--to", "32"], "--to must be greater than the 32 tokens the model was trained at, not 32"),
+        (
+            ["--to", "8K tokens"],
+            "a length is an integer from 2 on, or one with k for 1,024 such as 8k",
+        ),
         (["--to", "128", "--method", "yarm"], "unknown method 'yarm' (did you mean 'yarn'?)"),
         (["--to", "128", "--factor", "0.5"], "--factor must be at least 1, not 0.5"),
         (["--to", "256", "--factor", "2"], "--factor 2 reaches 64 tokens, fewer than the 256 asked for"),

@@ -154,7 +154,7 @@ def tiny(**fields):
         ({}, {"to": 128, "format": "onnx"}, "unknown format 'onnx'"),
         ({}, {"to": 128, "factor": 0.5}, "YaRN.factor must be at least 1"),
         ({}, {"to": 256, "factor": 2.0}, "factor 2 reaches 128 tokens, fewer than the 256 asked for"),
-        ({}, {"to": 128, "positions": "skipped"}, "positions skipped is for training: give train"),
+        ({}, {"to": 128, "positions": "skipped"}, "positions skipped is for training: give a text"),
         ({}, {"to": 128, "method": "longrope", "long_factor": [1.0]}, "each needs one for every rotated pair"),
         ({}, {"to": 128, "method": "drop", "format": "hf"}, "no family of transformers computes what this model does"),
         ({"preset": "gpt-2"}, {"to": 128}, "this model's are 'learned', a table of 64 positions"),

@@ -36,7 +36,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_checkpoint(parser)
     parser.add_argument("destination", help="the folder to write, which is new")
-    parser.add_argument("--to", type=int, required=True, metavar="TOKENS", help="the length that the model is to read")
+    parser.add_argument(
+        "--to", required=True, metavar="TOKENS", help="the length that the model is to read, such as 131072 or 128k"
+    )
     methods = "; ".join(f"{name}: {line}" for name, line in METHODS.items())
     parser.add_argument("--method", default="yarn", metavar="METHOD", help=f"{methods} (yarn)")
     parser.add_argument("--format", metavar="FORMAT", help="phasor or hf; by default that of the model")
@@ -71,6 +73,7 @@ def extended_by() -> list[type[Any]]:
 
 def run(given: argparse.Namespace) -> int:
     from phasor.cli.progress import progress_display
+    from phasor.models.extensions import parse_length
     from phasor.training import extend
 
     numbers = {name: getattr(given, name) for name in ("steps", "lr", "batch_tokens", "seed") if hasattr(given, name)}
@@ -82,7 +85,7 @@ def run(given: argparse.Namespace) -> int:
         result = extend(
             choose_weights(given.model, given.checkpoint),
             given.destination,
-            to=given.to,
+            to=parse_length(given.to),
             method=given.method,
             train=given.train,
             valid=given.valid,

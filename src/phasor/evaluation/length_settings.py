@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from phasor.config.schema import quote, unknown
 from phasor.evaluation.protocols import PROTOCOLS
 from phasor.evaluation.variants import BASELINE, LARGEST, PER_LENGTH, check_variants
+from phasor.models.extensions import parse_length
 
 TARGETS, STRIDE = 256, 256
 BATCH_TOKENS = 16384  # that are read at once, unless one window has more
@@ -78,12 +79,3 @@ def parse_lengths(lengths: Sequence[int | str] | str) -> tuple[int, ...]:
     """
     given = lengths.split(",") if isinstance(lengths, str) else lengths
     return tuple(sorted({parse_length(each) for each in given}))
-
-
-def parse_length(text: int | str) -> int:
-    number = str(text).strip().lower()
-    size = 1024 if number.endswith("k") else 1
-    number = number.removesuffix("k")
-    if isinstance(text, bool) or not number.isdecimal() or int(number) * size < 2:
-        raise ValueError(f"a length is an integer from 2 on, or one with k for 1,024 such as 8k, not {quote(text)}")
-    return int(number) * size

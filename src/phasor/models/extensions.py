@@ -18,6 +18,20 @@ def methods() -> list[str]:
     return [NONE, *Extension.kinds, DROP]
 
 
+def parse_length(text: int | str) -> int:
+    """A number of tokens; 1k is 1,024.
+
+    >>> parse_length("128k"), parse_length(6000)
+    (131072, 6000)
+    """
+    number = str(text).strip().lower()
+    size = 1024 if number.endswith("k") else 1
+    number = number.removesuffix("k")
+    if isinstance(text, bool) or not number.isdecimal() or int(number) * size < 2:
+        raise ValueError(f"a length is an integer from 2 on, or one with k for 1,024 such as 8k, not {quote(text)}")
+    return int(number) * size
+
+
 def trained_length(config: ModelConfig, *positions: PositionConfig) -> int:
     """The longest that a model was trained at: as its training recorded it, or else the length before any extension.
 

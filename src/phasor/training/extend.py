@@ -105,7 +105,7 @@ def extend(
         choose_family(written)  # a model that transformers does not have is refused before it is trained
     if train is None:
         if method == DROP:
-            warnings.warn("a model without its positions needs training: give train, a text", stacklevel=2)
+            warnings.warn("a model without its positions needs training: give a text to train on", stacklevel=2)
         save(written, destination, format, progress=bar("writing"))
         return describe(destination, method, original_length(config), written.config)
     run = path_of(run) if run is not None else destination.with_name(f"{destination.name}-run")
@@ -138,7 +138,7 @@ def check_options(to: object, method: object, positions: object, format: object,
     if isinstance(to, bool) or not isinstance(to, int) or to < 1:
         raise ValueError(f"to must be an integer of at least 1, not {quote(to)}")
     if positions == "skipped" and train is None:
-        raise ValueError("positions skipped is for training: give train, a text")
+        raise ValueError("positions skipped is for training: give a text to train on")
     if positions == "skipped" and method == DROP:
         raise ValueError("positions skipped and the method 'drop' exclude each other: it removes all positions")
 
