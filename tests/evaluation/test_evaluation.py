@@ -296,7 +296,7 @@ def test_what_cannot_be_evaluated_is_refused_in_a_sentence(tmp_path, lm):
         (tmp_path, {}, "neither a model nor a whole checkpoint"),
         (lm, {"data": empty}, r"empty\.jsonl holds no text"),
         (lm, {"data": empty, "target": empty}, "for a run that translates"),
-        (lm, {"limit": 0}, "limit must be at least 1"),
+        (lm, {"limit": 0}, "limit must be an integer from 1 to 2147483647"),
         (lm, {"device": "nonsense"}, "the device 'nonsense' cannot be used"),
     ]:
         with pytest.raises(ValueError, match=message) as error:
