@@ -250,6 +250,7 @@ def test_kernel_of_cross_attention_whose_padding_sees_nothing():
         torch.testing.assert_close(a, b, rtol=10 * SINGLE, atol=10 * SINGLE)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("bias", ["slopes", "behind"])
 def test_bias_with_gaps_between_positions_and_at_large_positions(bias):
     """Distances by position and not by index, exact at 2^40."""
@@ -370,6 +371,7 @@ MODELS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_models_equal_their_reference(name):
     config = phasor.ModelConfig(**SIZES, **MODELS[name])
