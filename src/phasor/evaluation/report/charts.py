@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 # Okabe and Ito: told apart by color-blind readers too.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555")
 BASELINE = "#000000"
+BAR_GAP = 2.5  # points between the bars of two curves
 STYLES = ("-", "-.", ":")  # one for each time that the colors are used up
 
 
@@ -50,18 +52,24 @@ def draw_curves(
 ) -> Figure:
     """Curves in one panel, with their intervals as bars; `vertical` is a labeled line, such as the trained length."""
     from matplotlib.figure import Figure
+    from matplotlib.transforms import ScaledTranslation
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot(xlabel=x_label, ylabel=y_label)
     if log_x:
         axes.set_xscale("log", base=2)
     looks = cycle((color, line) for line in STYLES for color in COLORS)
-    for curve in curves:
+    for index, curve in enumerate(curves):
         color, line = (BASELINE, "--") if curve.baseline else next(looks)
         style: dict[str, Any] = {"color": color, "label": curve.name, "linestyle": line}
         axes.plot(curve.x, curve.y, marker=marker, markersize=4, linewidth=1.6, **style)
         if curve.low is not None and curve.high is not None:
-            axes.vlines(curve.x, curve.low, curve.high, color=color, linewidth=1.2, alpha=0.7)
+            aside = (index - (len(curves) - 1) / 2) * BAR_GAP  # beside each other, where all would be at the same x
+            place = axes.transData + ScaledTranslation(aside / 72, 0, figure.dpi_scale_trans)
+            axes.vlines(curve.x, curve.low, curve.high, color=color, linewidth=1.2, alpha=0.7, transform=place)
+            ends = [*zip(curve.x, curve.low, strict=True), *zip(curve.x, curve.high, strict=True)]
+            axes.update_datalim([end for end in ends if all(map(math.isfinite, end))])
+    axes.autoscale_view()
     if vertical is not None:
         axes.axvline(vertical[0], color="#999999", linewidth=1, linestyle=":")
         axes.annotate(
