@@ -84,7 +84,7 @@ class Position(nn.Module):
 
     def decay(self, since: Tensor, like: Tensor) -> Tensor:
         """Factors `[B or 1, T, 1, D]` of queries `since` positions after a reference; keys have the inverse."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no decay")
 
     def on_scores(self, prepared: Any) -> Bias | None:
         """What positions add to scores, called block by block; None for nothing."""
