@@ -2,6 +2,7 @@
 
     python benchmarks/extensions.py --work WORK [--wikitext FOLDER] [--out benchmarks/results/extensions.json]
     python benchmarks/extensions.py --work WORK --small
+    python benchmarks/extensions.py --work WORK --seed 2     # one seed alone, beside others
 
 Trains three models of 20 million parameters (three seeds) at length 512, on WikiText-2 (the files
 wikitext-2-train.txt.gz and wikitext-2-valid.txt.gz in FOLDER, if it is given) and the sources of Python's standard
@@ -11,8 +12,9 @@ library. Held out are the articles of the validation file and a tenth of the sou
 - at 4,096 after 400 steps with rows of 4,096: plain, linear, NTK and YaRN; the window's model has 400 steps too, with
   rows of 512.
 
-All by the protocol `last`, paired over held-out documents. An order is stated where every seed shows it. Runs are
-kept in WORK, and a run that was stopped resumes. `--small` is a form of a few minutes for the CPU, with its own sizes.
+All by the protocol `last`, paired over held-out documents. An order is stated where every seed shows it. Runs and the
+numbers of each seed are kept in WORK, and a run that was stopped resumes. `--small` is a form of a few minutes for the
+CPU, with its own sizes.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from phasor.data.sources import standard_library
 from phasor.evaluation import evaluate_lengths
 from phasor.evaluation.intervals import compare_pairs
 from phasor.evaluation.report import provenance
+from phasor.files import atomic_write
 from phasor.models.extensions import extend_config
 from phasor.training import extend, train
 from phasor.training.extend import fine_tuning, with_texts
@@ -100,7 +103,8 @@ def write_texts(work: Path, wikitext: Path | None, files: int | None) -> tuple[P
     for held_out, name in ((False, "train"), (True, "valid")):
         mixed = sorted(texts[held_out], key=lambda text: hashlib.blake2b(text.encode()).digest())
         lines = (json.dumps({"text": text}) + "\n" for text in mixed)
-        (work / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+        with atomic_write(work / f"{name}.jsonl", unique=True) as file:
+            file.write_text("".join(lines), encoding="utf-8")
     return work / "train.jsonl", work / "valid.jsonl"
 
 
@@ -188,7 +192,11 @@ def state_orders(seeds: list[dict[str, Any]]) -> list[str]:
 
 
 def measure_seed(work: Path, texts: tuple[Path, Path], sizes: Sizes, seed: int, device: str) -> dict[str, Any]:
-    """Both comparisons of one seed, each at its length and at the trained one."""
+    """Both comparisons of one seed, each at its length and at the trained one; from WORK where they are there."""
+    file = work / f"seed-{seed}.json"
+    if file.exists():
+        kept: dict[str, Any] = json.loads(file.read_text())
+        return kept
     base = train_base(work, texts, sizes, seed, device)
     far, tuned_length = 4 * sizes.length, 8 * sizes.length
     options: dict[str, Any] = {"limit": sizes.rows, "device": device, "targets": min(256, sizes.length // 2)}
@@ -210,6 +218,7 @@ def measure_seed(work: Path, texts: tuple[Path, Path], sizes: Sizes, seed: int, 
         found[f"after {sizes.tune_steps} steps, one factor for {tuned_length}, at {length}"] = compare(
             each, tuned["window"]
         )
+    file.write_text(json.dumps(found) + "\n")
     return found
 
 
@@ -219,12 +228,18 @@ def main() -> None:
     parser.add_argument("--wikitext", type=Path, help="folder with wikitext-2-train.txt.gz and wikitext-2-valid.txt.gz")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--small", action="store_true", help="a few minutes on a CPU")
+    parser.add_argument("--seed", type=int, choices=SEEDS, help="train and measure one seed, and stop there")
     parser.add_argument("--out", type=Path, help="file for the numbers as JSON")
     given = parser.parse_args()
     sizes = SMALL if given.small else LARGE
     out = given.out or Path(__file__).parent / "results" / f"extensions{'-small' * given.small}.json"
     given.work.mkdir(parents=True, exist_ok=True)
-    texts = write_texts(given.work, given.wikitext, sizes.files)
+    texts = given.work / "train.jsonl", given.work / "valid.jsonl"
+    if not texts[1].exists():
+        texts = write_texts(given.work, given.wikitext, sizes.files)
+    if given.seed is not None:
+        measure_seed(given.work, texts, sizes, given.seed, given.device)
+        return
     seeds = [measure_seed(given.work, texts, sizes, seed, given.device) for seed in SEEDS]
     parameters = sum(weight.numel() for weight in phasor.load(given.work / f"base-{SEEDS[0]}").parameters())
     results: dict[str, Any] = {}

@@ -33,7 +33,7 @@ from phasor.bench.timing import Timer, arithmetic, bandwidth
 
 @dataclass(frozen=True)
 class Setup:
-    """What is measured: a model, its windows, the chunks, and how many tokens a measurement reads at least."""
+    """What is measured: a model, its windows, the chunks, and how many tokens a measurement reads (or SECONDS)."""
 
     model: dict[str, int]
     windows: tuple[int, ...]
@@ -59,6 +59,7 @@ FULL = Setup(
     theirs_up_to=16384,
     dtype=torch.bfloat16,
 )
+SECONDS = 4.0
 ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 5e-2}  # relative to the largest hidden state
 
 
@@ -130,13 +131,15 @@ def measure(reader: Any, setup: Setup, chunk: int, device: torch.device) -> dict
     tokens = torch.randint(0, setup.model["vocab_size"], (1, chunk), device=device)
     for _ in range(3):
         reader(tokens)
-    calls = max(2, setup.tokens // chunk)
     if device.type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-    begun = time.perf_counter()
-    for _ in range(calls):
+    begun, calls = time.perf_counter(), 0
+    while calls < 2 or (calls * chunk < setup.tokens and time.perf_counter() - begun < SECONDS):
         reader(tokens)
+        calls += 1
+        if device.type == "cuda" and calls % 8 == 0:  # time is read of work that is done, and not of a queue
+            torch.cuda.synchronize()
     if device.type == "cuda":
         torch.cuda.synchronize()
     rate = calls * chunk / (time.perf_counter() - begun)

@@ -35,7 +35,7 @@ STRETCHES = 64  # of the curve: the tokens with 1, 2 to 3, 4 to 7, ... tokens be
 AHEAD = 4  # chunks that are read before they are needed
 IN_FLIGHT = 8  # chunks that a device may be behind
 REPORT_SECONDS = 0.5
-GPU_CHUNK, CPU_CHUNK = 16_384, 4096
+GPU_CHUNK, CPU_CHUNK = 65_536, 4096
 
 
 @dataclass(frozen=True)
@@ -349,8 +349,10 @@ def check_length(
 
 
 def default_chunk(model: Transformer) -> int:
-    """Tokens of a chunk: enough to fill a device."""
-    return GPU_CHUNK if model.tokens.weight.device.type == "cuda" else CPU_CHUNK
+    """Tokens of a chunk: enough to fill a device, and no more than half of what a decaying scheme spans."""
+    size = GPU_CHUNK if model.tokens.weight.device.type == "cuda" else CPU_CHUNK
+    spans = [scheme.max_positions for scheme in model.config.layer_positions() if "input" not in scheme.acts_on]
+    return min([size, *(span // 2 for span in spans if span is not None)])
 
 
 def describe_windows(config: ModelConfig) -> list[dict[str, Any]]:

@@ -131,7 +131,10 @@ class RingWrite:
             self._write(data, detached)
             return new
         if self.mode == "concat":
-            visible = torch.cat((*(data[:, slots].to(new.dtype) for slots in self.old), detached), dim=1)
+            visible = new.new_empty((new.shape[0], self.num_old + new.shape[1], *new.shape[2:]))
+            parts = [*(data[:, slots] for slots in self.old), detached]
+            for place, part in zip(visible.split([part.shape[1] for part in parts], dim=1), parts, strict=True):
+                place.copy_(part)  # faster than `torch.cat` where the new tokens are a view of a projection
             self._write(data, detached)
             return visible
         self._write(data, detached)

@@ -11,7 +11,17 @@ from references import SINGLE, normal, redraw
 import phasor
 from phasor.nn.positions.t5.module import T5Bias
 from phasor.ops import dispatch
-from phasor.ops.attention import DistanceBias, Mask, ScoreMod, attention, attention_ref, dense_mask, flash, intervals
+from phasor.ops.attention import (
+    DistanceBias,
+    Mask,
+    ScoreMod,
+    SinkQueries,
+    attention,
+    attention_ref,
+    dense_mask,
+    flash,
+    intervals,
+)
 
 tiles = pytest.importorskip("phasor.ops.attention.flash_tiles")
 
@@ -280,6 +290,46 @@ def test_bias_across_a_gap_of_billions(bias):
     compare(Mask(causal=True), positions=(positions, positions), bias=bias, rows=1)
 
 
+CAPPED = {
+    "rows": (Mask(causal=True, window=12, sink_tokens=3), 50),
+    "narrow-window": (Mask(causal=True, window=2, sink_tokens=20), 50),
+    "stream": (Mask(causal=True, offset=14, window=12, sink_tokens=3), 41),
+    "both-ways": (Mask(window=7, sink_tokens=4), 37),
+}
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("gap", [0, 2**33], ids=["contiguous", "gap"])
+@pytest.mark.parametrize("bias", [None, "slopes", "behind"])
+@pytest.mark.parametrize("name", [*CAPPED, "documents"])
+def test_kernel_with_other_queries_for_sink_tokens(name, bias, gap):
+    mask, keys = CAPPED[name] if name in CAPPED else (cut("sinks-documents"), 37)
+    rows = 1 if name in CAPPED else 2
+    positions = torch.arange(keys)[None] + torch.where(torch.arange(keys) < 8, 0, gap)
+    q, sink_q = (normal(rows, keys - mask.offset, 2, 16, seed=s) for s in (1, 6))
+    k, v = (normal(rows, keys, 1, 16, seed=s) for s in (2, 3))
+    given = DistanceBias(slopes=torch.tensor([0.1, 0.7])) if bias == "slopes" else None
+    if bias == "behind":
+        given = table_of(2, False).float().on_scores(None)
+
+    def score_mod(dtype):
+        return ScoreMod(
+            scale=0.3,
+            softcap=4.0,
+            sink_logits=torch.tensor([0.2, -1.0], dtype=dtype),
+            bias=given,
+            query_positions=positions[:, mask.offset :],
+            key_positions=positions,
+            sink_queries=SinkQueries(sink_q.to(dtype), positions[:, mask.offset :].clamp(max=9)),
+        )
+
+    with dispatch.force_path("triton"), torch.no_grad():
+        assert flash.why_not(q.float(), k.float(), v.float(), mask, score_mod(torch.float32)) is None
+        ours = flash.flash_attention(q.float(), k.float(), v.float(), mask, score_mod(torch.float32))
+        expected = attention_ref(q, k, v, mask, score_mod(torch.float64))[0]
+    torch.testing.assert_close(ours.double(), expected, rtol=SINGLE, atol=SINGLE)
+
+
 def test_shifts_of_rows_with_contiguous_positions():
     positions = torch.arange(6)[None]
     assert intervals.shifts(Mask(causal=True), positions, positions).tolist() == [0]
@@ -331,6 +381,7 @@ def test_why_not_gives_the_reason():
         "dropped": ((q, q, q), ScoreMod(scale=1.0, dropout=0.1)),
         "DistanceBias": ((q, q, q), ScoreMod(scale=1.0, bias=lambda a, b: a)),
         "learned": ((q, q, q), ScoreMod(scale=1.0, bias=DistanceBias(slopes=torch.ones(2).requires_grad_()))),
+        "backward": ((q, q, q), ScoreMod(scale=1.0, sink_queries=SinkQueries(q.clone().requires_grad_(), None))),
         "float64": ((q.double(),) * 3, plain),
         "one dtype": ((q, q.bfloat16(), q), plain),
         "256 features": ((torch.zeros(1, 5, 2, 300),) * 3, plain),
@@ -345,7 +396,7 @@ def test_operation_passes_opcheck_and_compiles():
     table, sinks = (normal(*s, dtype=torch.float32).requires_grad_() for s in ((5, 2), (2,)))
     mask, positions = Mask(causal=True), torch.arange(9)[None]
     bounds, shifts = intervals.intervals(mask, 9, 9, DEVICE), intervals.shifts(mask, positions, positions)
-    inputs = (q, q, q, bounds, None, positions, positions, shifts, None, table, sinks, 0, 0.3, 0.0)
+    inputs = (q, q, q, bounds, None, positions, positions, shifts, None, table, sinks, None, None, 0, 0.3, 0.0)
     torch.library.opcheck(flash.interval_attention.op, inputs)
 
     def run(q):

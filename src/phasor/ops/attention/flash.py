@@ -26,7 +26,10 @@ def why_not(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) ->
     if score_mod.dropout > 0:
         return "attention weights are dropped out"
     if score_mod.sink_queries is not None:
-        return "the distance to sink tokens is capped"
+        if needs_grad(q, k, v, score_mod.sink_queries.queries):
+            return "the distance to sink tokens is capped, for which the kernel has no backward pass"
+        if mask.prefix_length is not None or mask.window is None:
+            return "the distance to sink tokens is capped, and they are not all of the keys outside of a window"
     if score_mod.bias is not None and not isinstance(score_mod.bias, DistanceBias):
         return "the bias is not a DistanceBias"
     if score_mod.bias is not None and score_mod.bias.slopes is not None and score_mod.bias.slopes.requires_grad:
@@ -51,6 +54,7 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: Scor
         bias = score_mod.bias
         if bias.table is not None:
             shifts = mask.memoize("shifts", (q_pos, k_pos), intervals.shifts, mask, q_pos, k_pos)
+    sinks = score_mod.sink_queries
     bounds = mask.memoize("intervals", (queries, keys), intervals.intervals, mask, queries, keys, q.device)
     out, _ = interval_attention(
         q,
@@ -64,6 +68,8 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: Scor
         None if bias is None else bias.slopes,
         None if bias is None else bias.table,
         score_mod.sink_logits,
+        None if sinks is None else sinks.queries.to(q.dtype),
+        None if sinks is None else sinks.positions,
         0 if bias is None else bias.min_distance,
         score_mod.scale,
         score_mod.softcap or 0.0,
@@ -84,6 +90,8 @@ def interval_attention(
     slopes: Tensor | None,
     table: Tensor | None,
     sink_logits: Tensor | None,
+    sink_queries: Tensor | None,
+    sink_positions: Tensor | None,
     min_distance: int,
     scale: float,
     softcap: float,
@@ -91,13 +99,15 @@ def interval_attention(
     """Outputs, and the logsumexp of the scores to base 2, float32 `[B, H, Tq]`.
 
     `bounds` and `shifts` are what the functions of that name in `intervals` give; `key_mask` is False for padding.
+    Where there are `sink_queries` and their positions, they replace queries and positions for the second interval of
+    keys; they have no backward pass.
     """
     from phasor.ops.attention import flash_launch
 
     args = flash_launch.kernel_args(
         q, k, v, bounds, key_mask, query_positions, key_positions, shifts, slopes, table, min_distance, scale, softcap
     )
-    return flash_launch.forward(sink_logits, args)
+    return flash_launch.forward(sink_logits, sink_queries, sink_positions, args)
 
 
 @interval_attention.register_fake
@@ -154,7 +164,7 @@ def _(grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *
 def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     """Keep the tensors and numbers that the backward pass needs."""
     ctx.save_for_backward(*output, *inputs[:11])
-    ctx.scalars = inputs[11:]
+    ctx.scalars = inputs[13:]
     ctx.mark_non_differentiable(output[1])
 
 
@@ -166,7 +176,7 @@ def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     dq, dk, dv, dtable, dsinks = interval_attention_backward(grad, out, lse, *inputs, *ctx.scalars, table_needs_grad)
     dtable = dtable.to(table.dtype) if table_needs_grad else None
     dsinks = None if sink_logits is None else dsinks.to(sink_logits.dtype)
-    return dq, dk, dv, None, None, None, None, None, None, dtable, dsinks, None, None, None
+    return dq, dk, dv, None, None, None, None, None, None, dtable, dsinks, None, None, None, None, None
 
 
 interval_attention.register_autograd(backward, setup_context=setup_context)

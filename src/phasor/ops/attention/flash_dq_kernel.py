@@ -63,7 +63,7 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_pt
         dtable_ptr += tl.cast(tl.program_id(0), tl.int64) * num_distances
     first_key, last_key, first_key2, last_key2, unmasked, masked = key_segments(
         bounds_ptr + batch * stride_boundsb, offs_m, valid_m, num_queries, num_keys,
-        shift, min_distance, num_distances, BLOCK_N, BIAS, TWO_INTERVALS,
+        shift, min_distance, num_distances, BLOCK_N, BIAS, TWO_INTERVALS, False,
     )  # fmt: skip
     first_key, last_key = first_key[:, None], last_key[:, None]
     first_key2, last_key2 = first_key2[:, None], last_key2[:, None]

@@ -31,13 +31,13 @@ from phasor.ops.online_softmax import online_softmax
 
 @triton.jit
 def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, bounds_ptr, key_mask_ptr, q_pos_ptr, k_pos_ptr,
-                   shifts_ptr, slopes_ptr, table_ptr, sink_logits_ptr,
+                   shifts_ptr, slopes_ptr, table_ptr, sink_logits_ptr, sink_q_ptr, sink_pos_ptr,
                    num_queries, num_keys, num_heads, group_size, min_distance, num_distances, scale, softcap,
                    stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
-                   stride_boundsb, stride_qposb, stride_kposb, stride_shiftsb,
+                   stride_boundsb, stride_qposb, stride_kposb, stride_shiftsb, stride_sinkposb,
                    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                    BIAS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, TWO_INTERVALS: tl.constexpr,
-                   HAS_KEY_MASK: tl.constexpr):  # fmt: skip
+                   HAS_KEY_MASK: tl.constexpr, HAS_SINK_QUERIES: tl.constexpr):  # fmt: skip
     """Outputs `[B, Tq, H, D]`, and the logsumexp of the scores to base 2, `[B, H, Tq]`."""
     block_id, head, batch, offs_m = query_block(num_queries, num_heads, BLOCK_M)
     valid_m = offs_m < num_queries
@@ -53,14 +53,19 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, bounds_ptr, key_mask_p
     )  # fmt: skip
     first_key, last_key, first_key2, last_key2, unmasked, masked = key_segments(
         bounds_ptr + batch * stride_boundsb, offs_m, valid_m, num_queries, num_keys,
-        shift, min_distance, num_distances, BLOCK_N, BIAS, TWO_INTERVALS,
+        shift, min_distance, num_distances, BLOCK_N, BIAS, TWO_INTERVALS, HAS_SINK_QUERIES,
     )  # fmt: skip
+    sinks_end = tl.max(last_key2) + 1 if HAS_SINK_QUERIES else 0
     first_key, last_key = first_key[:, None], last_key[:, None]
     first_key2, last_key2 = first_key2[:, None], last_key2[:, None]
     k_ptr += batch * stride_kb + (head // group_size) * stride_kh
     v_ptr += batch * stride_vb + (head // group_size) * stride_vh
     if HAS_KEY_MASK:
         key_mask_ptr += batch * num_keys
+    if HAS_SINK_QUERIES:
+        sink_q_ptr += (batch * num_queries * num_heads + head) * HEAD_DIM
+        if BIAS != NO_BIAS:
+            sink_pos_ptr += batch * stride_sinkposb
     q_ptr += batch * stride_qb + head * stride_qh
     q = load_tile(q_ptr, block_id * BLOCK_M, stride_qt, num_queries, BLOCK_M, BLOCK_D, HEAD_DIM, False)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -101,6 +106,20 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, bounds_ptr, key_mask_p
             qk, distance, slope, table_ptr, min_distance, num_distances, 0.0, scale, softcap,
             BIAS, HAS_SOFTCAP, True,
         )  # fmt: skip
+        if HAS_SINK_QUERIES:  # noqa: SIM102 (the first is known when the kernel is compiled, the second is not)
+            if start < sinks_end:  # sink tokens have queries and positions of their own
+                sink_q = load_tile(
+                    sink_q_ptr, block_id * BLOCK_M, num_heads * HEAD_DIM, num_queries, BLOCK_M, BLOCK_D, HEAD_DIM, False
+                )
+                qk = tl.dot(sink_q, tl.trans(k), input_precision="ieee")
+                if BIAS != NO_BIAS:
+                    sink_high, sink_low = load_positions(sink_pos_ptr, block_id * BLOCK_M, num_queries, BLOCK_M)
+                    distance = distances(sink_high[:, None], sink_low[:, None], k_high[None, :], k_low[None, :])
+                sink_scores, _, _ = score_tile(
+                    qk, distance, slope, table_ptr, min_distance, num_distances, 0.0, scale, softcap,
+                    BIAS, HAS_SOFTCAP, True,
+                )  # fmt: skip
+                scores = tl.where((offs_n >= first_key2) & (offs_n <= last_key2), sink_scores, scores)
         visible = visible_keys(
             offs_n, num_keys, first_key, last_key, first_key2, last_key2, key_mask_ptr, TWO_INTERVALS, HAS_KEY_MASK
         )

@@ -65,7 +65,9 @@ def row_stride(x: Tensor | None) -> int:
     return 0 if x is None or len(x) == 1 else x.stride(0)
 
 
-def forward(sink_logits: Tensor | None, args: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def forward(
+    sink_logits: Tensor | None, sink_queries: Tensor | None, sink_positions: Tensor | None, args: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
     """Outputs `[B, Tq, H, D]`, and the logsumexp of the scores to base 2, float32 `[B, H, Tq]`."""
     q = args["q_ptr"]
     rows, queries, heads, _ = q.shape
@@ -77,7 +79,11 @@ def forward(sink_logits: Tensor | None, args: dict[str, Any]) -> tuple[Tensor, T
             out_ptr=out,
             lse_ptr=lse,
             sink_logits_ptr=sink_logits,
+            sink_q_ptr=None if sink_queries is None else sink_queries.contiguous(),
+            sink_pos_ptr=None if sink_positions is None else sink_positions.contiguous(),
+            stride_sinkposb=row_stride(sink_positions),
             HAS_SINKS=sink_logits is not None,
+            HAS_SINK_QUERIES=sink_queries is not None,
             **args,
             **options,
         )

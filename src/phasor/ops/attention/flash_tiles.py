@@ -168,10 +168,12 @@ def clamp(x, low, high):
 
 @triton.jit
 def key_segments(bounds_ptr, offs_m, valid_m, num_queries, num_keys, shift, min_distance, num_distances,
-                 BLOCK_N: tl.constexpr, BIAS: tl.constexpr, TWO_INTERVALS: tl.constexpr):  # fmt: skip
+                 BLOCK_N: tl.constexpr, BIAS: tl.constexpr, TWO_INTERVALS: tl.constexpr,
+                 HAS_SINK_QUERIES: tl.constexpr):  # fmt: skip
     """The bounds of a block's queries, and the keys it visits, in multiples of BLOCK_N.
 
-    There are two unmasked and four masked segments, each given by its start and its number of tiles.
+    There are two unmasked and four masked segments, each given by its start and its number of tiles. With
+    HAS_SINK_QUERIES the tiles of the second interval are masked ones.
     """
     first_key = tl.load(bounds_ptr + offs_m, mask=valid_m, other=0)
     last_key = tl.load(bounds_ptr + num_queries + offs_m, mask=valid_m, other=-1)
@@ -188,6 +190,8 @@ def key_segments(bounds_ptr, offs_m, valid_m, num_queries, num_keys, shift, min_
         high = tl.where(joined, tl.maximum(high, second_end), high)
         second_tiles = tl.where(joined, 0, (second_end - second) // BLOCK_N)
     inner = clamp(round_up(tl.max(tl.where(valid_m, first_key, 0)), BLOCK_N), low, high)
+    if HAS_SINK_QUERIES:
+        inner = clamp(tl.where(joined, tl.maximum(inner, second_end), inner), low, high)
     outer = clamp(round_down(tl.min(tl.where(valid_m, last_key, num_keys)) + 1, BLOCK_N), inner, high)
     near, ahead = outer, outer
     if BIAS == TABLE:  # between them the table is needed, outside one entry does
