@@ -6,14 +6,14 @@ import numpy
 import pytest
 
 from phasor.config import ModelConfig
-from phasor.lab.endpoints import Endpoint, FieldError, LabRequest, Matrix, bounded
+from phasor.lab.endpoints import Endpoint, FieldError, LabRequest, Matrix, bounded_field
 
 
 class TwoModelsRequest(LabRequest):
     one: ModelConfig
     other: ModelConfig | None = None
-    positions: tuple[int, ...] = bounded((0,), 0, 100, max_items=3)
-    text: str = bounded("", maximum=5)
+    positions: tuple[int, ...] = bounded_field((0,), 0, 100, max_items=3)
+    text: str = bounded_field("", maximum=5)
 
 
 MODEL = {"vocab_size": 9, "dim": 8, "num_layers": 1, "num_heads": 1}

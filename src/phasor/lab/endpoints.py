@@ -1,6 +1,6 @@
 """The table of what the page can ask for: an endpoint is a record of the request and a function that answers it.
 
-- `LabRequest` is the base of every record: a `Config` whose fields may have bounds, by `bounded`.
+- `LabRequest` is the base of every record: a `Config` whose fields may have bounds, by `bounded_field`.
 - `register` adds an endpoint, `POST /api/<view>/<name>`; OpenAPI and the routes of the server are made from the table.
 - A function returns plain data, which travels as JSON, or a `Matrix`, which travels as float32 bytes.
 - A mistake is a ValueError of one sentence. `FieldError` also names the field of the request that is wrong;
@@ -38,7 +38,7 @@ class FieldError(ValueError):
         self.field = field
 
 
-def bounded(
+def bounded_field(
     default: Any = dataclasses.MISSING,
     minimum: float | None = None,
     maximum: float | None = None,
@@ -49,7 +49,7 @@ def bounded(
     `max_items` bounds how many there are in a list. OpenAPI states the bounds.
 
     >>> class SpanRequest(LabRequest):
-    ...     start: int = bounded(0, 0, 2**36)
+    ...     start: int = bounded_field(0, 0, 2**36)
     >>> SpanRequest(start=-1)
     Traceback (most recent call last):
     ...
@@ -60,8 +60,11 @@ def bounded(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+bounded = bounded_field
+
+
 class LabRequest(Config):
-    """What the page asks for. Fields are checked by their types and by the bounds that `bounded` gave them.
+    """What the page asks for. Fields are checked by their types and by the bounds that `bounded_field` gave them.
 
     A subclass that overrides `check` calls `super().check()` first.
     """

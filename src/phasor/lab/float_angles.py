@@ -1,0 +1,34 @@
+"""Rotary angles as they are usually computed, by a product of floats: what phasor's exact ones are compared with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from phasor.nn.positions.rotary.config import RotaryConfig
+from phasor.nn.positions.rotary.module import Rotary
+from phasor.nn.sequence import SequenceInfo
+
+
+class FloatRotary(Rotary):
+    """Rotary whose angles are products in a floating-point dtype: position times frequency, each rounded to it.
+
+    The frequencies are the exact ones, rounded once, so that every error is one of the dtype.
+
+    >>> rope = FloatRotary(RotaryConfig(), head_dim=4, angle_dtype=torch.bfloat16)
+    >>> rope.cos_sin(torch.tensor([256, 257]))[0][:, 0].diff().item()  # bfloat16 knows no 257
+    0.0
+    """
+
+    def __init__(self, config: RotaryConfig, *, head_dim: int, angle_dtype: torch.dtype) -> None:
+        super().__init__(config, head_dim=head_dim)
+        exact = torch.tensor([float(f) for f in self.frequencies()], dtype=torch.float64)
+        self.rounded_frequencies = exact.to(angle_dtype)
+
+    def why_not(self, seq: SequenceInfo, like: Tensor) -> str | None:
+        return "angles are products of floats"
+
+    def _cos_sin(self, positions: Tensor, length: int | Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        frequencies = self.rounded_frequencies.to(positions.device)
+        angles = self.positions_by_pair(positions).to(frequencies.dtype) * frequencies
+        return angles.cos().to(dtype), angles.sin().to(dtype)
