@@ -1,0 +1,202 @@
+"""What position schemes give each position, and what can be measured about it: similarity, nearest pair, rotation.
+
+The code of a position is what a scheme adds to the input; for rotary schemes the query that is (1, 0) in every pair,
+rotated; for schemes on the scores the bias of every head, where a row stands for a distance. All of it is the output of
+the modules that a model is made of, in float64.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phasor.config import ModelConfig, PositionConfig
+from phasor.nn.positions.base import Position, build_position
+from phasor.nn.positions.phase import cos_sin_of
+from phasor.nn.positions.rotary.module import Rotary, table_of
+from phasor.nn.positions.sinusoidal.module import Sinusoidal
+from phasor.nn.sequence import SequenceInfo
+from phasor.ops.rope import rotate_pairs
+
+TABLE_LENGTH = 1024  # of learned positions that state no length of their own
+GRID_SIDE = 8  # of the grid that schemes of several axes count through
+
+SEEDING = threading.Lock()  # weights are drawn from torch's one generator
+
+
+@dataclass(frozen=True)
+class EncodingScheme:
+    """A position scheme for `dim` features of the input or of a head; `build_scheme` makes it."""
+
+    module: Position
+    dim: int
+
+    @property
+    def on_scores(self) -> bool:
+        """Whether the scheme is a bias on the scores, so that codes belong to distances."""
+        return "scores" in self.module.config.acts_on
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether anything of the scheme is learned."""
+        return any(True for _ in self.module.parameters())
+
+    @torch.no_grad()
+    def codes(self, positions: Tensor, length: int, *, key: bool = False) -> Tensor:
+        """The codes `[T, features]` of int64 positions `[T]` in a sequence of some length, or those that keys have.
+
+        >>> from phasor.nn.positions import SinusoidalConfig
+        >>> build_scheme(SinusoidalConfig(layout="halves"), 4).codes(torch.arange(1), 1).tolist()
+        [[0.0, 0.0, 1.0, 1.0]]
+        """
+        module = self.module
+        if self.on_scores:
+            return self.bias(positions, torch.zeros(1, dtype=torch.int64))[:, :, 0].T
+        if isinstance(module, Rotary):
+            start = first_features(module).expand(1, len(positions), 1, -1)
+            prepared = module.prepare(SequenceInfo(spread(positions, module.axes), length), start)
+            return finite((module.on_key if key else module.on_query)(start, prepared)[0, :, 0])
+        if isinstance(module, Sinusoidal):
+            return module.table(positions, torch.float64)
+        nothing = torch.zeros(1, len(positions), self.dim, dtype=torch.float64)
+        return finite(module.on_input(nothing, SequenceInfo(positions, length))[0])
+
+    @torch.no_grad()
+    def bias(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """What the scheme adds to the scores between positions, `[heads, queries, keys]`."""
+        prepared = self.module.prepare(SequenceInfo(queries, len(queries)), torch.zeros(1, dtype=torch.float64))
+        add = self.module.on_scores(prepared)
+        assert add is not None
+        return finite(add(queries[None], keys[None])[0].double())
+
+
+@functools.lru_cache(maxsize=64)
+def build_scheme(
+    position: PositionConfig, dim: int, *, heads: int = 1, table_length: int = TABLE_LENGTH, seed: int = 0
+) -> EncodingScheme:
+    """A scheme for `dim` features, with weights drawn from a seed where it has any.
+
+    >>> from phasor.nn.positions import ALiBiConfig
+    >>> build_scheme(ALiBiConfig(), 8, heads=2).codes(torch.arange(3), 3).tolist()
+    [[-0.0, -0.0], [-0.0625, -0.00390625], [-0.125, -0.0078125]]
+    """
+    config = ModelConfig(
+        vocab_size=1,
+        dim=dim,
+        head_dim=dim,
+        num_layers=1,
+        num_heads=heads,
+        max_length=table_length,
+        position=position,
+    )
+    with SEEDING, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = build_position(config.position, config, "decoder")
+        module.reset_parameters(config)
+    return EncodingScheme(module.eval(), dim)
+
+
+def spread(positions: Tensor, axes: int) -> Tensor:
+    """Positions for each axis of a scheme: those of a grid that is counted through, the last axis first.
+
+    >>> spread(torch.tensor([0, 1, 8, 9]), 2).tolist()
+    [[[0, 0, 1, 1]], [[0, 1, 0, 1]]]
+    """
+    if axes == 1:
+        return positions
+    rest = [positions // GRID_SIDE**place % GRID_SIDE for place in range(axes - 1)]
+    return torch.stack([positions // GRID_SIDE ** (axes - 1), *reversed(rest)])[:, None]
+
+
+def first_features(module: Rotary) -> Tensor:
+    """A head that is (1, 0) in every pair, and 0 where nothing is rotated."""
+    vector = torch.zeros(module.head_dim, dtype=torch.float64)
+    half, width = module.config.pairing == "half", module.rotary_dim
+    vector[slice(0, width // 2) if half else slice(0, width, 2)] = 1.0
+    return vector
+
+
+def finite(values: Tensor) -> Tensor:
+    """The values, which a picture needs to be finite."""
+    if not bool(values.isfinite().all()):
+        raise ValueError("the values of this scheme overflow at these positions: choose smaller ones")
+    return values
+
+
+def similarity(scheme: EncodingScheme, positions: Tensor, length: int) -> dict[str, list[float]]:
+    """Inner products of codes by distance, over the mean one at distance 0: least, mean and most over all starts.
+
+    Of rotary schemes it is the score of a query with the same vector as key.
+
+    >>> from phasor.nn.positions import SinusoidalConfig
+    >>> curves = similarity(build_scheme(SinusoidalConfig(), 8), torch.arange(16), 16)
+    >>> round(curves["mean"][0], 12), max(b - a for a, b in zip(curves["least"], curves["most"])) < 1e-12
+    (1.0, True)
+    """
+    queries = scheme.codes(positions, length)
+    keys = scheme.codes(positions, length, key=True) if isinstance(scheme.module, Rotary) else queries
+    products = queries @ keys.T
+    size = float(products.diagonal().mean())
+    if size > 0:
+        products /= size
+    diagonals = [products.diagonal(-distance) for distance in range(len(positions))]
+    return {
+        "least": [float(d.min()) for d in diagonals],
+        "mean": [float(d.mean()) for d in diagonals],
+        "most": [float(d.max()) for d in diagonals],
+    }
+
+
+def nearest_pair(rows: Tensor) -> dict[str, Any] | None:
+    """The two rows that are closest to each other, and how far apart they are; None where there is one row.
+
+    >>> nearest_pair(torch.tensor([[1.0], [5.0], [6.0]]))
+    {'a': 1, 'b': 2, 'distance': 1.0, 'relative': 0.25}
+    """
+    count = len(rows)
+    if count < 2:
+        return None
+    distances = torch.cdist(rows[None], rows[None], compute_mode="donot_use_mm_for_euclid_dist")[0]
+    distances.fill_diagonal_(torch.inf)
+    a, b = divmod(int(distances.argmin()), count)
+    norm, least = float(rows.norm(dim=-1).mean()), float(distances[a, b])
+    return {"a": a, "b": b, "distance": least, "relative": least / norm if norm else 0.0}
+
+
+def pair_increments(scheme: EncodingScheme) -> tuple[int, ...]:
+    """The 64-bit increments of the pairs of a sinusoidal or rotary scheme of one axis; none of other schemes."""
+    module = scheme.module
+    if isinstance(module, Sinusoidal):
+        return module.increments[: module.width // 2]
+    if isinstance(module, Rotary) and module.axes == 1 and not module.config.depends_on_length:
+        return table_of(module.config, module.rotary_dim, None).increments
+    return ()
+
+
+def rotation_error(scheme: EncodingScheme, start: int, shift: int) -> float:
+    """How far the code of `start`, rotated by the angles of `shift`, is from the code of `start + shift`.
+
+    >>> from phasor.nn.positions import SinusoidalConfig
+    >>> rotation_error(build_scheme(SinusoidalConfig(), 64), 2**36 - 7, 7) < 1e-15
+    True
+    """
+    module = scheme.module
+    before, after = scheme.codes(torch.tensor([start, start + shift]), start + shift + 1)
+    pairing = module.config.pairing if isinstance(module, Rotary) else "half"
+    if isinstance(module, Sinusoidal):  # a pair of the rotation is (cosine, sine), whatever the layout of the code is
+        before, after = (torch.cat(cosines_sines(row, module)) for row in (before, after))
+    angles = cos_sin_of(torch.tensor([shift]), torch.tensor(pair_increments(scheme)), torch.float64)
+    return float((rotate_pairs(before, *angles, pairing) - after).abs().max())
+
+
+def cosines_sines(row: Tensor, module: Sinusoidal) -> tuple[Tensor, Tensor]:
+    """The cosines and sines of a sinusoidal code, pair by pair."""
+    pairs, sines = len(row) // 2, len(module.increments)
+    if module.config.layout == "interleaved":
+        return row[1 : 2 * pairs : 2], row[0 : 2 * pairs : 2]
+    return row[sines : sines + pairs], row[:pairs]

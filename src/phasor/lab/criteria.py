@@ -1,0 +1,135 @@
+"""The four criteria of a position encoding, measured on what a scheme gives; and positions added or concatenated.
+
+The criteria: every position has a code of its own; two positions are as far apart in a long sentence as in a short one;
+codes go on past the sentences seen, and stay bounded; the same position always gets the same code.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phasor.config import PositionConfig
+from phasor.lab.codes import SEEDING, TABLE_LENGTH, build_scheme, nearest_pair
+from phasor.nn.positions import LearnedConfig, SinusoidalConfig
+from phasor.nn.positions.sinusoidal.module import Sinusoidal
+
+SAME = 1e-9  # relative differences below this are rounding
+FAR = 1024  # the sentence that a scheme has to go on to is this many times longer
+VOCABULARY = 256  # token vectors among which one is recognized
+MOVES = 0.1  # a feature moves where its standard deviation over positions is above this
+
+
+@functools.lru_cache(maxsize=256)
+def score_card(position: PositionConfig, dim: int, length: int, heads: int = 8) -> dict[str, Any]:
+    """Whether a scheme meets each criterion, with what was measured, for sentences of `length` tokens.
+
+    >>> from phasor.nn.positions import NormalizedConfig
+    >>> card = score_card(NormalizedConfig(), 16, 32)
+    >>> [card[name]["holds"] for name in ("unique", "consistent", "bounded", "deterministic")]
+    [True, False, True, True]
+    """
+    scheme = build_scheme(position, dim, heads=heads)
+    positions = torch.arange(length)
+    rows = scheme.codes(positions, length)
+    nearest = nearest_pair(rows)
+    apart, later = distances(rows), distances(scheme.codes(positions, 2 * length))
+    change = float((later - apart).abs().max() / apart.max()) if bool(apart.any()) else 0.0
+    again = scheme.codes(positions, length)
+    learned = scheme.has_weights and not torch.equal(
+        rows, build_scheme(position, dim, heads=heads, seed=1).codes(positions, length)
+    )
+    return {
+        "kind": position.kind,
+        "on_scores": scheme.on_scores,
+        "unique": {"holds": nearest is None or nearest["relative"] > SAME, "nearest": nearest},
+        "consistent": {"holds": change < SAME, "change": change},
+        "bounded": boundedness(position, dim, length, heads, float(rows.abs().max())),
+        "deterministic": {"holds": torch.equal(rows, again), "learned": learned},
+    }
+
+
+def boundedness(position: PositionConfig, dim: int, length: int, heads: int, near: float) -> dict[str, Any]:
+    """The largest element of the codes of a sentence, `near`, and of one `FAR` times longer, or why that is refused."""
+    table = length if isinstance(position, LearnedConfig) else TABLE_LENGTH
+    scheme = build_scheme(position, dim, heads=heads, table_length=table)
+    far_length = FAR * length
+    far_positions = torch.cat((torch.arange(1), torch.arange(far_length - length + 1, far_length)))
+    try:
+        far = float(scheme.codes(far_positions, far_length).abs().max())
+    except ValueError as error:
+        return {"holds": False, "near": near, "far": None, "far_length": far_length, "refused": str(error)}
+    return {
+        "holds": far <= near * (1 + SAME) or far <= 1 + SAME,
+        "near": near,
+        "far": far,
+        "far_length": far_length,
+        "refused": None,
+    }
+
+
+def distances(rows: Tensor) -> Tensor:
+    """How far each row is from the first and from the one before it."""
+    return torch.cat(((rows - rows[:1]).norm(dim=-1), rows.diff(dim=0).norm(dim=-1)))
+
+
+@torch.no_grad()
+def combination(base: float, dim: int, width: int, length: int, token_std: float) -> dict[str, Any]:
+    """Positions added to random token vectors beside positions concatenated to them and projected, both sinusoidal.
+
+    What can be read back is the share of positions, and of tokens, that are nearest to what they were made from.
+
+    >>> found = combination(10000.0, 64, 16, 32, 1.0)
+    >>> found["concat"]["parameters"], found["sum"]["parameters"]
+    (5120, 0)
+    """
+    add = build_scheme(SinusoidalConfig(base=base, layout="halves"), dim)
+    codes = add.codes(torch.arange(length), length)
+    draws = torch.Generator().manual_seed(0)
+    vectors = torch.randn(VOCABULARY, dim, dtype=torch.float64, generator=draws) * token_std
+    tokens = torch.randint(0, VOCABULARY, (length,), generator=draws)
+    x = vectors[tokens]
+    both = x + codes
+    concat = SinusoidalConfig(base=base, layout="halves", combine="concat", width=width)
+    with SEEDING, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = Sinusoidal(concat, dim=dim)
+    assert module.project is not None
+    weight = module.project.weight.double()
+    small = module.table(torch.arange(length), torch.float64)
+    joined = torch.cat((x, small), dim=-1) @ weight.T
+    split = x @ weight[:, :dim].T, small @ weight[:, dim:].T
+    spread = codes.std(dim=0, correction=0)
+    cosine = torch.nn.functional.cosine_similarity(x, codes, dim=-1)
+    return {
+        "spread": spread.tolist(),
+        "moving": int((spread > MOVES).sum()),
+        "overlap": float(cosine.abs().mean()),
+        "token_norm": float(x.norm(dim=-1).mean()),
+        "code_norm": float(codes.norm(dim=-1).mean()),
+        "sum": {
+            "parameters": 0,
+            "width": dim,
+            "positions_read": share(nearest(both, codes), torch.arange(length)),
+            "tokens_read": share(nearest(both, vectors), tokens),
+        },
+        "concat": {
+            "parameters": module.project.weight.numel(),
+            "width": dim + width,
+            "positions_read": share(nearest(joined, small @ weight[:, dim:].T), torch.arange(length)),
+            "tokens_read": share(nearest(joined, vectors @ weight[:, :dim].T), tokens),
+            "sum_error": float((joined - sum(split)).abs().max()),
+        },
+    }
+
+
+def nearest(rows: Tensor, table: Tensor) -> Tensor:
+    """The index of the row of a table that lies nearest to each row."""
+    return torch.cdist(rows, table).argmin(dim=-1)
+
+
+def share(found: Tensor, expected: Tensor) -> float:
+    return float((found == expected).double().mean())

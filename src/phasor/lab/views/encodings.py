@@ -1,0 +1,178 @@
+"""Encodings: what every position scheme gives each position, and which criteria of an encoding it meets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from phasor.config import PositionConfig
+from phasor.config.schema import by_kind, summary
+from phasor.lab.endpoints import MAX_HEAD_DIM, MAX_POSITION, FieldError, LabRequest, Matrix, bounded, register
+from phasor.nn.positions import LearnedConfig, MultiSectionConfig, SinusoidalConfig, T5PositionConfig
+
+MAX_LENGTH = 1024
+MAX_HEADS = 64
+
+# What fields of schemes may be at most, so that no request asks for a table that does not fit into memory.
+LIMITS: dict[type[PositionConfig], dict[str, int]] = {
+    LearnedConfig: {"max_length": 4096, "offset": 4096},
+    SinusoidalConfig: {"width": MAX_HEAD_DIM, "offset": MAX_POSITION},
+    T5PositionConfig: {"num_buckets": 256, "max_distance": 1 << 20},
+}
+
+
+class SchemeRequest(LabRequest):
+    """A position scheme for `dim` features: of the input, or of a head where it acts on queries and keys.
+
+    `heads` matter to schemes on the scores. Weights, where a scheme has any, are as initialized with the seed 0.
+    """
+
+    position: PositionConfig = by_kind("sinusoidal")
+    dim: int = bounded(128, 2, MAX_HEAD_DIM)
+    heads: int = bounded(8, 1, MAX_HEADS)
+
+    def check(self) -> None:
+        super().check()
+        for name, most in LIMITS.get(type(self.position), {}).items():
+            if (getattr(self.position, name) or 0) > most:
+                raise FieldError(f"position.{name}", f"{name} must be at most {most:,} here")
+        if isinstance(self.position, MultiSectionConfig) and self.position.axes > 8:
+            raise FieldError("position.sections", "sections must be at most 8 here")
+
+
+class EncodingRequest(SchemeRequest):
+    """The codes of `length` positions from `start` on; of a scheme on the scores, those of one head."""
+
+    length: int = bounded(64, 1, MAX_LENGTH)
+    start: int = bounded(0, 0, MAX_POSITION)
+    head: int = bounded(0, 0, MAX_HEADS - 1)
+
+    def check(self) -> None:
+        super().check()
+        if self.head >= self.heads:
+            raise FieldError("head", f"head must be below the number of heads, {self.heads}, not {self.head}")
+        if self.start + self.length - 1 > MAX_POSITION:
+            raise FieldError("start", "start and length must end at a position of at most 2^36")
+        table = self.position.max_length if isinstance(self.position, LearnedConfig) else None
+        if isinstance(self.position, LearnedConfig) and self.start + self.length > (table or MAX_LENGTH):
+            raise FieldError("start", f"the learned table ends after {table or MAX_LENGTH:,} positions")
+
+
+def matrix(request: EncodingRequest) -> Matrix:
+    """The codes of positions, a row each; of a scheme on the scores the bias of one head, queries by keys."""
+    import torch
+
+    from phasor.lab.codes import build_scheme
+
+    scheme = build_scheme(request.position, request.dim, heads=request.heads)
+    positions = request.start + torch.arange(request.length)
+    if scheme.on_scores:
+        return Matrix.of(scheme.bias(positions, positions)[request.head])
+    return Matrix.of(scheme.codes(positions, request.start + request.length))
+
+
+def facts(request: EncodingRequest) -> dict[str, Any]:
+    """Similarity by distance, the nearest pair of positions, and what the scheme says about itself.
+
+    Of a scheme on the scores the curves are the bias by distance, head by head, and the nearest pair is one of
+    distances.
+    """
+    import torch
+
+    from phasor.lab.codes import build_scheme, nearest_pair, similarity
+    from phasor.nn.positions.t5.module import T5Bias
+
+    scheme = build_scheme(request.position, request.dim, heads=request.heads)
+    count, position = request.length, scheme.module.config
+    steps = torch.arange(count)
+    found: dict[str, Any] = {
+        "kind": position.kind,
+        "line": summary(type(position)),
+        "acts_on": list(position.acts_on),
+        "shift_invariant": position.shift_invariant,
+        "depends_on_length": position.depends_on_length,
+        "learned": scheme.has_weights,
+        "axes": position.axes,
+    }
+    if scheme.on_scores:
+        rows = scheme.codes(steps, count)
+        buckets = scheme.module.bucket(steps).tolist() if isinstance(scheme.module, T5Bias) else None
+        return found | {"bias": rows.T.tolist(), "buckets": buckets, "nearest": nearest_pair(rows)}
+    positions, length = request.start + steps, request.start + count
+    rows = scheme.codes(positions, length)
+    nearest = nearest_pair(rows)
+    if nearest is not None:
+        nearest |= {"a": request.start + nearest["a"], "b": request.start + nearest["b"]}
+    return found | {
+        "largest": float(rows.abs().max()),
+        "nearest": nearest,
+        "similarity": similarity(scheme, positions, length),
+    }
+
+
+class RotationRequest(SchemeRequest):
+    """The code of a position, and of the one `shift` after it."""
+
+    start: int = bounded(11, 0, MAX_POSITION - MAX_LENGTH)
+    shift: int = bounded(5, 0, MAX_LENGTH)
+
+
+def rotation(request: RotationRequest) -> dict[str, Any]:
+    """The pairs of a scheme, and how far row `start` rotated by the angles of `shift` is from row `start + shift`.
+
+    `increments` are fractions of a full rotation per position, in units of 2^-64, as decimal text: position times
+    increment, wrapped to 64 bits, is the exact phase. There are none for schemes without pairs.
+    """
+    from phasor.lab.codes import build_scheme, pair_increments, rotation_error
+
+    scheme = build_scheme(request.position, request.dim, heads=request.heads)
+    increments = pair_increments(scheme)
+    return {
+        "increments": [str(one) for one in increments],
+        "error": rotation_error(scheme, request.start, request.shift) if increments else None,
+    }
+
+
+class CriteriaRequest(LabRequest):
+    """Sentences of `length` tokens with `dim` features."""
+
+    dim: int = bounded(128, 8, MAX_HEAD_DIM)
+    length: int = bounded(64, 2, MAX_LENGTH)
+
+    def check(self) -> None:
+        super().check()
+        if self.dim % 8:
+            raise FieldError("dim", f"dim must be a multiple of 8, not {self.dim}: every scheme takes it")
+
+
+def criteria(request: CriteriaRequest) -> list[dict[str, Any]]:
+    """The score-card of every position scheme with its defaults: four criteria, and what was measured for each."""
+    from phasor.lab.criteria import score_card
+
+    return [score_card(cls(), request.dim, request.length) for cls in PositionConfig.kinds.values()]
+
+
+class CombinationRequest(LabRequest):
+    """Token vectors of `dim` features with a standard deviation, and codes that are added, or concatenated."""
+
+    base: float = bounded(10000.0, 2.0, 1e9)
+    dim: int = bounded(128, 2, MAX_HEAD_DIM)
+    width: int = bounded(32, 2, MAX_HEAD_DIM)
+    length: int = bounded(64, 2, MAX_LENGTH)
+    token_std: float = bounded(0.5, 0.001, 100.0)
+
+
+def combination(request: CombinationRequest) -> dict[str, Any]:
+    """Positions added to tokens beside positions concatenated to them: widths, parameters, and what can be read back.
+
+    `spread` is the standard deviation of every feature of the code over the positions.
+    """
+    from phasor.lab.criteria import combination
+
+    return combination(request.base, request.dim, request.width, request.length, request.token_std)
+
+
+register("encodings", "matrix", EncodingRequest, matrix)
+register("encodings", "facts", EncodingRequest, facts)
+register("encodings", "rotation", RotationRequest, rotation)
+register("encodings", "criteria", CriteriaRequest, criteria)
+register("encodings", "combination", CombinationRequest, combination)

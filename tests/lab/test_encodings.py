@@ -1,0 +1,240 @@
+"""The view Encodings: its numbers against formulas in high precision and against transformers."""
+
+from __future__ import annotations
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+
+from phasor.config import PositionConfig
+from phasor.lab.endpoints import ENDPOINTS, FieldError
+from phasor.lab.views import encodings
+
+KINDS = sorted(PositionConfig.kinds)
+
+
+def ask(name, **body):
+    return ENDPOINTS[f"/api/encodings/{name}"].answer(body)
+
+
+def matrix(**body):
+    found = ask("matrix", **body)
+    return np.frombuffer(found.data, dtype="<f4").reshape(found.shape)
+
+
+@pytest.mark.parametrize("start", [0, 2**36 - 7])
+def test_sinusoidal_rows_are_those_of_the_formula(start):
+    rows = matrix(position={"kind": "sinusoidal", "layout": "halves"}, dim=32, length=8, start=start)
+    with mpmath.workdps(40):
+        for row, t in zip(rows, range(start, start + 8), strict=True):
+            angles = [t * mpmath.mpf(10000) ** (-mpmath.mpf(2 * i) / 32) for i in range(16)]
+            expected = [float(f(a)) for f in (mpmath.sin, mpmath.cos) for a in angles]
+            assert np.abs(row - expected).max() < 1e-7
+
+
+def test_rotary_rows_are_cosines_and_sines():
+    rows = matrix(position="rotary", dim=16, length=5)
+    angles = np.arange(5)[:, None] * 10000.0 ** (-np.arange(8) / 8)
+    assert np.abs(rows - np.concatenate((np.cos(angles), np.sin(angles)), axis=1)).max() < 1e-7
+
+
+def test_alibi_map_is_that_of_transformers():
+    from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+
+    slopes = build_alibi_tensor(torch.ones(1, 2), 8, torch.float32)[:, 0, 1].numpy()
+    for head in (0, 7):
+        distance = np.abs(np.arange(6)[:, None] - np.arange(6))
+        assert np.allclose(matrix(position="alibi", length=6, head=head), -slopes[head] * distance, rtol=1e-6)
+
+
+def test_t5_buckets_are_those_of_transformers():
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    found = ask("facts", position="t5", length=200)
+    expected = T5Attention._relative_position_bucket(-torch.arange(200), bidirectional=False)
+    assert found["buckets"] == expected.tolist()
+    bias = np.array(found["bias"])
+    for distance in range(1, 200):
+        same_bucket = expected[distance] == expected[distance - 1]
+        assert bool(np.array_equal(bias[:, distance], bias[:, distance - 1])) == bool(same_bucket)
+
+
+def test_t5_map_has_one_value_for_each_distance():
+    bias = ask("facts", position="t5", length=24)["bias"][3]
+    rows = matrix(position="t5", length=24, head=3)
+    for query in range(24):
+        for key in range(query + 1):
+            assert math.isclose(rows[query, key], bias[query - key], rel_tol=1e-6)
+
+
+def test_similarity_of_sinusoids_is_the_mean_cosine():
+    found = ask("facts", position="sinusoidal", dim=64, length=32)["similarity"]
+    for distance in range(32):
+        expected = sum(math.cos(distance * 10000.0 ** (-i / 32)) for i in range(32)) / 32
+        for curve in ("least", "mean", "most"):
+            assert abs(found[curve][distance] - expected) < 1e-12
+
+
+@pytest.mark.parametrize("kind", ["rotary", "xpos"])
+def test_similarity_of_rotary_is_the_score_that_the_library_gives(kind):
+    import phasor
+
+    config = PositionConfig.from_dict({"kind": kind})
+    rope = phasor.Rotary(config, head_dim=16)
+    vector = torch.cat((torch.ones(8), torch.zeros(8))).double().expand(1, 1, 12, 16)
+    q, k = rope.rotate(vector, vector, torch.arange(12))
+    scores = (q @ k.mT)[0, 0] / 8
+    found = ask("facts", position=kind, dim=16, length=12)["similarity"]
+    for distance in range(12):
+        assert abs(found["mean"][distance] - float(scores.diagonal(-distance).mean())) < 1e-12
+        assert found["most"][distance] - found["least"][distance] < 1e-12
+
+
+def test_counting_depends_on_where_it_starts():
+    found = ask("facts", position="counting", length=16)["similarity"]
+    assert found["most"][1] - found["least"][1] > 0.5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_nearest_pair_is_the_nearest(kind):
+    length = 20
+    found = ask("facts", position=kind, dim=32, length=length)["nearest"]
+    if "scores" in PositionConfig.kinds[kind]().acts_on:
+        rows = np.array(ask("facts", position=kind, dim=32, length=length)["bias"]).T
+    else:
+        rows = matrix(position=kind, dim=32, length=length).astype(float)
+    least = min(np.linalg.norm(rows[a] - rows[b]) for a in range(length) for b in range(a))
+    assert found["distance"] == pytest.approx(least, rel=1e-5, abs=1e-6)
+    assert found["distance"] == pytest.approx(np.linalg.norm(rows[found["a"]] - rows[found["b"]]), rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "position",
+    [
+        {"kind": "sinusoidal"},
+        {"kind": "sinusoidal", "layout": "halves"},
+        {"kind": "sinusoidal", "layout": "halves", "spacing": "ends"},
+        {"kind": "rotary"},
+        {"kind": "rotary", "pairing": "adjacent", "rotary_dim": 16},
+        {"kind": "rotary", "extension": {"kind": "yarn", "factor": 4, "original_length": 64}},
+    ],
+)
+@pytest.mark.parametrize("dim", [32, 33])
+def test_a_later_row_is_an_earlier_one_rotated(position, dim):
+    if dim % 2 and position["kind"] == "rotary":
+        position = {**position, "rotary_dim": 16}
+    for start in (0, 1000, 2**36 - 1024):
+        found = ask("rotation", position=position, dim=dim, start=start, shift=1 + start % 7)
+        assert found["error"] < 1e-14
+        assert len(found["increments"]) in (8, 16)
+
+
+def test_a_decay_stretches_rows_as_well():
+    assert ask("rotation", position="xpos", dim=32)["error"] > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["alibi", "t5", "learned", "counting", "normalized", "none", "axial", "mrope"])
+def test_schemes_without_one_axis_of_pairs_have_no_rotation(kind):
+    assert ask("rotation", position=kind) == {"increments": [], "error": None}
+
+
+def test_the_score_card_says_what_holds():
+    cards = {card["kind"]: card for card in ask("criteria", dim=32, length=48)}
+    criteria = ("unique", "consistent", "bounded", "deterministic")
+    fails = {kind: [name for name in criteria if not cards[kind][name]["holds"]] for kind in KINDS}
+    assert fails == {
+        "alibi": ["bounded"],
+        "axial": [],
+        "counting": ["bounded"],
+        "learned": ["bounded"],
+        "mrope": [],
+        "none": ["unique"],
+        "normalized": ["consistent"],
+        "rotary": [],
+        "sinusoidal": [],
+        "t5": ["unique"],
+        "xpos": ["bounded"],
+    }
+    assert cards["learned"]["bounded"]["refused"]
+    assert cards["xpos"]["bounded"]["refused"]
+    assert {kind for kind in KINDS if cards[kind]["deterministic"]["learned"]} == {
+        "counting",
+        "learned",
+        "normalized",
+        "t5",
+    }
+    # one step of t/(n - 1) is half as long in a sentence of twice the length
+    assert cards["normalized"]["consistent"]["change"] == pytest.approx(1 - 47 / 95)
+
+
+def test_the_score_card_agrees_with_what_schemes_state():
+    for card in ask("criteria", dim=32, length=16):
+        assert PositionConfig.kinds[card["kind"]]().depends_on_length != card["consistent"]["holds"]
+
+
+def test_concatenation_is_a_sum_of_two_projections():
+    found = ask("combination", dim=64, width=16, length=32, token_std=0.05)
+    assert found["concat"]["sum_error"] < 1e-12
+    assert (found["sum"]["width"], found["concat"]["width"], found["concat"]["parameters"]) == (64, 80, 80 * 64)
+    assert found["sum"]["positions_read"] == 1.0
+    assert len(found["spread"]) == 64
+    assert 0 < found["moving"] < 64
+    loud = ask("combination", dim=64, width=16, length=32, token_std=20.0)
+    assert loud["sum"]["positions_read"] < 0.5
+    assert loud["sum"]["tokens_read"] == 1.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_scheme_has_a_matrix_of_its_size(kind):
+    rows = matrix(position=kind, dim=64, length=10, start=3)
+    assert rows.shape == ((10, 10) if kind in ("alibi", "t5") else (10, 64))
+    assert np.isfinite(rows).all()
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "words"),
+    [
+        ({"position": "rotari"}, "position", "did you mean 'rotary'"),
+        ({"position": {"kind": "sinusoidal", "base": 1}}, "position.base", "greater than 1"),
+        ({"position": {"kind": "learned", "max_length": 2**40}}, "position.max_length", "at most 4,096"),
+        (
+            {"position": {"kind": "t5", "num_buckets": 4096, "max_distance": 10000}},
+            "position.num_buckets",
+            "at most 256",
+        ),
+        ({"position": "learned", "start": 2000}, "start", "ends after 1,024 positions"),
+        ({"dim": 513}, "dim", "at most 512"),
+        ({"length": 2000}, "length", "at most 1,024"),
+        ({"start": 2**36}, "start", "2^36"),
+        ({"head": 8}, "head", "below the number of heads"),
+        ({"position": "rotary", "dim": 33}, None, "must be even"),
+        ({"position": {"kind": "alibi", "multiplier": 1e308}}, None, "overflow"),
+    ],
+)
+def test_a_mistake_is_one_sentence_about_its_field(body, field, words):
+    with pytest.raises(ValueError, match=words.replace("^", r"\^")) as caught:
+        ask("matrix", **body)
+    assert getattr(caught.value, "field", None) == field
+    assert "\n" not in str(caught.value)
+
+
+def test_a_request_takes_little_time():
+    import time
+
+    for name in ("matrix", "facts", "rotation", "combination"):
+        ask(name)
+        times = []
+        for start in range(5):
+            began = time.process_time()
+            ask(name, **({"start": start} if name != "combination" else {"base": 10000.0 + start}))
+            times.append(time.process_time() - began)
+        assert sorted(times)[2] < 0.030, name
+
+
+def test_limits_name_fields_that_schemes_have():
+    for cls, limits in encodings.LIMITS.items():
+        assert set(limits) <= set(cls.__dataclass_fields__)
+    assert issubclass(FieldError, ValueError)
