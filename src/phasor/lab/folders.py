@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from phasor.config.text_files import path_of
 from phasor.lab.endpoints import FieldError
 
 CONFIG, MARKER, LENGTHS = "config.json", "run.json", "lengths.json"
@@ -92,12 +93,17 @@ class Folders:
     def __init__(self, given: Sequence[str | Path] = ()) -> None:
         self.lock = threading.Lock()
         self.known: dict[Path, Folder] = {}
-        for path in map(Path, given):
+        for path in map(path_of, given):
             if not path.is_dir():
                 what = "is a file, and not a folder" if path.exists() else "does not exist"
                 raise ValueError(f"{path} {what}")
             root = path.resolve()
             self.add(root.name or str(root), root, root)
+
+    @property
+    def names(self) -> list[str]:
+        """What the page calls the folders that were given."""
+        return [folder.name for folder in self.known.values() if folder.path == folder.root]
 
     def add(self, name: str, path: Path, root: Path) -> None:
         if path not in self.known:

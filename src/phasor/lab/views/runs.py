@@ -1,0 +1,261 @@
+"""The view "runs": loss curves of run folders, also while they train, and the reports of `evaluate --lengths`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from phasor.lab.endpoints import LabRequest, bounded, register
+from phasor.lab.folders import LENGTHS, Folder, Folders
+
+METRICS, MANIFEST = "metrics.jsonl", "phasor_manifest.json"
+LIVE_SECONDS = 120  # since the last line of a run that is still taken to be training
+MAX_RUNS, MAX_BYTES = 64, 256 << 20  # runs that are shown, bytes of metrics that are read of one
+LARGEST = 1e300  # that can be drawn
+TRAIN, VALID = "loss", "validation_loss"
+
+
+class CurvesRequest(LabRequest):
+    """The curves of a metric; where `revision` is that of the answer before, and nothing is new, none are sent.
+
+    `points` bounds how many points of a curve are sent: of more, the lowest and the highest of each stretch are.
+    """
+
+    metric: str = bounded(TRAIN, 1, 80)
+    points: int = bounded(600, 4, 4000)
+    revision: str = bounded("", maximum=80)
+
+
+class ReportRequest(LabRequest):
+    """The report of `evaluate --lengths` in a folder."""
+
+    folder: int = bounded(0, 0)
+
+
+class MetricsFile:
+    """metrics.jsonl of a run as it grows: what was read stays, and only new lines are read.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     file = Path(place, "metrics.jsonl")
+    ...     _ = file.write_text('{"step": 10, "loss": 2.5}\\n{"step": 20, "lo')
+    ...     metrics = MetricsFile(file)
+    ...     metrics.update()
+    ...     metrics.curves["loss"]
+    ([10], [2.5])
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.lock = threading.Lock()
+        self.restart(None)
+
+    def restart(self, identity: tuple[int, int] | None) -> None:
+        """Forget what was read: the run was resumed or begun again, with another file."""
+        self.identity, self.offset, self.rest, self.step = identity, 0, b"", 0
+        self.curves: dict[str, tuple[list[int], list[float]]] = {}
+
+    def update(self) -> None:
+        """Read the lines that are new."""
+        with self.lock, open_regular_file(self.file) as file:
+            found = os.fstat(file.fileno())
+            identity = (found.st_dev, found.st_ino)
+            if identity != self.identity or found.st_size < self.offset:
+                self.restart(identity)
+            if found.st_size > MAX_BYTES:
+                raise ValueError(f"{self.file.name} has more than {MAX_BYTES >> 20} MiB, which are not shown")
+            file.seek(self.offset)
+            new = file.read(found.st_size - self.offset)
+            self.offset += len(new)
+            *lines, self.rest = (self.rest + new).split(b"\n")
+            for line in lines:
+                self.add(line)
+
+    def add(self, text: bytes) -> None:
+        """Add the numbers of a line; one that a kill cut short is left out."""
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            return
+        step = line.get("step") if isinstance(line, dict) else None
+        if not is_number(step):
+            return
+        step = int(step)
+        self.step = max(self.step, step)
+        for name, value in line.items():
+            if name != "step" and is_number(value):
+                steps, values = self.curves.setdefault(name, ([], []))
+                steps.append(step)
+                values.append(float(value))
+
+
+def is_number(value: object) -> bool:
+    """Whether something out of a file can be drawn."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
+
+
+def open_regular_file(file: Path) -> Any:
+    """A file of a run, opened for bytes; pipes, devices and links are refused."""
+    from phasor.config.text_files import open_regular
+
+    return open_regular(file, file.name)
+
+
+class RunReader:
+    """The metrics of all runs that were asked for, by folder."""
+
+    def __init__(self) -> None:
+        self.files: dict[Path, MetricsFile] = {}
+        self.lock = threading.Lock()
+
+    def metrics(self, folder: Folder) -> MetricsFile:
+        """The metrics of a run as they are now; none before its first line."""
+        file = folder.file(METRICS)
+        with self.lock:
+            metrics = self.files.setdefault(file, MetricsFile(file))
+        if file.exists():
+            metrics.update()
+        return metrics
+
+
+READER = RunReader()
+
+
+def read_curves(request: CurvesRequest, folders: Folders) -> dict[str, Any]:
+    """What each run is, whether it trains, and its curve of a metric; with "loss", that of validation as well."""
+    found = [folder for folder in folders.list() if folder.is_run]
+    reports = [{"folder": folder.number, "name": folder.name} for folder in folders.list() if folder.is_report]
+    runs = [describe_run(folder, request) for folder in found[:MAX_RUNS]]
+    revision = hashlib.sha256(json.dumps([request.metric, runs, reports]).encode()).hexdigest()
+    if revision == request.revision:
+        return {"revision": revision, "changed": False}
+    return {
+        "revision": revision,
+        "changed": True,
+        "runs": runs,
+        "left_out": max(len(found) - MAX_RUNS, 0),
+        "reports": reports,
+        "metrics": sorted({name for run in runs for name in run.get("metrics", ())}),
+    }
+
+
+def describe_run(folder: Folder, request: CurvesRequest) -> dict[str, Any]:
+    """A run: its recipe in short, its state and its curves; or why it cannot be read."""
+    from phasor.checkpoints.runs import RunMarker
+
+    about: dict[str, Any] = {"folder": folder.number, "name": folder.name}
+    try:
+        marker = RunMarker.read(folder.path)
+        metrics = READER.metrics(folder)
+    except (ValueError, OSError) as error:
+        return {**about, "error": str(error).replace(str(folder.path), folder.name)}
+    if marker is None:
+        return {**about, "error": f"{folder.name}/run.json is not the marker of a run"}
+    recipe = marker.recipe
+    names = [request.metric, VALID] if request.metric == TRAIN else [request.metric]
+    with metrics.lock:
+        curves = {name: thin(*metrics.curves[name], request.points) for name in names if name in metrics.curves}
+        final = {name: values[-1] for name, (_, values) in metrics.curves.items() if name in (TRAIN, VALID)}
+        best = lowest(metrics.curves.get(VALID))
+        known = sorted(metrics.curves)
+    return {
+        **about,
+        "task": recipe.get("task"),
+        "position": position_kind(recipe),
+        "steps": (recipe.get("train") or {}).get("steps"),
+        "step": metrics.step,
+        "state": run_state(folder),
+        "last": final,
+        "best": best,
+        "metrics": known,
+        "curves": curves,
+    }
+
+
+def position_kind(recipe: dict[str, Any]) -> str | None:
+    """The position scheme of a run's model, as its recipe gives it; None where the recipe leaves it open."""
+    model = recipe.get("model")
+    position = model.get("position") if isinstance(model, dict) else None
+    return position.get("kind") if isinstance(position, dict) else position if isinstance(position, str) else None
+
+
+def run_state(folder: Folder) -> str:
+    """ "finished", "training" (there was a line in the last two minutes), or "stopped"."""
+    if folder.has(MANIFEST):
+        return "finished"
+    try:
+        written = max(os.stat(folder.path / name).st_mtime for name in ("run.json", METRICS))
+    except OSError:
+        written = os.stat(folder.path / "run.json").st_mtime
+    return "training" if time.time() - written < LIVE_SECONDS else "stopped"
+
+
+def lowest(curve: tuple[list[int], list[float]] | None) -> dict[str, Any] | None:
+    """The lowest value of a curve, and its step."""
+    if curve is None:
+        return None
+    steps, values = curve
+    index = min(range(len(values)), key=values.__getitem__)
+    return {"step": steps[index], "value": values[index]}
+
+
+def thin(steps: list[int], values: list[float], points: int) -> dict[str, list[Any]]:
+    """At most so many points of a curve: the ends, and of each stretch the lowest and the highest.
+
+    >>> thin([1, 2, 3, 4, 5, 6], [3.0, 9.0, 2.0, 2.5, 1.0, 1.5], 4)
+    {'steps': [1, 2, 5, 6], 'values': [3.0, 9.0, 1.0, 1.5]}
+    """
+    count = len(values)
+    kept: Sequence[int] = range(count)
+    if count > points:
+        stretches = (points - 2) // 2
+        edges = [index * count // stretches for index in range(stretches + 1)]
+        chosen = {0, count - 1}
+        for start, end in pairwise(edges):
+            stretch = range(start, end)
+            chosen |= {min(stretch, key=values.__getitem__), max(stretch, key=values.__getitem__)}
+        kept = sorted(chosen)
+    return {"steps": [steps[index] for index in kept], "values": [values[index] for index in kept]}
+
+
+def read_report(request: ReportRequest, folders: Folders) -> dict[str, Any]:
+    """A report of `evaluate --lengths`: losses with their intervals, differences, orders, the loss by position."""
+    from phasor.config.text_files import from_json, read_text
+    from phasor.evaluation.lengths_report import describe_protocol, order_lines
+
+    folder = folders.get(request.folder)
+    if not folder.is_report:
+        raise ValueError(f"folder {request.folder}, {folder.name}, holds no report of phasor evaluate --lengths")
+    try:
+        report = from_json(read_text(folder.file(LENGTHS), "the report"), folder.file(LENGTHS))
+        found = {
+            "folder": folder.number,
+            "name": folder.name,
+            **{name: report[name] for name in ("model", "data", "protocol", "lengths", "trained_length", "baseline")},
+            "names": dict(report["names"]),
+            "rows": [
+                {name: row[name] for name in ("extension", "length", "factor", "loss", "difference")}
+                for row in report["rows"]
+            ],
+            "orders": order_lines(report),
+            "how": describe_protocol(report),
+            "positions": {name: report["positions"][name] for name in ("length", "edges", "loss")},
+            "notes": list(report["notes"]),
+        }
+        json.dumps(found, allow_nan=False)
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{folder.name}/{LENGTHS} is not a report of phasor evaluate --lengths") from error
+    except (ValueError, OSError) as error:
+        raise ValueError(str(error).replace(str(folder.path), folder.name)) from error
+    return found
+
+
+register("runs", "curves", CurvesRequest, read_curves, folders=True)
+register("runs", "report", ReportRequest, read_report, folders=True)
