@@ -135,8 +135,8 @@ class Endpoint:
         try:
             request = self.record.from_dict(body)
             return self.function(request, folders) if self.folders else self.function(request)
-        except FieldError:
-            raise
+        except FieldError as error:  # of a record inside of the request, where the body shows one
+            raise FieldError(locate_field(self.record, body, "") or error.field, str(error)) from error
         except ValueError as error:
             field = locate_field(self.record, body, str(error))
             sentence = str(error).removeprefix(f"{self.record.__name__}.")
