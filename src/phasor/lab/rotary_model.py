@@ -12,7 +12,7 @@ from pathlib import Path
 from phasor.config import ModelConfig
 from phasor.config.schema import quote
 from phasor.config.text_files import from_json
-from phasor.lab.endpoints import MAX_HEAD_DIM, MAX_POSITION, FieldError, LabRequest, bounded
+from phasor.lab.endpoints import MAX_HEAD_DIM, MAX_POSITION, FieldError, LabRequest, bounded_field
 from phasor.models.presets import PRESETS, preset
 from phasor.nn.positions import RotaryConfig
 
@@ -28,9 +28,9 @@ class RotaryModel(LabRequest):
 
     preset: str = "llama-2"
     position: RotaryConfig | None = None
-    head_dim: int = bounded(128, 2, MAX_HEAD_DIM)
-    max_length: int = bounded(4096, 1, MAX_POSITION)
-    trained_length: int | None = bounded(None, 1, MAX_POSITION)
+    head_dim: int = bounded_field(128, 2, MAX_HEAD_DIM)
+    max_length: int = bounded_field(4096, 1, MAX_POSITION)
+    trained_length: int | None = bounded_field(None, 1, MAX_POSITION)
 
     def check(self) -> None:
         super().check()

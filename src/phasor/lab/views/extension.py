@@ -20,7 +20,7 @@ from typing import Any
 from phasor.config import Extension, ModelConfig
 from phasor.config.schema import Choice, Config, field_types, fields, has_no_default, summary, unknown
 from phasor.inspect.explain import RotaryPair, SchemeReport, differences, format_layers, scheme_report, to_plain
-from phasor.lab.endpoints import MAX_HEAD_DIM, MAX_POSITION, FieldError, LabRequest, bounded, register
+from phasor.lab.endpoints import MAX_HEAD_DIM, MAX_POSITION, FieldError, LabRequest, bounded_field, register
 from phasor.lab.rotary_model import RotaryModel, read_model_config, rotary_models, rotary_presets, smallest_model
 from phasor.models.extensions import NONE, extend_config
 from phasor.models.presets import PRESETS, preset
@@ -45,7 +45,7 @@ class OpenRequest(LabRequest):
     """A preset by its name, or the text of a config.json."""
 
     preset: str | None = None
-    text: str | None = bounded(None, 0, CONFIG_CHARACTERS)
+    text: str | None = bounded_field(None, 0, CONFIG_CHARACTERS)
 
     def check(self) -> None:
         super().check()
@@ -60,11 +60,11 @@ class MethodsRequest(LabRequest):
     """
 
     model: RotaryModel = RotaryModel()
-    base: float | None = bounded(None, 1.0, 1e15)
-    head_dim: int | None = bounded(None, 2, MAX_HEAD_DIM)
-    trained_length: int | None = bounded(None, 1, MAX_POSITION)
-    factor: float | None = bounded(None, 1.0, float(1 << 20))
-    methods: tuple[str, ...] = bounded((NONE, "linear", "ntk", "yarn"), max_items=16)
+    base: float | None = bounded_field(None, 1.0, 1e15)
+    head_dim: int | None = bounded_field(None, 2, MAX_HEAD_DIM)
+    trained_length: int | None = bounded_field(None, 1, MAX_POSITION)
+    factor: float | None = bounded_field(None, 1.0, float(1 << 20))
+    methods: tuple[str, ...] = bounded_field((NONE, "linear", "ntk", "yarn"), max_items=16)
     fields: dict[str, Any] = dataclasses.field(default_factory=dict)
     other: RotaryModel | None = None
 
