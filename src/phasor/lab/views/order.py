@@ -11,7 +11,7 @@ from collections import Counter
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from phasor.lab.endpoints import MAX_ELEMENTS, MAX_TOKENS, FieldError, LabRequest, Matrix, bounded, register
+from phasor.lab.endpoints import MAX_ELEMENTS, MAX_TOKENS, FieldError, LabRequest, Matrix, bounded_field, register
 from phasor.lab.folders import Folder, Folders
 from phasor.lab.texts import (
     AttentionKind,
@@ -38,13 +38,13 @@ SEEDING = threading.Lock()
 class TicketRequest(LabRequest):
     """Two sentences, words with spaces between them, and the model that reads them."""
 
-    first: str = bounded("从 北京 到 上海 的 火车票", 1, 400)
-    second: str = bounded("从 上海 到 北京 的 火车票", 1, 400)
+    first: str = bounded_field("从 北京 到 上海 的 火车票", 1, 400)
+    second: str = bounded_field("从 上海 到 北京 的 火车票", 1, 400)
     position: Scheme = "none"
     attention: Literal["bidirectional", "causal"] = "bidirectional"
-    num_layers: int = bounded(2, 1, 4)
+    num_layers: int = bounded_field(2, 1, 4)
     num_heads: Literal[1, 2, 4] = 2
-    seed: int = bounded(0, 0, 9999)
+    seed: int = bounded_field(0, 0, 9999)
 
 
 class ModelsRequest(LabRequest):
@@ -57,22 +57,22 @@ class TextRequest(LabRequest):
     `index` is the token whose continuation is asked for, the last one by default.
     """
 
-    folder: int = bounded(0, 0)
-    text: str = bounded("", maximum=32 * MAX_TOKENS)
-    source: str = bounded("", maximum=32 * MAX_TOKENS)
-    index: int | None = bounded(None, 0, MAX_TOKENS - 1)
-    most: int = bounded(10, 1, 50)
+    folder: int = bounded_field(0, 0)
+    text: str = bounded_field("", maximum=32 * MAX_TOKENS)
+    source: str = bounded_field("", maximum=32 * MAX_TOKENS)
+    index: int | None = bounded_field(None, 0, MAX_TOKENS - 1)
+    most: int = bounded_field(10, 1, 50)
 
 
 class AttentionRequest(LabRequest):
     """The attention weights of a text by a kind of attention; without `layer` or `head`, of all layers or heads."""
 
-    folder: int = bounded(0, 0)
-    text: str = bounded("", maximum=32 * MAX_TOKENS)
-    source: str = bounded("", maximum=32 * MAX_TOKENS)
+    folder: int = bounded_field(0, 0)
+    text: str = bounded_field("", maximum=32 * MAX_TOKENS)
+    source: str = bounded_field("", maximum=32 * MAX_TOKENS)
     kind: AttentionKind = "causal"
-    layer: int | None = bounded(None, 0)
-    head: int | None = bounded(None, 0)
+    layer: int | None = bounded_field(None, 0)
+    head: int | None = bounded_field(None, 0)
 
 
 @lru_cache(maxsize=16)

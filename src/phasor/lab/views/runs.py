@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from phasor.lab.endpoints import LabRequest, bounded, register
+from phasor.lab.endpoints import LabRequest, bounded_field, register
 from phasor.lab.folders import LENGTHS, Folder, Folders
 
 METRICS, MANIFEST = "metrics.jsonl", "phasor_manifest.json"
@@ -28,15 +28,15 @@ class CurvesRequest(LabRequest):
     `points` bounds how many points of a curve are sent: of more, the lowest and the highest of each stretch are.
     """
 
-    metric: str = bounded(TRAIN, 1, 80)
-    points: int = bounded(600, 4, 4000)
-    revision: str = bounded("", maximum=80)
+    metric: str = bounded_field(TRAIN, 1, 80)
+    points: int = bounded_field(600, 4, 4000)
+    revision: str = bounded_field("", maximum=80)
 
 
 class ReportRequest(LabRequest):
     """The report of `evaluate --lengths` in a folder."""
 
-    folder: int = bounded(0, 0)
+    folder: int = bounded_field(0, 0)
 
 
 class MetricsFile:
