@@ -36,14 +36,14 @@ def scale(request: ScaleRequest) -> dict[str, Any]:
     }
 
 
-class CurvesRequest(LabRequest):
+class ActivationCurvesRequest(LabRequest):
     """Activations from -`reach` to `reach`."""
 
     reach: float = bounded(4.0, 0.5, 20.0)
     points: int = bounded(161, 2, 1001)
 
 
-def curves(request: CurvesRequest) -> dict[str, Any]:
+def curves(request: ActivationCurvesRequest) -> dict[str, Any]:
     """Every activation with its derivative; gated ones by their gate, with an up projection of 1."""
     from phasor.lab.parts import activation_curves
 
@@ -121,7 +121,7 @@ def placement(request: PlacementRequest) -> dict[str, Any]:
 
 
 register("parts", "scale", ScaleRequest, scale)
-register("parts", "curves", CurvesRequest, curves)
+register("parts", "curves", ActivationCurvesRequest, curves)
 register("parts", "gate", GateRequest, gate)
 register("parts", "norms", NormRequest, norms)
 register("parts", "placement", PlacementRequest, placement)

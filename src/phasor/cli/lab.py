@@ -1,0 +1,96 @@
+"""`phasor lab`: a local page on which positions become visible."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+import socket
+import sys
+import threading
+from importlib.metadata import version
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Open a local page on which positions become visible. It needs no network; every number on it is computed "
+        "by this installation. Ctrl-C ends it."
+    )
+    parser.add_argument("folders", nargs="*", metavar="FOLDER", help="a model folder or a run that the page may read")
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen at (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8765, help="the port; 0 takes a free one (default: %(default)s)")
+    parser.add_argument("--no-browser", action="store_true", help="print the address and open no browser")
+
+
+def run(given: argparse.Namespace) -> None:
+    try:
+        import starlette  # noqa: F401
+        import uvicorn
+    except ImportError:
+        raise ValueError("the lab needs the packages starlette and uvicorn: pip install 'phasor[lab]'") from None
+    from phasor.lab.guard import LOCAL
+    from phasor.lab.server import build_app
+
+    exposed = not is_loopback(given.host)
+    app = build_app(given.folders, hosts=(*LOCAL, given.host), numeric_hosts=exposed, version=version("phasor"))
+    with listen(given.host, given.port) as server_socket:
+        port = server_socket.getsockname()[1]
+        shown = f"[{given.host}]" if ":" in given.host else given.host
+        url = f"http://{shown}:{port}/"
+        print(f"phasor lab: {url} (Ctrl-C ends it)", flush=True)
+        if exposed:
+            print(describe_exposure(given.host, port, given.folders), file=sys.stderr, flush=True)
+        if not given.no_browser:
+            open_browser(url)
+        config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, ws="none")
+        uvicorn.Server(config).run(sockets=[server_socket])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address.
+
+    >>> is_loopback("localhost"), is_loopback("127.0.0.1"), is_loopback("0.0.0.0")
+    (True, True, False)
+    """
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def describe_exposure(host: str, port: int, folders: list[str]) -> str:
+    """What others can do where the lab listens on a network."""
+    read = f" and see what the page shows of {', '.join(folders)}" if folders else ""
+    return f"phasor: everyone who reaches {host} at port {port} can open this page without a password, compute{read}"
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens; an address that cannot be had is a ValueError."""
+    if not 0 <= port < 1 << 16:
+        raise ValueError(f"--port must be from 0 to 65535, not {port}")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError):
+        raise ValueError(f"--host {host} is not an address of this machine") from None
+    server_socket = socket.socket(family, kind, protocol)
+    try:
+        if os.name != "nt":  # there it would let two servers share the port
+            server_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server_socket.bind(address)
+        server_socket.listen(128)
+    except OSError as error:
+        server_socket.close()
+        reason = error.strerror or str(error)
+        raise ValueError(f"cannot listen at {host} port {port}: {reason}; --port 0 takes a free port") from None
+    return server_socket
+
+
+def open_browser(url: str) -> None:
+    """Open the page where there is a screen; a browser of the terminal would take the terminal."""
+    if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        return
+    import webbrowser
+
+    threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()

@@ -1,0 +1,44 @@
+// Elements of HTML and SVG, made in one expression.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(element, properties, children) {
+  for (const [name, value] of Object.entries(properties ?? {})) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "style") for (const [key, one] of Object.entries(value)) element.style.setProperty(key, one);
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+/** An HTML element: h("button", { class: "small", onclick: f }, "text"). `style` is an object of properties. */
+export function h(tag, properties, ...children) {
+  return fill(document.createElement(tag), properties, children);
+}
+
+/** An SVG element: s("circle", { cx: 3, fill: "var(--query)" }). */
+export function s(tag, attributes, ...children) {
+  return fill(document.createElementNS(SVG, tag), attributes, children);
+}
+
+/** Replace what an element contains. */
+export function put(element, ...children) {
+  element.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+let ids = 0;
+/** A new id, for labels and descriptions. */
+export const newId = () => `i${++ids}`;
+
+/** A text with parts in **bold**, {q:query} in blue and {k:key} in vermilion, as nodes. */
+export function rich(text) {
+  return text.split(/(\*\*[^*]+\*\*|\{[qk]:[^}]+\})/).map((part) => {
+    if (part.startsWith("**")) return h("strong", {}, part.slice(2, -2));
+    if (part.startsWith("{q:") || part.startsWith("{k:"))
+      return h("strong", { class: part[1] === "q" ? "query" : "key" }, part.slice(3, -1));
+    return part;
+  });
+}

@@ -1,0 +1,135 @@
+// What every plot shares: a caption, a read-out, downloads, and drawing again when its width or the colors change.
+
+import { h, newId, put } from "../dom.js";
+import { schedule } from "../frame.js";
+import { translator } from "../i18n.js";
+import { resolveColors } from "../theme.js";
+
+const figures = new Set();
+const t = translator({});
+const observer = new ResizeObserver((entries) => {
+  for (const { target } of entries) target.figure?.resize();
+});
+
+/** Draw all figures again, in the colors of the theme. */
+export function redrawFigures() {
+  for (const figure of figures) figure.redraw();
+}
+
+/** Forget the figures of a view that is left. */
+export function closeFigures() {
+  for (const figure of figures) observer.unobserve(figure.box);
+  figures.clear();
+}
+
+function save(blob, name) {
+  const url = URL.createObjectURL(blob);
+  h("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
+}
+
+const cell = (value) => (/[",\n]/.test(String(value)) ? `"${String(value).replaceAll('"', '""')}"` : String(value ?? ""));
+
+/**
+ * The base of plots. A subclass has paint(width, data), which draws into this.box, and table(data), rows for CSV.
+ * Options: name (what it shows), note (beside it, in gray), height, minHeight.
+ */
+export class Figure {
+  constructor(parent, { name = "", note = "", height = 260 } = {}) {
+    this.options = { height };
+    this.data = null;
+    this.readoutId = newId();
+    this.title = h("b", {});
+    this.note = h("span", { class: "note" });
+    this.buttons = h("span", { class: "downloads" });
+    this.box = h("div", { class: "plot" });
+    this.tip = h("div", { class: "tip", hidden: true });
+    this.spoken = h("p", { class: "spoken", "aria-live": "polite", id: this.readoutId });
+    const head = h("figcaption", {}, h("span", {}, this.title, " ", this.note), this.buttons);
+    this.element = h("figure", { class: "figure" }, head, h("div", { class: "around" }, this.box, this.tip), this.spoken);
+    this.box.figure = this;
+    this.caption(name, note);
+    parent.append(this.element);
+    figures.add(this);
+    observer.observe(this.box);
+    this.redraw = () => this.data && schedule(this.run);
+    this.run = () => {
+      const width = Math.floor(this.box.clientWidth);
+      if (width < 40) return; // hidden: drawn when it is shown
+      this.width = width;
+      const start = performance.now();
+      this.paint(width, this.data);
+      performance.measure("draw", { start, end: performance.now(), detail: this.name });
+    };
+  }
+
+  /** Change what the caption says. */
+  caption(name, note = "") {
+    if (this.name === name && this.note.textContent === note) return;
+    this.name = name;
+    put(this.title, name);
+    put(this.note, note);
+    this.box.firstElementChild?.setAttribute("aria-label", this.describe());
+    const button = (kind, work) =>
+      h("button", { type: "button", class: "small", "aria-label": t("download", { what: kind, name }), onclick: work }, kind);
+    put(this.buttons, button("CSV", () => this.saveTable()), button(this.canvas ? "PNG" : this.picture, () => this.savePicture()));
+  }
+
+  get picture() {
+    return "SVG";
+  }
+
+  describe() {
+    return [this.name, this.note.textContent].filter(Boolean).join(": ");
+  }
+
+  /** Show new data, in the next frame. */
+  draw(data) {
+    this.data = data;
+    schedule(this.run);
+  }
+
+  resize() {
+    if (this.data && Math.floor(this.box.clientWidth) !== this.width) this.redraw();
+  }
+
+  /** A small window with lines of text at a point of the plot; speaks them where `aloud`. */
+  showTip(x, y, lines, aloud = false) {
+    put(this.tip, lines.map((line) => (Array.isArray(line) ? h("div", {}, h("i", { style: { background: line[1] } }), line[0]) : h("div", {}, line))));
+    this.tip.hidden = false;
+    const { offsetWidth: w, offsetHeight: tall } = this.tip;
+    const left = x + 14 + w > this.width ? Math.max(0, x - w - 14) : x + 14;
+    this.tip.style.setProperty("left", `${left}px`);
+    this.tip.style.setProperty("top", `${Math.max(0, y - tall - 10)}px`);
+    if (aloud) this.spoken.textContent = lines.map((line) => (Array.isArray(line) ? line[0] : line)).join("; ");
+  }
+
+  hideTip() {
+    this.tip.hidden = true;
+  }
+
+  saveTable() {
+    if (!this.data) return;
+    const text = this.table(this.data).map((row) => row.map(cell).join(",")).join("\n");
+    save(new Blob([`\ufeff${text}\n`], { type: "text/csv" }), `${this.fileName()}.csv`);
+  }
+
+  savePicture() {
+    if (!this.data) return;
+    const canvas = this.box.querySelector("canvas");
+    if (canvas) {
+      canvas.toBlob((blob) => save(blob, `${this.fileName()}.png`));
+      return;
+    }
+    const svg = this.box.querySelector("svg").cloneNode(true);
+    svg.setAttribute("xmlns", "http://www.w3.org/2000/svg");
+    svg.style.setProperty("background", resolveColors("var(--paper)"));
+    svg.style.setProperty("font-family", "sans-serif");
+    const text = resolveColors(new XMLSerializer().serializeToString(svg));
+    save(new Blob([text], { type: "image/svg+xml" }), `${this.fileName()}.svg`);
+  }
+
+  fileName() {
+    return `phasor-${this.name.trim().toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "")}`;
+  }
+}

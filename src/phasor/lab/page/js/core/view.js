@@ -1,0 +1,132 @@
+// An open view: its state, its controls, its requests, and what is done when something changes.
+
+import { abortAll, Mistake, post } from "./api.js";
+import { makeControls } from "./controls.js";
+import { h, put, rich } from "./dom.js";
+import { schedule } from "./frame.js";
+import { currentLanguage, translator } from "./i18n.js";
+import { closeFigures } from "./plots/figure.js";
+import { parseState, writeAddress } from "./state.js";
+
+/**
+ * Open a view in an element. A view exports id, texts, defaults and render(root, state, tools), which builds the page
+ * and returns update(state): it is called once, and after every change, at most once per frame.
+ */
+export function openView(module, query, main, about) {
+  const { id, texts, defaults, render } = module;
+  const state = parseState(query, defaults);
+  const rows = [];
+  const closing = [];
+  const mistakes = new Map(); // by endpoint: what its last request got wrong
+  const t = translator(texts);
+  let update = () => {};
+  let closed = false;
+  let writing;
+
+  const banner = h("p", { class: "error banner", role: "alert" });
+  const root = h("div", { class: `view ${id}` });
+
+  const showMistakes = () => {
+    for (const row of rows) row.clearErrors();
+    const others = [];
+    for (const { message, field } of mistakes.values())
+      if (!field || !rows.some((row) => row.showError(field, message))) others.push(message);
+    banner.textContent = [...new Set(others)].join(" ");
+  };
+  const fail = (key, error) => {
+    if (closed) return;
+    if (!(error instanceof Mistake) && !(error instanceof TypeError && /fetch/i.test(error.message))) throw error;
+    mistakes.set(key, error instanceof Mistake ? error : { message: t("unreachable") });
+    showMistakes();
+  };
+  const run = () => {
+    if (closed) return;
+    for (const row of rows) row.refresh(state);
+    clearTimeout(writing);
+    writing = setTimeout(() => !closed && writeAddress(id, state, defaults), 150);
+    Promise.resolve(update(state)).catch(reportError);
+  };
+
+  const tools = {
+    t,
+    about,
+    language: currentLanguage(),
+    /** Change some of the state. */
+    set(changes) {
+      Object.assign(state, changes);
+      schedule(run);
+    },
+    /** Have update(state) called in the next frame. */
+    refresh: () => schedule(run),
+    /** Set the state back to its defaults. */
+    reset: () => tools.set({ ...defaults }),
+    /** The answer of an endpoint of this view; null where it is outdated or a mistake, which is shown. */
+    async post(name, body, key = name) {
+      root.setAttribute("aria-busy", "true");
+      try {
+        const answer = await post(id, name, body, `${id}/${key}`);
+        if (closed || answer === null) return null;
+        if (mistakes.delete(key)) showMistakes();
+        return answer;
+      } catch (error) {
+        fail(key, error);
+        return null;
+      } finally {
+        root.setAttribute("aria-busy", "false");
+      }
+    },
+    /** Show a mistake that the view itself found, at the control of a field; null takes it back. */
+    mistake(key, sentence, field) {
+      if (sentence === null) mistakes.delete(key);
+      else mistakes.set(key, { message: sentence, field });
+      showMistakes();
+    },
+    /** Controls that are bound to the state by their names; see controls.js. */
+    controls(parent, specs) {
+      const row = makeControls(parent, specs, tools.set);
+      row.refresh(state);
+      rows.push(row);
+      return row;
+    },
+    /** The title and the sentence below it: header(parent).set(title, sentence). */
+    header(parent) {
+      const title = h("h1", {});
+      const sentence = h("p", { class: "lead" });
+      parent.append(h("div", { class: "header" }, title, sentence));
+      return {
+        set(text, lead) {
+          put(title, rich(text));
+          document.title = `${title.textContent} · phasor lab`;
+          if (lead !== undefined) put(sentence, rich(lead));
+        },
+      };
+    },
+    /** Call a function when the view is left. */
+    onClose: (work) => closing.push(work),
+  };
+
+  put(main, root);
+  const rendered = render(root, state, tools);
+  if (typeof rendered === "function") update = rendered;
+  (root.querySelector(".header") ?? root).append(banner);
+  schedule(run);
+
+  return {
+    id,
+    state,
+    refresh: tools.refresh,
+    /** Take the state of another address of the same view. */
+    navigate(other) {
+      Object.assign(state, parseState(other, defaults));
+      schedule(run);
+    },
+    close() {
+      if (!closed) writeAddress(id, state, defaults);
+      closed = true;
+      clearTimeout(writing);
+      abortAll();
+      for (const work of closing) work();
+      closeFigures();
+    },
+  };
+}

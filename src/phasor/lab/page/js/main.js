@@ -1,0 +1,73 @@
+// The frame of the page: navigation, language, theme, and the view that the address names.
+
+import { get } from "./core/api.js";
+import { h, put } from "./core/dom.js";
+import { currentLanguage, setLanguage, translator } from "./core/i18n.js";
+import { redrawFigures } from "./core/plots/figure.js";
+import { formatState, readAddress } from "./core/state.js";
+import { toggleTheme } from "./core/theme.js";
+import { openView } from "./core/view.js";
+
+const main = document.getElementById("view");
+const about = await get("/api/about");
+const t = translator({});
+let open = null;
+let module = null;
+
+function drawFrame(current) {
+  const link = (id) => h("a", { href: `#/${id}`, "aria-current": id === current && "page" }, t(id));
+  const nav = document.getElementById("nav");
+  nav.setAttribute("aria-label", t("views"));
+  put(nav, about.views.map(link));
+  nav.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+  document.querySelector(".skip").textContent = t("skip");
+  put(
+    document.getElementById("switches"),
+    h("button", { type: "button", lang: currentLanguage() === "zh" ? "en" : "zh-CN", title: t("languageName"), onclick: switchLanguage }, t("language")),
+    h("button", { type: "button", "aria-label": t("theme"), title: t("theme"), onclick: toggleTheme }, "◐"),
+  );
+}
+
+function switchLanguage() {
+  setLanguage(currentLanguage() === "zh" ? "en" : "zh");
+  const query = open ? formatState(open.state, module.defaults) : "";
+  const id = open?.id;
+  open?.close();
+  open = null;
+  drawFrame(id);
+  if (module) open = openView(module, query, main, about);
+  document.querySelector("#switches button").focus();
+}
+
+async function route() {
+  const { view, query } = readAddress();
+  const id = view === "" ? about.views[0] : view;
+  if (open?.id === id) {
+    if (query !== formatState(open.state, module.defaults)) open.navigate(query);
+    return;
+  }
+  open?.close();
+  open = module = null;
+  drawFrame(id);
+  if (!about.views.includes(id)) {
+    put(main, h("h1", {}, t("missing", { name: id })));
+    return;
+  }
+  const loaded = await import(`./views/${id}.js`);
+  const now = readAddress(); // it may have changed while the module was loading
+  if ((now.view || about.views[0]) !== id) return;
+  module = loaded;
+  open = openView(module, now.query, main, about);
+  scrollTo(0, 0);
+}
+
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  main.focus();
+});
+addEventListener("hashchange", route);
+addEventListener("theme", () => {
+  redrawFigures();
+  open?.refresh();
+});
+await route();

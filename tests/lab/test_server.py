@@ -1,0 +1,189 @@
+"""The server: files of the page, headers, refusals, limits."""
+
+import json
+import threading
+
+import numpy
+import pytest
+from starlette.testclient import TestClient
+
+from phasor.lab.endpoints import ENDPOINTS, LabRequest, Matrix, bounded_field, register
+from phasor.lab.server import COMPUTING, MAX_BODY, PAGE, WAITING, build_app
+
+HERE = "http://127.0.0.1:8765"
+
+
+class EchoRequest(LabRequest):
+    number: float = bounded_field(1.0, -10, 10)
+    size: int = bounded_field(2, 1, 3000)
+
+
+@pytest.fixture
+def example():
+    """A table with one function whose answer the test chooses."""
+    before = dict(ENDPOINTS)
+
+    def add(name, function):
+        register("example", name, EchoRequest, function)
+
+    yield add
+    ENDPOINTS.clear()
+    ENDPOINTS.update(before)
+
+
+def client(**options):
+    return TestClient(build_app(**options), base_url=HERE, raise_server_exceptions=False)
+
+
+def test_the_page_and_its_modules_are_served():
+    with client() as page:
+        assert "text/html" in page.get("/").headers["content-type"]
+        assert page.get("/js/main.js").headers["content-type"].startswith("text/javascript")
+        assert page.get("/style.css").status_code == 200
+        assert page.get("/api/about").json()["folders"] == []
+        assert page.get("/openapi.json").json()["openapi"] == "3.1.0"
+
+
+def test_the_whole_page_is_under_250_kb():
+    assert sum(path.stat().st_size for path in PAGE.rglob("*") if path.is_file()) < 250_000
+
+
+@pytest.mark.parametrize("path", ["/../server.py", "/%2e%2e/server.py", "/js/../../server.py", "/etc/passwd", "/js"])
+def test_no_other_file_is_served(path):
+    with client() as page:
+        assert page.get(path).status_code == 404
+
+
+def test_every_response_has_the_headers_of_the_guard():
+    with client() as page:
+        for response in (page.get("/"), page.get("/nowhere"), page.get("/api/about"), page.post("/api/a/b")):
+            assert response.headers["content-security-policy"] == "default-src 'self'"
+            assert response.headers["x-content-type-options"] == "nosniff"
+            assert response.headers["x-frame-options"] == "DENY"
+            assert not [name for name in response.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8765", "127.0.0.1.evil.example", "a@127.0.0.1", "", "[", "10.0.0.1"]
+)
+def test_another_host_is_refused(host):
+    with client() as page:
+        response = page.get("/", headers={"Host": host})
+        assert response.status_code == 403
+        assert "Host" in response.json()["error"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8765", "localhost:1", "LOCALHOST", "[::1]:8765"])
+def test_this_machine_is_no_other_host(host):
+    with client() as page:
+        assert page.get("/", headers={"Host": host}).status_code == 200
+
+
+def test_numeric_hosts_are_known_where_the_server_is_open_to_a_network():
+    with client(hosts=("0.0.0.0",), numeric_hosts=True) as page:
+        assert page.get("/", headers={"Host": "10.0.0.1:8765"}).status_code == 200
+        assert page.get("/", headers={"Host": "evil.example:8765"}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1:1"},
+        {"Sec-Fetch-Site": "cross-site"},
+    ],
+)
+def test_requests_of_other_pages_are_refused(example, headers):
+    example("echo", lambda request: {})
+    with client() as page:
+        assert page.post("/api/example/echo", json={}, headers=headers).status_code == 403
+        assert page.post("/api/example/echo", json={}, headers={"Origin": HERE}).status_code == 200
+
+
+def test_answers_are_json_or_bytes(example):
+    example("plain", lambda request: {"number": request.number, "nothing": [float("nan"), float("inf")]})
+    example("matrix", lambda request: Matrix.of(numpy.arange(6).reshape(2, 3), most=5))
+    with client() as page:
+        assert page.post("/api/example/plain", json={"number": 2}).json() == {"number": 2.0, "nothing": [None, None]}
+        answer = page.post("/api/example/matrix", json={})
+        assert answer.headers["x-shape"] == "2,3"
+        assert json.loads(answer.headers["x-notes"]) == {"most": 5}
+        assert numpy.frombuffer(answer.content, "<f4").tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence", "field"),
+    [
+        (b'{"number": 11}', "number must be at most 10, not 11.0", "number"),
+        (b'{"number": "x"}', "number must be a number, not 'x'", "number"),
+        (b'{"size": 3000}', "this matrix has 9,000,000 elements; at most 2,097,152 are sent", None),
+        (b'{"number": NaN}', "this is not JSON: NaN is not a number of JSON", None),
+        (b'{"number": 1, "number": 2}', "this is not JSON: the key 'number' stands twice", None),
+        (b"[" * 100_000, "this is not JSON", None),
+        (b"9" * 5000, "this is not JSON", None),
+        (b"\xff\xfe\xfd", "this is not JSON", None),
+        (b"", "this is not JSON", None),
+        (b"[]", "EchoRequest is read from a mapping of its fields, not from []", None),
+    ],
+)
+def test_a_mistake_is_a_400_of_one_sentence(example, body, sentence, field):
+    example("square", lambda request: Matrix.of(numpy.zeros((request.size, request.size), "f4")))
+    with client() as page:
+        answer = page.post("/api/example/square", content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 400
+        assert answer.json()["error"].startswith(sentence)
+        assert answer.json()["field"] == field
+
+
+def test_a_body_has_a_type_and_a_greatest_size(example):
+    example("echo", lambda request: {})
+    with client() as page:
+        assert page.post("/api/example/echo", content=b"{}", headers={"Content-Type": "text/plain"}).status_code == 415
+        answer = page.post(
+            "/api/example/echo", content=b" " * (MAX_BODY + 1), headers={"Content-Type": "application/json"}
+        )
+        assert answer.status_code == 413
+        assert page.post("/api/example/nothing", json={}).status_code == 404
+        assert page.get("/api/example/echo").status_code == 405
+
+
+def test_a_failure_of_the_lab_is_a_500_without_its_inside(example):
+    def fail(request):
+        raise ZeroDivisionError("a secret")
+
+    example("fail", fail)
+    with client() as page:
+        answer = page.post("/api/example/fail", json={})
+        assert answer.status_code == 500
+        assert "secret" not in answer.text
+
+
+def test_two_compute_at_once_and_32_wait_and_more_are_refused(example):
+    running, peak, gate, lock = [0], [0], threading.Event(), threading.Lock()
+
+    def wait(request):
+        with lock:
+            running[0] += 1
+            peak[0] = max(peak[0], running[0])
+        gate.wait(20)
+        with lock:
+            running[0] -= 1
+        return {}
+
+    example("wait", wait)
+    statuses = []
+    with client() as page:
+
+        def ask():
+            statuses.append(page.post("/api/example/wait", json={}).status_code)
+            if statuses.count(503) == 6:
+                gate.set()
+
+        threads = [threading.Thread(target=ask) for _ in range(COMPUTING + WAITING + 6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    assert sorted(statuses) == [200] * (COMPUTING + WAITING) + [503] * 6
+    assert peak[0] == COMPUTING
