@@ -26,6 +26,11 @@ export function openView(module, query, main, about) {
   const banner = h("p", { class: "error banner", role: "alert" });
   const root = h("div", { class: `view ${id}` });
 
+  let asked = 0;
+  const busy = (more) => {
+    asked += more;
+    root.setAttribute("aria-busy", String(asked > 0));
+  };
   const showMistakes = () => {
     for (const row of rows) row.clearErrors();
     const others = [];
@@ -62,7 +67,7 @@ export function openView(module, query, main, about) {
     reset: () => tools.set({ ...defaults }),
     /** The answer of an endpoint of this view; null where it is outdated or a mistake, which is shown. */
     async post(name, body, key = name) {
-      root.setAttribute("aria-busy", "true");
+      busy(1);
       try {
         const answer = await post(id, name, body, `${id}/${key}`);
         if (closed || answer === null) return null;
@@ -72,7 +77,7 @@ export function openView(module, query, main, about) {
         fail(key, error);
         return null;
       } finally {
-        root.setAttribute("aria-busy", "false");
+        busy(-1);
       }
     },
     /** Show a mistake that the view itself found, at the control of a field; null takes it back. */

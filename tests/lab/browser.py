@@ -1,0 +1,145 @@
+"""The lab in a real browser: a server in a thread, and pages that collect what goes wrong.
+
+Chromium is the system's, driven by playwright: `apt-get install --no-install-recommends chromium`. Where it is missing
+the tests are skipped and say so.
+"""
+
+import json
+import shutil
+import socket
+import threading
+import time
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import uvicorn
+from axe_playwright_python.sync_playwright import Axe
+
+from phasor.lab.server import PAGE, VIEWS, build_app
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+MISSING = "chromium is missing: apt-get install --no-install-recommends chromium"
+PRESENT = [view for view in VIEWS if (PAGE / "js" / "views" / f"{view}.js").exists()]
+
+# What a picture is, without the ids of its elements: texts, shapes and the pixels of canvases.
+PICTURE = """() => {
+  const names = ["d", "x", "y", "x1", "y1", "x2", "y2", "cx", "cy", "width", "height", "fill"];
+  const shape = (x) => x.tagName + names.map((n) => x.getAttribute(n)) + (x.childElementCount ? "" : x.textContent);
+  const drawn = (e) => e.tagName === "CANVAS" ? e.toDataURL()
+    : e.tagName === "svg" ? [...e.querySelectorAll("*")].map(shape).join() : e.textContent;
+  return [...document.querySelectorAll("main h1, main td, figure svg, figure canvas")].map(drawn).join("|");
+}"""
+SETTLED = """() => {
+  const view = document.querySelector("main .view");
+  return view && view.getAttribute("aria-busy") !== "true" && view.querySelector("h1")?.textContent;
+}"""
+
+TWO_FRAMES = """() => new Promise((done) =>
+  setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(done)), 30))"""
+
+
+class Visit:
+    """An open page of the lab, with what it reported: console errors, requests off the machine, bodies of requests."""
+
+    def __init__(self, page, base):
+        self.page, self.base = page, base
+        self.errors, self.outside, self.asked = [], [], []
+        page.on("console", lambda message: message.type in ("error", "warning") and self.errors.append(message.text))
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("request", self.note_request)
+        page.route("**/*", self.block)
+
+    def block(self, route):
+        url = urlsplit(route.request.url)
+        if url.scheme in ("data", "blob") or f"{url.scheme}://{url.netloc}" == self.base:
+            route.continue_()
+        else:
+            self.outside.append(route.request.url)
+            route.abort()
+
+    def note_request(self, request):
+        if request.method == "POST":
+            self.asked.append((urlsplit(request.url).path, json.loads(request.post_data or "null")))
+
+    def open(self, address):
+        """Open `view?state`, and wait until it is drawn."""
+        self.page.goto(f"{self.base}/#/{address}")
+        return self.settle()
+
+    def settle(self):
+        """Wait until the view has its answers and has drawn them."""
+        self.page.wait_for_function(SETTLED)
+        for _ in range(3):  # an answer may ask for more
+            self.page.evaluate(TWO_FRAMES)
+            self.page.wait_for_function(SETTLED)
+        return self
+
+    def picture(self):
+        """What is drawn, as a text that can be compared."""
+        return self.page.evaluate(PICTURE)
+
+    def address(self):
+        """The part of the address after #/, once it has been written."""
+        self.page.wait_for_timeout(250)
+        return self.page.evaluate("location.hash.slice(2)")
+
+    def control(self, name):
+        """The input of a control."""
+        return self.page.locator(f'[data-control="{name}"]').locator("input, select, textarea, button").last
+
+    def error(self, name):
+        """The sentence beside a control, or an empty text."""
+        return self.page.locator(f'[data-control="{name}"] .error').inner_text()
+
+    def serious_findings(self):
+        """What axe finds that is serious or critical, a line each."""
+        found = Axe().run(self.page, options={"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]})
+        return [
+            f"{violation['id']}: {node['html'][:160]} {node.get('failureSummary', '')[:200]}"
+            for violation in found.response["violations"]
+            if violation["impact"] in ("serious", "critical")
+            for node in violation["nodes"]
+        ]
+
+    def sideways(self):
+        """Pixels by which the page is wider than the window."""
+        return self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+
+    def draw_times(self):
+        """Milliseconds that each drawing of a plot took."""
+        return self.page.evaluate("performance.getEntriesByName('draw').map((one) => one.duration)")
+
+    def check(self):
+        """Nothing went wrong: no console error, no request off the machine."""
+        assert not self.errors, self.errors
+        assert not self.outside, self.outside
+
+    def close(self):
+        self.page.context.close()
+
+
+@contextmanager
+def serve(folders=()):
+    """The address of a server in a thread, until the block is left."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(128)
+        base = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        server = uvicorn.Server(uvicorn.Config(build_app(folders), log_level="warning", lifespan="off", ws="none"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        yield base
+        server.should_exit = True
+        thread.join(10)
+
+
+def visit(browser, base, width=1280, theme="light", language="en", height=900):
+    """A new page at a width, in a theme and a language."""
+    locale = {"en": "en-US", "zh": "zh-CN"}[language]
+    context = browser.new_context(
+        viewport={"width": width, "height": height}, color_scheme=theme, locale=locale, accept_downloads=True
+    )
+    context.set_default_timeout(15_000)
+    return Visit(context.new_page(), base)

@@ -1,0 +1,153 @@
+"""Every view in a real browser: both languages and themes, narrow and wide, by keyboard, restored by its address."""
+
+import re
+import statistics
+import time
+
+import pytest
+from browser import PRESENT
+
+from phasor.lab.endpoints import ENDPOINTS
+from phasor.lab.figures import FIGURES
+from phasor.lab.server import build_app
+
+build_app()  # fills the table of figures
+
+LOOKS = [(w, theme, language) for w in (1280, 390) for theme in ("light", "dark") for language in ("en", "zh")]
+QUICK = [(1280, "light", "en"), (390, "dark", "zh")]
+
+
+def check_look(visit, language):
+    visit.check()
+    assert visit.sideways() <= 0
+    assert not visit.serious_findings()
+    title = visit.page.locator("h1").inner_text()
+    assert bool(re.search(r"[\u4e00-\u9fff]", title)) == (language == "zh"), title
+    assert visit.page.locator(".lead").inner_text()
+    assert not visit.page.locator(".error:visible").all_inner_texts()
+    for picture in visit.page.locator("figure svg[role], figure canvas").all():
+        assert picture.get_attribute("aria-label")
+
+
+@pytest.mark.parametrize(("width", "theme", "language"), QUICK, ids=str)
+@pytest.mark.parametrize("view", PRESENT)
+def test_a_view_is_sound(open_page, view, width, theme, language):
+    """No console error, no request off the machine, nothing serious from axe, no sideways scroll."""
+    check_look(open_page(view, width=width, theme=theme, language=language), language)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "theme", "language"), [look for look in LOOKS if look not in QUICK], ids=str)
+@pytest.mark.parametrize("view", PRESENT)
+def test_a_view_is_sound_in_every_look(open_page, view, width, theme, language):
+    check_look(open_page(view, width=width, theme=theme, language=language), language)
+
+
+@pytest.mark.parametrize("view", PRESENT)
+def test_keys_move_sliders_and_the_address_restores_the_picture(open_page, view):
+    """Arrow keys change the picture; what a slider asks for takes at most 30 ms of CPU, a drawing 10 ms (medians)."""
+    visit = open_page(view)
+    sliders = [one for one in visit.page.locator("input[type=range]").all() if one.is_visible()]
+    before = visit.picture()
+    asked = len(visit.asked)
+    for slider in sliders:
+        value = slider.get_attribute("aria-valuetext")
+        slider.press("ArrowRight")
+        if slider.evaluate("(e) => e.value === e.max"):
+            slider.press("ArrowLeft")
+            slider.press("ArrowLeft")
+        visit.settle()
+        assert slider.get_attribute("aria-valuetext") != value
+    if sliders:
+        assert visit.picture() != before
+    address = visit.address()
+    assert bool(sliders) == ("?" in address)
+    assert len(address) < 300
+    assert open_page(address).picture() == visit.picture()
+
+    bodies = {path: body for path, body in visit.asked[asked:] if not ENDPOINTS[path].folders}
+    slow = {path: spent for path, body in bodies.items() if (spent := cpu_time(path, body)) > 0.03}
+    assert not slow
+    times = visit.draw_times()
+    assert not times or statistics.median(times) <= 10
+
+
+def cpu_time(path, body):
+    """The median CPU time in seconds of answering a request."""
+    times = []
+    for _ in range(5):
+        start = time.thread_time()
+        ENDPOINTS[path].answer(body)
+        times.append(time.thread_time() - start)
+    return statistics.median(times)
+
+
+def test_every_figure_of_the_documents_opens_by_its_link(open_page):
+    """By navigation within one page, as a reader does from the index."""
+    visit = open_page("sources")
+    assert visit.page.locator(".index a").count() == len(FIGURES)
+    for figure in FIGURES:
+        view, _, query = figure.url.removeprefix("#/").partition("?")
+        visit.page.evaluate("(hash) => { location.hash = hash; }", figure.url)
+        visit.page.wait_for_selector(f"main .view.{view}", state="attached")
+        visit.settle()
+        visit.check()
+        assert not visit.page.locator(".error:visible").all_inner_texts(), figure.url
+        known = visit.page.evaluate(
+            "(view) => import(`/js/views/${view}.js`).then((m) => Object.keys(m.defaults))", view
+        )
+        assert {part.partition("=")[0] for part in query.split("&") if part} <= set(known), figure.url
+
+
+def test_language_and_theme_are_switched_and_remembered(open_page):
+    visit = open_page("sources")
+    title = visit.page.locator("h1").inner_text()
+    paper = visit.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    visit.page.locator("#switches button").nth(0).press("Enter")
+    visit.settle()
+    assert visit.page.locator("h1").inner_text() != title
+    assert visit.page.evaluate("document.documentElement.lang") == "zh-CN"
+    visit.page.locator("#switches button").nth(1).press("Enter")
+    assert visit.page.evaluate("getComputedStyle(document.body).backgroundColor") != paper
+    visit.page.reload()
+    visit.settle()
+    assert visit.page.evaluate("[document.documentElement.lang, document.documentElement.dataset.theme]") == [
+        "zh-CN",
+        "dark",
+    ]
+
+
+def test_an_unknown_view_says_so(open_page):
+    visit = open_page("sources")
+    visit.page.evaluate("location.hash = '#/nonsense'")
+    visit.page.wait_for_function("document.querySelector('main h1').textContent.includes('nonsense')")
+
+
+@pytest.mark.parametrize("view", [view for view in PRESENT if view != "sources"])
+def test_figures_are_downloaded_and_read_by_keyboard(open_page, view):
+    """Each figure has CSV and SVG or PNG; arrow keys move a cursor whose read-out is spoken."""
+    visit = open_page(view)
+    figures = [one for one in visit.page.locator("figure").all() if one.locator(".downloads button").first.is_visible()]
+    kinds = set()
+    for figure in figures:
+        picture = figure.locator("svg[role], canvas").first
+        kind = (
+            picture.evaluate("(e) => e.tagName"),
+            figure.evaluate("(e) => e.querySelector('.plot').figure.constructor.name"),
+        )
+        if kind in kinds:
+            continue  # one of each sort
+        kinds.add(kind)
+        for button in figure.locator(".downloads button").all():
+            with visit.page.expect_download() as waiting:
+                button.click()
+            path = waiting.value.path()
+            assert path.stat().st_size > 20
+            if button.inner_text() == "SVG":
+                assert "var(--" not in path.read_text()
+        picture.press("ArrowRight")
+        picture.press("ArrowRight")
+        assert figure.locator(".spoken").inner_text(), kind
+        picture.press("Escape")
+        assert figure.locator(".tip").is_hidden()
+    assert kinds
