@@ -16,6 +16,7 @@ from phasor.config import Extension
 from phasor.lab.endpoints import ENDPOINTS, FieldError
 from phasor.lab.rotary_model import read_model_config, rotary_presets
 from phasor.lab.views import extension
+from phasor.models.presets import PRESETS
 
 PUBLISHED = Path(__file__).parents[1] / "published"
 ROTARY_FILES = ("gemma-3-1b-it", "gpt-oss-20b", "llama-3.1-8b-instruct", "vicuna-7b-v1.5-16k", "phi-2", "gpt-neox-20b")
@@ -75,13 +76,9 @@ def test_the_numbers_of_every_preset_are_those_of_explain(name: str, run_phasor:
 
 
 def test_the_rotary_presets_are_all_that_rotate(run_phasor: CommandRunner) -> None:
-    choices = ask("choices")
-    assert [one["name"] for one in choices["presets"]] == list(rotary_presets())
-    from phasor.models.presets import PRESETS
-
+    assert [one["name"] for one in ask("presets")] == list(rotary_presets())
     for name in PRESETS:
         assert bool(explained(run_phasor, f"preset:{name}")["pairs"]) == (name in rotary_presets())
-    assert [one["name"] for one in choices["methods"]] == ["none", *Extension.kinds]
 
 
 @pytest.mark.parametrize("name", ROTARY_FILES)
@@ -244,6 +241,6 @@ def test_a_slider_takes_at_most_30_ms() -> None:
 def test_methods_need_no_torch() -> None:
     code = (
         "import sys; from phasor.lab.views.extension import *; explain_methods(MethodsRequest());"
-        "list_choices(ChoicesRequest()); open_model(OpenRequest(preset='palm')); assert 'torch' not in sys.modules"
+        "list_presets(PresetsRequest()); open_model(OpenRequest(preset='palm')); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import math
 import re
-import typing
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from decimal import Decimal
 from typing import Any
 
 from phasor.config import Extension, ModelConfig
-from phasor.config.schema import Choice, Config, field_types, fields, has_no_default, summary, unknown
+from phasor.config.schema import Choice, Config, fields, summary, unknown
 from phasor.inspect.explain import RotaryPair, SchemeReport, differences, format_layers, scheme_report, to_plain
 from phasor.lab.endpoints import MAX_HEAD_DIM, MAX_POSITION, FieldError, LabRequest, bounded_field, register
 from phasor.lab.rotary_model import RotaryModel, read_model_config, rotary_models, rotary_presets, smallest_model
@@ -31,14 +30,13 @@ MODEL, OTHER = "model", "other"  # rows beside those of the methods: the model a
 FACTOR = 8.0  # how many times further, where the model does not say
 POINTS = 240  # distances of the similarity
 CONFIG_CHARACTERS = 1 << 20  # of a config.json
-# What stands in fields that have no default.
-PLACEHOLDERS: dict[str, dict[str, Any]] = {"dynamic-ntk": {"factor": 1.0}, "proportional": {"fraction": 0.5}}
+PLACEHOLDERS: dict[str, dict[str, Any]] = {"proportional": {"fraction": 0.5}}  # for fields without a default
 EFFECTS = ("kept", "blended", "slowed", "faster", "still")
 TOLERANCE = 1e-9  # shares of a rotation, and ratios, that differ by less are the same number rounded twice
 
 
-class ChoicesRequest(LabRequest):
-    """What there is to choose from; it has no fields."""
+class PresetsRequest(LabRequest):
+    """It has no fields."""
 
 
 class OpenRequest(LabRequest):
@@ -107,50 +105,13 @@ def method_names() -> list[str]:
     return [NONE, *Extension.kinds]
 
 
-def list_choices(request: ChoicesRequest) -> dict[str, Any]:
-    """The presets with rotary positions, and the methods with their fields.
+def list_presets(request: PresetsRequest) -> list[dict[str, str]]:
+    """The presets with rotary positions, each with a line about it.
 
-    >>> [method["fields"] for method in list_choices(ChoicesRequest())["methods"] if method["name"] == "linear"]
-    [[]]
+    >>> [one["name"] for one in list_presets(PresetsRequest())][:2]
+    ['roformer', 'llama-2']
     """
-    return {
-        "presets": [{"name": name, "line": summary(PRESETS[name])} for name in rotary_presets()],
-        "methods": [
-            {"name": NONE, "line": "", "fields": []},
-            *({"name": kind, "line": summary(cls), "fields": field_choices(cls)} for kind, cls in kinds()),
-        ],
-    }
-
-
-def kinds() -> list[tuple[str, type[RotaryScaling]]]:
-    return [(kind, cls) for kind, cls in Extension.kinds.items() if issubclass(cls, RotaryScaling)]
-
-
-def field_choices(cls: type[RotaryScaling]) -> list[dict[str, Any]]:
-    """The fields of an extension that do not follow from the model and the length it is to reach.
-
-    >>> [field["name"] for field in field_choices(Extension.kinds["llama3"])]
-    ['low_freq_factor', 'high_freq_factor']
-    """
-    found = []
-    for field in fields(cls):
-        if field.name == "original_length" or (field.name == "factor" and cls.has_end):
-            continue
-        default = PLACEHOLDERS.get(cls.kind, {}).get(field.name) if has_no_default(field) else field.default
-        found.append({"name": field.name, "type": type_name(field_types(cls)[field.name]), "default": default})
-    return found
-
-
-def type_name(hint: Any) -> str:
-    """The type of a field, for the control that is shown for it.
-
-    >>> type_name(float | None), type_name(bool), type_name(tuple[float, ...])
-    ('number', 'boolean', 'list')
-    """
-    if typing.get_origin(hint) is tuple:
-        return "list"
-    options = [one for one in typing.get_args(hint) if one is not type(None)] or [hint]
-    return {bool: "boolean", float: "number"}[options[0]]
+    return [{"name": name, "line": summary(PRESETS[name])} for name in rotary_presets()]
 
 
 def open_model(request: OpenRequest) -> dict[str, Any]:
@@ -402,7 +363,7 @@ def spread_distances(length: int) -> list[int]:
     return sorted({0, *(round(length ** (i / POINTS)) for i in range(POINTS + 1))})
 
 
-register("extension", "choices", ChoicesRequest, list_choices)
+register("extension", "presets", PresetsRequest, list_presets)
 register("extension", "open", OpenRequest, open_model)
 register("extension", "methods", MethodsRequest, explain_methods)
 register("extension", "similarity", MethodsRequest, similarity)

@@ -1,0 +1,368 @@
+// The view "extension": what each method of reading further does to the pairs of a rotary scheme.
+
+import { h, put, rich } from "../core/dom.js";
+import { digits, fixed, integer } from "../core/numbers.js";
+import { dials } from "../core/plots/dials.js";
+import { lineChart } from "../core/plots/line.js";
+import { texts } from "./extension.texts.js";
+
+export const id = "extension";
+export { texts };
+
+const METHODS = ["none", "linear", "ntk", "dynamic-ntk", "yarn", "dynamic-yarn", "llama3", "longrope", "proportional"];
+const COLORS = {
+  none: "var(--c6)", linear: "var(--c1)", ntk: "var(--c4)", "dynamic-ntk": "var(--c4)", yarn: "var(--c3)", "dynamic-yarn": "var(--c3)",
+  llama3: "var(--c5)", longrope: "var(--c2)", proportional: "var(--c1)", model: "var(--ink)", other: "var(--c5)",
+};
+const DASHES = { none: "5 4", "dynamic-ntk": "7 3", "dynamic-yarn": "7 3", proportional: "2 3" };
+const EFFECTS = ["kept", "blended", "slowed", "faster", "still"];
+const HANDS = 8;
+
+// The fields of methods by their names in requests. `state` is the name in the address where it is another one; methods
+// of one kind share the state. A text that is left empty stands for what the library chooses.
+const slider = (name, min, max, more) => ({ name, kind: "slider", min, max, scale: "log", ...more });
+const optional = (name, placeholder = "automatic") => ({ name, kind: "text", placeholder, maxlength: 3000 });
+const RAMP = [
+  slider("beta_fast", 1, 256), slider("beta_slow", 0.1, 32), { name: "truncate", kind: "toggle" },
+  optional("attention"), optional("mscale"), optional("mscale_all_dim"),
+];
+const FIELDS = {
+  yarn: RAMP,
+  "dynamic-yarn": RAMP,
+  "dynamic-ntk": [slider("factor", 1, 16, { state: "growth" })],
+  llama3: [slider("low_freq_factor", 0.25, 16), slider("high_freq_factor", 0.5, 64)],
+  longrope: [optional("short_factor", "ones"), optional("long_factor", "ramp"), optional("attention")],
+  proportional: [{ name: "fraction", kind: "slider", min: 0.05, max: 1, step: 0.05 }],
+};
+
+export const defaults = {
+  model: "llama-2", trained: 4096, times: 8, base: 10000, dim: 128, method: "yarn", other: "",
+  none: true, linear: true, ntk: true, "dynamic-ntk": false, yarn: true, "dynamic-yarn": false, llama3: false, longrope: false,
+  proportional: false,
+  beta_fast: 32, beta_slow: 1, truncate: true, attention: "", mscale: "", mscale_all_dim: "", growth: 1, low_freq_factor: 1,
+  high_freq_factor: 4, short_factor: "", long_factor: "", fraction: 0.5,
+};
+
+const isFile = (model) => model.startsWith("{");
+
+/** A model of the state, a preset's name or an opened file as JSON: { name, request }. */
+function parseModel(text) {
+  if (!isFile(text)) return { name: text, request: { preset: text } };
+  try {
+    const { name, ...request } = JSON.parse(text);
+    return { name: String(name ?? "config.json"), request };
+  } catch {
+    return { name: text, request: { preset: text } };
+  }
+}
+
+/** The fields of a method that are not at rest, as a request has them. */
+function givenFields(method, state) {
+  const given = {};
+  for (const { name, kind, state: key = name } of FIELDS[method] ?? []) {
+    const value = state[key];
+    if (value === defaults[key]) continue;
+    if (kind !== "text") given[name] = value;
+    else if (name.endsWith("_factor")) given[name] = value.split(/[\s,;]+/).filter(Boolean).map(Number);
+    else given[name] = Number.isNaN(Number(value)) ? value : Number(value);
+  }
+  if (given.long_factor || given.short_factor) {
+    const ones = (given.long_factor ?? given.short_factor).map(() => 1);
+    given.short_factor ??= ones;
+    given.long_factor ??= ones;
+  }
+  return given;
+}
+
+function makeRequest(state) {
+  const methods = METHODS.filter((method) => state[method]);
+  const fields = {};
+  for (const method of methods) {
+    const given = givenFields(method, state);
+    if (Object.keys(given).length) fields[method] = given;
+  }
+  const body = {
+    model: parseModel(state.model).request, base: state.base, head_dim: state.dim, trained_length: state.trained, factor: state.times, methods, fields,
+  };
+  if (state.other) body.other = parseModel(state.other).request;
+  return body;
+}
+
+export function render(root, state, tools) {
+  const { t } = tools;
+  const header = tools.header(root);
+  const opened = { model: null, other: null };
+  let presets = [];
+  let opening = 0;
+
+  /** Take the settings of an opened model into the state. */
+  function take(which, index) {
+    const { name, schemes } = opened[which];
+    const scheme = schemes[index];
+    const model = scheme.model.preset ?? JSON.stringify({ name, ...scheme.model });
+    if (which === "other") return tools.set({ other: model });
+    const times = scheme.extension && scheme.factor > 1 ? scheme.factor : defaults.times;
+    return tools.set({ model, trained: scheme.trained_length, times, base: scheme.base, dim: scheme.head_dim });
+  }
+  async function open(which, request, name) {
+    opening++;
+    const answer = await tools.post("open", request, `open-${which}`);
+    opening--;
+    if (!answer) return tools.refresh();
+    opened[which] = { name, schemes: answer.schemes };
+    if (which === "model")
+      modelRow.options("scheme", answer.schemes.map((scheme, i) => [i, `${scheme.layers} (base ${digits(scheme.base)})`]));
+    return take(which, 0);
+  }
+  const pick = (row, name, work) => row.element.querySelector(`[data-control="${name}"] select`).addEventListener("change", (event) => work(event.target.value));
+  const fileName = (file) => file.webkitRelativePath || file.name;
+
+  const modelRow = tools.controls(root, [
+    { name: "model", kind: "select", label: t("model"), options: [[state.model, parseModel(state.model).name]] },
+    { name: "file", kind: "file", label: t("file"), accept: ".json,application/json", field: "text", onfile: (text, file) => open("model", { text }, fileName(file)) },
+    { name: "scheme", kind: "select", label: t("layers"), options: [[0, ""]] },
+    { name: "trained", kind: "slider", label: t("trained"), min: 128, max: 1048576, step: 64, scale: "log", format: integer, field: "trained_length" },
+    { name: "times", kind: "slider", label: t("times"), min: 1, max: 128, step: 0.5, scale: "log", format: (value) => `${digits(value, 4)}`, field: "factor" },
+    { name: "base", kind: "slider", label: t("base"), min: 100, max: 1e7, step: 100, scale: "log", format: (value) => digits(value, 7) },
+    { name: "dim", kind: "slider", label: t("dim"), min: 8, max: 512, step: 8, format: integer, field: "head_dim" },
+  ]);
+  pick(modelRow, "model", (name) => !isFile(name) && open("model", { preset: name }, name));
+  modelRow.element.querySelector('[data-control="scheme"] select').addEventListener("change", (event) => take("model", event.target.selectedIndex));
+
+  const shown = h("fieldset", { class: "choices" }, h("legend", {}, t("show")));
+  root.append(shown);
+  tools.controls(shown, METHODS.map((method) => ({ name: method, kind: "toggle", label: t(method), field: `fields.${method}` })));
+
+  const detail = h("div", { class: "stack" });
+  root.append(detail);
+  const methodRow = tools.controls(detail, [
+    { name: "method", kind: "select", label: t("method"), options: METHODS.filter((method) => method !== "none").map((method) => [method, t(method)]) },
+  ]);
+  const fieldRows = Object.entries(FIELDS).map(([method, specs]) => {
+    const row = tools.controls(methodRow.element.parentElement, specs.map(({ state: key, placeholder, ...spec }) => ({
+      ...spec, name: key ?? spec.name, label: t(key ?? spec.name), field: `fields.${method}.${spec.name}`, placeholder: placeholder && t(placeholder),
+    })));
+    return { method, row, names: specs.map(({ name, state: key = name }) => key) };
+  });
+  pick(methodRow, "method", (method) => tools.set({ [method]: true }));
+
+  const keys = h("p", { class: "keys" }, ["seen", "new", "never"].map((one) => h("span", {}, h("i", { style: { background: `var(--${one})` } }), t(one))));
+  const dialBox = h("div", { class: "stack" });
+  root.append(dialBox);
+  const dialFigure = dials(dialBox, { name: t("dials"), note: t("dialsNote"), size: 56, gap: 12, least: 34 });
+  dialFigure.element.querySelector("figcaption").after(keys);
+
+  const left = h("div", { class: "stack" });
+  const right = h("div", { class: "stack" });
+  root.append(h("div", { class: "columns" }, left, right));
+  const waves = lineChart(left, { name: t("waves"), height: 380, x: { label: t("pair"), format: integer }, y: { scale: "log", name: t("wavelength"), readout: (value) => digits(value, 6) } });
+  const tableTitle = h("h2", {});
+  const table = h("div", { class: "scroll", tabindex: 0, role: "region" });
+  const trade = h("p", { class: "aside" });
+  right.append(h("section", {}, tableTitle, table), trade);
+  const similarity = lineChart(right, { name: t("similarity"), note: t("similarityNote"), height: 240, x: { scale: "log", label: t("distance"), format: compactTokens }, y: { readout: (value) => fixed(value, 4) } });
+
+  const compareBox = h("section", { class: "stack" }, h("h2", {}, t("compare")));
+  root.append(compareBox);
+  const otherRow = tools.controls(compareBox, [
+    { name: "other", kind: "select", label: t("other"), options: [["", t("nobody")]] },
+    { name: "otherFile", kind: "file", label: t("otherFile"), accept: ".json,application/json", field: "text", onfile: (text, file) => open("other", { text }, fileName(file)) },
+  ]);
+  const both = h("div", { class: "columns" });
+  const ratioBox = h("div", {});
+  const ratio = lineChart(ratioBox, { name: "", height: 240, x: { label: t("pair"), format: integer }, y: { scale: "log", name: t("times_"), readout: (value) => digits(value, 6) } });
+  const differences = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": t("differ") });
+  both.append(h("section", {}, h("h3", {}, t("differ")), differences), ratioBox);
+  compareBox.append(both);
+
+  tools.post("presets", {}).then((answer) => {
+    presets = answer ?? [];
+    tools.refresh();
+  });
+
+  const rowName = (row) => {
+    if (row.id === "model") return parseModel(state.model).name;
+    if (row.id === "other") return parseModel(state.other).name;
+    return t(row.id);
+  };
+  const rowLabel = (row) => (row.id === "model" && row.extension ? t("own", { name: rowName(row) }) : rowName(row));
+
+  function showModels() {
+    const options = presets.map(({ name }) => [name, name]);
+    const withFile = (model, list) => (model && !list.some(([value]) => value === model) ? [...list, [model, parseModel(model).name]] : list);
+    modelRow.options("model", withFile(state.model, options));
+    otherRow.options("other", withFile(state.other, [["", t("nobody")], ...options]));
+    modelRow.refresh({ model: state.model });
+    otherRow.refresh({ other: state.other });
+    modelRow.toggle("scheme", isFile(state.model) && (opened.model?.schemes.length ?? 0) > 1);
+    for (const { method, row, names } of fieldRows) {
+      for (const name of names) row.toggle(name, method === state.method);
+      row.element.hidden = method !== state.method;
+    }
+  }
+
+  function drawTitle(answer, rows) {
+    const plain = answer.rows.find((row) => row.id === "none") ?? answer.rows[0];
+    const focus = rows.find((row) => row.id === state.method);
+    const values = {
+      length: integer(answer.length), trained: integer(answer.trained_length), pairs: plain?.effects.length, plain: plain?.counts.new,
+      method: focus && rowLabel(focus), count: focus?.counts.new,
+    };
+    const key = !plain || plain.counts.new === 0 ? "titleNone" : focus && focus !== plain ? "title" : "titlePlain";
+    header.set(t(key, values), t("lead"));
+  }
+
+  function drawDials(answer, rows) {
+    const most = Math.max(0, ...rows.map((row) => row.effects.length));
+    const count = Math.min(most, dialFigure.fit(rows.map(rowLabel)), 16);
+    const of = (pairs) => [...new Set(Array.from({ length: count }, (_, i) => Math.round((i * (pairs - 1)) / Math.max(1, count - 1))))];
+    const sameCount = rows.every((row) => row.effects.length === most);
+    const valueNames = ["pair", "seen", "reached", "new"];
+    dialFigure.draw({
+      wrap: false, valueNames, heads: sameCount ? of(most).map((i, n) => (n === 0 ? `${t("pair")} ${i}` : String(i))) : undefined,
+      rows: rows.map((row) => ({
+        label: rowLabel(row), color: COLORS[row.id],
+        dials: of(row.effects.length).map((i) => ({ ...makeDial(row, i), label: sameCount ? undefined : String(i) })),
+      })),
+    });
+  }
+
+  function makeDial(row, i) {
+    const { seen, reached, new: fresh } = Object.fromEntries(Object.entries(row.angles).map(([name, list]) => [name, list[i]]));
+    const turn = 2 * Math.PI;
+    const wave = row.pairs.extended_wavelength[i];
+    const hands = Array.from({ length: HANDS }, (_, token) => ({
+      angle: token * row.pairs.extended_frequency[i], width: 1, length: 0.68, color: "var(--ink)", opacity: 1 - (0.8 * token) / HANDS,
+    }));
+    const arcs = [{ from: 0, to: turn, color: "var(--never)", width: 5 }, { from: 0, to: seen * turn, color: "var(--seen)", width: 5 }];
+    if (fresh > 0) arcs.push({ from: seen * turn, to: reached * turn, color: "var(--new)", width: 5 });
+    const lines = [
+      `${rowLabel(row)}, ${t("pair")} ${i}: ${t(row.effects[i])}`,
+      wave === null ? t("readStill") : t("readWave", { tokens: digits(wave, 5) }),
+      t("readSeen", { share: fixed(seen, 3) }),
+      fresh > 0 ? t("readNew", { share: fixed(fresh, 3) }) : t("readNoNew"),
+    ];
+    return { name: lines.join("; "), readout: lines, hands, arcs, values: [i, seen, reached, fresh] };
+  }
+
+  function drawWaves(answer, rows) {
+    const focus = rows.find((row) => row.id === state.method);
+    const longest = Math.max(...rows.flatMap((row) => row.pairs.extended_wavelength.filter((wave) => wave !== null)));
+    const bands = [{ bottom: answer.trained_length, color: "var(--new)", opacity: 0.08 }];
+    for (const run of focus ? runsOf(focus.effects) : []) {
+      const strong = { blended: 0.2, slowed: 0.1 }[run.effect] ?? 0;
+      bands.push({ from: run.from - 0.5, to: run.to + 0.5, top: answer.trained_length, color: COLORS[focus.id], opacity: strong, label: t(run.effect), textColor: COLORS[focus.id] });
+    }
+    waves.caption(t("waves"), t("wavesNote", { method: focus ? rowLabel(focus) : "–" }));
+    waves.draw({
+      series: rows.map((row) => ({
+        label: rowLabel(row), x: row.pairs.index, y: row.pairs.extended_wavelength, color: COLORS[row.id], dash: DASHES[row.id],
+        width: row.id === state.method ? 2.8 : 1.6,
+      })),
+      bands,
+      rules: [
+        { y: answer.trained_length, label: t("trainedRule", { tokens: integer(answer.trained_length) }), color: "var(--ink)", dash: "none" },
+        { y: answer.length, label: t("lengthRule", { tokens: integer(answer.length) }) },
+      ],
+      yAxis: { min: 5, max: longest * 1.6 },
+    });
+  }
+
+  function drawTable(answer, rows) {
+    const effects = EFFECTS.filter((effect, i) => i < 3 || rows.some((row) => row.counts[effect]));
+    tableTitle.textContent = t("table", { pairs: rows[0]?.effects.length ?? 0 });
+    table.setAttribute("aria-label", tableTitle.textContent);
+    const head = ["", ...effects.map((effect) => t(effect)), t("newAngles"), t("step"), t("factor")];
+    put(table, h("table", {}, h("thead", {}, h("tr", {}, head.map((text) => h("th", { scope: "col" }, text)))), h("tbody", {}, rows.map((row) => h("tr", {},
+      h("td", {}, h("i", { class: "swatch", style: { background: COLORS[row.id] } }), rowLabel(row)),
+      effects.map((effect) => h("td", {}, integer(row.counts[effect]))),
+      h("td", {}, row.counts.new ? h("strong", { class: "key" }, integer(row.counts.new)) : "0"),
+      h("td", {}, fixed(row.pairs.extended_frequency[0], 3)),
+      h("td", {}, fixed(row.report.attention_factor, 3)),
+    )))));
+    const flat = rows.filter((row) => row.pairs.slowed[0] > 1.0005).sort((a, b) => b.pairs.slowed[0] - a.pairs.slowed[0])[0];
+    const best = rows.find((row) => row.id === state.method && row.effects[0] === "kept") ?? rows.find((row) => row.id !== "none" && row.effects[0] === "kept");
+    put(trade, rich(flat && best ? t("trade", { flat: rowLabel(flat), times: digits(flat.pairs.slowed[0], 3), best: rowLabel(best) }) : t("tradeNone")));
+    trade.hidden = Boolean(flat) !== Boolean(best) && Boolean(flat);
+  }
+
+  function drawSimilarity(answer, rows) {
+    const named = new Map(rows.map((row) => [row.id, row]));
+    similarity.draw({
+      x: answer.distances.slice(1),
+      series: answer.rows.filter((row) => named.has(row.id)).map((row) => ({
+        label: rowLabel(named.get(row.id)), y: row.similarity.slice(1), color: COLORS[row.id], dash: DASHES[row.id], width: row.id === state.method ? 2.2 : 1.3,
+      })),
+      rules: [{ y: 0, dash: "none", color: "var(--faint)" }, { x: answer.trained_length, label: t("trainedRule", { tokens: integer(answer.trained_length) }) }],
+    });
+  }
+
+  function drawComparison(answer) {
+    both.hidden = !answer.differences;
+    if (!answer.differences) return;
+    const [model, other] = answer.rows.slice(-2);
+    const say = (value) => (value === null || value === undefined ? "–" : typeof value === "object" ? describe(value) : typeof value === "number" ? digits(value, 7) : String(value));
+    const head = [t("field"), rowName(model), rowName(other)];
+    put(differences, answer.differences.length
+      ? h("table", {}, h("thead", {}, h("tr", {}, head.map((text) => h("th", { scope: "col" }, text)))), h("tbody", {}, answer.differences.map((one) => h("tr", {}, h("td", {}, one.field), h("td", {}, say(one.model)), h("td", {}, say(one.other))))))
+      : h("p", { class: "note" }, t("same")));
+    const alike = model.effects.length === other.effects.length;
+    if (!alike) differences.append(h("p", { class: "note" }, t("unlike", { one: model.effects.length, two: other.effects.length })));
+    ratioBox.hidden = !alike;
+    if (!alike) return;
+    ratio.caption(t("ratio", { other: rowName(other) }), t("ratioNote", { length: integer(answer.length) }));
+    const y = model.pairs.extended_frequency.map((frequency, i) => (other.pairs.extended_frequency[i] && frequency ? frequency / other.pairs.extended_frequency[i] : null));
+    ratio.draw({ series: [{ name: rowName(other), x: model.pairs.index, y, color: COLORS.other }], rules: [{ y: 1, label: rowName(model), dash: "none" }] });
+  }
+
+  return async (now) => {
+    if (opening) return;
+    showModels();
+    const body = makeRequest(now);
+    const [answer, curves] = await Promise.all([
+      tools.post("methods", body).then((found) => {
+        if (found) draw(found);
+        return found;
+      }),
+      tools.post("similarity", body),
+    ]);
+    if (answer && curves) drawSimilarity(curves, visible(answer));
+  };
+
+  /** Rows in the order they are shown; a model without an extension is the one that is not extended. */
+  function visible(answer) {
+    const hasPlain = answer.rows.some((row) => row.id === "none");
+    return answer.rows.filter((row) => !(row.id === "model" && !row.extension && hasPlain));
+  }
+
+  function draw(answer) {
+    const rows = visible(answer);
+    drawTitle(answer, rows);
+    drawDials(answer, rows);
+    drawWaves(answer, rows);
+    drawTable(answer, rows);
+    drawComparison(answer);
+  }
+}
+
+/** Runs of equal effects: [{ effect, from, to }]. */
+function runsOf(effects) {
+  const runs = [];
+  effects.forEach((effect, i) => {
+    if (runs.at(-1)?.effect === effect) runs.at(-1).to = i;
+    else runs.push({ effect, from: i, to: i });
+  });
+  return runs;
+}
+
+/** A record in a line: its kind and its other fields; lists by their lengths. */
+function describe(value) {
+  if (Array.isArray(value)) return `[${value.length}]`;
+  const { kind, ...fields } = value;
+  const parts = Object.entries(fields).filter(([, one]) => one !== null && one !== false).map(([name, one]) => `${name} ${typeof one === "object" ? describe(one) : digits(Number(one), 7)}`);
+  return [kind, ...parts].filter(Boolean).join(", ");
+}
+
+function compactTokens(value) {
+  return value >= 1000 ? `${Number((value / 1000).toPrecision(3))} k` : integer(value);
+}
