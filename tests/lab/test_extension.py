@@ -116,8 +116,11 @@ def test_frequencies_attention_factor_and_similarity_in_high_precision(method: s
     assert row["report"]["attention_factor"] == pytest.approx(float(factor), rel=1e-14)
     curve = ask("similarity", **body, fields={method: fields})
     mp = rope_formulas.mp
-    for at in range(0, len(curve["distances"]), 29):
-        mean = sum(mp.cos(f * curve["distances"][at]) for f in frequencies) / 32
+    groups = extension.nearby_distances(8192)
+    assert len(groups) == len(curve["distances"])
+    for at in range(0, len(groups), 19):
+        assert curve["distances"][at] in groups[at]
+        mean = sum(mp.cos(f * distance) for f in frequencies for distance in groups[at]) / (32 * len(groups[at]))
         assert curve["rows"][0]["similarity"][at] == pytest.approx(float(mean), abs=1e-12)
 
 

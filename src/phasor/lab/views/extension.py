@@ -28,7 +28,7 @@ from phasor.nn.positions.rotary.scaling import RotaryScaling
 
 MODEL, OTHER = "model", "other"  # rows beside those of the methods: the model as it is, and the one it is compared with
 FACTOR = 8.0  # how many times further, where the model does not say
-POINTS = 240  # distances of the similarity
+POINTS, NEARBY = 120, 16  # of the similarity: distances, and how many of those nearby are averaged
 CONFIG_CHARACTERS = 1 << 20  # of a config.json
 PLACEHOLDERS: dict[str, dict[str, Any]] = {"proportional": {"fraction": 0.5}}  # for fields without a default
 EFFECTS = ("kept", "blended", "slowed", "faster", "still")
@@ -332,7 +332,9 @@ def effect_of(pair: RotaryPair, full: float) -> str:
 
 @one_sentence
 def similarity(request: MethodsRequest) -> dict[str, Any]:
-    """The mean cosine of a token with itself, by distance, for each method; cosines of exact phases.
+    """The mean cosine of a token with itself by distance, for each method; cosines of exact phases.
+
+    Where distances are many it is the mean over some of those nearby: single ones are noise from the fast pairs.
 
     >>> answer = similarity(MethodsRequest(methods=("none",)))
     >>> answer["distances"][:3], answer["rows"][0]["similarity"][0]
@@ -343,24 +345,33 @@ def similarity(request: MethodsRequest) -> dict[str, Any]:
     from phasor.nn.positions.phase import cos_sin_of, increments
 
     rows, settings = rows_of(request)
-    distances = spread_distances(settings["length"])
-    positions = torch.tensor(distances)[:, None]
+    groups = nearby_distances(settings["length"])
+    sizes = torch.tensor([len(group) for group in groups])
+    positions = torch.tensor([distance for group in groups for distance in group])[:, None]
+    which = torch.arange(len(groups)).repeat_interleave(sizes)
     found = []
     for row in rows:
-        turns = torch.tensor(increments(row.frequencies(settings["length"])))
-        cos, _ = cos_sin_of(positions, turns, torch.float64)
-        found.append({"id": row.id, "similarity": cos.mean(-1).tolist()})
+        cos, _ = cos_sin_of(positions, torch.tensor(increments(row.frequencies(settings["length"]))), torch.float64)
+        sums = torch.zeros(len(groups), dtype=torch.float64).index_add(0, which, cos.mean(-1))
+        found.append({"id": row.id, "similarity": (sums / sizes).tolist()})
     shared = {name: settings[name] for name in ("trained_length", "length")}
-    return {**shared, "distances": distances, "rows": found}
+    return {**shared, "distances": [group[len(group) // 2] for group in groups], "rows": found}
 
 
-def spread_distances(length: int) -> list[int]:
-    """Distances from 0 to a length, dense where they are small.
+def nearby_distances(length: int) -> list[list[int]]:
+    """Groups of neighboring distances from 0 to a length, each a constant factor further, of at most `NEARBY`.
 
-    >>> spread_distances(4), len(spread_distances(1 << 30)) <= POINTS + 2
-    ([0, 1, 2, 3, 4], True)
+    >>> nearby_distances(6)
+    [[0], [1], [2], [3], [4], [5], [6]]
+    >>> nearby_distances(1 << 20)[-1][-1] == 1 << 20
+    True
     """
-    return sorted({0, *(round(length ** (i / POINTS)) for i in range(POINTS + 1))})
+    ends = sorted({round(length ** (i / POINTS)) for i in range(POINTS + 1)})
+    groups = [[0]]
+    for start, end in zip([0, *ends], ends, strict=False):
+        count = min(NEARBY, end - start)
+        groups.append(sorted({end - (end - start) * i // count for i in range(count)}))
+    return groups
 
 
 register("extension", "presets", PresetsRequest, list_presets)

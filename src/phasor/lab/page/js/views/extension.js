@@ -129,17 +129,17 @@ export function render(root, state, tools) {
   pick(modelRow, "model", (name) => !isFile(name) && open("model", { preset: name }, name));
   modelRow.element.querySelector('[data-control="scheme"] select').addEventListener("change", (event) => take("model", event.target.selectedIndex));
 
-  const shown = h("fieldset", { class: "choices" }, h("legend", {}, t("show")));
+  const shown = h("div", { class: "choices", role: "group", "aria-label": t("show") }, h("span", { class: "note" }, t("show")));
   root.append(shown);
   tools.controls(shown, METHODS.map((method) => ({ name: method, kind: "toggle", label: t(method), field: `fields.${method}` })));
 
-  const detail = h("div", { class: "stack" });
+  const detail = h("div", { class: "controls joined" }); // the method and its fields stand in one grid
   root.append(detail);
   const methodRow = tools.controls(detail, [
     { name: "method", kind: "select", label: t("method"), options: METHODS.filter((method) => method !== "none").map((method) => [method, t(method)]) },
   ]);
   const fieldRows = Object.entries(FIELDS).map(([method, specs]) => {
-    const row = tools.controls(methodRow.element.parentElement, specs.map(({ state: key, placeholder, ...spec }) => ({
+    const row = tools.controls(detail, specs.map(({ state: key, placeholder, ...spec }) => ({
       ...spec, name: key ?? spec.name, label: t(key ?? spec.name), field: `fields.${method}.${spec.name}`, placeholder: placeholder && t(placeholder),
     })));
     return { method, row, names: specs.map(({ name, state: key = name }) => key) };
@@ -149,17 +149,18 @@ export function render(root, state, tools) {
   const keys = h("p", { class: "keys" }, ["seen", "new", "never"].map((one) => h("span", {}, h("i", { style: { background: `var(--${one})` } }), t(one))));
   const dialBox = h("div", { class: "stack" });
   root.append(dialBox);
-  const dialFigure = dials(dialBox, { name: t("dials"), note: t("dialsNote"), size: 56, gap: 12, least: 34 });
+  const dialFigure = dials(dialBox, { name: t("dials"), size: 56, gap: 12, least: 34 });
   dialFigure.element.querySelector("figcaption").after(keys);
 
   const left = h("div", { class: "stack" });
   const right = h("div", { class: "stack" });
-  root.append(h("div", { class: "columns" }, left, right));
-  const waves = lineChart(left, { name: t("waves"), height: 380, x: { label: t("pair"), format: integer }, y: { scale: "log", name: t("wavelength"), readout: (value) => digits(value, 6) } });
+  root.append(h("div", { class: "halves" }, left, right));
+  const waves = lineChart(left, { name: t("waves"), height: 440, x: { label: t("pair"), format: integer }, y: { scale: "log", name: t("wavelength"), readout: (value) => digits(value, 6) } });
   const tableTitle = h("h2", {});
   const table = h("div", { class: "scroll", tabindex: 0, role: "region" });
   const trade = h("p", { class: "aside" });
-  right.append(h("section", {}, tableTitle, table), trade);
+  left.append(trade);
+  right.append(h("section", {}, tableTitle, table));
   const similarity = lineChart(right, { name: t("similarity"), note: t("similarityNote"), height: 240, x: { scale: "log", label: t("distance"), format: compactTokens }, y: { readout: (value) => fixed(value, 4) } });
 
   const compareBox = h("section", { class: "stack" }, h("h2", {}, t("compare")));
@@ -168,7 +169,7 @@ export function render(root, state, tools) {
     { name: "other", kind: "select", label: t("other"), options: [["", t("nobody")]] },
     { name: "otherFile", kind: "file", label: t("otherFile"), accept: ".json,application/json", field: "text", onfile: (text, file) => open("other", { text }, fileName(file)) },
   ]);
-  const both = h("div", { class: "columns" });
+  const both = h("div", { class: "halves" });
   const ratioBox = h("div", {});
   const ratio = lineChart(ratioBox, { name: "", height: 240, x: { label: t("pair"), format: integer }, y: { scale: "log", name: t("times_"), readout: (value) => digits(value, 6) } });
   const differences = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": t("differ") });
@@ -205,11 +206,10 @@ export function render(root, state, tools) {
     const plain = answer.rows.find((row) => row.id === "none") ?? answer.rows[0];
     const focus = rows.find((row) => row.id === state.method);
     const values = {
-      length: integer(answer.length), trained: integer(answer.trained_length), pairs: plain?.effects.length, plain: plain?.counts.new,
-      method: focus && rowLabel(focus), count: focus?.counts.new,
+      times: digits(answer.factor, 4), pairs: plain?.effects.length, plain: plain?.counts.new, method: focus && rowLabel(focus), count: focus?.counts.new,
     };
-    const key = !plain || plain.counts.new === 0 ? "titleNone" : focus && focus !== plain ? "title" : "titlePlain";
-    header.set(t(key, values), t("lead"));
+    const withMethod = focus?.counts.new ? "titleSome" : "title";
+    header.set(t(!plain?.counts.new ? "titleNone" : focus && focus !== plain ? withMethod : "titlePlain", values), t("lead"));
   }
 
   function drawDials(answer, rows) {
@@ -218,6 +218,7 @@ export function render(root, state, tools) {
     const of = (pairs) => [...new Set(Array.from({ length: count }, (_, i) => Math.round((i * (pairs - 1)) / Math.max(1, count - 1))))];
     const sameCount = rows.every((row) => row.effects.length === most);
     const valueNames = ["pair", "seen", "reached", "new"];
+    dialFigure.caption(t("dials"), t("dialsNote", { trained: integer(answer.trained_length), length: integer(answer.length) }));
     dialFigure.draw({
       wrap: false, valueNames, heads: sameCount ? of(most).map((i, n) => (n === 0 ? `${t("pair")} ${i}` : String(i))) : undefined,
       rows: rows.map((row) => ({
@@ -274,7 +275,7 @@ export function render(root, state, tools) {
     table.setAttribute("aria-label", tableTitle.textContent);
     const head = ["", ...effects.map((effect) => t(effect)), t("newAngles"), t("step"), t("factor")];
     put(table, h("table", {}, h("thead", {}, h("tr", {}, head.map((text) => h("th", { scope: "col" }, text)))), h("tbody", {}, rows.map((row) => h("tr", {},
-      h("td", {}, h("i", { class: "swatch", style: { background: COLORS[row.id] } }), rowLabel(row)),
+      h("td", { class: "name" }, h("i", { class: "swatch", style: { background: COLORS[row.id] } }), rowLabel(row)),
       effects.map((effect) => h("td", {}, integer(row.counts[effect]))),
       h("td", {}, row.counts.new ? h("strong", { class: "key" }, integer(row.counts.new)) : "0"),
       h("td", {}, fixed(row.pairs.extended_frequency[0], 3)),
