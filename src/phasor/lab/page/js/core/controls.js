@@ -3,6 +3,7 @@
 // A control is described by an object:
 //   { name, kind: "slider" | "number" | "select" | "toggle" | "text" | "file" | "button", label,
 //     min, max, step, scale: "linear" | "log", format,        sliders; a value that is typed is not clamped
+//     zero,                                                    a slider of scale "log" that begins with 0
 //     options: [[value, text], ...],                           select
 //     rows, maxlength, placeholder,                            text
 //     accept, onfile(text, file),  onclick(),                  file, button
@@ -28,7 +29,7 @@ function roundTo(value, step) {
   return Number((Math.round(value / step) * step).toPrecision(12));
 }
 
-function sliderScale({ min, max, step, scale }) {
+function sliderScale({ min, max, step, scale, zero }) {
   if (scale !== "log") {
     return { from: min, to: max, step: step ?? (max - min) / 200, place: (v) => v, value: (p) => p };
   }
@@ -38,7 +39,7 @@ function sliderScale({ min, max, step, scale }) {
     to: STEPS,
     step: 1,
     place: (value) => Math.round((Math.log(Math.max(value, min) / min) / span) * STEPS),
-    value: (place) => roundTo(min * Math.exp((place / STEPS) * span), step),
+    value: (place) => zero && place === 0 ? 0 : roundTo(min * Math.exp((place / STEPS) * span), step),
   };
 }
 

@@ -109,7 +109,7 @@ class LineChart extends Figure {
       }
       if (rule.y !== undefined && inside(rule.y, y)) {
         parts.push(s("line", { x1: left, x2: right, y1: y(rule.y), y2: y(rule.y), ...stroke }));
-        if (rule.label) parts.push(text({ x: left + 6, y: y(rule.y) - 5, fill: rule.color ?? "var(--soft)" }, rule.label));
+        if (rule.label) parts.push(text({ x: rule.labelX === undefined ? left + 6 : x(rule.labelX), y: y(rule.y) + (rule.below ? 14 : -5), fill: rule.color ?? "var(--soft)" }, rule.label));
       }
     }
     const clip = `clip${this.readoutId}`;
@@ -217,6 +217,6 @@ function nearest(list, value, scale) {
 /**
  * A line chart. Options: name, note, height, x and y: { label, name, scale: "linear" | "log", min, max, ticks, format,
  * readout }, onPick(x). Its draw({ x, series: [{ label, name, x, y, color, dash, width }], bands: [{ from, to, top, bottom,
- * label, color }], rules: [{ x | y, label, color, dash }], points: [{ x, y, color }], xAxis, yAxis }); x ascends.
+ * label, color }], rules: [{ x | y, label, labelX, below, color, dash }], points: [{ x, y, color }], xAxis, yAxis }); x ascends.
  */
 export const lineChart = (parent, options) => new LineChart(parent, options);
