@@ -1,0 +1,63 @@
+"""Many clients at once: no error, and memory that does not grow."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from phasor.lab.endpoints import ENDPOINTS
+from phasor.lab.server import build_app
+
+CLIENTS = 20
+SECONDS = 60
+
+
+def resident(pid):
+    """Bytes of memory that a process occupies."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.fixture
+def server():
+    """`phasor lab` in a process of its own, and its address."""
+    command = [sys.executable, "-m", "phasor", "lab", "--no-browser", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        yield process, process.stdout.readline().split()[2].rstrip("/")
+        process.terminate()
+
+
+async def load(base, seconds):
+    """The statuses that clients got in a while, each asking for one thing after the other, as sliders do."""
+    build_app()
+    bodies = [(path, {}) for path, endpoint in sorted(ENDPOINTS.items()) if not endpoint.folders]
+    statuses, end = [], time.monotonic() + seconds
+
+    async def ask(number):
+        async with httpx.AsyncClient(base_url=base, timeout=60) as client:
+            turn = number
+            while time.monotonic() < end:
+                path, body = bodies[turn % len(bodies)]
+                statuses.append((await client.post(path, json=body)).status_code)
+                turn += 1
+
+    await asyncio.gather(*(ask(number) for number in range(CLIENTS)))
+    return statuses
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
+def test_twenty_clients_for_two_minutes_leave_no_error_and_no_memory(server):
+    """Memory after the second minute is within 5 % of that after the first."""
+    process, base = server
+    memory = []
+    for _ in range(2):
+        statuses = asyncio.run(load(base, SECONDS))
+        assert len(statuses) > 100
+        assert set(statuses) <= {200, 400}, set(statuses)  # some endpoints need more than an empty body
+        memory.append(resident(process.pid))
+    assert memory[1] <= memory[0] * 1.05
