@@ -1,11 +1,14 @@
 """Reading a stream of tokens in chunks through a sliding-window cache: tokens/s by chunk and window, and memory.
 
     python benchmarks/stream.py [--full] [--out benchmarks/results/stream.json]
+    python benchmarks/stream.py --offset 1000000000 --model FOLDER --text FILE [--window 512] [--out FILE]
 
 Beside it `transformers`: a Mistral with the same weights and its own sliding-window cache, where its masks of chunk by
 chunk and window fit. Before anything is timed, the hidden states of chunks are compared with those of one forward over
 all tokens, and with those of `transformers`. The limit is the multiplications of a token at the rate of one large
 matmul, and the activations that a token's layers must read and write at the bandwidth of a copy.
+
+With `--offset` the loss of a model's text is measured at position 0 and at that offset, in float32 and bfloat16.
 
 By default the sizes are a CPU's; with `--full` 8 layers of 512 and windows of 1,024 and 4,096 in bfloat16, on a GPU.
 """
@@ -29,6 +32,10 @@ from torch import Tensor
 import phasor
 from phasor.bench.llama import quiet
 from phasor.bench.timing import Timer, arithmetic, bandwidth
+from phasor.checkpoints.swap_positions import swap_config
+from phasor.evaluation.stream import evaluate_stream
+from phasor.evaluation.token_source import open_tokens
+from phasor.models.windows import window_config
 
 
 @dataclass(frozen=True)
@@ -194,11 +201,41 @@ def series(setup: Setup, window: int, device: torch.device) -> list[dict[str, An
     return rows
 
 
+def offset_losses(given: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
+    """The loss of 4,096 tokens of a text at position 0 and at an offset, by phasor and by transformers."""
+    rows = []
+    for dtype in (torch.float32, torch.bfloat16):
+        model = phasor.load(given.model, device, dtype)
+        model = swap_config(model, window_config(model.config, given.window, None))
+        tokens = torch.from_numpy(open_tokens(given.text, model, special=True).read(0, 4096)).to(device)[None]
+        with tempfile.TemporaryDirectory() as folder, quiet():
+            phasor.save(model, folder, format="hf")
+            theirs = importlib.import_module("transformers").AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        theirs = theirs.to(device).eval()
+        for offset in (0, given.offset):
+            found = evaluate_stream(model, given.text, chunk=1024, offset=offset, limit=4096)["loss"]
+            positions = torch.arange(4095, device=device)[None] + offset
+            logits = theirs(input_ids=tokens[:, :-1], position_ids=positions).logits[0].double()
+            other = float(torch.nn.functional.cross_entropy(logits, tokens[0, 1:]))
+            rows.append({"dtype": str(dtype)[6:], "offset": offset, "phasor": found, "transformers": other})
+            print(f"{str(dtype)[6:]:9} offset {offset:13,}: phasor {found:.7f}, transformers {other:.7f}", flush=True)
+    return rows
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--full", action="store_true", help="the sizes of a GPU")
     options.add_argument("--out", type=Path, default=Path("benchmarks/results/stream.json"))
+    options.add_argument("--offset", type=int, help="compare the losses at this offset, and time nothing")
+    options.add_argument("--model", type=Path, help="the folder of a model, for --offset")
+    options.add_argument("--text", type=Path, help="a text for it")
+    options.add_argument("--window", type=int, help="give its layers a window")
     given = options.parse_args()
+    if given.offset is not None:
+        with torch.inference_mode():
+            losses = offset_losses(given, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        given.out.write_text(json.dumps({"torch": torch.__version__, "losses": losses}, indent=1) + "\n")
+        return
     if given.full and not torch.cuda.is_available():
         raise SystemExit("--full needs a GPU")
     setup = FULL if given.full else SMALL

@@ -111,7 +111,7 @@ class Tensors:
         found = [ranges[name] for name in names]
         if any(before[1] != after[0] for before, after in pairwise(found)):
             return None
-        return torch.empty(0, dtype=TYPES[kind]).set_(storage[found[0][0] : found[-1][1]])
+        return torch.empty(0, dtype=TYPES[kind], device="cpu").set_(storage[found[0][0] : found[-1][1]])
 
     def largest_size(self) -> int:
         """The largest size of any tensor along any dimension."""
