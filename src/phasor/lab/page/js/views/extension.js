@@ -12,9 +12,9 @@ export { texts };
 const METHODS = ["none", "linear", "ntk", "dynamic-ntk", "yarn", "dynamic-yarn", "llama3", "longrope", "proportional"];
 const COLORS = {
   none: "var(--c6)", linear: "var(--c1)", ntk: "var(--c4)", "dynamic-ntk": "var(--c4)", yarn: "var(--c3)", "dynamic-yarn": "var(--c3)",
-  llama3: "var(--c5)", longrope: "var(--c2)", proportional: "var(--c1)", model: "var(--ink)", other: "var(--c5)",
+  llama3: "var(--c5)", longrope: "var(--c5)", proportional: "var(--c1)", model: "var(--ink)", other: "var(--c2)",
 };
-const DASHES = { none: "5 4", "dynamic-ntk": "7 3", "dynamic-yarn": "7 3", proportional: "2 3" };
+const DASHES = { none: "5 4", "dynamic-ntk": "7 3", "dynamic-yarn": "7 3", longrope: "7 3", proportional: "2 3" };
 const EFFECTS = ["kept", "blended", "slowed", "faster", "still"];
 const HANDS = 8;
 
@@ -91,6 +91,7 @@ function makeRequest(state) {
 export function render(root, state, tools) {
   const { t } = tools;
   const header = tools.header(root);
+  header.set(t("titleStart"), t("lead"));
   const opened = { model: null, other: null };
   let presets = [];
   let opening = 0;
@@ -186,7 +187,6 @@ export function render(root, state, tools) {
     if (row.id === "other") return parseModel(state.other).name;
     return t(row.id);
   };
-  const rowLabel = (row) => (row.id === "model" && row.extension ? t("own", { name: rowName(row) }) : rowName(row));
 
   function showModels() {
     const options = presets.map(({ name }) => [name, name]);
@@ -206,7 +206,7 @@ export function render(root, state, tools) {
     const plain = answer.rows.find((row) => row.id === "none") ?? answer.rows[0];
     const focus = rows.find((row) => row.id === state.method);
     const values = {
-      times: digits(answer.factor, 4), pairs: plain?.effects.length, plain: plain?.counts.new, method: focus && rowLabel(focus), count: focus?.counts.new,
+      times: digits(answer.factor, 4), pairs: plain?.effects.length, plain: plain?.counts.new, method: focus && rowName(focus), count: focus?.counts.new,
     };
     const withMethod = focus?.counts.new ? "titleSome" : "title";
     header.set(t(!plain?.counts.new ? "titleNone" : focus && focus !== plain ? withMethod : "titlePlain", values), t("lead"));
@@ -214,7 +214,7 @@ export function render(root, state, tools) {
 
   function drawDials(answer, rows) {
     const most = Math.max(0, ...rows.map((row) => row.effects.length));
-    const count = Math.min(most, dialFigure.fit(rows.map(rowLabel)), 16);
+    const count = Math.min(most, dialFigure.fit(rows.map(rowName)), 16);
     const of = (pairs) => [...new Set(Array.from({ length: count }, (_, i) => Math.round((i * (pairs - 1)) / Math.max(1, count - 1))))];
     const sameCount = rows.every((row) => row.effects.length === most);
     const valueNames = ["pair", "seen", "reached", "new"];
@@ -222,7 +222,7 @@ export function render(root, state, tools) {
     dialFigure.draw({
       wrap: false, valueNames, heads: sameCount ? of(most).map((i, n) => (n === 0 ? `${t("pair")} ${i}` : String(i))) : undefined,
       rows: rows.map((row) => ({
-        label: rowLabel(row), color: COLORS[row.id],
+        label: rowName(row), color: COLORS[row.id],
         dials: of(row.effects.length).map((i) => ({ ...makeDial(row, i), label: sameCount ? undefined : String(i) })),
       })),
     });
@@ -238,7 +238,7 @@ export function render(root, state, tools) {
     const arcs = [{ from: 0, to: turn, color: "var(--never)", width: 5 }, { from: 0, to: seen * turn, color: "var(--seen)", width: 5 }];
     if (fresh > 0) arcs.push({ from: seen * turn, to: reached * turn, color: "var(--new)", width: 5 });
     const lines = [
-      `${rowLabel(row)}, ${t("pair")} ${i}: ${t(row.effects[i])}`,
+      `${rowName(row)}, ${t("pair")} ${i}: ${t(row.effects[i])}`,
       wave === null ? t("readStill") : t("readWave", { tokens: digits(wave, 5) }),
       t("readSeen", { share: fixed(seen, 3) }),
       fresh > 0 ? t("readNew", { share: fixed(fresh, 3) }) : t("readNoNew"),
@@ -254,10 +254,10 @@ export function render(root, state, tools) {
       const strong = { blended: 0.2, slowed: 0.1 }[run.effect] ?? 0;
       bands.push({ from: run.from - 0.5, to: run.to + 0.5, top: answer.trained_length, color: COLORS[focus.id], opacity: strong, label: t(run.effect), textColor: COLORS[focus.id] });
     }
-    waves.caption(t("waves"), t("wavesNote", { method: focus ? rowLabel(focus) : "–" }));
+    waves.caption(t("waves"), t("wavesNote", { method: focus ? rowName(focus) : "–" }));
     waves.draw({
       series: rows.map((row) => ({
-        label: rowLabel(row), x: row.pairs.index, y: row.pairs.extended_wavelength, color: COLORS[row.id], dash: DASHES[row.id],
+        label: rowName(row), x: row.pairs.index, y: row.pairs.extended_wavelength, color: COLORS[row.id], dash: DASHES[row.id],
         width: row.id === state.method ? 2.8 : 1.6,
       })),
       bands,
@@ -275,7 +275,7 @@ export function render(root, state, tools) {
     table.setAttribute("aria-label", tableTitle.textContent);
     const head = ["", ...effects.map((effect) => t(effect)), t("newAngles"), t("step"), t("factor")];
     put(table, h("table", {}, h("thead", {}, h("tr", {}, head.map((text) => h("th", { scope: "col" }, text)))), h("tbody", {}, rows.map((row) => h("tr", {},
-      h("td", { class: "name" }, h("i", { class: "swatch", style: { background: COLORS[row.id] } }), rowLabel(row)),
+      h("td", { class: "name" }, h("i", { class: "swatch", style: { background: COLORS[row.id] } }), rowName(row)),
       effects.map((effect) => h("td", {}, integer(row.counts[effect]))),
       h("td", {}, row.counts.new ? h("strong", { class: "key" }, integer(row.counts.new)) : "0"),
       h("td", {}, fixed(row.pairs.extended_frequency[0], 3)),
@@ -283,7 +283,7 @@ export function render(root, state, tools) {
     )))));
     const flat = rows.filter((row) => row.pairs.slowed[0] > 1.0005).sort((a, b) => b.pairs.slowed[0] - a.pairs.slowed[0])[0];
     const best = rows.find((row) => row.id === state.method && row.effects[0] === "kept") ?? rows.find((row) => row.id !== "none" && row.effects[0] === "kept");
-    put(trade, rich(flat && best ? t("trade", { flat: rowLabel(flat), times: digits(flat.pairs.slowed[0], 3), best: rowLabel(best) }) : t("tradeNone")));
+    put(trade, rich(flat && best ? t("trade", { flat: rowName(flat), times: digits(flat.pairs.slowed[0], 3), best: rowName(best) }) : t("tradeNone")));
     trade.hidden = Boolean(flat) !== Boolean(best) && Boolean(flat);
   }
 
@@ -292,7 +292,7 @@ export function render(root, state, tools) {
     similarity.draw({
       x: answer.distances.slice(1),
       series: answer.rows.filter((row) => named.has(row.id)).map((row) => ({
-        label: rowLabel(named.get(row.id)), y: row.similarity.slice(1), color: COLORS[row.id], dash: DASHES[row.id], width: row.id === state.method ? 2.2 : 1.3,
+        label: rowName(named.get(row.id)), y: row.similarity.slice(1), color: COLORS[row.id], dash: DASHES[row.id], width: row.id === state.method ? 2.2 : 1.3,
       })),
       rules: [{ y: 0, dash: "none", color: "var(--faint)" }, { x: answer.trained_length, label: t("trainedRule", { tokens: integer(answer.trained_length) }) }],
     });

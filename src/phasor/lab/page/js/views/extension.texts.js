@@ -1,18 +1,18 @@
 // The words of the view "extension", in English and Chinese.
 
 const en = {
+  titleStart: "Beyond the trained length, slow pairs meet angles they never saw",
   title: "Reading {times} times further, {plain} of {pairs} pairs meet angles they never saw; with {method}, none does",
   titleSome: "Reading {times} times further, {plain} of {pairs} pairs meet angles they never saw; with {method}, {count}",
   titlePlain: "Reading {times} times further, {plain} of {pairs} pairs meet angles they never saw",
   titleNone: "Reading {times} times further, no pair meets an angle it never saw",
   lead: "A pair that went all the way round in training has seen every angle; a slow pair has not, and further on it meets angles nobody taught it, unless a method slows it down.",
   model: "model", file: "or open a config.json", layers: "its layers",
-  trained: "trained length", times: "times further", base: "base", dim: "head dimension",
-  method: "method in detail", show: "methods", fields: "Fields of {method}", compare: "Compare with another model",
+  trained: "trained on", times: "times further", base: "base", dim: "head dim",
+  method: "method in detail", show: "methods", compare: "Compare with another model",
   other: "second model", otherFile: "or its config.json", nobody: "none",
   none: "as trained", linear: "PI", ntk: "NTK", "dynamic-ntk": "dynamic NTK", yarn: "YaRN", "dynamic-yarn": "dynamic YaRN",
-  llama3: "Llama 3", longrope: "LongRoPE", proportional: "proportional", own: "{name} as published", ownName: "{name}",
-  noFields: "{method} has no fields of its own.",
+  llama3: "Llama 3", longrope: "LongRoPE", proportional: "proportional",
   beta_fast: "beta fast", beta_slow: "beta slow", truncate: "whole pairs", attention: "attention factor", mscale: "mscale",
   mscale_all_dim: "mscale_all_dim", low_freq_factor: "low_freq_factor", high_freq_factor: "high_freq_factor",
   growth: "factor", fraction: "fraction that rotates", short_factor: "short_factor", long_factor: "long_factor",
@@ -34,6 +34,7 @@ const en = {
 };
 
 const zh = {
+  titleStart: "超出训练长度，慢的维度对会遇到没见过的角度",
   title: "读到训练长度的 {times} 倍，{pairs} 对里有 {plain} 对遇到没见过的角度；用 {method} 一对也没有",
   titleSome: "读到训练长度的 {times} 倍，{pairs} 对里有 {plain} 对遇到没见过的角度；用 {method} 有 {count} 对",
   titlePlain: "读到训练长度的 {times} 倍，{pairs} 对里有 {plain} 对遇到没见过的角度",
@@ -41,11 +42,10 @@ const zh = {
   lead: "训练时转满一圈的维度对见过所有角度；转得慢的没有，再往后读就会遇到从没学过的角度，除非用某种方法让它慢下来。",
   model: "模型", file: "或打开 config.json", layers: "其中的层",
   trained: "训练长度", times: "扩展倍数", base: "底数 base", dim: "每头维度",
-  method: "细看的方法", show: "方法", fields: "{method} 的参数", compare: "与另一个模型比较",
+  method: "细看的方法", show: "方法", compare: "与另一个模型比较",
   other: "第二个模型", otherFile: "或它的 config.json", nobody: "无",
   none: "不扩展", linear: "PI", ntk: "NTK", "dynamic-ntk": "动态 NTK", yarn: "YaRN", "dynamic-yarn": "动态 YaRN",
-  llama3: "Llama 3", longrope: "LongRoPE", proportional: "按比例", own: "{name} 原设置", ownName: "{name}",
-  noFields: "{method} 没有自己的参数。",
+  llama3: "Llama 3", longrope: "LongRoPE", proportional: "按比例",
   beta_fast: "beta_fast", beta_slow: "beta_slow", truncate: "边界取整", attention: "注意力系数", mscale: "mscale",
   mscale_all_dim: "mscale_all_dim", low_freq_factor: "low_freq_factor", high_freq_factor: "high_freq_factor",
   growth: "factor", fraction: "旋转的比例", short_factor: "short_factor", long_factor: "long_factor",
