@@ -43,17 +43,35 @@ export const defaults = {
   high_freq_factor: 4, short_factor: "", long_factor: "", fraction: 0.5,
 };
 
-const isFile = (model) => model.startsWith("{");
+const isFile = (model) => model.includes(",");
 
-/** A model of the state, a preset's name or an opened file as JSON: { name, request }. */
+/** An opened file in the address: its name, and the fields of the request as paths with their values. */
+function formatModel(name, request) {
+  const parts = [name.replace(/[,:]/g, " ") || "config.json"];
+  const walk = (value, path) => {
+    if (Array.isArray(value)) parts.push(`${path}:${value.join("*")}*`);
+    else if (typeof value === "object") for (const [key, one] of Object.entries(value)) walk(one, path ? `${path}.${key}` : key);
+    else parts.push(`${path}:${value}`);
+  };
+  walk(request, "");
+  return parts.join(",");
+}
+
+/** A model of the state, a preset's name or an opened file: { name, request }. */
 function parseModel(text) {
   if (!isFile(text)) return { name: text, request: { preset: text } };
-  try {
-    const { name, ...request } = JSON.parse(text);
-    return { name: String(name ?? "config.json"), request };
-  } catch {
-    return { name: text, request: { preset: text } };
+  const [name, ...parts] = text.split(",");
+  const request = {};
+  const parse = (word) => (word === "true" || word === "false" ? word === "true" : word === "" || Number.isNaN(Number(word)) ? word : Number(word));
+  for (const part of parts) {
+    const [path, value = ""] = part.split(":");
+    const keys = path.split(".");
+    const last = keys.pop();
+    let place = request;
+    for (const key of keys) place = place[key] = Object.assign(Object.create(null), place[key]);
+    place[last] = value.endsWith("*") ? value.slice(0, -1).split("*").map(parse) : parse(value);
   }
+  return { name, request };
 }
 
 /** The fields of a method that are not at rest, as a request has them. */
@@ -100,7 +118,7 @@ export function render(root, state, tools) {
   function take(which, index) {
     const { name, schemes } = opened[which];
     const scheme = schemes[index];
-    const model = scheme.model.preset ?? JSON.stringify({ name, ...scheme.model });
+    const model = scheme.model.preset ?? formatModel(name, scheme.model);
     if (which === "other") return tools.set({ other: model });
     const times = scheme.extension && scheme.factor > 1 ? scheme.factor : defaults.times;
     return tools.set({ model, trained: scheme.trained_length, times, base: scheme.base, dim: scheme.head_dim });
@@ -132,7 +150,6 @@ export function render(root, state, tools) {
 
   const shown = h("div", { class: "choices", role: "group", "aria-label": t("show") }, h("span", { class: "note" }, t("show")));
   root.append(shown);
-  tools.controls(shown, METHODS.map((method) => ({ name: method, kind: "toggle", label: t(method), field: `fields.${method}` })));
 
   const detail = h("div", { class: "controls joined" }); // the method and its fields stand in one grid
   root.append(detail);
@@ -145,6 +162,8 @@ export function render(root, state, tools) {
     })));
     return { method, row, names: specs.map(({ name, state: key = name }) => key) };
   });
+  // After the fields, so that a mistake in one of them is shown there.
+  tools.controls(shown, METHODS.map((method) => ({ name: method, kind: "toggle", label: t(method), field: `fields.${method}` })));
   pick(methodRow, "method", (method) => tools.set({ [method]: true }));
 
   const keys = h("p", { class: "keys" }, ["seen", "new", "never"].map((one) => h("span", {}, h("i", { style: { background: `var(--${one})` } }), t(one))));
@@ -156,7 +175,7 @@ export function render(root, state, tools) {
   const left = h("div", { class: "stack" });
   const right = h("div", { class: "stack" });
   root.append(h("div", { class: "halves" }, left, right));
-  const waves = lineChart(left, { name: t("waves"), height: 440, x: { label: t("pair"), format: integer }, y: { scale: "log", name: t("wavelength"), readout: (value) => digits(value, 6) } });
+  const waves = lineChart(left, { name: t("waves"), height: 470, x: { label: t("pair"), format: integer }, y: { scale: "log", name: t("wavelength"), readout: (value) => digits(value, 6) } });
   const tableTitle = h("h2", {});
   const table = h("div", { class: "scroll", tabindex: 0, role: "region" });
   const trade = h("p", { class: "aside" });
@@ -172,7 +191,7 @@ export function render(root, state, tools) {
   ]);
   const both = h("div", { class: "halves" });
   const ratioBox = h("div", {});
-  const ratio = lineChart(ratioBox, { name: "", height: 240, x: { label: t("pair"), format: integer }, y: { scale: "log", name: t("times_"), readout: (value) => digits(value, 6) } });
+  const ratio = lineChart(ratioBox, { name: "", height: 240, x: { label: t("pair"), format: integer }, y: { scale: "log", name: t("ratioName"), readout: (value) => digits(value, 6) } });
   const differences = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": t("differ") });
   both.append(h("section", {}, h("h3", {}, t("differ")), differences), ratioBox);
   compareBox.append(both);
@@ -184,8 +203,9 @@ export function render(root, state, tools) {
 
   const rowName = (row) => {
     if (row.id === "model") return parseModel(state.model).name;
-    if (row.id === "other") return parseModel(state.other).name;
-    return t(row.id);
+    if (row.id !== "other") return t(row.id);
+    const name = parseModel(state.other).name;
+    return name === parseModel(state.model).name ? `${name} (2)` : name;
   };
 
   function showModels() {
@@ -232,9 +252,8 @@ export function render(root, state, tools) {
     const { seen, reached, new: fresh } = Object.fromEntries(Object.entries(row.angles).map(([name, list]) => [name, list[i]]));
     const turn = 2 * Math.PI;
     const wave = row.pairs.extended_wavelength[i];
-    const hands = Array.from({ length: HANDS }, (_, token) => ({
-      angle: token * row.pairs.extended_frequency[i], width: 1, length: 0.68, color: "var(--ink)", opacity: 1 - (0.8 * token) / HANDS,
-    }));
+    const frequency = row.pairs.extended_frequency[i];
+    const rays = { angles: Array.from({ length: HANDS }, (_, token) => token * frequency), length: 0.68, width: 1 };
     const arcs = [{ from: 0, to: turn, color: "var(--never)", width: 5 }, { from: 0, to: seen * turn, color: "var(--seen)", width: 5 }];
     if (fresh > 0) arcs.push({ from: seen * turn, to: reached * turn, color: "var(--new)", width: 5 });
     const lines = [
@@ -243,7 +262,7 @@ export function render(root, state, tools) {
       t("readSeen", { share: fixed(seen, 3) }),
       fresh > 0 ? t("readNew", { share: fixed(fresh, 3) }) : t("readNoNew"),
     ];
-    return { name: lines.join("; "), readout: lines, hands, arcs, values: [i, seen, reached, fresh] };
+    return { name: lines.join("; "), readout: lines, rays, arcs, values: [i, seen, reached, fresh] };
   }
 
   function drawWaves(answer, rows) {
@@ -311,9 +330,15 @@ export function render(root, state, tools) {
     if (!alike) differences.append(h("p", { class: "note" }, t("unlike", { one: model.effects.length, two: other.effects.length })));
     ratioBox.hidden = !alike;
     if (!alike) return;
-    ratio.caption(t("ratio", { other: rowName(other) }), t("ratioNote", { length: integer(answer.length) }));
-    const y = model.pairs.extended_frequency.map((frequency, i) => (other.pairs.extended_frequency[i] && frequency ? frequency / other.pairs.extended_frequency[i] : null));
-    ratio.draw({ series: [{ name: rowName(other), x: model.pairs.index, y, color: COLORS.other }], rules: [{ y: 1, label: rowName(model), dash: "none" }] });
+    ratio.caption(t("ratio", { model: rowName(model), other: rowName(other) }), t("ratioNote", { length: integer(answer.length) }));
+    const waves = (row, i) => row.pairs.extended_wavelength[i];
+    const y = model.pairs.index.map((i) => (waves(model, i) && waves(other, i) ? waves(other, i) / waves(model, i) : null));
+    const range = [1, ...y.filter((one) => one !== null)];
+    ratio.draw({
+      series: [{ label: rowName(other), x: model.pairs.index, y, color: COLORS.other, width: 2.2 }],
+      rules: [{ y: 1, label: rowName(model), dash: "none", color: "var(--ink)" }],
+      yAxis: { min: Math.min(...range) / 1.5, max: Math.max(...range) * 1.8 },
+    });
   }
 
   return async (now) => {

@@ -28,9 +28,9 @@ const en = {
   similarity: "Similarity of a token with itself, by distance", similarityNote: "mean cosine of all pairs, over nearby distances", distance: "distance",
   trade: "{flat} puts neighboring tokens **{times} times** closer together; {best} keeps the fastest pairs as they were trained.",
   tradeNone: "Neighboring tokens stay as far apart as in training with every method shown.",
-  differ: "What differs", field: "field", ratio: "How many times slower {other} rotates, pair by pair", ratioNote: "log scale; both read {length} tokens",
+  differ: "What differs", field: "field", ratio: "Wavelengths of {other} over those of {model}", ratioNote: "log scale; both read {length} tokens",
   same: "Both models have the same positions.", unlike: "They rotate {one} and {two} pairs, so there is no comparison pair by pair.",
-  times_: "times slower",
+  ratioName: "ratio of wavelengths",
 };
 
 const zh = {
@@ -61,9 +61,9 @@ const zh = {
   similarity: "同一个 token 与自己的相似度，按距离", similarityNote: "所有对的余弦，取邻近距离的平均", distance: "距离",
   trade: "{flat} 让相邻 token 靠近了 **{times} 倍**；{best} 保持最快的几对与训练时一样。",
   tradeNone: "所示方法都没有改变相邻 token 的间隔。",
-  differ: "有何不同", field: "字段", ratio: "逐对：{other} 慢多少倍", ratioNote: "对数刻度；都读 {length} 个 token",
+  differ: "有何不同", field: "字段", ratio: "{other} 与 {model} 的波长之比", ratioNote: "对数刻度；都读 {length} 个 token",
   same: "两个模型的位置完全相同。", unlike: "两者分别旋转 {one} 对和 {two} 对，无法逐对比较。",
-  times_: "慢的倍数",
+  ratioName: "波长之比",
 };
 
 export const texts = { en, zh };

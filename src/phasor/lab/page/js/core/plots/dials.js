@@ -24,6 +24,11 @@ function drawDial(dial, x, y, r, name) {
     const at = r * radius - width / 2;
     parts.push(s("path", { d: arcPath(x, y, at, from, to), fill: "none", stroke: color, "stroke-width": width }));
   }
+  if (dial.rays) {
+    const { angles, color = "var(--ink)", width = 1, length = 0.7 } = dial.rays;
+    const ends = angles.map((angle) => point(x, y, r * length, angle).map((one) => one.toFixed(2)));
+    parts.push(s("path", { d: ends.map((end) => `M${x},${y}L${end}`).join(""), stroke: color, "stroke-width": width, opacity: 0.75 }));
+  }
   for (const { angle, color = "var(--ink)", width = 2.5, length = 0.85, opacity } of dial.hands ?? []) {
     const [x2, y2] = point(x, y, r * length, angle);
     parts.push(s("line", { x1: x, y1: y, x2: x2.toFixed(2), y2: y2.toFixed(2), stroke: color, "stroke-width": width, "stroke-linecap": "round", opacity }));
@@ -145,6 +150,6 @@ class Dials extends Figure {
  * Dials. Angles are in radians, counterclockwise from the right. Options: name, note, size, least, gap, onPick({ row, index }).
  * Its draw({ dials: [dial, ...] }) wraps them; draw({ rows: [{ label, color, dials }], heads, wrap: false }) has rows. A dial is
  * { label, name, readout: lines, hands: [{ angle, color, width, length }], arcs: [{ from, to, color, width }],
- * wedges: [{ from, to, color, opacity }], values } where values go into CSV under valueNames. fit() says how many fit in a row.
+ * wedges: [{ from, to, color, opacity }], rays: { angles, color, width, length }, values } where values go into CSV under valueNames. fit() says how many fit in a row.
  */
 export const dials = (parent, options) => new Dials(parent, options);
