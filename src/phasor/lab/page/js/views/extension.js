@@ -273,10 +273,11 @@ export function render(root, state, tools) {
       const strong = { blended: 0.2, slowed: 0.1 }[run.effect] ?? 0;
       bands.push({ from: run.from - 0.5, to: run.to + 0.5, top: answer.trained_length, color: COLORS[focus.id], opacity: strong, label: t(run.effect), textColor: COLORS[focus.id] });
     }
+    const indices = Object.fromEntries(rows.map((row) => [row.effects.length, row.pairs.index])); // one list for rows of one size
     waves.caption(t("waves"), t("wavesNote", { method: focus ? rowName(focus) : "–" }));
     waves.draw({
       series: rows.map((row) => ({
-        label: rowName(row), x: row.pairs.index, y: row.pairs.extended_wavelength, color: COLORS[row.id], dash: DASHES[row.id],
+        label: rowName(row), x: indices[row.effects.length], y: row.pairs.extended_wavelength, color: COLORS[row.id], dash: DASHES[row.id],
         width: row.id === state.method ? 2.8 : 1.6,
       })),
       bands,

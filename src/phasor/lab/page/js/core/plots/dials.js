@@ -15,7 +15,7 @@ function arcPath(x, y, r, from, to) {
 }
 
 function drawDial(dial, x, y, r, name) {
-  const parts = [s("title", {}, name), s("circle", { cx: x, cy: y, r, fill: "var(--card)", stroke: "var(--line)" })];
+  const parts = [dial.readout ? null : s("title", {}, name), s("circle", { cx: x, cy: y, r, fill: "var(--card)", stroke: "var(--line)" })];
   for (const { from, to, color, opacity = 0.3 } of dial.wedges ?? []) {
     const whole = Math.abs(to - from) >= 2 * Math.PI - 1e-6;
     parts.push(s("path", { d: arcPath(x, y, r, from, to) + (whole ? "" : `L${x},${y}Z`), fill: color, opacity }));
@@ -150,6 +150,7 @@ class Dials extends Figure {
  * Dials. Angles are in radians, counterclockwise from the right. Options: name, note, size, least, gap, onPick({ row, index }).
  * Its draw({ dials: [dial, ...] }) wraps them; draw({ rows: [{ label, color, dials }], heads, wrap: false }) has rows. A dial is
  * { label, name, readout: lines, hands: [{ angle, color, width, length }], arcs: [{ from, to, color, width }],
- * wedges: [{ from, to, color, opacity }], rays: { angles, color, width, length }, values } where values go into CSV under valueNames. fit() says how many fit in a row.
+ * wedges: [{ from, to, color, opacity }], rays: { angles, color, width, length }, values } where values go into CSV under
+ * valueNames, and rays are many thin hands. fit() says how many fit in a row.
  */
 export const dials = (parent, options) => new Dials(parent, options);
