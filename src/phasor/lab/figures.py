@@ -18,6 +18,13 @@ class Figure:
     url: str
 
 
+# The documents, by their titles.
+FROM_SCRATCH = "从头理解Transformer及Positional Encoding，RoPE"
+READING_NOTES = "Transformer 中的位置编码"
+ROTARY_EXPLAINED = "解密旋转位置编码"
+ARCHITECTURE = "Transformer：整体结构、模块与技术细节"
+RELATIVE_POSITIONS = "Transformer：位置编码"
+
 FIGURES: list[Figure] = []
 
 FROM_SCRATCH = "从头理解 Transformer 及 Positional Encoding，RoPE"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from phasor.lab.endpoints import MAX_HEAD_DIM, MAX_POSITION, LabRequest, Matrix, bounded_field, register
+from phasor.lab.figures import RELATIVE_POSITIONS, ROTARY_EXPLAINED, show
 from phasor.lab.views.phasors import check_even
 from phasor.nn.positions.rotary.config import RotaryConfig
 
@@ -85,3 +86,7 @@ def logits(request: LogitsRequest) -> dict[str, Any]:
 
 register("precision", "errors", AnglesRequest, errors)
 register("precision", "logits", LogitsRequest, logits)
+
+CODE, CODE_ZH = "the code that multiplies positions and frequencies as floats", "代码：用浮点数计算位置乘频率"
+show("precision", RELATIVE_POSITIONS, CODE, CODE_ZH)
+show("precision", ROTARY_EXPLAINED, CODE, CODE_ZH, "method=bfloat16")
