@@ -22,6 +22,7 @@ export function openView(module, query, main, about) {
   let update = () => {};
   let closed = false;
   let writing;
+  let address = location.hash; // as it was last read or written here
 
   const banner = h("p", { class: "error banner", role: "alert" });
   const root = h("div", { class: `view ${id}` });
@@ -44,11 +45,16 @@ export function openView(module, query, main, about) {
     mistakes.set(key, error instanceof Mistake ? error : { message: t("unreachable") });
     showMistakes();
   };
+  const write = () => {
+    if (closed || location.hash !== address) return; // another address is about to be opened
+    writeAddress(id, state, defaults);
+    address = location.hash;
+  };
   const run = () => {
     if (closed) return;
     for (const row of rows) row.refresh(state);
     clearTimeout(writing);
-    writing = setTimeout(() => !closed && writeAddress(id, state, defaults), 150);
+    writing = setTimeout(write, 150);
     Promise.resolve(update(state)).catch(reportError);
   };
 
@@ -122,11 +128,11 @@ export function openView(module, query, main, about) {
     refresh: tools.refresh,
     /** Take the state of another address of the same view. */
     navigate(other) {
+      address = location.hash;
       Object.assign(state, parseState(other, defaults));
       schedule(run);
     },
     close() {
-      if (!closed) writeAddress(id, state, defaults);
       closed = true;
       clearTimeout(writing);
       abortAll();

@@ -28,6 +28,7 @@ export function render(root, state, tools) {
   const top = h("div", { class: "columns" });
   root.append(top);
   const header = tools.header(top);
+  header.set(t("plainTitle"), t("lead"));
   const readout = h("div", { class: "readout" });
   top.append(readout);
 

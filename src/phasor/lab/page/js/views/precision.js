@@ -24,6 +24,7 @@ const small = (value) => (value === 0 ? "0" : digits(value, 2));
 export const texts = {
   en: {
     title: "phasor is exact to {exact} up to position 2³⁶; float32 is off by 0.1 at {float32}, bfloat16 at {bfloat16}",
+    plainTitle: "phasor is exact up to position 2³⁶",
     lead: "A float32 has 24 bits, a bfloat16 has 8, and the full rotations of an angle take the leading ones. phasor multiplies 64-bit integers: full rotations overflow and vanish, and every bit that stays is a bit of the angle.",
     never: "no position", base: "base", dim: "head dimension", seed: "which positions", method: "errors of", at: "the text begins at",
     errors: "Worst error of cosine and sine", errorsNote: "over all pairs",
@@ -37,6 +38,7 @@ export const texts = {
   },
   zh: {
     title: "直到位置 2³⁶，phasor 的误差不超过 {exact}；float32 在 {float32}、bfloat16 在 {bfloat16} 处就差了 0.1",
+    plainTitle: "phasor 直到位置 2³⁶ 都是精确的",
     lead: "float32 有 24 位有效数字，bfloat16 只有 8 位，而角度中的整圈数占掉了最高的那些位。phasor 用 64 位整数相乘：整圈自然溢出消失，剩下的每一位都属于角度本身。",
     never: "任何位置都没有", base: "底数 base", dim: "头维度", seed: "抽取哪些位置", method: "查看误差", at: "文本从哪里开始",
     errors: "余弦和正弦的最大误差", errorsNote: "所有特征对中",
@@ -53,6 +55,7 @@ export const texts = {
 export function render(root, state, tools) {
   const { t } = tools;
   const header = tools.header(root);
+  header.set(t("plainTitle"), t("lead"));
   tools.controls(root, [
     { name: "base", kind: "slider", label: t("base"), min: 100, max: 1e7, scale: "log", format: integer },
     { name: "dim", kind: "select", label: t("dim"), options: [2, 8, 16, 32, 64, 128, 256, 512].map((n) => [n, String(n)]), field: "head_dim" },

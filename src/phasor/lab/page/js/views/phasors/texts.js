@@ -3,6 +3,7 @@
 export const texts = {
   en: {
     title: "Only the distance matters: {distance} apart, the score is {score} anywhere",
+    plainTitle: "Only the distance matters",
     lead: "Each pair of features is a dial with two hands, the {q:query} and the {k:key}. Positions turn them, fast pairs like a second hand, slow ones like an hour hand. Move both words along: every hand turns, but the angle between the two stays, and so does the score.",
     titleBefore: "Rotated before the projection, the place matters: the score runs from {low} to {high}",
     leadBefore: "Here the words are rotated first and projected afterwards. Both projections then stand between the two rotations, which no longer merge into one rotation by the distance: move the {q:query} and the {k:key} along, and the score changes.",
@@ -24,6 +25,7 @@ export const texts = {
   },
   zh: {
     title: "只有距离起作用：相距 {distance}，在哪里分数都是 {score}",
+    plainTitle: "只有距离起作用",
     lead: "每对特征是一个表盘，有两根指针：{q:查询}和{k:键}。位置让指针转动，快的像秒针，慢的像时针。把两个词一起往后移：每根指针都在转，但两针的夹角不变，分数也就不变。",
     titleBefore: "在投影之前旋转，分数就取决于绝对位置：从 {low} 到 {high}",
     leadBefore: "这里先旋转、后投影。两个投影矩阵夹在两次旋转之间，两次旋转不再合并成一次只由距离决定的旋转：把{q:查询}和{k:键}一起移动，分数就会变。",
