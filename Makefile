@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-full test-gpu families lint format bench bench-gpu clean
+.PHONY: demo test test-full browser test-gpu families lint format bench bench-gpu clean
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -12,11 +12,16 @@ BIN := .venv/bin
 demo: .venv/ready
 	$(BIN)/phasor train
 
-test: .venv/ready lint
+test: .venv/ready lint browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow"
 
-test-full: .venv/ready lint
+test-full: .venv/ready lint browser
 	OMP_NUM_THREADS=1 PHASOR_EXAMPLES=full $(BIN)/python -m pytest -n auto
+
+# The tests of the lab's page need a browser and are skipped where there is none.
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || \
+		echo "the lab's browser tests are skipped: apt-get install --no-install-recommends chromium"
 
 # The contract tests with CUDA tensors and compiled Triton kernels: position schemes, caches, kernels, generation.
 GPU_TESTS := tests/nn tests/kv_cache tests/ops tests/generation tests/training/test_resume_on_gpu.py

@@ -78,7 +78,7 @@ function makeSlider(spec, set, ids) {
     range.style.setProperty("--filled", `${(100 * (range.value - scale.from)) / (scale.to - scale.from || 1)}%`);
     range.setAttribute("aria-valuetext", format(value));
     if (document.activeElement !== typed || parseNumber(typed.value) !== value) typed.value = format(value);
-    typed.style.setProperty("width", `${Math.max(3, typed.value.length) + 1.5}ch`);
+    typed.style.setProperty("width", `${Math.max(3, typed.value.length) + 1}ch`);
   };
   return { body: [h("div", { class: "head" }, h("label", { for: ids.input }, spec.label), typed), range], show };
 }
@@ -147,14 +147,14 @@ function makeText(spec, set, ids) {
 
 function makeFile(spec, set, ids) {
   const input = h("input", {
-    type: "file", id: ids.input, accept: spec.accept, "aria-describedby": ids.error,
+    type: "file", id: ids.input, class: "unseen", accept: spec.accept, "aria-describedby": ids.error,
     onchange: async () => {
       const file = input.files[0];
       if (file) spec.onfile(await file.text(), file);
       input.value = "";
     },
   });
-  return { body: [h("label", { for: ids.input }, spec.label), input], show: () => {} };
+  return { body: [h("label", { class: "opener" }, input, h("span", {}, spec.label))], show: () => {} };
 }
 
 function makeButton(spec, set, ids) {
@@ -201,7 +201,8 @@ export function makeControls(parent, specs, set) {
     },
     label(name, text) {
       const part = parts.get(name);
-      part.element.querySelector("label, button").lastChild.textContent = text;
+      const place = part.element.querySelector("label, button");
+      (place.querySelector("span") ?? place).textContent = text;
     },
     showError(field, sentence) {
       const part = find(field);
