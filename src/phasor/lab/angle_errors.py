@@ -11,8 +11,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from phasor.config import ModelConfig
-from phasor.lab.float_angles import FloatRotary
+from phasor.config import EmbeddingConfig, FanInInitConfig, ModelConfig, RMSNormConfig
+from phasor.lab.float_angles import FloatRotary, RowwiseRotary
 from phasor.nn.positions.frequencies import PI, high_precision
 from phasor.nn.positions.phase import ROTATION, increments
 from phasor.nn.positions.rotary.config import RotaryConfig
@@ -94,10 +94,10 @@ def small_decoder(head_dim: int, seed: int) -> Transformer:
         num_heads=2,
         head_dim=head_dim,
         hidden_dim=128,
-        position="rotary",
-        norm="rmsnorm",
-        embedding={"tied": False},
-        init="fan-in",
+        position=RotaryConfig(),
+        norm=RMSNormConfig(),
+        embedding=EmbeddingConfig(tied=False),
+        init=FanInInitConfig(),
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -112,13 +112,11 @@ def logits_at(config: RotaryConfig, head_dim: int, offsets: list[int], seed: int
     {'phasor': True, 'float32': False, 'bfloat16': False}
     """
     tokens = torch.randint(0, VOCAB_SIZE, (TOKENS,), generator=torch.Generator().manual_seed(seed))
-    rows, positions = tokens.expand(len(offsets), -1), torch.tensor(offsets)[:, None] + torch.arange(TOKENS)
-    logits = {}
+    positions = (torch.tensor(offsets)[:, None] + torch.arange(TOKENS)).repeat(len(METHODS), 1)
+    rope = RowwiseRotary([rope_of(method, config, head_dim) for method in METHODS])
     with EXCHANGE, torch.inference_mode():
         model = small_decoder(head_dim, seed)
         schemes = cast(Stack, model.decoder).positions
-        rotary = next(i for i, scheme in enumerate(schemes) if isinstance(scheme, Rotary))
-        for method in METHODS:
-            schemes[rotary] = rope_of(method, config, head_dim)
-            logits[method] = model(rows, positions=positions)
-    return logits
+        schemes[next(i for i, scheme in enumerate(schemes) if isinstance(scheme, Rotary))] = rope
+        logits = model(tokens.expand(len(positions), -1), positions=positions)
+    return dict(zip(METHODS, logits.chunk(len(METHODS)), strict=True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -32,3 +34,27 @@ class FloatRotary(Rotary):
         frequencies = self.rounded_frequencies.to(positions.device)
         angles = self.positions_by_pair(positions).to(frequencies.dtype) * frequencies
         return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+class RowwiseRotary(Rotary):
+    """Rotary whose batch is divided into equal parts, each with the angles of another rotary module.
+
+    >>> exact = Rotary(head_dim=4)
+    >>> rounded = FloatRotary(RotaryConfig(), head_dim=4, angle_dtype=torch.bfloat16)
+    >>> cos, sin = RowwiseRotary([exact, rounded]).cos_sin(torch.full((2, 1), 257))
+    >>> torch.equal(cos[0], cos[1])
+    False
+    """
+
+    def __init__(self, ropes: Sequence[Rotary]) -> None:
+        super().__init__(ropes[0].config, head_dim=ropes[0].head_dim)
+        self.ropes = tuple(ropes)
+
+    def why_not(self, seq: SequenceInfo, like: Tensor) -> str | None:
+        return "rows have angles of different kinds"
+
+    def _cos_sin(self, positions: Tensor, length: int | Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        rows = positions.chunk(len(self.ropes))
+        parts = [rope._cos_sin(own, length, dtype) for rope, own in zip(self.ropes, rows, strict=True)]
+        cos, sin = zip(*parts, strict=True)
+        return torch.cat(cos), torch.cat(sin)

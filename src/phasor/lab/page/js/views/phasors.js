@@ -95,7 +95,7 @@ export function render(root, state, tools) {
     const hands = state.rotate === "after" ? turn(start, state) : fromVectors(answer);
     const every = Math.ceil(hands.length / MOST_DIALS);
     const shown = hands.map((_, i) => i).filter((i) => i % every === 0);
-    dialPlot.options.size = dialPlot.box.clientWidth < 480 ? 44 : 70;
+    Object.assign(dialPlot.options, dialPlot.box.clientWidth < 480 ? { size: 46, gap: 14 } : { size: 70, gap: 20 });
     dialPlot.caption(t(every === 1 ? "dials" : "someDials", { count: shown.length, all: hands.length }), t("dialsNote"));
     dialPlot.draw({
       valueNames: ["query", "key"],

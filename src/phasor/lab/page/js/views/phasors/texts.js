@@ -7,7 +7,7 @@ export const texts = {
     lead: "Each pair of features is a dial with two hands, the {q:query} and the {k:key}. Positions turn them, fast pairs like a second hand, slow ones like an hour hand. Move both words along: every hand turns, but the angle between the two stays, and so does the score.",
     titleBefore: "Rotated before the projection, the place matters: the score runs from {low} to {high}",
     leadBefore: "Here the words are rotated first and projected afterwards. Both projections then stand between the two rotations, which no longer merge into one rotation by the distance: move the {q:query} and the {k:key} along, and the score changes.",
-    at: "moved along by", alike: "likeness of the words", base: "base", dim: "head dimension",
+    at: "moved by", alike: "likeness of the words", base: "base", dim: "head dimension",
     rotate: "rotation", after: "after projecting", before: "before projecting",
     pairing: "pairing", half: "half", adjacent: "adjacent",
     seed: "which two words", play: "▶ Move both", pause: "❚❚ Stop",
