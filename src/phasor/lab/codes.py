@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from phasor.config import ModelConfig, PositionConfig
+from phasor.config.model import Side
 from phasor.nn.positions.base import Position, build_position
 from phasor.nn.positions.phase import cos_sin_of
 from phasor.nn.positions.rotary.module import Rotary, table_of
@@ -77,7 +78,13 @@ class EncodingScheme:
 
 @functools.lru_cache(maxsize=64)
 def build_scheme(
-    position: PositionConfig, dim: int, *, heads: int = 1, table_length: int = TABLE_LENGTH, seed: int = 0
+    position: PositionConfig,
+    dim: int,
+    *,
+    heads: int = 1,
+    side: Side = "decoder",
+    table_length: int = TABLE_LENGTH,
+    seed: int = 0,
 ) -> EncodingScheme:
     """A scheme for `dim` features, with weights drawn from a seed where it has any.
 
@@ -96,7 +103,7 @@ def build_scheme(
     )
     with SEEDING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = build_position(config.position, config, "decoder")
+        module = build_position(config.position, config, side)
         module.reset_parameters(config)
     return EncodingScheme(module.eval(), dim)
 

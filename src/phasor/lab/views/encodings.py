@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from phasor.config import PositionConfig
+from phasor.config.model import Side
 from phasor.config.schema import by_kind, summary
 from phasor.lab.endpoints import MAX_HEAD_DIM, MAX_POSITION, FieldError, LabRequest, Matrix, bounded, register
 from phasor.nn.positions import LearnedConfig, MultiSectionConfig, SinusoidalConfig, T5PositionConfig
@@ -23,12 +24,13 @@ LIMITS: dict[type[PositionConfig], dict[str, int]] = {
 class SchemeRequest(LabRequest):
     """A position scheme for `dim` features: of the input, or of a head where it acts on queries and keys.
 
-    `heads` matter to schemes on the scores. Weights, where a scheme has any, are as initialized with the seed 0.
+    `heads` and `side` matter to schemes on the scores: an encoder looks ahead as well. Weights, where a scheme has any, are as initialized with the seed 0.
     """
 
     position: PositionConfig = by_kind("sinusoidal")
     dim: int = bounded(128, 2, MAX_HEAD_DIM)
     heads: int = bounded(8, 1, MAX_HEADS)
+    side: Side = "decoder"
 
     def check(self) -> None:
         super().check()
@@ -63,7 +65,7 @@ def matrix(request: EncodingRequest) -> Matrix:
 
     from phasor.lab.codes import build_scheme
 
-    scheme = build_scheme(request.position, request.dim, heads=request.heads)
+    scheme = build_scheme(request.position, request.dim, heads=request.heads, side=request.side)
     positions = request.start + torch.arange(request.length)
     if scheme.on_scores:
         return Matrix.of(scheme.bias(positions, positions)[request.head])
@@ -81,7 +83,7 @@ def facts(request: EncodingRequest) -> dict[str, Any]:
     from phasor.lab.codes import build_scheme, nearest_pair, similarity
     from phasor.nn.positions.t5.module import T5Bias
 
-    scheme = build_scheme(request.position, request.dim, heads=request.heads)
+    scheme = build_scheme(request.position, request.dim, heads=request.heads, side=request.side)
     count, position = request.length, scheme.module.config
     steps = torch.arange(count)
     found: dict[str, Any] = {
@@ -124,7 +126,7 @@ def rotation(request: RotationRequest) -> dict[str, Any]:
     """
     from phasor.lab.codes import build_scheme, pair_increments, rotation_error
 
-    scheme = build_scheme(request.position, request.dim, heads=request.heads)
+    scheme = build_scheme(request.position, request.dim, heads=request.heads, side=request.side)
     increments = pair_increments(scheme)
     return {
         "increments": [str(one) for one in increments],
