@@ -7,7 +7,7 @@ from typing import Any
 from phasor.config import PositionConfig
 from phasor.config.model import Side
 from phasor.config.schema import by_kind, summary
-from phasor.lab.endpoints import MAX_HEAD_DIM, MAX_POSITION, FieldError, LabRequest, Matrix, bounded, register
+from phasor.lab.endpoints import MAX_HEAD_DIM, MAX_POSITION, FieldError, LabRequest, Matrix, bounded_field, register
 from phasor.nn.positions import LearnedConfig, MultiSectionConfig, SinusoidalConfig, T5PositionConfig
 
 MAX_LENGTH = 1024
@@ -28,8 +28,8 @@ class SchemeRequest(LabRequest):
     """
 
     position: PositionConfig = by_kind("sinusoidal")
-    dim: int = bounded(128, 2, MAX_HEAD_DIM)
-    heads: int = bounded(8, 1, MAX_HEADS)
+    dim: int = bounded_field(128, 2, MAX_HEAD_DIM)
+    heads: int = bounded_field(8, 1, MAX_HEADS)
     side: Side = "decoder"
 
     def check(self) -> None:
@@ -44,9 +44,9 @@ class SchemeRequest(LabRequest):
 class EncodingRequest(SchemeRequest):
     """The codes of `length` positions from `start` on; of a scheme on the scores, those of one head."""
 
-    length: int = bounded(64, 1, MAX_LENGTH)
-    start: int = bounded(0, 0, MAX_POSITION)
-    head: int = bounded(0, 0, MAX_HEADS - 1)
+    length: int = bounded_field(64, 1, MAX_LENGTH)
+    start: int = bounded_field(0, 0, MAX_POSITION)
+    head: int = bounded_field(0, 0, MAX_HEADS - 1)
 
     def check(self) -> None:
         super().check()
@@ -114,8 +114,8 @@ def facts(request: EncodingRequest) -> dict[str, Any]:
 class RotationRequest(SchemeRequest):
     """The code of a position, and of the one `shift` after it."""
 
-    start: int = bounded(11, 0, MAX_POSITION - MAX_LENGTH)
-    shift: int = bounded(5, 0, MAX_LENGTH)
+    start: int = bounded_field(11, 0, MAX_POSITION - MAX_LENGTH)
+    shift: int = bounded_field(5, 0, MAX_LENGTH)
 
 
 def rotation(request: RotationRequest) -> dict[str, Any]:
@@ -137,8 +137,8 @@ def rotation(request: RotationRequest) -> dict[str, Any]:
 class CriteriaRequest(LabRequest):
     """Sentences of `length` tokens with `dim` features."""
 
-    dim: int = bounded(128, 8, MAX_HEAD_DIM)
-    length: int = bounded(64, 2, MAX_LENGTH)
+    dim: int = bounded_field(128, 8, MAX_HEAD_DIM)
+    length: int = bounded_field(64, 2, MAX_LENGTH)
 
     def check(self) -> None:
         super().check()
@@ -156,11 +156,11 @@ def criteria(request: CriteriaRequest) -> list[dict[str, Any]]:
 class CombinationRequest(LabRequest):
     """Token vectors of `dim` features with a standard deviation, and codes that are added, or concatenated."""
 
-    base: float = bounded(10000.0, 2.0, 1e9)
-    dim: int = bounded(128, 2, MAX_HEAD_DIM)
-    width: int = bounded(32, 2, MAX_HEAD_DIM)
-    length: int = bounded(64, 2, MAX_LENGTH)
-    token_std: float = bounded(0.5, 0.001, 100.0)
+    base: float = bounded_field(10000.0, 2.0, 1e9)
+    dim: int = bounded_field(128, 2, MAX_HEAD_DIM)
+    width: int = bounded_field(32, 2, MAX_HEAD_DIM)
+    length: int = bounded_field(64, 2, MAX_LENGTH)
+    token_std: float = bounded_field(0.5, 0.001, 100.0)
 
 
 def combination(request: CombinationRequest) -> dict[str, Any]:

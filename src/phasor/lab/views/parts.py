@@ -6,7 +6,7 @@ from typing import Any
 
 from phasor.config import ActivationConfig, NormConfig, PlacementConfig
 from phasor.config.schema import by_kind, summary
-from phasor.lab.endpoints import MAX_HEAD_DIM, FieldError, LabRequest, Matrix, bounded, register
+from phasor.lab.endpoints import MAX_HEAD_DIM, FieldError, LabRequest, Matrix, bounded_field, register
 
 HEAD_DIMS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
@@ -14,9 +14,9 @@ HEAD_DIMS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 class ScaleRequest(LabRequest):
     """Random queries and keys of a head: independent features with mean 0 and variance 1."""
 
-    head_dim: int = bounded(64, 1, MAX_HEAD_DIM)
-    keys: int = bounded(32, 2, 256)
-    seed: int = bounded(0, 0, 1 << 31)
+    head_dim: int = bounded_field(64, 1, MAX_HEAD_DIM)
+    keys: int = bounded_field(32, 2, 256)
+    seed: int = bounded_field(0, 0, 1 << 31)
 
 
 def scale(request: ScaleRequest) -> dict[str, Any]:
@@ -39,8 +39,8 @@ def scale(request: ScaleRequest) -> dict[str, Any]:
 class ActivationCurvesRequest(LabRequest):
     """Activations from -`reach` to `reach`."""
 
-    reach: float = bounded(4.0, 0.5, 20.0)
-    points: int = bounded(161, 2, 1001)
+    reach: float = bounded_field(4.0, 0.5, 20.0)
+    points: int = bounded_field(161, 2, 1001)
 
 
 def curves(request: ActivationCurvesRequest) -> dict[str, Any]:
@@ -54,8 +54,8 @@ class GateRequest(LabRequest):
     """A gated activation over gates and up projections from -`reach` to `reach`."""
 
     activation: ActivationConfig = by_kind("swiglu")
-    reach: float = bounded(4.0, 0.5, 20.0)
-    points: int = bounded(129, 2, 513)
+    reach: float = bounded_field(4.0, 0.5, 20.0)
+    points: int = bounded_field(129, 2, 513)
 
     def check(self) -> None:
         super().check()
@@ -74,11 +74,11 @@ def gate(request: GateRequest) -> Matrix:
 class NormRequest(LabRequest):
     """A vector of `dim` features with a mean and a standard deviation, one feature of it raised by `outlier`."""
 
-    dim: int = bounded(24, 2, MAX_HEAD_DIM)
-    mean: float = bounded(2.0, -100.0, 100.0)
-    std: float = bounded(3.0, 0.0, 100.0)
-    outlier: float = bounded(0.0, -1000.0, 1000.0)
-    seed: int = bounded(0, 0, 1 << 31)
+    dim: int = bounded_field(24, 2, MAX_HEAD_DIM)
+    mean: float = bounded_field(2.0, -100.0, 100.0)
+    std: float = bounded_field(3.0, 0.0, 100.0)
+    outlier: float = bounded_field(0.0, -1000.0, 1000.0)
+    seed: int = bounded_field(0, 0, 1 << 31)
 
 
 def norms(request: NormRequest) -> dict[str, Any]:
@@ -102,10 +102,10 @@ class PlacementRequest(LabRequest):
 
     placement: PlacementConfig = by_kind("pre")
     norm: NormConfig = by_kind("rmsnorm")
-    num_layers: int = bounded(16, 1, 64)
-    dim: int = bounded(64, 2, 128)
-    gain: float = bounded(1.0, 0.01, 10.0)
-    seed: int = bounded(0, 0, 1 << 31)
+    num_layers: int = bounded_field(16, 1, 64)
+    dim: int = bounded_field(64, 2, 128)
+    gain: float = bounded_field(1.0, 0.01, 10.0)
+    seed: int = bounded_field(0, 0, 1 << 31)
 
     def check(self) -> None:
         super().check()
