@@ -27,12 +27,6 @@ RELATIVE_POSITIONS = "Transformer：位置编码"
 
 FIGURES: list[Figure] = []
 
-FROM_SCRATCH = "从头理解 Transformer 及 Positional Encoding，RoPE"
-NOTES = "Transformer 中的位置编码"
-LECTURE = "解密旋转位置编码"
-STRUCTURE = "Transformer 结构与技术细节"
-UPGRADES = "Transformer 位置编码推导"
-
 
 def show(view: str, document: str, what: str, what_zh: str, state: str = "") -> None:
     """Add a link to the table; modules of `lab/views` call this when they are imported.

@@ -20,7 +20,7 @@ from phasor.config import Extension, ModelConfig
 from phasor.config.schema import Choice, Config, fields, summary, unknown
 from phasor.inspect.explain import RotaryPair, SchemeReport, differences, format_layers, scheme_report, to_plain
 from phasor.lab.endpoints import MAX_HEAD_DIM, MAX_POSITION, FieldError, LabRequest, bounded_field, register
-from phasor.lab.figures import FROM_SCRATCH, LECTURE, NOTES, STRUCTURE, UPGRADES, show
+from phasor.lab.figures import ARCHITECTURE, FROM_SCRATCH, READING_NOTES, RELATIVE_POSITIONS, ROTARY_EXPLAINED, show
 from phasor.lab.rotary_model import RotaryModel, read_model_config, rotary_models, rotary_presets, smallest_model
 from phasor.models.extensions import NONE, extend_config
 from phasor.models.presets import PRESETS, preset
@@ -384,21 +384,31 @@ PLAIN = "linear=0&ntk=0&yarn=0"
 show("extension", FROM_SCRATCH, "wavelengths as a geometric series", "周期（波长）是等比数列", f"times=1&{PLAIN}")
 show(
     "extension",
-    NOTES,
+    READING_NOTES,
     "fast pairs tell near positions apart, slow ones far",
     "θ 大分得清近处，θ 小分得清远处",
     f"times=1&base=500&{PLAIN}",
 )
-show("extension", LECTURE, "angles and periods of the subspaces", "各子空间的角度与周期表", f"times=1&dim=16&{PLAIN}")
 show(
-    "extension", LECTURE, "positions beyond the longest of training", "超过训练长度的位置难以外推", f"times=16&{PLAIN}"
+    "extension",
+    ROTARY_EXPLAINED,
+    "angles and periods of the subspaces",
+    "各子空间的角度与周期表",
+    f"times=1&dim=16&{PLAIN}",
 )
 show(
     "extension",
-    STRUCTURE,
+    ROTARY_EXPLAINED,
+    "positions beyond the longest of training",
+    "超过训练长度的位置难以外推",
+    f"times=16&{PLAIN}",
+)
+show(
+    "extension",
+    ARCHITECTURE,
     "the wavelength of each pair by the base",
     "底数与每个子空间的波长",
     f"times=1&base=500000&{PLAIN}",
 )
-show("extension", STRUCTURE, "similarity falls with the distance", "RoPE 的长期衰减", PLAIN)
-show("extension", UPGRADES, "from RoPE to PI, NTK and YaRN", "RoPE → PI → NTK → YaRN")
+show("extension", ARCHITECTURE, "similarity falls with the distance", "RoPE 的长期衰减", PLAIN)
+show("extension", RELATIVE_POSITIONS, "from RoPE to PI, NTK and YaRN", "RoPE → PI → NTK → YaRN")

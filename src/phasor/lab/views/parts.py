@@ -7,6 +7,7 @@ from typing import Any
 from phasor.config import ActivationConfig, NormConfig, PlacementConfig
 from phasor.config.schema import by_kind, summary
 from phasor.lab.endpoints import MAX_HEAD_DIM, FieldError, LabRequest, Matrix, bounded_field, register
+from phasor.lab.figures import ARCHITECTURE, FROM_SCRATCH, show
 
 HEAD_DIMS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
@@ -125,3 +126,23 @@ register("parts", "curves", ActivationCurvesRequest, curves)
 register("parts", "gate", GateRequest, gate)
 register("parts", "norms", NormRequest, norms)
 register("parts", "placement", PlacementRequest, placement)
+
+show("parts", FROM_SCRATCH, "why scores are divided by the square root of d", "Attention 为什么要除以根号 d")
+show(
+    "parts", FROM_SCRATCH, "the gradient of a softmax that is almost one-hot", "接近 one-hot 的 softmax 的梯度", "d=512"
+)
+show("parts", FROM_SCRATCH, "the variance of a product of d features", "q·k 的方差为 d", "d=128")
+show("parts", ARCHITECTURE, "LayerNorm and RMSNorm", "LayerNorm 与 RMSNorm", "part=norms")
+show(
+    "parts",
+    ARCHITECTURE,
+    "where norms are placed: pre, post, sandwich",
+    "归一化位置：Pre、Post、Sandwich",
+    "part=placements",
+)
+show("parts", ARCHITECTURE, "DeepNorm for deep stacks", "稳定深层训练的 DeepNorm", "part=placements&layers=48")
+show("parts", ARCHITECTURE, "ReLU, Swish and GELU", "ReLU、Swish 与 GELU", "part=activations")
+show("parts", ARCHITECTURE, "the slope of ReLU that is 0", "ReLU 的神经元失效", "part=activations&slopes=1")
+show("parts", ARCHITECTURE, "GLU", "GLU", "part=activations&a=glu")
+show("parts", ARCHITECTURE, "SwiGLU", "SwiGLU", "part=activations&a=swiglu")
+show("parts", ARCHITECTURE, "GeGLU", "GeGLU", "part=activations&a=geglu")

@@ -24,7 +24,7 @@ const WAVES = ["sinusoidal", "rotary", "xpos", "axial", "mrope"];
 const ON_SCORES = ["t5", "alibi"];
 const HEADS = 8;
 const HEIGHT = 480;
-const HEAD_COLORS = ["c1", "c2", "c3", "c4", "c5", "c6", "query", "key"].map((name) => `var(--${name})`);
+const HEAD_COLORS = ["c1", "c2", "c3", "c4", "c5", "c6", "agree-text", "ink"].map((name) => `var(--${name})`);
 const CRITERIA = ["unique", "consistent", "bounded", "deterministic"];
 
 /** The configuration of the chosen scheme, as a request has it. */
@@ -37,7 +37,7 @@ function schemeOf({ s: kind, base, layout, pairing, bias, buckets, reach, decay 
   return { kind };
 }
 
-const percent = (value) => `${digits(100 * value, 3)} %`;
+const percent = (value) => `${digits(100 * value, 3)}\u00a0%`;
 
 export function render(root, state, tools) {
   const { t } = tools;
@@ -64,23 +64,23 @@ export function render(root, state, tools) {
   const right = h("div", { class: "stack" });
   root.append(put(top, left, right));
   const pick = (row) => tools.set({ t: Math.min(Math.max(row, 0), state.n - 1) });
-  const counter = binaryCounter(left, { name: t("binary"), note: t("binaryNote"), height: HEIGHT, onPick: pick });
+  const counter = binaryCounter(left, { name: t("binary"), height: HEIGHT, onPick: pick });
   const matrix = heatMap(right, { name: t("matrix"), height: HEIGHT, rowName: t("position"), onPick: ({ row }) => pick(row) });
   const rowChart = lineChart(right, { name: t("rowOf"), height: 150, x: { name: t("feature") } });
 
-  const middle = h("div", { class: "halves" });
+  const middle = h("div", { class: "halves level" });
   root.append(middle);
   const similarity = lineChart(middle, { name: t("similarity"), height: 240, x: { label: t("distance") } });
   const nearest = lineChart(middle, { name: t("nearest"), height: 240, x: { label: t("feature") } });
 
   const turnControls = tools.controls(root, [{ name: "k", kind: "slider", label: t("shift"), min: 0, max: 128, step: 1, field: "shift" }]);
-  const turn = dials(root, { name: t("turned"), size: 66 });
+  const turn = dials(root, { name: t("turned"), size: 72 });
   const turnText = h("p", { class: "aside" });
   root.append(turnText);
 
-  const card = h("table", { class: "card" });
+  const card = h("table", { class: "criteria" });
   const cardNote = h("span", { class: "note" });
-  root.append(h("section", { class: "stack tight" }, h("h2", {}, t("card"), " ", cardNote), card));
+  root.append(h("section", { class: "stack tight" }, h("h2", {}, t("card")), cardNote, card));
 
   const sumControls = h("section", { class: "stack" }, h("h2", {}, t("sumTitle")));
   root.append(sumControls);
@@ -90,16 +90,18 @@ export function render(root, state, tools) {
   ]);
   const both = h("div", { class: "halves" });
   sumControls.append(both);
-  const spread = barChart(both, { name: t("sumTitle"), height: 190, positive: "var(--c1)" });
+  const spread = barChart(both, { name: t("moves"), height: 190, positive: "var(--c1)" });
   const sumTable = h("table", {});
   const sumText = h("p", { class: "aside" });
-  both.append(h("div", { class: "stack" }, sumTable, sumText));
+  both.append(h("div", { class: "stack tight" }, sumTable, h("p", { class: "note" }, t("readNote")), sumText));
 
   let codes = null; // the last matrix, with the state it was asked for
   let shown = null; // the last facts
   let increments = [];
   let rotation = null;
   const asked = {};
+  const beside = h("div", { class: "stack" }); // the map of a bias: charts are to its right
+  let arranged = null;
 
   /** Ask for something again where what it depends on has changed. */
   async function ask(name, body) {
@@ -117,6 +119,11 @@ export function render(root, state, tools) {
     first.toggle("dim", !scores);
     left.hidden = scores;
     top.classList.toggle("wide", scores);
+    if (arranged === scores) return;
+    arranged = scores;
+    right.className = scores ? "halves" : "stack";
+    put(right, matrix.element, scores ? put(beside, rowChart.element, similarity.element, nearest.element) : rowChart.element);
+    put(middle, scores ? null : [similarity.element, nearest.element]);
   }
 
   const row = () => Math.min(Math.max(Math.round(state.t), 0), codes.shape[0] - 1);
@@ -251,14 +258,13 @@ export function render(root, state, tools) {
 
   function drawSum(found, length) {
     const { sum, concat, moving, overlap } = found;
-    spread.caption(t("sumTitle"), t("sumNote", { length }));
+    spread.caption(t("moves"), t("sumNote", { length }));
     spread.draw({ values: found.spread, names: found.spread.map((_, i) => `${t("feature")} ${i}`), min: 0 });
-    const share = (value) => `${Math.round(100 * value)} %`;
+    const share = (value) => `${Math.round(100 * value)}\u00a0%`;
     const line = (name, read) => h("tr", {}, h("th", { scope: "row" }, t(name)), read(sum), read(concat));
     const number = (text) => h("td", {}, text);
     put(
       sumTable,
-      h("caption", {}, t("readNote")),
       h("thead", {}, h("tr", {}, h("td", {}), h("th", { scope: "col" }, t("sum")), h("th", { scope: "col" }, t("concat")))),
       h("tbody", {},
         line("inputWidth", (one) => number(integer(one.width))),
