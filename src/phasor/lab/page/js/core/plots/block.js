@@ -63,15 +63,42 @@ class BlockDiagram extends Figure {
     const rows = Math.ceil(blocks.length / columns);
     const parts = blocks.map((block, i) =>
       s("g", { transform: `translate(${((i % columns) * pitch).toFixed(1)},${Math.floor(i / columns) * (TALL + 14)})` }, drawBlock(0, block, words)));
-    if (!this.svg) {
-      this.svg = s("svg", { role: "img", "aria-label": this.describe() });
-      this.box.append(this.svg);
-    }
+    this.frame = { columns, pitch };
+    this.mark = s("g", {});
+    parts.push(this.mark);
+    if (!this.svg) this.build();
     const height = rows * (TALL + 14);
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.svg.setAttribute("width", width);
     this.svg.setAttribute("height", height);
     put(this.svg, parts);
+  }
+
+  build() {
+    this.svg = s("svg", { role: "img", "aria-label": this.describe(), tabindex: 0, "aria-describedby": this.readoutId });
+    this.box.append(this.svg);
+    this.svg.addEventListener("blur", () => this.moveTo(-1));
+    this.svg.addEventListener("keydown", (event) => {
+      const way = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -this.frame.columns, ArrowDown: this.frame.columns }[event.key];
+      if (event.key === "Escape") this.moveTo(-1);
+      if (way === undefined) return;
+      event.preventDefault();
+      this.moveTo(this.at === undefined ? 0 : Math.min(Math.max(this.at + way, 0), this.data.blocks.length - 1), true);
+    });
+  }
+
+  moveTo(i, aloud = false) {
+    const block = this.data.blocks[i];
+    this.at = block ? i : undefined;
+    put(this.mark);
+    if (!block) {
+      this.hideTip();
+      return;
+    }
+    const { columns, pitch } = this.frame;
+    const [x, y] = [(i % columns) * pitch, Math.floor(i / columns) * (TALL + 14)];
+    this.mark.append(s("rect", { x, y: y + 1, width: pitch - 6, height: TALL - 4, rx: 8, fill: "none", stroke: "var(--ink)", "stroke-width": 1.5 }));
+    this.showTip(x, y + 60, [block.kind, block.equation], aloud);
   }
 
   table({ blocks }) {

@@ -1,6 +1,7 @@
 // Numbers in binary, one below the other: a bit is a wave twice as slow as the bit before it.
 
 import { put, s } from "../dom.js";
+import { integer } from "../numbers.js";
 import { Figure } from "./figure.js";
 
 const COLORS = ["var(--c2)", "var(--c1)", "var(--c3)", "var(--c5)", "var(--c4)", "var(--c6)"];
@@ -29,15 +30,46 @@ class BinaryCounter extends Figure {
       parts.push(s("text", { ...at, fill: one ? fill : "var(--soft)" }, one ? "1" : "0"));
     }
     parts.push(s("rect", { x: 0.5, y: row * tall, width: Math.max(0, bits * pitch - 2), height: tall, fill: "none", stroke: "var(--ink)", "stroke-width": 1.75 }));
-    if (!this.svg) {
-      this.svg = s("svg", { role: "img", "aria-label": this.describe() });
-      this.svg.addEventListener("pointerdown", (event) => this.options.onPick?.(Math.floor(event.offsetY / (height / this.data.count))));
-      this.box.append(this.svg);
-    }
+    this.mark = s("g", {});
+    parts.push(this.mark);
+    if (!this.svg) this.build();
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height + 24}`);
     this.svg.setAttribute("width", width);
     this.svg.setAttribute("height", height + 24);
     put(this.svg, parts);
+  }
+
+  build() {
+    this.svg = s("svg", { role: "img", "aria-label": this.describe(), tabindex: 0, "aria-describedby": this.readoutId });
+    this.box.append(this.svg);
+    const find = (event) => Math.floor((event.offsetY / this.options.height) * this.data.count);
+    this.svg.addEventListener("pointermove", (event) => this.moveTo(find(event)));
+    this.svg.addEventListener("pointerleave", () => this.moveTo(-1));
+    this.svg.addEventListener("blur", () => this.moveTo(-1));
+    this.svg.addEventListener("pointerdown", (event) => this.options.onPick?.(find(event)));
+    this.svg.addEventListener("keydown", (event) => {
+      const way = { ArrowUp: -1, ArrowDown: 1, ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (event.key === "Escape") this.moveTo(-1);
+      if (event.key === "Enter" && this.at !== undefined) this.options.onPick?.(this.at);
+      if (way === undefined) return;
+      event.preventDefault();
+      this.moveTo(Math.min(Math.max((this.at ?? -1) + way, 0), this.data.count - 1), true);
+    });
+  }
+
+  moveTo(row, aloud = false) {
+    const { start, count, bits } = this.data;
+    put(this.mark);
+    this.at = row >= 0 && row < count ? row : undefined;
+    if (this.at === undefined) {
+      this.hideTip();
+      return;
+    }
+    const tall = this.options.height / count;
+    const position = start + BigInt(row);
+    this.mark.append(s("rect", { x: 0, y: row * tall, width: this.width, height: tall, fill: "var(--ink)", opacity: 0.15 }));
+    const low = [...BigInt.asUintN(bits, position).toString(2).padStart(bits, "0")].reverse().join("");
+    this.showTip(0, row * tall + 30, [integer(position), low], aloud);
   }
 
   table({ start, count, bits }) {
