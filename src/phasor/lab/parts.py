@@ -147,16 +147,14 @@ def depth_profile(
     config = ModelConfig(
         vocab_size=1, dim=dim, head_dim=dim, num_layers=num_layers, num_heads=1, placement=placement, norm=norm
     )
-    draws = torch.Generator().manual_seed(seed)
-    size = gain * (deepnorm_constants(config, "decoder")[1] if placement.kind == "deepnorm" else 1.0) * dim**-0.5
+    beta = deepnorm_constants(config, "decoder")[1] if placement.kind == "deepnorm" else 1.0
+    start, matrices, target = random_stack(num_layers, dim, seed)
     first, other = (build_residual(config, "decoder", 2, first=first).double() for first in (True, False))
-    streams = [torch.randn(BATCH, dim, dtype=torch.float64, generator=draws, requires_grad=True)]
-    for layer in range(num_layers):
-        weights = torch.randn(2, dim, dim, dtype=torch.float64, generator=draws) * size
+    streams = [start.clone().requires_grad_()]
+    for layer, weights in enumerate(matrices * (gain * beta)):
         block = other if layer else first
         streams.append(block(streams[-1], *(functools.partial(torch.matmul, other=w) for w in weights)))
     last = build_norm(norm, dim).double()(streams[-1]) if placement.final_norm else streams[-1]
-    target = torch.randn(BATCH, dim, dtype=torch.float64, generator=draws)
     gradients = torch.autograd.grad((last * target).sum(), streams)
     if not all(bool(x.square().isfinite().all()) for x in (*streams, *gradients)):
         raise ValueError("the residual stream overflows: choose fewer layers, a smaller gain or a norm")
@@ -166,6 +164,19 @@ def depth_profile(
         "stream": [rms(stream.detach()) for stream in streams],
         "gradient": [rms(gradient) for gradient in gradients],
     }
+
+
+@functools.lru_cache(maxsize=8)
+def random_stack(num_layers: int, dim: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A stream `[rows, dim]`, matrices of two sub-layers per block that keep its size, and a direction for each row.
+
+    >>> [list(x.shape) for x in random_stack(3, 4, 0)]
+    [[8, 4], [3, 2, 4, 4], [8, 4]]
+    """
+    draws = torch.Generator().manual_seed(seed)
+    start = torch.randn(BATCH, dim, dtype=torch.float64, generator=draws)
+    matrices = torch.randn(num_layers, 2, dim, dim, dtype=torch.float64, generator=draws) * dim**-0.5
+    return start, matrices, torch.randn(BATCH, dim, dtype=torch.float64, generator=draws)
 
 
 def rms(x: Tensor) -> float:

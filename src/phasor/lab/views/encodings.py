@@ -181,47 +181,30 @@ register("encodings", "rotation", RotationRequest, rotation)
 register("encodings", "criteria", CriteriaRequest, criteria)
 register("encodings", "combination", CombinationRequest, combination)
 
-show("encodings", FROM_SCRATCH, "0 to 15 in binary", "0 到 15 的二进制", "n=16&t=5")
-show("encodings", FROM_SCRATCH, "the matrix of sinusoids, a row per position", "正弦编码矩阵，每行一个位置")
-show("encodings", FROM_SCRATCH, "sinusoids as they are interleaved", "正弦与余弦交错排列", "layout=interleaved")
-show("encodings", FROM_SCRATCH, "row t + k is row t rotated", "第 t + k 行是第 t 行的旋转", "t=20&k=12")
-show(
-    "encodings", FROM_SCRATCH, "a continuous numeral of geometric wavelengths", "等比波长的连续进制编码", "n=256&t=100"
-)
-show(
-    "encodings",
-    READING_NOTES,
-    "numbers from 0 to 1 for a sentence",
-    "方案一：每个时间步一个 [0, 1] 之间的数",
-    "s=normalized",
-)
-show("encodings", READING_NOTES, "a number per position, counted", "方案二：线性地为每个时间步分配一个数", "s=counting")
-show("encodings", READING_NOTES, "four criteria of an encoding", "理想位置编码的四个条件", "n=48")
-show("encodings", READING_NOTES, "binary digits and how fast they change", "二进制各位的变化速率", "n=16")
-show("encodings", READING_NOTES, "128 features for 50 positions", "长度 50 的 128 维位置编码", "n=50")
-show("encodings", READING_NOTES, "sum or concatenation", "相加还是拼接", "std=1")
-show(
-    "encodings",
-    ROTARY_EXPLAINED,
-    "learned embeddings end with their table",
-    "learned embedding 的外推困难",
-    "s=learned",
-)
-show(
-    "encodings",
-    ROTARY_EXPLAINED,
-    "a function of position and dimension, bounded and distinct",
-    "有界且有区分度的二维函数",
-    "n=128",
-)
-show("encodings", ROTARY_EXPLAINED, "a Fourier basis over positions", "位置函数的 Fourier 展开", "dim=64&n=128")
-show("encodings", ARCHITECTURE, "sinusoidal positions", "正余弦位置编码", "t=3")
-show("encodings", ARCHITECTURE, "T5: a scalar by distance on the scores", "T5 的相对位置偏置", "s=t5")
-show("encodings", ARCHITECTURE, "the bias of ALiBi", "ALiBi 偏置", "s=alibi")
-show(
-    "encodings",
-    RELATIVE_POSITIONS,
-    "similarity is symmetric and falls with the distance",
-    "内积对称，且随距离衰减",
-    "n=256",
-)
+# What the documents show that the view shows too.
+for document, what, what_zh, state in (
+    (FROM_SCRATCH, "0 to 15 in binary", "0 到 15 的二进制", "n=16&t=5"),
+    (FROM_SCRATCH, "the matrix of sinusoids, a row per position", "正弦编码矩阵，每行一个位置", ""),
+    (FROM_SCRATCH, "sinusoids as they are interleaved", "正弦与余弦交错排列", "layout=interleaved"),
+    (FROM_SCRATCH, "row t + k is row t rotated", "第 t + k 行是第 t 行的旋转", "t=20&k=12"),
+    (FROM_SCRATCH, "a continuous numeral of geometric wavelengths", "等比波长的连续进制编码", "n=256&t=100"),
+    (READING_NOTES, "numbers from 0 to 1 for a sentence", "方案一：每个时间步一个 [0, 1] 之间的数", "s=normalized"),
+    (READING_NOTES, "a number per position, counted", "方案二：线性地为每个时间步分配一个数", "s=counting"),
+    (READING_NOTES, "four criteria of an encoding", "理想位置编码的四个条件", "n=48"),
+    (READING_NOTES, "binary digits and how fast they change", "二进制各位的变化速率", "n=16"),
+    (READING_NOTES, "128 features for 50 positions", "长度 50 的 128 维位置编码", "n=50"),
+    (READING_NOTES, "sum or concatenation", "相加还是拼接", "std=1"),
+    (ROTARY_EXPLAINED, "learned embeddings end with their table", "learned embedding 的外推困难", "s=learned"),
+    (
+        ROTARY_EXPLAINED,
+        "a function of position and dimension, bounded and distinct",
+        "有界且有区分度的二维函数",
+        "n=128",
+    ),
+    (ROTARY_EXPLAINED, "a Fourier basis over positions", "位置函数的 Fourier 展开", "dim=64&n=128"),
+    (ARCHITECTURE, "sinusoidal positions", "正余弦位置编码", "t=3"),
+    (ARCHITECTURE, "T5: a scalar by distance on the scores", "T5 的相对位置偏置", "s=t5"),
+    (ARCHITECTURE, "the bias of ALiBi", "ALiBi 偏置", "s=alibi"),
+    (RELATIVE_POSITIONS, "similarity is symmetric and falls with the distance", "内积对称，且随距离衰减", "n=256"),
+):
+    show("encodings", document, what, what_zh, state)

@@ -103,8 +103,8 @@ class PlacementRequest(LabRequest):
 
     placement: PlacementConfig = by_kind("pre")
     norm: NormConfig = by_kind("rmsnorm")
-    num_layers: int = bounded_field(16, 1, 64)
-    dim: int = bounded_field(64, 2, 128)
+    num_layers: int = bounded_field(12, 1, 64)
+    dim: int = bounded_field(32, 2, 128)
     gain: float = bounded_field(1.0, 0.01, 10.0)
     seed: int = bounded_field(0, 0, 1 << 31)
 
@@ -127,22 +127,18 @@ register("parts", "gate", GateRequest, gate)
 register("parts", "norms", NormRequest, norms)
 register("parts", "placement", PlacementRequest, placement)
 
-show("parts", FROM_SCRATCH, "why scores are divided by the square root of d", "Attention 为什么要除以根号 d")
-show(
-    "parts", FROM_SCRATCH, "the gradient of a softmax that is almost one-hot", "接近 one-hot 的 softmax 的梯度", "d=512"
-)
-show("parts", FROM_SCRATCH, "the variance of a product of d features", "q·k 的方差为 d", "d=128")
-show("parts", ARCHITECTURE, "LayerNorm and RMSNorm", "LayerNorm 与 RMSNorm", "part=norms")
-show(
-    "parts",
-    ARCHITECTURE,
-    "where norms are placed: pre, post, sandwich",
-    "归一化位置：Pre、Post、Sandwich",
-    "part=placements",
-)
-show("parts", ARCHITECTURE, "DeepNorm for deep stacks", "稳定深层训练的 DeepNorm", "part=placements&layers=48")
-show("parts", ARCHITECTURE, "ReLU, Swish and GELU", "ReLU、Swish 与 GELU", "part=activations")
-show("parts", ARCHITECTURE, "the slope of ReLU that is 0", "ReLU 的神经元失效", "part=activations&slopes=1")
-show("parts", ARCHITECTURE, "GLU", "GLU", "part=activations&a=glu")
-show("parts", ARCHITECTURE, "SwiGLU", "SwiGLU", "part=activations&a=swiglu")
-show("parts", ARCHITECTURE, "GeGLU", "GeGLU", "part=activations&a=geglu")
+# What the documents show that the view shows too.
+for document, what, what_zh, state in (
+    (FROM_SCRATCH, "why scores are divided by the square root of d", "Attention 为什么要除以根号 d", ""),
+    (FROM_SCRATCH, "the gradient of a softmax that is almost one-hot", "接近 one-hot 的 softmax 的梯度", "d=512"),
+    (FROM_SCRATCH, "the variance of a product of d features", "q·k 的方差为 d", "d=128"),
+    (ARCHITECTURE, "LayerNorm and RMSNorm", "LayerNorm 与 RMSNorm", "part=norms"),
+    (ARCHITECTURE, "where norms are placed: pre, post, sandwich", "归一化位置：Pre、Post、Sandwich", "part=placements"),
+    (ARCHITECTURE, "DeepNorm for deep stacks", "稳定深层训练的 DeepNorm", "part=placements&layers=48"),
+    (ARCHITECTURE, "ReLU, Swish and GELU", "ReLU、Swish 与 GELU", "part=activations"),
+    (ARCHITECTURE, "the slope of ReLU that is 0", "ReLU 的神经元失效", "part=activations&slopes=1"),
+    (ARCHITECTURE, "GLU", "GLU", "part=activations&a=glu"),
+    (ARCHITECTURE, "SwiGLU", "SwiGLU", "part=activations&a=swiglu"),
+    (ARCHITECTURE, "GeGLU", "GeGLU", "part=activations&a=geglu"),
+):
+    show("parts", document, what, what_zh, state)

@@ -13,7 +13,7 @@ export { texts };
 
 export const defaults = {
   part: "scale", d: 64, keys: 32, seed: 0, a: "swiglu", reach: 4, slopes: false, dim: 24, mean: 2, std: 3, outlier: 0,
-  layers: 16, gain: 1, norm: "rmsnorm", width: 64,
+  layers: 12, gain: 1, norm: "rmsnorm", width: 32,
 };
 
 const PARTS = ["scale", "activations", "norms", "placements"];
