@@ -309,7 +309,7 @@ def test_lengths_are_integers_or_in_k():
         ({"factor": "all"}, "--factor is largest, per-length or a number"),
         ({"targets": 17}, "--targets 17 is more than the smallest length has tokens, 16"),
         ({"protocol": "sliding", "stride": 20}, "--stride 20 is more than the smallest length, 16"),
-        ({"limit": 0}, "limit must be at least 1"),
+        ({"limit": 0}, "limit must be an integer of at least 1"),
         ({"lengths": [16, 200]}, "a length of 200 needs documents of 201 tokens.*the longest has 157"),
         ({"out": "/nowhere/at/all"}, "there is no folder /nowhere/at"),
     ],

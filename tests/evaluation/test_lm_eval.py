@@ -139,8 +139,8 @@ def test_an_extension_is_made_for_the_length(folder):
     ("arguments", "said"),
     [
         ({"dtype": "int8"}, "dtype must be one of float32"),
-        ({"max_length": 0}, "max_length must be at least 1"),
-        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"max_length": 0}, "max_length must be an integer of at least 1"),
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
         ({"extension": "yran"}, "unknown extension 'yran'"),
         ({"checkpoint": "last"}, "checkpoint is for the folder of a run"),
     ],

@@ -281,6 +281,7 @@ def test_bad_arguments_are_refused(tmp_path):
     refused("limit must be an integer of at least 2", model, path, limit=1)
     refused("save_seconds must be a number", model, path, save_seconds="a")
     refused("resume needs out", model, path, resume=True)
+    refused("ids.bin is a file, and --out takes a folder", model, path, out=path)
     refused("give window too", new_model(), path, sinks=4)
     refused("does not exist", model, tmp_path / "none.txt")
     (tmp_path / "ids.txt").write_text("text")

@@ -78,6 +78,20 @@ def quote(value: object) -> str:
     return shorten(" ".join(SHORT_REPR.repr(value).split()), QUOTE_LENGTH)
 
 
+def check_integer(name: str, value: object, least: int = 1, below: int = 1 << 63) -> int:
+    """The value, if it is an integer in this range; a ValueError otherwise.
+
+    >>> check_integer("length", 4)
+    4
+    >>> check_integer("length", 0)
+    Traceback (most recent call last):
+    ValueError: length must be an integer of at least 1, not 0
+    """
+    if type(value) is not int or not least <= value < below:
+        raise ValueError(f"{name} must be an integer of at least {least}, not {quote(value)}")
+    return value
+
+
 def shorten(text: str, limit: int = SENTENCE_LENGTH) -> str:
     """A text for an error message, cut where it is longer than the limit.
 

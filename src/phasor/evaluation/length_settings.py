@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from phasor.config.schema import quote, unknown
+from phasor.config.schema import check_integer, quote, unknown
 from phasor.evaluation.protocols import PROTOCOLS
 from phasor.evaluation.variants import BASELINE, LARGEST, PER_LENGTH, check_variants
 from phasor.models.extensions import parse_length
@@ -59,8 +59,8 @@ def check_settings(
     if not isinstance(factor, str) and not (factor >= 1 and math.isfinite(factor)):
         raise ValueError(f"--factor {factor:g} is below 1: an extension makes a model read further, and not less far")
     for name, value in (("stride", stride), ("limit", limit), ("targets", targets), ("batch_tokens", batch_tokens)):
-        if value is not None and (type(value) is not int or value < 1):
-            raise ValueError(f"{name} must be at least 1, and an integer, not {quote(value)}")
+        if value is not None:
+            check_integer(name, value)
     smallest = parsed[0]
     if targets is not None and targets > smallest:
         raise ValueError(f"--targets {targets:,} is more than the smallest length has tokens, {smallest:,}")

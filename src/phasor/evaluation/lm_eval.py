@@ -21,7 +21,7 @@ from phasor.checkpoints import load
 from phasor.checkpoints.hub import resolve_folder
 from phasor.checkpoints.runs import find_weights, is_run
 from phasor.checkpoints.swap_positions import swap_config
-from phasor.config.schema import quote
+from phasor.config.schema import check_integer, quote
 from phasor.data.tokenizers import special_of
 from phasor.device import resolve_device
 from phasor.evaluation.continuations import check_scorable, score_continuations
@@ -97,7 +97,9 @@ class HarnessModel:
         if self.model.tokenizer is None:
             raise ValueError(f"{path} has no tokenizer, and the harness asks in text")
         check_scorable(self.model)
-        self.max_length = check_count("max_length", self.model.config.max_length if max_length is None else max_length)
+        self.max_length = check_integer(
+            "max_length", self.model.config.max_length if max_length is None else max_length
+        )
         limit = min(known_limits(self.model), default=self.max_length)
         if self.max_length > limit:
             raise ValueError(f"max_length is {self.max_length:,}, and the model has a table of {limit:,} positions")
@@ -107,7 +109,7 @@ class HarnessModel:
             config = make_variant(self.model.config, extension, self.max_length).config
             self.model = swap_config(self.model, config)
         rows = 1 if batch_size is None else batch_size
-        self.batch_rows = None if str(rows).startswith("auto") else check_count("batch_size", int(rows))
+        self.batch_rows = None if str(rows).startswith("auto") else check_integer("batch_size", int(rows))
         self.special = special_of(self.model.tokenizer, self.folder)
         self.text_tokenizer = without_limits(self.model.tokenizer)
         self.truncated = {"loglikelihood": 0, "generate_until": 0}
@@ -301,7 +303,7 @@ def read_settings(given: dict[str, Any]) -> GenerationSettings:
     samples = bool(sample) if sample is not None else bool(temperature)
     options: dict[str, Any] = {"temperature": (1.0 if temperature is None else float(temperature)) if samples else 0.0}
     texts = [until] if isinstance(until, str) else list(until)
-    new_tokens = check_count("max_gen_toks", int(numbers[0]) if numbers else NEW_TOKENS)
+    new_tokens = check_integer("max_gen_toks", int(numbers[0]) if numbers else NEW_TOKENS)
     return GenerationSettings(new_tokens, tuple(text for text in texts if text), options | rest)
 
 
@@ -329,12 +331,6 @@ def rolling_windows(ids: list[int], first: int, length: int) -> Iterator[tuple[l
         end = min(done + length, len(ids))
         yield [first] if done == 0 else ids[end - length - 1 : done], ids[done:end]
         done = end
-
-
-def check_count(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be at least 1, and an integer, not {quote(value)}")
-    return value
 
 
 def register() -> type[Any]:

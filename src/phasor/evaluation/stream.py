@@ -18,7 +18,7 @@ from phasor.checkpoints import load
 from phasor.checkpoints.runs import is_run
 from phasor.checkpoints.swap_positions import swap_config
 from phasor.config import ModelConfig
-from phasor.config.schema import quote
+from phasor.config.schema import check_integer, quote
 from phasor.config.text_files import path_of
 from phasor.data.prefetch import Prefetcher
 from phasor.device import resolve_device
@@ -95,9 +95,8 @@ def evaluate_stream(
     given = {"chunk": chunk, "limit": limit, "max_length": max_length, "window": window}
     least = {"limit": 2, "sinks": 0, "offset": 0}
     for name, value in {**given, "sinks": sinks, "offset": offset}.items():
-        low = least.get(name, 1)
-        if value is not None and (type(value) is not int or not low <= value < 1 << 62):
-            raise ValueError(f"{name} must be an integer of at least {low}, not {quote(value)}")
+        if value is not None:
+            check_integer(name, value, least.get(name, 1), 1 << 62)
     if not isinstance(save_seconds, int | float) or not save_seconds >= 0:
         raise ValueError(f"save_seconds must be a number of seconds, not {quote(save_seconds)}")
     if resume and out is None:

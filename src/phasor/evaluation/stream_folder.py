@@ -59,6 +59,8 @@ class StreamFolder:
     @contextmanager
     def open(cls, path: Path, settings: dict[str, Any], device: torch.device, resume: bool) -> Iterator[StreamFolder]:
         """The folder, locked: a new one, or with `resume` that of a stream with these settings."""
+        if path.exists() and not path.is_dir():
+            raise ValueError(f"{path} is a file, and --out takes a folder")
         exists = (path / STATE).is_file()
         if resume and not exists:
             raise ValueError(f"{path} holds no stream to resume")

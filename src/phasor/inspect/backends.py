@@ -15,7 +15,7 @@ import torch
 
 from phasor.config import ModelConfig
 from phasor.config.model import Layer, Side
-from phasor.config.schema import quote, unknown
+from phasor.config.schema import check_integer, quote, unknown
 from phasor.device import resolve_device
 from phasor.inspect.case import Case
 from phasor.inspect.explain import format_layers, resolve_model
@@ -103,8 +103,8 @@ def backends(
     True
     """
     name, model = resolve_model(DEFAULT if config is None else config)
-    if length is not None and (isinstance(length, bool) or not isinstance(length, int) or not 1 <= length < 1 << 48):
-        raise ValueError(f"length must be an integer of at least 1, not {quote(length)}")
+    if length is not None:
+        check_integer("length", length, below=1 << 48)
     if not isinstance(training, bool):
         raise ValueError(f"training must be True or False, not {quote(training)}")
     if weights is not None and (weights not in WEIGHTS or training):

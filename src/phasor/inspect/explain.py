@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from phasor.config import Extension, ModelConfig, PositionConfig
-from phasor.config.schema import quote, summary
+from phasor.config.schema import check_integer, quote, summary
 from phasor.config.text_files import read_text
 from phasor.models.extensions import trained_length
 from phasor.models.presets import preset
@@ -86,8 +86,8 @@ def explain(
     if extension is not None:
         first = first.with_extension(extension)
         name = f"{name} with {extension.kind}"
-    if length is not None and (isinstance(length, bool) or not isinstance(length, int) or not 1 <= length < 1 << 63):
-        raise ValueError(f"length must be an integer of at least 1, not {quote(length)}")
+    if length is not None:
+        check_integer("length", length)
     if other is None:
         return Explanation(name, scheme_reports(first, length))
     other_name, second = resolve_model(other)

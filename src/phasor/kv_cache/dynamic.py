@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from phasor.config import AttentionConfig, ModelConfig
-from phasor.config.schema import quote
+from phasor.config.schema import check_integer, quote
 from phasor.config.text_files import path_of
 from phasor.kv_cache.cache_file import read_cache, write_cache
 from phasor.kv_cache.protocol import EncoderOutput
@@ -70,8 +70,7 @@ class KVCache:
     ) -> None:
         for name, value, least in (("batch_size", batch_size, 1), ("max_length", max_length, 1), ("spare", spare, 0)):
             most = (1 << 31) if name == "batch_size" else (1 << 63)
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value < most:
-                raise ValueError(f"a cache's {name} must be an integer of at least {least}, not {quote(value)}")
+            check_integer(f"a cache's {name}", value, least, most)
         self.config, self.batch_size, self.max_length, self.spare = config, batch_size, max_length, spare
         self.lengths = per_row_lengths(max_length if length is None else length, batch_size)
         self.counts = [0] * batch_size

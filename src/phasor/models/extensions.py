@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 from phasor.config import Extension, ModelConfig, PositionConfig
-from phasor.config.schema import coerce, names, quote, unknown
+from phasor.config.schema import check_integer, coerce, names, quote, unknown
 from phasor.nn.positions import LearnedConfig, LongRoPE, NoPositionConfig, NTKScaling, RotaryConfig, YaRN
 from phasor.nn.positions.rotary.scaling import RotaryScaling, ntk_base
 
@@ -60,8 +60,7 @@ def extend_config(config: ModelConfig, method: str, length: int, **fields: Any) 
     """
     if not isinstance(method, str) or method not in methods():
         raise unknown("method", method, methods())
-    if isinstance(length, bool) or not isinstance(length, int) or length < 1:
-        raise ValueError(f"length must be an integer of at least 1, not {quote(length)}")
+    check_integer("length", length)
     check_extendable(config)
     if method in (NONE, DROP):
         if fields:

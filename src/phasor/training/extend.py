@@ -19,7 +19,7 @@ from phasor.checkpoints.tensors import Progress
 from phasor.config import ModelConfig
 from phasor.config.recipe import DataConfig, OptimizerConfig, Recipe, SaveConfig, TrainConfig
 from phasor.config.schedules import ConstantSchedule
-from phasor.config.schema import quote, unknown
+from phasor.config.schema import check_integer, unknown
 from phasor.config.text_files import path_of
 from phasor.models.extensions import DROP, check_extendable, extend_config, ntk_as_base, original_length, trained_length
 from phasor.training.loop import train as train_recipe
@@ -135,8 +135,7 @@ def check_options(to: object, method: object, positions: object, format: object,
         raise unknown("positions", positions, POSITIONS)
     if not isinstance(format, str) or format not in FORMATS:
         raise unknown("format", format, FORMATS)
-    if isinstance(to, bool) or not isinstance(to, int) or to < 1:
-        raise ValueError(f"to must be an integer of at least 1, not {quote(to)}")
+    check_integer("to", to)
     if positions == "skipped" and train is None:
         raise ValueError("positions skipped is for training: give a text to train on")
     if positions == "skipped" and method == DROP:

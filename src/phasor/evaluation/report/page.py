@@ -22,7 +22,7 @@ th { background: #fafafa; font-weight: 600; }
 th, .number { white-space: nowrap; }
 .number { text-align: right; }
 figure { margin: .75rem 0; }
-figure svg, figure img { display: block; width: 100%; min-width: 36rem; height: auto; }
+figure svg, figure img { display: block; max-width: 100%; min-width: 36rem; height: auto; margin: 0 auto; }
 figcaption { color: #555; font-size: .92rem; }
 pre { overflow-x: auto; background: #fff; border: 1px solid #ddd; border-radius: 6px; padding: .75rem .9rem;
       font: .88rem/1.5 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; }

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from phasor.checkpoints.swap_positions import swap_config
-from phasor.config.schema import quote
+from phasor.config.schema import check_integer
 from phasor.evaluation.continuations import BATCH_TOKENS, ContinuationScore, check_scorable, score_continuations
 from phasor.evaluation.intervals import Interval, binomial_interval
 from phasor.evaluation.length_settings import parse_lengths
@@ -70,8 +70,7 @@ def evaluate_retrieval(
     check_variants(names)
     sizes = parse_lengths(lengths)
     for name, value in (("depths", depths), ("trials", trials), ("batch_tokens", batch_tokens)):
-        if type(value) is not int or not 1 <= value < 1 << 31:
-            raise ValueError(f"{name} must be at least 1, and an integer, not {quote(value)}")
+        check_integer(name, value, below=1 << 31)
     folder = check_out(out)
     subject = open_subject(model, device, checkpoint)
     variants = make_variants(subject.model, names, sizes)

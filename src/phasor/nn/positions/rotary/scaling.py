@@ -17,7 +17,7 @@ from decimal import Decimal
 from typing import ClassVar, Self
 
 from phasor.config.positions import Extension
-from phasor.config.schema import at_least_one, not_negative, positive, quote
+from phasor.config.schema import at_least_one, check_integer, not_negative, positive
 from phasor.nn.positions.frequencies import PI, geometric_frequencies, high_precision
 
 
@@ -53,9 +53,7 @@ class RotaryScaling(Extension):
     def require_length(self, length: int | None) -> int:
         if length is None:
             raise ValueError(f"the extension {self.kind!r} depends on the sequence's length: pass length=")
-        if type(length) is not int or length < 1:
-            raise ValueError(f"length must be an integer of at least 1, not {quote(length)}")
-        return length
+        return check_integer("length", length)
 
 
 class LinearScaling(RotaryScaling, kind="linear"):
