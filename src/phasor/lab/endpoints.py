@@ -61,9 +61,6 @@ def bounded_field(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-bounded = bounded_field
-
-
 class LabRequest(Config):
     """What the page asks for. Fields are checked by their types and by the bounds that `bounded_field` gave them.
 
