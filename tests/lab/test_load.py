@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from browser import visit
 
 from phasor.lab.endpoints import ENDPOINTS
 from phasor.lab.server import build_app
@@ -29,6 +30,20 @@ def server():
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         yield process, process.stdout.readline().split()[2].rstrip("/")
         process.terminate()
+
+
+@pytest.mark.slow
+def test_the_first_view_is_drawn_within_two_seconds_of_opening(chromium, server):
+    """While torch is still being imported; on a machine that does other things too, in proportion to its load."""
+    _, base = server
+    page = visit(chromium, base)
+    start = time.monotonic()
+    page.page.goto(base)
+    page.page.wait_for_selector("main figure svg path", state="attached")
+    limit = 2 * max(1, os.getloadavg()[0] / os.cpu_count())
+    assert time.monotonic() - start <= limit
+    page.check()
+    page.close()
 
 
 async def load(base, seconds):

@@ -15,7 +15,7 @@ import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from phasor.config.schema import Choice, Config, coerce, field_types, fields, names, quote
 
@@ -190,7 +190,7 @@ def locate_field(record: type[Config], body: Any, sentence: str) -> str | None:
     kind = body.get("kind")
     if issubclass(record, Choice) and isinstance(kind, str) and kind in record.kinds:
         record = record.kinds[kind]
-    hints = field_types(record)
+    hints = field_types(cast(Any, record))
     for name in names(record):
         inner = config_type(hints[name])
         if name not in body or inner is None:

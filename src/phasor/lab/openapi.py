@@ -7,7 +7,7 @@ import inspect
 import types
 import typing
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from phasor.config.schema import DERIVE, Choice, Config, field_types, fields, has_no_default, to_plain
 from phasor.lab.endpoints import MAX_ITEMS, MAXIMUM, MINIMUM, Endpoint
@@ -45,7 +45,7 @@ def openapi(endpoints: Iterable[Endpoint], version: str) -> dict[str, Any]:
 def describe(endpoint: Endpoint, schemas: dict[str, Any]) -> dict[str, Any]:
     """One operation; the schemas of its records are added to `schemas`."""
     mistake = {"application/json": {"schema": {"$ref": "#/components/schemas/Mistake"}}}
-    answer = {"application/json": {"schema": {}}, "application/octet-stream": {"schema": {}}}
+    answer: dict[str, Any] = {"application/json": {"schema": {}}, "application/octet-stream": {"schema": {}}}
     responses: dict[str, Any] = {"200": {"description": "Plain data, or a matrix as float32 bytes.", "content": answer}}
     for status, text in STATUSES.items():
         responses[str(status)] = {"description": text, "content": mistake}
@@ -108,7 +108,7 @@ def schema_of_fields(record: type[Config], schemas: dict[str, Any]) -> dict[str,
     if issubclass(record, Choice):
         properties["kind"] = {"const": record.kind}
         required.append("kind")
-    hints = field_types(record)
+    hints = field_types(cast(Any, record))
     for field in fields(record):
         schema = schema_of(hints[field.name], schemas)
         add_bounds(schema, field.metadata)
