@@ -160,8 +160,8 @@ def test_two_models_are_compared_at_one_length(run_phasor: CommandRunner) -> Non
     assert as_explained(row_of(answer, "other")) == both["other"]["schemes"][0]
     fields = {one["field"]: (one["model"], one["other"]) for one in answer["differences"]}
     assert fields["base"] == (10000.0, 500000.0)
-    assert fields["trained length"] == (4096, 8192)
-    assert fields["extension"][1]["kind"] == "llama3"
+    assert fields["trained_length"] == (4096, 8192)
+    assert fields["extension.kind"] == (None, "llama3")
     assert not ask("methods", other={"preset": "llama-2"})["differences"]
 
 

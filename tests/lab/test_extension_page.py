@@ -35,7 +35,7 @@ def test_a_preset_brings_its_settings_and_is_compared_with_another(open_page):
         for name in ("trained", "times", "base")
     }
     assert shown == {"trained": "8,192", "times": "16", "base": "500,000"}
-    assert rows_of(visit)["llama-3.1"][:4] == ["29", "6", "29", "29"]
+    assert rows_of(visit)["llama-3.1 llama3 ×8"][:4] == ["29", "6", "29", "29"]
     pairs, others = (explain(f"preset:{name}").schemes[0].pairs for name in ("llama-3.1", "llama-2"))
     waves = download(visit, "Tokens per rotation")
     assert [float(row["llama-3.1"]) for row in waves] == [pair.extended_wavelength for pair in pairs]
@@ -52,7 +52,7 @@ def test_a_posted_file_is_opened_and_mistakes_stand_beside_their_controls(open_p
     name = "vicuna-7b-v1.5-16k.json"
     visit.page.set_input_files('[data-control="file"] input', PUBLISHED / name)
     visit.settle()
-    assert rows_of(visit)[name][:4] == ["0", "0", "64", "0"]
+    assert rows_of(visit)[f"{name} linear ×4"][:4] == ["0", "0", "64", "0"]
     assert visit.control("model").evaluate("(e) => e.selectedOptions[0].text") == name
     address = visit.address()
     assert len(address) < 300

@@ -270,11 +270,11 @@ def explain_methods(request: MethodsRequest) -> dict[str, Any]:
 def comparable(report: SchemeReport) -> dict[str, Any]:
     """What two models are compared by, beside their pairs."""
     numbers = {
-        "rotated pairs": len(report.pairs),
-        "trained length": report.original_length,
-        "attention factor": report.attention_factor,
+        "rotated_pairs": len(report.pairs),
+        "trained_length": report.original_length,
+        "attention_factor": report.attention_factor,
     }
-    return {"scheme": report.kind} | report.settings | numbers
+    return {"kind": report.kind} | report.settings | {"extension": report.settings["extension"] or {}} | numbers
 
 
 def plain_row(row: Row, report: SchemeReport) -> dict[str, Any]:

@@ -234,7 +234,7 @@ export function render(root, state, tools) {
 
   function drawDials(answer, rows) {
     const most = Math.max(0, ...rows.map((row) => row.effects.length));
-    const count = Math.min(most, dialFigure.fit(rows.map(rowName)), 16);
+    const count = Math.min(most, dialFigure.fit(rows.map(rowName)), 20);
     const of = (pairs) => [...new Set(Array.from({ length: count }, (_, i) => Math.round((i * (pairs - 1)) / Math.max(1, count - 1))))];
     const sameCount = rows.every((row) => row.effects.length === most);
     const valueNames = ["pair", "seen", "reached", "new"];
@@ -295,7 +295,7 @@ export function render(root, state, tools) {
     table.setAttribute("aria-label", tableTitle.textContent);
     const head = ["", ...effects.map((effect) => t(effect)), t("newAngles"), t("step"), t("factor")];
     put(table, h("table", {}, h("thead", {}, h("tr", {}, head.map((text) => h("th", { scope: "col" }, text)))), h("tbody", {}, rows.map((row) => h("tr", {},
-      h("td", { class: "name" }, h("i", { class: "swatch", style: { background: COLORS[row.id] } }), rowName(row)),
+      h("td", { class: "name" }, h("i", { class: "swatch", style: { background: COLORS[row.id] } }), rowName(row), ownFactor(row)),
       effects.map((effect) => h("td", {}, integer(row.counts[effect]))),
       h("td", {}, row.counts.new ? h("strong", { class: "key" }, integer(row.counts.new)) : "0"),
       h("td", {}, fixed(row.pairs.extended_frequency[0], 3)),
@@ -322,10 +322,13 @@ export function render(root, state, tools) {
     both.hidden = !answer.differences;
     if (!answer.differences) return;
     const [model, other] = answer.rows.slice(-2);
-    const say = (value) => (value === null || value === undefined ? "–" : typeof value === "object" ? describe(value) : typeof value === "number" ? digits(value, 7) : String(value));
+    const say = (value) => {
+      if (Array.isArray(value)) return `${value.slice(0, 3).map((one) => digits(one)).join(", ")}, …`;
+      return typeof value === "number" ? digits(value, 7) : String(value ?? "–");
+    };
     const head = [t("field"), rowName(model), rowName(other)];
     put(differences, answer.differences.length
-      ? h("table", {}, h("thead", {}, h("tr", {}, head.map((text) => h("th", { scope: "col" }, text)))), h("tbody", {}, answer.differences.map((one) => h("tr", {}, h("td", {}, one.field), h("td", {}, say(one.model)), h("td", {}, say(one.other))))))
+      ? h("table", {}, h("thead", {}, h("tr", {}, head.map((text) => h("th", { scope: "col", class: "name" }, text)))), h("tbody", {}, answer.differences.map((one) => h("tr", {}, h("td", {}, one.field), h("td", {}, say(one.model)), h("td", {}, say(one.other))))))
       : h("p", { class: "note" }, t("same")));
     const alike = model.effects.length === other.effects.length;
     if (!alike) differences.append(h("p", { class: "note" }, t("unlike", { one: model.effects.length, two: other.effects.length })));
@@ -382,12 +385,11 @@ function runsOf(effects) {
   return runs;
 }
 
-/** A record in a line: its kind and its other fields; lists by their lengths. */
-function describe(value) {
-  if (Array.isArray(value)) return `[${value.length}]`;
-  const { kind, ...fields } = value;
-  const parts = Object.entries(fields).filter(([, one]) => one !== null && one !== false).map(([name, one]) => `${name} ${typeof one === "object" ? describe(one) : digits(Number(one), 7)}`);
-  return [kind, ...parts].filter(Boolean).join(", ");
+/** The method and the factor of a model's own extension. */
+function ownFactor(row) {
+  const extension = row.report.settings.extension;
+  if (!extension || (row.id !== "model" && row.id !== "other")) return null;
+  return h("span", { class: "note" }, ` ${extension.kind}${extension.factor ? ` ×${digits(extension.factor)}` : ""}`);
 }
 
 function compactTokens(value) {
