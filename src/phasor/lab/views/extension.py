@@ -23,7 +23,7 @@ from phasor.lab.endpoints import MAX_HEAD_DIM, MAX_POSITION, FieldError, LabRequ
 from phasor.lab.figures import ARCHITECTURE, FROM_SCRATCH, READING_NOTES, RELATIVE_POSITIONS, ROTARY_EXPLAINED, show
 from phasor.lab.rotary_model import RotaryModel, read_model_config, rotary_models, rotary_presets, smallest_model
 from phasor.models.extensions import NONE, extend_config
-from phasor.models.presets import PRESETS, preset
+from phasor.models.presets import PRESETS
 from phasor.nn.positions import RotaryConfig
 from phasor.nn.positions.rotary.scaling import RotaryScaling
 
@@ -123,8 +123,7 @@ def open_model(request: OpenRequest) -> dict[str, Any]:
     (16.0, 'llama3', 'layers 0-31')
     """
     if request.text is None:
-        RotaryModel(preset=request.preset)  # which refuses a preset without rotary positions
-        models = rotary_models(preset(str(request.preset)))
+        models = rotary_models(RotaryModel(preset=str(request.preset)).config())  # refuses presets without rotary
     else:
         models = read_text(request.text)
     schemes = []
