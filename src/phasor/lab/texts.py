@@ -22,6 +22,7 @@ AttentionKind = Literal["causal", "bidirectional", "cross"]
 KEPT_ELEMENTS = 1 << 24  # attention weights of a text that are kept at once; of larger texts one layer is
 ALL = ("all", -1)
 WRITTEN_TOKENS = 64  # of a target that the model writes itself
+SPACES = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥"})  # as the page shows tokens of nothing else
 V = TypeVar("V")
 
 
@@ -243,6 +244,7 @@ def token_text(tokenizer: Any, token: int) -> str:
     """
     if tokenizer is None:
         return str(token)
-    text = tokenizer.decode([token], skip_special_tokens=False)
-    whole = text.strip() and "\ufffd" not in text
-    return text if whole else tokenizer.id_to_token(token) or str(token)
+    text: str = tokenizer.decode([token], skip_special_tokens=False)
+    if text and not text.strip():
+        return text.translate(SPACES)
+    return text if text and "\ufffd" not in text else tokenizer.id_to_token(token) or str(token)

@@ -23,15 +23,16 @@ export const texts = {
     twice: "The same sentence twice: there is nothing to tell apart",
     other: "Other words, other vectors: {far} % apart",
     tickets: "tickets", sentences: "sentences",
-    lead: "Attention sums what all words say, and a sum has no order: whatever the weights, here random ones, {token} gets one and the same vector from both sentences. Positions, or a mask that hides what follows, tell them apart.",
+    lead: "Attention sums what all words say, and a sum has no order: without positions, {token} gets one and the same vector from both sentences, whatever the weights, here random ones. Positions tell the sentences apart; so does a mask that hides what follows.",
+    leadCausal: "A mask that hides what follows lets each word look at other words than the next one does, so that order counts even without positions. {token} stands last and has seen all words.",
     scheme: "positions", none: "none", sinusoidal: "sinusoidal", learned: "learned", rotary: "rotary", xpos: "xPos",
     alibi: "ALiBi", t5: "T5", counting: "counting", normalized: "normalized",
     attention: "attention", bidirectional: "bidirectional", causal: "causal", first: "first sentence", second: "second sentence",
     swap: "Swap two words", layers: "layers", heads: "heads", seed: "seed of the weights", layer: "layer shown", head: "head shown",
-    moved: "How far each word’s vector moves", movedNote: "from the first sentence to the second, in % of its length",
-    vector: "What {token} becomes", vectorNote: "the {count} numbers of its vector, after the last layer",
+    moved: "How far each word’s vector moves with the swap", movedNote: "in % of its length",
+    vector: "What {token} becomes", vectorNote: "its vector after the last layer",
     firstShort: "first", secondShort: "second", number: "number",
-    map: "Attention in the {which} sentence", mapNote: "rows ask, columns answer; layer {layer}, head {head}",
+    map: "Attention in the {which} sentence", mapNote: "rows ask, columns answer",
     query: "from", key: "to",
   },
   zh: {
@@ -42,15 +43,16 @@ export const texts = {
     twice: "同一句话出现两次，没有什么可分辨",
     other: "词不同，向量自然不同：相差 {far} %",
     tickets: "张票", sentences: "句话",
-    lead: "注意力把所有词的信息加起来，而求和不分先后：不论权重取什么值（这里是随机的），{token} 从两句话得到的向量完全相同。有了位置编码，或者有了遮住后文的掩码，才分得清谁在前、谁在后。",
+    lead: "注意力把所有词的信息加起来，而求和不分先后：没有位置编码，不论权重取什么值（这里是随机的），{token} 从两句话得到的向量完全相同。有了位置编码，或者有了遮住后文的掩码，才分得清谁在前、谁在后。",
+    leadCausal: "遮住后文的掩码让每个词能看到的词各不相同，所以即使没有位置编码，语序也起作用。{token} 排在最后，看得到所有的词。",
     scheme: "位置编码", none: "无", sinusoidal: "正弦", learned: "可学习", rotary: "旋转（RoPE）", xpos: "xPos",
     alibi: "ALiBi", t5: "T5", counting: "计数", normalized: "归一化",
     attention: "注意力", bidirectional: "双向", causal: "因果", first: "第一句", second: "第二句",
     swap: "交换两个词", layers: "层数", heads: "头数", seed: "权重的随机种子", layer: "看第几层", head: "看第几个头",
-    moved: "每个词的向量移动了多远", movedNote: "从第一句到第二句，占向量长度的百分比",
-    vector: "{token} 变成了什么", vectorNote: "最后一层之后，它的向量的 {count} 个数",
+    moved: "换序之后，每个词的向量移动了多远", movedNote: "占向量长度的百分比",
+    vector: "{token} 变成了什么", vectorNote: "最后一层之后的向量",
     firstShort: "第一句", secondShort: "第二句", number: "第几个数",
-    map: "{which}里的注意力", mapNote: "行是提问的词，列是回答的词；第 {layer} 层，第 {head} 个头",
+    map: "{which}里的注意力", mapNote: "行是提问的词，列是回答的词",
     query: "从", key: "到",
   },
 };
@@ -101,7 +103,7 @@ export function render(root, state, tools) {
   ]);
   const pair = h("div", { class: "halves" });
   root.append(pair);
-  const option = { square: true, maxHeight: 380, palette: "sequential", min: 0, rowName: t("query"), columnName: t("key") };
+  const option = { square: true, maxHeight: 430, palette: "sequential", min: 0, rowName: t("query"), columnName: t("key") };
   const maps = ["firstShort", "secondShort"].map((which) => heatMap(pair, { name: t("map", { which: t(which) }), ...option }));
   const updateText = renderText(root, state, tools);
 
@@ -126,13 +128,13 @@ export function render(root, state, tools) {
     if (!sameWords) key = "other";
     if (twice) key = "twice";
     const token = summary.tokens[0];
-    header.set(t(key, { what, far, scheme: t(state.pos) }), t("lead", { token }));
+    header.set(t(key, { what, far, scheme: t(state.pos) }), t(state.att === "causal" ? "leadCausal" : "lead", { token }));
     sentences.setAttribute("aria-label", tokens.map((words) => words.join(" ")).join(" / "));
     drawSentences(sentences, tokens, tools.language);
 
     const distances = moved.map((one) => (one === null ? null : summary.same && one < 1e-12 ? 0 : 100 * one));
-    bars.draw({ values: distances, labels: tokens[0], max: Math.max(1, ...distances) });
-    lines.caption(t("vector", { token }), t("vectorNote", { count: summary.vectors[0].length }));
+    bars.draw({ values: distances, labels: tokens[0], min: 0, max: Math.max(1, ...distances) });
+    lines.caption(t("vector", { token }), t("vectorNote"));
     lines.draw({
       series: [
         { label: t("firstShort"), y: summary.vectors[0], color: "var(--query)", width: 4.5, opacity: 0.55, textColor: "var(--query-text)" },
@@ -151,7 +153,7 @@ export function render(root, state, tools) {
     const chosen = attention.map((sentence) => sentence[layer - 1][head - 1]);
     const most = Math.max(...chosen.flat(2));
     maps.forEach((map, i) => {
-      map.caption(t("map", { which: t(i ? "secondShort" : "firstShort") }), t("mapNote", { layer, head }));
+      map.caption(t("map", { which: t(i ? "secondShort" : "firstShort") }), t("mapNote"));
       const size = chosen[i].length;
       map.draw({ data: Float32Array.from(chosen[i].flat()), shape: [size, size], max: most, rowLabels: tokens[i], columnLabels: tokens[i] });
     });

@@ -126,6 +126,8 @@ class LineChart extends Figure {
     });
     spread(ends, top, bottom).forEach((place, i) =>
       parts.push(text({ x: right + 7, y: place + 4, "font-size": 13, "font-weight": 600, fill: named[i].textColor ?? named[i].color ?? "var(--ink)" }, named[i].label)));
+    for (const one of data.whiskers ?? [])
+      parts.push(s("path", { d: `M${x(one.x)},${y(one.low)}V${y(one.high)}`, stroke: one.color, "stroke-width": 1.5, opacity: 0.7 }));
     for (const point of data.points ?? [])
       if (inside(point.x, x)) parts.push(s("circle", { cx: x(point.x), cy: y(point.y), r: point.r ?? 5, fill: point.color ?? "var(--ink)", stroke: "var(--paper)", "stroke-width": 1.5 }));
     this.mark = s("g", {});
@@ -217,6 +219,7 @@ function nearest(list, value, scale) {
 /**
  * A line chart. Options: name, note, height, x and y: { label, name, scale: "linear" | "log", min, max, ticks, format,
  * readout }, onPick(x). Its draw({ x, series: [{ label, name, x, y, color, dash, width }], bands: [{ from, to, top, bottom,
- * label, color }], rules: [{ x | y, label, labelX, below, color, dash }], points: [{ x, y, color }], xAxis, yAxis }); x ascends.
+ * label, color }], rules: [{ x | y, label, labelX, below, color, dash }], points: [{ x, y, color }],
+ * whiskers: [{ x, low, high, color }], xAxis, yAxis }); x ascends.
  */
 export const lineChart = (parent, options) => new LineChart(parent, options);

@@ -45,7 +45,7 @@ class RowChart extends Figure {
     this.box.append(this.svg);
     this.svg.addEventListener("blur", () => this.moveTo(-1));
     this.svg.addEventListener("keydown", (event) => {
-      const way = { ArrowUp: -1, ArrowDown: 1, Home: -Infinity, End: Infinity }[event.key];
+      const way = { ArrowUp: -1, ArrowLeft: -1, ArrowDown: 1, ArrowRight: 1, Home: -Infinity, End: Infinity }[event.key];
       if (event.key === "Escape") this.moveTo(-1);
       if (way === undefined) return;
       event.preventDefault();
