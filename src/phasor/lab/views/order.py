@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from phasor.lab.endpoints import MAX_ELEMENTS, MAX_TOKENS, FieldError, LabRequest, Matrix, bounded_field, register
-from phasor.lab.figures import show
+from phasor.lab.figures import ARCHITECTURE, ROTARY_EXPLAINED, show
 from phasor.lab.folders import Folder, Folders
 from phasor.lab.texts import (
     AttentionKind,
@@ -226,22 +226,21 @@ def cut(reading: Reading, request: AttentionRequest) -> Matrix:
     return Matrix.of(torch.stack([weights[head] for weights in chosen if weights is not None]))
 
 
-ROTARY, ATTENTION = "Rotary positions explained", "Transformer: encoder and decoder"
 show(
     "order",
-    ROTARY,
+    ROTARY_EXPLAINED,
     "why positions are needed: two train tickets of the same words",
     "为什么需要位置编码：词相同的两张火车票",
 )
 show(
     "order",
-    "Rotary positions explained",
+    ROTARY_EXPLAINED,
     "the tickets with rotary positions",
     "两张火车票，加上旋转位置编码",
     "pos=rotary",
 )
-show("order", ATTENTION, "bidirectional attention of an encoder", "编码器的双向注意力", "pos=sinusoidal")
-show("order", ATTENTION, "masked self-attention of a decoder", "解码器的掩码自注意力", "att=causal")
+show("order", ARCHITECTURE, "bidirectional attention of an encoder", "编码器的双向注意力", "pos=sinusoidal")
+show("order", ARCHITECTURE, "masked self-attention of a decoder", "解码器的掩码自注意力", "att=causal")
 
 register("order", "ticket", TicketRequest, compare_sentences)
 register("order", "models", ModelsRequest, list_models, folders=True)

@@ -59,10 +59,12 @@ export function extent(lists, positive = false) {
   return [low, high];
 }
 
+let family;
 const ruler = document.createElement("canvas").getContext("2d");
 
 /** The width of a text in pixels. */
 export function textWidth(text, size = 12, weight = size > 12 ? 600 : 400) {
-  ruler.font = `${weight} ${size}px ${getComputedStyle(document.body).fontFamily}`;
+  family ??= getComputedStyle(document.body).fontFamily; // asking for it has the browser compute all styles
+  ruler.font = `${weight} ${size}px ${family}`;
   return ruler.measureText(String(text)).width;
 }
