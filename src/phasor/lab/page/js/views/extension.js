@@ -93,7 +93,8 @@ function givenFields(method, state) {
 }
 
 function makeRequest(state) {
-  const methods = METHODS.filter((method) => state[method]);
+  const chosen = METHODS.filter((method) => state[method]);
+  const methods = chosen.length ? chosen : ["none"];
   const fields = {};
   for (const method of methods) {
     const given = givenFields(method, state);
@@ -112,6 +113,7 @@ export function render(root, state, tools) {
   header.set(t("titleStart"), t("lead"));
   const opened = { model: null, other: null };
   let presets = [];
+  let last = null;
   let opening = 0;
 
   /** Take the settings of an opened model into the state. */
@@ -133,20 +135,20 @@ export function render(root, state, tools) {
       modelRow.options("scheme", answer.schemes.map((scheme, i) => [i, `${scheme.layers} (base ${digits(scheme.base)})`]));
     return take(which, 0);
   }
-  const pick = (row, name, work) => row.element.querySelector(`[data-control="${name}"] select`).addEventListener("change", (event) => work(event.target.value));
-  const fileName = (file) => file.webkitRelativePath || file.name;
+  const pick = (row, name, work) => row.element.querySelector(`[data-control="${name}"] select`).addEventListener("change", (event) => work(event.target));
+  const fileOf = (which, name) => ({ name, kind: "file", label: t("file"), accept: ".json", field: "text", onfile: (text, file) => open(which, { text }, file.name) });
 
   const modelRow = tools.controls(root, [
     { name: "model", kind: "select", label: t("model"), options: [[state.model, parseModel(state.model).name]] },
-    { name: "file", kind: "file", label: t("file"), accept: ".json,application/json", field: "text", onfile: (text, file) => open("model", { text }, fileName(file)) },
+    fileOf("model", "file"),
     { name: "scheme", kind: "select", label: t("layers"), options: [[0, ""]] },
     { name: "trained", kind: "slider", label: t("trained"), min: 128, max: 1048576, step: 64, scale: "log", format: integer, field: "trained_length" },
-    { name: "times", kind: "slider", label: t("times"), min: 1, max: 128, step: 0.5, scale: "log", format: (value) => `${digits(value, 4)}`, field: "factor" },
+    { name: "times", kind: "slider", label: t("times"), min: 1, max: 128, step: 0.5, scale: "log", format: (value) => digits(value, 4), field: "factor" },
     { name: "base", kind: "slider", label: t("base"), min: 100, max: 1e7, step: 100, scale: "log", format: (value) => digits(value, 7) },
     { name: "dim", kind: "slider", label: t("dim"), min: 8, max: 512, step: 8, format: integer, field: "head_dim" },
   ]);
-  pick(modelRow, "model", (name) => !isFile(name) && open("model", { preset: name }, name));
-  modelRow.element.querySelector('[data-control="scheme"] select').addEventListener("change", (event) => take("model", event.target.selectedIndex));
+  pick(modelRow, "model", ({ value }) => !isFile(value) && open("model", { preset: value }, value));
+  pick(modelRow, "scheme", ({ selectedIndex }) => take("model", selectedIndex));
 
   const shown = h("div", { class: "choices", role: "group", "aria-label": t("show") }, h("span", { class: "note" }, t("show")));
   root.append(shown);
@@ -164,12 +166,10 @@ export function render(root, state, tools) {
   });
   // After the fields, so that a mistake in one of them is shown there.
   tools.controls(shown, METHODS.map((method) => ({ name: method, kind: "toggle", label: t(method), field: `fields.${method}` })));
-  pick(methodRow, "method", (method) => tools.set({ [method]: true }));
+  pick(methodRow, "method", ({ value }) => tools.set({ [value]: true }));
 
   const keys = h("p", { class: "keys" }, ["seen", "new", "never"].map((one) => h("span", {}, h("i", { style: { background: `var(--${one})` } }), t(one))));
-  const dialBox = h("div", { class: "stack" });
-  root.append(dialBox);
-  const dialFigure = dials(dialBox, { name: t("dials"), size: 56, gap: 12, least: 34 });
+  const dialFigure = dials(root, { name: t("dials"), size: 56, gap: 12, least: 34 });
   dialFigure.element.querySelector("figcaption").after(keys);
 
   const left = h("div", { class: "stack" });
@@ -187,7 +187,7 @@ export function render(root, state, tools) {
   root.append(compareBox);
   const otherRow = tools.controls(compareBox, [
     { name: "other", kind: "select", label: t("other"), options: [["", t("nobody")]] },
-    { name: "otherFile", kind: "file", label: t("otherFile"), accept: ".json,application/json", field: "text", onfile: (text, file) => open("other", { text }, fileName(file)) },
+    fileOf("other", "otherFile"),
   ]);
   const both = h("div", { class: "halves" });
   const ratioBox = h("div", {});
@@ -196,6 +196,9 @@ export function render(root, state, tools) {
   both.append(h("section", {}, h("h3", {}, t("differ")), differences), ratioBox);
   compareBox.append(both);
 
+  const resize = () => last && drawDials(last, visible(last)); // as many dials as there is room for
+  addEventListener("resize", resize);
+  tools.onClose(() => removeEventListener("resize", resize));
   tools.post("presets", {}).then((answer) => {
     presets = answer ?? [];
     tools.refresh();
@@ -207,6 +210,8 @@ export function render(root, state, tools) {
     const name = parseModel(state.other).name;
     return name === parseModel(state.model).name ? `${name} (2)` : name;
   };
+
+  const styleOf = (row) => ({ label: rowName(row), color: COLORS[row.id], dash: DASHES[row.id], width: row.id === state.method ? 2.6 : 1.5 });
 
   function showModels() {
     const options = presets.map(({ name }) => [name, name]);
@@ -249,13 +254,13 @@ export function render(root, state, tools) {
   }
 
   function makeDial(row, i) {
-    const { seen, reached, new: fresh } = Object.fromEntries(Object.entries(row.angles).map(([name, list]) => [name, list[i]]));
+    const [seen, reached, fresh] = ["seen", "reached", "new"].map((name) => row.angles[name][i]);
     const turn = 2 * Math.PI;
     const wave = row.pairs.extended_wavelength[i];
     const frequency = row.pairs.extended_frequency[i];
     const rays = { angles: Array.from({ length: HANDS }, (_, token) => token * frequency), length: 0.68, width: 1 };
-    const arcs = [{ from: 0, to: turn, color: "var(--never)", width: 5 }, { from: 0, to: seen * turn, color: "var(--seen)", width: 5 }];
-    if (fresh > 0) arcs.push({ from: seen * turn, to: reached * turn, color: "var(--new)", width: 5 });
+    const arc = (name, from, to) => ({ from: from * turn, to: to * turn, color: `var(--${name})`, width: 5 });
+    const arcs = [arc("never", 0, 1), arc("seen", 0, seen), ...(fresh > 0 ? [arc("new", seen, reached)] : [])];
     const lines = [
       `${rowName(row)}, ${t("pair")} ${i}: ${t(row.effects[i])}`,
       wave === null ? t("readStill") : t("readWave", { tokens: digits(wave, 5) }),
@@ -277,8 +282,7 @@ export function render(root, state, tools) {
     waves.caption(t("waves"), t("wavesNote", { method: focus ? rowName(focus) : "–" }));
     waves.draw({
       series: rows.map((row) => ({
-        label: rowName(row), x: indices[row.effects.length], y: row.pairs.extended_wavelength, color: COLORS[row.id], dash: DASHES[row.id],
-        width: row.id === state.method ? 2.8 : 1.6,
+        ...styleOf(row), x: indices[row.effects.length], y: row.pairs.extended_wavelength,
       })),
       bands,
       rules: [
@@ -294,26 +298,24 @@ export function render(root, state, tools) {
     tableTitle.textContent = t("table", { pairs: rows[0]?.effects.length ?? 0 });
     table.setAttribute("aria-label", tableTitle.textContent);
     const head = ["", ...effects.map((effect) => t(effect)), t("newAngles"), t("step"), t("factor")];
-    put(table, h("table", {}, h("thead", {}, h("tr", {}, head.map((text) => h("th", { scope: "col" }, text)))), h("tbody", {}, rows.map((row) => h("tr", {},
-      h("td", { class: "name" }, h("i", { class: "swatch", style: { background: COLORS[row.id] } }), rowName(row), ownFactor(row)),
-      effects.map((effect) => h("td", {}, integer(row.counts[effect]))),
-      h("td", {}, row.counts.new ? h("strong", { class: "key" }, integer(row.counts.new)) : "0"),
-      h("td", {}, fixed(row.pairs.extended_frequency[0], 3)),
-      h("td", {}, fixed(row.report.attention_factor, 3)),
-    )))));
+    put(table, makeTable(head, rows.map((row) => [
+      [h("i", { class: "swatch", style: { background: COLORS[row.id] } }), rowName(row), ownFactor(row)],
+      ...effects.map((effect) => row.counts[effect]),
+      row.counts.new ? h("strong", { class: "key" }, row.counts.new) : 0,
+      fixed(row.pairs.extended_frequency[0], 3),
+      fixed(row.report.attention_factor, 3),
+    ])));
     const flat = rows.filter((row) => row.pairs.slowed[0] > 1.0005).sort((a, b) => b.pairs.slowed[0] - a.pairs.slowed[0])[0];
     const best = rows.find((row) => row.id === state.method && row.effects[0] === "kept") ?? rows.find((row) => row.id !== "none" && row.effects[0] === "kept");
     put(trade, rich(flat && best ? t("trade", { flat: rowName(flat), times: digits(flat.pairs.slowed[0], 3), best: rowName(best) }) : t("tradeNone")));
-    trade.hidden = Boolean(flat) !== Boolean(best) && Boolean(flat);
+    trade.hidden = Boolean(flat && !best);
   }
 
   function drawSimilarity(answer, rows) {
-    const named = new Map(rows.map((row) => [row.id, row]));
+    const curves = new Map(answer.rows.map((row) => [row.id, row.similarity.slice(1)]));
     similarity.draw({
       x: answer.distances.slice(1),
-      series: answer.rows.filter((row) => named.has(row.id)).map((row) => ({
-        label: rowName(named.get(row.id)), y: row.similarity.slice(1), color: COLORS[row.id], dash: DASHES[row.id], width: row.id === state.method ? 2.2 : 1.3,
-      })),
+      series: rows.map((row) => ({ ...styleOf(row), y: curves.get(row.id) ?? [] })),
       rules: [{ y: 0, dash: "none", color: "var(--faint)" }, { x: answer.trained_length, label: t("trainedRule", { tokens: integer(answer.trained_length) }) }],
     });
   }
@@ -328,7 +330,7 @@ export function render(root, state, tools) {
     };
     const head = [t("field"), rowName(model), rowName(other)];
     put(differences, answer.differences.length
-      ? h("table", {}, h("thead", {}, h("tr", {}, head.map((text) => h("th", { scope: "col", class: "name" }, text)))), h("tbody", {}, answer.differences.map((one) => h("tr", {}, h("td", {}, one.field), h("td", {}, say(one.model)), h("td", {}, say(one.other))))))
+      ? makeTable(head, answer.differences.map((one) => [one.field, say(one.model), say(one.other)]))
       : h("p", { class: "note" }, t("same")));
     const alike = model.effects.length === other.effects.length;
     if (!alike) differences.append(h("p", { class: "note" }, t("unlike", { one: model.effects.length, two: other.effects.length })));
@@ -367,6 +369,7 @@ export function render(root, state, tools) {
 
   function draw(answer) {
     const rows = visible(answer);
+    last = answer;
     drawTitle(answer, rows);
     drawDials(answer, rows);
     drawWaves(answer, rows);
@@ -383,6 +386,11 @@ function runsOf(effects) {
     else runs.push({ effect, from: i, to: i });
   });
   return runs;
+}
+
+function makeTable(head, rows) {
+  const line = (tag, cells) => h("tr", {}, cells.map((cell, i) => h(tag, { scope: tag === "th" && "col", class: i === 0 && "name" }, cell)));
+  return h("table", {}, h("thead", {}, line("th", head)), h("tbody", {}, rows.map((row) => line("td", row))));
 }
 
 /** The method and the factor of a model's own extension. */

@@ -10,7 +10,7 @@ const en = {
   model: "model", file: "Open a config.json", layers: "its layers",
   trained: "trained on", times: "times further", base: "base", dim: "head dim",
   method: "method in detail", show: "methods", compare: "Compare with another model",
-  other: "second model", otherFile: "Open a config.json", nobody: "none",
+  other: "second model", nobody: "none",
   none: "as trained", linear: "PI", ntk: "NTK", "dynamic-ntk": "dynamic NTK", yarn: "YaRN", "dynamic-yarn": "dynamic YaRN",
   llama3: "Llama 3", longrope: "LongRoPE", proportional: "proportional",
   beta_fast: "beta fast", beta_slow: "beta slow", truncate: "whole pairs", attention: "attention factor", mscale: "mscale",
@@ -33,6 +33,7 @@ const en = {
   ratioName: "ratio of wavelengths",
 };
 
+// What is missing here is the same in English.
 const zh = {
   titleStart: "超出训练长度，慢的维度对会遇到没见过的角度",
   title: "读到训练长度的 {times} 倍，{pairs} 对里有 {plain} 对遇到没见过的角度；用 {method} 一对也没有",
@@ -43,12 +44,11 @@ const zh = {
   model: "模型", file: "打开 config.json", layers: "其中的层",
   trained: "训练长度", times: "扩展倍数", base: "底数 base", dim: "每头维度",
   method: "细看的方法", show: "方法", compare: "与另一个模型比较",
-  other: "第二个模型", otherFile: "打开 config.json", nobody: "无",
-  none: "不扩展", linear: "PI", ntk: "NTK", "dynamic-ntk": "动态 NTK", yarn: "YaRN", "dynamic-yarn": "动态 YaRN",
-  llama3: "Llama 3", longrope: "LongRoPE", proportional: "按比例",
-  beta_fast: "beta_fast", beta_slow: "beta_slow", truncate: "边界取整", attention: "注意力系数", mscale: "mscale",
-  mscale_all_dim: "mscale_all_dim", low_freq_factor: "low_freq_factor", high_freq_factor: "high_freq_factor",
-  growth: "factor", fraction: "旋转的比例", short_factor: "short_factor", long_factor: "long_factor",
+  other: "第二个模型", nobody: "无",
+  none: "不扩展", "dynamic-ntk": "动态 NTK", "dynamic-yarn": "动态 YaRN",
+  proportional: "按比例",
+  beta_fast: "beta_fast", beta_slow: "beta_slow", truncate: "边界取整", attention: "注意力系数",
+  fraction: "旋转的比例",
   automatic: "自动", ramp: "与 YaRN 相同", ones: "每对为 1",
   dials: "每一对的角度", dialsNote: "训练 {trained} 个 token，读 {length} 个；指针：第 0 到 7 个",
   seen: "训练时见过", new: "第一次遇到", never: "从不到达", pair: "第几对",
