@@ -126,7 +126,7 @@ def test_the_nearest_pair_is_the_nearest(kind):
 def test_a_later_row_is_an_earlier_one_rotated(position, dim):
     if dim % 2 and position["kind"] == "rotary":
         position = {**position, "rotary_dim": 16}
-    for start in (0, 1000, 2**36 - 1024):
+    for start in (0, 1000, 2**36):
         found = ask("rotation", position=position, dim=dim, start=start, shift=1 + start % 7)
         assert found["error"] < 1e-14
         assert len(found["increments"]) in (8, 16)

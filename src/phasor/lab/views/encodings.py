@@ -116,7 +116,7 @@ def facts(request: EncodingRequest) -> dict[str, Any]:
 class RotationRequest(SchemeRequest):
     """The code of a position, and of the one `shift` after it."""
 
-    start: int = bounded_field(11, 0, MAX_POSITION - MAX_LENGTH)
+    start: int = bounded_field(11, 0, MAX_POSITION)
     shift: int = bounded_field(5, 0, MAX_LENGTH)
 
 

@@ -42,6 +42,7 @@ const percent = (value) => `${digits(100 * value, 3)}\u00a0%`;
 export function render(root, state, tools) {
   const { t } = tools;
   const header = tools.header(root);
+  header.set(t("encodings"), ""); // until there is something found
   const first = tools.controls(root, [
     { name: "s", kind: "select", label: t("scheme"), options: SCHEMES.map((kind) => [kind, NAMES[kind]]), field: "position" },
     { name: "t", kind: "slider", label: t("position"), min: 0, max: 255, step: 1 },

@@ -30,10 +30,13 @@ export function render(root, state, tools) {
   const sections = { scale: scaleSection(tools), activations: activationSection(tools), norms: normSection(tools), placements: placementSection(tools) };
   for (const part of PARTS) root.append(sections[part].element);
 
+  let shown = null;
   return async () => {
     const part = PARTS.includes(state.part) ? state.part : "scale";
     put(tabs, PARTS.map((name) => h("button", { type: "button", "aria-pressed": String(name === part), onclick: () => tools.set({ part: name }) }, t(`tab.${name}`))));
     for (const name of PARTS) sections[name].element.hidden = name !== part;
+    if (part !== shown) header.set(t(`tab.${part}`), ""); // until there is something found
+    shown = part;
     await sections[part].update(state, header);
   };
 }

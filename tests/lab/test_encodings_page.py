@@ -1,0 +1,112 @@
+"""The views Encodings and Parts in a browser: every scheme and every part, and the numbers they show."""
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+
+from phasor.lab.codes import build_scheme, nearest_pair
+from phasor.lab.endpoints import ENDPOINTS
+from phasor.nn.positions import SinusoidalConfig
+
+SCHEMES = ["sinusoidal", "rotary", "xpos", "axial", "mrope", "t5", "alibi", "learned", "counting", "normalized", "none"]
+PARTS = ["scale", "activations", "norms", "placements"]
+
+
+def download(visit, figure):
+    """The CSV of a figure, as rows."""
+    with visit.page.expect_download() as found:
+        visit.page.locator("figure", has_text=figure).locator(".downloads button", has_text="CSV").first.click()
+    return list(csv.reader(Path(found.value.path()).read_text(encoding="utf-8-sig").splitlines()))
+
+
+def test_every_scheme_is_chosen_and_says_what_it_finds(open_page):
+    visit = open_page("encodings")
+    titles = set()
+    for kind in SCHEMES:
+        visit.control("s").select_option(kind)
+        visit.settle()
+        assert not visit.page.locator(".error:visible").all_inner_texts(), kind
+        titles.add(visit.page.locator("h1").inner_text())
+        assert visit.page.locator('button[aria-pressed="true"]').count() == 1
+    assert len(titles) == len(SCHEMES)
+
+
+def test_the_codes_of_the_page_are_those_of_the_library(open_page):
+    start = 2**36 - 100
+    visit = open_page(f"encodings?start={start}&n=16&dim=32")
+    expected = build_scheme(SinusoidalConfig(layout="halves"), 32).codes(start + torch.arange(16), start + 16)
+    head, *rows = download(visit, "Codes")
+    assert len(head) == 33
+    found = torch.tensor([[float(cell) for cell in row[1:]] for row in rows], dtype=torch.float64)
+    assert float((found - expected).abs().max()) < 1e-7
+    pair = nearest_pair(expected)
+    caption = visit.page.locator("figcaption", has_text="The nearest pair").inner_text()
+    assert f"{start + pair['a']:,} and {start + pair['b']:,}" in caption
+    assert "largest difference" in visit.page.locator(".aside").first.inner_text()
+
+
+def test_clicks_choose_a_position_and_a_scheme(open_page):
+    visit = open_page("encodings")
+    visit.page.locator("figure canvas").first.click(position={"x": 100, "y": 300})
+    visit.settle()
+    assert visit.address() == "encodings?t=40"
+    assert visit.page.locator("figcaption", has_text="Row 40 the code").count() == 1
+    rows = visit.page.locator(".criteria tbody tr")
+    assert rows.count() == len(SCHEMES)
+    fails = [row.locator("th").inner_text() for row in rows.all() if row.locator(".no").count()]
+    assert fails == ["xPos", "T5 bias", "ALiBi", "learned", "counting", "normalized", "none"]
+    visit.page.locator(".criteria button", has_text="ALiBi").click()
+    visit.settle()
+    assert visit.address() == "encodings?s=alibi&t=40"
+    assert visit.page.locator("figcaption", has_text="head 1").is_visible()
+
+
+def test_mistakes_stand_beside_their_controls(open_page):
+    visit = open_page("sources")
+    for address, control, words in (
+        ("encodings?dim=513", "dim", "at most 512"),
+        ("encodings?s=learned&start=5000", "start", "ends after 1,024 positions"),
+        ("encodings?s=axial&base=0.5", "base", "greater than 1"),
+        ("parts?part=placements&layers=200", "layers", "at most 64"),
+    ):
+        visit.page.evaluate("(hash) => { location.hash = hash; }", f"#/{address}")
+        place = visit.page.locator(f'[data-control="{control}"] .error', has_text=words)
+        place.wait_for()
+    visit.settle()
+    visit.errors.clear()  # chromium reports every status of 400
+
+
+def test_every_part_is_shown(open_page):
+    visit = open_page("parts")
+    titles = {}
+    for i, part in enumerate(PARTS):
+        visit.page.locator(".tabs button").nth(i).press("Enter")
+        visit.settle()
+        sections = [one for one in visit.page.locator("main section").all() if one.is_visible()]
+        assert len(sections) == 1
+        assert sections[0].locator("figure svg[role], figure canvas").count() >= 3
+        titles[part] = visit.page.locator("h1").inner_text()
+        assert visit.address() == ("parts" if part == "scale" else f"parts?part={part}")
+    assert len(set(titles.values())) == len(PARTS)
+
+
+def test_the_curves_of_the_page_are_those_of_the_library(open_page):
+    visit = open_page("parts?part=activations")
+    expected = ENDPOINTS["/api/parts/curves"].answer({})["curves"]
+    head, *rows = download(visit, "Plain activations")
+    for kind in ("relu", "silu", "gelu", "gelu-tanh"):
+        assert [float(row[head.index(kind)]) for row in rows] == expected[kind]["values"]
+
+
+STATES = [f"encodings?s={kind}" for kind in SCHEMES] + [f"parts?part={part}" for part in PARTS]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("address", STATES)
+def test_every_state_is_accessible_and_fits_a_phone(open_page, address, language):
+    visit = open_page(address, width=390, theme="dark", language=language)
+    assert visit.sideways() <= 0
+    assert not visit.serious_findings()
