@@ -10,10 +10,8 @@ export const id = "extension";
 export { texts };
 
 const METHODS = ["none", "linear", "ntk", "dynamic-ntk", "yarn", "dynamic-yarn", "llama3", "longrope", "proportional"];
-const COLORS = {
-  none: "var(--c6)", linear: "var(--c1)", ntk: "var(--c4)", "dynamic-ntk": "var(--c4)", yarn: "var(--c3)", "dynamic-yarn": "var(--c3)",
-  llama3: "var(--c5)", longrope: "var(--c5)", proportional: "var(--c1)", model: "var(--ink)", other: "var(--c2)",
-};
+const HUES = { none: "c6", linear: "c1", ntk: "c4", "dynamic-ntk": "c4", yarn: "c3", "dynamic-yarn": "c3", llama3: "c5", longrope: "c5", proportional: "c1", model: "ink", other: "c2" };
+const colorOf = (row) => `var(--${HUES[row.id]})`;
 const DASHES = { none: "5 4", "dynamic-ntk": "7 3", "dynamic-yarn": "7 3", longrope: "7 3", proportional: "2 3" };
 const EFFECTS = ["kept", "blended", "slowed", "faster", "still"];
 const HANDS = 8;
@@ -43,6 +41,7 @@ export const defaults = {
   high_freq_factor: 4, short_factor: "", long_factor: "", fraction: 0.5,
 };
 
+const parseOptional = (word) => (word === "" || Number.isNaN(Number(word)) ? word : Number(word));
 const isFile = (model) => model.includes(",");
 
 /** An opened file in the address: its name, and the fields of the request as paths with their values. */
@@ -62,7 +61,7 @@ function parseModel(text) {
   if (!isFile(text)) return { name: text, request: { preset: text } };
   const [name, ...parts] = text.split(",");
   const request = {};
-  const parse = (word) => (word === "true" || word === "false" ? word === "true" : word === "" || Number.isNaN(Number(word)) ? word : Number(word));
+  const parse = (word) => (/^(true|false)$/.test(word) ? word === "true" : parseOptional(word));
   for (const part of parts) {
     const [path, value = ""] = part.split(":");
     const keys = path.split(".");
@@ -82,12 +81,7 @@ function givenFields(method, state) {
     if (value === defaults[key]) continue;
     if (kind !== "text") given[name] = value;
     else if (name.endsWith("_factor")) given[name] = value.split(/[\s,;]+/).filter(Boolean).map(Number);
-    else given[name] = Number.isNaN(Number(value)) ? value : Number(value);
-  }
-  if (given.long_factor || given.short_factor) {
-    const ones = (given.long_factor ?? given.short_factor).map(() => 1);
-    given.short_factor ??= ones;
-    given.long_factor ??= ones;
+    else given[name] = parseOptional(value);
   }
   return given;
 }
@@ -100,11 +94,9 @@ function makeRequest(state) {
     const given = givenFields(method, state);
     if (Object.keys(given).length) fields[method] = given;
   }
-  const body = {
-    model: parseModel(state.model).request, base: state.base, head_dim: state.dim, trained_length: state.trained, factor: state.times, methods, fields,
-  };
-  if (state.other) body.other = parseModel(state.other).request;
-  return body;
+  const { base, dim: head_dim, trained: trained_length, times: factor } = state;
+  const other = state.other ? parseModel(state.other).request : null;
+  return { model: parseModel(state.model).request, base, head_dim, trained_length, factor, methods, fields, other };
 }
 
 export function render(root, state, tools) {
@@ -175,13 +167,14 @@ export function render(root, state, tools) {
   const left = h("div", { class: "stack" });
   const right = h("div", { class: "stack" });
   root.append(h("div", { class: "halves" }, left, right));
-  const waves = lineChart(left, { name: t("waves"), height: 470, x: { label: t("pair"), format: integer }, y: { scale: "log", name: t("wavelength"), readout: (value) => digits(value, 6) } });
+  const byPair = (name) => ({ x: { label: t("pair"), format: integer }, y: { scale: "log", name, readout: (value) => digits(value, 6) } });
+  const waves = lineChart(left, { height: 470, ...byPair(t("wavelength")) });
   const tableTitle = h("h2", {});
   const table = h("div", { class: "scroll", tabindex: 0, role: "region" });
   const trade = h("p", { class: "aside" });
   left.append(trade);
   right.append(h("section", {}, tableTitle, table));
-  const similarity = lineChart(right, { name: t("similarity"), note: t("similarityNote"), height: 240, x: { scale: "log", label: t("distance"), format: compactTokens }, y: { readout: (value) => fixed(value, 4) } });
+  const similarity = lineChart(right, { name: t("similarity"), note: t("similarityNote"), height: 240, x: { scale: "log", label: t("distance") }, y: { readout: (value) => fixed(value, 4) } });
 
   const compareBox = h("section", { class: "stack" }, h("h2", {}, t("compare")));
   root.append(compareBox);
@@ -191,7 +184,7 @@ export function render(root, state, tools) {
   ]);
   const both = h("div", { class: "halves" });
   const ratioBox = h("div", {});
-  const ratio = lineChart(ratioBox, { name: "", height: 240, x: { label: t("pair"), format: integer }, y: { scale: "log", name: t("ratioName"), readout: (value) => digits(value, 6) } });
+  const ratio = lineChart(ratioBox, { height: 240, ...byPair(t("ratioName")) });
   const differences = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": t("differ") });
   both.append(h("section", {}, h("h3", {}, t("differ")), differences), ratioBox);
   compareBox.append(both);
@@ -211,7 +204,7 @@ export function render(root, state, tools) {
     return name === parseModel(state.model).name ? `${name} (2)` : name;
   };
 
-  const styleOf = (row) => ({ label: rowName(row), color: COLORS[row.id], dash: DASHES[row.id], width: row.id === state.method ? 2.6 : 1.5 });
+  const styleOf = (row) => ({ label: rowName(row), color: colorOf(row), dash: DASHES[row.id], width: row.id === state.method ? 2.6 : 1.5 });
 
   function showModels() {
     const options = presets.map(({ name }) => [name, name]);
@@ -233,8 +226,8 @@ export function render(root, state, tools) {
     const values = {
       times: digits(answer.factor, 4), pairs: plain?.effects.length, plain: plain?.counts.new, method: focus && rowName(focus), count: focus?.counts.new,
     };
-    const withMethod = focus?.counts.new ? "titleSome" : "title";
-    header.set(t(!plain?.counts.new ? "titleNone" : focus && focus !== plain ? withMethod : "titlePlain", values), t("lead"));
+    const which = !plain?.counts.new ? "titleNone" : !focus || focus === plain ? "titlePlain" : focus.counts.new ? "titleSome" : "title";
+    header.set(t(which, values), t("lead"));
   }
 
   function drawDials(answer, rows) {
@@ -247,7 +240,7 @@ export function render(root, state, tools) {
     dialFigure.draw({
       wrap: false, valueNames, heads: sameCount ? of(most).map((i, n) => (n === 0 ? `${t("pair")} ${i}` : String(i))) : undefined,
       rows: rows.map((row) => ({
-        label: rowName(row), color: COLORS[row.id],
+        label: rowName(row), color: colorOf(row),
         dials: of(row.effects.length).map((i) => ({ ...makeDial(row, i), label: sameCount ? undefined : String(i) })),
       })),
     });
@@ -276,7 +269,7 @@ export function render(root, state, tools) {
     const bands = [{ bottom: answer.trained_length, color: "var(--new)", opacity: 0.08 }];
     for (const run of focus ? runsOf(focus.effects) : []) {
       const strong = { blended: 0.2, slowed: 0.1 }[run.effect] ?? 0;
-      bands.push({ from: run.from - 0.5, to: run.to + 0.5, top: answer.trained_length, color: COLORS[focus.id], opacity: strong, label: t(run.effect), textColor: COLORS[focus.id] });
+      bands.push({ from: run.from - 0.5, to: run.to + 0.5, top: answer.trained_length, color: colorOf(focus), opacity: strong, label: t(run.effect), textColor: colorOf(focus) });
     }
     const indices = Object.fromEntries(rows.map((row) => [row.effects.length, row.pairs.index])); // one list for rows of one size
     waves.caption(t("waves"), t("wavesNote", { method: focus ? rowName(focus) : "–" }));
@@ -299,14 +292,15 @@ export function render(root, state, tools) {
     table.setAttribute("aria-label", tableTitle.textContent);
     const head = ["", ...effects.map((effect) => t(effect)), t("newAngles"), t("step"), t("factor")];
     put(table, makeTable(head, rows.map((row) => [
-      [h("i", { class: "swatch", style: { background: COLORS[row.id] } }), rowName(row), ownFactor(row)],
+      [h("i", { class: "swatch", style: { background: colorOf(row) } }), rowName(row), ownFactor(row)],
       ...effects.map((effect) => row.counts[effect]),
       row.counts.new ? h("strong", { class: "key" }, row.counts.new) : 0,
       fixed(row.pairs.extended_frequency[0], 3),
       fixed(row.report.attention_factor, 3),
     ])));
-    const flat = rows.filter((row) => row.pairs.slowed[0] > 1.0005).sort((a, b) => b.pairs.slowed[0] - a.pairs.slowed[0])[0];
-    const best = rows.find((row) => row.id === state.method && row.effects[0] === "kept") ?? rows.find((row) => row.id !== "none" && row.effects[0] === "kept");
+    const [flat] = rows.filter((row) => row.pairs.slowed[0] > 1.0005).sort((a, b) => b.pairs.slowed[0] - a.pairs.slowed[0]);
+    const kept = rows.filter((row) => row.id !== "none" && row.effects[0] === "kept");
+    const best = kept.find((row) => row.id === state.method) ?? kept[0];
     put(trade, rich(flat && best ? t("trade", { flat: rowName(flat), times: digits(flat.pairs.slowed[0], 3), best: rowName(best) }) : t("tradeNone")));
     trade.hidden = Boolean(flat && !best);
   }
@@ -341,7 +335,7 @@ export function render(root, state, tools) {
     const y = model.pairs.index.map((i) => (waves(model, i) && waves(other, i) ? waves(other, i) / waves(model, i) : null));
     const range = [1, ...y.filter((one) => one !== null)];
     ratio.draw({
-      series: [{ label: rowName(other), x: model.pairs.index, y, color: COLORS.other, width: 2.2 }],
+      series: [{ label: rowName(other), x: model.pairs.index, y, color: colorOf(other), width: 2.2 }],
       rules: [{ y: 1, label: rowName(model), dash: "none", color: "var(--ink)" }],
       yAxis: { min: Math.min(...range) / 1.5, max: Math.max(...range) * 1.8 },
     });
@@ -398,8 +392,4 @@ function ownFactor(row) {
   const extension = row.report.settings.extension;
   if (!extension || (row.id !== "model" && row.id !== "other")) return null;
   return h("span", { class: "note" }, ` ${extension.kind}${extension.factor ? ` ×${digits(extension.factor)}` : ""}`);
-}
-
-function compactTokens(value) {
-  return value >= 1000 ? `${Number((value / 1000).toPrecision(3))} k` : integer(value);
 }
