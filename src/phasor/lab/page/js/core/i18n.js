@@ -5,17 +5,15 @@ const TEXTS = {
     extension: "Extension", phasors: "Phasors", encodings: "Encodings", order: "Order", precision: "Precision",
     parts: "Parts", runs: "Runs", sources: "Index", language: "中文", languageName: "Switch to Chinese",
     theme: "Light or dark", views: "Views", skip: "Skip to the content", download: "Download {what}: {name}",
-    loading: "Computing …", unreachable: "The lab does not answer. Is phasor lab still running?",
-    busy: "The lab is busy: this will be tried again.", reset: "Reset", from: "from", to: "to",
-    arrows: "arrow keys move the cursor", missing: "There is no view {name}.",
+    unreachable: "The lab does not answer. Is phasor lab still running?",
+    from: "from", to: "to", missing: "There is no view {name}.",
   },
   zh: {
     extension: "长度扩展", phasors: "相量", encodings: "编码", order: "语序", precision: "精度",
     parts: "部件", runs: "训练", sources: "索引", language: "English", languageName: "切换到英文",
     theme: "浅色或深色", views: "视图", skip: "跳到正文", download: "下载 {what}：{name}",
-    loading: "计算中……", unreachable: "服务没有响应。phasor lab 还在运行吗？",
-    busy: "服务正忙，稍后会重试。", reset: "重置", from: "从", to: "到",
-    arrows: "方向键移动光标", missing: "没有名为 {name} 的视图。",
+    unreachable: "服务没有响应。phasor lab 还在运行吗？",
+    from: "从", to: "到", missing: "没有名为 {name} 的视图。",
   },
 };
 

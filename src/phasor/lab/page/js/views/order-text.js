@@ -11,14 +11,12 @@ export const textTexts = {
   en: {
     own: "Your own text",
     noModel: "Start the lab with the folder of a model or of a run, as in **phasor lab FOLDER**: its attention, layer by layer and head by head, and its next tokens appear here.",
-    findBefore: "Layer {layer}, head {head} gives {share} % of its attention to the token before",
-    findItself: "Layer {layer}, head {head} gives {share} % of its attention to the token itself",
-    findFirst: "Layer {layer}, head {head} gives {share} % of its attention to the first token",
-    findNext: "Layer {layer}, head {head} gives {share} % of its attention to the token after",
+    find: "Layer {layer}, head {head} gives {share} % of its attention to {whom}",
+    before: "the token before", itself: "the token itself", start: "the first token", after: "the token after",
     findSpread: "Layer {layer}, head {head} looks {back} tokens away on average",
     findCross: "Layer {layer}, head {head}: the source token that a target token looks at most gets {share} %",
     folder: "model", text: "text", target: "target (empty: what the model writes)", source: "source", kind: "attention", crossing: "cross",
-    textLayer: "layer", textHead: "head", shape: "{shape}, {layers} layers, {heads} heads",
+    textLayer: "layer", textHead: "head",
     attentionMap: "Attention of layer {layer}, head {head}", attentionNote: "rows ask, columns answer; choose a row to see its next tokens",
     allHeads: "All heads", allHeadsNote: "a row per layer, a column per head; choose one", layerHeads: "All heads of layer {layer}",
     next: "Next token after “{token}”", fills: "What stands at “{token}”", likelyNote: "probability", bad: "This folder cannot be read: {why}",
@@ -26,14 +24,12 @@ export const textTexts = {
   zh: {
     own: "自己的文本",
     noModel: "启动时给出模型或训练的文件夹，例如 **phasor lab FOLDER**：这里会逐层逐头显示它的注意力，以及下一个词元的概率。",
-    findBefore: "第 {layer} 层第 {head} 个头把 {share} % 的注意力给了前一个词元",
-    findItself: "第 {layer} 层第 {head} 个头把 {share} % 的注意力给了词元自己",
-    findFirst: "第 {layer} 层第 {head} 个头把 {share} % 的注意力给了第一个词元",
-    findNext: "第 {layer} 层第 {head} 个头把 {share} % 的注意力给了后一个词元",
+    find: "第 {layer} 层第 {head} 个头把 {share} % 的注意力给了{whom}",
+    before: "前一个词元", itself: "词元自己", start: "第一个词元", after: "后一个词元",
     findSpread: "第 {layer} 层第 {head} 个头平均看向 {back} 个词元之外",
     findCross: "第 {layer} 层第 {head} 个头：目标词元最关注的源词元平均得到 {share} %",
     folder: "模型", text: "文本", target: "目标文本（留空则由模型生成）", source: "源文本", kind: "注意力", crossing: "交叉",
-    textLayer: "层", textHead: "头", shape: "{shape}，{layers} 层，{heads} 个头",
+    textLayer: "层", textHead: "头",
     attentionMap: "第 {layer} 层第 {head} 个头的注意力", attentionNote: "行是提问的词元，列是回答的词元；点一行看它之后的词元",
     allHeads: "所有的头", allHeadsNote: "每行一层，每列一个头；点击选择", layerHeads: "第 {layer} 层所有的头",
     next: "“{token}”之后的词元", fills: "“{token}”处应是什么", likelyNote: "概率", bad: "这个文件夹读不了：{why}",
@@ -44,23 +40,23 @@ export const textDefaults = { f: -1, x: "The cat sat on the mat because it was t
 
 const count = (most) => Array.from({ length: most }, (_, i) => [i + 1, String(i + 1)]);
 
-/** What a head attends to most, over all rows but the first: { key, share } or the mean distance. */
+/** What a head attends to most, over all rows but the first: { key, whom, share }, or how far it looks. */
 function describeHead(weights, [rows, columns], cross) {
-  let before = 0, itself = 0, first = 0, next = 0, away = 0, peak = 0;
-  const start = cross || rows === 1 ? 0 : 1;
-  for (let i = start; i < rows; i++) {
+  const sums = { before: 0, itself: 0, start: 0, after: 0 };
+  let away = 0;
+  let peak = 0;
+  const from = cross || rows === 1 ? 0 : 1;
+  for (let i = from; i < rows; i++) {
     const row = weights.subarray(i * columns, (i + 1) * columns);
+    const places = { before: i - 1, itself: i, start: i > 1 ? 0 : -1, after: i + 1 };
+    for (const [whom, place] of Object.entries(places)) sums[whom] += row[place] ?? 0;
     peak += Math.max(...row);
-    before += i > 0 ? row[i - 1] : 0;
-    itself += row[i] ?? 0;
-    first += i > 1 ? row[0] : 0;
-    next += row[i + 1] ?? 0;
     row.forEach((weight, j) => (away += weight * Math.abs(i - j)));
   }
-  const count = rows - start || 1;
+  const count = rows - from;
   if (cross) return { key: "findCross", share: peak / count };
-  const [key, share] = [["findBefore", before], ["findItself", itself], ["findFirst", first], ["findNext", next]].sort((a, b) => b[1] - a[1])[0];
-  return share / count > 0.35 ? { key, share: share / count } : { key: "findSpread", share: 0, back: away / count };
+  const [whom, most] = Object.entries(sums).sort((a, b) => b[1] - a[1])[0];
+  return most / count > 0.35 ? { key: "find", whom, share: most / count } : { key: "findSpread", share: 0, back: away / count };
 }
 
 /** A picture of all heads, `[layers, heads, rows, columns]`, as one matrix with gaps between them. */
@@ -184,7 +180,7 @@ export function renderText(root, state, tools) {
       const at = ((shownLayers > 1 ? layer - 1 : 0) * shownHeads + (shownHeads > 1 ? head - 1 : 0)) * one;
       const chosen = weights.data.subarray(at, at + one);
       const found = describeHead(chosen, [rows.length, keys.length], kind === "cross");
-      put(title, t(found.key, { layer, head, share: fixed(100 * found.share, 0), back: fixed(found.back ?? 0, 1) }));
+      put(title, t(found.key, { layer, head, whom: found.whom && t(found.whom), share: fixed(100 * found.share, 0), back: fixed(found.back ?? 0, 1) }));
       const picked = ofSource ? [] : [{ row: reading.index }];
       map.caption(t("attentionMap", { layer, head }), t("attentionNote"));
       map.draw({ data: chosen, shape: [rows.length, keys.length], rowLabels: rows, columnLabels: keys, marks: picked });

@@ -24,7 +24,7 @@ export const texts = {
     metric: "metric", log: "logarithmic loss", reading: "report",
     lossCurves: "Loss by step", curves: "{metric} by step", curvesNote: "choose a run below to hide or show it", step: "step",
     run: "run", position: "positions", state: "state", steps: "step", last: "loss", lowest: "lowest validation loss", at: "at step",
-    training: "training", finished: "finished", stopped: "stopped", unreadable: "cannot be read",
+    training: "training", finished: "finished", stopped: "stopped",
     of: "{step} of {steps}", leftOut: "{count} more runs are not shown.",
     reportLead: "The same tokens are predicted at every length. A difference counts where its interval, over documents or rows, excludes 0.",
     byLength: "Loss by length", byLengthNote: "nats per token, with intervals of 95 %", length: "tokens of context", trained: "trained at {length}",
@@ -44,7 +44,7 @@ export const texts = {
     metric: "指标", log: "对数坐标", reading: "报告",
     lossCurves: "损失随步数的变化", curves: "{metric} 随步数的变化", curvesNote: "在下表点击一次训练可以隐藏或显示它", step: "步",
     run: "训练", position: "位置编码", state: "状态", steps: "步数", last: "损失", lowest: "最低验证损失", at: "所在步",
-    training: "训练中", finished: "已完成", stopped: "已停止", unreadable: "读不了",
+    training: "训练中", finished: "已完成", stopped: "已停止",
     of: "{step} / {steps}", leftOut: "另有 {count} 次训练没有显示。",
     reportLead: "每个长度都预测同样的词元。差异的区间（按文档或行）不含 0 时，差异才算数。",
     byLength: "损失随长度的变化", byLengthNote: "每词元的奈特，区间为 95 %", length: "上下文的词元数", trained: "训练长度 {length}",
@@ -200,21 +200,19 @@ function renderReport(root, state, tools) {
     const rowsOf = (name) => report.rows.filter((row) => row.extension === name && row.loss.estimate !== null);
     const longest = report.lengths.at(-1);
     const [best] = report.rows.filter((row) => row.length === longest && row.loss.estimate !== null).sort((a, b) => a.loss.estimate - b.loss.estimate);
-    if (best) put(title, t("reportTitle", { length: integer(longest), name: best.extension, loss: fixed(best.loss.estimate, 3) }));
-    else put(title, t("byLength"));
-    const series = names.map((name) => ({
-      x: rowsOf(name).map((row) => row.length), y: rowsOf(name).map((row) => row.loss.estimate), label: name, color: color(name), dash: name === report.baseline ? "5 4" : undefined,
-    }));
-    const points = names.flatMap((name) => rowsOf(name).map((row) => ({ x: row.length, y: row.loss.estimate, color: color(name), r: 4 })));
-    const whiskers = names.flatMap((name) => rowsOf(name).filter((row) => row.loss.low !== null).map((row) => ({ x: row.length, low: row.loss.low, high: row.loss.high, color: color(name) })));
-    const ends = [...whiskers.flatMap(({ low, high }) => [low, high]), ...points.map((point) => point.y)];
+    put(title, best ? t("reportTitle", { length: integer(longest), name: best.extension, loss: fixed(best.loss.estimate, 3) }) : t("byLength"));
+    const look = (name) => ({ label: name, color: color(name), dash: name === report.baseline ? "5 4" : undefined });
+    const series = names.map((name) => ({ x: rowsOf(name).map((row) => row.length), y: rowsOf(name).map((row) => row.loss.estimate), ...look(name) }));
+    const points = names.flatMap((name) => rowsOf(name).map(({ length, loss }) => ({ x: length, y: loss.estimate, color: color(name), r: 4, ...loss })));
+    const whiskers = points.filter((point) => point.low !== null);
+    const ends = points.flatMap(({ y, low, high }) => [y, low ?? y, high ?? y]);
     const spare = 0.05 * (Math.max(...ends) - Math.min(...ends)) || 0.5;
     const trained = { x: report.trained_length, label: t("trained", { length: integer(report.trained_length) }) };
     byLength.draw({ series: series.filter((one) => one.y.length), points, whiskers, rules: [trained], xAxis: { ticks: report.lengths }, yAxis: { min: Math.min(...ends) - spare, max: Math.max(...ends) + spare } });
     const { edges, loss, length } = report.positions;
     const middles = edges.slice(1).map((edge, i) => (edge + edges[i]) / 2);
     byPosition.caption(t("byPosition"), t("byPositionNote", { length: integer(length) }));
-    byPosition.draw({ x: middles, series: names.map((name) => ({ y: loss[name], label: name, color: color(name), dash: name === report.baseline ? "5 4" : undefined })), rules: [trained] });
+    byPosition.draw({ x: middles, series: names.map((name) => ({ y: loss[name], ...look(name) })), rules: [trained] });
 
     const cell = (name, column, sign) => report.lengths.map((size) => {
       const row = report.rows.find((one) => one.extension === name && one.length === size);
