@@ -44,18 +44,13 @@ class BarChart extends Figure {
       return { x: middle, y: top };
     });
     parts.push(s("line", { x1: left, x2: width, y1: y(0), y2: y(0), stroke: "var(--faint)" }));
-    if (!this.svg) this.build();
-    this.svg.setAttribute("viewBox", `0 0 ${width} ${o.height}`);
-    this.svg.setAttribute("width", width);
-    this.svg.setAttribute("height", o.height);
+    this.sizeSvg(width, o.height);
     this.mark = s("g", {});
     put(this.svg, parts, this.mark);
     this.frame = { left, pitch, bottom, o };
   }
 
   build() {
-    this.svg = s("svg", { role: "img", "aria-label": this.describe(), tabindex: 0, "aria-describedby": this.readoutId });
-    this.box.append(this.svg);
     const find = (event) => Math.floor((event.offsetX - this.frame.left) / this.frame.pitch);
     this.svg.addEventListener("pointermove", (event) => this.moveTo(find(event)));
     this.svg.addEventListener("pointerleave", () => this.moveTo(-1));

@@ -66,17 +66,11 @@ class BlockDiagram extends Figure {
     this.frame = { columns, pitch };
     this.mark = s("g", {});
     parts.push(this.mark);
-    if (!this.svg) this.build();
-    const height = rows * (TALL + 14);
-    this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    this.svg.setAttribute("width", width);
-    this.svg.setAttribute("height", height);
+    this.sizeSvg(width, rows * (TALL + 14));
     put(this.svg, parts);
   }
 
   build() {
-    this.svg = s("svg", { role: "img", "aria-label": this.describe(), tabindex: 0, "aria-describedby": this.readoutId });
-    this.box.append(this.svg);
     this.svg.addEventListener("blur", () => this.moveTo(-1));
     this.svg.addEventListener("keydown", (event) => {
       const way = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -this.frame.columns, ArrowDown: this.frame.columns }[event.key];

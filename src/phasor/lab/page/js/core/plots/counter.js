@@ -32,16 +32,11 @@ class BinaryCounter extends Figure {
     parts.push(s("rect", { x: 0.5, y: row * tall, width: Math.max(0, bits * pitch - 2), height: tall, fill: "none", stroke: "var(--ink)", "stroke-width": 1.75 }));
     this.mark = s("g", {});
     parts.push(this.mark);
-    if (!this.svg) this.build();
-    this.svg.setAttribute("viewBox", `0 0 ${width} ${height + 24}`);
-    this.svg.setAttribute("width", width);
-    this.svg.setAttribute("height", height + 24);
+    this.sizeSvg(width, height + 24);
     put(this.svg, parts);
   }
 
   build() {
-    this.svg = s("svg", { role: "img", "aria-label": this.describe(), tabindex: 0, "aria-describedby": this.readoutId });
-    this.box.append(this.svg);
     const find = (event) => Math.floor((event.offsetY / this.options.height) * this.data.count);
     this.svg.addEventListener("pointermove", (event) => this.moveTo(find(event)));
     this.svg.addEventListener("pointerleave", () => this.moveTo(-1));

@@ -93,18 +93,13 @@ class Dials extends Figure {
       });
       y += lines * (2 * r + below + 6);
     });
-    if (!this.svg) this.build();
-    this.svg.setAttribute("viewBox", `0 0 ${width} ${Math.ceil(y)}`);
-    this.svg.setAttribute("width", width);
-    this.svg.setAttribute("height", Math.ceil(y));
+    this.sizeSvg(width, Math.ceil(y));
     this.mark = s("g", {});
     put(this.svg, parts, this.mark);
     if (this.at !== undefined) this.moveTo(this.at);
   }
 
   build() {
-    this.svg = s("svg", { role: "img", "aria-label": this.describe(), tabindex: 0, "aria-describedby": this.readoutId });
-    this.box.append(this.svg);
     const find = (event) => this.places.findIndex(({ x, y, r }) => Math.hypot(event.offsetX - x, event.offsetY - y) <= r);
     this.svg.addEventListener("pointermove", (event) => this.moveTo(find(event)));
     this.svg.addEventListener("pointerleave", () => this.moveTo(-1));

@@ -1,6 +1,6 @@
 // What every plot shares: a caption, a read-out, downloads, and drawing again when its width or the colors change.
 
-import { h, newId, put } from "../dom.js";
+import { h, newId, put, s } from "../dom.js";
 import { schedule } from "../frame.js";
 import { translator } from "../i18n.js";
 import { resolveColors } from "../theme.js";
@@ -87,6 +87,17 @@ export class Figure {
   draw(data) {
     this.data = data;
     schedule(this.run);
+  }
+
+  /** Make the SVG of the figure where there is none, with the listeners of build(), and give it a size. */
+  sizeSvg(width, height) {
+    if (!this.svg) {
+      this.svg = s("svg", { role: "img", "aria-label": this.describe(), tabindex: 0, "aria-describedby": this.readoutId });
+      this.box.append(this.svg);
+      this.build();
+    }
+    const size = { viewBox: `0 0 ${width} ${height}`, width, height };
+    for (const [name, value] of Object.entries(size)) this.svg.setAttribute(name, value);
   }
 
   resize() {

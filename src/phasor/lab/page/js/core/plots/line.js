@@ -132,17 +132,12 @@ class LineChart extends Figure {
       if (inside(point.x, x)) parts.push(s("circle", { cx: x(point.x), cy: y(point.y), r: point.r ?? 5, fill: point.color ?? "var(--ink)", stroke: "var(--paper)", "stroke-width": 1.5 }));
     this.mark = s("g", {});
     parts.push(this.mark);
-    if (!this.svg) this.build();
-    this.svg.setAttribute("viewBox", `0 0 ${width} ${f.height}`);
-    this.svg.setAttribute("width", width);
-    this.svg.setAttribute("height", f.height);
+    this.sizeSvg(width, f.height);
     put(this.svg, parts);
     if (this.cursor !== null) this.showCursor();
   }
 
   build() {
-    this.svg = s("svg", { role: "img", "aria-label": this.describe(), tabindex: 0, "aria-describedby": this.readoutId });
-    this.box.append(this.svg);
     this.svg.addEventListener("pointermove", (event) => this.moveTo(this.frame.x.invert(event.offsetX)));
     this.svg.addEventListener("pointerdown", (event) => this.options.onPick?.(this.frame.x.invert(event.offsetX)));
     this.svg.addEventListener("pointerleave", () => this.leave());

@@ -26,17 +26,12 @@ class RowChart extends Figure {
         s("text", { x: end + 6, y, "font-size": 13, fill: "var(--soft)" }, shown[i]),
       ];
     });
-    if (!this.svg) this.build();
-    this.svg.setAttribute("viewBox", `0 0 ${width} ${values.length * TALL}`);
-    this.svg.setAttribute("width", width);
-    this.svg.setAttribute("height", values.length * TALL);
+    this.sizeSvg(width, values.length * TALL);
     this.mark = s("g", {});
     put(this.svg, this.mark, parts);
   }
 
   build() {
-    this.svg = s("svg", { role: "img", "aria-label": this.describe(), tabindex: 0, "aria-describedby": this.readoutId });
-    this.box.append(this.svg);
     this.svg.addEventListener("pointermove", (event) => this.moveTo(Math.floor(event.offsetY / TALL)));
     for (const name of ["blur", "pointerleave"]) this.svg.addEventListener(name, () => this.moveTo(-1));
     this.svg.addEventListener("keydown", (event) => {

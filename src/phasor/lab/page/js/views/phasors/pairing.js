@@ -34,10 +34,7 @@ class PairingFigure extends Figure {
     });
     for (const [feature, anchor, x] of [[0, "start", 0], [count / 2, "middle", width / 2], [count - 1, "end", width]])
       parts.push(s("text", { x, y: height - 2, "text-anchor": anchor, "font-size": 12, fill: "var(--soft)" }, String(feature)));
-    if (!this.svg) this.build();
-    this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    this.svg.setAttribute("width", width);
-    this.svg.setAttribute("height", height);
+    this.sizeSvg(width, height);
     this.mark = s("g", {});
     put(this.svg, parts, this.mark);
     this.highlight = ([a, b]) => {
@@ -48,8 +45,6 @@ class PairingFigure extends Figure {
   }
 
   build() {
-    this.svg = s("svg", { role: "img", "aria-label": this.describe(), tabindex: 0, "aria-describedby": this.readoutId });
-    this.box.append(this.svg);
     const find = (event) => {
       const { features } = this.data;
       const feature = Math.floor((event.offsetX / this.width) * 2 * features.length);
