@@ -3,7 +3,7 @@
 import pytest
 from playwright.sync_api import sync_playwright
 
-from browser import CHROMIUM, MISSING, serve, visit  # isort: skip
+from browser import ARGUMENTS, CHROMIUM, MISSING, serve, visit  # isort: skip
 
 
 @pytest.fixture(scope="session")
@@ -12,7 +12,7 @@ def chromium():
     if CHROMIUM is None:
         pytest.skip(MISSING)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         yield browser
         browser.close()
 

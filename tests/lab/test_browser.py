@@ -5,7 +5,7 @@ import statistics
 import time
 
 import pytest
-from browser import PRESENT
+from browser import PRESENT, visit
 
 from phasor.lab.endpoints import ENDPOINTS
 from phasor.lab.figures import FIGURES
@@ -97,6 +97,17 @@ def test_every_figure_of_the_documents_opens_by_its_link(open_page):
             "(view) => import(`/js/views/${view}.js`).then((m) => Object.keys(m.defaults))", view
         )
         assert {part.partition("=")[0] for part in query.split("&") if part} <= set(known), figure.url
+
+
+def test_requests_off_the_machine_are_blocked_and_counted(chromium, lab):
+    """Of a page without the lab's policy, which alone would forbid them."""
+    one = visit(chromium, lab)
+    one.page.goto("about:blank")
+    asked = "(url) => fetch(url, { mode: 'no-cors' }).then(() => 'answered', () => 'blocked')"
+    for url in ("http://example.com/", "http://192.0.2.1/"):
+        assert one.page.evaluate(asked, url) == "blocked"
+    assert len(one.outside) == 2
+    one.close()
 
 
 def test_language_and_theme_are_switched_and_remembered(open_page):

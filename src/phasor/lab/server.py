@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import math
-import mimetypes
 import threading
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -19,7 +18,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from phasor.config.schema import shorten, to_plain, unique_keys
@@ -37,8 +36,7 @@ MAX_BODY = 2 << 20  # bytes; a config.json of 1 MB, escaped in JSON
 COMPUTING = 2  # at once
 WAITING = 32  # more are refused
 
-for suffix, kind in {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}.items():
-    mimetypes.add_type(kind, suffix)
+MEDIA_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
 class ComputeQueue:
@@ -80,7 +78,7 @@ def build_app(
     """
     import_views()
     shared = Folders(folders)
-    files = {path.relative_to(PAGE).as_posix(): path for path in PAGE.rglob("*") if path.is_file()}
+    files = {path.relative_to(PAGE).as_posix(): path for path in PAGE.rglob("*") if path.suffix in MEDIA_TYPES}
     document = openapi(ENDPOINTS.values(), version)
     queue = ComputeQueue()
 
@@ -88,7 +86,9 @@ def build_app(
         if request.url.path in ENDPOINTS:
             raise HTTPException(405, "this endpoint answers POST", {"Allow": "POST"})
         path = files.get(request.path_params.get("path", "index.html"))
-        return mistake("there is no such file", 404) if path is None else FileResponse(path)
+        if path is None:
+            return mistake("there is no such file", 404)
+        return Response(path.read_bytes(), media_type=MEDIA_TYPES[path.suffix])
 
     async def about(request: Request) -> Response:
         views = [view for view in VIEWS if f"js/views/{view}.js" in files]
