@@ -31,13 +31,19 @@ PICTURE = """() => {
     : e.tagName === "svg" ? [...e.querySelectorAll("*")].map(shape).join() : e.textContent;
   return [...document.querySelectorAll("main h1, main td, figure svg, figure canvas")].map(drawn).join("|");
 }"""
-SETTLED = """() => {
-  const view = document.querySelector("main .view");
-  return view && view.getAttribute("aria-busy") !== "true" && view.querySelector("h1")?.textContent;
-}"""
-
-TWO_FRAMES = """() => new Promise((done) =>
-  setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(done)), 30))"""
+# Resolves when a title is there and no answer has been waited for during six frames in a row.
+SETTLE = """() => new Promise((done, fail) => {
+  const start = performance.now();
+  let quiet = 0;
+  const look = () => {
+    const view = document.querySelector("main .view");
+    quiet = view?.querySelector("h1")?.textContent && view.getAttribute("aria-busy") !== "true" ? quiet + 1 : 0;
+    if (quiet >= 6) done();
+    else if (performance.now() - start > 30000) fail(new Error("the view is still waiting for answers"));
+    else requestAnimationFrame(look);
+  };
+  requestAnimationFrame(look);
+})"""
 
 
 class Visit:
@@ -64,10 +70,7 @@ class Visit:
 
     def settle(self):
         """Wait until the view has its answers and has drawn them."""
-        self.page.wait_for_function(SETTLED)
-        for _ in range(3):  # an answer may ask for more
-            self.page.evaluate(TWO_FRAMES)
-            self.page.wait_for_function(SETTLED)
+        self.page.evaluate(SETTLE)
         return self
 
     def picture(self):
