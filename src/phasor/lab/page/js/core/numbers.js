@@ -42,9 +42,3 @@ const RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹";
 export function superscript(power) {
   return String(power).replace("-", "⁻").replace(/\d/g, (digit) => RAISED[digit]);
 }
-
-/** A power of two as such where it is one: 2¹⁰; other integers as they are. */
-export function powerOfTwo(value) {
-  const power = Math.log2(Number(value));
-  return Number.isInteger(power) && power > 12 ? `2${superscript(power)}` : integer(value);
-}
