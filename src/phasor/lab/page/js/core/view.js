@@ -69,8 +69,6 @@ export function openView(module, query, main, about) {
     },
     /** Have update(state) called in the next frame. */
     refresh: () => schedule(run),
-    /** Set the state back to its defaults. */
-    reset: () => tools.set({ ...defaults }),
     /** The answer of an endpoint of this view; null where it is outdated or a mistake, which is shown. */
     async post(name, body, key = name) {
       busy(1);
