@@ -90,6 +90,10 @@ def test_every_part_is_shown(open_page):
         titles[part] = visit.page.locator("h1").inner_text()
         assert visit.address() == ("parts" if part == "scale" else f"parts?part={part}")
     assert len(set(titles.values())) == len(PARTS)
+    for i, part in ((0, "scale"), (3, "placements")):  # back again
+        visit.page.locator(".tabs button").nth(i).press("Enter")
+        visit.settle()
+        assert visit.page.locator("h1").inner_text() == titles[part]
 
 
 def test_the_curves_of_the_page_are_those_of_the_library(open_page):

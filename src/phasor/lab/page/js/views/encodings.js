@@ -194,7 +194,7 @@ export function render(root, state, tools) {
         nearest.draw({ series: [{ y: buckets, name: t("bucket") }], xAxis: { label: t("distance") } });
       } else {
         nearest.caption(t("nearestBias"), t("nearestBiasNote", pair));
-        nearest.draw({ series: [[pair.a, "query"], [pair.b, "key"]].map(([at, name]) => ({ x: bias.map((_, i) => i + 1), y: bias.map((curve) => curve[at]), label: `${at}`, color: `var(--${name})`, textColor: `var(--${name}-text)` })), xAxis: { label: t("head") } });
+        nearest.draw({ series: [[pair.a, "query"], [pair.b, "key"]].map(([at, name]) => ({ x: bias.map((_, i) => i + 1), y: bias.map((curve) => curve[at]), label: `${at}`, color: `var(--${name})`, textColor: `var(--${name}-text)` })), xAxis: { label: t("head"), ticks: bias.map((_, i) => i + 1) } });
       }
       return;
     }

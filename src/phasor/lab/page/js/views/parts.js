@@ -177,18 +177,23 @@ function placementSection({ t, controls, post }) {
     async update({ layers, gain, width, norm }, header) {
       const equations = PLACEMENTS.map((kind, i) => ({ kind, equation: t(`equation.${kind}`), color: COLORS[i] }));
       pictures.draw({ blocks: equations, words: { f: t("sublayer"), norm: "norm", attention: t("attention"), feedforward: t("feedforward") } });
-      const now = JSON.stringify([layers, gain, width, norm]);
-      if (now === asked) return;
-      asked = now;
       const show = () => {
         const curves = (name) => PLACEMENTS.map((kind, i) => ({ kind, i, y: found.get(kind)?.[name] })).filter(({ y }) => y?.length === layers + 1)
           .map(({ kind, i, y }) => ({ y, label: kind, color: COLORS[i], dash: kind === "output" ? "2 4" : kind === "sandwich" ? "7 4" : undefined }));
         const steep = (name) => curves(name).some(({ y }) => Math.max(...y) > 100 * Math.min(...y));
-        stream.draw({ series: curves("stream"), yAxis: steep("stream") ? { scale: "log" } : { min: 0 } });
-        gradient.draw({ series: curves("gradient"), yAxis: steep("gradient") ? { scale: "log" } : { min: 0 } });
+        const step = Math.max(1, Math.ceil(layers / 6));
+        const xAxis = { ticks: Array.from({ length: Math.floor(layers / step) + 1 }, (_, i) => i * step) };
+        stream.draw({ series: curves("stream"), xAxis, yAxis: steep("stream") ? { scale: "log" } : { min: 0 } });
+        gradient.draw({ series: curves("gradient"), xAxis, yAxis: steep("gradient") ? { scale: "log" } : { min: 0 } });
         const [pre, post] = ["pre", "post"].map((kind) => found.get(kind));
         if (pre && post) header.set(t("title.placements", { layers, pre: digits(pre.stream.at(-1) / pre.stream[0], 2), post: digits(post.stream.at(-1) / post.stream[0], 2) }), t("lead.placements", { pre: digits(pre.gradient.at(-1), 2), post: digits(post.gradient.at(-1), 2) }));
       };
+      const now = JSON.stringify([layers, gain, width, norm]);
+      if (now === asked) {
+        show();
+        return;
+      }
+      asked = now;
       await Promise.all(PLACEMENTS.map(async (kind) => {
         const answer = await post("placement", { placement: kind, num_layers: layers, gain, dim: width, norm }, `placement/${kind}`);
         if (!answer || now !== asked) return;

@@ -16,10 +16,10 @@ export const texts = {
     "title.norms": "LayerNorm takes the mean of {mean} away; RMSNorm leaves {left} of it",
     "lead.norms": "Both bring a vector to size 1. LayerNorm subtracts the mean and divides by the standard deviation; RMSNorm only divides by the root mean square.",
     mean: "mean", std: "standard deviation", outlier: "one feature raised by", dim: "features", feature: "feature", "norm.vector": "Before", "norm.layernorm": "LayerNorm", "norm.rmsnorm": "RMSNorm", moments: "mean {mean}, std {std}, RMS {rms}", cuts: "Cuts through the map", cutsNote: "one up projection each",
-    "title.placements": "Norms in the branches: the stream grows {pre}-fold over {layers} blocks; norms on the sum keep it at {post}",
+    "title.placements": "Norms in the branches: {layers} blocks make the stream {pre} times as large; norms on the sum keep it at {post}",
     "lead.placements": "Norms inside the branches leave the residual stream to grow, and the gradient at the last block shrinks to {pre}. Norms on the sum keep the stream at 1, with a gradient of {post} there. Sub-layers are random matrices.",
     layers: "blocks", gain: "gain of a sub-layer", norm: "norm", diagrams: "Six placements", diagramsNote: "the residual stream upwards, one sub-layer to its right", stream: "Size of the residual stream", streamNote: "root mean square after each block",
-    streamGradient: "Gradient that reaches the stream", streamGradientNote: "of a random function of the output", block: "block", sublayer: "f", attention: "attn", feedforward: "ffn",
+    streamGradient: "Gradient that reaches the stream", streamGradientNote: "from a random output", block: "block", sublayer: "f", attention: "attn", feedforward: "ffn",
     "equation.pre": "x + f(norm(x))", "equation.post": "norm(x + f(x))", "equation.sandwich": "x + norm(f(norm(x)))", "equation.deepnorm": "norm(α x + f(x))", "equation.output": "x + norm(f(x))", "equation.parallel": "x + attn(h) + ffn(h)",
   },
   zh: {
