@@ -81,7 +81,7 @@ def ticket_model(position: str, attention: str, num_layers: int, num_heads: int,
     """A small model with random weights of a seed, in float64."""
     import torch
 
-    from phasor.config import ModelConfig
+    from phasor.config import FanInInitConfig, ModelConfig, PositionConfig
     from phasor.transformer import Transformer
 
     config = ModelConfig(
@@ -91,8 +91,8 @@ def ticket_model(position: str, attention: str, num_layers: int, num_heads: int,
         num_heads=num_heads,
         max_length=MAX_WORDS + 1,
         shape="decoder" if attention == "causal" else "encoder",
-        position=position,
-        init="fan-in",
+        position=PositionConfig.from_dict({"kind": position}),
+        init=FanInInitConfig(),
     )
     with SEEDING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from phasor.lab.endpoints import LabRequest, bounded_field, register
 from phasor.lab.folders import LENGTHS, Folder, Folders
@@ -96,7 +96,7 @@ class MetricsFile:
                 values.append(float(value))
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether something out of a file can be drawn."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
@@ -187,9 +187,9 @@ def position_kind(recipe: dict[str, Any]) -> str | None:
 
 
 def run_state(folder: Folder) -> str:
-    """ "finished", "training" (there was a line in the last two minutes), or "stopped"."""
-    if folder.has(MANIFEST):
-        return "finished"
+    """ "finished" (it has written its model), "training" (there was a line in the last two minutes), or "stopped"."""
+    if folder.has(MANIFEST):  # it ended by itself or by a signal
+        return "finished" if folder.has("model") else "stopped"
     try:
         written = max(os.stat(folder.path / name).st_mtime for name in ("run.json", METRICS))
     except OSError:

@@ -16,11 +16,12 @@ export const texts = {
     nothing: "No run yet to look at",
     nothingLead: "Start the lab with the folder of a run, or with one that holds several, as in **phasor lab runs**. A run appears as soon as **phasor train** writes to it, and its curve grows while it trains.",
     best: "{name} has the lowest validation loss: {loss} at step {step}",
+    bestOf: "Of {count} {task} runs, {name} has the lowest validation loss: {loss} at step {step}",
     single: "Validation loss {loss} at step {step}, the lowest of this run",
     fell: "The loss fell from {from} to {to} in {steps} steps",
     started: "{name} has begun: its first line is yet to come",
     onlyReports: "{name}: the loss by length",
-    lead: "Loss in nats per token by step. Thin lines are training, thick ones validation. Runs that train are read every two seconds.",
+    lead: "Loss in nats per token by step. Thin lines are training, thick ones validation, and a dot marks its lowest value. Runs that train are read every two seconds.",
     metric: "metric", log: "logarithmic loss", reading: "report",
     lossCurves: "Loss by step", curves: "{metric} by step", curvesNote: "choose a run below to hide or show it", step: "step",
     run: "run", position: "positions", state: "state", steps: "step", last: "loss", lowest: "lowest validation loss", at: "at step",
@@ -36,11 +37,12 @@ export const texts = {
     nothing: "还没有可看的训练",
     nothingLead: "启动时给出一次训练的文件夹，或者包含多次训练的文件夹，例如 **phasor lab runs**。**phasor train** 一写入，这里就会出现，曲线随训练一起增长。",
     best: "{name} 的验证损失最低：第 {step} 步时为 {loss}",
+    bestOf: "{count} 次 {task} 训练中，{name} 的验证损失最低：第 {step} 步时为 {loss}",
     single: "验证损失在第 {step} 步最低：{loss}",
     fell: "{steps} 步之内，损失从 {from} 降到 {to}",
     started: "{name} 已经开始，第一行记录还没有写出",
     onlyReports: "{name}：损失随长度的变化",
-    lead: "每步的损失，单位是每词元的奈特。细线是训练损失，粗线是验证损失。正在训练的每两秒读取一次。",
+    lead: "每步的损失，单位是每词元的奈特。细线是训练损失，粗线是验证损失，圆点是它的最低值。正在训练的每两秒读取一次。",
     metric: "指标", log: "对数坐标", reading: "报告",
     lossCurves: "损失随步数的变化", curves: "{metric} 随步数的变化", curvesNote: "在下表点击一次训练可以隐藏或显示它", step: "步",
     run: "训练", position: "位置编码", state: "状态", steps: "步数", last: "损失", lowest: "最低验证损失", at: "所在步",
@@ -123,7 +125,7 @@ export function render(root, state, tools) {
       return Object.entries(run.curves).map(([metric, { steps, values }]) => {
         const main = metric === mainMetric(run);
         const name = names.get(run.folder);
-        return { x: steps, y: values, color, dash, label: main && named.has(run.folder) ? name : undefined, name: `${name} ${metric}`, width: main ? 2.6 : 1, opacity: main ? 1 : 0.6 };
+        return { x: steps, y: values, color, dash, label: main && named.has(run.folder) ? name : undefined, name: `${name} ${metric}`, width: metric === "validation_loss" ? 2.8 : main ? 1.6 : 1, opacity: main ? 1 : 0.6 };
       });
     });
     const points = shown.filter((run) => run.best && state.m === "loss").map((run) => ({ x: run.best.step, y: run.best.value, color: colors.get(run.folder)[0] }));
@@ -168,9 +170,11 @@ function describe(runs, reports, t) {
   const names = shortNames(runs);
   const evaluated = runs.filter((run) => run.best).sort((a, b) => a.best.value - b.best.value);
   if (evaluated.length) {
-    const [{ folder, best }] = evaluated;
-    const values = { name: names.get(folder), loss: fixed(best.value, 3), step: integer(best.step) };
-    return [t(runs.length > 1 ? "best" : "single", values), t("lead")];
+    const most = (task) => evaluated.filter((run) => run.task === task); // losses of other tasks are other losses
+    const alike = [...new Set(evaluated.map((run) => run.task))].map(most).sort((a, b) => b.length - a.length)[0];
+    const [{ folder, best, task }] = alike;
+    const values = { name: names.get(folder), loss: fixed(best.value, 3), step: integer(best.step), task, count: alike.length };
+    return [t(runs.length === 1 ? "single" : alike.length < runs.length ? "bestOf" : "best", values), t("lead")];
   }
   const logged = runs.find((run) => run.curves.loss?.values.length);
   if (!logged) return [t("started", { name: names.get(runs[0].folder) }), t("lead")];
