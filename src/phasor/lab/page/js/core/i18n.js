@@ -6,14 +6,14 @@ const TEXTS = {
     parts: "Parts", runs: "Runs", sources: "Index", language: "中文", languageName: "Switch to Chinese",
     theme: "Light or dark", views: "Views", skip: "Skip to the content", download: "Download {what}: {name}",
     unreachable: "The lab does not answer. Is phasor lab still running?",
-    from: "from", to: "to", missing: "There is no view {name}.",
+    missing: "There is no view {name}.",
   },
   zh: {
     extension: "长度扩展", phasors: "相量", encodings: "编码", order: "语序", precision: "精度",
     parts: "部件", runs: "训练", sources: "索引", language: "English", languageName: "切换到英文",
     theme: "浅色或深色", views: "视图", skip: "跳到正文", download: "下载 {what}：{name}",
     unreachable: "服务没有响应。phasor lab 还在运行吗？",
-    from: "从", to: "到", missing: "没有名为 {name} 的视图。",
+    missing: "没有名为 {name} 的视图。",
   },
 };
 
