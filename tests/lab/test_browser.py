@@ -45,11 +45,21 @@ def test_a_view_is_sound_in_every_look(open_page, view, width, theme, language):
 
 @pytest.mark.parametrize("view", PRESENT)
 def test_keys_move_sliders_and_the_address_restores_the_picture(open_page, view):
-    """Arrow keys change the picture; what a slider asks for takes at most 30 ms of CPU, a drawing 10 ms (medians)."""
+    """Arrow keys change the picture, and the address brings it back."""
     visit = open_page(view)
-    sliders = [one for one in visit.page.locator("input[type=range]").all() if one.is_visible()]
     before = visit.picture()
-    asked = len(visit.asked)
+    sliders = move_sliders(visit)
+    if sliders:
+        assert visit.picture() != before
+    address = visit.address()
+    assert bool(sliders) == ("?" in address)
+    assert len(address) < 300
+    assert open_page(address).picture() == visit.picture()
+
+
+def move_sliders(visit):
+    """Press an arrow key on every slider in sight; how many there are."""
+    sliders = [one for one in visit.page.locator("input[type=range]").all() if one.is_visible()]
     for slider in sliders:
         value = slider.get_attribute("aria-valuetext")
         slider.press("ArrowRight")
@@ -58,13 +68,16 @@ def test_keys_move_sliders_and_the_address_restores_the_picture(open_page, view)
             slider.press("ArrowLeft")
         visit.settle()
         assert slider.get_attribute("aria-valuetext") != value
-    if sliders:
-        assert visit.picture() != before
-    address = visit.address()
-    assert bool(sliders) == ("?" in address)
-    assert len(address) < 300
-    assert open_page(address).picture() == visit.picture()
+    return len(sliders)
 
+
+@pytest.mark.slow
+@pytest.mark.parametrize("view", PRESENT)
+def test_sliders_are_answered_in_30_ms_and_drawn_in_10(open_page, view):
+    """Medians: of the CPU time of a request, and of the time of a drawing."""
+    visit = open_page(view)
+    asked = len(visit.asked)
+    move_sliders(visit)
     bodies = {path: body for path, body in visit.asked[asked:] if not ENDPOINTS[path].folders}
     slow = {path: spent for path, body in bodies.items() if (spent := cpu_time(path, body)) > 0.03}
     assert not slow

@@ -221,6 +221,7 @@ def test_a_mistake_is_one_sentence_about_its_field(body, field, words):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_request_takes_little_time():
     import time
 

@@ -230,6 +230,7 @@ def test_a_wide_head_is_refused_before_it_costs_anything() -> None:
     assert time.process_time() - began < 0.5
 
 
+@pytest.mark.slow
 def test_a_slider_takes_at_most_30_ms() -> None:
     for name in ("methods", "similarity"):
         ask(name)

@@ -175,6 +175,7 @@ def test_the_largest_stacks_are_finite_or_refused(kind, norm):
         assert all(map(math.isfinite, found["stream"] + found["gradient"]))
 
 
+@pytest.mark.slow
 def test_a_request_takes_little_time():
     import time
 

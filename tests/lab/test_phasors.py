@@ -126,6 +126,7 @@ def test_mistakes_name_their_field(body, field, sentence):
     assert (caught.value.field, str(caught.value)) == (field, sentence)
 
 
+@pytest.mark.slow
 def test_a_request_is_fast():
     """The limit is 30 ms of CPU; the median is far below it."""
     times = []

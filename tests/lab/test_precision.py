@@ -86,6 +86,7 @@ def test_mistakes_name_their_field():
     assert caught.value.field == "offset"
 
 
+@pytest.mark.slow
 def test_requests_are_fast():
     """The limit is 30 ms of CPU for each; the first one also builds the model."""
     for ask in (lambda i: errors(AnglesRequest(base=1e4 + i)), lambda i: logits(LogitsRequest(base=1e4 + i))):
