@@ -30,6 +30,7 @@ VERBS = {
     "recipes": "list the recipes in the package, or print one",
     "evaluate": "evaluate a trained model",
     "translate": "translate texts with a trained model",
+    "plan": "plan training on many devices: mesh, memory, exchange, step time",
     "lab": "open a local page on which positions become visible",
     "verify": "compare what phasor wrote with its manifests",
     "bench": "time workloads beside other libraries and the limit, or say which path is taken",

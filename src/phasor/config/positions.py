@@ -88,6 +88,10 @@ class PositionConfig(Choice, what="position scheme"):
         """The same scheme with those fields filled in that follow from the model."""
         return self
 
+    def weight_shapes(self, model: ModelConfig) -> tuple[tuple[int, ...], ...]:
+        """The shapes of what the scheme learns in each stack of a model."""
+        return ()
+
     @classmethod
     def examples(cls) -> dict[str, PositionConfig]:
         """Small configurations by name, which every contract test runs, in a model with a head_dim of 8."""

@@ -36,6 +36,9 @@ class LearnedConfig(PositionConfig, kind="learned"):
     def resolve(self, model: ModelConfig) -> LearnedConfig:
         return self if self.max_length is not None else self.replace(max_length=model.max_length)
 
+    def weight_shapes(self, model: ModelConfig) -> tuple[tuple[int, ...], ...]:
+        return (((self.max_length or model.max_length) + self.offset, model.input_width),)
+
     @classmethod
     def examples(cls) -> dict[str, PositionConfig]:
         return {"learned": cls(), "learned-offset": cls(offset=2)}

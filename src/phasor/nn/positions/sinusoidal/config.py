@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from phasor.config.positions import PositionConfig
 from phasor.config.schema import greater_than_one, not_negative, positive
 from phasor.nn.positions.frequencies import Spacing
+
+if TYPE_CHECKING:
+    from phasor.config.model import ModelConfig
 
 
 class SinusoidalConfig(PositionConfig, kind="sinusoidal"):
@@ -32,6 +35,10 @@ class SinusoidalConfig(PositionConfig, kind="sinusoidal"):
         not_negative(self, "offset", "padding_token")
         if self.width is not None and self.combine == "add":
             raise ValueError("SinusoidalConfig.width is for combine='concat'; added codes have the model's width")
+
+    def weight_shapes(self, model: ModelConfig) -> tuple[tuple[int, ...], ...]:
+        dim = model.input_width
+        return ((dim, dim + (self.width or dim)),) if self.combine == "concat" else ()
 
     @classmethod
     def examples(cls) -> dict[str, PositionConfig]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from phasor.config.positions import PositionConfig
+
+if TYPE_CHECKING:
+    from phasor.config.model import ModelConfig
 
 
 class T5PositionConfig(PositionConfig, kind="t5"):
@@ -23,6 +26,9 @@ class T5PositionConfig(PositionConfig, kind="t5"):
                 f"T5PositionConfig.max_distance ({self.max_distance}) must be greater than half of "
                 f"num_buckets ({self.num_buckets}): those distances have a bucket each"
             )
+
+    def weight_shapes(self, model: ModelConfig) -> tuple[tuple[int, ...], ...]:
+        return ((self.num_buckets, model.num_heads),)
 
     @classmethod
     def examples(cls) -> dict[str, PositionConfig]:
