@@ -59,6 +59,6 @@ def find_hardware(name: str) -> Hardware:
     >>> find_hardware("h200").memory // GIB
     139
     """
-    if name not in HARDWARE:
+    if name not in tuple(HARDWARE):
         raise unknown("device", name, HARDWARE)
     return HARDWARE[name]

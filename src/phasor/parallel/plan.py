@@ -115,7 +115,9 @@ def plan(
     check_integer("devices_per_node", devices_per_node)
     if rows is not None:
         check_integer("rows", rows)
-    if param_dtype not in PARAM_BYTES:
+    if activation_checkpointing not in (None, True, False):
+        raise ValueError(f"activation_checkpointing must be True, False or None, not {quote(activation_checkpointing)}")
+    if param_dtype not in tuple(PARAM_BYTES):
         raise unknown("param_dtype", param_dtype, PARAM_BYTES)
     if gradient_sync not in GRADIENT_SYNC:
         raise unknown("gradient_sync", gradient_sync, GRADIENT_SYNC)
@@ -234,6 +236,8 @@ def parse_tokens(name: str, tokens: int | str) -> int:
 
 def as_mesh(mesh: Mesh | Mapping[str, int] | str, devices: int) -> Mesh:
     """A mesh as it is given, of as many devices as there are."""
+    if not isinstance(mesh, Mesh | Mapping | str):
+        raise ValueError(f"mesh takes axes with their sizes such as shard=16,tensor=4, not {quote(mesh)}")
     return Mesh.parse(asdict(mesh) if isinstance(mesh, Mesh) else mesh, devices)
 
 
