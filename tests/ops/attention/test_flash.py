@@ -24,6 +24,7 @@ from phasor.ops.attention import (
 )
 
 tiles = pytest.importorskip("phasor.ops.attention.flash_tiles")
+flash_launch = pytest.importorskip("phasor.ops.attention.flash_launch")
 
 
 @pytest.fixture(autouse=True)
@@ -396,7 +397,7 @@ def test_operation_passes_opcheck_and_compiles():
     table, sinks = (normal(*s, dtype=torch.float32).requires_grad_() for s in ((5, 2), (2,)))
     mask, positions = Mask(causal=True), torch.arange(9)[None]
     bounds, shifts = intervals.intervals(mask, 9, 9, DEVICE), intervals.shifts(mask, positions, positions)
-    inputs = (q, q, q, bounds, None, positions, positions, shifts, None, table, sinks, None, None, 0, 0.3, 0.0)
+    inputs = (q, q, q, bounds, None, None, positions, positions, shifts, None, table, sinks, None, None, 0, 0.3, 0.0)
     torch.library.opcheck(flash.interval_attention.op, inputs)
 
     def run(q):
@@ -447,3 +448,15 @@ def test_models_equal_their_reference(name):
         torch.testing.assert_close(
             ours.double(), expected, rtol=0, atol=1e-5 * max(1.0, float(expected.detach().abs().max()))
         )
+
+
+def test_ranges_of_the_backward_pass_are_found_once_for_all_layers(monkeypatch):
+    calls = []
+    ranges = flash_launch.query_ranges
+    monkeypatch.setattr(flash_launch, "query_ranges", lambda *args: calls.append(args) or ranges(*args))
+    window = phasor.AttentionConfig(window=3)
+    sizes = {"vocab_size": 9, "dim": 16, "num_layers": 3, "num_heads": 1}
+    model = phasor.Transformer(phasor.ModelConfig(attention=window, **sizes)).to(DEVICE)
+    with dispatch.force_path("triton"):
+        model(torch.zeros(1, 6, dtype=torch.int64, device=DEVICE)).sum().backward()
+    assert len(calls) == 1

@@ -56,11 +56,18 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: Scor
             shifts = mask.memoize("shifts", (q_pos, k_pos), intervals.shifts, mask, q_pos, k_pos)
     sinks = score_mod.sink_queries
     bounds = mask.memoize("intervals", (queries, keys), intervals.intervals, mask, queries, keys, q.device)
+    ranges = None
+    if needs_grad(q, k, v) and not torch.compiler.is_compiling():  # compiled code has no use for a memo of the mask
+        from phasor.ops.attention.flash_launch import key_block_ranges
+
+        key = keys, q.element_size(), q.shape[-1]
+        ranges = mask.memoize("ranges", key, key_block_ranges, bounds, keys, q)
     out, _ = interval_attention(
         q,
         k,
         v,
         bounds,
+        ranges,
         mask.key_mask,
         None if bias is None or q_pos is None else q_pos.contiguous(),
         None if bias is None or k_pos is None else k_pos.contiguous(),
@@ -83,6 +90,7 @@ def interval_attention(
     k: Tensor,
     v: Tensor,
     bounds: Tensor,
+    ranges: Tensor | None,
     key_mask: Tensor | None,
     query_positions: Tensor | None,
     key_positions: Tensor | None,
@@ -99,6 +107,7 @@ def interval_attention(
     """Outputs, and the logsumexp of the scores to base 2, float32 `[B, H, Tq]`.
 
     `bounds` and `shifts` are what the functions of that name in `intervals` give; `key_mask` is False for padding.
+    `ranges` are the queries that the backward pass visits for each block of keys; where it is None, that finds them.
     Where there are `sink_queries` and their positions, they replace queries and positions for the second interval of
     keys; they have no backward pass.
     """
@@ -127,6 +136,7 @@ def interval_attention_backward(
     k: Tensor,
     v: Tensor,
     bounds: Tensor,
+    ranges: Tensor | None,
     key_mask: Tensor | None,
     query_positions: Tensor | None,
     key_positions: Tensor | None,
@@ -145,12 +155,12 @@ def interval_attention_backward(
     args = flash_launch.kernel_args(
         q, k, v, bounds, key_mask, query_positions, key_positions, shifts, slopes, table, min_distance, scale, softcap
     )
-    return flash_launch.backward(grad, out, lse, sink_logits, table_needs_grad, args)
+    return flash_launch.backward(grad, out, lse, ranges, sink_logits, table_needs_grad, args)
 
 
 @interval_attention_backward.register_fake
 def _(grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    table, sink_logits, table_needs_grad = rest[6], rest[7], rest[11]
+    table, sink_logits, table_needs_grad = rest[7], rest[8], rest[12]
     grads = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
     distances = len(table) if table_needs_grad else 0
     heads = q.shape[2]
@@ -163,20 +173,20 @@ def _(grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *
 
 def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     """Keep the tensors and numbers that the backward pass needs."""
-    ctx.save_for_backward(*output, *inputs[:11])
-    ctx.scalars = inputs[13:]
+    ctx.save_for_backward(*output, *inputs[:12])
+    ctx.scalars = inputs[14:]
     ctx.mark_non_differentiable(output[1])
 
 
 def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     """The gradients of all inputs of `interval_attention`."""
     out, lse, *inputs = ctx.saved_tensors
-    table, sink_logits = inputs[9], inputs[10]
-    table_needs_grad = table is not None and ctx.needs_input_grad[9]
+    table, sink_logits = inputs[10], inputs[11]
+    table_needs_grad = table is not None and ctx.needs_input_grad[10]
     dq, dk, dv, dtable, dsinks = interval_attention_backward(grad, out, lse, *inputs, *ctx.scalars, table_needs_grad)
     dtable = dtable.to(table.dtype) if table_needs_grad else None
     dsinks = None if sink_logits is None else dsinks.to(sink_logits.dtype)
-    return dq, dk, dv, None, None, None, None, None, None, dtable, dsinks, None, None, None, None, None
+    return dq, dk, dv, *(None,) * 7, dtable, dsinks, *(None,) * 5
 
 
 interval_attention.register_autograd(backward, setup_context=setup_context)

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from phasor.ops.attention.flash_tiles import (
+    LOG2E,
     NO_BIAS,
     NON_CONTIGUOUS,
     SLOPES,
@@ -99,7 +100,7 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
         kq = tl.dot(k, tl.trans(q), input_precision="ieee")
         distance, slope, far_bias = 0.0, 0.0, 0.0
         if BIAS == SLOPES:
-            slope = tl.load(slopes_ptr + kv_head * group_size + head)
+            slope = tl.load(slopes_ptr + kv_head * group_size + head) * LOG2E
             q_high, q_low = load_positions(q_pos_ptr, start, num_queries, BLOCK_M)
             distance = distances(q_high[None, :], q_low[None, :], k_high[:, None], k_low[:, None])
         if BIAS == TABLE:
@@ -129,7 +130,7 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
             q_high, q_low = load_positions(q_pos_ptr, start, num_queries, BLOCK_M)
             distance = distances(q_high[None, :], q_low[None, :], k_high[:, None], k_low[:, None])
         if BIAS == SLOPES:
-            slope = tl.load(slopes_ptr + kv_head * group_size + head)
+            slope = tl.load(slopes_ptr + kv_head * group_size + head) * LOG2E
         if BIAS == TABLE:
             head_table = table_ptr + (kv_head * group_size + head) * num_distances
         scores, tanh, _ = score_tile(

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from phasor.ops.attention.flash_dkdv_kernel import dkdv_kernel
@@ -17,7 +16,10 @@ from phasor.ops.attention.flash_dq_kernel import delta_kernel, dq_kernel
 from phasor.ops.attention.flash_forward_kernel import forward_kernel
 from phasor.ops.attention.flash_tiles import LOG2E, NO_BIAS, SLOPES, TABLE, block_d, launch_options
 from phasor.ops.attention.intervals import query_ranges
-from phasor.ops.launch import on_device
+from phasor.ops.launch import KernelLauncher, cdiv
+
+launch_forward, launch_delta = KernelLauncher(forward_kernel), KernelLauncher(delta_kernel)
+launch_dq, launch_dkdv = KernelLauncher(dq_kernel), KernelLauncher(dkdv_kernel)
 
 
 def kernel_args(
@@ -35,12 +37,12 @@ def kernel_args(
     scale: float,
     softcap: float,
 ) -> dict[str, Any]:
-    """The arguments that all kernels share. Slopes and tables are given to base 2."""
+    """The arguments that all kernels share. Tables are given to base 2."""
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     args: dict[str, Any] = {"q_ptr": q, "k_ptr": k, "v_ptr": v, "bounds_ptr": bounds}
     args |= {"q_pos_ptr": query_positions, "k_pos_ptr": key_positions, "shifts_ptr": shifts}
     args["table_ptr"] = None if table is None else (table.t().float() * LOG2E.value).contiguous()
-    args["slopes_ptr"] = None if slopes is None else slopes.float() * LOG2E.value
+    args["slopes_ptr"] = None if slopes is None else slopes.float()
     args["key_mask_ptr"] = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
     args |= {"num_queries": q.shape[1], "num_keys": k.shape[1], "num_heads": q.shape[2]}
     args |= {"group_size": q.shape[2] // k.shape[2], "scale": scale, "softcap": softcap}
@@ -74,24 +76,33 @@ def forward(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(rows, heads, queries, dtype=torch.float32, device=q.device)
     options = launch_options("forward", q)
-    with on_device(q):
-        forward_kernel[(triton.cdiv(queries, options["BLOCK_M"]) * heads * rows,)](
-            out_ptr=out,
-            lse_ptr=lse,
-            sink_logits_ptr=sink_logits,
-            sink_q_ptr=None if sink_queries is None else sink_queries.contiguous(),
-            sink_pos_ptr=None if sink_positions is None else sink_positions.contiguous(),
-            stride_sinkposb=row_stride(sink_positions),
-            HAS_SINKS=sink_logits is not None,
-            HAS_SINK_QUERIES=sink_queries is not None,
-            **args,
-            **options,
-        )
+    extra = {
+        "out_ptr": out,
+        "lse_ptr": lse,
+        "sink_logits_ptr": sink_logits,
+        "sink_q_ptr": None if sink_queries is None else sink_queries.contiguous(),
+        "sink_pos_ptr": None if sink_positions is None else sink_positions.contiguous(),
+        "stride_sinkposb": row_stride(sink_positions),
+        "HAS_SINKS": sink_logits is not None,
+        "HAS_SINK_QUERIES": sink_queries is not None,
+    }
+    launch_forward((cdiv(queries, options["BLOCK_M"]) * heads * rows,), q, args | extra | options)
     return out, lse
 
 
+def key_block_ranges(bounds: Tensor, keys: int, q: Tensor) -> Tensor:
+    """The queries that the backward pass visits for each of its blocks of keys."""
+    return query_ranges(bounds, keys, launch_options("dkdv", q)["BLOCK_N"])
+
+
 def backward(
-    grad: Tensor, out: Tensor, lse: Tensor, sink_logits: Tensor | None, table_needs_grad: bool, args: dict[str, Any]
+    grad: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    ranges: Tensor | None,
+    sink_logits: Tensor | None,
+    table_needs_grad: bool,
+    args: dict[str, Any],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of queries, keys and values, of a bias table `[distances, H]`, and of sink logits `[H]`."""
     q, k, v = args["q_ptr"], args["k_ptr"], args["v_ptr"]
@@ -102,29 +113,26 @@ def backward(
     delta = torch.empty_like(lse)
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     dq_options, dkdv_options = launch_options("dq", q), launch_options("dkdv", q)
-    blocks = triton.cdiv(queries, dq_options["BLOCK_M"])
-    dtable = torch.zeros(rows, heads, blocks, args["num_distances"] if table_needs_grad else 0, device=q.device)
-    ranges = query_ranges(args["bounds_ptr"], keys, dkdv_options["BLOCK_N"])
-    with on_device(q):
-        per_program = max(1, 4096 // args["BLOCK_D"])
-        total = rows * queries * heads
-        delta_kernel[(triton.cdiv(total, per_program),)](
-            out, grad, delta, queries, heads, total, *grad.stride()[:3], head_dim, args["BLOCK_D"], per_program
-        )
-        args["delta_ptr"] = delta
-        dq_kernel[(blocks * heads * rows,)](
-            dq_ptr=dq, dtable_ptr=dtable, HAS_TABLE_GRAD=table_needs_grad, **args, **dq_options
-        )
-        dkdv_kernel[(triton.cdiv(keys, dkdv_options["BLOCK_N"]) * kv_heads * rows,)](
-            dk_ptr=dk,
-            dv_ptr=dv,
-            ranges_ptr=ranges,
-            stride_rangesb=row_stride(ranges),
-            **args,
-            **dkdv_options,
-        )
-    dsinks = torch.zeros(0, device=q.device)
+    blocks = cdiv(queries, dq_options["BLOCK_M"])
+    dtable, dsinks = lse.new_empty(0, heads), lse.new_empty(0)
+    if table_needs_grad:
+        dtable = torch.zeros(rows, heads, blocks, args["num_distances"], device=q.device)
+    per_program = max(1, 4096 // args["BLOCK_D"])
+    total = rows * queries * heads
+    sizes = {"num_queries": queries, "num_heads": heads, "rows": total, "HEAD_DIM": head_dim}
+    sizes |= {"BLOCK_D": args["BLOCK_D"], "BLOCK_M": per_program}
+    launch_delta(
+        (cdiv(total, per_program),),
+        q,
+        {"out_ptr": out, "do_ptr": grad, "delta_ptr": delta, **token_strides("do", grad), **sizes},
+    )
+    args["delta_ptr"] = delta
+    extra = {"dq_ptr": dq, "dtable_ptr": dtable, "HAS_TABLE_GRAD": table_needs_grad}
+    launch_dq((blocks * heads * rows,), q, args | extra | dq_options)
+    ranges = key_block_ranges(args["bounds_ptr"], keys, q) if ranges is None else ranges
+    extra = {"dk_ptr": dk, "dv_ptr": dv, "ranges_ptr": ranges, "stride_rangesb": row_stride(ranges)}
+    launch_dkdv((cdiv(keys, dkdv_options["BLOCK_N"]) * kv_heads * rows,), q, args | extra | dkdv_options)
     if sink_logits is not None:
         p = torch.exp2(sink_logits.float()[:, None] * LOG2E.value - lse)
         dsinks = -(p * delta).sum((0, 2))
-    return dq, dk, dv, dtable.sum((0, 2)).t(), dsinks
+    return dq, dk, dv, dtable.sum((0, 2)).t() if table_needs_grad else dtable, dsinks

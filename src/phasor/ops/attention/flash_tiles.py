@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from phasor.ops.attention import intervals
+from phasor.ops.launch import next_power_of_2
 
 NO_BIAS, SLOPES, TABLE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # kinds of bias
 NON_CONTIGUOUS = tl.constexpr(intervals.NON_CONTIGUOUS)
@@ -43,7 +44,7 @@ def tiling(kernel: str, q: Tensor) -> Tiling:
 
 def block_d(q: Tensor) -> int:
     """The features of a head as a tile has them: a power of two."""
-    return max(16, int(triton.next_power_of_2(q.shape[-1])))
+    return max(16, next_power_of_2(q.shape[-1]))
 
 
 def launch_options(kernel: str, q: Tensor) -> dict[str, Any]:
@@ -107,7 +108,7 @@ def query_bias(q_pos_ptr, shifts_ptr, slopes_ptr, table_ptr, head, start, offs_m
     if BIAS != NO_BIAS:
         q_high, q_low = load_positions(q_pos_ptr, start, num_queries, BLOCK_M)
     if BIAS == SLOPES:
-        slope = tl.load(slopes_ptr + head)
+        slope = tl.load(slopes_ptr + head) * LOG2E
     if BIAS == TABLE:
         shift = tl.load(shifts_ptr)
         bias_ahead, bias_behind = tl.load(table_ptr), tl.load(table_ptr + num_distances - 1)

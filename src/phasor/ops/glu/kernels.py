@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from phasor.ops.launch import on_device
+from phasor.ops.launch import KernelLauncher, cdiv, next_power_of_2
 
 
 @triton.jit
@@ -75,16 +77,18 @@ def _glu_backward_kernel(dy_ptr, x_ptr, dx_ptr, y_ptr, D, ACTIVATION: tl.constex
         tl.store(y_ptr + row * D + cols, y.to(y_ptr.dtype.element_ty), mask=cols < D)
 
 
+glu_forward_launcher = KernelLauncher(_glu_forward_kernel)
+glu_backward_launcher = KernelLauncher(_glu_backward_kernel)
+
+
 def glu_forward(x: Tensor, activation: str, block_d: int = 2048, num_warps: int = 8) -> Tensor:
     """`act(gate) * up`."""
     half = x.shape[-1] // 2
     y = torch.empty((*x.shape[:-1], half), dtype=x.dtype, device=x.device)
     grid, block_d = grid_and_block(y, block_d)
     if y.numel():
-        with on_device(x):
-            _glu_forward_kernel[grid](
-                x.contiguous(), y, half, ACTIVATION=activation, BLOCK_D=block_d, num_warps=num_warps
-            )
+        args = {"x_ptr": x.contiguous(), "y_ptr": y, "D": half, "ACTIVATION": activation, "BLOCK_D": block_d}
+        glu_forward_launcher(grid, x, args | {"num_warps": num_warps})
     return y
 
 
@@ -95,22 +99,15 @@ def glu_backward(
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     grid, block_d = grid_and_block(dy, block_d)
     if dy.numel():
-        with on_device(x):
-            _glu_backward_kernel[grid](
-                dy.contiguous(),
-                x.contiguous(),
-                dx,
-                output,
-                dy.shape[-1],
-                ACTIVATION=activation,
-                BLOCK_D=block_d,
-                num_warps=num_warps,
-            )
+        args: dict[str, Any] = {"dy_ptr": dy.contiguous(), "x_ptr": x.contiguous(), "dx_ptr": dx, "y_ptr": output}
+        args["D"] = dy.shape[-1]
+        args |= {"ACTIVATION": activation, "BLOCK_D": block_d, "num_warps": num_warps}
+        glu_backward_launcher(grid, x, args)
     return dx
 
 
 def grid_and_block(y: Tensor, block_d: int) -> tuple[tuple[int, int], int]:
     """The grid, rows by blocks of columns, and the columns of a block."""
     half = max(y.shape[-1], 1)
-    block_d = min(block_d, triton.next_power_of_2(half))
-    return (y.numel() // half, triton.cdiv(half, block_d)), block_d
+    block_d = min(block_d, next_power_of_2(half))
+    return (y.numel() // half, cdiv(half, block_d)), block_d

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from phasor.ops.launch import on_device
+from phasor.ops.launch import KernelLauncher, cdiv, next_power_of_2
 
 
 @triton.jit
@@ -119,6 +119,10 @@ def _norm_backward_kernel(
         tl.store(db_ptr + partial, db, mask=col_mask)
 
 
+norm_forward_launcher = KernelLauncher(_norm_forward_kernel)
+norm_backward_launcher = KernelLauncher(_norm_backward_kernel)
+
+
 def norm_forward(
     x: Tensor,
     residual: Tensor | None,
@@ -141,22 +145,16 @@ def norm_forward(
     block_m, _ = block_sizes(width)
     weight, bias = contiguous(weight), contiguous(bias)
     if count:
-        with on_device(x):
-            _norm_forward_kernel[(triton.cdiv(count, block_m),)](
-                x.contiguous(),
-                contiguous(residual),
-                weight,
-                bias,
-                total,
-                y,
-                mean,
-                rstd,
-                count,
-                width,
-                eps,
-                offset,
-                **launch_options(residual, weight, bias, centered, width, num_warps),
-            )
+        args: dict[str, Any] = {
+            "x_ptr": x.contiguous(),
+            "residual_ptr": contiguous(residual),
+            "w_ptr": weight,
+            "b_ptr": bias,
+        }
+        args |= {"total_ptr": total, "y_ptr": y, "mean_ptr": mean, "rstd_ptr": rstd}
+        args |= {"M": count, "D": width, "eps": eps, "offset": offset}
+        options = launch_options(residual, weight, bias, centered, width, num_warps)
+        norm_forward_launcher((cdiv(count, block_m),), x, args | options)
     return total, y, mean, rstd
 
 
@@ -177,26 +175,21 @@ def norm_backward(
     width, count = x.shape[-1], len(rstd)
     block_m, _ = block_sizes(width)
     weight, bias = contiguous(weight), contiguous(bias)
-    programs = max(1, min(programs or num_programs(x.device), triton.cdiv(count, block_m)))
+    programs = max(1, min(programs or num_programs(x.device), cdiv(count, block_m)))
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     partial_sums = [rstd.new_empty(0 if w is None else (programs, width)) for w in (weight, bias)]
-    with on_device(x):
-        _norm_backward_kernel[(programs,)](
-            dy.contiguous(),
-            contiguous(dtotal),
-            x.contiguous(),
-            weight,
-            mean,
-            rstd,
-            dx,
-            *partial_sums,
-            count,
-            width,
-            offset,
-            **launch_options(dtotal, weight, bias, centered, width, num_warps),
-        )
+    args: dict[str, Any] = {
+        "dy_ptr": dy.contiguous(),
+        "dtotal_ptr": contiguous(dtotal),
+        "x_ptr": x.contiguous(),
+        "w_ptr": weight,
+    }
+    args |= {"mean_ptr": mean, "rstd_ptr": rstd, "dx_ptr": dx, "dw_ptr": partial_sums[0], "db_ptr": partial_sums[1]}
+    args |= {"M": count, "D": width, "offset": offset}
+    options = launch_options(dtotal, weight, bias, centered, width, num_warps)
+    norm_backward_launcher((programs,), x, args | options)
     dw, db = (
-        x.new_empty(0) if w is None else partial.sum(0).to(w.dtype)
+        partial if w is None else partial.sum(0).to(w.dtype)
         for w, partial in zip((weight, bias), partial_sums, strict=True)
     )
     return dx, dw, db
@@ -227,7 +220,7 @@ def contiguous(x: Tensor | None) -> Tensor | None:
 
 def block_sizes(width: int) -> tuple[int, int]:
     """Rows and columns of a program: one row, or as many narrow ones as make 1024 elements."""
-    block_d = triton.next_power_of_2(width)
+    block_d = next_power_of_2(width)
     return max(1, 1024 // block_d), block_d
 
 

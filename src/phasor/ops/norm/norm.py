@@ -51,9 +51,11 @@ def add_norm(
     return total
 
 
-def norm_why_not(x: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any) -> str | None:
+def norm_why_not(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 0.0, offset: float = 0.0, centered: bool = False
+) -> str | None:
     """Why the Triton kernel does not compute this norm; None where it does."""
-    reason = eager_kernel_why_not("norm", x)
+    reason = eager_kernel_why_not("norm with offset" if offset else "norm", x)
     if reason is not None:
         return reason
     if any(w is not None and w.dim() > 1 for w in (weight, bias)):
@@ -63,12 +65,14 @@ def norm_why_not(x: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any)
     return None
 
 
-def add_norm_why_not(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any) -> str | None:
+def add_norm_why_not(
+    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, *options: Any
+) -> str | None:
     """Why the Triton kernel does not compute this sum and its norm; None where it does."""
     if x.shape != residual.shape:
         return "the summands have different shapes"
-    reason = norm_why_not(x, weight, bias)
-    return norm_why_not(residual, weight, bias) if reason is None else reason
+    reason = norm_why_not(x, weight, bias, *options)
+    return norm_why_not(residual, weight, bias, *options) if reason is None else reason
 
 
 def norm_kernel(

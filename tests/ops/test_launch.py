@@ -1,0 +1,77 @@
+"""Launches of Triton kernels: which of them reuse what was compiled, and what they pass on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from phasor.ops.launch import KernelLauncher, cdiv, next_power_of_2
+
+
+class Kernel:
+    """Stands in for a Triton kernel: records how it was launched, and what was compiled."""
+
+    arg_names = ("x_ptr", "y_ptr", "n", "BLOCK")
+
+    def __init__(self, compiles: bool = True) -> None:
+        self.compiles, self.compiled, self.reused = compiles, [], []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def launch(**args: Any) -> Any:
+            self.compiled.append((grid, args))
+            return Compiled(self) if self.compiles else None
+
+        return launch
+
+
+class Compiled:
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+
+    def __getitem__(self, grid: tuple[int, int, int]) -> Any:
+        return lambda *args: self.kernel.reused.append((grid, args))
+
+
+def launch(launcher: KernelLauncher, x: torch.Tensor, n: int = 3, grid: tuple[int, ...] = (5,)) -> None:
+    launcher(grid, x, {"BLOCK": 16, "n": n, "x_ptr": x, "y_ptr": None, "num_warps": 4})
+
+
+def test_arguments_alike_reuse_the_compiled_kernel_in_the_order_of_its_signature():
+    kernel = Kernel()
+    launcher, x, other = KernelLauncher(kernel), torch.zeros(8), torch.ones(8)
+    launch(launcher, x)
+    launch(launcher, other, grid=(7, 2))
+    assert [args["num_warps"] for _, args in kernel.compiled] == [4]
+    [(grid, (x_ptr, y_ptr, n, block))] = kernel.reused
+    assert grid == (7, 2, 1)
+    assert x_ptr is other
+    assert (y_ptr, n, block) == (None, 3, 16)
+
+
+@pytest.mark.parametrize("change", ["dtype", "number", "address"])
+def test_other_arguments_are_left_to_triton(change):
+    kernel = Kernel()
+    launcher, x = KernelLauncher(kernel), torch.zeros(9)
+    launch(launcher, x)
+    for _ in range(2):
+        changed = {"dtype": x.double(), "number": x, "address": x[1:]}[change]
+        launch(launcher, changed, n=4 if change == "number" else 3)
+    # Addresses that are not aligned are never kept: the code for them is that of neither case.
+    assert len(kernel.compiled) == (3 if change == "address" else 2)
+
+
+def test_the_interpreter_compiles_nothing_to_reuse():
+    kernel = Kernel(compiles=False)
+    launcher = KernelLauncher(kernel)
+    for _ in range(2):
+        launch(launcher, torch.zeros(8))
+    assert (len(kernel.compiled), kernel.reused) == (2, [])
+
+
+def test_host_arithmetic_is_that_of_triton():
+    triton = pytest.importorskip("triton")
+    for n in (1, 2, 3, 16, 17, 1000, 2**20 + 1):
+        assert next_power_of_2(n) == triton.next_power_of_2(n)
+        assert cdiv(n, 16) == triton.cdiv(n, 16)
