@@ -206,6 +206,7 @@ def test_other_settings_leave_the_model_behind() -> None:
         ("open", {"text": preset("bert").to_json()}, "text", "no rotary positions"),
         ("open", {"text": '{"model_type": "mamba"}'}, "text", "unknown model_type 'mamba'"),
         ("open", {"text": " " * (2**20 + 1)}, "text", "at most 1,048,576 characters"),
+        ("open", {"text": "长" * 2**19}, "text", "may have 1 MB"),
     ],
 )
 def test_a_mistake_is_one_sentence_about_its_field(name: str, body: dict, field: str, said: str) -> None:
@@ -222,10 +223,15 @@ def test_numbers_beyond_floats_are_a_mistake() -> None:
         ask("methods", model={"position": huge})
 
 
-def test_a_wide_head_is_refused_before_it_costs_anything() -> None:
-    text = preset("llama-2", dim=1 << 20, num_heads=1).to_json()
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [({"dim": 1 << 20, "num_heads": 1}, "512 are the most"), ({"num_layers": 10**12}, "10,000 are the most")],
+    ids=["a wide head", "a deep model"],
+)
+def test_what_is_too_large_is_refused_before_it_costs_anything(sizes: dict[str, int], said: str) -> None:
+    text = preset("llama-2", **sizes).to_json()
     began = time.process_time()
-    with pytest.raises(FieldError, match="512 are the most"):
+    with pytest.raises(FieldError, match=said):
         ask("open", text=text)
     assert time.process_time() - began < 0.5
 

@@ -30,7 +30,7 @@ from phasor.nn.positions.rotary.scaling import RotaryScaling
 MODEL, OTHER = "model", "other"  # rows beside those of the methods: the model as it is, and the one it is compared with
 FACTOR = 8.0  # how many times further, where the model does not say
 POINTS, NEARBY = 120, 16  # of the similarity: distances, and how many of those nearby are averaged
-CONFIG_CHARACTERS = 1 << 20  # of a config.json
+CONFIG_BYTES = 1 << 20  # of a config.json
 PLACEHOLDERS: dict[str, dict[str, Any]] = {"proportional": {"fraction": 0.5}}  # for fields without a default
 EFFECTS = ("kept", "blended", "slowed", "faster", "still")
 TOLERANCE = 1e-9  # shares of a rotation, and ratios, that differ by less are the same number rounded twice
@@ -44,12 +44,14 @@ class OpenRequest(LabRequest):
     """A preset by its name, or the text of a config.json."""
 
     preset: str | None = None
-    text: str | None = bounded_field(None, 0, CONFIG_CHARACTERS)
+    text: str | None = bounded_field(None, 0, CONFIG_BYTES)
 
     def check(self) -> None:
         super().check()
         if (self.preset is None) == (self.text is None):
             raise FieldError("preset", "give either the name of a preset or the text of a config.json")
+        if self.text is not None and len(self.text.encode("utf-8", "surrogatepass")) > CONFIG_BYTES:
+            raise FieldError("text", "a config.json may have 1 MB, and this text has more")
 
 
 class MethodsRequest(LabRequest):
