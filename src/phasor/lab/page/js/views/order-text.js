@@ -19,7 +19,7 @@ export const textTexts = {
     textLayer: "layer", textHead: "head",
     attentionMap: "Attention of layer {layer}, head {head}", attentionNote: "rows ask, columns answer; choose a row to see its next tokens",
     allHeads: "All heads", allHeadsNote: "a row per layer, a column per head; choose one", layerHeads: "All heads of layer {layer}",
-    next: "Next token after “{token}”", fills: "What stands at “{token}”", likelyNote: "probability", bad: "This folder cannot be read: {why}",
+    next: "Next token after “{token}”", fills: "What stands at “{token}”", likelyNote: "probability", loading: "Loading the model …", bad: "This folder cannot be read: {why}",
   },
   zh: {
     own: "自己的文本",
@@ -32,13 +32,13 @@ export const textTexts = {
     textLayer: "层", textHead: "头",
     attentionMap: "第 {layer} 层第 {head} 个头的注意力", attentionNote: "行是提问的词元，列是回答的词元；点一行看它之后的词元",
     allHeads: "所有的头", allHeadsNote: "每行一层，每列一个头；点击选择", layerHeads: "第 {layer} 层所有的头",
-    next: "“{token}”之后的词元", fills: "“{token}”处应是什么", likelyNote: "概率", bad: "这个文件夹读不了：{why}",
+    next: "“{token}”之后的词元", fills: "“{token}”处应是什么", likelyNote: "概率", loading: "正在加载模型……", bad: "这个文件夹读不了：{why}",
   },
 };
 
 export const textDefaults = { f: -1, x: "The cat sat on the mat because it was tired.", s: "The cat sat on the mat.", y: "", k: "", fl: 1, fh: 1, i: -1 };
 
-const count = (most) => Array.from({ length: most }, (_, i) => [i + 1, String(i + 1)]);
+export const count = (most) => Array.from({ length: most }, (_, i) => [i + 1, String(i + 1)]);
 
 /** What a head attends to most, over all rows but the first: { key, whom, share }, or how far it looks. */
 function describeHead(weights, [rows, columns], cross) {
@@ -56,7 +56,7 @@ function describeHead(weights, [rows, columns], cross) {
   const count = rows - from;
   if (cross) return { key: "findCross", share: peak / count };
   const [whom, most] = Object.entries(sums).sort((a, b) => b[1] - a[1])[0];
-  return most / count > 0.35 ? { key: "find", whom, share: most / count } : { key: "findSpread", share: 0, back: away / count };
+  return most / count > 0.35 ? { key: "find", whom, share: most / count } : { key: "findSpread", back: away / count };
 }
 
 /** A picture of all heads, `[layers, heads, rows, columns]`, as one matrix with gaps between them. */
@@ -91,7 +91,7 @@ export function renderText(root, state, tools) {
   async function list() {
     listing ??= tools.post("models", {});
     const answer = await listing;
-    if (!answer) return;
+    if (!answer) return void (listing = null);
     models = answer.models;
     const readable = models.filter((model) => !model.error);
     put(note, models.length ? models.filter((model) => model.error).map((model) => h("span", {}, t("bad", { why: model.error }))) : rich(t("noModel")));
@@ -110,17 +110,19 @@ export function renderText(root, state, tools) {
       { name: "fl", field: "layer", kind: "select", label: t("textLayer"), options: [] },
       { name: "fh", field: "head", kind: "select", label: t("textHead"), options: [] },
     ]);
-    const columns = h("div", { class: "columns" });
-    body.append(columns);
+    for (const name of ["k", "fl", "fh"]) controls.toggle(name, false);
+    const loading = h("p", { class: "note", role: "status" }, t("loading"));
+    const columns = h("div", { class: "columns", hidden: true });
+    body.append(loading, columns);
     const map = heatMap(columns, {
       name: " ", square: true, maxHeight: 620, palette: "sequential", min: 0, rowName: t("query"), columnName: t("key"),
       onPick: ({ row }) => !(state.k === "bidirectional" && reading.source.length) && tools.set({ i: row }),
     });
     const side = h("div", { class: "stack" });
     columns.append(side);
-    const likely = rowChart(side, { name: " ", note: t("likelyNote"), format: (value) => `${fixed(100 * value, value < 0.01 ? 2 : 1)} %` });
+    const likely = rowChart(side, { name: " ", format: (value) => `${fixed(100 * value, value < 0.01 ? 2 : 1)} %` });
     const heads = heatMap(side, {
-      name: t("allHeads"), palette: "sequential", min: 0, max: 1, bar: false, square: true, maxHeight: 520,
+      name: " ", palette: "sequential", min: 0, max: 1, bar: false, square: true, maxHeight: 520,
       onPick: (cell) => tools.set({ fl: headAt(cell).layer, fh: headAt(cell).head }),
       readout: (cell) => [t("attentionMap", headAt(cell))],
     });
@@ -131,12 +133,12 @@ export function renderText(root, state, tools) {
     let reading = null;
     let weights = null;
     let tiles = null;
-    const asked = { text: "", attention: "" };
+    const asked = {};
 
-    async function once(name, request, key = name) {
+    async function once(name, request) {
       const text = JSON.stringify(request);
-      if (asked[key] === text) return undefined;
-      asked[key] = text;
+      if (asked[name] === text) return undefined;
+      asked[name] = text;
       return tools.post(name, request);
     }
 
@@ -148,11 +150,14 @@ export function renderText(root, state, tools) {
       controls.toggle("x", !crossing);
       controls.refresh({ f: model.folder });
       const request = { folder: model.folder, text: crossing ? state.y : state.x, source: crossing ? state.s : "" };
-      const same = reading && reading.request === JSON.stringify(request);
-      const index = same && state.i >= 0 && state.i < reading.tokens.length ? state.i : state.i >= 0 && !reading ? state.i : null;
-      const answer = await once("text", { ...request, index });
-      if (answer) reading = { ...answer, request: JSON.stringify(request) };
+      const index = reading?.request === JSON.stringify(request) && state.i in reading.tokens ? state.i : null;
+      const wish = { ...request, index };
+      loading.hidden = reading?.folder === model.folder;
+      const answer = await once("text", wish);
+      if (answer !== undefined && asked.text === JSON.stringify(wish)) loading.hidden = true;
+      if (answer) reading = { ...answer, request: JSON.stringify(request), folder: model.folder };
       if (answer === null || !reading) return;
+      columns.hidden = false;
 
       const kinds = Object.keys(reading.kinds);
       const kind = kinds.includes(state.k) ? state.k : kinds[0];
@@ -164,6 +169,8 @@ export function renderText(root, state, tools) {
       controls.options("fh", count(reading.heads));
       controls.refresh({ k: kind, fl: layer, fh: head });
       controls.toggle("k", kinds.length > 1);
+      controls.toggle("fl", true);
+      controls.toggle("fh", true);
 
       const ofSource = kind === "bidirectional" && reading.source.length > 0;
       const rows = ofSource ? reading.source : reading.tokens;
@@ -171,16 +178,17 @@ export function renderText(root, state, tools) {
       const one = rows.length * keys.length;
       const wanted = { ...request, kind, layer: layers * reading.heads * one <= MOST ? null : layer - 1, head: reading.heads * one <= MOST ? null : head - 1 };
       const matrix = await once("attention", wanted);
-      if (matrix === null) return;
       if (matrix) {
-        weights = matrix;
+        weights = { ...matrix, wanted: asked.attention };
         tiles = tile(matrix);
+        tools.refresh(); // the head or the row may be others by now
       }
+      if (matrix !== undefined || weights?.wanted !== asked.attention) return;
       const [shownLayers, shownHeads] = weights.shape;
       const at = ((shownLayers > 1 ? layer - 1 : 0) * shownHeads + (shownHeads > 1 ? head - 1 : 0)) * one;
       const chosen = weights.data.subarray(at, at + one);
       const found = describeHead(chosen, [rows.length, keys.length], kind === "cross");
-      put(title, t(found.key, { layer, head, whom: found.whom && t(found.whom), share: fixed(100 * found.share, 0), back: fixed(found.back ?? 0, 1) }));
+      put(title, t(found.key, { layer, head, whom: found.whom && t(found.whom), share: fixed(100 * found.share, 0), back: fixed(found.back, 1) }));
       const picked = ofSource ? [] : [{ row: reading.index }];
       map.caption(t("attentionMap", { layer, head }), t("attentionNote"));
       map.draw({ data: chosen, shape: [rows.length, keys.length], rowLabels: rows, columnLabels: keys, marks: picked });
@@ -190,7 +198,7 @@ export function renderText(root, state, tools) {
       likely.caption(t(reading.fills ? "fills" : "next", { token }), t("likelyNote"));
       likely.draw({ values: reading.likely.map((each) => each.probability), labels: reading.likely.map((each) => each.token.trim() || "␣") });
 
-      heads.element.hidden = shownHeads === 1 && shownLayers === 1;
+      heads.element.hidden = shownHeads * shownLayers === 1;
       heads.caption(shownLayers > 1 ? t("allHeads") : t("layerHeads", { layer }), t("allHeadsNote"));
       heads.draw({ data: tiles.data, shape: tiles.shape });
     };

@@ -5,7 +5,7 @@ import { digits, fixed } from "../core/numbers.js";
 import { barChart } from "../core/plots/bars.js";
 import { heatMap } from "../core/plots/heat.js";
 import { lineChart } from "../core/plots/line.js";
-import { renderText, textDefaults, textTexts } from "./order-text.js";
+import { count, renderText, textDefaults, textTexts } from "./order-text.js";
 
 export const id = "order";
 
@@ -80,7 +80,7 @@ function swapWords(sentence) {
 export function render(root, state, tools) {
   const { t } = tools;
   const header = tools.header(root);
-  const count = (most) => Array.from({ length: most }, (_, i) => [i + 1, String(i + 1)]);
+  header.set(t("order"));
   tools.controls(root, [
     { name: "pos", field: "position", kind: "select", label: t("scheme"), options: SCHEMES.map((name) => [name, t(name)]) },
     { name: "att", field: "attention", kind: "select", label: t("attention"), options: ["bidirectional", "causal"].map((name) => [name, t(name)]) },
@@ -103,8 +103,8 @@ export function render(root, state, tools) {
   ]);
   const pair = h("div", { class: "halves" });
   root.append(pair);
-  const option = { square: true, maxHeight: 430, palette: "sequential", min: 0, rowName: t("query"), columnName: t("key") };
-  const maps = ["firstShort", "secondShort"].map((which) => heatMap(pair, { name: t("map", { which: t(which) }), ...option }));
+  const option = { name: " ", square: true, maxHeight: 430, palette: "sequential", min: 0, rowName: t("query"), columnName: t("key") };
+  const maps = [1, 2].map(() => heatMap(pair, option));
   const updateText = renderText(root, state, tools);
 
   let asked = "";
@@ -123,10 +123,9 @@ export function render(root, state, tools) {
     const { tokens, moved, summary, attention, same_words: sameWords } = found;
     const what = t(state.a === FIRST && state.b === SECOND ? "tickets" : "sentences");
     const far = digits(100 * summary.distance, 3);
-    const twice = state.a.trim().split(/\s+/).join(" ") === state.b.trim().split(/\s+/).join(" ");
     let key = summary.same ? "same" : state.pos === "none" ? "mask" : state.att === "causal" ? "both" : "differ";
     if (!sameWords) key = "other";
-    if (twice) key = "twice";
+    if (String(tokens[0]) === String(tokens[1])) key = "twice";
     const token = summary.tokens[0];
     header.set(t(key, { what, far, scheme: t(state.pos) }), t(state.att === "causal" ? "leadCausal" : "lead", { token }));
     sentences.setAttribute("aria-label", tokens.map((words) => words.join(" ")).join(" / "));
