@@ -145,6 +145,17 @@ def test_an_unknown_view_says_so(open_page):
     visit = open_page("sources")
     visit.page.evaluate("location.hash = '#/nonsense'")
     visit.page.wait_for_function("document.querySelector('main h1').textContent.includes('nonsense')")
+    visit.page.evaluate("location.hash = '#/%'")  # not an encoding of anything
+    visit.page.wait_for_function("document.querySelector('main h1').textContent.includes('%')")
+
+
+def test_a_view_that_cannot_be_loaded_says_so(open_page):
+    visit = open_page("sources")
+    visit.page.route("**/*", lambda route: route.abort())  # as if the server had ended
+    visit.page.evaluate("location.hash = '#/parts'")
+    visit.page.locator("h1", has_text="Is phasor lab still running?").wait_for()
+    visit.page.unroute_all()
+    visit.errors.clear()  # the browser itself notes what it cannot load
 
 
 @pytest.mark.parametrize("view", [view for view in PRESENT if view not in ("sources", "runs")])

@@ -53,9 +53,10 @@ async function route() {
     put(main, h("h1", {}, t("missing", { name: id })));
     return;
   }
-  const loaded = await import(`./views/${id}.js`);
+  const loaded = await import(`./views/${id}.js`).catch(() => null);
   const now = readAddress(); // it may have changed while the module was loading
   if ((now.view || about.views[0]) !== id) return;
+  if (!loaded) return void put(main, h("h1", {}, t("unreachable")));
   module = loaded;
   open = openView(module, now.query, main, about);
   scrollTo(0, 0);

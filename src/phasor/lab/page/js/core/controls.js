@@ -7,7 +7,7 @@
 //     options: [[value, text], ...],                           select
 //     rows, maxlength, placeholder,                            text
 //     accept, onfile(text, file),  onclick(),                  file, button
-//     field }                                                  the field of requests it stands for, if not `name`
+//     field }                                                  its field in requests, if not `name`; or key.field
 
 import { h, newId, put } from "./dom.js";
 import { digits } from "./numbers.js";

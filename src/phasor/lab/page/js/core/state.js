@@ -3,7 +3,7 @@
 /** { view, query } of the current address. */
 export function readAddress() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
-  return { view: decodeURIComponent(path), query };
+  return { view: path, query };
 }
 
 /** The state that a query stands for: every key of the defaults, with values of the same types. */

@@ -35,8 +35,8 @@ export function openView(module, query, main, about) {
   const showMistakes = () => {
     for (const row of rows) row.clearErrors();
     const others = [];
-    for (const { message, field } of mistakes.values())
-      if (!field || !rows.some((row) => row.showError(field, message))) others.push(message);
+    for (const [key, { message, field }] of mistakes)
+      if (!field || ![`${key}.${field}`, field].some((name) => rows.some((row) => row.showError(name, message)))) others.push(message);
     banner.textContent = [...new Set(others)].join(" ");
   };
   const fail = (key, error) => {

@@ -128,7 +128,7 @@ export function render(root, state, tools) {
     return take(which, 0);
   }
   const pick = (row, name, work) => row.element.querySelector(`[data-control="${name}"] select`).addEventListener("change", (event) => work(event.target));
-  const fileOf = (which, name) => ({ name, kind: "file", label: t("file"), accept: ".json", field: "text", onfile: (text, file) => open(which, { text }, file.name) });
+  const fileOf = (which, name) => ({ name, kind: "file", label: t("file"), accept: ".json", field: `open-${which}.text`, onfile: (text, file) => open(which, { text }, file.name) });
 
   const modelRow = tools.controls(root, [
     { name: "model", kind: "select", label: t("model"), options: [[state.model, parseModel(state.model).name]] },
