@@ -102,17 +102,25 @@ def test_a_mistake_in_a_text_stands_beside_it(open_page, lab_with_folders):
 def test_a_text_that_loads_says_so_and_takes_later_choices(open_page, lab_with_folders):
     visit = open_page("runs", base=lab_with_folders)
     held = []
-    for name in ("text", "attention"):
+    for name in ("models", "text", "attention"):
         visit.page.route(f"**/api/order/{name}", lambda route: held.append(route))
+
+    def release():
+        while not held:
+            visit.page.wait_for_timeout(20)
+        held.pop().continue_()
+
     visit.page.goto(f"{lab_with_folders}/#/order?fh=3&i=400")  # the text has no token 400
+    visit.page.locator(".note", has_text="Loading the model").wait_for()  # before it is known which ones there are
+    release()
     visit.page.locator("[role=status]", has_text="Loading the model").wait_for()
     assert not visit.control("fh").is_visible()
-    held.pop().continue_()
+    release()
     visit.control("fh").wait_for()
     assert not visit.page.locator("[role=status]").is_visible()
     visit.control("fh").select_option("2")  # while the weights are on their way
     visit.page.wait_for_timeout(100)
-    held.pop().continue_()
+    release()
     wait_for_text(visit, ".columns figcaption b", "layer 1, head 2")
     visit.page.unroute_all()
     assert not visit.page.locator(".error:visible").count()

@@ -81,7 +81,7 @@ function tile({ data, shape: [layers, heads, rows, columns] }) {
 export function renderText(root, state, tools) {
   const { t } = tools;
   const title = h("h2", { class: "section" }, t("own"));
-  const note = h("p", { class: "note" });
+  const note = h("p", { class: "note" }, t("loading"));
   const body = h("div", { class: "stack", hidden: true });
   root.append(title, note, body);
   let models = null;
@@ -181,7 +181,7 @@ export function renderText(root, state, tools) {
       if (matrix) {
         weights = { ...matrix, wanted: asked.attention };
         tiles = tile(matrix);
-        tools.refresh(); // the head or the row may be others by now
+        tools.refresh(); // choices may be others by now
       }
       if (matrix !== undefined || weights?.wanted !== asked.attention) return;
       const [shownLayers, shownHeads] = weights.shape;
