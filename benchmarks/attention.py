@@ -246,7 +246,7 @@ def sweep(head_dim: int, tokens: int, name: str) -> dict[str, Any]:
     args = flash_launch.kernel_args(
         *case.inputs, bounds, None, *positions, shift, slopes, table, 0, score_mod.scale, 0.0
     )
-    out, lse = flash_launch.forward(None, args)
+    out, lse = flash_launch.forward(None, None, None, args)
     grad = torch.randn_like(out)
     extra = {
         "do_ptr": grad,
@@ -262,6 +262,7 @@ def sweep(head_dim: int, tokens: int, name: str) -> dict[str, Any]:
         if kernel == "forward":
             jit, grid = flash_launch.forward_kernel, blocks * NUM_HEADS
             rest: dict[str, Any] = {"out_ptr": out, "lse_ptr": lse, "sink_logits_ptr": None, "HAS_SINKS": False}
+            rest |= {"sink_q_ptr": None, "sink_pos_ptr": None, "stride_sinkposb": 0, "HAS_SINK_QUERIES": False}
         elif kernel == "dq":
             jit, grid = flash_launch.dq_kernel, blocks * NUM_HEADS
             dtable = torch.zeros(NUM_HEADS * blocks, 0 if table is None else args["num_distances"], device="cuda")

@@ -31,7 +31,7 @@ class KernelLauncher:
                 addresses |= value.data_ptr()
                 key.append(value.dtype)
             else:
-                key.append(value)
+                key += (type(value), value)  # 1, 1.0 and True are equal, and compiled differently
         aligned = addresses % 16 == 0  # Triton compiles other code for other addresses
         with on_device(like):
             compiled = self.compiled.get(tuple(key)) if aligned else None
