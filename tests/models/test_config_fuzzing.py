@@ -72,6 +72,7 @@ def test_many_odd_values_are_read_or_refused_in_a_sentence(name):
         ("gemma2", "query_pre_attn_scalar", 10**400),
         ("gpt_neox", "rotary_pct", float("inf")),
         ("phi", "partial_rotary_factor", float("inf")),
+        ("qwen3", "rope_scaling", {"rope_type": "yarn", "original_max_position_embeddings": "1024"}),
     ],
 )
 def test_values_that_once_crashed(name, field, value):

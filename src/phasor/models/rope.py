@@ -103,7 +103,13 @@ def read_extension(rope: Fields, kind: str, max_length: int, original: int | Non
 
     def original_length() -> int:
         inside = rope.get("original_max_position_embeddings", None)
-        return original or inside or max_length
+        length = original or inside or max_length
+        if type(length) is not int or length < 1:
+            raise ValueError(
+                f"{rope.file}: original_max_position_embeddings must be an integer of at least 1, "
+                f"not {json_repr(length)}"
+            )
+        return length
 
     if kind == "default":
         return None
