@@ -47,7 +47,7 @@ SEEDS = (1, 2, 3)
 UNTUNED = ["none", "linear", "ntk", "yarn", "sinks"]
 TUNED = ["linear", "ntk", "yarn"]
 PUBLISHED = [
-    "YaRN (Peng et al. 2023, arXiv:2309.00071), Llama 2 7B tuned at the longer length, sliding windows on Proof-pile: "
+    "YaRN (Peng et al. 2023, arXiv:2309.00071), Llama 7B tuned at 16 times its length: "
     "at short lengths PI is worst, at the full length NTK is worst and YaRN best. Here: small models, the protocol "
     "`last`, other text, and a window beside them, which that table does not have.",
     "StreamingLLM (Xiao et al. 2023, arXiv:2309.17453), models of 7 billion parameters and more: a window without "
