@@ -18,7 +18,7 @@ import phasor
 from phasor import Transformer
 
 
-def speaker(scheme: str = "rotary", seed: int = 0, **changes: object) -> Transformer:
+def speaker(scheme: str | phasor.PositionConfig = "rotary", seed: int = 0, **changes: object) -> Transformer:
     """A tiny model with untied embeddings; with tied ones the likeliest token is always the last."""
     return build(tiny(scheme, **{"embedding": phasor.EmbeddingConfig(tied=False), **changes}), seed)
 

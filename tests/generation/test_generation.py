@@ -442,13 +442,32 @@ def test_more_tokens_than_a_scheme_has_positions(attention: phasor.AttentionConf
     assert_refuses("past the 12 positions", learned, [1] * 6, *both, max_new_tokens=8)
     assert_refuses("past the 12 positions", learned, [1] * 6, *both, max_new_tokens=7, penalty_alpha=0.5, top_k=2)
     assert_refuses("past the 12 positions", learned, [1] * 6, generate, max_new_tokens=8, num_beams=2)
-    assert_refuses("past the 32768 positions", speaker("xpos", attention=attention), [1], *both, max_new_tokens=32769)
+    prompt = "a prompt of 32769 tokens reaches past the 32768 positions"
+    assert_refuses(prompt, speaker("xpos", attention=attention), [1] * 32769, *both, max_new_tokens=1)
     crossing = speaker("learned", max_length=12, shape="encoder-decoder", attention=attention)
     assert_refuses("a prompt of 13 tokens", crossing, [1] * 13, *both, start=1, max_new_tokens=2)
     assert_refuses("past the 12 positions", crossing, [1], *both, start=1, max_new_tokens=13)
 
 
-@pytest.mark.parametrize("scheme", ["learned", "xpos", *BY_LENGTH])
+def test_xpos_goes_on_past_its_span_under_a_window_alone(unused_model: Transformer) -> None:
+    """The decay below spans 64 positions, of which a window shows few."""
+    model = speaker(phasor.XPosConfig(decay=1.0))
+    assert_refuses("past the 64 positions", model, [1], generate, stream, max_new_tokens=65)
+    assert_refuses("positions without end", model, [1], generate, stream, max_new_tokens=None)
+
+
+@pytest.mark.parametrize("options", [{}, {"compile": True}, {"prompt_lookup_tokens": 2}], ids=str)
+def test_xpos_past_its_span(options: dict[str, Any]) -> None:
+    model, prompt = speaker(phasor.XPosConfig(decay=1.0), attention=WINDOW), [3, 1, 4]
+    found = generate(model, prompt, max_new_tokens=150, **options)
+    assert found == list(itertools.islice(stream(model, prompt, max_new_tokens=None), 150))
+    with torch.no_grad():
+        cache, text = model.new_cache(1, 8), torch.tensor([prompt + found])
+        logits = torch.cat([model(part, cache=cache) for part in text.split(20, dim=1)], dim=1)
+    assert logits[0, len(prompt) - 1 : -1].argmax(-1).tolist() == found
+
+
+@pytest.mark.parametrize("scheme", ["learned", *BY_LENGTH])
 def test_schemes_without_endless_generation(scheme: str, unused_model: Transformer) -> None:
     assert_refuses(
         "positions without end", speaker(scheme, attention=WINDOW), [1], generate, stream, max_new_tokens=None

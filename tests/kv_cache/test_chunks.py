@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from device import ON_GPU
 from schemes import build, tiny, tokens
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -41,6 +42,7 @@ def full(model: phasor.Transformer, ids: Tensor, **args: Tensor) -> Tensor:
         return model(ids, **args)
 
 
+@pytest.mark.skipif(ON_GPU, reason="a GPU takes the interval kernel, which has no blocks of queries with masks")
 @pytest.mark.parametrize("kv_heads", [2, 4])
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("scheme", ["rotary", "alibi", "t5"])
@@ -158,7 +160,7 @@ def test_a_chunk_reads_no_value_on_the_host(view: str, monkeypatch: pytest.Monke
         model(ids[:, :20], cache=cache)
         with Record():
             model(ids[:, 20:], cache=cache, head=False)
-    assert "aten.cat" in called
+    assert "aten.copy_" in called
     assert not called & synchronizing
 
 

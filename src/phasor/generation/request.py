@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from phasor.config import ModelConfig
 from phasor.config.generation import GenerationConfig, SpecialTokens
 from phasor.config.generation_settings import merge_options
+from phasor.config.positions import PositionConfig
 from phasor.config.schema import quote
 from phasor.generation.constraints import Constraints
 from phasor.generation.encode import encode_prompts
@@ -158,17 +159,19 @@ class GenerationRequest:
             raise ValueError("contrastive search and speculative decoding are for decoders, not for encoder-decoders")
         if self.model.encoder is not None:
             source = max(map(len, self.prompts))
-            check_max_positions(self.model.encoder, source, f"a prompt of {source} tokens reaches")
+            check_max_positions(self.model.encoder.schemes, source, f"a prompt of {source} tokens reaches")
         for model in (self.model,) if self.draft is None else (self.model, self.draft):
-            self._check_decoder(cast(Stack, model.decoder))
+            self._check_decoder(cast(Stack, model.decoder), like=model.tokens.weight)
 
-    def _check_decoder(self, stack: Stack) -> None:
+    def _check_decoder(self, stack: Stack, like: Tensor) -> None:
         """Whether a decoder's positions suffice for its tokens."""
         options, longest = self.options, max(map(len, self.decoder_prompts()))
+        check_max_positions(stack.schemes, longest, f"a prompt of {longest} tokens reaches")
+        limited = stack.limited_schemes(like)
         if options.max_new_tokens is not None:
             # Only contrastive search reads the last token too.
             count = longest + options.max_new_tokens - (0 if options.penalty_alpha else 1)
-            check_max_positions(stack, count, f"{longest} tokens and {options.max_new_tokens} new ones reach")
+            check_max_positions(limited, count, f"{longest} tokens and {options.max_new_tokens} new ones reach")
             planned, needed = options.planned_length, longest + options.max_new_tokens
             if planned is not None and planned < needed:
                 raise ValueError(f"planned_length must be at least prompt and max_new_tokens, {needed}, not {planned}")
@@ -176,7 +179,7 @@ class GenerationRequest:
         if options.num_beams > 1 or options.penalty_alpha or options.prompt_lookup_tokens or self.draft is not None:
             raise ValueError("only greedy decoding and plain sampling go on without end: give max_new_tokens")
         windows = all(layer.attention.window is not None for layer in stack.layers)
-        if not windows or any(x.depends_on_length or x.max_positions is not None for x in stack.schemes):
+        if not windows or limited or any(scheme.depends_on_length for scheme in stack.schemes):
             raise ValueError(
                 "generating without end needs a window in every layer and positions without end: give max_new_tokens"
             )
@@ -325,7 +328,7 @@ def check_draft(model: Transformer, draft: Transformer, options: GenerationConfi
         )
 
 
-def check_max_positions(stack: Stack, tokens: int, what: str) -> None:
-    for scheme in stack.schemes:
+def check_max_positions(schemes: Iterable[PositionConfig], tokens: int, what: str) -> None:
+    for scheme in schemes:
         if scheme.max_positions is not None and tokens > scheme.max_positions:
             raise ValueError(f"{what} past the {scheme.max_positions} positions of the model's {scheme.kind!r} scheme")

@@ -35,5 +35,5 @@ class DistanceBias:
         if self.slopes is not None:
             return -self.slopes[:, None, None] * distance.abs()[:, None]
         assert self.table is not None
-        rows = distance.clamp(self.min_distance, self.min_distance + len(self.table) - 1) - self.min_distance
+        rows = distance.sub_(self.min_distance).clamp_(0, len(self.table) - 1)
         return embedding(rows, self.table).permute(0, 3, 1, 2)

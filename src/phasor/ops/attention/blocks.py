@@ -18,15 +18,20 @@ from phasor.ops.attention.score_mod import ScoreMod
 from phasor.ops.attention.sdpa import sdpa
 from phasor.ops.dispatch import needs_grad
 
-BLOCK, MIN_BLOCK = 512, 128  # queries at a time, and under a narrow window at least
+BLOCK, MIN_BLOCK = 512, 128  # queries at a time; the fewest are for narrow windows and learned biases
 
 
-def block_size(mask: Mask) -> int:
+def block_size(mask: Mask, score_mod: ScoreMod) -> int:
     """How many queries make a block: about as many as a window has keys, so that a block reaches few that it hides.
 
-    >>> block_size(Mask(causal=True)), block_size(Mask(causal=True, window=200))
+    SDPA holds scores and weights of a block several times where it computes gradients of a bias.
+
+    >>> plain = ScoreMod(scale=1.0)
+    >>> block_size(Mask(causal=True), plain), block_size(Mask(causal=True, window=200), plain)
     (512, 256)
     """
+    if score_mod.learns_bias:
+        return min(MIN_BLOCK, BLOCK)
     if mask.window is None:
         return BLOCK
     return min(max(MIN_BLOCK, 1 << (mask.window - 1).bit_length()), BLOCK)
@@ -46,8 +51,8 @@ def cached_chunk_why_not(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod:
     """
     if not mask.follows_cache:
         return "the queries do not follow others in a cache"
-    if q.shape[1] > block_size(mask):
-        return f"more than {block_size(mask)} queries are computed in blocks"
+    if q.shape[1] > (size := block_size(mask, score_mod)):
+        return f"more than {size} queries are computed in blocks"
     return sdpa_blocks_why_not(q, k, v, mask, score_mod)
 
 
@@ -70,15 +75,16 @@ def in_blocks(
     attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod
 ) -> Tensor:
     """`attend(q, k, v, mask, score_mod, start, stop)` for all blocks of queries, one after the other."""
-    queries, size = q.shape[1], block_size(mask)
+    queries, size = q.shape[1], block_size(mask, score_mod)
     if queries <= size:
         return attend(q, k, v, mask, score_mod, 0, queries)
-    recompute = needs_grad(q, k, v)
+    recompute, random = needs_grad(q, k, v), score_mod.dropout > 0
     blocks = []
     for start in range(0, queries, size):
         stop = min(start + size, queries)
         if recompute:
-            block = checkpoint(attend, q, k, v, mask, score_mod, start, stop, use_reentrant=False)
+            given = (q, k, v, mask, score_mod, start, stop)
+            block = checkpoint(attend, *given, use_reentrant=False, preserve_rng_state=random)
         else:
             block = attend(q, k, v, mask, score_mod, start, stop)
         blocks.append(block)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from phasor.ops.attention.bias import Bias
+from phasor.ops.attention.bias import Bias, DistanceBias
 from phasor.ops.attention.mask import Mask
+from phasor.ops.dispatch import needs_grad
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,11 @@ class ScoreMod:
     def supported_by_sdpa(self) -> bool:
         """Whether `scaled_dot_product_attention` can compute these scores, the bias being part of its mask."""
         return self.softcap is None and self.sink_logits is None
+
+    @property
+    def learns_bias(self) -> bool:
+        """Whether the bias is a table by distance that gets a gradient."""
+        return isinstance(self.bias, DistanceBias) and needs_grad(self.bias.table, self.bias.slopes)
 
     def block_bias(self, queries: Tensor, keys: Tensor, mask: Mask) -> Tensor | None:
         """The bias between queries and keys given by index, `[B or 1, H, queries, keys]`."""

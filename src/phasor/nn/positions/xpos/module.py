@@ -28,11 +28,11 @@ class XPos(Rotary, config=XPosConfig):
         if seq.window is not None:
             older = 0 if seq.first is None else seq.window - 1  # in a first call there are none
             self._check_span(seq.rows.shape[-1] + older, like)
-            self._check_span(seq.rows - seq.rows[:, :1], like)
+            self._check_span(seq.rows - seq.rows[:, :1], like, seq.order is None)
             both = headwise(cos), headwise(sin)
             return Angles(both, both)
         since = seq.positions - seq.origin()
-        self._check_span(since, like)
+        self._check_span(since, like, seq.order is None)
         scale = self._scale(since, cos.dtype)
         query = headwise(cos * scale), headwise(sin * scale)
         return Angles(query, (headwise(cos / scale), headwise(sin / scale)))
@@ -58,7 +58,8 @@ class XPos(Rotary, config=XPosConfig):
         """How far from the reference positions may be; float16 reaches 2^16 where float32 reaches 2^127."""
         return self.config.max_positions // (8 if like.dtype == torch.float16 else 1)
 
-    def _check_span(self, since: int | Tensor, like: Tensor) -> None:
+    def _check_span(self, since: int | Tensor, like: Tensor, is_one_sequence: bool = False) -> None:
+        """Refuse positions too far from the reference; of values on a GPU only their number is known here."""
         span, name = self._span(like), str(like.dtype).removeprefix("torch.")
         if isinstance(since, int):
             if since > span:
@@ -66,5 +67,7 @@ class XPos(Rotary, config=XPosConfig):
                     f"xPos spans at most {span} positions in {name}, and this call and its window span {since}: "
                     "give a cache fewer tokens at a time"
                 )
-        elif can_check_values(since) and since.numel() and since.abs().max() >= span:
+        elif (is_one_sequence and since.shape[-1] > span) or (
+            can_check_values(since) and since.numel() and since.abs().max() >= span
+        ):
             raise ValueError(f"xPos spans at most {span} positions of one sequence: beyond it {name} overflows")
