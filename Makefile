@@ -64,6 +64,7 @@ bench-gpu: .venv/ready
 	$(BIN)/python benchmarks/fused.py --only optimizer float8 --out $(RESULTS)/fused.json
 	$(BIN)/python benchmarks/scaling.py --out $(RESULTS)/scaling.json
 	$(BIN)/python benchmarks/stream.py --full --out $(RESULTS)/stream.json
+	$(BIN)/phasor bench families --json $(RESULTS)/families.json
 
 clean:
 	rm -rf .venv build dist

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,35 +22,13 @@ import torch
 import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import phasor
+from phasor.bench import FAMILIES
+from phasor.bench.families import family_pair, logits_of
+from phasor.bench.sizes import FamilySizes
 
-LAYERS, DIM, HEADS, VOCAB, ROWS, TOKENS = 12, 64, 4, 100, 4, 8
+ROWS, TOKENS = 4, 8
+SIZES = FamilySizes(64, 12, 4, 2, 100, 4, 4, False, ((ROWS, TOKENS),), (1,), TOKENS, TOKENS)
 TOLERANCE = 1e-4  # of the largest logit, or gradient
-COMMON = {"vocab_size": VOCAB, "hidden_size": DIM, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
-LLAMA = COMMON | {"intermediate_size": 2 * DIM, "num_key_value_heads": 2}
-GEMMA = LLAMA | {"head_dim": DIM // HEADS, "query_pre_attn_scalar": DIM // HEADS, "sliding_window": 4}
-GPT = {"vocab_size": VOCAB, "n_layer": LAYERS, "n_head": HEADS}
-EXPERTS = {"num_experts_per_tok": 2, "output_router_logits": False}
-SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-MODERNBERT = COMMON | {"intermediate_size": 2 * DIM, "local_attention": 4, "cls_token_id": 1, "sep_token_id": 2}
-MARIAN = SPECIAL | {"vocab_size": VOCAB, "d_model": DIM, "decoder_start_token_id": 0, "max_position_embeddings": 64}
-STACK = {"layers": LAYERS // 2, "attention_heads": HEADS, "ffn_dim": 2 * DIM}
-MARIAN |= {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in STACK.items()}
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("LlamaForCausalLM", LLAMA),
-    "gpt-2": ("GPT2LMHeadModel", GPT | {"n_embd": DIM, "n_positions": 64}),
-    "modernbert": ("ModernBertForMaskedLM", MODERNBERT | SPECIAL),
-    "bloom": ("BloomForCausalLM", GPT | {"hidden_size": DIM}),
-    "gemma-2": ("Gemma2ForCausalLM", GEMMA),
-    "gemma-3": ("Gemma3ForCausalLM", GEMMA),
-    "mixtral": ("MixtralForCausalLM", LLAMA | EXPERTS | {"num_local_experts": 4}),
-    "qwen-3-moe": (
-        "Qwen3MoeForCausalLM",
-        LLAMA | EXPERTS | {"head_dim": DIM // HEADS, "num_experts": 4, "moe_intermediate_size": 2 * DIM},
-    ),
-    "gpt-oss": ("GptOssForCausalLM", LLAMA | EXPERTS | {"head_dim": DIM // HEADS, "num_local_experts": 4}),
-    "marian": ("MarianMTModel", MARIAN),
-}
 Call = Callable[[], torch.Tensor]
 
 
@@ -65,28 +43,6 @@ class CountOperations(TorchDispatchMode):
         if not func.is_view:
             self.names.append(str(func))
         return func(*args, **(kwargs or {}))
-
-
-def pair(family: str, folder: str) -> tuple[phasor.Transformer, Any]:
-    """A family's model of transformers, and ours as loaded from what it saved."""
-    name, fields = FAMILIES[family]
-    cls = getattr(transformers, name)
-    torch.manual_seed(0)
-    theirs = cls(cls.config_class(**fields)).eval()
-    theirs.save_pretrained(folder)
-    return phasor.load(folder).float().eval(), theirs
-
-
-def forward_calls(family: str, ours: phasor.Transformer, theirs: Any) -> tuple[Call, Call]:
-    """The forward of each model on the same tokens, to logits."""
-    source, target = torch.randint(3, VOCAB, (2, ROWS, TOKENS))
-    if family == "marian":
-        return (
-            lambda: ours(source, target),
-            lambda: theirs(input_ids=source, decoder_input_ids=target, use_cache=False).logits,
-        )
-    options = {} if family == "modernbert" else {"use_cache": False}
-    return lambda: ours(source), lambda: theirs(input_ids=source, **options).logits
 
 
 def check(family: str, tables: tuple[torch.Tensor, torch.Tensor], calls: tuple[Call, Call]) -> None:
@@ -126,16 +82,16 @@ def host_seconds(calls: tuple[Call, Call], runs: int) -> list[tuple[float, float
 
 
 def measure(family: str, runs: int) -> dict[str, float]:
-    with tempfile.TemporaryDirectory() as folder:
-        models = pair(family, folder)
-    calls = forward_calls(family, *models)
+    models = family_pair(family, SIZES, torch.device("cpu"), torch.float32)
+    tokens = torch.randint(3, SIZES.vocabulary, (ROWS, TOKENS))
+    calls = partial(logits_of, models[0], tokens), partial(logits_of, models[1], tokens)
     check(family, (models[0].tokens.weight, models[1].get_input_embeddings().weight), calls)
     row: dict[str, float] = {}
     seconds = host_seconds(calls, runs)
     for who, call, (forward, backward) in zip(("ours", "theirs"), calls, seconds, strict=True):
-        counts = [len(names) / LAYERS for names in operations(call)]
+        counts = [len(names) / SIZES.layers for names in operations(call)]
         row |= {f"{who} ops forward": counts[0], f"{who} ops backward": counts[1]}
-        row |= {f"{who} us forward": 1e6 * forward / LAYERS, f"{who} us backward": 1e6 * backward / LAYERS}
+        row |= {f"{who} us forward": 1e6 * forward / SIZES.layers, f"{who} us backward": 1e6 * backward / SIZES.layers}
     row["ratio"] = sum(seconds[1]) / sum(seconds[0])
     return row
 

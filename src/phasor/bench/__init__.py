@@ -18,5 +18,19 @@ WORKLOADS = {
     "train-long": "a training step on long sequences",
     "decode": "greedy decoding of one prompt",
     "decode-batch": "greedy decoding of many prompts at once",
+    "families": "ten families beside transformers: forward and backward, and decoding",
 }
+FULL_WORKLOADS = tuple(name for name in WORKLOADS if name != "families")  # what runs where all are
 DEFAULT_WORKLOADS = ("rotary", "attention", "window", "train", "decode")  # what runs where none is named
+FAMILIES = (
+    "llama",
+    "gpt-2",
+    "gemma-2",
+    "gemma-3",
+    "bloom",
+    "mixtral",
+    "qwen-3-moe",
+    "gpt-oss",
+    "modernbert",
+    "marian",
+)

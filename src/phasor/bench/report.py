@@ -15,7 +15,8 @@ Unit = Literal["ms", "tokens/s"]
 class Entry:
     """The result of one implementation: its time or throughput, or why it has none.
 
-    `error` is that of its result against the reference, relative; `memory` the most a GPU held, in GiB.
+    `error` is that of its result against the reference, relative; `memory` the most a GPU held, in GiB; `device` the
+    milliseconds that a GPU was at work, where the value is the wall time.
     """
 
     name: str
@@ -23,6 +24,18 @@ class Entry:
     error: float | None = None
     memory: float | None = None
     note: str = ""
+    device: float | None = None
+
+    @property
+    def idle(self) -> float | None:
+        """The share of the wall time in which the device had nothing to do.
+
+        >>> Entry("phasor", 20.0, device=15.0).idle
+        0.25
+        """
+        if self.value is None or self.device is None:
+            return None
+        return max(0.0, 1 - self.device / self.value)
 
     @property
     def ours(self) -> bool:
@@ -39,6 +52,8 @@ class WorkloadResult:
     limit: float
     limit_basis: str
     entries: tuple[Entry, ...]
+    family: str = ""  # and what was timed of it, for the table of families
+    part: str = ""
 
     def speed(self, value: float) -> float:
         """More is faster."""
@@ -83,7 +98,9 @@ class Report:
         try:
             rows = []
             for row in data["rows"]:
-                entries = (Entry(**{name: entry[name] for name in names(Entry)}) for entry in row["entries"])
+                entries = (
+                    Entry(**{name: entry[name] for name in names(Entry) if name in entry}) for entry in row["entries"]
+                )
                 rows.append(WorkloadResult(**{**row, "entries": tuple(entries)}))
             return cls(**{**data, "rows": tuple(rows)})
         except (KeyError, TypeError) as error:
@@ -97,6 +114,7 @@ class Report:
                 dictionary |= {
                     "fraction_of_limit": row.fraction_of_limit(entry),
                     "phasor_speedup": row.speedup_over(entry),
+                    "idle": entry.idle,
                 }
         return data
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from phasor.bench import DEFAULT_WORKLOADS, WORKLOADS, attention, llama, rope
+from phasor.bench import DEFAULT_WORKLOADS, FULL_WORKLOADS, WORKLOADS, attention, families, llama, rope
 from phasor.bench.report import Report
 from phasor.bench.sizes import CPU, FULL, GPU, Sizes
 from phasor.bench.timing import Timer, arithmetic, bandwidth
@@ -33,13 +33,15 @@ def measure(
     full: bool = False,
     compile: bool = False,
     sizes: Sizes | None = None,
+    family: Sequence[str] = (),
     progress: ProgressCallback = lambda line, done, total: None,
     on_row: Callable[[Report], None] = lambda report: None,
 ) -> Report:
     """Time workloads on a device, compared with other installed libraries and with the device's limit.
 
     `full` takes every workload at the published sizes, which needs a large GPU, and `compile` adds compiled variants,
-    which are slow to start. `progress` is called before every implementation, `on_row` with the report after every row.
+    which are slow to start. `family` names those that the workload "families" takes, all by default. `progress` is
+    called before every implementation, `on_row` with the report after every row.
 
     >>> from phasor.bench.sizes import TINY
     >>> row = measure(["window"], device="cpu", sizes=TINY).rows[0]
@@ -49,12 +51,16 @@ def measure(
     for name in workloads:
         if name not in WORKLOADS:
             raise unknown("workload", name, WORKLOADS)
+    if family and "families" not in workloads:
+        raise ValueError("--family goes with the workload families: phasor bench families --family NAME")
+    if "families" in workloads:
+        families.check_families(family)
     here = resolve_device(device)
     if full and here.type != "cuda":
         raise ValueError(
             "the full benchmark needs a GPU; without --full its workloads are small enough for this machine"
         )
-    names = list(dict.fromkeys(workloads)) or list(WORKLOADS if full else DEFAULT_WORKLOADS)
+    names = list(dict.fromkeys(workloads)) or list(FULL_WORKLOADS if full else DEFAULT_WORKLOADS)
     progress("copy and matmul", 0, len(names))
     machine = build_machine(here, sizes or (FULL if full else GPU if here.type == "cuda" else CPU), compile)
     report = Report(
@@ -66,7 +72,7 @@ def measure(
         rows=(),
     )
     for done, name in enumerate(names):
-        for workload in build_workloads(name, machine):
+        for workload in build_workloads(name, machine, family):
             row = run_workload(workload, machine, partial(progress, done=done, total=len(names)))
             report = replace(report, rows=(*report.rows, row))
             on_row(report)
@@ -81,13 +87,15 @@ def build_machine(device: torch.device, sizes: Sizes, compiles: bool) -> Machine
     return Machine(device, dtype, sizes, timer, *rates, compiles)
 
 
-def build_workloads(name: str, machine: Machine) -> Iterator[Workload]:
+def build_workloads(name: str, machine: Machine, family: Sequence[str] = ()) -> Iterator[Workload]:
     if name in ("rotary", "positions"):
         yield from rope.workloads(machine, packed=name == "positions")
     elif name.startswith("train"):
         yield llama.training(machine, name)
     elif name.startswith("decode"):
         yield llama.decoding(machine, name)
+    elif name == "families":
+        yield from families.workloads(machine, family)
     else:
         yield attention.workload(machine, name)
 

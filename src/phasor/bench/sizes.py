@@ -7,6 +7,24 @@ from typing import Any
 
 
 @dataclass(frozen=True)
+class FamilySizes:
+    """Sizes that models of all families share, and of what is timed with them."""
+
+    dim: int
+    layers: int  # Marian has half of them on each side
+    heads: int
+    kv_heads: int
+    vocabulary: int
+    window: int
+    experts: int
+    modernbert_base: bool  # ModernBERT as published, whatever the sizes of the others
+    train: tuple[tuple[int, int], ...]  # B, T of the forward and backward passes
+    decode: tuple[int, ...]  # B
+    prompt: int
+    new: int
+
+
+@dataclass(frozen=True)
 class Sizes:
     """Letters as everywhere: `B` rows, `T` tokens, `H` query and `K` key heads, `D` features of a head."""
 
@@ -19,6 +37,7 @@ class Sizes:
     train_long: tuple[int, int]
     decode: tuple[int, int, int]  # B, T of the prompts, new tokens
     decode_batch: tuple[int, int, int]
+    families: FamilySizes
     copy_bytes: int  # bytes copied to measure the bandwidth
     matmul_size: int  # side of the square matrices multiplied to measure the rate
     repeats: int
@@ -48,6 +67,7 @@ TINY = Sizes(
     train_long=(1, 20),
     decode=(1, 5, 6),
     decode_batch=(3, 5, 6),
+    families=FamilySizes(32, 2, 4, 2, 64, 4, 4, False, ((2, 12),), (1, 3), 5, 6),
     copy_bytes=1 << 16,
     matmul_size=32,
     repeats=2,
@@ -63,6 +83,7 @@ CPU = Sizes(
     train_long=(1, 1024),
     decode=(1, 16, 32),
     decode_batch=(8, 16, 32),
+    families=FamilySizes(128, 4, 4, 2, 1024, 32, 4, False, ((2, 64), (4, 64)), (1, 4), 16, 16),
     copy_bytes=1 << 26,
     matmul_size=768,
     repeats=5,
@@ -78,6 +99,7 @@ GPU = Sizes(
     train_long=(1, 16384),
     decode=(1, 512, 64),
     decode_batch=(64, 512, 64),
+    families=FamilySizes(1024, 12, 16, 4, 32000, 512, 8, True, ((4, 1024), (16, 1024)), (1, 16), 64, 64),
     copy_bytes=1 << 30,
     matmul_size=8192,
     repeats=20,

@@ -26,15 +26,23 @@ class Timer:
         self.wait()
         return statistics.median(self.on_device(call) if self.on_gpu else self.on_host(call))
 
-    def on_host(self, call: Callable[[], object]) -> list[float]:
-        """Wall time of each call, the device synchronized before the clock is read."""
+    def on_host(self, call: Callable[[], object], calls: int = 1) -> list[float]:
+        """Wall time of each call, the device synchronized before the clock is read: after every `calls` of them."""
         times: list[float] = []
-        while len(times) < self.repeats and (len(times) < 3 or sum(times) < self.seconds):
+        while len(times) < self.repeats and (len(times) < 3 or calls * sum(times) < self.seconds):
             begun = time.perf_counter()
-            call()
+            for _ in range(calls):
+                call()
             self.wait()
-            times.append(time.perf_counter() - begun)
+            times.append((time.perf_counter() - begun) / calls)
         return times
+
+    def wall(self, call: Callable[[], object], calls: int = 1, warmups: int = 3) -> float:
+        """Median wall time of a call that the host is part of: `calls` in a row, then the device is waited for."""
+        for _ in range(warmups):
+            call()
+        self.wait()
+        return statistics.median(self.on_host(call, calls))
 
     def on_device(self, call: Callable[[], object]) -> list[float]:
         begun, spans = time.perf_counter(), []
@@ -55,6 +63,14 @@ class Timer:
     def wait(self) -> None:
         if self.on_gpu:
             torch.cuda.synchronize(self.device)
+
+
+def device_seconds(call: Callable[[], object]) -> float:
+    """Seconds that a GPU spends in the kernels and copies of a call, the gaps between them not counted."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize()
+    return 1e-6 * sum(event.self_device_time_total for event in profile.key_averages())
 
 
 def bandwidth(timer: Timer, size: int) -> float:

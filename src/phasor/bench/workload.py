@@ -42,10 +42,14 @@ class Machine:
 
 @dataclass(frozen=True)
 class BenchmarkCase:
-    """An implementation that is ready to run: `check` gives its error against the reference, `seconds` its time."""
+    """An implementation that is ready to run: `check` gives its error against the reference, `seconds` its time.
+
+    `device_seconds`, where `seconds` is a wall time, is how long a GPU is at work in it.
+    """
 
     check: Callable[[], float]
     seconds: Callable[[Timer], float]
+    device_seconds: Callable[[], float] | None = None
 
 
 Implementation = tuple[str, Callable[[], BenchmarkCase]]
@@ -63,6 +67,8 @@ class Workload:
     tolerance: float
     implementations: list[Implementation]
     tokens: int = 0  # per call, where the unit counts them
+    family: str = ""
+    part: str = ""
 
 
 def run_workload(workload: Workload, machine: Machine, progress: Callable[[str], None]) -> WorkloadResult:
@@ -77,7 +83,8 @@ def run_workload(workload: Workload, machine: Machine, progress: Callable[[str],
         if machine.on_gpu:
             torch.cuda.empty_cache()
     limit = in_unit(workload.unit, workload.limit, workload.tokens)
-    return WorkloadResult(workload.name, workload.title, workload.unit, limit, workload.limit_basis, tuple(entries))
+    fields = workload.name, workload.title, workload.unit, limit, workload.limit_basis, tuple(entries)
+    return WorkloadResult(*fields, workload.family, workload.part)
 
 
 def run_case(name: str, prepare: Callable[[], BenchmarkCase], workload: Workload, machine: Machine) -> Entry:
@@ -91,7 +98,10 @@ def run_case(name: str, prepare: Callable[[], BenchmarkCase], workload: Workload
             torch.cuda.reset_peak_memory_stats(machine.device)
         value = in_unit(workload.unit, case.seconds(machine.timer), workload.tokens)
         memory = torch.cuda.max_memory_allocated(machine.device) / 2**30 if machine.on_gpu else None
-        return Entry(name, value, error, memory)
+        device = None
+        if machine.on_gpu and case.device_seconds is not None:
+            device = 1e3 * case.device_seconds()
+        return Entry(name, value, error, memory, device=device)
     except Exception as problem:
         return Entry(
             name, None, error, note=f"failed: {' '.join(str(problem).split())[:200] or type(problem).__name__}"

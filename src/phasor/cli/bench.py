@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phasor.bench import DEFAULT_WORKLOADS, WORKLOADS
+from phasor.bench import DEFAULT_WORKLOADS, FAMILIES, WORKLOADS
 from phasor.cli.output import console, new_table, plain, print_json, show
 from phasor.config.schema import unknown
 from phasor.config.text_files import read_text
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from phasor.inspect.backends import Backends
 
 EXPLAINING = ("dtype", "weights", "precision", "length", "training")
-MEASURING = ("workloads", "full", "compile", "plot", "read")
+MEASURING = ("workloads", "family", "full", "compile", "plot", "read")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -32,8 +32,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     width = max(map(len, WORKLOADS))
     lines = [f"  {name:{width}}  {line}" for name, line in WORKLOADS.items()]
-    parser.epilog = "\n".join(["workloads:", *lines, f"Without any: {', '.join(DEFAULT_WORKLOADS)}; with --full: all."])
+    parser.epilog = "\n".join(
+        ["workloads:", *lines, f"Without any: {', '.join(DEFAULT_WORKLOADS)}; with --full: all but families."]
+    )
     parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help="what to time, as listed below")
+    parser.add_argument(
+        "--family", nargs="+", metavar="NAME", default=[], help=f"of the workload families: {', '.join(FAMILIES)}"
+    )
     parser.add_argument("--device", metavar="NAME", help="cpu or cuda; a GPU where there is one")
     parser.add_argument("--full", action="store_true", help="published sizes, a model of 1.04 B; needs a large GPU")
     parser.add_argument("--compile", action="store_true", help="compiled variants too; slow to start")
@@ -121,11 +126,18 @@ def measure(given: argparse.Namespace) -> int:
         compiles = given.compile or given.full
         device = given.device or "auto"
         report = measure(
-            given.workloads, device=device, full=given.full, compile=compiles, progress=progress, on_row=on_row
+            given.workloads,
+            device=device,
+            full=given.full,
+            compile=compiles,
+            family=given.family,
+            progress=progress,
+            on_row=on_row,
         )
     else:
         report = read(given, shown_row)
     if not without_tables:
+        show_families(report)
         show_machine(report)
     if given.json is not None:
         write_json(report.to_dict(), given.json)
@@ -141,8 +153,8 @@ def read(given: argparse.Namespace, found: Callable[[WorkloadResult], None]) -> 
     """A report from a file."""
     from phasor.bench.report import Report
 
-    if given.full or given.compile or given.device:
-        raise ValueError("--read times nothing: it goes without --device, --full and --compile")
+    if given.full or given.compile or given.device or given.family:
+        raise ValueError("--read times nothing: it goes without --device, --family, --full and --compile")
     try:
         report = Report.from_dict(json.loads(read_text(given.read)))
     except ValueError as error:
@@ -167,16 +179,43 @@ def progress(line: str, done: int, total: int) -> None:
 
 def show_row(row: WorkloadResult) -> None:
     progress("", 1, 1)
-    memory = any(entry.memory is not None for entry in row.entries)
-    heads = ["implementation", row.unit, "of the limit", "phasor speedup", "error", *(["GiB"] if memory else [])]
-    table = new_table(row.title, heads)
+    further: dict[str, Callable[[Entry], str | None]] = {
+        "GiB": lambda entry: None if entry.memory is None else f"{entry.memory:.1f}",
+        "device ms": lambda entry: None if entry.device is None else number(entry.device),
+        "idle": lambda entry: None if entry.idle is None else f"{100 * entry.idle:.0f} %",
+    }
+    shown = [head for head, text in further.items() if any(text(entry) is not None for entry in row.entries)]
+    table = new_table(row.title, ["implementation", row.unit, "of the limit", "phasor speedup", "error", *shown])
     for column in table.columns[1:]:
         column.justify = "right"
     for entry in row.entries:
-        table.add_row(*cells(row, entry), *([f"{entry.memory:.1f}" if entry.memory is not None else ""] * memory))
+        table.add_row(*cells(row, entry), *(further[head](entry) or "" for head in shown))
     table.add_section()
     table.add_row(f"limit: {row.limit_basis}", number(row.limit), "100 %")
     show(table)
+
+
+def show_families(report: Report) -> None:
+    """How many times as fast as transformers each family is, in one table."""
+    rows = [row for row in report.rows if row.family]
+    if not rows:
+        return
+    parts = list(dict.fromkeys(row.part for row in rows))
+    found = {(row.family, row.part): speedup(row) for row in rows}
+    table = new_table("phasor speedup over transformers, and milliseconds of both", ["family", *parts])
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for family in dict.fromkeys(row.family for row in rows):
+        table.add_row(family, *(found.get((family, part), "") for part in parts))
+    show(table)
+
+
+def speedup(row: WorkloadResult) -> str:
+    ours, theirs = row.entries
+    ratio = row.speedup_over(theirs)
+    if ratio is None or ours.value is None or theirs.value is None:
+        return "failed"
+    return f"{ratio:.2f} x: {number(ours.value)}, {number(theirs.value)}"
 
 
 def cells(row: WorkloadResult, entry: Entry) -> list[str]:
