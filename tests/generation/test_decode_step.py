@@ -41,6 +41,20 @@ MODELS = {
     "multiplier": {"placement": phasor.PreConfig(multiplier=0.3), "head": phasor.LanguageHeadConfig(multiplier=0.2)},
     "window": {"attention": VIEWS["window"]},
     "sinks": {"attention": VIEWS["sinks"]},
+    "sink logits": {"attention": phasor.AttentionConfig(sink_logits=True, window=4)},
+    "experts": {"feedforward": {"activation": "swiglu", "experts": {"num_experts": 5}}},
+    "experts as in gpt-oss": {
+        "attention": phasor.AttentionConfig(sink_logits=True, bias=("q", "k", "v", "out")),
+        "feedforward": {
+            "activation": "swiglu-clamped",
+            "bias": True,
+            "experts": {"num_experts": 6, "top_k": 3, "router_bias": True},
+        },
+    },
+    "experts, not normalized": {
+        "placement": phasor.PreConfig(multiplier=0.3),
+        "feedforward": {"activation": "gelu", "experts": {"num_experts": 4, "hidden_dim": 20, "normalize": False}},
+    },
     "layers that differ": {
         "num_layers": 2,
         "layers": ({"attention": VIEWS["window"]}, {"position": phasor.NoPositionConfig()}),
@@ -53,7 +67,7 @@ MODELS = {
 @pytest.mark.parametrize(("rows", "most"), [(1, 16), (3, 16), (3, 2)])
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_of_the_fused_step(name, rows, most, monkeypatch):
-    if rows > most and name not in ("llama", "biases", "norm of heads", "multiplier"):
+    if rows > most and name not in ("llama", "biases", "norm of heads", "multiplier", "experts as in gpt-oss"):
         pytest.skip("many rows share all but the projections with few")
     monkeypatch.setattr(gemv, "MAX_GEMV_ROWS", most)
     few = {"embedding": phasor.EmbeddingConfig(tied=False), "num_layers": 1, **MODELS[name]}
@@ -165,10 +179,12 @@ REFUSED = {
         "layers": (phasor.LayerConfig(position="none"),),
     },
     "positions have several axes, decay, rotate values or depend on the length": {"position": "xpos"},
-    "attention has a softcap, sink logits, a clip or capped sinks": {"attention": {"softcap": 20.0}},
+    "attention has a softcap, a clip or capped sinks": {"attention": {"softcap": 20.0}},
     "queries and keys are normalized over all heads together": {"attention": {"qk_norm": "whole"}},
     "only some of queries, keys and values have a bias": {"attention": {"bias": ("q", "v")}},
-    "the feed-forward network has experts": {"feedforward": {"activation": "swiglu", "experts": {"num_experts": 4}}},
+    "a mixture of experts has a shared one": {
+        "feedforward": {"activation": "swiglu", "experts": {"num_experts": 4, "shared_dim": 16}}
+    },
     "no kernel has the activation 'swiglu-clamped'": {"feedforward": {"activation": "swiglu-clamped"}},
 }
 
@@ -178,8 +194,7 @@ def test_models_without_a_fused_step(reason):
     model = speaker(**REFUSED[reason])
     with dispatch.force_path("triton"):
         assert fused.why_not(model) == reason
-        graph = ON_GPU and "experts" not in reason  # a CUDA graph of the plain step needs no more than a GPU
-        assert (cuda_graph.why_not(model) is None) == graph
+        assert (cuda_graph.why_not(model) is None) == ON_GPU  # a CUDA graph of the plain step needs no more
     assert len(phasor.generate(model, [1, 2], max_new_tokens=3)) == 3
 
 

@@ -67,6 +67,13 @@ class Case:
         wide = self.config.hidden_dim * (2 if self.layer.feedforward.gated else 1)
         return self.tensor(1, self.length, wide)
 
+    @property
+    def router_args(self) -> tuple[Tensor, Tensor]:
+        """Tokens `[T, dim]` and the logits of their router, where the layer has experts."""
+        experts = self.layer.feedforward.experts
+        count = 0 if experts is None else experts.num_experts
+        return self.tensor(self.length, self.config.dim), self.tensor(self.length, count)
+
     @cached_property
     def model(self) -> Transformer:
         """The model on the meta device, as deep as its pattern of layers."""

@@ -12,7 +12,7 @@ from phasor.generation.runners import FUSED, STEP_RUNNERS
 from phasor.inspect.case import Case
 from phasor.nn.attention import APPLY_POSITIONS
 from phasor.nn.feed_forward import ACTIVATE_PROJECT, FeedForward
-from phasor.nn.moe import Experts
+from phasor.nn.moe import EXPERTS, Experts
 from phasor.nn.norm import LayerNorm
 from phasor.ops.adamw import ADAMW
 from phasor.ops.attention import ATTENTION
@@ -94,6 +94,12 @@ OPERATIONS = (
         GLU,
         lambda case: (case.projected, case.layer.feedforward.activation.kind),
         lambda case: case.layer.feedforward.gated and isinstance(case.block.feedforward, Experts),
+    ),
+    Operation(
+        "experts",
+        EXPERTS,
+        lambda case: (case.block.feedforward, *case.router_args),
+        lambda case: isinstance(case.block.feedforward, Experts),
     ),
     Operation(
         "gated activation in float8",

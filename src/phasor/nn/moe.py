@@ -8,17 +8,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phasor.config import ExpertsConfig, FeedForwardConfig
+from phasor.config import ExpertsConfig, FeedForwardConfig, SwiGLUClampedConfig
 from phasor.config.schema import quote
 from phasor.nn.checks import describe_tensor
 from phasor.nn.feed_forward import FeedForward, activate
+from phasor.ops import dispatch
+from phasor.ops.decode.arguments import ACTIVATIONS, ExpertsArgs
+from phasor.ops.decode.tiles import MAX_EXPERT_ROWS
+from phasor.ops.dispatch import Dispatch, Path
 
 
 class Experts(nn.Module):
     """`sum_e weight_e(x) expert_e(x)` over the `top_k` experts with the highest router probability, plus a shared one.
 
-    Tokens are sorted by expert, so that each expert multiplies its own tokens once. No shape depends on the router's
-    choices.
+    Nothing waits for the router, and no shape depends on its choices. A few tokens are multiplied by the experts that
+    any of them chose. Many are sorted by expert, so that each expert multiplies its own tokens once.
     """
 
     def __init__(self, config: FeedForwardConfig, dim: int, hidden_dim: int, dropout: float = 0.0) -> None:
@@ -41,14 +45,65 @@ class Experts(nn.Module):
         """The layers that decide how much of which expert a token gets."""
         return (self.router,) if self.shared_gate is None else (self.router, self.shared_gate)
 
+    def kernel_args(self) -> ExpertsArgs:
+        """The experts as kernels take them."""
+        activation, name, limits = self.config.activation, self.config.activation.kind, (0.0, 0.0)
+        if isinstance(activation, SwiGLUClampedConfig):
+            limits = activation.limit, activation.gain
+        return ExpertsArgs(
+            self.up,
+            self.down,
+            self.up_bias,
+            self.down_bias,
+            ACTIVATIONS.get(name, name),
+            self.config.gated,
+            self.experts.top_k,
+            self.experts.normalize,
+            *limits,
+        )
+
     def forward(self, x: Tensor, router_logits: list[Tensor] | None = None) -> Tensor:
         tokens = x.flatten(0, -2)  # [N, dim]
         logits = self.router(tokens)
         if router_logits is not None:
             router_logits.append(logits.view(*x.shape[:-1], -1))
+        y: Tensor = EXPERTS(self, tokens, logits)
+        if self.shared is not None:
+            extra = self.shared(tokens)
+            y = y + (extra if self.shared_gate is None else torch.sigmoid(self.shared_gate(tokens)) * extra)
+        return y.view(x.shape)
+
+    def by_kernels(self, tokens: Tensor, logits: Tensor) -> Tensor:
+        """The routed experts of a few tokens, of which only those in use are read."""
+        from phasor.ops.decode.experts import ExpertsWorkspace, experts
+
+        args, tokens = self.kernel_args(), tokens.contiguous()
+        workspace = ExpertsWorkspace(len(tokens), args, tokens.dtype, tokens.device)
+        return experts(tokens, logits, args, torch.empty_like(tokens), workspace)
+
+    def kernels_why_not(self, tokens: Tensor, logits: Tensor) -> str | None:
+        """Why the kernels for a few tokens do not apply; None where they do."""
+        if len(tokens) > MAX_EXPERT_ROWS:
+            return f"more than {MAX_EXPERT_ROWS} tokens are grouped by expert"
+        if torch.compiler.is_compiling():
+            return "the compiler takes grouped matrix products"
+        reason = dispatch.triton_why_not(tokens, self.up)
+        if reason is not None:
+            return reason
+        if dispatch.needs_grad(tokens, logits, *self.parameters()):
+            return "the kernels for a few tokens have no gradients"
+        if self.training and self.dropout.p > 0:
+            return "hidden features are dropped out"
+        weights = [w for w in (self.up, self.down, self.up_bias, self.down_bias) if w is not None]
+        if tokens.dtype not in dispatch.KERNEL_DTYPES or any(w.dtype != tokens.dtype for w in weights):
+            return "tokens and weights are not all float32, bfloat16 or float16"
+        return None if all(w.is_contiguous() for w in weights) else "the weights are not contiguous"
+
+    def by_groups(self, tokens: Tensor, logits: Tensor) -> Tensor:
+        """The routed experts of tokens that are sorted by expert."""
         weights, chosen = route(logits, self.experts)  # [N, k] each
         order = chosen.flatten().argsort(stable=True)  # tokens' choices, sorted by expert
-        counts = torch.zeros(len(self.up), dtype=torch.int64, device=x.device).index_add(
+        counts = torch.zeros(len(self.up), dtype=torch.int64, device=tokens.device).index_add(
             0, chosen.flatten(), torch.ones_like(chosen.flatten())
         )
         expert = chosen.flatten()[order]
@@ -60,11 +115,23 @@ class Experts(nn.Module):
         if self.down_bias is not None:
             out = out + self.down_bias[expert]
         out = out * weights.flatten()[order, None].to(out.dtype)
-        y = torch.zeros_like(tokens).index_add(0, order // self.experts.top_k, out)
-        if self.shared is not None:
-            extra = self.shared(tokens)
-            y = y + (extra if self.shared_gate is None else torch.sigmoid(self.shared_gate(tokens)) * extra)
-        return y.view(x.shape)
+        return torch.zeros_like(tokens).index_add(0, order // self.experts.top_k, out)
+
+    def waits_for_router(self, rows: int, device: torch.device) -> bool:
+        """Whether the host has to wait for the router of a decoding step of so many rows on a GPU."""
+        dtype = self.up.dtype
+        if rows <= MAX_EXPERT_ROWS and dispatch.TRITON_INSTALLED and dtype in dispatch.KERNEL_DTYPES:
+            return False
+        if dtype == torch.bfloat16 and torch.cuda.is_available():
+            return torch.cuda.get_device_capability(device) < (9, 0)
+        return dtype != torch.bfloat16
+
+
+# The routed experts, asked with the module, tokens `[N, dim]` and the router's logits `[N, experts]`.
+EXPERTS = Dispatch(
+    Path("Triton kernels that read the experts in use", Experts.by_kernels, Experts.kernels_why_not),
+    Path("grouped matrix products", Experts.by_groups),
+)
 
 
 def route(logits: Tensor, config: ExpertsConfig) -> tuple[Tensor, Tensor]:

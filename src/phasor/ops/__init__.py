@@ -3,7 +3,7 @@
 `dispatch.py` has the tables' class and the reasons against Triton kernels. A folder's `__init__.py` exports the public
 function, the reference (`..._ref`) and the table (in capitals); only the files with kernels import Triton, and they
 are imported when a kernel is launched. Two folders have no table: `int8` is written in torch alone, and the kernels of
-`decode` are launched by the fused step runner (`generation/runners/fused.py`).
+`decode` are launched by the fused step runner (`generation/runners/fused.py`) and by experts (`nn/moe.py`).
 
 Kernels share one legend of names:
 
@@ -13,13 +13,13 @@ Kernels share one legend of names:
 - `pid`: the program; `offs_m offs_n offs_d offs_k`: the offsets of a tile along a dimension
 - `num_queries num_keys num_heads num_kv_heads group_size`: sizes; `group_size` query heads share one key/value head
 - `BLOCK_M BLOCK_N BLOCK_K`: the rows, columns and inner dimension of a tile (queries and keys in attention)
-- `BLOCK_D BLOCK_V BLOCK_H BLOCK_G BLOCK_SPLITS`: a tile along features, vocabulary, heads, heads of a group, splits;
-  `BLOCK`: along the only dimension there is; `BLOCK_TILE`: the part of a `BLOCK` that is held at a time
-- `HEAD_DIM ROTARY_DIM NUM_HEADS NUM_KV_HEADS GROUP_SIZE NUM_SPLITS`: sizes known when the kernel is compiled
+- `BLOCK_D BLOCK_V BLOCK_H BLOCK_G BLOCK_E BLOCK_SPLITS`: a tile along features, vocabulary, heads, heads of a group,
+  experts, splits; `BLOCK`: along the only dimension there is; `BLOCK_TILE`: the part of a `BLOCK` held at a time
+- `HEAD_DIM ROTARY_DIM NUM_HEADS NUM_KV_HEADS GROUP_SIZE NUM_SPLITS TOP_K`: sizes known when the kernel is compiled
 - `STRIDE_...`: strides known when the kernel is compiled; `CONTIGUOUS`: how many features in a row are contiguous
 - `NUM_STAGES`: how many loads of a loop are in flight; `USE_PDL`: programmatic dependent launch (`pdl.py`)
 - `HAS_...`: whether an optional argument is given; `ADJACENT`: whether rotary pairs are adjacent features
 - `ACTIVATION CENTERED GLU BIAS`: which activation, LayerNorm or RMSNorm, gated or not, what is added to scores
-- `USE_... IN_RANGE MAY_BE_EMPTY TWO_INTERVALS STOCHASTIC INVERSE PREFETCH`: what holds for all elements of a launch, so
-  that the kernel is compiled for it; `DTYPE INT8_ASM LR_IS_POINTER`: how an operand is read
+- `USE_... IN_RANGE MAY_BE_EMPTY TWO_INTERVALS STOCHASTIC INVERSE NORMALIZE PREFETCH`: what holds for all elements of a
+  launch, so that the kernel is compiled for it; `DTYPE INT8_ASM LR_IS_POINTER`: how an operand is read
 """

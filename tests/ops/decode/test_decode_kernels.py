@@ -11,9 +11,9 @@ from device import DEVICE, ON_GPU
 from schemes import relative_change
 
 import phasor
-from phasor.generation.runners.fused import ACTIVATIONS
 from phasor.nn.positions.phase import cos_sin_of
 from phasor.ops.decode import (
+    ACTIVATIONS,
     NormArgs,
     QKNormArgs,
     RotaryArgs,
@@ -118,7 +118,7 @@ def test_argmax_takes_the_first_of_equal_logits():
 
 
 def attention_in_float64(
-    qkv, keys, values, lengths, positions, shared, scale, inc, factor, width, adjacent, norms, sinks
+    qkv, keys, values, lengths, positions, shared, scale, inc, factor, width, adjacent, norms, sinks, sink_logits=None
 ):
     """Row by row and head by head; the new key and value are written, and the slots that hold a token are visible."""
     rows, slots, groups, dim = keys.shape
@@ -139,7 +139,11 @@ def attention_in_float64(
         held = min(length + 1, slots)
         for group in range(groups):
             k, v = keys[row, :held, group], values[row, :held, group]
-            out[row, group] = (scale * q[group] @ k.mT).softmax(-1) @ v
+            scores = scale * q[group] @ k.mT
+            if sink_logits is not None:
+                own = sink_logits.double().view(groups, shared, 1)[group]
+                scores = torch.cat((scores, own), dim=-1)
+            out[row, group] = scores.softmax(-1)[:, :held] @ v
     return out.view(rows, -1)
 
 
@@ -159,9 +163,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("splits", [1, 5])
+@pytest.mark.parametrize(("splits", "has_sink_logits"), [(1, False), (5, False), (5, True)])
 @pytest.mark.parametrize("case", CASES)
-def test_attention(case, splits):
+def test_attention(case, splits, has_sink_logits):
     held, slots, groups, shared, dim, width, adjacent, norm_kind, sinks = CASES[case]
     rows = len(held)
     lengths, positions = torch.tensor(held), torch.tensor(held) + 2**36 * torch.arange(rows)
@@ -174,14 +178,15 @@ def test_attention(case, splits):
     if norm_kind is not None:
         shapes = ((dim,), (dim,)) if norm_kind == "head" else ((groups * shared, dim), (groups, dim))
         norms = QKNormArgs(*(randn(*shape) for shape in shapes), 1.0, 1e-3)
+    sink_logits = randn(groups * shared) if has_sink_logits else None
     wide, before = (keys.double(), values.double()), (keys.clone(), values.clone())
     expected = attention_in_float64(
-        qkv, *wide, lengths, positions, shared, 0.3, inc, 0.9, width, adjacent, norms, sinks
+        qkv, *wide, lengths, positions, shared, 0.3, inc, 0.9, width, adjacent, norms, sinks, sink_logits
     )
     workspace = decode_attention.SplitKWorkspace(rows, groups, shared, dim, DEVICE)
     workspace.splits = min(workspace.splits, splits)
     rope = RotaryArgs(inc, 0.9, width, adjacent) if width else None
-    given = {"scale": 0.3, "rope": rope, "qk_norm": norms, "sink_tokens": sinks}
+    given = {"scale": 0.3, "rope": rope, "qk_norm": norms, "sink_tokens": sinks, "sink_logits": sink_logits}
     # A compiled tl.dot takes at least 16.
     given["tiles"] = decode_attention.KVTiles(
         16 if splits == 1 or ON_GPU else 8, 1, 1
@@ -193,7 +198,7 @@ def test_attention(case, splits):
     assert int(workspace.arrived.abs().sum()) == 0
     caches = before[0].double(), before[1].double()
     wide_norms = norms and QKNormArgs(norms.q_weight.double(), norms.k_weight.double(), norms.offset, norms.eps)
-    given = {"scale": 0.3, "rope": rope, "qk_norm": wide_norms, "sink_tokens": sinks}
+    given = {"scale": 0.3, "rope": rope, "qk_norm": wide_norms, "sink_tokens": sinks, "sink_logits": sink_logits}
     reference = decode_attention_ref(qkv.double(), *caches, lengths, positions, **given)
     assert relative_change(reference, expected) < 1e-12
     assert relative_change(found.double(), reference) < 2e-6

@@ -22,7 +22,12 @@ from phasor.transformer import Transformer
 
 def fused_why_not(spec: StepSpec) -> str | None:
     model, weight = spec.model, spec.weight
-    return cuda_graph.model_why_not(model) or fused.why_not(model, weight) or cuda_graph.autocast_why_not(weight)
+    reason = cuda_graph.model_why_not(model) or fused.why_not(model, weight)
+    return reason or cuda_graph.autocast_why_not(weight) or cuda_graph.experts_why_not(spec)
+
+
+def cuda_graph_why_not(spec: StepSpec) -> str | None:
+    return cuda_graph.why_not(spec.model, spec.weight) or cuda_graph.experts_why_not(spec)
 
 
 def compiled_why_not(spec: StepSpec) -> str | None:
@@ -32,7 +37,7 @@ def compiled_why_not(spec: StepSpec) -> str | None:
 FUSED = Path("fused kernels in one CUDA graph", FusedRunner, fused_why_not)
 STEP_RUNNERS = Dispatch(
     FUSED,
-    Path("CUDA graph", CudaGraphRunner, lambda spec: cuda_graph.why_not(spec.model, spec.weight)),
+    Path("CUDA graph", CudaGraphRunner, cuda_graph_why_not),
     Path("compiled graph", lambda spec: CompiledRunner(spec.model, spec.new_cache()), compiled_why_not),
     Path("eager", lambda spec: EagerRunner(spec.model, spec.new_cache())),
 )

@@ -196,6 +196,14 @@ def why_not(model: Transformer, weight: Tensor | None = None) -> str | None:
     return autocast_why_not(weight) if weight.is_cuda else "the model is not on a GPU"
 
 
+def experts_why_not(spec: StepSpec) -> str | None:
+    """Why steps with a mixture of experts are no CUDA graph."""
+    experts = (part for part in spec.model.modules() if isinstance(part, Experts))
+    if any(part.waits_for_router(spec.rows, spec.weight.device) for part in experts):
+        return f"the experts of {spec.rows} rows are grouped on the host"
+    return None
+
+
 def autocast_why_not(weight: Tensor) -> str | None:
     """Why steps under autocast are no CUDA graph."""
     on = weight.is_cuda and torch.is_autocast_enabled("cuda")
@@ -213,8 +221,6 @@ def model_why_not(model: Transformer) -> str | None:
         return "an encoder-decoder's step depends on its source"
     if compiled.why_not(model) is not None:
         return "frequencies depend on the length and are computed on the host"
-    if any(isinstance(part, Experts) for part in modules):
-        return "a mixture of experts may have to wait for its router"
     if any(part._forward_hooks or part._forward_pre_hooks for part in modules):
         return "a part of the model has hooks, which run on the host"
     if any("forward" in vars(part) for part in modules):

@@ -2,7 +2,8 @@
 
 Up to 16 rows (64 in bfloat16 with int8 weights) every projection is a GEMV kernel that reads its weights once: norm
 and queries, keys and values; attention; output and residual; norm, gate and up; down and residual. With more rows
-the projections are GEMMs of torch, and the kernels do what lies between them.
+the projections are GEMMs of torch, and the kernels do what lies between them. A mixture of experts is two kernels more,
+the router and its choice, and reads the experts in use alone.
 """
 
 from __future__ import annotations
@@ -19,27 +20,18 @@ from phasor.kv_cache.static import StaticKVCache
 from phasor.nn.feed_forward import FeedForward
 from phasor.nn.heads import LogitsHead
 from phasor.nn.int8 import Int8Linear
+from phasor.nn.moe import Experts
 from phasor.nn.norm import RMSNorm
 from phasor.nn.positions import NoPositionConfig, RotaryConfig
 from phasor.nn.positions.rotary.module import Rotary
 from phasor.ops import dispatch
 from phasor.ops.constants import constant
-from phasor.ops.decode import NormArgs, QKNormArgs, RotaryArgs
+from phasor.ops.decode import ACTIVATIONS, NormArgs, QKNormArgs, RotaryArgs
+from phasor.ops.decode.tiles import MAX_EXPERT_ROWS
 from phasor.ops.int8 import Matrix
 from phasor.ops.launch import supports_pdl
 from phasor.transformer import Block, Stack, Transformer
 
-ACTIVATIONS = {
-    "relu": "relu",
-    "silu": "silu",
-    "gelu": "gelu",
-    "gelu-tanh": "gelu-tanh",
-    "glu": "sigmoid",
-    "reglu": "relu",
-    "swiglu": "silu",
-    "geglu": "gelu",
-    "geglu-tanh": "gelu-tanh",
-}
 TORCH_MODULES = (nn.Linear, nn.ModuleList, nn.ParameterDict, nn.Identity, nn.Dropout)  # modules of torch in phasor's
 
 
@@ -100,7 +92,13 @@ def has_other_parts(model: Transformer) -> bool:
 def linears_of(stack: Stack) -> list[Any]:
     """The projections of a decoder."""
     blocks = [cast(Block, block) for block in stack.blocks]
-    return [x for b in blocks for x in (b.attention.qkv, b.attention.out, b.feedforward.up, b.feedforward.down)]
+    attention = [x for b in blocks for x in (b.attention.qkv, b.attention.out)]
+    return attention + [x for b in blocks for x in network_linears(b.feedforward)]
+
+
+def network_linears(network: Any) -> tuple[Any, ...]:
+    """The projections of a feed-forward network; of a mixture of experts its router, whose experts are no modules."""
+    return (network.router,) if isinstance(network, Experts) else (network.up, network.down)
 
 
 def matrix(linear: nn.Linear | Int8Linear) -> Matrix:
@@ -117,13 +115,14 @@ def layer_why_not(layer: Layer) -> str | None:
         "positions are neither rotary nor absent": rotary is None and not isinstance(position, NoPositionConfig),
         "positions have several axes, decay, rotate values or depend on the length": rotary is not None
         and (type(rotary) is not RotaryConfig or rotary.rotate_values or rotary.depends_on_length),
-        "attention has a softcap, sink logits, a clip or capped sinks": bool(
-            attention.softcap or attention.sink_logits or attention.clip is not None or attention.cap_sinks
+        "attention has a softcap, a clip or capped sinks": bool(
+            attention.softcap or attention.clip is not None or attention.cap_sinks
         ),
         "queries and keys are normalized over all heads together": attention.qk_norm == "whole",
         "only some of queries, keys and values have a bias": bool(partly) and len(partly) < 3,
-        "the feed-forward network has experts": network.experts is not None,
-        f"no kernel has the activation {network.activation.kind!r}": network.activation.kind not in ACTIVATIONS,
+        "a mixture of experts has a shared one": network.experts is not None and network.experts.shared_dim is not None,
+        f"no kernel has the activation {network.activation.kind!r}": network.experts is None
+        and network.activation.kind not in ACTIVATIONS,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
@@ -137,6 +136,7 @@ class FusedLayer(NamedTuple):
     sinks: int
     rope: RotaryArgs | None
     qk_norm: QKNormArgs | None
+    sink_logits: Tensor | None
 
 
 class FusedRunner(CudaGraphRunner):
@@ -151,12 +151,14 @@ class FusedStep:
     """The step over shared buffers: it reads their tokens, leaves the next ones there, and returns the logits."""
 
     def __init__(self, model: Transformer, buffers: StepBuffers) -> None:
-        from phasor.ops.decode import decode_attention, gemv, lm_head_argmax
+        from phasor.ops.decode import decode_attention, experts, gemv, lm_head_argmax
 
         config, device, dtype = model.config, buffers.tokens.device, model.tokens.dtype
         rows, stack = len(buffers.tokens), cast(Stack, model.decoder)
         self.attend: Any = decode_attention.decode_attention
         self.kernels: Any = gemv
+        self.experts: Any = experts
+        self.expert_workspaces: dict[Any, Any] = {}  # by the sizes of experts, which layers share
         self.lm_head: Any = lm_head_argmax
         small = dtype == torch.bfloat16 and all(isinstance(part, Int8Linear) for part in linears_of(stack))
         most = gemv.MAX_GEMV_ROWS_INT8 if small else gemv.MAX_GEMV_ROWS
@@ -184,7 +186,7 @@ class FusedStep:
         x = self.embedding(self.buffers.tokens)
         for layer in self.layers:
             block = layer.block
-            attention, network = block.attention, cast(FeedForward, block.feedforward)
+            attention, network = block.attention, block.feedforward
             before, between = block.residual.norms
             qkv = self.project(x, attention.qkv, self.qkv, before)
             heads = self.attend(
@@ -198,11 +200,15 @@ class FusedStep:
                 scale=attention.scale,
                 rope=layer.rope,
                 qk_norm=layer.qk_norm,
+                sink_logits=layer.sink_logits,
                 sink_tokens=layer.sinks,
                 pdl=self.pdl,
             )
             self.add(heads, attention.out, x)
-            self.add(self.feed(x, network, between), network.down, x)
+            if isinstance(network, Experts):
+                self.add_experts(x, network, between)
+            else:
+                self.add(self.feed(x, network, between), network.down, x)
         return self.choose(x)
 
     def project(self, x: Tensor, linear: nn.Linear | Int8Linear, out: Tensor, norm: nn.Module) -> Tensor:
@@ -229,6 +235,24 @@ class FusedStep:
             return self.kernels.activate(network.up(norm(x)), self.hidden, activation, glu=glu)
         given = {"norm": self.norm_args(norm), "bias": network.up.bias, "pdl": self.pdl}
         return self.kernels.project_activate(x, matrix(network.up), self.hidden, activation, glu=glu, **given)
+
+    def add_experts(self, x: Tensor, network: Experts, norm: nn.Module) -> None:
+        """`x += multiplier * network(norm(x))`."""
+        if len(x) > MAX_EXPERT_ROWS:
+            x.add_(network(norm(x)), alpha=self.multiplier)
+            return
+        args = network.kernel_args()
+        key = args.down.shape, args.top_k
+        if key not in self.expert_workspaces:
+            self.expert_workspaces[key] = self.experts.ExpertsWorkspace(len(x), args, x.dtype, x.device)
+        if self.few:
+            logits = self.project(x, network.router, x.new_empty(len(x), len(args.up)), norm)
+            y, norm_args = x, self.norm_args(norm)
+        else:
+            y, norm_args = norm(x), None
+            logits = network.router(y)
+        given = {"norm": norm_args, "residual": x, "multiplier": self.multiplier, "pdl": self.pdl}
+        self.experts.experts(y, logits, args, x, self.expert_workspaces[key], **given)
 
     def choose(self, x: Tensor) -> Tensor:
         """The logits; their likeliest tokens are the next ones."""
@@ -264,4 +288,4 @@ def layer_parts(stack: Stack, cache: StaticKVCache, index: int) -> FusedLayer:
     if attention.has_qk_norm:
         q, k = cast(RMSNorm, attention.q_norm), cast(RMSNorm, attention.k_norm)
         qk_norm = QKNormArgs(q.weight, k.weight, q.offset, q.eps)
-    return FusedLayer(block, keys, values, layout.sinks, rope, qk_norm)
+    return FusedLayer(block, keys, values, layout.sinks, rope, qk_norm, attention.sinks)

@@ -1,14 +1,15 @@
 """The kernels of a decoding step and their references.
 
-`decode_attention`, `gemv`, `small_gemm` and `lm_head_argmax` are modules of Triton kernels, to be imported where Triton
-is installed. This package itself has their arguments and references, and imports without Triton.
+`decode_attention`, `experts`, `gemv`, `small_gemm` and `lm_head_argmax` are modules of Triton kernels, to be imported
+where Triton is installed. This package itself has their arguments and references, and imports without Triton.
 """
 
-from phasor.ops.decode.arguments import NormArgs, QKNormArgs, RotaryArgs
+from phasor.ops.decode.arguments import ACTIVATIONS, ExpertsArgs, NormArgs, QKNormArgs, RotaryArgs
 from phasor.ops.decode.reference import (
     activate_ref,
     advance_step_ref,
     decode_attention_ref,
+    experts_ref,
     lm_head_argmax_ref,
     project_activate_ref,
     project_ref,
@@ -17,6 +18,8 @@ from phasor.ops.decode.reference import (
 from phasor.ops.decode.tiles import Tiles, choose_tiles
 
 __all__ = [
+    "ACTIVATIONS",
+    "ExpertsArgs",
     "NormArgs",
     "QKNormArgs",
     "RotaryArgs",
@@ -25,6 +28,7 @@ __all__ = [
     "advance_step_ref",
     "choose_tiles",
     "decode_attention_ref",
+    "experts_ref",
     "lm_head_argmax_ref",
     "project_activate_ref",
     "project_ref",

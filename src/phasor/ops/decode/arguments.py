@@ -1,10 +1,23 @@
-"""Arguments of the decode kernels and of their references: norms and rotary positions."""
+"""Arguments of the decode kernels and of their references: norms, rotary positions and experts."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from torch import Tensor
+
+# The kernels' names for activations, gated or not.
+ACTIVATIONS = {
+    "relu": "relu",
+    "silu": "silu",
+    "gelu": "gelu",
+    "gelu-tanh": "gelu-tanh",
+    "glu": "sigmoid",
+    "reglu": "relu",
+    "swiglu": "silu",
+    "geglu": "gelu",
+    "geglu-tanh": "gelu-tanh",
+}
 
 
 class NormArgs(NamedTuple):
@@ -31,3 +44,21 @@ class RotaryArgs(NamedTuple):
     factor: float
     rotary_dim: int
     adjacent: bool
+
+
+class ExpertsArgs(NamedTuple):
+    """Experts: matrices `[experts, in, out]` with their biases, the activation between them, and the routing.
+
+    With `glu`, gates come before ups. `limit` and `gain` are those of the activation "swiglu-clamped".
+    """
+
+    up: Tensor
+    down: Tensor
+    up_bias: Tensor | None
+    down_bias: Tensor | None
+    activation: str
+    glu: bool
+    top_k: int
+    normalize: bool
+    limit: float = 0.0
+    gain: float = 0.0

@@ -65,7 +65,7 @@ def attend_tile(q, k, v, visible, scale, acc, l_i, m_i):
 @triton.jit
 def decode_attention_kernel(
     qkv_ptr, k_cache_ptr, v_cache_ptr, lengths_ptr, positions_ptr, increments_ptr, rotary_factor,
-    q_norm_ptr, k_norm_ptr, stride_qn, stride_kn, norm_offset, eps, scale,
+    q_norm_ptr, k_norm_ptr, stride_qn, stride_kn, norm_offset, eps, sink_logits_ptr, scale,
     partial_acc_ptr, partial_stats_ptr, arrived_ptr, out_ptr, num_slots, ring_size, sink_tokens, num_splits,
     GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, ADJACENT: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -132,9 +132,18 @@ def decode_attention_kernel(
 
     # The first program begins with the new token, which it writes to the cache; every one adds its split of the keys.
     first = split == 0
-    m_i = tl.where(first, tl.sum(q.to(tl.float32) * new_key[None, :], axis=1) * scale, -1e30)
-    l_i = tl.zeros([BLOCK_M], tl.float32) + tl.where(first, 1.0, 0.0)
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32) + tl.where(first, new_value.to(tl.float32), 0.0)[None, :]
+    lane = tl.arange(0, BLOCK_M)
+    new_score = tl.sum(q.to(tl.float32) * new_key[None, :], axis=1) * scale
+    m_i, l_i = new_score, tl.full([BLOCK_M], 1.0, tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32) + new_value.to(tl.float32)[None, :]
+    if sink_logits_ptr is not None:  # a score without a value
+        sink_ptrs = sink_logits_ptr + kv_head * GROUP_SIZE + lane
+        sink = tl.load(sink_ptrs, mask=lane < GROUP_SIZE, other=0.0).to(tl.float32) * 1.4426950408889634
+        m_i = tl.maximum(new_score, sink)
+        new_weight = tl.exp2(new_score - m_i)
+        l_i = new_weight + tl.exp2(sink - m_i)
+        acc *= new_weight[:, None]
+    m_i, l_i, acc = tl.where(first, m_i, -1e30), tl.where(first, l_i, 0.0), tl.where(first, acc, 0.0)
     if first:
         new_offset = offset + new_slot.to(tl.int64) * num_kv_heads * HEAD_DIM + d
         tl.store(k_cache_ptr + new_offset, new_key.to(k_cache_ptr.dtype.element_ty), mask=d < HEAD_DIM)
@@ -149,7 +158,7 @@ def decode_attention_kernel(
         )  # fmt: skip
         acc, l_i, m_i = attend_tile(q, k, v, visible, scale, acc, l_i, m_i)
 
-    lane, first_head = tl.arange(0, BLOCK_M), (row * num_kv_heads + kv_head) * GROUP_SIZE
+    first_head = (row * num_kv_heads + kv_head) * GROUP_SIZE
     if used_splits == 1:
         out_ptrs = out_ptr + (first_head + head) * HEAD_DIM + offs_d
         out_mask = (head < GROUP_SIZE) & (offs_d < HEAD_DIM)
@@ -202,6 +211,7 @@ def decode_attention(
     scale: float,
     rope: RotaryArgs | None = None,
     qk_norm: QKNormArgs | None = None,
+    sink_logits: Tensor | None = None,
     sink_tokens: int = 0,
     tiles: KVTiles | None = None,
     pdl: bool = False,
@@ -209,8 +219,8 @@ def decode_attention(
     """One token per row: `qkv [B, K * (G + 2) * D]` by group, over a cache `[B, slots, K, D]` that gets its key.
 
     `lengths [B]` are the tokens that a row's cache has had so far, `positions [B]` those of the new tokens. The first
-    `sink_tokens` slots keep their tokens, and the others are a ring buffer. The result, `[B, H * D]`, is written to
-    `out`.
+    `sink_tokens` slots keep their tokens, and the others are a ring buffer. `sink_logits [H]` are scores without a
+    value. The result, `[B, H * D]`, is written to `out`.
     """
     rows, num_slots, num_kv_heads, head_dim = k_cache.shape
     group_size = qkv.shape[1] // (num_kv_heads * head_dim) - 2
@@ -221,7 +231,7 @@ def decode_attention(
     increments, factor, rotary_dim, adjacent = rope or (lengths, 1.0, 0, False)
     decode_attention_kernel[(splits, num_kv_heads, rows)](
         qkv, k_cache, v_cache, lengths, positions, increments, factor,
-        q_norm, k_norm, stride_qn, stride_kn, offset, eps, scale * LOG2_E,
+        q_norm, k_norm, stride_qn, stride_kn, offset, eps, sink_logits, scale * LOG2_E,
         workspace.acc, workspace.stats, workspace.arrived, out, num_slots, num_slots - sink_tokens, sink_tokens, splits,
         GROUP_SIZE=group_size, HEAD_DIM=head_dim, ROTARY_DIM=rotary_dim, ADJACENT=adjacent,
         BLOCK_G=triton.next_power_of_2(group_size), BLOCK_M=max(16, triton.next_power_of_2(group_size + 1)),

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from phasor.ops.decode.arguments import NormArgs, QKNormArgs, RotaryArgs
+from phasor.ops.decode.arguments import ExpertsArgs, NormArgs, QKNormArgs, RotaryArgs
 from phasor.ops.int8 import Matrix, dequantize
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -101,6 +101,40 @@ def lm_head_argmax_ref(
     return logits, largest.int().argmax(-1)
 
 
+def experts_ref(
+    x: Tensor,
+    logits: Tensor,
+    experts: ExpertsArgs,
+    *,
+    norm: NormArgs | None = None,
+    residual: Tensor | None = None,
+    multiplier: float = 1.0,
+) -> Tensor:
+    """`residual + multiplier * sum_e weight_e expert_e(norm(x))` over the `top_k` experts with the highest logits.
+
+    >>> eye = torch.eye(2).expand(3, 2, 2) * torch.tensor([1.0, 2.0, 3.0])[:, None, None]
+    >>> experts = ExpertsArgs(eye, eye, None, None, "relu", False, top_k=1, normalize=True)
+    >>> experts_ref(torch.tensor([[1.0, 5.0]]), torch.tensor([[0.0, 0.0, 9.0]]), experts).tolist()
+    [[9.0, 45.0]]
+    """
+    if norm is not None:
+        x = _rms_norm_ref(x, norm.weight, norm.offset, norm.eps)
+    weights, chosen = logits.softmax(-1).topk(experts.top_k, dim=-1)  # [rows, k]
+    weights = weights / weights.sum(-1, keepdim=True) if experts.normalize else weights
+    hidden = torch.einsum("rd,rkdh->rkh", x, experts.up[chosen])
+    hidden = hidden if experts.up_bias is None else hidden + experts.up_bias[chosen]
+    if experts.activation == "swiglu-clamped":
+        gate, up = hidden.chunk(2, dim=-1)
+        gate = gate.clamp(max=experts.limit)
+        hidden = gate * torch.sigmoid(experts.gain * gate) * (up.clamp(-experts.limit, experts.limit) + 1)
+    else:
+        hidden = activate_ref(hidden, experts.activation, glu=experts.glu)
+    out = torch.einsum("rkh,rkhd->rkd", hidden, experts.down[chosen])
+    out = out if experts.down_bias is None else out + experts.down_bias[chosen]
+    y = (weights[..., None].to(out.dtype) * out).sum(1)
+    return y if residual is None else residual + multiplier * y
+
+
 def advance_step_ref(
     next_tokens: Tensor, tokens: Tensor, history: Tensor, step: Tensor, lengths: Tensor, positions: Tensor
 ) -> None:
@@ -127,12 +161,14 @@ def decode_attention_ref(
     scale: float,
     rope: RotaryArgs | None = None,
     qk_norm: QKNormArgs | None = None,
+    sink_logits: Tensor | None = None,
     sink_tokens: int = 0,
 ) -> Tensor:
     """Attention of one new token per row, `[B, H * D]`; its key and value are written to the cache.
 
     `qkv [B, K * (G + 2) * D]` has the G queries, the key and the value of each of the K groups, one after the other.
     The cache is `[B, slots, K, D]`: its first `sink_tokens` slots keep their tokens, and the others are a ring buffer.
+    `sink_logits [H]` are scores that take part in the softmax and have no value.
 
     >>> qkv, cache = torch.tensor([[1.0, 0.0, 0.0, 0.0, 5.0, 7.0]]), torch.zeros(1, 4, 1, 2)  # all scores are equal
     >>> decode_attention_ref(qkv, cache, cache.clone(), torch.tensor([1]), torch.tensor([1]), scale=1.0).tolist()
@@ -156,7 +192,11 @@ def decode_attention_ref(
     held = torch.arange(num_slots, device=qkv.device) < (lengths + 1)[:, None]  # [B, slots]
     keys, values = (torch.where(held[..., None, None], cache, 0.0).to(q.dtype) for cache in (k_cache, v_cache))
     scores = scale * torch.einsum("bkgd,bskd->bkgs", q, keys)
-    weights = scores.masked_fill(~held[:, None, None], -math.inf).softmax(-1)
+    scores = scores.masked_fill(~held[:, None, None], -math.inf)
+    if sink_logits is not None:
+        sinks = sink_logits.view(1, *scores.shape[1:3], 1).expand(batch, -1, -1, -1)
+        scores = torch.cat((scores, sinks.to(scores.dtype)), dim=-1)
+    weights = scores.softmax(-1)[..., :num_slots]
     return torch.einsum("bkgs,bskd->bkgd", weights, values).reshape(batch, -1)
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 SMALL_N = 2560  # up to so many outputs, larger tiles would leave parts of the device idle
 LARGE_N = 8192
 LARGE_K = 4096
+MAX_EXPERT_ROWS = 64  # rows of a mixture of experts; for more, grouped matrix products of torch are faster
 
 
 class Tiles(NamedTuple):
