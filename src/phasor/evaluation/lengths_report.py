@@ -62,9 +62,7 @@ def factor_of(rows: list[dict[str, Any]]) -> str:
 
 
 def order_lines(result: Result) -> list[str]:
-    """One line per length: neighbors in the order of their losses, joined by `<` where that is shown.
-
-    Orders of others that are shown, and do not follow from such a chain, stand behind them.
+    """One line per length: the chains of `order_chains`.
 
     >>> pairs = [("a", "b", True), ("a", "c", True), ("b", "c", False)]
     >>> orders = [{"length": 8, "first": a, "second": b, "shown": shown} for a, b, shown in pairs]
@@ -73,25 +71,40 @@ def order_lines(result: Result) -> list[str]:
     """
     lines = []
     for length in result["lengths"]:
-        pairs = [pair for pair in result["orders"] if pair["length"] == length]
-        names = list(dict.fromkeys(pair["first"] for pair in pairs)) + [pair["second"] for pair in pairs[-1:]]
-        shown = {(pair["first"], pair["second"]): pair["shown"] for pair in pairs}
-        chains = [names[:1]]
-        for before, after in pairwise(names):
-            if shown[before, after]:
-                chains[-1].append(after)
-            else:
-                chains += [[before, after, ""], [after]]
-        parts = [f"{c[0]} < {c[1]}: not shown" if c[-1] == "" else " < ".join(c) for c in chains if len(c) > 1]
-        parts += [
-            f"{a} < {b}"
-            for (a, b), stated in shown.items()
-            if stated
-            and len(between := names[names.index(a) + 1 : names.index(b)]) > 0
-            and not any(shown[a, c] and shown[c, b] for c in between)
-        ]
+        chains = order_chains(result, length)
+        parts = [f"{' < '.join(names)}{'' if shown else ': not shown'}" for names, shown in chains]
         lines.append(f"{length_name(length)}: {'; '.join(parts) or 'one model, nothing to compare'}")
     return lines
+
+
+def order_chains(result: Result, length: int) -> list[tuple[list[str], bool]]:
+    """Names in the order of their losses at a length, and whether that order is shown; none where there is one model.
+
+    Neighbors are in one chain where their order is shown. Orders of others that are shown, and do not follow from such
+    a chain, stand behind them.
+
+    >>> pairs = [("a", "b", True), ("a", "c", True), ("b", "c", False)]
+    >>> orders = [{"length": 8, "first": a, "second": b, "shown": shown} for a, b, shown in pairs]
+    >>> order_chains({"orders": orders}, 8)
+    [(['a', 'b'], True), (['b', 'c'], False), (['a', 'c'], True)]
+    """
+    pairs = [pair for pair in result["orders"] if pair["length"] == length]
+    names = list(dict.fromkeys(pair["first"] for pair in pairs)) + [pair["second"] for pair in pairs[-1:]]
+    shown = {(pair["first"], pair["second"]): pair["shown"] for pair in pairs}
+    chains = [(names[:1], True)]
+    for before, after in pairwise(names):
+        if shown[before, after]:
+            chains[-1][0].append(after)
+        else:
+            chains += [([before, after], False), ([after], True)]
+    chains += [
+        ([a, b], True)
+        for (a, b), stated in shown.items()
+        if stated
+        and len(between := names[names.index(a) + 1 : names.index(b)]) > 0
+        and not any(shown[a, c] and shown[c, b] for c in between)
+    ]
+    return [(chain, stated) for chain, stated in chains if len(chain) > 1]
 
 
 def describe_protocol(result: Result) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from phasor.config import EmbeddingConfig, FanInInitConfig, ModelConfig, RMSNormConfig
 from phasor.lab.float_angles import FloatRotary, RowwiseRotary
+from phasor.lab.seeding import use_seed
 from phasor.nn.positions.frequencies import PI, high_precision
 from phasor.nn.positions.phase import ROTATION, increments
 from phasor.nn.positions.rotary.config import RotaryConfig
@@ -99,8 +100,7 @@ def small_decoder(head_dim: int, seed: int) -> Transformer:
         embedding=EmbeddingConfig(tied=False),
         init=FanInInitConfig(),
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with use_seed(seed):
         return Transformer(config).eval()
 
 

@@ -8,7 +8,6 @@ the modules that a model is made of, in float64.
 from __future__ import annotations
 
 import functools
-import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from phasor.config import ModelConfig, PositionConfig
 from phasor.config.model import Side
+from phasor.lab.seeding import use_seed
 from phasor.nn.positions.base import Position, build_position
 from phasor.nn.positions.phase import cos_sin_of
 from phasor.nn.positions.rotary.module import Rotary, table_of
@@ -26,8 +26,6 @@ from phasor.ops.rope import rotate_pairs
 
 TABLE_LENGTH = 1024  # of learned positions that state no length of their own
 GRID_SIDE = 8  # of the grid that schemes of several axes count through
-
-SEEDING = threading.Lock()  # weights are drawn from torch's one generator
 
 
 @dataclass(frozen=True)
@@ -101,8 +99,7 @@ def build_scheme(
         max_length=table_length,
         position=position,
     )
-    with SEEDING, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with use_seed(seed):
         module = build_position(config.position, config, side)
         module.reset_parameters(config)
     return EncodingScheme(module.eval(), dim)

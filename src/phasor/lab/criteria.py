@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from phasor.config import PositionConfig
-from phasor.lab.codes import SEEDING, TABLE_LENGTH, build_scheme, nearest_pair
+from phasor.lab.codes import EncodingScheme, build_scheme, nearest_pair
+from phasor.lab.seeding import use_seed
 from phasor.nn.positions import LearnedConfig, SinusoidalConfig
 from phasor.nn.positions.sinusoidal.module import Sinusoidal
 
@@ -42,20 +43,20 @@ def score_card(position: PositionConfig, dim: int, length: int, heads: int = 8) 
     learned = scheme.has_weights and not torch.equal(
         rows, build_scheme(position, dim, heads=heads, seed=1).codes(positions, length)
     )
+    is_table = isinstance(position, LearnedConfig)  # which ends with the sentences seen
+    ending = build_scheme(position, dim, heads=heads, table_length=length) if is_table else scheme
     return {
         "kind": position.kind,
         "on_scores": scheme.on_scores,
         "unique": {"holds": nearest is None or nearest["relative"] > SAME, "nearest": nearest},
         "consistent": {"holds": change < SAME, "change": change},
-        "bounded": boundedness(position, dim, length, heads, float(rows.abs().max())),
+        "bounded": boundedness(ending, length, float(rows.abs().max())),
         "deterministic": {"holds": torch.equal(rows, again), "learned": learned},
     }
 
 
-def boundedness(position: PositionConfig, dim: int, length: int, heads: int, near: float) -> dict[str, Any]:
+def boundedness(scheme: EncodingScheme, length: int, near: float) -> dict[str, Any]:
     """The largest element of the codes of a sentence, `near`, and of one `FAR` times longer, or why that is refused."""
-    table = length if isinstance(position, LearnedConfig) else TABLE_LENGTH
-    scheme = build_scheme(position, dim, heads=heads, table_length=table)
     far_length = FAR * length
     far_positions = torch.cat((torch.arange(1), torch.arange(far_length - length + 1, far_length)))
     try:
@@ -94,8 +95,7 @@ def combination(base: float, dim: int, width: int, length: int, token_std: float
     x = vectors[tokens]
     both = x + codes
     concat = SinusoidalConfig(base=base, layout="halves", combine="concat", width=width)
-    with SEEDING, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with use_seed(0):
         module = Sinusoidal(concat, dim=dim)
     assert module.project is not None
     weight = module.project.weight.double()

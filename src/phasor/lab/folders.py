@@ -11,6 +11,7 @@ import stat
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from phasor.config.text_files import path_of
@@ -20,7 +21,7 @@ CONFIG, MARKER, LENGTHS = "config.json", "run.json", "lengths.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "snapshots")
 PARTS = ("checkpoints", "data", "events", "model", "tokenizer")  # of a run, which are not folders of their own
 LEVELS = 2  # below a folder of the command line
-MOST = 500  # folders that are listed, and entries of a folder that are looked at
+MOST = 500  # folders that are found inside of one that was given, and entries of a folder that are looked at
 
 
 @dataclass(frozen=True)
@@ -93,17 +94,15 @@ class Folders:
     def __init__(self, given: Sequence[str | Path] = ()) -> None:
         self.lock = threading.Lock()
         self.known: dict[Path, Folder] = {}
+        self.names: list[str] = []  # what the page calls the folders that were given
         for path in map(path_of, given):
             if not path.is_dir():
                 what = "is a file, and not a folder" if path.exists() else "does not exist"
                 raise ValueError(f"{path} {what}")
             root = path.resolve()
-            self.add(root.name or str(root), root, root)
-
-    @property
-    def names(self) -> list[str]:
-        """What the page calls the folders that were given."""
-        return [folder.name for folder in self.known.values() if folder.path == folder.root]
+            if root not in self.known:
+                self.names.append(root.name or str(root))
+                self.add(self.names[-1], root, root)
 
     def add(self, name: str, path: Path, root: Path) -> None:
         if path not in self.known:
@@ -114,7 +113,7 @@ class Folders:
         with self.lock:
             for folder in list(self.known.values()):
                 if folder.path == folder.root:
-                    for path in inner_folders(folder, LEVELS):
+                    for path in islice(inner_folders(folder, LEVELS), MOST):
                         name = f"{folder.name}/{path.relative_to(folder.root).as_posix()}"
                         self.add(name, path, folder.root)
             return list(self.known.values())

@@ -45,18 +45,22 @@ class Guard:
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
-        refused = self.refusal(Headers(scope=scope))
+        refused = self.refusal(scope["method"], Headers(scope=scope))
         app = self.app if refused is None else JSONResponse({"error": refused, "field": None}, 403)
         await app(scope, receive, send_with_headers)
 
-    def refusal(self, headers: Headers) -> str | None:
-        """Why a request is refused, in one sentence, or None."""
+    def refusal(self, method: str, headers: Headers) -> str | None:
+        """Why a request is refused, in one sentence, or None.
+
+        Links to this page may stand on others: a browser that follows one opens it in a window of its own.
+        """
         if len(headers.getlist("host")) != 1 or not self.is_known(headers["host"]):
             return "the Host header does not name this server: open the address that phasor lab printed"
         origin = headers.get("origin")
         if origin is not None and urlsplit_host(origin) != headers["host"].lower():
             return "requests from other pages are refused"
-        if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        follows_link = method == "GET" and headers.get("sec-fetch-dest") == "document"
+        if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none") and not follows_link:
             return "requests from other pages are refused"
         return None
 

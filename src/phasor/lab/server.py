@@ -25,7 +25,7 @@ from phasor.config.schema import shorten, to_plain, unique_keys
 from phasor.lab.endpoints import ENDPOINTS, MAX_ELEMENTS, Endpoint, Matrix
 from phasor.lab.figures import FIGURES
 from phasor.lab.folders import Folders
-from phasor.lab.guard import LOCAL, Guard
+from phasor.lab.guard import HEADERS, LOCAL, Guard
 from phasor.lab.openapi import openapi
 from phasor.lab.views import import_views
 
@@ -197,7 +197,8 @@ def finite(value: Any) -> Any:
 def mistake(sentence: str, status: int = 400, field: str | None = None, retry: int | None = None) -> Response:
     """A refusal of one sentence."""
     headers = {} if retry is None else {"Retry-After": str(retry)}
-    return JSONResponse({"error": " ".join(sentence.split()), "field": field}, status, headers)
+    body = encode({"error": " ".join(sentence.split()), "field": field})
+    return Response(body, status, headers, media_type="application/json")
 
 
 async def refuse(request: Request, error: Exception) -> Response:
@@ -208,4 +209,6 @@ async def refuse(request: Request, error: Exception) -> Response:
 
 async def fail(request: Request, error: Exception) -> Response:
     """A mistake of the lab itself, whose traceback the server logs."""
-    return mistake(f"the lab failed with {type(error).__name__}; the terminal says where", 500)
+    response = mistake(f"the lab failed with {type(error).__name__}; the terminal says where", 500)
+    response.headers.update(HEADERS)  # the guard does not see this one
+    return response

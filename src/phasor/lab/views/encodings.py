@@ -46,7 +46,7 @@ class SchemeRequest(LabRequest):
 class EncodingRequest(SchemeRequest):
     """The codes of `length` positions from `start` on; of a scheme on the scores, those of one head."""
 
-    length: int = bounded_field(64, 1, MAX_LENGTH)
+    length: int = bounded_field(64, 2, MAX_LENGTH)
     start: int = bounded_field(0, 0, MAX_POSITION)
     head: int = bounded_field(0, 0, MAX_HEADS - 1)
 

@@ -6,7 +6,6 @@ and without a causal mask a Transformer sees a bag of words, so that what it mak
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -33,7 +32,6 @@ MAX_WORDS = 16
 DIM, VOCABULARY = 32, 2 * MAX_WORDS + 1
 CLS = "<cls>"
 SAME = 1e-12  # relative distance of vectors below which they differ by rounding alone
-SEEDING = threading.Lock()
 
 
 class TicketRequest(LabRequest):
@@ -79,9 +77,8 @@ class AttentionRequest(LabRequest):
 @lru_cache(maxsize=16)
 def ticket_model(position: str, attention: str, num_layers: int, num_heads: int, seed: int) -> Transformer:
     """A small model with random weights of a seed, in float64."""
-    import torch
-
     from phasor.config import FanInInitConfig, ModelConfig, PositionConfig
+    from phasor.lab.seeding import use_seed
     from phasor.transformer import Transformer
 
     config = ModelConfig(
@@ -94,8 +91,7 @@ def ticket_model(position: str, attention: str, num_layers: int, num_heads: int,
         position=PositionConfig.from_dict({"kind": position}),
         init=FanInInitConfig(),
     )
-    with SEEDING, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with use_seed(seed):
         return Transformer(config).double().eval()
 
 

@@ -154,6 +154,7 @@ def describe_run(folder: Folder, request: CurvesRequest) -> dict[str, Any]:
     try:
         marker = RunMarker.read(folder.path)
         metrics = READER.metrics(folder)
+        state = run_state(folder)
     except (ValueError, OSError) as error:
         return {**about, "error": str(error).replace(str(folder.path), folder.name)}
     if marker is None:
@@ -171,7 +172,7 @@ def describe_run(folder: Folder, request: CurvesRequest) -> dict[str, Any]:
         "position": position_kind(recipe),
         "steps": (recipe.get("train") or {}).get("steps"),
         "step": metrics.step,
-        "state": run_state(folder),
+        "state": state,
         "last": final,
         "best": best,
         "metrics": known,
@@ -228,7 +229,7 @@ def thin(steps: list[int], values: list[float], points: int) -> dict[str, list[A
 def read_report(request: ReportRequest, folders: Folders) -> dict[str, Any]:
     """A report of `evaluate --lengths`: losses with their intervals, differences, orders, the loss by position."""
     from phasor.config.text_files import from_json, read_text
-    from phasor.evaluation.lengths_report import describe_protocol, order_lines
+    from phasor.evaluation.lengths_report import describe_protocol, order_chains
 
     folder = folders.get(request.folder)
     if not folder.is_report:
@@ -244,8 +245,14 @@ def read_report(request: ReportRequest, folders: Folders) -> dict[str, Any]:
                 {name: row[name] for name in ("extension", "length", "factor", "loss", "difference")}
                 for row in report["rows"]
             ],
-            "orders": order_lines(report),
+            "orders": [
+                {"length": length, "chains": [{"names": chain, "shown": shown} for chain, shown in chains]}
+                for length in report["lengths"]
+                for chains in [order_chains(report, length)]
+            ],
             "how": describe_protocol(report),
+            "documents": report["documents"]["used"],
+            **{name: report[name] for name in ("targets", "targets_per_row", "stride", "row_count", "units", "unit")},
             "positions": {name: report["positions"][name] for name in ("length", "edges", "loss")},
             "notes": list(report["notes"]),
         }

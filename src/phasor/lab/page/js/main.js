@@ -13,13 +13,17 @@ const about = await get("/api/about");
 const t = translator({});
 let open = null;
 let module = null;
+let routes = 0; // addresses that were opened: a newer one ends what an older one still waits for
 
 function drawFrame(current) {
   const link = (id) => h("a", { href: `#/${id}`, "aria-current": id === current && "page" }, t(id));
   const nav = document.getElementById("nav");
+  const focused = nav.contains(document.activeElement);
   nav.setAttribute("aria-label", t("views"));
   put(nav, about.views.map(link));
-  nav.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+  const chosen = nav.querySelector("[aria-current]");
+  chosen?.scrollIntoView({ block: "nearest", inline: "nearest" });
+  if (focused) chosen?.focus();
   document.querySelector(".skip").textContent = t("skip");
   put(
     document.getElementById("switches"),
@@ -30,12 +34,12 @@ function drawFrame(current) {
 
 function switchLanguage() {
   setLanguage(currentLanguage() === "zh" ? "en" : "zh");
-  const query = open ? formatState(open.state, module.defaults) : "";
-  const id = open?.id;
-  open?.close();
-  open = null;
-  drawFrame(id);
-  if (module) open = openView(module, query, main, about);
+  if (open) {
+    const { id, state } = open;
+    open.close();
+    drawFrame(id);
+    open = openView(module, formatState(state, module.defaults), main, about);
+  } else route();
   document.querySelector("#switches button").focus();
 }
 
@@ -46,6 +50,7 @@ async function route() {
     if (query !== formatState(open.state, module.defaults)) open.navigate(query);
     return;
   }
+  const own = ++routes;
   open?.close();
   open = module = null;
   drawFrame(id);
@@ -54,11 +59,10 @@ async function route() {
     return;
   }
   const loaded = await import(`./views/${id}.js`).catch(() => null);
-  const now = readAddress(); // it may have changed while the module was loading
-  if ((now.view || about.views[0]) !== id) return;
+  if (own !== routes) return; // another address was opened while the module was loading
   if (!loaded) return void put(main, h("h1", {}, t("unreachable")));
   module = loaded;
-  open = openView(module, now.query, main, about);
+  open = openView(module, query, main, about);
   scrollTo(0, 0);
 }
 

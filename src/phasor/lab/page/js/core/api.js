@@ -4,36 +4,39 @@ const running = new Map();
 
 /** A mistake that the server found: one sentence, and the field of the request it is about, if any. */
 export class Mistake extends Error {
-  constructor(sentence, field, status) {
+  constructor(sentence, field) {
     super(sentence);
     this.field = field;
-    this.status = status;
   }
 }
 
-/** Plain data by GET. */
+/** Plain data by GET; where the server does not answer, the sentence of the mistake is empty. */
 export async function get(path) {
-  const response = await fetch(path);
-  if (!response.ok) throw new Mistake((await response.json()).error, null, response.status);
-  return response.json();
+  const response = await fetch(path).catch(unreachable);
+  return response.ok ? response.json().catch(unreachable) : unreachable();
+}
+
+function unreachable() {
+  throw new Mistake("", null);
 }
 
 const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 
 /**
  * The answer of POST /api/<view>/<name>: plain data, or { data: Float32Array, shape, notes } of a matrix.
- * A newer request under the same key (by default the path) aborts an older one, whose answer is then null.
+ * A newer request under the same key aborts an older one, whose answer is then null.
  */
-export async function post(view, name, body = {}, key = `${view}/${name}`) {
+export async function post(view, name, body, key) {
   running.get(key)?.abort();
   const control = new AbortController();
   running.set(key, control);
+  const text = JSON.stringify(body);
   try {
     for (let attempt = 0; ; attempt++) {
       const response = await fetch(`/api/${view}/${name}`, {
         method: "POST",
         headers: { "Content-Type": "application/json" },
-        body: JSON.stringify(body),
+        body: text,
         signal: control.signal,
       });
       if (response.status === 503 && attempt < 5) {
@@ -43,7 +46,7 @@ export async function post(view, name, body = {}, key = `${view}/${name}`) {
       }
       if (!response.ok) {
         const { error, field } = await response.json();
-        throw new Mistake(error, field, response.status);
+        throw new Mistake(error, field);
       }
       if (response.headers.get("Content-Type") !== "application/octet-stream") return await response.json();
       const data = new Float32Array(await response.arrayBuffer());
@@ -51,8 +54,8 @@ export async function post(view, name, body = {}, key = `${view}/${name}`) {
       return { data, shape, notes: JSON.parse(response.headers.get("X-Notes")) };
     }
   } catch (error) {
-    if (error.name === "AbortError" || control.signal.aborted) return null;
-    throw error;
+    if (control.signal.aborted) return null;
+    return error instanceof Mistake ? Promise.reject(error) : unreachable(); // no answer, or half of one
   } finally {
     if (running.get(key) === control) running.delete(key);
   }

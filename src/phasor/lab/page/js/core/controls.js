@@ -6,7 +6,7 @@
 //     zero,                                                    a slider of scale "log" that begins with 0
 //     options: [[value, text], ...],                           select
 //     rows, maxlength, placeholder,                            text
-//     accept, onfile(text, file),  onclick(),                  file, button
+//     accept, onfile(file),  onclick(),                        file, button
 //     field }                                                  its field in requests, if not `name`; or key.field
 
 import { h, newId, put } from "./dom.js";
@@ -14,8 +14,13 @@ import { digits } from "./numbers.js";
 
 const STEPS = 1000; // of a slider whose scale is logarithmic
 
-/** A number that someone typed: separators, 2^20, 128k, 1e6; NaN where it is none. */
+/** A number that someone typed: separators, 2^20, 128k, 1e6; NaN where it is none, or has no end. */
 export function parseNumber(text) {
+  const value = readNumber(text);
+  return Number.isFinite(value) ? value : NaN;
+}
+
+function readNumber(text) {
   const plain = text.trim().replaceAll(",", "").replaceAll("−", "-").replace(/\s+/g, "");
   const power = /^(-?\d+(?:\.\d+)?)(?:\^|\*\*)(-?\d+)$/.exec(plain);
   if (power) return Number(power[1]) ** Number(power[2]);
@@ -43,6 +48,27 @@ function sliderScale({ min, max, step, scale, zero }) {
   };
 }
 
+/** A box for a number, { box, show(value) }: what is being typed stays until the value changes. */
+function makeBox(attributes, format, set) {
+  let current;
+  const write = () => (box.value = format(current));
+  const box = h("input", {
+    type: "text", autocomplete: "off", spellcheck: "false", ...attributes,
+    onchange: () => {
+      const value = parseNumber(box.value);
+      if (Number.isNaN(value) || value === current) write();
+      else set(value);
+    },
+    onkeydown: (event) => (event.key === "Escape" ? write() : attributes.onkeydown?.(event)),
+  });
+  const show = (value) => {
+    const changed = value !== current;
+    current = value;
+    if (changed || document.activeElement !== box) write();
+  };
+  return { box, show };
+}
+
 function makeSlider(spec, set, ids) {
   const scale = sliderScale(spec);
   const format = spec.format ?? ((value) => digits(value, 6));
@@ -60,16 +86,8 @@ function makeSlider(spec, set, ids) {
       set(scale.value(Math.min(Math.max(next, 0), STEPS)));
     },
   });
-  const typed = h("input", {
-    type: "text", class: "value", "aria-label": spec.label, "aria-describedby": ids.error, autocomplete: "off", spellcheck: "false",
-    onchange: () => {
-      const value = parseNumber(typed.value);
-      if (Number.isNaN(value)) show(current);
-      else set(value);
-    },
-    onfocus: () => typed.select(),
-    onkeydown: (event) => event.key === "Escape" && show(current),
-  });
+  const attributes = { class: "value", "aria-label": spec.label, "aria-describedby": ids.error, onfocus: ({ target }) => target.select() };
+  const { box, show: showTyped } = makeBox(attributes, format, set);
   let current = spec.min;
   const show = (value) => {
     current = value;
@@ -77,22 +95,17 @@ function makeSlider(spec, set, ids) {
     range.value = place;
     range.style.setProperty("--filled", `${(100 * (range.value - scale.from)) / (scale.to - scale.from || 1)}%`);
     range.setAttribute("aria-valuetext", format(value));
-    if (document.activeElement !== typed || parseNumber(typed.value) !== value) typed.value = format(value);
-    typed.style.setProperty("width", `${Math.max(3, typed.value.length) + 1}ch`);
+    showTyped(value);
+    box.style.setProperty("width", `${Math.max(3, box.value.length) + 1}ch`);
   };
-  return { body: [h("div", { class: "head" }, h("label", { for: ids.input }, spec.label), typed), range], show };
+  return { body: [h("div", { class: "head" }, h("label", { for: ids.input }, spec.label), box), range], show };
 }
 
 function makeNumber(spec, set, ids) {
   const format = spec.format ?? ((value) => digits(value, 12));
   let current;
-  const input = h("input", {
-    type: "text", inputmode: "decimal", class: "box", id: ids.input, "aria-describedby": ids.error, autocomplete: "off",
-    onchange: () => {
-      const value = parseNumber(input.value);
-      if (Number.isNaN(value)) show(current);
-      else set(value);
-    },
+  const { box, show } = makeBox({
+    inputmode: "decimal", class: "box", id: ids.input, "aria-describedby": ids.error,
     onkeydown: (event) => {
       const way = { ArrowUp: 1, ArrowDown: -1 }[event.key];
       if (way === undefined) return;
@@ -100,18 +113,17 @@ function makeNumber(spec, set, ids) {
       const next = current + way * (spec.step ?? 1) * (event.shiftKey ? 10 : 1);
       set(Math.min(Math.max(next, spec.min ?? -Infinity), spec.max ?? Infinity));
     },
-  });
-  const show = (value) => {
-    current = value;
-    input.value = format(value);
-  };
-  return { body: [h("label", { for: ids.input }, spec.label), input], show };
+  }, format, set);
+  return { body: [h("label", { for: ids.input }, spec.label), box], show: (value) => show((current = value)) };
 }
 
 function makeSelect(spec, set, ids) {
   const input = h("select", { id: ids.input, "aria-describedby": ids.error, onchange: () => set(values[input.selectedIndex]) });
   let values = [];
+  let listed = "";
   const options = (list) => {
+    if (listed === JSON.stringify(list)) return; // a list that is open stays open
+    listed = JSON.stringify(list);
     values = list.map(([value]) => value);
     put(input, list.map(([value, text]) => h("option", { value: String(value) }, text)));
   };
@@ -148,9 +160,9 @@ function makeText(spec, set, ids) {
 function makeFile(spec, set, ids) {
   const input = h("input", {
     type: "file", id: ids.input, class: "unseen", accept: spec.accept, "aria-describedby": ids.error,
-    onchange: async () => {
-      const file = input.files[0];
-      if (file) spec.onfile(await file.text(), file);
+    onchange: () => {
+      const [file] = input.files;
+      if (file) spec.onfile(file);
       input.value = "";
     },
   });
@@ -206,7 +218,7 @@ export function makeControls(parent, specs, set) {
     },
     showError(field, sentence) {
       const part = find(field);
-      if (!part || part.element.hidden) return false;
+      if (!part?.element.offsetParent) return false; // there is none in sight
       part.error.textContent = sentence;
       part.input.setAttribute("aria-invalid", "true");
       return true;

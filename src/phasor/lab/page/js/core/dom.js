@@ -2,6 +2,8 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
+const nodes = (children) => children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
+
 function fill(element, properties, children) {
   for (const [name, value] of Object.entries(properties ?? {})) {
     if (value === undefined || value === null || value === false) continue;
@@ -9,7 +11,7 @@ function fill(element, properties, children) {
     else if (name === "style") for (const [key, one] of Object.entries(value)) element.style.setProperty(key, one);
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(...nodes(children));
   return element;
 }
 
@@ -25,8 +27,14 @@ export function s(tag, attributes, ...children) {
 
 /** Replace what an element contains. */
 export function put(element, ...children) {
-  element.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  element.replaceChildren(...nodes(children));
   return element;
+}
+
+/** A table of cells, which are texts or elements. */
+export function makeTable(head, rows, caption) {
+  const line = (tag, cells) => h("tr", {}, cells.map((cell, i) => h(tag, { scope: tag === "th" && "col", class: i === 0 && "name" }, cell)));
+  return h("table", {}, caption && h("caption", {}, caption), h("thead", {}, line("th", head)), h("tbody", {}, rows.map((row) => line("td", row))));
 }
 
 let ids = 0;

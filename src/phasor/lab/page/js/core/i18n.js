@@ -1,5 +1,7 @@
 // English and Chinese: the texts of the frame, and the choice of a language.
 
+import { remember, remembered } from "./remember.js";
+
 const TEXTS = {
   en: {
     extension: "Extension", phasors: "Phasors", encodings: "Encodings", order: "Order", precision: "Precision",
@@ -17,7 +19,7 @@ const TEXTS = {
   },
 };
 
-let language = localStorage.getItem("language") ?? (navigator.language.startsWith("zh") ? "zh" : "en");
+let language = remembered("language", ["en", "zh"]) ?? (navigator.language.startsWith("zh") ? "zh" : "en");
 document.documentElement.lang = language === "zh" ? "zh-CN" : "en";
 
 /** The language of the page, "en" or "zh". */
@@ -26,7 +28,7 @@ export const currentLanguage = () => language;
 /** Change the language; the caller draws the page again. */
 export function setLanguage(name) {
   language = name;
-  localStorage.setItem("language", name);
+  remember("language", name);
   document.documentElement.lang = name === "zh" ? "zh-CN" : "en";
 }
 

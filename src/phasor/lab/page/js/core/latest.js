@@ -14,8 +14,7 @@ export function latest(tools, name, draw) {
       for (let body = make(); JSON.stringify(body) !== asked; body = make()) {
         asked = JSON.stringify(body);
         const answer = await tools.post(name, body);
-        if (answer === null) break;
-        draw(answer);
+        if (answer !== null) draw(answer);
       }
     } finally {
       asking = false;

@@ -1,12 +1,12 @@
 // Light and dark: by the system until the switch is used. Colors of canvases are read from the style sheet.
 
+import { remember, remembered } from "./remember.js";
+
 const system = matchMedia("(prefers-color-scheme: dark)");
+let chosen = remembered("theme", ["light", "dark"]);
 let colors = new Map();
 
-/** "light" or "dark". */
-export function currentTheme() {
-  return localStorage.getItem("theme") ?? (system.matches ? "dark" : "light");
-}
+const currentTheme = () => chosen ?? (system.matches ? "dark" : "light");
 
 function apply() {
   document.documentElement.dataset.theme = currentTheme();
@@ -16,7 +16,8 @@ function apply() {
 
 /** Change to the other theme; the event "theme" of the window has plots drawn again. */
 export function toggleTheme() {
-  localStorage.setItem("theme", currentTheme() === "dark" ? "light" : "dark");
+  chosen = currentTheme() === "dark" ? "light" : "dark";
+  remember("theme", chosen);
   apply();
 }
 

@@ -1,6 +1,6 @@
 // An open view: its state, its controls, its requests, and what is done when something changes.
 
-import { abortAll, Mistake, post } from "./api.js";
+import { abortAll, get, Mistake, post } from "./api.js";
 import { makeControls } from "./controls.js";
 import { h, put, rich } from "./dom.js";
 import { schedule } from "./frame.js";
@@ -41,9 +41,23 @@ export function openView(module, query, main, about) {
   };
   const fail = (key, error) => {
     if (closed) return;
-    if (!(error instanceof Mistake) && !(error instanceof TypeError && /fetch/i.test(error.message))) throw error;
-    mistakes.set(key, error instanceof Mistake ? error : { message: t("unreachable") });
+    if (!(error instanceof Mistake)) throw error;
+    mistakes.set(key, { message: error.message || t("unreachable"), field: error.field });
     showMistakes();
+  };
+  const answered = async (key, promise) => {
+    busy(1);
+    try {
+      const answer = await promise;
+      if (closed || answer === null) return null;
+      if (mistakes.delete(key)) showMistakes();
+      return answer;
+    } catch (error) {
+      fail(key, error);
+      return null;
+    } finally {
+      busy(-1);
+    }
   };
   const write = () => {
     if (closed || location.hash !== address) return; // another address is about to be opened
@@ -70,20 +84,9 @@ export function openView(module, query, main, about) {
     /** Have update(state) called in the next frame. */
     refresh: () => schedule(run),
     /** The answer of an endpoint of this view; null where it is outdated or a mistake, which is shown. */
-    async post(name, body, key = name) {
-      busy(1);
-      try {
-        const answer = await post(id, name, body, `${id}/${key}`);
-        if (closed || answer === null) return null;
-        if (mistakes.delete(key)) showMistakes();
-        return answer;
-      } catch (error) {
-        fail(key, error);
-        return null;
-      } finally {
-        busy(-1);
-      }
-    },
+    post: (name, body, key = name) => answered(key, post(id, name, body, `${id}/${key}`)),
+    /** What GET answers, or null likewise. */
+    get: (path) => answered(path, get(path)),
     /** Show a mistake that the view itself found, at the control of a field; null takes it back. */
     mistake(key, sentence, field) {
       if (sentence === null) mistakes.delete(key);
@@ -104,6 +107,7 @@ export function openView(module, query, main, about) {
       parent.append(h("div", { class: "header" }, title, sentence));
       return {
         set(text, lead) {
+          if (closed) return; // the title of the window is that of another view
           put(title, rich(text));
           document.title = `${title.textContent} · phasor lab`;
           if (lead !== undefined) put(sentence, rich(lead));

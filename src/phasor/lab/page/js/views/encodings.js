@@ -19,12 +19,10 @@ export const defaults = {
 };
 
 const SCHEMES = ["sinusoidal", "rotary", "xpos", "axial", "mrope", "t5", "alibi", "learned", "counting", "normalized", "none"];
-const NAMES = { sinusoidal: "sinusoidal", rotary: "rotary (RoPE)", xpos: "xPos", axial: "axial rotary", mrope: "mRoPE", t5: "T5 bias", alibi: "ALiBi", learned: "learned", counting: "counting", normalized: "normalized", none: "none" };
 const WAVES = ["sinusoidal", "rotary", "xpos", "axial", "mrope"];
 const ON_SCORES = ["t5", "alibi"];
 const HEADS = 8;
 const HEIGHT = 480;
-const HEAD_COLORS = ["c1", "c2", "c3", "c4", "c5", "c6", "agree-text", "ink"].map((name) => `var(--${name})`);
 const CRITERIA = ["unique", "consistent", "bounded", "deterministic"];
 
 /** The configuration of the chosen scheme, as a request has it. */
@@ -44,7 +42,7 @@ export function render(root, state, tools) {
   const header = tools.header(root);
   header.set(t("encodings"), ""); // until there is something found
   const first = tools.controls(root, [
-    { name: "s", kind: "select", label: t("scheme"), options: SCHEMES.map((kind) => [kind, NAMES[kind]]), field: "position" },
+    { name: "s", kind: "select", label: t("scheme"), options: SCHEMES.map((kind) => [kind, t(`name.${kind}`)]), field: "position" },
     { name: "t", kind: "slider", label: t("position"), min: 0, max: 255, step: 1 },
     { name: "dim", kind: "slider", label: t("dim"), min: 8, max: 256, step: 8 },
     { name: "n", kind: "slider", label: t("length"), min: 16, max: 256, step: 8, field: "length" },
@@ -186,15 +184,17 @@ export function render(root, state, tools) {
 
   function drawFacts() {
     const { kind, nearest: pair, similarity: curves, bias, buckets, acts_on: places } = shown;
+    const pairSeries = (read) => [[pair.a, "query"], [pair.b, "key"]].map(([at, name]) => ({ y: read(at), label: integer(at), color: `var(--${name})`, textColor: `var(--${name}-text)` }));
     if (bias) {
       similarity.caption(t("biasBy"), t("biasByNote"));
-      similarity.draw({ series: bias.map((y, i) => ({ y, label: t("headName", { head: i + 1 }), color: HEAD_COLORS[i], width: i + 1 === shown.head ? 3 : 1.4 })) });
+      similarity.draw({ series: bias.map((y, i) => ({ y, label: t("headName", { head: i + 1 }), color: `var(--c${1 + (i % 6)})`, dash: i < 6 ? undefined : "6 3", width: i + 1 === shown.head ? 3 : 1.4 })) });
       if (buckets) {
         nearest.caption(t("bucket"), t("bucketNote"));
         nearest.draw({ series: [{ y: buckets, name: t("bucket") }], xAxis: { label: t("distance") } });
       } else {
         nearest.caption(t("nearestBias"), t("nearestBiasNote", pair));
-        nearest.draw({ series: [[pair.a, "query"], [pair.b, "key"]].map(([at, name]) => ({ x: bias.map((_, i) => i + 1), y: bias.map((curve) => curve[at]), label: `${at}`, color: `var(--${name})`, textColor: `var(--${name}-text)` })), xAxis: { label: t("head"), ticks: bias.map((_, i) => i + 1) } });
+        const heads = bias.map((_, i) => i + 1);
+        nearest.draw({ x: heads, series: pairSeries((at) => bias.map((curve) => curve[at])), xAxis: { label: t("head"), ticks: heads } });
       }
       return;
     }
@@ -207,7 +207,7 @@ export function render(root, state, tools) {
     const columns = codes.shape[1];
     const rowAt = (position) => codes.data.subarray((position - codes.start) * columns, (position - codes.start + 1) * columns);
     if (codes.kind === kind && codes.start <= pair.a && pair.b < codes.start + codes.shape[0])
-      nearest.draw({ series: [[pair.a, "query"], [pair.b, "key"]].map(([at, name]) => ({ y: rowAt(at), label: integer(at), color: `var(--${name})`, textColor: `var(--${name}-text)` })), xAxis: { label: t("feature") } });
+      nearest.draw({ series: pairSeries(rowAt), xAxis: { label: t("feature") } });
   }
 
   function drawTurn() {
@@ -229,10 +229,9 @@ export function render(root, state, tools) {
       valueNames: ["angle of t", "angle of t + k"],
       dials: list.map((pair) => ({
         label: compact(2 ** 64 / Math.abs(Number(increments[pair]))),
-        name: `pair ${pair}`,
         hands: [{ angle: after[pair], color: "var(--key)" }, { angle: before[pair], color: "var(--query)" }],
         wedges: [{ from: before[pair], to: before[pair] + step[pair], color: "var(--soft)", opacity: 0.18 }],
-        readout: [`pair ${pair}`, [`${digits(before[pair], 5)} rad`, "var(--query)"], [`${digits(after[pair], 5)} rad`, "var(--key)"]],
+        readout: [t("pairName", { pair }), [`${digits(before[pair], 5)} rad`, "var(--query)"], [`${digits(after[pair], 5)} rad`, "var(--key)"]],
       })),
     });
     if (rotation) put(turnText, t(rotation.error < 1e-6 ? "turnedText" : "stretchedText", { t: integer(rotation.t), later: integer(rotation.later), error: digits(rotation.error, 2) }));
@@ -248,12 +247,12 @@ export function render(root, state, tools) {
       deterministic: ({ learned }) => t(learned ? "learned" : "fixed"),
     };
     const cell = (name, one) =>
-      h("td", { class: one.holds ? "yes" : "no" }, h("b", { "aria-label": one.holds ? "yes" : "no", role: "img" }, one.holds ? "✓" : "✗"), h("span", {}, found[name](one)));
+      h("td", { class: one.holds ? "yes" : "no" }, h("b", { "aria-label": t(one.holds ? "yes" : "no"), role: "img" }, one.holds ? "✓" : "✗"), h("span", {}, found[name](one)));
     put(
       card,
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("scheme")), CRITERIA.map((name) => h("th", { scope: "col" }, h("span", { class: "long" }, t(name)), h("span", { class: "short" }, t(`${name}Short`)))))),
       h("tbody", {}, SCHEMES.map((kind) =>
-        h("tr", { class: kind === state.s && "chosen" }, h("th", { scope: "row" }, h("button", { type: "button", class: "plain", "aria-pressed": String(kind === state.s), onclick: () => { tools.set({ s: kind }); scrollTo({ top: 0 }); } }, NAMES[kind])), CRITERIA.map((name) => cell(name, by[kind][name]))))),
+        h("tr", { class: kind === state.s && "chosen" }, h("th", { scope: "row" }, h("button", { type: "button", class: "plain", "aria-pressed": String(kind === state.s), onclick: () => { tools.set({ s: kind }); scrollTo({ top: 0 }); } }, t(`name.${kind}`))), CRITERIA.map((name) => cell(name, by[kind][name]))))),
     );
   }
 

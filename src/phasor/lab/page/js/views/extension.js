@@ -1,6 +1,6 @@
 // The view "extension": what each method of reading further does to the pairs of a rotary scheme.
 
-import { h, put, rich } from "../core/dom.js";
+import { h, makeTable, put, rich } from "../core/dom.js";
 import { digits, fixed, integer } from "../core/numbers.js";
 import { dials } from "../core/plots/dials.js";
 import { lineChart } from "../core/plots/line.js";
@@ -15,6 +15,7 @@ const colorOf = (row) => `var(--${HUES[row.id]})`;
 const DASHES = { none: "5 4", "dynamic-ntk": "7 3", "dynamic-yarn": "7 3", longrope: "7 3", proportional: "2 3" };
 const EFFECTS = ["kept", "blended", "slowed", "faster", "still"];
 const HANDS = 8;
+const CONFIG_BYTES = 2 ** 20; // of a config.json, as the server has it
 
 // The fields of methods by their names in requests. `state` is the name in the address where it is another one; methods
 // of one kind share the state. A text that is left empty stands for what the library chooses.
@@ -41,7 +42,7 @@ export const defaults = {
   high_freq_factor: 4, short_factor: "", long_factor: "", fraction: 0.5,
 };
 
-const parseOptional = (word) => (word === "" || Number.isNaN(Number(word)) ? word : Number(word));
+const parseOptional = (word) => (word.trim() && Number.isFinite(Number(word)) ? Number(word) : word);
 const isFile = (model) => model.includes(",");
 
 /** An opened file in the address: its name, and the fields of the request as paths with their values. */
@@ -80,7 +81,7 @@ function givenFields(method, state) {
     const value = state[key];
     if (value === defaults[key]) continue;
     if (kind !== "text") given[name] = value;
-    else if (name.endsWith("_factor")) given[name] = value.split(/[\s,;]+/).filter(Boolean).map(Number);
+    else if (name.endsWith("_factor")) given[name] = value.split(/[\s,;]+/).filter(Boolean).map(parseOptional);
     else given[name] = parseOptional(value);
   }
   return given;
@@ -127,8 +128,13 @@ export function render(root, state, tools) {
       modelRow.options("scheme", answer.schemes.map((scheme, i) => [i, `${scheme.layers} (base ${digits(scheme.base)})`]));
     return take(which, 0);
   }
+  async function openFile(which, file) {
+    const key = `open-${which}`;
+    if (file.size > CONFIG_BYTES) tools.mistake(key, t("tooLarge", { name: file.name }), "text");
+    else open(which, { text: await file.text() }, file.name);
+  }
   const pick = (row, name, work) => row.element.querySelector(`[data-control="${name}"] select`).addEventListener("change", (event) => work(event.target));
-  const fileOf = (which, name) => ({ name, kind: "file", label: t("file"), accept: ".json", field: `open-${which}.text`, onfile: (text, file) => open(which, { text }, file.name) });
+  const fileOf = (which, name) => ({ name, kind: "file", label: t("file"), accept: ".json", field: `open-${which}.text`, onfile: (file) => openFile(which, file) });
 
   const modelRow = tools.controls(root, [
     { name: "model", kind: "select", label: t("model"), options: [[state.model, parseModel(state.model).name]] },
@@ -260,7 +266,7 @@ export function render(root, state, tools) {
       t("readSeen", { share: fixed(seen, 3) }),
       fresh > 0 ? t("readNew", { share: fixed(fresh, 3) }) : t("readNoNew"),
     ];
-    return { name: lines.join("; "), readout: lines, rays, arcs, values: [i, seen, reached, fresh] };
+    return { readout: lines, rays, arcs, values: [i, seen, reached, fresh] };
   }
 
   function drawWaves(answer, rows) {
@@ -380,11 +386,6 @@ function runsOf(effects) {
     else runs.push({ effect, from: i, to: i });
   });
   return runs;
-}
-
-function makeTable(head, rows) {
-  const line = (tag, cells) => h("tr", {}, cells.map((cell, i) => h(tag, { scope: tag === "th" && "col", class: i === 0 && "name" }, cell)));
-  return h("table", {}, h("thead", {}, line("th", head)), h("tbody", {}, rows.map((row) => line("td", row))));
 }
 
 /** The method and the factor of a model's own extension. */

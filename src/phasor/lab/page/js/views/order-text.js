@@ -156,7 +156,7 @@ export function renderText(root, state, tools) {
       const answer = await once("text", wish);
       if (answer !== undefined && asked.text === JSON.stringify(wish)) loading.hidden = true;
       if (answer) reading = { ...answer, request: JSON.stringify(request), folder: model.folder };
-      if (answer === null || !reading) return;
+      if (answer === null || reading?.request !== JSON.stringify(request)) return; // what there is belongs to another text
       columns.hidden = false;
 
       const kinds = Object.keys(reading.kinds);

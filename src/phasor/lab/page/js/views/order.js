@@ -45,8 +45,8 @@ export const texts = {
     tickets: "张票", sentences: "句话",
     lead: "注意力把所有词的信息加起来，而求和不分先后：没有位置编码，不论权重取什么值（这里是随机的），{token} 从两句话得到的向量完全相同。有了位置编码，或者有了遮住后文的掩码，才分得清谁在前、谁在后。",
     leadCausal: "遮住后文的掩码让每个词能看到的词各不相同，所以即使没有位置编码，语序也起作用。{token} 排在最后，看得到所有的词。",
-    scheme: "位置编码", none: "无", sinusoidal: "正弦", learned: "可学习", rotary: "旋转（RoPE）", xpos: "xPos",
-    alibi: "ALiBi", t5: "T5", counting: "计数", normalized: "归一化",
+    scheme: "位置编码", none: "无", sinusoidal: "正弦", learned: "可学习", rotary: "旋转（RoPE）",
+    counting: "计数", normalized: "归一化",
     attention: "注意力", bidirectional: "双向", causal: "因果", first: "第一句", second: "第二句",
     swap: "交换两个词", layers: "层数", heads: "头数", seed: "权重的随机种子", layer: "看第几层", head: "看第几个头",
     moved: "换序之后，每个词的向量移动了多远", movedNote: "占向量长度的百分比",
@@ -116,18 +116,18 @@ export function render(root, state, tools) {
     if (text === asked) return;
     asked = text;
     const answer = await tools.post("ticket", body);
-    if (answer) found = answer;
+    if (answer) found = { ...answer, asked: body };
   }
 
   function drawTicket() {
-    const { tokens, moved, summary, attention, same_words: sameWords } = found;
-    const what = t(state.a === FIRST && state.b === SECOND ? "tickets" : "sentences");
+    const { tokens, moved, summary, attention, same_words: sameWords, asked: { first, second, position, attention: kind } } = found;
+    const what = t(first === FIRST && second === SECOND ? "tickets" : "sentences");
     const far = digits(100 * summary.distance, 3);
-    let key = summary.same ? "same" : state.pos === "none" ? "mask" : state.att === "causal" ? "both" : "differ";
+    let key = summary.same ? "same" : position === "none" ? "mask" : kind === "causal" ? "both" : "differ";
     if (!sameWords) key = "other";
     if (String(tokens[0]) === String(tokens[1])) key = "twice";
     const token = summary.tokens[0];
-    header.set(t(key, { what, far, scheme: t(state.pos) }), t(state.att === "causal" ? "leadCausal" : "lead", { token }));
+    header.set(t(key, { what, far, scheme: t(position) }), t(kind === "causal" ? "leadCausal" : "lead", { token }));
     sentences.setAttribute("aria-label", tokens.map((words) => words.join(" ")).join(" / "));
     drawSentences(sentences, tokens, tools.language);
 

@@ -25,7 +25,8 @@ const COLORS = ["c1", "c2", "c3", "c4", "c5", "c6"].map((name) => `var(--${name}
 export function render(root, state, tools) {
   const { t } = tools;
   const header = tools.header(root);
-  const tabs = h("div", { class: "tabs", role: "group", "aria-label": t("parts") });
+  const tab = (name) => h("button", { type: "button", onclick: () => tools.set({ part: name }) }, t(`tab.${name}`));
+  const tabs = h("div", { class: "tabs", role: "group", "aria-label": t("parts") }, PARTS.map(tab));
   root.append(tabs);
   const sections = { scale: scaleSection(tools), activations: activationSection(tools), norms: normSection(tools), placements: placementSection(tools) };
   for (const part of PARTS) root.append(sections[part].element);
@@ -33,8 +34,10 @@ export function render(root, state, tools) {
   let shown = null;
   return async () => {
     const part = PARTS.includes(state.part) ? state.part : "scale";
-    put(tabs, PARTS.map((name) => h("button", { type: "button", "aria-pressed": String(name === part), onclick: () => tools.set({ part: name }) }, t(`tab.${name}`))));
-    for (const name of PARTS) sections[name].element.hidden = name !== part;
+    PARTS.forEach((name, i) => {
+      tabs.children[i].setAttribute("aria-pressed", String(name === part));
+      sections[name].element.hidden = name !== part;
+    });
     if (part !== shown) header.set(t(`tab.${part}`), ""); // until there is something found
     shown = part;
     await sections[part].update(state, header);

@@ -106,7 +106,6 @@ export function render(root, state, tools) {
         const agreement = Math.cos(between);
         return {
           label: wavelength,
-          name: t("pairName", { pair: i, wavelength }),
           readout: [t("pairName", { pair: i, wavelength }), t("between", { degrees: fixed((between * 180) / Math.PI, 1) })],
           values: [query, key],
           wedges: [{ from: key.angle, to: key.angle + between, color: agreement >= 0 ? "var(--agree)" : "var(--oppose)", opacity: 0.15 + 0.35 * Math.abs(agreement) }],
@@ -144,7 +143,7 @@ export function render(root, state, tools) {
     const count = answer.pairs.length;
     bars.draw({ values: answer.pairs, names: answer.pairs.map((_, i) => t("pair", { pair: i })), labels: answer.pairs.map((_, i) => (i % Math.max(1, count / 8) === 0 || i === count - 1 ? String(i) : undefined)), ...(state.rotate === "after" && { min: -1, max: 1 }) });
     const curve = ({ scores, float32_scores }) => [
-      { label: "float32", y: float32_scores, color: "var(--c4)", width: 1.3 },
+      { label: "float32", y: float32_scores, color: "var(--c5)", width: 1.3 },
       { label: "phasor", y: scores, color: "var(--ink)", width: 2 },
     ];
     distance.draw({

@@ -11,7 +11,7 @@ export const id = "precision";
 export const defaults = { base: 10000, dim: 64, seed: 0, method: "float32", at: 2 ** 24 };
 
 const LAST = 2 ** 36;
-const COLORS = { phasor: "var(--c3)", float32: "var(--c4)", bfloat16: "var(--c5)" };
+const COLORS = { phasor: "var(--c3)", float32: "var(--c5)", bfloat16: "var(--c4)" };
 const FAR = 0.1; // an error of cosine and sine that the title reports
 const POWERS = [0, 6, 12, 18, 24, 30, 36];
 

@@ -1,6 +1,6 @@
 // Runs: loss curves of run folders, also while they train, and the reports of evaluate --lengths.
 
-import { h, put } from "../core/dom.js";
+import { h, makeTable, put } from "../core/dom.js";
 import { fixed, integer } from "../core/numbers.js";
 import { lineChart } from "../core/plots/line.js";
 
@@ -31,6 +31,7 @@ export const texts = {
     byLength: "Loss by length", byLengthNote: "nats per token, with intervals of 95 %", length: "tokens of context", trained: "trained at {length}",
     byPosition: "Loss by position", byPositionNote: "in a context of {length} tokens", place: "position",
     model: "model", differences: "Difference to {baseline}, paired", orders: "Orders, lowest loss first", how: "How it was measured", loss: "loss",
+    notShown: "{order}: not shown", alone: "one model, nothing to compare", colon: ": ", semicolon: "; ",
     reportTitle: "At {length} tokens the lowest loss is that of {name}: {loss}",
   },
   zh: {
@@ -52,6 +53,10 @@ export const texts = {
     byLength: "损失随长度的变化", byLengthNote: "每词元的奈特，区间为 95 %", length: "上下文的词元数", trained: "训练长度 {length}",
     byPosition: "损失随位置的变化", byPositionNote: "上下文有 {length} 个词元", place: "位置",
     model: "模型", differences: "与 {baseline} 的配对差", orders: "排序，损失低的在前", how: "怎样测量", loss: "损失",
+    notShown: "{order}：无法断定", alone: "只有一个模型，无从比较", colon: "：", semicolon: "；",
+    last: "只预测每行末尾的 {targets_per_row} 个词元", sliding: "窗口每次移动 {stride} 个词元，只计新的目标", truncated: "窗口互不重叠",
+    measured: "方式 {protocol}：{what}。共 {targets} 个目标，来自 {documents} 篇文档的 {row_count} 行，每个长度都相同；95 % 的区间按 {units} 个{of}计算。",
+    document: "文档", row: "行",
     reportTitle: "{length} 个词元时，{name} 的损失最低：{loss}",
   },
 };
@@ -83,11 +88,12 @@ export function render(root, state, tools) {
     { name: "log", kind: "toggle", label: t("log") },
   ]);
   const chart = lineChart(body, { name: " ", height: 420, x: { label: t("step"), name: t("step"), format: integer } });
-  const table = h("div", { class: "scroll", tabindex: 0 });
+  const table = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": t("run") });
   body.append(table);
   const updateReport = renderReport(root, state, tools);
   let found = null;
   let timer;
+  let left = false; // for another view
 
   const hidden = () => new Set(state.off.split(",").filter(Boolean).map(Number));
   function toggleRun(folder) {
@@ -102,12 +108,16 @@ export function render(root, state, tools) {
     if (answer?.changed) found = { ...answer, metric: state.m };
     return answer;
   }
+  const wait = () => (timer = setTimeout(poll, PAUSE));
   async function poll() {
     if (!document.hidden && (await look())?.changed) draw();
-    timer = setTimeout(poll, PAUSE);
+    if (!left) wait();
   }
-  tools.onClose(() => clearTimeout(timer));
-  timer = setTimeout(poll, PAUSE);
+  tools.onClose(() => {
+    left = true;
+    clearTimeout(timer);
+  });
+  wait();
 
   function draw() {
     const runs = found.runs.filter((run) => !run.error);
@@ -133,7 +143,9 @@ export function render(root, state, tools) {
     controls.refresh(state);
     chart.caption(state.m === "loss" ? t("lossCurves") : t("curves", { metric: state.m }), runs.length > 1 ? t("curvesNote") : "");
     chart.draw({ series, points, yAxis: { scale: state.log ? "log" : "linear" } });
+    const focused = table.contains(document.activeElement) && document.activeElement.dataset.folder;
     put(table, drawTable(found, names, colors, off), found.left_out > 0 && h("p", { class: "note" }, t("leftOut", { count: found.left_out })));
+    if (focused) table.querySelector(`[data-folder="${focused}"]`)?.focus({ preventScroll: true }); // it was made anew
   }
 
   function drawTable({ runs }, names, colors, off) {
@@ -143,7 +155,7 @@ export function render(root, state, tools) {
       const [color] = colors.get(run.folder);
       const name = h(
         "button",
-        { type: "button", class: "toggle", "aria-pressed": String(!off.has(run.folder)), title: run.name, onclick: () => toggleRun(run.folder) },
+        { type: "button", class: "toggle", "data-folder": run.folder, "aria-pressed": String(!off.has(run.folder)), title: run.name, onclick: () => toggleRun(run.folder) },
         h("i", { style: { background: off.has(run.folder) ? "transparent" : color, "border-color": color } }), names.get(run.folder),
       );
       const step = run.steps ? t("of", { step: integer(run.step), steps: integer(run.steps) }) : integer(run.step);
@@ -220,22 +232,30 @@ function renderReport(root, state, tools) {
 
     const cell = (name, column, sign) => report.lengths.map((size) => {
       const row = report.rows.find((one) => one.extension === name && one.length === size);
-      return h("td", {}, row?.[column] ? interval(row[column], sign) : "–");
+      return row?.[column] ? interval(row[column], sign) : "–";
     });
     const grid = (caption, column, list, sign) => h(
-      "div", { class: "scroll", tabindex: 0 },
-      h("table", {}, h("caption", {}, caption),
-        h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("model")), report.lengths.map((size) => h("th", { scope: "col" }, integer(size))))),
-        h("tbody", {}, list.map((name) => h("tr", {}, h("td", {}, name), cell(name, column, sign))))),
+      "div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },
+      makeTable([t("model"), ...report.lengths.map(integer)], list.map((name) => [name, ...cell(name, column, sign)]), caption),
     );
     const others = names.filter((name) => name !== report.baseline);
+    const chain = ({ names: list, shown }) => (shown ? list.join(" < ") : t("notShown", { order: list.join(" < ") }));
+    const orders = report.orders.map(({ length: size, chains }) => `${integer(size)}${t("colon")}${chains.map(chain).join(t("semicolon")) || t("alone")}`);
     put(
       tables,
       h("div", { class: "stack" }, grid(t("byLength"), "loss", names), others.length > 0 && grid(t("differences", { baseline: report.baseline }), "difference", others, true)),
-      h("div", { class: "stack", lang: "en" },
-        h("div", {}, h("h3", {}, t("orders")), h("ul", {}, report.orders.map((line) => h("li", {}, line)))),
-        h("div", {}, h("h3", {}, t("how")), h("p", { class: "note" }, report.how), h("ul", { class: "note" }, report.notes.map((line) => h("li", {}, line))))),
+      h("div", { class: "stack" },
+        h("div", {}, h("h3", {}, t("orders")), h("ul", {}, orders.map((line) => h("li", {}, line)))),
+        h("div", {}, h("h3", {}, t("how")), h("p", { class: "note" }, measured()), h("ul", { class: "note", lang: "en" }, report.notes.map((line) => h("li", {}, line))))),
     );
+  }
+
+  /** How it was measured, in a sentence; the library has the English one. */
+  function measured() {
+    if (tools.language === "en") return report.how;
+    const numbers = ["targets", "targets_per_row", "stride", "row_count", "documents", "units"].map((name) => [name, integer(report[name] ?? 0)]);
+    const values = Object.fromEntries(numbers);
+    return t("measured", { ...values, protocol: report.protocol, what: t(report.protocol, values), of: t(report.unit) });
   }
 
   return async (reports) => {

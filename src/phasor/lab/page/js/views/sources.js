@@ -1,6 +1,5 @@
 // The index: what the documents on positions show, each with a link to the view that shows it here.
 
-import { get } from "../core/api.js";
 import { h, put } from "../core/dom.js";
 
 export const id = "sources";
@@ -29,7 +28,8 @@ export function render(root, state, tools) {
   let figures = null;
 
   return async () => {
-    figures ??= await get("/api/figures");
+    figures ??= await tools.get("/api/figures");
+    if (!figures) return;
     header.set(t("title", { count: figures.length }), t("lead"));
     const what = (figure) => (tools.language === "zh" ? figure.what_zh : figure.what);
     const words = state.words.toLowerCase().split(/\s+/).filter(Boolean);

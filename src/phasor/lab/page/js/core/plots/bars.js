@@ -6,10 +6,7 @@ import { Figure } from "./figure.js";
 import { extent, makeScale, textWidth, tickText, ticks } from "./scale.js";
 
 class BarChart extends Figure {
-  constructor(parent, options) {
-    super(parent, { height: 180, ...options });
-    Object.assign(this.options, { axis: true }, options);
-  }
+  static defaults = { height: 180, axis: true };
 
   paint(width, data) {
     const o = { ...this.options, ...data };
@@ -51,33 +48,16 @@ class BarChart extends Figure {
   }
 
   build() {
-    const find = (event) => Math.floor((event.offsetX - this.frame.left) / this.frame.pitch);
-    this.svg.addEventListener("pointermove", (event) => this.moveTo(find(event)));
-    this.svg.addEventListener("pointerleave", () => this.moveTo(-1));
-    this.svg.addEventListener("blur", () => this.moveTo(-1));
-    this.svg.addEventListener("pointerdown", (event) => this.options.onPick?.(find(event)));
-    this.svg.addEventListener("keydown", (event) => {
-      const way = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity }[event.key];
-      if (event.key === "Escape") this.moveTo(-1);
-      if (way === undefined) return;
-      event.preventDefault();
-      this.moveTo(Math.min(Math.max((this.at ?? -1) + way, 0), this.places.length - 1), true);
-    });
+    this.followCursor(() => this.places.length, (event) => Math.floor((event.offsetX - this.frame.left) / this.frame.pitch));
   }
 
-  moveTo(i, aloud = false) {
-    const place = this.places[i];
-    this.at = place ? i : undefined;
-    put(this.mark);
-    if (!place) {
-      this.hideTip();
-      return;
-    }
+  point(i) {
     const { pitch, bottom, o } = this.frame;
-    this.mark.append(s("rect", { x: place.x - pitch / 2, y: 4, width: pitch, height: bottom - 4, fill: "var(--ink)", opacity: 0.07 }));
+    const { x, y } = this.places[i];
+    const mark = s("rect", { x: x - pitch / 2, y: 4, width: pitch, height: bottom - 4, fill: "var(--ink)", opacity: 0.07 });
     const { values, labels, names } = this.data;
     const text = `${names?.[i] ?? labels?.[i] ?? i}: ${(o.format ?? ((value) => digits(value, 5)))(values[i])}`;
-    this.showTip(place.x, Math.max(30, place.y), [text], aloud);
+    return { mark, x, y: Math.max(30, y), lines: [text] };
   }
 
   table({ values, labels, names }) {
@@ -86,7 +66,7 @@ class BarChart extends Figure {
 }
 
 /**
- * Bars. Options: name, note, height, axis, positive, negative (colors), format, onPick(i). Its draw({ values, labels, names,
- * colors, min, max }): labels stand below where there is room, names are for the read-out.
+ * Bars. Options: name, note, height, axis, positive, negative (colors), format. Its draw({ values, labels, names, colors,
+ * min, max }): labels stand below where there is room, names are for the read-out.
  */
 export const barChart = (parent, options) => new BarChart(parent, options);

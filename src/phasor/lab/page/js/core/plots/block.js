@@ -71,28 +71,15 @@ class BlockDiagram extends Figure {
   }
 
   build() {
-    this.svg.addEventListener("blur", () => this.moveTo(-1));
-    this.svg.addEventListener("keydown", (event) => {
-      const way = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -this.frame.columns, ArrowDown: this.frame.columns }[event.key];
-      if (event.key === "Escape") this.moveTo(-1);
-      if (way === undefined) return;
-      event.preventDefault();
-      this.moveTo(this.at === undefined ? 0 : Math.min(Math.max(this.at + way, 0), this.data.blocks.length - 1), true);
-    });
+    this.followCursor(() => this.data.blocks.length);
   }
 
-  moveTo(i, aloud = false) {
-    const block = this.data.blocks[i];
-    this.at = block ? i : undefined;
-    put(this.mark);
-    if (!block) {
-      this.hideTip();
-      return;
-    }
+  point(i) {
+    const { kind, equation } = this.data.blocks[i];
     const { columns, pitch } = this.frame;
     const [x, y] = [(i % columns) * pitch, Math.floor(i / columns) * (TALL + 14)];
-    this.mark.append(s("rect", { x, y: y + 1, width: pitch - 6, height: TALL - 4, rx: 8, fill: "none", stroke: "var(--ink)", "stroke-width": 1.5 }));
-    this.showTip(x, y + 60, [block.kind, block.equation], aloud);
+    const mark = s("rect", { x, y: y + 1, width: pitch - 6, height: TALL - 4, rx: 8, fill: "none", stroke: "var(--ink)", "stroke-width": 1.5 });
+    return { mark, x, y: y + 60, lines: [kind, equation] };
   }
 
   table({ blocks }) {

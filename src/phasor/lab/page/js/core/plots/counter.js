@@ -7,11 +7,6 @@ import { Figure } from "./figure.js";
 const COLORS = ["var(--c2)", "var(--c1)", "var(--c3)", "var(--c5)", "var(--c4)", "var(--c6)"];
 
 class BinaryCounter extends Figure {
-  constructor(parent, options) {
-    super(parent, options);
-    Object.assign(this.options, options);
-  }
-
   paint(width, { start, count, bits, row }) {
     const { height } = this.options;
     const pitch = Math.min(width / bits, 30);
@@ -37,34 +32,20 @@ class BinaryCounter extends Figure {
   }
 
   build() {
-    const find = (event) => Math.floor((event.offsetY / this.options.height) * this.data.count);
-    this.svg.addEventListener("pointermove", (event) => this.moveTo(find(event)));
-    this.svg.addEventListener("pointerleave", () => this.moveTo(-1));
-    this.svg.addEventListener("blur", () => this.moveTo(-1));
-    this.svg.addEventListener("pointerdown", (event) => this.options.onPick?.(find(event)));
-    this.svg.addEventListener("keydown", (event) => {
-      const way = { ArrowUp: -1, ArrowDown: 1, ArrowLeft: -1, ArrowRight: 1 }[event.key];
-      if (event.key === "Escape") this.moveTo(-1);
-      if (event.key === "Enter" && this.at !== undefined) this.options.onPick?.(this.at);
-      if (way === undefined) return;
-      event.preventDefault();
-      this.moveTo(Math.min(Math.max((this.at ?? -1) + way, 0), this.data.count - 1), true);
-    });
+    this.followCursor(() => this.data.count, (event) => Math.floor((event.offsetY / this.options.height) * this.data.count));
   }
 
-  moveTo(row, aloud = false) {
+  pick(row) {
+    this.options.onPick?.(row);
+  }
+
+  point(row) {
     const { start, count, bits } = this.data;
-    put(this.mark);
-    this.at = row >= 0 && row < count ? row : undefined;
-    if (this.at === undefined) {
-      this.hideTip();
-      return;
-    }
     const tall = this.options.height / count;
     const position = start + BigInt(row);
-    this.mark.append(s("rect", { x: 0, y: row * tall, width: this.width, height: tall, fill: "var(--ink)", opacity: 0.15 }));
+    const mark = s("rect", { x: 0, y: row * tall, width: this.width, height: tall, fill: "var(--ink)", opacity: 0.15 });
     const low = [...BigInt.asUintN(bits, position).toString(2).padStart(bits, "0")].reverse().join("");
-    this.showTip(0, row * tall + 30, [integer(position), low], aloud);
+    return { mark, x: 0, y: row * tall + 30, lines: [integer(position), low] };
   }
 
   table({ start, count, bits }) {

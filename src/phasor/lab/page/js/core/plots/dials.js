@@ -14,8 +14,8 @@ function arcPath(x, y, r, from, to) {
   return `M${x1.toFixed(2)},${y1.toFixed(2)}A${r},${r} 0 ${Math.abs(span) > Math.PI ? 1 : 0} ${span > 0 ? 0 : 1} ${x2.toFixed(2)},${y2.toFixed(2)}`;
 }
 
-function drawDial(dial, x, y, r, name) {
-  const parts = [dial.readout ? null : s("title", {}, name), s("circle", { cx: x, cy: y, r, fill: "var(--card)", stroke: "var(--line)" })];
+function drawDial(dial, x, y, r) {
+  const parts = [s("circle", { cx: x, cy: y, r, fill: "var(--card)", stroke: "var(--line)" })];
   for (const { from, to, color, opacity = 0.3 } of dial.wedges ?? []) {
     const whole = Math.abs(to - from) >= 2 * Math.PI - 1e-6;
     parts.push(s("path", { d: arcPath(x, y, r, from, to) + (whole ? "" : `L${x},${y}Z`), fill: color, opacity }));
@@ -38,10 +38,7 @@ function drawDial(dial, x, y, r, name) {
 }
 
 class Dials extends Figure {
-  constructor(parent, options) {
-    super(parent, options);
-    Object.assign(this.options, { size: 72, least: 34, gap: 14, text: 12 }, options);
-  }
+  static defaults = { size: 72, least: 34, gap: 14, text: 12 };
 
   /** How many dials of a row with a label stand beside each other at the current width. */
   fit(labels = []) {
@@ -74,25 +71,21 @@ class Dials extends Figure {
       data.heads.forEach((head, i) => write(left + (i + 0.5) * pitch, y + text, head));
       y += text + 8;
     }
-    rows.forEach((row, number) => {
-      if (row.label && !left) {
-        write(0, y + 13, row.label, { "text-anchor": "start", "font-weight": 600, "font-size": 13, fill: row.color ?? "var(--ink)" });
-        y += 20;
-      }
+    for (const row of rows) {
+      const name = (at) => row.label && write(0, at, row.label, { "text-anchor": "start", "font-weight": 600, "font-size": 13, fill: row.color ?? "var(--ink)" });
+      if (!left && name(y + 13)) y += 20;
       const lines = Math.ceil(row.dials.length / columns);
       const below = row.dials.some((dial) => dial.label !== undefined) ? text + 8 : 4;
-      if (row.label && left)
-        write(0, y + r + 5, row.label, { "text-anchor": "start", "font-weight": 600, "font-size": 13, fill: row.color ?? "var(--ink)" });
+      if (left) name(y + r + 5);
       row.dials.forEach((dial, i) => {
         const x = left + ((i % columns) + 0.5) * pitch;
         const top = y + Math.floor(i / columns) * (2 * r + below + 6);
-        const name = dial.name ?? [row.label, dial.label].filter((one) => one !== undefined).join(" ");
-        parts.push(s("g", {}, drawDial(dial, x, top + r, r, name)));
+        parts.push(s("g", {}, drawDial(dial, x, top + r, r)));
         if (dial.label !== undefined) write(x, top + 2 * r + text + 2, dial.label, dial.labelColor && { fill: dial.labelColor });
-        this.places.push({ x, y: top + r, r, dial, name, row: number, index: i });
+        this.places.push({ x, y: top + r, r, dial });
       });
       y += lines * (2 * r + below + 6);
-    });
+    }
     this.sizeSvg(width, Math.ceil(y));
     this.mark = s("g", {});
     put(this.svg, parts, this.mark);
@@ -100,36 +93,14 @@ class Dials extends Figure {
   }
 
   build() {
-    const find = (event) => this.places.findIndex(({ x, y, r }) => Math.hypot(event.offsetX - x, event.offsetY - y) <= r);
-    this.svg.addEventListener("pointermove", (event) => this.moveTo(find(event)));
-    this.svg.addEventListener("pointerleave", () => this.moveTo(-1));
-    this.svg.addEventListener("blur", () => this.moveTo(-1));
-    this.svg.addEventListener("pointerdown", (event) => this.pick(find(event)));
-    this.svg.addEventListener("keydown", (event) => {
-      const way = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -1, ArrowDown: 1, Home: -Infinity, End: Infinity }[event.key];
-      if (event.key === "Escape") this.moveTo(-1);
-      if (event.key === "Enter") this.pick(this.at ?? -1);
-      if (way === undefined) return;
-      event.preventDefault();
-      this.moveTo(Math.min(Math.max((this.at ?? -1) + way, 0), this.places.length - 1), true);
-    });
+    const near = (event) => ({ x, y, r }) => Math.hypot(event.offsetX - x, event.offsetY - y) <= r;
+    this.followCursor(() => this.places.length, (event) => this.places.findIndex(near(event)));
   }
 
-  pick(i) {
-    const place = this.places[i];
-    if (place) this.options.onPick?.({ row: place.row, index: place.index });
-  }
-
-  moveTo(i, aloud = false) {
-    this.at = i < 0 ? undefined : i;
-    const place = this.places[i];
-    put(this.mark);
-    if (!place) {
-      this.hideTip();
-      return;
-    }
-    this.mark.append(s("circle", { cx: place.x, cy: place.y, r: place.r + 2, fill: "none", stroke: "var(--ink)", "stroke-width": 1.5 }));
-    this.showTip(place.x + place.r, place.y - place.r + 10, place.dial.readout ?? [place.name], aloud);
+  point(i) {
+    const { x, y, r, dial } = this.places[i];
+    const mark = s("circle", { cx: x, cy: y, r: r + 2, fill: "none", stroke: "var(--ink)", "stroke-width": 1.5 });
+    return { mark, x: x + r, y: y - r + 10, lines: dial.readout };
   }
 
   table(data) {
@@ -142,9 +113,9 @@ class Dials extends Figure {
 }
 
 /**
- * Dials. Angles are in radians, counterclockwise from the right. Options: name, note, size, least, gap, onPick({ row, index }).
+ * Dials. Angles are in radians, counterclockwise from the right. Options: name, note, size, least, gap.
  * Its draw({ dials: [dial, ...] }) wraps them; draw({ rows: [{ label, color, dials }], heads, wrap: false }) has rows. A dial is
- * { label, name, readout: lines, hands: [{ angle, color, width, length }], arcs: [{ from, to, color, width }],
+ * { label, readout: lines, hands: [{ angle, color, width, length }], arcs: [{ from, to, color, width }],
  * wedges: [{ from, to, color, opacity }], rays: { angles, color, width, length }, values } where values go into CSV under
  * valueNames, and rays are many thin hands. fit() says how many fit in a row.
  */

@@ -28,15 +28,17 @@ function save(blob, name) {
   setTimeout(() => URL.revokeObjectURL(url), 1000);
 }
 
-const cell = (value) => (/[",\n]/.test(String(value)) ? `"${String(value).replaceAll('"', '""')}"` : String(value ?? ""));
+const cell = (value) => (/[",\r\n]/.test(String(value)) ? `"${String(value).replaceAll('"', '""')}"` : String(value ?? ""));
 
 /**
- * The base of plots. A subclass has paint(width, data), which draws into this.box, and table(data), rows for CSV.
- * Options: name (what it shows), note (beside it, in gray), height, minHeight.
+ * The base of plots. A subclass has paint(width, data), which draws into this.box, and table(data), rows for CSV; its
+ * options are `defaults` and those given. Options of every plot: name (what it shows), note (beside it, in gray), height.
  */
 export class Figure {
-  constructor(parent, { name = "", note = "", height = 260 } = {}) {
-    this.options = { height };
+  static defaults = {};
+
+  constructor(parent, options) {
+    this.options = { height: 260, ...new.target.defaults, ...options };
     this.data = null;
     this.readoutId = newId();
     this.title = h("b", {});
@@ -48,7 +50,7 @@ export class Figure {
     const head = h("figcaption", {}, h("span", {}, this.title, " ", this.note), this.buttons);
     this.element = h("figure", { class: "figure" }, head, h("div", { class: "around" }, this.box, this.tip), this.spoken);
     this.box.figure = this;
-    this.caption(name, note);
+    this.caption(options.name, options.note);
     parent.append(this.element);
     figures.add(this);
     observer.observe(this.box);
@@ -64,7 +66,7 @@ export class Figure {
   }
 
   /** Change what the caption says. */
-  caption(name, note = "") {
+  caption(name = "", note = "") {
     if (this.name === name && this.note.textContent === note) return;
     this.name = name;
     put(this.title, name);
@@ -98,6 +100,37 @@ export class Figure {
     }
     const size = { viewBox: `0 0 ${width} ${height}`, width, height };
     for (const [name, value] of Object.entries(size)) this.svg.setAttribute(name, value);
+  }
+
+  /**
+   * Listeners of a cursor over the `count()` things that are drawn, where the pointer is at the thing find(event). A plot has
+   * point(i), which is { mark, x, y, lines } of a thing: its mark is put into this.mark; and it may have pick(i).
+   */
+  followCursor(count, find) {
+    const { svg } = this;
+    this.count = count;
+    if (find) svg.addEventListener("pointermove", (event) => this.moveTo(find(event)));
+    if (find) svg.addEventListener("pointerdown", (event) => this.pick?.(find(event)));
+    for (const end of ["pointerleave", "blur"]) svg.addEventListener(end, () => this.moveTo(-1));
+    svg.addEventListener("keydown", (event) => {
+      const row = this.frame?.columns ?? 1;
+      const way = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -row, ArrowDown: row, Home: -Infinity, End: Infinity }[event.key];
+      if (event.key === "Escape") this.moveTo(-1);
+      if (event.key === "Enter" && this.at !== undefined) this.pick?.(this.at);
+      if (way === undefined) return;
+      event.preventDefault();
+      const from = this.at ?? (Number.isFinite(way) ? -way : 0); // the first key moves to the first thing
+      this.moveTo(Math.min(Math.max(from + way, 0), count() - 1), true);
+    });
+  }
+
+  /** Move the cursor to a thing, or take it away where there is none, as at -1. */
+  moveTo(i, aloud = false) {
+    this.at = i >= 0 && i < this.count() ? i : undefined;
+    const { mark, x, y, lines } = this.at === undefined ? {} : this.point(i);
+    put(this.mark, mark);
+    if (lines) this.showTip(x, y, lines, aloud);
+    else this.hideTip();
   }
 
   resize() {

@@ -23,11 +23,8 @@ function lookup(palette) {
 }
 
 class HeatMap extends Figure {
-  constructor(parent, options) {
-    super(parent, options);
-    Object.assign(this.options, { palette: "diverging", bar: true, cellHeight: 0 }, options);
-    this.cell = null;
-  }
+  static defaults = { palette: "diverging", bar: true };
+  cell = null;
 
   get picture() {
     return "PNG";
@@ -41,7 +38,7 @@ class HeatMap extends Figure {
     const left = o.rowLabels ? Math.min(Math.max(...o.rowLabels.map((one) => textWidth(one))) + 8, width * 0.3) : 0;
     const bottom = o.columnLabels ? 22 : 0;
     const bar = o.bar ? 34 : 0;
-    const tall = o.square ? Math.min(((width - left) * rows) / columns, o.maxHeight ?? Infinity) : o.cellHeight ? rows * o.cellHeight : o.height;
+    const tall = o.square ? Math.min(((width - left) * rows) / columns, o.maxHeight ?? Infinity) : o.height;
     const wide = o.square ? (tall * columns) / rows : width - left;
     const height = Math.round(tall + bottom + bar);
     if (!this.canvas) this.build();

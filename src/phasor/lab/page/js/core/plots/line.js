@@ -39,11 +39,8 @@ function spread(heights, top, bottom) {
 }
 
 class LineChart extends Figure {
-  constructor(parent, options) {
-    super(parent, options);
-    Object.assign(this.options, { x: {}, y: {} }, options);
-    this.cursor = null;
-  }
+  static defaults = { x: {}, y: {} };
+  cursor = null;
 
   scales(width, data) {
     const { height, x: xo, y: yo } = { ...this.options, ...data, x: { ...this.options.x, ...data.xAxis }, y: { ...this.options.y, ...data.yAxis } };
@@ -80,7 +77,7 @@ class LineChart extends Figure {
       const b = Math.max(left, Math.min(right, band.to === undefined ? right : x(band.to)));
       const c = band.top === undefined ? top : Math.max(top, y(band.top));
       const d = band.bottom === undefined ? bottom : Math.min(bottom, y(band.bottom));
-      parts.push(s("rect", { x: Math.min(a, b), y: c, width: Math.abs(b - a), height: Math.max(0, d - c), fill: band.color ?? "var(--band)", opacity: band.opacity ?? 1 }));
+      parts.push(s("rect", { x: Math.min(a, b), y: c, width: Math.abs(b - a), height: Math.max(0, d - c), fill: band.color, opacity: band.opacity ?? 1 }));
       if (band.label && Math.abs(b - a) > textWidth(band.label)) parts.push(text({ x: (a + b) / 2, y: d - 8, "text-anchor": "middle", fill: band.textColor ?? "var(--soft)" }, band.label));
     }
     for (const mark of f.yTicks) {

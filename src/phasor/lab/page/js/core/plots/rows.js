@@ -7,11 +7,6 @@ import { textWidth } from "./scale.js";
 const TALL = 26; // pixels of a row
 
 class RowChart extends Figure {
-  constructor(parent, options) {
-    super(parent, options);
-    Object.assign(this.options, options);
-  }
-
   paint(width, { values, labels }) {
     const shown = (this.shown = values.map(this.options.format));
     const left = Math.min(Math.max(...labels.map((label) => textWidth(label, 14, 400))) + 12, width * 0.4);
@@ -32,21 +27,13 @@ class RowChart extends Figure {
   }
 
   build() {
-    this.svg.addEventListener("pointermove", (event) => this.moveTo(Math.floor(event.offsetY / TALL)));
-    for (const name of ["blur", "pointerleave"]) this.svg.addEventListener(name, () => this.moveTo(-1));
-    this.svg.addEventListener("keydown", (event) => {
-      const way = { ArrowUp: -1, ArrowLeft: -1, ArrowDown: 1, ArrowRight: 1, Home: -Infinity, End: Infinity }[event.key];
-      if (event.key === "Escape") this.moveTo(-1);
-      if (way === undefined) return;
-      event.preventDefault();
-      this.moveTo(Math.min(Math.max((this.at ?? -1) + way, 0), this.shown.length - 1));
-    });
+    this.followCursor(() => this.shown.length, (event) => Math.floor(event.offsetY / TALL));
   }
 
-  moveTo(i) {
+  moveTo(i, aloud = false) {
     this.at = i in this.shown ? i : undefined;
     put(this.mark, i in this.shown && s("rect", { y: i * TALL, width: this.width, height: TALL, fill: "var(--ink)", opacity: 0.06 }));
-    if (i in this.shown) this.spoken.textContent = `${this.data.labels[i]}: ${this.shown[i]}`;
+    if (aloud) this.spoken.textContent = `${this.data.labels[i]}: ${this.shown[i]}`;
   }
 
   table({ values, labels }) {

@@ -7,11 +7,6 @@ const MOST = 32; // arcs
 const HIGHEST = 118; // pixels of an arc
 
 class PairingFigure extends Figure {
-  constructor(parent, options) {
-    super(parent, options);
-    Object.assign(this.options, options);
-  }
-
   paint(width, { features }) {
     const count = 2 * features.length;
     const pitch = width / count;
@@ -37,10 +32,11 @@ class PairingFigure extends Figure {
     this.sizeSvg(width, height);
     this.mark = s("g", {});
     put(this.svg, parts, this.mark);
-    this.highlight = ([a, b]) => {
+    this.point = (pair) => {
+      const [a, b] = features[pair];
       const blue = { stroke: "var(--query)", "stroke-width": 3 };
-      put(this.mark, arc(a, b, blue), cell(a, { fill: "var(--query)" }), cell(b, { fill: "var(--query)" }));
-      return [(b + 0.5) * pitch, Math.max(line - reach(a, b), 34)];
+      const mark = [arc(a, b, blue), cell(a, { fill: "var(--query)" }), cell(b, { fill: "var(--query)" })];
+      return { mark, x: (b + 0.5) * pitch, y: Math.max(line - reach(a, b), 34), lines: [this.options.describePair(pair, a, b)] };
     };
   }
 
@@ -50,29 +46,7 @@ class PairingFigure extends Figure {
       const feature = Math.floor((event.offsetX / this.width) * 2 * features.length);
       return features.findIndex((pair) => pair.includes(feature));
     };
-    this.svg.addEventListener("pointermove", (event) => this.moveTo(find(event)));
-    this.svg.addEventListener("pointerleave", () => this.moveTo(-1));
-    this.svg.addEventListener("blur", () => this.moveTo(-1));
-    this.svg.addEventListener("keydown", (event) => {
-      const last = this.data.features.length - 1;
-      const way = { ArrowLeft: -1, ArrowRight: 1, Home: -last, End: last }[event.key];
-      if (event.key === "Escape") this.moveTo(-1);
-      if (way === undefined) return;
-      event.preventDefault();
-      this.moveTo(Math.min(Math.max((this.at ?? -1) + way, 0), last), true);
-    });
-  }
-
-  moveTo(pair, aloud = false) {
-    const features = this.data.features[pair];
-    this.at = features ? pair : undefined;
-    put(this.mark);
-    if (!features) {
-      this.hideTip();
-      return;
-    }
-    const [x, y] = this.highlight(features);
-    this.showTip(x, y, [this.options.describePair(pair, ...features)], aloud);
+    this.followCursor(() => this.data.features.length, find);
   }
 
   table({ features }) {
