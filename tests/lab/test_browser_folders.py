@@ -161,8 +161,21 @@ def test_a_run_is_hidden_and_shown(open_page, lab_with_folders):
     first.press("Enter")
     visit.settle()
     assert first.get_attribute("aria-pressed") == "false"
+    assert first.evaluate("(button) => button === document.activeElement")
     assert paths.count() < count
     assert re.search(r"off=\d", visit.address())
+
+
+def test_a_report_is_in_chinese_but_for_its_notes(open_page, lab_with_folders):
+    visit = open_page("runs", base=lab_with_folders, language="zh")
+    wait_for_text(visit, "li", "16：")
+    words = visit.page.locator(".halves .stack").last.evaluate(
+        "(e) => { e.querySelectorAll('[lang=en]').forEach((one) => one.remove()); return e.innerText; }"
+    )
+    assert "方式 last：只预测每行末尾的" in words
+    assert not re.search(r"not shown|Protocol|rows|\{", words)
+    heads = visit.page.locator("table.runs th").all_inner_texts()
+    assert heads == ["训练", "状态", "步数", "损失", "最低验证损失", "所在步"]
 
 
 def test_figures_of_runs_and_reports_are_downloaded(open_page, lab_with_folders):

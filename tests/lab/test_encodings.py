@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import mpmath
 import numpy as np
@@ -10,7 +12,10 @@ import pytest
 import torch
 
 from phasor.config import PositionConfig
+from phasor.lab.codes import build_scheme
+from phasor.lab.criteria import score_card
 from phasor.lab.endpoints import ENDPOINTS, FieldError
+from phasor.lab.seeding import use_seed
 from phasor.lab.views import encodings
 
 KINDS = sorted(PositionConfig.kinds)
@@ -208,6 +213,7 @@ def test_every_scheme_has_a_matrix_of_its_size(kind):
         ({"position": "learned", "start": 2000}, "start", "ends after 1,024 positions"),
         ({"dim": 513}, "dim", "at most 512"),
         ({"length": 2000}, "length", "at most 1,024"),
+        ({"length": 1}, "length", "at least 2"),  # one position has no nearest
         ({"start": 2**36}, "start", "2^36"),
         ({"head": 8}, "head", "below the number of heads"),
         ({"position": "rotary", "dim": 33}, None, "must be even"),
@@ -221,16 +227,39 @@ def test_a_mistake_is_one_sentence_about_its_field(body, field, words):
     assert "\n" not in str(caught.value)
 
 
+def test_criteria_of_a_new_size_build_each_scheme_once():
+    """And once more with other weights where there are any, and for a table that ends."""
+    score_card.cache_clear()
+    for kind, expected in (("sinusoidal", 1), ("rotary", 1), ("alibi", 1), ("t5", 2), ("learned", 3)):
+        build_scheme.cache_clear()
+        score_card(PositionConfig.kinds[kind](), 24, 20)
+        assert build_scheme.cache_info().misses == expected, kind
+
+
+def test_weights_of_a_seed_do_not_depend_on_other_threads():
+    def draw(_):
+        with use_seed(5):
+            first = torch.rand(100)
+            time.sleep(0.001)
+            return torch.cat((first, torch.rand(100)))
+
+    before = torch.get_rng_state()
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(draw, range(16)))
+    assert all(torch.equal(one, found[0]) for one in found)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.slow
 def test_a_request_takes_little_time():
-    import time
-
-    for name in ("matrix", "facts", "rotation", "combination"):
+    changes = {"combination": ("base", 10000.0), "criteria": ("length", 100)}
+    for name in ("matrix", "facts", "rotation", "combination", "criteria"):
         ask(name)
+        field, value = changes.get(name, ("start", 0))
         times = []
         for start in range(5):
             began = time.process_time()
-            ask(name, **({"start": start} if name != "combination" else {"base": 10000.0 + start}))
+            ask(name, **{field: value + start})
             times.append(time.process_time() - began)
         assert min(times) < 0.030, name  # the least: others may be using the same cores
 

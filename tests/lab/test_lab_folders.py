@@ -35,6 +35,18 @@ def test_models_runs_and_reports_inside_have_numbers_that_stay(tmp_path):
     assert folders.get(3).is_report
 
 
+def test_a_folder_that_is_given_twice_is_listed_once(tmp_path):
+    assert Folders([write(tmp_path / "a"), tmp_path / "a"]).names == ["a"]
+
+
+def test_no_more_than_500_folders_are_found_inside_of_one(tmp_path, monkeypatch):
+    monkeypatch.setattr("phasor.lab.folders.MOST", 5)
+    for outer in range(4):
+        for inner in range(4):
+            write(tmp_path / "runs" / str(outer) / str(inner), run="{}")
+    assert len(Folders([tmp_path / "runs"]).list()) == 6
+
+
 @pytest.mark.parametrize("number", [-1, 2])
 def test_another_number_is_refused(tmp_path, number):
     folders = Folders([write(tmp_path / "a"), write(tmp_path / "b")])

@@ -101,6 +101,24 @@ def test_requests_of_other_pages_are_refused(example, headers):
         assert page.post("/api/example/echo", json={}, headers={"Origin": HERE}).status_code == 200
 
 
+def test_a_link_on_another_page_is_followed():
+    """By a browser in a window of its own, and not into a frame."""
+    link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    with client() as page:
+        assert page.get("/", headers=link).status_code == 200
+        assert page.get("/", headers=link | {"Sec-Fetch-Dest": "iframe"}).status_code == 403
+        assert page.get("/", headers=link | {"Host": "evil.example"}).status_code == 403
+        assert page.post("/api/extension/presets", json={}, headers=link).status_code == 403
+
+
+def test_half_of_a_character_is_no_failure(example):
+    example("echo", lambda request: {})
+    with client() as page:
+        for body in (b'{"\\ud800": 1}', b'{"number": "\\ud800"}'):
+            answer = page.post("/api/example/echo", content=body, headers={"Content-Type": "application/json"})
+            assert answer.status_code == 400
+
+
 def test_answers_are_json_or_bytes(example):
     example("plain", lambda request: {"number": request.number, "nothing": [float("nan"), float("inf")]})
     example("matrix", lambda request: Matrix.of(numpy.arange(6).reshape(2, 3), most=5))
@@ -157,6 +175,7 @@ def test_a_failure_of_the_lab_is_a_500_without_its_inside(example):
         answer = page.post("/api/example/fail", json={})
         assert answer.status_code == 500
         assert "secret" not in answer.text
+        assert answer.headers["content-security-policy"] == "default-src 'self'"
 
 
 def test_two_compute_at_once_and_32_wait_and_more_are_refused(example):

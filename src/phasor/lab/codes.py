@@ -90,19 +90,20 @@ def build_scheme(
     >>> build_scheme(ALiBiConfig(), 8, heads=2).codes(torch.arange(3), 3).tolist()
     [[-0.0, -0.0], [-0.0625, -0.00390625], [-0.125, -0.0078125]]
     """
-    config = ModelConfig(
-        vocab_size=1,
-        dim=dim,
-        head_dim=dim,
-        num_layers=1,
-        num_heads=heads,
-        max_length=table_length,
-        position=position,
-    )
+    model = plain_model(dim, heads, table_length)
+    position.check_model(model)
     with use_seed(seed):
-        module = build_position(config.position, config, side)
-        module.reset_parameters(config)
+        module = build_position(position, model, side)
+        module.reset_parameters(model)
     return EncodingScheme(module.eval(), dim)
+
+
+@functools.lru_cache(maxsize=64)
+def plain_model(dim: int, heads: int, max_length: int) -> ModelConfig:
+    """The model that schemes are built for: what they take of it are its sizes."""
+    return ModelConfig(
+        vocab_size=1, dim=dim, head_dim=dim, num_layers=1, num_heads=heads, max_length=max_length, position="none"
+    )
 
 
 def spread(positions: Tensor, axes: int) -> Tensor:
@@ -165,10 +166,10 @@ def nearest_pair(rows: Tensor) -> dict[str, Any] | None:
     count = len(rows)
     if count < 2:
         return None
-    distances = torch.cdist(rows[None], rows[None], compute_mode="donot_use_mm_for_euclid_dist")[0]
-    distances.fill_diagonal_(torch.inf)
-    a, b = divmod(int(distances.argmin()), count)
-    norm, least = float(rows.norm(dim=-1).mean()), float(distances[a, b])
+    distances = torch.pdist(rows)
+    nearest = int(distances.argmin())
+    a, b = torch.triu_indices(count, count, 1)[:, nearest].tolist()
+    norm, least = float(rows.norm(dim=-1).mean()), float(distances[nearest])
     return {"a": a, "b": b, "distance": least, "relative": least / norm if norm else 0.0}
 
 

@@ -188,6 +188,7 @@ export function render(root, state, tools) {
     { name: "other", kind: "select", label: t("other"), options: [["", t("nobody")]] },
     fileOf("other", "otherFile"),
   ]);
+  pick(otherRow, "other", () => tools.mistake("open-other", null));
   const both = h("div", { class: "halves" });
   const ratioBox = h("div", {});
   const ratio = lineChart(ratioBox, { height: 240, ...byPair(t("ratioName")) });

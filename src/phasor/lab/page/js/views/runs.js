@@ -54,7 +54,7 @@ export const texts = {
     byPosition: "损失随位置的变化", byPositionNote: "上下文有 {length} 个词元", place: "位置",
     model: "模型", differences: "与 {baseline} 的配对差", orders: "排序，损失低的在前", how: "怎样测量", loss: "损失",
     notShown: "{order}：无法断定", alone: "只有一个模型，无从比较", colon: "：", semicolon: "；",
-    last: "只预测每行末尾的 {targets_per_row} 个词元", sliding: "窗口每次移动 {stride} 个词元，只计新的目标", truncated: "窗口互不重叠",
+    "how.last": "只预测每行末尾的 {targets_per_row} 个词元", "how.sliding": "窗口每次移动 {stride} 个词元，只计新的目标", "how.truncated": "窗口互不重叠",
     measured: "方式 {protocol}：{what}。共 {targets} 个目标，来自 {documents} 篇文档的 {row_count} 行，每个长度都相同；95 % 的区间按 {units} 个{of}计算。",
     document: "文档", row: "行",
     reportTitle: "{length} 个词元时，{name} 的损失最低：{loss}",
@@ -255,7 +255,7 @@ function renderReport(root, state, tools) {
     if (tools.language === "en") return report.how;
     const numbers = ["targets", "targets_per_row", "stride", "row_count", "documents", "units"].map((name) => [name, integer(report[name] ?? 0)]);
     const values = Object.fromEntries(numbers);
-    return t("measured", { ...values, protocol: report.protocol, what: t(report.protocol, values), of: t(report.unit) });
+    return t("measured", { ...values, protocol: report.protocol, what: t(`how.${report.protocol}`, values), of: t(report.unit) });
   }
 
   return async (reports) => {
