@@ -178,7 +178,7 @@ REFUSED = {
         "position": "sinusoidal",
         "layers": (phasor.LayerConfig(position="none"),),
     },
-    "positions have several axes, decay, rotate values or depend on the length": {"position": "xpos"},
+    "positions have several axes, decay or rotate values": {"position": "xpos"},
     "attention has a softcap, a clip or capped sinks": {"attention": {"softcap": 20.0}},
     "queries and keys are normalized over all heads together": {"attention": {"qk_norm": "whole"}},
     "only some of queries, keys and values have a bias": {"attention": {"bias": ("q", "v")}},
@@ -207,8 +207,6 @@ def test_models_without_a_cuda_graph():
         assert fused.why_not(model.double()).startswith("the weights are not float32")
         model.float().decoder.blocks[0].register_forward_hook(lambda *_: None)
         assert cuda_graph.why_not(model) == "a part of the model has hooks, which run on the host"
-    assert "source" in cuda_graph.why_not(speaker("sinusoidal", shape="encoder-decoder"))
-    assert "length" in cuda_graph.why_not(speaker("rotary-dynamic-ntk"))
 
 
 class Script:

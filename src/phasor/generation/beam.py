@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 
 from phasor.generation.constraints import MINUS_INFINITY
 from phasor.generation.request import GenerationRequest
-from phasor.generation.runners.eager import EagerRunner
+from phasor.generation.runners import runs_cuda_graph, step_runner
+from phasor.generation.runners.protocol import round_up
 from phasor.nn.norm import at_least_float32
 
 
@@ -55,30 +56,42 @@ class Beams:
 
 def beam_search(request: GenerationRequest) -> list[list[Hypothesis]]:
     """The `num_return_sequences` best continuations of every prompt, best first."""
-    options, width = request.options, request.options.num_beams
+    options, width, count = request.options, request.options.num_beams, len(request.prompts)
     assert options.max_new_tokens is not None
+    request = pad_request(request)
     prompts = request.decoder_prompts()
-    searches = [Beams(list(prompt), width) for prompt in prompts]
-    runner = EagerRunner(request.model, request.new_cache(prompts, copies=width))
+    searches = [Beams(list(prompt), width, done=i >= count) for i, prompt in enumerate(prompts)]
     rows = [prompt for prompt in prompts for _ in range(width)]
-    logits = runner.prefill(rows, request.encode(copies=width))
-    active = searches
-    for length in range(1, options.max_new_tokens + 1):
-        order, tokens = [], []
-        for i, (search, best) in enumerate(zip(active, candidates(request, active, logits), strict=True)):
-            parents = extend_beams(request, search, best, length)
-            if not search.done:
-                order += [i * width + parent for parent in parents]
-                tokens += [beam[-1] for beam in search.running]
-        active = [search for search in active if not search.done]
-        if not active:
-            break
-        runner.cache.reorder(order)  # without the rows of searches that are done
-        logits = runner.step(tokens)
-    return [search.finished[: options.num_return_sequences] for search in searches]
+    with step_runner(request.step_spec(width)) as runner:
+        logits = runner.prefill(rows, request.encode(copies=width))
+        places = searches  # the search of every `width` rows
+        for length in range(1, options.max_new_tokens + 1):
+            order: list[int] = []
+            tokens: list[int] = []
+            for i, (search, best) in enumerate(zip(places, candidates(request, places, logits), strict=True)):
+                parents = [] if search.done else extend_beams(request, search, best, length)
+                if not search.done:
+                    order += [i * width + parent for parent in parents]
+                    tokens += [beam[-1] for beam in search.running]
+                elif runner.has_fixed_rows:
+                    order += range(i * width, (i + 1) * width)
+                    tokens += [0] * width
+            if all(search.done for search in places):
+                break
+            places = places if runner.has_fixed_rows else [search for search in places if not search.done]
+            runner.reorder(order)  # without the rows of searches that are done, unless it has fixed rows
+            logits = runner.step(tokens)
+    return [search.finished[: options.num_return_sequences] for search in searches[:count]]
 
 
-def candidates(request: GenerationRequest, active: list[Beams], logits: torch.Tensor) -> Iterator[list[Candidate]]:
+def pad_request(request: GenerationRequest) -> GenerationRequest:
+    """The request with some more prompts where steps are a CUDA graph, which then serves similar numbers of them."""
+    extra = round_up(len(request.prompts)) - len(request.prompts)
+    padded = replace(request, prompts=request.prompts + request.prompts[-1:] * extra)
+    return padded if extra and runs_cuda_graph(padded.step_spec(request.options.num_beams)) else request
+
+
+def candidates(request: GenerationRequest, places: list[Beams], logits: torch.Tensor) -> Iterator[list[Candidate]]:
     """The best beams of each search with one more token, best first, from the logits `[searches * width, vocab]`.
 
     All searches are computed together, with one device synchronization per step. Penalties apply to
@@ -86,16 +99,26 @@ def candidates(request: GenerationRequest, active: list[Beams], logits: torch.Te
     """
     width, rows = request.options.num_beams, at_least_float32(logits).log_softmax(-1)
     if request.options.penalizes or request.constraints.any:
-        texts = [(search.prompt, beam) for search in active for beam in search.running]
-        rows = torch.stack([request.score(row, *text) for row, text in zip(rows, texts, strict=True)])
+        rows = constrain(request, places, rows)
         rows = rows.log_softmax(-1) if request.options.renormalize_logits else rows
-    steps = rows.view(len(active), width, -1)
-    sums = torch.tensor([search.sums for search in active], device=steps.device, dtype=steps.dtype)
+    steps = rows.view(len(places), width, -1)
+    sums = torch.tensor([search.sums for search in places], device=steps.device, dtype=steps.dtype)
     totals, vocab_size = (steps + sums[..., None]).flatten(1), steps.shape[-1]
     best, index = totals.topk(min((1 + len(request.stop)) * width, totals.shape[-1]))
     own = steps.flatten(1).gather(1, index)
+    best, own = torch.stack((best, own)).cpu()
     for row in zip(best.tolist(), index.tolist(), own.tolist(), strict=True):
         yield [Candidate(total, i // vocab_size, i % vocab_size, step) for total, i, step in zip(*row, strict=True)]
+
+
+def constrain(request: GenerationRequest, places: list[Beams], rows: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities `[searches * width, vocab]` penalized and constrained; in one call where all are alike."""
+    first = next(search for search in places if not search.done)
+    texts = [(first if search.done else search, beam) for search in places for beam in range(search.width)]
+    pairs = [(search.prompt, search.running[beam]) for search, beam in texts]
+    if not request.options.penalizes and len({request.constraints.rule(*pair) for pair in pairs}) == 1:
+        return request.constraints.apply(rows, *pairs[0])
+    return torch.stack([request.score(row, *pair) for row, pair in zip(rows, pairs, strict=True)])
 
 
 def extend_beams(request: GenerationRequest, search: Beams, best: list[Candidate], length: int) -> list[int]:

@@ -63,16 +63,21 @@ class Constraints:
         banned |= {words[-1] for words in self.banned_sequences if text[1 - len(words) :] == list(words[:-1])}
         return banned | repeated_ngrams(text, self.no_repeat_ngram_size)
 
+    def rule(self, prompt: Sequence[int], new: Sequence[int]) -> tuple[int | None, frozenset[int]]:
+        """What holds for the next token: the one that is forced, where one is, or else those that are banned."""
+        forced = self.forced_token(prompt, new)
+        return forced, frozenset() if forced is not None else frozenset(self.banned_after(prompt, new))
+
     def mask(self, scores: Tensor) -> Tensor:
         """Scores `[..., vocab]` without the tokens that are always banned."""
         return fill(scores, self.banned)
 
     def apply(self, scores: Tensor, prompt: Sequence[int], new: Sequence[int]) -> Tensor:
-        """One row of scores `[vocab]` without the tokens that cannot come next."""
+        """Scores `[..., vocab]` without the tokens that cannot come next."""
         if not self.any:
             return scores
-        forced = self.forced_token(prompt, new)
-        return fill(scores, self.banned_after(prompt, new)) if forced is None else only_token(forced, scores)
+        forced, banned = self.rule(prompt, new)
+        return fill(scores, banned) if forced is None else only_token(forced, scores)
 
 
 def repeated_ngrams(text: list[int], size: int) -> set[int]:

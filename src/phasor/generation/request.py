@@ -124,11 +124,13 @@ class GenerationRequest:
         most = self.options.max_new_tokens
         return ENDLESS if most is None else max(map(len, prompts)) + most
 
-    def step_spec(self) -> StepSpec:
-        """What a step runner for all rows is built for."""
+    def step_spec(self, beams: int = 1) -> StepSpec:
+        """What a step runner for all rows is built for, `beams` of them for each prompt."""
         prompts, compile = self.decoder_prompts(), self.options.compile
-        lengths, longest = self.planned_lengths(prompts), self.longest(prompts)
-        return StepSpec(self.model, len(prompts), round_length(longest) if compile else longest, lengths, compile)
+        lengths, longest = self.planned_lengths(prompts, beams), self.longest(prompts)
+        source_length = max(map(len, self.prompts))
+        longest = round_length(longest) if compile else longest
+        return StepSpec(self.model, len(prompts) * beams, longest, lengths, compile, beams, source_length)
 
     def encode(self, copies: int = 1) -> EncoderOutput | None:
         """The encoder's output of the prompts, each `copies` times; None for a decoder."""

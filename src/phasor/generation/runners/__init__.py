@@ -23,11 +23,11 @@ from phasor.transformer import Transformer
 def fused_why_not(spec: StepSpec) -> str | None:
     model, weight = spec.model, spec.weight
     reason = cuda_graph.model_why_not(model) or fused.why_not(model, weight)
-    return reason or cuda_graph.autocast_why_not(weight) or cuda_graph.experts_why_not(spec)
+    return reason or cuda_graph.autocast_why_not(weight) or cuda_graph.spec_why_not(spec)
 
 
 def cuda_graph_why_not(spec: StepSpec) -> str | None:
-    return cuda_graph.why_not(spec.model, spec.weight) or cuda_graph.experts_why_not(spec)
+    return cuda_graph.why_not(spec.model, spec.weight) or cuda_graph.spec_why_not(spec)
 
 
 def compiled_why_not(spec: StepSpec) -> str | None:
@@ -41,6 +41,17 @@ STEP_RUNNERS = Dispatch(
     Path("compiled graph", lambda spec: CompiledRunner(spec.model, spec.new_cache()), compiled_why_not),
     Path("eager", lambda spec: EagerRunner(spec.model, spec.new_cache())),
 )
+
+
+def runs_cuda_graph(spec: StepSpec) -> bool:
+    """Whether steps are a CUDA graph, whose number of rows is fixed.
+
+    >>> from phasor import preset
+    >>> runs_cuda_graph(StepSpec(Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=1, vocab_size=50))))
+    False
+    """
+    return STEP_RUNNERS.choose(spec).run in (FusedRunner, CudaGraphRunner)
+
 
 # The latest CUDA graph of each model, for its next request; it does not refer to the model, so that it can be freed.
 RETAINED: WeakKeyDictionary[Transformer, tuple[Any, CudaGraphRunner]] = WeakKeyDictionary()
@@ -69,10 +80,11 @@ def step_runner(spec: StepSpec) -> Iterator[StepRunner]:
     del retained  # a graph that does not fit frees its memory before a new one is captured
     if runner is None:
         runner = path.run(spec)
+    runner.lengths = spec.lengths
     try:
         yield runner
     finally:
         RETAINED[spec.model] = key, runner
 
 
-__all__ = ["FUSED", "RETAINED", "STEP_RUNNERS", "StepRunner", "StepSpec", "step_runner"]
+__all__ = ["FUSED", "RETAINED", "STEP_RUNNERS", "StepRunner", "StepSpec", "runs_cuda_graph", "step_runner"]

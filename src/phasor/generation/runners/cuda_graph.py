@@ -10,7 +10,7 @@ import copy
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +22,10 @@ from phasor.kv_cache.dynamic import KVCache
 from phasor.kv_cache.protocol import EncoderOutput
 from phasor.kv_cache.static import StaticKVCache
 from phasor.nn.moe import Experts
+from phasor.nn.positions.rotary.module import Rotary, table_of
 from phasor.ops import dispatch
 from phasor.ops.constants import cached_constants
-from phasor.transformer import Transformer
+from phasor.transformer import Stack, Transformer
 
 CAPTURING = threading.Lock()  # torch captures one graph at a time
 LOOKAHEAD = 8  # steps launched before the tokens of the first of them are read
@@ -57,6 +58,7 @@ class StepBuffers:
         self.tokens = torch.zeros_like(cache.counts)
         self.history = self.tokens.new_zeros(LOOKAHEAD + 2, len(self.tokens))  # tokens by step, in a ring
         self.step_index = self.tokens.new_zeros(1)  # of the next entry in the history
+        self.order = torch.arange(len(self.tokens), device=self.tokens.device)  # the rows that beams continue from
 
     def store_argmax(self, logits: Tensor) -> None:
         """Make the likeliest tokens those of the next step, and add them to the history."""
@@ -71,16 +73,21 @@ class CudaGraphRunner:
     On the CPU, which tests use, the step runs without a graph.
     """
 
+    has_fixed_rows = True
+
     def __init__(self, spec: StepSpec) -> None:
         model = spec.model
         self.model = weakref.ref(model)
         self.device = model.tokens.weight.device
+        self.lengths = spec.lengths
         self.empty_cache = model.new_cache(spec.rows, round_length(spec.max_length))
-        self.buffers = StepBuffers(StaticKVCache(self.empty_cache))
+        source_length = None if model.encoder is None else round_source(spec.source_length)
+        cache = StaticKVCache(self.empty_cache, source_length=source_length, length=planned_length(spec))
+        self.buffers = StepBuffers(cache)
         self.launched = self.num_read = 0
         on_gpu = self.device.type == "cuda"
         self.host_history = torch.zeros(self.buffers.history.shape, dtype=torch.int64, device="cpu", pin_memory=on_gpu)
-        body = self.build_step(model, spec.compile)
+        body = self.with_reorder(self.build_step(model, spec.compile), spec.beams)
         if on_gpu:
             self.copy_stream, self.step_done = torch.cuda.Stream(self.device), torch.cuda.Event()
             self.copied = [torch.cuda.Event() for _ in self.host_history]
@@ -101,6 +108,21 @@ class CudaGraphRunner:
 
         return run_step
 
+    def with_reorder(self, step: Callable[[], Tensor], beams: int) -> Callable[[], Tensor]:
+        """The step after the rows of its cache have been reordered, where they are beams."""
+        if beams == 1:
+            return step
+        buffers = self.buffers
+
+        def run_reordered_step() -> Tensor:
+            buffers.cache.reorder(buffers.order, beams)
+            return step()
+
+        return run_reordered_step
+
+    def reorder(self, rows: Sequence[int]) -> None:
+        self.buffers.order.copy_(torch.tensor(rows))
+
     def prefill(self, prompts: Sequence[Sequence[int]], memory: EncoderOutput | None = None) -> Tensor:
         model = self.model()
         assert model is not None
@@ -119,6 +141,7 @@ class CudaGraphRunner:
             layer.data.zero_()
         cache = copy.copy(self.empty_cache)
         cache.counts, cache.peaks = list(self.empty_cache.counts), list(self.empty_cache.peaks)
+        cache.lengths = cache.lengths if self.lengths is None else list(self.lengths)
         return cache
 
     def start(self, tokens: Tensor) -> None:
@@ -196,12 +219,52 @@ def why_not(model: Transformer, weight: Tensor | None = None) -> str | None:
     return autocast_why_not(weight) if weight.is_cuda else "the model is not on a GPU"
 
 
+def spec_why_not(spec: StepSpec) -> str | None:
+    """Why the steps of this number of rows and these lengths are no CUDA graph."""
+    return experts_why_not(spec) or length_why_not(spec)
+
+
 def experts_why_not(spec: StepSpec) -> str | None:
     """Why steps with a mixture of experts are no CUDA graph."""
     experts = (part for part in spec.model.modules() if isinstance(part, Experts))
     if any(part.waits_for_router(spec.rows, spec.weight.device) for part in experts):
         return f"the experts of {spec.rows} rows are grouped on the host"
     return None
+
+
+def length_why_not(spec: StepSpec) -> str | None:
+    """Why steps whose frequencies depend on the length are no CUDA graph."""
+    if len({frequency_tables(spec.model, length) for length in row_lengths(spec)}) > 1:
+        return "rows are planned for different lengths, which frequencies depend on"
+    return None if compiled.why_not(spec.model) is None or not spec.compile else compiled.why_not(spec.model)
+
+
+def row_lengths(spec: StepSpec) -> Sequence[int]:
+    """The planned lengths of the rows."""
+    return [spec.max_length] if spec.lengths is None else spec.lengths
+
+
+def planned_length(spec: StepSpec) -> int | None:
+    """A length with the frequencies of all rows, where they depend on it."""
+    return row_lengths(spec)[0] if cast(Stack, spec.model.decoder).needs_length else None
+
+
+def frequency_tables(model: Transformer, length: int) -> tuple[Any, ...]:
+    """What a graph has of a planned length: the frequencies of the schemes that depend on it, or the length itself."""
+    stack = cast(Stack, model.decoder)
+    by_length = [
+        module for module, scheme in zip(stack.positions, stack.schemes, strict=True) if scheme.depends_on_length
+    ]
+    return tuple(table_of(x.config, x.rotary_dim, length) if isinstance(x, Rotary) else length for x in by_length)
+
+
+def round_source(length: int) -> int:
+    """A source length rounded up to a power of two, so that similar lengths share a graph.
+
+    >>> round_source(3), round_source(40)
+    (16, 64)
+    """
+    return max(16, 1 << (length - 1).bit_length())
 
 
 def autocast_why_not(weight: Tensor) -> str | None:
@@ -217,10 +280,6 @@ def model_why_not(model: Transformer) -> str | None:
         return "the reference path is forced"
     if type(model) is not Transformer:
         return "the model has a class of its own"
-    if model.config.shape != "decoder":
-        return "an encoder-decoder's step depends on its source"
-    if compiled.why_not(model) is not None:
-        return "frequencies depend on the length and are computed on the host"
     if any(part._forward_hooks or part._forward_pre_hooks for part in modules):
         return "a part of the model has hooks, which run on the host"
     if any("forward" in vars(part) for part in modules):
@@ -238,4 +297,6 @@ def step_tensors(model: nn.Module) -> list[Tensor]:
 def identity(spec: StepSpec) -> Any:
     """All that a captured graph depends on: where it is equal, the graph can be used again."""
     weights = tuple((w.data_ptr(), w.dtype, w.shape) for w in step_tensors(spec.model))
-    return spec.rows, round_length(spec.max_length), spec.compile, weights, tuple(map(id, spec.model.modules()))
+    source = 0 if spec.model.encoder is None else round_source(spec.source_length)
+    sizes = spec.rows, spec.beams, round_length(spec.max_length), source, spec.compile
+    return sizes, frequency_tables(spec.model, row_lengths(spec)[0]), weights, tuple(map(id, spec.model.modules()))

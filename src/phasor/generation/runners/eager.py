@@ -22,6 +22,8 @@ class EagerRunner:
     (torch.Size([2, 50]), torch.Size([2, 50]))
     """
 
+    has_fixed_rows = False
+
     def __init__(self, model: Transformer, cache: KVCache) -> None:
         self.model, self.cache = model, cache
 
@@ -31,6 +33,9 @@ class EagerRunner:
     def step(self, tokens: Sequence[int]) -> Tensor:
         column = torch.tensor(tokens, device=self.model.tokens.weight.device)[:, None]
         return last_logits(self.model, self.model.decode(column, self.cache.memory, cache=self.cache))
+
+    def reorder(self, rows: Sequence[int]) -> None:
+        self.cache.reorder(rows)
 
 
 def prefill(

@@ -23,7 +23,7 @@ from phasor.nn.int8 import Int8Linear
 from phasor.nn.moe import Experts
 from phasor.nn.norm import RMSNorm
 from phasor.nn.positions import NoPositionConfig, RotaryConfig
-from phasor.nn.positions.rotary.module import Rotary
+from phasor.nn.positions.rotary.module import Rotary, table_of
 from phasor.ops import dispatch
 from phasor.ops.constants import constant
 from phasor.ops.decode import ACTIVATIONS, NormArgs, QKNormArgs, RotaryArgs
@@ -113,8 +113,8 @@ def layer_why_not(layer: Layer) -> str | None:
     partly = {"q", "k", "v"} & set(attention.bias)
     reasons = {
         "positions are neither rotary nor absent": rotary is None and not isinstance(position, NoPositionConfig),
-        "positions have several axes, decay, rotate values or depend on the length": rotary is not None
-        and (type(rotary) is not RotaryConfig or rotary.rotate_values or rotary.depends_on_length),
+        "positions have several axes, decay or rotate values": rotary is not None
+        and (type(rotary) is not RotaryConfig or rotary.rotate_values),
         "attention has a softcap, a clip or capped sinks": bool(
             attention.softcap or attention.clip is not None or attention.cap_sinks
         ),
@@ -281,10 +281,9 @@ def layer_parts(stack: Stack, cache: StaticKVCache, index: int) -> FusedLayer:
     keys, values = cache.keys[index], cache.values[index]
     rope = qk_norm = None
     if isinstance(scheme, Rotary):
-        assert scheme.fixed is not None
-        increments = constant(scheme.fixed.increments, keys.device, torch.int64)
-        adjacent = scheme.config.pairing == "adjacent"
-        rope = RotaryArgs(increments, scheme.fixed.factor, scheme.rotary_dim, adjacent)
+        table = scheme.fixed or table_of(scheme.config, scheme.rotary_dim, cache.length)
+        increments = constant(table.increments, keys.device, torch.int64)
+        rope = RotaryArgs(increments, table.factor, scheme.rotary_dim, scheme.config.pairing == "adjacent")
     if attention.has_qk_norm:
         q, k = cast(RMSNorm, attention.q_norm), cast(RMSNorm, attention.k_norm)
         qk_norm = QKNormArgs(q.weight, k.weight, q.offset, q.eps)

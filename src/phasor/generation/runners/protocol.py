@@ -17,7 +17,12 @@ LENGTH_MULTIPLE = 128  # caches of compiled steps are rounded up to this, so tha
 
 
 class StepRunner(Protocol):
-    """Runs a decoder from a cache: first the prompts, then one token per row and step."""
+    """Runs a decoder from a cache: first the prompts, then one token per row and step.
+
+    `has_fixed_rows` says whether it keeps all of its rows until the end, or drops those that `reorder` leaves out.
+    """
+
+    has_fixed_rows: bool
 
     def prefill(self, prompts: Sequence[Sequence[int]], memory: EncoderOutput | None = None) -> Tensor:
         """Read the prompts of all rows; the logits `[B, vocab]` after their last tokens."""
@@ -27,13 +32,18 @@ class StepRunner(Protocol):
         """Feed one token per row; the logits `[B, vocab]` after it, valid until the next step."""
         ...
 
+    def reorder(self, rows: Sequence[int]) -> None:
+        """Let row `i` continue from what row `rows[i]` holds, another beam of the same search, in the next step."""
+        ...
+
 
 @dataclass(frozen=True)
 class StepSpec:
     """What a step runner is chosen and built for: a model, and the size of its cache.
 
-    `lengths` are the planned lengths of the rows, `max_length` unless given. `compile` asks for compiled steps. `like`
-    is a tensor on the device of the steps where a model without storage stands in for one that is there.
+    `lengths` are the planned lengths of the rows, `max_length` unless given. `beams` rows each belong to one beam
+    search, and `source_length` is that of the longest source of an encoder-decoder. `compile` asks for compiled steps.
+    `like` is a tensor on the device of the steps where a model without storage stands in for one that is there.
     """
 
     model: Transformer
@@ -41,6 +51,8 @@ class StepSpec:
     max_length: int = LENGTH_MULTIPLE
     lengths: Sequence[int] | None = None
     compile: bool = False
+    beams: int = 1
+    source_length: int = LENGTH_MULTIPLE
     like: Tensor | None = field(default=None, compare=False)
 
     @property
@@ -50,6 +62,16 @@ class StepSpec:
 
     def new_cache(self) -> KVCache:
         return self.model.new_cache(self.rows, self.max_length, length=self.lengths)
+
+
+def round_up(count: int) -> int:
+    """A count rounded up to one of four sizes per power of two, so that similar counts share a graph.
+
+    >>> [round_up(n) for n in (1, 7, 8, 9, 33, 65, 129)]
+    [1, 7, 8, 10, 40, 80, 160]
+    """
+    step = max(1, 1 << max(0, (count - 1).bit_length() - 3))
+    return -(-count // step) * step
 
 
 def round_length(length: int) -> int:

@@ -1,7 +1,8 @@
 """The kernels of a decoding step and their references.
 
-`decode_attention`, `experts`, `gemv`, `small_gemm` and `lm_head_argmax` are modules of Triton kernels, to be imported
-where Triton is installed. This package itself has their arguments and references, and imports without Triton.
+`decode_attention`, `experts`, `gemv`, `small_gemm`, `lm_head_argmax` and `reorder_cache` are modules of Triton kernels,
+to be imported where Triton is installed. This package itself has their arguments and references, and imports without
+Triton.
 """
 
 from phasor.ops.decode.arguments import ACTIVATIONS, ExpertsArgs, NormArgs, QKNormArgs, RotaryArgs
@@ -13,6 +14,7 @@ from phasor.ops.decode.reference import (
     lm_head_argmax_ref,
     project_activate_ref,
     project_ref,
+    reorder_cache_ref,
     small_gemm_ref,
 )
 from phasor.ops.decode.tiles import Tiles, choose_tiles
@@ -32,5 +34,6 @@ __all__ = [
     "lm_head_argmax_ref",
     "project_activate_ref",
     "project_ref",
+    "reorder_cache_ref",
     "small_gemm_ref",
 ]
