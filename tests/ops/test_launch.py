@@ -50,6 +50,17 @@ def test_arguments_alike_reuse_the_compiled_kernel_in_the_order_of_its_signature
     assert (y_ptr, n, block) == (None, 3, 16)
 
 
+def test_arguments_may_come_in_any_order():
+    kernel = Kernel()
+    launcher, x = KernelLauncher(kernel), torch.zeros(8)
+    for _ in range(2):
+        launch(launcher, x)
+    for _ in range(2):
+        launcher((5,), x, {"y_ptr": None, "x_ptr": x, "n": 3, "BLOCK": 16, "num_warps": 4})
+    assert len(kernel.compiled) == 2
+    assert kernel.reused[0] == kernel.reused[1] == ((5, 1, 1), (x, None, 3, 16))
+
+
 @pytest.mark.parametrize("change", ["dtype", "number", "address"])
 def test_other_arguments_are_left_to_triton(change):
     kernel = Kernel()

@@ -95,7 +95,8 @@ class Sandwich(Residual):
     norms_per_sublayer = 2
 
     def forward(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
-        for f, before, after in zip(sublayers, self.norms[0::2], self.norms[1::2], strict=True):
+        norms = list(self.norms)
+        for f, before, after in zip(sublayers, norms[0::2], norms[1::2], strict=True):
             x = x + self.branch(after(f(before(x))))
         return x
 

@@ -35,7 +35,7 @@ class CustomOp:
     def __init__(self, name: str, forward: Callable[..., Any]) -> None:
         self.name, self.forward = name.replace("::", "_"), forward
         self.op = torch.library.custom_op(name, forward, mutates_args=())
-        self.function: type[torch.autograd.Function] | None = None
+        self.differentiable: Callable[..., Any] = self.op
 
     def register_fake(self, fake: Callable[..., Any]) -> None:
         """Register the function that returns empty results of the right shapes and dtypes, as in `torch.library`."""
@@ -51,15 +51,20 @@ class CustomOp:
             return output
 
         methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-        self.function = type(self.name, (torch.autograd.Function,), methods)
+        function = type(self.name, (torch.autograd.Function,), methods)
+        # That of the base class: its own prepares inputs for `torch.func`, which gets the operation itself.
+        self.differentiable = super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
     def __call__(self, *inputs: Any) -> Any:
-        tensors = [x for x in inputs if isinstance(x, Tensor)]
-        if needs_dispatcher() or any(type(x) not in PLAIN_TENSORS for x in tensors):
+        if needs_dispatcher():
             return self.op(*inputs)
-        if not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
-            return self.forward(*inputs)
-        return self.op(*inputs) if self.function is None else self.function.apply(*inputs)
+        needs_grad = False
+        for x in inputs:
+            if isinstance(x, Tensor):
+                if type(x) not in PLAIN_TENSORS:
+                    return self.op(*inputs)
+                needs_grad = needs_grad or x.requires_grad
+        return (self.differentiable if needs_grad and torch.is_grad_enabled() else self.forward)(*inputs)
 
 
 def needs_dispatcher() -> bool:

@@ -66,8 +66,10 @@ def triton_why_not(*tensors: Tensor) -> str | None:
         return "the reference path is forced"
     if not TRITON_INSTALLED:
         return "Triton is not installed"
-    if _forced != "triton" and not all(x.is_cuda for x in tensors):
-        return "the tensors are not on a GPU"
+    if _forced != "triton":
+        for x in tensors:
+            if not x.is_cuda:
+                return "the tensors are not on a GPU"
     return functional_transform_why_not()
 
 
@@ -80,8 +82,8 @@ def functional_transform_why_not() -> str | None:
     return None
 
 
-def eager_kernel_why_not(operation: str, x: Tensor) -> str | None:
-    """Why an element-wise operation on `x` takes its reference; None where it takes its Triton kernel.
+def eager_kernel_why_not(operation: str, *tensors: Tensor) -> str | None:
+    """Why an element-wise operation on tensors of one shape takes its reference; None where it takes its Triton kernel.
 
     Compiled code always takes the reference, which the compiler fuses with the operations around it.
 
@@ -90,15 +92,17 @@ def eager_kernel_why_not(operation: str, x: Tensor) -> str | None:
     """
     if torch.compiler.is_compiling():
         return "the compiler fuses the reference with the operations around it"
-    reason = triton_why_not(x)
+    reason = triton_why_not(*tensors)
     if reason is not None:
         return reason
-    if x.dtype not in KERNEL_DTYPES:
-        return f"{str(x.dtype)[6:]} has no kernel"
-    if hasattr(x, "__tensor_flatten__"):
-        return f"a {type(x).__name__} is made of other tensors"
-    if x.numel() < MIN_ELEMENTS[operation] and _forced != "triton":
-        return f"{x.numel()} elements are done before a kernel is launched"
+    elements = tensors[0].numel()
+    if elements < MIN_ELEMENTS[operation] and _forced != "triton":
+        return f"{elements} elements are done before a kernel is launched"
+    for x in tensors:
+        if x.dtype not in KERNEL_DTYPES:
+            return f"{str(x.dtype)[6:]} has no kernel"
+        if hasattr(x, "__tensor_flatten__"):
+            return f"a {type(x).__name__} is made of other tensors"
     return None
 
 

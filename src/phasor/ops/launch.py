@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -21,28 +23,42 @@ class KernelLauncher:
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
         self.compiled: dict[tuple[Any, ...], Any] = {}
+        self.names: tuple[str, ...] = ()  # of the arguments, in the order in which they were given
+        self.in_kernel_order: Callable[[Sequence[Any]], tuple[Any, ...]] = tuple
+        self.tensor_places: dict[tuple[type, ...], list[int]] = {}  # by the types of all arguments
 
     def __call__(self, grid: tuple[int, ...], like: Tensor, args: dict[str, Any]) -> None:
         """Launch on the device of `like`; options such as `num_warps` come after the kernel's own arguments."""
-        addresses = 0
-        key: list[Any] = [like.device]
-        for value in args.values():
-            if isinstance(value, Tensor):
-                addresses |= value.data_ptr()
-                key.append(value.dtype)
-            else:
-                key += (type(value), value)  # 1, 1.0 and True are equal, and compiled differently
+        names, values = tuple(args), tuple(args.values())
+        if names != self.names:
+            self.arrange(names)
+        types = tuple(map(type, values))  # 1, 1.0 and True are equal, and compiled differently
+        places = self.tensor_places.get(types)
+        if places is None:
+            places = self.tensor_places[types] = [i for i, x in enumerate(values) if isinstance(x, Tensor)]
+        addresses, constants = 0, list(values)
+        for place in places:
+            tensor = values[place]
+            addresses |= tensor.data_ptr()
+            constants[place] = tensor.dtype
         aligned = addresses % 16 == 0  # Triton compiles other code for other addresses
+        key = (like.device, types, *constants)
         with on_device(like):
-            compiled = self.compiled.get(tuple(key)) if aligned else None
+            compiled = self.compiled.get(key) if aligned else None
             if compiled is not None:
-                compiled[(*grid, 1, 1)[:3]](*[args[name] for name in self.kernel.arg_names])
+                compiled[(*grid, 1, 1)[:3]](*self.in_kernel_order(values))
                 return
             compiled = self.kernel[grid](**args)
         if compiled is not None and aligned:  # the interpreter returns none
             if len(self.compiled) >= MAX_COMPILED:
                 self.compiled.clear()
-            self.compiled[tuple(key)] = compiled
+            self.compiled[key] = compiled
+
+    def arrange(self, names: tuple[str, ...]) -> None:
+        """Begin anew with arguments in another order than before."""
+        self.compiled.clear()
+        self.tensor_places.clear()
+        self.names, self.in_kernel_order = names, itemgetter(*map(names.index, self.kernel.arg_names))
 
 
 def on_device(x: Tensor) -> AbstractContextManager[object]:

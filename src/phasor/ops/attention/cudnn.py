@@ -6,6 +6,7 @@ Where all scores of a query are far below zero, its gradients are still NaN for 
 
 from __future__ import annotations
 
+import functools
 from functools import partial
 
 import torch
@@ -88,7 +89,7 @@ def gradients_may_overflow(queries: int, keys: int, causal: bool) -> bool:
 
 def sdpa_may_overflow(q: Tensor, k: Tensor, causal: bool) -> bool:
     """Whether SDPA might choose cuDNN where its gradients overflow, of queries `[B, H, Tq, D]` over `[B, K, Tk, D]`."""
-    return q.is_cuda and available()[0] and gradients_may_overflow(q.shape[2], k.shape[2], causal)
+    return q.is_cuda and gradients_may_overflow(q.shape[2], k.shape[2], causal) and available()[0]
 
 
 def other_backends() -> list[SDPBackend]:
@@ -104,11 +105,17 @@ def backend_flags() -> tuple[bool, ...]:
 
 def available() -> tuple[bool, bool]:
     """Whether cuDNN's attention can run on the current device, and whether for any number of tokens."""
-    if not torch.cuda.is_available() or not torch.backends.cudnn.is_available():
+    if not torch.cuda.is_available():
         return False, False
+    suits, any_length = supported_on(torch.cuda.current_device())
+    return suits and not must_be_deterministic() and torch.backends.cuda.cudnn_sdp_enabled(), any_length
+
+
+@functools.cache
+def supported_on(device: int) -> tuple[bool, bool]:
+    """Whether cuDNN has attention for a device, and whether for any number of tokens."""
     version = torch.backends.cudnn.version() or 0
-    suits = torch.cuda.get_device_capability()[0] in (9, 10) and version >= 90000
-    return suits and not must_be_deterministic() and torch.backends.cuda.cudnn_sdp_enabled(), version > 91500
+    return torch.cuda.get_device_capability(device)[0] in (9, 10) and version >= 90000, version > 91500
 
 
 # Constants to the compiler: what torch.compiler.assume_constant_result says, which would import all of it.

@@ -6,6 +6,7 @@ silently wrong; the forward pass is right. A part is contiguous in memory, and s
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -34,7 +35,8 @@ def exceeds_int32(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 def make_dense(x: Tensor) -> Tensor:
     """A contiguous copy where the strides span more than int32 can index, as in slices of a fused projection."""
-    span = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
+    strides = x.stride()
+    span = 1 + sum(map(operator.mul, x.shape, strides)) - sum(strides)
     return x.contiguous() if span > MAX_ELEMENTS else x
 
 

@@ -142,19 +142,30 @@ def norm_forward(
     total = x.new_empty(0) if residual is None else y.new_empty(x.shape, dtype=total_dtype)
     rstd = y.new_empty(count, dtype=torch.float32)
     mean = y.new_empty(count if centered else 0, dtype=torch.float32)
-    block_m, _ = block_sizes(width)
-    weight, bias = contiguous(weight), contiguous(bias)
+    block_m, block_d, default_num_warps = block_sizes(width)
     if count:
         args: dict[str, Any] = {
             "x_ptr": x.contiguous(),
             "residual_ptr": contiguous(residual),
-            "w_ptr": weight,
-            "b_ptr": bias,
+            "w_ptr": contiguous(weight),
+            "b_ptr": contiguous(bias),
+            "total_ptr": total,
+            "y_ptr": y,
+            "mean_ptr": mean,
+            "rstd_ptr": rstd,
+            "M": count,
+            "D": width,
+            "eps": eps,
+            "offset": offset,
+            "HAS_RESIDUAL": residual is not None,
+            "CENTERED": centered,
+            "HAS_WEIGHT": weight is not None,
+            "HAS_BIAS": bias is not None,
+            "BLOCK_M": block_m,
+            "BLOCK_D": block_d,
+            "num_warps": num_warps or default_num_warps,
         }
-        args |= {"total_ptr": total, "y_ptr": y, "mean_ptr": mean, "rstd_ptr": rstd}
-        args |= {"M": count, "D": width, "eps": eps, "offset": offset}
-        options = launch_options(residual, weight, bias, centered, width, num_warps)
-        norm_forward_launcher((cdiv(count, block_m),), x, args | options)
+        norm_forward_launcher((cdiv(count, block_m),), x, args)
     return total, y, mean, rstd
 
 
@@ -173,8 +184,7 @@ def norm_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of `x`, weight and bias, the last two empty where there is none."""
     width, count = x.shape[-1], len(rstd)
-    block_m, _ = block_sizes(width)
-    weight, bias = contiguous(weight), contiguous(bias)
+    block_m, block_d, default_num_warps = block_sizes(width)
     programs = max(1, min(programs or num_programs(x.device), cdiv(count, block_m)))
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     partial_sums = [rstd.new_empty(0 if w is None else (programs, width)) for w in (weight, bias)]
@@ -182,12 +192,24 @@ def norm_backward(
         "dy_ptr": dy.contiguous(),
         "dtotal_ptr": contiguous(dtotal),
         "x_ptr": x.contiguous(),
-        "w_ptr": weight,
+        "w_ptr": contiguous(weight),
+        "mean_ptr": mean,
+        "rstd_ptr": rstd,
+        "dx_ptr": dx,
+        "dw_ptr": partial_sums[0],
+        "db_ptr": partial_sums[1],
+        "M": count,
+        "D": width,
+        "offset": offset,
+        "HAS_RESIDUAL": dtotal is not None,
+        "CENTERED": centered,
+        "HAS_WEIGHT": weight is not None,
+        "HAS_BIAS": bias is not None,
+        "BLOCK_M": block_m,
+        "BLOCK_D": block_d,
+        "num_warps": num_warps or default_num_warps,
     }
-    args |= {"mean_ptr": mean, "rstd_ptr": rstd, "dx_ptr": dx, "dw_ptr": partial_sums[0], "db_ptr": partial_sums[1]}
-    args |= {"M": count, "D": width, "offset": offset}
-    options = launch_options(dtotal, weight, bias, centered, width, num_warps)
-    norm_backward_launcher((programs,), x, args | options)
+    norm_backward_launcher((programs,), x, args)
     dw, db = (
         partial if w is None else partial.sum(0).to(w.dtype)
         for w, partial in zip((weight, bias), partial_sums, strict=True)
@@ -195,37 +217,15 @@ def norm_backward(
     return dx, dw, db
 
 
-def launch_options(
-    residual: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    centered: bool,
-    width: int,
-    num_warps: int | None,
-) -> dict[str, Any]:
-    """The constexpr arguments of both kernels, and their number of warps."""
-    block_m, block_d = block_sizes(width)
-    given = {
-        "HAS_RESIDUAL": residual is not None,
-        "CENTERED": centered,
-        "HAS_WEIGHT": weight is not None,
-        "HAS_BIAS": bias is not None,
-    }
-    return given | {"BLOCK_M": block_m, "BLOCK_D": block_d, "num_warps": num_warps or default_num_warps(block_d)}
-
-
 def contiguous(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
 
 
-def block_sizes(width: int) -> tuple[int, int]:
-    """Rows and columns of a program: one row, or as many narrow ones as make 1024 elements."""
+@functools.cache
+def block_sizes(width: int) -> tuple[int, int, int]:
+    """Rows and columns of a program, one row or as many narrow ones as make 1024 elements, and its number of warps."""
     block_d = next_power_of_2(width)
-    return max(1, 1024 // block_d), block_d
-
-
-def default_num_warps(block_d: int) -> int:
-    return min(max(block_d // 512, 4), 16)
+    return max(1, 1024 // block_d), block_d, min(max(block_d // 512, 4), 16)
 
 
 @functools.cache

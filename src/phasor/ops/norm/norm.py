@@ -55,24 +55,36 @@ def norm_why_not(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 0.0, offset: float = 0.0, centered: bool = False
 ) -> str | None:
     """Why the Triton kernel does not compute this norm; None where it does."""
-    reason = eager_kernel_why_not("norm with offset" if offset else "norm", x)
-    if reason is not None:
-        return reason
-    if any(w is not None and w.dim() > 1 for w in (weight, bias)):
+    return eager_kernel_why_not("norm with offset" if offset else "norm", x) or rows_why_not(x, weight, bias)
+
+
+def add_norm_why_not(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float = 0.0,
+    offset: float = 0.0,
+    centered: bool = False,
+) -> str | None:
+    """Why the Triton kernel does not compute this sum and its norm; None where it does."""
+    if x.shape != residual.shape:
+        return "the summands have different shapes"
+    reason = eager_kernel_why_not("norm with offset" if offset else "norm", x, residual)
+    return reason or rows_why_not(x, weight, bias)
+
+
+def rows_why_not(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> str | None:
+    """Why the Triton kernel does not normalize rows like these; None where it does."""
+    if has_weights_by_head(weight, bias):
         return "each head has weights of its own"
     if x.shape[-1] > MAX_WIDTH:
         return f"a row of {x.shape[-1]} elements is wider than {MAX_WIDTH}"
     return None
 
 
-def add_norm_why_not(
-    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, *options: Any
-) -> str | None:
-    """Why the Triton kernel does not compute this sum and its norm; None where it does."""
-    if x.shape != residual.shape:
-        return "the summands have different shapes"
-    reason = norm_why_not(x, weight, bias, *options)
-    return norm_why_not(residual, weight, bias, *options) if reason is None else reason
+def has_weights_by_head(weight: Tensor | None, bias: Tensor | None) -> bool:
+    return (weight is not None and weight.dim() > 1) or (bias is not None and bias.dim() > 1)
 
 
 def norm_kernel(
@@ -102,7 +114,7 @@ def torch_norm_why_not(
     """Why `F.layer_norm` and `torch.rms_norm` do not compute this norm; None where one of them does."""
     if offset:
         return "torch's own norms add nothing to their weight"
-    if any(w is not None and w.dim() > 1 for w in (weight, bias)):
+    if has_weights_by_head(weight, bias):
         return "each head has weights of its own"
     return "torch's own RMSNorm has no bias" if bias is not None and not centered else None
 
