@@ -17,6 +17,7 @@ from torch import Tensor
 from phasor.config import ModelConfig, PositionConfig
 from phasor.config.model import Side
 from phasor.lab.seeding import use_seed
+from phasor.nn.positions import NoPositionConfig
 from phasor.nn.positions.base import Position, build_position
 from phasor.nn.positions.phase import cos_sin_of
 from phasor.nn.positions.rotary.module import Rotary, table_of
@@ -102,7 +103,13 @@ def build_scheme(
 def plain_model(dim: int, heads: int, max_length: int) -> ModelConfig:
     """The model that schemes are built for: what they take of it are its sizes."""
     return ModelConfig(
-        vocab_size=1, dim=dim, head_dim=dim, num_layers=1, num_heads=heads, max_length=max_length, position="none"
+        vocab_size=1,
+        dim=dim,
+        head_dim=dim,
+        num_layers=1,
+        num_heads=heads,
+        max_length=max_length,
+        position=NoPositionConfig(),
     )
 
 

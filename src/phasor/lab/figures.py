@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -28,11 +29,15 @@ RELATIVE_POSITIONS = "Transformer：位置编码"
 FIGURES: list[Figure] = []
 
 
-def show(view: str, document: str, what: str, what_zh: str, state: str = "") -> None:
-    """Add a link to the table; modules of `lab/views` call this when they are imported.
+def show(view: str, figures: Mapping[str, Mapping[str, tuple[str, str]]]) -> None:
+    """Add what a view shows to the table: by document, and by the state that shows it, its name in English and Chinese.
 
-    >>> show("phasors", "RoPE", "two words at a distance", "相距一段距离的两个词", "q=3&k=7")
+    Modules of `lab/views` call this when they are imported.
+
+    >>> show("phasors", {"RoPE": {"q=3&k=7": ("two words at a distance", "相距一段距离的两个词")}})
     >>> FIGURES.pop().url
     '#/phasors?q=3&k=7'
     """
-    FIGURES.append(Figure(document, what, what_zh, f"#/{view}?{state}" if state else f"#/{view}"))
+    for document, states in figures.items():
+        for state, (what, what_zh) in states.items():
+            FIGURES.append(Figure(document, what, what_zh, f"#/{view}?{state}" if state else f"#/{view}"))

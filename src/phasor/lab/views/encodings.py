@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from phasor.config import PositionConfig
 from phasor.config.model import Side
@@ -10,6 +10,9 @@ from phasor.config.schema import by_kind, summary
 from phasor.lab.endpoints import MAX_HEAD_DIM, MAX_POSITION, FieldError, LabRequest, Matrix, bounded_field, register
 from phasor.lab.figures import ARCHITECTURE, FROM_SCRATCH, READING_NOTES, RELATIVE_POSITIONS, ROTARY_EXPLAINED, show
 from phasor.nn.positions import LearnedConfig, MultiSectionConfig, SinusoidalConfig, T5PositionConfig
+
+if TYPE_CHECKING:
+    from phasor.lab.codes import EncodingScheme
 
 MAX_LENGTH = 1024
 MAX_HEADS = 64
@@ -42,6 +45,11 @@ class SchemeRequest(LabRequest):
         if isinstance(self.position, MultiSectionConfig) and self.position.axes > 8:
             raise FieldError("position.sections", "sections must be at most 8 here")
 
+    def build_scheme(self) -> EncodingScheme:
+        from phasor.lab.codes import build_scheme
+
+        return build_scheme(self.position, self.dim, heads=self.heads, side=self.side)
+
 
 class EncodingRequest(SchemeRequest):
     """The codes of `length` positions from `start` on; of a scheme on the scores, those of one head."""
@@ -65,9 +73,7 @@ def matrix(request: EncodingRequest) -> Matrix:
     """The codes of positions, a row each; of a scheme on the scores the bias of one head, queries by keys."""
     import torch
 
-    from phasor.lab.codes import build_scheme
-
-    scheme = build_scheme(request.position, request.dim, heads=request.heads, side=request.side)
+    scheme = request.build_scheme()
     positions = request.start + torch.arange(request.length)
     if scheme.on_scores:
         return Matrix.of(scheme.bias(positions, positions)[request.head])
@@ -82,10 +88,10 @@ def facts(request: EncodingRequest) -> dict[str, Any]:
     """
     import torch
 
-    from phasor.lab.codes import build_scheme, nearest_pair, similarity
+    from phasor.lab.codes import nearest_pair, similarity
     from phasor.nn.positions.t5.module import T5Bias
 
-    scheme = build_scheme(request.position, request.dim, heads=request.heads, side=request.side)
+    scheme = request.build_scheme()
     count, position = request.length, scheme.module.config
     steps = torch.arange(count)
     found: dict[str, Any] = {
@@ -126,9 +132,9 @@ def rotation(request: RotationRequest) -> dict[str, Any]:
     `increments` are fractions of a full rotation per position, in units of 2^-64, as decimal text: position times
     increment, wrapped to 64 bits, is the exact phase. There are none for schemes without pairs.
     """
-    from phasor.lab.codes import build_scheme, pair_increments, rotation_error
+    from phasor.lab.codes import pair_increments, rotation_error
 
-    scheme = build_scheme(request.position, request.dim, heads=request.heads, side=request.side)
+    scheme = request.build_scheme()
     increments = pair_increments(scheme)
     return {
         "increments": [str(one) for one in increments],
@@ -182,29 +188,36 @@ register("encodings", "criteria", CriteriaRequest, criteria)
 register("encodings", "combination", CombinationRequest, combination)
 
 # What the documents show that the view shows too.
-for document, what, what_zh, state in (
-    (FROM_SCRATCH, "0 to 15 in binary", "0 到 15 的二进制", "n=16&t=5"),
-    (FROM_SCRATCH, "the matrix of sinusoids, a row per position", "正弦编码矩阵，每行一个位置", ""),
-    (FROM_SCRATCH, "sinusoids as they are interleaved", "正弦与余弦交错排列", "layout=interleaved"),
-    (FROM_SCRATCH, "row t + k is row t rotated", "第 t + k 行是第 t 行的旋转", "t=20&k=12"),
-    (FROM_SCRATCH, "a continuous numeral of geometric wavelengths", "等比波长的连续进制编码", "n=256&t=100"),
-    (READING_NOTES, "numbers from 0 to 1 for a sentence", "方案一：每个时间步一个 [0, 1] 之间的数", "s=normalized"),
-    (READING_NOTES, "a number per position, counted", "方案二：线性地为每个时间步分配一个数", "s=counting"),
-    (READING_NOTES, "four criteria of an encoding", "理想位置编码的四个条件", "n=48"),
-    (READING_NOTES, "binary digits and how fast they change", "二进制各位的变化速率", "n=16"),
-    (READING_NOTES, "128 features for 50 positions", "长度 50 的 128 维位置编码", "n=50"),
-    (READING_NOTES, "sum or concatenation", "相加还是拼接", "std=1"),
-    (ROTARY_EXPLAINED, "learned embeddings end with their table", "learned embedding 的外推困难", "s=learned"),
-    (
-        ROTARY_EXPLAINED,
-        "a function of position and dimension, bounded and distinct",
-        "有界且有区分度的二维函数",
-        "n=128",
-    ),
-    (ROTARY_EXPLAINED, "a Fourier basis over positions", "位置函数的 Fourier 展开", "dim=64&n=128"),
-    (ARCHITECTURE, "sinusoidal positions", "正余弦位置编码", "t=3"),
-    (ARCHITECTURE, "T5: a scalar by distance on the scores", "T5 的相对位置偏置", "s=t5"),
-    (ARCHITECTURE, "the bias of ALiBi", "ALiBi 偏置", "s=alibi"),
-    (RELATIVE_POSITIONS, "similarity is symmetric and falls with the distance", "内积对称，且随距离衰减", "n=256"),
-):
-    show("encodings", document, what, what_zh, state)
+show(
+    "encodings",
+    {
+        FROM_SCRATCH: {
+            "n=16&t=5": ("0 to 15 in binary", "0 到 15 的二进制"),
+            "": ("the matrix of sinusoids, a row per position", "正弦编码矩阵，每行一个位置"),
+            "layout=interleaved": ("sinusoids as they are interleaved", "正弦与余弦交错排列"),
+            "t=20&k=12": ("row t + k is row t rotated", "第 t + k 行是第 t 行的旋转"),
+            "n=256&t=100": ("a continuous numeral of geometric wavelengths", "等比波长的连续进制编码"),
+        },
+        READING_NOTES: {
+            "s=normalized": ("numbers from 0 to 1 for a sentence", "方案一：每个时间步一个 [0, 1] 之间的数"),
+            "s=counting": ("a number per position, counted", "方案二：线性地为每个时间步分配一个数"),
+            "n=48": ("four criteria of an encoding", "理想位置编码的四个条件"),
+            "n=16": ("binary digits and how fast they change", "二进制各位的变化速率"),
+            "n=50": ("128 features for 50 positions", "长度 50 的 128 维位置编码"),
+            "std=1": ("sum or concatenation", "相加还是拼接"),
+        },
+        ROTARY_EXPLAINED: {
+            "s=learned": ("learned embeddings end with their table", "learned embedding 的外推困难"),
+            "n=128": ("a function of position and dimension, bounded and distinct", "有界且有区分度的二维函数"),
+            "dim=64&n=128": ("a Fourier basis over positions", "位置函数的 Fourier 展开"),
+        },
+        ARCHITECTURE: {
+            "t=3": ("sinusoidal positions", "正余弦位置编码"),
+            "s=t5": ("T5: a scalar by distance on the scores", "T5 的相对位置偏置"),
+            "s=alibi": ("the bias of ALiBi", "ALiBi 偏置"),
+        },
+        RELATIVE_POSITIONS: {
+            "n=256": ("similarity is symmetric and falls with the distance", "内积对称，且随距离衰减"),
+        },
+    },
+)

@@ -382,34 +382,28 @@ register("extension", "methods", MethodsRequest, explain_methods)
 register("extension", "similarity", MethodsRequest, similarity)
 
 PLAIN = "linear=0&ntk=0&yarn=0"
-show("extension", FROM_SCRATCH, "wavelengths as a geometric series", "周期（波长）是等比数列", f"times=1&{PLAIN}")
 show(
     "extension",
-    READING_NOTES,
-    "fast pairs tell near positions apart, slow ones far",
-    "θ 大分得清近处，θ 小分得清远处",
-    f"times=1&base=500&{PLAIN}",
+    {
+        FROM_SCRATCH: {
+            f"times=1&{PLAIN}": ("wavelengths as a geometric series", "周期（波长）是等比数列"),
+        },
+        READING_NOTES: {
+            f"times=1&base=500&{PLAIN}": (
+                "fast pairs tell near positions apart, slow ones far",
+                "θ 大分得清近处，θ 小分得清远处",
+            ),
+        },
+        ROTARY_EXPLAINED: {
+            f"times=1&dim=16&{PLAIN}": ("angles and periods of the subspaces", "各子空间的角度与周期表"),
+            f"times=16&{PLAIN}": ("positions beyond the longest of training", "超过训练长度的位置难以外推"),
+        },
+        ARCHITECTURE: {
+            f"times=1&base=500000&{PLAIN}": ("the wavelength of each pair by the base", "底数与每个子空间的波长"),
+            PLAIN: ("similarity falls with the distance", "RoPE 的长期衰减"),
+        },
+        RELATIVE_POSITIONS: {
+            "": ("from RoPE to PI, NTK and YaRN", "RoPE → PI → NTK → YaRN"),
+        },
+    },
 )
-show(
-    "extension",
-    ROTARY_EXPLAINED,
-    "angles and periods of the subspaces",
-    "各子空间的角度与周期表",
-    f"times=1&dim=16&{PLAIN}",
-)
-show(
-    "extension",
-    ROTARY_EXPLAINED,
-    "positions beyond the longest of training",
-    "超过训练长度的位置难以外推",
-    f"times=16&{PLAIN}",
-)
-show(
-    "extension",
-    ARCHITECTURE,
-    "the wavelength of each pair by the base",
-    "底数与每个子空间的波长",
-    f"times=1&base=500000&{PLAIN}",
-)
-show("extension", ARCHITECTURE, "similarity falls with the distance", "RoPE 的长期衰减", PLAIN)
-show("extension", RELATIVE_POSITIONS, "from RoPE to PI, NTK and YaRN", "RoPE → PI → NTK → YaRN")

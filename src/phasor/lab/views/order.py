@@ -224,19 +224,20 @@ def cut(reading: Reading, request: AttentionRequest) -> Matrix:
 
 show(
     "order",
-    ROTARY_EXPLAINED,
-    "why positions are needed: two train tickets of the same words",
-    "为什么需要位置编码：词相同的两张火车票",
+    {
+        ROTARY_EXPLAINED: {
+            "": (
+                "why positions are needed: two train tickets of the same words",
+                "为什么需要位置编码：词相同的两张火车票",
+            ),
+            "pos=rotary": ("the tickets with rotary positions", "两张火车票，加上旋转位置编码"),
+        },
+        ARCHITECTURE: {
+            "pos=sinusoidal": ("bidirectional attention of an encoder", "编码器的双向注意力"),
+            "att=causal": ("masked self-attention of a decoder", "解码器的掩码自注意力"),
+        },
+    },
 )
-show(
-    "order",
-    ROTARY_EXPLAINED,
-    "the tickets with rotary positions",
-    "两张火车票，加上旋转位置编码",
-    "pos=rotary",
-)
-show("order", ARCHITECTURE, "bidirectional attention of an encoder", "编码器的双向注意力", "pos=sinusoidal")
-show("order", ARCHITECTURE, "masked self-attention of a decoder", "解码器的掩码自注意力", "att=causal")
 
 register("order", "ticket", TicketRequest, compare_sentences)
 register("order", "models", ModelsRequest, list_models, folders=True)

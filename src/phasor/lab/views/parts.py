@@ -128,17 +128,23 @@ register("parts", "norms", NormRequest, norms)
 register("parts", "placement", PlacementRequest, placement)
 
 # What the documents show that the view shows too.
-for document, what, what_zh, state in (
-    (FROM_SCRATCH, "why scores are divided by the square root of d", "Attention 为什么要除以根号 d", ""),
-    (FROM_SCRATCH, "the gradient of a softmax that is almost one-hot", "接近 one-hot 的 softmax 的梯度", "d=512"),
-    (FROM_SCRATCH, "the variance of a product of d features", "q·k 的方差为 d", "d=128"),
-    (ARCHITECTURE, "LayerNorm and RMSNorm", "LayerNorm 与 RMSNorm", "part=norms"),
-    (ARCHITECTURE, "where norms are placed: pre, post, sandwich", "归一化位置：Pre、Post、Sandwich", "part=placements"),
-    (ARCHITECTURE, "DeepNorm for deep stacks", "稳定深层训练的 DeepNorm", "part=placements&layers=48"),
-    (ARCHITECTURE, "ReLU, Swish and GELU", "ReLU、Swish 与 GELU", "part=activations"),
-    (ARCHITECTURE, "the slope of ReLU that is 0", "ReLU 的神经元失效", "part=activations&slopes=1"),
-    (ARCHITECTURE, "GLU", "GLU", "part=activations&a=glu"),
-    (ARCHITECTURE, "SwiGLU", "SwiGLU", "part=activations&a=swiglu"),
-    (ARCHITECTURE, "GeGLU", "GeGLU", "part=activations&a=geglu"),
-):
-    show("parts", document, what, what_zh, state)
+show(
+    "parts",
+    {
+        FROM_SCRATCH: {
+            "": ("why scores are divided by the square root of d", "Attention 为什么要除以根号 d"),
+            "d=512": ("the gradient of a softmax that is almost one-hot", "接近 one-hot 的 softmax 的梯度"),
+            "d=128": ("the variance of a product of d features", "q·k 的方差为 d"),
+        },
+        ARCHITECTURE: {
+            "part=norms": ("LayerNorm and RMSNorm", "LayerNorm 与 RMSNorm"),
+            "part=placements": ("where norms are placed: pre, post, sandwich", "归一化位置：Pre、Post、Sandwich"),
+            "part=placements&layers=48": ("DeepNorm for deep stacks", "稳定深层训练的 DeepNorm"),
+            "part=activations": ("ReLU, Swish and GELU", "ReLU、Swish 与 GELU"),
+            "part=activations&slopes=1": ("the slope of ReLU that is 0", "ReLU 的神经元失效"),
+            "part=activations&a=glu": ("GLU", "GLU"),
+            "part=activations&a=swiglu": ("SwiGLU", "SwiGLU"),
+            "part=activations&a=geglu": ("GeGLU", "GeGLU"),
+        },
+    },
+)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from phasor.lab.endpoints import MAX_HEAD_DIM, MAX_POSITION, LabRequest, Matrix, bounded_field, register
+from phasor.lab.endpoints import MAX_POSITION, Matrix, bounded_field, register
 from phasor.lab.figures import RELATIVE_POSITIONS, ROTARY_EXPLAINED, show
-from phasor.lab.views.phasors import check_even
-from phasor.nn.positions.rotary.config import RotaryConfig
+from phasor.lab.views.phasors import HeadRequest
 
 POWERS = range(37)
 LOGIT_POWERS = range(0, 37, 4)
@@ -15,20 +14,8 @@ ROUNDING = 2.0**-25  # the error of a cosine that is rounded to float32
 SAMPLES = 12  # positions below each power of two
 
 
-class AnglesRequest(LabRequest):
+class AnglesRequest(HeadRequest):
     """The rotary settings of a head, and which positions are sampled (`seed`)."""
-
-    head_dim: int = bounded_field(64, 2, MAX_HEAD_DIM)
-    base: float = bounded_field(10000.0, 2, 1e12)
-    seed: int = bounded_field(0, 0, 1 << 31)
-
-    def check(self) -> None:
-        super().check()
-        check_even(self.head_dim)
-
-    @property
-    def rotary(self) -> RotaryConfig:
-        return RotaryConfig(base=self.base)
 
 
 class LogitsRequest(AnglesRequest):
@@ -88,5 +75,14 @@ register("precision", "errors", AnglesRequest, errors)
 register("precision", "logits", LogitsRequest, logits)
 
 CODE, CODE_ZH = "the code that multiplies positions and frequencies as floats", "代码：用浮点数计算位置乘频率"
-show("precision", RELATIVE_POSITIONS, CODE, CODE_ZH)
-show("precision", ROTARY_EXPLAINED, CODE, CODE_ZH, "method=bfloat16")
+show(
+    "precision",
+    {
+        RELATIVE_POSITIONS: {
+            "": (CODE, CODE_ZH),
+        },
+        ROTARY_EXPLAINED: {
+            "method=bfloat16": (CODE, CODE_ZH),
+        },
+    },
+)
