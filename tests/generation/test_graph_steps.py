@@ -167,6 +167,18 @@ def test_the_kernel_that_reorders_a_cache(beams, slots, heads, dim, dtype):
     assert torch.equal(keys[beams:, slots - 1], before[beams:, slots - 1])  # a slot that holds nothing
 
 
+@pytest.mark.usefixtures("graph_steps")
+def test_a_graph_with_a_large_cache_is_not_retained(monkeypatch):
+    model, start = family("marian")
+    phasor.generate(model, PROMPTS, max_new_tokens=3, **start)
+    kept = RETAINED[model][1]
+    source = sum(k.nbytes + v.nbytes for k, v in kept.buffers.cache.cross_kv)
+    assert kept.nbytes == kept.empty_cache.nbytes + source > kept.empty_cache.nbytes
+    monkeypatch.setattr(cuda_graph, "max_retained_bytes", lambda device: kept.nbytes - 1)
+    phasor.generate(model, PROMPTS, max_new_tokens=3, **start)
+    assert model not in RETAINED
+
+
 def test_rounding():
     assert cuda_graph.round_source(512) == 512
     assert [runners.protocol.round_up(n) for n in (0, 1, 64, 100)] == [0, 1, 64, 112]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ from phasor.ops import dispatch
 from phasor.ops.decode.arguments import ACTIVATIONS, ExpertsArgs
 from phasor.ops.decode.tiles import MAX_EXPERT_ROWS
 from phasor.ops.dispatch import Dispatch, Path
+from phasor.ops.launch import on_device
 
 
 class Experts(nn.Module):
@@ -78,8 +80,9 @@ class Experts(nn.Module):
         from phasor.ops.decode.experts import ExpertsWorkspace, experts
 
         args, tokens = self.kernel_args(), tokens.contiguous()
-        workspace = ExpertsWorkspace(len(tokens), args, tokens.dtype, tokens.device)
-        return experts(tokens, logits, args, torch.empty_like(tokens), workspace)
+        with on_device(tokens):
+            workspace = ExpertsWorkspace(len(tokens), args, tokens.dtype, tokens.device)
+            return experts(tokens, logits.contiguous(), args, torch.empty_like(tokens), workspace)
 
     def kernels_why_not(self, tokens: Tensor, logits: Tensor) -> str | None:
         """Why the kernels for a few tokens do not apply; None where they do."""
@@ -97,25 +100,29 @@ class Experts(nn.Module):
         weights = [w for w in (self.up, self.down, self.up_bias, self.down_bias) if w is not None]
         if tokens.dtype not in dispatch.KERNEL_DTYPES or any(w.dtype != tokens.dtype for w in weights):
             return "tokens and weights are not all float32, bfloat16 or float16"
+        if any(hasattr(x, "__tensor_flatten__") for x in (tokens, *weights)):
+            return "tokens or weights are made of other tensors"
         return None if all(w.is_contiguous() for w in weights) else "the weights are not contiguous"
 
     def by_groups(self, tokens: Tensor, logits: Tensor) -> Tensor:
         """The routed experts of tokens that are sorted by expert."""
         weights, chosen = route(logits, self.experts)  # [N, k] each
-        order = chosen.flatten().argsort(stable=True)  # tokens' choices, sorted by expert
+        flat, k = chosen.flatten(), self.experts.top_k
+        order = flat.argsort(stable=True)  # tokens' choices, sorted by expert
+        inverse = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
         counts = torch.zeros(len(self.up), dtype=torch.int64, device=tokens.device).index_add(
-            0, chosen.flatten(), torch.ones_like(chosen.flatten())
+            0, flat, torch.ones_like(flat)
         )
-        expert = chosen.flatten()[order]
-        hidden = grouped_matmul(tokens[order // self.experts.top_k], self.up, counts)
+        expert = flat[order]
+        hidden = grouped_matmul(take_rows(tokens, order, inverse, k), self.up, counts)
         if self.up_bias is not None:
             hidden = hidden + self.up_bias[expert]
         hidden = self.dropout(activate(hidden, self.config.activation))
         out = grouped_matmul(hidden, self.down, counts)
         if self.down_bias is not None:
             out = out + self.down_bias[expert]
-        out = out * weights.flatten()[order, None].to(out.dtype)
-        return torch.zeros_like(tokens).index_add(0, order // self.experts.top_k, out)
+        out = take_rows(out, inverse, order, 1).view(len(tokens), k, -1)  # [N, k, dim]
+        return (out * weights[..., None].to(out.dtype)).sum(1)
 
     def waits_for_router(self, rows: int, device: torch.device) -> bool:
         """Whether the host has to wait for the router of a decoding step of so many rows on a GPU."""
@@ -132,6 +139,40 @@ EXPERTS = Dispatch(
     Path("Triton kernels that read the experts in use", Experts.by_kernels, Experts.kernels_why_not),
     Path("grouped matrix products", Experts.by_groups),
 )
+
+
+class TakeRows(torch.autograd.Function):
+    """`x[index // copies]`, where `index` is a permutation of all copies of the rows, and `inverse` its inverse.
+
+    The gradient of a row is the sum of those of its copies, read in the other order: no atomic additions, no sort.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, index: Tensor, inverse: Tensor, copies: int) -> Tensor:
+        return x.index_select(0, index // copies)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, _, inverse, ctx.copies = inputs
+        ctx.save_for_backward(inverse)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (inverse,) = ctx.saved_tensors
+        shape = len(inverse) // ctx.copies, ctx.copies, grad.shape[1]
+        return grad.index_select(0, inverse).view(shape).sum(1), None, None, None
+
+
+def take_rows(x: Tensor, index: Tensor, inverse: Tensor, copies: int) -> Tensor:
+    """`x[index // copies]` for a permutation `index` with its `inverse`.
+
+    >>> take_rows(torch.tensor([[1.0], [2.0]]), torch.tensor([3, 0, 2, 1]), torch.tensor([1, 3, 2, 0]), 2).tolist()
+    [[2.0], [1.0], [2.0], [1.0]]
+    """
+    rows: Tensor = TakeRows.apply(x, index, inverse, copies)
+    return rows
 
 
 def route(logits: Tensor, config: ExpertsConfig) -> tuple[Tensor, Tensor]:

@@ -84,7 +84,8 @@ def step_runner(spec: StepSpec) -> Iterator[StepRunner]:
     try:
         yield runner
     finally:
-        RETAINED[spec.model] = key, runner
+        if runner.nbytes <= cuda_graph.max_retained_bytes(runner.device):
+            RETAINED[spec.model] = key, runner
 
 
 __all__ = ["FUSED", "RETAINED", "STEP_RUNNERS", "StepRunner", "StepSpec", "runs_cuda_graph", "step_runner"]

@@ -28,6 +28,7 @@ from phasor.ops.constants import cached_constants
 from phasor.transformer import Stack, Transformer
 
 CAPTURING = threading.Lock()  # torch captures one graph at a time
+MAX_RETAINED_SHARE = 8  # a graph is retained for the next request where its cache takes at most 1/8 of a device
 LOOKAHEAD = 8  # steps launched before the tokens of the first of them are read
 
 
@@ -107,6 +108,12 @@ class CudaGraphRunner:
             return logits
 
         return run_step
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the keys and values, an encoder's included."""
+        cache = self.buffers.cache
+        return self.empty_cache.nbytes + sum(k.nbytes + v.nbytes for k, v in cache.cross_kv)
 
     def with_reorder(self, step: Callable[[], Tensor], beams: int) -> Callable[[], Tensor]:
         """The step after the rows of its cache have been reordered, where they are beams."""
@@ -256,6 +263,17 @@ def frequency_tables(model: Transformer, length: int) -> tuple[Any, ...]:
         module for module, scheme in zip(stack.positions, stack.schemes, strict=True) if scheme.depends_on_length
     ]
     return tuple(table_of(x.config, x.rotary_dim, length) if isinstance(x, Rotary) else length for x in by_length)
+
+
+def max_retained_bytes(device: torch.device) -> int:
+    """The most that the cache of a retained graph may take.
+
+    >>> max_retained_bytes(torch.device("cpu")) >= 2**40
+    True
+    """
+    if device.type != "cuda":
+        return 1 << 62
+    return int(torch.cuda.get_device_properties(device).total_memory) // MAX_RETAINED_SHARE
 
 
 def round_source(length: int) -> int:
