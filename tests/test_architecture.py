@@ -37,11 +37,11 @@ PUBLIC = """
 AttentionConfig ConstantSchedule CosineSchedule DataConfig DeepNormConfig DropoutConfig EmbeddingConfig ExpertsConfig
 FanInInitConfig FeedForwardConfig GEGLUConfig GEGLUTanhConfig GELUConfig GELUTanhConfig GLUConfig Generated
 GenerationConfig InverseSqrtSchedule KVCache LanguageHeadConfig LayerConfig LayerNormConfig LinearSchedule
-MaskedHeadConfig ModelConfig NoHeadConfig NoNormConfig NormalInitConfig OptimizerConfig OutputConfig ParallelConfig
-PooledHeadConfig PostConfig PreConfig RMSNormConfig ReGLUConfig ReLUConfig Recipe Record Rotary SandwichConfig
-SaveConfig SiLUConfig SpecialTokens StableSchedule SwiGLUClampedConfig SwiGLUConfig T5InitConfig TrainConfig
-Transformer XavierInitConfig backends balancing_loss convert evaluate exact_rotary explain generate kinds load preset
-quantize save stream train translate verify
+MaskedHeadConfig MeshConfig ModelConfig NoHeadConfig NoNormConfig NormalInitConfig OptimizerConfig OutputConfig
+ParallelConfig PooledHeadConfig PostConfig PreConfig RMSNormConfig ReGLUConfig ReLUConfig Recipe Record Rotary
+SandwichConfig SaveConfig SiLUConfig SpecialTokens StableSchedule SwiGLUClampedConfig SwiGLUConfig T5InitConfig
+TrainConfig Transformer XavierInitConfig backends balancing_loss convert evaluate exact_rotary explain generate kinds
+load preset quantize save stream train translate verify
 """.split()  # noqa: SIM905
 
 

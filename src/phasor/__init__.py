@@ -27,7 +27,7 @@ _HOMES = {
     "phasor.manifest": "verify",
     "phasor.checkpoints": "convert exact_rotary load save",
     "phasor.config.generation": "GenerationConfig SpecialTokens",
-    "phasor.config.recipe": "DataConfig OptimizerConfig Recipe SaveConfig TrainConfig",
+    "phasor.config.recipe": "DataConfig MeshConfig OptimizerConfig Recipe SaveConfig TrainConfig",
     "phasor.config.schedules": "ConstantSchedule CosineSchedule InverseSqrtSchedule LinearSchedule StableSchedule",
     "phasor.generation": "Generated generate stream",
     "phasor.nn.record": "Record",
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from phasor.config.generation import GenerationConfig as GenerationConfig
     from phasor.config.generation import SpecialTokens as SpecialTokens
     from phasor.config.recipe import DataConfig as DataConfig
+    from phasor.config.recipe import MeshConfig as MeshConfig
     from phasor.config.recipe import OptimizerConfig as OptimizerConfig
     from phasor.config.recipe import Recipe as Recipe
     from phasor.config.recipe import SaveConfig as SaveConfig

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import repeat
 from types import NoneType
 from typing import Any, Unpack, cast
 
@@ -51,9 +52,8 @@ class Block(nn.Module):
         self.feedforward = network(layer.feedforward, model.dim, model.hidden_dim, model.dropout.feedforward)
         self.residual = build_residual(model, side, 3 if crosses else 2, first)
 
-    def forward(
-        self, x: Tensor, ctx: AttentionContext, cross_ctx: AttentionContext | None, router: list[Tensor] | None
-    ) -> Tensor:
+    def forward(self, x: Tensor, ctx: AttentionContext, cross_ctx: AttentionContext | None, record: Record) -> Tensor:
+        router = record.router  # a list that is an argument would be copied by the hooks of FSDP
         attend = partial(self.attention, ctx=ctx)
         record_router = router is not None and isinstance(self.feedforward, Experts)
         feed_forward = partial(self.feedforward, router_logits=router) if record_router else self.feedforward
@@ -102,22 +102,21 @@ class Stack(nn.Module):
             x = x + (self.token_types.weight[0] if token_types is None else self.token_types(token_types))
         x = self.project(self.dropout(self.embedding_norm(x)))
         contexts = self._self_attention_contexts(x, seq, prefix_length, cache, record)
-        cross_kv: list[tuple[Tensor, Tensor]] = []
-        cross_contexts: Sequence[AttentionContext | None] = [None] * len(self.layers)
+        cross_contexts: list[AttentionContext] = []
         if memory is not None:
-            cross_kv = self._cross_kv(memory, cache)
-            cross_contexts = self._cross_attention_contexts(seq, memory, cross_kv, record)
-        for block, ctx, cross_ctx in zip(self.blocks, contexts, cross_contexts, strict=True):
+            cross_contexts = self._cross_attention_contexts(seq, memory, cache, record)
+        for block, ctx, cross_ctx in zip(self.blocks, contexts, cross_contexts or repeat(None), strict=False):
             if record.hidden is not None:
                 record.hidden.append(x)
-            x = block(x, ctx, cross_ctx, record.router)
+            x = block(x, ctx, cross_ctx, record)
         x = self.norm(x)
         if record.hidden is not None:
             record.hidden.append(x)
         if cache is not None:
             cache.commit()
             if memory is not None and cache.memory is None:
-                cache.memory, cache.cross_kv = memory, cross_kv
+                cache.memory = memory
+                cache.cross_kv = [cast(tuple[Tensor, Tensor], ctx.cross_kv) for ctx in cross_contexts]
         return x
 
     def position(self, which: int) -> Position:
@@ -193,23 +192,24 @@ class Stack(nn.Module):
         rows = seq.rows.minimum(seq.origin() + reach)
         return self.position(which).prepare(replace(seq, positions=rows), x), rows
 
-    def _cross_kv(self, memory: EncoderOutput, cache: KVCacheProtocol | None) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of each layer's cross-attention, from the cache where it has them."""
-        if cache is not None and cache.memory is not None:
-            return cache.cross_kv
-        return [cast(Attention, block.cross).project_kv(memory.hidden) for block in self.blocks]
-
     def _cross_attention_contexts(
-        self, seq: SequenceInfo, memory: EncoderOutput, cross_kv: list[tuple[Tensor, Tensor]], record: Record
+        self, seq: SequenceInfo, memory: EncoderOutput, cache: KVCacheProtocol | None, record: Record
     ) -> list[AttentionContext]:
-        """The context of each layer's cross-attention: the encoder's output, without positions."""
+        """The context of each layer's cross-attention: the encoder's output, without positions.
+
+        A layer projects its keys and values itself, unless the cache has them.
+        """
         mask = Mask(
             key_mask=memory.attention_mask,
             query_document_ids=seq.document_ids,
             key_document_ids=memory.document_ids,
             aligned=False,
         )
-        return [AttentionContext(mask, Position(), cross_kv=kv, weights=record.cross_attention) for kv in cross_kv]
+        known = cache is not None and cache.memory is not None
+        pairs: Sequence[Any] = cast(KVCacheProtocol, cache).cross_kv if known else [None] * len(self.layers)
+        shared: dict[str, Any] = {"memory": memory.hidden, "weights": record.cross_attention}
+        shared["stores_kv"] = cache is not None
+        return [AttentionContext(mask, Position(), cross_kv=pair, **shared) for pair in pairs]
 
 
 class Transformer(nn.Module):
@@ -259,9 +259,7 @@ class Transformer(nn.Module):
         self.special = SpecialTokens()
         self.generation_settings: dict[str, Any] = {}  # a folder's, under the names of generation_config.json
         self.origin: Any = None  # the folder it was loaded from, with the files and tensors that belong to it
-        self.newly_initialized: tuple[
-            str, ...
-        ] = ()  # weights that were initialized when it was loaded with other positions
+        self.newly_initialized: tuple[str, ...] = ()  # weights initialized when it was loaded with other positions
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

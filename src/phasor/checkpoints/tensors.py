@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -202,3 +204,50 @@ def write_tensors(
         (folder / f"part-{i}").rename(folder / name)
         weight_map |= dict.fromkeys(shard, name)
     write_json(folder / INDEX, {"metadata": {"total_size": done}, "weight_map": weight_map})
+
+
+@dataclass(frozen=True)
+class TensorSource:
+    """A tensor that is made when it is written, such as one that several processes hold parts of."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    make: Callable[[], Tensor]
+
+
+def write_sources(file: Path, sources: Iterable[TensorSource]) -> None:
+    """Write a safetensors file one tensor at a time, in the order that safetensors itself writes them.
+
+    >>> import tempfile
+    >>> from safetensors.torch import load_file
+    >>> source = TensorSource("weight", torch.float32, (2, 3), lambda: torch.ones(2, 3))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_sources(Path(folder, "a.safetensors"), [source])
+    ...     load_file(Path(folder, "a.safetensors"))["weight"].shape
+    torch.Size([2, 3])
+    """
+    ordered = file_order(sources)
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for source in ordered:
+        start, end = end, end + prod(source.shape) * source.dtype.itemsize
+        names = {dtype: name for name, dtype in TYPES.items()}
+        header[source.name] = {
+            "dtype": names[source.dtype],
+            "shape": list(source.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    with file.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        for source in ordered:
+            tensor = source.make().detach().cpu().contiguous()
+            if tensor.numel():
+                stream.write(tensor.flatten().view(torch.uint8).numpy().data)
+
+
+def file_order(sources: Iterable[TensorSource]) -> list[TensorSource]:
+    """Tensors as a safetensors file has them: the widest elements first, then by name."""
+    return sorted(sources, key=lambda source: (-source.dtype.itemsize, source.name))

@@ -19,6 +19,7 @@ from phasor.cli.interrupts import INTERRUPTED, handle_interrupts
 from phasor.cli.parser import Parser, Verb
 from phasor.cli.streams import check_output, prepare_streams
 from phasor.config.schema import shorten
+from phasor.parallel.launch import FAILED, is_first_process
 
 VERBS = {
     "kinds": "list the choices for a part",
@@ -57,7 +58,7 @@ def run(arguments: Sequence[str] | None) -> int:
     parser = build_parser()
     typed = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        given = parser.parse_args(typed, argparse.Namespace(typed=typed))
+        given = parse(parser, typed)
         check_output(prints=getattr(given, "prints", True))
         if given.command is None:
             parser.print_help()
@@ -74,6 +75,16 @@ def run(arguments: Sequence[str] | None) -> int:
         print_error(f"there is not enough memory: {error}")
         return 2
     return 0
+
+
+def parse(parser: argparse.ArgumentParser, typed: list[str]) -> argparse.Namespace:
+    """The options of a command; of several processes the first one reports a mistake in them."""
+    try:
+        return parser.parse_args(typed, argparse.Namespace(typed=typed))
+    except ValueError:
+        if is_first_process():
+            raise
+        raise SystemExit(FAILED) from None
 
 
 def describe_error(error: Exception) -> str:

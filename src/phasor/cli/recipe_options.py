@@ -22,6 +22,7 @@ RECORDS = {  # how the checks of a recipe name its parts
     "DataConfig": "data",
     "OptimizerConfig": "optimizer",
     "SaveConfig": "save",
+    "MeshConfig": "parallel",
     "ModelConfig": "model",
     "Recipe": "",
     "ScheduleConfig": "schedule",

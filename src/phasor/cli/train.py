@@ -13,6 +13,7 @@ from phasor.cli.parser import Verb
 from phasor.cli.recipe_options import add_recipe_options, name_options, without_recipe
 from phasor.config.overrides import apply_overrides
 from phasor.config.recipe import DEFAULT, GENERATED, Recipe, read_recipe
+from phasor.parallel.launch import FAILED, is_first_process
 from phasor.recipes import find
 
 if TYPE_CHECKING:
@@ -68,8 +69,13 @@ def run(given: argparse.Namespace) -> int:
 
 
 def train_recipe(given: argparse.Namespace) -> int:
-    """Train, and show what came of it; the exit code."""
-    recipe = build_recipe(given.recipe, given.changes, given.resume)
+    """Train, and show what came of it; the exit code. Of several processes the first one shows it."""
+    try:
+        recipe = build_recipe(given.recipe, given.changes, given.resume)
+    except (ValueError, OSError):
+        if is_first_process():
+            raise
+        return FAILED
 
     from phasor.cli.progress import progress_display
     from phasor.training import train
@@ -79,6 +85,8 @@ def train_recipe(given: argparse.Namespace) -> int:
         result = train(recipe, given.resume, progress, overwrite=given.overwrite, dry_run=given.dry_run)
     finally:
         progress.close()
+    if not is_first_process():
+        return result.exit_code
     if given.json:
         print_json(result)
     elif given.dry_run:

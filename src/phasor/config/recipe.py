@@ -204,6 +204,44 @@ class SaveConfig(Config):
         positive(self, "every", "keep")
 
 
+class MeshConfig(Config):
+    """How the processes that `torchrun` starts share a run: as a mesh of `replicate` by `shard` of them.
+
+    Weights, gradients and optimizer state are cut over the processes along `shard` (FSDP), and held once for each of
+    the `replicate` groups. Without `shard` it is what is left of the processes. Every process takes some of the rows
+    of each batch.
+
+    >>> MeshConfig(replicate=2).sizes(8)
+    (2, 4)
+    """
+
+    replicate: int = 1
+    shard: int | None = None
+
+    def check(self) -> None:
+        positive(self, "replicate", "shard")
+
+    def sizes(self, processes: int) -> tuple[int, int]:
+        """The sizes of both axes for some processes; one sentence about what would fit where they do not."""
+        shard = processes // self.replicate if self.shard is None else self.shard
+        if self.replicate * shard == processes:
+            return self.replicate, shard
+        if processes == 1:
+            needed = self.replicate * (self.shard or 1)
+            raise ValueError(
+                f"MeshConfig.replicate x MeshConfig.shard asks for {needed} processes, and this is one: "
+                f"start them with torchrun --nproc-per-node {needed} -m phasor train"
+            )
+        if self.shard is None:
+            raise ValueError(
+                f"MeshConfig.replicate ({self.replicate}) must divide the number of processes, which is {processes}"
+            )
+        raise ValueError(
+            f"MeshConfig.replicate ({self.replicate}) x MeshConfig.shard ({self.shard}) must be the number of "
+            f"processes, which is {processes}: without MeshConfig.shard it is what is left"
+        )
+
+
 class Recipe(Config):
     """A whole training run. `model` holds a "preset" and any fields of ModelConfig, nested as there.
 
@@ -219,6 +257,7 @@ class Recipe(Config):
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = CosineSchedule()
     save: SaveConfig = SaveConfig()
+    parallel: MeshConfig = MeshConfig()
     init_from: str | None = None
     out: str | None = None
 

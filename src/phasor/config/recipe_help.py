@@ -9,6 +9,7 @@ GROUPS = {
     "optimizer": "optimizer: AdamW",
     "schedule": "schedule: learning rate by step",
     "save": "save: checkpoints",
+    "parallel": "parallel: a mesh of the processes that torchrun starts",
     "model": "model: a preset, any field of ModelConfig at any depth, or both",
 }
 
@@ -69,6 +70,8 @@ HELP = {
     "save.every": "optimizer steps between checkpoints",
     "save.keep": "number of checkpoints to keep, besides the best",
     "save.best": "whether the model is the checkpoint with the lowest validation loss, not the last",
+    "parallel.replicate": "groups of processes with the same weights",
+    "parallel.shard": "processes over which weights and optimizer state are cut; what is left of them if left out",
     "model.preset": "an architecture by name",
     "model.vocab_size": "vocabulary size; the tokenizer's if left out",
     "model.dim": "hidden size",

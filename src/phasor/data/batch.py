@@ -21,6 +21,8 @@ class Batch:
     - `positions`: one per token where they are not counted from 0 in each document, and the `length` that their
       frequencies are planned for.
     - `source`, `source_attention_mask`: the other side of a pair `[B, S]`, and True where its tokens are real.
+    - `repeated`, `whole_count`: of a share of a batch, how many rows at its end only repeat another one, and how many
+      tokens are predicted in the whole batch.
 
     Padding is at the end of rows. In packed rows it is a document of its own; in a decoder's rows nothing before it
     sees it; its weight is 0.
@@ -38,6 +40,8 @@ class Batch:
     source_attention_mask: Tensor | None = None
     positions: Tensor | None = None
     length: int | None = None
+    repeated: int = 0
+    whole_count: float | None = None
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, NDArray[Any]]) -> Batch:
@@ -86,7 +90,8 @@ class Batch:
         taken = torch.arange(index, -(-rows // parts) * parts, parts)
         tensors: dict[str, Any] = {name: value[taken.where(taken < rows, 0)] for name, value in self.tensors().items()}
         tensors["weights"] = tensors["weights"] * (taken < rows)[:, None]
-        return dataclasses.replace(self, **tensors)
+        repeated = int((taken >= rows).sum())
+        return dataclasses.replace(self, **tensors, repeated=repeated, whole_count=self.count)
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors there are, by name."""

@@ -56,7 +56,7 @@ class StepBatches:
 
     Step `step` takes the batches `step * accumulation_steps` and the following; nothing else decides what they are.
     With `workers`, as many threads make batches of later steps. Without, `prefetch` makes those of a step on the spot,
-    which is best called while a device is busy.
+    which is best called while a device is busy. `share` is which part of each batch to take, and of how many.
 
     >>> numbers = torch.arange(10).view(10, 1, 1)
     >>> batches = [Batch(tokens=n, targets=n, weights=torch.ones(1, 1)) for n in numbers]
@@ -66,9 +66,16 @@ class StepBatches:
     """
 
     def __init__(
-        self, batches: BatchSequence, *, accumulation_steps: int, workers: int, device: torch.device | str
+        self,
+        batches: BatchSequence,
+        *,
+        accumulation_steps: int,
+        workers: int,
+        device: torch.device | str,
+        share: tuple[int, int] = (0, 1),
     ) -> None:
         self.batches, self.accumulation_steps, self.device = batches, accumulation_steps, torch.device(device)
+        self.share = share
         self.prefetcher = Prefetcher(self._make, workers)
         self.lookahead = accumulation_steps + workers
 
@@ -78,11 +85,12 @@ class StepBatches:
         self.prefetcher.request(range(first, first + self.lookahead))
 
     def take(self, step: int) -> tuple[list[Batch], float]:
-        """The batches of a step, on the device, and how many tokens are predicted in them."""
+        """The batches of a step, on the device, and how many tokens are predicted in them, by all processes."""
         self.prefetch(step)
         first = step * self.accumulation_steps
         batches = [self.prefetcher.take(index) for index in range(first, first + self.accumulation_steps)]
-        return [batch.to(self.device) for batch in batches], sum(batch.count for batch in batches)
+        counts = (batch.count if batch.whole_count is None else batch.whole_count for batch in batches)
+        return [batch.to(self.device) for batch in batches], sum(counts)
 
     def close(self) -> None:
         """Let the threads go; what they are making is not waited for."""
@@ -90,4 +98,6 @@ class StepBatches:
 
     def _make(self, index: int) -> Batch:
         batch = self.batches[index]
+        if self.share[1] > 1:
+            batch = batch.share(*self.share)
         return batch.pin_memory() if self.device.type == "cuda" else batch

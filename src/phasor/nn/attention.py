@@ -24,7 +24,8 @@ class AttentionContext:
     """What one layer's attention takes besides its input: the mask, and positions as its scheme prepared them.
 
     `positions` and `key_positions`, `[B or 1, T]`, are for schemes that act on scores. `cross_kv` holds the keys and
-    values of cross-attention. `update_kv` adds the keys and values of this call to a cache and returns all of them.
+    values of cross-attention; without, they are projected from `memory`, the encoder's output, and with `stores_kv`
+    they are left in `cross_kv`. `update_kv` adds the keys and values of this call to a cache and returns all of them.
     `sink_positions` are positions (as prepared, and as integers) for queries that attend to sink tokens. Attention
     weights are appended to `weights` where a `Record` asks for them. With `decays` the cache holds keys without the
     decay of their scheme, which this call applies.
@@ -36,6 +37,8 @@ class AttentionContext:
     positions: Tensor | None = None
     key_positions: Tensor | None = None
     cross_kv: tuple[Tensor, Tensor] | None = None
+    memory: Tensor | None = None
+    stores_kv: bool = False
     update_kv: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
     sink_positions: tuple[Any, Tensor] | None = None
     weights: list[Tensor] | None = None
@@ -121,6 +124,16 @@ class Attention(nn.Module):
         k, v = self.kv(memory).unflatten(-1, (self.num_kv_heads, 2, self.head_dim)).unbind(-2)
         return self._bias_clip_norm("k", k), self._bias_clip_norm("v", v)
 
+    def cross_keys_values(self, ctx: AttentionContext) -> tuple[Tensor, Tensor]:
+        """Keys and values of cross-attention: those of the context, or projected from the encoder's output."""
+        if ctx.cross_kv is not None:
+            return ctx.cross_kv
+        assert ctx.memory is not None
+        kv = self.project_kv(ctx.memory)
+        if ctx.stores_kv:
+            ctx.cross_kv = kv
+        return kv
+
     def _bias_clip_norm(self, part: str, x: Tensor) -> Tensor:
         """What happens to projected queries, keys or values before positions: own bias, clipping, norm."""
         if part in self.partly_biased:
@@ -164,14 +177,14 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, ctx: AttentionContext) -> Tensor:
         sink_queries = None
-        if ctx.cross_kv is None:
+        if not self.cross:
             q, k, v, sink_queries = APPLY_POSITIONS(self, self.project(x), ctx)
             k, v = (k, v) if ctx.update_kv is None else ctx.update_kv(k, v)
             if ctx.decays:
                 q, k, sink_queries = self.decay(q, k, sink_queries, ctx)
         else:
             q = self._bias_clip_norm("q", self.q(x).unflatten(-1, (self.num_heads, self.head_dim)))
-            k, v = ctx.cross_kv
+            k, v = self.cross_keys_values(ctx)
         score_mod = ScoreMod(
             scale=self.scale,
             softcap=self.config.softcap,

@@ -1,4 +1,4 @@
-"""Training on many devices. What is here is the plan of a step on paper; nothing is distributed yet."""
+"""Training on many devices: the plan of a step on paper, and the processes that train together."""
 
 from phasor.parallel.flops import mfu as mfu
 from phasor.parallel.mesh import Mesh as Mesh

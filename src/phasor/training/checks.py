@@ -9,6 +9,7 @@ import torch
 
 from phasor.config.recipe import Recipe
 from phasor.config.schema import quote, shorten
+from phasor.parallel.processes import JoinedProcesses, Processes
 
 
 def check_recipe(recipe: object) -> None:
@@ -38,8 +39,10 @@ def check_texts(fields: Mapping[str, Any], above: str = "") -> None:
                 raise ValueError(f"{above}{name} is not UTF-8 text: {quote(value)}") from None
 
 
-def check_device(recipe: Recipe, device: torch.device) -> None:
-    """Refuse options that the device cannot do, and a compiler that does not work."""
+def check_device(recipe: Recipe, device: torch.device, processes: Processes) -> None:
+    """Refuse options that the device or several processes cannot do, and a compiler that does not work."""
+    if recipe.train.cuda_graphs and isinstance(processes, JoinedProcesses):
+        raise ValueError("TrainConfig.cuda_graphs captures the step of a process that is alone: leave it out here")
     if recipe.train.precision == "float8" and device.type != "cuda":
         raise ValueError(f"train.precision float8 needs a GPU, and the device is {device}: bfloat16 runs everywhere")
     if recipe.train.compile:

@@ -64,6 +64,17 @@ def load_datasets(recipe: Recipe, run: RunFolder, progress: Progress, fingerprin
     return build_datasets(recipe, prepared)
 
 
+def follow_datasets(recipe: Recipe, run: RunFolder, fingerprint: str) -> Datasets:
+    """The data that another process of the run has prepared, for one of the others."""
+    prepared = open_own(recipe, run.path / DATA, fingerprint, run.notify)
+    if prepared is None:
+        raise ValueError(
+            f"{(run.path / DATA).resolve()} is not on all machines of the run: Recipe.out and DataConfig.cache have to "
+            "be folders that they share"
+        )
+    return build_datasets(recipe, prepared)
+
+
 def build_datasets(recipe: Recipe, prepared: PreparedData) -> Datasets:
     """The batches of a recipe from its prepared data."""
     shared = prepared.source_tokenizer is prepared.tokenizer

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -12,37 +11,35 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from phasor.checkpoints.runs import MODEL, checkpoint_name
+from phasor.checkpoints.runs import checkpoint_name
 from phasor.config.recipe import Recipe
 from phasor.data.prefetch import StepBatches
 from phasor.device import deterministic_algorithms, resolve_device
+from phasor.parallel.processes import JoinedProcesses, Processes, join_processes
 from phasor.training.build import build_model, check_model, rebuild_model
 from phasor.training.checks import check_device, check_recipe
-from phasor.training.datasets import Datasets, load_datasets
+from phasor.training.datasets import Datasets, follow_datasets, load_datasets
+from phasor.training.follower import FollowerRunFolder, SilentProgress
 from phasor.training.progress import RunSummary, StepReport, TrainingProgress
 from phasor.training.result import Status, TrainingResult
+from phasor.training.resume import check_same, comparable, fixed_fields, is_restarted, shared_state
 from phasor.training.run import RunFolder, choose_run_folder
 from phasor.training.samples import sample_text
-from phasor.training.signals import StopSignal
+from phasor.training.sharded import ShardedTrainer
+from phasor.training.signals import SharedStopSignal, StopSignal
 from phasor.training.state import (
     NotSavedError,
     TrainingState,
-    checkpoints,
-    describe_changes,
     describe_remaining,
-    load_checkpoint,
-    load_newest,
     prune,
+    read_checkpoint,
     remove_leftovers,
     rename_damaged_checkpoints,
-    save_state,
+    why_not_whole,
 )
 from phasor.training.trainer import StepHandle, StepResult, Trainer, precision_name
 
 VALIDATION_BATCHES = 64  # the most that a run evaluates; `evaluate` takes them all
-# What may not change in a run that is resumed: the order of the data and what is saved follow from these.
-FIXED = ("seed", "batch_tokens", "gradient_accumulation_steps", "ema_decay")
-FREE_DATA = ("cache", "workers")
 # What a checkpoint holds beside the tensors.
 SAVED = (
     *("step", "skips", "tokens", "evaluated", "loss", "validation_loss"),
@@ -83,19 +80,37 @@ def train(
     if resume and overwrite:
         raise ValueError("a run is resumed or overwritten, not both")
     progress = TrainingProgress() if progress is None else progress
+    with join_processes(recipe.parallel, recipe.train.device) as processes:
+        if processes.restarts and is_restarted(recipe, processes):
+            resume, overwrite = True, False
+        return train_as(
+            processes, recipe, resume, progress if processes.is_first else SilentProgress(), overwrite, dry_run
+        )
+
+
+def train_as(
+    processes: Processes, recipe: Recipe, resume: bool, progress: TrainingProgress, overwrite: bool, dry_run: bool
+) -> TrainingResult:
+    """Train as one of some processes: the first one owns the run folder and prepares the data, the others follow."""
     device = resolve_device(recipe.train.device)
-    check_device(recipe, device)
+    check_device(recipe, device, processes)
     if not resume:
         check_model(recipe)
-    folder = choose_run_folder(recipe, resume)
-    run_folder = RunFolder(folder, recipe, resume=resume, overwrite=overwrite)
+    folder = Path(processes.from_first(str(choose_run_folder(recipe, resume))))
+    run_folder = (RunFolder if processes.is_first else FollowerRunFolder)(
+        folder, recipe, resume=resume, overwrite=overwrite
+    )
     exact = deterministic_algorithms(recipe.train.deterministic)
-    with StopSignal() as stop, fork_generators(device), exact, run_folder as run:
+    joined = processes if isinstance(processes, JoinedProcesses) else None
+    stop_signal = StopSignal() if joined is None else SharedStopSignal()
+    with stop_signal as stop, fork_generators(device), exact, run_folder as run:
         run.notify = progress.on_message
-        state = resumed_state(run) if resume else None
-        datasets = load_datasets(
-            recipe, run, progress.on_prepare, None if state is None else state.values["fixed"]["tokens"]
-        )
+        processes.from_first(None)  # the folder is there
+        if isinstance(run, FollowerRunFolder):
+            run.check_visible()
+        state = shared_state(run, processes) if resume else None
+        fingerprint = None if state is None else state.values["fixed"]["tokens"]
+        datasets = shared_datasets(run, processes, progress, fingerprint)
         if datasets.skipped:
             run.notify(
                 f"{datasets.skipped} pairs with more than {recipe.data.sequence_length} tokens on a side are left out"
@@ -103,8 +118,11 @@ def train(
         model = build_model(recipe, datasets) if state is None else rebuild_model(recipe, datasets, state)
         if state is None:
             run.keep_tokenizer(model)
-        trainer = Trainer(model, recipe, recipe.train.num_steps(datasets.train.per_epoch))
-        training = TrainingLoop(trainer, datasets, run, stop, progress)
+        steps = recipe.train.num_steps(datasets.train.per_epoch)
+        trainer = (
+            Trainer(model, recipe, steps) if joined is None else ShardedTrainer(model, recipe, steps, joined, stop)
+        )
+        training = TrainingLoop(trainer, datasets, run, stop, progress, processes)
         if state is not None:
             training.restore(state)
         if (warmup := recipe.schedule.warmup) > trainer.steps:
@@ -124,25 +142,15 @@ def train(
             raise write_error(error, run) from None
 
 
-def resumed_state(run: RunFolder) -> TrainingState | None:
-    """The newest whole checkpoint of a run; None where it has none yet, and an error where all are damaged."""
-    state = load_newest(run.checkpoints, run.notify)
-    if state is not None:
-        check_same(state.values["fixed"], fixed_fields(run.recipe), run.path)
-    elif existing := checkpoints(run.checkpoints):
-        raise ValueError(
-            f"none of the {len(existing)} checkpoints in {run.checkpoints} is whole, so {run.path} cannot be resumed; "
-            "overwriting it starts from the beginning"
-        )
-    elif os.path.lexists(run.path / MODEL):
-        raise ValueError(
-            f"{run.path} has a model and no checkpoint to resume from: continue from its weights in another folder "
-            "(init_from), or overwrite it to start from the beginning"
-        )
-    else:
-        check_model(run.recipe)
-        run.notify(f"{run.path} has no checkpoint yet: the run starts from the beginning")
-    return state
+def shared_datasets(
+    run: RunFolder, processes: Processes, progress: TrainingProgress, fingerprint: str | None
+) -> Datasets:
+    """The data of a run: the first process prepares them, then the others open them."""
+    if processes.is_first:
+        datasets = load_datasets(run.recipe, run, progress.on_prepare, fingerprint)
+        processes.from_first(datasets.fingerprint)
+        return datasets
+    return follow_datasets(run.recipe, run, processes.from_first(""))
 
 
 def write_error(error: Exception, run: RunFolder) -> OSError:
@@ -162,37 +170,19 @@ def fork_generators(device: torch.device) -> Any:
         yield
 
 
-def fixed_fields(recipe: Recipe) -> dict[str, Any]:
-    """What of a recipe has to be the same in a run that is resumed, besides the model."""
-    fields = recipe.to_dict()
-    return {
-        "task": recipe.task,
-        "init_from": recipe.init_from,
-        "model_fields": fields["model"] if recipe.init_from is not None else None,
-        "data": {name: value for name, value in fields["data"].items() if name not in FREE_DATA},
-        "train": {name: fields["train"][name] for name in FIXED},
-    }
-
-
-def comparable(fixed: dict[str, Any]) -> dict[str, Any]:
-    """What may not change, without what follows from it: the trained length, which older runs did not record."""
-    return fixed | {"model": {name: value for name, value in fixed["model"].items() if name != "trained_length"}}
-
-
-def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
-    """Refuse to resume where something is no longer what it was."""
-    changed = describe_changes({name: before.get(name) for name in now}, now)
-    if changed:
-        listed = "; ".join(changed[:5]) + (f"; and {n} more" if (n := len(changed) - 5) > 0 else "")
-        raise ValueError(f"{folder} cannot be resumed with another recipe: {listed}")
-
-
 class TrainingLoop:
     """A run in progress: the counters that are saved with the tensors, and the clock."""
 
     def __init__(
-        self, trainer: Trainer, datasets: Datasets, folder: RunFolder, stop: StopSignal, progress: TrainingProgress
+        self,
+        trainer: Trainer,
+        datasets: Datasets,
+        folder: RunFolder,
+        stop: StopSignal,
+        progress: TrainingProgress,
+        processes: Processes | None = None,
     ) -> None:
+        self.processes = Processes() if processes is None else processes
         self.trainer, self.datasets, self.folder = trainer, datasets, folder
         self.stop, self.progress = stop, progress
         self.recipe, self.steps = trainer.recipe, trainer.steps
@@ -217,7 +207,7 @@ class TrainingLoop:
             vocab_size=self.trainer.model.config.vocab_size,
             train=train,
             valid=valid,
-            device=str(self.trainer.device),
+            device=" x ".join(filter(None, (str(self.trainer.device), str(self.processes)))),
             precision=precision_name(self.recipe, self.trainer.device),
             step=self.step,
             steps=self.steps,
@@ -226,12 +216,17 @@ class TrainingLoop:
 
     def run_to_end(self) -> TrainingResult:
         """Run to the end, from where the run stands."""
-        remove_leftovers(self.folder.checkpoints)
+        if self.processes.is_first:
+            remove_leftovers(self.folder.checkpoints)
         self.folder.start(self.step)
         data, device = self.recipe.data, self.trainer.device
         accumulation_steps = self.recipe.train.gradient_accumulation_steps
         batches = StepBatches(
-            self.datasets.train, accumulation_steps=accumulation_steps, workers=data.workers, device=device
+            self.datasets.train,
+            accumulation_steps=accumulation_steps,
+            workers=data.workers,
+            device=device,
+            share=self.processes.share,
         )
         self.stop.graceful = True
         self.began, self.first = time.perf_counter(), self.step
@@ -285,6 +280,8 @@ class TrainingLoop:
             started = time.perf_counter()
             result = handle.result()
             self.busy += time.perf_counter() - started
+            if result.stop:
+                self.stop.agree()
             self.log_step(result, count)
 
     def due(self) -> bool:
@@ -354,14 +351,15 @@ class TrainingLoop:
             )
             return False
         self.folder.sync()
-        save_state(self.folder.checkpoints, self.step, self.trainer.tensors(), self.values())
+        self.trainer.save(self.folder.checkpoints, self.step, self.values())
         self.saved = self.step
         self.prune()
         return True
 
     def prune(self) -> None:
         """Delete the checkpoints that `save.keep` does not keep."""
-        prune(self.folder.checkpoints, self.recipe.save.keep, self.best_step, self.folder.notify)
+        if self.processes.is_first:
+            prune(self.folder.checkpoints, self.recipe.save.keep, self.best_step, self.folder.notify)
 
     def values(self) -> dict[str, Any]:
         """What is saved beside the tensors."""
@@ -389,7 +387,8 @@ class TrainingLoop:
         for name in SAVED:
             setattr(self, name, state.values[name])
         self.saved, self.before = self.step, state.values["seconds"]
-        rename_damaged_checkpoints(self.folder.checkpoints, self.step)
+        if self.processes.is_first:
+            rename_damaged_checkpoints(self.folder.checkpoints, self.step)
         self.prune()  # a kill may have come between the last checkpoint and this
         self.folder.notify(f"resuming from {state.folder.name} of {self.steps} steps")
 
@@ -404,8 +403,10 @@ class TrainingLoop:
                 )
             model_step = self.use_best() if self.recipe.save.best else self.step
             with self.trainer.eval_mode():
-                sample = sample_text(self.trainer.model, self.recipe, self.datasets)
-                self.folder.finish(self.trainer.model, sample)
+                model = self.trainer.whole_model()
+                if model is not None:
+                    sample = sample_text(model, self.recipe, self.datasets)
+                    self.folder.finish(model, sample)
         self.folder.plot()
         return TrainingResult(
             folder=self.folder.path,
@@ -428,13 +429,13 @@ class TrainingLoop:
         """Take the weights of the checkpoint with the lowest validation loss, and say whose weights these are."""
         if self.best_step in (None, self.step):
             return self.step
-        try:
-            state = load_checkpoint(self.folder.checkpoints / checkpoint_name(self.best_step))
-        except (OSError, ValueError) as error:
+        place = self.folder.checkpoints / checkpoint_name(self.best_step)
+        why_not = self.processes.from_first(why_not_whole(self.best_step, place) if self.processes.is_first else None)
+        if why_not is not None:
             self.folder.notify(
-                f"the model is that of step {self.step} and not of the best one, {self.best_step}: {error}"
+                f"the model is that of step {self.step} and not of the best one, {self.best_step}: {why_not}"
             )
             return self.step
-        self.trainer.restore(state)
+        self.trainer.restore(read_checkpoint(self.best_step, place))
         self.folder.notify(f"the model is that of step {self.best_step}, which has the lowest validation loss")
         return self.best_step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -31,10 +32,24 @@ def decay_names(model: nn.Module) -> Iterator[str]:
                 yield f"{prefix}.{name}" if prefix else name
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig, graphs: bool = False, seed: int = 0) -> AdamW:
+class NamedWeights(Protocol):
+    """Weights by name: those of a model, or the parts of them that a process holds."""
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+
+def build_optimizer(
+    model: nn.Module,
+    config: OptimizerConfig,
+    graphs: bool = False,
+    seed: int = 0,
+    weights: NamedWeights | None = None,
+) -> AdamW:
     """Fused AdamW over the weights that require a gradient; for CUDA graphs with its learning rate on the device.
 
-    The seed is for stochastic rounding, where the configuration asks for it.
+    The seed is for stochastic rounding, where the configuration asks for it. `weights` are by default all of the model.
 
     >>> from phasor import preset, Transformer
     >>> model = Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=1, vocab_size=50))
@@ -43,13 +58,14 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, graphs: bool = Fa
     [(0.1, 5), (0.0, 4)]
     """
     decayed = set(decay_names(model))
-    trainable = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    named = (model if weights is None else weights).named_parameters()
+    trainable = {name: weight for name, weight in named if weight.requires_grad}
     groups = [
         {"params": [w for name, w in trainable.items() if name in decayed], "weight_decay": config.weight_decay},
         {"params": [w for name, w in trainable.items() if name not in decayed], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    lr = torch.tensor(config.lr, device=next(model.parameters()).device) if graphs else config.lr
+    lr = torch.tensor(config.lr, device=next(iter(trainable.values())).device) if graphs else config.lr
     betas = (config.beta1, config.beta2)
     optimizer = AdamW(groups, lr, betas, config.eps, fused=True, capturable=graphs)
     if config.rounding == "stochastic":
@@ -70,7 +86,7 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
             group["lr"] = lr
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+def optimizer_tensors(optimizer: torch.optim.Optimizer, model: NamedWeights) -> dict[str, Tensor]:
     """The optimizer's state of every weight, as `weight/name`."""
     return {
         f"{name}/{key}": tensor
@@ -79,7 +95,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dic
     }
 
 
-def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+def restore_optimizer(optimizer: torch.optim.Optimizer, model: NamedWeights, tensors: Mapping[str, Tensor]) -> None:
     """The inverse of `optimizer_tensors`."""
     weights = dict(model.named_parameters())
     for path, tensor in tensors.items():
@@ -102,7 +118,7 @@ class EMA:
     3.0
     """
 
-    def __init__(self, model: nn.Module, decay: float) -> None:
+    def __init__(self, model: NamedWeights, decay: float) -> None:
         self.decay = decay
         self.weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
         device = next(iter(self.weights.values())).device
@@ -114,7 +130,7 @@ class EMA:
         return int(self.count)
 
     @torch.no_grad()
-    def update(self, model: nn.Module, changed: Tensor | None = None) -> None:
+    def update(self, model: NamedWeights, changed: Tensor | None = None) -> None:
         """Add the weights after a step, unless `changed` is false: that is decided where the weights are."""
         happened = torch.ones_like(self.count) if changed is None else changed.to(self.count.dtype)
         self.count += happened
@@ -132,7 +148,7 @@ class EMA:
 class swap_weights:  # noqa: N801
     """Swaps a model's weights with their average for the length of a `with`; does nothing without an average."""
 
-    def __init__(self, model: nn.Module, ema: EMA | None) -> None:
+    def __init__(self, model: NamedWeights, ema: EMA | None) -> None:
         self.model, self.ema = model, ema
 
     def __enter__(self) -> None:
@@ -145,4 +161,6 @@ class swap_weights:  # noqa: N801
     def _swap(self) -> None:
         if self.ema is not None:
             for name, weight in self.model.named_parameters():
-                weight.data, self.ema.weights[name] = self.ema.weights[name], weight.data
+                held = weight.clone()
+                weight.copy_(self.ema.weights[name])
+                self.ema.weights[name].copy_(held)

@@ -38,6 +38,9 @@ class StopSignal:
         """128 and the signal's number, as shells have it: 130 for Ctrl-C, 143 for SIGTERM, else 0."""
         return 0 if self.signal is None else 128 + self.signal
 
+    def agree(self) -> None:
+        """All processes of the run know that one of them was asked to stop."""
+
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             self.before = {number: signal.signal(number, self._handle) for number in HANDLED}
@@ -50,9 +53,28 @@ class StopSignal:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.graceful and not self.requested:
+        if self.graceful and self.signal is None:
             self.signal = number
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
         else:
             raise SystemExit(128 + number)
+
+
+class SharedStopSignal(StopSignal):
+    """The same for one of several processes: a stop is requested once all of them know, so that they end together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.agreed = False
+
+    @property
+    def requested(self) -> bool:
+        return self.agreed
+
+    @property
+    def exit_code(self) -> int:
+        return 128 + (signal.SIGTERM if self.signal is None else self.signal) if self.agreed else 0
+
+    def agree(self) -> None:
+        self.agreed = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
@@ -20,8 +20,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from phasor.checkpoints.folder import read_json, write_json
-from phasor.checkpoints.runs import NAME, VALUES, checkpoint_name
+from phasor.checkpoints.runs import VALUES, checkpoint_name
 from phasor.checkpoints.runs import checkpoints as checkpoints
+from phasor.checkpoints.tensors import TensorSource, write_sources
 from phasor.files import OLD, PART, TOKEN, hidden_name, replace_folder, staging_folder
 from phasor.manifest import MANIFEST, find_damage, join, read_manifest, write_manifest
 
@@ -46,7 +47,10 @@ class TrainingState:
     values: dict[str, Any]
 
 
-def save_state(folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], values: Mapping[str, Any]) -> Path:
+Tensors = Mapping[str, Tensor] | Sequence[TensorSource]  # a group of tensors, all there or made one by one
+
+
+def save_state(folder: Path, step: int, tensors: Mapping[str, Tensors], values: Mapping[str, Any]) -> Path:
     """Write the checkpoint of a step; if anything fails, those that were there stay as they were.
 
     >>> import tempfile, torch
@@ -60,8 +64,12 @@ def save_state(folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tenso
         folder.mkdir(parents=True, exist_ok=True)
         with staging_folder(place) as staged:
             for group, named in tensors.items():
-                held = {name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}
-                save_file(held, staged / f"{group}.safetensors", {"format": "pt"})
+                file = staged / f"{group}.safetensors"
+                if isinstance(named, Mapping):
+                    held = {name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}
+                    save_file(held, file, {"format": "pt"})
+                else:
+                    write_sources(file, named)
             write_json(staged / VALUES, {"step": step, "values": dict(values)})
             write_manifest(staged, "checkpoint")
             replace_folder(staged, place)
@@ -89,17 +97,17 @@ def load_newest(folder: Path, notify: Notify = lambda message: None) -> Training
     return read_checkpoint(*newest)
 
 
-def load_checkpoint(place: Path) -> TrainingState:
-    """One checkpoint, by its folder; an error where it is damaged."""
-    match = NAME.fullmatch(place.name)
-    wrong = "it is not the folder of a checkpoint" if match is None else damage(place, int(match[1]))
-    if match is None or wrong is not None:
-        raise ValueError(f"the checkpoint {place} is damaged: {wrong}")
-    return read_checkpoint(int(match[1]), place)
+def why_not_whole(step: int, place: Path) -> str | None:
+    """Why a checkpoint cannot be taken, in a sentence; None where it is as it was written."""
+    try:
+        wrong = damage(place, step)
+    except UnreadableError as error:
+        return str(error)
+    return None if wrong is None else f"the checkpoint {place} is damaged: {wrong}"
 
 
 def read_checkpoint(step: int, place: Path) -> TrainingState:
-    """What a whole checkpoint holds."""
+    """What a checkpoint holds that is known to be whole."""
     groups = [name.removesuffix(".safetensors") for name in manifest_files(place) if name.endswith(".safetensors")]
     tensors = {group: load_file(place / f"{group}.safetensors") for group in groups}
     return TrainingState(place, step, tensors, read_json(place / VALUES)["values"])

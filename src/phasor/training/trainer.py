@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,8 +23,16 @@ from phasor.nn.mode import eval_mode
 from phasor.ops.attention import cudnn
 from phasor.training.float8 import convert_to_float8
 from phasor.training.graphs import StepGraphs
-from phasor.training.optimizer import EMA, build_optimizer, optimizer_tensors, restore_optimizer, set_lr, swap_weights
-from phasor.training.state import TrainingState
+from phasor.training.optimizer import (
+    EMA,
+    NamedWeights,
+    build_optimizer,
+    optimizer_tensors,
+    restore_optimizer,
+    set_lr,
+    swap_weights,
+)
+from phasor.training.state import TrainingState, save_state
 from phasor.transformer import Block, Transformer
 
 
@@ -34,10 +44,15 @@ class StepResult:
     grad_norm: float
     lr: float
     not_finite: tuple[str, ...] = ()
+    stop: bool = False  # whether a signal asks one of several processes to stop
 
 
 class StepHandle:
-    """An optimizer step that a device may still be busy with."""
+    """An optimizer step that a device may still be busy with.
+
+    `stats` are its loss, the norm of its gradients, that of each of them, and with several processes whether one of
+    them was asked to stop.
+    """
 
     def __init__(self, stats: Tensor, lr: float, names: Sequence[str]) -> None:
         self.lr, self.names = lr, names
@@ -50,12 +65,13 @@ class StepHandle:
         """What came of the step, once the device is through with it; later steps are not waited for."""
         if self.done is not None:
             self.done.synchronize()
-        loss, grad_norm, *norms = self.stats.tolist()
+        loss, grad_norm, *rest = self.stats.tolist()
+        norms, stop = rest[: len(self.names)], any(rest[len(self.names) :])
         if math.isfinite(loss) and math.isfinite(grad_norm):
-            return StepResult(loss, grad_norm, self.lr)
+            return StepResult(loss, grad_norm, self.lr, stop=stop)
         wrong = [] if math.isfinite(loss) else ["the loss"]
         wrong += [f"the gradient of {name}" for name, n in zip(self.names, norms, strict=True) if not math.isfinite(n)]
-        return StepResult(loss, grad_norm, self.lr, tuple(wrong) or ("the norm of all gradients",))
+        return StepResult(loss, grad_norm, self.lr, tuple(wrong) or ("the norm of all gradients",), stop)
 
 
 class Trainer:
@@ -68,18 +84,36 @@ class Trainer:
     def __init__(self, model: Transformer, recipe: Recipe, steps: int) -> None:
         self.recipe, self.steps = recipe, steps
         self.device = resolve_device(recipe.train.device)
-        self.model = model.to(self.device, getattr(torch, recipe.train.param_dtype)).train()
+        self.model = self.place(model).train()
         if recipe.train.precision == "float8":
             convert_to_float8(self.model)
         if recipe.train.activation_checkpointing:
             checkpoint_blocks(self.model)
         if recipe.train.compile:
-            compile_blocks(self.model, dynamic=recipe.task == "translation")
+            self.compile(dynamic=recipe.task == "translation")
+        self.weights = self.shard()
         graphs = recipe.train.cuda_graphs and self.device.type == "cuda"
         self.graphs = StepGraphs(lambda batch: self.compute_step(0, [batch], 0.0)) if graphs else None
-        self.optimizer = build_optimizer(self.model, recipe.optimizer, graphs, recipe.train.seed)
-        self.parameters = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
-        self.ema = None if recipe.train.ema_decay is None else EMA(self.model, recipe.train.ema_decay)
+        self.optimizer = build_optimizer(self.model, recipe.optimizer, graphs, recipe.train.seed, self.weights)
+        self.parameters = {name: weight for name, weight in self.weights.named_parameters() if weight.requires_grad}
+        self.ema = None if recipe.train.ema_decay is None else EMA(self.weights, recipe.train.ema_decay)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all weights that are trained."""
+        return tuple(self.parameters)
+
+    def place(self, model: Transformer) -> Transformer:
+        """The model on its device, in the dtype of its parameters."""
+        return model.to(self.device, getattr(torch, self.recipe.train.param_dtype))
+
+    def compile(self, *, dynamic: bool) -> None:
+        """Compile the model's blocks."""
+        compile_blocks(self.model, dynamic=dynamic)
+
+    def shard(self) -> NamedWeights:
+        """The weights that this process trains: all of them."""
+        return self.model
 
     def train_step(self, step: int, batches: Sequence[Batch], count: float) -> StepHandle:
         """One optimizer step; the host does not wait for it.
@@ -91,8 +125,8 @@ class Trainer:
         self.seed(step, 0)
         stats = self.compute_step(step, batches, count) if self.graphs is None else self.graphs(batches[0])
         if self.ema is not None:
-            self.ema.update(self.model, stats[:2].isfinite().all())
-        return StepHandle(stats, lr, tuple(self.parameters))
+            self.ema.update(self.weights, stats[:2].isfinite().all())
+        return StepHandle(stats, lr, self.names)
 
     def compute_step(self, step: int, batches: Sequence[Batch], count: float) -> Tensor:
         """What the device does in a step, and its statistics: all of it can be captured in a CUDA graph."""
@@ -168,13 +202,21 @@ class Trainer:
     @contextmanager
     def eval_mode(self) -> Iterator[None]:
         """The model as it is used: without dropout, with averaged weights if there are any, not compiled."""
-        with eval_mode(self.model), swap_weights(self.model, self.ema), torch.compiler.set_stance("force_eager"):
+        with eval_mode(self.model), swap_weights(self.weights, self.ema), torch.compiler.set_stance("force_eager"):
             yield
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """All tensors to save, in groups."""
         groups = {"model": self.model.state_dict(), "optimizer": optimizer_tensors(self.optimizer, self.model)}
         return groups if self.ema is None else groups | {"ema": self.ema.weights}
+
+    def save(self, folder: Path, step: int, values: Mapping[str, Any]) -> None:
+        """Write the checkpoint of a step, with some values beside the tensors."""
+        save_state(folder, step, self.tensors(), values)
+
+    def whole_model(self) -> Transformer | None:
+        """The model to sample from and to write to a folder; None in processes that do neither."""
+        return self.model
 
     def restore(self, state: TrainingState) -> None:
         """Continue from a checkpoint."""
@@ -242,13 +284,15 @@ def gradient_of(weight: Tensor) -> Tensor:
 
 def compile_blocks(model: Transformer, *, dynamic: bool) -> None:
     """Compile block by block, so that one compilation serves all layers that are alike."""
-    for part in model.modules():
-        if isinstance(part, Block):
-            part.compile(dynamic=dynamic)
+    for block in blocks_of(model):
+        block.compile(dynamic=dynamic)
+
+
+def blocks_of(model: Transformer) -> list[Block]:
+    return [part for part in model.modules() if isinstance(part, Block)]
 
 
 def checkpoint_blocks(model: Transformer) -> None:
     """Have every block recompute its activations in the backward pass instead of keeping them."""
-    for part in model.modules():
-        if isinstance(part, Block):
-            setattr(part, "forward", partial(checkpoint, part.forward, use_reentrant=False))  # noqa: B010
+    for block in blocks_of(model):
+        setattr(block, "forward", partial(checkpoint, block.forward, use_reentrant=False))  # noqa: B010

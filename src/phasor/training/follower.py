@@ -1,0 +1,77 @@
+"""The run folder as seen by the processes that follow the first one: they read it and write nothing."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from phasor.checkpoints.runs import RunMarker
+from phasor.training.progress import RunSummary, TrainingProgress
+from phasor.training.run import RunFolder
+from phasor.transformer import Transformer
+
+APPEARS_SECONDS = 10.0  # in which a folder that another machine made is seen by this one
+
+
+class FollowerRunFolder(RunFolder):
+    """A `RunFolder` of which the first process writes everything.
+
+    >>> from pathlib import Path
+    >>> from phasor.config.recipe import Recipe
+    >>> with FollowerRunFolder(Path("runs/lm-1"), Recipe(), resume=False) as run:
+    ...     run.log(10, loss=2.5)
+    """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def check_visible(self) -> None:
+        """Refuse a folder that the first process has made and this one does not see."""
+        end = time.monotonic() + APPEARS_SECONDS
+        while RunMarker.read(self.path) is None:
+            if time.monotonic() > end:
+                raise ValueError(
+                    f"{self.path.resolve()} is not on all machines of the run: "
+                    "Recipe.out has to be a folder that they share"
+                )
+            time.sleep(0.1)
+
+    def undo(self) -> None:
+        pass
+
+    def start(self, step: int) -> None:
+        pass
+
+    def log(self, step: int, **values: Any) -> None:
+        pass
+
+    def sync(self) -> None:
+        pass
+
+    def keep_tokenizer(self, model: Transformer) -> None:
+        pass
+
+    def finish(self, model: Transformer, sample: str | None) -> None:
+        pass
+
+    def plot(self) -> None:
+        pass
+
+
+class SilentProgress(TrainingProgress):
+    """Reports nothing, since the first process does.
+
+    >>> SilentProgress().on_message("step 1 is skipped")
+    """
+
+    def on_message(self, message: str) -> None:
+        pass
+
+    def on_start(self, summary: RunSummary) -> None:
+        pass

@@ -1,0 +1,76 @@
+"""Runs that are resumed: the checkpoint to continue from, and what has to be the same as before."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from phasor.checkpoints.runs import MODEL, RunMarker
+from phasor.config.recipe import Recipe
+from phasor.parallel.processes import Processes
+from phasor.training.build import check_model
+from phasor.training.run import RunFolder, choose_run_folder
+from phasor.training.state import TrainingState, checkpoints, describe_changes, load_newest, read_checkpoint
+
+# What may not change in a run that is resumed: the order of the data and what is saved follow from these.
+FIXED = ("seed", "batch_tokens", "gradient_accumulation_steps", "ema_decay")
+FREE_DATA = ("cache", "workers")
+
+
+def is_restarted(recipe: Recipe, processes: Processes) -> bool:
+    """Whether `torchrun` has started the processes of this run again: then it continues."""
+    return processes.from_first(RunMarker.read(choose_run_folder(recipe, resume=True)) is not None)
+
+
+def shared_state(run: RunFolder, processes: Processes) -> TrainingState | None:
+    """The checkpoint to resume from: the first process chooses it and compares every byte, the others read it."""
+    state = resumed_state(run) if processes.is_first else None
+    step, place = processes.from_first((0, None) if state is None else (state.step, str(state.folder)))
+    return state if processes.is_first or place is None else read_checkpoint(step, Path(place))
+
+
+def resumed_state(run: RunFolder) -> TrainingState | None:
+    """The newest whole checkpoint of a run; None where it has none yet, and an error where all are damaged."""
+    state = load_newest(run.checkpoints, run.notify)
+    if state is not None:
+        check_same(state.values["fixed"], fixed_fields(run.recipe), run.path)
+    elif existing := checkpoints(run.checkpoints):
+        raise ValueError(
+            f"none of the {len(existing)} checkpoints in {run.checkpoints} is whole, so {run.path} cannot be resumed; "
+            "overwriting it starts from the beginning"
+        )
+    elif os.path.lexists(run.path / MODEL):
+        raise ValueError(
+            f"{run.path} has a model and no checkpoint to resume from: continue from its weights in another folder "
+            "(init_from), or overwrite it to start from the beginning"
+        )
+    else:
+        check_model(run.recipe)
+        run.notify(f"{run.path} has no checkpoint yet: the run starts from the beginning")
+    return state
+
+
+def fixed_fields(recipe: Recipe) -> dict[str, Any]:
+    """What of a recipe has to be the same in a run that is resumed, besides the model."""
+    fields = recipe.to_dict()
+    return {
+        "task": recipe.task,
+        "init_from": recipe.init_from,
+        "model_fields": fields["model"] if recipe.init_from is not None else None,
+        "data": {name: value for name, value in fields["data"].items() if name not in FREE_DATA},
+        "train": {name: fields["train"][name] for name in FIXED},
+    }
+
+
+def comparable(fixed: dict[str, Any]) -> dict[str, Any]:
+    """What may not change, without what follows from it: the trained length, which older runs did not record."""
+    return fixed | {"model": {name: value for name, value in fixed["model"].items() if name != "trained_length"}}
+
+
+def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
+    """Refuse to resume where something is no longer what it was."""
+    changed = describe_changes({name: before.get(name) for name in now}, now)
+    if changed:
+        listed = "; ".join(changed[:5]) + (f"; and {n} more" if (n := len(changed) - 5) > 0 else "")
+        raise ValueError(f"{folder} cannot be resumed with another recipe: {listed}")

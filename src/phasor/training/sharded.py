@@ -1,0 +1,181 @@
+"""Training with several processes: each holds parts of the weights and takes some of the rows of every batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phasor.checkpoints.tensors import TensorSource, file_order
+from phasor.config.recipe import Recipe
+from phasor.data.batch import Batch
+from phasor.parallel.loss import local_loss
+from phasor.parallel.processes import JoinedProcesses
+from phasor.parallel.shards import Shards
+from phasor.training.optimizer import NamedWeights, optimizer_tensors, restore_optimizer
+from phasor.training.signals import StopSignal
+from phasor.training.state import TrainingState, save_state
+from phasor.training.trainer import Trainer, blocks_of, derive_seed, gradient_of
+from phasor.transformer import Transformer
+
+
+class ShardedTrainer(Trainer):
+    """A `Trainer` that is one of several processes; together they do what it does alone."""
+
+    def __init__(
+        self, model: Transformer, recipe: Recipe, steps: int, processes: JoinedProcesses, stop: StopSignal
+    ) -> None:
+        self.processes, self.stop = processes, stop
+        super().__init__(model, recipe, steps)
+
+    def place(self, model: Transformer) -> Transformer:
+        """The model in the dtype of its parameters; its blocks move to the device one by one, when they are cut."""
+        return model.to(getattr(torch, self.recipe.train.param_dtype))
+
+    def compile(self, *, dynamic: bool) -> None:
+        """Compile the forwards of blocks, and not the hooks around them that gather weights."""
+        for block in blocks_of(self.model):
+            setattr(block, "forward", torch.compile(block.forward, dynamic=dynamic))  # noqa: B010
+
+    def shard(self) -> NamedWeights:
+        """The parts of the weights that this process trains."""
+        self.shards = Shards(self.model, self.processes.mesh)
+        return self.shards
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for name, part in self.shards.parts.items() if part.requires_grad)
+
+    def forward_backward(self, step: int, batches: Sequence[Batch], count: float) -> Tensor:
+        """As of one process; the loss and the norms are those of all."""
+        self.model.zero_grad(set_to_none=True)
+        total = torch.zeros((), device=self.device)
+        for part, batch in enumerate(batches):
+            if part > 0:
+                self.seed(step, part)
+            balance_share = 1.0 if len(batches) == 1 else (batch.whole_count or batch.count) / max(count, 1.0)
+            with self.precision():
+                loss = local_loss(
+                    self.model,
+                    batch,
+                    count,
+                    balance_share,
+                    self.processes.sum,
+                    label_smoothing=self.recipe.train.label_smoothing,
+                    z_loss=self.recipe.train.z_loss,
+                )
+            loss.backward()
+            total += loss.detach()
+        self.shards.take_gradients()
+        gradients = [gradient_of(self.shards.parts[name]) for name in self.names]
+        norms = torch.stack(torch._foreach_norm(gradients)).float()
+        stopping = torch.full((1,), float(self.stop.signal is not None), device=self.device)
+        squares = norms.square() / self.processes.mesh["replicate"].size()  # the groups have the same gradients
+        loss, *_, stopping = sums = self.processes.sum(torch.cat((total[None], squares, stopping)))
+        norms = sums[1:-1].sqrt()
+        return torch.cat((loss[None], norms.norm()[None], norms, stopping[None]))
+
+    @torch.no_grad()
+    def validation_loss(self, batches: Iterable[Batch], stopped: Callable[[], bool]) -> float | None:
+        total, count = torch.zeros((), dtype=torch.float64, device=self.device), 0.0
+        with self.eval_mode():
+            for batch in batches:
+                if self.processes.any(self.stop.signal is not None):
+                    self.stop.agree()
+                    return None
+                here = batch.share(*self.processes.share).to(self.device)
+                with self.precision():
+                    total += local_loss(self.model, here, 1.0, 0.0, self.processes.sum, balance_weight=0.0)
+                count += batch.count
+        return float(self.processes.sum(total)) / count if count else float("nan")
+
+    @contextmanager
+    def eval_mode(self) -> Iterator[None]:
+        with super().eval_mode():
+            self.shards.reshard()  # they may be those before the weights were swapped
+            try:
+                yield
+            finally:
+                self.shards.reshard()
+
+    def sources(self) -> dict[str, list[TensorSource]]:
+        """All tensors to save, in groups, put together when they are made; all processes have to make them."""
+        own = optimizer_tensors(self.optimizer, self.shards)
+        saved = self.processes.from_first(list(own))  # a process with no part of a weight has no state of it
+        states = {path: own.get(path) for path in saved}
+        groups: dict[str, Mapping[str, Tensor | None]] = {"model": self.shards.parts, "optimizer": states}
+        if self.ema is not None:
+            groups["ema"] = {name: self.ema.weights.get(name) for name in self.shards.parts}
+        return {
+            group: file_order(self._source(path, tensor) for path, tensor in tensors.items())
+            for group, tensors in groups.items()
+        }
+
+    def _source(self, path: str, tensor: Tensor | None) -> TensorSource:
+        name, _, key = path.partition("/")
+        part = self.shards.parts[name].detach()
+        if key == "step":  # the same everywhere
+            step = torch.zeros((), dtype=torch.float32) if tensor is None else tensor
+            return TensorSource(path, torch.float32, (), lambda: step)
+        whole = tuple(self.shards.weights[name].shape)
+        return TensorSource(
+            path, part.dtype, whole, partial(self.shards.gather, name, part if tensor is None else tensor)
+        )
+
+    def save(self, folder: Path, step: int, values: Mapping[str, Any]) -> None:
+        """Write the checkpoint of a step: the first process writes, the others give their parts."""
+        groups = self.sources()
+        if self.processes.is_first:
+            save_state(folder, step, groups, values)
+        else:
+            for sources in groups.values():
+                for source in sources:
+                    source.make()
+        self.processes.from_first(step)
+
+    @torch.no_grad()
+    def whole_model(self) -> Transformer | None:
+        weights = {}
+        for name, part in self.shards.parts.items():
+            whole = self.shards.gather(name, part)
+            if self.processes.is_first:
+                weights[name] = whole.cpu()
+        if not self.processes.is_first:
+            return None
+        with torch.device("meta"):
+            model = Transformer(self.model.config)
+        model.load_state_dict(weights, assign=True)
+        for name in ("tokenizer", "source_tokenizer", "special", "generation_settings", "origin"):
+            setattr(model, name, getattr(self.model, name))
+        return model.eval()
+
+    def restore(self, state: TrainingState) -> None:
+        self.shards.load(state.tensors["model"])
+        held = dict(self.shards.named_parameters())
+        own = {
+            path: tensor if path.endswith("/step") else self.shards.cut(tensor)
+            for path, tensor in state.tensors["optimizer"].items()
+            if path.rpartition("/")[0] in held
+        }
+        restore_optimizer(self.optimizer, self.shards, own)
+        if self.ema is not None:
+            averages = {name: self.shards.cut(tensor) for name, tensor in state.tensors["ema"].items()}
+            self.ema.restore(averages, state.values["ema_updates"])
+
+    def non_finite_weights(self) -> list[str]:
+        flags = torch.stack([(~torch.isfinite(part)).any() for part in self.shards.parts.values()]).float()
+        wrong = self.processes.sum(flags).tolist()
+        return [name for name, flag in zip(self.shards.parts, wrong, strict=True) if flag]
+
+    def seed(self, step: int, part: int) -> None:
+        """Seed the generators that dropout draws from; every process has seeds of its own."""
+        rank = self.processes.rank
+        seed = derive_seed(self.recipe.train.seed, step, part, *([rank] if rank else []))
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)

@@ -1,0 +1,68 @@
+"""Models, batches and recipes that several processes train, and one process for comparison."""
+
+from __future__ import annotations
+
+import torch
+
+from phasor.config import ModelConfig
+from phasor.config.recipe import Recipe
+from phasor.data.batch import Batch
+from phasor.models.presets import preset
+from phasor.transformer import Transformer
+
+VOCABULARY, ROWS, LENGTH = 37, 6, 32
+EXPERTS = {"experts": {"num_experts": 4, "top_k": 2, "hidden_dim": 16, "shared_dim": 24}, "bias": True}
+MODELS = {
+    "tied llama": {"preset": "llama-2", "num_kv_heads": 2, "embedding": {"tied": True}},
+    "encoder-decoder": {"preset": "t5", "num_encoder_layers": 2, "head_dim": 8},
+    "alibi": {"preset": "bloom"},
+    "deepnorm": {"placement": "deepnorm", "position": "rotary", "norm": "layernorm"},
+    "experts": {"position": "rotary", "feedforward": EXPERTS},
+    "encoder": {"preset": "bert", "head": {"kind": "mlm"}},
+}
+
+
+def config(name: str) -> ModelConfig:
+    fields = {"dim": 32, "num_heads": 4, "num_layers": 2, "vocab_size": VOCABULARY, "hidden_dim": 48, "max_length": 64}
+    fields |= MODELS[name] | {"dropout": {"residual": 0.0, "attention": 0.0, "feedforward": 0.0, "embedding": 0.0}}
+    named = fields.pop("preset", None)
+    return ModelConfig.from_dict(fields) if named is None else preset(named, **fields)
+
+
+def model(name: str) -> Transformer:
+    torch.manual_seed(0)
+    return Transformer(config(name))
+
+
+def recipe(**train: object) -> Recipe:
+    return Recipe.from_dict(
+        {
+            "train": {"device": "cpu", "batch_tokens": ROWS * LENGTH, **train},
+            "data": {"sequence_length": LENGTH},
+            "optimizer": {"lr": 3e-3},
+            "schedule": {"kind": "constant", "warmup": 0},
+        }
+    )
+
+
+class PackedBatches:
+    """Rows of documents of uneven lengths, with uneven weights; their number does not fit four processes."""
+
+    per_epoch = 5
+
+    def __init__(self, name: str) -> None:
+        self.pairs = config(name).shape == "encoder-decoder"
+
+    def __getitem__(self, index: int) -> Batch:
+        draw = torch.Generator().manual_seed(index)
+        rows = ROWS - index % 2
+        tokens = torch.randint(0, VOCABULARY, (rows, LENGTH + 1), generator=draw)
+        weights = torch.rand(rows, LENGTH, generator=draw).round(decimals=1)
+        weights[0, 5:] = 0.0
+        fields = {"tokens": tokens[:, :-1], "targets": tokens[:, 1:], "weights": weights}
+        if not self.pairs:
+            ends = torch.randint(1, LENGTH, (rows, 1), generator=draw)
+            return Batch(**fields, document_ids=(torch.arange(LENGTH) >= ends).long())
+        source = torch.randint(0, VOCABULARY, (rows, LENGTH), generator=draw)
+        lengths = torch.randint(3, LENGTH, (rows, 1), generator=draw)
+        return Batch(**fields, source=source, source_attention_mask=torch.arange(LENGTH) < lengths)
