@@ -19,7 +19,7 @@ from phasor.ops.decode import ExpertsArgs, NormArgs, Tiles, experts, experts_ref
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several tiles and splits at tiny sizes."""
     monkeypatch.setattr(experts, "ONE_ROW_TILES", Tiles(16, 16, 1))
-    monkeypatch.setattr(experts, "TILES", Tiles(16, 16, 1, 2))
+    monkeypatch.setattr(experts, "TILES", Tiles(16, 32, 1, 2))  # 16 inputs in float32
 
 
 def draw(count, dim, hidden, top_k, activation, *, bias=False, normalize=True, dtype=torch.float32):

@@ -39,11 +39,9 @@ def route_kernel(
     # Whatever the logits are, an expert that exists comes before one that does not.
     finite = tl.where(logits == logits, tl.minimum(tl.maximum(logits, -3e38), 3e38), -3e38)
     rest = tl.where(real[None, :], finite, float("-inf"))
-    chosen = tl.zeros([BLOCK_M, BLOCK_E], tl.int1)
-    for _ in tl.static_range(TOP_K):
-        best = expert[None, :] == tl.argmax(rest, axis=1)[:, None]
-        chosen = chosen | best
-        rest = tl.where(best, float("-inf"), rest)
+    for _ in tl.range(TOP_K):
+        rest = tl.where(expert[None, :] == tl.argmax(rest, axis=1)[:, None], float("-inf"), rest)
+    chosen = real[None, :] & (rest == float("-inf"))
     share = tl.exp(logits - tl.max(tl.where(real[None, :], logits, float("-inf")), axis=1)[:, None])
     share = tl.where(real[None, :], share, 0.0)
     total = tl.sum(tl.where(chosen, share, 0.0) if NORMALIZE else share, axis=1)
@@ -244,11 +242,12 @@ def experts(
     tiles = ONE_ROW_TILES if rows == 1 else TILES
     block_m = 1 if rows == 1 else max(16, triton.next_power_of_2(rows))
     common = {"BLOCK_M": block_m, "BLOCK_N": tiles.block_n, "NUM_STAGES": tiles.num_stages, "USE_PDL": pdl}
-    common |= {"BLOCK_K": tiles.block_k, "num_warps": tiles.num_warps, **pdl_launch(pdl)}
+    block_k = tiles.block_k * 2 // x.element_size() if rows > 1 else tiles.block_k  # tiles in flight fit into memory
+    common |= {"BLOCK_K": block_k, "num_warps": tiles.num_warps, **pdl_launch(pdl)}
     route_kernel[(1,)](
         logits, space.weights, space.active, rows, count, slots, experts.top_k, experts.normalize,
-        BLOCK_M=triton.next_power_of_2(rows), BLOCK_E=triton.next_power_of_2(count), USE_PDL=pdl, num_warps=4,
-        **pdl_launch(pdl),
+        BLOCK_M=triton.next_power_of_2(rows), BLOCK_E=triton.next_power_of_2(count), USE_PDL=pdl,
+        num_warps=4 if rows <= 16 else 8, **pdl_launch(pdl),
     )  # fmt: skip
     expert_up_kernel[(triton.cdiv(hidden, tiles.block_n), slots)](
         x, *(norm or (None, 0.0, 0.0)), space.active, experts.up, experts.up_bias, experts.limit, experts.gain,
