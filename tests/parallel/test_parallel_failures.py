@@ -1,0 +1,148 @@
+"""What goes wrong under torchrun: one sentence, all processes end, and nothing hangs."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from phasor.config.recipe import MeshConfig
+
+ON_CPU = pytest.mark.cpu_only("Gloo exchanges tensors of CPUs")
+SMALL = [
+    *("--model.dim", "32", "--model.hidden-dim", "64", "--model.num-layers", "1"),
+    *(
+        "--train.device",
+        "cpu",
+        "--train.batch-tokens",
+        "256",
+        "--data.tokenizer",
+        "bytes",
+        "--data.sequence-length",
+        "32",
+    ),
+]
+WRONG_STEP = """
+import os, sys
+from phasor.cli import main
+from phasor.training.sharded import ShardedTrainer
+
+train_step, failing = ShardedTrainer.train_step, sys.argv.pop(1)
+
+def fail(self, step, *given):
+    if step == 2 and self.processes.rank == 1:
+        if failing == "error":
+            raise ValueError("row 7 cannot be read")
+        os.kill(os.getpid(), 9) if self.processes.restarts == 0 else None
+    return train_step(self, step, *given)
+
+ShardedTrainer.train_step = fail
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("mesh", "processes", "said"),
+    [
+        ({"replicate": 3}, 4, "MeshConfig.replicate (3) must divide the number of processes, which is 4"),
+        ({"replicate": 2, "shard": 3}, 4, "x MeshConfig.shard (3) must be the number of processes, which is 4"),
+        ({"shard": 4}, 1, "asks for 4 processes, and this is one: start them with torchrun --nproc-per-node 4"),
+    ],
+)
+def test_a_mesh_that_does_not_fit_the_processes_is_refused(mesh, processes, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        MeshConfig(**mesh).sizes(processes)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "processes", "sizes"), [({}, 8, (1, 8)), ({"replicate": 2}, 8, (2, 4)), ({}, 1, (1, 1))]
+)
+def test_what_is_left_over_is_sharded(mesh, processes, sizes):
+    assert MeshConfig(**mesh).sizes(processes) == sizes
+
+
+def torchrun(folder, *command, options=(), size=2):
+    """The command on some processes of this machine; `command` begins with -m and a module, or a file."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size), *options]
+    notes = folder / "notes.txt"
+    if not notes.exists():
+        notes.write_text("The cat sat on the mat, and saw the rat. " * 300)
+    data = ["--data.train", str(notes), "--data.valid", str(notes), *SMALL]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [*launcher, *command, *data], cwd=folder, env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+
+
+def sentences(process, timeout=240):
+    """What phasor said to standard error, without the lines of torchrun."""
+    said = process.communicate(timeout=timeout)[1]
+    return [line for line in said.splitlines() if line.startswith("phasor: ")]
+
+
+@pytest.mark.slow
+@ON_CPU
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ["--parallel.replicate", "3"],
+            "phasor: --parallel.replicate (3) must divide the number of processes, which is 2",
+        ),
+        (["--train.cuda-graphs", "true"], "phasor: --train.cuda-graphs captures the step of a process that is alone"),
+        (["--train.stepz", "3"], "phasor: unrecognized arguments: --train.stepz"),
+        (["--model.norm", "rmsnrom"], "phasor: "),
+    ],
+)
+def test_a_mistake_is_reported_once_and_leaves_nothing(tmp_path, options, said):
+    process = torchrun(tmp_path, "-m", "phasor", "train", "--out", "run", *options)
+    lines = sentences(process)
+    assert process.returncode != 0
+    assert len(lines) == 1, lines
+    assert lines[0].startswith(said)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@ON_CPU
+def test_an_error_in_one_process_ends_all_with_its_sentence(tmp_path):
+    script = tmp_path / "wrong_step.py"
+    script.write_text(WRONG_STEP)
+    process = torchrun(tmp_path, str(script), "error", "train", "--out", "run", "--train.steps", "50")
+    lines = sentences(process)
+    assert process.returncode != 0
+    assert lines == ["phasor: row 7 cannot be read"]
+
+
+@pytest.mark.slow
+@ON_CPU
+def test_torchrun_starts_again_from_the_newest_checkpoint_after_a_process_died(tmp_path):
+    script = tmp_path / "wrong_step.py"
+    script.write_text(WRONG_STEP)
+    how = ["--train.steps", "4", "--save.every", "1", "--train.log-every", "1"]
+    process = torchrun(tmp_path, str(script), "kill", "train", "--out", "run", *how, options=["--max-restarts", "1"])
+    said = sentences(process)
+    assert process.returncode == 0, said
+    assert "phasor: resuming from step-00000002 of 4 steps" in said
+    steps = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in steps if "loss" in line] == [1, 2, 3, 4]
+
+
+@pytest.mark.slow
+@ON_CPU
+def test_sigterm_to_torchrun_saves_one_checkpoint(tmp_path):
+    how = ["--train.steps", "100000", "--train.log-every", "1", "--save.every", "100000"]
+    process = torchrun(tmp_path, "-m", "phasor", "train", "--out", "run", *how)
+    metrics = tmp_path / "run/metrics.jsonl"
+    end = time.monotonic() + 60
+    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < end:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    said = sentences(process)
+    saved = [place.name for place in (tmp_path / "run/checkpoints").iterdir()]
+    assert len(saved) == 1, said
+    assert any("which is saved; resume to continue" in line for line in said)
