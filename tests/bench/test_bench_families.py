@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from commands import CommandRunner
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import phasor
 from phasor.bench import FAMILIES, families, runner
 from phasor.bench.report import Report
 from phasor.bench.runner import build_machine, measure
 from phasor.bench.sizes import TINY
+from phasor.bench.timing import Timer
 from phasor.bench.workload import run_workload
 from phasor.config import ExpertsConfig
 
@@ -24,6 +27,26 @@ from phasor.config import ExpertsConfig
 def run_phasor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandRunner:
     monkeypatch.setattr(runner, "CPU", TINY)
     return CommandRunner(capsys)
+
+
+class OperationCount(TorchDispatchMode):
+    """Counts torch's operations, a clock that other work on the machine does not disturb."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **kwargs or {})
+
+
+@pytest.fixture
+def operations_as_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wall(timer: Timer, call: Callable[[], object], calls: int = 1, warmups: int = 3) -> float:
+        with OperationCount() as clock:
+            call()
+        return float(clock.count)
+
+    monkeypatch.setattr(Timer, "wall", wall)
 
 
 def assert_right(report: Report) -> None:
@@ -39,6 +62,7 @@ def assert_right(report: Report) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("operations_as_seconds")
 def test_every_family_is_right_and_timed() -> None:
     report = measure(["families"], device="cpu", sizes=TINY)
     assert_right(report)
@@ -48,6 +72,7 @@ def test_every_family_is_right_and_timed() -> None:
     ]
 
 
+@pytest.mark.usefixtures("operations_as_seconds")
 def test_the_command_prints_one_table_and_reads_it_again(run_phasor: CommandRunner, tmp_path: Path) -> None:
     file = tmp_path / "families.json"
     text = run_phasor("bench", "families", "--family", "mixtral", "gpt-2", "--device", "cpu", "--json", str(file))
@@ -59,6 +84,7 @@ def test_the_command_prints_one_table_and_reads_it_again(run_phasor: CommandRunn
     assert run_phasor("bench", "--read", str(file)) == text
 
 
+@pytest.mark.usefixtures("operations_as_seconds")
 def test_no_time_for_a_wrong_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong weight shows in logits and gradients, a prompt that lacks a token in what is decoded."""
     machine = build_machine(torch.device("cpu"), TINY, compiles=False)

@@ -17,7 +17,7 @@ from phasor.bench import FAMILIES
 from phasor.bench.checks import relative_error
 from phasor.bench.llama import quiet
 from phasor.bench.sizes import FamilySizes
-from phasor.bench.timing import device_seconds
+from phasor.bench.timing import device_seconds, difference
 from phasor.bench.workload import BenchmarkCase, Implementation, Machine, Workload
 from phasor.checkpoints import load
 from phasor.config import ExpertsConfig
@@ -282,7 +282,8 @@ def decoding(models: FamilyModels, rows: int) -> Workload:
 
     def case(model: Any) -> BenchmarkCase:
         def per_step(measure: Callable[[Callable[[], object]], float]) -> float:
-            return (measure(lambda: write(model, new)) - measure(lambda: write(model, 1))) / (new - 1)
+            longer, shorter = partial(write, model, new), partial(write, model, 1)
+            return difference(measure, longer, shorter) / (new - 1)
 
         return BenchmarkCase(
             check=lambda: error(model),

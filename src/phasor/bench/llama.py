@@ -9,7 +9,7 @@ import importlib
 import importlib.util
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from phasor.bench.checks import relative_error
 from phasor.bench.reference_llama import ReferenceLlama
 from phasor.bench.rope import rotary_table
-from phasor.bench.timing import Timer
+from phasor.bench.timing import Timer, difference
 from phasor.bench.workload import BenchmarkCase, Implementation, Machine, Workload
 from phasor.checkpoints import load, save
 from phasor.config import EmbeddingConfig, NormalInitConfig
@@ -278,8 +278,7 @@ def decoding_implementations(
                 return max(regret(exact, prompts[row], written[row]) for row in {0, rows - 1})
 
         def seconds(timer: Timer) -> float:
-            first, whole = timer(lambda: make(1), warmups=1), timer(lambda: make(new), warmups=1)
-            return whole - first
+            return difference(partial(timer, warmups=1), longer=lambda: make(new), shorter=lambda: make(1))
 
         return BenchmarkCase(check, seconds)
 

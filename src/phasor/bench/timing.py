@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 
 FLUSH_BYTES = 1 << 28  # bytes written between calls on a GPU: its caches are cold then
+ATTEMPTS = 5  # at a difference of two times that other work on the machine can make negative
 LEAD_CYCLES = 4_000_000  # the GPU's ticks between calls, some milliseconds, in which the host gets ahead
 
 
@@ -63,6 +64,23 @@ class Timer:
     def wait(self) -> None:
         if self.on_gpu:
             torch.cuda.synchronize(self.device)
+
+
+def difference(
+    measure: Callable[[Callable[[], object]], float], longer: Callable[[], object], shorter: Callable[[], object]
+) -> float:
+    """Seconds that one call takes longer than another that is a part of it; measured again where other work hid it.
+
+    >>> clock = iter([2.0, 5.0, 7.0, 3.0])
+    >>> difference(lambda call: next(clock), longer=list, shorter=list)
+    4.0
+    """
+    seconds = measure(longer) - measure(shorter)
+    for _ in range(ATTEMPTS - 1):
+        if seconds > 0:
+            break
+        seconds = measure(longer) - measure(shorter)
+    return seconds
 
 
 def device_seconds(call: Callable[[], object]) -> float:
