@@ -7,7 +7,8 @@ from test_batches import documents, recipe, write_store
 
 import phasor
 from phasor.config.recipe import Recipe
-from phasor.data.batches import Batches, skip_positions
+from phasor.data.batches import Batches
+from phasor.data.positions import skipped_positions
 from phasor.training.build import check_config
 
 RANGE = 64
@@ -15,13 +16,13 @@ RANGE = 64
 
 def make_batches(folder, **options):
     store = write_store(folder, documents(23))
-    return Batches(store, recipe(skip_positions_to=RANGE), seed=3, vocab_size=50, **options)
+    return Batches(store, recipe(positions="skipped", positions_to=RANGE), seed=3, vocab_size=50, **options)
 
 
 def test_positions_increase_in_two_parts_from_zero():
     draw = np.random.default_rng(0)
     ids = np.cumsum(draw.random((200, 40)) < 0.1, axis=1)
-    positions = skip_positions(ids, 1000, [0, 1])
+    positions = skipped_positions(ids, 1000, [0, 1])
     reached = 0
     for row, own in zip(positions, ids, strict=True):
         for document in np.unique(own):
@@ -35,15 +36,15 @@ def test_positions_increase_in_two_parts_from_zero():
 
 
 def test_the_whole_range_is_reached_and_not_passed():
-    last = np.array([skip_positions(np.zeros((1, 4)), 8, [0, step])[0, -1] for step in range(200)])
+    last = np.array([skipped_positions(np.zeros((1, 4)), 8, [0, step])[0, -1] for step in range(200)])
     assert set(last) == {3, 4, 5, 6, 7}
 
 
 def test_batches_skip_positions_by_their_step_alone(tmp_path):
-    skipping, ordinary = make_batches(tmp_path, skip_positions=True), make_batches(tmp_path)
+    skipping, ordinary = make_batches(tmp_path, training=True), make_batches(tmp_path)
     for step in (5, 0, 7, 5):
         batch, plain = skipping[step], ordinary[step]
-        assert torch.equal(batch.positions, make_batches(tmp_path, skip_positions=True)[step].positions)
+        assert torch.equal(batch.positions, make_batches(tmp_path, training=True)[step].positions)
         assert torch.equal(batch.tokens, plain.tokens)
         assert (batch.length, plain.length, plain.positions) == (RANGE, None, None)
         assert batch.positions.shape == batch.tokens.shape
@@ -66,7 +67,7 @@ def test_the_loss_of_a_batch_is_that_of_its_positions(tmp_path, extension):
     import transformers
 
     torch.manual_seed(0)
-    batch = make_batches(tmp_path, skip_positions=True)[0]
+    batch = make_batches(tmp_path, training=True)[0]
     whole = batch.positions.clone()
     whole[:, 0], whole[:, -1] = 0, RANGE - 1  # so that both choose by the same length
     rope = {"rope_type": "default", "rope_theta": 10000.0}
@@ -88,17 +89,24 @@ def test_the_loss_of_a_batch_is_that_of_its_positions(tmp_path, extension):
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"data": {"sequence_length": 64, "skip_positions_to": 64}}, "must be greater than DataConfig.sequence_length"),
-        ({"data": {"sequence_length": 64, "skip_positions_to": 0}}, "skip_positions_to"),
-        ({"data": {"skip_positions_to": 512}, "task": "translation"}, "not for the task 'translation'"),
+        (
+            {"data": {"sequence_length": 64, "positions": "skipped", "positions_to": 64}},
+            "must be greater than DataConfig.sequence_length",
+        ),
+        ({"data": {"sequence_length": 64, "positions": "skipped", "positions_to": 0}}, "positions_to"),
+        (
+            {"data": {"positions": "skipped", "positions_to": 512}, "task": "translation"},
+            "not for the task 'translation'",
+        ),
     ],
 )
 def test_ranges_that_cannot_be(fields, sentence):
+    fields["data"]["positions"] = "skipped"
     with pytest.raises(ValueError, match=sentence):
         Recipe.from_dict(fields)
 
 
 def test_a_learned_table_has_no_positions_beyond_its_end():
     config = phasor.preset("gpt-2", dim=32, num_heads=2, num_layers=1, vocab_size=50, max_length=64)
-    with pytest.raises(ValueError, match=r"data\.skip_positions_to is 65, and this model allows 64 positions"):
-        check_config(config, recipe(skip_positions_to=65), 50)
+    with pytest.raises(ValueError, match=r"data\.positions_to is 65, and this model allows 64 positions"):
+        check_config(config, recipe(positions="skipped", positions_to=65), 50)

@@ -103,7 +103,7 @@ def test_a_folder_from_before_it_was_recorded_loads(place, tmp_path):
 
 
 def test_skipped_positions_are_trained_and_resumed_to_the_same_bits(place):
-    notes, options = Notes(), {"skip_positions_to": 128}
+    notes, options = Notes(), {"positions": "skipped", "positions_to": 128}
     phasor.train(make_recipe(place, "skipped", **options), progress=notes)
     assert notes.losses[4] < notes.losses[1]
     assert phasor.load(place / "skipped").config.trained_length == 32

@@ -33,8 +33,10 @@ class DataConfig(Config):
     `init_from` where there is one, else "bpe". Another than that of `init_from` needs `replace_tokenizer`, unless it
     is a folder's. `sequence_length` is the number of tokens per row, and the most that a
     side of a pair may have; `too_long` says what happens to longer pairs, `if_empty` to those with an empty side.
-    With `skip_positions_to`, rows take positions below that length instead of their own (PoSE): each document of a row
-    is cut in two at random, and the second part is moved by a random distance. Validation keeps ordinary positions.
+    `positions` are "ordinary", counted from 0 in each document, or drawn anew for every document of a row, below
+    `positions_to`. "skipped" (PoSE) cuts the document in two at random and moves the second part by a random distance;
+    validation keeps ordinary positions. "randomized" draws and sorts as many as there are tokens. "coupled" is for
+    arithmetic: digits of equal significance share a position, counted from a random one in training.
     Pairs are padded to a multiple of `pad_to_multiple_of` tokens, so that batches have few shapes. `cache` is a
     folder that keeps tokenized data between runs, `workers` is the number of threads that prefetch batches.
 
@@ -56,7 +58,8 @@ class DataConfig(Config):
     vocab_size: int = 8000
     share_vocabulary: bool = True
     sequence_length: int = 256
-    skip_positions_to: int | None = None
+    positions: Literal["ordinary", "skipped", "randomized", "coupled"] = "ordinary"
+    positions_to: int | None = None
     too_long: Literal["refuse", "skip"] = "refuse"
     if_empty: Literal["refuse", "skip"] = "refuse"
     pad_to_multiple_of: int = 1
@@ -64,12 +67,8 @@ class DataConfig(Config):
     workers: int = 0
 
     def check(self) -> None:
-        positive(self, "vocab_size", "sequence_length", "skip_positions_to", "pad_to_multiple_of")
-        if self.skip_positions_to is not None and self.skip_positions_to <= self.sequence_length:
-            raise ValueError(
-                f"DataConfig.skip_positions_to ({self.skip_positions_to}) must be greater than "
-                f"DataConfig.sequence_length ({self.sequence_length}), or no position can be skipped"
-            )
+        positive(self, "vocab_size", "sequence_length", "positions_to", "pad_to_multiple_of")
+        self._check_positions()
         not_negative(self, "workers")
         if self.workers > MAX_WORKERS:
             raise ValueError(f"DataConfig.workers must be at most {MAX_WORKERS}, not {self.workers}")
@@ -86,6 +85,21 @@ class DataConfig(Config):
         if self.generates_data and (self.train or self.valid):
             raise ValueError(
                 f"DataConfig.format is {self.format!r}, which generates its own data: leave train and valid out"
+            )
+
+    def _check_positions(self) -> None:
+        kind, to = self.positions, self.positions_to
+        if kind == "ordinary" and to is not None:
+            raise ValueError(
+                "DataConfig.positions_to is for DataConfig.positions 'skipped', 'randomized' or 'coupled'; "
+                "'ordinary' ones have no range"
+            )
+        if kind in ("skipped", "randomized") and to is None:
+            raise ValueError(f"DataConfig.positions {kind!r} needs DataConfig.positions_to, the end of their range")
+        if kind in ("skipped", "randomized") and to is not None and to <= self.sequence_length:
+            raise ValueError(
+                f"DataConfig.positions_to ({to}) must be greater than DataConfig.sequence_length "
+                f"({self.sequence_length}), or no position can be left out"
             )
 
     @property
@@ -281,8 +295,15 @@ class Recipe(Config):
         for name in ("train_target", "valid_target"):
             if getattr(self.data, name) is not None and self.task != "translation":
                 raise ValueError(f"DataConfig.{name} is for translation, not for the task {self.task!r}")
-        if self.data.skip_positions_to is not None and self.task == "translation":
-            raise ValueError("DataConfig.skip_positions_to is for rows of text, not for the task 'translation'")
+        if self.data.positions != "ordinary" and self.task == "translation":
+            raise ValueError(
+                f"DataConfig.positions {self.data.positions!r} is for rows of text, not for the task 'translation'"
+            )
+        learned = ("bpe", "unigram") if self.init_from is not None else ("auto", "bpe", "unigram")
+        if self.data.positions == "coupled" and self.data.tokenizer in learned:
+            raise ValueError(
+                "DataConfig.positions 'coupled' needs one token per digit: set DataConfig.tokenizer to 'bytes'"
+            )
         if self.data.format in ("python", "recall") and self.task == "translation":
             raise ValueError(
                 f"the format {self.data.format!r} has documents and no pairs, so it does not fit translation"

@@ -18,20 +18,19 @@ from numpy.typing import NDArray
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch as Batch
 from phasor.data.order import epoch_order
+from phasor.data.positions import GivenPositions, IntArray
 from phasor.data.prefetch import Prefetcher
 from phasor.data.token_files import TokenStore
 from phasor.data.tokenizers import SpecialIds
 
-POSITIONS = 1  # what tells the draws of positions from those of masks
-IntArray = NDArray[np.int64]
 PREDICTED, MASKED, REPLACED = 0.15, 0.8, 0.9  # share of tokens predicted; of them masked; masked or replaced
 
 
 class Batches:
     """The batches of a store for a recipe's task: packed rows for "lm" and "mlm", pairs by length for "translation".
 
-    `shuffled=False` keeps the order of the store, for evaluation. With `skip_positions` rows skip positions where the
-    recipe says so, which is for training. The masks of "mlm" need `vocab_size`.
+    `shuffled=False` keeps the order of the store, for evaluation. Rows have the positions that the recipe asks for;
+    some are for `training`, and coupled ones need the `tokenizer`. The masks of "mlm" need `vocab_size`.
 
     >>> import tempfile
     >>> from phasor.config.recipe import DataConfig
@@ -51,34 +50,30 @@ class Batches:
         *,
         special: SpecialIds | None = None,
         vocab_size: int | None = None,
+        tokenizer: Any = None,
         shuffled: bool = True,
-        skip_positions: bool = False,
+        training: bool = False,
     ) -> None:
         seed = recipe.train.seed if seed is None else seed
         special = special or SpecialIds()
-        self.seed, self.workers = seed, recipe.data.workers
+        self.workers = recipe.data.workers
+        positions = GivenPositions.of(recipe.data, seed, tokenizer, training)
         self.source: Pairs | Rows
         if recipe.task == "translation":
             self.source = Pairs(store, recipe, seed, special, shuffled)
         elif recipe.task == "lm":
-            self.source = Rows(store, recipe, seed, special, shuffled)
+            self.source = Rows(store, recipe, seed, special, shuffled, positions)
         elif vocab_size is None or special.mask is None:
             raise ValueError("masking needs a vocabulary's size and its mask token")
         else:
-            self.source = MaskedRows(store, recipe, seed, special, shuffled, vocab_size)
+            self.source = MaskedRows(store, recipe, seed, special, shuffled, positions, vocab_size)
         self.per_epoch = self.source.per_epoch
         self.longest = self.source.longest  # tokens of the longest sequence, within one document and one row
-        self.position_range = recipe.data.skip_positions_to if skip_positions else None
 
     def __getitem__(self, step: int) -> Batch:
         if step < 0:
             raise IndexError(f"steps count from 0, and {step} is below")
-        batch = self.source.make_batch(*divmod(step, self.per_epoch))
-        if self.position_range is None:
-            return batch
-        documents = np.zeros(batch.tokens.shape) if batch.document_ids is None else batch.document_ids.numpy()
-        positions = skip_positions(documents, self.position_range, [self.seed, step])
-        return dataclasses.replace(batch, positions=torch.from_numpy(positions), length=self.position_range)
+        return self.source.make_batch(*divmod(step, self.per_epoch))
 
     def stream(self, start: int, stop: int) -> Iterator[Batch]:
         """The batches from one step to before another, prefetched by threads where the recipe has workers."""
@@ -109,8 +104,16 @@ class Rows:
 
     shift = 1  # tokens of a document that are only targets
 
-    def __init__(self, store: TokenStore, recipe: Recipe, seed: int, special: SpecialIds, shuffled: bool) -> None:
-        self.store, self.seed, self.special, self.shuffled = store, seed, special, shuffled
+    def __init__(
+        self,
+        store: TokenStore,
+        recipe: Recipe,
+        seed: int,
+        special: SpecialIds,
+        shuffled: bool,
+        positions: GivenPositions | None = None,
+    ) -> None:
+        self.store, self.seed, self.special, self.shuffled, self.positions = store, seed, special, shuffled, positions
         self.sizes = np.maximum(store.lengths[:, 0] - self.shift, 0)
         self.total = int(self.sizes.sum())
         if self.total == 0:
@@ -144,13 +147,18 @@ class Rows:
         tokens[real] = self.store.tokens[0][address]
         targets[real] = self.store.tokens[0][address + self.shift]
         apart = documents - documents[:, :1]
-        return self._batch(
+        step = number * self.per_epoch + index
+        batch = self._batch(
             tokens=tokens,
             targets=targets,
             weights=real.astype(np.float32),
             **({"document_ids": apart} if apart.any() else {}),  # rows of one document each are quicker without
-            step=number * self.per_epoch + index,
+            step=step,
         )
+        if self.positions is None:
+            return batch
+        positions = torch.from_numpy(self.positions.draw(documents, self.store, real, address, step))
+        return dataclasses.replace(batch, positions=positions, length=self.positions.length)
 
     def _batch(self, *, step: int, **arrays: NDArray[Any]) -> Batch:
         return Batch.from_arrays(arrays)
@@ -162,9 +170,16 @@ class MaskedRows(Rows):
     shift = 0
 
     def __init__(
-        self, store: TokenStore, recipe: Recipe, seed: int, special: SpecialIds, shuffled: bool, vocab_size: int
+        self,
+        store: TokenStore,
+        recipe: Recipe,
+        seed: int,
+        special: SpecialIds,
+        shuffled: bool,
+        positions: GivenPositions | None,
+        vocab_size: int,
     ) -> None:
-        super().__init__(store, recipe, seed, special, shuffled)
+        super().__init__(store, recipe, seed, special, shuffled, positions)
         self.vocab_size = vocab_size
 
     def _batch(self, *, step: int, **arrays: NDArray[Any]) -> Batch:
@@ -187,26 +202,6 @@ def mask_tokens(
     changed = np.where(fate < MASKED, cast(int, special.mask), np.where(fate < REPLACED, others, tokens))
     changed = np.where(np.isin(changed, [i for i in fixed if i != special.mask]), tokens, changed)
     return {"tokens": np.where(predicted, changed, tokens), "weights": predicted.astype(np.float32)}
-
-
-def skip_positions(documents: NDArray[Any], length: int, seed: list[int]) -> IntArray:
-    """Positions below a length for documents in rows `[B, T]`, each in two parts, the second moved at random (PoSE).
-
-    Within a document positions increase, and the first part counts from 0. The cut and the distance are uniform: of the
-    latter, from none to as far as the last token reaches `length - 1`.
-
-    >>> skip_positions(np.array([[0, 0, 0, 0, 1, 1]]), 100, [0, 0]).tolist()
-    [[0, 1, 2, 46, 0, 3]]
-    """
-    begins = np.ones(documents.shape, bool)
-    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    starts = np.flatnonzero(begins)
-    sizes = np.diff(starts, append=documents.size)
-    draw = np.random.default_rng([*seed, POSITIONS])
-    cuts = draw.integers(1, np.maximum(sizes, 2))
-    moves = draw.integers(0, length - sizes, endpoint=True)
-    index = np.arange(documents.size) - np.repeat(starts, sizes)
-    return (index + np.repeat(moves, sizes) * (index >= np.repeat(cuts, sizes))).reshape(documents.shape)
 
 
 class Pairs:

@@ -131,7 +131,7 @@ def find_prepared_data(recipe: Recipe, folder: Path, fingerprint: str) -> tuple[
 def data_origin(recipe: Recipe) -> dict[str, Any]:
     """Everything that the tokens depend on: the fields, the files, the tokenizer."""
     data = recipe.data
-    unrelated = {"cache", "workers"} | (
+    unrelated = {"cache", "workers", "positions", "positions_to"} | (
         {"sequence_length", "too_long", "share_vocabulary"} if recipe.task != "translation" else set()
     )
     fields = {name: value for name, value in data.to_dict().items() if name not in unrelated}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
+import torch
 
 from phasor.data.batch import Batch
 from phasor.data.batches import mask_tokens, token_bounds
+from phasor.data.positions import GivenPositions
 from phasor.data.token_files import TokenStore
 from phasor.data.tokenizers import SpecialIds
 
@@ -19,7 +22,7 @@ class DocumentBatches:
 
     Training packs documents end to end and cuts rows wherever they are full. Here a document that fits into a row is
     never cut, so that its metrics do not depend on its neighbors. With `vocab_size` tokens are masked,
-    always the same ones.
+    always the same ones. `positions` are those that the model was trained with, where they are not ordinary.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -33,9 +36,15 @@ class DocumentBatches:
     """
 
     def __init__(
-        self, store: TokenStore, length: int, batch_tokens: int, special: SpecialIds, vocab_size: int | None = None
+        self,
+        store: TokenStore,
+        length: int,
+        batch_tokens: int,
+        special: SpecialIds,
+        vocab_size: int | None = None,
+        positions: GivenPositions | None = None,
     ) -> None:
-        self.store, self.special, self.vocab_size = store, special, vocab_size
+        self.store, self.special, self.vocab_size, self.positions = store, special, vocab_size, positions
         self.shift = 1 if vocab_size is None else 0  # tokens of a document that are only targets
         whole = np.maximum(store.lengths[:, 0] - self.shift, 0)
         rows = -(-whole // length)
@@ -65,4 +74,8 @@ class DocumentBatches:
             arrays |= mask_tokens(tokens, real, [SEED, number], self.special, self.vocab_size)
         if not real.all():
             arrays["document_ids"] = (~real).astype(np.int64)  # padding is a document of its own
-        return Batch.from_arrays(arrays)
+        batch = Batch.from_arrays(arrays)
+        if self.positions is None:
+            return batch
+        drawn = self.positions.draw((~real).astype(np.int64), self.store, real, address, number)
+        return dataclasses.replace(batch, positions=torch.from_numpy(drawn), length=self.positions.length)

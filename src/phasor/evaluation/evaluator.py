@@ -17,6 +17,7 @@ from phasor.config.text_files import path_of
 from phasor.data.batch import Batch
 from phasor.data.batches import Batches
 from phasor.data.encoding import encode_examples
+from phasor.data.positions import GivenPositions
 from phasor.data.sources import documents, pairs
 from phasor.data.split import Example
 from phasor.data.token_files import TokenStore, TokenWriter
@@ -121,8 +122,9 @@ def language_metrics(trained: TrainedRun, store: TokenStore, report: Progress) -
     """The metrics of a language model, masked or not."""
     recipe, masks = trained.recipe, trained.recipe.task == "mlm"
     vocab_size = trained.tokenizers.target.get_vocab_size() if masks else None
+    positions = GivenPositions.of(recipe.data, recipe.train.seed, trained.tokenizers.target, training=False)
     batches = DocumentBatches(
-        store, recipe.data.sequence_length, recipe.train.batch_tokens, trained.special, vocab_size
+        store, recipe.data.sequence_length, recipe.train.batch_tokens, trained.special, vocab_size, positions
     )
     nats, tokens, correct = totals(trained, batches, lambda done: report(done, len(batches)))
     sizes = {"documents": len(store), "tokens": tokens, "bytes": store.text_bytes}

@@ -43,6 +43,7 @@ def generate(
     *,
     draft: Transformer | None = None,
     start: int | None = None,
+    positions: Any = None,
     details: bool = False,
     **fields: Any,
 ) -> Any:
@@ -55,6 +56,8 @@ def generate(
     `num_return_sequences` above 1 a list for each prompt, of beams with the best first or of samples; with `details`
     as `Generated`. A seed gives a prompt the same continuation in any batch. `draft` is a smaller model for
     speculative decoding; `start` is the token an encoder-decoder's decoder begins with, where its folder does not say.
+    `positions` are those of a prompt's tokens where they do not count from 0, a list for each prompt; new tokens count
+    on from the last of them.
 
     Where frequencies depend on the length of the text (LongRoPE, dynamic extensions), those of prompt and
     `max_new_tokens` together are used from the first token on, so that the result equals a forward over the whole
@@ -66,7 +69,9 @@ def generate(
     >>> [len(new) for new in generate(model, [[1, 2, 3], [4]], max_new_tokens=5, temperature=0.8, seed=0)]
     [5, 5]
     """
-    request = build_request(model, prompt, options, fields, draft=draft, start=start, details=details)
+    request = build_request(
+        model, prompt, options, fields, draft=draft, start=start, positions=positions, details=details
+    )
     if request.options.max_new_tokens is None and not (request.stop or request.stop_texts):
         raise ValueError("without max_new_tokens and without a stop this would never end: give one of them, or stream")
     with eval_mode(model, draft), torch.inference_mode():
@@ -129,6 +134,7 @@ def stream(
     *,
     draft: Transformer | None = None,
     start: int | None = None,
+    positions: Any = None,
     details: bool = False,
     **fields: Any,
 ) -> Iterator[Any]:
@@ -143,7 +149,9 @@ def stream(
     >>> len(list(stream(model, [1, 2, 3], max_new_tokens=4)))
     4
     """
-    request = build_request(model, prompt, options, fields, draft=draft, start=start, details=details, streams=True)
+    request = build_request(
+        model, prompt, options, fields, draft=draft, start=start, positions=positions, details=details, streams=True
+    )
     if request.is_batch:
         raise ValueError("stream takes one prompt, not a list of them")
     if request.samples_per_prompt > 1:

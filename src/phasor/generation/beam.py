@@ -63,7 +63,7 @@ def beam_search(request: GenerationRequest) -> list[list[Hypothesis]]:
     searches = [Beams(list(prompt), width, done=i >= count) for i, prompt in enumerate(prompts)]
     rows = [prompt for prompt in prompts for _ in range(width)]
     with step_runner(request.step_spec(width)) as runner:
-        logits = runner.prefill(rows, request.encode(copies=width))
+        logits = runner.prefill(rows, request.encode(copies=width), request.prompt_positions(width))
         places = searches  # the search of every `width` rows
         for length in range(1, options.max_new_tokens + 1):
             order: list[int] = []
@@ -87,7 +87,8 @@ def beam_search(request: GenerationRequest) -> list[list[Hypothesis]]:
 def pad_request(request: GenerationRequest) -> GenerationRequest:
     """The request with some more prompts where steps are a CUDA graph, which then serves similar numbers of them."""
     extra = round_up(len(request.prompts)) - len(request.prompts)
-    padded = replace(request, prompts=request.prompts + request.prompts[-1:] * extra)
+    positions = None if request.positions is None else request.positions + request.positions[-1:] * extra
+    padded = replace(request, prompts=request.prompts + request.prompts[-1:] * extra, positions=positions)
     return padded if extra and runs_cuda_graph(padded.step_spec(request.options.num_beams)) else request
 
 

@@ -16,7 +16,7 @@ def decode_loop(request: GenerationRequest) -> Iterator[list[SequenceState]]:
     """Decode all rows together; yields the rows after every step."""
     rows = request.new_rows()
     with step_runner(request.step_spec()) as runner:
-        logits = runner.prefill([row.prompt for row in rows], request.encode())
+        logits = runner.prefill([row.prompt for row in rows], request.encode(), request.prompt_positions())
         if request.is_argmax_only and isinstance(runner, CudaGraphRunner):
             runner.start(logits.argmax(-1))
             yield from decode_async(request, rows, runner)

@@ -64,6 +64,7 @@ class GenerationRequest:
     draft: Transformer | None = None
     tokenizer: Any = None
     is_batch: bool = True
+    positions: list[list[int]] | None = None  # of the tokens of each prompt, where they do not count from 0
 
     @property
     def is_argmax_only(self) -> bool:
@@ -86,6 +87,10 @@ class GenerationRequest:
         if self.start is None:
             raise ValueError("an encoder-decoder needs the token its decoder starts with: pass start=")
         return [[self.start] for _ in self.prompts]
+
+    def prompt_positions(self, copies: int = 1) -> list[list[int]] | None:
+        """The positions of each prompt's tokens, for `copies` rows per prompt; None where they count from 0."""
+        return None if self.positions is None else [own for own in self.positions for _ in range(copies)]
 
     def new_rows(self) -> list[SequenceState]:
         """A row for every prompt, with no new tokens yet."""
@@ -162,18 +167,37 @@ class GenerationRequest:
         if self.model.encoder is not None:
             source = max(map(len, self.prompts))
             check_max_positions(self.model.encoder.schemes, source, f"a prompt of {source} tokens reaches")
+        if self.positions is not None:
+            self._check_positions(self.positions)
         for model in (self.model,) if self.draft is None else (self.model, self.draft):
             self._check_decoder(cast(Stack, model.decoder), like=model.tokens.weight)
+
+    def _check_positions(self, positions: list[list[int]]) -> None:
+        options = self.options
+        if self.is_encoder_decoder or self.draft or options.penalty_alpha or options.prompt_lookup_tokens:
+            raise ValueError("positions are for a decoder, with greedy decoding, sampling or beam search")
+        sizes = [len(own) if isinstance(own, list) else None for own in positions]
+        if sizes != list(map(len, self.prompts)):
+            raise ValueError("positions are a list of integers for each prompt, one for each of its tokens")
+        for position in {position for own in positions for position in own}:
+            if type(position) is not int or not 0 <= position < 1 << 62:
+                raise ValueError(f"a position is an integer from 0 to 2^62, not {quote(position)}")
 
     def _check_decoder(self, stack: Stack, like: Tensor) -> None:
         """Whether a decoder's positions suffice for its tokens."""
         options, longest = self.options, max(map(len, self.decoder_prompts()))
-        check_max_positions(stack.schemes, longest, f"a prompt of {longest} tokens reaches")
-        limited = stack.limited_schemes(like)
+        limited, given = stack.limited_schemes(like), self.positions
+        # Only contrastive search reads the last token too.
+        new = (options.max_new_tokens or 1) - (0 if options.penalty_alpha else 1)
+        if given is not None:
+            reached = max(max(map(max, given)), max(own[-1] for own in given) + new) + 1
+            check_max_positions(limited, reached, "the positions of prompts and new tokens reach")
+        else:
+            check_max_positions(stack.schemes, longest, f"a prompt of {longest} tokens reaches")
         if options.max_new_tokens is not None:
-            # Only contrastive search reads the last token too.
-            count = longest + options.max_new_tokens - (0 if options.penalty_alpha else 1)
-            check_max_positions(limited, count, f"{longest} tokens and {options.max_new_tokens} new ones reach")
+            if given is None:
+                what = f"{longest} tokens and {options.max_new_tokens} new ones reach"
+                check_max_positions(limited, longest + new, what)
             planned, needed = options.planned_length, longest + options.max_new_tokens
             if planned is not None and planned < needed:
                 raise ValueError(f"planned_length must be at least prompt and max_new_tokens, {needed}, not {planned}")
@@ -195,6 +219,7 @@ def build_request(
     *,
     draft: Transformer | None = None,
     start: int | None = None,
+    positions: Any = None,
     details: bool = False,
     streams: bool = False,
 ) -> GenerationRequest:
@@ -228,6 +253,11 @@ def build_request(
     stop = model.special.stop if options.stop is None else options.stop
     stop_tokens, stop_texts = split_stops(stop, model.tokenizer if is_text else None, options)
     copies = options.num_return_sequences if options.num_beams == 1 else 1
+    if positions is not None:
+        listed = positions.tolist() if isinstance(positions, Tensor) else positions
+        if not isinstance(listed, list):
+            raise ValueError(f"positions are a list of integers for each prompt, not {quote(positions)}")
+        positions = [own for own in (listed if is_batch else [listed]) for _ in range(copies)]
     request = GenerationRequest(
         model,
         options,
@@ -240,6 +270,7 @@ def build_request(
         draft=draft,
         tokenizer=model.tokenizer if is_text else None,
         is_batch=is_batch,
+        positions=positions,
     )
     request.check()
     return request

@@ -74,13 +74,14 @@ def check_config(
         raise ValueError(f"the source's tokenizer has {read} tokens, and the model's source vocabulary {known}")
     for position in (config.input_position, *config.layer_positions()):
         limit = position.max_positions
-        if limit is not None and recipe.data.sequence_length > limit:
+        coupled = recipe.data.positions == "coupled" and recipe.data.positions_to is not None
+        if limit is not None and recipe.data.sequence_length > limit and not coupled:
             raise ValueError(
                 f"data.sequence_length is {recipe.data.sequence_length}, and this model allows {limit} tokens"
             )
-        if limit is not None and (recipe.data.skip_positions_to or 0) > limit:
+        if limit is not None and (recipe.data.positions_to or 0) > limit:
             raise ValueError(
-                f"data.skip_positions_to is {recipe.data.skip_positions_to}, and this model allows {limit} positions"
+                f"data.positions_to is {recipe.data.positions_to}, and this model allows {limit} positions"
             )
     return config
 

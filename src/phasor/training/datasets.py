@@ -80,9 +80,16 @@ def build_datasets(recipe: Recipe, prepared: PreparedData) -> Datasets:
     shared = prepared.source_tokenizer is prepared.tokenizer
 
     def batches(store: TokenStore, **options: bool) -> Batches:
-        return Batches(store, recipe, special=prepared.special, vocab_size=prepared.vocab_size, **options)
+        return Batches(
+            store,
+            recipe,
+            special=prepared.special,
+            vocab_size=prepared.vocab_size,
+            tokenizer=prepared.tokenizer,
+            **options,
+        )
 
-    train = batches(prepared.train, skip_positions=True)
+    train = batches(prepared.train, training=True)
     return Datasets(
         tokenizer=prepared.tokenizer,
         source_tokenizer=None if shared else prepared.source_tokenizer,

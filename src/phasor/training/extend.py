@@ -171,7 +171,9 @@ def fine_tuning(source: ModelConfig, config: ModelConfig, positions: str, to: in
     length = trained_length(source) if skipped else to
     return Recipe(
         model={name: fields[name] for name in ("position", "layers", "max_length")},
-        data=DataConfig(sequence_length=length, skip_positions_to=to if skipped else None),
+        data=DataConfig(
+            sequence_length=length, positions="skipped" if skipped else "ordinary", positions_to=to if skipped else None
+        ),
         train=TrainConfig(batch_tokens=max(length, BATCH_TOKENS), activation_checkpointing=length > RECOMPUTE),
         save=SaveConfig(every=SAVE_EVERY, keep=1, best=False),
     )

@@ -12,9 +12,12 @@ TOKENS, SENTENCES = 128, 4
 
 
 def sample_text(model: Transformer, recipe: Recipe, datasets: Datasets) -> str | None:
-    """Text from the beginning for a language model, a few validation pairs translated, nothing for an encoder."""
+    """Text from the beginning for a language model, a few validation pairs translated, nothing for an encoder.
+
+    Nothing either for coupled positions, which follow from a text and not from its beginning.
+    """
     tokenizer = datasets.tokenizer
-    if recipe.task == "mlm" or tokenizer is None:
+    if recipe.task == "mlm" or recipe.data.positions == "coupled" or tokenizer is None:
         return None
     if recipe.task == "lm":
         bos = model.special.bos

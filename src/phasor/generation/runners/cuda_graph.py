@@ -130,11 +130,16 @@ class CudaGraphRunner:
     def reorder(self, rows: Sequence[int]) -> None:
         self.buffers.order.copy_(torch.tensor(rows))
 
-    def prefill(self, prompts: Sequence[Sequence[int]], memory: EncoderOutput | None = None) -> Tensor:
+    def prefill(
+        self,
+        prompts: Sequence[Sequence[int]],
+        memory: EncoderOutput | None = None,
+        positions: Sequence[Sequence[int]] | None = None,
+    ) -> Tensor:
         model = self.model()
         assert model is not None
         cache = self._new_cache()
-        logits = prefill(model, cache, prompts, memory)
+        logits = prefill(model, cache, prompts, memory, positions)
         self.buffers.cache.continue_from(cache)
         self.num_read = self.launched
         self.buffers.step_index.fill_(self.launched)

@@ -27,8 +27,13 @@ class EagerRunner:
     def __init__(self, model: Transformer, cache: KVCache) -> None:
         self.model, self.cache = model, cache
 
-    def prefill(self, prompts: Sequence[Sequence[int]], memory: EncoderOutput | None = None) -> Tensor:
-        return prefill(self.model, self.cache, prompts, memory)
+    def prefill(
+        self,
+        prompts: Sequence[Sequence[int]],
+        memory: EncoderOutput | None = None,
+        positions: Sequence[Sequence[int]] | None = None,
+    ) -> Tensor:
+        return prefill(self.model, self.cache, prompts, memory, positions)
 
     def step(self, tokens: Sequence[int]) -> Tensor:
         column = torch.tensor(tokens, device=self.model.tokens.weight.device)[:, None]
@@ -39,11 +44,17 @@ class EagerRunner:
 
 
 def prefill(
-    model: Transformer, cache: KVCache, prompts: Sequence[Sequence[int]], memory: EncoderOutput | None = None
+    model: Transformer,
+    cache: KVCache,
+    prompts: Sequence[Sequence[int]],
+    memory: EncoderOutput | None = None,
+    positions: Sequence[Sequence[int]] | None = None,
 ) -> Tensor:
-    """Read prompts into a cache; the logits `[B, vocab]` after each."""
+    """Read prompts into a cache, at positions of their own if given; the logits `[B, vocab]` after each."""
     tokens, attention_mask = pad_rows(prompts, model.tokens.weight.device)
-    return last_logits(model, model.decode(tokens, memory, attention_mask=attention_mask, cache=cache))
+    given = None if positions is None else pad_rows(positions, tokens.device)[0]
+    hidden = model.decode(tokens, memory, positions=given, attention_mask=attention_mask, cache=cache)
+    return last_logits(model, hidden)
 
 
 def last_logits(model: Transformer, hidden: Tensor) -> Tensor:

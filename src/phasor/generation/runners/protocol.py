@@ -24,8 +24,13 @@ class StepRunner(Protocol):
 
     has_fixed_rows: bool
 
-    def prefill(self, prompts: Sequence[Sequence[int]], memory: EncoderOutput | None = None) -> Tensor:
-        """Read the prompts of all rows; the logits `[B, vocab]` after their last tokens."""
+    def prefill(
+        self,
+        prompts: Sequence[Sequence[int]],
+        memory: EncoderOutput | None = None,
+        positions: Sequence[Sequence[int]] | None = None,
+    ) -> Tensor:
+        """Read the prompts of all rows, at positions of their own if given; the logits `[B, vocab]` after them."""
         ...
 
     def step(self, tokens: Sequence[int]) -> Tensor:

@@ -37,10 +37,10 @@ class Learned(Position, config=LearnedConfig):
 
     def on_input(self, x: Tensor, seq: SequenceInfo) -> Tensor:
         positions, count = seq.positions, x.shape[-2]
-        if seq.order is None and count > self.max_length:
+        highest = int(positions.max()) if can_check_values(positions) and positions.numel() else None
+        counted = seq.order is None and positions.dim() == 1 and (highest is None or highest >= self.max_length)
+        if counted and count > self.max_length:
             raise ValueError(f"{count} tokens are more than the learned table of {self.max_length} positions holds")
-        if can_check_values(positions) and positions.numel() and positions.max() >= self.max_length:
-            raise ValueError(
-                f"position {int(positions.max())} lies beyond the learned table of {self.max_length} positions"
-            )
+        if highest is not None and highest >= self.max_length:
+            raise ValueError(f"position {highest} lies beyond the learned table of {self.max_length} positions")
         return x + nn.functional.embedding(positions + self.config.offset, self.weight).to(x.dtype)
