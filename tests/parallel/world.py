@@ -12,22 +12,27 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from parallel_cases import PackedBatches, model, recipe
+from parallel_cases import PackedBatches, config, recipe
 from safetensors.torch import save_file
 from world_processes import fork_processes
 
 from phasor.config.recipe import MeshConfig
 from phasor.data.prefetch import StepBatches
+from phasor.parallel.fresh import fresh_weights
 from phasor.parallel.processes import join_processes
 from phasor.training.sharded import ShardedTrainer
 from phasor.training.signals import SharedStopSignal
+from phasor.transformer import Transformer
 
 
 def train_case(results: Path, name: str, *, model_name: str, mesh: dict, steps: int, train: dict) -> dict:
     """Losses, the first gradients and the validation loss of a model on a mesh."""
     given = recipe(**train)
     with join_processes(MeshConfig(**mesh), "cpu") as processes:
-        trainer = ShardedTrainer(model(model_name), given, steps, processes, SharedStopSignal())
+        with torch.device("meta"):
+            outline = Transformer(config(model_name))
+        weights = fresh_weights(outline.config, 0)
+        trainer = ShardedTrainer(outline, given, steps, processes, SharedStopSignal(), weights)
         batches = StepBatches(
             PackedBatches(model_name),
             accumulation_steps=given.train.gradient_accumulation_steps,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -24,6 +25,7 @@ from phasor.checkpoints.folder import (
     write_tokenizers,
 )
 from phasor.checkpoints.mxfp4 import MXFP4Tensors, is_mxfp4
+from phasor.checkpoints.opened import OpenedModel
 from phasor.checkpoints.sentence_transformers import add_pooling, read_back, write_pooling
 from phasor.checkpoints.sentencepiece_folders import load_sentencepiece, remove_copies
 from phasor.checkpoints.tensors import TYPES, Progress, Tensors, write_tensors
@@ -77,15 +79,10 @@ def read_hf_config(folder: Path, part: str | None = None) -> ModelConfig:
     return add_pooling(family.read_whole(fields), folder)
 
 
-def load_hf(
-    folder: Path,
-    device: torch.device | str,
-    dtype: torch.dtype | None,
-    progress: Progress | None = None,
-    *,
-    strict: bool = False,
-    part: str | None = None,
-) -> Transformer:
+@contextmanager
+def open_hf(
+    folder: Path, dtype: torch.dtype | None, *, strict: bool = False, part: str | None = None
+) -> Iterator[OpenedModel]:
     """The model of a Hugging Face folder, or its text part; `strict` refuses fields that have no effect."""
     file = folder / CONFIG
     data = read_fields(file, part)
@@ -107,25 +104,26 @@ def load_hf(
         shapes = dict(model.state_dict())
         wanted = expand_rules(family.rules(config), config, shapes)
         passthrough = check_tensors(family, folder, tensors, names, wanted, shapes, config)
+        model.origin = Origin(family.model_type, folder, config, fields.unread_fields())
+        model.origin.passthrough = {name: tensors.get(names[name]).clone() for name in passthrough}
+        read_special_files(model, folder, data)
+        fields.warn()
         dtype = dtype or config_dtype(data) or tensors.main_dtype()
-        model.load_state_dict(
-            fill_tensors(tensors, names, wanted, shapes, config, device, dtype, progress), assign=True
-        )
-        origin = Origin(family.model_type, folder, config, fields.unread_fields())
-        origin.passthrough = {name: tensors.get(names[name]).clone() for name in passthrough}
+        yield OpenedModel(model, dtype, weight_reader(tensors, names, wanted, shapes, config, dtype), tensors.release)
+
+
+def read_special_files(model: Transformer, folder: Path, data: dict[str, Any]) -> None:
+    """Give a model its folder's special tokens, settings for generation and tokenizers."""
     generation = folder / SPECIAL
     if generation.exists():  # then config.json says no more than where texts begin and end
         settings = read_json(generation)
         model.special = read_special({name: data.get(name) for name in SPECIAL_IDS} | settings, generation)
     else:
         settings = {name: value for name, value in data.items() if name in SETTINGS}
-        model.special = read_special(data, file)
+        model.special = read_special(data, folder / CONFIG)
     model.generation_settings = read_generation_settings(settings)
     read_tokenizers(model, folder)
     load_sentencepiece(model, folder)
-    model.origin = origin
-    fields.warn()
-    return model.requires_grad_(True).eval()
 
 
 def canonical_names(found: list[str], family: Family) -> dict[str, str]:
@@ -204,36 +202,32 @@ def check_tensors(
     return passthrough
 
 
-def fill_tensors(
+def weight_reader(
     tensors: Tensors,
     names: dict[str, str],
     wanted: list[Assignment],
     shapes: dict[str, Tensor],
     config: ModelConfig,
-    device: torch.device | str,
     dtype: torch.dtype,
-    progress: Progress | None,
-) -> dict[str, Tensor]:
-    """Our tensors: one whose memory in the file is the same stays mapped from it, others are copied piece by piece."""
+) -> Callable[[str, torch.device], Tensor]:
+    """What reads our tensors: mapped where the file has the same memory, and otherwise copied piece by piece."""
     of_each: dict[str, list[Assignment]] = {}
     for assignment in wanted:
         of_each.setdefault(assignment.ours, []).append(assignment)
-    ours: dict[str, Tensor] = {}
-    total, done = sum(like.numel() for like in shapes.values()), 0
-    with torch.no_grad():
-        for name, parts in of_each.items():
-            like, theirs = shapes[name], [names[assignment.theirs] for assignment in parts]
-            whole = tensors.get_adjacent(theirs) if in_memory_order(parts, like, config) else None
-            if whole is not None:
-                ours[name] = whole.view(like.shape).to(device, dtype)
-            else:
-                ours[name] = torch.empty(like.shape, dtype=dtype, device=device)
-                for assignment, found in zip(parts, theirs, strict=True):
-                    assignment.layout.load(assignment.slice(ours[name]), tensors.get(found), config)
-            done += like.numel()
-            if progress is not None:
-                progress(done, total)
-    return ours
+
+    @torch.no_grad()
+    def read(name: str, device: torch.device) -> Tensor:
+        parts, like = of_each[name], shapes[name]
+        theirs = [names[assignment.theirs] for assignment in parts]
+        whole = tensors.get_adjacent(theirs) if in_memory_order(parts, like, config) else None
+        if whole is not None:
+            return whole.view(like.shape)
+        made = torch.empty(like.shape, dtype=dtype, device=device)
+        for assignment, found in zip(parts, theirs, strict=True):
+            assignment.layout.load(assignment.slice(made), tensors.get(found), config)
+        return made
+
+    return read
 
 
 def config_dtype(data: dict[str, Any]) -> torch.dtype | None:

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from phasor.checkpoints.folder import CONFIG, read_json
-from phasor.checkpoints.hf import load_hf, read_hf_config
+from phasor.checkpoints.hf import open_hf, read_hf_config
 from phasor.checkpoints.hub import resolve_folder
-from phasor.checkpoints.native import load_native, read_native_config
-from phasor.checkpoints.run_checkpoint import is_checkpoint, load_checkpoint_model, read_checkpoint_config
+from phasor.checkpoints.native import open_native, read_native_config
+from phasor.checkpoints.opened import OpenedModel
+from phasor.checkpoints.run_checkpoint import is_checkpoint, open_checkpoint, read_checkpoint_config
 from phasor.checkpoints.swap_positions import swap_positions
 from phasor.checkpoints.tensors import Progress
 from phasor.checkpoints.text_part import PARTS
@@ -59,21 +60,36 @@ def load(
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ValueError(f"dtype must be a floating-point dtype such as torch.bfloat16, not {quote(dtype)}")
     device = resolve_device(device)
+    with pause_gc(), open_model(folder, dtype, part=part, strict=strict, verify=verify) as opened:
+        model = opened.load(device, progress)
+    if position is None and extension is None:
+        return model
+    return swap_positions(model, position, extension)
+
+
+@contextmanager
+def open_model(
+    folder: str | Path,
+    dtype: torch.dtype | None = None,
+    *,
+    part: str | None = None,
+    strict: bool = False,
+    verify: bool = True,
+) -> Iterator[OpenedModel]:
+    """A model folder of any format without its weights, which can be read one by one; options as for `load`."""
     folder = resolve_folder(folder)
     check_part(folder, part)
     trained = is_checkpoint(folder)
     if verify:
         verify_folder(folder, "checkpoint" if trained else "model")
-    with pause_gc():
-        if trained:
-            model = load_checkpoint_model(folder, device, dtype)
-        elif is_hf(folder):
-            model = load_hf(folder, device, dtype, progress, strict=strict, part=part)
-        else:
-            model = load_native(folder, device, dtype, progress)
-    if position is None and extension is None:
-        return model
-    return swap_positions(model, position, extension)
+    if trained:
+        opened = open_checkpoint(folder, dtype)
+    elif is_hf(folder):
+        opened = open_hf(folder, dtype, strict=strict, part=part)
+    else:
+        opened = open_native(folder, dtype)
+    with opened as model:
+        yield model
 
 
 def check_part(folder: Path, part: str | None) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from phasor.checkpoints.folder import (
     CONFIG,
@@ -20,28 +21,37 @@ from phasor.checkpoints.folder import (
     write_tokenizers,
 )
 from phasor.checkpoints.hf import Origin
-from phasor.checkpoints.tensors import TYPES, Progress, Tensors, write_tensors
+from phasor.checkpoints.opened import OpenedModel
+from phasor.checkpoints.tensors import TYPES, Progress, Tensors, TensorSource, write_model_sources, write_tensors
 from phasor.config import ModelConfig
 from phasor.config.schema import name_some
 from phasor.transformer import Transformer
 
 
-def save_native(model: Transformer, folder: Path, progress: Progress | None = None) -> None:
-    """Write a model into an empty folder."""
+def save_native(
+    model: Transformer,
+    folder: Path,
+    progress: Progress | None = None,
+    *,
+    sources: Sequence[TensorSource] | None = None,
+) -> None:
+    """Write a model into an empty folder; `sources` make its weights, one at a time, where it does not hold them."""
     (folder / CONFIG).write_text(model.config.to_json(), encoding="utf-8")
     write_json(folder / SPECIAL, special_fields(model.special) | model.generation_settings)
     write_tokenizers(model, None if model.origin is None else model.origin.folder, folder)
     if model.origin is not None and model.origin.passthrough:
         left = name_some(model.origin.passthrough)
         warnings.warn(f"tensors phasor has no use for, which its own format leaves out: {left}", stacklevel=4)
+    if sources is not None:
+        write_model_sources(folder, sources)
+        return
     tensors = model.state_dict()
     total = sum(x.numel() * x.element_size() for x in tensors.values())
     write_tensors(folder, tensors.items(), total, progress)
 
 
-def load_native(
-    folder: Path, device: torch.device | str, dtype: torch.dtype | None, progress: Progress | None = None
-) -> Transformer:
+@contextmanager
+def open_native(folder: Path, dtype: torch.dtype | None) -> Iterator[OpenedModel]:
     """The model of a folder of ours."""
     config = read_native_config(folder)
     with Tensors(folder) as tensors:
@@ -50,20 +60,13 @@ def load_native(
             model = Transformer(config)
         check_tensors({name: tuple(x.shape) for name, x in model.state_dict().items()}, tensors)
         check_dtypes(tensors, dtype)
-        loaded: dict[str, Tensor] = {}
-        for i, name in enumerate(tensors.names):
-            found = tensors.get(name)
-            loaded[name] = found.to(device, dtype)
-            if progress is not None:
-                progress(i + 1, len(tensors.names))
-    model.load_state_dict(loaded, assign=True)
-    if (folder / SPECIAL).exists():
-        special = read_json(folder / SPECIAL)
-        model.special = read_special(special, folder / SPECIAL)
-        model.generation_settings = read_generation_settings(special)
-    read_tokenizers(model, folder)
-    model.origin = Origin("phasor", folder, config)
-    return model.requires_grad_(True).eval()
+        if (folder / SPECIAL).exists():
+            special = read_json(folder / SPECIAL)
+            model.special = read_special(special, folder / SPECIAL)
+            model.generation_settings = read_generation_settings(special)
+        read_tokenizers(model, folder)
+        model.origin = Origin("phasor", folder, config)
+        yield OpenedModel(model, dtype or tensors.main_dtype(), lambda name, device: tensors.get(name), tensors.release)
 
 
 def check_sizes(config: ModelConfig, tensors: Tensors) -> None:

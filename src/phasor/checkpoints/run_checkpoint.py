@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
-from phasor.checkpoints.folder import read_json, read_tokenizers
+from phasor.checkpoints.folder import WEIGHTS, read_json, read_tokenizers
 from phasor.checkpoints.hf import Origin
+from phasor.checkpoints.opened import OpenedModel
 from phasor.checkpoints.runs import DATA, TOKENIZER_FOLDER, VALUES
+from phasor.checkpoints.tensors import Tensors
 from phasor.config import ModelConfig
 from phasor.config.generation import SpecialTokens
 from phasor.manifest import read_manifest
 from phasor.transformer import Transformer
+
+AVERAGE = "ema.safetensors"
 
 
 def is_checkpoint(folder: Path) -> bool:
@@ -32,17 +37,15 @@ def tokenizer_folder(folder: Path) -> Path:
     return folder.parent.parent / DATA if is_checkpoint(folder) else folder
 
 
-def load_checkpoint_model(folder: Path, device: torch.device | str, dtype: torch.dtype | None) -> Transformer:
+@contextmanager
+def open_checkpoint(folder: Path, dtype: torch.dtype | None) -> Iterator[OpenedModel]:
     """The model of a checkpoint, with the average of its weights where there is one, and the tokenizers of its run."""
     values = read_json(folder / VALUES)["values"]
     with torch.device("meta"):
         model = Transformer(read_checkpoint_config(folder))
-    tensors = load_file(folder / "model.safetensors")
-    if (folder / "ema.safetensors").exists():
-        tensors |= load_file(folder / "ema.safetensors")
-    model.load_state_dict({name: x.to(device, dtype) for name, x in tensors.items()}, assign=True)
     model.special = SpecialTokens.from_dict(values["special"])
     model.generation_settings = values.get("generation", {})
     read_tokenizers(model, tokenizer_folder(folder))
     model.origin = Origin("phasor", folder.parent.parent / TOKENIZER_FOLDER, model.config)
-    return model.requires_grad_(True).eval()
+    with Tensors(folder, AVERAGE if (folder / AVERAGE).exists() else WEIGHTS) as tensors:
+        yield OpenedModel(model, dtype or tensors.main_dtype(), lambda name, device: tensors.get(name), tensors.release)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,23 +28,24 @@ TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16
 
 
 class Tensors:
-    """The tensors of a folder's safetensors files, one file or many with an index.
+    """The tensors of a folder's safetensors files, one file or many with an index, or of one file of it.
 
     Tensors are read on demand and stay memory-mapped until they are copied.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, file: str | None = None) -> None:
         self.folder, self.opened = folder, ExitStack()
         self.file_of: dict[str, Path] = {}
         self.handles: dict[Path, Any] = {}
         self.mapped: dict[Path, tuple[torch.UntypedStorage, dict[str, tuple[int, int]]]] = {}
         try:
-            for file in safetensors_files(folder):
-                self._open(file)
+            for path in safetensors_files(folder) if file is None else [folder / file]:
+                self._open(path)
         except BaseException:
             self.opened.close()
             raise
-        self._check_index()
+        if file is None:
+            self._check_index()
 
     def __enter__(self) -> Self:
         return self
@@ -55,17 +56,27 @@ class Tensors:
         self.opened.close()
 
     def _open(self, file: Path) -> None:
-        with open_regular(file, str(file)):  # safetensors calls everything that it cannot open missing
-            pass
-        try:
-            handle = self.opened.enter_context(safe_open(file, framework="pt"))
-        except (OSError, SafetensorError) as error:
-            raise ValueError(f"{file} cannot be read as safetensors: {error}") from None
-        self.handles[file] = handle
-        for name in handle.keys():  # noqa: SIM118
+        for name in self._handle(file).keys():  # noqa: SIM118
             if name in self.file_of:
                 raise ValueError(f"{name} stands in {self.file_of[name].name} and again in {file}")
             self.file_of[name] = file
+
+    def _handle(self, file: Path) -> Any:
+        """A file, mapped."""
+        if file not in self.handles:
+            with open_regular(file, str(file)):  # safetensors calls everything that it cannot open missing
+                pass
+            try:
+                self.handles[file] = self.opened.enter_context(safe_open(file, framework="pt"))
+            except (OSError, SafetensorError) as error:
+                raise ValueError(f"{file} cannot be read as safetensors: {error}") from None
+        return self.handles[file]
+
+    def release(self) -> None:
+        """Unmap all files, so that what was read of them takes no memory; tensors in use keep theirs."""
+        self.opened.close()
+        self.handles.clear()
+        self.mapped.clear()
 
     def _check_index(self) -> None:
         index = self.folder / INDEX
@@ -89,12 +100,12 @@ class Tensors:
         return self._slice(name).get_dtype()
 
     def _slice(self, name: str) -> Any:
-        return self.handles[self.file_of[name]].get_slice(name)
+        return self._handle(self.file_of[name]).get_slice(name)
 
     def get(self, name: str) -> Tensor:
         """A tensor, mapped from its file."""
         try:
-            return self.handles[self.file_of[name]].get_tensor(name)
+            return self._handle(self.file_of[name]).get_tensor(name)
         except SafetensorError as error:
             raise ValueError(f"{self.file_of[name]}: {name} cannot be read: {error}") from None
 
@@ -195,15 +206,26 @@ def write_tensors(
         if progress is not None:
             progress(done, total)
     flush()
-    if len(shards) == 1:
-        (folder / "part-0").rename(folder / WEIGHTS)
-        return
-    weight_map: dict[str, str] = {}
-    for i, shard in enumerate(shards):
-        name = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
+    for i, name in enumerate(file_names(len(shards))):
         (folder / f"part-{i}").rename(folder / name)
-        weight_map |= dict.fromkeys(shard, name)
-    write_json(folder / INDEX, {"metadata": {"total_size": done}, "weight_map": weight_map})
+    write_index(folder, shards, done)
+
+
+def file_names(count: int) -> list[str]:
+    """The names of a model's files.
+
+    >>> file_names(1), file_names(2)
+    (['model.safetensors'], ['model-00001-of-00002.safetensors', 'model-00002-of-00002.safetensors'])
+    """
+    return [WEIGHTS] if count == 1 else [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
+
+
+def write_index(folder: Path, shards: Sequence[Iterable[str]], total: int) -> None:
+    """Write which file each tensor is in, where there are several."""
+    if len(shards) > 1:
+        pairs = zip(shards, file_names(len(shards)), strict=True)
+        weight_map = {name: file for shard, file in pairs for name in shard}
+        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
 
 
 @dataclass(frozen=True)
@@ -214,6 +236,10 @@ class TensorSource:
     dtype: torch.dtype
     shape: tuple[int, ...]
     make: Callable[[], Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
 
 
 def write_sources(file: Path, sources: Iterable[TensorSource]) -> None:
@@ -231,7 +257,7 @@ def write_sources(file: Path, sources: Iterable[TensorSource]) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for source in ordered:
-        start, end = end, end + prod(source.shape) * source.dtype.itemsize
+        start, end = end, end + source.nbytes
         names = {dtype: name for name, dtype in TYPES.items()}
         header[source.name] = {
             "dtype": names[source.dtype],
@@ -246,6 +272,28 @@ def write_sources(file: Path, sources: Iterable[TensorSource]) -> None:
             tensor = source.make().detach().cpu().contiguous()
             if tensor.numel():
                 stream.write(tensor.flatten().view(torch.uint8).numpy().data)
+
+
+def write_model_sources(folder: Path, sources: Sequence[TensorSource]) -> None:
+    """Write the files of a model as `write_tensors` does, one tensor at a time."""
+    shards = shard_sources(sources)
+    for name, shard in zip(file_names(len(shards)), shards, strict=True):
+        write_sources(folder / name, shard)
+    names = [[source.name for source in shard] for shard in shards]
+    write_index(folder, names, sum(source.nbytes for source in sources))
+
+
+def shard_sources(sources: Sequence[TensorSource], most: int = SHARD_BYTES) -> list[list[TensorSource]]:
+    """The tensors of each file of a model, in the order in which they are written."""
+    shards: list[list[TensorSource]] = [[]]
+    size = 0
+    for source in sources:
+        if shards[-1] and size + source.nbytes > most:
+            shards.append([])
+            size = 0
+        shards[-1].append(source)
+        size += source.nbytes
+    return [file_order(shard) for shard in shards]
 
 
 def file_order(sources: Iterable[TensorSource]) -> list[TensorSource]:

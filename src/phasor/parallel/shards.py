@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import cast
 
 import torch
@@ -18,13 +18,16 @@ class Shards:
     """The parts of a model's weights that this process holds, as plain parameters under the weights' names.
 
     They share their memory with the model. The optimizer and averages work on them as on any parameters. Weights are
-    cut along their first dimension; a process for which nothing is left of one does not list it.
+    cut along their first dimension; a process for which nothing is left of one does not list it. Of a model on the meta
+    device only the parts come into being, with whatever is in their memory: `load` fills them.
     """
 
     def __init__(self, model: Transformer, mesh: DeviceMesh) -> None:
         self.model, self.mesh = model, mesh
         self.index, self.count = mesh["shard"].get_local_rank(), mesh["shard"].size()
         shard_blocks(model, mesh)
+        if model.tokens.weight.is_meta:
+            model.to_empty(device=mesh.device_type)
         self.weights = {name: cast(DTensor, weight) for name, weight in model.named_parameters()}
         with torch.no_grad():
             self.parts = {
@@ -60,16 +63,16 @@ class Shards:
         )
         return whole.full_tensor()
 
-    def cut(self, whole: Tensor) -> Tensor:
-        """This process's part of a whole tensor; empty where there are fewer parts than processes."""
+    def take(self, name: str, whole: Tensor) -> Tensor:
+        """This process's part of a weight, or of something of its shape; empty where nothing is left for it."""
         parts = whole.chunk(self.count)
         return parts[self.index] if self.index < len(parts) else whole[:0]
 
     @torch.no_grad()
-    def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Take the weights from whole tensors."""
-        for name, part in self.parts.items():
-            part.copy_(self.cut(weights[name]))
+    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Take the weights from whole tensors, of which no more than these parts are read."""
+        for name, whole in weights:
+            self.parts[name].copy_(self.take(name, whole))
         self.reshard()
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from phasor.checkpoints import load
-from phasor.checkpoints.load import read_config
+from phasor.checkpoints.load import open_model, read_config
 from phasor.config import ModelConfig
 from phasor.config.generation import SpecialTokens
 from phasor.config.recipe import Recipe
 from phasor.models.extensions import trained_length
 from phasor.models.presets import preset
+from phasor.parallel.fresh import fresh_weights
 from phasor.training.datasets import Datasets
 from phasor.training.state import TrainingState
 from phasor.transformer import Transformer
@@ -97,18 +101,44 @@ def check_model(recipe: Recipe) -> None:
 
 def build_model(recipe: Recipe, datasets: Datasets) -> Transformer:
     """A recipe's model, with fresh weights drawn from the recipe's seed or with those of `init_from`."""
-    size = datasets.tokenizer.get_vocab_size()
-    source_size = None if datasets.source_tokenizer is None else datasets.source_tokenizer.get_vocab_size()
     if recipe.init_from is not None:
-        model = load_model(recipe, datasets, size, source_size)
-    else:
-        config = model_config(recipe, size, source_size).replace(trained_length=datasets.longest)
-        torch.manual_seed(recipe.train.seed)
-        model = Transformer(config)
-        special, start = datasets.special, datasets.special.start if recipe.task == "translation" else None
-        model.special = SpecialTokens(stop=(special.eos,), start=start, bos=special.bos, pad=special.pad)
+        return fit_model(load(recipe.init_from, dtype=torch.float32), recipe, datasets)
+    config = model_config(recipe, *vocabulary_sizes(datasets)).replace(trained_length=datasets.longest)
+    torch.manual_seed(recipe.train.seed)
+    model = Transformer(config)
+    special, start = datasets.special, datasets.special.start if recipe.task == "translation" else None
+    model.special = SpecialTokens(stop=(special.eos,), start=start, bos=special.bos, pad=special.pad)
     model.tokenizer, model.source_tokenizer = datasets.tokenizer, datasets.source_tokenizer
     return model
+
+
+def vocabulary_sizes(datasets: Datasets) -> tuple[int, int | None]:
+    """The numbers of tokens of the tokenizer, and of the source's where it has its own."""
+    source = datasets.source_tokenizer
+    return datasets.tokenizer.get_vocab_size(), None if source is None else source.get_vocab_size()
+
+
+def outline_model(
+    recipe: Recipe, datasets: Datasets, state: TrainingState | None, *, verify: bool
+) -> tuple[Transformer, Iterable[tuple[str, Tensor]]]:
+    """A recipe's model on the meta device, and its weights one after another; none where a checkpoint has them.
+
+    They have the bits of those of `build_model`. With `verify` the folder of `init_from` is compared with its manifest.
+    """
+    if state is not None or recipe.init_from is None:
+        with torch.device("meta"):
+            model = build_model(recipe, datasets) if state is None else rebuild_model(recipe, datasets, state)
+        return model, fresh_weights(model.config, recipe.train.seed) if state is None else ()
+    with open_model(recipe.init_from, torch.float32, verify=verify) as opened:
+        return fit_model(opened.model, recipe, datasets), read_weights(recipe.init_from)
+
+
+def read_weights(folder: str) -> Iterator[tuple[str, Tensor]]:
+    """The weights of a folder that was opened before, when its warnings were given."""
+    with ExitStack() as stack:
+        with warnings.catch_warnings(action="ignore"):
+            opened = stack.enter_context(open_model(folder, torch.float32, verify=False))
+        yield from opened.weights()
 
 
 def rebuild_model(recipe: Recipe, datasets: Datasets, state: TrainingState) -> Transformer:
@@ -131,22 +161,22 @@ def record_length(config: ModelConfig, datasets: Datasets, trained: int = 0) -> 
     return config.replace(trained_length=max(trained or trained_length(config), datasets.longest))
 
 
-def load_model(recipe: Recipe, datasets: Datasets, vocab_size: int, source_vocab_size: int | None) -> Transformer:
-    """The model of `init_from`, in float32, with what the recipe changes of it that its weights still fit."""
-    assert recipe.init_from is not None
-    source = load(recipe.init_from, dtype=torch.float32)
+def fit_model(source: Transformer, recipe: Recipe, datasets: Datasets) -> Transformer:
+    """The model of `init_from` with what the recipe changes of it that its weights still fit, and its data's tokens."""
     config = ModelConfig.from_dict(merge(source.config.to_dict(), recipe.model))
-    check_config(config, recipe, vocab_size, source_vocab_size)
+    check_config(config, recipe, *vocabulary_sizes(datasets))
     config = record_length(config, datasets, trained_length(source.config))
-    if config == source.config:
-        return source
-    torch.manual_seed(recipe.train.seed)
-    model = Transformer(config)
-    theirs = {name: tuple(x.shape) for name, x in source.state_dict().items()}
-    ours = {name: tuple(x.shape) for name, x in model.state_dict().items()}
-    unfit = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
-    if unfit:
-        raise ValueError(f"the weights of {recipe.init_from} do not fit the recipe's model: {', '.join(unfit[:5])}")
-    model.load_state_dict(source.state_dict())
-    model.special, model.generation_settings, model.origin = source.special, source.generation_settings, source.origin
+    model = source
+    if config != source.config:
+        with torch.device("meta"):
+            model = Transformer(config)
+        theirs = {name: tuple(x.shape) for name, x in source.state_dict().items()}
+        ours = {name: tuple(x.shape) for name, x in model.state_dict().items()}
+        unfit = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
+        if unfit:
+            raise ValueError(f"the weights of {recipe.init_from} do not fit the recipe's model: {', '.join(unfit[:5])}")
+        model.load_state_dict(source.state_dict(), assign=True)
+        model.special, model.generation_settings = source.special, source.generation_settings
+        model.origin = source.origin
+    model.tokenizer, model.source_tokenizer = datasets.tokenizer, datasets.source_tokenizer
     return model

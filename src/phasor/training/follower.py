@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from phasor.checkpoints.runs import RunMarker
+from phasor.checkpoints.tensors import TensorSource, shard_sources
 from phasor.training.progress import RunSummary, TrainingProgress
 from phasor.training.run import RunFolder
 from phasor.transformer import Transformer
@@ -57,8 +58,10 @@ class FollowerRunFolder(RunFolder):
     def keep_tokenizer(self, model: Transformer) -> None:
         pass
 
-    def finish(self, model: Transformer, sample: str | None) -> None:
-        pass
+    def finish(self, model: Transformer, sample: str | None, sources: list[TensorSource] | None = None) -> None:
+        for shard in shard_sources(sources or []):
+            for source in shard:
+                source.make()
 
     def plot(self) -> None:
         pass

@@ -16,7 +16,7 @@ from phasor.config.recipe import Recipe
 from phasor.data.prefetch import StepBatches
 from phasor.device import deterministic_algorithms, resolve_device
 from phasor.parallel.processes import JoinedProcesses, Processes, join_processes
-from phasor.training.build import build_model, check_model, rebuild_model
+from phasor.training.build import build_model, check_model, outline_model, rebuild_model
 from phasor.training.checks import check_device, check_recipe
 from phasor.training.datasets import Datasets, follow_datasets, load_datasets
 from phasor.training.follower import FollowerRunFolder, SilentProgress
@@ -115,12 +115,17 @@ def train_as(
             run.notify(
                 f"{datasets.skipped} pairs with more than {recipe.data.sequence_length} tokens on a side are left out"
             )
-        model = build_model(recipe, datasets) if state is None else rebuild_model(recipe, datasets, state)
+        if joined is not None:
+            model, weights = outline_model(recipe, datasets, state, verify=joined.is_first)
+        else:
+            model = build_model(recipe, datasets) if state is None else rebuild_model(recipe, datasets, state)
         if state is None:
             run.keep_tokenizer(model)
         steps = recipe.train.num_steps(datasets.train.per_epoch)
         trainer = (
-            Trainer(model, recipe, steps) if joined is None else ShardedTrainer(model, recipe, steps, joined, stop)
+            Trainer(model, recipe, steps)
+            if joined is None
+            else ShardedTrainer(model, recipe, steps, joined, stop, weights)
         )
         training = TrainingLoop(trainer, datasets, run, stop, progress, processes)
         if state is not None:
@@ -403,10 +408,9 @@ class TrainingLoop:
                 )
             model_step = self.use_best() if self.recipe.save.best else self.step
             with self.trainer.eval_mode():
-                model = self.trainer.whole_model()
-                if model is not None:
-                    sample = sample_text(model, self.recipe, self.datasets)
-                    self.folder.finish(model, sample)
+                model = self.trainer.inference_model()
+                sample = sample_text(model, self.recipe, self.datasets)
+                self.folder.finish(model, sample, self.trainer.model_sources())
         self.folder.plot()
         return TrainingResult(
             folder=self.folder.path,

@@ -14,8 +14,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from phasor.checkpoints import save
-from phasor.checkpoints.folder import listed_files, unreplaceable_reason, write_tokenizers
+from phasor.checkpoints.folder import listed_files, replacing_folder, unreplaceable_reason, write_tokenizers
 from phasor.checkpoints.hf import Origin
+from phasor.checkpoints.native import save_native
 from phasor.checkpoints.runs import (
     CHECKPOINTS,
     DATA,
@@ -26,6 +27,7 @@ from phasor.checkpoints.runs import (
     RunMarker,
     entries,
 )
+from phasor.checkpoints.tensors import TensorSource
 from phasor.config.recipe import Recipe
 from phasor.config.schema import name_some, shorten
 from phasor.files import atomic_write, hidden_files, lock, remove, replace_folder, restore_folder, staging_folder
@@ -331,12 +333,17 @@ class RunFolder:
                 write_manifest(staged, "model")
                 replace_folder(staged, place)
 
-    def finish(self, model: Transformer, sample: str | None) -> None:
-        """Write the model's folder and the sample."""
+    def finish(self, model: Transformer, sample: str | None, sources: list[TensorSource] | None = None) -> None:
+        """Write the model's folder and the sample; `sources` make the weights where the model does not hold them."""
         if TOKENIZER_FOLDER in self.marker.names:
             verify_folder(self.path / TOKENIZER_FOLDER, "model")
             model.origin = Origin("phasor", self.path / TOKENIZER_FOLDER, model.config)
-        save(model, self.claim(MODEL))
+        place = self.claim(MODEL)
+        if sources is None:
+            save(model, place)
+        else:
+            with replacing_folder(place) as staged:
+                save_native(model, staged, sources=sources)
         if sample is not None:
             with atomic_write(self.claim(SAMPLES)) as file:
                 file.write_text(sample + "\n", encoding="utf-8")

@@ -14,6 +14,7 @@ from torch import Tensor
 from phasor.checkpoints.tensors import TensorSource, file_order
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
+from phasor.parallel.load import prepare_inference
 from phasor.parallel.loss import local_loss
 from phasor.parallel.processes import JoinedProcesses
 from phasor.parallel.shards import Shards
@@ -25,12 +26,21 @@ from phasor.transformer import Transformer
 
 
 class ShardedTrainer(Trainer):
-    """A `Trainer` that is one of several processes; together they do what it does alone."""
+    """A `Trainer` that is one of several processes; together they do what it does alone.
+
+    The model may be on the meta device, and `weights` whole ones to take its parts from.
+    """
 
     def __init__(
-        self, model: Transformer, recipe: Recipe, steps: int, processes: JoinedProcesses, stop: StopSignal
+        self,
+        model: Transformer,
+        recipe: Recipe,
+        steps: int,
+        processes: JoinedProcesses,
+        stop: StopSignal,
+        weights: Iterable[tuple[str, Tensor]] = (),
     ) -> None:
-        self.processes, self.stop = processes, stop
+        self.processes, self.stop, self.initial = processes, stop, weights
         super().__init__(model, recipe, steps)
 
     def place(self, model: Transformer) -> Transformer:
@@ -45,6 +55,7 @@ class ShardedTrainer(Trainer):
     def shard(self) -> NamedWeights:
         """The parts of the weights that this process trains."""
         self.shards = Shards(self.model, self.processes.mesh)
+        self.shards.load(self.initial)
         return self.shards
 
     @property
@@ -138,33 +149,23 @@ class ShardedTrainer(Trainer):
                     source.make()
         self.processes.from_first(step)
 
-    @torch.no_grad()
-    def whole_model(self) -> Transformer | None:
-        weights = {}
-        for name, part in self.shards.parts.items():
-            whole = self.shards.gather(name, part)
-            if self.processes.is_first:
-                weights[name] = whole.cpu()
-        if not self.processes.is_first:
-            return None
-        with torch.device("meta"):
-            model = Transformer(self.model.config)
-        model.load_state_dict(weights, assign=True)
-        for name in ("tokenizer", "source_tokenizer", "special", "generation_settings", "origin"):
-            setattr(model, name, getattr(self.model, name))
-        return model.eval()
+    def inference_model(self) -> Transformer:
+        return prepare_inference(self.model)
+
+    def model_sources(self) -> list[TensorSource]:
+        return [self._source(name, part) for name, part in self.shards.parts.items()]
 
     def restore(self, state: TrainingState) -> None:
-        self.shards.load(state.tensors["model"])
+        self.shards.load(state.tensors["model"].items())
         held = dict(self.shards.named_parameters())
         own = {
-            path: tensor if path.endswith("/step") else self.shards.cut(tensor)
+            path: tensor if path.endswith("/step") else self.shards.take(path.rpartition("/")[0], tensor)
             for path, tensor in state.tensors["optimizer"].items()
             if path.rpartition("/")[0] in held
         }
         restore_optimizer(self.optimizer, self.shards, own)
         if self.ema is not None:
-            averages = {name: self.shards.cut(tensor) for name, tensor in state.tensors["ema"].items()}
+            averages = {name: self.shards.take(name, tensor) for name, tensor in state.tensors["ema"].items()}
             self.ema.restore(averages, state.values["ema_updates"])
 
     def non_finite_weights(self) -> list[str]:

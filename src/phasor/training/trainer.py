@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
+from phasor.checkpoints.tensors import TensorSource
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
 from phasor.device import resolve_device
@@ -214,9 +215,13 @@ class Trainer:
         """Write the checkpoint of a step, with some values beside the tensors."""
         save_state(folder, step, self.tensors(), values)
 
-    def whole_model(self) -> Transformer | None:
-        """The model to sample from and to write to a folder; None in processes that do neither."""
+    def inference_model(self) -> Transformer:
+        """The model to sample from when it is trained; all processes have to."""
         return self.model
+
+    def model_sources(self) -> list[TensorSource] | None:
+        """The weights to write to a model's folder where the model does not hold them; all processes have to."""
+        return None
 
     def restore(self, state: TrainingState) -> None:
         """Continue from a checkpoint."""

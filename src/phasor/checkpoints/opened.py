@@ -1,0 +1,51 @@
+"""A model folder that is open: its model without weights, and the weights one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from phasor.checkpoints.tensors import Progress
+from phasor.transformer import Transformer
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """The model of a folder, on the meta device, and how its weights are read.
+
+    `read(name, device)` gives a weight, in `dtype`: mapped from its file where it lies there as it is used, and
+    otherwise put together. `release()` unmaps the files; tensors in use keep what they are mapped from.
+
+    >>> with torch.device("meta"):
+    ...     model = torch.nn.Linear(2, 3)
+    >>> opened = OpenedModel(model, torch.float32, lambda name, device: torch.ones(model.get_parameter(name).shape))
+    >>> [(name, weight.shape) for name, weight in opened.weights()]
+    [('weight', torch.Size([3, 2])), ('bias', torch.Size([3]))]
+    """
+
+    model: Transformer
+    dtype: torch.dtype
+    read: Callable[[str, torch.device], Tensor]
+    release: Callable[[], None] = lambda: None
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights one after another, whole; none but the last one takes memory."""
+        for name in list(self.model.state_dict()):
+            yield name, self.read(name, torch.device("cpu"))
+            self.release()
+
+    def load(self, device: torch.device, progress: Progress | None = None) -> Transformer:
+        """The model with all of its weights on a device."""
+        like = self.model.state_dict()
+        total, done = sum(weight.numel() for weight in like.values()), 0
+        weights: dict[str, Tensor] = {}
+        for name, weight in like.items():
+            weights[name] = self.read(name, device).to(device, self.dtype)
+            done += weight.numel()
+            if progress is not None:
+                progress(done, total)
+        self.model.load_state_dict(weights, assign=True)
+        return self.model.requires_grad_(True).eval()

@@ -1,0 +1,32 @@
+"""Models that are cut over processes as they are loaded: each process reads its parts of the weights alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch.distributed.fsdp import register_fsdp_forward_method
+
+from phasor.checkpoints.load import open_model, pause_gc
+from phasor.parallel.processes import JoinedProcesses
+from phasor.parallel.shards import Shards
+from phasor.transformer import Transformer
+
+
+def load_shards(folder: str | Path, processes: JoinedProcesses, dtype: torch.dtype | None = None) -> Transformer:
+    """The model of a folder of any format, cut over the mesh of some processes, in evaluation mode.
+
+    The first process compares the folder with its manifest. All of them have to run the model, and in the same order:
+    a block is gathered while it runs. What stands outside of blocks is gathered once and stays whole.
+    """
+    with pause_gc(), open_model(folder, dtype, verify=processes.is_first) as opened:
+        model = opened.model.to(opened.dtype)
+        Shards(model, processes.mesh).load(opened.weights())
+    return prepare_inference(model)
+
+
+def prepare_inference(model: Transformer) -> Transformer:
+    """Have a model that is cut gather its weights where it encodes and decodes, as it does in a forward."""
+    for method in ("encode", "decode"):
+        register_fsdp_forward_method(model, method)
+    return model.eval()
