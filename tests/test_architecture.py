@@ -34,14 +34,14 @@ ENTRANCES = {"__init__", "__main__"}  # the public names, and `python -m phasor`
 HEAVY = {"torch", "numpy", "rich", "triton", "transformers", "tokenizers", "safetensors", "matplotlib"}
 
 PUBLIC = """
-AttentionConfig ConstantSchedule CosineSchedule DataConfig DeepNormConfig DropoutConfig EmbeddingConfig ExpertsConfig
-FanInInitConfig FeedForwardConfig GEGLUConfig GEGLUTanhConfig GELUConfig GELUTanhConfig GLUConfig Generated
-GenerationConfig InverseSqrtSchedule KVCache LanguageHeadConfig LayerConfig LayerNormConfig LinearSchedule
-MaskedHeadConfig MeshConfig ModelConfig NoHeadConfig NoNormConfig NormalInitConfig OptimizerConfig OutputConfig
-ParallelConfig PooledHeadConfig PostConfig PreConfig RMSNormConfig ReGLUConfig ReLUConfig Recipe Record Rotary
-SandwichConfig SaveConfig SiLUConfig SpecialTokens StableSchedule SwiGLUClampedConfig SwiGLUConfig T5InitConfig
-TrainConfig Transformer XavierInitConfig backends balancing_loss convert evaluate exact_rotary explain generate kinds
-load preset quantize save stream train translate verify
+AttentionConfig ChunkedConfig ConstantSchedule CosineSchedule DataConfig DeepNormConfig DilatedConfig DropoutConfig
+EmbeddingConfig ExpertsConfig FanInInitConfig FeedForwardConfig GEGLUConfig GEGLUTanhConfig GELUConfig GELUTanhConfig
+GLUConfig Generated GenerationConfig InverseSqrtSchedule KVCache LanguageHeadConfig LayerConfig LayerNormConfig
+LinearSchedule MaskedHeadConfig MeshConfig ModelConfig NoHeadConfig NoNormConfig NormalInitConfig OptimizerConfig
+OutputConfig ParallelConfig PooledHeadConfig PostConfig PreConfig RMSNormConfig ReGLUConfig ReLUConfig Recipe Record
+Rotary SandwichConfig SaveConfig SiLUConfig SpecialTokens StableSchedule StridedConfig SwiGLUClampedConfig SwiGLUConfig
+T5InitConfig TopKConfig TrainConfig Transformer XavierInitConfig backends balancing_loss convert evaluate exact_rotary
+explain generate kinds load preset quantize save stream train translate verify
 """.split()  # noqa: SIM905
 
 

@@ -12,11 +12,12 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "phasor.config": (
-        "AttentionConfig DeepNormConfig DropoutConfig EmbeddingConfig ExpertsConfig FanInInitConfig "
-        "FeedForwardConfig GEGLUConfig GEGLUTanhConfig GELUConfig GELUTanhConfig GLUConfig LanguageHeadConfig "
-        "LayerConfig LayerNormConfig MaskedHeadConfig ModelConfig NoHeadConfig NoNormConfig NormalInitConfig "
-        "OutputConfig ParallelConfig PooledHeadConfig PostConfig PreConfig RMSNormConfig ReGLUConfig ReLUConfig "
-        "SandwichConfig SiLUConfig SwiGLUClampedConfig SwiGLUConfig T5InitConfig XavierInitConfig"
+        "AttentionConfig ChunkedConfig DeepNormConfig DilatedConfig DropoutConfig EmbeddingConfig ExpertsConfig "
+        "FanInInitConfig FeedForwardConfig GEGLUConfig GEGLUTanhConfig GELUConfig GELUTanhConfig GLUConfig "
+        "LanguageHeadConfig LayerConfig LayerNormConfig MaskedHeadConfig ModelConfig NoHeadConfig NoNormConfig "
+        "NormalInitConfig OutputConfig ParallelConfig PooledHeadConfig PostConfig PreConfig RMSNormConfig ReGLUConfig "
+        "ReLUConfig SandwichConfig SiLUConfig StridedConfig SwiGLUClampedConfig SwiGLUConfig T5InitConfig TopKConfig "
+        "XavierInitConfig"
     ),
     "phasor.inspect.kinds": "kinds",
     "phasor.models.presets": "preset",

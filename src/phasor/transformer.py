@@ -38,6 +38,7 @@ from phasor.nn.record import Record, as_record
 from phasor.nn.residual import build_residual
 from phasor.nn.sequence import Length, SequenceArgs, SequenceInfo, count_text, sequence_info
 from phasor.ops.attention import Mask
+from phasor.ops.sparse_attention import Pattern
 
 
 class Block(nn.Module):
@@ -74,7 +75,7 @@ class Stack(nn.Module):
         self.positions = nn.ModuleList(build_position(scheme, model, side) for scheme in self.schemes)
         self.axes = max(scheme.axes for scheme in self.schemes)
         self.needs_length = any(scheme.depends_on_length for scheme in self.schemes)
-        self.windowed = any(layer.attention.window is not None for layer in self.layers)
+        self.windowed = any(layer.attention.window or layer.attention.sparse for layer in self.layers)
         types = model.embedding.token_types
         width = model.input_width
         # Given a table it initializes none: on the meta device that would import half of PyTorch's compiler.
@@ -151,13 +152,14 @@ class Stack(nn.Module):
         rows = seq.rows
         steps = None if cache is None else cache.begin(seq, own_mask)
         contexts: list[AttentionContext] = []
-        narrowed: dict[tuple[int, int | None, int], Mask] = {}
+        narrowed: dict[tuple[int, int | None, int, Pattern | None], Mask] = {}
         for index, (layer, which) in enumerate(zip(self.layers, self.scheme_of, strict=True)):
             step = None if steps is None else steps[index]
             mask, key_positions = (own_mask, rows) if step is None else (step.mask, step.key_positions)
-            key = (id(mask), layer.attention.window, layer.attention.sink_tokens)
+            pattern = cast(Block, self.blocks[index]).attention.pattern
+            key = (id(mask), layer.attention.window, layer.attention.sink_tokens, pattern)
             if key not in narrowed:
-                narrowed[key] = mask.with_window(*key[1:])
+                narrowed[key] = mask.with_window(*key[1:3]).with_pattern(pattern)
             ctx = AttentionContext(narrowed[key], schemes[which], prepared[which, windows[index]], rows, key_positions)
             ctx.decays = windows[index] is not None
             ctx.update_kv = None if step is None else step.update

@@ -211,6 +211,7 @@ def test_the_choices_of_the_specification_are_there():
     expected = {
         "positions": "none sinusoidal learned counting normalized t5 alibi rotary xpos axial mrope",
         "extensions": "linear ntk dynamic-ntk yarn dynamic-yarn llama3 longrope proportional",
+        "sparse": "chunked strided dilated top-k",
         "norms": "layernorm rmsnorm none",
         "placements": "pre post sandwich deepnorm output parallel",
         "heads": "lm mlm none pooled",

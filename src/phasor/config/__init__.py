@@ -48,11 +48,14 @@ from phasor.config.parts import (
     XavierInitConfig,
 )
 from phasor.config.positions import Extension, PositionConfig, discover
+from phasor.config.sparse import ChunkedConfig, DilatedConfig, SparseConfig, StridedConfig, TopKConfig
 
 __all__ = [
     "ActivationConfig",
     "AttentionConfig",
+    "ChunkedConfig",
     "DeepNormConfig",
+    "DilatedConfig",
     "DropoutConfig",
     "EmbeddingConfig",
     "ExpertsConfig",
@@ -88,9 +91,12 @@ __all__ = [
     "ReLUConfig",
     "SandwichConfig",
     "SiLUConfig",
+    "SparseConfig",
+    "StridedConfig",
     "SwiGLUClampedConfig",
     "SwiGLUConfig",
     "T5InitConfig",
+    "TopKConfig",
     "XavierInitConfig",
 ]
 

@@ -125,6 +125,11 @@ class ModelConfig(Config):
                     f"AttentionConfig.cap_sinks needs positions of one axis that act inside layers, "
                     f"and this model's are {self.position.kind!r}"
                 )
+            sparse = layer.attention.sparse
+            if sparse is not None and sparse.causal_only and self.shape != "decoder":
+                raise ValueError(
+                    f"the sparse attention pattern {sparse.kind!r} is for decoders, and this is an {self.shape}"
+                )
         for position in self.layer_positions():
             position.check_model(self)
         for layer in (self.layer(i) for i in range(max(1, len(self.layers)))):

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from phasor.config.activations import ActivationConfig, GELUConfig, ReLUConfig
 from phasor.config.schema import Choice, Config, not_negative, positive, unknown
+from phasor.config.sparse import SparseConfig
 
 Projection = Literal["q", "k", "v", "out"]
 
@@ -23,7 +24,8 @@ class AttentionConfig(Config):
     `window` is the number of keys a query attends to, its own included; `sink_tokens` keep the first tokens visible
     beyond it, at their true distance or, with `cap_sinks`, at most as far as window and sinks are long. `sink_logits`
     gives every head a learned logit in the softmax. `qk_norm_bias=False` leaves the bias out of the norms of queries
-    and keys where the model's other norms have one (StableLM).
+    and keys where the model's other norms have one (StableLM). `sparse` is a pattern of the keys that a query attends
+    to, out of those that the mask and the window show.
 
     >>> AttentionConfig(window=4096, sink_tokens=4).sink_tokens
     4
@@ -39,6 +41,7 @@ class AttentionConfig(Config):
     window: int | None = None
     sink_tokens: int = 0
     cap_sinks: bool = False
+    sparse: SparseConfig | None = None
 
     def check(self) -> None:
         positive(self, "scale", "softcap", "clip", "window")
@@ -55,6 +58,26 @@ class AttentionConfig(Config):
             raise ValueError("AttentionConfig.cap_sinks needs sink_tokens: it caps the distance to them")
         if len(set(self.bias)) != len(self.bias):
             raise ValueError(f"AttentionConfig.bias names a projection twice: {list(self.bias)}")
+        if self.sparse is not None and self.sink_tokens:
+            raise ValueError(
+                f"AttentionConfig.sink_tokens={self.sink_tokens} is for a window without a pattern, and sparse is "
+                f"{self.sparse.kind!r}"
+            )
+        if self.sparse is not None and self.window is not None and not self.sparse.takes_window:
+            raise ValueError(
+                f"AttentionConfig.window={self.window} would hide blocks that the pattern {self.sparse.kind!r} shows: "
+                "leave it out"
+            )
+
+    @property
+    def reach(self) -> int | None:
+        """How many tokens back a query can see, its own included: by the window or the pattern; None for all.
+
+        >>> AttentionConfig(window=6, sparse={"kind": "chunked", "chunk": 4}).reach
+        4
+        """
+        reaches = [self.window, None if self.sparse is None else self.sparse.reach]
+        return min((reach for reach in reaches if reach is not None), default=None)
 
 
 class ExpertsConfig(Config):

@@ -327,9 +327,9 @@ def check_length(
                 + (f" from the offset {offset:,} on" if offset else "")
             )
     attentions = [config.layer(i).attention for i in range(config.num_layers)]
-    endless = max((a.sink_tokens + a.window for a in attentions if a.window is not None), default=0) + 1
+    endless = max((a.sink_tokens + a.reach for a in attentions if a.reach is not None), default=0) + 1
     schemes = (config.input_position, *config.layer_positions())
-    bounded = [i for i, attention in enumerate(attentions) if attention.window is None]
+    bounded = [i for i, attention in enumerate(attentions) if attention.reach is None]
     if not bounded and not any(scheme.depends_on_length for scheme in schemes):
         return min(endless, most_read())
     most = max_length or config.max_length

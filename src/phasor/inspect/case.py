@@ -103,10 +103,16 @@ class Case:
         return not self.training and self.config.has_logits and self.side == "decoder"
 
     @property
+    def sparse(self) -> bool:
+        """Whether the layer's attention is sparse."""
+        return self.layer.attention.sparse is not None
+
+    @property
     def mask(self) -> Mask:
         """The mask of self-attention, in a batch without padding or packed documents."""
         attention = self.layer.attention
-        return Mask(causal=self.side == "decoder").with_window(attention.window, attention.sink_tokens)
+        mask = Mask(causal=self.side == "decoder").with_window(attention.window, attention.sink_tokens)
+        return mask.with_pattern(self.block.attention.pattern)
 
     @property
     def score_mod(self) -> ScoreMod:
@@ -130,7 +136,7 @@ class Case:
     def cached_attention_args(self) -> AttentionArgs:
         """What self-attention is called with where the tokens follow as many in a cache, or all that a window keeps."""
         config = self.layer.attention
-        kept = self.length if config.window is None else min(self.length, config.sink_tokens + config.window - 1)
+        kept = self.length if config.reach is None else min(self.length, config.sink_tokens + config.reach - 1)
         keys = self.tensor(1, kept + self.length, self.config.num_kv_heads, self.config.head_dim)
         return self.queries, keys, keys, replace(self.mask, offset=kept), self.score_mod
 

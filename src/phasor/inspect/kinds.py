@@ -10,6 +10,7 @@ from phasor.config.model import SHAPES
 from phasor.config.parts import POOLERS, QK_NORMS, HeadConfig, InitConfig, NormConfig, PlacementConfig
 from phasor.config.schedules import ScheduleConfig
 from phasor.config.schema import Choice, summary, unknown
+from phasor.config.sparse import SparseConfig
 from phasor.models.presets import PRESETS
 from phasor.nn.positions.rotary.config import Pairing
 
@@ -17,6 +18,7 @@ CHOICES: dict[str, type[Choice]] = {
     "positions": PositionConfig,
     "extensions": Extension,
     "activations": ActivationConfig,
+    "sparse": SparseConfig,
     "norms": NormConfig,
     "placements": PlacementConfig,
     "heads": HeadConfig,

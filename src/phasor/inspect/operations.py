@@ -20,6 +20,7 @@ from phasor.ops.cross_entropy import CROSS_ENTROPY
 from phasor.ops.dispatch import Dispatch, Path, always
 from phasor.ops.glu import GLU
 from phasor.ops.norm import NORM
+from phasor.ops.sparse_attention import SPARSE_ATTENTION
 from phasor.training.float8 import FLOAT8_FEED_FORWARD, Float8FeedForward
 
 
@@ -64,12 +65,19 @@ OPERATIONS = (
         lambda case: case.position_args,
         lambda case: "queries" in case.layer.position.acts_on,
     ),
-    Operation("attention", ATTENTION, lambda case: case.attention_args, lambda case: True),
+    Operation("attention", ATTENTION, lambda case: case.attention_args, lambda case: not case.sparse),
     Operation(
         "attention after a cache",
         ATTENTION,
         lambda case: case.cached_attention_args,
-        lambda case: case.decodes and case.length > 1,
+        lambda case: not case.sparse and case.decodes and case.length > 1,
+    ),
+    Operation("sparse attention", SPARSE_ATTENTION, lambda case: case.attention_args, lambda case: case.sparse),
+    Operation(
+        "sparse attention after a cache",
+        SPARSE_ATTENTION,
+        lambda case: case.cached_attention_args,
+        lambda case: case.sparse and case.decodes and case.length > 1,
     ),
     Operation(
         "cross-attention", ATTENTION, lambda case: case.cross_attention_args, lambda case: case.block.cross is not None

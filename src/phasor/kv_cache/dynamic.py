@@ -84,7 +84,7 @@ class KVCache:
         layers = [config.layer(index) for index in range(config.num_layers)]
         schemes = (config.input_position, *(layer.position for layer in layers))
         self.needs_length = any(scheme.depends_on_length for scheme in schemes)
-        self.windowed = any(layer.attention.window is not None for layer in layers)
+        self.windowed = any(layer.attention.window or layer.attention.sparse for layer in layers)
         self.layouts = [self._layout(layer.attention) for layer in layers]
         shape = (config.num_kv_heads, config.head_dim)
         self.keys, self.values = (
@@ -98,10 +98,10 @@ class KVCache:
         self.document_ids: dict[SlotLayout, LayerCache] | None = None
 
     def _layout(self, attention: AttentionConfig) -> SlotLayout:
-        window, sinks = attention.window, attention.sink_tokens
+        window, sinks, sparse = attention.reach, attention.sink_tokens, attention.sparse is not None
         if window is None or self.max_length < window:
-            return SlotLayout(0, self.max_length, None)
-        return SlotLayout(sinks, window + self.spare, window, attention.cap_sinks)
+            return SlotLayout(0, self.max_length, None, sparse=sparse)
+        return SlotLayout(sinks, window + self.spare, window, attention.cap_sinks, sparse)
 
     def new_table(self) -> dict[SlotLayout, LayerCache]:
         """An integer for every slot of every layout."""
@@ -220,8 +220,10 @@ class KVCache:
         if write.uniform and layout.window is None:
             return replace(causal, offset=write.before[0])
         if write.uniform and write.mode == "concat":
-            return replace(causal, offset=write.num_old)  # the keys are in order, without those out of reach
-        if write.slot is not None and document_ids is None and self.spare == 0 and not layout.cap_sinks:
+            first_key = write.before[0] - write.num_old  # the keys are in order, without those out of reach
+            return replace(causal, offset=write.num_old, first_key=first_key)
+        plain = self.spare == 0 and not layout.cap_sinks and not layout.sparse
+        if write.slot is not None and document_ids is None and plain:
             return Mask(aligned=False)  # the slots hold exactly the tokens that the query attends to
         new = torch.arange(seq.rows.shape[-1], device=device)[None] if real is None else real.cumsum(-1) - 1
         before = torch.tensor(write.before, device=device)
@@ -247,6 +249,11 @@ class KVCache:
         if seq.document_ids is not None and any(x.sinks for x in self.layouts):
             raise ValueError(
                 "a cache keeps the sink tokens of a row, not of each of its documents: leave document_ids out"
+            )
+        if seq.document_ids is not None and any(x.sparse for x in self.layouts):
+            raise ValueError(
+                "a cache counts the tokens of sparse attention from the start of a row, not of each of its documents: "
+                "leave document_ids out"
             )
 
     def _check_prefixes(self, prefixes: list[int], seq: SequenceInfo, after: list[int]) -> None:

@@ -23,6 +23,7 @@ class SlotLayout:
     ring: int
     window: int | None
     cap_sinks: bool = False  # whether the distance to the sinks is capped
+    sparse: bool = False  # whether attention is sparse, so that a query does not see every token of the window
 
     @property
     def slots(self) -> int:

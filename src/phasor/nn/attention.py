@@ -9,12 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from phasor.config import AttentionConfig, LayerNormConfig, ModelConfig
+from phasor.config import (
+    AttentionConfig,
+    ChunkedConfig,
+    DilatedConfig,
+    LayerNormConfig,
+    ModelConfig,
+    SparseConfig,
+    StridedConfig,
+    TopKConfig,
+)
 from phasor.nn.norm import build_norm
 from phasor.nn.positions.base import Position
 from phasor.ops.attention import Mask, ScoreMod, SinkQueries, attention, attention_ref
 from phasor.ops.dispatch import Dispatch, Path
 from phasor.ops.rope import split_qkv
+from phasor.ops.sparse_attention import Dilated, KeyBlocks, Pattern, TopBlocks, sparse_attention, sparse_attention_ref
 
 QKVSinkQueries = tuple[Tensor, Tensor, Tensor, SinkQueries | None]
 
@@ -60,6 +70,7 @@ class Attention(nn.Module):
         self.queries_per_kv = self.num_heads // self.num_kv_heads  # query heads that share a key/value head
         self.scale = self.head_dim**-0.5 if config.scale is None else config.scale
         self.dropout = model.dropout.attention
+        self.pattern = None if config.sparse is None or cross else build_pattern(config.sparse)
         kv_dim = self.num_kv_heads * self.head_dim
         if cross:
             self.q = nn.Linear(model.dim, self.num_heads * self.head_dim, bias="q" in config.bias)
@@ -195,12 +206,29 @@ class Attention(nn.Module):
             sink_queries=sink_queries,
             dropout=self.dropout if self.training else 0.0,
         )
+        sparse = ctx.mask.pattern is not None
         if ctx.weights is None:
-            y = attention(q, k, v, ctx.mask, score_mod)
+            y = (sparse_attention if sparse else attention)(q, k, v, ctx.mask, score_mod)
         else:
-            y, weights = attention_ref(q, k, v, ctx.mask, score_mod)
+            y, weights = (sparse_attention_ref if sparse else attention_ref)(q, k, v, ctx.mask, score_mod)
             ctx.weights.append(weights)
         return self.out(y.flatten(-2))
+
+
+def build_pattern(config: SparseConfig) -> Pattern:
+    """The rule of a pattern of sparse attention.
+
+    >>> build_pattern(ChunkedConfig(chunk=4))
+    Dilated(dilation=1, segment=4)
+    """
+    if isinstance(config, ChunkedConfig):
+        return Dilated(segment=config.chunk)
+    if isinstance(config, DilatedConfig):
+        return Dilated(config.dilation, config.segment)
+    if isinstance(config, StridedConfig):
+        return KeyBlocks(config.block, config.local, config.stride, config.global_blocks)
+    assert isinstance(config, TopKConfig)
+    return TopBlocks(config.block, config.top_k)
 
 
 def decay_factors(

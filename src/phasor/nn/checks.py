@@ -50,7 +50,7 @@ def check_tokens(tokens: Tensor, vocab_size: int) -> None:
 def check_attention_mask(
     attention_mask: Tensor | None, tokens: Tensor, windowed: bool, has_cache: bool = False
 ) -> None:
-    """A boolean `[B, T]`, True for real tokens, at least one per row, and without gaps under a sliding window."""
+    """A boolean `[B, T]`, True for real tokens, at least one per row, and without gaps under a window or a pattern."""
     if attention_mask is None:
         return
     if (
@@ -71,7 +71,7 @@ def check_attention_mask(
     if windowed and bool((runs > 1).any()):
         raise ValueError(
             f"row {int((runs > 1).nonzero()[0])} has padding between real tokens; "
-            "with a sliding window padding belongs at the ends"
+            "with a sliding window or sparse attention padding belongs at the ends"
         )
 
 

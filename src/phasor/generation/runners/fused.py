@@ -118,6 +118,7 @@ def layer_why_not(layer: Layer) -> str | None:
         "attention has a softcap, a clip or capped sinks": bool(
             attention.softcap or attention.clip is not None or attention.cap_sinks
         ),
+        "attention is sparse": attention.sparse is not None,
         "queries and keys are normalized over all heads together": attention.qk_norm == "whole",
         "only some of queries, keys and values have a bias": bool(partly) and len(partly) < 3,
         "a mixture of experts has a shared one": network.experts is not None and network.experts.shared_dim is not None,

@@ -32,6 +32,8 @@ def block_size(mask: Mask, score_mod: ScoreMod) -> int:
     """
     if score_mod.learns_bias:
         return min(MIN_BLOCK, BLOCK)
+    if mask.pattern is not None and mask.pattern.query_block is not None:
+        return min(max(MIN_BLOCK, mask.pattern.query_block), BLOCK)
     if mask.window is None:
         return BLOCK
     return min(max(MIN_BLOCK, 1 << (mask.window - 1).bit_length()), BLOCK)

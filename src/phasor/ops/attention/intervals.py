@@ -20,6 +20,8 @@ def why_not(mask: Mask) -> str | None:
     >>> why_not(Mask(causal=True, window=3)) is None
     True
     """
+    if mask.pattern is not None:
+        return "sparse attention hides keys between those it shows"
     if mask.key_index is not None:
         return "the cache's slots do not hold the keys in order"
     return None

@@ -4,12 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 Result = TypeVar("Result")
+
+
+class Pattern(Protocol):
+    """A rule of sparse attention, over the indices that tokens have in their sequence."""
+
+    def visible(self, queries: Tensor, keys: Tensor) -> Tensor | None:
+        """True where queries attend to keys, whose indices are broadcast against each other; None for all."""
+        ...
+
+    def key_ranges(self, start: int, stop: int, keys: int) -> list[tuple[int, int]]:
+        """Ranges in rising order of the keys that the queries `start` to `stop` may see, out of so many."""
+        ...
+
+    @property
+    def query_block(self) -> int | None:
+        """How many queries in a row see nearly the same keys; None for any number of them."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -24,6 +41,9 @@ class Mask:
 
     With a cache there are more keys than queries: `offset` is the first query's index where the keys are in order,
     and otherwise `query_index` and `key_index` give the index of each, `[B or 1, ...]`.
+
+    Sparse attention has a `pattern` besides, which goes by the index that tokens have in their sequence: by `order`
+    where it is given, and else by the index, counted from `first_key`, the index of the first key that is there.
 
     >>> Mask(causal=True, window=2).block(torch.arange(3), torch.arange(3))[0].int().tolist()
     [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
@@ -41,6 +61,8 @@ class Mask:
     offset: int = 0
     query_index: Tensor | None = None
     key_index: Tensor | None = None
+    pattern: Pattern | None = None
+    first_key: int = 0
     memo: dict[str, tuple[tuple[Any, ...], Any]] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def with_window(self, window: int | None, sink_tokens: int) -> Mask:
@@ -49,10 +71,17 @@ class Mask:
             return self
         return replace(self, window=window, sink_tokens=sink_tokens)
 
+    def with_pattern(self, pattern: Pattern | None) -> Mask:
+        """This mask with a layer's own pattern of sparse attention."""
+        if pattern is not None and self.prefix_length is not None:
+            raise ValueError("prefix_length is for models without sparse attention, which would hide the prefix")
+        return self if pattern is None else replace(self, pattern=pattern)
+
     def sees_all(self, keys: int) -> bool:
         """Whether every query sees every key (or, if causal, every key up to its own)."""
         return (
-            self.prefix_length is None
+            self.pattern is None
+            and self.prefix_length is None
             and self.key_mask is None
             and self.key_document_ids is None
             and self.query_index is None
@@ -71,11 +100,24 @@ class Mask:
 
     def hides_only_padding(self, keys: int) -> bool:
         """Whether all that is hidden are padding keys, so that the mask has one row for all queries."""
-        unordered = self.prefix_length is None and self.key_document_ids is None and not self.causal
-        return unordered and self.key_mask is not None and (self.window is None or self.window >= keys)
+        unordered = self.prefix_length is None and self.key_document_ids is None and self.pattern is None
+        return (
+            unordered and not self.causal and self.key_mask is not None and (self.window is None or self.window >= keys)
+        )
 
     def key_ranges(self, start: int, stop: int, keys: int) -> list[tuple[int, int]]:
         """Ranges of keys that hold everything the queries `start` to `stop` may see."""
+        ranges = self._mask_ranges(start, stop, keys)
+        if self.pattern is None or not self.aligned or self.order is not None or self.query_index is not None:
+            return ranges
+        first = self.first_key
+        start, stop = start + self.offset + first, stop + self.offset + first
+        shown = [(a - first, b - first) for a, b in self.pattern.key_ranges(start, stop, keys + first)]
+        pairs = ((max(a, c), min(b, d)) for a, b in ranges for c, d in shown)
+        return [(a, b) for a, b in pairs if a < b]
+
+    def _mask_ranges(self, start: int, stop: int, keys: int) -> list[tuple[int, int]]:
+        """The ranges without the pattern."""
         if not self.aligned or self.query_index is not None:
             return [(0, keys)]
         start, stop = start + self.offset, stop + self.offset
@@ -115,6 +157,14 @@ class Mask:
             return self.order[:, keys]
         return keys[None] if self.key_index is None else self.key_index[:, keys]
 
+    def token_indices(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """The indices that queries and keys have in their sequence, `[B or 1, queries]` and `[B or 1, keys]`."""
+        if self.order is not None:
+            return self.order[:, queries], self.order[:, keys]
+        row = queries[None] + self.offset if self.query_index is None else self.query_index[:, queries]
+        column = keys[None] if self.key_index is None else self.key_index[:, keys]
+        return row + self.first_key, column + self.first_key
+
     def block(self, queries: Tensor, keys: Tensor) -> Tensor | None:
         """True where the queries see the keys, both given by their index; `[B or 1, queries, keys]`, None for all."""
         row = (queries[None] + self.offset if self.query_index is None else self.query_index[:, queries])[:, :, None]
@@ -128,6 +178,10 @@ class Mask:
                 visible = visible | self.is_sink(keys)[:, None, :]
         if self.aligned and self.causal:
             visible = logical_and(visible, column <= row)
+        if self.aligned and self.pattern is not None:
+            q_index, k_index = self.token_indices(queries, keys)
+            shown = self.pattern.visible(q_index[:, :, None], k_index[:, None, :])
+            visible = visible if shown is None else logical_and(visible, shown)
         if self.prefix_length is not None and visible is not None:
             visible = visible | (self._order(keys) < self.prefix_length[:, None])[:, None, :]
         if self.key_document_ids is not None and self.query_document_ids is not None:

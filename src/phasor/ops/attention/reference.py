@@ -28,7 +28,10 @@ def attention_ref(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreM
 
 
 def attention_weights(q: Tensor, k: Tensor, visible: Tensor | None, bias: Tensor | None, score_mod: ScoreMod) -> Tensor:
-    """The softmax of the scores `[B, H, Tq, Tk]`, computed in at least float32."""
+    """The softmax of the scores `[B, H, Tq, Tk]`, computed in at least float32.
+
+    What is visible is `[B, Tq, Tk]`, or `[B, H, Tq, Tk]` where heads differ in it.
+    """
     kv_heads = k.shape[2]
     scores = torch.einsum("bqkgd,bskd->bkgqs", q.unflatten(2, (kv_heads, -1)), k).flatten(1, 2) * score_mod.scale
     scores = scores if scores.dtype == torch.float64 else scores.float()
@@ -38,7 +41,8 @@ def attention_weights(q: Tensor, k: Tensor, visible: Tensor | None, bias: Tensor
         scores = scores + bias
     if visible is not None:
         # Not -inf: a padding token that sees nothing at all gets some average, and not NaN.
-        scores = scores.masked_fill(~visible[:, None], torch.finfo(scores.dtype).min)
+        visible = visible[:, None] if visible.dim() == 3 else visible
+        scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
     if score_mod.sink_logits is None:
         return scores.softmax(-1)
     sinks = score_mod.sink_logits.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:-1], 1)

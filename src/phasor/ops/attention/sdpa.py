@@ -31,6 +31,8 @@ def one_call_why_not(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: Sco
     keys = k.shape[1]
     if mask.window is not None and mask.window < keys:
         return "a window hides keys, and SDPA has no window"
+    if mask.pattern is not None:
+        return "sparse attention hides keys, which takes a mask of queries by keys"
     if not mask.sees_all(keys):
         return "a prefix, padding, documents or a cache's slots hide keys, which takes a mask of queries by keys"
     if mask.offset != 0 and q.shape[1] > 1:

@@ -1,0 +1,150 @@
+"""Dilated and chunked attention as plain attention: tokens that see each other become rows of their own.
+
+Tokens whose indices have the same remainder by the dilation, in the same segment, attend to each other and to nothing
+else. Gathered, they are a row under an ordinary mask, which any path of `attention` takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from phasor.ops.attention import ATTENTION, Mask, ScoreMod
+from phasor.ops.sparse_attention.patterns import Dilated
+
+MAX_PADDING = 8  # segments are rows of their own where that pads by at most one in so many tokens
+
+
+def why_not(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> str | None:
+    """Why tokens are not gathered into rows; None where they are.
+
+    >>> x = torch.zeros(1, 8, 2, 4)
+    >>> why_not(x, x, x, Mask(causal=True, pattern=Dilated(dilation=2)), ScoreMod(scale=1.0)) is None
+    True
+    """
+    if not isinstance(mask.pattern, Dilated):
+        return "the pattern shows blocks of keys, and not tokens that see each other alone"
+    if mask.query_index is not None or mask.key_index is not None:
+        return "the rows of the cache differ in length, or its slots do not hold the keys in order"
+    if q.shape[1] == 1:
+        return "one query takes one row of mask"
+    return None
+
+
+@dataclass(frozen=True)
+class Fold:
+    """How `[B, T, ...]` becomes `[B * segments * dilation, length, ...]`, and the mask among the new rows.
+
+    Queries are padded at their front and end, keys at their end.
+    """
+
+    mask: Mask
+    segments: int
+    dilation: int
+    front: int
+    queries: int
+    keys: int
+
+    def fold(self, x: Tensor, front: int, tokens: int) -> Tensor:
+        """Tokens gathered into rows, after padding to `front` more and to so many in all."""
+        end = tokens - front - x.shape[1]
+        if front or end:
+            x = F.pad(x, (0, 0) * (x.dim() - 2) + (front, end))
+        x = x.unflatten(1, (self.segments, -1, self.dilation)).transpose(2, 3)
+        return x.flatten(0, 2)
+
+    def fold_queries(self, x: Tensor) -> Tensor:
+        return self.fold(x, self.front, self.queries)
+
+    def fold_keys(self, x: Tensor) -> Tensor:
+        return self.fold(x, 0, self.keys)
+
+    def unfold(self, x: Tensor, tokens: int) -> Tensor:
+        """The inverse for queries."""
+        x = x.unflatten(0, (-1, self.segments, self.dilation)).transpose(2, 3).flatten(1, 3)
+        return x[:, self.front : self.front + tokens]
+
+
+def new_fold(mask: Mask, rows: int, queries: int, keys: int, like: Tensor) -> Fold:
+    """The fold of a mask whose pattern is `Dilated`."""
+    assert isinstance(mask.pattern, Dilated)
+    dilation, segment = mask.pattern.dilation, mask.pattern.segment
+    padded_keys = -(-keys // dilation) * dilation
+    length = min(segment or padded_keys, padded_keys)
+    segments = -(-keys // length)
+    whole = mask.order is None and mask.offset == 0 and mask.first_key == 0
+    if whole and (segments * length - padded_keys) * MAX_PADDING <= keys:
+        fold = Fold(mask, segments, dilation, 0, segments * length, segments * length)
+        padded = not mask.causal and fold.keys > keys
+        real = fold.fold_keys(like.new_ones((rows, keys), dtype=torch.bool)) if padded else None
+        window = None if mask.window is None else -(-mask.window // dilation)
+        return replace(fold, mask=Mask(causal=mask.causal, window=window, key_mask=real))
+    window = mask.window if segment is None else min(segment, mask.window or segment)
+    front = mask.offset % dilation
+    padded_queries = -(-(front + queries) // dilation) * dilation
+    fold = Fold(mask, 1, dilation, front, padded_queries, padded_keys)
+    q_ids, k_ids = segment_ids(mask, segment, front, queries, keys, like)
+    real = mask.key_mask
+    if real is None and not mask.causal and fold.keys > keys:
+        real = like.new_ones((rows, keys), dtype=torch.bool)
+    folded = Mask(
+        causal=mask.causal,
+        window=None if window is None else -(-window // dilation),
+        offset=mask.offset // dilation,
+        key_mask=None if real is None else fold.fold_keys(real),
+        query_document_ids=None if q_ids is None else fold.fold(q_ids.expand(rows, -1), 0, fold.queries),
+        key_document_ids=None if k_ids is None else fold.fold_keys(k_ids.expand(rows, -1)),
+    )
+    return replace(fold, mask=folded)
+
+
+def segment_ids(
+    mask: Mask, segment: int | None, front: int, queries: int, keys: int, like: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """Ids of the documents, or of their segments, that queries and keys belong to, from 1 on; `[B or 1, ...]`.
+
+    The queries are `front` more than there are, before the first.
+    """
+    if mask.order is None:
+        if segment is None:
+            return None, None
+        # Of ones, since stand-ins for tensors of a device that is not there can be summed, but not made by counting.
+        index = like.new_ones((1, max(queries + front, keys)), dtype=torch.int64).cumsum(1) - 1 + mask.first_key
+        of_queries = index.narrow(1, 0, queries + front) + mask.offset - front
+        return of_queries // segment + 1, index.narrow(1, 0, keys) // segment + 1
+    starts = torch.zeros_like(mask.order, dtype=torch.bool)
+    if mask.key_document_ids is not None:
+        starts[:, 1:] = mask.key_document_ids[:, 1:] != mask.key_document_ids[:, :-1]
+    if segment is not None:
+        starts = starts | (mask.order % segment == 0)
+    ids = starts.cumsum(1) + 1
+    return ids, ids
+
+
+def fold_args(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod
+) -> tuple[Fold, tuple[Tensor, Tensor, Tensor, Mask, ScoreMod]]:
+    """The fold, and the arguments of `attention` among its rows."""
+    rows, queries, keys = q.shape[0], q.shape[1], k.shape[1]
+    fold = mask.memoize("fold", (rows, queries, keys), new_fold, mask, rows, queries, keys, q)
+    folded = replace(score_mod)
+    if score_mod.query_positions is not None and score_mod.key_positions is not None and score_mod.bias is not None:
+        folded.query_positions = fold.fold_queries(score_mod.query_positions.expand(rows, -1))
+        folded.key_positions = fold.fold_keys(score_mod.key_positions.expand(rows, -1))
+    return fold, (fold.fold_queries(q), fold.fold_keys(k), fold.fold_keys(v), fold.mask, folded)
+
+
+def folded_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> Tensor:
+    """Dilated or chunked attention, by plain attention among the rows of a fold."""
+    fold, args = fold_args(q, k, v, mask, score_mod)
+    y: Tensor = ATTENTION(*args)
+    return fold.unfold(y, q.shape[1])
+
+
+def explain(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> tuple[str, dict[str, str]]:
+    """The path that attention among the rows of the fold takes."""
+    name, reasons = ATTENTION.explain(*fold_args(q, k, v, mask, score_mod)[1])
+    return f"{name}, on rows of tokens that see each other", reasons

@@ -1,0 +1,91 @@
+"""Which blocks of keys have the highest scores with a query: a block's score is that of its mean key."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from phasor.ops.attention.mask import Mask
+from phasor.ops.sparse_attention.patterns import TopBlocks
+
+
+class BlockIndex(NamedTuple):
+    """The blocks of each row of keys, numbered as they come: `count` of them at most.
+
+    For each key its block, `[B or 1, Tk]`; for each query its own block, and the first one of its document,
+    `[B or 1, Tq]`.
+    """
+
+    of_keys: Tensor
+    own: Tensor
+    first: Tensor
+    count: int
+
+
+def block_index(mask: Mask, block: int, queries: int, keys: int, like: Tensor) -> BlockIndex:
+    """The blocks of all keys and queries. Padding does not count, and every document begins a new block.
+
+    >>> mask = Mask(causal=True, order=torch.tensor([[0, 1, 2, 0, 1]]), key_mask=torch.ones(1, 5, dtype=torch.bool))
+    >>> of_keys, own, first, _ = block_index(mask, 2, 5, 5, torch.zeros(1))
+    >>> of_keys.tolist(), first.tolist()
+    ([[0, 0, 1, 2, 2]], [[0, 0, 0, 2, 2]])
+    """
+    q_index, k_index = mask.token_indices(
+        torch.arange(queries, device=like.device), torch.arange(keys, device=like.device)
+    )
+    if mask.order is None:
+        own = q_index // block
+        return BlockIndex(k_index // block, own, torch.zeros_like(own), -(-keys // block))
+    starts = k_index % block == 0
+    starts = starts if mask.key_mask is None else starts & mask.key_mask
+    of_keys = (starts.cumsum(1) - 1).clamp(min=0)
+    return BlockIndex(of_keys, of_keys, (of_keys - q_index // block).clamp(min=0), keys)
+
+
+def mean_keys(k: Tensor, mask: Mask, blocks: BlockIndex, block: int) -> Tensor:
+    """The mean key of every block, `[B, blocks, K, D]` in at least float32; meaningless for one that is not full."""
+    k = k if k.dtype == torch.float64 else k.float()
+    if mask.order is None:
+        padding = blocks.count * block - k.shape[1]
+        k = torch.nn.functional.pad(k, (0, 0, 0, 0, 0, padding)) if padding else k
+        return k.unflatten(1, (blocks.count, block)).mean(2)
+    k = k if mask.key_mask is None else k * mask.key_mask[:, :, None, None]
+    sums = k.new_zeros(k.shape[0], blocks.count, *k.shape[2:])
+    return sums.scatter_add(1, blocks.of_keys[:, :, None, None].expand_as(k), k) / block
+
+
+def select_blocks(q: Tensor, means: Tensor, own: Tensor, first: Tensor, top_k: int) -> Tensor:
+    """The blocks that queries `[B, Tq, H, D]` attend to, `[B, H, Tq, top_k]`: their own, then those of highest score.
+
+    Blocks between the first of a query's document and its own are chosen by score; -1 where there are no more.
+
+    >>> means = torch.tensor([1.0, 3.0, 2.0, 9.0])[None, :, None, None]
+    >>> own = torch.tensor([[0, 2, 3]])
+    >>> select_blocks(torch.ones(1, 3, 1, 1), means, own, own * 0, 3).tolist()
+    [[[[0, -1, -1], [2, 1, 0], [3, 1, 2]]]]
+    """
+    q = q.to(means.dtype).unflatten(2, (means.shape[2], -1))
+    scores = torch.einsum("btkgd,bnkd->bkgtn", q, means).flatten(1, 2)
+    number = torch.arange(means.shape[1], device=q.device)
+    earlier = (number >= first[:, :, None]) & (number < own[:, :, None])
+    scores = scores.masked_fill(~earlier[:, None], float("-inf"))
+    best = scores.topk(min(top_k - 1, scores.shape[-1]), dim=-1)
+    chosen = torch.where(best.values > float("-inf"), best.indices, -1)
+    own = own[:, None, :, None].expand(*scores.shape[:3], 1)
+    missing = chosen.new_full((1,), -1).expand(*scores.shape[:3], top_k - 1 - chosen.shape[-1])
+    return torch.cat((own, chosen, missing), dim=-1)
+
+
+@torch.no_grad()
+def selected_keys(q: Tensor, k: Tensor, mask: Mask, pattern: TopBlocks, start: int, stop: int) -> Tensor:
+    """True where the queries `start` to `stop` attend to a key's block, `[B, H, stop - start, Tk]`."""
+    blocks = block_index(mask, pattern.block, q.shape[1], k.shape[1], q)
+    means = mean_keys(k.detach(), mask, blocks, pattern.block)
+    own, first = blocks.own[:, start:stop], blocks.first[:, start:stop]
+    chosen = select_blocks(q[:, start:stop].detach(), means, own, first, pattern.top_k)
+    shown = torch.zeros(*chosen.shape[:3], blocks.count + 1, dtype=torch.bool, device=q.device)
+    shown.scatter_(-1, torch.where(chosen < 0, blocks.count, chosen), True)
+    index = blocks.of_keys.clamp(max=blocks.count)[:, None, None, :]
+    return shown.gather(-1, index.expand(*chosen.shape[:3], -1))
