@@ -154,11 +154,13 @@ def test_the_score_card_says_what_holds():
         "alibi": ["bounded"],
         "axial": [],
         "counting": ["bounded"],
+        "kerple": ["bounded"],
         "learned": ["bounded"],
         "mrope": [],
         "none": ["unique"],
         "normalized": ["consistent"],
         "rotary": [],
+        "sandwich": [],
         "sinusoidal": [],
         "t5": ["unique"],
         "xpos": ["bounded"],
@@ -167,6 +169,7 @@ def test_the_score_card_says_what_holds():
     assert cards["xpos"]["bounded"]["refused"]
     assert {kind for kind in KINDS if cards[kind]["deterministic"]["learned"]} == {
         "counting",
+        "kerple",
         "learned",
         "normalized",
         "t5",
@@ -195,7 +198,7 @@ def test_concatenation_is_a_sum_of_two_projections():
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_scheme_has_a_matrix_of_its_size(kind):
     rows = matrix(position=kind, dim=64, length=10, start=3)
-    assert rows.shape == ((10, 10) if kind in ("alibi", "t5") else (10, 64))
+    assert rows.shape == ((10, 10) if "scores" in PositionConfig.from_dict({"kind": kind}).acts_on else (10, 64))
     assert np.isfinite(rows).all()
 
 

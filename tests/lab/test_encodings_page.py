@@ -10,7 +10,8 @@ from phasor.lab.codes import build_scheme, nearest_pair
 from phasor.lab.endpoints import ENDPOINTS
 from phasor.nn.positions import SinusoidalConfig
 
-SCHEMES = ["sinusoidal", "rotary", "xpos", "axial", "mrope", "t5", "alibi", "learned", "counting", "normalized", "none"]
+ROTARY, ON_SCORES = ["rotary", "xpos", "axial", "mrope"], ["t5", "alibi", "kerple", "sandwich"]
+SCHEMES = ["sinusoidal", *ROTARY, *ON_SCORES, "learned", "counting", "normalized", "none"]
 PARTS = ["scale", "activations", "norms", "placements"]
 
 
@@ -56,7 +57,7 @@ def test_clicks_choose_a_position_and_a_scheme(open_page):
     rows = visit.page.locator(".criteria tbody tr")
     assert rows.count() == len(SCHEMES)
     fails = [row.locator("th").inner_text() for row in rows.all() if row.locator(".no").count()]
-    assert fails == ["xPos", "T5 bias", "ALiBi", "learned", "counting", "normalized", "none"]
+    assert fails == ["xPos", "T5 bias", "ALiBi", "KERPLE", "learned", "counting", "normalized", "none"]
     visit.page.locator(".criteria button", has_text="ALiBi").click()
     visit.settle()
     assert visit.address() == "encodings?s=alibi&t=40"

@@ -122,7 +122,7 @@ class Case:
             scale=module.scale,
             softcap=config.softcap,
             sink_logits=module.sinks,
-            bias=self._bias() if "scores" in self.layer.position.acts_on else None,
+            bias=self._bias(self.length - 1),
             sink_queries=SinkQueries(self.queries, self.tensor(1, self.length)) if config.cap_sinks else None,
             dropout=module.dropout if self.training else 0.0,
         )
@@ -138,7 +138,8 @@ class Case:
         config = self.layer.attention
         kept = self.length if config.reach is None else min(self.length, config.sink_tokens + config.reach - 1)
         keys = self.tensor(1, kept + self.length, self.config.num_kv_heads, self.config.head_dim)
-        return self.queries, keys, keys, replace(self.mask, offset=kept), self.score_mod
+        score_mod = replace(self.score_mod, bias=self._bias(max_distance=None))
+        return self.queries, keys, keys, replace(self.mask, offset=kept), score_mod
 
     @property
     def cross_attention_args(self) -> AttentionArgs:
@@ -191,7 +192,9 @@ class Case:
             optimizer = AdamW([weight], fused=True)
             return optimizer, optimizer.gather()
 
-    def _bias(self) -> Bias | None:
+    def _bias(self, max_distance: int | None) -> Bias | None:
+        if "scores" not in self.layer.position.acts_on:
+            return None
         with torch.device("meta"):
-            seq = SequenceInfo(torch.arange(self.length), self.length)
+            seq = SequenceInfo(torch.arange(self.length), self.length, max_distance=max_distance)
             return self.position.on_scores(self.position.prepare(seq, torch.empty(1, 1, 1, dtype=self.dtype)))

@@ -43,6 +43,7 @@ class SequenceInfo:
     order: Tensor | None = None
     first: Tensor | None = None  # from an earlier call with the same cache: where each token's sequence begins
     window: int | None = None  # of layers whose keys a cache holds without their decay; see `Position.decay`
+    max_distance: int | None = None  # between positions, where the host knows it: where they count the tokens
 
     @property
     def rows(self) -> Tensor:
@@ -79,6 +80,7 @@ def sequence_info(
     [[0, 0, 1], [0, 1, 2]]
     """
     order = token_order(attention_mask, document_ids)
+    max_distance = count - 1 if positions is None else None
     if positions is None:
         positions = torch.arange(count, device=device) if order is None else order
     if length is not None:
@@ -87,7 +89,7 @@ def sequence_info(
     # and no device synchronization.
     check = length is not None and (order is None or can_check_values(order))
     planned = lengths(batch, count, attention_mask, document_ids, length) if needs_length or check else count
-    return SequenceInfo(positions, planned, attention_mask, document_ids, order)
+    return SequenceInfo(positions, planned, attention_mask, document_ids, order, max_distance=max_distance)
 
 
 def count_text(tokens: Tensor, padding_token: int) -> Tensor:

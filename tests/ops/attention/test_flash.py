@@ -138,6 +138,9 @@ def table_of(heads, bidirectional, seed=5):
     return scheme
 
 
+CURVES = {"slopes": ["slopes"], "log": ["slopes", "rates"], "power": ["slopes", "powers"]}
+
+
 def compare(
     mask, *, queries=37, keys=None, heads=(2, 1), width=16, rows=2, bias=None, positions=None, slope=1.0, **options
 ):
@@ -152,9 +155,12 @@ def compare(
     found = []
     for dtype in (torch.float32, torch.float64):
         own = [x.to(dtype).requires_grad_() for x in inputs]
-        module, given = None, None
-        if bias == "slopes":
-            given = DistanceBias(slopes=torch.linspace(0.1, 0.7, heads[0], dtype=dtype) * slope)
+        module, given, curve = None, None, []
+        if bias in CURVES:
+            slopes = torch.linspace(0.1, 0.7, heads[0], dtype=dtype) * slope
+            curve = [slopes, *([] if bias == "slopes" else [torch.linspace(0.3, 1.4, heads[0], dtype=dtype)])]
+            curve = [x.requires_grad_() for x in curve]
+            given = DistanceBias(**dict(zip(CURVES[bias], curve, strict=True)))
         elif bias is not None:
             module = table_of(heads[0], bias == "both-ways").to(dtype)
             given = module.on_scores(None)
@@ -175,7 +181,7 @@ def compare(
             y = attention_ref(*own[:3], mask, score_mod)[0]
         if mask.key_mask is not None and mask.aligned:
             y = y[mask.key_mask]
-        learned = own if module is None else [*own, module.weight]
+        learned = [*own, *curve] if module is None else [*own, module.weight]
         grads = torch.autograd.grad((y * normal(*y.shape, seed=9).to(dtype)).sum(), learned)
         found.append([y, *grads])
     for ours, expected in zip(*found, strict=True):
@@ -207,6 +213,8 @@ def cut(name, tokens=37, rows=2):
         ("causal", {"queries": 64, "rows": 1, "bias": "behind", "heads": (1, 1)}),
         ("causal", {"queries": 1, "sinks": True}),
         ("window", {"sinks": True, "rows": 1, "bias": "slopes"}),
+        ("causal", {"queries": 33, "heads": (4, 2), "rows": 1, "bias": "log", "sinks": True}),
+        ("window-both-ways", {"bias": "power", "rows": 1, "softcap": 3.0}),
         ("window-both-ways", {"bias": "both-ways", "rows": 1, "softcap": 3.0}),
         ("window-and-sinks", {"queries": 50, "rows": 1, "heads": (1, 1), "bias": "behind"}),
         ("everything", {"queries": 66, "rows": 1, "heads": (1, 1), "bias": "both-ways"}),
@@ -227,6 +235,8 @@ def test_kernel_under_masks_by_index(rule, options):
         ("sinks-padding", {}),
         ("causal-documents", {"bias": "behind"}),
         ("sinks-documents", {"bias": "slopes"}),
+        ("causal-padding", {"bias": "power"}),
+        ("sinks-documents", {"bias": "log"}),
         ("documents-padding", {"sinks": True, "bias": "behind"}),
     ],
 )
@@ -381,7 +391,6 @@ def test_why_not_gives_the_reason():
     cases = {
         "dropped": ((q, q, q), ScoreMod(scale=1.0, dropout=0.1)),
         "DistanceBias": ((q, q, q), ScoreMod(scale=1.0, bias=lambda a, b: a)),
-        "learned": ((q, q, q), ScoreMod(scale=1.0, bias=DistanceBias(slopes=torch.ones(2).requires_grad_()))),
         "backward": ((q, q, q), ScoreMod(scale=1.0, sink_queries=SinkQueries(q.clone().requires_grad_(), None))),
         "float64": ((q.double(),) * 3, plain),
         "one dtype": ((q, q.bfloat16(), q), plain),
@@ -397,8 +406,10 @@ def test_operation_passes_opcheck_and_compiles():
     table, sinks = (normal(*s, dtype=torch.float32).requires_grad_() for s in ((5, 2), (2,)))
     mask, positions = Mask(causal=True), torch.arange(9)[None]
     bounds, shifts = intervals.intervals(mask, 9, 9, DEVICE), intervals.shifts(mask, positions, positions)
-    inputs = (q, q, q, bounds, None, None, positions, positions, shifts, None, table, sinks, None, None, 0, 0.3, 0.0)
-    torch.library.opcheck(flash.interval_attention.op, inputs)
+    slopes, rates = (normal(2, dtype=torch.float32).abs().requires_grad_() for _ in range(2))
+    for bias in ((None, None, None, table), (slopes, rates, None, None)):
+        inputs = (q, q, q, bounds, None, None, positions, positions, shifts, *bias, sinks, None, None, 0, 0.3, 0.0)
+        torch.library.opcheck(flash.interval_attention.op, inputs)
 
     def run(q):
         return attention(q, q, q, Mask(causal=True, window=4), ScoreMod(scale=0.3))

@@ -9,7 +9,13 @@ from phasor.config.model import Side
 from phasor.config.schema import by_kind, summary
 from phasor.lab.endpoints import MAX_HEAD_DIM, MAX_POSITION, FieldError, LabRequest, Matrix, bounded_field, register
 from phasor.lab.figures import ARCHITECTURE, FROM_SCRATCH, READING_NOTES, RELATIVE_POSITIONS, ROTARY_EXPLAINED, show
-from phasor.nn.positions import LearnedConfig, MultiSectionConfig, SinusoidalConfig, T5PositionConfig
+from phasor.nn.positions import (
+    LearnedConfig,
+    MultiSectionConfig,
+    SandwichPositionConfig,
+    SinusoidalConfig,
+    T5PositionConfig,
+)
 
 if TYPE_CHECKING:
     from phasor.lab.codes import EncodingScheme
@@ -21,6 +27,7 @@ MAX_HEADS = 64
 LIMITS: dict[type[PositionConfig], dict[str, int]] = {
     LearnedConfig: {"max_length": 4096, "offset": 4096},
     SinusoidalConfig: {"width": MAX_HEAD_DIM, "offset": MAX_POSITION},
+    SandwichPositionConfig: {"width": MAX_HEAD_DIM},
     T5PositionConfig: {"num_buckets": 256, "max_distance": 1 << 20},
 }
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from phasor.nn.positions.alibi.config import ALiBiConfig as ALiBiConfig
     from phasor.nn.positions.axial.config import AxialConfig as AxialConfig
     from phasor.nn.positions.counting.config import CountingConfig as CountingConfig
+    from phasor.nn.positions.kerple.config import KERPLEConfig as KERPLEConfig
     from phasor.nn.positions.learned.config import LearnedConfig as LearnedConfig
     from phasor.nn.positions.mrope.config import MultiSectionConfig as MultiSectionConfig
     from phasor.nn.positions.none.config import NoPositionConfig as NoPositionConfig
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from phasor.nn.positions.rotary.scaling import NTKScaling as NTKScaling
     from phasor.nn.positions.rotary.scaling import ProportionalScaling as ProportionalScaling
     from phasor.nn.positions.rotary.scaling import YaRN as YaRN
+    from phasor.nn.positions.sandwich.config import SandwichPositionConfig as SandwichPositionConfig
     from phasor.nn.positions.sinusoidal.config import SinusoidalConfig as SinusoidalConfig
     from phasor.nn.positions.t5.config import T5PositionConfig as T5PositionConfig
     from phasor.nn.positions.xpos.config import XPosConfig as XPosConfig

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any, ClassVar, Self
 
+import torch
 from torch import Tensor, nn
 
 from phasor.config import ModelConfig, PositionConfig
@@ -92,6 +93,15 @@ class Position(nn.Module):
 
     def reset_parameters(self, config: ModelConfig) -> None:
         """Initialize the weights, if the scheme has any."""
+
+
+def bias_dtype(like: Tensor) -> torch.dtype:
+    """The dtype of a bias on the scores of such activations: at least float32.
+
+    >>> bias_dtype(torch.zeros(1, dtype=torch.bfloat16))
+    torch.float32
+    """
+    return torch.float64 if like.dtype == torch.float64 else torch.float32
 
 
 def module_class(config: type[PositionConfig]) -> type[Position]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
@@ -17,23 +18,42 @@ Bias = Callable[[Tensor, Tensor], Tensor]
 class DistanceBias:
     """A bias by distance, query position minus key position, as data that a kernel can read.
 
-    Either `slopes`, `[H]`: minus slope times the distance to either side. Or a `table`, `[distances, H]`: its first
-    row is for the distance `min_distance` and all below, its last for the last one and all beyond.
+    Either `slopes`, `[H]`: minus slope times a curve of the distance `d` to either side. The curve is `d` itself; with
+    `rates`, `[H]`, it is `log(1 + rate d)`, and with `powers`, `[H]`, it is `d^power`. Or a `table`, `[distances, H]`:
+    its first row is for the distance `min_distance` and all below, its last for the last one and all beyond.
 
-    >>> import torch
     >>> bias = DistanceBias(table=torch.tensor([[5.0], [6.0], [7.0]]), min_distance=-1)
     >>> bias(torch.tensor([[2, 3]]), torch.tensor([[0, 2, 3, 9]])).tolist()
     [[[[7.0, 6.0, 5.0, 5.0], [7.0, 7.0, 6.0, 5.0]]]]
+    >>> bias = DistanceBias(slopes=torch.tensor([0.5]), powers=torch.tensor([2.0]))
+    >>> bias(torch.tensor([[3]]), torch.tensor([[0, 2, 3, 5]])).tolist()
+    [[[[-4.5, -0.5, -0.0, -2.0]]]]
     """
 
     slopes: Tensor | None = None
     table: Tensor | None = None
     min_distance: int = 0
+    rates: Tensor | None = None
+    powers: Tensor | None = None
+
+    @property
+    def learned_curve(self) -> tuple[Tensor | None, ...]:
+        """What of a closed form may get a gradient."""
+        return self.slopes, self.rates, self.powers
 
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
         distance = queries[:, :, None] - keys[:, None, :]
         if self.slopes is not None:
-            return -self.slopes[:, None, None] * distance.abs()[:, None]
+            return -self.slopes[:, None, None] * self.curve(distance.abs()[:, None])
         assert self.table is not None
         rows = distance.sub_(self.min_distance).clamp_(0, len(self.table) - 1)
         return embedding(rows, self.table).permute(0, 3, 1, 2)
+
+    def curve(self, distance: Tensor) -> Tensor:
+        """The curve that slopes multiply, of distances that are not negative."""
+        if self.rates is not None:
+            return torch.log1p(self.rates[:, None, None] * distance)
+        if self.powers is not None:
+            # A distance of 0 is 0 to every power; its gradient with respect to the power is that of 1, which is 0.
+            return distance.clamp(min=1).to(self.powers.dtype) ** self.powers[:, None, None] * (distance > 0)
+        return distance

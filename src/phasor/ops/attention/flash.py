@@ -32,8 +32,6 @@ def why_not(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) ->
             return "the distance to sink tokens is capped, and they are not all of the keys outside of a window"
     if score_mod.bias is not None and not isinstance(score_mod.bias, DistanceBias):
         return "the bias is not a DistanceBias"
-    if score_mod.bias is not None and score_mod.bias.slopes is not None and score_mod.bias.slopes.requires_grad:
-        return "the slopes of the bias are learned"
     if score_mod.bias is not None and must_be_deterministic() and needs_grad(score_mod.bias.table):
         return "the gradient of the bias's table is summed in any order, and deterministic algorithms are asked for"
     dtype = compute_dtype(q)
@@ -73,6 +71,8 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: Scor
         None if bias is None or k_pos is None else k_pos.contiguous(),
         shifts,
         None if bias is None else bias.slopes,
+        None if bias is None else bias.rates,
+        None if bias is None else bias.powers,
         None if bias is None else bias.table,
         score_mod.sink_logits,
         None if sinks is None else sinks.queries.to(q.dtype),
@@ -96,6 +96,8 @@ def interval_attention(
     key_positions: Tensor | None,
     shifts: Tensor | None,
     slopes: Tensor | None,
+    rates: Tensor | None,
+    powers: Tensor | None,
     table: Tensor | None,
     sink_logits: Tensor | None,
     sink_queries: Tensor | None,
@@ -113,9 +115,8 @@ def interval_attention(
     """
     from phasor.ops.attention import flash_launch
 
-    args = flash_launch.kernel_args(
-        q, k, v, bounds, key_mask, query_positions, key_positions, shifts, slopes, table, min_distance, scale, softcap
-    )
+    args = flash_launch.kernel_args(q, k, v, bounds, key_mask, min_distance, scale, softcap)
+    args |= flash_launch.bias_args(query_positions, key_positions, shifts, slopes, rates, powers, table)
     return flash_launch.forward(sink_logits, sink_queries, sink_positions, args)
 
 
@@ -142,51 +143,57 @@ def interval_attention_backward(
     key_positions: Tensor | None,
     shifts: Tensor | None,
     slopes: Tensor | None,
+    rates: Tensor | None,
+    powers: Tensor | None,
     table: Tensor | None,
     sink_logits: Tensor | None,
     min_distance: int,
     scale: float,
     softcap: float,
-    table_needs_grad: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of queries, keys, values, of the table where it needs one, and of sink logits; else empty."""
+    bias_needs_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of queries, keys, values, then where they need one of a bias table, of slopes with what bends
+    their curve, `[2, H]`, and of sink logits; else empty.
+    """
     from phasor.ops.attention import flash_launch
 
-    args = flash_launch.kernel_args(
-        q, k, v, bounds, key_mask, query_positions, key_positions, shifts, slopes, table, min_distance, scale, softcap
-    )
-    return flash_launch.backward(grad, out, lse, ranges, sink_logits, table_needs_grad, args)
+    args = flash_launch.kernel_args(q, k, v, bounds, key_mask, min_distance, scale, softcap)
+    args |= flash_launch.bias_args(query_positions, key_positions, shifts, slopes, rates, powers, table)
+    return flash_launch.backward(grad, out, lse, ranges, sink_logits, bias_needs_grad, args)
 
 
 @interval_attention_backward.register_fake
 def _(grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    table, sink_logits, table_needs_grad = rest[7], rest[8], rest[12]
+    table, sink_logits, bias_needs_grad = rest[9], rest[10], rest[14]
     grads = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
-    distances = len(table) if table_needs_grad else 0
+    distances = len(table) if bias_needs_grad and table is not None else 0
     heads = q.shape[2]
     return (
         *grads,
         q.new_empty((distances, heads), dtype=torch.float32),
+        q.new_empty((2 if bias_needs_grad and table is None else 0, heads), dtype=torch.float32),
         q.new_empty((0 if sink_logits is None else heads,), dtype=torch.float32),
     )
 
 
 def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     """Keep the tensors and numbers that the backward pass needs."""
-    ctx.save_for_backward(*output, *inputs[:12])
-    ctx.scalars = inputs[14:]
+    ctx.save_for_backward(*output, *inputs[:14])
+    ctx.scalars = inputs[16:]
     ctx.mark_non_differentiable(output[1])
 
 
 def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     """The gradients of all inputs of `interval_attention`."""
     out, lse, *inputs = ctx.saved_tensors
-    table, sink_logits = inputs[10], inputs[11]
-    table_needs_grad = table is not None and ctx.needs_input_grad[10]
-    dq, dk, dv, dtable, dsinks = interval_attention_backward(grad, out, lse, *inputs, *ctx.scalars, table_needs_grad)
-    dtable = dtable.to(table.dtype) if table_needs_grad else None
+    slopes, rates, powers, table, sink_logits = inputs[9:14]
+    needed = ctx.needs_input_grad[9:13]
+    dq, dk, dv, dtable, dcurve, dsinks = interval_attention_backward(grad, out, lse, *inputs, *ctx.scalars, any(needed))
+    dslopes, dbends = dcurve if len(dcurve) else (None, None)
+    pairs = zip(needed, (dslopes, dbends, dbends, dtable), (slopes, rates, powers, table), strict=True)
+    dbias = [d.to(x.dtype) if need else None for need, d, x in pairs]
     dsinks = None if sink_logits is None else dsinks.to(sink_logits.dtype)
-    return dq, dk, dv, *(None,) * 7, dtable, dsinks, *(None,) * 5
+    return dq, dk, dv, *(None,) * 6, *dbias, dsinks, *(None,) * 5
 
 
 interval_attention.register_autograd(backward, setup_context=setup_context)

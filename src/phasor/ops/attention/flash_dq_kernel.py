@@ -7,9 +7,11 @@ import triton
 import triton.language as tl
 
 from phasor.ops.attention.flash_tiles import (
+    LINEAR,
     NO_BIAS,
-    SLOPES,
     TABLE,
+    curve,
+    curve_by_bend,
     distances,
     key_segments,
     load_positions,
@@ -38,15 +40,17 @@ def delta_kernel(out_ptr, do_ptr, delta_ptr, num_queries, num_heads, rows, strid
 
 
 @triton.jit
-def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_ptr,
-              bounds_ptr, key_mask_ptr, q_pos_ptr, k_pos_ptr, shifts_ptr, slopes_ptr, table_ptr,
+def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_ptr, dcurve_ptr,
+              bounds_ptr, key_mask_ptr, q_pos_ptr, k_pos_ptr, shifts_ptr, slopes_ptr, bends_ptr, table_ptr,
               num_queries, num_keys, num_heads, group_size, min_distance, num_distances, scale, softcap,
               stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
               stride_dob, stride_dot, stride_doh, stride_boundsb, stride_qposb, stride_kposb, stride_shiftsb,
               HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-              BIAS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_TABLE_GRAD: tl.constexpr, TWO_INTERVALS: tl.constexpr,
-              HAS_KEY_MASK: tl.constexpr):  # fmt: skip
-    """Gradients of queries; with HAS_TABLE_GRAD also every program's part of the gradient of the bias table."""
+              BIAS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_TABLE_GRAD: tl.constexpr, HAS_CURVE_GRAD: tl.constexpr,
+              TWO_INTERVALS: tl.constexpr, HAS_KEY_MASK: tl.constexpr):  # fmt: skip
+    """Gradients of queries; with HAS_TABLE_GRAD also every program's part of the gradient of the bias table, and with
+    HAS_CURVE_GRAD its part of the sums that the gradients of slopes and of what bends their curve are made of.
+    """
     block_id, head, batch, offs_m = query_block(num_queries, num_heads, BLOCK_M)
     valid_m = offs_m < num_queries
     if BIAS != NO_BIAS:
@@ -55,9 +59,9 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_pt
     if BIAS == TABLE:
         shifts_ptr += batch * stride_shiftsb
         table_ptr += head * num_distances
-    q_high, q_low, slope, shift, bias_ahead, bias_behind = query_bias(
-        q_pos_ptr, shifts_ptr, slopes_ptr, table_ptr, head, block_id * BLOCK_M, offs_m, num_queries, num_distances,
-        BLOCK_M, BIAS,
+    q_high, q_low, slope, bend, shift, bias_ahead, bias_behind = query_bias(
+        q_pos_ptr, shifts_ptr, slopes_ptr, bends_ptr, table_ptr, head, block_id * BLOCK_M, offs_m, num_queries,
+        num_distances, BLOCK_M, BIAS,
     )  # fmt: skip
     if HAS_TABLE_GRAD:
         dtable_ptr += tl.cast(tl.program_id(0), tl.int64) * num_distances
@@ -80,18 +84,19 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_pt
     delta = tl.load(delta_ptr + row, mask=valid_m, other=0.0)[:, None]
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     dbias_behind, dbias_ahead = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
+    by_slope, by_bend = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
     for t in range(unmasked[1] + unmasked[3]):
         start = unmasked_start(t, unmasked, BLOCK_N, BIAS)
         k = load_tile(k_ptr, start, stride_kt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, True)
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
         distance, far_bias = 0.0, 0.0
-        if BIAS == SLOPES:
+        if BIAS >= LINEAR:
             k_high, k_low = load_positions(k_pos_ptr, start, num_keys, BLOCK_N)
             distance = distances(q_high, q_low, k_high[None, :], k_low[None, :])
         if BIAS == TABLE:
             far_bias = tl.where(t < unmasked[1], bias_behind, bias_ahead)
         scores, tanh, _ = score_tile(
-            qk, distance, slope, table_ptr, min_distance, num_distances, far_bias, scale, softcap,
+            qk, distance, slope, bend, table_ptr, min_distance, num_distances, far_bias, scale, softcap,
             BIAS, HAS_SOFTCAP, False,
         )  # fmt: skip
         p = tl.exp2(scores - lse)
@@ -103,6 +108,9 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_pt
             ds_rows = tl.sum(ds, 1)
             dbias_behind += tl.where(t < unmasked[1], ds_rows, 0.0)
             dbias_ahead += tl.where(t < unmasked[1], 0.0, ds_rows)
+        if HAS_CURVE_GRAD:
+            by_slope += tl.sum(ds * curve(distance, bend, BIAS), 1)
+            by_bend += tl.sum(ds * curve_by_bend(distance, bend, BIAS), 1)
         if HAS_SOFTCAP:
             ds *= 1.0 - tanh * tanh
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision="ieee")
@@ -116,7 +124,7 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_pt
             k_high, k_low = load_positions(k_pos_ptr, start, num_keys, BLOCK_N)
             distance = distances(q_high, q_low, k_high[None, :], k_low[None, :])
         scores, tanh, entry = score_tile(
-            qk, distance, slope, table_ptr, min_distance, num_distances, 0.0, scale, softcap,
+            qk, distance, slope, bend, table_ptr, min_distance, num_distances, 0.0, scale, softcap,
             BIAS, HAS_SOFTCAP, True,
         )  # fmt: skip
         visible = visible_keys(
@@ -127,12 +135,19 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_pt
         ds = p * (tl.dot(do, tl.trans(v), input_precision="ieee") - delta)
         if HAS_TABLE_GRAD:
             tl.atomic_add(dtable_ptr + entry, ds, mask=visible & valid_m[:, None], sem="relaxed")
+        if HAS_CURVE_GRAD:
+            by_slope += tl.sum(ds * curve(distance, bend, BIAS), 1)
+            by_bend += tl.sum(ds * curve_by_bend(distance, bend, BIAS), 1)
         if HAS_SOFTCAP:
             ds *= 1.0 - tanh * tanh
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision="ieee")
     if HAS_TABLE_GRAD:
         tl.atomic_add(dtable_ptr, tl.sum(dbias_ahead), sem="relaxed")
         tl.atomic_add(dtable_ptr + num_distances - 1, tl.sum(dbias_behind), sem="relaxed")
+    if HAS_CURVE_GRAD:
+        dcurve_ptr += tl.cast(tl.program_id(0), tl.int64) * 2
+        tl.store(dcurve_ptr, tl.sum(by_slope))
+        tl.store(dcurve_ptr + 1, tl.sum(by_bend))
     offs_d = tl.arange(0, BLOCK_D)
     offsets = ((batch * num_queries + offs_m)[:, None] * num_heads + head) * HEAD_DIM + offs_d[None, :]
     in_range = valid_m[:, None] & (offs_d < HEAD_DIM)[None, :]

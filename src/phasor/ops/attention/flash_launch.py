@@ -14,7 +14,16 @@ from torch import Tensor
 from phasor.ops.attention.flash_dkdv_kernel import dkdv_kernel
 from phasor.ops.attention.flash_dq_kernel import delta_kernel, dq_kernel
 from phasor.ops.attention.flash_forward_kernel import forward_kernel
-from phasor.ops.attention.flash_tiles import LOG2E, NO_BIAS, SLOPES, TABLE, block_d, launch_options
+from phasor.ops.attention.flash_tiles import (
+    LINEAR,
+    LOG,
+    LOG2E,
+    NO_BIAS,
+    POWER,
+    TABLE,
+    block_d,
+    launch_options,
+)
 from phasor.ops.attention.intervals import query_ranges
 from phasor.ops.launch import KernelLauncher, cdiv
 
@@ -28,32 +37,44 @@ def kernel_args(
     v: Tensor,
     bounds: Tensor,
     key_mask: Tensor | None,
-    query_positions: Tensor | None,
-    key_positions: Tensor | None,
-    shifts: Tensor | None,
-    slopes: Tensor | None,
-    table: Tensor | None,
     min_distance: int,
     scale: float,
     softcap: float,
 ) -> dict[str, Any]:
-    """The arguments that all kernels share. Tables are given to base 2."""
+    """The arguments that all kernels share, apart from those of a bias."""
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     args: dict[str, Any] = {"q_ptr": q, "k_ptr": k, "v_ptr": v, "bounds_ptr": bounds}
-    args |= {"q_pos_ptr": query_positions, "k_pos_ptr": key_positions, "shifts_ptr": shifts}
-    args["table_ptr"] = None if table is None else (table.t().float() * LOG2E.value).contiguous()
-    args["slopes_ptr"] = None if slopes is None else slopes.float()
     args["key_mask_ptr"] = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
     args |= {"num_queries": q.shape[1], "num_keys": k.shape[1], "num_heads": q.shape[2]}
-    args |= {"group_size": q.shape[2] // k.shape[2], "scale": scale, "softcap": softcap}
-    args |= {"min_distance": min_distance, "num_distances": 0 if table is None else len(table)}
+    args |= {"group_size": q.shape[2] // k.shape[2], "scale": scale, "softcap": softcap, "min_distance": min_distance}
     for name, x in (("q", q), ("k", k), ("v", v)):
         args |= token_strides(name, x)
-    for name, rows in (("bounds", bounds), ("qpos", query_positions), ("kpos", key_positions), ("shifts", shifts)):
-        args[f"stride_{name}b"] = row_stride(rows)
-    bias = NO_BIAS if query_positions is None else SLOPES if table is None else TABLE
-    args |= {"HEAD_DIM": q.shape[-1], "BLOCK_D": block_d(q), "BIAS": bias.value, "HAS_SOFTCAP": softcap > 0}
+    args["stride_boundsb"] = row_stride(bounds)
+    args |= {"HEAD_DIM": q.shape[-1], "BLOCK_D": block_d(q), "HAS_SOFTCAP": softcap > 0}
     args |= {"TWO_INTERVALS": bounds.shape[1] == 4, "HAS_KEY_MASK": key_mask is not None}
+    return args
+
+
+def bias_args(
+    query_positions: Tensor | None,
+    key_positions: Tensor | None,
+    shifts: Tensor | None,
+    slopes: Tensor | None,
+    rates: Tensor | None,
+    powers: Tensor | None,
+    table: Tensor | None,
+) -> dict[str, Any]:
+    """The arguments of a bias by distance, which all kernels share. Tables are given to base 2."""
+    args: dict[str, Any] = {"q_pos_ptr": query_positions, "k_pos_ptr": key_positions, "shifts_ptr": shifts}
+    args["table_ptr"] = None if table is None else (table.t().float() * LOG2E.value).contiguous()
+    args["num_distances"] = 0 if table is None else len(table)
+    bend = powers if rates is None else rates
+    args["slopes_ptr"] = None if slopes is None else slopes.float().contiguous()
+    args["bends_ptr"] = None if bend is None else bend.float().contiguous()
+    for name, rows in (("qpos", query_positions), ("kpos", key_positions), ("shifts", shifts)):
+        args[f"stride_{name}b"] = row_stride(rows)
+    curve = LINEAR if bend is None else POWER if rates is None else LOG
+    args["BIAS"] = (NO_BIAS if query_positions is None else curve if table is None else TABLE).value
     return args
 
 
@@ -101,10 +122,12 @@ def backward(
     lse: Tensor,
     ranges: Tensor | None,
     sink_logits: Tensor | None,
-    table_needs_grad: bool,
+    bias_needs_grad: bool,
     args: dict[str, Any],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of queries, keys and values, of a bias table `[distances, H]`, and of sink logits `[H]`."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of queries, keys and values, of a bias table `[distances, H]`, of slopes and of what bends their
+    curve `[2, H]`, and of sink logits `[H]`.
+    """
     q, k, v = args["q_ptr"], args["k_ptr"], args["v_ptr"]
     rows, queries, heads, head_dim = q.shape
     keys, kv_heads = k.shape[1:3]
@@ -114,9 +137,13 @@ def backward(
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     dq_options, dkdv_options = launch_options("dq", q), launch_options("dkdv", q)
     blocks = cdiv(queries, dq_options["BLOCK_M"])
-    dtable, dsinks = lse.new_empty(0, heads), lse.new_empty(0)
+    dtable, dcurve, dsinks = lse.new_empty(0, heads), lse.new_empty(0, heads), lse.new_empty(0)
+    table_needs_grad = bias_needs_grad and args["table_ptr"] is not None
+    curve_needs_grad = bias_needs_grad and args["table_ptr"] is None
     if table_needs_grad:
         dtable = torch.zeros(rows, heads, blocks, args["num_distances"], device=q.device)
+    if curve_needs_grad:
+        dcurve = torch.empty(rows, heads, blocks, 2, device=q.device)
     per_program = max(1, 4096 // args["BLOCK_D"])
     total = rows * queries * heads
     sizes = {"num_queries": queries, "num_heads": heads, "rows": total, "HEAD_DIM": head_dim}
@@ -127,7 +154,8 @@ def backward(
         {"out_ptr": out, "do_ptr": grad, "delta_ptr": delta, **token_strides("do", grad), **sizes},
     )
     args["delta_ptr"] = delta
-    extra = {"dq_ptr": dq, "dtable_ptr": dtable, "HAS_TABLE_GRAD": table_needs_grad}
+    extra: dict[str, Any] = {"dq_ptr": dq, "dtable_ptr": dtable, "dcurve_ptr": dcurve}
+    extra |= {"HAS_TABLE_GRAD": table_needs_grad, "HAS_CURVE_GRAD": curve_needs_grad}
     launch_dq((blocks * heads * rows,), q, args | extra | dq_options)
     ranges = key_block_ranges(args["bounds_ptr"], keys, q) if ranges is None else ranges
     extra = {"dk_ptr": dk, "dv_ptr": dv, "ranges_ptr": ranges, "stride_rangesb": row_stride(ranges)}
@@ -135,4 +163,9 @@ def backward(
     if sink_logits is not None:
         p = torch.exp2(sink_logits.float()[:, None] * LOG2E.value - lse)
         dsinks = -(p * delta).sum((0, 2))
-    return dq, dk, dv, dtable.sum((0, 2)).t() if table_needs_grad else dtable, dsinks
+    if table_needs_grad:
+        dtable = dtable.sum((0, 2)).t()
+    if curve_needs_grad:  # the bias is minus slope times curve
+        by_slope, by_bend = -dcurve.sum((0, 2)).t()
+        dcurve = torch.stack((by_slope, by_bend * args["slopes_ptr"]))
+    return dq, dk, dv, dtable, dcurve, dsinks

@@ -12,7 +12,8 @@ from torch import Tensor
 from phasor.ops.attention import intervals
 from phasor.ops.launch import next_power_of_2
 
-NO_BIAS, SLOPES, TABLE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # kinds of bias
+# Kinds of bias: none, a table by distance, and slopes times a curve of the distance.
+NO_BIAS, TABLE, LINEAR, LOG, POWER = (tl.constexpr(kind) for kind in range(5))
 NON_CONTIGUOUS = tl.constexpr(intervals.NON_CONTIGUOUS)
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -97,26 +98,59 @@ def query_block(num_queries, num_heads, BLOCK_M: tl.constexpr):
 
 
 @triton.jit
-def query_bias(q_pos_ptr, shifts_ptr, slopes_ptr, table_ptr, head, start, offs_m, num_queries, num_distances,
-               BLOCK_M: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
-    """What the bias of a block of queries needs, from pointers to its row of the batch and its head's part of a table.
-
-    The positions, as `load_positions` gives them; the slope; the shift between positions and offsets; and the entries
-    of the table for keys that are far ahead and far behind.
-    """
-    q_high, q_low, slope, shift, bias_ahead, bias_behind = offs_m, offs_m, 0.0, 0, 0.0, 0.0
-    if BIAS != NO_BIAS:
-        q_high, q_low = load_positions(q_pos_ptr, start, num_queries, BLOCK_M)
-    if BIAS == SLOPES:
+def load_slope(slopes_ptr, bends_ptr, head, BIAS: tl.constexpr):
+    """The slope of a head, to base 2, and what bends its curve: a rate or a power."""
+    slope, bend = 0.0, 0.0
+    if BIAS >= LINEAR:
         slope = tl.load(slopes_ptr + head) * LOG2E
-    if BIAS == TABLE:
-        shift = tl.load(shifts_ptr)
-        bias_ahead, bias_behind = tl.load(table_ptr), tl.load(table_ptr + num_distances - 1)
-    return q_high[:, None], q_low[:, None], slope, shift, bias_ahead, bias_behind
+    if BIAS > LINEAR:
+        bend = tl.load(bends_ptr + head)
+    return slope, bend
 
 
 @triton.jit
-def score_tile(qk, distance, slope, table_ptr, min_distance, num_distances, far_bias, scale, softcap,
+def curve(distance, bend, BIAS: tl.constexpr):
+    """What the slope multiplies: the distance to either side, `log(1 + bend d)` or `d^bend`."""
+    far = tl.abs(distance)
+    if BIAS == LOG:
+        far = tl.log(1.0 + bend * far)
+    if BIAS == POWER:
+        far = tl.where(far > 0.0, tl.exp2(bend * tl.log2(tl.maximum(far, 1.0))), 0.0)
+    return far
+
+
+@triton.jit
+def curve_by_bend(distance, bend, BIAS: tl.constexpr):
+    """The derivative of the curve by what bends it."""
+    far, grad = tl.abs(distance), distance * 0.0
+    if BIAS == LOG:
+        grad = far / (1.0 + bend * far)
+    if BIAS == POWER:  # 0 at the distances 0 and 1
+        log = tl.log2(tl.maximum(far, 1.0))
+        grad = tl.exp2(bend * log) * (log / LOG2E)
+    return grad
+
+
+@triton.jit
+def query_bias(q_pos_ptr, shifts_ptr, slopes_ptr, bends_ptr, table_ptr, head, start, offs_m, num_queries,
+               num_distances, BLOCK_M: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
+    """What the bias of a block of queries needs, from pointers to its row of the batch and its head's part of a table.
+
+    The positions, as `load_positions` gives them; the slope and what bends its curve; the shift between positions and
+    offsets; and the entries of the table for keys that are far ahead and far behind.
+    """
+    q_high, q_low, shift, bias_ahead, bias_behind = offs_m, offs_m, 0, 0.0, 0.0
+    if BIAS != NO_BIAS:
+        q_high, q_low = load_positions(q_pos_ptr, start, num_queries, BLOCK_M)
+    slope, bend = load_slope(slopes_ptr, bends_ptr, head, BIAS)
+    if BIAS == TABLE:
+        shift = tl.load(shifts_ptr)
+        bias_ahead, bias_behind = tl.load(table_ptr), tl.load(table_ptr + num_distances - 1)
+    return q_high[:, None], q_low[:, None], slope, bend, shift, bias_ahead, bias_behind
+
+
+@triton.jit
+def score_tile(qk, distance, slope, bend, table_ptr, min_distance, num_distances, far_bias, scale, softcap,
                BIAS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, USE_TABLE: tl.constexpr):  # fmt: skip
     """Scores to base 2, the tanh of a soft-cap, and with USE_TABLE the entry of the bias table."""
     tanh = qk
@@ -126,8 +160,8 @@ def score_tile(qk, distance, slope, table_ptr, min_distance, num_distances, far_
     else:
         scores = qk * (scale * LOG2E)
     entry = distance
-    if BIAS == SLOPES:
-        scores -= slope * tl.abs(distance)
+    if BIAS >= LINEAR:
+        scores -= slope * curve(distance, bend, BIAS)
     elif BIAS == TABLE:
         if USE_TABLE:
             entry = tl.minimum(tl.maximum(distance - min_distance, 0.0), num_distances - 1.0).to(tl.int32)

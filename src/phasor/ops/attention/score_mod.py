@@ -48,8 +48,8 @@ class ScoreMod:
 
     @property
     def learns_bias(self) -> bool:
-        """Whether the bias is a table by distance that gets a gradient."""
-        return isinstance(self.bias, DistanceBias) and needs_grad(self.bias.table, self.bias.slopes)
+        """Whether the bias is by distance and gets a gradient."""
+        return isinstance(self.bias, DistanceBias) and needs_grad(self.bias.table, *self.bias.learned_curve)
 
     def block_bias(self, queries: Tensor, keys: Tensor, mask: Mask) -> Tensor | None:
         """The bias between queries and keys given by index, `[B or 1, H, queries, keys]`."""

@@ -5,19 +5,22 @@ from __future__ import annotations
 from typing import Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from phasor.config import ModelConfig
 from phasor.config.model import Side
 from phasor.nn.positions.alibi.config import ALiBiConfig
-from phasor.nn.positions.base import Position
+from phasor.nn.positions.base import Position, bias_dtype
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops.attention import DistanceBias
 from phasor.ops.constants import constant
 
 
 class ALiBi(Position, config=ALiBiConfig):
-    """`-slope_h |i - j|`, the distance taken in integers, so that it is exact at any position."""
+    """`-slope_h |i - j|`, the distance taken in integers, so that it is exact at any position.
+
+    Slopes that are learned start as the fixed ones. Their logarithms are the weights, so that they stay positive.
+    """
 
     config: ALiBiConfig
 
@@ -25,14 +28,21 @@ class ALiBi(Position, config=ALiBiConfig):
         super().__init__()
         self.config = config
         self.slopes = tuple(config.multiplier * slope for slope in alibi_slopes(num_heads, config.max_bias))
+        self.log_slope = nn.Parameter(torch.empty(num_heads)) if config.learned else None
 
     @classmethod
     def build(cls, config: ALiBiConfig, model: ModelConfig, side: Side) -> Self:
         return cls(config, num_heads=model.num_heads)
 
+    def reset_parameters(self, config: ModelConfig) -> None:
+        if self.log_slope is not None:
+            with torch.no_grad():
+                self.log_slope.copy_(torch.tensor(self.slopes).log())
+
     def prepare(self, seq: SequenceInfo, like: Tensor) -> Tensor:
-        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-        return constant(self.slopes, like.device, dtype)
+        if self.log_slope is not None:
+            return self.log_slope.to(bias_dtype(like)).exp()
+        return constant(self.slopes, like.device, bias_dtype(like))
 
     def on_scores(self, prepared: Tensor) -> DistanceBias:
         return DistanceBias(slopes=prepared)

@@ -18,9 +18,9 @@ export const defaults = {
   bias: 8, buckets: 32, reach: 128, decay: 512, k: 5, std: 0.5, width: 32,
 };
 
-const SCHEMES = ["sinusoidal", "rotary", "xpos", "axial", "mrope", "t5", "alibi", "learned", "counting", "normalized", "none"];
+const SCHEMES = ["sinusoidal", "rotary", "xpos", "axial", "mrope", "t5", "alibi", "kerple", "sandwich", "learned", "counting", "normalized", "none"];
 const WAVES = ["sinusoidal", "rotary", "xpos", "axial", "mrope"];
-const ON_SCORES = ["t5", "alibi"];
+const ON_SCORES = ["t5", "alibi", "kerple", "sandwich"];
 const HEADS = 8;
 const HEIGHT = 480;
 const CRITERIA = ["unique", "consistent", "bounded", "deterministic"];
@@ -152,7 +152,7 @@ export function render(root, state, tools) {
     matrix.caption(scores ? t("biasMap") : t("matrix"), scores ? t("biasNote", { head }) : WAVES.includes(kind) && halves ? t(kind === "sinusoidal" ? "halvesNote" : "rotaryNote") : t("matrixNote"));
     const wave = WAVES.includes(kind) && kind !== "xpos";
     matrix.draw({
-      data: codes.data, shape: codes.shape, palette: kind === "alibi" ? "sequential" : "diverging", marks: [{ row: at }], columnLabels,
+      data: codes.data, shape: codes.shape, palette: kind === "alibi" || kind === "kerple" ? "sequential" : "diverging", marks: [{ row: at }], columnLabels,
       square: scores, maxHeight: 560, min: wave ? -1 : undefined, max: wave ? 1 : undefined,
       readout: ({ row: i, column }, value) => [
         scores ? `query ${i}, key ${column}` : `${t("position")} ${label(i)}, ${columnName(kind, layout, pairing, pairs, column)}`, digits(value, 5),
@@ -174,7 +174,7 @@ export function render(root, state, tools) {
     if (pair) values.percent = percent(pair.relative);
     if (curves) [values.one, values.far] = [fixed(curves.mean[1], 2), percent(curves.mean[last])];
     if (buckets) values.used = new Set(buckets).size;
-    if (kind === "alibi") {
+    if (bias) {
       const slopes = bias.map((curve) => -curve[1]).sort((a, b) => a - b);
       const costs = bias.map((curve) => -curve[last]);
       Object.assign(values, { steep: digits(-slopes.at(-1), 3), flat: digits(-slopes[0], 3), least: digits(Math.min(...costs), 3), cost: digits(Math.max(...costs), 3) });

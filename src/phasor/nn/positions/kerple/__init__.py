@@ -1,0 +1,1 @@
+"""KERPLE: learned logarithmic or power-law penalties on the scores."""

@@ -1,0 +1,1 @@
+"""Sandwich: inner products of sinusoids on the scores."""
