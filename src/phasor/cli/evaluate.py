@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import importlib
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from phasor.cli.options import add_checkpoint
 from phasor.cli.output import Bar, print_json
+from phasor.cli.parallel import add_mesh, join_command, processes_argument, refuse_processes
+
+if TYPE_CHECKING:
+    from phasor.parallel.processes import JoinedProcesses
 
 # Further evaluations, each chosen by the option of its name: a module with `add_options(group)`, `run(given)`, and in
 # SHARED the names of the options below that it takes besides its own; another mode may be one of them.
@@ -60,6 +64,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     for name, module in MODES.items():
         groups[name] = parser.add_argument_group(f"with --{name}")
         importlib.import_module(module).add_options(groups[name])
+    add_mesh(parser)
     options = {name: {a.dest: a.option_strings[0] for a in group._group_actions} for name, group in groups.items()}
     parser.set_defaults(mode_options=options)
 
@@ -76,11 +81,18 @@ def number_or_name(text: str) -> float | str:
 
 
 def run(given: argparse.Namespace) -> None:
-    mode = choose_mode(given)
-    if mode is None:
-        evaluate_run(given)
-    else:
-        mode.run(given)
+    with join_command(given) as processes:
+        mode = choose_mode(given)
+        if mode is None:
+            evaluate_run(given, processes)
+        else:
+            refuse_processes(processes, f"--{mode_name(mode)}")
+            mode.run(given)
+
+
+def mode_name(module: ModuleType) -> str:
+    """The option of a mode."""
+    return next(name for name, where in MODES.items() if where == module.__name__)
 
 
 def choose_mode(given: argparse.Namespace) -> ModuleType | None:
@@ -107,7 +119,7 @@ def choose_mode(given: argparse.Namespace) -> ModuleType | None:
     return modules[mode]
 
 
-def evaluate_run(given: argparse.Namespace) -> None:
+def evaluate_run(given: argparse.Namespace, processes: JoinedProcesses | None) -> None:
     """Print the metrics of a model."""
     from phasor.evaluation import evaluate
 
@@ -122,6 +134,7 @@ def evaluate_run(given: argparse.Namespace) -> None:
         checkpoint=given.checkpoint,
         device=given.device,
         progress=Bar("evaluating"),
+        **processes_argument(processes),
     )
     if given.json:
         print_json(metrics)

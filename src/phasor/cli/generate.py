@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import argparse
 import math
+import random
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 from phasor.cli.options import add_checkpoint, add_fields, choose_weights, given_fields
 from phasor.cli.output import print_json
+from phasor.cli.parallel import add_mesh, from_first, join_command, refuse_processes
 from phasor.cli.streams import check_argument, print_text, read_file, read_lines, read_stdin
 from phasor.config.generation import OPTIONS, GenerationConfig
 from phasor.config.generation_settings import merge_options
 
 if TYPE_CHECKING:
     from phasor.generation import Generated
+    from phasor.parallel.processes import JoinedProcesses
     from phasor.transformer import Transformer
 
 
@@ -45,9 +48,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON: tokens, their log-probabilities, text")
     add_fields(parser, "how tokens are chosen", GenerationConfig, helps=OPTIONS)
+    add_mesh(parser)
 
 
 def run(given: argparse.Namespace) -> None:
+    with join_command(given) as processes:
+        continue_prompts(given, processes)
+
+
+def continue_prompts(given: argparse.Namespace, processes: JoinedProcesses | None) -> None:
+    """Continue the prompt or prompts, and print what comes; several processes run the same steps."""
     from phasor.generation import generate, stream
 
     fields = given_fields(given, GenerationConfig)
@@ -59,11 +69,16 @@ def run(given: argparse.Namespace) -> None:
         raise ValueError("give --stream or --json, not both: JSON is complete only at the end")
     if given.stream and given.prompts is not None:
         raise ValueError("give --stream or --prompts, not both: a stream continues one prompt")
-    model = read_model(choose_weights(given.folder, given.checkpoint), given)
-    draft = None if given.draft is None else read_model(given.draft, given)
-    if "seed" in fields and not merge_options(model.generation_settings, None, fields).samples:
+    folder = from_first(processes, lambda: choose_weights(given.folder, given.checkpoint))
+    model = read_model(folder, given, processes)
+    draft = None if given.draft is None else read_model(given.draft, given, processes)
+    options = merge_options(model.generation_settings, None, fields)
+    if "seed" in fields and not options.samples:
         raise ValueError("--seed is for sampling, and this decodes greedily: add --temperature, or leave --seed out")
-    prompt = read_prompts(given, model.tokenizer is not None)
+    prompt = from_first(processes, lambda: read_prompts(given, model.tokenizer is not None))
+    if processes is not None and options.samples and options.seed is None:
+        count = 1 if given.prompts is None else len(prompt)
+        fields["seed"] = from_first(processes, lambda: [random.getrandbits(31) for _ in range(count)])
     begun = time.perf_counter()
     if given.stream:
         count = sum(show_step(step) for step in stream(model, prompt, draft=draft, details=True, **fields))
@@ -109,8 +124,14 @@ def one_line(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
 
 
-def read_model(folder: str, given: argparse.Namespace) -> Transformer:
-    """The model of a folder, with weights of the dtype that was asked for."""
+def read_model(folder: str, given: argparse.Namespace, processes: JoinedProcesses | None) -> Transformer:
+    """The model of a folder, with weights of the dtype that was asked for, or cut over several processes."""
+    if processes is not None:
+        from phasor.parallel.load import load_shards
+
+        if given.weights is not None:
+            refuse_processes(processes, f"--weights {given.weights}")
+        return load_shards(folder, processes)
     from phasor.checkpoints import load
 
     if given.weights is None:

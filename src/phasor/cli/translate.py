@@ -8,11 +8,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from phasor.cli.output import Bar, print_json
+from phasor.cli.parallel import add_mesh, from_first, join_command, processes_argument
 from phasor.cli.streams import check_argument, print_text, read_lines
 from phasor.files import atomic_write
+
+if TYPE_CHECKING:
+    from phasor.parallel.processes import JoinedProcesses
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -34,16 +38,29 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", default="auto", help="cpu, cuda, ...; auto is a GPU where there is one")
     parser.add_argument("--json", action="store_true", help="write JSON: source and translation of every text")
+    add_mesh(parser)
 
 
 def run(given: argparse.Namespace) -> None:
+    with join_command(given) as processes:
+        texts = from_first(processes, lambda: read_texts(given))
+        translations = run_translation(texts, given, processes)
+        if processes is None or processes.is_first:
+            write_translations(texts, translations, given)
+
+
+def read_texts(given: argparse.Namespace) -> list[str]:
+    """The texts to translate, from the command line, a file or standard input."""
     if given.texts and given.file is not None:
         raise ValueError("give texts or --file, not both")
-    texts = [check_argument(text, "TEXT") for text in given.texts] or read_lines(
+    check_destination(given.out)
+    return [check_argument(text, "TEXT") for text in given.texts] or read_lines(
         given.file or "-", "the texts, one per line"
     )
-    check_destination(given.out)
-    translations = run_translation(texts, given)
+
+
+def write_translations(texts: list[str], translations: list[str], given: argparse.Namespace) -> None:
+    """Print the translations, or write them to the file that was named."""
     with destination(given.out) as file:
         if given.json:
             pairs = [{"source": s, "translation": t} for s, t in zip(texts, translations, strict=True)]
@@ -53,7 +70,7 @@ def run(given: argparse.Namespace) -> None:
                 print_text(" ".join(translation.splitlines()), file=file)
 
 
-def run_translation(texts: list[str], given: argparse.Namespace) -> list[str]:
+def run_translation(texts: list[str], given: argparse.Namespace, processes: JoinedProcesses | None) -> list[str]:
     """The translation of every text; that of an empty one is empty."""
     from phasor.evaluation import translate
 
@@ -66,6 +83,7 @@ def run_translation(texts: list[str], given: argparse.Namespace) -> list[str]:
         batch_tokens=given.batch_tokens,
         device=given.device,
         progress=Bar("translating"),
+        **processes_argument(processes),
     )
 
 

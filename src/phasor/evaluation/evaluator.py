@@ -28,6 +28,7 @@ from phasor.evaluation.scores import scores
 from phasor.generation.translation import Progress, max_positions, translate_tokens
 from phasor.nn.mode import eval_mode
 from phasor.nn.norm import at_least_float32
+from phasor.parallel.processes import JoinedProcesses
 
 
 def evaluate(
@@ -40,6 +41,7 @@ def evaluate(
     checkpoint: str | int | None = None,
     device: str = "auto",
     progress: Progress | None = None,
+    processes: JoinedProcesses | None = None,
 ) -> dict[str, Any]:
     """Evaluate the model of a run folder, on all of its validation texts or on `data`, read as the run read its own.
 
@@ -47,7 +49,8 @@ def evaluate(
     of any format is evaluated on `data`.
 
     `target` is the other side of a parallel text in two files. `limit` takes the first examples only.
-    `progress` is called with how far the evaluation is, and out of how much.
+    `progress` is called with how far the evaluation is, and out of how much. `processes` of a `join_processes` have the
+    model cut over them, and compute the losses of some rows each.
 
     - Language models: `loss` in nats per token, `perplexity`, and `bits_per_byte`, which does not depend on the
       tokenizer: the bits of all tokens over the `bytes` of the texts in UTF-8. Every token counts once, the end of a
@@ -77,7 +80,7 @@ def evaluate(
         if (name, value) != ("limit", None) and (type(value) is not int or not 1 <= value < 1 << 31):
             raise ValueError(f"{name} must be an integer from 1 to 2147483647, not {quote(value)}")
     report = progress or (lambda done, total: None)
-    trained = open_run(path_of(run), resolve_device(device), None if checkpoint is None else str(checkpoint))
+    trained = open_run(path_of(run), resolve_device(device), None if checkpoint is None else str(checkpoint), processes)
     examples = islice(evaluation_texts(trained, data, target), limit)
     with tempfile.TemporaryDirectory() as folder:
         store, references = encode_to_store(trained, examples, Path(folder))
@@ -159,18 +162,21 @@ def translation_metrics(
 def totals(trained: TrainedRun, batches: Iterable[Batch], report: Callable[[int], None]) -> tuple[float, int, int]:
     """The nats of all tokens that count, how many they are, and for how many the target is the most likely.
 
-    They are added up in float64 on the device, which is waited for at the end.
+    They are added up in float64 on the device, which is waited for at the end. Of several processes each takes some of
+    the rows of a batch.
     """
+    processes = trained.processes
     sums = torch.zeros(3, dtype=torch.float64, device=trained.device)
     for number, batch in enumerate(batches, 1):
-        here = batch.to(trained.device)
+        rows = batch if processes.size == 1 else batch.share(*processes.share)
+        here = rows.to(trained.device)
         logits = at_least_float32(trained.model(*here.inputs, **here.sequence_args))
         each = F.cross_entropy(logits.flatten(0, 1), here.targets.flatten(), reduction="none").view_as(here.targets)
         counts = here.weights > 0
         correct = counts & (logits.argmax(-1) == here.targets)
         sums += torch.stack([torch.where(counts, each.double(), 0.0).sum(), counts.sum(), correct.sum()])
         report(number)
-    nats, tokens, correct_tokens = sums.tolist()
+    nats, tokens, correct_tokens = processes.sum(sums).tolist()
     return nats, int(tokens), int(correct_tokens)
 
 

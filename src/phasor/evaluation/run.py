@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -16,6 +16,8 @@ from phasor.config.recipe import DataConfig, Recipe, Task, TrainConfig
 from phasor.data.encoding import Tokenizers
 from phasor.data.store import TEXT_FILES, load_prepared_data
 from phasor.data.tokenizers import SpecialIds, special_of
+from phasor.parallel.load import load_shards
+from phasor.parallel.processes import JoinedProcesses, Processes
 from phasor.transformer import Transformer
 
 ATTEMPTS = 5  # to read a checkpoint before it is deleted
@@ -25,13 +27,17 @@ TASKS: dict[str, Task] = {"decoder": "lm", "encoder-decoder": "translation", "en
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run's model, and where its weights are from: "model", or the name of a checkpoint."""
+    """A run's model, and where its weights are from: "model", or the name of a checkpoint.
+
+    `processes` are those that the model is cut over.
+    """
 
     folder: Path
     recipe: Recipe
     model: Transformer
     special: SpecialIds
     weights: str
+    processes: Processes = field(default_factory=Processes)
 
     @property
     def tokenizers(self) -> Tokenizers:
@@ -58,22 +64,29 @@ class TrainedRun:
         return prepared.valid_texts()
 
 
-def open_run(folder: Path, device: torch.device, checkpoint: str | None = None) -> TrainedRun:
+def open_run(
+    folder: Path, device: torch.device, checkpoint: str | None = None, processes: JoinedProcesses | None = None
+) -> TrainedRun:
     """A run with the model it ended with, or with a checkpoint of it; a model's folder counts as a run without data.
 
-    Before a run has ended that is its best checkpoint; `checkpoint` asks for "best", "last" or a step.
+    Before a run has ended that is its best checkpoint; `checkpoint` asks for "best", "last" or a step. With several
+    processes the model is cut over them.
     """
     marker = RunMarker.read(folder)
     if marker is None:
-        return open_model(folder, device, checkpoint)
+        return open_model(folder, device, checkpoint, processes)
     recipe = Recipe.from_mapping(marker.recipe, folder / MARKER)
     prepared = load_prepared_data(folder / DATA, TEXT_FILES)
-    place, model = load_weights(folder, device, checkpoint)
+    if processes is None:
+        place, model = load_weights(folder, device, checkpoint)
+    else:
+        place = Path(processes.from_first(str(find_weights(folder, checkpoint)) if processes.is_first else ""))
+        model = load_shards(place, processes)
     if model.tokenizer is None:
         why = "" if place.name == MODEL else f", since the data of {folder} are no longer in {folder / DATA}"
         raise ValueError(f"{place} has no tokenizer{why}")
     special = special_of(model.tokenizer, place) if prepared is None else prepared.special
-    return TrainedRun(folder, recipe, model, special, place.name)
+    return TrainedRun(folder, recipe, model, special, place.name, processes or Processes())
 
 
 def load_weights(
@@ -91,19 +104,21 @@ def load_weights(
     raise ValueError(f"the checkpoints of {run} are deleted faster than they can be read")
 
 
-def open_model(folder: Path, device: torch.device, checkpoint: str | None) -> TrainedRun:
+def open_model(
+    folder: Path, device: torch.device, checkpoint: str | None, processes: JoinedProcesses | None
+) -> TrainedRun:
     """A model folder of any format, with the task that its shape is for."""
     place = resolve_folder(folder)
     if checkpoint is not None or not (is_checkpoint(place) or (place / CONFIG).exists()):
         raise ValueError(f"{folder} is not the folder of a run, which would have a {MARKER}")
-    model = load(place, device)
+    model = load(place, device) if processes is None else load_shards(place, processes)
     if model.tokenizer is None:
         raise ValueError(f"{folder} has no tokenizer, and evaluation reads text")
     task = TASKS[model.config.shape]
     length = min([model.config.max_length, LONGEST, *known_limits(model)])
     data = DataConfig(sequence_length=length, too_long="skip", format="auto")
     recipe = Recipe(task=task, data=data, train=TrainConfig(batch_tokens=max(length, TrainConfig().batch_tokens)))
-    return TrainedRun(folder, recipe, model, special_of(model.tokenizer, place), MODEL)
+    return TrainedRun(folder, recipe, model, special_of(model.tokenizer, place), MODEL, processes or Processes())
 
 
 def known_limits(model: Transformer) -> list[int]:

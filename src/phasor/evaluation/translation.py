@@ -14,6 +14,8 @@ from phasor.device import resolve_device
 from phasor.evaluation.run import open_run
 from phasor.generation.encode import check_text, encode_prompts
 from phasor.generation.translation import Progress, translate_tokens
+from phasor.parallel.load import load_shards
+from phasor.parallel.processes import JoinedProcesses
 from phasor.transformer import Transformer
 
 
@@ -27,6 +29,7 @@ def translate(
     batch_tokens: int = 4096,
     device: str = "auto",
     progress: Progress | None = None,
+    processes: JoinedProcesses | None = None,
 ) -> list[str]:
     """The translations of texts, in their order; empty texts give empty ones.
 
@@ -34,7 +37,8 @@ def translate(
     a model, which stays where it is unless a device is named. Texts of about one length are translated together, as
     many as have `batch_tokens` tokens. Without `max_new_tokens` a translation may have about twice the tokens of its
     text; without `num_beams` and `length_penalty` they are those of the model's folder, else 4 and 1. `progress` is
-    called with how many texts are done, and of how many.
+    called with how many texts are done, and of how many. `processes` of a `join_processes` have the model of a folder
+    cut over them, and translate the same texts together.
 
     >>> from phasor import SpecialTokens, preset
     >>> from phasor.data.tokenizers import byte_tokenizer
@@ -49,10 +53,10 @@ def translate(
     if isinstance(run, Transformer):
         model = run if device == "auto" else run.to(resolve_device(device))
     elif is_run(path_of(run)):
-        trained = open_run(path_of(run), resolve_device(device))
+        trained = open_run(path_of(run), resolve_device(device), processes=processes)
         model = trained.model
     else:
-        model = load(run, resolve_device(device))
+        model = load(run, resolve_device(device)) if processes is None else load_shards(run, processes)
     if model.config.shape != "encoder-decoder":
         raise ValueError(f"translation needs an encoder-decoder, and this model is a {model.config.shape}")
     if model.tokenizer is None:

@@ -161,10 +161,11 @@ def meeting_store() -> Store:
 
 
 @contextmanager
-def join_processes(mesh: MeshConfig, device: str) -> Iterator[Processes]:
+def join_processes(mesh: MeshConfig, device: str, advice: str = "") -> Iterator[Processes]:
     """The processes of a run for the length of a `with`.
 
     An error in one ends all of them. The one that failed first raises it; the others raise `SystemExit` without a word.
+    `advice` is what to do when one of them is lost.
     """
     started = read_launch()
     if started is None:
@@ -181,9 +182,7 @@ def join_processes(mesh: MeshConfig, device: str) -> Iterator[Processes]:
         if not processes.fail():
             raise SystemExit(FAILED) from None
         if isinstance(error, RuntimeError) and is_lost_connection(error):
-            raise OSError(
-                "a process of this run ended or cannot be reached; resuming continues from the newest checkpoint"
-            ) from None
+            raise OSError(f"a process of this run ended or cannot be reached{advice}") from None
         raise
     finally:
         processes.done.set()

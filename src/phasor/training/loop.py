@@ -40,6 +40,7 @@ from phasor.training.state import (
 from phasor.training.trainer import StepHandle, StepResult, Trainer, precision_name
 
 VALIDATION_BATCHES = 64  # the most that a run evaluates; `evaluate` takes them all
+RESUME = "; resuming continues from the newest checkpoint"
 # What a checkpoint holds beside the tensors.
 SAVED = (
     *("step", "skips", "tokens", "evaluated", "loss", "validation_loss"),
@@ -80,7 +81,7 @@ def train(
     if resume and overwrite:
         raise ValueError("a run is resumed or overwritten, not both")
     progress = TrainingProgress() if progress is None else progress
-    with join_processes(recipe.parallel, recipe.train.device) as processes:
+    with join_processes(recipe.parallel, recipe.train.device, RESUME) as processes:
         if processes.restarts and is_restarted(recipe, processes):
             resume, overwrite = True, False
         return train_as(
