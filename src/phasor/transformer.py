@@ -210,7 +210,7 @@ class Stack(nn.Module):
         known = cache is not None and cache.memory is not None
         pairs: Sequence[Any] = cast(KVCacheProtocol, cache).cross_kv if known else [None] * len(self.layers)
         shared: dict[str, Any] = {"memory": memory.hidden, "weights": record.cross_attention}
-        shared["stores_kv"] = cache is not None
+        shared["stores_kv"] = cache is not None and not known
         return [AttentionContext(mask, Position(), cross_kv=pair, **shared) for pair in pairs]
 
 

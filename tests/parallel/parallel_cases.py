@@ -19,6 +19,26 @@ MODELS = {
     "deepnorm": {"placement": "deepnorm", "position": "rotary", "norm": "layernorm"},
     "experts": {"position": "rotary", "feedforward": EXPERTS},
     "encoder": {"preset": "bert", "head": {"kind": "mlm"}},
+    "windows and sinks": {
+        "position": {"kind": "rotary", "extension": {"kind": "dynamic-ntk", "factor": 2.0, "original_length": 16}},
+        "attention": {"window": 6, "sink_tokens": 2, "sink_logits": True, "qk_norm": "heads", "bias": ["q", "out"]}
+        | {"softcap": 20.0},
+        "feedforward": {"bias": True},
+        "placement": {"kind": "parallel"},
+        "num_kv_heads": 2,
+    },
+    "capped sinks": {
+        "position": "alibi",
+        "attention": {
+            "window": 6,
+            "sink_tokens": 2,
+            "cap_sinks": True,
+            "qk_norm": "head",
+            "bias": ["q", "k", "v", "out"],
+        },
+    },
+    "xpos": {"position": "xpos", "attention": {"window": 6}},
+    "learned": {"preset": "gpt-2"},
 }
 
 

@@ -10,7 +10,9 @@ import time
 
 import pytest
 
-from phasor.config.recipe import MeshConfig
+from phasor.cli.recipe_options import name_options
+from phasor.config.recipe import MeshConfig, Recipe
+from phasor.training.build import check_model
 
 ON_CPU = pytest.mark.cpu_only("Gloo exchanges tensors of CPUs")
 SMALL = [
@@ -50,6 +52,13 @@ sys.exit(main())
     [
         ({"replicate": 3}, 4, "MeshConfig.replicate (3) must divide the number of processes, which is 4"),
         ({"replicate": 2, "shard": 3}, 4, "x MeshConfig.shard (3) must be the number of processes, which is 4"),
+        (
+            {"tensor": 3},
+            4,
+            "MeshConfig.tensor (3) must divide the number of processes, which is 4: 3 processes would fit",
+        ),
+        ({"context": 2, "tensor": 4}, 4, "MeshConfig.context (2) x MeshConfig.tensor (4) must divide the number"),
+        ({"tensor": 2}, 1, "MeshConfig.tensor (2) asks for 2 processes, and this is one: start them with torchrun"),
         ({"shard": 4}, 1, "asks for 4 processes, and this is one: start them with torchrun --nproc-per-node 4"),
     ],
 )
@@ -59,10 +68,48 @@ def test_a_mesh_that_does_not_fit_the_processes_is_refused(mesh, processes, said
 
 
 @pytest.mark.parametrize(
-    ("mesh", "processes", "sizes"), [({}, 8, (1, 8)), ({"replicate": 2}, 8, (2, 4)), ({}, 1, (1, 1))]
+    ("mesh", "processes", "sizes"),
+    [
+        ({}, 8, (1, 8, 1, 1)),
+        ({"replicate": 2}, 8, (2, 4, 1, 1)),
+        ({"replicate": 2, "tensor": 2, "context": 2}, 16, (2, 2, 2, 2)),
+        ({}, 1, (1, 1, 1, 1)),
+    ],
 )
 def test_what_is_left_over_is_sharded(mesh, processes, sizes):
     assert MeshConfig(**mesh).sizes(processes) == sizes
+
+
+LLAMA = {"preset": "llama-2", "dim": 32, "num_heads": 4, "num_layers": 1, "hidden_dim": 40}
+ROUTED = {"feedforward": {"experts": {"num_experts": 6, "top_k": 2, "shared_dim": 20}}, "hidden_dim": 32}
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh", "length", "said"),
+    [
+        (
+            {"num_kv_heads": 2},
+            {"tensor": 4},
+            32,
+            "--parallel.tensor=4 does not divide the 2 key/value heads: --parallel.tensor can be 1 or 2",
+        ),
+        ({"num_heads": 16}, {"tensor": 16}, 32, "--parallel.tensor=16 does not divide the 40 features of the hidden"),
+        (ROUTED, {"tensor": 4}, 32, "--parallel.tensor=4 does not divide the 6 experts: --parallel.tensor can be 1, 2"),
+        ({"attention": {"qk_norm": "whole"}}, {"tensor": 2}, 32, "qk_norm 'whole' normalizes all heads together"),
+        (
+            {},
+            {"context": 2, "tensor": 2},
+            100,
+            "--data.sequence-length 100 is not divisible by 2 x --parallel.context "
+            "x --parallel.tensor = 8: 96 would be",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_cut_is_refused_before_data_are_prepared(model, mesh, length, said):
+    fields = {"model": LLAMA | model, "parallel": mesh, "data": {"sequence_length": length}}
+    with pytest.raises(ValueError, match="tensor") as refused:
+        check_model(Recipe.from_dict(fields), processes=16)
+    assert said in name_options(str(refused.value), {})
 
 
 def torchrun(folder, *command, options=(), size=2):

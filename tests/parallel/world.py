@@ -1,6 +1,6 @@
 """One of several processes that run many cases in one start; the results of the first are written as a file.
 
-python world.py RESULTS CASES
+python world.py SIZE RESULTS CASES
 """
 
 from __future__ import annotations
@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+from itertools import groupby
 from pathlib import Path
 
 import torch
+import torch._dynamo  # what optimizers import: once, before the processes are forked
 import torch.distributed as dist
 from parallel_cases import PackedBatches, config, recipe
 from safetensors.torch import save_file
@@ -19,44 +21,45 @@ from world_processes import fork_processes
 from phasor.config.recipe import MeshConfig
 from phasor.data.prefetch import StepBatches
 from phasor.parallel.fresh import fresh_weights
-from phasor.parallel.processes import join_processes
+from phasor.parallel.processes import Processes, join_processes
 from phasor.training.sharded import ShardedTrainer
 from phasor.training.signals import SharedStopSignal
 from phasor.transformer import Transformer
 
 
-def train_case(results: Path, name: str, *, model_name: str, mesh: dict, steps: int, train: dict) -> dict:
+def train_case(
+    processes: Processes, results: Path, name: str, *, model_name: str, mesh: dict, steps: int, train: dict
+) -> dict:
     """Losses, the first gradients and the validation loss of a model on a mesh."""
     given = recipe(**train)
-    with join_processes(MeshConfig(**mesh), "cpu") as processes:
-        with torch.device("meta"):
-            outline = Transformer(config(model_name))
-        weights = fresh_weights(outline.config, 0)
-        trainer = ShardedTrainer(outline, given, steps, processes, SharedStopSignal(), weights)
-        batches = StepBatches(
-            PackedBatches(model_name),
-            accumulation_steps=given.train.gradient_accumulation_steps,
-            workers=0,
-            device="cpu",
-            share=processes.share,
-        )
-        trainer.seed(0, 0)
-        trainer.forward_backward(0, *batches.take(0))
-        gradients = {}
-        for weight, part in trainer.shards.parts.items():
-            if part.grad is not None:
-                gradients[weight] = trainer.shards.gather(weight, part.grad).contiguous()
-        losses = [trainer.train_step(step, *batches.take(step)).result() for step in range(steps)]
-        validation = trainer.validation_loss([PackedBatches(model_name)[i] for i in (7, 8)], lambda: False)
-        held = {"weights": sum(part.numel() for part in trainer.shards.parts.values())}
-        held["moments"] = sum(
-            state["exp_avg"].numel() + state["exp_avg_sq"].numel() for state in trainer.optimizer.state.values()
-        )
-        held["gradients"] = sum(part.grad.numel() for part in trainer.shards.parts.values() if part.grad is not None)
-        counts = torch.tensor(list(held.values()))
-        dist.all_reduce(counts, op=dist.ReduceOp.MAX)
-        if processes.is_first:
-            save_file(gradients, results / f"{name}.safetensors")
+    with torch.device("meta"):
+        outline = Transformer(config(model_name))
+    weights = fresh_weights(outline.config, 0)
+    trainer = ShardedTrainer(outline, given, steps, processes, SharedStopSignal(), weights)
+    batches = StepBatches(
+        PackedBatches(model_name),
+        accumulation_steps=given.train.gradient_accumulation_steps,
+        workers=0,
+        device="cpu",
+        share=processes.share,
+    )
+    trainer.seed(0, 0)
+    trainer.forward_backward(0, *batches.take(0))
+    gradients = {}
+    for weight, part in trainer.shards.parts.items():
+        if part.grad is not None:
+            gradients[weight] = trainer.shards.gather(weight, part.grad).contiguous()
+    losses = [trainer.train_step(step, *batches.take(step)).result() for step in range(steps)]
+    validation = trainer.validation_loss([PackedBatches(model_name)[i] for i in (7, 8)], lambda: False)
+    held = {"weights": sum(part.numel() for part in trainer.shards.parts.values())}
+    held["moments"] = sum(
+        state["exp_avg"].numel() + state["exp_avg_sq"].numel() for state in trainer.optimizer.state.values()
+    )
+    held["gradients"] = sum(part.grad.numel() for part in trainer.shards.parts.values() if part.grad is not None)
+    counts = torch.tensor(list(held.values()))
+    dist.all_reduce(counts, op=dist.ReduceOp.MAX)
+    if processes.is_first:
+        save_file(gradients, results / f"{name}.safetensors")
     return {
         "losses": [result.loss for result in losses],
         "norms": [result.grad_norm for result in losses],
@@ -66,8 +69,12 @@ def train_case(results: Path, name: str, *, model_name: str, mesh: dict, steps: 
 
 
 def run_cases(results: Path, cases: dict) -> None:
+    """Run all cases; those of one mesh follow each other, so that the processes meet once for them."""
     torch.set_num_threads(1)
-    found = {name: train_case(results, name, **case) for name, case in cases.items()}
+    found = {}
+    for mesh, group in groupby(cases.items(), key=lambda case: case[1]["mesh"]):
+        with join_processes(MeshConfig(**mesh), "cpu") as processes:
+            found |= {name: train_case(processes, results, name, **case) for name, case in group}
     (results / f"results-{os.environ['RANK']}.json").write_text(json.dumps(found))
 
 

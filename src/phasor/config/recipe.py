@@ -219,41 +219,53 @@ class SaveConfig(Config):
 
 
 class MeshConfig(Config):
-    """How the processes that `torchrun` starts share a run: as a mesh of `replicate` by `shard` of them.
+    """How the processes that `torchrun` starts share a run: as a mesh of four axes, `tensor` innermost.
 
     Weights, gradients and optimizer state are cut over the processes along `shard` (FSDP), and held once for each of
-    the `replicate` groups. Without `shard` it is what is left of the processes. Every process takes some of the rows
-    of each batch.
+    the `replicate` groups; both axes take rows of their own of each batch. Along `context` each row of tokens is cut,
+    along `tensor` the heads, hidden features and experts of each block. Without `shard` it is what is left of the
+    processes.
 
-    >>> MeshConfig(replicate=2).sizes(8)
-    (2, 4)
+    >>> MeshConfig(replicate=2, tensor=2).sizes(8)
+    (2, 2, 1, 2)
     """
 
     replicate: int = 1
     shard: int | None = None
+    context: int = 1
+    tensor: int = 1
 
     def check(self) -> None:
-        positive(self, "replicate", "shard")
+        positive(self, "replicate", "shard", "context", "tensor")
 
-    def sizes(self, processes: int) -> tuple[int, int]:
-        """The sizes of both axes for some processes; one sentence about what would fit where they do not."""
-        shard = processes // self.replicate if self.shard is None else self.shard
-        if self.replicate * shard == processes:
-            return self.replicate, shard
+    def sizes(self, processes: int) -> tuple[int, int, int, int]:
+        """The sizes of all axes for some processes; one sentence about what would fit where they do not."""
+        others = {name: getattr(self, name) for name in ("replicate", "context", "tensor")}
+        given = math.prod(others.values())
+        shard = processes // given if self.shard is None else self.shard
+        if given * shard == processes:
+            return self.replicate, shard, self.context, self.tensor
+        needed = given * (self.shard or 1)
         if processes == 1:
-            needed = self.replicate * (self.shard or 1)
             raise ValueError(
-                f"MeshConfig.replicate x MeshConfig.shard asks for {needed} processes, and this is one: "
+                f"{self.describe(others)} asks for {needed} processes, and this is one: "
                 f"start them with torchrun --nproc-per-node {needed} -m phasor train"
             )
         if self.shard is None:
             raise ValueError(
-                f"MeshConfig.replicate ({self.replicate}) must divide the number of processes, which is {processes}"
+                f"{self.describe(others)} must divide the number of processes, which is {processes}: "
+                f"{processes // given * given or given} processes would fit"
             )
         raise ValueError(
-            f"MeshConfig.replicate ({self.replicate}) x MeshConfig.shard ({self.shard}) must be the number of "
-            f"processes, which is {processes}: without MeshConfig.shard it is what is left"
+            f"{self.describe(others)} must be the number of processes, which is {processes}: "
+            "without MeshConfig.shard it is what is left"
         )
+
+    def describe(self, others: Mapping[str, int]) -> str:
+        """The axes that are given, as a product."""
+        sizes = {name: size for name, size in others.items() if size > 1}
+        sizes |= {} if self.shard is None else {"shard": self.shard}
+        return " x ".join(f"MeshConfig.{name} ({size})" for name, size in sizes.items())
 
 
 class Recipe(Config):

@@ -73,6 +73,8 @@ HELP = {
     "save.best": "whether the model is the checkpoint with the lowest validation loss, not the last",
     "parallel.replicate": "groups of processes with the same weights",
     "parallel.shard": "processes over which weights and optimizer state are cut; what is left of them if left out",
+    "parallel.context": "processes over which each row of tokens is cut",
+    "parallel.tensor": "processes over which heads, hidden features and experts of each block are cut",
     "model.preset": "an architecture by name",
     "model.vocab_size": "vocabulary size; the tokenizer's if left out",
     "model.dim": "hidden size",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -93,7 +94,30 @@ class Batch:
         repeated = int((taken >= rows).sum())
         return dataclasses.replace(self, **tensors, repeated=repeated, whole_count=self.count)
 
+    def pad_to_multiple(self, multiple: int) -> Batch:
+        """The same with rows whose length is a multiple of some number; padding is as above.
+
+        >>> batch = Batch(tokens=torch.ones(2, 3).long(), targets=torch.ones(2, 3).long(), weights=torch.ones(2, 3))
+        >>> batch.pad_to_multiple(4).document_ids.tolist()
+        [[0, 0, 0, 1], [0, 0, 0, 1]]
+        """
+        more, sides = -self.tokens.shape[1] % multiple, {}
+        if self.source is not None and (missing := -self.source.shape[1] % multiple):
+            sides = {name: pad_rows(getattr(self, name), missing) for name in ("source", "source_attention_mask")}
+        if more:
+            names = [name for name in ("tokens", "targets", "weights", "positions") if getattr(self, name) is not None]
+            sides |= {name: pad_rows(getattr(self, name), more) for name in names}
+            if self.source is None:
+                ids = torch.zeros_like(self.tokens) if self.document_ids is None else self.document_ids
+                sides["document_ids"] = pad_rows(ids, more, value=int(ids.max()) + 1)
+        return dataclasses.replace(self, **sides) if sides else self
+
     def tensors(self) -> dict[str, Tensor]:
         """The tensors there are, by name."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+
+def pad_rows(x: Tensor, more: int, value: float = 0) -> Tensor:
+    """Rows `[B, T]` with some more tokens at their end."""
+    return F.pad(x, (0, more), value=value)

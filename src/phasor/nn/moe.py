@@ -37,6 +37,7 @@ class Experts(nn.Module):
         self.down = nn.Parameter(torch.empty(count, hidden, dim))
         self.up_bias = nn.Parameter(torch.zeros(count, self.up.shape[-1])) if config.bias else None
         self.down_bias = nn.Parameter(torch.zeros(count, dim)) if config.bias else None
+        self.first_expert: int | None = None  # of those this module holds, where other processes hold the rest
         self.dropout = nn.Dropout(dropout)
         shared = self.experts.shared_dim
         self.shared = None if shared is None else FeedForward(config, dim, shared, dropout)
@@ -88,6 +89,8 @@ class Experts(nn.Module):
         """Why the kernels for a few tokens do not apply; None where they do."""
         if len(tokens) > MAX_EXPERT_ROWS:
             return f"more than {MAX_EXPERT_ROWS} tokens are grouped by expert"
+        if self.first_expert is not None:
+            return "other processes hold some of the experts"
         if torch.compiler.is_compiling():
             return "the compiler takes grouped matrix products"
         reason = dispatch.triton_why_not(tokens, self.up)
@@ -108,20 +111,25 @@ class Experts(nn.Module):
         """The routed experts of tokens that are sorted by expert."""
         weights, chosen = route(logits, self.experts)  # [N, k] each
         flat, k = chosen.flatten(), self.experts.top_k
+        if self.first_expert is not None:  # choices of experts that are not here come last, and give zeros
+            here = (flat >= self.first_expert) & (flat < self.first_expert + len(self.up))
+            flat = torch.where(here, flat - self.first_expert, len(self.up))
         order = flat.argsort(stable=True)  # tokens' choices, sorted by expert
         inverse = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-        counts = torch.zeros(len(self.up), dtype=torch.int64, device=tokens.device).index_add(
+        counts = torch.zeros(len(self.up) + 1, dtype=torch.int64, device=tokens.device).index_add(
             0, flat, torch.ones_like(flat)
-        )
+        )[:-1]
         expert = flat[order]
-        hidden = grouped_matmul(take_rows(tokens, order, inverse, k), self.up, counts)
+        absent = None if self.first_expert is None else (expert == len(self.up))[:, None]
+        expert = expert if absent is None else expert.clamp(max=len(self.up) - 1)
+        hidden = grouped_matmul(zero_rows(take_rows(tokens, order, inverse, k), absent), self.up, counts)
         if self.up_bias is not None:
             hidden = hidden + self.up_bias[expert]
-        hidden = self.dropout(activate(hidden, self.config.activation))
+        hidden = self.dropout(activate(zero_rows(hidden, absent), self.config.activation))
         out = grouped_matmul(hidden, self.down, counts)
         if self.down_bias is not None:
             out = out + self.down_bias[expert]
-        out = take_rows(out, inverse, order, 1).view(len(tokens), k, -1)  # [N, k, dim]
+        out = take_rows(zero_rows(out, absent), inverse, order, 1).view(len(tokens), k, -1)  # [N, k, dim]
         return (out * weights[..., None].to(out.dtype)).sum(1)
 
     def waits_for_router(self, rows: int, device: torch.device) -> bool:
@@ -173,6 +181,11 @@ def take_rows(x: Tensor, index: Tensor, inverse: Tensor, copies: int) -> Tensor:
     """
     rows: Tensor = TakeRows.apply(x, index, inverse, copies)
     return rows
+
+
+def zero_rows(x: Tensor, absent: Tensor | None) -> Tensor:
+    """Zeros in place of rows of experts that are not here, which no matrix product writes."""
+    return x if absent is None else x.masked_fill(absent, 0.0)
 
 
 def route(logits: Tensor, config: ExpertsConfig) -> tuple[Tensor, Tensor]:

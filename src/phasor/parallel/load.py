@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import register_fsdp_forward_method
 
 from phasor.checkpoints.load import open_model, pause_gc
-from phasor.parallel.processes import JoinedProcesses
+from phasor.parallel.processes import AXES, JoinedProcesses
 from phasor.parallel.shards import Shards
 from phasor.transformer import Transformer
 
@@ -21,7 +23,19 @@ def load_shards(folder: str | Path, processes: JoinedProcesses, dtype: torch.dty
     """
     with pause_gc(), open_model(folder, dtype, verify=processes.is_first) as opened:
         model = opened.model.to(opened.dtype)
-        Shards(model, processes.mesh).load(opened.weights())
+        Shards(model, processes.mesh).shard().load(opened.weights())
+    return prepare_inference(model)
+
+
+def sharded_copy(shards: Shards) -> Transformer:
+    """A copy of a model that is cut over tensor or context axes, in evaluation mode, cut by FSDP alone."""
+    source = shards.model
+    with torch.device("meta"):
+        model = Transformer(source.config).to(source.tokens.dtype)
+    mesh = init_device_mesh(shards.mesh.device_type, (1, dist.get_world_size(), 1, 1), mesh_dim_names=AXES)
+    Shards(model, mesh).shard().load((name, shards.gather(name, part)) for name, part in shards.parts.items())
+    for name in ("tokenizer", "source_tokenizer", "special", "generation_settings", "origin"):
+        setattr(model, name, getattr(source, name))
     return prepare_inference(model)
 
 

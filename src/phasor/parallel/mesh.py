@@ -89,8 +89,12 @@ def parse_axes(text: str) -> dict[str, int]:
     return sizes
 
 
-def why_not(model: ModelConfig, mesh: Mesh, length: int) -> str | None:
+def why_not(
+    model: ModelConfig, mesh: Mesh, length: int, *, prefix: str = "", row: str = "a row of {:,} tokens"
+) -> str | None:
     """Why a model cannot be cut by a mesh, with what would fit; None where it can.
+
+    `prefix` stands before the names of axes, and `row` says what is as long as a row.
 
     >>> from phasor.models.presets import preset
     >>> why_not(preset("llama-3.1"), Mesh(tensor=16), 8192)
@@ -99,18 +103,19 @@ def why_not(model: ModelConfig, mesh: Mesh, length: int) -> str | None:
     cut = 2 * mesh.context * mesh.tensor
     if mesh.context * mesh.tensor > 1 and length % cut:
         return (
-            f"a row of {length:,} tokens is not divisible by 2 x context x tensor = {cut}: "
-            f"{length // cut * cut or cut:,} tokens would be"
+            f"{row.format(length)} is not divisible by 2 x {prefix}context x {prefix}tensor = {cut}: "
+            f"{length // cut * cut or cut:,} would be"
         )
     if mesh.tensor == 1:
         return None
     for layer in dict.fromkeys(map(model.layer, range(max(1, len(model.layers))))):
         if layer.attention.qk_norm == "whole":
-            return "qk_norm 'whole' normalizes all heads together and cannot be cut: tensor can be 1"
+            return f"qk_norm 'whole' normalizes all heads together and cannot be cut: {prefix}tensor can be 1"
         for count, what in widths(model, layer):
             if count % mesh.tensor:
                 return (
-                    f"tensor={mesh.tensor} does not divide the {count:,} {what}: tensor can be {divisors_text(count)}"
+                    f"{prefix}tensor={mesh.tensor} does not divide the {count:,} {what}: "
+                    f"{prefix}tensor can be {divisors_text(count)}"
                 )
     return None
 

@@ -27,6 +27,7 @@ Value = TypeVar("Value")
 
 WATCH_SECONDS, GRACE_SECONDS, POLL_SECONDS = 0.5, 3.0, 0.02
 RUNS = itertools.count()
+AXES = ("replicate", "shard", "context", "tensor")  # of a mesh, outermost first
 ERROR, ENDED = "error", "ended"  # keys of the store
 
 
@@ -48,7 +49,7 @@ class Processes:
     @property
     def share(self) -> tuple[int, int]:
         """Which share of the rows of a batch this process takes, and of how many."""
-        return self.rank, self.size
+        return 0, 1
 
     def from_first(self, value: Value) -> Value:
         """The value that the first process gives, as JSON; the others wait for it, however long that takes."""
@@ -87,7 +88,14 @@ class JoinedProcesses(Processes):
         group_store = PrefixStore("group", self.store)
         device_id = self.device if self.device.type == "cuda" else None
         dist.init_process_group(backend, store=group_store, rank=self.rank, world_size=self.size, device_id=device_id)
-        self.mesh: DeviceMesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=("replicate", "shard"))
+        self.mesh: DeviceMesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=AXES)
+
+    @property
+    def share(self) -> tuple[int, int]:
+        (group, groups), (part, parts) = (
+            (self.mesh[axis].get_local_rank(), self.mesh[axis].size()) for axis in ("replicate", "shard")
+        )
+        return group * parts + part, groups * parts
 
     def _choose_device(self, name: str) -> torch.device:
         device = resolve_device(name)
@@ -120,8 +128,9 @@ class JoinedProcesses(Processes):
         return tensor
 
     def __str__(self) -> str:
-        replicate, shard = self.mesh.shape
-        return f"{self.size} processes, replicate {replicate} x shard {shard}"
+        sizes = dict(zip(AXES, self.mesh.shape, strict=True))
+        shown = [f"{axis} {size}" for axis, size in sizes.items() if size > 1 or axis in ("replicate", "shard")]
+        return f"{self.size} processes, {' x '.join(shown)}"
 
     def end(self) -> None:
         """Say that this process is through; the first one, which may hold the store, waits for all others."""

@@ -1,39 +1,61 @@
-"""A model whose weights are cut over a mesh by FSDP, and the parts of them that this process holds."""
+"""A model whose weights are cut over a mesh, and the parts of them that this process holds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import cast
+from typing import Self, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
+from phasor.parallel.context import cut_rows
+from phasor.parallel.cuts import Place, WeightSlices
+from phasor.parallel.exchange import Axis, sum_in_place
+from phasor.parallel.tensor import cut_blocks
+from phasor.parallel.tokens import TokenShare
 from phasor.transformer import Block, Transformer
 
 
 class Shards:
     """The parts of a model's weights that this process holds, as plain parameters under the weights' names.
 
-    They share their memory with the model. The optimizer and averages work on them as on any parameters. Weights are
-    cut along their first dimension; a process for which nothing is left of one does not list it. Of a model on the meta
-    device only the parts come into being, with whatever is in their memory: `load` fills them.
+    They share their memory with the model. The optimizer and averages work on them as on any parameters. `slices` says
+    which parts they are; a process for which nothing is left of a weight does not list it. `tokens` says which tokens
+    of the rows that the model is given this process computes. Of a model on the meta device only the parts come into
+    being, with whatever is in their memory: `load` fills them.
     """
 
     def __init__(self, model: Transformer, mesh: DeviceMesh) -> None:
         self.model, self.mesh = model, mesh
-        self.index, self.count = mesh["shard"].get_local_rank(), mesh["shard"].size()
-        shard_blocks(model, mesh)
-        if model.tokens.weight.is_meta:
-            model.to_empty(device=mesh.device_type)
-        self.weights = {name: cast(DTensor, weight) for name, weight in model.named_parameters()}
+        self.tensor = Axis.of(mesh, "tensor")
+        place = Place.of(mesh)
+        self.slices, self.tokens = WeightSlices(model, place), TokenShare(place)
+        if self.tensor.size > 1:
+            cut_blocks(model, self.tensor)
+        if place.context[1] > 1:
+            cut_rows(model, Axis.of(mesh, "context"))
+
+    def shard(self) -> Self:
+        """Cut what the tensor axis leaves of the weights by FSDP."""
+        shard_blocks(self.model, self.mesh)
+        if self.model.tokens.weight.is_meta:
+            self.model.to_empty(device=self.mesh.device_type)
+        self.weights = {name: cast(DTensor, weight) for name, weight in self.model.named_parameters()}
         with torch.no_grad():
             self.parts = {
                 name: nn.Parameter(weight.to_local(), requires_grad=weight.requires_grad)
                 for name, weight in self.weights.items()
             }
+        return self
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of whole weights, by name."""
+        return self.slices.shapes
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         return ((name, part) for name, part in self.parts.items() if part.numel())
@@ -41,12 +63,25 @@ class Shards:
     def parameters(self) -> Iterator[nn.Parameter]:
         return (part for _, part in self.named_parameters())
 
+    def copies(self, name: str) -> int:
+        """How many processes hold the same part of a weight."""
+        return self.mesh["replicate"].size() * (self.tensor.size if self.slices.is_copied(name) else 1)
+
     @torch.no_grad()
     def take_gradients(self) -> None:
-        """Have the parts' gradients be those of the model's weights."""
+        """Have the parts' gradients be those of the model's weights.
+
+        Along the tensor axis, those of weights that every process holds are sums over the tokens or terms of each.
+        """
         for name, part in self.parts.items():
             grad = self.weights[name].grad
             part.grad = None if grad is None else cast(DTensor, grad).to_local()
+        if self.tensor.size > 1:
+            copied = [part for name, part in self.named_parameters() if self.slices.is_copied(name)]
+            for part in copied:
+                if part.grad is None and part.requires_grad:
+                    part.grad = torch.zeros_like(part)
+            sum_in_place([part.grad for part in copied if part.grad is not None], self.tensor)
 
     def reshard(self) -> None:
         """Drop the whole weights that a forward left gathered, which are out of date when the parts have changed."""
@@ -58,15 +93,19 @@ class Shards:
     def gather(self, name: str, part: Tensor) -> Tensor:
         """A weight, or something of its shape such as an average of it, put together; all processes have to ask."""
         weight = self.weights[name]
-        whole = DTensor.from_local(
+        joined = DTensor.from_local(
             part, weight.device_mesh, weight.placements, run_check=False, shape=weight.shape, stride=weight.stride()
-        )
-        return whole.full_tensor()
+        ).full_tensor()
+        cut = self.slices.cuts.get(name)
+        if cut is None:
+            return joined
+        parts = [torch.empty_like(joined) for _ in range(self.tensor.size)]
+        dist.all_gather(parts, joined.contiguous(), group=self.mesh["tensor"].get_group())
+        return cut.join(parts)
 
     def take(self, name: str, whole: Tensor) -> Tensor:
         """This process's part of a weight, or of something of its shape; empty where nothing is left for it."""
-        parts = whole.chunk(self.count)
-        return parts[self.index] if self.index < len(parts) else whole[:0]
+        return self.slices.take(name, whole)
 
     @torch.no_grad()
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -77,12 +116,25 @@ class Shards:
 
 
 def shard_blocks(model: Transformer, mesh: DeviceMesh) -> None:
-    """Cut the weights of a model block by block, so that no device holds all of them at once."""
+    """Cut the weights of a model block by block, so that no device holds all of them at once.
+
+    What stands outside of blocks is cut over the tensor axis too, since its tokens are.
+    """
+    block_mesh = flat_mesh(mesh, "shard", "context")
     for module in model.modules():
         if isinstance(module, Block):
-            fully_shard(module, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+            fully_shard(module, mesh=block_mesh)
+    fully_shard(model, mesh=flat_mesh(mesh, "shard", "context", "tensor"))
     for module in model.modules():
         if isinstance(module, FSDPModule):  # losses are parts of a sum, and so are gradients
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+
+
+def flat_mesh(mesh: DeviceMesh, *axes: str) -> DeviceMesh:
+    """A mesh of two axes: `replicate`, and some others of which those with several processes are made one."""
+    several = [axis for axis in axes if mesh[axis].size() > 1] or ["shard"]
+    if len(several) == 1:
+        return mesh["replicate", several[0]]
+    flat = mesh[tuple(several)]._flatten("_".join(several))
+    return DeviceMesh._concatenate([mesh["replicate"], flat])

@@ -18,6 +18,7 @@ from phasor.config.recipe import Recipe
 from phasor.models.extensions import trained_length
 from phasor.models.presets import preset
 from phasor.parallel.fresh import fresh_weights
+from phasor.parallel.mesh import Mesh, why_not
 from phasor.training.datasets import Datasets
 from phasor.training.state import TrainingState
 from phasor.transformer import Transformer
@@ -90,13 +91,24 @@ def check_config(
     return config
 
 
-def check_model(recipe: Recipe) -> None:
+def check_model(recipe: Recipe, processes: int = 1) -> None:
     """Refuse a model that cannot be trained so whatever the data are, before these are prepared."""
     if recipe.init_from is None:
-        model_config(recipe, vocab_size=1)
+        config = model_config(recipe, vocab_size=1)
     else:
-        config = merge(read_config(recipe.init_from).to_dict(), recipe.model)
-        check_config(ModelConfig.from_dict(config), recipe, vocab_size=1)
+        merged = merge(read_config(recipe.init_from).to_dict(), recipe.model)
+        config = check_config(ModelConfig.from_dict(merged), recipe, vocab_size=1)
+    check_mesh(config, recipe, processes)
+
+
+def check_mesh(config: ModelConfig, recipe: Recipe, processes: int) -> None:
+    """Refuse a model that the processes of a recipe cannot share."""
+    replicate, shard, context, tensor = recipe.parallel.sizes(processes)
+    mesh = Mesh(replicate=replicate, shard=shard, context=context, tensor=tensor)
+    length = recipe.data.sequence_length
+    reason = why_not(config, mesh, length, prefix="parallel.", row="data.sequence_length {:,}")
+    if reason is not None:
+        raise ValueError(reason)
 
 
 def build_model(recipe: Recipe, datasets: Datasets) -> Transformer:

@@ -96,7 +96,7 @@ def train_as(
     device = resolve_device(recipe.train.device)
     check_device(recipe, device, processes)
     if not resume:
-        check_model(recipe)
+        check_model(recipe, processes.size)
     folder = Path(processes.from_first(str(choose_run_folder(recipe, resume))))
     run_folder = (RunFolder if processes.is_first else FollowerRunFolder)(
         folder, recipe, resume=resume, overwrite=overwrite
@@ -209,7 +209,7 @@ class TrainingLoop:
         train, valid = self.datasets.sizes
         return RunSummary(
             folder=self.folder.path,
-            parameters=sum(weight.numel() for weight in self.trainer.model.parameters()),
+            parameters=self.trainer.num_parameters,
             vocab_size=self.trainer.model.config.vocab_size,
             train=train,
             valid=valid,

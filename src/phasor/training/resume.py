@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from phasor.checkpoints.runs import MODEL, RunMarker
+from phasor.config import ModelConfig
 from phasor.config.recipe import Recipe
 from phasor.parallel.processes import Processes
-from phasor.training.build import check_model
+from phasor.training.build import check_mesh, check_model
 from phasor.training.run import RunFolder, choose_run_folder
 from phasor.training.state import TrainingState, checkpoints, describe_changes, load_newest, read_checkpoint
 
@@ -25,16 +26,17 @@ def is_restarted(recipe: Recipe, processes: Processes) -> bool:
 
 def shared_state(run: RunFolder, processes: Processes) -> TrainingState | None:
     """The checkpoint to resume from: the first process chooses it and compares every byte, the others read it."""
-    state = resumed_state(run) if processes.is_first else None
+    state = resumed_state(run, processes.size) if processes.is_first else None
     step, place = processes.from_first((0, None) if state is None else (state.step, str(state.folder)))
     return state if processes.is_first or place is None else read_checkpoint(step, Path(place))
 
 
-def resumed_state(run: RunFolder) -> TrainingState | None:
+def resumed_state(run: RunFolder, processes: int) -> TrainingState | None:
     """The newest whole checkpoint of a run; None where it has none yet, and an error where all are damaged."""
     state = load_newest(run.checkpoints, run.notify)
     if state is not None:
         check_same(state.values["fixed"], fixed_fields(run.recipe), run.path)
+        check_mesh(ModelConfig.from_dict(state.values["fixed"]["model"]), run.recipe, processes)
     elif existing := checkpoints(run.checkpoints):
         raise ValueError(
             f"none of the {len(existing)} checkpoints in {run.checkpoints} is whole, so {run.path} cannot be resumed; "
@@ -46,7 +48,7 @@ def resumed_state(run: RunFolder) -> TrainingState | None:
             "(init_from), or overwrite it to start from the beginning"
         )
     else:
-        check_model(run.recipe)
+        check_model(run.recipe, processes)
         run.notify(f"{run.path} has no checkpoint yet: the run starts from the beginning")
     return state
 

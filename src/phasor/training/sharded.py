@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -14,7 +15,7 @@ from torch import Tensor
 from phasor.checkpoints.tensors import TensorSource, file_order
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
-from phasor.parallel.load import prepare_inference
+from phasor.parallel.load import prepare_inference, sharded_copy
 from phasor.parallel.loss import local_loss
 from phasor.parallel.processes import JoinedProcesses
 from phasor.parallel.shards import Shards
@@ -44,8 +45,10 @@ class ShardedTrainer(Trainer):
         super().__init__(model, recipe, steps)
 
     def place(self, model: Transformer) -> Transformer:
-        """The model in the dtype of its parameters; its blocks move to the device one by one, when they are cut."""
-        return model.to(getattr(torch, self.recipe.train.param_dtype))
+        """The model in the dtype of its parameters; its blocks move to the device one by one, when FSDP cuts them."""
+        model = model.to(getattr(torch, self.recipe.train.param_dtype))
+        self.shards = Shards(model, self.processes.mesh)
+        return model
 
     def compile(self, *, dynamic: bool) -> None:
         """Compile the forwards of blocks, and not the hooks around them that gather weights."""
@@ -54,13 +57,16 @@ class ShardedTrainer(Trainer):
 
     def shard(self) -> NamedWeights:
         """The parts of the weights that this process trains."""
-        self.shards = Shards(self.model, self.processes.mesh)
-        self.shards.load(self.initial)
+        self.shards.shard().load(self.initial)
         return self.shards
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(name for name, part in self.shards.parts.items() if part.requires_grad)
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(math.prod(shape) for shape in self.shards.shapes.values())
 
     def forward_backward(self, step: int, batches: Sequence[Batch], count: float) -> Tensor:
         """As of one process; the loss and the norms are those of all."""
@@ -77,6 +83,7 @@ class ShardedTrainer(Trainer):
                     count,
                     balance_share,
                     self.processes.sum,
+                    self.shards.tokens,
                     label_smoothing=self.recipe.train.label_smoothing,
                     z_loss=self.recipe.train.z_loss,
                 )
@@ -86,7 +93,8 @@ class ShardedTrainer(Trainer):
         gradients = [gradient_of(self.shards.parts[name]) for name in self.names]
         norms = torch.stack(torch._foreach_norm(gradients)).float()
         stopping = torch.full((1,), float(self.stop.signal is not None), device=self.device)
-        squares = norms.square() / self.processes.mesh["replicate"].size()  # the groups have the same gradients
+        copies = torch.tensor([float(self.shards.copies(name)) for name in self.names], device=self.device)
+        squares = norms.square() / copies  # several processes have the same gradients
         loss, *_, stopping = sums = self.processes.sum(torch.cat((total[None], squares, stopping)))
         norms = sums[1:-1].sqrt()
         return torch.cat((loss[None], norms.norm()[None], norms, stopping[None]))
@@ -101,7 +109,9 @@ class ShardedTrainer(Trainer):
                     return None
                 here = batch.share(*self.processes.share).to(self.device)
                 with self.precision():
-                    total += local_loss(self.model, here, 1.0, 0.0, self.processes.sum, balance_weight=0.0)
+                    total += local_loss(
+                        self.model, here, 1.0, 0.0, self.processes.sum, self.shards.tokens, balance_weight=0.0
+                    )
                 count += batch.count
         return float(self.processes.sum(total)) / count if count else float("nan")
 
@@ -133,10 +143,8 @@ class ShardedTrainer(Trainer):
         if key == "step":  # the same everywhere
             step = torch.zeros((), dtype=torch.float32) if tensor is None else tensor
             return TensorSource(path, torch.float32, (), lambda: step)
-        whole = tuple(self.shards.weights[name].shape)
-        return TensorSource(
-            path, part.dtype, whole, partial(self.shards.gather, name, part if tensor is None else tensor)
-        )
+        make = partial(self.shards.gather, name, part if tensor is None else tensor)
+        return TensorSource(path, part.dtype, self.shards.shapes[name], make)
 
     def save(self, folder: Path, step: int, values: Mapping[str, Any]) -> None:
         """Write the checkpoint of a step: the first process writes, the others give their parts."""
@@ -150,7 +158,7 @@ class ShardedTrainer(Trainer):
         self.processes.from_first(step)
 
     def inference_model(self) -> Transformer:
-        return prepare_inference(self.model)
+        return prepare_inference(self.model) if self.shards.tokens.multiple == 1 else sharded_copy(self.shards)
 
     def model_sources(self) -> list[TensorSource]:
         return [self._source(name, part) for name, part in self.shards.parts.items()]

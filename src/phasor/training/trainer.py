@@ -104,6 +104,11 @@ class Trainer:
         """The names of all weights that are trained."""
         return tuple(self.parameters)
 
+    @property
+    def num_parameters(self) -> int:
+        """How many parameters the model has."""
+        return sum(weight.numel() for weight in self.model.parameters())
+
     def place(self, model: Transformer) -> Transformer:
         """The model on its device, in the dtype of its parameters."""
         return model.to(self.device, getattr(torch, self.recipe.train.param_dtype))

@@ -7,7 +7,7 @@ handed to the hooks of every layer, so that nothing is computed twice and nothin
 from __future__ import annotations
 
 import importlib
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from phasor.config.model import Side
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops.attention import Bias
 from phasor.ops.rope import split_qkv
+
+PerHead = TypeVar("PerHead", Tensor, tuple[float, ...])
 
 
 class Position(nn.Module):
@@ -28,6 +30,7 @@ class Position(nn.Module):
     modules_by_config: ClassVar[dict[type[PositionConfig], type[Position]]] = {}
 
     config: PositionConfig = PositionConfig.from_dict({"kind": "none"})
+    head_part = (0, 1)  # which of how many parts of the heads this process has
 
     def __init_subclass__(cls, config: type[PositionConfig] | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -90,6 +93,15 @@ class Position(nn.Module):
     def on_scores(self, prepared: Any) -> Bias | None:
         """What positions add to scores, called block by block; None for nothing."""
         return None
+
+    def own_heads(self, per_head: PerHead) -> PerHead:
+        """What is given for all heads along the last dimension, for those that this process has."""
+        index, count = self.head_part
+        if count == 1:
+            return per_head
+        size = (len(per_head) if isinstance(per_head, tuple) else per_head.shape[-1]) // count
+        own = slice(index * size, (index + 1) * size)
+        return per_head[own] if isinstance(per_head, tuple) else per_head[..., own]
 
     def reset_parameters(self, config: ModelConfig) -> None:
         """Initialize the weights, if the scheme has any."""

@@ -41,8 +41,8 @@ class ALiBi(Position, config=ALiBiConfig):
 
     def prepare(self, seq: SequenceInfo, like: Tensor) -> Tensor:
         if self.log_slope is not None:
-            return self.log_slope.to(bias_dtype(like)).exp()
-        return constant(self.slopes, like.device, bias_dtype(like))
+            return self.own_heads(self.log_slope).to(bias_dtype(like)).exp()
+        return constant(self.own_heads(self.slopes), like.device, bias_dtype(like))
 
     def on_scores(self, prepared: Tensor) -> DistanceBias:
         return DistanceBias(slopes=prepared)

@@ -45,7 +45,7 @@ class KERPLE(Position, config=KERPLEConfig):
 
     def prepare(self, seq: SequenceInfo, like: Tensor) -> DistanceBias:
         dtype = bias_dtype(like)
-        slopes, bend = self.log_slope.to(dtype).exp(), self.bend.to(dtype)
+        slopes, bend = self.own_heads(self.log_slope).to(dtype).exp(), self.own_heads(self.bend).to(dtype)
         if self.config.form == "log":
             return DistanceBias(slopes=slopes, rates=bend.exp())
         return DistanceBias(slopes=slopes, powers=2 * bend.sigmoid())

@@ -64,7 +64,8 @@ class SandwichPosition(Position, config=SandwichPositionConfig):
     def prepare(self, seq: SequenceInfo, like: Tensor) -> Bias:
         device = like.device
         bias = SandwichBias(
-            constant(self.increments, device, torch.int64), constant(self.ratios, device, bias_dtype(like))
+            constant(self.increments, device, torch.int64),
+            constant(self.own_heads(self.ratios), device, bias_dtype(like)),
         )
         if seq.max_distance is None:
             return bias

@@ -60,12 +60,14 @@ class T5Bias(Position, config=T5PositionConfig):
         if self.by_distance is None:
             return self.by_bucket
         buckets = constant(self.by_distance, self.weight.device, torch.int64)
-        return DistanceBias(table=nn.functional.embedding(buckets, self.weight), min_distance=self.lowest)
+        return DistanceBias(
+            table=nn.functional.embedding(buckets, self.own_heads(self.weight)), min_distance=self.lowest
+        )
 
     def by_bucket(self, queries: Tensor, keys: Tensor) -> Tensor:
         """The bias without a table by distance."""
         buckets = self.bucket(queries[:, :, None] - keys[:, None, :])
-        return nn.functional.embedding(buckets, self.weight).permute(0, 3, 1, 2)
+        return nn.functional.embedding(buckets, self.own_heads(self.weight)).permute(0, 3, 1, 2)
 
 
 @functools.lru_cache(maxsize=64)

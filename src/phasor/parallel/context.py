@@ -1,0 +1,103 @@
+"""The context axis: rows of tokens cut over processes, which gather the keys and values of whole rows.
+
+Each process takes a chunk from the front of a row and one from its back, so that under a causal mask all of them see
+about as many keys. Positions, documents and masks are those of the whole row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from phasor.kv_cache.protocol import EncoderOutput
+from phasor.nn.sequence import SequenceInfo
+from phasor.ops.attention import Mask
+from phasor.parallel.exchange import Axis, gather_tokens
+from phasor.parallel.tokens import chunk_order, own_chunks
+from phasor.transformer import Stack, Transformer
+
+
+@dataclass(slots=True)
+class GatheredLayer:
+    """One layer in one call: its mask and key positions, and the gathering of keys and values."""
+
+    mask: Mask
+    key_positions: Tensor
+    axis: Axis
+    order: Tensor
+    inverse: Tensor
+
+    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        both = gather_tokens(torch.cat((k, v), dim=-1), self.axis, self.order, self.inverse)
+        k, v = both.split([k.shape[-1], v.shape[-1]], dim=-1)
+        return k, v
+
+
+class GatheredKV:
+    """Keys and values of whole rows, of which this process computes some: it stands where a cache does."""
+
+    def __init__(self, axis: Axis, seq: SequenceInfo, layers: int, memory: EncoderOutput | None) -> None:
+        self.axis, self.seq, self.layers = axis, seq, layers
+        self.memory, self.cross_kv = memory, [None] * layers  # cross-attention projects its own
+        self.inverse = chunk_order(seq.rows.shape[-1], axis.size, seq.rows.device)
+        self.own, self.order = self.inverse.chunk(axis.size)[axis.index], self.inverse.argsort()
+
+    def begin(self, seq: SequenceInfo, mask: Mask) -> list[GatheredLayer]:
+        """A step per layer, which all attend to the keys of whole rows."""
+        whole = self.seq
+        among_all = replace(
+            mask,
+            key_mask=whole.attention_mask,
+            key_document_ids=whole.document_ids,
+            order=whole.order,
+            query_index=self.own[None],
+        )
+        return [GatheredLayer(among_all, whole.rows, self.axis, self.order, self.inverse)] * self.layers
+
+    def commit(self) -> None:
+        """Nothing is kept for a later call."""
+
+    def local_info(self) -> SequenceInfo:
+        """What positions and masks need to know of this process's tokens."""
+        seq, own = self.seq, self.own
+        length = seq.length[..., own.cpu()] if isinstance(seq.length, Tensor) else seq.length
+        first = seq.origin()
+        masks = {name: getattr(seq, name) for name in ("attention_mask", "document_ids", "order")}
+        return replace(
+            seq,
+            positions=seq.positions[..., own],
+            length=length,
+            first=first if first.shape[-1] == 1 else first[:, own],
+            **{name: None if x is None else x[:, own] for name, x in masks.items()},
+        )
+
+
+def cut_rows(model: Transformer, axis: Axis) -> None:
+    """Have a model compute this process's tokens of every row that it is given whole."""
+
+    def take_tokens(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return own_chunks(args[0], axis.index, axis.size), *args[1:]
+
+    def enter(stack: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        assert isinstance(stack, Stack)
+        x, seq = args
+        gathered = GatheredKV(axis, seq, len(stack.layers), given.get("memory"))
+        types = given.get("token_types")
+        more = {"cache": gathered} | ({} if types is None else {"token_types": types[:, gathered.own]})
+        return (x, gathered.local_info()), given | more
+
+    def leave(stack: nn.Module, args: tuple[Any, ...], hidden: Tensor) -> Tensor:
+        inverse = chunk_order(hidden.shape[1] * axis.size, axis.size, hidden.device)
+        return gather_tokens(hidden, axis, inverse.argsort(), inverse)
+
+    for embedding in (model.tokens, model.source_tokens):
+        if embedding is not None:
+            embedding.register_forward_pre_hook(take_tokens)
+    for stack in (model.encoder, model.decoder):
+        if stack is not None:
+            stack.register_forward_pre_hook(enter, with_kwargs=True)
+    if model.encoder is not None and model.decoder is not None:
+        model.encoder.register_forward_hook(leave)  # its output is what the whole target attends to

@@ -1,0 +1,176 @@
+"""How a mesh cuts every weight: by heads, hidden features and experts over the tensor axis, by rows over the others.
+
+Weights of blocks are cut over the tensor axis where a part of a module is a smaller module of its own. What is left is
+cut along its first dimension over the processes of the shard and context axes (FSDP). Weights outside of blocks are
+cut along their first dimension over the tensor axis as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from phasor.nn.attention import Attention
+from phasor.nn.feed_forward import FeedForward
+from phasor.nn.moe import Experts
+from phasor.transformer import Block
+
+Region = tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A cut over the tensor axis along a dimension; where it consists of `pieces`, each of them is cut apart."""
+
+    dim: int
+    pieces: int = 1
+
+    def part(self, whole: Tensor, index: int, count: int) -> Tensor:
+        """One of `count` parts.
+
+        >>> Cut(0, pieces=2).part(torch.arange(8), 1, 2).tolist()
+        [2, 3, 6, 7]
+        """
+        chunks = [piece.chunk(count, self.dim)[index] for piece in whole.chunk(self.pieces, self.dim)]
+        return chunks[0] if self.pieces == 1 else torch.cat(chunks, self.dim)
+
+    def join(self, parts: list[Tensor]) -> Tensor:
+        """The whole of all parts.
+
+        >>> Cut(0, pieces=2).join([torch.tensor([0, 1, 4, 5]), torch.tensor([2, 3, 6, 7])]).tolist()
+        [0, 1, 2, 3, 4, 5, 6, 7]
+        """
+        pieces = [part.chunk(self.pieces, self.dim) for part in parts]
+        return torch.cat([part[piece] for piece in range(self.pieces) for part in pieces], self.dim)
+
+
+ROWS, COLUMNS, GATE_UP = Cut(0), Cut(1), Cut(0, pieces=2)
+
+
+def attention_cuts(attention: Attention) -> dict[str, Cut]:
+    """Key/value heads with the query heads that share them: rows of projections, columns of the one that follows."""
+    cuts = {f"{name}.{kind}": ROWS for name in ("qkv", "q", "kv") for kind in ("weight", "bias")}
+    cuts |= {"out.weight": COLUMNS, "sinks": ROWS}
+    cuts |= {f"partial_qkv_bias.{part}": ROWS for part in ("q", "k", "v")}
+    if attention.config.qk_norm == "heads":
+        cuts |= {f"{name}.{kind}": ROWS for name in ("q_norm", "k_norm") for kind in ("weight", "bias")}
+    return cuts
+
+
+def feed_forward_cuts(network: FeedForward) -> dict[str, Cut]:
+    """Hidden features, of gate and up the same."""
+    up = GATE_UP if network.config.gated else ROWS
+    return {"up.weight": up, "up.bias": up, "down.weight": COLUMNS}
+
+
+def module_cuts(module: nn.Module) -> dict[str, Cut]:
+    """The cuts of a module's weights, by their names in it; the router of experts is needed by all."""
+    if isinstance(module, Attention):
+        return attention_cuts(module)
+    if isinstance(module, FeedForward):
+        return feed_forward_cuts(module)
+    return dict.fromkeys(("up", "down", "up_bias", "down_bias"), ROWS) if isinstance(module, Experts) else {}
+
+
+def tensor_cuts(model: nn.Module) -> dict[str, Cut]:
+    """The weights of a model that are cut over the tensor axis, by name.
+
+    >>> from phasor import Transformer, preset
+    >>> with torch.device("meta"):
+    ...     model = Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=1, vocab_size=50))
+    >>> tensor_cuts(model)["decoder.blocks.0.feedforward.up.weight"]
+    Cut(dim=0, pieces=2)
+    """
+    cuts = {f"{at}.{name}": cut for at, part in model.named_modules() for name, cut in module_cuts(part).items()}
+    return {name: cuts[name] for name, _ in model.named_parameters() if name in cuts}
+
+
+class Place(NamedTuple):
+    """A process's index and the number of processes along each axis over which weights are cut."""
+
+    shard: tuple[int, int] = (0, 1)
+    context: tuple[int, int] = (0, 1)
+    tensor: tuple[int, int] = (0, 1)
+
+    @classmethod
+    def of(cls, mesh: DeviceMesh) -> Place:
+        """The place of this process in a mesh."""
+        return cls(*((mesh[axis].get_local_rank(), mesh[axis].size()) for axis in cls._fields))
+
+
+class WeightSlices:
+    """The part of every weight that a process holds, as slices of the whole weight.
+
+    The model may be on the meta device, and must not be cut yet.
+
+    >>> from phasor import Transformer, preset
+    >>> with torch.device("meta"):
+    ...     model = Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=1, hidden_dim=8, vocab_size=50))
+    >>> slices = WeightSlices(model, Place(shard=(1, 3), tensor=(1, 2)))
+    >>> slices.regions("decoder.blocks.0.feedforward.up.weight")
+    [(slice(7, 8, None),), (slice(12, 14, None),)]
+    >>> slices.regions("decoder.blocks.0.attention.out.weight"), slices.regions("tokens.weight")
+    ([(slice(11, 22, None), slice(16, 32, None))], [(slice(27, 36, None),)])
+    """
+
+    def __init__(self, model: nn.Module, place: Place) -> None:
+        self.place = place
+        self.shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+        self.cuts = tensor_cuts(model) if place.tensor[1] > 1 else {}
+        blocks = [f"{name}." for name, part in model.named_modules() if isinstance(part, Block)]
+        self.in_blocks = {name for name in self.shapes if name.startswith(tuple(blocks))}
+
+    def rows(self, name: str) -> tuple[int, int]:
+        """Which of how many parts along the first dimension this process holds, of what the tensor axis leaves it."""
+        axes = (self.place.shard, self.place.context, self.place.tensor)
+        index, count = 0, 1
+        for i, n in axes[:2] if name in self.in_blocks else axes:
+            index, count = index * n + i, count * n
+        return index, count
+
+    def is_copied(self, name: str) -> bool:
+        """Whether every process of the tensor axis holds the same of a weight."""
+        return name in self.in_blocks and name not in self.cuts
+
+    def regions(self, name: str) -> list[Region]:
+        """Slices of the whole weight, which one after the other along the first dimension are this process's part."""
+        first, *_ = shape = self.shapes[name]
+        cut, (index, count) = self.cuts.get(name), self.place.tensor
+        if cut is None or cut.dim != 0:
+            rows = slice(*chunk_bounds(first, *self.rows(name)))
+            if cut is None:
+                return [(rows,)]
+            width = shape[cut.dim] // count
+            return [(rows, *[slice(None)] * (cut.dim - 1), slice(index * width, (index + 1) * width))]
+        piece, width = first // cut.pieces, first // cut.pieces // count
+        start, stop = chunk_bounds(first // count, *self.rows(name))
+        return [(slice(a, b),) for a, b in piece_bounds(start, stop, width, piece, index * width)] or [(slice(0, 0),)]
+
+    def take(self, name: str, whole: Tensor) -> Tensor:
+        """This process's part of a weight, or of something of its shape; empty where nothing is left for it."""
+        parts = [whole[region] for region in self.regions(name)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def chunk_bounds(length: int, index: int, count: int) -> tuple[int, int]:
+    """From where to where one of `count` chunks reaches, as torch cuts them: the last ones may be shorter or empty.
+
+    >>> [chunk_bounds(10, index, 4) for index in range(4)]
+    [(0, 3), (3, 6), (6, 9), (9, 10)]
+    """
+    size = -(-length // count)
+    return min(index * size, length), min((index + 1) * size, length)
+
+
+def piece_bounds(start: int, stop: int, width: int, piece: int, offset: int) -> Iterator[tuple[int, int]]:
+    """Rows `start` to `stop` of parts `width` wide, each taken at `offset` from a piece of the whole."""
+    while start < stop:
+        number, inside = divmod(start, width)
+        end = min(stop, (number + 1) * width)
+        yield number * piece + offset + inside, number * piece + offset + inside + end - start
+        start = end

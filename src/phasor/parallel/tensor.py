@@ -1,0 +1,85 @@
+"""The tensor axis: blocks whose heads, hidden features and experts are cut, and between them the tokens.
+
+A cut module is an ordinary module of fewer heads, features or experts. Before it the tokens of all processes are
+gathered, and after it the sum of all results is scattered, so that within it nothing knows of other processes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from phasor.nn.attention import Attention
+from phasor.nn.feed_forward import FeedForward
+from phasor.nn.moe import Experts
+from phasor.nn.positions.base import Position
+from phasor.parallel.cuts import tensor_cuts
+from phasor.parallel.exchange import Axis, gather_tokens, scatter_sums
+from phasor.parallel.tokens import own_slice
+from phasor.transformer import Block, Stack, Transformer
+
+
+class PartialLinear(nn.Linear):
+    """A projection of some of the features, one of the terms of a sum: its bias is added in another term."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight)
+
+
+def cut_blocks(model: Transformer, axis: Axis) -> None:
+    """Leave this process's part of every block, with exchanges around the parts of blocks."""
+    cut_weights(model, axis.index, axis.size)
+    for block in (part for part in model.modules() if isinstance(part, Block)):
+        for part in (block.attention, block.cross, block.feedforward):
+            if part is not None:
+                exchange_around(part, axis)
+    for stack in (part for part in model.modules() if isinstance(part, Stack)):
+        stack.blocks[0].register_forward_pre_hook(
+            lambda _, args: (own_slice(args[0], axis.index, axis.size), *args[1:])
+        )
+        if stack.side == "encoder" and model.decoder is not None:
+            stack.register_forward_hook(lambda _module, _args, hidden: gather_tokens(hidden, axis))
+
+
+@torch.no_grad()
+def cut_weights(model: Transformer, index: int, count: int) -> None:
+    """Make every block one of `count` parts, whose results are terms of a sum."""
+    weights = dict(model.named_parameters())
+    for name, cut in tensor_cuts(model).items():
+        path, _, leaf = name.rpartition(".")
+        part = cut.part(weights[name], index, count).clone()
+        setattr(model.get_submodule(path), leaf, nn.Parameter(part, weights[name].requires_grad))
+    for part in model.modules():
+        if isinstance(part, Position):
+            part.head_part = index, count
+        elif isinstance(part, Attention):
+            part.num_heads, part.num_kv_heads = part.num_heads // count, part.num_kv_heads // count
+            end_in_sum(part.out, index)
+        elif isinstance(part, FeedForward):
+            end_in_sum(part.down, index)
+        elif isinstance(part, Experts):
+            part.first_expert = index * len(part.up)
+        if isinstance(part, nn.Linear):
+            part.out_features, part.in_features = part.weight.shape
+
+
+def end_in_sum(linear: nn.Linear, index: int) -> None:
+    """Have the first process alone add the bias of a projection whose results are summed."""
+    if linear.bias is not None and index > 0:
+        linear.__class__ = PartialLinear
+
+
+def exchange_around(part: nn.Module, axis: Axis) -> None:
+    """Gather tokens before a module, and scatter the sum of the results after it."""
+
+    def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return gather_tokens(args[0], axis), *args[1:]
+
+    def leave(module: nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
+        return scatter_sums(y, axis)
+
+    part.register_forward_pre_hook(enter)
+    part.register_forward_hook(leave)
