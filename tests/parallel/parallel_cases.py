@@ -34,11 +34,22 @@ MODELS = {
             "sink_tokens": 2,
             "cap_sinks": True,
             "qk_norm": "head",
-            "bias": ["q", "k", "v", "out"],
+            "qk_norm_bias": False,
+            "bias": ["q", "out"],
         },
     },
     "xpos": {"position": "xpos", "attention": {"window": 6}},
     "learned": {"preset": "gpt-2"},
+    "kerple": {"position": "kerple"},
+    "sandwich": {"position": "sandwich"},
+    "learned slopes": {"position": {"kind": "alibi", "learned": True}},
+    "chunked": {"position": "rotary", "attention": {"sparse": {"kind": "chunked", "chunk": 5}}},
+    "strided": {
+        "position": "rotary",
+        "attention": {"sparse": {"kind": "strided", "block": 3, "local": 2, "stride": 3}},
+    },
+    "dilated": {"position": "rotary", "attention": {"sparse": {"kind": "dilated", "dilation": 3}}},
+    "top-k": {"position": "rotary", "attention": {"sparse": {"kind": "top-k", "block": 4, "top_k": 2}}},
 }
 
 

@@ -21,11 +21,12 @@ pytestmark = pytest.mark.cpu_only("Gloo exchanges tensors of CPUs")
 
 def fields(folder, name, mesh=None):
     """A run of 6 steps with accumulation, dropout off, on packed documents of uneven lengths."""
-    model = {"preset": "llama-2", "dim": 32, "num_heads": 4, "num_layers": 2, "embedding": {"tied": True}}
+    model = {"preset": "llama-2", "dim": 48, "num_heads": 6, "num_kv_heads": 3, "hidden_dim": 96, "num_layers": 2}
+    model |= {"embedding": {"tied": True}}
     return {
         "model": model,
-        "data": {"train": str(folder / "notes.txt"), "tokenizer": "bytes", "sequence_length": 32, "document": "line"},
-        "train": {"steps": 6, "batch_tokens": 224, "device": "cpu", "log_every": 1, "evaluate_every": 3}
+        "data": {"train": str(folder / "notes.txt"), "tokenizer": "bytes", "sequence_length": 36, "document": "line"},
+        "train": {"steps": 6, "batch_tokens": 252, "device": "cpu", "log_every": 1, "evaluate_every": 3}
         | {"gradient_accumulation_steps": 2, "ema_decay": 0.9},
         "optimizer": {"lr": 3e-3},
         "schedule": {"kind": "constant", "warmup": 0},
@@ -46,17 +47,24 @@ class Silence(TrainingProgress):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """One process, three processes, three that SIGTERM stops at step 3 and resume, and one that resumes them."""
+    """One process, three processes, three that SIGTERM stops at step 3 and resume.
+
+    "moved" is stopped on three meshes, and one process ends it; "cut" goes from rows that are cut to blocks that are.
+    """
     folder = tmp_path_factory.mktemp("runs")
     lines = [" ".join(str(n * k % 97) for n in range(k % 23 + 2)) for k in range(120)]
     (folder / "notes.txt").write_text("\n".join(lines))
     train(Recipe.from_dict(fields(folder, "one")), progress=Silence())
     stopped, moved = fields(folder, "stopped"), fields(folder, "moved", {"replicate": 3})
+    cut = fields(folder, "cut", {"context": 3})
     world = [
         run(fields(folder, "three")),
         run(stopped, "interrupted", stop_at=3),
         run(stopped, resume=True),
         run(moved, "interrupted", stop_at=3),
+        run(moved | {"parallel": {"tensor": 3}}, "interrupted", resume=True, stop_at=5),
+        run(cut, "interrupted", stop_at=3),
+        run(cut | {"parallel": {"tensor": 3}}, resume=True),
     ]
     (folder / "runs.json").write_text(json.dumps(world))
     command = [sys.executable, HERE / "train_world.py", "3", folder / "runs.json"]
@@ -78,7 +86,7 @@ def tensors(folder, step):
     return {f"{file.stem}: {name}": x for file in place.glob("*.safetensors") for name, x in load_file(file).items()}
 
 
-@pytest.mark.parametrize("name", ["three", "stopped", "moved"])
+@pytest.mark.parametrize("name", ["three", "stopped", "moved", "cut"])
 def test_the_losses_and_the_tokens_are_those_of_one_process(runs, name):
     own, tokens = losses(runs / name)
     expected, expected_tokens = losses(runs / "one")
@@ -87,12 +95,16 @@ def test_the_losses_and_the_tokens_are_those_of_one_process(runs, name):
 
 
 def test_checkpoints_have_the_files_names_and_shapes_of_one_process(runs):
-    own, expected = tensors(runs / "three", 4), tensors(runs / "one", 4)
-    assert {name: (x.dtype, x.shape) for name, x in own.items()} == {n: (x.dtype, x.shape) for n, x in expected.items()}
-    for name, x in expected.items():
-        torch.testing.assert_close(own[name], x, rtol=1e-3, atol=1e-5)
-    files = [runs / name / "checkpoints/step-00000004/model.safetensors" for name in ("one", "three")]
-    assert files[0].read_bytes()[:400] == files[1].read_bytes()[:400]  # the header
+    expected = tensors(runs / "one", 4)
+    for run_name in ("three", "moved", "cut"):
+        own = tensors(runs / run_name, 4)
+        assert {name: (x.dtype, x.shape) for name, x in own.items()} == {
+            name: (x.dtype, x.shape) for name, x in expected.items()
+        }
+        for name, x in expected.items():
+            torch.testing.assert_close(own[name], x, rtol=1e-3, atol=1e-5)
+        files = [runs / name / "checkpoints/step-00000004/model.safetensors" for name in ("one", run_name)]
+        assert files[0].read_bytes()[:400] == files[1].read_bytes()[:400]  # the header
 
 
 def test_a_run_that_is_stopped_and_resumed_on_its_mesh_ends_in_the_same_bits(runs):
@@ -103,9 +115,11 @@ def test_a_run_that_is_stopped_and_resumed_on_its_mesh_ends_in_the_same_bits(run
 
 
 def test_the_folder_is_whole_and_holds_the_model(runs):
-    for name in ("three", "stopped", "moved"):
+    for name in ("three", "stopped", "moved", "cut"):
         verify_folder(runs / name, "run")
         verify_folder(runs / name / "model", "model")
-    own, expected = (load_file(runs / name / "model/model.safetensors") for name in ("three", "one"))
-    assert own.keys() == expected.keys()
-    assert (runs / "three/samples.txt").exists()
+    expected = load_file(runs / "one/model/model.safetensors")
+    for name in ("three", "cut"):
+        own = load_file(runs / name / "model/model.safetensors")
+        assert {n: x.shape for n, x in own.items()} == {n: x.shape for n, x in expected.items()}
+        assert (runs / name / "samples.txt").exists()

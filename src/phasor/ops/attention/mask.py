@@ -160,10 +160,16 @@ class Mask:
     def token_indices(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """The indices that queries and keys have in their sequence, `[B or 1, queries]` and `[B or 1, keys]`."""
         if self.order is not None:
-            return self.order[:, queries], self.order[:, keys]
+            return self.at_queries(self.order, queries), self.order[:, keys]
         row = queries[None] + self.offset if self.query_index is None else self.query_index[:, queries]
         column = keys[None] if self.key_index is None else self.key_index[:, keys]
         return row + self.first_key, column + self.first_key
+
+    def at_queries(self, per_key: Tensor, queries: Tensor) -> Tensor:
+        """What each key has, `[B, keys]`, for the tokens of the queries: those may be some of the keys."""
+        if self.query_index is None:
+            return per_key[:, queries]
+        return per_key.gather(1, self.query_index[:, queries].expand(len(per_key), -1))
 
     def block(self, queries: Tensor, keys: Tensor) -> Tensor | None:
         """True where the queries see the keys, both given by their index; `[B or 1, queries, keys]`, None for all."""

@@ -32,16 +32,16 @@ def block_index(mask: Mask, block: int, queries: int, keys: int, like: Tensor) -
     >>> of_keys.tolist(), first.tolist()
     ([[0, 0, 1, 2, 2]], [[0, 0, 0, 2, 2]])
     """
-    q_index, k_index = mask.token_indices(
-        torch.arange(queries, device=like.device), torch.arange(keys, device=like.device)
-    )
+    every_query, every_key = torch.arange(queries, device=like.device), torch.arange(keys, device=like.device)
+    q_index, k_index = mask.token_indices(every_query, every_key)
     if mask.order is None:
         own = q_index // block
         return BlockIndex(k_index // block, own, torch.zeros_like(own), -(-keys // block))
     starts = k_index % block == 0
     starts = starts if mask.key_mask is None else starts & mask.key_mask
     of_keys = (starts.cumsum(1) - 1).clamp(min=0)
-    return BlockIndex(of_keys, of_keys, (of_keys - q_index // block).clamp(min=0), keys)
+    own = mask.at_queries(of_keys, every_query)
+    return BlockIndex(of_keys, own, (own - q_index // block).clamp(min=0), keys)
 
 
 def mean_keys(k: Tensor, mask: Mask, blocks: BlockIndex, block: int) -> Tensor:
