@@ -126,7 +126,10 @@ def test_backends_say_which_path_is_taken_and_why():
     assert paths("dilated", device="cpu")["sparse attention"].path.startswith("SDPA in one call")
     assert paths("chunked", device="cuda", length=40)["sparse attention after a cache"].path.startswith("Triton kernel")
     assert paths("strided", device="cpu")["sparse attention"].path == "SDPA in blocks of queries"
-    assert "chosen by score" in paths("top-k", device="cpu")["sparse attention"].reason
+    assert "the tensors are not on a GPU" in paths("top-k", device="cpu")["sparse attention"].reason
+    blocks = {"sparse": {"kind": "top-k", "block": 64, "top_k": 4}}
+    on_gpu = phasor.backends(tiny("rotary", attention=blocks), device="cuda").ops
+    assert [one.path for one in on_gpu if "sparse" in one.op] == ["Triton kernel over lists of key blocks"] * 2
     step = phasor.backends(tiny("rotary", attention=VIEWS["top-k"]), device="cuda").ops[-1]
     assert "attention is sparse" in step.reason
 

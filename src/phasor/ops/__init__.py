@@ -20,6 +20,7 @@ Kernels share one legend of names:
 - `NUM_STAGES`: how many loads of a loop are in flight; `USE_PDL`: programmatic dependent launch (`pdl.py`)
 - `HAS_...`: whether an optional argument is given; `ADJACENT`: whether rotary pairs are adjacent features
 - `ACTIVATION CENTERED GLU BIAS`: which activation, LayerNorm or RMSNorm, gated or not, what is added to scores
+- `BLOCK SLOTS CAUSAL` in sparse attention: the tokens of a key block, the tiles a query is in, whether order hides keys
 - `USE_... IN_RANGE MAY_BE_EMPTY TWO_INTERVALS STOCHASTIC INVERSE NORMALIZE PREFETCH`: what holds for all elements of a
   launch, so that the kernel is compiled for it; `DTYPE INT8_ASM LR_IS_POINTER`: how an operand is read
 """

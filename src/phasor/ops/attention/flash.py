@@ -34,6 +34,11 @@ def why_not(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) ->
         return "the bias is not a DistanceBias"
     if score_mod.bias is not None and must_be_deterministic() and needs_grad(score_mod.bias.table):
         return "the gradient of the bias's table is summed in any order, and deterministic algorithms are asked for"
+    return unsupported_heads(q, k, v)
+
+
+def unsupported_heads(q: Tensor, k: Tensor, v: Tensor) -> str | None:
+    """Why kernels of attention do not support the dtypes or the features of heads; None where they do."""
     dtype = compute_dtype(q)
     if dtype not in dispatch.KERNEL_DTYPES or not dtype == compute_dtype(k) == compute_dtype(v):
         dtypes = " and ".join(", ".join(str(x.dtype)[6:] for x in (q, k, v)).rsplit(", ", 1))

@@ -15,7 +15,7 @@ from phasor.ops.attention.blocks import in_blocks, slice_block
 from phasor.ops.attention.reference import attention_weights, weighted_values
 from phasor.ops.attention.sdpa import sdpa
 from phasor.ops.dispatch import Dispatch, Path
-from phasor.ops.sparse_attention import fold
+from phasor.ops.sparse_attention import block_lists, fold
 from phasor.ops.sparse_attention.patterns import TopBlocks
 from phasor.ops.sparse_attention.selection import selected_keys
 
@@ -45,6 +45,7 @@ def top_blocks_in_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod:
 
 SPARSE_ATTENTION = Dispatch(
     Path("rows of tokens that see each other", fold.folded_attention, fold.why_not, fold.explain),
+    Path("Triton kernel over lists of key blocks", block_lists.block_list_attention, block_lists.why_not),
     Path("masks of queries by keys", ATTENTION, by_index_why_not, ATTENTION.explain),
     Path("selected blocks as masks, in blocks of queries", top_blocks_in_blocks),
 )

@@ -1,0 +1,214 @@
+"""Attention over lists of key blocks as torch operations: blocks by index, or those of highest score."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phasor.ops import dispatch
+from phasor.ops.attention import Mask, ScoreMod, flash
+from phasor.ops.attention.sdpa import unsupported_scores
+from phasor.ops.custom_op import custom_op
+from phasor.ops.dispatch import compute_dtype
+from phasor.ops.launch import cdiv
+from phasor.ops.sparse_attention.patterns import KeyBlocks, TopBlocks
+from phasor.ops.sparse_attention.selection import BlockIndex, mean_keys
+from phasor.ops.sparse_attention.tile_lists import key_block_lists, selected_block_lists
+
+MIN_TILE = 16  # tokens, for a matrix product
+# Outputs of all slots of a query are held at once, for as many heads at a time as make up so many elements.
+MAX_SLOT_ELEMENTS = 1 << 30
+
+
+def why_not(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> str | None:
+    """Why the kernel over lists of key blocks does not support this call; None where it does."""
+    pattern = mask.pattern
+    if not isinstance(pattern, KeyBlocks | TopBlocks):
+        return "the pattern does not go by blocks of keys"
+    reason = dispatch.triton_why_not(q, k, v) or unsupported_scores(score_mod)
+    if reason is not None:
+        return reason
+    if q.shape[1] == 1:
+        return "one query needs no tiles of queries"
+    if score_mod.dropout > 0:
+        return "attention weights are dropped out"
+    if mask.order is not None or mask.key_document_ids is not None or mask.key_mask is not None:
+        return "the blocks of packed documents and of padded rows begin at any token"
+    if mask.query_index is not None or mask.key_index is not None:
+        return "the rows of the cache differ in length, or its slots do not hold the keys in order"
+    if pattern.block % MIN_TILE:
+        return f"a block of {pattern.block} tokens is not a multiple of {MIN_TILE}"
+    if isinstance(pattern, TopBlocks) and q.shape[1] * pattern.top_k >= 1 << 31:
+        return "queries times blocks are more than 2^31"
+    return flash.unsupported_heads(q, k, v)
+
+
+def block_list_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> Tensor:
+    """Queries `[B, Tq, H, D]` over the blocks of keys and values `[B, Tk, K, D]` that a pattern shows."""
+    q, k, v = (x.to(compute_dtype(x)) for x in (q, k, v))
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    pattern = mask.pattern
+    if isinstance(pattern, KeyBlocks):
+        fields = pattern.block, pattern.local, pattern.stride or 0, pattern.global_blocks
+        y: Tensor = key_block_attention(q, k, v, *fields, mask.offset, mask.causal, score_mod.scale)[0]
+        return y
+    assert isinstance(pattern, TopBlocks)
+    heads = heads_at_a_time(q, k, pattern.top_k)
+    group_size = q.shape[2] // k.shape[2]
+    parts = [
+        top_block_attention(*part, pattern.block, pattern.top_k, mask.offset, score_mod.scale)[0]
+        for part in zip(q.split(heads * group_size, 2), k.split(heads, 2), v.split(heads, 2), strict=True)
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+
+def heads_at_a_time(q: Tensor, k: Tensor, slots: int) -> int:
+    """For how many heads of keys the outputs of all slots may be held at once.
+
+    >>> x = torch.empty(1, 1 << 17, 8, 128, device="meta")
+    >>> heads_at_a_time(x, x, 16)
+    4
+    """
+    per_head = q.shape[0] * q.shape[1] * q.shape[3] * slots * (q.shape[2] // k.shape[2])
+    return max(1, min(k.shape[2], MAX_SLOT_ELEMENTS // per_head))
+
+
+@custom_op("phasor::key_block_attention")
+def key_block_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block: int,
+    local: int,
+    stride: int,
+    global_blocks: int,
+    offset: int,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Outputs, and the logsumexp of the scores to base 2, float32 `[B, H, Tq]`; a stride of 0 is none."""
+    from phasor.ops.sparse_attention import list_launch
+
+    pattern = KeyBlocks(block, local, stride or None, global_blocks)
+    return list_launch.forward(q, k, v, _key_block_args(q, k, pattern, offset, causal, scale))
+
+
+def _key_block_args(q: Tensor, k: Tensor, pattern: KeyBlocks, offset: int, causal: bool, scale: float) -> Any:
+    from phasor.ops.sparse_attention import list_launch
+
+    block_m = list_launch.tile_queries(q, pattern.block)
+    lists = key_block_lists(pattern, q.shape[1], k.shape[1], offset, causal, block_m, q.device)
+    return list_launch.ListArgs(lists, pattern.block, 1, offset, causal, scale)
+
+
+@custom_op("phasor::key_block_attention_backward")
+def key_block_attention_backward(
+    grad: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block: int,
+    local: int,
+    stride: int,
+    global_blocks: int,
+    offset: int,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of queries, keys and values."""
+    from phasor.ops.sparse_attention import list_launch
+
+    pattern = KeyBlocks(block, local, stride or None, global_blocks)
+    args = _key_block_args(q, k, pattern, offset, causal, scale)
+    return list_launch.backward(grad if grad.stride(-1) == 1 else grad.contiguous(), out, lse, q, k, v, args)
+
+
+@custom_op("phasor::top_block_attention")
+def top_block_attention(
+    q: Tensor, k: Tensor, v: Tensor, block: int, top_k: int, offset: int, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Outputs, the logsumexp of the scores to base 2, and the blocks chosen, int32 `[B, H, Tq, top_k]`."""
+    from phasor.ops.sparse_attention import list_launch
+
+    count = cdiv(k.shape[1], block)
+    means = mean_keys(k, Mask(causal=True), BlockIndex(k, k, k, count), block)
+    chosen = list_launch.choose_blocks(q, means, block, top_k, offset)
+    return *list_launch.forward(q, k, v, _top_block_args(q, k, chosen, block, offset, scale)), chosen
+
+
+def _top_block_args(q: Tensor, k: Tensor, chosen: Tensor, block: int, offset: int, scale: float) -> Any:
+    from phasor.ops.sparse_attention import list_launch
+
+    lists = selected_block_lists(chosen, cdiv(k.shape[1], block), list_launch.tile_queries(q))
+    return list_launch.ListArgs(lists, block, chosen.shape[-1], offset, True, scale)
+
+
+@custom_op("phasor::top_block_attention_backward")
+def top_block_attention_backward(
+    grad: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    chosen: Tensor,
+    block: int,
+    offset: int,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of queries, keys and values; none through the choice."""
+    from phasor.ops.sparse_attention import list_launch
+
+    args = _top_block_args(q, k, chosen, block, offset, scale)
+    return list_launch.backward(grad if grad.stride(-1) == 1 else grad.contiguous(), out, lse, q, k, v, args)
+
+
+@key_block_attention.register_fake
+def _(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
+    return torch.empty_like(q, memory_format=torch.contiguous_format), lse
+
+
+@top_block_attention.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, block: int, top_k: int, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    shape = q.shape[0], q.shape[2], q.shape[1]
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    return out, q.new_empty(shape, dtype=torch.float32), q.new_empty((*shape, top_k), dtype=torch.int32)
+
+
+def _fake_backward(grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Any, ...]:
+    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+
+
+key_block_attention_backward.register_fake(_fake_backward)
+top_block_attention_backward.register_fake(_fake_backward)
+
+
+def _setup_key_blocks(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*output, *inputs[:3])
+    ctx.scalars = inputs[3:]
+    ctx.mark_non_differentiable(output[1])
+
+
+def _key_blocks_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    return *key_block_attention_backward(grad, *ctx.saved_tensors, *ctx.scalars), *(None,) * 7
+
+
+def _setup_top_blocks(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    out, lse, chosen = output
+    block, _, offset, scale = inputs[3:]
+    ctx.save_for_backward(out, lse, *inputs[:3], chosen)
+    ctx.scalars = block, offset, scale
+    ctx.mark_non_differentiable(lse, chosen)
+
+
+def _top_blocks_backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    return *top_block_attention_backward(grad, *ctx.saved_tensors, *ctx.scalars), *(None,) * 4
+
+
+key_block_attention.register_autograd(_key_blocks_backward, setup_context=_setup_key_blocks)
+top_block_attention.register_autograd(_top_blocks_backward, setup_context=_setup_top_blocks)

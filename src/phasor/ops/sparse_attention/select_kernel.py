@@ -1,0 +1,51 @@
+"""The choice of blocks by score: one program per block of queries of one head, over the mean keys of all blocks."""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from phasor.ops.attention.flash_tiles import load_tile, query_block
+
+
+@triton.jit
+def select_kernel(q_ptr, means_ptr, rest_ptr, chosen_ptr, num_queries, num_heads, group_size, num_blocks, block, offset,
+                  stride_qb, stride_qt, stride_qh, stride_mb, stride_mt, stride_mh,
+                  HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+                  BLOCK_K: tl.constexpr, TOP_K: tl.constexpr, HAS_REST: tl.constexpr):  # fmt: skip
+    """The blocks that queries attend to, `[B, H, Tq, TOP_K]`: their own, then those of highest score; -1 for none.
+
+    The best BLOCK_K blocks so far are kept while the mean keys go by, BLOCK_N at a time. Means of half precision have a
+    rest that their rounding left, so that scores are those of precise means.
+    """
+    block_id, head, batch, offs_m = query_block(num_queries, num_heads, BLOCK_M)
+    valid_m = offs_m < num_queries
+    own = (offs_m + offset) // block
+    chosen_ptr += ((batch * num_heads + head) * num_queries + offs_m) * TOP_K
+    tl.store(chosen_ptr, own, mask=valid_m)
+    if TOP_K > 1:
+        q_ptr += batch * stride_qb + head * stride_qh
+        q = load_tile(q_ptr, block_id * BLOCK_M, stride_qt, num_queries, BLOCK_M, BLOCK_D, HEAD_DIM, False)
+        means_ptr += batch * stride_mb + (head // group_size) * stride_mh
+        if HAS_REST:
+            rest_ptr += batch * stride_mb + (head // group_size) * stride_mh
+        offs_n, offs_k = tl.arange(0, BLOCK_N)[None, :], tl.arange(0, BLOCK_K)[None, :]
+        unused = tl.where(offs_k < TOP_K - 1, float("-inf"), float("inf"))
+        best = tl.zeros([BLOCK_M, BLOCK_K], tl.float32) + unused
+        number = tl.full([BLOCK_M, BLOCK_K], -1, tl.int32)
+        for start in range(0, tl.max(own), BLOCK_N):
+            means = load_tile(means_ptr, start, stride_mt, num_blocks, BLOCK_N, BLOCK_D, HEAD_DIM, False)
+            scores = tl.dot(q, tl.trans(means), input_precision="ieee")
+            if HAS_REST:
+                rest = load_tile(rest_ptr, start, stride_mt, num_blocks, BLOCK_N, BLOCK_D, HEAD_DIM, False)
+                scores = tl.dot(q, tl.trans(rest), scores, input_precision="ieee")
+            scores = tl.where(start + offs_n < own[:, None], scores, float("-inf"))
+            for _ in range(TOP_K - 1):
+                top, place = tl.max(scores, 1, return_indices=True)
+                lowest, slot = tl.min(best, 1, return_indices=True)
+                replaced = (offs_k == slot[:, None]) & (top > lowest)[:, None]
+                best = tl.where(replaced, top[:, None], best)
+                number = tl.where(replaced, (start + place)[:, None], number)
+                scores = tl.where(offs_n == place[:, None], float("-inf"), scores)
+        tl.store(chosen_ptr[:, None] + 1 + offs_k, number, mask=valid_m[:, None] & (offs_k < TOP_K - 1))

@@ -1,0 +1,99 @@
+"""Attention over lists of key blocks: the Triton kernels, values and gradients, against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from references import SINGLE, normal
+
+from phasor.ops import dispatch
+from phasor.ops.attention import Mask, ScoreMod
+from phasor.ops.sparse_attention import (
+    SPARSE_ATTENTION,
+    KeyBlocks,
+    TopBlocks,
+    block_lists,
+    sparse_attention,
+    sparse_attention_ref,
+)
+from phasor.ops.sparse_attention.selection import select_blocks
+
+tiles = pytest.importorskip("phasor.ops.attention.flash_tiles")
+list_launch = pytest.importorskip("phasor.ops.sparse_attention.list_launch")
+KERNEL = "Triton kernel over lists of key blocks"
+HEADS, KV_HEADS, DIM = 4, 2, 16
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """Tiles of sixteen by sixteen, so that a few dozen tokens are several."""
+    for module in (tiles, list_launch):
+        monkeypatch.setattr(module, "tiling", lambda kernel, q: tiles.Tiling(16, 16, 4, 1))
+
+
+def qkv(queries, keys, dtype, rows=1):
+    sizes = ((queries, HEADS), (keys, KV_HEADS), (keys, KV_HEADS))
+    return [normal(rows, t, h, DIM, seed=i).to(dtype).requires_grad_() for i, (t, h) in enumerate(sizes)]
+
+
+# A pattern, the number of queries and of tokens before them, whether it is causal, and the rows of the batch.
+CASES = {
+    "strided and global after a cache": (KeyBlocks(16, 1, 3, 1), 24, 41, True, 1),
+    "top-k after a cache": (TopBlocks(16, 2), 24, 37, True, 1),
+}
+MORE_CASES = {
+    "strided": (KeyBlocks(16, 2, 3), 100, 0, True, 2),
+    "strided and global, blocks of two tiles": (KeyBlocks(32, 1, 2, 1), 130, 0, True, 1),
+    "strided encoder": (KeyBlocks(16, 1, 3, 1), 70, 0, False, 2),
+    "top-k": (TopBlocks(16, 3), 100, 0, True, 2),
+    "top-k, blocks of two tiles": (TopBlocks(32, 2), 90, 0, True, 1),
+    "own block alone": (TopBlocks(16, 1), 60, 0, True, 1),
+}
+
+
+@pytest.mark.parametrize("name", [*CASES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE_CASES)])
+def test_the_kernel_equals_the_reference_in_float64(name, monkeypatch):
+    pattern, queries, offset, causal, rows = (CASES | MORE_CASES)[name]
+    mask, score_mod = Mask(causal=causal, offset=offset, pattern=pattern), ScoreMod(scale=DIM**-0.5)
+    inputs, exact = (qkv(queries, queries + offset, dtype, rows) for dtype in (torch.float32, torch.float64))
+    monkeypatch.setattr(block_lists, "MAX_SLOT_ELEMENTS", queries * DIM * 3 * HEADS // KV_HEADS)
+    with dispatch.force_path("triton"):
+        assert SPARSE_ATTENTION.explain(*inputs, mask, score_mod)[0] == KERNEL
+        ours = sparse_attention(*inputs, mask, score_mod)
+        expected = sparse_attention_ref(*exact, mask, score_mod)[0]
+        torch.testing.assert_close(ours.double(), expected, atol=SINGLE, rtol=SINGLE)
+        direction = normal(*expected.shape, seed=9)
+        grads = torch.autograd.grad(ours, inputs, direction.float())
+        for got, right in zip(grads, torch.autograd.grad(expected, exact, direction), strict=True):
+            torch.testing.assert_close(got.double(), right, atol=SINGLE, rtol=SINGLE)
+
+
+@pytest.mark.parametrize(("dtype", "top_k"), [(torch.float32, 4), (torch.float16, 2)])
+def test_the_kernel_chooses_the_same_blocks_as_torch(dtype, top_k, monkeypatch):
+    """In half precision too: mean keys are as precise as in float32, by the rest that their rounding leaves."""
+    monkeypatch.setattr(list_launch, "SELECT_TILE", {2: 16, 4: 32})
+    q, k, _ = (x.detach() for x in qkv(128, 150, dtype))
+    means = k.float()[:, :148].unflatten(1, (37, 4)).mean(2)
+    chosen = list_launch.choose_blocks(q, means, 4, top_k, 22)
+    own = (torch.arange(128)[None] + 22) // 4
+    expected = select_blocks(q, means, own, own * 0, top_k)
+    assert torch.equal(chosen[..., 0].long(), expected[..., 0])
+    assert torch.equal(chosen.long().sort(-1).values, expected.sort(-1).values)
+
+
+REASONS = {
+    "a block of 24 tokens is not a multiple of 16": (Mask(causal=True, pattern=KeyBlocks(24)), ScoreMod(scale=1.0)),
+    "begin at any token": (
+        Mask(causal=True, order=torch.arange(9)[None], pattern=TopBlocks(16, 2)),
+        ScoreMod(scale=1.0),
+    ),
+    "the scores are soft-capped": (Mask(causal=True, pattern=TopBlocks(16, 2)), ScoreMod(scale=1.0, softcap=5.0)),
+    "dropped out": (Mask(causal=True, pattern=KeyBlocks(16)), ScoreMod(scale=1.0, dropout=0.5)),
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_the_table_says_why_the_kernel_is_not_taken(reason):
+    x = torch.zeros(1, 9, 2, 16)
+    with dispatch.force_path("triton"):
+        assert reason in SPARSE_ATTENTION.explain(x, x, x, *REASONS[reason])[1][KERNEL]
