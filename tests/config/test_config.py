@@ -28,6 +28,9 @@ SIZES = {"vocab_size": 20, "dim": 16, "num_layers": 2, "num_heads": 2}
 # Fields whose good values are fewer than their types allow.
 SPECIAL = {
     ("AttentionConfig", "bias"): st.lists(st.sampled_from(["q", "k", "v", "out"]), unique=True).map(tuple),
+    ("CombinedConfig", "schemes"): st.permutations(["rotary", "alibi", "fire", "temperature"]).map(
+        lambda kinds: tuple(PositionConfig.from_dict({"kind": kind}) for kind in kinds[:3])
+    ),
     ("MaskedHeadConfig", "activation"): st.sampled_from([c() for c in ActivationConfig.kinds.values() if not c.gated]),
     ("ProportionalScaling", "fraction"): st.floats(0.01, 1.0),
     ("T5PositionConfig", "num_buckets"): st.integers(1, 16).map(lambda n: 4 * n),

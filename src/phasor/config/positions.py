@@ -73,6 +73,11 @@ class PositionConfig(Choice, what="position scheme"):
         return None
 
     @property
+    def parts(self) -> tuple[PositionConfig, ...]:
+        """The schemes that act together: this one, or those that it combines."""
+        return (self,)
+
+    @property
     def extendable(self) -> bool:
         """Whether `with_extension` is defined."""
         return False

@@ -163,13 +163,13 @@ class Case:
     def position_args(self) -> tuple[Attention, Tensor, AttentionContext]:
         """What rotary positions are applied to queries and keys with."""
         attention, x = self.block.attention, self.hidden
-        assert isinstance(self.position, Rotary)
-        reason = self.position.why_not(self.seq, x)
+        rotary = next(part for part in self.position.modules() if isinstance(part, Rotary))
+        reason = rotary.why_not(self.seq, x)
         prepared = RopeArgs(x, x, x) if reason is None else Angles((x, x), (x, x), why_not=reason)
         projected = self.tensor(
             1, self.length, attention.num_kv_heads, attention.queries_per_kv + 2, attention.head_dim
         )
-        return attention, projected, AttentionContext(self.mask, self.position, prepared)
+        return attention, projected, AttentionContext(self.mask, rotary, prepared)
 
     @property
     def norm(self) -> nn.Module:

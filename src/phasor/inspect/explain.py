@@ -147,7 +147,7 @@ def scheme_report(
 ) -> SchemeReport:
     """The report of one position scheme and the layers that use it."""
     tokens = config.max_length if length is None else length
-    rotary = position if isinstance(position, RotaryConfig) else None
+    rotary = next((part for part in position.parts if isinstance(part, RotaryConfig)), None)
     return SchemeReport(
         kind=position.kind,
         line=summary(type(position)),

@@ -63,7 +63,7 @@ OPERATIONS = (
         "rotation",
         APPLY_POSITIONS,
         lambda case: case.position_args,
-        lambda case: "queries" in case.layer.position.acts_on,
+        lambda case: "keys" in case.layer.position.acts_on,
     ),
     Operation("attention", ATTENTION, lambda case: case.attention_args, lambda case: not case.sparse),
     Operation(

@@ -1,8 +1,8 @@
 """What position schemes give each position, and what can be measured about it: similarity, nearest pair, rotation.
 
 The code of a position is what a scheme adds to the input; for rotary schemes the query that is (1, 0) in every pair,
-rotated; for schemes on the scores the bias of every head, where a row stands for a distance. All of it is the output of
-the modules that a model is made of, in float64.
+rotated; for schemes on queries alone a query of ones; for schemes on the scores the bias of every head, where a row
+stands for a distance. All of it is the output of the modules that a model is made of, in float64.
 """
 
 from __future__ import annotations
@@ -63,13 +63,17 @@ class EncodingScheme:
             return finite((module.on_key if key else module.on_query)(start, prepared)[0, :, 0])
         if isinstance(module, Sinusoidal):
             return module.table(positions, torch.float64)
+        if "queries" in module.config.acts_on:
+            ones = torch.ones(1, len(positions), 1, self.dim, dtype=torch.float64)
+            return finite(module.on_query(ones, module.prepare(SequenceInfo(positions, length), ones))[0, :, 0])
         nothing = torch.zeros(1, len(positions), self.dim, dtype=torch.float64)
         return finite(module.on_input(nothing, SequenceInfo(positions, length))[0])
 
     @torch.no_grad()
     def bias(self, queries: Tensor, keys: Tensor) -> Tensor:
         """What the scheme adds to the scores between positions, `[heads, queries, keys]`."""
-        prepared = self.module.prepare(SequenceInfo(queries, len(queries)), torch.zeros(1, dtype=torch.float64))
+        like = torch.zeros(1, len(queries), 1, dtype=torch.float64)
+        prepared = self.module.prepare(SequenceInfo(queries, len(queries)), like)
         add = self.module.on_scores(prepared)
         assert add is not None
         return finite(add(queries[None], keys[None])[0].double())

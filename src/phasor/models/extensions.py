@@ -7,7 +7,15 @@ from typing import Any
 
 from phasor.config import Extension, ModelConfig, PositionConfig
 from phasor.config.schema import check_integer, coerce, names, quote, unknown
-from phasor.nn.positions import LearnedConfig, LongRoPE, NoPositionConfig, NTKScaling, RotaryConfig, YaRN
+from phasor.nn.positions import (
+    CombinedConfig,
+    LearnedConfig,
+    LongRoPE,
+    NoPositionConfig,
+    NTKScaling,
+    RotaryConfig,
+    YaRN,
+)
 from phasor.nn.positions.rotary.scaling import RotaryScaling, ntk_base
 
 DROP, NONE = "drop", "none"
@@ -106,15 +114,24 @@ def check_extendable(config: ModelConfig) -> None:
 
 
 def drop_positions(config: ModelConfig) -> ModelConfig:
-    """The same model without positions in the layers that rotate them."""
+    """The same model without rotations in the layers that have them.
 
-    def rotates(position: PositionConfig | None) -> bool:
-        return isinstance(position, RotaryConfig)
+    >>> from phasor.models.presets import preset
+    >>> drop_positions(preset("llama-2", position="combined")).position.kind
+    'alibi'
+    """
+
+    def drop_rotary(position: PositionConfig) -> PositionConfig:
+        rest = tuple(part for part in position.parts if not isinstance(part, RotaryConfig))
+        if len(rest) == len(position.parts):
+            return position
+        return CombinedConfig(schemes=rest) if len(rest) > 1 else rest[0] if rest else NoPositionConfig()
 
     layers = tuple(
-        layer.replace(position=NoPositionConfig()) if rotates(layer.position) else layer for layer in config.layers
+        layer if layer.position is None else layer.replace(position=drop_rotary(layer.position))
+        for layer in config.layers
     )
-    return config.replace(position=NoPositionConfig() if rotates(config.position) else config.position, layers=layers)
+    return config.replace(position=drop_rotary(config.position), layers=layers)
 
 
 def ntk_as_base(config: ModelConfig) -> ModelConfig:

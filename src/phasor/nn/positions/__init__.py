@@ -16,7 +16,9 @@ from phasor.config.positions import Extension, PositionConfig
 if TYPE_CHECKING:
     from phasor.nn.positions.alibi.config import ALiBiConfig as ALiBiConfig
     from phasor.nn.positions.axial.config import AxialConfig as AxialConfig
+    from phasor.nn.positions.combined.config import CombinedConfig as CombinedConfig
     from phasor.nn.positions.counting.config import CountingConfig as CountingConfig
+    from phasor.nn.positions.fire.config import FIREConfig as FIREConfig
     from phasor.nn.positions.kerple.config import KERPLEConfig as KERPLEConfig
     from phasor.nn.positions.learned.config import LearnedConfig as LearnedConfig
     from phasor.nn.positions.mrope.config import MultiSectionConfig as MultiSectionConfig
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from phasor.nn.positions.sandwich.config import SandwichPositionConfig as SandwichPositionConfig
     from phasor.nn.positions.sinusoidal.config import SinusoidalConfig as SinusoidalConfig
     from phasor.nn.positions.t5.config import T5PositionConfig as T5PositionConfig
+    from phasor.nn.positions.temperature.config import TemperatureConfig as TemperatureConfig
     from phasor.nn.positions.xpos.config import XPosConfig as XPosConfig
 
 

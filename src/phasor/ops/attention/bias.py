@@ -37,9 +37,9 @@ class DistanceBias:
     powers: Tensor | None = None
 
     @property
-    def learned_curve(self) -> tuple[Tensor | None, ...]:
-        """What of a closed form may get a gradient."""
-        return self.slopes, self.rates, self.powers
+    def learned(self) -> tuple[Tensor | None, ...]:
+        """What may get a gradient."""
+        return self.slopes, self.rates, self.powers, self.table
 
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
         distance = queries[:, :, None] - keys[:, None, :]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from phasor.ops.attention.bias import Bias, DistanceBias
+from phasor.ops.attention.bias import Bias
 from phasor.ops.attention.mask import Mask
 from phasor.ops.dispatch import needs_grad
 
@@ -48,8 +48,8 @@ class ScoreMod:
 
     @property
     def learns_bias(self) -> bool:
-        """Whether the bias is by distance and gets a gradient."""
-        return isinstance(self.bias, DistanceBias) and needs_grad(self.bias.table, *self.bias.learned_curve)
+        """Whether the bias says what of it is learned, and that gets a gradient."""
+        return needs_grad(*getattr(self.bias, "learned", ()))
 
     def block_bias(self, queries: Tensor, keys: Tensor, mask: Mask) -> Tensor | None:
         """The bias between queries and keys given by index, `[B or 1, H, queries, keys]`."""

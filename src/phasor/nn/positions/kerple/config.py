@@ -19,7 +19,3 @@ class KERPLEConfig(PositionConfig, kind="kerple"):
 
     def weight_shapes(self, model: ModelConfig) -> tuple[tuple[int, ...], ...]:
         return ((model.num_heads,), (model.num_heads,))
-
-    @classmethod
-    def examples(cls) -> dict[str, PositionConfig]:
-        return {"kerple": cls(), "kerple-power": cls(form="power")}

@@ -1,0 +1,1 @@
+"""Several position schemes in one layer."""

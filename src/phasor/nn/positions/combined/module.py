@@ -1,0 +1,113 @@
+"""Several position schemes in one layer: each hook calls those of the parts, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self, cast
+
+from torch import Tensor, nn
+
+from phasor.config import ModelConfig
+from phasor.config.model import Side
+from phasor.nn.positions.base import Position, build_position
+from phasor.nn.positions.combined.config import CombinedConfig
+from phasor.nn.sequence import SequenceInfo
+from phasor.ops.attention import Bias
+
+Prepared = Sequence[Any]
+
+
+@dataclass(frozen=True)
+class SumOfBiases:
+    """Biases of several schemes, added."""
+
+    biases: tuple[Bias, ...]
+
+    @property
+    def learned(self) -> tuple[Tensor | None, ...]:
+        """What may get a gradient."""
+        return tuple(x for bias in self.biases for x in getattr(bias, "learned", ()))
+
+    def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
+        first, *rest = (bias(queries, keys) for bias in self.biases)
+        for bias in rest:
+            first = first + bias
+        return first
+
+
+class Combined(Position, config=CombinedConfig):
+    """The parts in the order they are listed. A single bias among them takes the kernel that it takes alone.
+
+    >>> config = ModelConfig(vocab_size=9, dim=16, num_layers=1, num_heads=2, position="combined")
+    >>> [type(part).__name__ for part in Combined.build(config.position, config, "decoder").parts]
+    ['Rotary', 'ALiBi']
+    """
+
+    config: CombinedConfig
+
+    def __init__(self, config: CombinedConfig, parts: Sequence[Position]) -> None:
+        super().__init__()
+        self.config = config
+        self.schemes = nn.ModuleList(parts)
+
+    @classmethod
+    def build(cls, config: CombinedConfig, model: ModelConfig, side: Side) -> Self:
+        return cls(config, [build_position(scheme, model, side) for scheme in config.schemes])
+
+    @property
+    def parts(self) -> list[Position]:
+        """The modules of the schemes."""
+        return [cast(Position, scheme) for scheme in self.schemes]
+
+    @property
+    def rotating(self) -> int | None:
+        """Which part rotates keys; None where none does."""
+        found = [i for i, scheme in enumerate(self.config.schemes) if "keys" in scheme.acts_on]
+        return found[0] if found else None
+
+    def reset_parameters(self, config: ModelConfig) -> None:
+        for part in self.parts:
+            part.reset_parameters(config)
+
+    def prepare(self, seq: SequenceInfo, like: Tensor) -> Prepared:
+        return [part.prepare(seq, like) for part in self.parts]
+
+    def on_query(self, q: Tensor, prepared: Prepared) -> Tensor:
+        for part, own in zip(self.parts, prepared, strict=True):
+            q = part.on_query(q, own)
+        return q
+
+    def on_heads(self, q: Tensor, k: Tensor, v: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor, Tensor]:
+        for part, own in zip(self.parts, prepared, strict=True):
+            q, k, v = part.on_heads(q, k, v, own)
+        return q, k, v
+
+    def kernel_why_not(self, prepared: Prepared) -> str | None:
+        if self.rotating is None:
+            return super().kernel_why_not(prepared)
+        return self.parts[self.rotating].kernel_why_not(prepared[self.rotating])
+
+    def on_projection(self, projected: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor, Tensor]:
+        """The part with the kernel first: what the others do to queries is a factor, which commutes with rotation."""
+        if self.rotating is None:
+            return super().on_projection(projected, prepared)
+        q, k, v = self.parts[self.rotating].on_projection(projected, prepared[self.rotating])
+        for index, (part, own) in enumerate(zip(self.parts, prepared, strict=True)):
+            if index != self.rotating:
+                q, k, v = part.on_heads(q, k, v, own)
+        return q, k, v
+
+    def decays_in(self, window: int, like: Tensor) -> bool:
+        return any(part.decays_in(window, like) for part in self.parts)
+
+    def decay(self, since: Tensor, like: Tensor) -> Tensor:
+        assert self.rotating is not None
+        return self.parts[self.rotating].decay(since, like)
+
+    def on_scores(self, prepared: Prepared) -> Bias | None:
+        pairs = zip(self.parts, prepared, strict=True)
+        biases = tuple(bias for part, own in pairs if (bias := part.on_scores(own)) is not None)
+        if len(biases) > 1:
+            return SumOfBiases(biases)
+        return biases[0] if biases else None

@@ -1,0 +1,1 @@
+"""FIRE: a small network of the relative distance on the scores."""

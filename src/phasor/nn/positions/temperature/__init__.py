@@ -1,0 +1,1 @@
+"""Attention temperature by length: queries are scaled by their position."""
