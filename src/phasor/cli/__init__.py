@@ -30,6 +30,7 @@ VERBS = {
     "extend": "write a model that reads further than it was trained",
     "recipes": "list the recipes in the package, or print one",
     "evaluate": "evaluate a trained model",
+    "compare": "compare position schemes beyond the length they are trained at",
     "translate": "translate texts with a trained model",
     "plan": "plan training on many devices: mesh, memory, exchange, step time",
     "lab": "open a local page on which positions become visible",

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from phasor.evaluation.protocols import PROTOCOLS
 from phasor.evaluation.report import Curve, Page, draw_curves, to_png, to_svg
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 Result = dict[str, Any]
+LOSS = "loss (nats per token)"
 
 
 def length_name(length: int) -> str:
@@ -121,9 +125,12 @@ def describe_protocol(result: Result) -> str:
     )
 
 
-def charts(result: Result) -> dict[str, tuple[bytes, str]]:
-    """The charts by name, each as PNG and as SVG: loss by length, loss by position."""
-    trained = (result["trained_length"], f"trained at {length_name(result['trained_length'])}")
+def trained_mark(result: Result) -> tuple[int, str]:
+    return result["trained_length"], f"trained at {length_name(result['trained_length'])}"
+
+
+def draw_losses(result: Result) -> Figure:
+    """The chart of loss by length, with the models in `names`."""
     curves = []
     for name in result["names"]:
         rows = [row for row in result["rows"] if row["extension"] == name and row["loss"]["estimate"] is not None]
@@ -135,11 +142,16 @@ def charts(result: Result) -> dict[str, tuple[bytes, str]]:
             Curve(name, lengths, losses, low if bounded else None, high if bounded else None, baseline=is_baseline)
         )
     ticks = [(length, length_name(length)) for length in result["lengths"]]
-    y_label = "loss (nats per token)"
-    by_length = draw_curves(
-        curves, x_label="length (tokens)", x_ticks=ticks, log_x=True, vertical=trained, y_label=y_label,
+    return draw_curves(
+        curves, x_label="length (tokens)", x_ticks=ticks, log_x=True, vertical=trained_mark(result), y_label=LOSS,
         title=f"Loss by length, protocol {result['protocol']}, intervals of 95 %",
     )  # fmt: skip
+
+
+def charts(result: Result) -> dict[str, tuple[bytes, str]]:
+    """The charts by name, each as PNG and as SVG: loss by length, loss by position."""
+    trained = trained_mark(result)
+    by_length = draw_losses(result)
     positions = result["positions"]
     middles = [(a + b) / 2 for a, b in pairwise(positions["edges"])]
     lines = [
@@ -147,7 +159,7 @@ def charts(result: Result) -> dict[str, tuple[bytes, str]]:
         for name, loss in positions["loss"].items()
     ]
     by_position = draw_curves(
-        lines, x_label="position in the context", marker="", vertical=trained, y_label=y_label,
+        lines, x_label="position in the context", marker="", vertical=trained, y_label=LOSS,
         title=f"Loss by position at {length_name(positions['length'])}",
     )  # fmt: skip
     figures = {"loss-by-length": by_length, "loss-by-position": by_position}

@@ -1,0 +1,158 @@
+"""`phasor compare`: the same decoder with each position scheme, measured beyond the length it was trained at."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+from typing import Any
+
+from phasor.cli.output import Bar, new_table, print_json, show, show_text
+
+OPTIONAL = argparse.SUPPRESS
+OPTIONS = (
+    "schemes",
+    "data",
+    "valid",
+    "task",
+    "length",
+    "seeds",
+    "steps",
+    "protocol",
+    "tokenizer",
+    "join",
+    "rows",
+    "size",
+)
+EPILOG = """
+The same command goes on with a comparison that was stopped; more schemes or seeds are added to it. Exit codes are those
+of phasor train.
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Train the same small decoder with each position scheme, on the same data in the same order, and measure it "
+        "beyond the length it was trained at: the loss of texts to 16 times the length, or exact answers to problems "
+        "of a task to 4 times their size."
+    )
+    parser.epilog = EPILOG
+    parser.add_argument("--out", required=True, metavar="FOLDER", help="the folder for the runs and the report")
+    parser.add_argument(
+        "--schemes",
+        metavar="NAME,...",
+        default=OPTIONAL,
+        help="position schemes (phasor kinds positions), or all; NAME:coupled couples positions on a task "
+        "(none,sinusoidal,t5,alibi,rotary)",
+    )
+    parser.add_argument(
+        "--task", metavar="NAME", default=OPTIONAL, help="copy, reverse, addition, sort, parity or recall, not texts"
+    )
+    parser.add_argument(
+        "--data", metavar="FILE", default=OPTIONAL, help="texts to train on (the sources of Python's standard library)"
+    )
+    parser.add_argument("--valid", metavar="FILE", default=OPTIONAL, help="texts to measure on; held out if left out")
+    parser.add_argument(
+        "--length", metavar="N", default=OPTIONAL, help="tokens of a text, or items of a problem, that are trained on"
+    )
+    parser.add_argument("--seeds", type=int, metavar="N", default=OPTIONAL, help="how often each is trained (1)")
+    parser.add_argument("--steps", type=int, metavar="N", default=OPTIONAL, help="optimizer steps of each run")
+    parser.add_argument(
+        "--size", metavar="small|large", default=OPTIONAL, help="of the model and its training (large on a GPU)"
+    )
+    parser.add_argument(
+        "--protocol",
+        metavar="NAME",
+        default=OPTIONAL,
+        help="which tokens count: last (the default), sliding, truncated",
+    )
+    parser.add_argument("--rows", type=int, metavar="N", default=OPTIONAL, help="rows or problems that are measured")
+    parser.add_argument("--join", action="store_true", default=OPTIONAL, help="measure all documents end to end as one")
+    parser.add_argument(
+        "--tokenizer",
+        metavar="NAME",
+        default=OPTIONAL,
+        help="bpe, unigram, bytes or a folder (texts: bpe, tasks: bytes)",
+    )
+    parser.add_argument(
+        "--reproduce", metavar="NAME", help="set a published result beside ours: yarn, alibi, nope or streaming"
+    )
+    parser.add_argument("--device", default="auto", help="cpu, cuda, ...; auto is a GPU where there is one")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(given: argparse.Namespace) -> int:
+    from phasor.cli.progress import progress_display
+    from phasor.evaluation.compare import compare, reproduce
+    from phasor.evaluation.compare.comparison import StoppedError
+
+    chosen: dict[str, Any] = {name: getattr(given, name) for name in OPTIONS if hasattr(given, name)}
+    chosen |= {"device": given.device, "command": shlex.join(["phasor", *given.typed]), "evaluating": Bar}
+    progress = progress_display()
+    try:
+        if given.reproduce is None:
+            result = compare(given.out, progress=progress, **chosen)
+        else:
+            result = reproduce(given.reproduce, given.out, progress=progress, **chosen)
+    except StoppedError as stopped:
+        print(stopped)
+        return stopped.exit_code
+    finally:
+        progress.close()
+    if given.json:
+        print_json(result)
+    else:
+        print_result(result, Path(given.out))
+    return 0
+
+
+def print_result(result: dict[str, Any], out: Path) -> None:
+    """Print tables, orders and claims, and where the report is."""
+    from phasor.evaluation.compare.report import describe_orders
+
+    if "tasks" in result:
+        for task in result["tasks"].values():
+            print_task(task)
+    elif "task" in result:
+        print_task(result)
+    else:
+        print_losses(result)
+    if "claims" in result:
+        theirs, ours = result["published"], result["ours"]
+        if theirs["table"]:
+            print_table(f"published: {theirs['source']}", ["published", *theirs["columns"]], theirs["table"])
+        print_table(f"ours, {ours['what']}", ["ours", *ours["columns"]], ours["table"])
+        show_text(f"claimed by {theirs['source']}", [claim["statement"] for claim in result["claims"]])
+    show_text("how", [describe_orders(result), *result.get("notes", [])])
+    print(f"\nreport   {out / 'compare.html'}")
+
+
+def print_losses(result: dict[str, Any]) -> None:
+    from phasor.evaluation.compare.report import loss_rows
+    from phasor.evaluation.lengths_report import describe_factor, describe_protocol, length_name, order_lines
+
+    heads = ["model", *map(length_name, result["lengths"])]
+    print_table("loss, nats per token", heads, loss_rows(result))
+    if result["seeds"] > 1:
+        print_table("lowest and highest mean of a seed", heads, loss_rows(result, "seeds"))
+    show_text("orders, lowest loss first", order_lines(result))
+    if result["rotary_orders"]:
+        show_text("rotary with each extension", order_lines(result | {"orders": result["rotary_orders"]}))
+    show_text("measured", [describe_protocol(result), *describe_factor(result)])
+
+
+def print_task(result: dict[str, Any]) -> None:
+    from phasor.evaluation.compare.report import exact_rows
+    from phasor.evaluation.lengths_report import order_lines
+
+    heads = ["scheme", *(f"{size} {result['item']}s" for size in result["lengths"])]
+    title = f"{result['task']}, exact answers, trained to {result['trained_size']} {result['item']}s"
+    print_table(title, heads, exact_rows(result))
+    show_text("orders, fewest wrong answers first", order_lines(result))
+
+
+def print_table(title: str, heads: list[str], rows: list[list[str]]) -> None:
+    table = new_table(title, heads)
+    for row in rows:
+        table.add_row(*row)
+    show(table)

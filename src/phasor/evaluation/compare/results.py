@@ -1,0 +1,219 @@
+"""What came of a comparison, over schemes and seeds: means, their spread, and the orders that are shown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phasor.data.tasks import TASKS
+from phasor.evaluation.compare.schemes import ROTARY, ComparedScheme
+from phasor.evaluation.compare.settings import CompareSettings
+from phasor.evaluation.intervals import binomial_interval, paired_interval
+from phasor.evaluation.lengths import finite
+from phasor.evaluation.variants import NONE, WINDOW, variant_names
+
+Parts = Mapping[tuple[str, int], Mapping[str, Any]]  # what was measured, by scheme and seed
+Values = dict[tuple[str, int], NDArray[np.float64]]  # `[seeds, units]`, by label and length
+
+
+def order_pairs(
+    values: Values, names: Iterable[str], length: int, weights: Sequence[float] | None
+) -> list[dict[str, Any]]:
+    """Every two names at a length, lowest mean first; an order is shown where every seed shows it by itself.
+
+    A seed shows an order where the interval of its paired difference, over the same units, excludes 0.
+
+    >>> values = {("a", 8): np.array([[1.0, 2.0], [1.0, 2.1]]), ("b", 8): np.array([[2.0, 3.0], [0.0, 3.0]])}
+    >>> [(pair["first"], pair["shown"], pair["seeds_shown"]) for pair in order_pairs(values, ["a", "b"], 8, None)]
+    [('a', False, 1)]
+    """
+    means = {name: mean_of(values[name, length], weights) for name in names if (name, length) in values}
+    ordered = sorted(means, key=lambda name: (math.isnan(means[name]), means[name]))
+    pairs = []
+    for first, second in combinations(ordered, 2):
+        differences = values[first, length] - values[second, length]
+        seeds = [paired_interval(row.tolist(), weights) for row in differences]
+        shown = sum(seed.high < 0 for seed in seeds)
+        whole = paired_interval(differences.mean(0).tolist(), weights)
+        pairs.append(
+            {
+                "length": length,
+                "first": first,
+                "second": second,
+                "difference": whole.to_dict(),
+                "shown": shown == len(seeds),
+                "seeds_shown": shown,
+                "statement": f"{first} < {second}" + ("" if shown == len(seeds) else ": not shown"),
+            }
+        )
+    return pairs
+
+
+def mean_of(values: NDArray[np.float64], weights: Sequence[float] | None) -> float:
+    return float(np.average(values.mean(0), weights=weights))
+
+
+def combine_texts(settings: CompareSettings, parts: Parts) -> dict[str, Any]:
+    """The losses of all schemes as `evaluate_lengths` writes those of one model, with the spread over seeds.
+
+    Units (documents or rows) and their targets are the same for all schemes. Intervals are over units, of the mean over
+    seeds; `seeds` of a row are the means of each seed.
+    """
+    first = next(iter(parts.values()))
+    weights = first["unit_weights"]
+    values, factors, descriptions = gather_losses(settings, parts)
+    labels = list(descriptions)
+    plain = [scheme.name for scheme in settings.schemes]
+    baseline = f"{ROTARY} ({WINDOW})" if ROTARY in plain else f"{plain[0]} ({WINDOW})"
+    rows = []
+    for label in labels:
+        for length in settings.lengths:
+            each = values[label, length]
+            loss = paired_interval(each.mean(0).tolist(), weights)
+            against = (each - values[baseline, length]).mean(0).tolist()
+            since = (each - values[label, settings.lengths[0]]).mean(0).tolist()
+            rows.append(
+                {
+                    "extension": label,
+                    "length": length,
+                    "factor": factors[label, length],
+                    "loss": loss.to_dict(),
+                    "perplexity": finite(math.exp(min(loss.estimate, 700))),
+                    "difference": None if label == baseline else paired_interval(against, weights).to_dict(),
+                    "change": paired_interval(since, weights).to_dict(),
+                    "seeds": [finite(float(np.average(row, weights=weights))) for row in each],
+                    "losses": each.mean(0).tolist(),
+                }
+            )
+    own = {short_name(label): label for label in labels if label.partition(" (")[0] == ROTARY}
+    variants = {(short, length): values[label, length] for short, label in own.items() for length in settings.lengths}
+    copied = ("protocol", "lengths", "targets_per_row", "stride", "bos", "documents", "row_count", "targets")
+    return {
+        "model": f"{settings.sizes.model['num_layers']} layers of {settings.sizes.model['dim']} features",
+        "data": settings.data or "the sources of Python's standard library",
+        **{name: first[name] for name in copied},
+        "trained_length": settings.length,
+        "original_length": settings.length,
+        "factor": first["factor"],
+        "unit": first["unit"],
+        "units": first["units"],
+        "unit_weights": weights,
+        "baseline": baseline,
+        "schemes": plain,
+        "seeds": settings.seeds,
+        "names": descriptions,
+        "rows": rows,
+        "orders": [
+            pair for length in settings.lengths for pair in order_pairs(values, [*plain, baseline], length, weights)
+        ],
+        "rotary_orders": [pair for length in settings.lengths for pair in order_pairs(variants, own, length, weights)],
+        "positions": combine_positions(settings, parts),
+        "notes": list(dict.fromkeys([*first["notes"], *text_notes(settings)])),
+    }
+
+
+def short_name(label: str) -> str:
+    """What a model of the rotary scheme is called among its like.
+
+    >>> short_name("rotary (yarn)"), short_name("rotary")
+    ('yarn', 'none')
+    """
+    return label.partition(" (")[2].removesuffix(")") or NONE
+
+
+def gather_losses(
+    settings: CompareSettings, parts: Parts
+) -> tuple[Values, dict[tuple[str, int], float | None], dict[str, str]]:
+    """The losses by label and length, the factors of extensions, and what every label is."""
+    values: Values = {}
+    factors: dict[tuple[str, int], float | None] = {}
+    descriptions: dict[str, str] = {}
+    for scheme in settings.schemes:
+        each = [parts[scheme.name, seed] for seed in range(settings.seeds)]
+        for extension in each[0]["names"]:
+            label = scheme.label(extension)
+            descriptions[label] = describe_label(scheme, extension)
+            for length in settings.lengths:
+                found = [row_of(part, extension, length) for part in each]
+                values[label, length] = np.array([row["losses"] for row in found])
+                factors[label, length] = found[0]["factor"]
+    return values, factors, descriptions
+
+
+def row_of(part: Mapping[str, Any], extension: str, length: int) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = next(
+        row for row in part["rows"] if (row["extension"], row["length"]) == (extension, length)
+    )
+    return found
+
+
+def describe_label(scheme: ComparedScheme, extension: str) -> str:
+    from phasor.config import PositionConfig
+
+    what = (PositionConfig.kinds[scheme.kind].__doc__ or "").strip().partition("\n")[0].rstrip(".")
+    return what if scheme.label(extension) == scheme.name else f"{scheme.name}, {variant_names()[extension]}"
+
+
+def combine_positions(settings: CompareSettings, parts: Parts) -> dict[str, Any]:
+    """The loss by position at the largest length, the mean over seeds."""
+    first = next(iter(parts.values()))["positions"]
+    curves: dict[str, list[float | None]] = {}
+    for scheme in settings.schemes:
+        each = [parts[scheme.name, seed]["positions"]["loss"] for seed in range(settings.seeds)]
+        for extension in each[0]:
+            means = np.mean([[math.nan if y is None else y for y in one[extension]] for one in each], axis=0)
+            curves[scheme.label(extension)] = [finite(value) for value in means.tolist()]
+    return {"length": first["length"], "edges": first["edges"], "loss": curves}
+
+
+def text_notes(settings: CompareSettings) -> list[str]:
+    """What a reader must know of the schemes and seeds."""
+    said = []
+    if any(scheme.kind == "learned" for scheme in settings.schemes):
+        said.append(
+            f"the table of 'learned' has {settings.lengths[-1]:,} rows, of which training reached {settings.length:,}: "
+            "the others are as they were drawn"
+        )
+    if settings.seeds == 1:
+        said.append("one seed: orders hold for these trained models, and say nothing of others trained the same way")
+    return said
+
+
+def combine_tasks(settings: CompareSettings, parts: Parts) -> dict[str, Any]:
+    """The shares of exact answers, with binomial intervals over the problems of all seeds, and their spread."""
+    assert settings.task is not None
+    task = TASKS[settings.task]
+    names = [scheme.name for scheme in settings.schemes]
+    rows, wrong = [], {}
+    for name in names:
+        for size in settings.lengths:
+            exact = np.array([parts[name, seed]["exact"][str(size)] for seed in range(settings.seeds)])
+            wrong[name, size] = 1.0 - exact
+            rows.append(
+                {
+                    "scheme": name,
+                    "size": size,
+                    "exact": binomial_interval(int(exact.sum()), exact.size).to_dict(),
+                    "seeds": exact.mean(1).tolist(),
+                }
+            )
+    notes = text_notes(settings)[-1:] if settings.seeds == 1 else []
+    if task.chance:
+        notes.append(f"a guess is right in {100 * task.chance:.0f} % of the problems")
+    return {
+        "task": settings.task,
+        "item": task.item,
+        "trained_size": settings.length,
+        "lengths": list(settings.lengths),
+        "schemes": names,
+        "seeds": settings.seeds,
+        "problems": settings.rows,
+        "rows": rows,
+        "orders": [pair for size in settings.lengths for pair in order_pairs(wrong, names, size, None)],
+        "notes": notes,
+    }

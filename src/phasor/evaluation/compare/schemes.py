@@ -1,0 +1,119 @@
+"""The schemes of a comparison, by name: kinds of the registry, several in one layer, or with coupled positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from phasor.config import Extension, PositionConfig
+from phasor.config.schema import fields, has_no_default, unknown
+from phasor.data.tasks import TASKS
+from phasor.evaluation.variants import NONE, OWN, SINKS, WINDOW
+
+ALL, COUPLED = "all", "coupled"
+ROTARY = "rotary"
+
+
+@dataclass(frozen=True)
+class ComparedScheme:
+    """A scheme by the name that was typed. `coupled` gives tokens that belong together one position.
+
+    With a `method` of `extend_config`, and `fields` of its extension, it is the trained scheme after fine-tuning at the
+    largest length.
+    """
+
+    name: str
+    kind: str
+    coupled: bool = False
+    method: str | None = None
+    fields: tuple[tuple[str, Any], ...] = ()
+
+    def position(self, largest: int) -> dict[str, Any]:
+        """The position of a model; a table has a row for every position that is tested.
+
+        >>> ComparedScheme("learned", "learned").position(1024), ComparedScheme("alibi", "alibi").position(1024)
+        ({'kind': 'learned', 'max_length': 1024}, {'kind': 'alibi'})
+        """
+        if self.kind == "learned":
+            return {"kind": self.kind, "max_length": largest}
+        return {"kind": self.kind}
+
+    def extensions(self) -> list[str]:
+        """The models to measure beside a window, by the names of `evaluate_lengths`.
+
+        >>> ComparedScheme("rotary", "rotary").extensions()[:3], ComparedScheme("t5", "t5").extensions()
+        (['none', 'linear', 'ntk'], ['own'])
+        """
+        if self.kind != ROTARY or self.method is not None:
+            return [OWN]
+        return [NONE, *(kind for kind, cls in Extension.kinds.items() if applies(cls)), SINKS]
+
+    def label(self, extension: str) -> str:
+        """What a model of this scheme is called in reports.
+
+        >>> ComparedScheme("rotary", "rotary").label("yarn"), ComparedScheme("rotary", "rotary").label("none")
+        ('rotary (yarn)', 'rotary')
+        """
+        return self.name if extension in (OWN, NONE) else f"{self.name} ({extension})"
+
+
+def applies(extension: type[Extension]) -> bool:
+    """Whether an extension follows from the two lengths alone."""
+    given = ("factor", "original_length", "short_factor", "long_factor")
+    return all(field.name in given for field in fields(extension) if has_no_default(field))
+
+
+def comparable_kinds() -> list[str]:
+    """The kinds of positions that rows of text can have."""
+    return [kind for kind, cls in PositionConfig.kinds.items() if why_not(cls) is None]
+
+
+def why_not(cls: type[PositionConfig]) -> str | None:
+    """Why a kind of positions cannot be compared, in words; None where it can be."""
+    missing = [field.name for field in fields(cls) if has_no_default(field)]
+    if missing:
+        return f"it needs the field {missing[0]!r}"
+    return None if cls().axes == 1 else f"its tokens have {cls().axes} positions each, and those of a text have one"
+
+
+def parse_schemes(given: str | Sequence[str], task: str | None) -> tuple[ComparedScheme, ...]:
+    """Schemes by their names, each once; `all` is every kind there is, and `NAME:coupled` has coupled positions.
+
+    >>> [scheme.name for scheme in parse_schemes("alibi, rotary,alibi", None)]
+    ['alibi', 'rotary']
+    """
+    listed = given.split(",") if isinstance(given, str) else list(given)
+    typed = [name.strip() for name in listed]
+    typed = [kind for name in typed for kind in (comparable_kinds() if name == ALL else [name])]
+    return tuple(parse_scheme(name, task) for name in dict.fromkeys(typed))
+
+
+def parse_scheme(name: str, task: str | None) -> ComparedScheme:
+    kind, mark, option = name.partition(":")
+    if kind not in PositionConfig.kinds:
+        raise unknown("scheme", kind, [*PositionConfig.kinds, ALL])
+    cls = PositionConfig.kinds[kind]
+    reason = why_not(cls)
+    if reason is not None:
+        raise ValueError(f"the scheme {kind!r} cannot be compared: {reason}")
+    if not mark:
+        return ComparedScheme(name, kind)
+    if option != COUPLED:
+        raise ValueError(f"a scheme is NAME or NAME:{COUPLED}, not {name!r}")
+    couplings = [known for known, each in TASKS.items() if each.couple is not None]
+    if task not in couplings:
+        what = "text" if task is None else f"the task {task!r}"
+        takes = ", ".join(couplings)
+        raise ValueError(f"the scheme {name!r} couples positions, which is for the tasks {takes}, not for {what}")
+    if not cls().acts_on:
+        raise ValueError(f"the scheme {name!r} has no positions that could be coupled")
+    return ComparedScheme(name, kind, coupled=True)
+
+
+def is_window(label: str) -> bool:
+    """
+    >>> is_window("rotary (window)"), is_window("rotary")
+    (True, False)
+    """
+    return label.endswith(f"({WINDOW})")

@@ -1,0 +1,255 @@
+"""Comparisons of schemes: tasks against their definitions, runs against single evaluations, resuming, claims."""
+
+import json
+import random
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from commands import CommandRunner
+from tokenizers import Tokenizer, models
+
+import phasor
+from phasor.data.tasks import TASKS, TaskProblems, spell
+from phasor.data.tokenizers import SpecialIds, byte_tokenizer
+from phasor.evaluation import evaluate_lengths
+from phasor.evaluation.compare import compare, problems, reproduce, settings, texts
+from phasor.evaluation.compare.published import PUBLISHED
+from phasor.evaluation.compare.reproduce import check_claims
+from phasor.evaluation.compare.results import order_pairs
+from phasor.evaluation.compare.schemes import ComparedScheme, comparable_kinds
+from phasor.evaluation.compare.settings import SIZES, check_compare_settings
+from phasor.evaluation.intervals import paired_interval
+from phasor.training import TrainingProgress
+
+TINY = replace(
+    SIZES["small"],
+    model={"dim": 16, "hidden_dim": 16, "num_layers": 1, "num_heads": 2},
+    task_model={"dim": 16, "hidden_dim": 16, "num_layers": 1, "num_heads": 2},
+    batch_tokens=64,
+    task_rows=16,
+    task_lr=0.03,
+)
+OPTIONS = {"length": 8, "steps": 2, "rows": 12, "tokenizer": "bytes", "device": "cpu"}
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    monkeypatch.setitem(settings.SIZES, "small", TINY)
+
+
+@pytest.fixture
+def run_phasor(capsys: pytest.CaptureFixture[str]) -> CommandRunner:
+    return CommandRunner(capsys)
+
+
+def write_texts(file, count=60):
+    draw = random.Random(0)
+    words = "the cat sat on a mat and saw one dog run by his old red house in rain".split()  # noqa: SIM905
+    lines = (json.dumps({"text": " ".join(draw.choices(words, k=60))}) for _ in range(count))
+    file.write_text("\n".join(lines))
+    return str(file)
+
+
+class Silent(TrainingProgress):
+    def on_message(self, message):
+        pass
+
+
+def solve(name, prompt):
+    """The answer to a prompt, from the definition of the task."""
+    if name == "addition":
+        first, second = prompt.removesuffix("=").split("+")
+        return f"{int(first) + int(second):0{len(first) + 1}}"[::-1]
+    if name == "recall":
+        return dict(re.findall(r"\.([A-Z])(\d)", prompt))[prompt[-1]]
+    items = prompt.removesuffix("=")
+    return {
+        "copy": items,
+        "reverse": "".join(reversed(items)),
+        "sort": "".join(sorted(items)),
+        "parity": str(sum(map(int, filter(str.isdecimal, items))) % 2),
+    }[name]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_problems_have_their_right_answers_and_one_shape_per_size(name):
+    draw = random.Random(0)
+    for size in range(TASKS[name].shortest, 9):
+        made = [TASKS[name].make(draw, size) for _ in range(20)]
+        assert all(problem.answer == solve(name, problem.prompt) for problem in made)
+        assert len({(len(problem.prompt), len(problem.answer)) for problem in made}) == 1
+        assert set("".join(p.prompt + p.answer for p in made)) <= set(TASKS[name].alphabet)
+
+
+def test_coupled_positions_join_what_belongs_together():
+    tokenizer = byte_tokenizer()
+    for name, task in TASKS.items():
+        if task.couple is None:
+            continue
+        source = TaskProblems(name, tokenizer, SpecialIds(), seed=0, coupled_to=14)
+        batch = source.test_batch(3, 5)
+        positions = batch.positions[0].tolist()
+        read = ["bos", *source.task.make(random.Random(f"{name} 0 test 3"), 3).prompt]
+        answer = positions[len(read) :]
+        if name == "addition":  # digits of one place, the last place first; then the carry
+            assert positions[1:4] == positions[5:8] == answer[:3][::-1]
+            assert answer[3] not in positions[1:4]
+        else:
+            assert positions[1:4] == (answer if name == "copy" else answer[::-1])
+        trained = torch.cat([source.train_batch(step, 64, 3).positions.flatten() for step in range(4)])
+        assert set(trained.tolist()) == set(range(14))  # every position that is tested is trained
+
+
+def test_orders_are_those_that_every_seed_shows():
+    draw = np.random.default_rng(0)
+    values = {("a", 8): draw.normal(0, 1, (3, 40)), ("c", 8): draw.normal(0.3, 1, (3, 40))}
+    values["b", 8] = values["a", 8] + 0.2 + 0.01 * draw.normal(0, 1, (3, 40))
+    for pair in order_pairs(values, ["a", "b", "c"], 8, None):
+        rows = values[pair["first"], 8] - values[pair["second"], 8]
+        shown = [paired_interval(row.tolist()).high < 0 for row in rows]
+        assert pair["seeds_shown"] == sum(shown)
+        assert pair["shown"] == all(shown)
+    assert any(pair["shown"] for pair in order_pairs(values, ["a", "b"], 8, None))
+
+
+def test_a_comparison_on_texts_is_resumed_and_refused_when_its_data_change(tmp_path, monkeypatch, run_phasor):
+    data = write_texts(tmp_path / "texts.jsonl")
+    out = tmp_path / "out"
+    options = {**OPTIONS, "data": data, "progress": Silent()}
+    result = compare(out, schemes=["rotary"], **options)
+    assert (out / "compare.png").read_bytes()[:4] == b"\x89PNG"
+    assert [row["length"] for row in result["rows"]][:5] == [8, 16, 32, 64, 128]
+    assert {"rotary", "rotary (yarn)", "rotary (window)", "rotary (sinks)"} <= set(result["names"])
+    single = evaluate_lengths(
+        out / "runs" / "rotary-0", lengths=[8, 16, 32, 64, 128], extensions=["yarn"], limit=12, device="cpu"
+    )
+    for row in single["rows"]:
+        label = f"rotary ({row['extension']})"
+        ours = next(r for r in result["rows"] if (r["extension"], r["length"]) == (label, row["length"]))
+        np.testing.assert_allclose(ours["losses"], row["losses"], rtol=1e-6)
+
+    # More schemes are added, and nothing is trained twice.
+    trained = []
+
+    def train_once(recipe, *rest):
+        trained.append((recipe.model["position"]["kind"], recipe.train.seed))
+        return before(recipe, *rest)
+
+    before = texts.train_recipe
+    monkeypatch.setattr("phasor.evaluation.compare.comparison.train_recipe", train_once)
+    printed = run_phasor("compare", "--out", str(out), "--schemes", "learned,rotary", "--data", data, *arguments())
+    assert "rotary (yarn)" in printed
+    assert trained == [("learned", 0)]
+    html = (out / "compare.html").read_text()
+    assert f"phasor compare --out {out}" in html
+    assert torch.__version__ in html
+    assert not re.search(r"(src|href)=\"(?!#)", html)
+    report = json.loads((out / "lengths.json").read_text())
+    assert report["provenance"]["seeds"] == "0"
+
+    error = run_phasor.expect_error("compare", "--out", str(out), "--data", data, *arguments(steps=3))
+    assert "was begun with steps 2, and this is 3" in error.replace("--steps", "steps")
+    write_texts(tmp_path / "texts.jsonl", 61)
+    error = run_phasor.expect_error("compare", "--out", str(out), "--data", data, *arguments())
+    assert "the data of the comparison" in error
+    assert "have changed" in error
+
+
+def arguments(**changes):
+    """The options of the command line that are those of `OPTIONS`."""
+    return [text for name, value in (OPTIONS | changes).items() for text in (f"--{name}", str(value))]
+
+
+def test_all_schemes_are_trained_on_the_same_batches_in_the_same_order(tmp_path):
+    chosen = check_compare_settings(schemes="all", data="texts.jsonl", **OPTIONS)
+    assert {"none", "learned", "sinusoidal", "t5", "alibi", "rotary", "xpos"} <= set(comparable_kinds())
+    recipes = [texts.text_recipe(chosen, scheme, 1, tmp_path) for scheme in chosen.schemes]
+    alike = {recipe.replace(model={**recipe.model, "position": {"kind": "none"}}).to_json() for recipe in recipes}
+    assert len(alike) == 1
+    chosen = check_compare_settings(schemes="none,learned:coupled", task="copy", device="cpu", length=3)
+    batches = [problems.problems_of(chosen, scheme, 1).train_batch(5, 4, 3) for scheme in chosen.schemes]
+    assert torch.equal(batches[0].tokens, batches[1].tokens)
+    assert batches[0].positions is None
+    assert batches[1].positions is not None
+
+
+def test_exact_answers_are_counted_as_greedy_decoding_writes_them(tmp_path):
+    out = tmp_path / "out"
+    result = compare(
+        out, task="parity", schemes="alibi", length=2, steps=40, seeds=2, rows=30, device="cpu", progress=Silent()
+    )
+    model = phasor.load(out / "runs" / "alibi-0")
+    source = TaskProblems("parity", byte_tokenizer(), SpecialIds(), seed=0)
+    draw = random.Random("parity 0 test 2")
+    made = [source.task.make(draw, 2) for _ in range(30)]
+    right = 0
+    for problem in made:
+        tokens = torch.tensor([[1, *(source.ids[c] for c in problem.prompt)]])
+        with torch.no_grad():
+            first = model(tokens)[0, -1].argmax()
+            second = model(torch.cat([tokens, first.view(1, 1)], dim=1))[0, -1].argmax()
+        right += first.item() == source.ids[problem.answer] and second.item() == 2
+    row = next(row for row in result["rows"] if row["size"] == 2)
+    assert 0 < right <= 30
+    assert row["seeds"][0] == pytest.approx(right / 30)
+    assert row["exact"]["count"] == 60
+    assert row["exact"]["estimate"] == pytest.approx(sum(row["seeds"]) / 2)
+
+
+def test_mistakes_are_one_sentence(tmp_path, run_phasor):
+    digits = Tokenizer(models.WordLevel({"1": 0, "<unk>": 1}, unk_token="<unk>"))
+    with pytest.raises(ValueError, match="cannot spell the task 'parity': '0' is no token of its own"):
+        spell("parity", digits)
+    out = ["--out", str(tmp_path / "new")]
+    for given, said in (
+        (["--task", "sort", "--length", "1"], "--length 1 is below the shortest problem of the task 'sort'"),
+        (["--task", "sorting"], "unknown task"),
+        (["--schemes", "rotery"], "did you mean 'rotary'"),
+        (["--schemes", "axial"], "'axial' cannot be compared: its tokens have 2 positions each"),
+        (["--schemes", "learned:coupled"], "is for the tasks copy, reverse, addition, not for text"),
+        (["--schemes", "none:coupled", "--task", "copy"], "has no positions that could be coupled"),
+        (
+            ["--schemes", "xpos", "--length", "4k"],
+            "the scheme 'xpos' has 32,768 positions, and a length of 4,096 is measured to 65,536",
+        ),
+        (["--task", "copy", "--data", "x"], "--task copy makes its own problems"),
+        (["--reproduce", "yarm"], "did you mean 'yarn'"),
+        (["--reproduce", "alibi", "--schemes", "none"], "says what is compared: leave --schemes out"),
+        (["--size", "huge"], "unknown size"),
+    ):
+        assert said in run_phasor.expect_error("compare", "--steps", "1", *out, *given), given
+    assert not (tmp_path / "new").exists()
+
+
+def test_claims_are_derived_from_the_figures_and_checked():
+    yarn = PUBLISHED["yarn"]
+    claims = {tuple(claim) for claim in yarn.claims()}
+    assert ("by parts", "YaRN", 1) in claims
+    assert ("YaRN", "by parts", 16) in claims
+    assert ("PI", "NTK", 16) in claims  # 3.57 and 8.49
+    assert len(claims) == 24
+    pairs = [
+        {"first": "tuned yarn", "second": "tuned ntk", "times": 16, "shown": True},
+        {"first": "tuned ntk", "second": "tuned linear", "times": 16, "shown": True},
+        {"first": "tuned yarn", "second": "tuned linear", "times": 16, "shown": False},
+    ]
+    seen = {(c["better"], c["worse"], c["times"]): c["seen"] for c in check_claims(yarn, pairs)}
+    assert seen["YaRN", "NTK", 16] == "seen here"
+    assert seen["PI", "NTK", 16] == "the opposite was seen here"
+    assert seen["YaRN", "PI", 16] == "not shown here"
+    for published in PUBLISHED.values():
+        assert {name for claim in published.claims() for name in claim[:2]} <= set(published.labels)
+        assert all(isinstance(scheme, ComparedScheme) for scheme in published.schemes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["yarn", "streaming"])
+def test_published_results_are_set_beside_ours(tmp_path, name):
+    data = write_texts(tmp_path / "texts.jsonl")
+    result = reproduce(name, tmp_path / "out", data=data, progress=Silent(), **OPTIONS)
+    assert len(result["claims"]) == len(PUBLISHED[name].claims())
+    assert [row[0] for row in result["ours"]["table"]] == list(PUBLISHED[name].labels)
+    assert "Published: " in (tmp_path / "out" / "compare.html").read_text()
