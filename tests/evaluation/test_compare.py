@@ -84,23 +84,18 @@ def test_problems_have_their_right_answers_and_one_shape_per_size(name):
         assert set("".join(p.prompt + p.answer for p in made)) <= set(TASKS[name].alphabet)
 
 
-def test_coupled_positions_join_what_belongs_together():
-    tokenizer = byte_tokenizer()
-    for name, task in TASKS.items():
-        if task.couple is None:
-            continue
-        source = TaskProblems(name, tokenizer, SpecialIds(), seed=0, coupled_to=14)
-        batch = source.test_batch(3, 5)
-        positions = batch.positions[0].tolist()
-        read = ["bos", *source.task.make(random.Random(f"{name} 0 test 3"), 3).prompt]
-        answer = positions[len(read) :]
-        if name == "addition":  # digits of one place, the last place first; then the carry
-            assert positions[1:4] == positions[5:8] == answer[:3][::-1]
-            assert answer[3] not in positions[1:4]
-        else:
-            assert positions[1:4] == (answer if name == "copy" else answer[::-1])
-        trained = torch.cat([source.train_batch(step, 64, 3).positions.flatten() for step in range(4)])
-        assert set(trained.tolist()) == set(range(14))  # every position that is tested is trained
+def test_given_positions_reach_all_that_are_tested():
+    chosen = check_compare_settings(
+        schemes="learned:coupled,rotary:randomized", task="addition", length=3, device="cpu"
+    )
+    for scheme in chosen.schemes:
+        source = problems.problems_of(chosen, scheme, seed=0)
+        tested = source.test_batch(12, 50).positions
+        trained = torch.cat([source.train_batch(step, 64, 3).positions.flatten() for step in range(20)])
+        assert set(tested.flatten().tolist()) <= set(trained.tolist()) <= set(range(source.positions_to))
+    whole = problems.problems_of(chosen, chosen.schemes[0], seed=0).test_batch(3, 1).positions[0].tolist()
+    first, second, answer = whole[1:4], whole[5:8], whole[9:13]
+    assert first == second == answer[2::-1]  # digits of one place; the answer is written from its lowest one on
 
 
 def test_orders_are_those_that_every_seed_shows():
@@ -169,7 +164,7 @@ def test_all_schemes_are_trained_on_the_same_batches_in_the_same_order(tmp_path)
     recipes = [texts.text_recipe(chosen, scheme, 1, tmp_path) for scheme in chosen.schemes]
     alike = {recipe.replace(model={**recipe.model, "position": {"kind": "none"}}).to_json() for recipe in recipes}
     assert len(alike) == 1
-    chosen = check_compare_settings(schemes="none,learned:coupled", task="copy", device="cpu", length=3)
+    chosen = check_compare_settings(schemes="none,learned:coupled", task="addition", device="cpu", length=3)
     batches = [problems.problems_of(chosen, scheme, 1).train_batch(5, 4, 3) for scheme in chosen.schemes]
     assert torch.equal(batches[0].tokens, batches[1].tokens)
     assert batches[0].positions is None
@@ -209,8 +204,9 @@ def test_mistakes_are_one_sentence(tmp_path, run_phasor):
         (["--task", "sorting"], "unknown task"),
         (["--schemes", "rotery"], "did you mean 'rotary'"),
         (["--schemes", "axial"], "'axial' cannot be compared: its tokens have 2 positions each"),
-        (["--schemes", "learned:coupled"], "is for the tasks copy, reverse, addition, not for text"),
-        (["--schemes", "none:coupled", "--task", "copy"], "has no positions that could be coupled"),
+        (["--schemes", "learned:coupled"], "has coupled positions, which are for the task addition, not for text"),
+        (["--schemes", "none:coupled", "--task", "addition"], "has no positions that could be coupled"),
+        (["--schemes", "rotary:coupled", "--task", "copy"], "which are for the task addition, not for the task 'copy'"),
         (
             ["--schemes", "xpos", "--length", "4k"],
             "the scheme 'xpos' has 32,768 positions, and a length of 4,096 is measured to 65,536",

@@ -42,7 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--schemes",
         metavar="NAME,...",
         default=OPTIONAL,
-        help="position schemes (phasor kinds positions), or all; NAME:coupled couples positions on a task "
+        help="position schemes (phasor kinds positions), or all; on a task also NAME:randomized, NAME:coupled "
         "(none,sinusoidal,t5,alibi,rotary)",
     )
     parser.add_argument(

@@ -45,8 +45,8 @@ def compare(
 
     - `schemes`: names of position schemes, or "all". Rotary is measured with every extension too.
     - `data`, `valid`: texts as training reads them; without them, the sources of Python's standard library. Or
-      `task`: "copy", "reverse", "addition", "sort", "parity" or "recall". On a task, `NAME:coupled` is a scheme whose
-      positions are coupled.
+      `task`: "copy", "reverse", "addition", "sort", "parity" or "recall". On a task, `NAME:randomized` has
+      randomized positions, and `NAME:coupled` those of an addition coupled.
     - `length`: how many tokens of a text, or items of a problem, are trained on. Texts are measured to 16 times as
       many tokens, under a `protocol` of `evaluate_lengths`, and problems to 4 times as many items.
     - `seeds`: how often each is trained. `steps`, `size` ("small", "large"), `rows`, `tokenizer`, `join`, `device`.
@@ -85,7 +85,7 @@ def run_comparison(
         fingerprint = task_fingerprint(settings)
     folder.begin(settings, fingerprint)
     parts: dict[tuple[str, int], dict[str, Any]] = {}
-    diverged = []
+    diverged: list[tuple[str, int]] = []
     total = settings.seeds * len(settings.schemes)
     for seed in range(settings.seeds):
         for scheme in settings.schemes:

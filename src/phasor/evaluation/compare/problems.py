@@ -15,10 +15,10 @@ from phasor.config.generation import SpecialTokens
 from phasor.config.recipe import OptimizerConfig, Recipe, TrainConfig
 from phasor.config.schedules import CosineSchedule
 from phasor.data.batch import Batch
-from phasor.data.tasks import TaskProblems
+from phasor.data.tasks import COUPLED, TaskProblems
 from phasor.data.tokenizers import SpecialIds, byte_tokenizer, load_tokenizer
 from phasor.device import resolve_device
-from phasor.evaluation.compare.schemes import ComparedScheme
+from phasor.evaluation.compare.schemes import ComparedScheme, model_fields
 from phasor.evaluation.compare.settings import CompareSettings
 from phasor.files import remove_folder
 from phasor.generation.translation import Progress
@@ -31,17 +31,26 @@ from phasor.transformer import Transformer
 
 CHECKED_BATCHES = 4  # that tell whether problems are still made as they were
 BATCH_TOKENS = 16384
+COUPLED_MARGIN = 3  # positions of special tokens, of signs, and of the digit that a sum has more
 
 
 def problems_of(settings: CompareSettings, scheme: ComparedScheme | None, seed: int) -> TaskProblems:
-    """The problems of a task, with coupled positions where the scheme has them."""
+    """The problems of a task, with the positions of a scheme."""
     assert settings.task is not None
     if settings.tokenizer == "bytes":
         tokenizer, special = byte_tokenizer(), SpecialIds()
     else:
         tokenizer, special = load_tokenizer(settings.tokenizer)
-    coupled_to = settings.lengths[-1] + 2 if scheme is not None and scheme.coupled else None
-    return TaskProblems(settings.task, tokenizer, special, seed, coupled_to)
+    positions = None if scheme is None else scheme.positions
+    plain = TaskProblems(settings.task, tokenizer, special, seed)
+    to = count_positions(settings, positions, plain)
+    return TaskProblems(settings.task, tokenizer, special, seed, positions, None if positions is None else to)
+
+
+def count_positions(settings: CompareSettings, positions: str | None, problems: TaskProblems) -> int:
+    """How many positions the largest problems need: one per token, or of coupled ones one per digit of a sum."""
+    largest = settings.lengths[-1]
+    return largest + COUPLED_MARGIN if positions == COUPLED else problems.tokens_of(largest)
 
 
 def task_fingerprint(settings: CompareSettings) -> str:
@@ -59,13 +68,7 @@ def task_recipe(settings: CompareSettings, scheme: ComparedScheme, seed: int, la
     """The recipe of one run; `largest` is how many positions are tested."""
     sizes = settings.sizes
     return Recipe(
-        model={
-            "preset": "llama-2",
-            **sizes.task_model,
-            "max_length": largest,
-            "position": scheme.position(largest),
-            "embedding": {"tied": True},
-        },
+        model=model_fields(sizes.task_model, scheme, largest, largest),
         train=TrainConfig(steps=settings.steps, seed=seed, device=settings.device),
         optimizer=OptimizerConfig(lr=sizes.task_lr),
         schedule=CosineSchedule(warmup=max(1, settings.steps // 20)),
@@ -76,7 +79,7 @@ def check_task(settings: CompareSettings) -> None:
     """Refuse a scheme that the task's model cannot have, before anything is trained."""
     for scheme in settings.schemes:
         try:
-            model_config(task_recipe(settings, scheme, 0, settings.lengths[-1] + 2), vocab_size=1)
+            model_config(task_recipe(settings, scheme, 0, settings.lengths[-1]), vocab_size=1)
         except ValueError as error:
             raise ValueError(f"the scheme {scheme.name!r} cannot be compared: {error}") from None
 
@@ -86,7 +89,7 @@ def train_task(
 ) -> Transformer:
     """Train one model on problems up to the trained size, and save it in a folder."""
     problems = problems_of(settings, scheme, seed)
-    largest = settings.lengths[-1] + 2 if scheme.coupled else problems.tokens_of(settings.lengths[-1])
+    largest = count_positions(settings, scheme.positions, problems)
     recipe = task_recipe(settings, scheme, seed, largest)
     device = resolve_device(settings.device)
     with fork_generators(device):

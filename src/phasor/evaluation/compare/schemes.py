@@ -8,16 +8,16 @@ from typing import Any
 
 from phasor.config import Extension, PositionConfig
 from phasor.config.schema import fields, has_no_default, unknown
-from phasor.data.tasks import TASKS
-from phasor.evaluation.variants import NONE, OWN, SINKS, WINDOW
+from phasor.data.tasks import COUPLED, RANDOMIZED
+from phasor.evaluation.variants import NONE, OWN, SINKS
 
-ALL, COUPLED = "all", "coupled"
+ALL = "all"
 ROTARY = "rotary"
 
 
 @dataclass(frozen=True)
 class ComparedScheme:
-    """A scheme by the name that was typed. `coupled` gives tokens that belong together one position.
+    """A scheme by the name that was typed, with `positions` that a task gives: "coupled", "randomized" or counted.
 
     With a `method` of `extend_config`, and `fields` of its extension, it is the trained scheme after fine-tuning at the
     largest length.
@@ -25,7 +25,7 @@ class ComparedScheme:
 
     name: str
     kind: str
-    coupled: bool = False
+    positions: str | None = None
     method: str | None = None
     fields: tuple[tuple[str, Any], ...] = ()
 
@@ -58,6 +58,22 @@ class ComparedScheme:
         return self.name if extension in (OWN, NONE) else f"{self.name} ({extension})"
 
 
+def model_fields(sizes: dict[str, int], scheme: ComparedScheme, length: int, largest: int) -> dict[str, Any]:
+    """The model of a recipe: that of Llama 2, small, with another scheme; all else is the same.
+
+    Token embeddings begin with variance 1, as in the Transformer of 2017: sines that are added to smaller ones would
+    hide them.
+    """
+    return {
+        "preset": "llama-2",
+        **sizes,
+        "max_length": length,
+        "position": scheme.position(largest),
+        "embedding": {"tied": True, "scale": "sqrt"},
+        "init": "xavier",
+    }
+
+
 def applies(extension: type[Extension]) -> bool:
     """Whether an extension follows from the two lengths alone."""
     given = ("factor", "original_length", "short_factor", "long_factor")
@@ -78,7 +94,7 @@ def why_not(cls: type[PositionConfig]) -> str | None:
 
 
 def parse_schemes(given: str | Sequence[str], task: str | None) -> tuple[ComparedScheme, ...]:
-    """Schemes by their names, each once; `all` is every kind there is, and `NAME:coupled` has coupled positions.
+    """Schemes by their names, each once; `all` is every kind there is. On a task `NAME:coupled` has coupled positions.
 
     >>> [scheme.name for scheme in parse_schemes("alibi, rotary,alibi", None)]
     ['alibi', 'rotary']
@@ -99,21 +115,12 @@ def parse_scheme(name: str, task: str | None) -> ComparedScheme:
         raise ValueError(f"the scheme {kind!r} cannot be compared: {reason}")
     if not mark:
         return ComparedScheme(name, kind)
-    if option != COUPLED:
-        raise ValueError(f"a scheme is NAME or NAME:{COUPLED}, not {name!r}")
-    couplings = [known for known, each in TASKS.items() if each.couple is not None]
-    if task not in couplings:
+    if option not in (COUPLED, RANDOMIZED):
+        raise ValueError(f"a scheme is NAME, NAME:{COUPLED} or NAME:{RANDOMIZED}, not {name!r}")
+    if task is None or (option == COUPLED and task != "addition"):
+        takes = "the task addition" if option == COUPLED else "tasks"
         what = "text" if task is None else f"the task {task!r}"
-        takes = ", ".join(couplings)
-        raise ValueError(f"the scheme {name!r} couples positions, which is for the tasks {takes}, not for {what}")
+        raise ValueError(f"the scheme {name!r} has {option} positions, which are for {takes}, not for {what}")
     if not cls().acts_on:
-        raise ValueError(f"the scheme {name!r} has no positions that could be coupled")
-    return ComparedScheme(name, kind, coupled=True)
-
-
-def is_window(label: str) -> bool:
-    """
-    >>> is_window("rotary (window)"), is_window("rotary")
-    (True, False)
-    """
-    return label.endswith(f"({WINDOW})")
+        raise ValueError(f"the scheme {name!r} has no positions that could be {option}")
+    return ComparedScheme(name, kind, option)

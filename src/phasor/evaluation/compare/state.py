@@ -30,7 +30,7 @@ class ComparisonFolder:
     def begin(self, settings: CompareSettings, fingerprint: str) -> None:
         """Write down what is compared, or refuse to go on with anything else."""
         marker = self.path / MARKER
-        now = {"version": VERSION, "settings": settings.fixed_values(), "data": fingerprint}
+        now: dict[str, Any] = {"version": VERSION, "settings": settings.fixed_values(), "data": fingerprint}
         if not marker.exists():
             if self.path.is_dir() and any(entry.name not in (RUNS, "data") for entry in self.path.iterdir()):
                 raise ValueError(f"{self.path} exists and holds no comparison: name a new folder (--out)")

@@ -10,7 +10,7 @@ from phasor.checkpoints.runs import MODEL, is_run
 from phasor.config.recipe import DataConfig, OptimizerConfig, Recipe, SaveConfig, TrainConfig
 from phasor.config.schedules import ConstantSchedule, CosineSchedule
 from phasor.data.store import prepare
-from phasor.evaluation.compare.schemes import ComparedScheme
+from phasor.evaluation.compare.schemes import ComparedScheme, model_fields
 from phasor.evaluation.compare.settings import CompareSettings
 from phasor.evaluation.length_settings import STRIDE
 from phasor.evaluation.lengths import evaluate_lengths
@@ -24,24 +24,17 @@ from phasor.training.result import TrainingResult
 
 HELD_OUT = 0.1  # of the documents
 TUNED = 5  # fine-tuning has a fifth of the steps, at a fifth of the learning rate
-BUILT_IN = "python"  # the text without --data: the sources of Python's standard library
 
 
 def text_recipe(settings: CompareSettings, scheme: ComparedScheme, seed: int, out: Path) -> Recipe:
     """The recipe of one run: all but the positions is the same for every scheme, the order of the data too."""
     sizes = settings.sizes
     return Recipe(
-        model={
-            "preset": "llama-2",
-            **sizes.model,
-            "max_length": settings.length,
-            "position": scheme.position(settings.lengths[-1]),
-            "embedding": {"tied": True},
-        },
+        model=model_fields(sizes.model, scheme, settings.length, settings.lengths[-1]),
         data=DataConfig(
             train=settings.data,
             valid=settings.valid,
-            format=BUILT_IN if settings.data is None else "auto",
+            format="python" if settings.data is None else "auto",
             tokenizer=settings.tokenizer,
             vocab_size=sizes.vocab_size,
             sequence_length=settings.length,
