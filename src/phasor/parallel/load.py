@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
-from phasor.checkpoints.load import open_model, pause_gc
+from phasor.checkpoints.load import load, open_model, pause_gc
 from phasor.parallel.processes import AXES, JoinedProcesses
 from phasor.parallel.shards import Shards
 from phasor.transformer import Transformer
@@ -19,8 +19,11 @@ def load_shards(folder: str | Path, processes: JoinedProcesses, dtype: torch.dty
     """The model of a folder of any format, cut over the mesh of some processes, in evaluation mode.
 
     The first process compares the folder with its manifest. All of them have to run the model, and in the same order:
-    a block is gathered while it runs. What stands outside of blocks is gathered once and stays whole.
+    a block is gathered while it runs. What stands outside of blocks is gathered once and stays whole. Where all
+    processes replicate each other, each of them loads the whole model.
     """
+    if processes.mesh["shard"].size() == 1:
+        return load(folder, processes.device, dtype, verify=processes.is_first)
     with pause_gc(), open_model(folder, dtype, verify=processes.is_first) as opened:
         model = opened.model.to(opened.dtype)
         Shards(model, processes.mesh).shard().load(opened.weights())
@@ -43,4 +46,8 @@ def prepare_inference(model: Transformer) -> Transformer:
     """Have a model that is cut gather its weights where it encodes and decodes, as it does in a forward."""
     for method in ("encode", "decode"):
         register_fsdp_forward_method(model, method)
+    for module in model.modules():  # memory that is first gathered to in inference mode could not be used again
+        if isinstance(module, FSDPModule):
+            module.unshard()
+            module.reshard()
     return model.eval()

@@ -94,7 +94,12 @@ class Shards:
         """A weight, or something of its shape such as an average of it, put together; all processes have to ask."""
         weight = self.weights[name]
         joined = DTensor.from_local(
-            part, weight.device_mesh, weight.placements, run_check=False, shape=weight.shape, stride=weight.stride()
+            part.detach(),
+            weight.device_mesh,
+            weight.placements,
+            run_check=False,
+            shape=weight.shape,
+            stride=weight.stride(),
         ).full_tensor()
         cut = self.slices.cuts.get(name)
         if cut is None:
