@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
 
 from phasor.checkpoints.load import load, open_model, pause_gc
 from phasor.parallel.processes import AXES, JoinedProcesses
@@ -46,8 +48,10 @@ def prepare_inference(model: Transformer) -> Transformer:
     """Have a model that is cut gather its weights where it encodes and decodes, as it does in a forward."""
     for method in ("encode", "decode"):
         register_fsdp_forward_method(model, method)
-    for module in model.modules():  # memory that is first gathered to in inference mode could not be used again
-        if isinstance(module, FSDPModule):
-            module.unshard()
-            module.reshard()
+    table = cast(DTensor, model.tokens.weight)
+    if table.to_local().shape == table.shape:  # memory that FSDP first copies it to in inference mode is not used again
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.unshard()
+                module.reshard()
     return model.eval()
