@@ -31,7 +31,7 @@ from phasor.generation.runners.cuda_graph import StepBuffers
 from phasor.kv_cache.static import StaticKVCache
 from phasor.ops import dispatch
 from phasor.ops.decode import NormArgs, RotaryArgs, Tiles, decode_attention, gemv, lm_head_argmax
-from phasor.ops.int8 import Matrix, dequantize, quantize_int8
+from phasor.ops.quantized import Matrix, dequantize, quantize_int8
 
 SHAPE: dict[str, Any] = FULL.model
 PROMPT, NEW = 512, 256

@@ -204,6 +204,8 @@ def test_generate_with_weights_in_int8(folders: dict[str, str], run_phasor: Comm
     expected = phasor.generate(phasor.quantize(speaker()), IDS, max_new_tokens=6)
     arguments = ["generate", folders["ids"], "--prompt", AS_TEXT, "--max-new-tokens", "6", "--weights"]
     assert [int(i) for i in run_phasor(*arguments, "int8").split()] == expected
+    expected = phasor.generate(phasor.quantize(speaker(), bits=4), IDS, max_new_tokens=6)
+    assert [int(i) for i in run_phasor(*arguments, "int4").split()] == expected
     assert "int8" in run_phasor.expect_error(*arguments, "int5")
     assert "cannot be used" in run_phasor.expect_error(*arguments, "int8", "--device", "nowhere")
 

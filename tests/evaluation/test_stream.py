@@ -135,7 +135,7 @@ def test_a_model_is_left_as_it_was(tmp_path):
     evaluate_stream(model, path, window=8)
     assert model.training
     assert [name for name, weight in model.named_parameters() if not weight.requires_grad] == ["tokens.weight"]
-    refused("a model of int8 weights keeps its positions and windows", quantize(model), path, window=8)
+    refused("a model of quantized weights keeps its positions and windows", quantize(model), path, window=8)
 
 
 def test_a_window_longer_than_the_file_takes_no_more_memory_than_the_file(tmp_path):

@@ -12,11 +12,12 @@ from phasor.checkpoints.compare import Comparison, compare
 from phasor.checkpoints.folder import replacing_folder
 from phasor.checkpoints.hub import resolve_folder
 from phasor.checkpoints.load import is_hf, load
-from phasor.checkpoints.save import FORMATS
+from phasor.checkpoints.save import FORMATS, check_quantization
 from phasor.checkpoints.tensors import Progress
 from phasor.config import Extension, PositionConfig
 from phasor.config.schema import quote, unknown
 from phasor.config.text_files import path_of
+from phasor.quantization import quantize
 
 
 def convert(
@@ -30,6 +31,7 @@ def convert(
     check: bool | int = False,
     part: str | None = None,
     strict: bool = False,
+    bits: int | None = None,
     progress: Callable[[str], Progress] | None = None,
 ) -> Comparison | None:
     """Write a model folder in another format: a Hugging Face one as phasor's, phasor's as a Hugging Face one.
@@ -38,6 +40,7 @@ def convert(
     Hugging Face folder of the two: on short texts, and on one that goes past windows and the trained length as far as
     that is affordable, or as long as `check` says. `part` takes a part of it
     alone ("text"). `strict` refuses a config.json with fields that have no effect.
+    `bits` quantizes the large weights to 8 or 4 bits, in the format "phasor".
     `progress("reading")` and `progress("writing")` give the progress callbacks.
 
     >>> import tempfile
@@ -50,9 +53,11 @@ def convert(
     """
     source = resolve_folder(source)
     theirs = is_hf(source)
-    format = ("phasor" if theirs else "hf") if format is None else format
+    format = ("phasor" if theirs or bits is not None else "hf") if format is None else format
     if not isinstance(format, str) or format not in FORMATS:
         raise unknown("format", format, FORMATS)
+    if check is not False and bits is not None:
+        raise ValueError("quantized weights are not those that transformers would compute with: leave check out")
     if check is not False and part is not None and format != "hf":
         raise ValueError("a part can be checked when it is written in the format hf")
     if check is not False and format != "hf" and (not theirs or position is not None or extension is not None):
@@ -65,6 +70,8 @@ def convert(
     model = load(
         source, dtype=dtype, position=position, extension=extension, part=part, strict=strict, progress=bar("reading")
     )
+    model = model if bits is None else quantize(model, bits)
+    check_quantization(model, format)
     with replacing_folder(destination) as staged:
         FORMATS[format](model, staged, bar("writing"))
         if check is False:

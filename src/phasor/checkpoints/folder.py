@@ -21,6 +21,7 @@ from phasor.manifest import MANIFEST, DamagedError, read_manifest, write_manifes
 
 CONFIG, WEIGHTS, SPECIAL, TOKENIZER = "config.json", "model.safetensors", "generation_config.json", "tokenizer.json"
 SOURCE_TOKENIZER = "source_tokenizer.json"  # ours alone: where an encoder-decoder reads with another than it writes
+QUANTIZATION = "quantization.json"  # ours alone: where weights are in 8 or 4 bits
 INDEX = "model.safetensors.index.json"
 SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 TOKENIZER_FILES = (
@@ -80,7 +81,13 @@ def unreplaceable_reason(folder: Path, foreign: bool = False) -> str | None:
     weights = {name for name in names if name in (WEIGHTS, INDEX) or SHARD.fullmatch(name)}
     pooling = {f"{POOLING}/{CONFIG}", f"{NORMALIZING}/{CONFIG}"}
     templates = {name for name in names if name.startswith(f"{TEMPLATES}/") and name.endswith(".jinja")}
-    others = names - weights - pooling - templates - {CONFIG, SPECIAL, MANIFEST, *TOKENIZER_FILES, *SENTENCE_FILES}
+    others = (
+        names
+        - weights
+        - pooling
+        - templates
+        - {CONFIG, SPECIAL, QUANTIZATION, MANIFEST, *TOKENIZER_FILES, *SENTENCE_FILES}
+    )
     if not foreign:
         others |= names - listed_files(folder, names)
     if names and (CONFIG not in names or not weights):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import torch
 
 from phasor.checkpoints.folder import (
     CONFIG,
+    QUANTIZATION,
     SPECIAL,
     read_generation_settings,
     read_json,
@@ -24,7 +25,10 @@ from phasor.checkpoints.hf import Origin
 from phasor.checkpoints.opened import OpenedModel
 from phasor.checkpoints.tensors import TYPES, Progress, Tensors, TensorSource, write_model_sources, write_tensors
 from phasor.config import ModelConfig
-from phasor.config.schema import name_some
+from phasor.config.schema import name_some, quote
+from phasor.nn.quantized import Quantization, quantized_tensors
+from phasor.ops.quantized import GROUP_SIZES
+from phasor.quantization import BITS, quantization_of, quantize
 from phasor.transformer import Transformer
 
 
@@ -45,6 +49,9 @@ def save_native(
     if sources is not None:
         write_model_sources(folder, sources)
         return
+    quantization = quantization_of(model)
+    if quantization is not None:
+        write_json(folder / QUANTIZATION, quantization._asdict())
     tensors = model.state_dict()
     total = sum(x.numel() * x.element_size() for x in tensors.values())
     write_tensors(folder, tensors.items(), total, progress)
@@ -58,15 +65,48 @@ def open_native(folder: Path, dtype: torch.dtype | None) -> Iterator[OpenedModel
         check_sizes(config, tensors)
         with torch.device("meta"):
             model = Transformer(config)
-        check_tensors({name: tuple(x.shape) for name, x in model.state_dict().items()}, tensors)
-        check_dtypes(tensors, dtype)
+            quantization = read_quantization(folder)
+            if quantization is not None:
+                model = quantize(model, quantization.bits, group_size=quantization.group_size)
+        expected = model.state_dict()
+        check_tensors({name: tuple(x.shape) for name, x in expected.items()}, tensors)
+        quantized = quantized_tensors(model)
+        check_quantized_dtypes({name: expected[name].dtype for name in quantized}, tensors)
+        check_dtypes(tensors, dtype, quantized)
         if (folder / SPECIAL).exists():
             special = read_json(folder / SPECIAL)
             model.special = read_special(special, folder / SPECIAL)
             model.generation_settings = read_generation_settings(special)
         read_tokenizers(model, folder)
         model.origin = Origin("phasor", folder, config)
-        yield OpenedModel(model, dtype or tensors.main_dtype(), lambda name, device: tensors.get(name), tensors.release)
+        floating = dtype or tensors.main_dtype(quantized)
+        yield OpenedModel(model, floating, lambda name, device: tensors.get(name), tensors.release, quantized)
+
+
+def read_quantization(folder: Path) -> Quantization | None:
+    """How the weights of a folder are quantized; None where they are not."""
+    file = folder / QUANTIZATION
+    if not file.exists():
+        return None
+    data = read_json(file)
+    known = {"bits": BITS, "group_size": GROUP_SIZES}
+    if set(data) != set(known) or any(type(data[key]) is not int or data[key] not in known[key] for key in known):
+        shown = " and ".join(f"{key} ({', '.join(map(str, values))})" for key, values in known.items())
+        raise ValueError(f"{file} must say {shown}, not {quote(data)}")
+    return Quantization(**data)
+
+
+def check_quantized_dtypes(expected: dict[str, torch.dtype], tensors: Tensors) -> None:
+    """One error that lists the integers and scales of quantized weights that are stored as something else."""
+    stored = {torch.int8: "I8", torch.uint8: "U8", torch.float32: "F32", torch.bfloat16: "BF16"}
+    wrong = [
+        f"{name} is stored as {tensors.dtype(name)}, not {stored[dtype]}"
+        for name, dtype in expected.items()
+        if tensors.dtype(name) != stored[dtype]
+    ]
+    if wrong:
+        file = tensors.folder / QUANTIZATION
+        raise ValueError(f"{tensors.folder} does not fit its {file.name}: {name_some(sorted(wrong), separator='; ')}")
 
 
 def check_sizes(config: ModelConfig, tensors: Tensors) -> None:
@@ -109,9 +149,9 @@ def check_tensors(expected: dict[str, tuple[int, ...]], tensors: Tensors) -> Non
         raise ValueError(f"{shown} does not fit its configuration: {name_some(wrong, separator='; ')}")
 
 
-def check_dtypes(tensors: Tensors, dtype: torch.dtype | None) -> None:
-    """Weights are floating-point numbers, all of one dtype unless another is asked for."""
-    dtypes = {name: tensors.dtype(name) for name in tensors.names}
+def check_dtypes(tensors: Tensors, dtype: torch.dtype | None, quantized: Collection[str] = ()) -> None:
+    """Weights that are not quantized are floating-point numbers, all of one dtype unless another is asked for."""
+    dtypes = {name: tensors.dtype(name) for name in tensors.names if name not in quantized}
     for name, kind in dtypes.items():
         if kind not in TYPES:
             raise ValueError(f"{tensors.file_of[name]}: {name} is stored as {kind}, and weights are {', '.join(TYPES)}")

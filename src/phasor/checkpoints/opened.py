@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from phasor.checkpoints.tensors import Progress
+from phasor.nn.quantized import QuantizedEmbedding
 from phasor.transformer import Transformer
 
 
@@ -17,7 +18,8 @@ class OpenedModel:
     """The model of a folder, on the meta device, and how its weights are read.
 
     `read(name, device)` gives a weight, in `dtype`: mapped from its file where it lies there as it is used, and
-    otherwise put together. `release()` unmaps the files; tensors in use keep what they are mapped from.
+    otherwise put together. `release()` unmaps the files; tensors in use keep what they are mapped from. Those of
+    `quantized` weights keep the dtype of the file.
 
     >>> with torch.device("meta"):
     ...     model = torch.nn.Linear(2, 3)
@@ -30,9 +32,14 @@ class OpenedModel:
     dtype: torch.dtype
     read: Callable[[str, torch.device], Tensor]
     release: Callable[[], None] = lambda: None
+    quantized: Collection[str] = ()
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """The weights one after another, whole; none but the last one takes memory."""
+        if self.quantized:
+            raise ValueError(
+                "a model with quantized weights is neither trained nor cut over processes: take the original"
+            )
         for name in list(self.model.state_dict()):
             yield name, self.read(name, torch.device("cpu"))
             self.release()
@@ -43,9 +50,11 @@ class OpenedModel:
         total, done = sum(weight.numel() for weight in like.values()), 0
         weights: dict[str, Tensor] = {}
         for name, weight in like.items():
-            weights[name] = self.read(name, device).to(device, self.dtype)
+            weights[name] = self.read(name, device).to(device, None if name in self.quantized else self.dtype)
             done += weight.numel()
             if progress is not None:
                 progress(done, total)
         self.model.load_state_dict(weights, assign=True)
-        return self.model.requires_grad_(True).eval()
+        if isinstance(self.model.tokens, QuantizedEmbedding):
+            self.model.tokens.like = torch.empty(0, device=device, dtype=self.dtype)
+        return self.model.requires_grad_(not self.quantized).eval()

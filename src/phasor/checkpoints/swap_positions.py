@@ -13,6 +13,7 @@ from phasor.config import Extension, ModelConfig, PositionConfig
 from phasor.config.model import Side
 from phasor.config.schema import coerce
 from phasor.nn.positions import LearnedConfig, NoPositionConfig
+from phasor.quantization import has_quantized_weights
 from phasor.transformer import Stack, Transformer
 
 Named = str | Mapping[str, Any]
@@ -44,11 +45,11 @@ def swap_config(model: Transformer, config: ModelConfig) -> Transformer:
     >>> windowed.tokens.weight is model.tokens.weight
     True
     """
+    if has_quantized_weights(model):
+        raise ValueError("a model of quantized weights keeps its positions and windows: change them before quantizing")
     with torch.device("meta"):
         swapped = Transformer(config)
     old, like = dict(model.state_dict(keep_vars=True)), model.tokens.weight
-    if any(tensor.dtype == torch.int8 for tensor in old.values()):
-        raise ValueError("a model of int8 weights keeps its positions and windows: change them before it is quantized")
     frozen = [weight for weight in model.parameters() if not weight.requires_grad]
     new: list[str] = []
     dropped: list[str] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
@@ -130,10 +130,10 @@ class Tensors:
         """The largest size of any tensor along any dimension."""
         return max((size for name in self.names for size in self.shape(name)), default=0)
 
-    def main_dtype(self) -> torch.dtype:
-        """The floating-point dtype of most elements."""
+    def main_dtype(self, ignored: Collection[str] = ()) -> torch.dtype:
+        """The floating-point dtype of most elements, those of some tensors ignored."""
         counts: dict[str, int] = {}
-        for name in self.file_of:
+        for name in self.file_of.keys() - set(ignored):
             kind = self.dtype(name)
             counts[kind] = counts.get(kind, 0) + torch.Size(self.shape(name)).numel()
         floating = {kind: count for kind, count in counts.items() if kind in TYPES}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phasor.bench import DEFAULT_WORKLOADS, FAMILIES, WORKLOADS
+from phasor.cli.options import add_weights
 from phasor.cli.output import console, new_table, plain, print_json, show
 from phasor.config.schema import unknown
 from phasor.config.text_files import read_text
@@ -55,7 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "preset:NAME, a configuration file, or a model folder; Llama 3.1 if left out",
     )
     group.add_argument("--dtype", metavar="NAME", help="float32, bfloat16, ...; bfloat16 on a GPU, else float32")
-    group.add_argument("--weights", choices=["int8"], help="of a model whose large weights have this dtype")
+    add_weights(group, "of a model whose large weights are in 8 or 4 bits")
     group.add_argument("--precision", choices=["float8"], help="of a model that trains with matmuls in this dtype")
     group.add_argument("--length", type=int, metavar="N", help="tokens; the model's max_length by default")
     group.add_argument("--training", action="store_true", help="a training step instead of a forward pass and decoding")

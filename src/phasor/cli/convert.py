@@ -5,7 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from phasor.cli.options import add_checkpoint, add_extension_fields, choose_weights, extension_classes, given_fields
+from phasor.cli.options import (
+    add_checkpoint,
+    add_extension_fields,
+    add_weights,
+    choose_weights,
+    extension_classes,
+    given_fields,
+    quantized_bits,
+)
 from phasor.cli.output import Bar, print_json
 
 
@@ -18,6 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("destination", help="the folder to write; a model folder that phasor wrote is replaced")
     parser.add_argument("--format", metavar="FORMAT", help="phasor or hf; by default the other one than the source's")
     parser.add_argument("--dtype", metavar="DTYPE", help="write another dtype: float32, bfloat16, float16, float64")
+    add_weights(parser, "write the large weights in 8 or 4 bits, in phasor's format")
     parser.add_argument("--position", metavar="KIND", help="another position scheme (see: phasor kinds positions)")
     parser.add_argument(
         "--extension", metavar="KIND", help="another rotary extension, or none (see: phasor kinds extensions)"
@@ -57,6 +66,7 @@ def run(given: argparse.Namespace) -> None:
         check=given.check if given.check_length is None else given.check_length,
         part=given.part,
         strict=given.strict,
+        bits=None if given.weights is None else quantized_bits(given.weights),
         progress=Bar,
     )
     if given.json:

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from phasor.cli.options import add_checkpoint, add_fields, choose_weights, given_fields
+from phasor.cli.options import add_checkpoint, add_fields, add_weights, choose_weights, given_fields, quantized_bits
 from phasor.cli.output import print_json
 from phasor.cli.parallel import add_mesh, from_first, join_command, refuse_processes
 from phasor.cli.streams import check_argument, print_text, read_file, read_lines, read_stdin
@@ -41,11 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stream", action="store_true", help="print the text as it comes")
     parser.add_argument("--draft", metavar="FOLDER", help="a smaller model for speculative decoding")
     parser.add_argument("--device", default="cpu", help="where to run: cpu, cuda, ...")
-    parser.add_argument(
-        "--weights",
-        choices=["int8"],
-        help="quantize the large weights to this dtype; by default they keep the folder's",
-    )
+    add_weights(parser, "quantize the large weights to 8 or 4 bits; by default they are as the folder has them")
     parser.add_argument("--json", action="store_true", help="print JSON: tokens, their log-probabilities, text")
     add_fields(parser, "how tokens are chosen", GenerationConfig, helps=OPTIONS)
     add_mesh(parser)
@@ -139,7 +135,9 @@ def read_model(folder: str, given: argparse.Namespace, processes: JoinedProcesse
     from phasor.device import resolve_device
     from phasor.quantization import quantize
 
-    return quantize(load(folder), given.weights).to(resolve_device(given.device))  # which never holds the large ones
+    return quantize(load(folder), quantized_bits(given.weights)).to(
+        resolve_device(given.device)
+    )  # which never holds the large ones
 
 
 def show_step(step: Generated) -> int:

@@ -43,6 +43,20 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_weights(parser: Any, help: str) -> None:
+    """An option for quantized weights."""
+    parser.add_argument("--weights", choices=["int8", "int4"], help=help)
+
+
+def quantized_bits(weights: str) -> int:
+    """The bits of quantized weights by their name.
+
+    >>> quantized_bits("int4")
+    4
+    """
+    return int(weights.removeprefix("int"))
+
+
 def choose_weights(folder: str, checkpoint: str | None) -> str:
     """The folder to load: as it is given, or that of a checkpoint of the run there."""
     if checkpoint is None:

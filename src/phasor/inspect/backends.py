@@ -92,7 +92,7 @@ def backends(
     none is given. The device is "cpu" or "cuda", which need not be present: by default a GPU where there is one. The
     dtype is bfloat16 on a GPU and else float32, the length the model's maximum; the answer is for one row without
     padding. With `training` it is for an optimizer step, and otherwise for a forward pass and for decoding; `weights`
-    is "int8" for a quantized model, and `precision` "float8" for one that trains with matmuls in float8.
+    is "int8" or "int4" for a quantized model, and `precision` "float8" for one that trains with matmuls in float8.
 
     >>> paths = backends("preset:bloom", device="cpu")
     >>> print(str(paths).splitlines()[0])

@@ -16,11 +16,13 @@ from phasor.nn.attention import Attention, AttentionContext
 from phasor.nn.norm import build_norm
 from phasor.nn.positions.base import Position, build_position
 from phasor.nn.positions.rotary.module import Angles, Rotary
+from phasor.nn.quantized import QuantizedLinear
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops.adamw.adamw import AdamW, StepTensors
 from phasor.ops.attention import Bias, Mask, ScoreMod, SinkQueries
+from phasor.ops.quantized import QuantizedMatrix
 from phasor.ops.rope import RopeArgs
-from phasor.quantization import quantize
+from phasor.quantization import WEIGHTS, quantize
 from phasor.training.float8 import convert_to_float8
 from phasor.transformer import Block, Transformer
 
@@ -81,7 +83,7 @@ class Case:
         encoders = deep if self.config.num_encoder_layers is not None else None
         with torch.device("meta"):
             model = Transformer(self.config.replace(num_layers=deep, num_encoder_layers=encoders)).to(self.dtype)
-            return model if self.weights is None else quantize(model, self.weights)
+            return model if self.weights is None else quantize(model, WEIGHTS[self.weights])
 
     @cached_property
     def block(self) -> Block:
@@ -96,6 +98,12 @@ class Case:
     def step_spec(self) -> StepSpec:
         """What a step runner is chosen for."""
         return StepSpec(self.model, like=self.hidden)
+
+    @property
+    def quantized_args(self) -> tuple[Tensor, QuantizedMatrix, None]:
+        """What the product of one row with the model's first quantized projection is called with."""
+        layer = next(part for part in self.model.modules() if isinstance(part, QuantizedLinear))
+        return self.tensor(1, layer.in_features), layer.matrix, None
 
     @property
     def decodes(self) -> bool:

@@ -20,6 +20,7 @@ from phasor.ops.cross_entropy import CROSS_ENTROPY
 from phasor.ops.dispatch import Dispatch, Path, always
 from phasor.ops.glu import GLU
 from phasor.ops.norm import NORM
+from phasor.ops.quantized import QUANTIZED_LINEAR
 from phasor.ops.sparse_attention import SPARSE_ATTENTION
 from phasor.training.float8 import FLOAT8_FEED_FORWARD, Float8FeedForward
 
@@ -44,18 +45,18 @@ def norm_args(x: Tensor, module: nn.Module) -> tuple[Any, ...]:
     return x, *weights, getattr(module, "eps", 0.0), getattr(module, "offset", 0.0), isinstance(module, LayerNorm)
 
 
-def int8_why_not(case: Case) -> str | None:
-    """Why int8 weights are converted before every matmul; None where decoding steps read them as they are."""
+def fused_why_not(case: Case) -> str | None:
+    """Why kernels of the fused decoding step do not read quantized weights; None where they do."""
     if not case.decodes:
         return "the model does not decode"
     runner, reasons = STEP_RUNNERS.explain(case.step_spec)
     return None if runner == FUSED.name else reasons.get(FUSED.name, f"steps are run by: {runner}")
 
 
-# Decoding steps read int8 weights where the fused runner is chosen; everything else converts them.
-INT8_WEIGHTS = Dispatch(
-    Path("as they are in steps of few rows, else converted", always, int8_why_not),
-    Path("converted layer by layer", always),
+# Decoding steps read quantized weights where the fused runner is chosen; elsewhere layers choose for each product.
+QUANTIZED_WEIGHTS = Dispatch(
+    Path("as they are in steps of few rows, else converted", always, fused_why_not),
+    Path("by layers", always, inner=lambda case: QUANTIZED_LINEAR.explain(*case.quantized_args)),
 )
 
 OPERATIONS = (
@@ -131,10 +132,10 @@ OPERATIONS = (
         whole_model=True,
     ),
     Operation(
-        "weights in int8",
-        INT8_WEIGHTS,
+        "quantized weights, one row",
+        QUANTIZED_WEIGHTS,
         lambda case: (case,),
-        lambda case: case.weights == "int8",
+        lambda case: case.weights is not None,
         whole_model=True,
     ),
 )

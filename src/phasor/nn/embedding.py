@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phasor.config import ModelConfig
-from phasor.ops.int8 import Matrix
+from phasor.ops.quantized import Matrix
 
 
 class Embedding(nn.Module):

@@ -25,7 +25,7 @@ from phasor.ops.cross_entropy import (
     logits_cross_entropy,
     scale_and_softcap,
 )
-from phasor.ops.int8 import Matrix, dequantize, int8_linear
+from phasor.ops.quantized import Matrix, dequantize, quantized_linear
 
 BALANCE_WEIGHT = 0.01  # of the routers' balancing loss, as in Switch Transformers (Fedus et al. 2021)
 
@@ -72,7 +72,7 @@ class LogitsHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(model.vocab_size)) if config.bias else None
 
     def forward(self, h: Tensor, tokens: Matrix) -> Tensor:
-        logits = int8_linear(self.features(h), self.table(tokens), self.bias)
+        logits = quantized_linear(self.features(h), self.table(tokens), self.bias)
         return scale_and_softcap(logits, self.multiplier, self.softcap)
 
     def table(self, tokens: Matrix) -> Matrix:

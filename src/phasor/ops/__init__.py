@@ -2,8 +2,8 @@
 
 `dispatch.py` has the tables' class and the reasons against Triton kernels. A folder's `__init__.py` exports the public
 function, the reference (`..._ref`) and the table (in capitals); only the files with kernels import Triton, and they
-are imported when a kernel is launched. Two folders have no table: `int8` is written in torch alone, and the kernels of
-`decode` are launched by the fused step runner (`generation/runners/fused.py`) and by experts (`nn/moe.py`).
+are imported when a kernel is launched. One folder has no table: the kernels of `decode` are launched by the fused step
+runner (`generation/runners/fused.py`) and by experts (`nn/moe.py`).
 
 Kernels share one legend of names:
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from phasor.checkpoints import load
+from phasor.checkpoints.folder import QUANTIZATION
+from phasor.checkpoints.hub import resolve_folder
 from phasor.checkpoints.load import open_model, read_config
 from phasor.config import ModelConfig
 from phasor.config.generation import SpecialTokens
@@ -97,6 +99,8 @@ def check_model(recipe: Recipe, processes: int = 1) -> None:
         config = model_config(recipe, vocab_size=1)
     else:
         merged = merge(read_config(recipe.init_from).to_dict(), recipe.model)
+        if (resolve_folder(recipe.init_from) / QUANTIZATION).exists():
+            raise ValueError(f"the weights of {recipe.init_from} are quantized: train the original model")
         config = check_config(ModelConfig.from_dict(merged), recipe, vocab_size=1)
     check_mesh(config, recipe, processes)
 

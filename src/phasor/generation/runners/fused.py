@@ -19,17 +19,17 @@ from phasor.generation.runners.cuda_graph import CudaGraphRunner, StepBuffers
 from phasor.kv_cache.static import StaticKVCache
 from phasor.nn.feed_forward import FeedForward
 from phasor.nn.heads import LogitsHead
-from phasor.nn.int8 import Int8Linear
 from phasor.nn.moe import Experts
 from phasor.nn.norm import RMSNorm
 from phasor.nn.positions import NoPositionConfig, RotaryConfig
 from phasor.nn.positions.rotary.module import Rotary, table_of
+from phasor.nn.quantized import Quantized, QuantizedLinear
 from phasor.ops import dispatch
 from phasor.ops.constants import constant
 from phasor.ops.decode import ACTIVATIONS, NormArgs, QKNormArgs, RotaryArgs
 from phasor.ops.decode.tiles import MAX_EXPERT_ROWS
-from phasor.ops.int8 import Matrix
 from phasor.ops.launch import supports_pdl
+from phasor.ops.quantized import Matrix
 from phasor.transformer import Block, Stack, Transformer
 
 TORCH_MODULES = (nn.Linear, nn.ModuleList, nn.ParameterDict, nn.Identity, nn.Dropout)  # modules of torch in phasor's
@@ -66,6 +66,9 @@ def model_why_not(model: Transformer) -> str | None:
         ),
         "positions are added to the embeddings": "input" in config.position.acts_on,
         "the head does more than one projection": not plain_head,
+        "weights in 4 bits have kernels on a CPU only": any(
+            isinstance(part, Quantized) and part.weight.dtype != torch.int8 for part in model.modules()
+        ),
         "the weights are not float32, bfloat16 or float16, all of one dtype": not (
             dtype in (torch.float32, torch.bfloat16, torch.float16)
             and all(p.dtype == dtype and p.is_contiguous() for p in model.parameters())
@@ -85,7 +88,9 @@ def has_other_parts(model: Transformer) -> bool:
     blocks, linears = [cast(Block, block) for block in stack.blocks], linears_of(stack)
     norms = [stack.norm, *(norm for block in blocks for norm in block.residual.norms)]
     norms += [norm for b in blocks if b.attention.has_qk_norm for norm in (b.attention.q_norm, b.attention.k_norm)]
-    plain = all(isinstance(x, nn.Linear | Int8Linear) for x in linears) and all(isinstance(x, RMSNorm) for x in norms)
+    plain = all(isinstance(x, nn.Linear | QuantizedLinear) for x in linears) and all(
+        isinstance(x, RMSNorm) for x in norms
+    )
     return not plain
 
 
@@ -101,7 +106,7 @@ def network_linears(network: Any) -> tuple[Any, ...]:
     return (network.router,) if isinstance(network, Experts) else (network.up, network.down)
 
 
-def matrix(linear: nn.Linear | Int8Linear) -> Matrix:
+def matrix(linear: nn.Linear | QuantizedLinear) -> Matrix:
     """A projection's weights as the kernels take them."""
     return linear.weight if isinstance(linear, nn.Linear) else linear.matrix
 
@@ -161,7 +166,7 @@ class FusedStep:
         self.experts: Any = experts
         self.expert_workspaces: dict[Any, Any] = {}  # by the sizes of experts, which layers share
         self.lm_head: Any = lm_head_argmax
-        small = dtype == torch.bfloat16 and all(isinstance(part, Int8Linear) for part in linears_of(stack))
+        small = dtype == torch.bfloat16 and all(isinstance(part, QuantizedLinear) for part in linears_of(stack))
         most = gemv.MAX_GEMV_ROWS_INT8 if small else gemv.MAX_GEMV_ROWS
         self.few = rows == 1 or (rows <= most and dtype != torch.float16)  # whose range is too small
         self.pdl = supports_pdl(device)
@@ -212,14 +217,14 @@ class FusedStep:
                 self.add(self.feed(x, network, between), network.down, x)
         return self.choose(x)
 
-    def project(self, x: Tensor, linear: nn.Linear | Int8Linear, out: Tensor, norm: nn.Module) -> Tensor:
+    def project(self, x: Tensor, linear: nn.Linear | QuantizedLinear, out: Tensor, norm: nn.Module) -> Tensor:
         """`linear(norm(x))`."""
         if not self.few:
             return linear(norm(x))
         given = {"norm": self.norm_args(norm), "bias": linear.bias, "pdl": self.pdl}
         return self.kernels.project(x, matrix(linear), out, **given)
 
-    def add(self, y: Tensor, linear: nn.Linear | Int8Linear, x: Tensor) -> None:
+    def add(self, y: Tensor, linear: nn.Linear | QuantizedLinear, x: Tensor) -> None:
         """`x += multiplier * linear(y)`."""
         if self.few:
             given = {"residual": x, "multiplier": self.multiplier, "pdl": self.pdl}

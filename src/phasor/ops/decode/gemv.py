@@ -14,8 +14,8 @@ from torch import Tensor
 from phasor.ops.decode.arguments import NormArgs
 from phasor.ops.decode.small_gemm import small_gemm
 from phasor.ops.decode.tiles import Tiles, choose_tiles
-from phasor.ops.int8 import Int8Matrix, Matrix
 from phasor.ops.pdl import pdl_launch
+from phasor.ops.quantized import Int8Matrix, Matrix
 
 MAX_GEMV_ROWS = 16  # for more rows a matrix multiplication of torch is faster
 MAX_GEMV_ROWS_INT8 = 64  # for int8 weights and bfloat16 rows: torch would have to convert the weights first

@@ -12,8 +12,8 @@ from phasor.ops.decode.arguments import NormArgs
 from phasor.ops.decode.gemv import launch_arguments
 from phasor.ops.decode.small_gemm import small_gemm
 from phasor.ops.decode.tiles import Tiles
-from phasor.ops.int8 import Matrix
 from phasor.ops.pdl import pdl_launch, pdl_wait
+from phasor.ops.quantized import Matrix
 
 EMPTY_ARGMAX = -(1 << 63)  # less than every packed logit
 

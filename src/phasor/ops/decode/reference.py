@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from phasor.ops.decode.arguments import ExpertsArgs, NormArgs, QKNormArgs, RotaryArgs
-from phasor.ops.int8 import Matrix, dequantize
+from phasor.ops.quantized import Matrix, dequantize
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,

@@ -23,7 +23,7 @@ import phasor
 from phasor.generation.runners import RETAINED, STEP_RUNNERS, StepSpec, fused
 from phasor.generation.runners.cuda_graph import StepBuffers
 from phasor.kv_cache.static import StaticKVCache
-from phasor.nn.int8 import Int8Embedding, Int8Head, Int8Linear
+from phasor.nn.quantized import QuantizedEmbedding, QuantizedHead, QuantizedLinear
 from phasor.ops import dispatch
 from phasor.ops.decode import (
     NormArgs,
@@ -35,16 +35,16 @@ from phasor.ops.decode import (
     project_activate_ref,
     project_ref,
 )
-from phasor.ops.int8 import (
+from phasor.ops.quantized import (
     Int8Matrix,
     dequantize,
     dequantize_ref,
-    int8_embedding,
     int8_embedding_ref,
-    int8_linear,
     int8_linear_ref,
     quantize_int8,
     quantize_int8_ref,
+    quantized_embedding,
+    quantized_linear,
 )
 
 TIED, UNTIED = phasor.EmbeddingConfig(), phasor.EmbeddingConfig(tied=False)
@@ -78,7 +78,8 @@ def test_linear_equals_the_dequantized_matrix_in_float64(dtype):
     x, matrix = randn(2, 5, 37, dtype=dtype), quantize_int8(randn(11, 37))
     bias = randn(11, dtype=dtype)
     expected = x.double() @ dequantize(matrix, torch.float64).mT + bias.double()
-    found = int8_linear(x, matrix, bias)
+    with dispatch.force_path("reference"):
+        found = quantized_linear(x, matrix, bias)
     assert found.dtype == dtype
     assert relative_change(found.double(), expected) < ({torch.float64: 1e-12} | ROUNDING)[dtype]
 
@@ -109,8 +110,8 @@ def test_functions_equal_their_references(outputs, inputs):
     exact = matrix.scale.double()
     x, ids = randn(2, 3, inputs).double(), torch.randint(0, outputs, (2, 3))
     torch.testing.assert_close(dequantize(matrix, torch.float64), dequantize_ref(values, exact))
-    torch.testing.assert_close(int8_linear(x, matrix, bias), int8_linear_ref(x, values, exact, bias))
-    torch.testing.assert_close(int8_embedding(ids, matrix, torch.float64), int8_embedding_ref(ids, values, exact))
+    torch.testing.assert_close(quantized_linear(x, matrix, bias), int8_linear_ref(x, values, exact, bias))
+    torch.testing.assert_close(quantized_embedding(ids, matrix, torch.float64), int8_embedding_ref(ids, values, exact))
 
 
 def test_values_are_contiguous():
@@ -124,7 +125,7 @@ def test_values_are_contiguous():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast(dtype):
     layer, x = torch.nn.Linear(64, 8), 100 * torch.ones(2, 64)
-    small = Int8Linear(layer).eval()
+    small = QuantizedLinear(layer).eval()
     with torch.autocast(DEVICE.type, dtype):
         assert small(x).dtype == layer(x).dtype == dtype
         assert relative_change(small(x).double(), layer(x).double()) < 0.05
@@ -132,7 +133,9 @@ def test_autocast(dtype):
 
 def test_sums_of_integers_stay_in_the_range_of_float16():
     x, weight = torch.full((1, 4096), 8.0, dtype=torch.float16), torch.full((3, 4096), 1e-3)
-    assert relative_change(int8_linear(x, quantize_int8(weight)).double(), torch.full((1, 3), 32.768).double()) < 2e-3
+    assert (
+        relative_change(quantized_linear(x, quantize_int8(weight)).double(), torch.full((1, 3), 32.768).double()) < 2e-3
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -210,10 +213,10 @@ def test_which_weights_quantize_converts(embedding):
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
     assert type(model.decoder.blocks[0].attention.qkv) is torch.nn.Linear
     assert not {x.data_ptr() for x in model.parameters()} & {x.data_ptr() for x in small.parameters()}
-    linears = [part for part in small.modules() if isinstance(part, Int8Linear)]
+    linears = [part for part in small.modules() if isinstance(part, QuantizedLinear)]
     assert len(linears) == 2 * 4
-    assert isinstance(small.tokens, Int8Embedding) == embedding.tied
-    assert isinstance(small.head, Int8Head) != embedding.tied
+    assert isinstance(small.tokens, QuantizedEmbedding) == embedding.tied
+    assert isinstance(small.head, QuantizedHead) != embedding.tied
     kept = sum(p.nbytes for p in small.parameters())
     large = bytes_of(model) - kept
     scales = sum(part.scales.nbytes for part in small.modules() if hasattr(part, "scales"))
@@ -275,7 +278,7 @@ def test_quantize_skips_modified_layers():
     small = phasor.quantize(model).decoder.blocks[0]
     assert type(small.attention.out) is torch.nn.Linear
     assert type(small.feedforward.down) is torch.nn.Sequential
-    assert type(small.feedforward.up) is Int8Linear
+    assert type(small.feedforward.up) is QuantizedLinear
 
 
 def test_a_weight_shared_with_another_layer_stays_the_models_own():
@@ -294,16 +297,20 @@ def test_a_weight_shared_with_another_layer_stays_the_models_own():
 def test_errors(tmp_path):
     model = tiny_llama()
     small = phasor.quantize(model)
-    with pytest.raises(ValueError, match="a model with int8 weights cannot be saved: save the original model"):
-        phasor.save(small, tmp_path / "folder")
+    with pytest.raises(ValueError, match="quantized weights are saved in the format phasor, not hf"):
+        phasor.save(small, tmp_path / "folder", format="hf")
     assert not (tmp_path / "folder").exists()
-    with pytest.raises(ValueError, match="a model with int8 weights cannot be trained: train the original model"):
+    with pytest.raises(ValueError, match="a model with quantized weights cannot be trained: train the original model"):
         small.train()(tokens(1, 3))
     assert len(phasor.generate(small, [1, 2], max_new_tokens=2)) == 2
-    with pytest.raises(ValueError, match="in int8 already"):
+    with pytest.raises(ValueError, match="quantized already"):
         phasor.quantize(small)
-    with pytest.raises(ValueError, match="unknown dtype of quantized weights 'int4'"):
-        phasor.quantize(model, "int4")
+    for bits in ("int4", 3, True, None, 8.0):
+        with pytest.raises(ValueError, match="bits must be 8 or 4, not"):
+            phasor.quantize(model, bits)
+    for size in (16, "32", None):
+        with pytest.raises(ValueError, match="group_size must be one of 32, 64, 128, not"):
+            phasor.quantize(model, bits=4, group_size=size)
     with pytest.raises(ValueError, match="quantize takes a Transformer"):
         phasor.quantize(torch.nn.Linear(2, 2))
     with torch.no_grad():
@@ -317,7 +324,7 @@ def test_state_dict_copies_and_losses():
     small, other = phasor.quantize(model), phasor.quantize(tiny_llama(embedding=TIED, init="fan-in"))
     other.load_state_dict(small.state_dict())
     ids = tokens(2, 6)
-    with torch.no_grad():
+    with torch.no_grad(), dispatch.force_path("reference"):  # in float32 throughout
         expected = small(ids)
         assert torch.equal(other(ids), expected)
         assert torch.equal(copy.deepcopy(small)(ids), expected)
@@ -352,14 +359,15 @@ def test_logits_of_the_fused_step(name, rows, most, monkeypatch):
     with torch.inference_mode():
         cache, plain = model.new_cache(rows, 24), model.new_cache(rows, 24)
         for each in (cache, plain):
-            model(ids[:, :6], cache=each)
+            with dispatch.force_path("reference"):  # in float32 throughout
+                model(ids[:, :6], cache=each)
         buffers = StepBuffers(StaticKVCache(cache))
         step = fused.FusedStep(model, buffers)
         assert step.few == (rows <= most)
         for position in range(6, 9):
             buffers.tokens.copy_(ids[:, position])
-            expected = model(ids[:, position : position + 1], cache=plain)[:, 0]
-            logits = step()
+            with dispatch.force_path("reference"):
+                expected, logits = model(ids[:, position : position + 1], cache=plain)[:, 0], step()
             assert relative_change(logits, expected) < 3e-6
             assert buffers.tokens.tolist() == logits.argmax(-1).tolist()
 
@@ -429,10 +437,12 @@ def test_backends_show_the_path_of_the_weights():
     paths_taken = {one.op: one for one in found.ops}
     assert "bfloat16 with weights in int8" in found.title
     assert paths_taken["decoding step"].path.startswith("fused kernels")
-    assert paths_taken["weights in int8"].path.startswith("as they are")
+    assert paths_taken["quantized weights, one row"].path.startswith("as they are")
     for preset, reason in (("gpt-2", "not an RMS norm"), ("llama-2", "not on a GPU")):
+        with dispatch.force_path("reference"):
+            forced = phasor.backends(f"preset:{preset}", device="cpu", weights="int8").ops[-1]
+        assert forced.path == "converted layer by layer"
         other = phasor.backends(f"preset:{preset}", device="cpu", weights="int8").ops[-1]
-        assert other.path == "converted layer by layer"
         assert reason in other.reason
     with pytest.raises(ValueError, match="is not trained"):
         phasor.backends(weights="int8", training=True)

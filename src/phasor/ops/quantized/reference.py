@@ -1,4 +1,4 @@
-"""Weight-only int8 quantization as plain formulas, in the dtype of the floating-point arguments."""
+"""Weight-only quantization as plain formulas, in the dtype of the floating-point arguments."""
 
 from __future__ import annotations
 
@@ -44,3 +44,33 @@ def int8_embedding_ref(tokens: Tensor, values: Tensor, scale: Tensor) -> Tensor:
     [[[127.0, -3.0]]]
     """
     return dequantize_ref(values, scale)[tokens]
+
+
+def quantize_int4_ref(weight: Tensor, scale: Tensor) -> Tensor:
+    """The integers -8 to 7 of a matrix `[N, K]` by the scales `[N, K/group]` of its groups.
+
+    >>> quantize_int4_ref(torch.tensor([[1.0, -2.6, 9.0, 0.0]]), torch.tensor([[1.0, 1.0]])).tolist()
+    [[1, -3, 7, 0]]
+    """
+    groups = weight.unflatten(-1, (scale.shape[-1], -1)) / scale[..., None]
+    return groups.round().clamp(-8, 7).flatten(-2).to(torch.int8)
+
+
+def dequantize_int4_ref(values: Tensor, scale: Tensor) -> Tensor:
+    """The matrix that bytes of two integers each, plus 8, and scales of groups stand for.
+
+    >>> dequantize_int4_ref(torch.tensor([[0x1F]], dtype=torch.uint8), torch.tensor([[2.0]])).tolist()
+    [[14.0, -14.0]]
+    """
+    integers = torch.stack([values % 16, values // 16], dim=-1).flatten(-2).to(scale.dtype) - 8
+    return (integers.unflatten(-1, (scale.shape[-1], -1)) * scale[..., None]).flatten(-2)
+
+
+def int4_linear_ref(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x W^T + b` with the dequantized matrix.
+
+    >>> int4_linear_ref(torch.ones(1, 2), torch.tensor([[0x1F]], dtype=torch.uint8), torch.tensor([[2.0]])).tolist()
+    [[0.0]]
+    """
+    y = x @ dequantize_int4_ref(values, scale).mT
+    return y if bias is None else y + bias

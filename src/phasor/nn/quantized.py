@@ -1,0 +1,171 @@
+"""Modules with quantized weights: linear layers, the token embedding, and the output projection of the head.
+
+They hold their weights as buffers: integers, and scales that keep their dtype whatever the model is converted to. On
+a CPU, 4-bit weights are held a second time, as the kernel of the machine reads them. These modules are for inference
+and cannot be trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+from phasor.nn.embedding import Embedding
+from phasor.nn.heads import LogitsHead
+from phasor.ops.quantized import (
+    Int4Matrix,
+    Int8Matrix,
+    PackedInt4,
+    QuantizedMatrix,
+    pack_int4,
+    quantize_int4,
+    quantize_int8,
+    quantized_embedding,
+    quantized_linear,
+)
+
+
+class Quantization(NamedTuple):
+    """How weights are quantized: in how many bits, and how many share a scale in 4 bits."""
+
+    bits: int = 8
+    group_size: int = 32
+
+    def quantize(self, weight: Tensor) -> QuantizedMatrix:
+        """A quantized matrix. Rows that groups do not divide are in 8 bits.
+
+        >>> weight = torch.randn(3, 48)
+        >>> [type(Quantization(4, size).quantize(weight[:, :size])).__name__ for size in (32, 64)]
+        ['Int4Matrix', 'Int8Matrix']
+        """
+        return quantize_int8(weight) if self.is_int8(weight) else quantize_int4(weight, self.group_size)
+
+    def is_int8(self, weight: Tensor) -> bool:
+        """Whether a matrix is quantized to 8 bits."""
+        return self.bits == 8 or weight.shape[1] % self.group_size != 0
+
+
+class Quantized(nn.Module):
+    """The base of modules with quantized weights."""
+
+    FIXED = ("weight", "scales")  # tensors that keep their dtype
+    weight: Tensor
+    scales: Tensor
+    packed: Tensor | None
+    packed_scales: Tensor | None
+
+    def set_weight(self, weight: Tensor, quantization: Quantization) -> None:
+        """Quantize a weight and keep it."""
+        if "weight" in self._parameters:
+            del self._parameters["weight"]
+        values, scales = quantization.quantize(weight)[:2]
+        if not (scales.is_meta or bool(scales.isfinite().all())):
+            raise ValueError(f"a weight is not finite, and cannot be quantized to {quantization.bits} bits")
+        self.register_buffer("weight", values)
+        self.register_buffer("scales", scales)
+        self.register_buffer("packed", None, persistent=False)
+        self.register_buffer("packed_scales", None, persistent=False)
+        self.pack()
+
+    def pack(self) -> None:
+        """Hold 4-bit weights as the kernel of this machine reads them, where it has one."""
+        self.packed = self.packed_scales = None
+        if self.weight.dtype == torch.uint8:
+            packed = pack_int4(Int4Matrix(self.weight, self.scales))
+            self.packed, self.packed_scales = (None, None) if packed is None else packed
+
+    @property
+    def matrix(self) -> QuantizedMatrix:
+        """The weights."""
+        if self.training:
+            raise ValueError(
+                "a model with quantized weights cannot be trained: train the original model, and quantize that"
+            )
+        if self.weight.dtype == torch.int8:
+            return Int8Matrix(self.weight, self.scales)
+        packed = None if self.packed is None else PackedInt4(self.packed, self.packed_scales)
+        return Int4Matrix(self.weight, self.scales, packed)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        scales = self.scales
+        self.packed = self.packed_scales = None
+        super()._apply(fn, recurse)
+        if not scales.is_meta:
+            self.scales = scales.to(self.scales.device)
+        self.pack()
+        return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        if self.weight.device.type == "cpu" and self.weight.data_ptr() % 64:  # of a file that is mapped into memory
+            self.weight = self.weight.clone()
+        self.pack()
+
+
+class QuantizedLinear(Quantized):
+    """`x W^T + b` with W in 8 or 4 bits.
+
+    >>> layer = nn.Linear(64, 32)
+    >>> x, small = torch.randn(5, 64), QuantizedLinear(layer).eval()
+    >>> bool((small(x) - layer(x)).norm() < 0.02 * layer(x).norm())
+    True
+    >>> small.weight.dtype, small.half().scales.dtype
+    (torch.int8, torch.float32)
+    """
+
+    def __init__(self, layer: nn.Linear, quantization: Quantization | None = None) -> None:
+        super().__init__()
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach().clone())
+        self.set_weight(layer.weight, quantization or Quantization())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return quantized_linear(x, self.matrix, self.bias)
+
+    def extra_repr(self) -> str:
+        bits = 8 if self.weight.dtype == torch.int8 else 4
+        bias = self.bias is not None
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={bias}, bits={bits}"
+
+
+class QuantizedEmbedding(Quantized, Embedding):
+    """A quantized token embedding, which a tied head multiplies by without a copy."""
+
+    like: Tensor
+
+    def set_weight(self, weight: Tensor, quantization: Quantization) -> None:
+        super().set_weight(weight, quantization)
+        self.register_buffer("like", weight.new_empty(0), persistent=False)  # of the dtype of the vectors
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.like.dtype
+
+    @property
+    def table(self) -> QuantizedMatrix:
+        return self.matrix
+
+    def vectors(self, tokens: Tensor) -> Tensor:
+        return quantized_embedding(tokens, self.matrix, self.dtype)
+
+
+class QuantizedHead(Quantized, LogitsHead):
+    """A head with its own output projection in 8 or 4 bits."""
+
+    weight: Tensor
+
+    def table(self, tokens: Any) -> QuantizedMatrix:
+        return self.matrix
+
+
+def quantized_tensors(model: nn.Module) -> frozenset[str]:
+    """The names of the tensors that keep their dtype whatever the model is converted to.
+
+    >>> sorted(quantized_tensors(nn.Sequential(QuantizedLinear(nn.Linear(64, 32)))))
+    ['0.scales', '0.weight']
+    """
+    parts = ((name, part) for name, part in model.named_modules() if isinstance(part, Quantized))
+    return frozenset(f"{name}.{tensor}" if name else tensor for name, part in parts for tensor in part.FIXED)

@@ -1,0 +1,47 @@
+"""Weights in 8 or 4 bits: quantization, matrix products, embedding lookup, references."""
+
+from phasor.ops.quantized.linear import QUANTIZED_LINEAR, quantized_embedding, quantized_linear
+from phasor.ops.quantized.matrix import (
+    GROUP_SIZES,
+    Int4Matrix,
+    Int8Matrix,
+    Matrix,
+    PackedInt4,
+    QuantizedMatrix,
+    dequantize,
+    quantize_int4,
+    quantize_int8,
+)
+from phasor.ops.quantized.pack import pack_int4
+from phasor.ops.quantized.reference import (
+    dequantize_int4_ref,
+    dequantize_ref,
+    int4_linear_ref,
+    int8_embedding_ref,
+    int8_linear_ref,
+    quantize_int4_ref,
+    quantize_int8_ref,
+)
+
+__all__ = [
+    "GROUP_SIZES",
+    "QUANTIZED_LINEAR",
+    "Int4Matrix",
+    "Int8Matrix",
+    "Matrix",
+    "PackedInt4",
+    "QuantizedMatrix",
+    "dequantize",
+    "dequantize_int4_ref",
+    "dequantize_ref",
+    "int4_linear_ref",
+    "int8_embedding_ref",
+    "int8_linear_ref",
+    "pack_int4",
+    "quantize_int4",
+    "quantize_int4_ref",
+    "quantize_int8",
+    "quantize_int8_ref",
+    "quantized_embedding",
+    "quantized_linear",
+]

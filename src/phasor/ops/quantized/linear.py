@@ -1,0 +1,201 @@
+"""Matrix products with quantized weights, and lookup of their rows.
+
+On an x86 processor with VNNI instructions, each row is rounded to 255 values of its own, and integers are multiplied:
+4-bit weights too, which are held in 8 bits for that. The KleidiAI kernel for ARM also rounds rows to 8 bits. The other
+CPU kernels of torch read the weights as they are. They are bound by reading memory, as decoding is, and take a few
+rows; those for x86 do so in bfloat16, and sum in float32. With many rows a product is bound by arithmetic, and weights
+are converted for it.
+
+The kernels that read int8 weights in a decoding step on a GPU are in `ops/decode`.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from phasor.ops.custom_op import custom_op
+from phasor.ops.dispatch import Dispatch, Path, forced_path, functional_transform_why_not, needs_grad
+from phasor.ops.quantized.matrix import INT8_MAX, Int4Matrix, Int8Matrix, Matrix, QuantizedMatrix, dequantize
+from phasor.ops.quantized.pack import (
+    ARM,
+    KLEIDIAI,
+    VNNI,
+    X86_KERNELS,
+    pack_int4_as_int8,
+    pack_int4_kleidiai,
+    pack_int4_x86,
+)
+
+# With more rows than these, converting the weights and multiplying in float32 is faster.
+MAX_ROWS = {"int4": 4, "int8": 4}
+SMALLEST_STEP = 1e-30  # between the values that a row is rounded to, where it is all zeros
+INPUTS_MULTIPLE = 32  # the kernels have no code for what would be left over
+
+
+def cpu_kernel_why_not(x: Tensor, max_rows: int | None = None) -> str | None:
+    """Why no CPU kernel can take these rows."""
+    if x.device.type != "cpu":
+        return "the kernel is for CPUs"
+    if forced_path() == "reference":
+        return "the reference path is forced"
+    if x.dtype not in (torch.float32, torch.bfloat16):
+        return f"{str(x.dtype)[6:]} has no kernel"
+    if max_rows is not None and x.numel() > max_rows * x.shape[-1]:
+        return f"with more than {max_rows} rows, converting the weights is faster"
+    if needs_grad(x):
+        return "the kernel has no derivative"
+    return functional_transform_why_not()
+
+
+def integers_why_not(x: Tensor, matrix: QuantizedMatrix, bias: Tensor | None) -> str | None:
+    """Why integers are not multiplied."""
+    if not VNNI:
+        return "the processor has no VNNI instructions, which multiply 8-bit integers"
+    return cpu_kernel_why_not(x)
+
+
+def int4_x86_why_not(x: Tensor, matrix: QuantizedMatrix, bias: Tensor | None) -> str | None:
+    """Why the 4-bit kernel for x86 is not taken."""
+    if not isinstance(matrix, Int4Matrix):
+        return "the weights are in 8 bits"
+    if not X86_KERNELS:
+        return "the processor has neither AVX2 nor AVX-512"
+    return cpu_kernel_why_not(x, MAX_ROWS["int4"])
+
+
+def int4_kleidiai_why_not(x: Tensor, matrix: QuantizedMatrix, bias: Tensor | None) -> str | None:
+    """Why the 4-bit kernel for ARM is not taken."""
+    if not isinstance(matrix, Int4Matrix):
+        return "the weights are in 8 bits"
+    if not KLEIDIAI:
+        return "torch has no KleidiAI kernels here, which are for ARM processors"
+    return cpu_kernel_why_not(x)
+
+
+def int8_why_not(x: Tensor, matrix: QuantizedMatrix, bias: Tensor | None) -> str | None:
+    """Why the 8-bit kernel is not taken."""
+    if not isinstance(matrix, Int8Matrix):
+        return "the weights are in 4 bits"
+    if not (X86_KERNELS or ARM):
+        return "the processor has neither AVX2 nor AVX-512, nor is it an ARM one"
+    if matrix.values.shape[1] % INPUTS_MULTIPLE:
+        return f"{matrix.values.shape[1]} inputs are not a multiple of {INPUTS_MULTIPLE}"
+    return cpu_kernel_why_not(x, MAX_ROWS["int8"])
+
+
+@custom_op("phasor::int4_mm_x86")
+def int4_mm_x86(x: Tensor, weights: Tensor, scales: Tensor, group_size: int, outputs: int) -> Tensor:
+    """`x W^T` by the 4-bit kernel for x86, in bfloat16."""
+    rows = x.reshape(-1, x.shape[-1]).to(torch.bfloat16, copy=True)  # aligned, as the kernel needs it
+    y = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, weights, group_size, scales)
+    y = y[:, :outputs].to(x.dtype, memory_format=torch.contiguous_format, copy=True)
+    return y.view(*x.shape[:-1], outputs)
+
+
+@custom_op("phasor::int4_mm_kleidiai")
+def int4_mm_kleidiai(x: Tensor, weights: Tensor, group_size: int, outputs: int) -> Tensor:
+    """`x W^T` by the KleidiAI kernel, with rows rounded to 8 bits."""
+    inputs = x.shape[-1]
+    rows = x.reshape(-1, inputs).float().contiguous()
+    y = torch.ops.aten._dyn_quant_matmul_4bit(rows, weights, group_size, inputs, outputs)
+    return y.view(*x.shape[:-1], outputs).to(x.dtype)
+
+
+@custom_op("phasor::int8_mm")
+def int8_mm(x: Tensor, values: Tensor, scale: Tensor) -> Tensor:
+    """`x W^T` by the 8-bit kernel: in bfloat16 on x86, where float32 has no vectorized one."""
+    dtype = torch.bfloat16 if X86_KERNELS else x.dtype
+    rows = x.reshape(-1, x.shape[-1]).to(dtype, copy=True)  # aligned, as the kernel needs it
+    ones = torch.ones(len(values), dtype=dtype)  # scales would be rounded to that dtype
+    y = torch.ops.aten._weight_int8pack_mm(rows, values, ones) * scale
+    return y.view(*x.shape[:-1], len(values)).to(x.dtype)
+
+
+int4_mm_x86.register_fake(lambda x, weights, scales, group_size, outputs: x.new_empty(*x.shape[:-1], outputs))
+int4_mm_kleidiai.register_fake(lambda x, weights, group_size, outputs: x.new_empty(*x.shape[:-1], outputs))
+int8_mm.register_fake(lambda x, values, scale: x.new_empty(*x.shape[:-1], len(values)))
+
+
+def multiply_integers(x: Tensor, matrix: QuantizedMatrix, bias: Tensor | None) -> Tensor:
+    """The product of 8-bit integers, to which each row of `x` is rounded."""
+    values, scale = (matrix.packed or pack_int4_as_int8(matrix)) if isinstance(matrix, Int4Matrix) else matrix
+    rows = x.reshape(-1, x.shape[-1]).float()
+    step = rows.abs().amax(-1, keepdim=True).mul_(1 / INT8_MAX)
+    integers = (rows / step.clamp(min=SMALLEST_STEP)).round_().to(torch.int8)
+    assert scale is not None
+    y = torch._int_mm(integers, values.t()).mul(scale).mul_(step)
+    y = y if bias is None else y + bias
+    return y.to(x.dtype).view(*x.shape[:-1], len(values))
+
+
+def int4_x86(x: Tensor, matrix: Int4Matrix, bias: Tensor | None) -> Tensor:
+    """The product by `int4_mm_x86`."""
+    weights, scales = matrix.packed or pack_int4_x86(matrix)
+    y: Tensor = int4_mm_x86(x, weights, scales, matrix.group_size, len(matrix.values))
+    return y if bias is None else (y + bias).to(x.dtype)
+
+
+def int4_kleidiai(x: Tensor, matrix: Int4Matrix, bias: Tensor | None) -> Tensor:
+    """The product by `int4_mm_kleidiai`."""
+    weights = (matrix.packed or pack_int4_kleidiai(matrix)).weights
+    y: Tensor = int4_mm_kleidiai(x, weights, matrix.group_size, len(matrix.values))
+    return y if bias is None else (y + bias).to(x.dtype)
+
+
+def int8_kernel(x: Tensor, matrix: Int8Matrix, bias: Tensor | None) -> Tensor:
+    """The product by `int8_mm`."""
+    y: Tensor = int8_mm(x, matrix.values, matrix.scale)
+    return y if bias is None else (y + bias).to(x.dtype)
+
+
+def convert_and_multiply(x: Tensor, matrix: QuantizedMatrix, bias: Tensor | None) -> Tensor:
+    """The product with the weights in the dtype of `x`."""
+    if isinstance(matrix, Int4Matrix) or x.dtype == torch.float16:  # in which sums of integers may exceed its range
+        return F.linear(x, dequantize(matrix, x.dtype), bias)
+    y = F.linear(x, matrix.values.to(x.dtype))
+    y = y * matrix.scale  # in float32 or better
+    return (y if bias is None else y + bias).to(x.dtype)
+
+
+QUANTIZED_LINEAR = Dispatch(
+    Path("8-bit integers", multiply_integers, integers_why_not),
+    Path("4-bit kernel for x86, in bfloat16", int4_x86, int4_x86_why_not),
+    Path("4-bit KleidiAI kernel", int4_kleidiai, int4_kleidiai_why_not),
+    Path("8-bit kernel", int8_kernel, int8_why_not),
+    Path("converted layer by layer", convert_and_multiply),
+)
+
+
+def quantized_linear(x: Tensor, matrix: Matrix, bias: Tensor | None = None) -> Tensor:
+    """`x W^T + b` for a quantized matrix or one in the dtype of `x`; under autocast in the dtype of autocast.
+
+    >>> from phasor.ops.quantized import quantize_int8
+    >>> x, weight = torch.randn(3, 64), torch.randn(8, 64)
+    >>> matrix = quantize_int8(weight)
+    >>> exact = F.linear(x, dequantize(matrix, torch.float32))
+    >>> bool((quantized_linear(x, matrix) - exact).norm() < 0.01 * exact.norm())
+    True
+    >>> bool((quantized_linear(x, matrix) - F.linear(x, weight)).norm() < 0.02 * F.linear(x, weight).norm())
+    True
+    """
+    if isinstance(matrix, Tensor):
+        return F.linear(x, matrix, bias)
+    kind = x.device.type
+    x = x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+    y: Tensor = QUANTIZED_LINEAR(x, matrix, bias)
+    return y
+
+
+def quantized_embedding(tokens: Tensor, matrix: QuantizedMatrix, dtype: torch.dtype) -> Tensor:
+    """Rows of a quantized matrix, in a floating-point dtype.
+
+    >>> from phasor.ops.quantized import quantize_int8
+    >>> table = quantize_int8(torch.tensor([[127.0, 0.0], [254.0, -2.0]]))
+    >>> quantized_embedding(torch.tensor([1, 0]), table, torch.float32).tolist()
+    [[254.0, -2.0], [127.0, 0.0]]
+    """
+    index = tokens.flatten()
+    rows = type(matrix)(F.embedding(index, matrix.values), matrix.scale[index])
+    return dequantize(rows, dtype).unflatten(0, tokens.shape)

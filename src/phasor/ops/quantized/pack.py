@@ -1,0 +1,58 @@
+"""4-bit weights as the CPU kernels of torch read them."""
+
+from __future__ import annotations
+
+import platform
+
+import torch
+import torch.nn.functional as F
+
+from phasor.ops.quantized.matrix import Int4Matrix, PackedInt4, dequantize, nibbles_of, quantize_int8
+
+OUTPUTS_MULTIPLE = 16  # of the x86 kernel
+
+
+# What the processor has: kernels of torch for x86 that are vectorized, instructions for products of 8-bit integers, the
+# KleidiAI kernels for ARM, and ARM at all.
+X86_KERNELS = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+VNNI = bool(torch.cpu._is_vnni_supported()) and torch.backends.mkldnn.is_available()
+KLEIDIAI = bool(torch.backends.kleidiai.is_available())
+ARM = platform.machine() in ("aarch64", "arm64")
+
+
+def pack_int4(matrix: Int4Matrix) -> PackedInt4 | None:
+    """The weights as the kernel of this machine reads them; None where there is no kernel.
+
+    >>> from phasor.ops.quantized import quantize_int4
+    >>> packed = pack_int4(quantize_int4(torch.randn(16, 64)))
+    >>> packed is not None or not (X86_KERNELS or KLEIDIAI)
+    True
+    """
+    if matrix.values.device.type != "cpu":
+        return None
+    if KLEIDIAI:
+        return pack_int4_kleidiai(matrix)
+    if VNNI:
+        return pack_int4_as_int8(matrix)
+    return pack_int4_x86(matrix) if X86_KERNELS else None
+
+
+def pack_int4_kleidiai(matrix: Int4Matrix) -> PackedInt4:
+    """For the KleidiAI kernel, scales included."""
+    outputs, inputs = len(matrix.values), 2 * matrix.values.shape[1]
+    pack = torch.ops.aten._dyn_quant_pack_4bit_weight
+    return PackedInt4(pack(matrix.values, matrix.scale, None, matrix.group_size, inputs, outputs), None)
+
+
+def pack_int4_x86(matrix: Int4Matrix) -> PackedInt4:
+    """For the x86 kernel: scales and zeros are `[K/group, N, 2]`, and N is a multiple of 16."""
+    padding = (0, 0, 0, -len(matrix.values) % OUTPUTS_MULTIPLE)
+    nibbles = F.pad(nibbles_of(matrix.values).to(torch.int32), padding)
+    scale = F.pad(matrix.scale, padding).T
+    scales = torch.stack([scale, torch.zeros_like(scale)], dim=-1)
+    return PackedInt4(torch.ops.aten._convert_weight_to_int4pack_for_cpu(nibbles, 1), scales)
+
+
+def pack_int4_as_int8(matrix: Int4Matrix) -> PackedInt4:
+    """For products of 8-bit integers: rounded once more, to the 255 values of a row."""
+    return PackedInt4(*quantize_int8(dequantize(matrix, torch.float32)))

@@ -1,0 +1,289 @@
+"""Weights in 8 and 4 bits on the CPU: kernels against float64, which path is taken, folders that are saved."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+
+import pytest
+import torch
+from decoding import speaker
+from safetensors.torch import load_file, save_file
+from schemes import relative_change, tokens
+
+import phasor
+from phasor.checkpoints.load import open_model
+from phasor.config.recipe import Recipe
+from phasor.nn.quantized import Quantized, QuantizedLinear
+from phasor.ops import dispatch
+from phasor.ops.quantized import (
+    GROUP_SIZES,
+    QUANTIZED_LINEAR,
+    dequantize,
+    dequantize_int4_ref,
+    int4_linear_ref,
+    linear,
+    pack,
+    quantize_int4,
+    quantize_int4_ref,
+    quantize_int8,
+    quantized_embedding,
+    quantized_linear,
+)
+from phasor.training.build import check_model
+
+# What rounding changes: of rows, results and sums with a bias to bfloat16, and of rows to 8 bits.
+BFLOAT16, INT8_ROWS = 3 * 2**-8, 1.5e-2
+TIED, UNTIED = phasor.EmbeddingConfig(), phasor.EmbeddingConfig(tied=False)
+
+
+def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def model_of(**changes) -> phasor.Transformer:
+    return speaker(dim=64, hidden_dim=128, num_heads=2, head_dim=32, num_layers=2, **changes)
+
+
+# Quantization to 4 bits
+
+
+@pytest.mark.parametrize("size", GROUP_SIZES)
+def test_integers_are_the_nearest_of_their_group(size):
+    weight = randn(7, 256)
+    matrix = quantize_int4(weight, size)
+    assert matrix.group_size == size
+    assert (matrix.values.dtype, matrix.scale.dtype) == (torch.uint8, torch.bfloat16)
+    integers = quantize_int4_ref(weight.double(), matrix.scale.double())
+    exact = dequantize_int4_ref(matrix.values, matrix.scale.double())
+    scale = matrix.scale.double().repeat_interleave(size, -1)
+    torch.testing.assert_close(exact, integers * scale, atol=1e-12, rtol=0)
+    assert torch.equal(dequantize(matrix, torch.float64), exact)
+    # A scale of extreme / -8 alone would leave more error.
+    groups = weight.unflatten(-1, (-1, size))
+    plain = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)).squeeze(-1) / -8
+    other = quantize_int4_ref(weight, plain) * plain.repeat_interleave(size, -1)
+    assert (exact - weight).norm() < (other - weight).norm()
+
+
+def test_zeros_rows_and_values_that_are_not_finite():
+    assert not dequantize(quantize_int4(torch.zeros(2, 32)), torch.float32).any()
+    table = quantize_int4(randn(9, 64))
+    ids = torch.tensor([[3, 8], [0, 3]])
+    assert torch.equal(quantized_embedding(ids, table, torch.float32), dequantize(table, torch.float32)[ids])
+    model = model_of()
+    with torch.no_grad():
+        model.decoder.blocks[0].attention.qkv.weight[0, 0] = torch.nan
+    with pytest.raises(ValueError, match="not finite, and cannot be quantized to 4 bits"):
+        phasor.quantize(model, bits=4)
+
+
+# Kernels
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("outputs", [48, 50])  # a multiple of 16, as the x86 kernel needs it, and not
+@pytest.mark.parametrize("rows", [1, 5, 40])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_products_equal_float64_of_the_dequantized_matrix(bits, rows, outputs, dtype):
+    weight, x, bias = randn(outputs, 128), randn(rows, 128, seed=1).to(dtype), randn(outputs, seed=2).to(dtype)
+    matrix = quantize_int8(weight) if bits == 8 else quantize_int4(weight)
+    expected = x.double() @ dequantize(matrix, torch.float64).mT + bias.double()
+    found = quantized_linear(x[None], matrix, bias)
+    assert (found.shape, found.dtype) == ((1, rows, outputs), dtype)
+    tolerance = INT8_ROWS if pack.VNNI or (pack.KLEIDIAI and bits == 4) else BFLOAT16
+    assert relative_change(found[0].double(), expected) < tolerance
+    with dispatch.force_path("reference"):
+        assert relative_change(quantized_linear(x, matrix, bias).double(), expected) < BFLOAT16
+
+
+@pytest.mark.parametrize("rows", [1, 3, 33])
+def test_products_of_integers_are_exact_but_for_the_rounding_of_rows(rows):
+    """Any build of torch has the operation; without VNNI it is slow, and never chosen."""
+    for outputs, inputs in ((33, 47), (16, 256)):
+        matrix, x = quantize_int8(randn(outputs, inputs)), randn(rows, inputs, seed=1)
+        x[0] = 0
+        step = x.double().abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
+        rounded = (x.double() / step).round() * step
+        found = linear.multiply_integers(x, matrix, None).double()
+        expected = rounded @ dequantize(matrix, torch.float64).mT
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        if rows > 1:  # a row does not depend on the others
+            alone = linear.multiply_integers(x[-1:], matrix, None)
+            assert torch.equal(alone[0].double(), found[-1])
+
+
+def test_the_x86_kernel_in_every_group_size():
+    if not pack.X86_KERNELS:
+        pytest.skip("needs AVX2 or AVX-512")
+    for size in GROUP_SIZES:
+        matrix, x = quantize_int4(randn(33, 256), size), randn(3, 256, seed=1)
+        found = linear.int4_x86(x, matrix, None)
+        assert (
+            relative_change(found.double(), int4_linear_ref(x.double(), matrix.values, matrix.scale.double()))
+            < BFLOAT16
+        )
+
+
+def test_the_layout_of_the_kleidiai_kernel():
+    """Every build of torch has the operation; on other processors than ARM it is slow, and never chosen."""
+    for size in GROUP_SIZES[:2]:
+        matrix, x = quantize_int4(randn(33, 128), size), randn(2, 3, 128, seed=1)
+        found = linear.int4_kleidiai(x, matrix, None)
+        expected = int4_linear_ref(x.double(), matrix.values, matrix.scale.double())
+        assert relative_change(found.double(), expected) < INT8_ROWS
+
+
+def test_which_path_a_product_takes(monkeypatch):
+    x, eight, four = randn(1, 64), quantize_int8(randn(16, 64)), quantize_int4(randn(16, 64))
+
+    def path(x, matrix):
+        return QUANTIZED_LINEAR.explain(x, matrix, None)
+
+    for vnni, x86, kleidiai, arm, expected in (
+        (True, True, False, False, ["8-bit integers"] * 2),
+        (False, True, False, False, ["8-bit kernel", "4-bit kernel for x86, in bfloat16"]),
+        (False, False, True, True, ["8-bit kernel", "4-bit KleidiAI kernel"]),
+        (False, False, False, True, ["8-bit kernel", "converted layer by layer"]),
+        (False, False, False, False, ["converted layer by layer"] * 2),
+    ):
+        for name, value in (("VNNI", vnni), ("X86_KERNELS", x86), ("KLEIDIAI", kleidiai), ("ARM", arm)):
+            monkeypatch.setattr(linear, name, value)
+        assert [path(x, matrix)[0] for matrix in (eight, four)] == expected
+    monkeypatch.setattr(linear, "X86_KERNELS", True)
+    many = linear.MAX_ROWS["int8"] + 1
+    for given, matrix, reason in (
+        (x.double(), eight, "float64 has no kernel"),
+        (randn(many, 64), eight, "converting the weights is faster"),
+        (x.clone().requires_grad_(), eight, "no derivative"),
+        (randn(1, 48), quantize_int8(randn(16, 48)), "48 inputs are not a multiple of 32"),
+    ):
+        name, reasons = path(given, matrix)
+        assert name == "converted layer by layer"
+        assert reason in reasons["8-bit kernel"]
+
+
+def test_gradients_flow_through_quantized_weights():
+    x, matrix = randn(2, 64).requires_grad_(), quantize_int4(randn(16, 64))
+    quantized_linear(x, matrix).sum().backward()
+    torch.testing.assert_close(x.grad, dequantize(matrix, torch.float32).sum(0).expand(2, -1), atol=1e-4, rtol=1e-4)
+
+
+# Models
+
+
+@pytest.mark.parametrize("embedding", [TIED, UNTIED], ids=["tied", "untied"])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_logits_equal_those_of_the_dequantized_weights(bits, embedding):
+    model = model_of(embedding=embedding)
+    small, exact = phasor.quantize(model, bits=bits), copy.deepcopy(model).double()
+    state = exact.state_dict()
+    for name, part in small.named_modules():
+        if isinstance(part, Quantized):
+            assert part.weight.dtype == (torch.int8 if bits == 8 else torch.uint8)
+            state[f"{name}.weight"].copy_(dequantize(part.matrix, torch.float64))
+    ids = tokens(1, 9)
+    with torch.no_grad():
+        assert relative_change(small(ids).double(), exact(ids)) < 0.02
+        assert relative_change(copy.deepcopy(small).bfloat16().float()(ids).double(), exact(ids)) < 0.02
+        torch.testing.assert_close(copy.deepcopy(small).double()(ids), exact(ids), atol=1e-9, rtol=1e-9)
+
+
+def test_rows_that_groups_do_not_divide_stay_in_8_bits():
+    small = phasor.quantize(speaker(dim=32, hidden_dim=48, num_heads=2, num_layers=1), bits=4)
+    network = small.decoder.blocks[0].feedforward
+    assert (network.up.weight.dtype, network.down.weight.dtype) == (torch.uint8, torch.int8)
+    assert isinstance(network.down, QuantizedLinear)
+
+
+@pytest.mark.parametrize("embedding", [TIED, UNTIED], ids=["tied", "untied"])
+@pytest.mark.parametrize("options", [{}, {"bits": 4}, {"bits": 4, "group_size": 64}], ids=str)
+def test_saved_and_loaded(options, embedding, tmp_path):
+    model = model_of(embedding=embedding)
+    small, ids = phasor.quantize(model, **options), tokens(2, 5)
+    phasor.save(small, tmp_path / "small")
+    phasor.save(model, tmp_path / "large")
+    loaded = phasor.load(tmp_path / "small")
+    files = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("small", "large")]
+    assert files[0] < 0.6 * files[1]
+    with torch.no_grad():
+        assert torch.equal(loaded(ids), small(ids))
+        rounded = phasor.load(tmp_path / "small", dtype=torch.bfloat16)
+        assert relative_change(rounded(ids).float(), small(ids)) < 0.1
+    assert rounded.decoder.norm.weight.dtype == rounded.tokens.dtype == torch.bfloat16
+    assert not any(p.requires_grad for p in loaded.parameters())
+    assert phasor.generate(loaded, [3, 5], max_new_tokens=6) == phasor.generate(small, [3, 5], max_new_tokens=6)
+    phasor.save(loaded, tmp_path / "small")  # in its own place
+    assert phasor.verify(tmp_path / "small")[0].wrong == []
+
+
+def test_a_folder_that_does_not_fit_is_refused(tmp_path):
+    folder = tmp_path / "model"
+    phasor.save(phasor.quantize(model_of(), bits=4), folder)
+    file, weights = folder / "quantization.json", folder / "model.safetensors"
+    told, held = file.read_text(), load_file(weights)
+    assert json.loads(told) == {"bits": 4, "group_size": 32}
+    name = "decoder.blocks.0.attention.qkv"
+
+    def refused(text):
+        with pytest.raises(ValueError, match=text) as error:
+            phasor.load(folder, verify=False)
+        assert "\n" not in str(error.value)
+
+    for wrong in ({"bits": 3, "group_size": 32}, {"bits": 4}, {"bits": 4, "group_size": "32"}, {}):
+        file.write_text(json.dumps(wrong))
+        refused(f"{re.escape(str(file))} must say bits")
+    file.write_text(json.dumps({"bits": 8, "group_size": 32}))
+    refused(f"does not fit its configuration.*{name}.weight has the shape")
+    file.write_text(json.dumps({"bits": 4, "group_size": 64}))
+    refused(f"does not fit its configuration.*{name}.scales has the shape")
+    file.unlink()
+    refused("does not fit its configuration.*scales is not the model's")
+    file.write_text(told)
+    for part, kind, stored in (("weight", torch.int8, "I8, not U8"), ("scales", torch.float32, "F32, not BF16")):
+        save_file(held | {f"{name}.{part}": held[f"{name}.{part}"].to(kind)}, weights, {"format": "pt"})
+        refused(f"does not fit its quantization.json: {name}.{part} is stored as {stored}")
+    save_file({k: v for k, v in held.items() if k != f"{name}.scales"}, weights, {"format": "pt"})
+    refused(f"{name}.scales is missing")
+    own = phasor.quantize(model_of(), bits=4)
+    own.decoder.blocks[0].attention.out = torch.nn.Linear(64, 64, bias=False)
+    with pytest.raises(
+        ValueError, match=r"parts of its own cannot be saved: decoder\.blocks\.0\.attention\.out\.weight"
+    ):
+        phasor.save(own, tmp_path / "other")
+
+
+def test_convert_and_commands(tmp_path):
+    model = model_of()
+    phasor.save(model, tmp_path / "large")
+    phasor.convert(tmp_path / "large", tmp_path / "small", bits=4)
+    expected = phasor.generate(phasor.quantize(model, bits=4), [3, 5], max_new_tokens=6)
+    assert phasor.generate(phasor.load(tmp_path / "small"), [3, 5], max_new_tokens=6) == expected
+    with pytest.raises(ValueError, match="quantized weights are saved in the format phasor, not hf"):
+        phasor.convert(tmp_path / "small", tmp_path / "hf")
+    with pytest.raises(ValueError, match="quantized already"):
+        phasor.convert(tmp_path / "small", tmp_path / "again", bits=8)
+    with pytest.raises(ValueError, match="leave check out"):
+        phasor.convert(tmp_path / "large", tmp_path / "again", bits=8, check=True)
+    found = phasor.backends(tmp_path / "small", device="cuda", weights="int4")
+    taken = {one.op: one for one in found.ops}
+    assert "weights in 4 bits have kernels on a CPU only" in taken["decoding step"].reason
+    assert taken["quantized weights, one row"].path == "converted layer by layer"
+
+
+def test_a_quantized_folder_is_neither_trained_nor_cut_over_processes(tmp_path):
+    phasor.save(phasor.quantize(model_of()), tmp_path / "small")
+    with pytest.raises(ValueError, match="small are quantized: train the original model"):
+        check_model(Recipe.from_dict({"init_from": str(tmp_path / "small")}))
+    with open_model(tmp_path / "small") as opened, pytest.raises(ValueError, match="neither trained nor cut"):
+        next(opened.weights())
+
+
+def test_compiled_steps_generate_the_same():
+    for bits in (8, 4):
+        small = phasor.quantize(model_of(), bits=bits)
+        with torch.inference_mode():
+            step = torch.compile(small.decoder.blocks[0].feedforward, backend="eager", fullgraph=True)
+            x = randn(1, 2, 64)
+            assert torch.equal(step(x), small.decoder.blocks[0].feedforward(x))
