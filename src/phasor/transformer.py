@@ -72,6 +72,7 @@ class Stack(nn.Module):
         self.layers = [model.layer(i) for i in range(model.depth(side))]
         self.schemes = list(dict.fromkeys([model.input_position, *(layer.position for layer in self.layers)]))
         self.scheme_of = [self.schemes.index(layer.position) for layer in self.layers]
+        self.place_in_scheme = [self.scheme_of[:i].count(which) for i, which in enumerate(self.scheme_of)]
         self.positions = nn.ModuleList(build_position(scheme, model, side) for scheme in self.schemes)
         self.axes = max(scheme.axes for scheme in self.schemes)
         self.needs_length = any(scheme.depends_on_length for scheme in self.schemes)
@@ -162,7 +163,9 @@ class Stack(nn.Module):
                 narrowed[key] = mask.with_window(*key[1:3]).with_pattern(pattern)
             ctx = AttentionContext(narrowed[key], schemes[which], prepared[which, windows[index]], rows, key_positions)
             ctx.decays = windows[index] is not None
-            ctx.update_kv = None if step is None else step.update
+            ctx.layer = self.place_in_scheme[index]
+            if step is not None:
+                ctx.update_kv, ctx.update_sums, ctx.sums_before = step.update, step.update_sums, step.sums_before
             if layer.attention.cap_sinks:
                 ctx.sink_positions = self._sink_positions(x, replace(seq, window=windows[index]), layer, which)
             ctx.weights = record.attention

@@ -120,6 +120,11 @@ class ModelConfig(Config):
             )
         for layer in map(self.layer, range(max(1, len(self.layers)))):
             unfit = "input" in self.position.acts_on or layer.position.axes > 1
+            if layer.attention.cap_sinks and layer.position.num_sums(self):
+                raise ValueError(
+                    "AttentionConfig.cap_sinks caps the distance to sink tokens, "
+                    f"and the positions {layer.position.kind!r} follow the input instead"
+                )
             if layer.attention.cap_sinks and unfit:
                 raise ValueError(
                     f"AttentionConfig.cap_sinks needs positions of one axis that act inside layers, "

@@ -97,6 +97,14 @@ class PositionConfig(Choice, what="position scheme"):
         """The shapes of what the scheme learns in each stack of a model."""
         return ()
 
+    def layer_weight_shapes(self, model: ModelConfig) -> tuple[tuple[int, ...], ...]:
+        """The shapes of what the scheme learns for each layer that uses it."""
+        return ()
+
+    def num_sums(self, model: ModelConfig) -> int:
+        """How many running sums over its input a layer keeps for each token; 0 where positions do not depend on it."""
+        return 0
+
     @classmethod
     def examples(cls) -> dict[str, PositionConfig]:
         """Small configurations by name, which every contract test runs, in a model with a head_dim of 8."""

@@ -16,10 +16,11 @@ from phasor.nn.attention import Attention, AttentionContext
 from phasor.nn.norm import build_norm
 from phasor.nn.positions.base import Position, build_position
 from phasor.nn.positions.rotary.module import Angles, Rotary
+from phasor.nn.positions.sums import Sums
 from phasor.nn.quantized import QuantizedLinear
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops.adamw.adamw import AdamW, StepTensors
-from phasor.ops.attention import Bias, Mask, ScoreMod, SinkQueries
+from phasor.ops.attention import Bias, Mask, ScoreMod, SinkQueries, SumBias
 from phasor.ops.quantized import QuantizedMatrix
 from phasor.ops.rope import RopeArgs
 from phasor.quantization import WEIGHTS, quantize
@@ -200,9 +201,13 @@ class Case:
             optimizer = AdamW([weight], fused=True)
             return optimizer, optimizer.gather()
 
-    def _bias(self, max_distance: int | None) -> Bias | None:
+    def _bias(self, max_distance: int | None) -> Bias | SumBias | None:
         if "scores" not in self.layer.position.acts_on:
             return None
         with torch.device("meta"):
             seq = SequenceInfo(torch.arange(self.length), self.length, max_distance=max_distance)
-            return self.position.on_scores(self.position.prepare(seq, torch.empty(1, 1, 1, dtype=self.dtype)))
+            prepared = self.position.prepare(seq, torch.empty(1, 1, 1, dtype=self.dtype))
+            if self.position.num_sums:
+                sums = Sums(torch.empty(1, self.length, self.position.num_sums, dtype=torch.int64))
+                prepared = self.position.with_sums(prepared, sums, sums)
+            return self.position.on_scores(prepared)

@@ -123,6 +123,9 @@ def fill(cache: Cache, tensors: dict[str, Tensor]) -> Cache:
     for name, table in (("positions", cache.positions), ("document_ids", cache.document_ids or {})):
         for i, layer in enumerate(table.values()):
             layer.data = tensors[f"{name}.{i}"]
+    for i, sums in enumerate(cache.sums):
+        if sums is not None:
+            sums.data = tensors[f"sums.{i}"]
     return cache
 
 
@@ -135,6 +138,7 @@ def tensors_of(cache: KVCache) -> dict[str, Tensor]:
         named |= {f"{name}.{i}": layer.data for i, layer in enumerate(layers)}
     for name, table in (("positions", cache.positions), ("document_ids", cache.document_ids or {})):
         named |= {f"{name}.{i}": layer.data for i, layer in enumerate(table.values())}
+    named |= {f"sums.{i}": sums.data for i, sums in enumerate(cache.sums) if sums is not None}
     for i, (k, v) in enumerate(cache.cross_kv):
         named |= {f"cross_keys.{i}": k, f"cross_values.{i}": v}
     if cache.memory is not None:

@@ -37,9 +37,15 @@ class DynamicLayerStep:
     write: RingWrite
     keys: LayerCache
     values: LayerCache
+    sums: LayerCache | None = None
+    sums_before: Tensor | None = None
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return self.write.update(self.keys, k), self.write.update(self.values, v)
+
+    def update_sums(self, sums: Tensor) -> Tensor:
+        assert self.sums is not None
+        return self.write.update(self.sums, sums)
 
 
 class KVCache:
@@ -94,6 +100,9 @@ class KVCache:
             ]
             for _ in ("keys", "values")
         )
+        self.sums = [
+            self._new_sums(x, layer.position.num_sums(config)) for x, layer in zip(self.layouts, layers, strict=True)
+        ]
         self.positions = self.new_table()
         self.document_ids: dict[SlotLayout, LayerCache] | None = None
 
@@ -110,6 +119,13 @@ class KVCache:
             x: LayerCache(torch.zeros(self.batch_size, x.slots, dtype=torch.int64, device=device), x)
             for x in self.layouts
         }
+
+    def _new_sums(self, layout: SlotLayout, count: int) -> LayerCache | None:
+        """Running sums over the input of a layer, of 64 bits each, where its scheme has any."""
+        if count == 0:
+            return None
+        shape = self.batch_size, layout.slots, count
+        return LayerCache(torch.zeros(shape, dtype=torch.int64, device=self.keys[0].data.device), layout)
 
     @property
     def length(self) -> int | list[int]:
@@ -133,8 +149,8 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the keys and values, an encoder's included."""
-        own = sum(layer.data.nbytes for layer in (*self.keys, *self.values))
+        """Bytes of the keys and values, an encoder's included, and of running sums."""
+        own = sum(layer.data.nbytes for layer in (*self.keys, *self.values, *self.sums) if layer is not None)
         return own + sum(k.nbytes + v.nbytes for k, v in self.cross_kv)
 
     def sequence_info(self, tokens: Tensor, args: SequenceArgs) -> SequenceInfo:
@@ -195,6 +211,7 @@ class KVCache:
         if seq.document_ids is not None and self.document_ids is None:
             self.document_ids = self.new_table()
         rows = self._rows_to_store(seq).expand(self.batch_size, count)
+        sums_before = [None if sums is None else self._last_entries(sums) for sums in self.sums]
         self.broken = True
         per_layout: dict[SlotLayout, tuple[Mask, Tensor, RingWrite]] = {}
         for layout in self.positions:
@@ -207,8 +224,10 @@ class KVCache:
             per_layout[layout] = self._mask(write, seq, mask, document_ids), positions, write
         self._pending = seq, after, prefixes
         return [
-            DynamicLayerStep(*per_layout[layout], keys, values)
-            for layout, keys, values in zip(self.layouts, self.keys, self.values, strict=True)
+            DynamicLayerStep(*per_layout[layout], keys, values, sums, before)
+            for layout, keys, values, sums, before in zip(
+                self.layouts, self.keys, self.values, self.sums, sums_before, strict=True
+            )
         ]
 
     def _mask(self, write: RingWrite, seq: SequenceInfo, mask: Mask, document_ids: Tensor | None) -> Mask:
@@ -314,11 +333,15 @@ class KVCache:
 
     def _last(self, table: dict[SlotLayout, LayerCache]) -> Tensor:
         """The entry of each row's last token, `[B]`; zero for rows that hold none."""
-        layout, cache = next(iter(table.items()))
-        slots = [layout.slot(n - 1) if n else 0 for n in self.counts]
+        return self._last_entries(next(iter(table.values())))
+
+    def _last_entries(self, cache: LayerCache) -> Tensor:
+        """The entry of each row's last token, `[B, ...]`; zero for rows that hold none."""
+        slots = [cache.layout.slot(n - 1) if n else 0 for n in self.counts]
         rows = torch.arange(self.batch_size, device=cache.data.device)
         entries = cache.data[rows, torch.tensor(slots, device=cache.data.device)]
-        return torch.where(torch.tensor(self.counts, device=entries.device) > 0, entries, 0)
+        held = torch.tensor(self.counts, device=entries.device) > 0
+        return torch.where(held.view(-1, *[1] * (entries.dim() - 1)), entries, 0)
 
     def crop(self, tokens: int | Sequence[int]) -> None:
         """Undo the last tokens: an integer, or one per row.
@@ -410,6 +433,7 @@ class KVCache:
             return dict(zip(old, layers(list(old.values())), strict=True))
 
         self.keys, self.values, self.positions = layers(self.keys), layers(self.values), table(self.positions)
+        self.sums = [None if sums is None else layers([sums])[0] for sums in self.sums]
         self.document_ids = None if self.document_ids is None else table(self.document_ids)
         self.cross_kv = [(change(k, None), change(v, None)) for k, v in self.cross_kv]
         if isinstance(self.next_positions, Tensor):

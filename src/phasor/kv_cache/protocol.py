@@ -31,9 +31,14 @@ class LayerStep(Protocol):
 
     mask: Mask
     key_positions: Tensor
+    sums_before: Tensor | None  # running sums up to the last token held, `[B, sums]`
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store the keys and values `[B, T, K, D]` of this call and return all that it attends to."""
+        ...
+
+    def update_sums(self, sums: Tensor) -> Tensor:
+        """Store the running sums `[B, T, sums]` of this call and return those of all keys that it attends to."""
         ...
 
 

@@ -49,6 +49,14 @@ class SlotLayout:
         """The slot of a row's token with that index."""
         return token if token < self.sinks else self.sinks + (token - self.sinks) % self.ring
 
+    def slots_of(self, tokens: Tensor) -> Tensor:
+        """The slots of tokens given by their index in a tensor.
+
+        >>> SlotLayout(1, 4, 4).slots_of(torch.tensor([0, 4, 5])).tolist()
+        [0, 4, 1]
+        """
+        return torch.where(tokens < self.sinks, tokens, self.sinks + (tokens - self.sinks) % self.ring)
+
     def slots_in_use(self, tokens: int) -> int:
         """How many of the slots, from the first on, can hold something after so many tokens."""
         return min(tokens, self.slots)

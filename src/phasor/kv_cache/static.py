@@ -28,9 +28,15 @@ class StaticLayerStep:
     slot: Tensor  # [B], of each row's new token
     keys: Tensor
     values: Tensor
+    sums: Tensor | None = None
+    sums_before: Tensor | None = None
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return write_slot(self.keys, self.slot, k).to(k.dtype), write_slot(self.values, self.slot, v).to(v.dtype)
+
+    def update_sums(self, sums: Tensor) -> Tensor:
+        assert self.sums is not None
+        return write_slot(self.sums, self.slot, sums)
 
 
 def write_slot(data: Tensor, slot: Tensor, new: Tensor) -> Tensor:
@@ -66,6 +72,7 @@ class StaticKVCache:
         self.config, self.layouts, self.length = cache.config, cache.layouts, length
         self.keys = [layer.data for layer in cache.keys]
         self.values = [layer.data for layer in cache.values]
+        self.sums = [None if layer is None else layer.data for layer in cache.sums]
         self.positions = {layout: table.data for layout, table in cache.positions.items()}
         self.counts, self.next_positions, self.origins = row, row.clone()[:, None], row.clone()[:, None]
         self.memory, self.cross_kv = cache.memory, cache.cross_kv
@@ -109,6 +116,9 @@ class StaticKVCache:
             reorder_cache = reorder_cache_ref
         for keys, values in zip(self.keys, self.values, strict=True):
             reorder_cache(keys, values, order, self.counts, beams)
+        for sums in self.sums:
+            if sums is not None:
+                sums.copy_(sums[order])
 
     def sequence_info(self, tokens: Tensor, args: SequenceArgs) -> SequenceInfo:
         """One token per row, right after those held."""
@@ -125,15 +135,22 @@ class StaticKVCache:
             raise ValueError("a static cache takes no prefix_length: a prefix belongs to the first call")
         per_layout: dict[SlotLayout, tuple[Mask, Tensor, Tensor]] = {}
         for layout, table in self.positions.items():
-            ring = layout.sinks + (self.counts - layout.sinks) % layout.ring
-            slot = torch.where(self.counts < layout.sinks, self.counts, ring)
+            slot = layout.slots_of(self.counts)
             held = None if layout.window is None else layout.token_index(self.counts + 1, layout.slots)
             causal = Mask(causal=True, query_index=self.counts[:, None], key_index=held)
             per_layout[layout] = causal, write_slot(table, slot, seq.rows.expand(len(slot), 1)), slot
         return [
-            StaticLayerStep(*per_layout[layout], keys, values)
-            for layout, keys, values in zip(self.layouts, self.keys, self.values, strict=True)
+            StaticLayerStep(*per_layout[layout], keys, values, sums, self._sums_before(layout, sums))
+            for layout, keys, values, sums in zip(self.layouts, self.keys, self.values, self.sums, strict=True)
         ]
+
+    def _sums_before(self, layout: SlotLayout, sums: Tensor | None) -> Tensor | None:
+        """The running sums up to each row's last token, `[B, sums]`; zeros for rows that hold none."""
+        if sums is None:
+            return None
+        slots = layout.slots_of((self.counts - 1).clamp(min=0))
+        last = sums[torch.arange(len(slots), device=slots.device), slots]
+        return torch.where(self.counts[:, None] > 0, last, 0)
 
     def commit(self) -> None:
         self.counts.add_(1)

@@ -22,7 +22,9 @@ from phasor.nn.positions.base import Position, build_position
 from phasor.nn.positions.phase import cos_sin_of
 from phasor.nn.positions.rotary.module import Rotary, table_of
 from phasor.nn.positions.sinusoidal.module import Sinusoidal
+from phasor.nn.positions.sums import Sums
 from phasor.nn.sequence import SequenceInfo
+from phasor.ops.attention import SumBias
 from phasor.ops.rope import rotate_pairs
 
 TABLE_LENGTH = 1024  # of learned positions that state no length of their own
@@ -74,9 +76,18 @@ class EncodingScheme:
         """What the scheme adds to the scores between positions, `[heads, queries, keys]`."""
         like = torch.zeros(1, len(queries), 1, dtype=torch.float64)
         prepared = self.module.prepare(SequenceInfo(queries, len(queries)), like)
+        if self.module.num_sums:
+            prepared = self.module.with_sums(prepared, self.sums(queries), self.sums(keys))
         add = self.module.on_scores(prepared)
         assert add is not None
+        if isinstance(add, SumBias):
+            return finite(add.block(torch.arange(len(queries)), torch.arange(len(keys)), torch.float64)[0])
         return finite(add(queries[None], keys[None])[0].double())
+
+    def sums(self, positions: Tensor) -> Sums:
+        """The running sums of a scheme that has them, over tokens that are all zeros."""
+        step = self.module.steps(torch.zeros(1, 1, self.dim, dtype=torch.float64), 0, None).fixed
+        return Sums(positions[None, :, None] * step)
 
 
 @functools.lru_cache(maxsize=64)
@@ -98,7 +109,7 @@ def build_scheme(
     model = plain_model(dim, heads, table_length)
     position.check_model(model)
     with use_seed(seed):
-        module = build_position(position, model, side)
+        module = build_position(position, model.replace(position=position) if position.num_sums(model) else model, side)
         module.reset_parameters(model)
     return EncodingScheme(module.eval(), dim)
 

@@ -19,7 +19,8 @@ def window_config(config: ModelConfig, window: int | None, sinks: int | None = N
     own = [config.layer(i).attention for i in range(config.num_layers)]
     if window is None and all(attention.window is None for attention in own):
         raise ValueError("sinks are tokens that stay visible behind a window, and this model has none: give window too")
-    capped = "input" not in config.position.acts_on and all(p.axes == 1 for p in config.layer_positions())
+    by_distance = all(p.axes == 1 and not p.num_sums(config) for p in config.layer_positions())
+    capped = "input" not in config.position.acts_on and by_distance
 
     def narrow(attention: AttentionConfig) -> AttentionConfig:
         if window is None:

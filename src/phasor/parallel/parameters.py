@@ -210,6 +210,7 @@ def around_blocks(model: ModelConfig, side: Side) -> Iterator[Weight]:
     layers = [model.layer(i).position for i in range(model.depth(side))]
     for scheme in dict.fromkeys([model.input_position, *layers]):
         yield from map(Weight, scheme.weight_shapes(model))
+        yield from map(Weight, scheme.layer_weight_shapes(model) * layers.count(scheme))
     if model.embedding.token_types:
         yield Weight((model.embedding.token_types, model.input_width))
     if model.embedding.norm:

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from phasor.config import ModelConfig, PositionConfig
 from phasor.config.model import Side
+from phasor.nn.positions.sums import Steps, Sums
 from phasor.nn.sequence import SequenceInfo
-from phasor.ops.attention import Bias
+from phasor.ops.attention import Bias, SumBias
 from phasor.ops.rope import split_qkv
 
 PerHead = TypeVar("PerHead", Tensor, tuple[float, ...])
@@ -28,6 +29,8 @@ class Position(nn.Module):
     """
 
     modules_by_config: ClassVar[dict[type[PositionConfig], type[Position]]] = {}
+
+    num_sums = 0  # running sums over the input that a layer keeps for each token
 
     config: PositionConfig = PositionConfig.from_dict({"kind": "none"})
     head_part = (0, 1)  # which of how many parts of the heads this process has
@@ -90,7 +93,15 @@ class Position(nn.Module):
         """Factors `[B or 1, T, 1, D]` of queries `since` positions after a reference; keys have the inverse."""
         raise NotImplementedError(f"{type(self).__name__} has no decay")
 
-    def on_scores(self, prepared: Any) -> Bias | None:
+    def steps(self, x: Tensor, layer: int, prepared: Any) -> Steps:
+        """What the tokens of a layer's input `[B, T, dim]` add to its sums; `layer` counts those with the scheme."""
+        raise NotImplementedError(f"{type(self).__name__} has no running sums")
+
+    def with_sums(self, prepared: Any, queries: Sums, keys: Sums) -> Any:
+        """What the hooks of a layer take in place of what was prepared, given the running sums up to its tokens."""
+        raise NotImplementedError(f"{type(self).__name__} has no running sums")
+
+    def on_scores(self, prepared: Any) -> Bias | SumBias | None:
         """What positions add to scores, called block by block; None for nothing."""
         return None
 
@@ -137,6 +148,11 @@ def module_class(config: type[PositionConfig]) -> type[Position]:
         f"no module computes the position scheme {config.kind!r}: "
         f"define one as `class Name(Position, config={config.__name__})`"
     )
+
+
+def layers_with(config: PositionConfig, model: ModelConfig, side: Side) -> int:
+    """The number of layers of an encoder or a decoder whose scheme is this one, or has it as a part."""
+    return sum(config in model.layer(i).position.parts for i in range(model.depth(side)))
 
 
 def build_position(config: PositionConfig, model: ModelConfig, side: Side) -> Position:

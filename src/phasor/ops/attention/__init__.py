@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phasor.ops.attention.attention import ATTENTION, attention
-from phasor.ops.attention.bias import Bias, DistanceBias
+from phasor.ops.attention.bias import Bias, DistanceBias, SumBias
 from phasor.ops.attention.mask import Mask, dense_mask
 from phasor.ops.attention.reference import attention_ref
 from phasor.ops.attention.score_mod import ScoreMod, SinkQueries
@@ -15,6 +15,7 @@ __all__ = [
     "Mask",
     "ScoreMod",
     "SinkQueries",
+    "SumBias",
     "attention",
     "attention_ref",
     "dense_mask",

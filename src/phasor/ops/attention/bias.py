@@ -1,4 +1,4 @@
-"""What positions add to scores: any function of positions, or a function of distance given as data."""
+"""What positions add to scores: any function of positions, a function of distance, or a difference of sums."""
 
 from __future__ import annotations
 
@@ -57,3 +57,44 @@ class DistanceBias:
             # A distance of 0 is 0 to every power; its gradient with respect to the power is that of 1, which is 0.
             return distance.clamp(min=1).to(self.powers.dtype) ** self.powers[:, None, None] * (distance > 0)
         return distance
+
+
+@dataclass(frozen=True)
+class SumBias:
+    """Minus the difference to either side of two sums in fixed point: one of a query, one of a key.
+
+    `queries` and `keys` are int64, `[B, Tq, H]` and `[B, Tk, H]`, in multiples of `unit`; differences are exact. The
+    gradients go through `query_zeros` and `key_zeros`, zeros in floats, where they are given.
+
+    >>> import torch
+    >>> bias = SumBias(torch.tensor([[[-6]]]), torch.tensor([[[-2], [-6]]]), unit=0.5)
+    >>> bias.block(torch.tensor([0]), torch.tensor([0, 1])).tolist()
+    [[[[-2.0, -0.0]]]]
+    """
+
+    queries: Tensor
+    keys: Tensor
+    unit: float
+    query_zeros: Tensor | None = None
+    key_zeros: Tensor | None = None
+
+    @property
+    def learned(self) -> tuple[Tensor | None, ...]:
+        """What gets the gradient of the bias."""
+        return self.query_zeros, self.key_zeros
+
+    def map(self, of_queries: Callable[[Tensor], Tensor], of_keys: Callable[[Tensor], Tensor]) -> SumBias:
+        """The same bias with the tensors of queries and of keys rearranged."""
+        zeros = (self.query_zeros, of_queries), (self.key_zeros, of_keys)
+        own = (None if x is None else change(x) for x, change in zeros)
+        return SumBias(of_queries(self.queries), of_keys(self.keys), self.unit, *own)
+
+    def block(self, queries: Tensor, keys: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The bias between queries and keys given by index, `[B, H, queries, keys]`."""
+        of_queries, of_keys = (x.mT[..., index] for x, index in ((self.queries, queries), (self.keys, keys)))
+        difference = (of_queries[..., :, None] - of_keys[..., None, :]).to(dtype) * self.unit
+        if self.query_zeros is not None:
+            difference = difference + self.query_zeros.mT[..., queries, None]
+        if self.key_zeros is not None:
+            difference = difference - self.key_zeros.mT[..., None, keys]
+        return -difference.abs()

@@ -116,6 +116,6 @@ def slice_block(
     k, v = (
         torch.cat([x[:, a:b] for a, b in ranges], dim=1) if len(ranges) > 1 else x[:, slice(*ranges[0])] for x in (k, v)
     )
-    visible, bias = mask.block(queries, keys), score_mod.block_bias(queries, keys, mask)
+    visible, bias = mask.block(queries, keys), score_mod.block_bias(queries, keys, mask, q)
     q, k = score_mod.concat_sink_queries(q[:, start:stop], k, slice(start, stop), keys, mask)
     return q, k, v, visible, bias

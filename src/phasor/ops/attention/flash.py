@@ -9,7 +9,7 @@ from torch import Tensor
 
 from phasor.ops import dispatch
 from phasor.ops.attention import intervals
-from phasor.ops.attention.bias import DistanceBias
+from phasor.ops.attention.bias import DistanceBias, SumBias
 from phasor.ops.attention.mask import Mask
 from phasor.ops.attention.score_mod import ScoreMod
 from phasor.ops.custom_op import custom_op
@@ -30,6 +30,8 @@ def why_not(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) ->
             return "the distance to sink tokens is capped, for which the kernel has no backward pass"
         if mask.prefix_length is not None or mask.window is None:
             return "the distance to sink tokens is capped, and they are not all of the keys outside of a window"
+    if isinstance(score_mod.bias, SumBias):
+        return "the bias is a difference of running sums, which the kernel does not have"
     if score_mod.bias is not None and not isinstance(score_mod.bias, DistanceBias):
         return "the bias is not a DistanceBias"
     if score_mod.bias is not None and must_be_deterministic() and needs_grad(score_mod.bias.table):

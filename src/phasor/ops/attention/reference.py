@@ -21,7 +21,7 @@ def attention_ref(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreM
     queries = torch.arange(q.shape[1], device=q.device)
     keys = torch.arange(k.shape[1], device=q.device)
     visible = dense_mask(mask, q.shape[1], k.shape[1], q.device)
-    bias = score_mod.block_bias(queries, keys, mask)
+    bias = score_mod.block_bias(queries, keys, mask, q)
     q, k = score_mod.concat_sink_queries(q, k, slice(None), keys, mask)
     weights = attention_weights(q, k, visible, bias, score_mod)
     return weighted_values(F.dropout(weights, score_mod.dropout), v), weights

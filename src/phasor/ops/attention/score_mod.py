@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from phasor.ops.attention.bias import Bias
+from phasor.ops.attention.bias import Bias, SumBias
 from phasor.ops.attention.mask import Mask
 from phasor.ops.dispatch import needs_grad
 
@@ -35,7 +35,7 @@ class ScoreMod:
     scale: float
     softcap: float | None = None
     sink_logits: Tensor | None = None
-    bias: Bias | None = None
+    bias: Bias | SumBias | None = None
     query_positions: Tensor | None = None
     key_positions: Tensor | None = None
     sink_queries: SinkQueries | None = None
@@ -51,8 +51,10 @@ class ScoreMod:
         """Whether the bias says what of it is learned, and that gets a gradient."""
         return needs_grad(*getattr(self.bias, "learned", ()))
 
-    def block_bias(self, queries: Tensor, keys: Tensor, mask: Mask) -> Tensor | None:
-        """The bias between queries and keys given by index, `[B or 1, H, queries, keys]`."""
+    def block_bias(self, queries: Tensor, keys: Tensor, mask: Mask, like: Tensor) -> Tensor | None:
+        """The bias between queries and keys given by index, `[B or 1, H, queries, keys]`, for queries like some."""
+        if isinstance(self.bias, SumBias):
+            return self.bias.block(queries, keys, torch.promote_types(like.dtype, torch.float32))
         if self.bias is None or self.query_positions is None or self.key_positions is None:
             return None
         bias = self.bias(self.query_positions[:, queries], self.key_positions[:, keys])

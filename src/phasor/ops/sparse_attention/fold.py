@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from phasor.ops.attention import ATTENTION, Mask, ScoreMod
+from phasor.ops.attention import ATTENTION, Mask, ScoreMod, SumBias
 from phasor.ops.sparse_attention.patterns import Dilated
 
 MAX_PADDING = 8  # segments are rows of their own where that pads by at most one in so many tokens
@@ -131,7 +131,9 @@ def fold_args(
     rows, queries, keys = q.shape[0], q.shape[1], k.shape[1]
     fold = mask.memoize("fold", (rows, queries, keys), new_fold, mask, rows, queries, keys, q)
     folded = replace(score_mod)
-    if score_mod.query_positions is not None and score_mod.key_positions is not None and score_mod.bias is not None:
+    if isinstance(score_mod.bias, SumBias):
+        folded.bias = score_mod.bias.map(fold.fold_queries, fold.fold_keys)
+    elif score_mod.query_positions is not None and score_mod.key_positions is not None and score_mod.bias is not None:
         folded.query_positions = fold.fold_queries(score_mod.query_positions.expand(rows, -1))
         folded.key_positions = fold.fold_keys(score_mod.key_positions.expand(rows, -1))
     return fold, (fold.fold_queries(q), fold.fold_keys(k), fold.fold_keys(v), fold.mask, folded)

@@ -27,5 +27,5 @@ def sparse_attention_ref(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod:
     visible = selected_keys(q, k, mask, mask.pattern, 0, q.shape[1])
     shown = dense_mask(mask, q.shape[1], k.shape[1], q.device)
     visible = visible if shown is None else visible & shown[:, None]
-    weights = attention_weights(q, k, visible, score_mod.block_bias(queries, keys, mask), score_mod)
+    weights = attention_weights(q, k, visible, score_mod.block_bias(queries, keys, mask, q), score_mod)
     return weighted_values(F.dropout(weights, score_mod.dropout), v), weights

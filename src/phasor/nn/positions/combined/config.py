@@ -84,6 +84,13 @@ class CombinedConfig(PositionConfig, kind="combined"):
     def check_model(self, model: ModelConfig) -> None:
         for scheme in self.schemes:
             scheme.check_model(model)
+        biased = [scheme for scheme in self.schemes if "scores" in scheme.acts_on]
+        summed = [scheme.kind for scheme in biased if scheme.num_sums(model)]
+        if summed and len(biased) > 1:
+            raise ValueError(
+                f"CombinedConfig.schemes has {summed[0]!r}, whose bias follows the input and does not add up with "
+                "that of another scheme on the scores"
+            )
 
     def resolve(self, model: ModelConfig) -> Self:
         return self.replace(schemes=tuple(scheme.resolve(model) for scheme in self.schemes))
@@ -91,6 +98,16 @@ class CombinedConfig(PositionConfig, kind="combined"):
     def weight_shapes(self, model: ModelConfig) -> tuple[tuple[int, ...], ...]:
         return tuple(shape for scheme in self.schemes for shape in scheme.weight_shapes(model))
 
+    def layer_weight_shapes(self, model: ModelConfig) -> tuple[tuple[int, ...], ...]:
+        return tuple(shape for scheme in self.schemes for shape in scheme.layer_weight_shapes(model))
+
+    def num_sums(self, model: ModelConfig) -> int:
+        return sum(scheme.num_sums(model) for scheme in self.schemes)
+
     @classmethod
     def examples(cls) -> dict[str, PositionConfig]:
-        return {"combined": cls(), "combined-three": cls(schemes=by_kinds("temperature", "kerple", "sandwich"))}
+        return {
+            "combined": cls(),
+            "combined-three": cls(schemes=by_kinds("temperature", "kerple", "sandwich")),
+            "combined-forget": cls(schemes=by_kinds("rotary", "forget")),
+        }

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
+import torch
 from torch import Tensor, nn
 
 from phasor.config import ModelConfig
 from phasor.config.model import Side
 from phasor.nn.positions.base import Position, build_position
 from phasor.nn.positions.combined.config import CombinedConfig
+from phasor.nn.positions.sums import Steps, Sums
 from phasor.nn.sequence import SequenceInfo
-from phasor.ops.attention import Bias
+from phasor.ops.attention import Bias, SumBias
 
 Prepared = Sequence[Any]
 
@@ -50,6 +52,7 @@ class Combined(Position, config=CombinedConfig):
         super().__init__()
         self.config = config
         self.schemes = nn.ModuleList(parts)
+        self.num_sums = sum(part.num_sums for part in parts)
 
     @classmethod
     def build(cls, config: CombinedConfig, model: ModelConfig, side: Side) -> Self:
@@ -72,6 +75,17 @@ class Combined(Position, config=CombinedConfig):
 
     def prepare(self, seq: SequenceInfo, like: Tensor) -> Prepared:
         return [part.prepare(seq, like) for part in self.parts]
+
+    def steps(self, x: Tensor, layer: int, prepared: Prepared) -> Steps:
+        pairs = zip(self.parts, prepared, strict=True)
+        steps = [part.steps(x, layer, own) for part, own in pairs if part.num_sums]
+        return Steps(torch.cat([own.fixed for own in steps], -1), torch.cat([own.values for own in steps], -1))
+
+    def with_sums(self, prepared: Prepared, queries: Sums, keys: Sums) -> Prepared:
+        sizes = [part.num_sums for part in self.parts]
+        sums = zip(queries.split(sizes), keys.split(sizes), strict=True)
+        parts = zip(self.parts, prepared, sums, strict=True)
+        return [part.with_sums(own, *both) if part.num_sums else own for part, own, both in parts]
 
     def on_query(self, q: Tensor, prepared: Prepared) -> Tensor:
         for part, own in zip(self.parts, prepared, strict=True):
@@ -105,9 +119,9 @@ class Combined(Position, config=CombinedConfig):
         assert self.rotating is not None
         return self.parts[self.rotating].decay(since, like)
 
-    def on_scores(self, prepared: Prepared) -> Bias | None:
-        pairs = zip(self.parts, prepared, strict=True)
-        biases = tuple(bias for part, own in pairs if (bias := part.on_scores(own)) is not None)
+    def on_scores(self, prepared: Prepared) -> Bias | SumBias | None:
+        found = [part.on_scores(own) for part, own in zip(self.parts, prepared, strict=True)]
+        biases = [bias for bias in found if bias is not None]
         if len(biases) > 1:
-            return SumOfBiases(biases)
+            return SumOfBiases(tuple(cast(Bias, bias) for bias in biases))  # a bias of sums is the only one
         return biases[0] if biases else None

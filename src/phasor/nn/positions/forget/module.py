@@ -1,0 +1,60 @@
+"""Forget gates (the Forgetting Transformer): the logarithms of gates, summed over the tokens between key and query."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from phasor.config import ModelConfig
+from phasor.config.model import Side
+from phasor.nn.norm import at_least_float32
+from phasor.nn.positions.base import Position, layers_with
+from phasor.nn.positions.forget.config import ForgetGateConfig
+from phasor.nn.positions.sums import Steps, Sums
+from phasor.nn.sequence import SequenceInfo
+from phasor.ops.attention import SumBias
+
+UNIT = 2.0**-32  # of the sums, in nats: a difference may be as large as 2^31 nats
+LEAST = -1024.0  # of the logarithm of a gate: its exponential is 0 in any dtype
+
+
+class ForgetGate(Position, config=ForgetGateConfig):
+    """`-|c_i - c_j|` with `c_t` the sum of `log sigmoid(w x_s + b)` up to `t`, for each head and layer.
+
+    In a decoder that is `c_i - c_j`, the logarithm of the product of the gates after key `j` up to query `i`.
+    """
+
+    config: ForgetGateConfig
+
+    def __init__(self, config: ForgetGateConfig, *, layers: int, num_heads: int, dim: int) -> None:
+        super().__init__()
+        self.config, self.num_sums = config, num_heads
+        self.weight = nn.ParameterList(torch.empty(num_heads, dim) for _ in range(layers))
+        self.bias = nn.ParameterList(torch.empty(num_heads) for _ in range(layers))
+
+    @classmethod
+    def build(cls, config: ForgetGateConfig, model: ModelConfig, side: Side) -> Self:
+        return cls(config, layers=layers_with(config, model, side), num_heads=model.num_heads, dim=model.dim)
+
+    def reset_parameters(self, config: ModelConfig) -> None:
+        for weight, bias in zip(self.weight, self.bias, strict=True):
+            nn.init.normal_(weight, std=getattr(config.init, "std", config.dim**-0.5))
+            nn.init.constant_(bias, self.config.initial_bias)
+
+    def prepare(self, seq: SequenceInfo, like: Tensor) -> Tensor | None:
+        return seq.attention_mask
+
+    def steps(self, x: Tensor, layer: int, prepared: Tensor | None) -> Steps:
+        with torch.autocast(x.device.type, enabled=False):
+            x = at_least_float32(x)
+            logits = nn.functional.linear(x, self.weight[layer].to(x.dtype), self.bias[layer].to(x.dtype))
+            logs = nn.functional.logsigmoid(logits).clamp(min=LEAST)
+        return Steps((logs.detach().double() / UNIT).round().to(torch.int64), logs).at(prepared)
+
+    def with_sums(self, prepared: Tensor | None, queries: Sums, keys: Sums) -> SumBias:
+        return SumBias(queries.fixed, keys.fixed, UNIT, queries.zeros, keys.zeros)
+
+    def on_scores(self, prepared: SumBias) -> SumBias:
+        return prepared
