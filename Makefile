@@ -56,6 +56,7 @@ bench-gpu: .venv/ready
 	$(BIN)/python benchmarks/edges.py
 	$(BIN)/python benchmarks/rotary.py --out $(RESULTS)/rotary.json
 	$(BIN)/python benchmarks/attention.py --lengths 16384,131072 --out $(RESULTS)/attention.json
+	$(BIN)/python benchmarks/sparse.py --lengths 16384,131072,1048576 --flex 16384 --out $(RESULTS)/sparse.json
 	$(BIN)/python benchmarks/training_gpu.py $(TRAINED) --curve 120 \
 		--out $(RESULTS)/training-gpu.json --plot $(RESULTS)/training-gpu.png
 	$(BIN)/python benchmarks/training_gpu.py $(TRAINED) --length 32768 --tokens 32768 \

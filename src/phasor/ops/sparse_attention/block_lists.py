@@ -14,7 +14,7 @@ from phasor.ops.custom_op import custom_op
 from phasor.ops.dispatch import compute_dtype
 from phasor.ops.launch import cdiv
 from phasor.ops.sparse_attention.patterns import KeyBlocks, TopBlocks
-from phasor.ops.sparse_attention.selection import BlockIndex, mean_keys
+from phasor.ops.sparse_attention.selection import mean_keys
 from phasor.ops.sparse_attention.tile_lists import key_block_lists, selected_block_lists
 
 MIN_TILE = 16  # tokens, for a matrix product
@@ -134,9 +134,7 @@ def top_block_attention(
     """Outputs, the logsumexp of the scores to base 2, and the blocks chosen, int32 `[B, H, Tq, top_k]`."""
     from phasor.ops.sparse_attention import list_launch
 
-    count = cdiv(k.shape[1], block)
-    means = mean_keys(k, Mask(causal=True), BlockIndex(k, k, k, count), block)
-    chosen = list_launch.choose_blocks(q, means, block, top_k, offset)
+    chosen = list_launch.choose_blocks(q, mean_keys(k, block), block, top_k, offset)
     return *list_launch.forward(q, k, v, _top_block_args(q, k, chosen, block, offset, scale)), chosen
 
 

@@ -27,7 +27,7 @@ def tile_of_program(pairs_ptr, spans_ptr, num_tiles, num_heads, stride_pairs, st
     """
     pid = tl.program_id(0)
     tile = num_tiles - 1 - pid % num_tiles
-    head = pid // num_tiles % num_heads
+    head = (pid // num_tiles % num_heads).to(tl.int64)  # times the slots of all queries it is beyond 2^31
     batch = (pid // num_tiles // num_heads).to(tl.int64)
     row = batch * num_heads + head
     pair = tl.load(pairs_ptr + row * stride_pairs + tile * BLOCK_M + tl.arange(0, BLOCK_M))

@@ -12,7 +12,7 @@ from phasor.ops.sparse_attention.patterns import TopBlocks
 
 
 class BlockIndex(NamedTuple):
-    """The blocks of each row of keys, numbered as they come: `count` of them at most.
+    """The blocks of each row of keys, numbered as they come: `most` of them, or fewer.
 
     For each key its block, `[B or 1, Tk]`; for each query its own block, and the first one of its document,
     `[B or 1, Tq]`.
@@ -21,7 +21,7 @@ class BlockIndex(NamedTuple):
     of_keys: Tensor
     own: Tensor
     first: Tensor
-    count: int
+    most: int
 
 
 def block_index(mask: Mask, block: int, queries: int, keys: int, like: Tensor) -> BlockIndex:
@@ -44,15 +44,23 @@ def block_index(mask: Mask, block: int, queries: int, keys: int, like: Tensor) -
     return BlockIndex(of_keys, own, (own - q_index // block).clamp(min=0), keys)
 
 
-def mean_keys(k: Tensor, mask: Mask, blocks: BlockIndex, block: int) -> Tensor:
-    """The mean key of every block, `[B, blocks, K, D]` in at least float32; meaningless for one that is not full."""
+def mean_keys(k: Tensor, block: int) -> Tensor:
+    """The mean key of every block, `[B, blocks, K, D]` in at least float32; meaningless for one that is not full.
+
+    >>> mean_keys(torch.arange(4.0)[None, :, None, None], 2).flatten().tolist()
+    [0.5, 2.5]
+    """
     k = k if k.dtype == torch.float64 else k.float()
-    if mask.order is None:
-        padding = blocks.count * block - k.shape[1]
-        k = torch.nn.functional.pad(k, (0, 0, 0, 0, 0, padding)) if padding else k
-        return k.unflatten(1, (blocks.count, block)).mean(2)
+    padding = -k.shape[1] % block
+    k = torch.nn.functional.pad(k, (0, 0, 0, 0, 0, padding)) if padding else k
+    return k.unflatten(1, (-1, block)).mean(2)
+
+
+def packed_mean_keys(k: Tensor, mask: Mask, blocks: BlockIndex, block: int) -> Tensor:
+    """The same where blocks begin at any token, and padding is in none."""
+    k = k if k.dtype == torch.float64 else k.float()
     k = k if mask.key_mask is None else k * mask.key_mask[:, :, None, None]
-    sums = k.new_zeros(k.shape[0], blocks.count, *k.shape[2:])
+    sums = k.new_zeros(k.shape[0], blocks.most, *k.shape[2:])
     return sums.scatter_add(1, blocks.of_keys[:, :, None, None].expand_as(k), k) / block
 
 
@@ -82,10 +90,12 @@ def select_blocks(q: Tensor, means: Tensor, own: Tensor, first: Tensor, top_k: i
 def selected_keys(q: Tensor, k: Tensor, mask: Mask, pattern: TopBlocks, start: int, stop: int) -> Tensor:
     """True where the queries `start` to `stop` attend to a key's block, `[B, H, stop - start, Tk]`."""
     blocks = block_index(mask, pattern.block, q.shape[1], k.shape[1], q)
-    means = mean_keys(k.detach(), mask, blocks, pattern.block)
+    k = k.detach()
+    size = pattern.block
+    means = mean_keys(k, size) if mask.order is None else packed_mean_keys(k, mask, blocks, size)
     own, first = blocks.own[:, start:stop], blocks.first[:, start:stop]
     chosen = select_blocks(q[:, start:stop].detach(), means, own, first, pattern.top_k)
-    shown = torch.zeros(*chosen.shape[:3], blocks.count + 1, dtype=torch.bool, device=q.device)
-    shown.scatter_(-1, torch.where(chosen < 0, blocks.count, chosen), True)
-    index = blocks.of_keys.clamp(max=blocks.count)[:, None, None, :]
+    shown = torch.zeros(*chosen.shape[:3], blocks.most + 1, dtype=torch.bool, device=q.device)
+    shown.scatter_(-1, torch.where(chosen < 0, blocks.most, chosen), True)
+    index = blocks.of_keys.clamp(max=blocks.most)[:, None, None, :]
     return shown.gather(-1, index.expand(*chosen.shape[:3], -1))
