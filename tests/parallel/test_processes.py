@@ -40,16 +40,16 @@ OPTIONS = {
 FAST = {
     "sharded": [
         *((name, "") for name in ("tied llama", "encoder-decoder", "alibi", "deepnorm", "experts", "encoder")),
-        *((name, option) for name in ("tied llama", "experts") for option in ("accumulated", "regularized")),
+        ("experts", "accumulated"),
     ],
     "replicated": [("tied llama", "")],
     "hybrid": [("tied llama", "")],
     "tensor": [("alibi", ""), ("experts", "")],
     "context": [("tied llama", ""), ("encoder-decoder", "")],
     "shard and tensor": [("tied llama", "accumulated")],
-    "shard and context": [("alibi", "")],
+    "shard and context": [("alibi", "regularized")],
     "replicate and tensor": [("encoder", "regularized")],
-    "replicate and context": [("experts", "")],
+    "replicate and context": [("experts", "regularized")],
     "context and tensor": [("encoder-decoder", "accumulated"), ("deepnorm", ""), ("windows and sinks", "")],
 }
 
@@ -98,9 +98,9 @@ def train_alone(name, option, steps):
     trainer = Trainer(model(name), given, steps)
     accumulation = given.train.gradient_accumulation_steps
     batches = StepBatches(PackedBatches(name), accumulation_steps=accumulation, workers=0, device="cpu")
-    trainer.forward_backward(0, *batches.take(0))
+    first = trainer.train_step(0, *batches.take(0)).result()
     gradients = {n: w.grad.clone() for n, w in trainer.model.named_parameters() if w.grad is not None}
-    results = [trainer.train_step(step, *batches.take(step)).result() for step in range(steps)]
+    results = [first, *(trainer.train_step(step, *batches.take(step)).result() for step in range(1, steps))]
     return results, gradients, trainer.validation_loss([PackedBatches(name)[i] for i in (7, 8)], lambda: False)
 
 

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import torch
+import torch._dynamo  # what optimizers import: once, before the processes are forked
 from world_processes import fork_processes
 
 from phasor.config.recipe import Recipe

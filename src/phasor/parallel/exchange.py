@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -86,9 +85,8 @@ def scatter_sums(x: Tensor, axis: Axis) -> Tensor:
 
 def sum_in_place(tensors: list[Tensor], axis: Axis) -> None:
     """Sum tensors over the processes of an axis, all of them in one exchange."""
-    if axis.size == 1 or not tensors:
-        return
+    ops = torch.ops._c10d_functional
     flat = torch.cat([tensor.flatten() for tensor in tensors])
-    dist.all_reduce(flat, group=dist.distributed_c10d._resolve_process_group(axis.group))
+    flat = ops.wait_tensor(ops.all_reduce(flat, "sum", axis.group))
     for tensor, total in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
         tensor.copy_(total.view_as(tensor))

@@ -31,7 +31,7 @@ class Shards:
 
     def __init__(self, model: Transformer, mesh: DeviceMesh) -> None:
         self.model, self.mesh = model, mesh
-        self.tensor = Axis.of(mesh, "tensor")
+        self.tensor, self.groups = Axis.of(mesh, "tensor"), mesh["replicate"].size()
         place = Place.of(mesh)
         self.slices, self.tokens = WeightSlices(model, place), TokenShare(place)
         if self.tensor.size > 1:
@@ -65,7 +65,7 @@ class Shards:
 
     def copies(self, name: str) -> int:
         """How many processes hold the same part of a weight."""
-        return self.mesh["replicate"].size() * (self.tensor.size if self.slices.is_copied(name) else 1)
+        return self.groups * (self.tensor.size if self.slices.is_copied(name) else 1)
 
     @torch.no_grad()
     def take_gradients(self) -> None:

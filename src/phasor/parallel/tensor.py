@@ -52,18 +52,18 @@ def cut_weights(model: Transformer, index: int, count: int) -> None:
         path, _, leaf = name.rpartition(".")
         part = cut.part(weights[name], index, count).clone()
         setattr(model.get_submodule(path), leaf, nn.Parameter(part, weights[name].requires_grad))
-    for part in model.modules():
-        if isinstance(part, Position):
-            part.head_part = index, count
-        elif isinstance(part, Attention):
-            part.num_heads, part.num_kv_heads = part.num_heads // count, part.num_kv_heads // count
-            end_in_sum(part.out, index)
-        elif isinstance(part, FeedForward):
-            end_in_sum(part.down, index)
-        elif isinstance(part, Experts):
-            part.first_expert = index * len(part.up)
-        if isinstance(part, nn.Linear):
-            part.out_features, part.in_features = part.weight.shape
+    for module in model.modules():
+        if isinstance(module, Position):
+            module.head_part = index, count
+        elif isinstance(module, Attention):
+            module.num_heads, module.num_kv_heads = module.num_heads // count, module.num_kv_heads // count
+            end_in_sum(module.out, index)
+        elif isinstance(module, FeedForward):
+            end_in_sum(module.down, index)
+        elif isinstance(module, Experts):
+            module.first_expert = index * len(module.up)
+        if isinstance(module, nn.Linear):
+            module.out_features, module.in_features = module.weight.shape
 
 
 def end_in_sum(linear: nn.Linear, index: int) -> None:

@@ -58,6 +58,7 @@ class ShardedTrainer(Trainer):
     def shard(self) -> NamedWeights:
         """The parts of the weights that this process trains."""
         self.shards.shard().load(self.initial)
+        self.copies = torch.tensor([float(self.shards.copies(name)) for name in self.names], device=self.device)
         return self.shards
 
     @property
@@ -93,8 +94,7 @@ class ShardedTrainer(Trainer):
         gradients = [gradient_of(self.shards.parts[name]) for name in self.names]
         norms = torch.stack(torch._foreach_norm(gradients)).float()
         stopping = torch.full((1,), float(self.stop.signal is not None), device=self.device)
-        copies = torch.tensor([float(self.shards.copies(name)) for name in self.names], device=self.device)
-        squares = norms.square() / copies  # several processes have the same gradients
+        squares = norms.square() / self.copies  # several processes have the same gradients
         loss, *_, stopping = sums = self.processes.sum(torch.cat((total[None], squares, stopping)))
         norms = sums[1:-1].sqrt()
         return torch.cat((loss[None], norms.norm()[None], norms, stopping[None]))
