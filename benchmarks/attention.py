@@ -252,7 +252,7 @@ def sweep(head_dim: int, tokens: int, name: str) -> dict[str, Any]:
         "do_ptr": grad,
         "lse_ptr": lse,
         "delta_ptr": torch.zeros_like(lse),
-        **flash_launch.token_strides("do", grad),
+        **flash_launch.token_strides(flash_launch.GRAD_STRIDES, grad),
     }
     dq, dk, dv = (torch.empty_like(x) for x in case.inputs)
 

@@ -23,7 +23,7 @@ TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Fewer elements than these are done before a Triton kernel is launched, which takes longer than a kernel of torch's.
 # A norm with an offset, as Gemma's, is several of torch's.
-MIN_ELEMENTS = {"norm": 2**23, "norm with offset": 2**22, "glu": 2**22}
+MIN_ELEMENTS = {"norm": 2**23, "norm with offset": 2**20, "glu": 2**22}
 _forced: ForcedPath | None = None
 
 

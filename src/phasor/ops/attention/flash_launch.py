@@ -6,6 +6,7 @@ goes by blocks of queries, the other by blocks of keys.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from phasor.ops.attention.flash_tiles import (
     launch_options,
 )
 from phasor.ops.attention.intervals import query_ranges
-from phasor.ops.launch import KernelLauncher, cdiv
+from phasor.ops.launch import KernelLauncher, cdiv, empty_dense
 
 launch_forward, launch_delta = KernelLauncher(forward_kernel), KernelLauncher(delta_kernel)
 launch_dq, launch_dkdv = KernelLauncher(dq_kernel), KernelLauncher(dkdv_kernel)
@@ -43,16 +44,31 @@ def kernel_args(
 ) -> dict[str, Any]:
     """The arguments that all kernels share, apart from those of a bias."""
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    args: dict[str, Any] = {"q_ptr": q, "k_ptr": k, "v_ptr": v, "bounds_ptr": bounds}
-    args["key_mask_ptr"] = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
-    args |= {"num_queries": q.shape[1], "num_keys": k.shape[1], "num_heads": q.shape[2]}
-    args |= {"group_size": q.shape[2] // k.shape[2], "scale": scale, "softcap": softcap, "min_distance": min_distance}
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        args |= token_strides(name, x)
-    args["stride_boundsb"] = row_stride(bounds)
-    args |= {"HEAD_DIM": q.shape[-1], "BLOCK_D": block_d(q), "HAS_SOFTCAP": softcap > 0}
-    args |= {"TWO_INTERVALS": bounds.shape[1] == 4, "HAS_KEY_MASK": key_mask is not None}
-    return args
+    _, queries, heads, head_dim = q.shape
+    _, keys, kv_heads, _ = k.shape
+    return {
+        "q_ptr": q,
+        "k_ptr": k,
+        "v_ptr": v,
+        "bounds_ptr": bounds,
+        "key_mask_ptr": None if key_mask is None else key_mask.contiguous().view(torch.uint8),
+        "num_queries": queries,
+        "num_keys": keys,
+        "num_heads": heads,
+        "group_size": heads // kv_heads,
+        "scale": scale,
+        "softcap": softcap,
+        "min_distance": min_distance,
+        **token_strides("q", q),
+        **token_strides("k", k),
+        **token_strides("v", v),
+        "stride_boundsb": row_stride(bounds),
+        "HEAD_DIM": head_dim,
+        "BLOCK_D": block_d(q),
+        "HAS_SOFTCAP": softcap > 0,
+        "TWO_INTERVALS": bounds.shape[1] == 4,
+        "HAS_KEY_MASK": key_mask is not None,
+    }
 
 
 def bias_args(
@@ -65,27 +81,38 @@ def bias_args(
     table: Tensor | None,
 ) -> dict[str, Any]:
     """The arguments of a bias by distance, which all kernels share. Tables are given to base 2."""
-    args: dict[str, Any] = {"q_pos_ptr": query_positions, "k_pos_ptr": key_positions, "shifts_ptr": shifts}
-    args["table_ptr"] = None if table is None else (table.t().float() * LOG2E.value).contiguous()
-    args["num_distances"] = 0 if table is None else len(table)
     bend = powers if rates is None else rates
-    args["slopes_ptr"] = None if slopes is None else slopes.float().contiguous()
-    args["bends_ptr"] = None if bend is None else bend.float().contiguous()
-    for name, rows in (("qpos", query_positions), ("kpos", key_positions), ("shifts", shifts)):
-        args[f"stride_{name}b"] = row_stride(rows)
     curve = LINEAR if bend is None else POWER if rates is None else LOG
-    args["BIAS"] = (NO_BIAS if query_positions is None else curve if table is None else TABLE).value
-    return args
+    bias = NO_BIAS if query_positions is None else curve if table is None else TABLE
+    return {
+        "q_pos_ptr": query_positions,
+        "k_pos_ptr": key_positions,
+        "shifts_ptr": shifts,
+        "table_ptr": None if table is None else (table.t().float() * LOG2E.value).contiguous(),
+        "num_distances": 0 if table is None else len(table),
+        "slopes_ptr": None if slopes is None else slopes.float().contiguous(),
+        "bends_ptr": None if bend is None else bend.float().contiguous(),
+        "stride_qposb": row_stride(query_positions),
+        "stride_kposb": row_stride(key_positions),
+        "stride_shiftsb": row_stride(shifts),
+        "BIAS": bias.value,
+    }
 
 
 def token_strides(name: str, x: Tensor) -> dict[str, int]:
     """The strides of `[B, T, H, D]`, whose features are contiguous."""
-    return {f"stride_{name}b": x.stride(0), f"stride_{name}t": x.stride(1), f"stride_{name}h": x.stride(2)}
+    return dict(zip(stride_names(name), x.stride(), strict=False))  # that of the features has no name
+
+
+@functools.cache
+def stride_names(name: str) -> tuple[str, ...]:
+    """The kernels' names of the strides of a tensor's batch, tokens and heads."""
+    return tuple(f"stride_{name}{dim}" for dim in "bth")
 
 
 def row_stride(x: Tensor | None) -> int:
     """The stride between rows; 0 where one row serves the whole batch."""
-    return 0 if x is None or len(x) == 1 else x.stride(0)
+    return 0 if x is None or x.shape[0] == 1 else x.stride(0)
 
 
 def forward(
@@ -94,8 +121,8 @@ def forward(
     """Outputs `[B, Tq, H, D]`, and the logsumexp of the scores to base 2, float32 `[B, H, Tq]`."""
     q = args["q_ptr"]
     rows, queries, heads, _ = q.shape
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty(rows, heads, queries, dtype=torch.float32, device=q.device)
+    out = empty_dense(q)
+    lse = q.new_empty((rows, heads, queries), dtype=torch.float32)
     options = launch_options("forward", q)
     extra = {
         "out_ptr": out,
@@ -132,9 +159,10 @@ def backward(
     rows, queries, heads, head_dim = q.shape
     keys, kv_heads = k.shape[1:3]
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()
-    args = args | {"lse_ptr": lse, "do_ptr": grad} | token_strides("do", grad)
+    grad_strides = token_strides("do", grad)
+    args = {**args, "lse_ptr": lse, "do_ptr": grad, **grad_strides}
     delta = torch.empty_like(lse)
-    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    dq, dk, dv = empty_dense(q), empty_dense(k), empty_dense(v)
     dq_options, dkdv_options = launch_options("dq", q), launch_options("dkdv", q)
     blocks = cdiv(queries, dq_options["BLOCK_M"])
     dtable, dcurve, dsinks = lse.new_empty(0, heads), lse.new_empty(0, heads), lse.new_empty(0)
@@ -151,7 +179,7 @@ def backward(
     launch_delta(
         (cdiv(total, per_program),),
         q,
-        {"out_ptr": out, "do_ptr": grad, "delta_ptr": delta, **token_strides("do", grad), **sizes},
+        {"out_ptr": out, "do_ptr": grad, "delta_ptr": delta, **grad_strides, **sizes},
     )
     args["delta_ptr"] = delta
     extra: dict[str, Any] = {"dq_ptr": dq, "dtable_ptr": dtable, "dcurve_ptr": dcurve}

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from phasor.ops.launch import KernelLauncher, cdiv, next_power_of_2
+from phasor.ops.launch import KernelLauncher, cdiv, empty_dense, next_power_of_2
 
 
 @triton.jit
@@ -96,7 +96,7 @@ def glu_backward(
     dy: Tensor, x: Tensor, activation: str, block_d: int = 2048, num_warps: int = 8, output: Tensor | None = None
 ) -> Tensor:
     """The gradients of gate and up side by side; `output`, which may be `dy` itself, receives the activation again."""
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    dx = empty_dense(x)
     grid, block_d = grid_and_block(dy, block_d)
     if dy.numel():
         args: dict[str, Any] = {"dy_ptr": dy.contiguous(), "x_ptr": x.contiguous(), "dx_ptr": dx, "y_ptr": output}

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from phasor.ops.launch import KernelLauncher, cdiv, next_power_of_2
+from phasor.ops.launch import KernelLauncher, cdiv, empty_dense, next_power_of_2
 
 
 @triton.jit
@@ -137,9 +137,9 @@ def norm_forward(
     """The sum (empty without a residual), its norm, and the mean (empty if not centered) and `rstd` of each row."""
     width = x.shape[-1]
     count = x.numel() // width
-    y = torch.empty(x.shape, dtype=dtype, device=x.device)
+    y = empty_dense(x, dtype)
     total_dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
-    total = x.new_empty(0) if residual is None else y.new_empty(x.shape, dtype=total_dtype)
+    total = x.new_empty(0) if residual is None else empty_dense(x, total_dtype)
     rstd = y.new_empty(count, dtype=torch.float32)
     mean = y.new_empty(count if centered else 0, dtype=torch.float32)
     block_m, block_d, default_num_warps = block_sizes(width)
@@ -186,7 +186,7 @@ def norm_backward(
     width, count = x.shape[-1], len(rstd)
     block_m, block_d, default_num_warps = block_sizes(width)
     programs = max(1, min(programs or num_programs(x.device), cdiv(count, block_m)))
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    dx = empty_dense(x)
     partial_sums = [rstd.new_empty(0 if w is None else (programs, width)) for w in (weight, bias)]
     args: dict[str, Any] = {
         "dy_ptr": dy.contiguous(),

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from phasor.ops.custom_op import CustomOp
 from phasor.ops.dispatch import Dispatch, Path, functional_transform_why_not, triton_why_not
+from phasor.ops.launch import empty_dense
 from phasor.ops.rope.reference import RopeArgs, rope_qkv_ref, rope_ref, rotate_pairs_ref, split_pairs, split_qkv
 
 
@@ -156,7 +157,7 @@ def _rope(
 
 
 def _empty_heads(q: Tensor, k: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return q.new_empty((*q.shape[:2], q.shape[2:-1].numel(), q.shape[-1])), k.new_empty(k.shape)
+    return q.new_empty((*q.shape[:2], q.shape[2:-1].numel(), q.shape[-1])), empty_dense(k)
 
 
 def _rope_qkv(
