@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from schemes import build, tiny, tokens
+from schemes import SCHEMES, build, tiny, tokens
 
 import phasor
 from phasor.kv_cache.static import StaticKVCache
+from phasor.nn.attention import build_pattern
+from phasor.ops.attention import Mask, ScoreMod
+from phasor.ops.sparse_attention import sparse_attention_ref
+from phasor.parallel.flops import visible_keys
 
 SAME = 1e-4  # at logits of order 1
 VIEWS = {
@@ -52,6 +56,34 @@ def test_cached_and_chunked_equal_full(view):
     record = phasor.Record("attention")
     assert (full(model, ids, record=record) - expected).abs().max() < SAME * size
     assert (record.attention[0] > 0).float().mean() < 0.45
+
+
+@pytest.mark.parametrize("length", [5, COUNT, 48])
+def test_visible_keys_are_counted_for_plans(length):
+    for view in VIEWS.values():
+        attention = phasor.AttentionConfig(**view)
+        for side in ("decoder", "encoder")[: 1 if attention.sparse.causal_only else 2]:
+            mask = Mask(causal=side == "decoder", window=attention.window, pattern=build_pattern(attention.sparse))
+            q, k = torch.ones(1, length, 1, 1), torch.ones(1, length, 1, 1)
+            weights = sparse_attention_ref(q, k, k, mask, ScoreMod(scale=1.0))[1]
+            assert visible_keys(attention, side, length) == pytest.approx(float((weights > 0).sum() / length))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_scheme_goes_with_every_pattern(scheme):
+    for view in VIEWS.values():
+        model, ids = build(tiny(scheme, attention=view)), tokens(2, COUNT)
+        if model.config.position.axes > 1:
+            continue
+        expected, cache = full(model, ids), model.new_cache(2, 64, length=COUNT)
+        size = expected.abs().max()
+        pieces = [full(model, part, cache=cache) for part in ids.split(16, dim=1)]
+        assert (torch.cat(pieces, dim=1) - expected).abs().max() < SAME * size
+        recorded = full(model, ids, record=phasor.Record("attention"))
+        assert (recorded - expected).abs().max() < SAME * size
+        packed = full(model, ids, document_ids=torch.tensor([[4] * 13 + [2] * 28, [0] * COUNT]))
+        assert (packed[0, 13:] - full(model, ids[:1, 13:])[0]).abs().max() < SAME * size
 
 
 @pytest.mark.parametrize("view", VIEWS)

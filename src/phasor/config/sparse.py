@@ -23,6 +23,10 @@ class SparseConfig(Choice, what="sparse attention pattern"):
         """Whether the pattern is for decoders alone."""
         return False
 
+    def visible_keys(self, length: int, causal: bool, window: int | None) -> float:
+        """How many keys a query sees, on average over a row of so many tokens; the window narrows the pattern."""
+        raise NotImplementedError
+
 
 class ChunkedConfig(SparseConfig, kind="chunked"):
     """The keys of the query's own chunk of `chunk` tokens (Llama 4).
@@ -43,6 +47,13 @@ class ChunkedConfig(SparseConfig, kind="chunked"):
     @property
     def takes_window(self) -> bool:
         return True
+
+    def visible_keys(self, length: int, causal: bool, window: int | None) -> float:
+        """
+        >>> ChunkedConfig(chunk=4).visible_keys(6, causal=True, window=None)
+        2.1666666666666665
+        """
+        return visible_in_segments(length, self.chunk, 1, causal, window)
 
 
 class StridedConfig(SparseConfig, kind="strided"):
@@ -67,6 +78,35 @@ class StridedConfig(SparseConfig, kind="strided"):
             )
         if self.stride is not None:
             greater_than_one(self, "stride")
+
+    def visible_keys(self, length: int, causal: bool, window: int | None) -> float:
+        """
+        >>> StridedConfig(block=2, local=1, stride=2).visible_keys(6, causal=True, window=None)
+        2.1666666666666665
+        """
+        blocks, seen = -(-length // self.block), 0.0
+        last = length - (blocks - 1) * self.block  # tokens of the last block
+        for own in range(blocks):
+            size, ahead = last if own == blocks - 1 else self.block, blocks - 1 - own
+            first = sum(not self.shows(own - block) for block in range(min(self.global_blocks, own)))
+            keys = self.block * (self.count_shown(own) + first)
+            if causal:
+                seen += size * keys + size * (size + 1) / 2
+            elif own < self.global_blocks:
+                seen += size * length
+            else:
+                missing = self.block - last if ahead and self.shows(ahead) else 0
+                seen += size * (keys + size + self.block * self.count_shown(ahead) - missing)
+        return seen / length
+
+    def shows(self, distance: int) -> bool:
+        """Whether blocks so far apart see each other, unless one of them is global."""
+        return distance < self.local or (self.stride is not None and distance % self.stride == 0)
+
+    def count_shown(self, furthest: int) -> int:
+        """How many distances from 1 to the furthest `shows` holds for."""
+        near = min(furthest, self.local - 1)
+        return near + (furthest // self.stride - near // self.stride if self.stride is not None else 0)
 
 
 class DilatedConfig(SparseConfig, kind="dilated"):
@@ -96,6 +136,13 @@ class DilatedConfig(SparseConfig, kind="dilated"):
     def takes_window(self) -> bool:
         return True
 
+    def visible_keys(self, length: int, causal: bool, window: int | None) -> float:
+        """
+        >>> DilatedConfig(dilation=2).visible_keys(4, causal=True, window=None)
+        1.5
+        """
+        return visible_in_segments(length, self.segment or length, self.dilation, causal, window)
+
 
 class TopKConfig(SparseConfig, kind="top-k"):
     """The query's own block, and the earlier blocks whose mean keys score highest with it (MoBA).
@@ -109,6 +156,27 @@ class TopKConfig(SparseConfig, kind="top-k"):
     def check(self) -> None:
         positive(self, "block", "top_k")
 
+    def visible_keys(self, length: int, causal: bool, window: int | None) -> float:
+        """
+        >>> TopKConfig(block=2, top_k=2).visible_keys(6, causal=True, window=None)
+        2.8333333333333335
+        """
+        sizes = [min(self.block, length - start) for start in range(0, length, self.block)]
+        earlier = [min(own, self.top_k - 1) * self.block for own in range(len(sizes))]
+        return sum(n * seen + n * (n + 1) / 2 for n, seen in zip(sizes, earlier, strict=True)) / length
+
     @property
     def causal_only(self) -> bool:
         return True
+
+
+def visible_in_segments(length: int, segment: int, dilation: int, causal: bool, window: int | None) -> float:
+    """How many keys a query sees on average, where those of its segment at every `dilation`-th distance are visible."""
+    seen = 0
+    for size, count in ((segment, length // segment), (length % segment, 1)):
+        for rest in range(min(dilation, size)):
+            tokens = -(-(size - rest) // dilation)  # of the segment, with this remainder
+            near = min(-(-window // dilation), tokens) if window is not None else tokens
+            behind = near * (near + 1) // 2 + (tokens - near) * near
+            seen += count * (behind if causal else 2 * behind - tokens)
+    return seen / length

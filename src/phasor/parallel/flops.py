@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from phasor.config import AttentionConfig, ModelConfig
 from phasor.config.model import Side
 from phasor.parallel.parameters import parameters_of
@@ -49,12 +51,15 @@ def attention_flops(model: ModelConfig, length: int) -> float:
     return total
 
 
+@functools.cache
 def visible_keys(attention: AttentionConfig, side: Side, length: int) -> float:
     """How many keys a query sees, on average over a row.
 
     >>> visible_keys(AttentionConfig(), "decoder", 9), visible_keys(AttentionConfig(window=2), "decoder", 4)
     (5.0, 1.75)
     """
+    if attention.sparse is not None:
+        return attention.sparse.visible_keys(length, side == "decoder", attention.window)
     window = min(attention.window or length, length)
     if side == "encoder":
         return float(window)
