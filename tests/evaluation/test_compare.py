@@ -3,6 +3,10 @@
 import json
 import random
 import re
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -159,7 +163,7 @@ def arguments(**changes):
 
 
 def test_all_schemes_are_trained_on_the_same_batches_in_the_same_order(tmp_path):
-    chosen = check_compare_settings(schemes="all", data="texts.jsonl", **OPTIONS)
+    chosen = check_compare_settings(schemes="all,rotary+alibi", data="texts.jsonl", **OPTIONS)
     assert {"none", "learned", "sinusoidal", "t5", "alibi", "rotary", "xpos"} <= set(comparable_kinds())
     recipes = [texts.text_recipe(chosen, scheme, 1, tmp_path) for scheme in chosen.schemes]
     alike = {recipe.replace(model={**recipe.model, "position": {"kind": "none"}}).to_json() for recipe in recipes}
@@ -211,6 +215,7 @@ def test_mistakes_are_one_sentence(tmp_path, run_phasor):
             ["--schemes", "xpos", "--length", "4k"],
             "the scheme 'xpos' has 32,768 positions, and a length of 4,096 is measured to 65,536",
         ),
+        (["--schemes", "rotary+xpos"], "which both rotate queries and keys"),
         (["--task", "copy", "--data", "x"], "--task copy makes its own problems"),
         (["--reproduce", "yarm"], "did you mean 'yarn'"),
         (["--reproduce", "alibi", "--schemes", "none"], "says what is compared: leave --schemes out"),
@@ -249,3 +254,25 @@ def test_published_results_are_set_beside_ours(tmp_path, name):
     assert len(result["claims"]) == len(PUBLISHED[name].claims())
     assert [row[0] for row in result["ours"]["table"]] == list(PUBLISHED[name].labels)
     assert "Published: " in (tmp_path / "out" / "compare.html").read_text()
+
+
+@pytest.mark.slow
+def test_a_comparison_that_is_killed_goes_on_and_ends_as_one_that_was_not(tmp_path):
+    data = write_texts(tmp_path / "texts.jsonl")
+    options = {**OPTIONS, "data": data, "schemes": "alibi,none", "steps": 200}
+    code = (
+        "import sys\nfrom dataclasses import replace\nfrom phasor.evaluation.compare import compare, settings\n"
+        f"settings.SIZES['small'] = replace(settings.SIZES['small'], model={TINY.model!r}, batch_tokens=64)\n"
+        f"compare(sys.argv[1], **{options!r})\n"
+    )
+    out = tmp_path / "killed"
+    process = subprocess.Popen([sys.executable, "-c", code, str(out)], stderr=subprocess.DEVNULL)
+    while process.poll() is None and not list(out.glob("runs/none-0/checkpoints/*")):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert (out / "measured" / "alibi-0.json").exists()
+    went_on = compare(out, progress=Silent(), **options)
+    whole = compare(tmp_path / "whole", progress=Silent(), **options)
+    for name in ("rows", "orders", "rotary_orders", "positions", "fingerprint"):
+        assert went_on[name] == whole[name]

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from phasor.config import PositionConfig
 from phasor.data.tasks import TASKS
-from phasor.evaluation.compare.schemes import ROTARY, ComparedScheme
+from phasor.evaluation.compare.schemes import JOIN, ROTARY, ComparedScheme
 from phasor.evaluation.compare.settings import CompareSettings
 from phasor.evaluation.intervals import binomial_interval, paired_interval
 from phasor.evaluation.lengths import finite
@@ -153,9 +154,11 @@ def row_of(part: Mapping[str, Any], extension: str, length: int) -> Mapping[str,
 
 
 def describe_label(scheme: ComparedScheme, extension: str) -> str:
-    from phasor.config import PositionConfig
-
-    what = (PositionConfig.kinds[scheme.kind].__doc__ or "").strip().partition("\n")[0].rstrip(".")
+    kinds = [PositionConfig.kinds[kind] for kind in scheme.kind.split(JOIN)]
+    what = "; ".join((kind.__doc__ or "").strip().partition("\n")[0].rstrip(".") for kind in kinds)
+    if scheme.method is not None:
+        what += f"; fine-tuned at the largest length with {scheme.method}"
+        what += "".join(f", {name} {value:g}" for name, value in scheme.fields)
     return what if scheme.label(extension) == scheme.name else f"{scheme.name}, {variant_names()[extension]}"
 
 

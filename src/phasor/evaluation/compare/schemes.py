@@ -11,7 +11,7 @@ from phasor.config.schema import fields, has_no_default, unknown
 from phasor.data.tasks import COUPLED, RANDOMIZED
 from phasor.evaluation.variants import NONE, OWN, SINKS
 
-ALL = "all"
+ALL, JOIN = "all", "+"
 ROTARY = "rotary"
 
 
@@ -35,6 +35,8 @@ class ComparedScheme:
         >>> ComparedScheme("learned", "learned").position(1024), ComparedScheme("alibi", "alibi").position(1024)
         ({'kind': 'learned', 'max_length': 1024}, {'kind': 'alibi'})
         """
+        if JOIN in self.kind:
+            return {"kind": "combined", "schemes": [{"kind": kind} for kind in self.kind.split(JOIN)]}
         if self.kind == "learned":
             return {"kind": self.kind, "max_length": largest}
         return {"kind": self.kind}
@@ -94,7 +96,7 @@ def why_not(cls: type[PositionConfig]) -> str | None:
 
 
 def parse_schemes(given: str | Sequence[str], task: str | None) -> tuple[ComparedScheme, ...]:
-    """Schemes by their names, each once; `all` is every kind there is. On a task `NAME:coupled` has coupled positions.
+    """Schemes by their names, each once. `all` is every kind there is, and `rotary+alibi` both in the same layers.
 
     >>> [scheme.name for scheme in parse_schemes("alibi, rotary,alibi", None)]
     ['alibi', 'rotary']
@@ -107,12 +109,13 @@ def parse_schemes(given: str | Sequence[str], task: str | None) -> tuple[Compare
 
 def parse_scheme(name: str, task: str | None) -> ComparedScheme:
     kind, mark, option = name.partition(":")
-    if kind not in PositionConfig.kinds:
-        raise unknown("scheme", kind, [*PositionConfig.kinds, ALL])
-    cls = PositionConfig.kinds[kind]
-    reason = why_not(cls)
-    if reason is not None:
-        raise ValueError(f"the scheme {kind!r} cannot be compared: {reason}")
+    parts = kind.split(JOIN)
+    for part in parts:
+        if part not in PositionConfig.kinds:
+            raise unknown("scheme", part, [*PositionConfig.kinds, ALL])
+        reason = why_not(PositionConfig.kinds[part])
+        if reason is not None:
+            raise ValueError(f"the scheme {part!r} cannot be compared: {reason}")
     if not mark:
         return ComparedScheme(name, kind)
     if option not in (COUPLED, RANDOMIZED):
@@ -121,6 +124,6 @@ def parse_scheme(name: str, task: str | None) -> ComparedScheme:
         takes = "the task addition" if option == COUPLED else "tasks"
         what = "text" if task is None else f"the task {task!r}"
         raise ValueError(f"the scheme {name!r} has {option} positions, which are for {takes}, not for {what}")
-    if not cls().acts_on:
+    if all(not PositionConfig.kinds[part]().acts_on for part in parts):
         raise ValueError(f"the scheme {name!r} has no positions that could be {option}")
     return ComparedScheme(name, kind, option)
