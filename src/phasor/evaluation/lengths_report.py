@@ -129,22 +129,26 @@ def trained_mark(result: Result) -> tuple[int, str]:
     return result["trained_length"], f"trained at {length_name(result['trained_length'])}"
 
 
-def draw_losses(result: Result) -> Figure:
-    """The chart of loss by length, with the models in `names`."""
+def draw_losses(result: Result, column: str = "loss") -> Figure:
+    """The chart of the loss by length, or of its difference to the baseline, with the models in `names`."""
     curves = []
     for name in result["names"]:
-        rows = [row for row in result["rows"] if row["extension"] == name and row["loss"]["estimate"] is not None]
-        low, high = ([row["loss"][end] for row in rows] for end in ("low", "high"))
+        rows = [row for row in result["rows"] if row["extension"] == name and row[column] is not None]
+        rows = [row for row in rows if row[column]["estimate"] is not None]
+        low, high = ([row[column][end] for row in rows] for end in ("low", "high"))
         bounded = None not in low
-        lengths, losses = [row["length"] for row in rows], [row["loss"]["estimate"] for row in rows]
+        lengths, losses = [row["length"] for row in rows], [row[column]["estimate"] for row in rows]
         is_baseline = name == result["baseline"]
         curves.append(
             Curve(name, lengths, losses, low if bounded else None, high if bounded else None, baseline=is_baseline)
         )
     ticks = [(length, length_name(length)) for length in result["lengths"]]
+    what, y_label = f"{column.capitalize()} by length", LOSS
+    if column == "difference":
+        what, y_label = f"Difference to {result['baseline']}, paired", "difference (nats per token)"
     return draw_curves(
-        curves, x_label="length (tokens)", x_ticks=ticks, log_x=True, vertical=trained_mark(result), y_label=LOSS,
-        title=f"Loss by length, protocol {result['protocol']}, intervals of 95 %",
+        curves, x_label="length (tokens)", x_ticks=ticks, log_x=True, vertical=trained_mark(result), y_label=y_label,
+        title=f"{what}, protocol {result['protocol']}, intervals of 95 %",
     )  # fmt: skip
 
 

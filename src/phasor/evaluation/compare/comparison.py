@@ -15,6 +15,7 @@ from phasor.evaluation.compare.schemes import ComparedScheme
 from phasor.evaluation.compare.settings import CompareSettings, check_compare_settings
 from phasor.evaluation.compare.state import ComparisonFolder
 from phasor.evaluation.compare.texts import check_schemes, measure_run, prepare_texts, scheme_recipe, train_recipe
+from phasor.evaluation.lengths_report import plural
 from phasor.evaluation.report import Page, provenance, write_report
 from phasor.generation.translation import Progress
 from phasor.training.progress import TrainingProgress
@@ -57,9 +58,10 @@ def compare(
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
-    ...     result = compare(f"{place}/new", schemes="none,alibi", task="copy", length=2, steps=2, rows=4, device="cpu")
-    >>> [(row["scheme"], row["size"]) for row in result["rows"]][:3]
-    [('none', 2), ('none', 4), ('none', 6)]
+    ...     options = {"task": "addition", "length": 2, "steps": 2, "rows": 4, "device": "cpu"}
+    ...     result = compare(f"{place}/report", schemes="rotary,learned:coupled", **options)
+    >>> [(row["scheme"], row["size"]) for row in result["rows"]][3:6]
+    [('rotary', 8), ('learned:coupled', 2), ('learned:coupled', 4)]
     """
     settings = check_compare_settings(**options)
     folder = ComparisonFolder(out)
@@ -105,7 +107,7 @@ def run_comparison(
     left = dataclasses.replace(settings, schemes=kept)
     result = combine_texts(left, parts) if settings.task is None else combine_tasks(left, parts)
     sizes = settings.sizes.model if settings.task is None else settings.sizes.task_model
-    result["model"] = f"{sizes['num_layers']} layers of {sizes['dim']} features"
+    result["model"] = f"{plural(sizes['num_layers'], 'layer')} of {sizes['dim']} features"
     result["steps"], result["fingerprint"] = settings.steps, fingerprint
     result["notes"] += [f"{name} diverged with seed {seed}, and is left out" for name, seed in diverged]
     return result
@@ -148,16 +150,13 @@ def describe_provenance(settings: CompareSettings, result: dict[str, Any], comma
     )
 
 
-def write_comparison(
-    folder: Path, result: dict[str, Any], sections: Callable[[Page], Page] = lambda page: page
-) -> None:
-    """The page, charts and JSON of a comparison; `sections` adds to the page before it says how to get it again."""
+def write_comparison(folder: Path, result: dict[str, Any], first: Callable[[Page], Page] = lambda page: page) -> None:
+    """The page, charts and JSON of a comparison; `first` adds to the page what stands before its figures."""
     from phasor.evaluation.compare.report import task_charts, task_page, text_charts, text_page
 
     on_text = "task" not in result
     charts = text_charts(result) if on_text else task_charts(result)
-    figures = {name: svg for name, (_, svg) in charts.items()}
-    page = sections(text_page(result, figures) if on_text else task_page(result, figures))
+    page = (text_page if on_text else task_page)(result, {name: svg for name, (_, svg) in charts.items()}, first)
     pictures = {f"{name}.png": png for name, (png, _) in charts.items()}
     html = page.provenance(result["provenance"]).html()
     data = json.dumps(result, indent=2)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from phasor.checkpoints import save
 from phasor.config.generation import SpecialTokens
-from phasor.config.recipe import OptimizerConfig, Recipe, TrainConfig
+from phasor.config.recipe import DataConfig, OptimizerConfig, Recipe, TrainConfig
 from phasor.config.schedules import CosineSchedule
 from phasor.data.batch import Batch
 from phasor.data.tasks import COUPLED, TaskProblems
@@ -69,6 +69,7 @@ def task_recipe(settings: CompareSettings, scheme: ComparedScheme, seed: int, la
     sizes = settings.sizes
     return Recipe(
         model=model_fields(sizes.task_model, scheme, largest, largest),
+        data=DataConfig(sequence_length=settings.length),
         train=TrainConfig(steps=settings.steps, seed=seed, device=settings.device),
         optimizer=OptimizerConfig(lr=sizes.task_lr),
         schedule=CosineSchedule(warmup=max(1, settings.steps // 20)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 from phasor.data.tasks import TASKS
@@ -15,10 +16,12 @@ from phasor.evaluation.lengths_report import (
     format_interval,
     length_name,
     order_lines,
+    plural,
 )
 from phasor.evaluation.report import Curve, Page, draw_curves, to_png, to_svg
 
 Result = dict[str, Any]
+Sections = Callable[[Page], Page]  # adds sections to a page
 
 
 def loss_rows(result: Result, column: str = "loss") -> list[list[str]]:
@@ -75,6 +78,7 @@ def text_charts(result: Result) -> dict[str, tuple[bytes, str]]:
     if variants:
         shown["rotary"] = variants
     figures = {name: draw_losses(scheme_result(result, names)) for name, names in shown.items()}
+    figures["difference"] = draw_losses(scheme_result(result, result["schemes"]), "difference")
     return {name: (to_png(figure), to_svg(figure)) for name, figure in figures.items()}
 
 
@@ -93,6 +97,7 @@ def task_charts(result: Result) -> dict[str, tuple[bytes, str]]:
         vertical=(result["trained_size"], f"trained to {result['trained_size']}"),
         title=f"Task {result['task']}: exact answers by size, intervals of 95 %",
     )
+    figure.axes[0].set_ylim(-3, 103)
     return {"compare": (to_png(figure), to_svg(figure))}
 
 
@@ -105,16 +110,16 @@ def describe_orders(result: Result) -> str:
     )
 
 
-def text_page(result: Result, figures: dict[str, str]) -> Page:
-    """The page of a comparison on texts, but for what was published and how to get it again."""
+def text_page(result: Result, figures: dict[str, str], first: Sections) -> Page:
+    """The page of a comparison on texts, but for how to get it again; `first` adds what stands before the figures."""
     heads = ["model", *map(length_name, result["lengths"])]
-    count = f"{result['seeds']} seed{'s' * (result['seeds'] > 1)}"
+    count = plural(result["seeds"], "seed")
     made = Page(
         "Position schemes compared",
         f"{result['model']}, {result['steps']:,} steps at {result['trained_length']:,} tokens, {count}, on "
         f"{result['data']}",
     )
-    made.paragraph(describe_protocol(result))
+    first(made).paragraph(describe_protocol(result))
     made.figure(figures["compare"], "Loss by length; bars are intervals of the mean over documents or rows")
     made.heading("Loss, nats per token").table(heads, loss_rows(result))
     if result["seeds"] > 1:
@@ -122,6 +127,7 @@ def text_page(result: Result, figures: dict[str, str]) -> Page:
     made.heading(f"Change since {result['trained_length']:,} tokens, paired")
     made.table([heads[0], *heads[2:]], loss_rows(result, "change"), "0 is a flat curve; above 0 the loss has grown")
     made.heading(f"Difference to {result['baseline']}, paired")
+    made.figure(figures["difference"], "What schemes differ by from a window of the trained length, paired")
     made.table(heads, loss_rows(result, "difference"), "Below 0: better than the window")
     made.heading("Orders, lowest loss first").bullets(order_lines(result)).paragraph(describe_orders(result))
     if "rotary" in figures:
@@ -133,16 +139,16 @@ def text_page(result: Result, figures: dict[str, str]) -> Page:
     return made.bullets([*describe_factor(result), *result["notes"]])
 
 
-def task_page(result: Result, figures: dict[str, str]) -> Page:
-    """The page of a comparison on a task, but for what was published and how to get it again."""
+def task_page(result: Result, figures: dict[str, str], first: Sections) -> Page:
+    """The page of a comparison on a task, but for how to get it again; `first` adds what stands before the figures."""
     heads = ["scheme", *(f"{size} {result['item']}s" for size in result["lengths"])]
-    count = f"{result['seeds']} seed{'s' * (result['seeds'] > 1)}"
+    count = plural(result["seeds"], "seed")
     made = Page(
         f"Position schemes compared: {result['task']}",
         f"{result['model']}, {result['steps']:,} steps on problems of up to {result['trained_size']} "
         f"{result['item']}s, {count}",
     )
-    made.paragraph(
+    first(made).paragraph(
         f"An answer is right where greedy decoding writes exactly its tokens and ends there. {result['problems']:,} "
         f"problems of each size, the same for every scheme and seed; intervals are Wilson's, at 95 %, over the "
         f"problems of all seeds."

@@ -167,7 +167,7 @@ def describe_claim(
 def describe_publication(published: Published, table: list[list[str]], claims: list[dict[str, Any]]) -> dict[str, Any]:
     """What was published beside ours, as JSON has it."""
     theirs = [[name, *map(format_figure, row)] for name, row in (published.table or {}).items()]
-    ours = ["the trained length" if times == 1 else f"{times} times it" for times in published.times]
+    ours = [times_name(times) for times in published.times]
     return {
         "published": {
             "source": published.source,
@@ -180,6 +180,14 @@ def describe_publication(published: Published, table: list[list[str]], claims: l
     }
 
 
+def times_name(times: int) -> str:
+    """
+    >>> times_name(1), times_name(4)
+    ('the trained length', '4 times it')
+    """
+    return "the trained length" if times == 1 else f"{times} times it"
+
+
 def add_publication(page: Page, result: dict[str, Any]) -> Page:
     """The section of a page with both tables, and what was seen of every claim."""
     theirs, ours = result["published"], result["ours"]
@@ -189,6 +197,6 @@ def add_publication(page: Page, result: dict[str, Any]) -> Page:
     page.table(["ours", *ours["columns"]], ours["table"], f"Ours: {ours['what']}, another model and other data")
     page.heading("Claimed orders").table(
         ["claim", "at", "here"],
-        [[f"{c['better']} better than {c['worse']}", f"{c['times']} times", c["seen"]] for c in result["claims"]],
+        [[f"{c['better']} better than {c['worse']}", times_name(c["times"]), c["seen"]] for c in result["claims"]],
     )
     return page.paragraph(describe_orders(result))

@@ -95,7 +95,6 @@ def combine_texts(settings: CompareSettings, parts: Parts) -> dict[str, Any]:
     variants = {(short, length): values[label, length] for short, label in own.items() for length in settings.lengths}
     copied = ("protocol", "lengths", "targets_per_row", "stride", "bos", "documents", "row_count", "targets")
     return {
-        "model": f"{settings.sizes.model['num_layers']} layers of {settings.sizes.model['dim']} features",
         "data": settings.data or "the sources of Python's standard library",
         **{name: first[name] for name in copied},
         "trained_length": settings.length,
