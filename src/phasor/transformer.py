@@ -165,7 +165,7 @@ class Stack(nn.Module):
             ctx.decays = windows[index] is not None
             ctx.layer = self.place_in_scheme[index]
             if step is not None:
-                ctx.update_kv, ctx.update_sums, ctx.sums_before = step.update, step.update_sums, step.sums_before
+                ctx.update_kv, ctx.sum_steps = step.update, step.sum_steps
             if layer.attention.cap_sinks:
                 ctx.sink_positions = self._sink_positions(x, replace(seq, window=windows[index]), layer, which)
             ctx.weights = record.attention

@@ -24,6 +24,7 @@ from phasor.kv_cache.cache_file import read_cache, write_cache
 from phasor.kv_cache.protocol import EncoderOutput
 from phasor.kv_cache.slots import EMPTY, LayerCache, RingWrite, SlotLayout
 from phasor.nn.checks import check_attention_mask
+from phasor.nn.positions.sums import Steps, Sums, running_sums
 from phasor.nn.sequence import SequenceArgs, SequenceInfo, token_order
 from phasor.ops.attention import Mask
 
@@ -43,9 +44,10 @@ class DynamicLayerStep:
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return self.write.update(self.keys, k), self.write.update(self.values, v)
 
-    def update_sums(self, sums: Tensor) -> Tensor:
+    def sum_steps(self, steps: Steps) -> tuple[Sums, Sums]:
         assert self.sums is not None
-        return self.write.update(self.sums, sums)
+        sums = running_sums(steps, self.sums_before).fixed  # no gradient flows through a cache
+        return Sums(sums), Sums(self.write.update(self.sums, sums))
 
 
 class KVCache:

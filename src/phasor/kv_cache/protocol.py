@@ -13,6 +13,7 @@ from typing import Protocol
 from torch import Tensor
 
 from phasor.config import ModelConfig
+from phasor.nn.positions.sums import Steps, Sums
 from phasor.nn.sequence import SequenceArgs, SequenceInfo
 from phasor.ops.attention import Mask
 
@@ -31,14 +32,13 @@ class LayerStep(Protocol):
 
     mask: Mask
     key_positions: Tensor
-    sums_before: Tensor | None  # running sums up to the last token held, `[B, sums]`
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store the keys and values `[B, T, K, D]` of this call and return all that it attends to."""
         ...
 
-    def update_sums(self, sums: Tensor) -> Tensor:
-        """Store the running sums `[B, T, sums]` of this call and return those of all keys that it attends to."""
+    def sum_steps(self, steps: Steps) -> tuple[Sums, Sums]:
+        """Add what the tokens of this call add to running sums; the sums up to them, and up to all keys."""
         ...
 
 

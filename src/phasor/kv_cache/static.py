@@ -13,6 +13,7 @@ from torch import Tensor
 from phasor.kv_cache.dynamic import KVCache
 from phasor.kv_cache.protocol import EncoderOutput
 from phasor.kv_cache.slots import SlotLayout
+from phasor.nn.positions.sums import Steps, Sums, running_sums
 from phasor.nn.sequence import SequenceArgs, SequenceInfo
 from phasor.ops import dispatch
 from phasor.ops.attention import Mask
@@ -34,9 +35,10 @@ class StaticLayerStep:
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return write_slot(self.keys, self.slot, k).to(k.dtype), write_slot(self.values, self.slot, v).to(v.dtype)
 
-    def update_sums(self, sums: Tensor) -> Tensor:
+    def sum_steps(self, steps: Steps) -> tuple[Sums, Sums]:
         assert self.sums is not None
-        return write_slot(self.sums, self.slot, sums)
+        sums = running_sums(steps, self.sums_before).fixed
+        return Sums(sums), Sums(write_slot(self.sums, self.slot, sums))
 
 
 def write_slot(data: Tensor, slot: Tensor, new: Tensor) -> Tensor:

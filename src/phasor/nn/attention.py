@@ -21,7 +21,7 @@ from phasor.config import (
 )
 from phasor.nn.norm import build_norm
 from phasor.nn.positions.base import Position
-from phasor.nn.positions.sums import Sums, running_sums
+from phasor.nn.positions.sums import Steps, Sums, running_sums
 from phasor.ops.attention import Mask, ScoreMod, SinkQueries, attention, attention_ref
 from phasor.ops.dispatch import Dispatch, Path
 from phasor.ops.rope import split_qkv
@@ -39,9 +39,8 @@ class AttentionContext:
     they are left in `cross_kv`. `update_kv` adds the keys and values of this call to a cache and returns all of them.
     `sink_positions` are positions (as prepared, and as integers) for queries that attend to sink tokens. Attention
     weights are appended to `weights` where a `Record` asks for them. With `decays` the cache holds keys without the
-    decay of their scheme, which this call applies. `layer` counts the layers with the same scheme. Of running sums,
-    `sums_before` `[B, sums]` are those of the tokens in a cache, and `update_sums` adds those of this call to it and
-    returns the sums up to every key.
+    decay of their scheme, which this call applies. `layer` counts the layers with the same scheme. `sum_steps` gives
+    the running sums up to every query and every key where those are not the same tokens.
     """
 
     mask: Mask
@@ -57,15 +56,15 @@ class AttentionContext:
     weights: list[Tensor] | None = None
     decays: bool = False
     layer: int = 0
-    sums_before: Tensor | None = None
-    update_sums: Callable[[Tensor], Tensor] | None = None
+    sum_steps: Callable[[Steps], tuple[Sums, Sums]] | None = None
 
     def with_sums(self, x: Tensor) -> AttentionContext:
         """The same context for a scheme with running sums, prepared with those over a layer's input `[B, T, dim]`."""
         steps = self.position.steps(x, self.layer, self.prepared)
-        queries = keys = running_sums(steps, self.sums_before)
-        if self.update_sums is not None:  # no gradient flows through a cache
-            queries, keys = Sums(queries.fixed), Sums(self.update_sums(queries.fixed))
+        if self.sum_steps is None:
+            queries = keys = running_sums(steps)
+        else:
+            queries, keys = self.sum_steps(steps)
         return replace(self, prepared=self.position.with_sums(self.prepared, queries, keys))
 
 

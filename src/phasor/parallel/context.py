@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from phasor.kv_cache.protocol import EncoderOutput
+from phasor.nn.positions.sums import Steps, Sums, running_sums
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops.attention import Mask
-from phasor.parallel.exchange import Axis, gather_tokens
+from phasor.parallel.exchange import Axis, gather, gather_tokens
 from phasor.parallel.tokens import chunk_order, own_chunks
 from phasor.transformer import Stack, Transformer
 
@@ -34,6 +35,12 @@ class GatheredLayer:
         both = gather_tokens(torch.cat((k, v), dim=-1), self.axis, self.order, self.inverse)
         k, v = both.split([k.shape[-1], v.shape[-1]], dim=-1)
         return k, v
+
+    def sum_steps(self, steps: Steps) -> tuple[Sums, Sums]:
+        values = gather_tokens(steps.values, self.axis, self.order, self.inverse)
+        keys = running_sums(Steps(gather(steps.fixed, self.axis)[:, self.order], values))
+        own = self.inverse.chunk(self.axis.size)[self.axis.index]
+        return Sums(keys.fixed[:, own], None if keys.zeros is None else keys.zeros[:, own]), keys
 
 
 class GatheredKV:

@@ -50,7 +50,7 @@ class ForgetGate(Position, config=ForgetGateConfig):
         with torch.autocast(x.device.type, enabled=False):
             x = at_least_float32(x)
             logits = nn.functional.linear(x, self.weight[layer].to(x.dtype), self.bias[layer].to(x.dtype))
-            logs = nn.functional.logsigmoid(logits).clamp(min=LEAST)
+            logs = nn.functional.logsigmoid(self.own_heads(logits)).clamp(min=LEAST)
         return Steps((logs.detach().double() / UNIT).round().to(torch.int64), logs).at(prepared)
 
     def with_sums(self, prepared: Tensor | None, queries: Sums, keys: Sums) -> SumBias:
