@@ -101,10 +101,10 @@ class Batch:
         >>> batch.pad_to_multiple(4).document_ids.tolist()
         [[0, 0, 0, 1], [0, 0, 0, 1]]
         """
-        more, sides = -self.tokens.shape[1] % multiple, {}
+        sides: dict[str, Any] = {}
         if self.source is not None and (missing := -self.source.shape[1] % multiple):
             sides = {name: pad_rows(getattr(self, name), missing) for name in ("source", "source_attention_mask")}
-        if more:
+        if more := -self.tokens.shape[1] % multiple:
             names = [name for name in ("tokens", "targets", "weights", "positions") if getattr(self, name) is not None]
             sides |= {name: pad_rows(getattr(self, name), more) for name in names}
             if self.source is None:
