@@ -10,7 +10,10 @@ from phasor.lab.codes import build_scheme, nearest_pair
 from phasor.lab.endpoints import ENDPOINTS
 from phasor.nn.positions import SinusoidalConfig
 
-ROTARY, ON_SCORES = ["rotary", "xpos", "axial", "mrope"], ["t5", "alibi", "kerple", "sandwich", "fire"]
+ROTARY, ON_SCORES = (
+    ["rotary", "xpos", "axial", "mrope", "selfextend", "dualchunk"],
+    ["t5", "alibi", "kerple", "sandwich", "fire"],
+)
 SCHEMES = ["sinusoidal", *ROTARY, *ON_SCORES, "temperature", "combined", "learned", "counting", "normalized", "none"]
 PARTS = ["scale", "activations", "norms", "placements"]
 

@@ -15,12 +15,13 @@ from phasor.generation.runners import StepSpec
 from phasor.nn.attention import Attention, AttentionContext
 from phasor.nn.norm import build_norm
 from phasor.nn.positions.base import Position, build_position
+from phasor.nn.positions.rotary.config import PiecewiseRotaryConfig
 from phasor.nn.positions.rotary.module import Angles, Rotary
 from phasor.nn.positions.sums import Sums
 from phasor.nn.quantized import QuantizedLinear
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops.adamw.adamw import AdamW, StepTensors
-from phasor.ops.attention import Bias, Mask, ScoreMod, SinkQueries, SumBias
+from phasor.ops.attention import Bias, Mask, ScoreMod, ScorePiece, SinkQueries, SumBias
 from phasor.ops.quantized import QuantizedMatrix
 from phasor.ops.rope import RopeArgs
 from phasor.quantization import WEIGHTS, quantize
@@ -134,6 +135,7 @@ class Case:
             bias=self._bias(self.length - 1),
             sink_queries=SinkQueries(self.queries, self.tensor(1, self.length)) if config.cap_sinks else None,
             dropout=module.dropout if self.training else 0.0,
+            pieces=self._pieces(),
         )
 
     @property
@@ -200,6 +202,11 @@ class Case:
             weight.grad = torch.empty_like(weight)
             optimizer = AdamW([weight], fused=True)
             return optimizer, optimizer.gather()
+
+    def _pieces(self) -> tuple[ScorePiece, ...]:
+        if any(isinstance(part, PiecewiseRotaryConfig) for part in self.layer.position.parts):
+            return (ScorePiece(self.queries, self.keys, lambda queries, keys: queries >= keys),)
+        return ()
 
     def _bias(self, max_distance: int | None) -> Bias | SumBias | None:
         if "scores" not in self.layer.position.acts_on:

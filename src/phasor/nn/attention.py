@@ -22,7 +22,7 @@ from phasor.config import (
 from phasor.nn.norm import build_norm
 from phasor.nn.positions.base import Position
 from phasor.nn.positions.sums import Steps, Sums, running_sums
-from phasor.ops.attention import Mask, ScoreMod, SinkQueries, attention, attention_ref
+from phasor.ops.attention import Mask, ScoreMod, ScorePiece, SinkQueries, attention, attention_ref
 from phasor.ops.dispatch import Dispatch, Path
 from phasor.ops.rope import split_qkv
 from phasor.ops.sparse_attention import Dilated, KeyBlocks, Pattern, TopBlocks, sparse_attention, sparse_attention_ref
@@ -200,13 +200,17 @@ class Attention(nn.Module):
         return (q * of_q).to(q.dtype), (k * of_k).to(k.dtype), sink_queries
 
     def forward(self, x: Tensor, ctx: AttentionContext) -> Tensor:
-        sink_queries = None
+        sink_queries: SinkQueries | None = None
+        pieces: tuple[ScorePiece, ...] = ()
         if not self.cross:
             ctx = ctx.with_sums(x) if ctx.position.num_sums else ctx
             q, k, v, sink_queries = APPLY_POSITIONS(self, self.project(x), ctx)
             k, v = (k, v) if ctx.update_kv is None else ctx.update_kv(k, v)
             if ctx.decays:
                 q, k, sink_queries = self.decay(q, k, sink_queries, ctx)
+            if ctx.positions is not None and ctx.key_positions is not None:
+                causal = ctx.mask.causal and ctx.mask.prefix_length is None
+                pieces = ctx.position.pieces(q, k, ctx.positions, ctx.key_positions, causal)
         else:
             q = self._bias_clip_norm("q", self.q(x).unflatten(-1, (self.num_heads, self.head_dim)))
             k, v = self.cross_keys_values(ctx)
@@ -218,6 +222,7 @@ class Attention(nn.Module):
             query_positions=ctx.positions,
             key_positions=ctx.key_positions,
             sink_queries=sink_queries,
+            pieces=pieces,
             dropout=self.dropout if self.training else 0.0,
         )
         sparse = ctx.mask.pattern is not None

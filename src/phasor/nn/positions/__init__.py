@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from phasor.nn.positions.axial.config import AxialConfig as AxialConfig
     from phasor.nn.positions.combined.config import CombinedConfig as CombinedConfig
     from phasor.nn.positions.counting.config import CountingConfig as CountingConfig
+    from phasor.nn.positions.dualchunk.config import DualChunkConfig as DualChunkConfig
     from phasor.nn.positions.fire.config import FIREConfig as FIREConfig
     from phasor.nn.positions.forget.config import ForgetGateConfig as ForgetGateConfig
     from phasor.nn.positions.kerple.config import KERPLEConfig as KERPLEConfig
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from phasor.nn.positions.rotary.scaling import ProportionalScaling as ProportionalScaling
     from phasor.nn.positions.rotary.scaling import YaRN as YaRN
     from phasor.nn.positions.sandwich.config import SandwichPositionConfig as SandwichPositionConfig
+    from phasor.nn.positions.selfextend.config import SelfExtendConfig as SelfExtendConfig
     from phasor.nn.positions.sinusoidal.config import SinusoidalConfig as SinusoidalConfig
     from phasor.nn.positions.t5.config import T5PositionConfig as T5PositionConfig
     from phasor.nn.positions.temperature.config import TemperatureConfig as TemperatureConfig

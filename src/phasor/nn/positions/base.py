@@ -16,7 +16,7 @@ from phasor.config import ModelConfig, PositionConfig
 from phasor.config.model import Side
 from phasor.nn.positions.sums import Steps, Sums
 from phasor.nn.sequence import SequenceInfo
-from phasor.ops.attention import Bias, SumBias
+from phasor.ops.attention import Bias, ScorePiece, SumBias
 from phasor.ops.rope import split_qkv
 
 PerHead = TypeVar("PerHead", Tensor, tuple[float, ...])
@@ -104,6 +104,13 @@ class Position(nn.Module):
     def on_scores(self, prepared: Any) -> Bias | SumBias | None:
         """What positions add to scores, called block by block; None for nothing."""
         return None
+
+    def pieces(self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, causal: bool) -> tuple[ScorePiece, ...]:
+        """Other queries and keys for some of their pairs, made of those with positions in them.
+
+        `queries` and `keys` are their positions, `[B or 1, T]`. Where not `causal`, queries may see keys ahead.
+        """
+        return ()
 
     def own_heads(self, per_head: PerHead) -> PerHead:
         """What is given for all heads along the last dimension, for those that this process has."""

@@ -6,14 +6,16 @@ from phasor.ops.attention.attention import ATTENTION, attention
 from phasor.ops.attention.bias import Bias, DistanceBias, SumBias
 from phasor.ops.attention.mask import Mask, dense_mask
 from phasor.ops.attention.reference import attention_ref
-from phasor.ops.attention.score_mod import ScoreMod, SinkQueries
+from phasor.ops.attention.score_mod import Applies, ScoreMod, ScorePiece, SinkQueries
 
 __all__ = [
     "ATTENTION",
+    "Applies",
     "Bias",
     "DistanceBias",
     "Mask",
     "ScoreMod",
+    "ScorePiece",
     "SinkQueries",
     "SumBias",
     "attention",

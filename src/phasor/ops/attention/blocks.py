@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from phasor.ops.attention.mask import Mask
 from phasor.ops.attention.reference import attention_weights, weighted_values
 from phasor.ops.attention.score_mod import ScoreMod
-from phasor.ops.attention.sdpa import sdpa
+from phasor.ops.attention.sdpa import PIECES, sdpa
 from phasor.ops.dispatch import needs_grad
 
 BLOCK, MIN_BLOCK = 512, 128  # queries at a time; the fewest are for narrow windows and learned biases
@@ -41,6 +41,8 @@ def block_size(mask: Mask, score_mod: ScoreMod) -> int:
 
 def sdpa_blocks_why_not(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> str | None:
     """Why the blocks are not computed by SDPA; None where they are."""
+    if score_mod.pieces:
+        return PIECES
     return None if score_mod.supported_by_sdpa else "SDPA has no soft-cap and no sink logits"
 
 
@@ -101,9 +103,18 @@ def sdpa_block(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod,
 
 def reference_block(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod, start: int, stop: int) -> Tensor:
     """The reference for the queries `start` to `stop` over the keys they can reach."""
+    queries, keys = block_indices(q, k, mask, start, stop)
+    pieces = score_mod.block_pieces(queries, keys)
     q, k, v, visible, bias = slice_block(q, k, v, mask, score_mod, start, stop)
-    weights = attention_weights(q, k, visible, bias, score_mod)
+    weights = attention_weights(q, k, visible, bias, score_mod, pieces)
     return weighted_values(F.dropout(weights, score_mod.dropout), v)
+
+
+def block_indices(q: Tensor, k: Tensor, mask: Mask, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    """The indices of the queries `start` to `stop` and of the keys they can reach."""
+    ranges = mask.key_ranges(start, stop, k.shape[1])
+    keys = torch.cat([torch.arange(a, b, device=q.device) for a, b in ranges])
+    return torch.arange(start, stop, device=q.device), keys
 
 
 def slice_block(
@@ -111,8 +122,7 @@ def slice_block(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """The queries `start` to `stop`, the keys and values they can reach, and their mask and bias."""
     ranges = mask.key_ranges(start, stop, k.shape[1])
-    queries = torch.arange(start, stop, device=q.device)
-    keys = torch.cat([torch.arange(a, b, device=q.device) for a, b in ranges])
+    queries, keys = block_indices(q, k, mask, start, stop)
     k, v = (
         torch.cat([x[:, a:b] for a, b in ranges], dim=1) if len(ranges) > 1 else x[:, slice(*ranges[0])] for x in (k, v)
     )

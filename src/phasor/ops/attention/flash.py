@@ -12,6 +12,7 @@ from phasor.ops.attention import intervals
 from phasor.ops.attention.bias import DistanceBias, SumBias
 from phasor.ops.attention.mask import Mask
 from phasor.ops.attention.score_mod import ScoreMod
+from phasor.ops.attention.sdpa import PIECES
 from phasor.ops.custom_op import custom_op
 from phasor.ops.dispatch import compute_dtype, must_be_deterministic, needs_grad
 
@@ -23,6 +24,8 @@ def why_not(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) ->
     reason = dispatch.triton_why_not(q, k, v) or intervals.why_not(mask)
     if reason is not None:
         return reason
+    if score_mod.pieces:
+        return PIECES
     if score_mod.dropout > 0:
         return "attention weights are dropped out"
     if score_mod.sink_queries is not None:

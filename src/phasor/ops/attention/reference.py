@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -23,17 +25,27 @@ def attention_ref(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreM
     visible = dense_mask(mask, q.shape[1], k.shape[1], q.device)
     bias = score_mod.block_bias(queries, keys, mask, q)
     q, k = score_mod.concat_sink_queries(q, k, slice(None), keys, mask)
-    weights = attention_weights(q, k, visible, bias, score_mod)
+    weights = attention_weights(q, k, visible, bias, score_mod, score_mod.block_pieces(queries, keys))
     return weighted_values(F.dropout(weights, score_mod.dropout), v), weights
 
 
-def attention_weights(q: Tensor, k: Tensor, visible: Tensor | None, bias: Tensor | None, score_mod: ScoreMod) -> Tensor:
+def attention_weights(
+    q: Tensor,
+    k: Tensor,
+    visible: Tensor | None,
+    bias: Tensor | None,
+    score_mod: ScoreMod,
+    pieces: Sequence[tuple[Tensor, Tensor, Tensor]] = (),
+) -> Tensor:
     """The softmax of the scores `[B, H, Tq, Tk]`, computed in at least float32.
 
-    What is visible is `[B, Tq, Tk]`, or `[B, H, Tq, Tk]` where heads differ in it.
+    What is visible is `[B, Tq, Tk]`, or `[B, H, Tq, Tk]` where heads differ in it. `pieces` are those of
+    `ScoreMod.block_pieces`.
     """
-    kv_heads = k.shape[2]
-    scores = torch.einsum("bqkgd,bskd->bkgqs", q.unflatten(2, (kv_heads, -1)), k).flatten(1, 2) * score_mod.scale
+    scores = products(q, k)
+    for own_q, own_k, applies in pieces:
+        scores = torch.where(applies, products(own_q, own_k), scores)
+    scores = scores * score_mod.scale
     scores = scores if scores.dtype == torch.float64 else scores.float()
     if score_mod.softcap is not None:
         scores = score_mod.softcap * torch.tanh(scores / score_mod.softcap)
@@ -47,6 +59,11 @@ def attention_weights(q: Tensor, k: Tensor, visible: Tensor | None, bias: Tensor
         return scores.softmax(-1)
     sinks = score_mod.sink_logits.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:-1], 1)
     return torch.cat((scores, sinks), dim=-1).softmax(-1)[..., :-1]
+
+
+def products(q: Tensor, k: Tensor) -> Tensor:
+    """Inner products of queries `[B, Tq, H, D]` and keys `[B, Tk, K, D]`, `[B, H, Tq, Tk]`."""
+    return torch.einsum("bqkgd,bskd->bkgqs", q.unflatten(2, (k.shape[2], -1)), k).flatten(1, 2)
 
 
 def weighted_values(weights: Tensor, v: Tensor) -> Tensor:

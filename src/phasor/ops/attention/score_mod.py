@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -20,13 +21,27 @@ class SinkQueries:
     positions: Tensor
 
 
+# Given the positions of some queries [B or 1, Tq, 1] and of some keys [B or 1, 1, Tk], for which of their pairs.
+Applies = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class ScorePiece:
+    """Queries `[B, Tq, H, D]` and keys `[B, Tk, K, D]` that are used for the pairs that `applies` gives."""
+
+    queries: Tensor
+    keys: Tensor
+    applies: Applies
+
+
 @dataclass(slots=True)
 class ScoreMod:
     """What happens to scores, apart from masking.
 
     `bias` gives what to add for query and key positions, `softcap` bounds the scaled scores smoothly, and
     `sink_logits` (one per head) take part in the softmax without having a value. `sink_queries` replace the queries
-    and their positions for sink tokens, whose distance they cap.
+    and their positions for sink tokens, whose distance they cap. `pieces` replace queries and keys for some pairs of
+    positions, where distances have several pieces.
 
     >>> ScoreMod(scale=0.125, softcap=50.0).supported_by_sdpa
     False
@@ -40,11 +55,12 @@ class ScoreMod:
     key_positions: Tensor | None = None
     sink_queries: SinkQueries | None = None
     dropout: float = 0.0
+    pieces: tuple[ScorePiece, ...] = ()
 
     @property
     def supported_by_sdpa(self) -> bool:
         """Whether `scaled_dot_product_attention` can compute these scores, the bias being part of its mask."""
-        return self.softcap is None and self.sink_logits is None
+        return self.softcap is None and self.sink_logits is None and not self.pieces
 
     @property
     def learns_bias(self) -> bool:
@@ -62,6 +78,15 @@ class ScoreMod:
             return bias
         sink_bias = self.bias(self.sink_queries.positions[:, queries], self.key_positions[:, keys])
         return torch.where(mask.is_sink(keys)[:, None, None, :], sink_bias, bias)
+
+    def block_pieces(self, queries: Tensor, keys: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Of every piece its queries and keys, given by index, and the pairs it is for, `[B or 1, 1, Tq, Tk]`."""
+        if not self.pieces:
+            return []
+        assert self.query_positions is not None
+        assert self.key_positions is not None
+        m, n = self.query_positions[:, queries][:, :, None], self.key_positions[:, keys][:, None, :]
+        return [(p.queries[:, queries], p.keys[:, keys], p.applies(m, n)[:, None]) for p in self.pieces]
 
     def concat_sink_queries(
         self, q: Tensor, k: Tensor, queries: slice, keys: Tensor, mask: Mask

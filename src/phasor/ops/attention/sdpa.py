@@ -15,6 +15,8 @@ from phasor.ops.attention.mask import Mask
 from phasor.ops.attention.score_mod import ScoreMod
 from phasor.ops.dispatch import compute_dtype, needs_grad
 
+PIECES = "distances have several pieces, with queries and keys of their own"
+
 
 def one_call_why_not(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> str | None:
     """Why this is not one SDPA call without a mask tensor; None where it is.
@@ -48,6 +50,8 @@ def unsupported_scores(score_mod: ScoreMod) -> str | None:
         return "sink logits take part in the softmax, and SDPA has none"
     if score_mod.bias is not None:
         return "the positions add a bias to the scores, which would be a tensor of queries by keys"
+    if score_mod.pieces:
+        return PIECES
     if score_mod.sink_queries is not None:
         return "the distance to sink tokens is capped, so that they have other queries"
     return None

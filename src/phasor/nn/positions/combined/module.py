@@ -15,7 +15,7 @@ from phasor.nn.positions.base import Position, build_position
 from phasor.nn.positions.combined.config import CombinedConfig
 from phasor.nn.positions.sums import Steps, Sums
 from phasor.nn.sequence import SequenceInfo
-from phasor.ops.attention import Bias, SumBias
+from phasor.ops.attention import Bias, ScorePiece, SumBias
 
 Prepared = Sequence[Any]
 
@@ -118,6 +118,9 @@ class Combined(Position, config=CombinedConfig):
     def decay(self, since: Tensor, like: Tensor) -> Tensor:
         assert self.rotating is not None
         return self.parts[self.rotating].decay(since, like)
+
+    def pieces(self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, causal: bool) -> tuple[ScorePiece, ...]:
+        return tuple(piece for part in self.parts for piece in part.pieces(q, k, queries, keys, causal))
 
     def on_scores(self, prepared: Prepared) -> Bias | SumBias | None:
         found = [part.on_scores(own) for part, own in zip(self.parts, prepared, strict=True)]

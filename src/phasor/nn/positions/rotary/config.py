@@ -104,6 +104,34 @@ class RotaryConfig(PositionConfig, kind="rotary"):
         }
 
 
+class PiecewiseRotaryConfig(RotaryConfig):
+    """Rotary whose distances have several pieces: no extension beside it, and values are not rotated."""
+
+    def check(self) -> None:
+        super().check()
+        if self.extension is not None or self.rotate_values:
+            raise ValueError(
+                f"{type(self).__name__} takes neither an extension nor rotate_values: it changes far distances itself"
+            )
+
+    @property
+    def extendable(self) -> bool:
+        return False
+
+    def with_extension(self, extension: Extension | None) -> Self:
+        raise ValueError(f"{self.kind!r} positions take no extension: they change far distances themselves")
+
+    def check_model(self, model: ModelConfig) -> None:
+        super().check_model(model)
+        for attention in (model.layer(index).attention for index in range(max(1, len(model.layers)))):
+            if attention.cap_sinks or attention.sparse is not None:
+                what = "cap_sinks" if attention.cap_sinks else "sparse"
+                raise ValueError(
+                    f"{self.kind!r} positions and AttentionConfig.{what} both have queries of their own for some keys: "
+                    "leave out one of the two"
+                )
+
+
 def check_rotary_dim(rotary_dim: int, where: str) -> None:
     if type(rotary_dim) is not int or rotary_dim < 2 or rotary_dim % 2:
         raise ValueError(f"{where} must be even and at least 2, not {quote(rotary_dim)}: features rotate in pairs")

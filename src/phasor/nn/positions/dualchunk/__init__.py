@@ -1,0 +1,1 @@
+"""Dual chunk attention: rotary positions within chunks of the trained length."""

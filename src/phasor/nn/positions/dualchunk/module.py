@@ -1,0 +1,48 @@
+"""Dual chunk attention: keys have positions within their chunk, and queries others for each chunk they look at."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from phasor.nn.positions.dualchunk.config import DualChunkConfig
+from phasor.nn.positions.rotary.module import Angles
+from phasor.nn.positions.rotary.pieces import PiecewiseRotary
+from phasor.nn.sequence import SequenceInfo
+from phasor.ops.attention import Applies, ScorePiece
+from phasor.ops.rope import RopeArgs
+
+
+class DualChunk(PiecewiseRotary, config=DualChunkConfig):
+    """With chunks of `s` tokens and a trained length `c`, keys are at `n mod s`, and queries at `m mod s` in their own
+    chunk, at `min(m mod s + s, c - 1)` for the chunk before it, and at `c - 1` for all earlier ones.
+
+    For keys ahead it is the same in the mirror.
+    """
+
+    config: DualChunkConfig
+
+    def prepare(self, seq: SequenceInfo, like: Tensor) -> Angles | RopeArgs:
+        return super().prepare(replace(seq, positions=seq.positions % self.config.chunk_length), like)
+
+    def pieces(self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, causal: bool) -> tuple[ScorePiece, ...]:
+        size, last = self.config.chunk_length, self.config.trained_length - 1
+        own = queries % size
+        found = []
+        for sign in (1,) if causal else (1, -1):
+            inside = own if sign == 1 else size - 1 - own  # in the mirror
+            for chunks, at in ((1, (inside + size).clamp(max=last)), (2, inside * 0 + last)):
+                position = at if sign == 1 else size - 1 - at
+                found.append(ScorePiece(self.rotate_by(q, position - own), k, self.chunks_apart(sign, chunks)))
+        return tuple(found)
+
+    def chunks_apart(self, sign: int, chunks: int) -> Applies:
+        """Whether a key's chunk is one before the query's, or two and more; with sign -1 after it."""
+        size = self.config.chunk_length
+
+        def applies(m: Tensor, n: Tensor) -> Tensor:
+            apart = (m // size - n // size) * sign
+            return apart == 1 if chunks == 1 else apart >= 2
+
+        return applies

@@ -1,0 +1,1 @@
+"""Self-Extend and ReRoPE: rotary positions whose far distances are grouped."""
