@@ -9,10 +9,16 @@ import sys
 import time
 
 import pytest
+import torch
 
 from phasor.cli.recipe_options import name_options
 from phasor.config.recipe import MeshConfig, Recipe
+from phasor.parallel.processes import GRACE_SECONDS, WATCH_SECONDS, Processes
+from phasor.training import follower
 from phasor.training.build import check_model
+from phasor.training.run import RunFolder
+from phasor.training.sharded import ShardedTrainer
+from phasor.training.trainer import derive_seed
 
 ON_CPU = pytest.mark.cpu_only("Gloo exchanges tensors of CPUs")
 SMALL = [
@@ -28,21 +34,26 @@ SMALL = [
         "32",
     ),
 ]
-WRONG_STEP = """
+FAILING = """
 import os, sys
 from phasor.cli import main
+from phasor.data.prefetch import StepBatches
+from phasor.parallel.shards import Shards
 from phasor.training.sharded import ShardedTrainer
 
-train_step, failing = ShardedTrainer.train_step, sys.argv.pop(1)
+how, place, rank = sys.argv.pop(1).split(":")
+owner, name = {"step": (ShardedTrainer, "train_step"), "data": (StepBatches, "take"), "save": (Shards, "gather")}[place]
+original, calls = getattr(owner, name), []
 
-def fail(self, step, *given):
-    if step == 2 and self.processes.rank == 1:
-        if failing == "error":
+def fail(*given):
+    calls.append(name)
+    if len(calls) == 3 and os.environ["RANK"] == rank:
+        if how == "error":
             raise ValueError("row 7 cannot be read")
-        os.kill(os.getpid(), 9) if self.processes.restarts == 0 else None
-    return train_step(self, step, *given)
+        os.kill(os.getpid(), 9) if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else None
+    return original(*given)
 
-ShardedTrainer.train_step = fail
+setattr(owner, name, fail)
 sys.exit(main())
 """
 
@@ -112,6 +123,35 @@ def test_a_model_that_cannot_be_cut_is_refused_before_data_are_prepared(model, m
     assert said in name_options(str(refused.value), {})
 
 
+def test_a_folder_that_the_machines_do_not_share_is_refused(tmp_path, monkeypatch):
+    """Where the other machine has a folder of the same name, of an earlier run of the same recipe, too."""
+    monkeypatch.setattr(follower, "APPEARS_SECONDS", 0.0)
+    recipe, other = Recipe(), follower.FollowerRunFolder(tmp_path / "there/run", Recipe(), resume=False)
+    with RunFolder(tmp_path / "here/run", recipe, resume=False) as run:
+        token = run.write_token()
+        follower.FollowerRunFolder(tmp_path / "here/run", recipe, resume=False).check_visible(token)
+        with pytest.raises(ValueError, match=r"there/run is not on all machines of the run: Recipe\.out has to be"):
+            other.check_visible(token)
+    with RunFolder(tmp_path / "there/run", recipe, resume=False) as earlier:
+        earlier.write_token()
+    with pytest.raises(ValueError, match="is not on all machines of the run"):
+        other.check_visible(token)
+
+
+@pytest.mark.parametrize("step", [0, 5])
+def test_every_process_drops_out_with_a_seed_of_its_own(step):
+    """The first one has the seed of a process that is alone."""
+    seeds = []
+    for rank in range(4):
+        trainer = ShardedTrainer.__new__(ShardedTrainer)
+        trainer.recipe, trainer.device, trainer.processes = Recipe(), torch.device("cpu"), Processes()
+        trainer.processes.rank = rank
+        trainer.seed(step, 1)
+        seeds.append(torch.initial_seed())
+    assert len(set(seeds)) == 4
+    assert seeds[0] == derive_seed(Recipe().train.seed, step, 1)
+
+
 def torchrun(folder, *command, options=(), size=2):
     """The command on some processes of this machine; `command` begins with -m and a module, or a file."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size), *options]
@@ -156,10 +196,14 @@ def test_a_mistake_is_reported_once_and_leaves_nothing(tmp_path, options, said):
 
 @pytest.mark.slow
 @ON_CPU
-def test_an_error_in_one_process_ends_all_with_its_sentence(tmp_path):
-    script = tmp_path / "wrong_step.py"
-    script.write_text(WRONG_STEP)
-    process = torchrun(tmp_path, str(script), "error", "train", "--out", "run", "--train.steps", "50")
+@pytest.mark.parametrize("place", ["step:1", "data:0", "data:1", "save:0", "save:1"])
+def test_an_error_in_one_process_ends_all_with_its_sentence(tmp_path, place):
+    """Those that wait for it end themselves some seconds later, which no clock is needed to see."""
+    assert WATCH_SECONDS + GRACE_SECONDS < 5
+    script = tmp_path / "failing.py"
+    script.write_text(FAILING)
+    how = ["--train.steps", "50", "--save.every", "4"]
+    process = torchrun(tmp_path, str(script), f"error:{place}", "train", "--out", "run", *how)
     lines = sentences(process)
     assert process.returncode != 0
     assert lines == ["phasor: row 7 cannot be read"]
@@ -168,10 +212,12 @@ def test_an_error_in_one_process_ends_all_with_its_sentence(tmp_path):
 @pytest.mark.slow
 @ON_CPU
 def test_torchrun_starts_again_from_the_newest_checkpoint_after_a_process_died(tmp_path):
-    script = tmp_path / "wrong_step.py"
-    script.write_text(WRONG_STEP)
+    script = tmp_path / "failing.py"
+    script.write_text(FAILING)
     how = ["--train.steps", "4", "--save.every", "1", "--train.log-every", "1"]
-    process = torchrun(tmp_path, str(script), "kill", "train", "--out", "run", *how, options=["--max-restarts", "1"])
+    process = torchrun(
+        tmp_path, str(script), "kill:step:1", "train", "--out", "run", *how, options=["--max-restarts", "1"]
+    )
     said = sentences(process)
     assert process.returncode == 0, said
     assert "phasor: resuming from step-00000002 of 4 steps" in said

@@ -6,7 +6,6 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
-from phasor.checkpoints.runs import RunMarker
 from phasor.checkpoints.tensors import TensorSource, shard_sources
 from phasor.training.progress import RunSummary, TrainingProgress
 from phasor.training.run import RunFolder
@@ -32,10 +31,10 @@ class FollowerRunFolder(RunFolder):
     ) -> None:
         pass
 
-    def check_visible(self) -> None:
-        """Refuse a folder that the first process has made and this one does not see."""
+    def check_visible(self, token: str) -> None:
+        """Refuse a folder that is not the one the first process has made and written a token to."""
         end = time.monotonic() + APPEARS_SECONDS
-        while RunMarker.read(self.path) is None:
+        while self.read_token() != token:
             if time.monotonic() > end:
                 raise ValueError(
                     f"{self.path.resolve()} is not on all machines of the run: "

@@ -106,9 +106,10 @@ def train_as(
     stop_signal = StopSignal() if joined is None else SharedStopSignal()
     with stop_signal as stop, fork_generators(device), exact, run_folder as run:
         run.notify = progress.on_message
-        processes.from_first(None)  # the folder is there
-        if isinstance(run, FollowerRunFolder):
-            run.check_visible()
+        if joined is not None:
+            token = joined.from_first(run.write_token() if joined.is_first else "")
+            if isinstance(run, FollowerRunFolder):
+                run.check_visible(token)
         state = shared_state(run, processes) if resume else None
         fingerprint = None if state is None else state.values["fixed"]["tokens"]
         datasets = shared_datasets(run, processes, progress, fingerprint)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import secrets
 import threading
 import time
 from collections.abc import Iterator
@@ -161,6 +162,21 @@ class RunFolder:
             os.close(handle)
             raise ValueError(f"another process is training in {self.path}") from None
         return handle
+
+    def write_token(self) -> str:
+        """Write something to the lock that nobody has written before, by which other processes know the folder."""
+        token = secrets.token_hex(16)
+        os.ftruncate(self.lock, 0)
+        os.pwrite(self.lock, token.encode(), 0)
+        os.fsync(self.lock)
+        return token
+
+    def read_token(self) -> str | None:
+        """What the process that holds the lock has written to it."""
+        try:
+            return (self.path / LOCK).read_text(encoding="utf-8")
+        except OSError:
+            return None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
