@@ -132,6 +132,7 @@ def train_as(
         training = TrainingLoop(trainer, datasets, run, stop, progress, processes)
         if state is not None:
             training.restore(state)
+            state.tensors.clear()  # which are mapped from the files of the checkpoint
         if (warmup := recipe.schedule.warmup) > trainer.steps:
             run.notify(
                 f"schedule.warmup is {warmup}, and the run has {trainer.steps} steps: the learning rate does not reach "
