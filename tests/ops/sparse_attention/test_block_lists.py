@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from references import SINGLE, normal
+from schemes import build, tiny, tokens
 
 from phasor.ops import dispatch
 from phasor.ops.attention import Mask, ScoreMod
@@ -38,8 +39,8 @@ def qkv(queries, keys, dtype, rows=1):
 
 # A pattern, the number of queries and of tokens before them, whether it is causal, and the rows of the batch.
 CASES = {
-    "strided and global after a cache": (KeyBlocks(16, 1, 3, 1), 24, 41, True, 1),
-    "top-k after a cache": (TopBlocks(16, 2), 24, 37, True, 1),
+    "strided and global after a cache": (KeyBlocks(16, 1, 3, 1), 18, 45, True, 1),
+    "top-k after a cache": (TopBlocks(16, 2), 18, 37, True, 1),
 }
 MORE_CASES = {
     "strided": (KeyBlocks(16, 2, 3), 100, 0, True, 2),
@@ -72,10 +73,10 @@ def test_the_kernel_equals_the_reference_in_float64(name, monkeypatch):
 def test_the_kernel_chooses_the_same_blocks_as_torch(dtype, top_k, monkeypatch):
     """In half precision too: mean keys are as precise as in float32, by the rest that their rounding leaves."""
     monkeypatch.setattr(list_launch, "SELECT_TILE", {2: 16, 4: 32})
-    q, k, _ = (x.detach() for x in qkv(128, 150, dtype))
+    q, k, _ = (x.detach() for x in qkv(32, 150, dtype))
     means = k.float()[:, :148].unflatten(1, (37, 4)).mean(2)
-    chosen = list_launch.choose_blocks(q, means, 4, top_k, 22)
-    own = (torch.arange(128)[None] + 22) // 4
+    chosen = list_launch.choose_blocks(q, means, 4, top_k, 118)
+    own = (torch.arange(32)[None] + 118) // 4
     expected = select_blocks(q, means, own, own * 0, top_k)
     assert torch.equal(chosen[..., 0].long(), expected[..., 0])
     assert torch.equal(chosen.long().sort(-1).values, expected.sort(-1).values)
@@ -97,3 +98,29 @@ def test_the_table_says_why_the_kernel_is_not_taken(reason):
     x = torch.zeros(1, 9, 2, 16)
     with dispatch.force_path("triton"):
         assert reason in SPARSE_ATTENTION.explain(x, x, x, *REASONS[reason])[1][KERNEL]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["strided", "top-k"])
+def test_torch_accepts_the_operations(name):
+    """Their schemas, shapes without data and gradients, and how they are traced."""
+    q, k, v = qkv(40, 56, torch.float32)
+    if name == "strided":
+        torch.library.opcheck(block_lists.key_block_attention.op, (q, k, v, 16, 1, 2, 1, 16, True, 0.25))
+    else:
+        torch.library.opcheck(block_lists.top_block_attention.op, (q, k, v, 16, 2, 16, 0.25))
+
+
+@pytest.mark.slow
+def test_a_model_with_the_kernels_is_one_graph_with_the_same_gradients():
+    torch.compiler.reset()
+    kinds = ({"kind": "strided", "block": 16, "local": 1, "stride": 2}, {"kind": "top-k", "block": 16, "top_k": 2})
+    layers = [{"attention": {"sparse": kind}} for kind in kinds]
+    model, ids = build(tiny("rotary", layers=layers)), tokens(1, 40)
+    results = []
+    with dispatch.force_path("triton"):
+        for run in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
+            loss = run(ids).logsumexp(-1).mean()
+            results.append([loss, *torch.autograd.grad(loss, list(model.parameters()))])
+    torch.testing.assert_close(results[1], results[0], atol=1e-5, rtol=1e-4)
+    torch.compiler.reset()

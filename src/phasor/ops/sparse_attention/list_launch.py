@@ -116,7 +116,7 @@ def backward(
     launch |= {"stride_tile_spans": row_stride(lists.tile_spans), "stride_tile_entries": row_stride(lists.tile_entries)}
     launch |= {"dk_ptr": dk, "dv_ptr": dv} | token_strides("dk", dk)
     launch_dkdv((cdiv(keys, options["BLOCK_N"]) * kv_heads * rows,), q, launch | options)
-    return slots if args.slots == 1 else slots.sum(3).transpose(1, 2), dk, dv
+    return slots if args.slots == 1 else slots.sum(3).transpose(1, 2).contiguous(), dk, dv
 
 
 def choose_blocks(q: Tensor, means: Tensor, block: int, top_k: int, offset: int) -> Tensor:
