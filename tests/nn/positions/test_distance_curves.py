@@ -75,7 +75,7 @@ def sandwich(width, heads, count, base=1e4):
 
 
 def test_sandwich_is_the_papers_formula_by_table_and_by_codes():
-    module, expected = module_of(phasor.SandwichPositionConfig()), torch.from_numpy(sandwich(128, HEADS, 40))
+    module, expected = module_of(phasor.SandwichPositionConfig()), torch.tensor(sandwich(128, HEADS, 40))
     positions = torch.arange(40)[None]
     seq = SequenceInfo(positions, 40, max_distance=39)
     assert isinstance(module.prepare(seq, torch.zeros(1)), DistanceBias)
