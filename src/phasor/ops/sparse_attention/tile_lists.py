@@ -7,7 +7,7 @@ of which is one of its slots. Blocks that every query of a tile sees whole are u
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -34,10 +34,6 @@ class TileLists:
     tile_spans: Tensor
     tile_entries: Tensor
 
-    def to(self, device: torch.device) -> TileLists:
-        """The tables on another device."""
-        return TileLists(*(getattr(self, field.name).to(device) for field in fields(self)))
-
 
 def largest_tile(block: int, most: int) -> int:
     """The largest power of two that divides a block, at most `most`.
@@ -52,7 +48,7 @@ def largest_tile(block: int, most: int) -> int:
 def key_block_lists(
     pattern: KeyBlocks, queries: int, keys: int, offset: int, causal: bool, block_m: int, device: torch.device
 ) -> TileLists:
-    """The lists of a pattern of blocks, for queries that come after `offset` others.
+    """The lists of a pattern of blocks, for queries that come after `offset` others; made once for a shape.
 
     >>> lists = key_block_lists(KeyBlocks(2, 1, 2), 6, 6, 0, True, 2, torch.device("cpu"))
     >>> lists.pairs[0].tolist(), lists.spans[0].tolist(), lists.entries[0].tolist()
@@ -60,24 +56,24 @@ def key_block_lists(
     """
     block, first = pattern.block, offset // pattern.block
     count, num_blocks = cdiv(offset + queries, block) - first, cdiv(keys, block)
-    number = torch.arange(num_blocks, device="cpu")
+    number = torch.arange(num_blocks, device=device)
     found = []
     for start in range(first, first + count, ROWS_AT_A_TIME):
-        own = torch.arange(start, min(start + ROWS_AT_A_TIME, first + count), device="cpu")[:, None]
+        own = torch.arange(start, min(start + ROWS_AT_A_TIME, first + count), device=device)[:, None]
         shown = pattern.visible_blocks(own, number)
         shown = shown & (number <= own) if causal else shown
-        found.append(shown.nonzero() + torch.tensor([start - first, 0], device="cpu"))
+        found.append(shown.nonzero() + torch.tensor([start - first, 0], device=device))
     own, seen = torch.cat(found).unbind(1)
     masked = (seen == own + first) & causal | ((seen + 1) * block > keys)
     spans = list_spans(own, masked, count)
     tiles_per_block = block // block_m
     by_block = torch.argsort(seen * 2 + masked, stable=True)
-    back = (own[by_block, None] * tiles_per_block + torch.arange(tiles_per_block, device="cpu")).flatten()
+    back = (own[by_block, None] * tiles_per_block + torch.arange(tiles_per_block, device=device)).flatten()
     back_spans = list_spans(seen[by_block], masked[by_block], num_blocks) * tiles_per_block
-    index = first * block - offset + torch.arange(count * block, device="cpu")
+    index = first * block - offset + torch.arange(count * block, device=device)
     pairs = torch.where((index >= 0) & (index < queries), index, NO_PAIR).view(-1, block_m)
     tables = (pairs, spans.repeat_interleave(tiles_per_block, 0), seen, back_spans, back)
-    return TileLists(*(x.to(torch.int32)[None].contiguous() for x in tables)).to(device)
+    return TileLists(*(x.to(torch.int32)[None].contiguous() for x in tables))
 
 
 def list_spans(owner: Tensor, masked: Tensor, count: int) -> Tensor:
