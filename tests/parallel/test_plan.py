@@ -158,8 +158,6 @@ def test_mistakes_are_one_sentence(changes, says):
             "tensor=16 does not divide the 8 experts",
         ),
         (phasor.preset("llama-2", attention={"qk_norm": "whole"}), "tensor=2", "qk_norm 'whole' normalizes all heads"),
-        (phasor.preset("llama-2", position="forget"), "context=2", "position 'forget' sums over all tokens of a row"),
-        (phasor.preset("llama-2", position="forget"), "tensor=2", "context and tensor can be 1"),
         (phasor.preset("palm"), "tensor=2", "does not divide the 1 key/value heads: tensor can be 1"),
         (phasor.preset("gpt-2"), "shard=64", "context 8,192 is more than the 1,024 positions of the model's learned"),
     ],

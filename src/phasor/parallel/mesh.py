@@ -101,12 +101,6 @@ def why_not(
     'tensor=16 does not divide the 8 key/value heads: tensor can be 1, 2, 4 or 8'
     """
     cut = 2 * mesh.context * mesh.tensor
-    for position in model.layer_positions() if cut > 2 else ():
-        if position.num_sums(model):
-            return (
-                f"position {position.kind!r} sums over all tokens of a row, which cannot be cut: "
-                f"{prefix}context and {prefix}tensor can be 1"
-            )
     if mesh.context * mesh.tensor > 1 and length % cut:
         return (
             f"{row.format(length)} is not divisible by 2 x {prefix}context x {prefix}tensor = {cut}: "
