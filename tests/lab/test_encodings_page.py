@@ -10,10 +10,8 @@ from phasor.lab.codes import build_scheme, nearest_pair
 from phasor.lab.endpoints import ENDPOINTS
 from phasor.nn.positions import SinusoidalConfig
 
-ROTARY, ON_SCORES = (
-    ["rotary", "xpos", "axial", "mrope", "selfextend", "dualchunk"],
-    ["t5", "alibi", "kerple", "sandwich", "fire"],
-)
+ROTARY = ["rotary", "xpos", "axial", "mrope", "selfextend", "dualchunk", "selective"]
+ON_SCORES = ["t5", "alibi", "kerple", "sandwich", "fire", "forget"]
 SCHEMES = ["sinusoidal", *ROTARY, *ON_SCORES, "temperature", "combined", "learned", "counting", "normalized", "none"]
 PARTS = ["scale", "activations", "norms", "placements"]
 
@@ -60,7 +58,7 @@ def test_clicks_choose_a_position_and_a_scheme(open_page):
     rows = visit.page.locator(".criteria tbody tr")
     assert rows.count() == len(SCHEMES)
     fails = [row.locator("th").inner_text() for row in rows.all() if row.locator(".no").count()]
-    on_scores, on_input = ["T5 bias", "ALiBi", "KERPLE"], ["learned", "counting", "normalized", "none"]
+    on_scores, on_input = ["T5 bias", "ALiBi", "KERPLE", "forget gates"], ["learned", "counting", "normalized", "none"]
     assert fails == ["xPos", *on_scores, "temperature", "combined", *on_input]
     visit.page.locator(".criteria button", has_text="ALiBi").click()
     visit.settle()

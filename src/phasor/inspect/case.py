@@ -174,9 +174,12 @@ class Case:
     def position_args(self) -> tuple[Attention, Tensor, AttentionContext]:
         """What rotary positions are applied to queries and keys with."""
         attention, x = self.block.attention, self.hidden
-        rotary = next(part for part in self.position.modules() if isinstance(part, Rotary))
-        reason = rotary.why_not(self.seq, x)
-        prepared = RopeArgs(x, x, x) if reason is None else Angles((x, x), (x, x), why_not=reason)
+        parts = [part for part in self.position.modules() if isinstance(part, Position)]
+        rotary = next(part for part in reversed(parts) if "keys" in part.config.acts_on)
+        prepared: RopeArgs | Angles | None = None
+        if isinstance(rotary, Rotary):
+            reason = rotary.why_not(self.seq, x)
+            prepared = RopeArgs(x, x, x) if reason is None else Angles((x, x), (x, x), why_not=reason)
         projected = self.tensor(
             1, self.length, attention.num_kv_heads, attention.queries_per_kv + 2, attention.head_dim
         )

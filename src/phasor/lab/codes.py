@@ -37,6 +37,7 @@ class EncodingScheme:
 
     module: Position
     dim: int
+    heads: int = 1
 
     @property
     def on_scores(self) -> bool:
@@ -66,8 +67,11 @@ class EncodingScheme:
         if isinstance(module, Sinusoidal):
             return module.table(positions, torch.float64)
         if "queries" in module.config.acts_on:
-            ones = torch.ones(1, len(positions), 1, self.dim, dtype=torch.float64)
-            return finite(module.on_query(ones, module.prepare(SequenceInfo(positions, length), ones))[0, :, 0])
+            ones = torch.ones(1, len(positions), self.heads, self.dim, dtype=torch.float64)
+            prepared = module.prepare(SequenceInfo(positions, length), ones)
+            if module.num_sums:
+                prepared = module.with_sums(prepared, self.sums(positions), self.sums(positions))
+            return finite(module.on_query(ones, prepared)[0, :, 0])
         nothing = torch.zeros(1, len(positions), self.dim, dtype=torch.float64)
         return finite(module.on_input(nothing, SequenceInfo(positions, length))[0])
 
@@ -111,7 +115,7 @@ def build_scheme(
     with use_seed(seed):
         module = build_position(position, model.replace(position=position) if position.num_sums(model) else model, side)
         module.reset_parameters(model)
-    return EncodingScheme(module.eval(), dim)
+    return EncodingScheme(module.eval(), dim, heads)
 
 
 @functools.lru_cache(maxsize=64)

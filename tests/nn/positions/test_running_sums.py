@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from unittest import mock
 
+import mpmath
 import pytest
 import torch
-from schemes import build, tiny, tokens
+from schemes import build, relative_change, tiny, tokens
 from torch import Tensor
 
 import phasor
@@ -15,7 +16,7 @@ from phasor.kv_cache.static import StaticKVCache
 from phasor.nn.positions.sums import Steps, running_sums
 from phasor.ops.attention import SumBias
 
-SUMS = ["forget", "combined-forget"]
+SUMS = ["forget", "combined-forget", "selective", "selective-adjacent"]
 # Sums after 10^9 tokens, near the end of 64 bits so that they wrap around, and anywhere.
 FAR = (-(10**9) * 2**32, 2**63 - 2**33, -(2**63) + 5, 123456789123456789)
 
@@ -53,6 +54,46 @@ def test_forget_gates_are_those_of_the_paper():
     assert not torch.allclose(hidden[1], mirrored.flip(1), atol=1e-2)
 
 
+def test_selective_angles_are_sums_of_steps():
+    """Against float64 sums of radians, written out; and plain rotary where nothing is learned."""
+    model = build(tiny("selective", num_layers=1)).double()
+    scheme, x = model.decoder.positions[0], torch.randn(2, 9, 32, dtype=torch.float64)
+    steps = scheme.steps(x, 0, None)
+    rotations = scheme.with_sums(None, running_sums(steps), running_sums(steps))
+    theta = torch.tensor([10000.0 ** (-i / 4) for i in range(4)], dtype=torch.float64)
+    for head in range(2):
+        own = scheme.weight[0][4 * head : 4 * head + 4]
+        angle = torch.stack([sum(theta + x[:, s] @ own.T for s in range(t + 1)) for t in range(9)], dim=1)
+        for got, expected in zip(rotations.key, (angle.cos(), angle.sin()), strict=True):
+            assert torch.allclose(got[:, :, head], expected, rtol=0, atol=1e-13)
+            assert torch.equal(rotations.query[0][:, :, 2 * head + 1], rotations.key[0][:, :, head])
+    plain = build(tiny("rotary", num_layers=1)).double()
+    torch.nn.init.zeros_(scheme.weight[0])
+    plain.load_state_dict({k: v for k, v in model.state_dict().items() if ".positions." not in k})
+    with torch.no_grad():
+        assert torch.allclose(model(tokens(2, 9)), plain(tokens(2, 9)), rtol=0, atol=1e-12)
+
+
+def test_selective_angles_after_a_billion_tokens_are_exact():
+    """Sums of 10^9 equal steps, by mpmath: the phase that is left of all rotations."""
+    scheme = build(tiny("selective", num_layers=1)).decoder.positions[0]
+    x = torch.randn(1, 1, 32, generator=torch.Generator().manual_seed(3))
+    step = scheme.steps(x, 0, None).fixed
+    before = Steps(step * 10**9, torch.zeros(1)).fixed[:, 0]
+    sums = running_sums(Steps(step, step.float()), before)
+    cos, sin = scheme.with_sums(None, sums, sums).key
+    with mpmath.workdps(60):
+        for number, fixed in enumerate(step.flatten().tolist()):
+            turns = mpmath.mpf(fixed) * (10**9 + 1) / 2**64
+            for got, function in ((cos, mpmath.cos), (sin, mpmath.sin)):
+                assert abs(float(got.flatten()[number]) - float(function(2 * mpmath.pi * turns))) < 1e-14
+            radians = mpmath.mpf(10000) ** (-mpmath.mpf(number % 4) / 4) + mpmath.mpf(
+                float(x.flatten() @ scheme.weight[0][number].detach())
+            )
+            difference = mpmath.mpf(fixed) / 2**64 - radians / (2 * mpmath.pi)
+            assert abs(difference - mpmath.nint(difference)) < 1e-7  # the learned part is a float32 product
+
+
 @pytest.mark.parametrize("start", FAR)
 def test_sums_are_integers_that_wrap_around(start):
     """Against Python's integers: differences over 10^5 steps after any sum, to the last bit."""
@@ -75,7 +116,7 @@ def test_a_cache_in_any_chunks_from_any_sum_is_the_whole(name, view):
     with torch.no_grad():
         whole = model(ids)
         assert 0.1 < whole.abs().max() < 100
-        for start in (0, *FAR):
+        for start in (0, *FAR) if "forget" in name else (0,):
             cache = model.new_cache(2, 24, spare=4)
             pieces, first = [], 0
             for size in (5, 1, 9, 1, 1, 7):
@@ -94,6 +135,23 @@ def test_a_cache_in_any_chunks_from_any_sum_is_the_whole(name, view):
         cache.reorder([1])
         static = StaticKVCache(cache)
         assert torch.allclose(model(ids[1:, 23:], cache=static), whole[1:, 23:], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("start", FAR)
+def test_selective_rotary_starts_from_any_sum(start):
+    """Keys hold their angles, so that the first token brings the sum along; only differences of angles matter."""
+    model, ids = build(tiny("selective", num_layers=1)).double(), tokens(2, 24)
+    scheme = model.decoder.positions[0]
+    steps = scheme.steps
+
+    def started(x, layer, prepared):
+        own = steps(x, layer, prepared)
+        return Steps(torch.cat((own.fixed[:, :1] + start, own.fixed[:, 1:]), dim=1), own.values)
+
+    with torch.no_grad():
+        expected = model(ids)
+        with mock.patch.object(scheme, "steps", started):
+            assert relative_change(model(ids), expected) < 1e-12
 
 
 @pytest.mark.parametrize("name", SUMS)
@@ -135,11 +193,11 @@ def test_gradients_are_those_of_float64_differences(name, shape):
         losses = []
         for sign in (1, -1):
             with torch.no_grad():
-                weight += sign * 1e-3 * change
+                weight += sign * 1e-4 * change
                 losses.append(float((model(ids) * direction).sum()))
-                weight -= sign * 1e-3 * change
-        expected = (losses[0] - losses[1]) / 2e-3
-        # Fixed point moves sums in steps of 2^-32, which is 1e-7 of a change of 1e-3.
+                weight -= sign * 1e-4 * change
+        expected = (losses[0] - losses[1]) / 2e-4
+        # Fixed point moves sums in steps of 2^-32, which is 1e-6 of a change of 1e-4.
         assert float((weight.grad * change).sum()) == pytest.approx(expected, rel=1e-3, abs=1e-4)
 
 

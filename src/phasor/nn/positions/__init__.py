@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from phasor.nn.positions.rotary.scaling import ProportionalScaling as ProportionalScaling
     from phasor.nn.positions.rotary.scaling import YaRN as YaRN
     from phasor.nn.positions.sandwich.config import SandwichPositionConfig as SandwichPositionConfig
+    from phasor.nn.positions.selective.config import SelectiveRotaryConfig as SelectiveRotaryConfig
     from phasor.nn.positions.selfextend.config import SelfExtendConfig as SelfExtendConfig
     from phasor.nn.positions.sinusoidal.config import SinusoidalConfig as SinusoidalConfig
     from phasor.nn.positions.t5.config import T5PositionConfig as T5PositionConfig

@@ -18,9 +18,9 @@ export const defaults = {
   bias: 8, buckets: 32, reach: 128, decay: 512, k: 5, std: 0.5, width: 32,
 };
 
-const SCHEMES = ["sinusoidal", "rotary", "xpos", "axial", "mrope", "selfextend", "dualchunk", "t5", "alibi", "kerple", "sandwich", "fire", "temperature", "combined", "learned", "counting", "normalized", "none"];
+const SCHEMES = ["sinusoidal", "rotary", "xpos", "axial", "mrope", "selfextend", "dualchunk", "selective", "t5", "alibi", "kerple", "sandwich", "fire", "forget", "temperature", "combined", "learned", "counting", "normalized", "none"];
 const WAVES = ["sinusoidal", "rotary", "xpos", "axial", "mrope", "selfextend", "dualchunk"];
-const ON_SCORES = ["t5", "alibi", "kerple", "sandwich", "fire", "combined"];
+const ON_SCORES = ["t5", "alibi", "kerple", "sandwich", "fire", "forget", "combined"];
 const HEADS = 8;
 const HEIGHT = 480;
 const CRITERIA = ["unique", "consistent", "bounded", "deterministic"];

@@ -1,0 +1,1 @@
+"""Selective rotary: angles that are running sums of steps computed from the input."""

@@ -1,0 +1,90 @@
+"""Selective rotary: queries and keys rotated by angles that are running sums over the input, in fixed-point turns."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+from phasor.config import ModelConfig
+from phasor.config.model import Side
+from phasor.nn.norm import at_least_float32
+from phasor.nn.positions.base import Position, layers_with
+from phasor.nn.positions.phase import ROTATION, increments
+from phasor.nn.positions.selective.config import SelectiveRotaryConfig
+from phasor.nn.positions.sums import Steps, Sums
+from phasor.nn.sequence import SequenceInfo
+from phasor.ops.constants import constant
+from phasor.ops.rope import rotate_pairs_ref
+
+LEARNED_BITS = 52  # of the learned part of a step, in fractions of a rotation: all that float64 has
+INITIAL_STEP = 0.1  # radians that the learned part adds at first, for inputs of variance 1
+
+
+class Rotations(NamedTuple):
+    """Cosines and sines of the tokens of one call, `[B, T, heads, pairs]`, for queries and for keys."""
+
+    query: tuple[Tensor, Tensor]
+    key: tuple[Tensor, Tensor]
+
+
+class SelectiveRotary(Position, config=SelectiveRotaryConfig):
+    """The pair `i` of a key/value head is rotated by the sum of `theta_i + w_i x_s` over all tokens up to its own.
+
+    Query heads that share a key have its angles. A cache holds the sums of its tokens, to continue from the last.
+    """
+
+    config: SelectiveRotaryConfig
+
+    def __init__(
+        self, config: SelectiveRotaryConfig, *, layers: int, num_heads: int, num_kv_heads: int, head_dim: int, dim: int
+    ) -> None:
+        super().__init__()
+        self.config, self.num_kv_heads, self.queries_per_kv = config, num_kv_heads, num_heads // num_kv_heads
+        self.increments = increments(config.frequencies(head_dim))
+        self.num_sums = num_kv_heads * len(self.increments)
+        self.weight = nn.ParameterList(torch.empty(self.num_sums, dim) for _ in range(layers))
+
+    @classmethod
+    def build(cls, config: SelectiveRotaryConfig, model: ModelConfig, side: Side) -> Self:
+        sizes = {"num_heads": model.num_heads, "num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
+        return cls(config, layers=layers_with(config, model, side), dim=model.dim, **sizes)
+
+    def reset_parameters(self, config: ModelConfig) -> None:
+        for weight in self.weight:
+            nn.init.normal_(weight, std=INITIAL_STEP * config.dim**-0.5)
+
+    def prepare(self, seq: SequenceInfo, like: Tensor) -> Tensor | None:
+        return seq.attention_mask
+
+    def steps(self, x: Tensor, layer: int, prepared: Tensor | None) -> Steps:
+        with torch.autocast(x.device.type, enabled=False):
+            x = at_least_float32(x)
+            radians = nn.functional.linear(x, self.weight[layer].to(x.dtype))
+        turns = radians.detach().double() / (2 * math.pi)
+        learned = ((turns - turns.round()) * 2**LEARNED_BITS).round().to(torch.int64) * 2 ** (64 - LEARNED_BITS)
+        own = constant(self.increments * self.num_kv_heads, x.device, torch.int64)
+        return Steps(own + learned, radians).at(prepared)
+
+    def with_sums(self, prepared: Tensor | None, queries: Sums, keys: Sums) -> Rotations:
+        """The rotations of the tokens of this call, queries and keys alike: those in a cache are rotated already."""
+        angle = queries.fixed.to(torch.float64) * (2 * math.pi / ROTATION)
+        if queries.zeros is not None:
+            angle = angle + queries.zeros
+        angle = angle.unflatten(-1, (self.num_kv_heads, -1))
+        key = torch.cos(angle), torch.sin(angle)
+        cos, sin = (x.repeat_interleave(self.queries_per_kv, dim=2) for x in key)
+        return Rotations((cos, sin), key)
+
+    def on_query(self, q: Tensor, prepared: Rotations) -> Tensor:
+        return self._rotate(q, *prepared.query)
+
+    def on_key(self, k: Tensor, prepared: Rotations) -> Tensor:
+        return self._rotate(k, *prepared.key)
+
+    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """The angles have gradients, which only the reference of the rotation computes."""
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        return rotate_pairs_ref(x, cos.to(dtype), sin.to(dtype), self.config.pairing)
