@@ -19,7 +19,7 @@ from phasor.cli.interrupts import INTERRUPTED, handle_interrupts
 from phasor.cli.parser import Parser, Verb
 from phasor.cli.streams import check_output, prepare_streams
 from phasor.config.schema import shorten
-from phasor.parallel.launch import FAILED, is_first_process
+from phasor.parallel.launch import is_first_process, leave_report
 
 VERBS = {
     "kinds": "list the choices for a part",
@@ -85,7 +85,7 @@ def parse(parser: argparse.ArgumentParser, typed: list[str]) -> argparse.Namespa
     except ValueError:
         if is_first_process():
             raise
-        raise SystemExit(FAILED) from None
+        leave_report()
 
 
 def describe_error(error: Exception) -> str:

@@ -13,7 +13,7 @@ from phasor.cli.parser import Verb
 from phasor.cli.recipe_options import add_recipe_options, name_options, without_recipe
 from phasor.config.overrides import apply_overrides
 from phasor.config.recipe import DEFAULT, GENERATED, Recipe, read_recipe
-from phasor.parallel.launch import FAILED, is_first_process
+from phasor.parallel.launch import is_first_process, leave_report
 from phasor.recipes import find
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def train_recipe(given: argparse.Namespace) -> int:
     except (ValueError, OSError):
         if is_first_process():
             raise
-        return FAILED
+        leave_report()
 
     from phasor.cli.progress import progress_display
     from phasor.training import train

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+import time
+from typing import NamedTuple, NoReturn
 
 FAILED = 2  # the exit code of processes that end because another one failed
+REPORT_SECONDS = 8.0  # in which another process has reported an error
 
 
 class Launch(NamedTuple):
@@ -39,3 +41,12 @@ def read_launch() -> Launch | None:
 def is_first_process() -> bool:
     """Whether this process is the one that reports: the first, or the only one."""
     return os.environ.get("RANK", "0") == "0" or read_launch() is None
+
+
+def leave_report() -> NoReturn:
+    """End this process and leave it to another one to report why.
+
+    That one gets the time: `torchrun` ends all processes as soon as it sees that one of them has ended.
+    """
+    time.sleep(REPORT_SECONDS)
+    raise SystemExit(FAILED)

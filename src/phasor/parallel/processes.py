@@ -21,7 +21,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from phasor.config.recipe import MeshConfig
 from phasor.device import resolve_device
-from phasor.parallel.launch import FAILED, Launch, read_launch
+from phasor.parallel.launch import FAILED, Launch, leave_report, read_launch
 
 Value = TypeVar("Value")
 
@@ -143,7 +143,7 @@ class JoinedProcesses(Processes):
         try:
             return self.store.compare_set(ERROR, "", str(self.rank)) == str(self.rank).encode()
         except RuntimeError:  # the store has ended with the process that failed
-            return False
+            raise SystemExit(FAILED) from None
 
     def _wait(self, key: str) -> None:
         while not self.store.check([key]):
@@ -189,7 +189,7 @@ def join_processes(mesh: MeshConfig, device: str, advice: str = "") -> Iterator[
         processes.end()
     except BaseException as error:
         if not processes.fail():
-            raise SystemExit(FAILED) from None
+            leave_report()
         if isinstance(error, RuntimeError) and is_lost_connection(error):
             raise OSError(f"a process of this run ended or cannot be reached{advice}") from None
         raise
