@@ -73,12 +73,14 @@ def scheme_result(result: Result, names: list[str]) -> Result:
 
 def text_charts(result: Result) -> dict[str, tuple[bytes, str]]:
     """The schemes beside a window of the trained length; and rotary with its extensions, where it was compared."""
-    shown = {"compare": [*result["schemes"], result["baseline"]]}
+    shown = {"compare": [*result["schemes"], result["baseline"]], "difference": result["schemes"]}
     variants = [name for name in result["names"] if name.partition(" (")[0] == ROTARY]
     if variants:
-        shown["rotary"] = variants
-    figures = {name: draw_losses(scheme_result(result, names)) for name, names in shown.items()}
-    figures["difference"] = draw_losses(scheme_result(result, result["schemes"]), "difference")
+        shown["rotary"] = [name for name in variants if name != result["baseline"]]
+    figures = {
+        name: draw_losses(scheme_result(result, names), "loss" if name == "compare" else "difference")
+        for name, names in shown.items()
+    }
     return {name: (to_png(figure), to_svg(figure)) for name, figure in figures.items()}
 
 
@@ -132,7 +134,8 @@ def text_page(result: Result, figures: dict[str, str], first: Sections) -> Page:
     made.heading("Orders, lowest loss first").bullets(order_lines(result)).paragraph(describe_orders(result))
     if "rotary" in figures:
         made.heading("Rotary with every extension").figure(
-            figures["rotary"], "Rotary positions as trained, with each extension untuned, and with a window"
+            figures["rotary"],
+            "Rotary as trained, with each extension untuned, and with sinks, beside a window",
         )
         made.bullets(order_lines(result | {"orders": result["rotary_orders"]}))
     made.heading("What was compared").table(["name", "what it is"], list(result["names"].items()))

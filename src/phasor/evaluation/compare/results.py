@@ -113,7 +113,7 @@ def combine_texts(settings: CompareSettings, parts: Parts) -> dict[str, Any]:
         ],
         "rotary_orders": [pair for length in settings.lengths for pair in order_pairs(variants, own, length, weights)],
         "positions": combine_positions(settings, parts),
-        "notes": list(dict.fromkeys([*first["notes"], *text_notes(settings)])),
+        "notes": [*(note.replace("--limit", "--rows") for note in first["notes"]), *text_notes(settings)],
     }
 
 

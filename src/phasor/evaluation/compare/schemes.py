@@ -64,14 +64,14 @@ def model_fields(sizes: dict[str, int], scheme: ComparedScheme, length: int, lar
     """The model of a recipe: that of Llama 2, small, with another scheme; all else is the same.
 
     Token embeddings begin with variance 1, as in the Transformer of 2017: sines that are added to smaller ones would
-    hide them.
+    hide them. Beside learned vectors they begin as small as these, as in GPT-2: larger ones would hide the vectors.
     """
     return {
         "preset": "llama-2",
         **sizes,
         "max_length": length,
         "position": scheme.position(largest),
-        "embedding": {"tied": True, "scale": "sqrt"},
+        "embedding": {"tied": True, "scale": 1.0 if scheme.kind == "learned" else "sqrt"},
         "init": "xavier",
     }
 
