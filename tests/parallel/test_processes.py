@@ -50,7 +50,12 @@ FAST = {
     "shard and context": [("alibi", "regularized")],
     "replicate and tensor": [("encoder", "regularized")],
     "replicate and context": [("experts", "regularized")],
-    "context and tensor": [("encoder-decoder", "accumulated"), ("deepnorm", ""), ("windows and sinks", "")],
+    "context and tensor": [
+        ("encoder-decoder", "accumulated"),
+        ("deepnorm", ""),
+        ("windows and sinks", ""),
+        ("forget gates", ""),
+    ],
 }
 
 
