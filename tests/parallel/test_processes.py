@@ -110,9 +110,10 @@ def train_alone(name, option, steps):
 
 
 def check_case(world, case, given, steps=STEPS, within=1e-5):
-    """Several processes found what one process finds."""
+    """Several processes found what one process finds, which does not compile."""
     folder, found = world
-    option = next(option for option, train in OPTIONS.items() if train == given["train"])
+    alone = {name: value for name, value in given["train"].items() if name != "compile"}
+    option = next(option for option, train in OPTIONS.items() if train == alone)
     results, gradients, validation = train_alone(given["model_name"], option, steps)
     first = found[0][case]
     assert all(each[case]["losses"] == first["losses"] for each in found)  # to the last bit
@@ -141,6 +142,15 @@ def test_every_model_on_every_mesh(tmp_path, mesh):
     world = run_world(tmp_path, cases, STEPS, timeout=1200)
     for name, case in cases.items():
         check_case(world, name, case)
+
+
+@ON_CPU
+@pytest.mark.slow
+def test_compiled_blocks_train_as_well(tmp_path):
+    """With accumulation and activation checkpointing."""
+    given = case_of("tied llama", "context and tensor", "accumulated")
+    given["train"] = given["train"] | {"compile": True}
+    check_case(run_world(tmp_path, {"compiled": given}, 3, timeout=1200), "compiled", given, 3)
 
 
 @ON_CPU
