@@ -24,6 +24,8 @@ def load_shards(folder: str | Path, processes: JoinedProcesses, dtype: torch.dty
     a block is gathered while it runs. What stands outside of blocks is gathered once and stays whole. Where all
     processes replicate each other, each of them loads the whole model.
     """
+    if processes.mesh["context"].size() * processes.mesh["tensor"].size() > 1:
+        raise ValueError("MeshConfig.context and MeshConfig.tensor are for training: leave them out here")
     if processes.mesh["shard"].size() == 1:
         return load(folder, processes.device, dtype, verify=processes.is_first)
     with pause_gc(), open_model(folder, dtype, verify=processes.is_first) as opened:
