@@ -41,6 +41,7 @@ MODELS = {
     "xpos": {"position": "xpos", "attention": {"window": 6}},
     "learned": {"preset": "gpt-2"},
     "kerple": {"position": "kerple"},
+    "selective": {"position": "selective"},
     "forget gates": {"position": {"kind": "combined", "schemes": ["rotary", "forget"]}},
     "sandwich": {"position": "sandwich"},
     "learned slopes": {"position": {"kind": "alibi", "learned": True}},

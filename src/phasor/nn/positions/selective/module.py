@@ -42,7 +42,7 @@ class SelectiveRotary(Position, config=SelectiveRotaryConfig):
         self, config: SelectiveRotaryConfig, *, layers: int, num_heads: int, num_kv_heads: int, head_dim: int, dim: int
     ) -> None:
         super().__init__()
-        self.config, self.num_kv_heads, self.queries_per_kv = config, num_kv_heads, num_heads // num_kv_heads
+        self.config, self.queries_per_kv = config, num_heads // num_kv_heads
         self.increments = increments(config.frequencies(head_dim))
         self.num_sums = num_kv_heads * len(self.increments)
         self.weight = nn.ParameterList(torch.empty(self.num_sums, dim) for _ in range(layers))
@@ -56,16 +56,21 @@ class SelectiveRotary(Position, config=SelectiveRotaryConfig):
         for weight in self.weight:
             nn.init.normal_(weight, std=INITIAL_STEP * config.dim**-0.5)
 
+    @property
+    def own_kv_heads(self) -> int:
+        """The key/value heads of this process."""
+        return self.num_sums // len(self.increments)
+
     def prepare(self, seq: SequenceInfo, like: Tensor) -> Tensor | None:
         return seq.attention_mask
 
     def steps(self, x: Tensor, layer: int, prepared: Tensor | None) -> Steps:
         with torch.autocast(x.device.type, enabled=False):
             x = at_least_float32(x)
-            radians = nn.functional.linear(x, self.weight[layer].to(x.dtype))
+            radians = self.own_heads(nn.functional.linear(x, self.weight[layer].to(x.dtype)))
         turns = radians.detach().double() / (2 * math.pi)
         learned = ((turns - turns.round()) * 2**LEARNED_BITS).round().to(torch.int64) * 2 ** (64 - LEARNED_BITS)
-        own = constant(self.increments * self.num_kv_heads, x.device, torch.int64)
+        own = constant(self.increments * self.own_kv_heads, x.device, torch.int64)
         return Steps(own + learned, radians).at(prepared)
 
     def with_sums(self, prepared: Tensor | None, queries: Sums, keys: Sums) -> Rotations:
@@ -73,7 +78,7 @@ class SelectiveRotary(Position, config=SelectiveRotaryConfig):
         angle = queries.fixed.to(torch.float64) * (2 * math.pi / ROTATION)
         if queries.zeros is not None:
             angle = angle + queries.zeros
-        angle = angle.unflatten(-1, (self.num_kv_heads, -1))
+        angle = angle.unflatten(-1, (self.own_kv_heads, -1))
         key = torch.cos(angle), torch.sin(angle)
         cos, sin = (x.repeat_interleave(self.queries_per_kv, dim=2) for x in key)
         return Rotations((cos, sin), key)
