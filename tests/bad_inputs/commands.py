@@ -90,7 +90,7 @@ def commands() -> dict[str, list[str]]:
         ["generate", "{model}", "--prompt-file", "{binary}"],
         [*GENERATE, "--stream", "--json"],
         [*GENERATE, "--stream", "--num-beams", "2"],
-        [*GENERATE, "--weights", "int4"],
+        [*GENERATE, "--weights", "int3"],
         [*GENERATE, "--draft", "{out}/missing"],
         [*GENERATE, "--num-beams", "2", "--temperature", "1"],
         ["convert", "{model}"],

@@ -49,7 +49,7 @@ def somewhat_like(model: Transformer, much: float) -> Transformer:
     draft = Transformer(model.config).eval()
     draft.load_state_dict(model.state_dict())
     with torch.no_grad():
-        for weight in draft.parameters():
+        for weight in (weight for weight in draft.parameters() if weight.numel() > 1):
             noise = torch.randn(weight.shape, generator=torch.Generator("cpu").manual_seed(3), device="cpu")
             weight.add_(much * noise.to(weight.device) * weight.std())
     return draft

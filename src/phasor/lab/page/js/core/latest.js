@@ -5,19 +5,19 @@
  * make() has changed in the meantime. An older request is not aborted, so that a drag shows every step that can be computed.
  */
 export function latest(tools, name, draw) {
-  let asking = false;
-  let asked = "";
-  return async (make) => {
-    if (asking) return;
-    asking = true;
-    try {
-      for (let body = make(); JSON.stringify(body) !== asked; body = make()) {
-        asked = JSON.stringify(body);
-        const answer = await tools.post(name, body);
-        if (answer !== null) draw(answer);
-      }
-    } finally {
-      asking = false;
-    }
-  };
+	let asking = false;
+	let asked = "";
+	return async (make) => {
+		if (asking) return;
+		asking = true;
+		try {
+			for (let body = make(); JSON.stringify(body) !== asked; body = make()) {
+				asked = JSON.stringify(body);
+				const answer = await tools.post(name, body);
+				if (answer !== null) draw(answer);
+			}
+		} finally {
+			asking = false;
+		}
+	};
 }

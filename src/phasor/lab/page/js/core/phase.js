@@ -7,6 +7,6 @@ export const parseIncrements = (texts) => texts.map((text) => BigInt(text));
 
 /** The angle of each pair at a position, in radians from -pi to pi; the product wraps at 2^64, so it is exact. */
 export function angles(increments, position) {
-  const at = BigInt(Math.round(position)); // what is no integer is refused by the server
-  return Float64Array.from(increments, (increment) => Number(BigInt.asIntN(64, increment * at)) * RADIANS);
+	const at = BigInt(Math.round(position)); // what is no integer is refused by the server
+	return Float64Array.from(increments, (increment) => Number(BigInt.asIntN(64, increment * at)) * RADIANS);
 }

@@ -9,22 +9,22 @@ let colors = new Map();
 const currentTheme = () => chosen ?? (system.matches ? "dark" : "light");
 
 function apply() {
-  document.documentElement.dataset.theme = currentTheme();
-  colors = new Map();
-  dispatchEvent(new Event("theme"));
+	document.documentElement.dataset.theme = currentTheme();
+	colors = new Map();
+	dispatchEvent(new Event("theme"));
 }
 
 /** Change to the other theme; the event "theme" of the window has plots drawn again. */
 export function toggleTheme() {
-  chosen = currentTheme() === "dark" ? "light" : "dark";
-  remember("theme", chosen);
-  apply();
+	chosen = currentTheme() === "dark" ? "light" : "dark";
+	remember("theme", chosen);
+	apply();
 }
 
 /** The value of a color of style.css: color("query") is that of --query. */
 export function color(name) {
-  if (!colors.has(name)) colors.set(name, getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim());
-  return colors.get(name);
+	if (!colors.has(name)) colors.set(name, getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim());
+	return colors.get(name);
 }
 
 /** A text in which every var(--name) is replaced by its value, for pictures that leave the page. */
