@@ -61,6 +61,7 @@ def test_handles_are_dragged_and_moved_by_keys(open_page):
     assert dragged > 60
     assert lab.picture() != before
     query.press("ArrowLeft")
+    lab.settle()
     query.press("PageUp")
     lab.settle()
     assert query.get_attribute("aria-valuenow") == str(dragged + 15)
