@@ -160,8 +160,10 @@ def flex(case: Case, pattern: Pattern) -> Callable[[], Tensor]:
             shown = pattern.visible(i, j)
             return j <= i if shown is None else shown & (j <= i)
 
+    # Compiled it needs no memory for the mask, and takes minutes to compile.
+    compiled = on_gpu and case.tokens > 1 << 14
     block_mask = create_block_mask(
-        visible, None, head_count, case.tokens, case.tokens, device=case.device, _compile=on_gpu
+        visible, None, head_count, case.tokens, case.tokens, device=case.device, _compile=compiled
     )
     run = torch.compile(flex_attention, dynamic=False) if on_gpu else flex_attention
     q, k, v = (x.detach().transpose(1, 2) for x in case.inputs)

@@ -128,6 +128,7 @@ def test_encoders_take_patterns_too(view):
     assert (plain - expected).abs().max() > 0.1 * expected.abs().max()
 
 
+@pytest.mark.cpu_only("Dynamo does not trace Tensor.unflatten under torch.set_default_device")
 @pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
 def test_a_model_of_all_patterns_is_one_graph_with_the_same_gradients(backend):
     torch.compiler.reset()
@@ -196,6 +197,11 @@ def test_what_goes_with_no_pattern_is_refused_in_one_sentence():
         model(ids, prefix_length=3)
     with pytest.raises(ValueError, match="leave document_ids out"):
         model(ids, document_ids=torch.zeros_like(ids), cache=model.new_cache(1, 16))
+
+
+@pytest.mark.cpu_only("values on a GPU are not looked at")
+def test_padding_between_tokens_is_refused():
+    model, ids = build(tiny("rotary", attention=VIEWS["strided"])), tokens(1, 9)
     holes = torch.tensor([[True, False, True] * 3])
     with pytest.raises(ValueError, match="sparse attention padding belongs at the ends"):
         model(ids, attention_mask=holes)

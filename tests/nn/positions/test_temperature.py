@@ -29,6 +29,16 @@ def test_factors_are_the_formulas_at_any_position():
     assert floor[:, 0].tolist() == pytest.approx([1 + 0.1 * math.log((p + 1) // 8192 + 1) for p in FAR], rel=1e-12)
 
 
+def test_a_minimum_leaves_queries_below_the_trained_length_alone():
+    config = phasor.TemperatureConfig(scale=1 / math.log(8192), minimum=1.0)
+    found = factors(config, torch.tensor(FAR))[:, 0].tolist()
+    assert found == pytest.approx([1.0] * 5 + [math.log(p + 1) / math.log(8192) for p in FAR[5:]], rel=1e-12)
+
+
+def test_the_default_scale_is_one_in_the_mean():
+    assert factors(phasor.TemperatureConfig(), torch.arange(1024)).mean() == pytest.approx(1.0, abs=1e-2)
+
+
 def test_scores_are_those_of_llama_4():
     """Its layers without rotary positions scale their queries; the outputs of its attention tell by how much."""
     settings = Llama4TextConfig(
@@ -63,6 +73,7 @@ def test_scores_are_those_of_llama_4():
         (lambda: phasor.TemperatureConfig(scale=0.0), "greater than 0"),
         (lambda: phasor.TemperatureConfig(form="floor", floor_length=0), "at least 1"),
         (lambda: phasor.TemperatureConfig(form="floor", learned=True), "form 'log'"),
+        (lambda: phasor.TemperatureConfig(form="floor", minimum=1.0), "form 'floor' is at least 1"),
         (
             lambda: phasor.ModelConfig(
                 vocab_size=9,

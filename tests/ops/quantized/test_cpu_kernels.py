@@ -33,6 +33,8 @@ from phasor.ops.quantized import (
 )
 from phasor.training.build import check_model
 
+pytestmark = pytest.mark.cpu_only("these are kernels of CPUs")
+
 # What rounding changes: of rows, results and sums with a bias to bfloat16, and of rows to 8 bits.
 BFLOAT16, INT8_ROWS = 3 * 2**-8, 1.5e-2
 TIED, UNTIED = phasor.EmbeddingConfig(), phasor.EmbeddingConfig(tied=False)

@@ -20,7 +20,7 @@ from phasor.ops.constants import constant
 from phasor.ops.rope import rotate_pairs_ref
 
 LEARNED_BITS = 52  # of the learned part of a step, in fractions of a rotation: all that float64 has
-INITIAL_STEP = 0.1  # radians that the learned part adds at first, for inputs of variance 1
+INITIAL_SHARE = 0.1  # of a pair's frequency, that the learned part adds at first for inputs of variance 1
 
 
 class Rotations(NamedTuple):
@@ -53,8 +53,11 @@ class SelectiveRotary(Position, config=SelectiveRotaryConfig):
         return cls(config, layers=layers_with(config, model, side), dim=model.dim, **sizes)
 
     def reset_parameters(self, config: ModelConfig) -> None:
+        frequencies = [float(frequency) for frequency in self.config.frequencies(config.head_dim)]
         for weight in self.weight:
-            nn.init.normal_(weight, std=INITIAL_STEP * config.dim**-0.5)
+            nn.init.normal_(weight, std=INITIAL_SHARE * config.dim**-0.5)
+            with torch.no_grad():
+                weight.mul_(weight.new_tensor(frequencies).repeat(len(weight) // len(frequencies))[:, None])
 
     @property
     def own_kv_heads(self) -> int:

@@ -5,36 +5,44 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from phasor.config.positions import PositionConfig
-from phasor.config.schema import at_least_one, positive
+from phasor.config.schema import at_least_one, not_negative, positive
 
 if TYPE_CHECKING:
     from phasor.config.model import ModelConfig
 
 
+# With the first, factors are 1 in the mean over positions below 1024.
+DEFAULT_SCALES = {"log": 0.168, "floor": 0.1}
+
+
 class TemperatureConfig(PositionConfig, kind="temperature"):
     """Queries are scaled by how many tokens there are up to them, so that attention stays sharp over long contexts.
 
-    With `n` the query's position plus one, the form `"log"` multiplies by `scale log n`, and with `learned` the scale
-    is learned per head, shared by all layers. The form `"floor"`, Llama 4's, multiplies by
-    `1 + scale log(1 + floor(n / floor_length))`. The scale is 0.43 and 0.1 unless given.
+    With `n` the query's position plus one, the form `"log"` multiplies by `max(scale log n, minimum)`, and with
+    `learned` the scale is learned per head, shared by all layers. The form `"floor"`, Llama 4's, multiplies by
+    `1 + scale log(1 + floor(n / floor_length))`. The scale is 0.168 and 0.1 unless given.
     """
 
     form: Literal["log", "floor"] = "log"
     scale: float | None = None
     learned: bool = False
+    minimum: float = 0.0
     floor_length: int = 8192
     acts_on: ClassVar[tuple[str, ...]] = ("queries",)
 
     def check(self) -> None:
         positive(self, "scale")
+        not_negative(self, "minimum")
         at_least_one(self, "floor_length")
         if self.learned and self.form != "log":
             raise ValueError("TemperatureConfig.learned is for the form 'log'; the form 'floor' has a fixed scale")
+        if self.minimum and self.form != "log":
+            raise ValueError("TemperatureConfig.minimum is for the form 'log'; the form 'floor' is at least 1")
 
     @property
     def chosen_scale(self) -> float:
         """The scale that was given, or the one of the form."""
-        return self.scale if self.scale is not None else {"log": 0.43, "floor": 0.1}[self.form]
+        return self.scale if self.scale is not None else DEFAULT_SCALES[self.form]
 
     def check_model(self, model: ModelConfig) -> None:
         if any(model.layer(index).attention.cap_sinks for index in range(max(1, len(model.layers)))):

@@ -15,7 +15,7 @@ from phasor.nn.sequence import SequenceInfo
 
 
 class Temperature(Position, config=TemperatureConfig):
-    """`s log n`, or `1 + s log(1 + floor(n / N))`, times the query at position `n - 1`.
+    """`max(s log n, minimum)`, or `1 + s log(1 + floor(n / N))`, times the query at position `n - 1`.
 
     Counts are integers and their logarithms float64, so that factors are exact at any position.
     """
@@ -43,9 +43,8 @@ class Temperature(Position, config=TemperatureConfig):
             factor = 1 + self.config.chosen_scale * torch.log1p(steps)
             return factor.to(bias_dtype(like))[:, :, None, None]
         log = torch.log(count.to(torch.float64)).to(bias_dtype(like))[:, :, None, None]
-        if self.scale is None:
-            return log * self.config.chosen_scale
-        return log * self.own_heads(self.scale).to(log.dtype)[:, None]
+        scale = self.config.chosen_scale if self.scale is None else self.own_heads(self.scale).to(log.dtype)[:, None]
+        return (log * scale).clamp(min=self.config.minimum)
 
     def on_query(self, q: Tensor, prepared: Tensor) -> Tensor:
         return (q * prepared).to(q.dtype)
