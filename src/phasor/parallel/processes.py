@@ -80,13 +80,14 @@ class JoinedProcesses(Processes):
         self.watcher = threading.Thread(target=self._watch, args=(cast(Any, store).clone(),), daemon=True)
         self.watcher.start()
 
-    def start(self, mesh: MeshConfig, device_name: str) -> None:
-        """Start the process group: NCCL between GPUs, Gloo between CPUs."""
+    def start(self, mesh: MeshConfig, device_name: str, backend: str | None = None) -> None:
+        """Start the process group: by default NCCL between GPUs, Gloo between CPUs."""
         sizes = mesh.sizes(self.size)
         self.device = self._choose_device(device_name)
-        backend = "nccl" if self.device.type == "cuda" else "gloo"
+        if backend is None:
+            backend = "nccl" if self.device.type == "cuda" else "gloo"
         group_store = PrefixStore("group", self.store)
-        device_id = self.device if self.device.type == "cuda" else None
+        device_id = self.device if backend == "nccl" else None
         dist.init_process_group(backend, store=group_store, rank=self.rank, world_size=self.size, device_id=device_id)
         self.mesh: DeviceMesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=AXES)
 
