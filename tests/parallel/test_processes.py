@@ -36,6 +36,10 @@ OPTIONS = {
     "accumulated": {"gradient_accumulation_steps": 2, "activation_checkpointing": True},
     "regularized": {"label_smoothing": 0.1, "z_loss": 1e-3, "ema_decay": 0.9, "max_grad_norm": 0.5},
 }
+HALF = {
+    f"{name}, {mesh}, bfloat16": {"model_name": name, "mesh": MESHES[mesh], "train": {"precision": "bfloat16"}}
+    for name, mesh in (("tied llama", "sharded"), ("alibi", "context and tensor"))
+}
 # Every model sharded, and every mesh: the model, the option.
 FAST = {
     "sharded": [
@@ -93,13 +97,13 @@ def run_world(folder, cases, steps, timeout=300):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    return run_world(tmp_path_factory.mktemp("world"), FAST_CASES, STEPS)
+    return run_world(tmp_path_factory.mktemp("world"), FAST_CASES | HALF, STEPS)
 
 
 @functools.cache
-def train_alone(name, option, steps):
+def train_alone(name, option, steps, precision="auto"):
     """The same by one process: results of steps, the first gradients, the validation loss."""
-    given = recipe(**OPTIONS[option])
+    given = recipe(**OPTIONS[option], precision=precision)
     trainer = Trainer(model(name), given, steps)
     accumulation = given.train.gradient_accumulation_steps
     batches = StepBatches(PackedBatches(name), accumulation_steps=accumulation, workers=0, device="cpu")
@@ -131,6 +135,22 @@ def check_case(world, case, given, steps=STEPS, within=1e-5):
 @pytest.mark.parametrize("case", FAST_CASES)
 def test_several_processes_train_as_one(world, case):
     check_case(world, case, FAST_CASES[case])
+
+
+@ON_CPU
+@pytest.mark.parametrize("case", HALF)
+def test_blocks_are_gathered_in_the_dtype_of_their_products(world, case):
+    """Of 8 bits, as the weights of norms are then; gradients and weights stay float32."""
+    folder, found = world
+    assert found[0][case]["gathered"] == "torch.bfloat16"
+    results, gradients, validation = train_alone(HALF[case]["model_name"], "", STEPS, "bfloat16")
+    assert all(each[case]["losses"] == found[0][case]["losses"] for each in found)
+    torch.testing.assert_close(found[0][case]["losses"], [r.loss for r in results], rtol=1e-2, atol=0)
+    assert found[0][case]["validation"] == pytest.approx(validation, rel=1e-2)
+    theirs = load_file(folder / f"{case}.safetensors")
+    for name, gradient in gradients.items():
+        assert theirs[name].dtype == torch.float32
+        assert float((theirs[name] - gradient).norm()) <= 5e-2 * float(gradient.norm()), name
 
 
 @ON_CPU

@@ -21,6 +21,7 @@ from world_processes import fork_processes
 
 from phasor.config.recipe import MeshConfig
 from phasor.data.prefetch import StepBatches
+from phasor.nn.attention import Attention
 from phasor.parallel.fresh import fresh_weights
 from phasor.parallel.processes import Processes, join_processes
 from phasor.training.sharded import ShardedTrainer
@@ -44,7 +45,11 @@ def train_case(
         device="cpu",
         share=processes.share,
     )
+    gathered = []
+    attention = next(module for module in trainer.model.modules() if isinstance(module, Attention))
+    hook = attention.register_forward_pre_hook(lambda module, _: gathered.append(str(module.qkv.weight.dtype)))
     first = trainer.train_step(0, *batches.take(0)).result()
+    hook.remove()
     gradients = {}
     for weight, part in trainer.shards.parts.items():
         if part.grad is not None:
@@ -64,6 +69,7 @@ def train_case(
         "losses": [result.loss for result in losses],
         "norms": [result.grad_norm for result in losses],
         "validation": validation,
+        "gathered": gathered[0],
         "most": dict(zip(held, counts.tolist(), strict=True)),
     }
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from phasor.parallel.context import cut_rows
@@ -39,9 +39,12 @@ class Shards:
         if place.context[1] > 1:
             cut_rows(model, Axis.of(mesh, "context"))
 
-    def shard(self) -> Self:
-        """Cut what the tensor axis leaves of the weights by FSDP."""
-        shard_blocks(self.model, self.mesh)
+    def shard(self, compute_dtype: torch.dtype | None = None) -> Self:
+        """Cut what the tensor axis leaves of the weights by FSDP.
+
+        With a `compute_dtype` blocks are gathered in it, so that nothing else of them is held until the backward.
+        """
+        shard_blocks(self.model, self.mesh, compute_dtype)
         if self.model.tokens.weight.is_meta:
             self.model.to_empty(device=self.mesh.device_type)
         self.weights = {name: cast(DTensor, weight) for name, weight in self.model.named_parameters()}
@@ -120,15 +123,19 @@ class Shards:
         self.reshard()
 
 
-def shard_blocks(model: Transformer, mesh: DeviceMesh) -> None:
+def shard_blocks(model: Transformer, mesh: DeviceMesh, compute_dtype: torch.dtype | None) -> None:
     """Cut the weights of a model block by block, so that no device holds all of them at once.
 
-    What stands outside of blocks is cut over the tensor axis too, since its tokens are.
+    What stands outside of blocks is cut over the tensor axis too, since its tokens are. It is gathered in its own
+    dtype, which is that of the tokens between blocks; gradients are summed in float32.
     """
     block_mesh = flat_mesh(mesh, "shard", "context")
+    policy = MixedPrecisionPolicy()
+    if compute_dtype is not None:
+        policy = MixedPrecisionPolicy(compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for module in model.modules():
         if isinstance(module, Block):
-            fully_shard(module, mesh=block_mesh)
+            fully_shard(module, mesh=block_mesh, mp_policy=policy)
     fully_shard(model, mesh=flat_mesh(mesh, "shard", "context", "tensor"))
     for module in model.modules():
         if isinstance(module, FSDPModule):  # losses are parts of a sum, and so are gradients

@@ -22,7 +22,7 @@ from phasor.parallel.shards import Shards
 from phasor.training.optimizer import NamedWeights, optimizer_tensors, restore_optimizer
 from phasor.training.signals import StopSignal
 from phasor.training.state import TrainingState, save_state
-from phasor.training.trainer import Trainer, blocks_of, derive_seed, gradient_of
+from phasor.training.trainer import Trainer, blocks_of, derive_seed, gradient_of, precision_name
 from phasor.transformer import Transformer
 
 
@@ -57,7 +57,8 @@ class ShardedTrainer(Trainer):
 
     def shard(self) -> NamedWeights:
         """The parts of the weights that this process trains."""
-        self.shards.shard().load(self.initial)
+        in_half = precision_name(self.recipe, self.device) != "float32"
+        self.shards.shard(torch.bfloat16 if in_half else None).load(self.initial)
         self.copies = torch.tensor([float(self.shards.copies(name)) for name in self.names], device=self.device)
         return self.shards
 

@@ -116,6 +116,8 @@ def torch_norm_why_not(
         return "torch's own norms add nothing to their weight"
     if has_weights_by_head(weight, bias):
         return "each head has weights of its own"
+    if weight is not None and weight.element_size() < x.element_size():
+        return "the weights are less precise than what they scale"
     return "torch's own RMSNorm has no bias" if bias is not None and not centered else None
 
 
