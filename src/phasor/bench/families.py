@@ -29,6 +29,7 @@ from phasor.parallel.flops import attention_flops
 from phasor.parallel.parameters import parameters_of
 from phasor.transformer import Transformer
 
+PROFILED = 9  # tokens whose kernels are counted: a profile of many takes long to read
 CALLS = 4  # steps in a row before a GPU is waited for
 # Errors that are always allowed. Else as much as transformers' own in this dtype, twice: with experts, a token whose
 # router is undecided takes another one. No factor allows more than the most.
@@ -281,14 +282,14 @@ def decoding(models: FamilyModels, rows: int) -> Workload:
             return max(regret(row, written[row]) for row in {0, rows - 1})
 
     def case(model: Any) -> BenchmarkCase:
-        def per_step(measure: Callable[[Callable[[], object]], float]) -> float:
-            longer, shorter = partial(write, model, new), partial(write, model, 1)
-            return difference(measure, longer, shorter) / (new - 1)
+        def per_step(measure: Callable[[Callable[[], object]], float], count: int) -> float:
+            longer, shorter = partial(write, model, count), partial(write, model, 1)
+            return difference(measure, longer, shorter) / (count - 1)
 
         return BenchmarkCase(
             check=lambda: error(model),
-            seconds=lambda timer: per_step(partial(timer.wall, warmups=1)),
-            device_seconds=lambda: per_step(device_seconds),
+            seconds=lambda timer: per_step(partial(timer.wall, warmups=1), new),
+            device_seconds=lambda: per_step(device_seconds, min(new, PROFILED)),
         )
 
     return Workload(
