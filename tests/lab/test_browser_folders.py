@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import time
 
 import numpy
 import pytest
@@ -176,6 +177,20 @@ def test_a_report_is_in_chinese_but_for_its_notes(open_page, lab_with_folders):
     assert not re.search(r"not shown|Protocol|rows|\{", words)
     heads = visit.page.locator("table.runs th").all_inner_texts()
     assert heads == ["训练", "状态", "步数", "损失", "最低验证损失", "所在步"]
+
+
+def test_a_first_answer_that_takes_longer_than_the_pause_is_drawn_whole(open_page, lab_with_folders):
+    visit = open_page("parts", base=lab_with_folders)
+    slow = [3.0]
+
+    def answer(route):
+        time.sleep(slow.pop() if slow else 0.0)
+        route.continue_()
+
+    visit.page.route("**/api/runs/curves", answer)
+    visit.page.evaluate("() => { location.hash = '#/runs'; }")
+    visit.page.wait_for_selector("figure:visible >> nth=2", timeout=20_000)
+    visit.page.unroute("**/api/runs/curves")
 
 
 def test_figures_of_runs_and_reports_are_downloaded(open_page, lab_with_folders):

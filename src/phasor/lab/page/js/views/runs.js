@@ -1,4 +1,4 @@
-// Runs: loss curves of run folders, also while they train, and the reports of evaluate --lengths.
+// Runs: loss curves of run folders, also while they train, and the reports of evaluate --lengths and compare.
 
 import { h, makeTable, put } from "../core/dom.js";
 import { fixed, integer } from "../core/numbers.js";
@@ -108,16 +108,23 @@ export function render(root, state, tools) {
 		if (answer?.changed) found = { ...answer, metric: state.m };
 		return answer;
 	}
-	const wait = () => (timer = setTimeout(poll, PAUSE));
+	const wait = () => {
+		clearTimeout(timer);
+		if (!left) timer = setTimeout(poll, PAUSE);
+	};
 	async function poll() {
-		if (!document.hidden && (await look())?.changed) draw();
-		if (!left) wait();
+		if (!document.hidden && (await look())?.changed) await show();
+		wait();
 	}
 	tools.onClose(() => {
 		left = true;
 		clearTimeout(timer);
 	});
-	wait();
+
+	async function show() {
+		draw();
+		await updateReport(found.reports);
+	}
 
 	function draw() {
 		const runs = found.runs.filter((run) => !run.error);
@@ -169,10 +176,10 @@ export function render(root, state, tools) {
 	}
 
 	return async () => {
+		clearTimeout(timer); // a second request would end the first
 		if (!found || found.metric !== state.m) await look();
-		if (!found) return;
-		draw();
-		await updateReport(found.reports);
+		if (found) await show();
+		wait();
 	};
 }
 
@@ -212,12 +219,13 @@ function renderReport(root, state, tools) {
 
 	function draw() {
 		const names = Object.keys(report.names);
-		const color = (name) => (name === report.baseline ? "var(--c6)" : COLORS[names.filter((one) => one !== report.baseline).indexOf(name) % 5]);
+		const others = names.filter((name) => name !== report.baseline);
+		const color = (name) => (name === report.baseline ? "var(--c6)" : COLORS[others.indexOf(name) % 5]);
 		const rowsOf = (name) => report.rows.filter((row) => row.extension === name && row.loss.estimate !== null);
 		const longest = report.lengths.at(-1);
 		const [best] = report.rows.filter((row) => row.length === longest && row.loss.estimate !== null).sort((a, b) => a.loss.estimate - b.loss.estimate);
 		put(title, best ? t("reportTitle", { length: integer(longest), name: best.extension, loss: fixed(best.loss.estimate, 3) }) : t("byLength"));
-		const look = (name) => ({ label: name, color: color(name), dash: name === report.baseline ? "5 4" : undefined });
+		const look = (name) => ({ label: name, color: color(name), dash: name === report.baseline ? "5 4" : DASHES[Math.floor(others.indexOf(name) / 5) % DASHES.length] });
 		const series = names.map((name) => ({ x: rowsOf(name).map((row) => row.length), y: rowsOf(name).map((row) => row.loss.estimate), ...look(name) }));
 		const points = names.flatMap((name) => rowsOf(name).map(({ length, loss }) => ({ x: length, y: loss.estimate, color: color(name), r: 4, ...loss })));
 		const whiskers = points.filter((point) => point.low !== null);
@@ -238,7 +246,6 @@ function renderReport(root, state, tools) {
 			"div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },
 			makeTable([t("model"), ...report.lengths.map(integer)], list.map((name) => [name, ...cell(name, column, sign)]), caption),
 		);
-		const others = names.filter((name) => name !== report.baseline);
 		const chain = ({ names: list, shown }) => (shown ? list.join(" < ") : t("notShown", { order: list.join(" < ") }));
 		const orders = report.orders.map(({ length: size, chains }) => `${integer(size)}${t("colon")}${chains.map(chain).join(t("semicolon")) || t("alone")}`);
 		put(
