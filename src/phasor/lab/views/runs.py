@@ -1,4 +1,4 @@
-"""The view "runs": loss curves of run folders, also while they train, and reports of `evaluate --lengths` and `compare`."""
+"""The view "runs": loss curves of runs, also while they train, and reports of `evaluate --lengths` and `compare`."""
 
 from __future__ import annotations
 
