@@ -18,6 +18,7 @@ MODELS = {
     "alibi": {"preset": "bloom"},
     "deepnorm": {"placement": "deepnorm", "position": "rotary", "norm": "layernorm"},
     "experts": {"position": "rotary", "feedforward": EXPERTS},
+    "few experts": {"position": "rotary", "feedforward": {"experts": EXPERTS["experts"] | {"num_experts": 2}}},
     "encoder": {"preset": "bert", "head": {"kind": "mlm"}},
     "windows and sinks": {
         "position": {"kind": "rotary", "extension": {"kind": "dynamic-ntk", "factor": 2.0, "original_length": 16}},

@@ -11,13 +11,14 @@ import torch
 import torch.distributed as dist
 from schemes import SCHEMES, tiny
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import phasor
 from phasor.checkpoints.load import read_config
 from phasor.models.presets import PRESETS
 from phasor.parallel.parameters import parameters_of
+from phasor.parallel.processes import AXES
+from phasor.parallel.shards import shard_blocks
 from phasor.transformer import Block
 
 PUBLISHED = sorted((Path(__file__).parents[1] / "published").glob("*.json"))
@@ -103,10 +104,6 @@ def test_the_first_process_holds_what_fsdp_gives_it(name, shards):
     """Weights, gradients and moments all have these sizes; 3 processes divide few of the shapes."""
     config = phasor.preset(name, dim=40, num_heads=4, num_layers=2, vocab_size=101)
     model = phasor.Transformer(config)
-    mesh = init_device_mesh("cpu", (shards,))
-    for part in model.modules():
-        if isinstance(part, Block):
-            fully_shard(part, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    shard_blocks(model, init_device_mesh("cpu", (1, shards, 1, 1), mesh_dim_names=AXES), None)
     held = sum(weight.to_local().numel() for weight in model.parameters())
     assert parameters_of(config).local(1, shards) == held

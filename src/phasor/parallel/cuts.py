@@ -1,8 +1,8 @@
 """How a mesh cuts every weight: by heads, hidden features and experts over the tensor axis, by rows over the others.
 
 Weights of blocks are cut over the tensor axis where a part of a module is a smaller module of its own. What is left is
-cut along its first dimension over the processes of the shard and context axes (FSDP). Weights outside of blocks are
-cut along their first dimension over the tensor axis as well.
+cut along its first dimension over the processes of the shard and context axes (FSDP); experts that these cannot share
+evenly are cut along their second. Weights outside of blocks are cut over the tensor axis as well.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from phasor.nn.attention import Attention
 from phasor.nn.feed_forward import FeedForward
 from phasor.nn.moe import Experts
+from phasor.parallel.parameters import shard_dim
 from phasor.transformer import Block
 
 Region = tuple[slice, ...]
@@ -126,7 +127,7 @@ class WeightSlices:
         self.in_blocks = {name for name in self.shapes if name.startswith(tuple(blocks))}
 
     def rows(self, name: str) -> tuple[int, int]:
-        """Which of how many parts along the first dimension this process holds, of what the tensor axis leaves it."""
+        """Which of how many parts this process holds, of what the tensor axis leaves it."""
         axes = (self.place.shard, self.place.context, self.place.tensor)
         index, count = 0, 1
         for i, n in axes[:2] if name in self.in_blocks else axes:
@@ -141,6 +142,9 @@ class WeightSlices:
         """Slices of the whole weight, which one after the other along the first dimension are this process's part."""
         first, *_ = shape = self.shapes[name]
         cut, (index, count) = self.cuts.get(name), self.place.tensor
+        if len(shape) > 2 and shard_dim((first if cut is None else first // count, *shape[1:]), self.rows(name)[1]):
+            experts = slice(None) if cut is None else slice(index * first // count, (index + 1) * first // count)
+            return [(experts, slice(*chunk_bounds(shape[1], *self.rows(name))))]
         if cut is None or cut.dim != 0:
             rows = slice(*chunk_bounds(first, *self.rows(name)))
             if cut is None:

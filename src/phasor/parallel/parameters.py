@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -21,6 +21,15 @@ from phasor.config import (
     SandwichConfig,
 )
 from phasor.config.model import Layer, Side
+
+
+def shard_dim(shape: Sequence[int], shards: int) -> int:
+    """The dimension along which FSDP cuts a weight: the first; the second of experts that shards cannot share evenly.
+
+    >>> shard_dim((8, 4096, 14336), 8), shard_dim((8, 4096, 14336), 64), shard_dim((32000, 4096), 64)
+    (0, 1, 0)
+    """
+    return 1 if len(shape) > 2 and shape[0] % shards and not shape[1] % shards else 0
 
 
 @dataclass(frozen=True)
@@ -43,13 +52,14 @@ class Weight:
         return tuple(n // tensor if dim == self.cut else n for dim, n in enumerate(self.shape))
 
     def local_size(self, tensor: int, shards: int) -> int:
-        """Elements on the first process: FSDP2 cuts the first dimension into `shards` pieces, rounded up.
+        """Elements on the first process: FSDP2 cuts a dimension into `shards` pieces, rounded up.
 
         >>> Weight((10, 4)).local_size(1, 8), Weight((16, 4), cut=0).local_size(2, 4)
         (8, 8)
         """
-        first, *rest = self.local_shape(tensor)
-        return -(-first // shards) * prod(rest)
+        shape = self.local_shape(tensor)
+        length = shape[shard_dim(shape, shards)]
+        return -(-length // shards) * (prod(shape) // length)
 
 
 BlockWeights = tuple[Weight, ...]

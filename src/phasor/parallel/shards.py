@@ -10,11 +10,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from phasor.parallel.context import cut_rows
 from phasor.parallel.cuts import Place, WeightSlices
 from phasor.parallel.exchange import Axis, sum_in_place
+from phasor.parallel.parameters import shard_dim
 from phasor.parallel.tensor import cut_blocks
 from phasor.parallel.tokens import TokenShare
 from phasor.transformer import Block, Transformer
@@ -130,12 +131,17 @@ def shard_blocks(model: Transformer, mesh: DeviceMesh, compute_dtype: torch.dtyp
     dtype, which is that of the tokens between blocks; gradients are summed in float32.
     """
     block_mesh = flat_mesh(mesh, "shard", "context")
+    shards = block_mesh.size(1)
     policy = MixedPrecisionPolicy()
     if compute_dtype is not None:
         policy = MixedPrecisionPolicy(compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+
+    def placement(weight: nn.Parameter) -> Shard:
+        return Shard(shard_dim(weight.shape, shards))
+
     for module in model.modules():
         if isinstance(module, Block):
-            fully_shard(module, mesh=block_mesh, mp_policy=policy)
+            fully_shard(module, mesh=block_mesh, shard_placement_fn=placement, mp_policy=policy)
     fully_shard(model, mesh=flat_mesh(mesh, "shard", "context", "tensor"))
     for module in model.modules():
         if isinstance(module, FSDPModule):  # losses are parts of a sum, and so are gradients
