@@ -28,6 +28,7 @@ from phasor.ops.attention import SumBias
 from phasor.ops.rope import rotate_pairs
 
 TABLE_LENGTH = 1024  # of learned positions that state no length of their own
+ROUNDING = 1e-13  # of squared distances, relative to the largest square
 GRID_SIDE = 8  # of the grid that schemes of several axes count through
 
 
@@ -70,7 +71,8 @@ class EncodingScheme:
             ones = torch.ones(1, len(positions), self.heads, self.dim, dtype=torch.float64)
             prepared = module.prepare(SequenceInfo(positions, length), ones)
             if module.num_sums:
-                prepared = module.with_sums(prepared, self.sums(positions), self.sums(positions))
+                sums = self.sums(positions)
+                prepared = module.with_sums(prepared, sums, sums)
             return finite(module.on_query(ones, prepared)[0, :, 0])
         nothing = torch.zeros(1, len(positions), self.dim, dtype=torch.float64)
         return finite(module.on_input(nothing, SequenceInfo(positions, length))[0])
@@ -90,8 +92,13 @@ class EncodingScheme:
 
     def sums(self, positions: Tensor) -> Sums:
         """The running sums of a scheme that has them, over tokens that are all zeros."""
-        step = self.module.steps(torch.zeros(1, 1, self.dim, dtype=torch.float64), 0, None).fixed
-        return Sums(positions[None, :, None] * step)
+        return Sums(positions[None, :, None] * step_of_zeros(self.module, self.dim))
+
+
+@functools.lru_cache(maxsize=64)
+def step_of_zeros(module: Position, dim: int) -> Tensor:
+    """What a token that is all zeros adds to the running sums of a scheme."""
+    return module.steps(torch.zeros(1, 1, dim, dtype=torch.float64), 0, None).fixed
 
 
 @functools.lru_cache(maxsize=64)
@@ -192,10 +199,12 @@ def nearest_pair(rows: Tensor) -> dict[str, Any] | None:
     count = len(rows)
     if count < 2:
         return None
-    distances = torch.pdist(rows)
-    nearest = int(distances.argmin())
-    a, b = torch.triu_indices(count, count, 1)[:, nearest].tolist()
-    norm, least = float(rows.norm(dim=-1).mean()), float(distances[nearest])
+    products = rows @ rows.T
+    sizes = products.diagonal()
+    squares = (sizes[:, None] + sizes - 2 * products).fill_diagonal_(float("inf"))
+    # The first of those that are nearest but for rounding.
+    a, b = divmod(int((squares <= squares.min() + ROUNDING * sizes.max()).flatten().byte().argmax()), count)
+    norm, least = float(sizes.sqrt().mean()), float((rows[a] - rows[b]).norm())
     return {"a": a, "b": b, "distance": least, "relative": least / norm if norm else 0.0}
 
 

@@ -20,6 +20,7 @@ from phasor.nn.positions.sinusoidal.module import Sinusoidal
 
 SAME = 1e-9  # relative differences below this are rounding
 FAR = 1024  # the sentence that a scheme has to go on to is this many times longer
+SENTENCE = 64  # tokens whose codes are drawn twice
 VOCABULARY = 256  # token vectors among which one is recognized
 MOVES = 0.1  # a feature moves where its standard deviation over positions is above this
 
@@ -33,16 +34,13 @@ def score_card(position: PositionConfig, dim: int, length: int, heads: int = 8) 
     >>> [card[name]["holds"] for name in ("unique", "consistent", "bounded", "deterministic")]
     [True, False, True, True]
     """
+    heads = heads if "scores" in position.acts_on else 1  # elsewhere all heads have the same code
     scheme = build_scheme(position, dim, heads=heads)
     positions = torch.arange(length)
     rows = scheme.codes(positions, length)
     nearest = nearest_pair(rows)
     apart, later = distances(rows), distances(scheme.codes(positions, 2 * length))
     change = float((later - apart).abs().max() / apart.max()) if bool(apart.any()) else 0.0
-    again = scheme.codes(positions, length)
-    learned = scheme.has_weights and not torch.equal(
-        rows, build_scheme(position, dim, heads=heads, seed=1).codes(positions, length)
-    )
     is_table = isinstance(position, LearnedConfig)  # which ends with the sentences seen
     ending = build_scheme(position, dim, heads=heads, table_length=length) if is_table else scheme
     return {
@@ -51,8 +49,18 @@ def score_card(position: PositionConfig, dim: int, length: int, heads: int = 8) 
         "unique": {"holds": nearest is None or nearest["relative"] > SAME, "nearest": nearest},
         "consistent": {"holds": change < SAME, "change": change},
         "bounded": boundedness(ending, length, float(rows.abs().max())),
-        "deterministic": {"holds": torch.equal(rows, again), "learned": learned},
+        "deterministic": determinism(position, dim, heads),
     }
+
+
+@functools.lru_cache(maxsize=256)
+def determinism(position: PositionConfig, dim: int, heads: int) -> dict[str, bool]:
+    """Whether codes come out the same again, and whether they are learned: others with other initial weights."""
+    scheme, positions = build_scheme(position, dim, heads=heads), torch.arange(SENTENCE)
+    rows, again = (scheme.codes(positions, SENTENCE) for _ in range(2))
+    other = build_scheme(position, dim, heads=heads, seed=1) if scheme.has_weights else scheme
+    learned = scheme.has_weights and not torch.equal(rows, other.codes(positions, SENTENCE))
+    return {"holds": torch.equal(rows, again), "learned": learned}
 
 
 def boundedness(scheme: EncodingScheme, length: int, near: float) -> dict[str, Any]:

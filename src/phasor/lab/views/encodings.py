@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 MAX_LENGTH = 1024
 MAX_HEADS = 64
+MAX_CARDS = 100  # more than there are schemes
 
 # What fields of schemes may be at most, so that no request asks for a table that does not fit into memory.
 LIMITS: dict[type[PositionConfig], dict[str, int]] = {
@@ -154,6 +155,8 @@ class CriteriaRequest(LabRequest):
 
     dim: int = bounded_field(128, 8, MAX_HEAD_DIM)
     length: int = bounded_field(64, 2, MAX_LENGTH)
+    first: int = bounded_field(0, 0, MAX_CARDS)
+    count: int = bounded_field(MAX_CARDS, 1, MAX_CARDS)
 
     def check(self) -> None:
         super().check()
@@ -162,10 +165,14 @@ class CriteriaRequest(LabRequest):
 
 
 def criteria(request: CriteriaRequest) -> list[dict[str, Any]]:
-    """The score-card of every position scheme with its defaults: four criteria, and what was measured for each."""
+    """The score-cards of `count` position schemes with their defaults, from the `first` on.
+
+    A card has four criteria, and what was measured for each.
+    """
     from phasor.lab.criteria import score_card
 
-    return [score_card(cls(), request.dim, request.length) for cls in PositionConfig.kinds.values()]
+    kinds = list(PositionConfig.kinds.values())[request.first : request.first + request.count]
+    return [score_card(cls(), request.dim, request.length) for cls in kinds]
 
 
 class CombinationRequest(LabRequest):

@@ -22,6 +22,7 @@ const SCHEMES = ["sinusoidal", "rotary", "xpos", "axial", "mrope", "selfextend",
 const WAVES = ["sinusoidal", "rotary", "xpos", "axial", "mrope", "selfextend", "dualchunk"];
 const ON_SCORES = ["t5", "alibi", "kerple", "sandwich", "fire", "forget", "combined"];
 const HEADS = 8;
+const CARDS = 5; // asked for at once
 const HEIGHT = 480;
 const CRITERIA = ["unique", "consistent", "bounded", "deterministic"];
 
@@ -108,6 +109,17 @@ export function render(root, state, tools) {
 		if (asked[name] === text) return null;
 		asked[name] = text;
 		return tools.post(name, body);
+	}
+
+	/** The cards of all schemes, a few at a time: what a slider asks for next does not wait for all of them. */
+	async function askCards(body) {
+		let found = await ask("criteria", { ...body, first: 0, count: CARDS });
+		if (!found) return null;
+		for (let part = found; part.length === CARDS; found = found.concat(part)) {
+			part = await tools.post("criteria", { ...body, first: found.length, count: CARDS });
+			if (!part) return null;
+		}
+		return found;
 	}
 
 	function showControls() {
@@ -303,7 +315,7 @@ export function render(root, state, tools) {
 				rotation = { error: answer.error, t: at, later: at + k };
 				if (codes) drawTurn();
 			}),
-			ask("criteria", { dim, length: n }).then((answer) => answer && drawCard((cards = answer), n)),
+			askCards({ dim, length: n }).then((answer) => answer && drawCard((cards = answer), n)),
 			ask("combination", { base, dim, width, length: n, token_std: std }).then((answer) => answer && drawSum(answer, n)),
 		];
 		await Promise.all(jobs);
