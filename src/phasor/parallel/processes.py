@@ -135,7 +135,11 @@ class JoinedProcesses(Processes):
 
     def end(self) -> None:
         """Say that this process is through; the first one, which may hold the store, waits for all others."""
-        self.store.add(ENDED, 1)
+        try:
+            self.store.add(ENDED, 1)
+        except RuntimeError:  # whoever held the store is through or has failed; this process has done its part
+            if self.is_first:
+                raise
         while self.is_first and self.store.add(ENDED, 0) < self.size:
             time.sleep(POLL_SECONDS)
 
