@@ -201,6 +201,28 @@ def norms(bytes_per_ms: float) -> None:
     forwards(f"rmsnorm {TOKENS} x {DIM}", single, (x, weight), wide[::2], (dy,), 2 * size, 5 * size)
     both = {"phasor": ours_sum, "Liger": liger_sum, "torch": plain_sum, "torch.compile": torch.compile(plain_sum)}
     forwards(f"sum and rmsnorm {TOKENS} x {DIM}", both, (x, r, weight), wide, (ds, dy), 4 * size, 8 * size)
+    around(size)
+
+
+def around(size: float) -> None:
+    """Norms on both sides of a residual sum, as Gemma's."""
+    inputs = randn(TOKENS, DIM), randn(TOKENS, DIM, seed=1), randn(DIM, seed=2), randn(DIM, seed=3)
+    directions = randn(TOKENS, DIM, seed=4).detach(), randn(TOKENS, DIM, seed=5).detach()
+
+    def ours(x: Tensor, branch: Tensor, weight: Tensor, following: Tensor) -> tuple[Tensor, Tensor]:
+        return norm.norm_add_norm(x, branch, weight, None, following, None, eps=1e-5, offset=1.0)
+
+    def apart(x: Tensor, branch: Tensor, weight: Tensor, following: Tensor) -> tuple[Tensor, Tensor]:
+        total = x + norm.norm(branch, weight, None, eps=1e-5, offset=1.0)
+        return total, norm.norm(total, following, None, eps=1e-5, offset=1.0)
+
+    def plain(x: Tensor, branch: Tensor, weight: Tensor, following: Tensor) -> tuple[Tensor, Tensor]:
+        return norm.norm_add_norm_ref(x, branch, weight, None, following, None, 1e-5, 1.0)
+
+    variants = {"phasor": ours, "phasor, apart": apart, "torch": plain, "torch.compile": torch.compile(plain)}
+    wide = [t.detach().double().requires_grad_() for t in inputs]
+    title = f"rmsnorm, sum and rmsnorm {TOKENS} x {DIM}"
+    forwards(title, variants, inputs, wide, directions, 4 * size, 10 * size)
 
 
 def activations(bytes_per_ms: float) -> None:
@@ -382,7 +404,7 @@ def settings(bytes_per_ms: float) -> Iterator[tuple[str, str, Call, float]]:
             )
     x, r, weight, dy = randn(TOKENS, DIM), randn(TOKENS, DIM), randn(DIM), randn(TOKENS, DIM)
     x, r, weight, dy = (t.detach() for t in (x, r, weight, dy))
-    s, _, mean, scale = norm_kernels.norm_forward(x, r, weight, None, 1e-5, 0.0, False, x.dtype)
+    s, _, stats = norm_kernels.norm_forward(x, r, weight, None, 1e-5, 0.0, False, x.dtype)
     size = x.numel() * 2 / bytes_per_ms
     for warps in (2, 4, 8, 16):
         yield (
@@ -397,7 +419,7 @@ def settings(bytes_per_ms: float) -> Iterator[tuple[str, str, Call, float]]:
                 "sum and norm, backward (warps=, programs= times the multiprocessors)",
                 f"{warps:3} {factor:3}",
                 lambda w=warps, p=programs: norm_kernels.norm_backward(
-                    dy, dy, s, weight, None, mean, scale, 0.0, False, w, p
+                    dy, dy, s, weight, None, stats, 0.0, False, w, p
                 ),
                 4 * size,
             )

@@ -100,9 +100,10 @@ def test_masks_are_in_the_graph(window, given):
         {"layers": ({"attention": {"window": 4}}, {"position": {"kind": "rotary", "base": 1e6}}), "num_layers": 2},
         {"shape": "encoder", "head": "mlm", "placement": "post"},
         {"shape": "encoder-decoder", "placement": "deepnorm", "norm": "layernorm"},
+        {"placement": "sandwich", "norm": {"kind": "rmsnorm", "unit_offset": True}},
         {"placement": "parallel", "embedding": {"scale": "sqrt", "norm": True, "token_types": 2}},
     ],
-    ids=["score extras", "experts", "local and global", "encoder", "encoder-decoder", "parallel"],
+    ids=["score extras", "experts", "local and global", "encoder", "encoder-decoder", "sandwich", "parallel"],
 )
 def test_other_parts_are_in_the_graph(changes):
     model, ids = build(tiny("rotary", **{"num_layers": 1, **changes})), tokens(2, 12)

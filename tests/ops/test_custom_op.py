@@ -13,7 +13,7 @@ from phasor.ops import dispatch
 from phasor.ops.cross_entropy import linear_cross_entropy
 from phasor.ops.custom_op import custom_op, needs_dispatcher
 from phasor.ops.glu import glu
-from phasor.ops.norm import add_norm, norm
+from phasor.ops.norm import add_norm, norm, norm_add, norm_add_norm
 
 
 @custom_op("phasor_tests::cube")
@@ -138,6 +138,8 @@ def test_forward_derivatives_are_those_of_the_references(form):
     operations = {
         "norm": lambda x: norm(x, weight, None, eps=1e-6),
         "sum and norm": lambda x: add_norm(x, x, weight, None, eps=1e-6)[1],
+        "norm and sum": lambda x: norm_add(x, x.sin(), weight, None, eps=1e-6),
+        "norm, sum and norm": lambda x: norm_add_norm(x, x.sin(), weight, None, weight, None, eps=1e-6)[1],
         "gated": lambda x: glu(x, "swiglu"),
         "cross-entropy": lambda x: linear_cross_entropy(x[0, 0], weight[:, None] * by, positions, torch.ones(3)).loss,
         "rotary": lambda x: rope.rotate(x, x, positions)[0],

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from phasor.config import LayerNormConfig, NoNormConfig, NormConfig, RMSNormConfig
-from phasor.ops.norm import add_norm, norm
+from phasor.nn.feed_forward import calls_own_forward
+from phasor.ops.norm import add_norm, norm, norm_add, norm_add_norm
 
 
 class Norm(nn.Module):
@@ -17,6 +18,15 @@ class Norm(nn.Module):
         total = x + residual
         return total, self(total)
 
+    def norm_add(self, x: Tensor, branch: Tensor) -> Tensor:
+        """`x + norm(branch)`."""
+        total: Tensor = x + self(branch)
+        return total
+
+    def norm_add_norm(self, x: Tensor, branch: Tensor, following: Norm) -> tuple[Tensor, Tensor]:
+        """`x + norm(branch)`, and the norm `following` of it."""
+        return following.add_norm(x, self(branch))
+
 
 class NoNorm(Norm):
     """The identity."""
@@ -25,12 +35,46 @@ class NoNorm(Norm):
         return x
 
 
-class LayerNorm(Norm):
+class RowNorm(Norm):
+    """What is divided by its scale, and multiplied by `offset + weight`; if `centered`, without its mean."""
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    def __init__(self, eps: float, offset: float, centered: bool) -> None:
+        super().__init__()
+        self.eps, self.offset, self.centered = eps, offset, centered
+
+    def forward(self, x: Tensor) -> Tensor:
+        return norm(x, self.weight, self.bias, eps=self.eps, offset=self.offset, centered=self.centered)
+
+    def add_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        if not calls_own_forward(self):
+            return super().add_norm(x, residual)
+        return add_norm(x, residual, self.weight, self.bias, eps=self.eps, offset=self.offset, centered=self.centered)
+
+    def norm_add(self, x: Tensor, branch: Tensor) -> Tensor:
+        if not calls_own_forward(self):
+            return super().norm_add(x, branch)
+        return norm_add(x, branch, self.weight, self.bias, eps=self.eps, offset=self.offset, centered=self.centered)
+
+    def norm_add_norm(self, x: Tensor, branch: Tensor, following: Norm) -> tuple[Tensor, Tensor]:
+        if not (isinstance(following, RowNorm) and self.fuses_with(following)):
+            return super().norm_add_norm(x, branch, following)
+        weights = self.weight, self.bias, following.weight, following.bias
+        return norm_add_norm(x, branch, *weights, eps=self.eps, offset=self.offset, centered=self.centered)
+
+    def fuses_with(self, other: RowNorm) -> bool:
+        """Whether one operation can compute both norms."""
+        alike = (self.eps, self.offset, self.centered) == (other.eps, other.offset, other.centered)
+        return alike and calls_own_forward(self) and calls_own_forward(other)
+
+
+class LayerNorm(RowNorm):
     """`(x - mean) / sqrt(variance + eps) * weight + bias` over the last dimension."""
 
     def __init__(self, shape: tuple[int, ...], config: LayerNormConfig) -> None:
-        super().__init__()
-        self.eps = config.eps
+        super().__init__(config.eps, offset=0.0, centered=True)
         self.weight = nn.Parameter(torch.ones(shape)) if config.weight else None
         self.bias = nn.Parameter(torch.zeros(shape)) if config.bias else None
 
@@ -40,29 +84,19 @@ class LayerNorm(Norm):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return norm(x, self.weight, self.bias, eps=self.eps, centered=True)
 
-    def add_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        return add_norm(x, residual, self.weight, self.bias, eps=self.eps, centered=True)
-
-
-class RMSNorm(Norm):
+class RMSNorm(RowNorm):
     """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension; with a unit offset, `* (1 + weight)`."""
 
+    weight: nn.Parameter
+
     def __init__(self, shape: tuple[int, ...], config: RMSNormConfig) -> None:
-        super().__init__()
-        self.eps, self.offset = config.eps, 1.0 if config.unit_offset else 0.0
+        super().__init__(config.eps, offset=1.0 if config.unit_offset else 0.0, centered=False)
         self.weight = nn.Parameter(torch.full(shape, 1.0 - self.offset))
+        self.bias = None
 
     def reset_parameters(self) -> None:
         nn.init.constant_(self.weight, 1.0 - self.offset)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return norm(x, self.weight, None, eps=self.eps, offset=self.offset)
-
-    def add_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        return add_norm(x, residual, self.weight, None, eps=self.eps, offset=self.offset)
 
 
 def at_least_float32(x: Tensor) -> Tensor:

@@ -44,6 +44,15 @@ class Residual(nn.Module):
             y = F.dropout(y, self.dropout)
         return y if self.multiplier == 1.0 else y * self.multiplier
 
+    @property
+    def changes_branch(self) -> bool:
+        """Whether there is dropout or a multiplier, so that a branch is not added as it is."""
+        return self.multiplier != 1.0 or (self.dropout > 0 and self.training)
+
+    def add_norm_of(self, x: Tensor, y: Tensor, norm: Norm) -> Tensor:
+        """`x + norm(y)`, with what is done to the branch in between."""
+        return x + self.branch(norm(y)) if self.changes_branch else norm.norm_add(x, y)
+
     def forward(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} does not implement forward")
 
@@ -90,15 +99,22 @@ class Post(Residual):
 
 
 class Sandwich(Residual):
-    """`x + norm(f(norm(x)))`."""
+    """`x + norm(f(norm(x)))`; the norm after one sub-layer, the sum and the norm before the next are one operation."""
 
     norms_per_sublayer = 2
 
     def forward(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
-        norms = list(self.norms)
-        for f, before, after in zip(sublayers, norms[0::2], norms[1::2], strict=True):
-            x = x + self.branch(after(f(before(x))))
-        return x
+        first, *between, last = (cast(Norm, norm) for norm in self.norms)
+        h = first(x)
+        for f, after, before in zip(sublayers[:-1], between[0::2], between[1::2], strict=True):
+            x, h = self.add_norms(x, f(h), after, before)
+        return self.add_norm_of(x, sublayers[-1](h), last)
+
+    def add_norms(self, x: Tensor, y: Tensor, after: Norm, before: Norm) -> tuple[Tensor, Tensor]:
+        """`x + after(y)`, and `before` of it."""
+        if self.changes_branch:
+            return before.add_norm(x, self.branch(after(y)))
+        return after.norm_add_norm(x, y, before)
 
 
 class DeepNorm(Residual):
@@ -119,7 +135,7 @@ class Output(Residual):
 
     def forward(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
         for f, norm in zip(sublayers, self.norms, strict=True):
-            x = x + self.branch(norm(f(x)))
+            x = self.add_norm_of(x, f(x), cast(Norm, norm))
         return x
 
 

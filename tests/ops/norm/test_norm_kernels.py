@@ -3,25 +3,15 @@
 import pytest
 import torch
 from device import DEVICE
+from norm_formulas import EPS, KINDS, SHAPES, formula, gradients, near, to_float64
 from references import normal
 
 from phasor import ModelConfig, Transformer
 from phasor.config import LayerNormConfig, NoNormConfig, RMSNormConfig
-from phasor.nn.norm import build_norm
+from phasor.nn.norm import RMSNorm, build_norm
 from phasor.ops import dispatch
 from phasor.ops import norm as ops
 from phasor.ops.norm.norm import add_norm_op, norm_op, norm_why_not
-
-EPS = 1e-3
-KINDS = {  # centered, offset, weight, bias
-    "rmsnorm": (False, 0.0, True, False),
-    "unit offset": (False, 1.0, True, False),
-    "layernorm": (True, 0.0, True, True),
-    "layernorm without bias": (True, 0.0, True, False),
-    "layernorm without weights": (True, 0.0, False, False),
-    "everything": (True, 1.0, True, True),
-}
-SHAPES = [(1, 1), (1, 64), (5, 3, 37), (2, 1500), (23, 7)]
 
 
 def random_inputs(shape, kind, dtype=torch.float32, other=None):
@@ -32,30 +22,6 @@ def random_inputs(shape, kind, dtype=torch.float32, other=None):
     weight = normal(shape[-1], seed=2).to(dtype).requires_grad_() if weighted else None
     bias = normal(shape[-1], seed=3).to(dtype).requires_grad_() if biased else None
     return x, r, weight, bias, {"eps": EPS, "offset": offset, "centered": centered}
-
-
-def formula(x, weight, bias, eps, offset, centered):
-    if centered:
-        x = x - x.sum(-1, keepdim=True) / x.shape[-1]
-    y = x / ((x**2).sum(-1, keepdim=True) / x.shape[-1] + eps).sqrt()
-    y = y if weight is None else y * (offset + weight)
-    return y if bias is None else y + bias
-
-
-def to_float64(*tensors):
-    return [None if t is None else t.detach().double().requires_grad_() for t in tensors]
-
-
-def gradients(outputs, inputs):
-    directions = [normal(*y.shape, seed=9 + i) for i, y in enumerate(outputs)]
-    total = sum((y.double() * d).sum() for y, d in zip(outputs, directions, strict=True))
-    return torch.autograd.grad(total, [t for t in inputs if t is not None])
-
-
-def near(ours, theirs, unit):
-    """Within some units of rounding relative to the largest element: sums over rows cancel."""
-    for a, b in zip(ours, theirs, strict=True):
-        assert float((a.double() - b).abs().max()) <= unit * max(1.0, float(b.abs().max()))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -144,6 +110,18 @@ def test_non_contiguous_inputs():
         assert torch.equal(a.transpose(0, 1), b)
 
 
+def test_weights_of_several_dtypes():
+    x, _, weight, bias, options = random_inputs((5, 37), "layernorm")
+    bias = bias.detach().bfloat16().requires_grad_()
+    with dispatch.force_path("triton"):
+        ours = gradients([ops.norm(x, weight, bias, **options)], (weight, bias))
+    twins = to_float64(x, weight, bias)
+    assert [g.dtype for g in ours] == [torch.float32, torch.bfloat16]
+    expected = gradients([formula(*twins, **options)], twins[1:])
+    near(ours[:1], expected[:1], 3e-6)
+    near(ours[1:], expected[1:], 2**-8)
+
+
 def test_the_gradient_of_weights_is_the_same_each_time():
     x, _, weight, _, options = random_inputs((23, 37), "rmsnorm")
     with dispatch.force_path("triton"):
@@ -178,6 +156,40 @@ def test_the_module_has_add_norm(config):
     s, y = norm.add_norm(x, r)
     assert torch.equal(s, x + r)
     assert torch.equal(y, norm(x + r))
+    other = build_norm(config, 37).double()
+    for weight in other.parameters():
+        torch.nn.init.normal_(weight)
+    s, y = norm.norm_add_norm(x, r, other)
+    assert torch.equal(s, x + norm(r))
+    assert torch.equal(y, other(s))
+    assert torch.equal(norm.norm_add(x, r), s)
+
+
+@pytest.mark.parametrize("hook", ["register_full_backward_hook", "register_forward_hook", "forward"])
+def test_hooks_of_norms_run(hook):
+    calls, x, r = [], normal(5, 37, dtype=torch.float32).requires_grad_(), normal(5, 37, dtype=torch.float32)
+    norm, other = (build_norm(RMSNormConfig(), 37) for _ in range(2))
+    for part in (norm, other):
+        if hook == "forward":
+            part.forward = lambda x, part=part: (calls.append(1), RMSNorm.forward(part, x))[1]
+        else:
+            getattr(part, hook)(lambda *_: calls.append(1))
+    sum(norm.add_norm(x, r)).sum().backward()
+    assert len(calls) == 1
+    norm.norm_add(r, x).sum().backward()
+    assert len(calls) == 2
+    sum(norm.norm_add_norm(x, x, other)).sum().backward()
+    assert len(calls) == 4
+
+
+def test_norms_that_differ_are_not_fused():
+    x, r = normal(5, 37), normal(5, 37, seed=1)
+    norm = build_norm(RMSNormConfig(), 37).double()
+    for config in (RMSNormConfig(eps=0.1), RMSNormConfig(unit_offset=True), LayerNormConfig(), NoNormConfig()):
+        other = build_norm(config, 37).double()
+        s, y = norm.norm_add_norm(x, r, other)
+        assert torch.equal(s, x + norm(r))
+        assert torch.equal(y, other(s))
 
 
 def test_a_model_is_the_same_with_kernels():

@@ -104,7 +104,7 @@ def add_norm_kernel(
     centered: bool,
 ) -> tuple[Tensor, Tensor]:
     dtype = output_dtype(x, offset)
-    total, y, _, _ = add_norm_op(x, residual, weight, bias, eps, offset, centered, dtype)
+    total, y, _ = add_norm_op(x, residual, weight, bias, eps, offset, centered, dtype)
     return total, y
 
 
@@ -155,25 +155,23 @@ ADD_NORM = Dispatch(
 
 def output_dtype(x: Tensor, offset: float) -> torch.dtype:
     """The dtype of the reference: under autocast torch's own norms, which have no offset, return float32."""
-    return torch.float32 if torch.is_autocast_enabled(x.device.type) and not offset else x.dtype
+    return torch.float32 if not offset and torch.is_autocast_enabled(x.device.type) else x.dtype
 
 
 @custom_op("phasor::norm")
 def norm_op(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, offset: float, centered: bool, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The norm, and the mean (empty if not centered) and reciprocal scale of each row, which the gradient needs."""
+) -> tuple[Tensor, Tensor]:
+    """The norm, and of each row what the gradient needs: the reciprocal scale, and the mean if centered."""
     from phasor.ops.norm.kernels import norm_forward
 
-    _, y, mean, rstd = norm_forward(x, None, weight, bias, eps, offset, centered, dtype)
-    return y, mean, rstd
+    _, y, stats = norm_forward(x, None, weight, bias, eps, offset, centered, dtype)
+    return y, stats
 
 
 @norm_op.register_fake
 def _(x: Tensor, weight: Any, bias: Any, eps: float, offset: float, centered: bool, dtype: torch.dtype) -> Any:
-    rows = x.numel() // x.shape[-1]
-    mean = x.new_empty(rows if centered else 0, dtype=torch.float32)
-    return x.new_empty(x.shape, dtype=dtype), mean, x.new_empty(rows, dtype=torch.float32)
+    return x.new_empty(x.shape, dtype=dtype), empty_stats(x, 1 + centered)
 
 
 @custom_op("phasor::add_norm")
@@ -186,21 +184,26 @@ def add_norm_op(
     offset: float,
     centered: bool,
     dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The sum, its norm, and the mean and reciprocal scale of each row."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sum, its norm, and of each row what the gradient needs."""
     from phasor.ops.norm.kernels import norm_forward
 
-    return norm_forward(x, residual, weight, bias, eps, offset, centered, dtype)
+    total, y, stats = norm_forward(x, residual, weight, bias, eps, offset, centered, dtype)
+    assert total is not None
+    return total, y, stats
 
 
 @add_norm_op.register_fake
 def _(
     x: Tensor, residual: Tensor, weight: Any, bias: Any, eps: float, offset: float, centered: bool, dtype: Any
 ) -> Any:
-    rows = x.numel() // x.shape[-1]
-    mean = x.new_empty(rows if centered else 0, dtype=torch.float32)
     total = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, residual.dtype))
-    return total, x.new_empty(x.shape, dtype=dtype), mean, x.new_empty(rows, dtype=torch.float32)
+    return total, x.new_empty(x.shape, dtype=dtype), empty_stats(x, 1 + centered)
+
+
+def empty_stats(x: Tensor, per_row: int) -> Tensor:
+    """What norms would store of the rows of `x`."""
+    return x.new_empty((per_row, x.numel() // x.shape[-1]), dtype=torch.float32)
 
 
 @custom_op("phasor::norm_backward")
@@ -210,55 +213,68 @@ def norm_backward_op(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    mean: Tensor,
-    rstd: Tensor,
+    stats: Tensor,
     offset: float,
     centered: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of `x` (to which `dtotal` is added), weight and bias, empty where there is none."""
+) -> tuple[Tensor, Tensor]:
+    """The gradient of `x`, to which `dtotal` is added, and those of weight and bias: `[0..2, D]` in float32."""
     from phasor.ops.norm.kernels import norm_backward
 
-    return norm_backward(dy, dtotal, x, weight, bias, mean, rstd, offset, centered)
+    return norm_backward(dy, dtotal, x, weight, bias, stats, offset, centered)
 
 
 @norm_backward_op.register_fake
-def _(dy: Tensor, dtotal: Any, x: Tensor, weight: Any, bias: Any, *_: Any) -> Any:
-    grads = (x.new_empty(0) if w is None else torch.empty_like(w) for w in (weight, bias))
-    return (x.new_empty(x.shape), *grads)
+def _(dy: Tensor, dtotal: Any, x: Tensor, weight: Any, bias: Any, stats: Tensor, *_: Any) -> Any:
+    return x.new_empty(x.shape), stats.new_empty(((weight is not None) + (bias is not None), x.shape[-1]))
+
+
+def split_gradients(sums: Tensor, *weights: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The gradient of each weight there is, from `sums [weights, D]`.
+
+    >>> split_gradients(torch.ones(1, 2), None, torch.zeros(2, dtype=torch.bfloat16))
+    (None, tensor([1., 1.], dtype=torch.bfloat16))
+    """
+    dtypes = {w.dtype for w in weights if w is not None}
+    if len(dtypes) == 1:
+        sums = sums.to(dtypes.pop())  # all at once; weights of several dtypes have them converted by autograd
+    rows = iter(sums.unbind())
+    return tuple(None if w is None else next(rows) for w in weights)
 
 
 def _norm_setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, weight, bias, _, ctx.offset, ctx.centered, _ = inputs
-    ctx.save_for_backward(x, weight, bias, *output[1:])
-    ctx.mark_non_differentiable(*output[1:])
+    stats = output[1]
+    ctx.save_for_backward(x, weight, bias, stats)
+    ctx.mark_non_differentiable(stats)
     ctx.set_materialize_grads(False)
 
 
-def _norm_backward(ctx: Any, dy: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+def _norm_backward(ctx: Any, dy: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
     if dy is None:
         return (None,) * 7
-    x, weight, bias, mean, rstd = ctx.saved_tensors
-    dx, dw, db = norm_backward_op(dy, None, x, weight, bias, mean, rstd, ctx.offset, ctx.centered)
-    return dx, None if weight is None else dw, None if bias is None else db, *(None,) * 4
+    x, weight, bias, stats = ctx.saved_tensors
+    dx, sums = norm_backward_op(dy, None, x, weight, bias, stats, ctx.offset, ctx.centered)
+    return dx, *split_gradients(sums, weight, bias), None, None, None, None
 
 
 def _add_norm_setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, residual, weight, bias, _, ctx.offset, ctx.centered, _ = inputs
     ctx.dtypes = x.dtype, residual.dtype
-    total, _, mean, rstd = output
-    ctx.save_for_backward(total, weight, bias, mean, rstd)
-    ctx.mark_non_differentiable(mean, rstd)
+    total, _, stats = output
+    ctx.save_for_backward(total, weight, bias, stats)
+    ctx.mark_non_differentiable(stats)
     ctx.set_materialize_grads(False)
 
 
-def _add_norm_backward(ctx: Any, dtotal: Tensor | None, dy: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-    total, weight, bias, mean, rstd = ctx.saved_tensors
-    if dy is None:
-        dx, dw, db = dtotal, None, None
-    else:
-        dx, dw, db = norm_backward_op(dy, dtotal, total, weight, bias, mean, rstd, ctx.offset, ctx.centered)
+def _add_norm_backward(ctx: Any, dtotal: Tensor | None, dy: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    total, weight, bias, stats = ctx.saved_tensors
+    of_weights: tuple[Tensor | None, ...] = None, None
+    dx = dtotal
+    if dy is not None:
+        dx, sums = norm_backward_op(dy, dtotal, total, weight, bias, stats, ctx.offset, ctx.centered)
+        of_weights = split_gradients(sums, weight, bias)
     grads = (None if dx is None else dx.to(dtype) for dtype in ctx.dtypes)
-    return *grads, None if weight is None else dw, None if bias is None else db, *(None,) * 4
+    return *grads, *of_weights, None, None, None, None
 
 
 norm_op.register_autograd(_norm_backward, setup_context=_norm_setup_context)

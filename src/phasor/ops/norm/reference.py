@@ -40,3 +40,42 @@ def add_norm_ref(
     """
     total = x + residual
     return total, norm_ref(total, weight, bias, eps, offset, centered)
+
+
+def norm_add_ref(
+    x: Tensor,
+    branch: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    offset: float = 0.0,
+    centered: bool = False,
+) -> Tensor:
+    """`x + norm(branch)`, one after the other.
+
+    >>> norm_add_ref(torch.ones(2), torch.tensor([3.0, -3.0]), None, None, eps=0.0).tolist()
+    [2.0, 0.0]
+    """
+    return x + norm_ref(branch, weight, bias, eps, offset, centered)
+
+
+def norm_add_norm_ref(
+    x: Tensor,
+    branch: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    next_weight: Tensor | None,
+    next_bias: Tensor | None,
+    eps: float,
+    offset: float = 0.0,
+    centered: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """`x + norm(branch)` and the next norm of it, one after the other.
+
+    >>> x, branch = torch.tensor([1.0, 3.0]), torch.tensor([3.0, -3.0])
+    >>> total, y = norm_add_norm_ref(x, branch, None, None, None, None, eps=0.0)
+    >>> total.tolist(), y.tolist()
+    ([2.0, 2.0], [1.0, 1.0])
+    """
+    total = x + norm_ref(branch, weight, bias, eps, offset, centered)
+    return total, norm_ref(total, next_weight, next_bias, eps, offset, centered)
