@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phasor.config import ActivationConfig, FeedForwardConfig, SwiGLUClampedConfig
+from phasor.nn.hooks import calls_own_forward
 from phasor.ops.dispatch import Dispatch, Path
 from phasor.ops.glu import FUSED_GLU_LINEAR, GLU, GLU_ACTIVATIONS, GLU_LINEAR, glu
 
@@ -36,12 +37,6 @@ def activate(x: Tensor, activation: ActivationConfig) -> Tensor:
         gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
         return gate * torch.sigmoid(activation.gain * gate) * (up + 1)
     return glu(x, activation.kind)
-
-
-def calls_own_forward(module: nn.Module) -> bool:
-    """Whether calling a module runs the forward of its class alone: it has no hooks, and no forward of its own."""
-    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    return not hooks and "forward" not in module.__dict__
 
 
 class FeedForward(nn.Module):

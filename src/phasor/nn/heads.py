@@ -16,7 +16,8 @@ from phasor.config import (
     PooledHeadConfig,
 )
 from phasor.config.model import Side
-from phasor.nn.feed_forward import activate, calls_own_forward
+from phasor.nn.feed_forward import activate
+from phasor.nn.hooks import calls_own_forward
 from phasor.nn.moe import balancing_loss
 from phasor.nn.norm import at_least_float32, build_norm
 from phasor.ops.cross_entropy import (

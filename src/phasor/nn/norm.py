@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from phasor.config import LayerNormConfig, NoNormConfig, NormConfig, RMSNormConfig
-from phasor.nn.feed_forward import calls_own_forward
+from phasor.nn.hooks import calls_own_forward
 from phasor.ops.norm import add_norm, norm, norm_add, norm_add_norm
 
 

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phasor.nn.feed_forward import ACTIVATE_PROJECT, FeedForward, calls_own_forward
+from phasor.nn.feed_forward import ACTIVATE_PROJECT, FeedForward
+from phasor.nn.hooks import calls_own_forward
 from phasor.nn.moe import Experts
 from phasor.ops.dispatch import Dispatch, Path
 from phasor.ops.float8 import FLOAT8_MLP, FUSED_FLOAT8_MLP, float8_linear, float8_unsupported_reason
