@@ -121,12 +121,12 @@ class Phases:
         """What a step gives, watched."""
         backward = torch.Tensor.backward
 
-        def watched(loss: torch.Tensor, *args: Any, **options: Any) -> None:
+        def note_and_call(loss: torch.Tensor, *args: Any, **options: Any) -> None:
             self.end("forward")
             self.found["kept"] = max(self.found["kept"], self.meter.now())
             backward(loss, *args, **options)
 
-        torch.Tensor.backward = watched
+        torch.Tensor.backward = note_and_call
         try:
             result = take()
         finally:
@@ -227,7 +227,7 @@ def measure(
     }
 
 
-def planned(given: argparse.Namespace, mesh: Mesh, checkpointing: bool) -> dict[str, Any]:
+def plan_figures(given: argparse.Namespace, mesh: Mesh, checkpointing: bool) -> dict[str, Any]:
     """The same as the plan has it."""
     found = plan(
         model_config(given),
@@ -266,7 +266,9 @@ def run_mesh(given: argparse.Namespace, text: str) -> None:
         for checkpointing in (False, True):
             found = measure(given, processes, mesh.data, checkpointing)
             about = {"mesh": text, "activation_checkpointing": checkpointing}
-            print(json.dumps(about | {"measured": found, "planned": planned(given, mesh, checkpointing)}), flush=True)
+            print(
+                json.dumps(about | {"measured": found, "planned": plan_figures(given, mesh, checkpointing)}), flush=True
+            )
 
 
 def compare(case: dict[str, Any], unit: tuple[int, str]) -> bool:
