@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Self, cast
 
 import torch
@@ -131,22 +131,23 @@ def shard_blocks(model: Transformer, mesh: DeviceMesh, compute_dtype: torch.dtyp
     dtype, which is that of the tokens between blocks; gradients are summed in float32.
     """
     block_mesh = flat_mesh(mesh, "shard", "context")
-    shards = block_mesh.size(1)
     policy = MixedPrecisionPolicy()
     if compute_dtype is not None:
         policy = MixedPrecisionPolicy(compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-
-    def placement(weight: nn.Parameter) -> Shard:
-        return Shard(shard_dim(weight.shape, shards))
-
     for module in model.modules():
         if isinstance(module, Block):
-            fully_shard(module, mesh=block_mesh, shard_placement_fn=placement, mp_policy=policy)
-    fully_shard(model, mesh=flat_mesh(mesh, "shard", "context", "tensor"))
+            fully_shard(module, mesh=block_mesh, shard_placement_fn=placement(block_mesh), mp_policy=policy)
+    outer_mesh = flat_mesh(mesh, "shard", "context", "tensor")
+    fully_shard(model, mesh=outer_mesh, shard_placement_fn=placement(outer_mesh))
     for module in model.modules():
         if isinstance(module, FSDPModule):  # losses are parts of a sum, and so are gradients
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+
+
+def placement(mesh: DeviceMesh) -> Callable[[nn.Parameter], Shard]:
+    """Along which dimension a mesh of `flat_mesh` cuts a weight."""
+    return lambda weight: Shard(shard_dim(weight.shape, mesh.size(1)))
 
 
 def flat_mesh(mesh: DeviceMesh, *axes: str) -> DeviceMesh:
