@@ -25,7 +25,7 @@ class SparseConfig(Choice, what="sparse attention pattern"):
 
     def visible_keys(self, length: int, causal: bool, window: int | None) -> float:
         """How many keys a query sees, on average over a row of so many tokens; the window narrows the pattern."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not define its pattern")
 
 
 class ChunkedConfig(SparseConfig, kind="chunked"):
