@@ -63,19 +63,22 @@ class Case:
             x.requires_grad_(wanted)
         return self
 
-    def patterns(self, share: int) -> dict[str, Pattern]:
-        """One in `share` of the pairs of full causal attention, and patterns of a fixed number of keys."""
+    def patterns(self, share: int, fixed_only: bool = False) -> dict[str, Pattern]:
+        """Patterns of a fixed number of keys, and before them those of one in `share` of full attention's pairs."""
         tokens = self.tokens
         block = max(16, 1 << max(0, (tokens // (16 * share)).bit_length() - 1))  # so that 8 of them are the share
         fixed = min(FIXED_KEYS, max(16, tokens // share))
-        return {
+        of_share: dict[str, Pattern] = {
             f"top-k, 1/{share}": TopBlocks(block, 8),
             f"strided, 1/{share}": KeyBlocks(128 if tokens >= 4096 else 16, 1, share),
             f"dilated, 1/{share}": Dilated(share),
             f"chunked, 1/{share}": Dilated(segment=max(1, tokens // share)),
+        }
+        of_keys: dict[str, Pattern] = {
             f"top-k, {fixed} keys": TopBlocks(max(16, fixed // 16), 16),
             f"chunked, {fixed} keys": Dilated(segment=fixed),
         }
+        return of_keys if fixed_only else of_share | of_keys
 
     def sparse(self, pattern: Pattern) -> Tensor:
         return sparse_attention(*self.inputs, Mask(causal=True, pattern=pattern), self.score_mod)
@@ -184,7 +187,7 @@ def time_case(case: Case, share: int, with_full: bool, with_flex: bool) -> list[
     forms: list[tuple[str, str, Pattern | None, Callable[[], Callable[[], Tensor]]]] = []
     if with_full:
         forms.append(("cuDNN" if case.device == "cuda" else "SDPA", "full", None, lambda: case.full))
-    for name, pattern in case.patterns(share).items():
+    for name, pattern in case.patterns(share, fixed_only=not with_full).items():
         forms.append(("phasor", name, pattern, lambda p=pattern: lambda: case.sparse(p)))
         if with_flex:
             forms.append(("Flex", name, pattern, lambda p=pattern: flex(case, p)))
@@ -294,7 +297,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--lengths", default="16384,32768,65536,131072,262144,524288,1048576")
     options.add_argument("--flex", default="16384,131072", help="lengths at which to compile FlexAttention")
-    options.add_argument("--full", type=int, default=262144, help="the longest length of full attention")
+    options.add_argument("--full", type=int, default=262144, help="the longest length of full attention and of shares of it")
     options.add_argument("--share", type=int, default=8, help="one in so many pairs of full causal attention")
     options.add_argument("--heads", default="32,8", help="query heads and key heads")
     options.add_argument("--head-dim", type=int, default=128)
