@@ -52,10 +52,13 @@ def test_experts_follow_the_tensor_axis():
 
 
 def test_bytes_exchanged():
-    """By hand: 16 GiB of weights in bfloat16 twice and gradients in float32 once, 7/8 of all from others."""
+    """By hand: weights in bfloat16 twice, or in float32 once, and gradients in float32 once, 7/8 of all from others."""
     shard = plan(LLAMA, devices=8, mesh="shard=8", context="8k", rows=1, batch_tokens="64k").exchange
     assert shard.shard == pytest.approx(8_030_261_248 * 8 * 7 / 8, rel=1e-6)
     assert shard.total == shard.shard
+    half = plan(LLAMA, devices=8, mesh="shard=8", context="8k", rows=1, batch_tokens="64k", param_dtype="bfloat16")
+    outside = 2 * 128256 * 4096  # embedding and head: gathered once, and summed in bfloat16 too
+    assert half.exchange.shard == pytest.approx((8_030_261_248 * 8 - outside * 4) * 7 / 8, rel=1e-5)
     options = {"devices": 8, "context": "8k", "rows": 1, "batch_tokens": "8k", "activation_checkpointing": False}
     tensor = plan(LLAMA, mesh="shard=1,tensor=8", **options).exchange.tensor
     assert tensor == 8192 * 4096 * 2 * 7 // 8 * (32 * 2 * 2) * 2  # each sub-layer gathers and scatters, twice

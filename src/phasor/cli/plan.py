@@ -25,7 +25,7 @@ KINDS = {
     "gradients": "their sums, sharded the same",
     "moments": "AdamW's two",
     "activations": "at the start of the backward pass",
-    "buffers": "weights gathered for the blocks at work, gradients on their way",
+    "buffers": "copies of weights for blocks at work, gradients on their way",
 }
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from phasor.config import ModelConfig
 from phasor.config.schema import check_integer, quote, unknown
-from phasor.parallel.cost import PARAM_BYTES, Costs, Exchange, Memory, MicroBatches, StepTime
+from phasor.parallel.cost import Costs, Exchange, StepTime
 from phasor.parallel.hardware import Hardware, find_hardware
+from phasor.parallel.memory import PARAM_BYTES, Memory, MicroBatches
 from phasor.parallel.mesh import Mesh, meshes, why_not
 
 UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
