@@ -8,6 +8,7 @@ runs and writes nothing. Fails where the plan is off by more than 10 % in one of
 - weights: allocated once the model is built
 - gradients, moments: allocated after a step, with gradients and without
 - the rest: what the peak is above weights and moments: activations, buffers, and gradients where they meet
+  (on an H200: results/plan-memory.json and, with --param-dtype bfloat16, results/plan-memory-bfloat16.json)
 - peak: the most that is allocated in a step
 
     python benchmarks/plan_memory.py [--mesh tensor=4,shard=2 ...] [--param-dtype bfloat16] [--out FILE.json]
@@ -40,6 +41,7 @@ from phasor.data.batch import Batch
 from phasor.parallel import plan
 from phasor.parallel.fresh import fresh_weights
 from phasor.parallel.launch import Launch
+from phasor.parallel.memory import WORKSPACES
 from phasor.parallel.mesh import Mesh, parse_axes
 from phasor.parallel.processes import JoinedProcesses
 from phasor.training.sharded import ShardedTrainer
@@ -240,13 +242,14 @@ def plan_figures(given: argparse.Namespace, mesh: Mesh, checkpointing: bool) -> 
         param_dtype=given.param_dtype,
     )
     memory = found.memory
+    peak = memory.peak - (0 if given.device == "cuda" else WORKSPACES)  # of a GPU's matrix products
     assert (found.rows, found.accumulation) == (given.rows, given.accumulation)
     return {
         "weights": memory.weights,
         "gradients": memory.gradients,
         "moments": memory.moments,
-        "the rest": memory.peak - memory.weights - memory.moments,
-        "peak": memory.peak,
+        "the rest": peak - memory.weights - memory.moments,
+        "peak": peak,
         "activations": memory.activations,
         "buffers": memory.buffers,
     }
