@@ -24,9 +24,13 @@ def encode(text):
 
 
 def published_positions(a, b, result, start):
-    """Position coupling by its definition (Cho et al., 2024): a sum with its result reversed, after a first token."""
+    """Position coupling by its definition (Cho et al., 2024): a sum with its result reversed, after a first token.
+
+    The sign is above the number before it, where the paper has it beside the equals sign.
+    """
     operands = [list(range(start + len(number), start, -1)) for number in (a, b)]
-    return [0, *operands[0], start, *operands[1], start, *range(start + 1, start + 1 + len(result))]
+    sign = start + len(a) + 1
+    return [0, *operands[0], sign, *operands[1], start, *range(start + 1, start + 1 + len(result))]
 
 
 def test_every_set_of_positions_is_as_likely():
@@ -58,12 +62,21 @@ def test_coupled_positions_are_those_of_the_paper(training):
     starts = set()
     for number, (a, b, result) in enumerate(sums):
         own = positions[ids == number].tolist()
-        start = own[1 + len(a)]
+        start = own[2 + len(a) + len(b)]
         starts.add(start)
         assert own == published_positions(a, b, result, start)
     assert positions.max() < TO
     assert min(starts) == 1
     assert (max(starts) > 50) == training
+
+
+def test_no_coupled_position_is_rare():
+    rows = np.array([encode("123+456=9750")] * 4000)
+    ids = np.broadcast_to(np.arange(len(rows))[:, None], rows.shape)
+    drawn = coupled_positions(rows, DIGITS, ids, 30, [0, 1])
+    met = [int(np.any(drawn == position, axis=1).sum()) for position in range(1, 30)]
+    assert drawn.max() == 29
+    assert min(met) > 0.75 * np.median(met)
 
 
 @pytest.mark.parametrize("kind", ["randomized", "coupled"])

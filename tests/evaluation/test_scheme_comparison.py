@@ -42,6 +42,7 @@ OPTIONS = {"length": 8, "steps": 2, "rows": 12, "tokenizer": "bytes", "device": 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
     monkeypatch.setitem(settings.SIZES, "small", TINY)
+    monkeypatch.setattr(settings, "TASK_SIZES", {})
 
 
 @pytest.fixture

@@ -112,15 +112,16 @@ def coupled_positions(
 
     A number is a run of digits, written from its highest digit on; right after the equals token it is a result,
     written from its lowest digit on. In a document that starts at `s`, the digit of `10^k` has the position
-    `s + 1 + k`, every other token `s`, and special tokens 0. So each digit of a result is at the position that
-    follows the last one, as generation with a cache counts. With a `seed`, `s` is drawn for each document from
-    those that keep all positions below `to`; else it is 1.
+    `s + 1 + k`, a sign that follows a number the position above its highest digit, every other token `s`, and special
+    tokens 0. So each digit of a result is at the position that follows the last one, as generation with a cache
+    counts, and a result ends where a sign shows that the numbers do. With a `seed`, `s` is drawn for each document from
+    those that keep all positions below `to`, so that none of these is rare; else it is 1.
 
     >>> from phasor.data.tokenizers import byte_tokenizer
     >>> tokenizer = byte_tokenizer()
     >>> tokens = np.array([tokenizer.encode("653+49=2070").ids])
     >>> coupled_positions(tokens, DigitTokens.of(tokenizer)).tolist()
-    [[0, 4, 3, 2, 1, 3, 2, 1, 2, 3, 4, 5]]
+    [[0, 4, 3, 2, 5, 3, 2, 1, 2, 3, 4, 5]]
     """
     documents = np.zeros(tokens.shape, np.int64) if documents is None else documents
     spans, flat = Spans.of(documents), tokens.reshape(-1)
@@ -135,6 +136,8 @@ def coupled_positions(
     index = np.arange(flat.size) - first[run]
     is_result = (first > 0) & (flat[first - 1] == digit_tokens.equals) & (spans.offsets[first] > 0)
     level = np.where(digit, 1 + np.where(is_result[run], index, sizes[run] - 1 - index), 0)
+    follows_number = ~digit & (spans.offsets > 0) & np.roll(digit, 1) & (flat != digit_tokens.equals)
+    level[follows_number] = 1 + sizes[run[follows_number] - 1]
     highest = np.maximum.reduceat(level, spans.starts)
     if to is not None and FIRST + highest.max() >= to:
         raise ValueError(
@@ -143,7 +146,9 @@ def coupled_positions(
         )
     offset = np.full(spans.starts.shape, FIRST)
     if seed is not None and to is not None:
-        offset = np.random.default_rng([*seed, POSITIONS]).integers(FIRST, to - highest)
+        # Draws beyond an end count for it: else few documents would reach the first and the last positions.
+        drawn = np.random.default_rng([*seed, POSITIONS]).integers(FIRST - highest, to)
+        offset = drawn.clip(FIRST, to - highest - 1)
     positions = np.repeat(offset, spans.sizes) + level
     return np.where(np.isin(flat, digit_tokens.special), 0, positions).reshape(tokens.shape)
 
