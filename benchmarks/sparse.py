@@ -297,7 +297,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--lengths", default="16384,32768,65536,131072,262144,524288,1048576")
     options.add_argument("--flex", default="16384,131072", help="lengths at which to compile FlexAttention")
-    options.add_argument("--full", type=int, default=262144, help="the longest length of full attention and of shares of it")
+    options.add_argument("--full", type=int, default=262144, help="the longest for full attention and shares of it")
     options.add_argument("--share", type=int, default=8, help="one in so many pairs of full causal attention")
     options.add_argument("--heads", default="32,8", help="query heads and key heads")
     options.add_argument("--head-dim", type=int, default=128)
