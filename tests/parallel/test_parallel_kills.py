@@ -103,6 +103,21 @@ def test_killed_runs_resume_with_the_same_bits(folder):
         assert log(folder / name) == log(folder / "straight"), name
 
 
+@pytest.mark.parametrize("axis", ["replicate", "tensor", "context"])
+def test_killed_runs_on_other_meshes_resume_with_the_same_bits(folder, axis):
+    recipes = {name: fields(folder, name, {axis: 2}, 0.0) for name in ("straight", "all in a step", "all in a save")}
+    resume(folder, 2, recipes.pop("straight"), again=False)
+    for name, recipe in recipes.items():
+        kill(folder, recipe, *KILLS[name])
+    resume(folder, 2, *recipes.values())
+    expected = tensors(folder / "straight", 7)
+    for name in recipes:
+        found = tensors(folder / name, 7)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[key], x) for key, x in expected.items()), name
+        assert log(folder / name) == log(folder / "straight"), name
+
+
 def test_killed_runs_resume_on_another_mesh_without_a_row_lost_or_repeated(folder):
     train(Recipe.from_dict(fields(folder, "one", dropout=0.0)), progress=Silence())
     kill(folder, fields(folder, "three", {"tensor": 2}, 0.0), "save", [1])
