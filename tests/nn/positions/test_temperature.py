@@ -36,7 +36,7 @@ def test_a_minimum_leaves_queries_below_the_trained_length_alone():
 
 
 def test_the_default_scale_is_one_in_the_mean():
-    assert factors(phasor.TemperatureConfig(), torch.arange(1024)).mean() == pytest.approx(1.0, abs=1e-2)
+    assert factors(phasor.TemperatureConfig(), torch.arange(1024)).mean().item() == pytest.approx(1.0, abs=1e-2)
 
 
 def test_scores_are_those_of_llama_4():
