@@ -54,7 +54,7 @@ SIZES = {
         task_length=20, task_rows=512, task_steps=10000, task_lr=5e-4, trials=1000,
     ),
 }  # fmt: skip
-# One wide layer learns to add numbers of more digits than it is trained on; several layers learn what holds for few.
+# One wide layer adds numbers of more digits than it was trained on better than several narrow ones do.
 TASK_SIZES: dict[tuple[str, str], dict[str, Any]] = {
     (SMALL, "addition"): {
         "task_model": {"dim": 256, "num_layers": 1, "num_heads": 4}, "task_steps": 1200, "task_lr": 5e-4

@@ -73,8 +73,8 @@ def draw_curves(
     if vertical is not None:
         axes.axvline(vertical[0], color="#999999", linewidth=1, linestyle=":")
         axes.annotate(
-            vertical[1], (vertical[0], 1), (4, -4), xycoords=("data", "axes fraction"), textcoords="offset points",
-            va="top", fontsize=9, color="#666666",
+            vertical[1], (vertical[0], 0.5), (-3, 0), xycoords=("data", "axes fraction"), textcoords="offset points",
+            rotation=90, ha="right", va="center", fontsize=9, color="#666666",
         )  # fmt: skip
     if x_ticks is not None:
         axes.set_xticks([x for x, _ in x_ticks], [label for _, label in x_ticks])
