@@ -86,6 +86,16 @@ def log(run):
     return {line["step"]: line["loss"] for line in lines if "loss" in line}, [line.get("tokens") for line in lines]
 
 
+def check_same_bits(folder, names):
+    """That runs of these names ended as the one that was never killed did."""
+    expected = tensors(folder / "straight", 7)
+    for name in names:
+        found = tensors(folder / name, 7)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[key], x) for key, x in expected.items()), name
+        assert log(folder / name) == log(folder / "straight"), name
+
+
 def test_killed_runs_resume_with_the_same_bits(folder):
     resume(folder, 2, fields(folder, "straight"), again=False)
     for name, (at, ranks) in KILLS.items():
@@ -95,12 +105,7 @@ def test_killed_runs_resume_with_the_same_bits(folder):
         if ranks == [1]:  # the first one holds the store where they meet, unless torchrun does
             assert "a process of this run ended or cannot be reached; resuming continues" in said, name
     resume(folder, 2, *(fields(folder, name) for name in KILLS))
-    expected = tensors(folder / "straight", 7)
-    for name in KILLS:
-        found = tensors(folder / name, 7)
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[key], x) for key, x in expected.items()), name
-        assert log(folder / name) == log(folder / "straight"), name
+    check_same_bits(folder, KILLS)
 
 
 @pytest.mark.parametrize("axis", ["replicate", "tensor", "context"])
@@ -110,12 +115,7 @@ def test_killed_runs_on_other_meshes_resume_with_the_same_bits(folder, axis):
     for name, recipe in recipes.items():
         kill(folder, recipe, *KILLS[name])
     resume(folder, 2, *recipes.values())
-    expected = tensors(folder / "straight", 7)
-    for name in recipes:
-        found = tensors(folder / name, 7)
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[key], x) for key, x in expected.items()), name
-        assert log(folder / name) == log(folder / "straight"), name
+    check_same_bits(folder, recipes)
 
 
 def test_killed_runs_resume_on_another_mesh_without_a_row_lost_or_repeated(folder):
