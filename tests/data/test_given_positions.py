@@ -70,6 +70,11 @@ def test_coupled_positions_are_those_of_the_paper(training):
     assert (max(starts) > 50) == training
 
 
+def test_what_follows_a_result_is_no_sign():
+    found = coupled_positions(np.array([encode("12+34=640\n7+8=51")]), DIGITS)
+    assert found.tolist() == [[0, 3, 2, 4, 3, 2, 1, 2, 3, 4, 1, 2, 3, 2, 1, 2, 3]]
+
+
 def test_no_coupled_position_is_rare():
     rows = np.array([encode("123+456=9750")] * 4000)
     ids = np.broadcast_to(np.arange(len(rows))[:, None], rows.shape)
@@ -181,6 +186,8 @@ def test_positions_that_cannot_be(fields, sentence):
 def test_numbers_that_do_not_fit_and_tokenizers_that_join_digits(tmp_path):
     with pytest.raises(ValueError, match=r"a number of 12 digits reaches the coupled position 13, .* below 13"):
         coupled_positions(np.array([encode("1+123456789012=")]), DIGITS, to=13)
+    with pytest.raises(ValueError, match=r"a number of 12 digits reaches the coupled position 14, .* below 14"):
+        coupled_positions(np.array([encode("123456789012+1=")]), DIGITS, to=14)
     from phasor.config.recipe import DataConfig
     from phasor.data.tokenizers import train_tokenizer
 

@@ -112,10 +112,10 @@ def coupled_positions(
 
     A number is a run of digits, written from its highest digit on; right after the equals token it is a result,
     written from its lowest digit on. In a document that starts at `s`, the digit of `10^k` has the position
-    `s + 1 + k`, a sign that follows a number the position above its highest digit, every other token `s`, and special
-    tokens 0. So each digit of a result is at the position that follows the last one, as generation with a cache
-    counts, and a result ends where a sign shows that the numbers do. With a `seed`, `s` is drawn for each document from
-    those that keep all positions below `to`, so that none of these is rare; else it is 1.
+    `s + 1 + k`, a sign after a number that is no result the position above its highest digit, every other token `s`,
+    and special tokens 0. So each digit of a result is at the position that follows the last one, as generation with a
+    cache counts, and a result ends where a sign shows that the numbers do. With a `seed`, `s` is drawn for each
+    document from those that keep all positions below `to`, so that none of these is rare; else it is 1.
 
     >>> from phasor.data.tokenizers import byte_tokenizer
     >>> tokenizer = byte_tokenizer()
@@ -136,13 +136,13 @@ def coupled_positions(
     index = np.arange(flat.size) - first[run]
     is_result = (first > 0) & (flat[first - 1] == digit_tokens.equals) & (spans.offsets[first] > 0)
     level = np.where(digit, 1 + np.where(is_result[run], index, sizes[run] - 1 - index), 0)
-    follows_number = ~digit & (spans.offsets > 0) & np.roll(digit, 1) & (flat != digit_tokens.equals)
-    level[follows_number] = 1 + sizes[run[follows_number] - 1]
+    is_sign = ~digit & (spans.offsets > 0) & np.roll(digit & ~is_result[run], 1) & (flat != digit_tokens.equals)
+    level[is_sign] = 1 + sizes[run[is_sign] - 1]
     highest = np.maximum.reduceat(level, spans.starts)
     if to is not None and FIRST + highest.max() >= to:
         raise ValueError(
-            f"a number of {highest.max()} digits reaches the coupled position {FIRST + highest.max()}, and positions "
-            f"are to stay below {to} (data.positions_to)"
+            f"a number of {level[digit].max()} digits reaches the coupled position {FIRST + highest.max()}, "
+            f"and positions are to stay below {to} (data.positions_to)"
         )
     offset = np.full(spans.starts.shape, FIRST)
     if seed is not None and to is not None:
