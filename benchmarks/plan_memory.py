@@ -13,7 +13,7 @@ runs and writes nothing. Fails where the plan is off by more than 10 % in one of
     python benchmarks/plan_memory.py [--mesh tensor=4,shard=2 ...] [--param-dtype bfloat16] [--out FILE.json]
     python benchmarks/plan_memory.py --device cpu  # a trial of a small model, by the bytes of live tensors
 
-Results of an H200 are in results/plan-memory.json, and with --param-dtype bfloat16 in results/plan-memory-bfloat16.json.
+Results of an H200: results/plan-memory.json, and with --param-dtype bfloat16 results/plan-memory-bfloat16.json.
 """
 
 from __future__ import annotations
