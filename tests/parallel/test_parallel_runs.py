@@ -47,7 +47,7 @@ class Silence(TrainingProgress):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """One process, three processes, three that SIGTERM stops at step 3 and resume.
+    """One process, three processes, in bfloat16 too, three that SIGTERM stops at step 3 and resume.
 
     "moved" is ended by one process, and "cut" goes from rows that are cut to blocks that are.
     """
@@ -57,8 +57,11 @@ def runs(tmp_path_factory):
     train(Recipe.from_dict(fields(folder, "one")), progress=Silence())
     stopped, moved = fields(folder, "stopped"), fields(folder, "moved", {"replicate": 3})
     cut = fields(folder, "cut", {"context": 3})
+    half = fields(folder, "half")
+    half["train"]["precision"] = "bfloat16"
     world = [
         run(fields(folder, "three")),
+        run(half),
         run(stopped, "interrupted", stop_at=3),
         run(stopped, resume=True),
         run(moved, "interrupted", stop_at=3),
@@ -114,11 +117,11 @@ def test_a_run_that_is_stopped_and_resumed_on_its_mesh_ends_in_the_same_bits(run
 
 
 def test_the_folder_is_whole_and_holds_the_model(runs):
-    for name in ("three", "stopped", "moved", "cut"):
+    for name in ("three", "half", "stopped", "moved", "cut"):
         verify_folder(runs / name, "run")
         verify_folder(runs / name / "model", "model")
     expected = load_file(runs / "one/model/model.safetensors")
-    for name in ("three", "cut"):
+    for name in ("three", "half", "cut"):
         own = load_file(runs / name / "model/model.safetensors")
         assert {n: x.shape for n, x in own.items()} == {n: x.shape for n, x in expected.items()}
         assert (runs / name / "samples.txt").exists()

@@ -109,16 +109,16 @@ class ShardedTrainer(Trainer):
                     self.stop.agree()
                     return None
                 here = batch.share(*self.processes.share).to(self.device)
-                with self.precision():
-                    total += local_loss(
-                        self.model, here, 1.0, 0.0, self.processes.sum, self.shards.tokens, balance_weight=0.0
-                    )
+                total += local_loss(
+                    self.model, here, 1.0, 0.0, self.processes.sum, self.shards.tokens, balance_weight=0.0
+                )
                 count += batch.count
         return float(self.processes.sum(total)) / count if count else float("nan")
 
     @contextmanager
     def eval_mode(self) -> Iterator[None]:
-        with super().eval_mode():
+        """As of one process, in the precision of training: blocks are gathered in its dtype."""
+        with super().eval_mode(), self.precision():
             self.shards.reshard()  # they may be those before the weights were swapped
             try:
                 yield
