@@ -103,6 +103,18 @@ def test_given_positions_reach_all_that_are_tested():
     assert first == second == answer[2::-1]  # digits of one place; the answer is written from its lowest one on
 
 
+@pytest.mark.parametrize("trained", [8, 31, 64, 512])
+def test_distances_in_two_pieces_stay_within_those_that_are_trained(trained):
+    largest = 16 * trained
+    chunks = ComparedScheme("dualchunk", "dualchunk").position(trained, largest)
+    assert trained / 2 < chunks["chunk_length"] < chunks["trained_length"] == trained
+    groups = ComparedScheme("selfextend", "selfextend").position(trained, largest)
+    window, group = groups["window"], groups["group"]
+    last = np.arange(window, largest)  # the farthest keys are the first
+    distances = window + last // group - window // group
+    assert trained / 2 < distances.max() < trained
+
+
 def test_orders_are_those_that_every_seed_shows():
     draw = np.random.default_rng(0)
     values = {("a", 8): draw.normal(0, 1, (3, 40)), ("c", 8): draw.normal(0.3, 1, (3, 40))}

@@ -106,6 +106,11 @@ class PositionConfig(Choice, what="position scheme"):
         return 0
 
     @classmethod
+    def for_lengths(cls, trained: int, largest: int) -> Self:
+        """The scheme of a model that is trained at one length and reads up to another; by default all defaults."""
+        return cls()
+
+    @classmethod
     def examples(cls) -> dict[str, PositionConfig]:
         """Small configurations by name, which every contract test runs, in a model with a head_dim of 8."""
         return {cls.kind: cls()}

@@ -66,9 +66,9 @@ def task_fingerprint(settings: CompareSettings) -> str:
 
 def task_recipe(settings: CompareSettings, scheme: ComparedScheme, seed: int, largest: int) -> Recipe:
     """The recipe of one run; `largest` is how many positions are tested."""
-    sizes = settings.sizes
+    sizes, trained = settings.sizes, largest * settings.length // settings.lengths[-1]
     return Recipe(
-        model=model_fields(sizes.task_model, scheme, largest, largest),
+        model=model_fields(sizes.task_model, scheme, largest, trained, largest),
         data=DataConfig(sequence_length=settings.length),
         train=TrainConfig(steps=settings.steps, seed=seed, device=settings.device),
         optimizer=OptimizerConfig(lr=sizes.task_lr),

@@ -29,17 +29,18 @@ class ComparedScheme:
     method: str | None = None
     fields: tuple[tuple[str, Any], ...] = ()
 
-    def position(self, largest: int) -> dict[str, Any]:
-        """The position of a model; a table has a row for every position that is tested.
+    def position(self, trained: int, largest: int) -> dict[str, Any]:
+        """The position of a model that is trained at one length and tested up to another.
 
-        >>> ComparedScheme("learned", "learned").position(1024), ComparedScheme("alibi", "alibi").position(1024)
-        ({'kind': 'learned', 'max_length': 1024}, {'kind': 'alibi'})
+        A table has a row for every position that is tested, and distances in two pieces fit the trained length.
+
+        >>> ComparedScheme("learned", "learned").position(64, 1024)["max_length"]
+        1024
+        >>> [part["kind"] for part in ComparedScheme("rotary+alibi", "rotary+alibi").position(64, 1024)["schemes"]]
+        ['rotary', 'alibi']
         """
-        if JOIN in self.kind:
-            return {"kind": "combined", "schemes": [{"kind": kind} for kind in self.kind.split(JOIN)]}
-        if self.kind == "learned":
-            return {"kind": self.kind, "max_length": largest}
-        return {"kind": self.kind}
+        parts = [PositionConfig.kinds[kind].for_lengths(trained, largest).to_dict() for kind in self.kind.split(JOIN)]
+        return parts[0] if len(parts) == 1 else {"kind": "combined", "schemes": parts}
 
     def extensions(self) -> list[str]:
         """The models to measure beside a window, by the names of `evaluate_lengths`.
@@ -60,7 +61,9 @@ class ComparedScheme:
         return self.name if extension in (OWN, NONE) else f"{self.name} ({extension})"
 
 
-def model_fields(sizes: dict[str, int], scheme: ComparedScheme, length: int, largest: int) -> dict[str, Any]:
+def model_fields(
+    sizes: dict[str, int], scheme: ComparedScheme, max_length: int, trained: int, largest: int
+) -> dict[str, Any]:
     """The model of a recipe: that of Llama 2, small, with another scheme; all else is the same.
 
     Token embeddings begin with variance 1, as in the Transformer of 2017: sines that are added to smaller ones would
@@ -69,8 +72,8 @@ def model_fields(sizes: dict[str, int], scheme: ComparedScheme, length: int, lar
     return {
         "preset": "llama-2",
         **sizes,
-        "max_length": length,
-        "position": scheme.position(largest),
+        "max_length": max_length,
+        "position": scheme.position(trained, largest),
         "embedding": {"tied": True, "scale": 1.0 if scheme.kind == "learned" else "sqrt"},
         "init": "xavier",
     }

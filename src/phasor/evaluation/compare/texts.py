@@ -30,7 +30,7 @@ def text_recipe(settings: CompareSettings, scheme: ComparedScheme, seed: int, ou
     """The recipe of one run: all but the positions is the same for every scheme, the order of the data too."""
     sizes = settings.sizes
     return Recipe(
-        model=model_fields(sizes.model, scheme, settings.length, settings.lengths[-1]),
+        model=model_fields(sizes.model, scheme, settings.length, settings.length, settings.lengths[-1]),
         data=DataConfig(
             train=settings.data,
             valid=settings.valid,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from phasor.config.positions import PositionConfig
 from phasor.config.schema import at_least_one
 from phasor.nn.positions.rotary.config import PiecewiseRotaryConfig
@@ -28,6 +30,11 @@ class DualChunkConfig(PiecewiseRotaryConfig, kind="dualchunk"):
     @property
     def shift_invariant(self) -> bool:
         return False
+
+    @classmethod
+    def for_lengths(cls, trained: int, largest: int) -> Self:
+        chunk_length = max(1, 3 * trained // 4)
+        return cls(chunk_length=chunk_length, trained_length=max(trained, chunk_length + 1))
 
     @classmethod
     def examples(cls) -> dict[str, PositionConfig]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from phasor.config.positions import PositionConfig
 from phasor.config.schema import not_negative, positive
@@ -38,6 +38,10 @@ class LearnedConfig(PositionConfig, kind="learned"):
 
     def weight_shapes(self, model: ModelConfig) -> tuple[tuple[int, ...], ...]:
         return (((self.max_length or model.max_length) + self.offset, model.input_width),)
+
+    @classmethod
+    def for_lengths(cls, trained: int, largest: int) -> Self:
+        return cls(max_length=largest)
 
     @classmethod
     def examples(cls) -> dict[str, PositionConfig]:

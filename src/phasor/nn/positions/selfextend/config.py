@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from phasor.config.positions import PositionConfig
 from phasor.config.schema import at_least_one
 from phasor.nn.positions.rotary.config import PiecewiseRotaryConfig
@@ -26,6 +28,12 @@ class SelfExtendConfig(PiecewiseRotaryConfig, kind="selfextend"):
     @property
     def shift_invariant(self) -> bool:
         return self.group is None or self.group == 1
+
+    @classmethod
+    def for_lengths(cls, trained: int, largest: int) -> Self:
+        """Half of the trained distances are true, and groups so large that the rest reach the largest length."""
+        window = max(1, trained // 2)
+        return cls(window=window, group=max(1, -(-(largest - window) // max(1, trained - 1 - window))))
 
     @classmethod
     def examples(cls) -> dict[str, PositionConfig]:
