@@ -14,6 +14,22 @@ NULL_CONTEXT = nullcontext()
 MAX_COMPILED = 1024  # launches that are kept of each kernel
 
 
+class DirectLaunch:
+    """A kernel as Triton compiled it, launched without Triton's own Python: tensors are given by their addresses.
+
+    Triton would ask every tensor for its address, and the driver whether that is one of the device.
+    """
+
+    def __init__(self, compiled: Any) -> None:
+        self.run, self.function, self.metadata = compiled.run, compiled.function, compiled.packed_metadata
+
+    def __call__(self, grid: tuple[int, ...], device: torch.device, args: Sequence[Any]) -> None:
+        stream = torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0
+        self.run(
+            *grid, stream, self.function, self.metadata, None, None, None, *args
+        )  # no metadata for hooks, and none
+
+
 class KernelLauncher:
     """Launches a Triton kernel with arguments by name, and keeps it as compiled for dtypes and numbers like these.
 
@@ -22,37 +38,38 @@ class KernelLauncher:
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
-        self.compiled: dict[tuple[Any, ...], Any] = {}
+        self.compiled: dict[tuple[Any, ...], DirectLaunch] = {}
         self.names: tuple[str, ...] = ()  # of the arguments, in the order in which they were given
         self.in_kernel_order: Callable[[Sequence[Any]], tuple[Any, ...]] = tuple
         self.tensor_places: dict[tuple[type, ...], list[int]] = {}  # by the types of all arguments
 
     def __call__(self, grid: tuple[int, ...], like: Tensor, args: dict[str, Any]) -> None:
         """Launch on the device of `like`; options such as `num_warps` come after the kernel's own arguments."""
-        names, values = tuple(args), tuple(args.values())
+        names, values = tuple(args), list(args.values())
         if names != self.names:
             self.arrange(names)
         types = tuple(map(type, values))  # 1, 1.0 and True are equal, and compiled differently
         places = self.tensor_places.get(types)
         if places is None:
             places = self.tensor_places[types] = [i for i, x in enumerate(values) if isinstance(x, Tensor)]
-        addresses, constants = 0, list(values)
+        addresses, constants, device = 0, values.copy(), like.device
         for place in places:
             tensor = values[place]
-            addresses |= tensor.data_ptr()
+            values[place] = address = tensor.data_ptr()
+            addresses |= address
             constants[place] = tensor.dtype
         aligned = addresses % 16 == 0  # Triton compiles other code for other addresses
-        key = (like.device, types, *constants)
+        key = (device, types, *constants)
         with on_device(like):
-            compiled = self.compiled.get(key) if aligned else None
-            if compiled is not None:
-                compiled[(*grid, 1, 1)[:3]](*self.in_kernel_order(values))
+            launch = self.compiled.get(key) if aligned else None
+            if launch is not None:
+                launch((*grid, 1, 1)[:3], device, self.in_kernel_order(values))
                 return
             compiled = self.kernel[grid](**args)
         if compiled is not None and aligned:  # the interpreter returns none
             if len(self.compiled) >= MAX_COMPILED:
                 self.compiled.clear()
-            self.compiled[key] = compiled
+            self.compiled[key] = DirectLaunch(compiled)
 
     def arrange(self, names: tuple[str, ...]) -> None:
         """Begin anew with arguments in another order than before."""

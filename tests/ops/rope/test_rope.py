@@ -166,8 +166,13 @@ class TestSchedules:
         calls: list[tuple[Any, Any]] = []
 
         class Kernel:
+            function = packed_metadata = None
+
             def __getitem__(self, grid):
                 return lambda *given, **options: [calls.append((given, options)), self][1]
+
+            def run(self, *given):
+                calls.append((given, {}))
 
         x, args = torch.zeros(1, count, 1, 8), random_args(count, pairs=4)
         pdl = can and count < kernels.MANY_TOKENS
@@ -217,8 +222,10 @@ def test_cached_launches_are_for_aligned_tensors():
     calls: list[str] = []
 
     class Compiled:
-        def __getitem__(self, grid):
-            return lambda *given: calls.append("cached")
+        function = packed_metadata = None
+
+        def run(self, *given):
+            calls.append("cached")
 
     class Kernel:
         def __getitem__(self, grid):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from phasor.ops.float8.reference import ALIGNMENT, FLOAT8, FLOAT8_MAX, MIN_SCALE
 from phasor.ops.glu.kernels import glu_row, glu_row_backward
-from phasor.ops.launch import on_device
+from phasor.ops.launch import KernelLauncher, cdiv, next_power_of_2
 
 LARGEST, LEAST_SCALE = tl.constexpr(FLOAT8_MAX), tl.constexpr(MIN_SCALE)
 
@@ -63,15 +63,18 @@ def _transpose_kernel(x_ptr, factor_ptr, y_ptr, M, N, stride_yn, BLOCK_M: tl.con
     tl.store(y_ptr + y_offsets, tl.trans(x), mask=(offs_n < N)[:, None] & (offs_m < stride_yn)[None, :])
 
 
+launch_glu, launch_glu_backward = KernelLauncher(_glu_kernel), KernelLauncher(_glu_backward_kernel)
+launch_transpose = KernelLauncher(_transpose_kernel)
+
+
 def glu_float8(x: Tensor, kind: str, warps: int = 16) -> tuple[Tensor, Tensor]:
     """`act(gate) * up` for `x [rows, 2 h]`, in float8, and the scales of its rows."""
     rows, half = x.shape[0], x.shape[1] // 2
     y = torch.empty((rows, half), dtype=FLOAT8, device=x.device)
     scale = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
     if y.numel():
-        with on_device(x):
-            block = triton.next_power_of_2(half)
-            _glu_kernel[(rows,)](x.contiguous(), y, scale, half, ACTIVATION=kind, BLOCK_N=block, num_warps=warps)
+        args = {"x_ptr": x.contiguous(), "y_ptr": y, "scale_ptr": scale, "H": half, "ACTIVATION": kind}
+        launch_glu((rows,), x, args | {"BLOCK_N": next_power_of_2(half), "num_warps": warps})
     return y, scale
 
 
@@ -81,10 +84,9 @@ def glu_float8_backward(grad: Tensor, x: Tensor, kind: str, warps: int = 16) -> 
     dx = torch.empty((rows, 2 * half), dtype=FLOAT8, device=x.device)
     scale = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
     if dx.numel():
-        with on_device(x):
-            block = triton.next_power_of_2(half)
-            args = grad.contiguous(), x.contiguous(), dx, scale, half
-            _glu_backward_kernel[(rows,)](*args, ACTIVATION=kind, BLOCK_N=block, num_warps=warps)
+        args = {"grad_ptr": grad.contiguous(), "x_ptr": x.contiguous(), "dx_ptr": dx, "scale_ptr": scale, "H": half}
+        args |= {"ACTIVATION": kind, "BLOCK_N": next_power_of_2(half), "num_warps": warps}
+        launch_glu_backward((rows,), x, args)
     return dx, scale
 
 
@@ -94,8 +96,16 @@ def transpose(values: Tensor, factor: Tensor | None, tile: tuple[int, int] = (12
     stride = -(-rows // ALIGNMENT) * ALIGNMENT
     y = torch.empty((columns, stride), dtype=FLOAT8, device=values.device)
     if y.numel():
-        with on_device(values):
-            grid = triton.cdiv(stride, tile[0]), triton.cdiv(columns, tile[1])
-            args = values.contiguous(), None if factor is None else factor.contiguous(), y, rows, columns, stride
-            _transpose_kernel[grid](*args, BLOCK_M=tile[0], BLOCK_N=tile[1], num_warps=warps)
+        args = {
+            "x_ptr": values.contiguous(),
+            "factor_ptr": None if factor is None else factor.contiguous(),
+            "y_ptr": y,
+            "M": rows,
+            "N": columns,
+            "stride_yn": stride,
+            "BLOCK_M": tile[0],
+            "BLOCK_N": tile[1],
+            "num_warps": warps,
+        }
+        launch_transpose((cdiv(stride, tile[0]), cdiv(columns, tile[1])), values, args)
     return y

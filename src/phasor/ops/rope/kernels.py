@@ -7,6 +7,8 @@ outputs are addressed by strides, so the heads may lie in tensors of their own o
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from phasor.ops.launch import on_device, supports_pdl
+from phasor.ops.launch import DirectLaunch, on_device, supports_pdl
 from phasor.ops.pdl import pdl_launch, pdl_wait
 
 MANY_TOKENS = 1024  # a launch for fewer uses programmatic dependent launch
@@ -169,7 +171,7 @@ def _rope_kernel(
 class CompiledLaunch(NamedTuple):
     """A kernel as compiled for tensors of certain shapes, its grid, and the scalars passed after the tensors."""
 
-    kernel: Any
+    launch: DirectLaunch
     grid: tuple[int, int, int]
     scalars: tuple[Any, ...]
 
@@ -205,13 +207,13 @@ def launch_rope(
         (positions.shape, positions.stride(), len(increments), len(inputs) == 3, adjacent, inverse, schedule),
     )
     tensors = positions, increments, factor, q, k, v, out_q, out_k, out_v
-    addresses = increments.data_ptr() | factor.data_ptr() | q.data_ptr() | k.data_ptr() | v.data_ptr()
-    aligned = (addresses | out_q.data_ptr() | out_k.data_ptr() | out_v.data_ptr()) % 16 == 0  # as compiled for
+    addresses = [x.data_ptr() for x in tensors]
+    aligned = functools.reduce(operator.or_, addresses[1:]) % 16 == 0  # as compiled for; positions are read one by one
     key = (*layout, q.dtype, k.dtype, v.dtype, q.device)
     with on_device(q):
         compiled = COMPILED_LAUNCHES.get(key) if aligned else None
         if compiled is not None:
-            compiled.kernel[compiled.grid](*tensors, *compiled.scalars)
+            compiled.launch(compiled.grid, q.device, (*addresses, *compiled.scalars))
             return
         grid, scalars, num_warps = launch_scalars(*layout[0], *layout[1])
         pdl = grid[0] < MANY_TOKENS and supports_pdl(q.device)
@@ -219,7 +221,7 @@ def launch_rope(
         if kernel is not None and aligned:  # the interpreter returns none
             if len(COMPILED_LAUNCHES) >= MAX_COMPILED_LAUNCHES:
                 COMPILED_LAUNCHES.clear()
-            COMPILED_LAUNCHES[key] = CompiledLaunch(kernel, grid, (*scalars, pdl))
+            COMPILED_LAUNCHES[key] = CompiledLaunch(DirectLaunch(kernel), grid, (*scalars, pdl))
 
 
 def launch_scalars(
