@@ -18,7 +18,7 @@ from phasor.generation.runners import RETAINED, STEP_RUNNERS, StepSpec, cuda_gra
 from phasor.generation.runners.cuda_graph import LOOKAHEAD, StepBuffers, run_async
 from phasor.kv_cache.static import StaticKVCache
 from phasor.ops import constants, dispatch
-from phasor.ops.decode import gemv
+from phasor.ops.decode import experts_one_row, gemv
 
 PROMPTS = [[5, 9, 2], [7], [3, 3, 8, 1, 4, 6, 2]]
 
@@ -70,6 +70,17 @@ def test_logits_of_the_fused_step(name, rows, most, monkeypatch):
     if rows > most and name not in ("llama", "biases", "norm of heads", "multiplier", "experts as in gpt-oss"):
         pytest.skip("many rows share all but the projections with few")
     monkeypatch.setattr(gemv, "MAX_GEMV_ROWS", most)
+    check_logits(name, rows)
+
+
+@pytest.mark.usefixtures("large_tiles")
+def test_logits_with_a_router_too_large_for_every_program(monkeypatch):
+    monkeypatch.setattr(experts_one_row, "MAX_ROUTER_BYTES", 0)
+    check_logits("experts as in gpt-oss", 1)
+
+
+def check_logits(name: str, rows: int) -> None:
+    """Four fused steps of a model give the logits and tokens of plain steps."""
     few = {"embedding": phasor.EmbeddingConfig(tied=False), "num_layers": 1, **MODELS[name]}
     model, ids = build(tiny("rotary", **few)), tokens(rows, 10)
     real = torch.ones(rows, 6, dtype=torch.bool)

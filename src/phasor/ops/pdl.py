@@ -26,3 +26,17 @@ def pdl_wait(USE_PDL: tl.constexpr):
     if USE_PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def pdl_wait_alone(USE_PDL: tl.constexpr):
+    """Wait for the results of the previous kernel; the next one starts after `pdl_start_next`."""
+    if USE_PDL:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def pdl_start_next(USE_PDL: tl.constexpr):
+    """Let the next kernel start, which it does when all programs of this one have come here."""
+    if USE_PDL:
+        tl.extra.cuda.gdc_launch_dependents()

@@ -8,11 +8,12 @@ import pytest
 import torch
 from decode_kernels import ROUNDING, bfloat16_in_the_interpreter, randn, rms_norm  # noqa: F401
 from device import DEVICE
+from expert_weights import draw, in_float64
 from schemes import relative_change
 
 from phasor import ExpertsConfig, FeedForwardConfig
 from phasor.nn.moe import Experts
-from phasor.ops.decode import ExpertsArgs, NormArgs, Tiles, experts, experts_ref
+from phasor.ops.decode import NormArgs, Tiles, experts, experts_ref
 
 
 @pytest.fixture
@@ -20,19 +21,6 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several tiles and splits at tiny sizes."""
     monkeypatch.setattr(experts, "ONE_ROW_TILES", Tiles(16, 16, 1))
     monkeypatch.setattr(experts, "TILES", Tiles(16, 32, 1, 2))  # 16 inputs in float32
-
-
-def draw(count, dim, hidden, top_k, activation, *, bias=False, normalize=True, dtype=torch.float32):
-    glu = activation in ("silu", "gelu", "swiglu-clamped")
-    width = hidden * 2 if glu else hidden
-    biases = (randn(count, width, dtype=dtype), randn(count, dim, dtype=dtype)) if bias else (None, None)
-    up, down = randn(count, dim, width, dtype=dtype), randn(count, hidden, dim, dtype=dtype)
-    limits = (0.7, 1.7) if activation == "swiglu-clamped" else ()
-    return ExpertsArgs(up, down, *biases, activation, glu, top_k, normalize, *limits)
-
-
-def in_float64(args: ExpertsArgs) -> ExpertsArgs:
-    return args._replace(**{n: None if (t := getattr(args, n)) is None else t.double() for n in args._fields[:4]})
 
 
 CASES = {

@@ -2,8 +2,8 @@
 
 Up to 16 rows (64 in bfloat16 with int8 weights) every projection is a GEMV kernel that reads its weights once: norm
 and queries, keys and values; attention; output and residual; norm, gate and up; down and residual. With more rows
-the projections are GEMMs of torch, and the kernels do what lies between them. A mixture of experts is two kernels more,
-the router and its choice, and reads the experts in use alone.
+the projections are GEMMs of torch, and the kernels do what lies between them. A mixture of experts reads the experts in
+use alone, and is two kernels more, the router and its choice; none more for a single row and a small router.
 """
 
 from __future__ import annotations
@@ -157,13 +157,14 @@ class FusedStep:
     """The step over shared buffers: it reads their tokens, leaves the next ones there, and returns the logits."""
 
     def __init__(self, model: Transformer, buffers: StepBuffers) -> None:
-        from phasor.ops.decode import decode_attention, experts, gemv, lm_head_argmax
+        from phasor.ops.decode import decode_attention, experts, experts_one_row, gemv, lm_head_argmax
 
         config, device, dtype = model.config, buffers.tokens.device, model.tokens.dtype
         rows, stack = len(buffers.tokens), cast(Stack, model.decoder)
         self.attend: Any = decode_attention.decode_attention
         self.kernels: Any = gemv
         self.experts: Any = experts
+        self.one_row: Any = experts_one_row
         self.expert_workspaces: dict[Any, Any] = {}  # by the sizes of experts, which layers share
         self.lm_head: Any = lm_head_argmax
         small = dtype == torch.bfloat16 and all(isinstance(part, QuantizedLinear) for part in linears_of(stack))
@@ -247,18 +248,26 @@ class FusedStep:
         if len(x) > MAX_EXPERT_ROWS:
             x.add_(network(norm(x)), alpha=self.multiplier)
             return
-        args = network.kernel_args()
-        key = args.down.shape, args.top_k
+        args, router = network.kernel_args(), matrix(network.router)
+        merged = len(x) == 1 and self.one_row.router_is_small(router)
+        key = args.down.shape, args.top_k, merged
         if key not in self.expert_workspaces:
-            self.expert_workspaces[key] = self.experts.ExpertsWorkspace(len(x), args, x.dtype, x.device)
-        if self.few:
+            self.expert_workspaces[key] = (
+                self.one_row.OneRowWorkspace(args, x.dtype, x.device)
+                if merged
+                else self.experts.ExpertsWorkspace(len(x), args, x.dtype, x.device)
+            )
+        given = {"residual": x, "multiplier": self.multiplier, "pdl": self.pdl}
+        workspace = self.expert_workspaces[key]
+        if merged:
+            given |= {"norm": self.norm_args(norm), "router_bias": network.router.bias}
+            self.one_row.experts_one_row(x, router, args, x, workspace, **given)
+        elif self.few:
             logits = self.project(x, network.router, x.new_empty(len(x), len(args.up)), norm)
-            y, norm_args = x, self.norm_args(norm)
+            self.experts.experts(x, logits, args, x, workspace, norm=self.norm_args(norm), **given)
         else:
-            y, norm_args = norm(x), None
-            logits = network.router(y)
-        given = {"norm": norm_args, "residual": x, "multiplier": self.multiplier, "pdl": self.pdl}
-        self.experts.experts(y, logits, args, x, self.expert_workspaces[key], **given)
+            y = norm(x)
+            self.experts.experts(y, network.router(y), args, x, workspace, **given)
 
     def choose(self, x: Tensor) -> Tensor:
         """The logits; their likeliest tokens are the next ones."""

@@ -118,6 +118,19 @@ def expert_gemm(
 
 
 @triton.jit
+def activate_expert(x, up, limit, gain, ACTIVATION: tl.constexpr, GLU: tl.constexpr):
+    """`act(x)`; with GLU, `act(gate) * up` of `x`, the gates, and `up`."""
+    if ACTIVATION == "swiglu-clamped":
+        gate = tl.minimum(x, limit)
+        y = gate * tl.sigmoid(gain * gate) * (tl.minimum(tl.maximum(up, -limit), limit) + 1.0)
+    elif GLU:
+        y = activate_tile(x, ACTIVATION) * up
+    else:
+        y = activate_tile(x, ACTIVATION)
+    return y
+
+
+@triton.jit
 def expert_up_kernel(
     x_ptr, norm_ptr, norm_offset, eps, active_ptr, weight_ptr, bias_ptr, limit, gain, out_ptr, M, N, K,
     ACTIVATION: tl.constexpr, GLU: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -142,13 +155,7 @@ def expert_up_kernel(
         acc += tl.load(bias_ptrs, mask=mask_n, other=0.0).to(tl.float32)[None, :]
         if GLU:
             up += tl.load(bias_ptrs + N, mask=mask_n, other=0.0).to(tl.float32)[None, :]
-    if ACTIVATION == "swiglu-clamped":
-        gate = tl.minimum(acc, limit)
-        y = gate * tl.sigmoid(gain * gate) * (tl.minimum(tl.maximum(up, -limit), limit) + 1.0)
-    elif GLU:
-        y = activate_tile(acc, ACTIVATION) * up
-    else:
-        y = activate_tile(acc, ACTIVATION)
+    y = activate_expert(acc, up, limit, gain, ACTIVATION, GLU)
     offs_m = tl.arange(0, BLOCK_M)[:, None]
     out_ptrs = out_ptr + (slot * M + offs_m).to(tl.int64) * N + offs_n[None, :]
     tl.store(out_ptrs, y.to(out_ptr.dtype.element_ty), mask=(offs_m < M) & mask_n[None, :])
@@ -192,7 +199,7 @@ def expert_down_kernel(
     if tl.atomic_add(arrived_ptr + tl.program_id(0), 1, sem="acq_rel") == parts - 1:
         tl.store(arrived_ptr + tl.program_id(0), 0)
         y = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        for part in tl.range(parts):
+        for part in tl.range(parts, loop_unroll_factor=8):  # loads of several parts at a time
             y += tl.load(partial_ptr + part * size + offsets, mask=mask, other=0.0, cache_modifier=".cg")
         if residual_ptr is not None:
             y = tl.load(residual_ptr + offsets, mask=mask, other=0.0).to(tl.float32) + multiplier * y
