@@ -5,7 +5,7 @@ logits of the fused step in bfloat16 are as near as those of plain steps to what
 int8, give in float32. Nothing is timed otherwise.
 
     python benchmarks/decode_gpu.py [--batch 1 64] [--skip eager hf hf-compiled] [--profile] [--out benchmarks/results]
-    python benchmarks/decode_gpu.py --sweep [projections rows attention int8 int8-rows]
+    python benchmarks/decode_gpu.py --sweep [projections rows attention int8 int8-rows experts]
 """
 
 from __future__ import annotations
@@ -25,12 +25,24 @@ import torch
 import torch.nn.functional as F
 
 import phasor
-from phasor.bench.sizes import FULL
+from phasor.bench.sizes import FULL, GPU
 from phasor.generation.runners import RETAINED, fused
 from phasor.generation.runners.cuda_graph import StepBuffers
 from phasor.kv_cache.static import StaticKVCache
 from phasor.ops import dispatch
-from phasor.ops.decode import NormArgs, RotaryArgs, Tiles, decode_attention, gemv, lm_head_argmax
+from phasor.ops.decode import (
+    ExpertsArgs,
+    NormArgs,
+    RotaryArgs,
+    Tiles,
+    decode_attention,
+    experts,
+    experts_one_row,
+    experts_ref,
+    gemv,
+    lm_head_argmax,
+    project_ref,
+)
 from phasor.ops.quantized import Matrix, dequantize, quantize_int8
 
 SHAPE: dict[str, Any] = FULL.model
@@ -395,9 +407,142 @@ def sweep_attention(batch: int) -> None:
         print(f"  {took:6.2f} us {read / took:.2f} TB/s {tuple(how)}", flush=True)
 
 
+class Mixture:
+    """Mixtures of experts for one row, as in the benchmark of families, with so many weights that L2 serves none."""
+
+    def __init__(self, layers: int = 8) -> None:
+        size = GPU.families
+        self.dim, self.hidden, self.count, self.top_k = size.dim, 2 * size.dim, size.experts, 2
+
+        def drawn(*shape: int, scale: float = 1.0) -> torch.Tensor:
+            return (scale * torch.randn(shape, device=DEVICE)).bfloat16()
+
+        def layer() -> ExpertsArgs:
+            up = drawn(self.count, self.dim, 2 * self.hidden, scale=self.dim**-0.5)
+            down = drawn(self.count, self.hidden, self.dim, scale=self.hidden**-0.5)
+            return ExpertsArgs(up, down, None, None, "silu", True, self.top_k, True)
+
+        torch.manual_seed(0)
+        self.layers = [layer() for _ in range(layers)]
+        self.routers = [drawn(self.count, self.dim, scale=self.dim**-0.5) for _ in range(layers)]
+        self.x, self.norm = drawn(1, self.dim), NormArgs(drawn(self.dim), 0.0, 1e-5)
+        self.out, self.logits = torch.empty_like(self.x), self.x.new_empty(1, self.count)
+        self.bytes = self.top_k * 3 * self.dim * self.hidden * 2
+        norm, args = self.norm._replace(weight=self.norm.weight.double()), self.layers[0]
+        wide, x = args._replace(up=args.up.double(), down=args.down.double()), self.x.double()
+        logits = project_ref(x, self.routers[0].double(), norm=norm)
+        self.expected = experts_ref(x, logits, wide, norm=norm, residual=x)
+
+    def separate(self) -> Callable[[int], torch.Tensor]:
+        """Router, choice, up and down, one kernel each."""
+        space = experts.ExpertsWorkspace(1, self.layers[0], torch.bfloat16, DEVICE)
+        given: dict[str, Any] = {"norm": self.norm, "pdl": True}
+
+        def run(i: int) -> torch.Tensor:
+            logits = gemv.project(self.x, self.routers[i], self.logits, **given)
+            return experts.experts(self.x, logits, self.layers[i], self.out, space, residual=self.x, **given)
+
+        return run
+
+    def merged(self) -> Callable[[int], torch.Tensor]:
+        """Router, choice and up in one kernel, and down."""
+        space = experts_one_row.OneRowWorkspace(self.layers[0], torch.bfloat16, DEVICE)
+        given: dict[str, Any] = {"norm": self.norm, "residual": self.x, "pdl": True}
+
+        def run(i: int) -> torch.Tensor:
+            return experts_one_row.experts_one_row(self.x, self.routers[i], self.layers[i], self.out, space, **given)
+
+        return run
+
+    def microseconds(self, run: Callable[[int], torch.Tensor]) -> float:
+        """Of one layer; infinite where the kernels fail, which is said."""
+        try:
+            results = [run(0).clone() for _ in range(3)]
+            off = float((results[0].double() - self.expected).norm() / self.expected.norm())
+            if not off < 1e-2:
+                raise ValueError(f"wrong by {off:.1e}")
+            if not all(torch.equal(results[0], each) for each in results):
+                raise ValueError("not the same bits in every run")
+            return graph_time(lambda: [run(i) for i in range(len(self.layers))], replays=10) / len(self.layers)
+        except Exception as error:
+            print(f"  {type(error).__name__}: {str(error).splitlines()[0][:120]}")
+            return float("inf")
+
+    def note(self, name: object, took: float, speed: float) -> None:
+        rate = self.bytes / (1e-6 * took)
+        print(f"  {took:6.2f} us {1e-12 * rate:.2f} TB/s, {rate / speed:.0%} of a copy: {name}", flush=True)
+
+
+UP_TILES = [
+    Tiles(*size)
+    for size in (
+        *((32, 128, 8, 4), (32, 128, 4, 4), (32, 128, 8, 6), (32, 64, 4, 6), (32, 256, 8, 3), (64, 64, 8, 4)),
+        *((64, 64, 8, 6), (32, 128, 8), (32, 256, 8), (32, 128, 4)),
+    )
+]
+DOWN_TILES = [  # with the number of programs
+    *((Tiles(32, 512, 8), 264), (Tiles(32, 512, 4), 264), (Tiles(32, 256, 4), 528), (Tiles(32, 256, 8), 264)),
+    *((Tiles(64, 256, 8), 264), (Tiles(64, 256, 4), 264), (Tiles(64, 512, 8), 132), (Tiles(32, 1024, 8), 132)),
+]
+
+
+def sweep_experts(speed: float) -> None:
+    """Mixtures of experts for one row: router and choice in kernels of their own or not, tiles, and whole steps."""
+    mixture = Mixture()
+    print(f"experts of one row, {mixture.bytes / 1e6:.1f} MB a layer; tiles as outputs x inputs, warps, stages")
+    mixture.note("router and choice in kernels of their own", mixture.microseconds(mixture.separate()), speed)
+    mixture.note("merged, tiles as they are", mixture.microseconds(mixture.merged()), speed)
+    used = experts_one_row.UP_TILES, experts_one_row.DOWN_TILES, experts_one_row.DOWN_PROGRAMS
+    rated = []
+    for tiles in UP_TILES:
+        experts_one_row.UP_TILES = tiles
+        rated.append((mixture.microseconds(mixture.merged()), tiles))
+    for took, tiles in sorted(rated):
+        mixture.note(f"up {tuple(tiles)}", took, speed)
+    experts_one_row.UP_TILES = best = min(rated)[1]
+    both = []
+    for tiles, programs in DOWN_TILES:
+        experts_one_row.DOWN_TILES, experts_one_row.DOWN_PROGRAMS = tiles, programs
+        both.append((mixture.microseconds(mixture.merged()), tiles, programs))
+    for took, tiles, programs in sorted(both):
+        mixture.note(f"up {tuple(best)}, down {tuple(tiles)}, {programs} programs", took, speed)
+    del mixture
+    torch.cuda.empty_cache()
+    experts_one_row.DOWN_TILES, experts_one_row.DOWN_PROGRAMS = min(both)[1:]
+    is_small, none_is = experts_one_row.router_is_small, lambda router: False
+    cases = {"merged, best tiles": is_small, "router and choice in kernels of their own": none_is}
+    size = GPU.families
+    network = {"activation": "swiglu", "experts": {"num_experts": size.experts, "top_k": 2}}
+    shape = {"dim": size.dim, "hidden_dim": 2 * size.dim, "num_layers": size.layers, "num_heads": size.heads}
+    shape |= {"num_kv_heads": size.kv_heads, "vocab_size": size.vocabulary, "embedding": {"tied": False}}
+    model = model_of(**shape, feedforward=network, init="fan-in")
+    for name, experts_one_row.router_is_small in cases.items():
+        step_by_kernel(model, name)
+    experts_one_row.router_is_small = is_small
+    experts_one_row.UP_TILES, experts_one_row.DOWN_TILES, experts_one_row.DOWN_PROGRAMS = used
+
+
+@torch.inference_mode()
+def step_by_kernel(model: phasor.Transformer, name: str) -> None:
+    """Microseconds of a step in a graph, and of its kernels when each waits for the one before."""
+    cache = model.new_cache(1, 256)
+    model(torch.tensor(prompts(1, 64, model.config.vocab_size), device=DEVICE), cache=cache)
+    step = fused.FusedStep(model, StepBuffers(StaticKVCache(cache)))
+    print(f"a step of {model.config.num_layers} layers, {name}: {graph_time(step, replays=20):.1f} us")
+    step.pdl = False
+    step()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as record:
+        step()
+        torch.cuda.synchronize()
+    kernels = [event for event in record.key_averages() if event.device_time_total > 0]
+    for event in sorted(kernels, key=lambda event: -event.device_time_total)[:12]:
+        print(f"  {event.device_time_total:7.1f} us  {event.count:3} x {event.device_time:6.2f}  {event.key[:60]}")
+
+
 SIZES = ((2, 1024, 4), (4, 512, 2), (4, 1024, 4), (8, 512, 4), (2, 2048, 4), (4, 2048, 8), (8, 1024, 8), (1, 2048, 4))
 VECTORS = [Tiles(*size) for size in SIZES]
-SWEEPS = ["projections", "attention", "rows", "int8", "int8-rows"]
+SWEEPS = ["projections", "attention", "rows", "int8", "int8-rows", "experts"]
 MATRICES = [Tiles(16, 128, 4, 6), Tiles(16, 256, 4, 4), Tiles(32, 128, 4, 6), Tiles(32, 256, 4, 4)]
 
 
@@ -412,7 +557,10 @@ BYTE_MATRICES = [Tiles(16, 256, 4, 4), Tiles(32, 256, 4, 3), Tiles(64, 128, 4, 4
 
 
 def sweep(what: list[str]) -> None:
-    print(f"copy {copy_speed() / 1e12:.2f} TB/s")
+    speed = copy_speed()
+    print(f"copy {speed / 1e12:.2f} TB/s")
+    if "experts" in what:
+        sweep_experts(speed)
     if "projections" in what:
         sweep_projections(1, VECTORS)
     if "attention" in what:
