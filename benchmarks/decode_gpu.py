@@ -433,7 +433,7 @@ class Mixture:
         logits = project_ref(x, self.routers[0].double(), norm=norm)
         self.expected = experts_ref(x, logits, wide, norm=norm, residual=x)
 
-    def separate(self) -> Callable[[int], torch.Tensor]:
+    def by_four_kernels(self) -> Callable[[int], torch.Tensor]:
         """Router, choice, up and down, one kernel each."""
         space = experts.ExpertsWorkspace(1, self.layers[0], torch.bfloat16, DEVICE)
         given: dict[str, Any] = {"norm": self.norm, "pdl": True}
@@ -444,7 +444,7 @@ class Mixture:
 
         return run
 
-    def merged(self) -> Callable[[int], torch.Tensor]:
+    def by_two_kernels(self) -> Callable[[int], torch.Tensor]:
         """Router, choice and up in one kernel, and down."""
         space = experts_one_row.OneRowWorkspace(self.layers[0], torch.bfloat16, DEVICE)
         given: dict[str, Any] = {"norm": self.norm, "residual": self.x, "pdl": True}
@@ -490,20 +490,20 @@ def sweep_experts(speed: float) -> None:
     """Mixtures of experts for one row: router and choice in kernels of their own or not, tiles, and whole steps."""
     mixture = Mixture()
     print(f"experts of one row, {mixture.bytes / 1e6:.1f} MB a layer; tiles as outputs x inputs, warps, stages")
-    mixture.note("router and choice in kernels of their own", mixture.microseconds(mixture.separate()), speed)
-    mixture.note("merged, tiles as they are", mixture.microseconds(mixture.merged()), speed)
+    mixture.note("router and choice in kernels of their own", mixture.microseconds(mixture.by_four_kernels()), speed)
+    mixture.note("merged, tiles as they are", mixture.microseconds(mixture.by_two_kernels()), speed)
     used = experts_one_row.UP_TILES, experts_one_row.DOWN_TILES, experts_one_row.DOWN_PROGRAMS
     rated = []
     for tiles in UP_TILES:
         experts_one_row.UP_TILES = tiles
-        rated.append((mixture.microseconds(mixture.merged()), tiles))
+        rated.append((mixture.microseconds(mixture.by_two_kernels()), tiles))
     for took, tiles in sorted(rated):
         mixture.note(f"up {tuple(tiles)}", took, speed)
     experts_one_row.UP_TILES = best = min(rated)[1]
     both = []
     for tiles, programs in DOWN_TILES:
         experts_one_row.DOWN_TILES, experts_one_row.DOWN_PROGRAMS = tiles, programs
-        both.append((mixture.microseconds(mixture.merged()), tiles, programs))
+        both.append((mixture.microseconds(mixture.by_two_kernels()), tiles, programs))
     for took, tiles, programs in sorted(both):
         mixture.note(f"up {tuple(best)}, down {tuple(tiles)}, {programs} programs", took, speed)
     del mixture

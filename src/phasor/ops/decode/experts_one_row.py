@@ -35,33 +35,34 @@ UP_TILES, DOWN_TILES = Tiles(32, 128, 8, 4), Tiles(32, 512, 8)
 @triton.jit
 def load_router(
     router_ptr, start: tl.constexpr, E, K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr,
-    VECTOR: tl.constexpr,
+    CONTIGUOUS: tl.constexpr,
 ):  # fmt: skip
-    """A tile of the router's weights: all experts, and the inputs from `start` on, of which a thread loads VECTOR.
+    """A tile of the router's weights: all experts, and the inputs from `start` on, of which a thread loads CONTIGUOUS.
 
     They are so few that every thread has inputs of all experts: then each gets all logits, and none waits for another
     to choose.
     """
-    expert, offs_k = tl.arange(0, BLOCK_E)[:, None], start + tl.max_contiguous(tl.arange(0, BLOCK_K), VECTOR)[None, :]
+    expert, offs_k = tl.arange(0, BLOCK_E)[:, None], tl.max_contiguous(tl.arange(0, BLOCK_K), CONTIGUOUS)
+    offs_k = start + offs_k[None, :]
     return tl.load(router_ptr + expert * K + offs_k, mask=(expert < E) & (offs_k < K), other=0.0)
 
 
 @triton.jit
 def route_row(
     x_ptr, norm_ptr, norm_offset, eps, router_ptr, router_bias_ptr, slot, E,
-    K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, TOP_K: tl.constexpr,
+    K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr, CONTIGUOUS: tl.constexpr, TOP_K: tl.constexpr,
     NORMALIZE: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
     """The expert of rank `slot` for the row, its weight, and what the norm divides the row's features by, inverted."""
     partial = tl.zeros([BLOCK_E, BLOCK_K], tl.float32)
     sum_squares = tl.zeros([BLOCK_K], tl.float32)
-    w = load_router(router_ptr, 0, E, K, BLOCK_E, BLOCK_K, VECTOR)
+    w = load_router(router_ptr, 0, E, K, BLOCK_E, BLOCK_K, CONTIGUOUS)
     pdl_wait_alone(USE_PDL)
     for start in tl.static_range(0, K, BLOCK_K):
         offs_k = start + tl.arange(0, BLOCK_K)
         x = tl.load(x_ptr + offs_k, mask=offs_k < K, other=0.0).to(tl.float32)
         if start + BLOCK_K < K:
-            prefetched = load_router(router_ptr, start + BLOCK_K, E, K, BLOCK_E, BLOCK_K, VECTOR)
+            prefetched = load_router(router_ptr, start + BLOCK_K, E, K, BLOCK_E, BLOCK_K, CONTIGUOUS)
         if norm_ptr is not None:
             sum_squares += x * x
             x *= norm_offset + tl.load(norm_ptr + offs_k, mask=offs_k < K, other=0.0).to(tl.float32)
@@ -134,8 +135,8 @@ def one_row_up_kernel(
     x_ptr, norm_ptr, norm_offset, eps, router_ptr, router_bias_ptr, weight_ptr, bias_ptr, limit, gain,
     chosen_ptr, weights_ptr, out_ptr, N, E,
     K: tl.constexpr, TOP_K: tl.constexpr, NORMALIZE: tl.constexpr, ACTIVATION: tl.constexpr, GLU: tl.constexpr,
-    BLOCK_E: tl.constexpr, ROUTER_K: tl.constexpr, VECTOR: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    NUM_STAGES: tl.constexpr, USE_PDL: tl.constexpr,
+    BLOCK_E: tl.constexpr, BLOCK_ROUTER: tl.constexpr, CONTIGUOUS: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, NUM_STAGES: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
     """`out[i] = act(norm(x) W + bias)` of the expert of rank `i`, `[TOP_K, N]`; with GLU gates come first.
 
@@ -144,7 +145,7 @@ def one_row_up_kernel(
     slot, tile = tl.program_id(1), tl.program_id(0)
     chosen, weight, rstd = route_row(
         x_ptr, norm_ptr, norm_offset, eps, router_ptr, router_bias_ptr, slot, E,
-        K, BLOCK_E, ROUTER_K, VECTOR, TOP_K, NORMALIZE, USE_PDL,
+        K, BLOCK_E, BLOCK_ROUTER, CONTIGUOUS, TOP_K, NORMALIZE, USE_PDL,
     )  # fmt: skip
     tl.store(chosen_ptr + slot, chosen, mask=tile == 0)
     tl.store(weights_ptr + slot, weight, mask=tile == 0)
@@ -170,20 +171,20 @@ def one_row_up_kernel(
 @triton.jit
 def one_row_down_kernel(
     x_ptr, guessed_ptr, chosen_ptr, weights_ptr, weight_ptr, bias_ptr, residual_ptr, multiplier,
-    partial_ptr, arrived_ptr, out_ptr, N, E, K: tl.constexpr, SHARE: tl.constexpr,
-    BLOCK_PARTS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, USE_PDL: tl.constexpr,
+    partial_ptr, arrived_ptr, out_ptr, N, E, K: tl.constexpr, SPLIT_SIZE: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
     """`out = residual + multiplier * sum_i weight_i (x_i W_i + bias_i)` over the chosen experts.
 
-    Terms whose pointers are None are left out. A program has SHARE of the inputs of one expert, and begins to read the
-    one in `guessed` before the choice is known.
+    Terms whose pointers are None are left out. A program has SPLIT_SIZE of the inputs of one expert, and begins to read
+    the one in `guessed` before the choice is known.
     """
     tile, slot, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     parts = tl.num_programs(1) * tl.num_programs(2)
     offs_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     mask_n = offs_n < N
-    begin = split * SHARE
-    stop = tl.minimum(begin + SHARE, K)
+    begin = split * SPLIT_SIZE
+    stop = tl.minimum(begin + SPLIT_SIZE, K)
     first = begin + tl.arange(0, BLOCK_K)
     guessed = tl.load(guessed_ptr + slot, cache_modifier=".cg")
     guessed = tl.minimum(tl.maximum(guessed, 0), E - 1).to(tl.int64)
@@ -195,13 +196,13 @@ def one_row_down_kernel(
     if expert != guessed:
         w = load_tile(weight_ptrs, first, stop, N, mask_n)
     partial = tl.zeros([BLOCK_K, BLOCK_N], tl.float32)
-    for start in tl.static_range(0, SHARE, BLOCK_K):
+    for start in tl.static_range(0, SPLIT_SIZE, BLOCK_K):
         offs_k = first + start
         x = tl.load(x_ptr + slot * K + offs_k, mask=offs_k < stop, other=0.0).to(tl.float32)
-        if start + BLOCK_K < SHARE:
+        if start + BLOCK_K < SPLIT_SIZE:
             prefetched = load_tile(weight_ptrs, offs_k + BLOCK_K, stop, N, mask_n)
         partial += w.to(tl.float32) * x[:, None]
-        if start + BLOCK_K < SHARE:
+        if start + BLOCK_K < SPLIT_SIZE:
             w = prefetched
     acc = tl.sum(partial, axis=0)
     if bias_ptr is not None:
@@ -214,7 +215,7 @@ def one_row_down_kernel(
     tl.debug_barrier()
     if tl.atomic_add(arrived_ptr + tile, 1, sem="acq_rel") == parts - 1:
         tl.store(arrived_ptr + tile, 0)
-        offs_p = tl.arange(0, BLOCK_PARTS)[:, None]
+        offs_p = tl.arange(0, BLOCK_SPLITS)[:, None]
         part_ptrs, mask = partial_ptr + offs_p * N + offs_n[None, :], (offs_p < parts) & mask_n[None, :]
         y = tl.sum(tl.load(part_ptrs, mask=mask, other=0.0, cache_modifier=".cg"), axis=0)
         if residual_ptr is not None:
@@ -271,20 +272,20 @@ def experts_one_row(
     dim, space = x.shape[1], workspace
     count, hidden, _ = experts.down.shape
     block_e = triton.next_power_of_2(count)
-    router_k = max(16, min(triton.next_power_of_2(dim), ROUTER_TILE // block_e))
-    vector = max(1, min(16 // x.element_size(), router_k // (32 * UP_TILES.num_warps)))
+    block_router = max(16, min(triton.next_power_of_2(dim), ROUTER_TILE // block_e))
+    contiguous = max(1, min(16 // x.element_size(), block_router // (32 * UP_TILES.num_warps)))
     one_row_up_kernel[(triton.cdiv(hidden, UP_TILES.block_n), experts.top_k)](
         x, *(norm or (None, 0.0, 0.0)), router, router_bias, experts.up, experts.up_bias, experts.limit, experts.gain,
         space.chosen, space.weights, space.hidden, hidden, count,
         K=dim, TOP_K=experts.top_k, NORMALIZE=experts.normalize, ACTIVATION=experts.activation, GLU=experts.glu,
-        BLOCK_E=block_e, ROUTER_K=router_k, VECTOR=vector,
+        BLOCK_E=block_e, BLOCK_ROUTER=block_router, CONTIGUOUS=contiguous,
         BLOCK_N=UP_TILES.block_n, BLOCK_K=UP_TILES.block_k, NUM_STAGES=UP_TILES.num_stages, USE_PDL=pdl,
         num_warps=UP_TILES.num_warps, **pdl_launch(pdl),
     )  # fmt: skip
     one_row_down_kernel[(len(space.arrived), experts.top_k, space.splits)](
         space.hidden, space.guessed, space.chosen, space.weights, experts.down, experts.down_bias, residual, multiplier,
-        space.partial, space.arrived, out, dim, count, K=hidden, SHARE=space.share,
-        BLOCK_PARTS=triton.next_power_of_2(len(space.partial)), BLOCK_N=DOWN_TILES.block_n,
+        space.partial, space.arrived, out, dim, count, K=hidden, SPLIT_SIZE=space.share,
+        BLOCK_SPLITS=triton.next_power_of_2(len(space.partial)), BLOCK_N=DOWN_TILES.block_n,
         BLOCK_K=min(DOWN_TILES.block_k, triton.next_power_of_2(space.share)), USE_PDL=pdl,
         num_warps=DOWN_TILES.num_warps, **pdl_launch(pdl),
     )  # fmt: skip
