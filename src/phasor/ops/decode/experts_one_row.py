@@ -29,7 +29,7 @@ MAX_ROUTER_BYTES = 32 * 1024  # all programs read the router, and with more the 
 ROUTER_TILE = 8192  # weights of the router that a program holds at a time
 MAX_PARTS = 64  # of an output, which one program combines
 DOWN_PROGRAMS = 264  # how many keep a large GPU busy
-UP_TILES, DOWN_TILES = Tiles(32, 128, 8, 4), Tiles(32, 512, 8)
+UP_TILES, DOWN_TILES = Tiles(32, 256, 8), Tiles(32, 512, 4)
 
 
 @triton.jit
