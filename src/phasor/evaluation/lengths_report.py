@@ -163,7 +163,7 @@ def charts(result: Result) -> dict[str, tuple[bytes, str]]:
         for name, loss in positions["loss"].items()
     ]
     by_position = draw_curves(
-        lines, x_label="position in the context", marker="", vertical=trained, y_label=LOSS,
+        lines, x_label="position in the context", markers=False, vertical=trained, y_label=LOSS,
         title=f"Loss by position at {length_name(positions['length'])}",
     )  # fmt: skip
     figures = {"loss-by-length": by_length, "loss-by-position": by_position}

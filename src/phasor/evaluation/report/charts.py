@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 # Okabe and Ito: told apart by color-blind readers too.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555")
 BASELINE = "#000000"
-BAR_GAP = 2.5  # points between the bars of two curves
-STYLES = ("-", "-.", ":")  # one for each time that the colors are used up
+BAR_GAP, BAR_SPREAD = 2.5, 18  # points between the bars of two curves, and at most between all of them
+STYLES = (("-", "o"), ("-.", "s"), (":", "^"))  # line and marker, one for each time that the colors are used up
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def draw_curves(
     title: str = "",
     x_ticks: Sequence[tuple[float, str]] | None = None,
     log_x: bool = False,
-    marker: str = "o",
+    markers: bool = True,
     vertical: tuple[float, str] | None = None,
 ) -> Figure:
     """Curves in one panel, with their intervals as bars; `vertical` is a labeled line, such as the trained length."""
@@ -58,13 +58,14 @@ def draw_curves(
     axes = figure.add_subplot(xlabel=x_label, ylabel=y_label)
     if log_x:
         axes.set_xscale("log", base=2)
-    looks = cycle((color, line) for line in STYLES for color in COLORS)
+    looks = cycle((color, *style) for style in STYLES for color in COLORS)
+    gap = min(BAR_GAP, BAR_SPREAD / max(1, len(curves) - 1))
     for index, curve in enumerate(curves):
-        color, line = (BASELINE, "--") if curve.baseline else next(looks)
+        color, line, marker = (BASELINE, "--", "o") if curve.baseline else next(looks)
         style: dict[str, Any] = {"color": color, "label": curve.name, "linestyle": line}
-        axes.plot(curve.x, curve.y, marker=marker, markersize=4, linewidth=1.6, **style)
+        axes.plot(curve.x, curve.y, marker=marker if markers else "", markersize=4, linewidth=1.6, **style)
         if curve.low is not None and curve.high is not None:
-            aside = (index - (len(curves) - 1) / 2) * BAR_GAP  # beside each other, where all would be at the same x
+            aside = (index - (len(curves) - 1) / 2) * gap  # beside each other, where all would be at the same x
             place = axes.transData + ScaledTranslation(aside / 72, 0, figure.dpi_scale_trans)
             axes.vlines(curve.x, curve.low, curve.high, color=color, linewidth=1.2, alpha=0.7, transform=place)
             ends = [*zip(curve.x, curve.low, strict=True), *zip(curve.x, curve.high, strict=True)]
@@ -83,8 +84,12 @@ def draw_curves(
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#eeeeee")
     axes.set_axisbelow(True)
-    if len(curves) > 1:
-        figure.legend(fontsize=9, frameon=False, loc="outside right upper")
+    if len(curves) > 1:  # in the order of the curves' ends
+        last = [curve.y[-1] if len(curve.y) and math.isfinite(curve.y[-1]) else -math.inf for curve in curves]
+        handles, labels = axes.get_legend_handles_labels()
+        order = sorted(range(len(curves)), key=lambda i: -last[i])
+        named = {"handles": [handles[i] for i in order], "labels": [labels[i] for i in order]}
+        figure.legend(**named, fontsize=9, frameon=False, handlelength=3.2, loc="outside right upper")
     return figure
 
 
