@@ -9,7 +9,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from phasor import backends, preset
 from phasor.config import DropoutConfig
-from phasor.ops.attention import Mask, ScoreMod, attention, attention_ref, blocks, cudnn, sdpa, split_large
+from phasor.ops.attention import (
+    Mask,
+    ScoreMod,
+    attention,
+    attention_ref,
+    blocks,
+    cudnn,
+    sdpa,
+    single_query,
+    split_large,
+)
 
 
 def always_true(q):
@@ -208,3 +218,37 @@ def test_backends_say_when_cudnn_overflows(name, monkeypatch):
 
     assert mentions_overflow(1088) == (name == "bert")
     assert not mentions_overflow(1152)
+
+
+@pytest.mark.cpu_only("GPUs have kernels for one query")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("heads", HEADS)
+def test_one_query_in_sums(heads, dtype):
+    query_heads, kv_heads = HEADS[heads]
+    q = normal(3, 1, query_heads, 20, dtype=dtype)
+    k, v = (normal(3, 37, kv_heads, 20, dtype=dtype, seed=seed) for seed in (1, 2))
+    index = torch.tensor([[36], [11], [0]])
+    for mask in (Mask(causal=True, query_index=index), Mask(causal=True, window=5, query_index=index), Mask()):
+        how = mask, ScoreMod(scale=0.3)
+        found = single_query.attend_in_sums(q, k, v, *how)
+        expected = attention_ref(q.double(), k.double(), v.double(), *how)[0]
+        assert (found.shape, found.dtype) == (q.shape, dtype)
+        # Sums are in float32, and bfloat16 rounds the result alone.
+        tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2**-7}[dtype]
+        torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.cpu_only("GPUs have kernels for one query")
+def test_only_a_compiler_takes_sums():
+    q, k = normal(1, 1, 2, 8), normal(1, 6, 2, 8)
+    how = Mask(causal=True, query_index=torch.tensor([[3]])), ScoreMod(scale=0.5)
+    assert single_query.why_not(q, k, k, *how) == "only a compiler fuses sums"
+    taken = []
+
+    def record(gm, inputs):
+        taken.extend(str(node.target) for node in gm.graph.nodes)
+        return gm
+
+    step = torch.compile(lambda q, k, v: attention(q, k, v, *how), backend=record)
+    torch.testing.assert_close(step(q, k, k), attention(q, k, k, *how))
+    assert not any("scaled_dot_product" in name for name in taken)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from phasor.ops.attention import blocks, cudnn, flash, sdpa
+from phasor.ops.attention import blocks, cudnn, flash, sdpa, single_query
 from phasor.ops.attention.mask import Mask
 from phasor.ops.attention.score_mod import ScoreMod
 from phasor.ops.dispatch import Dispatch, Path
@@ -31,6 +31,7 @@ ATTENTION = Dispatch(
     Path("cuDNN", cudnn.cudnn_attention, cudnn_why_not),
     Path("SDPA in one call", sdpa.sdpa_one_call, sdpa.one_call_why_not),
     Path("Triton kernel over key intervals", flash.flash_attention, flash_why_not),
+    Path("sums that the compiler fuses", single_query.attend_in_sums, single_query.why_not),
     Path("SDPA with one mask row", sdpa.sdpa_row_mask, sdpa.row_mask_why_not),
     Path("SDPA over a cache", blocks.sdpa_cached_chunk, blocks.cached_chunk_why_not),
     Path("SDPA in blocks of queries", blocks.sdpa_in_blocks, blocks.sdpa_blocks_why_not),
