@@ -46,16 +46,20 @@ def exact_logits(model: phasor.Transformer, small: phasor.Transformer, tokens: t
 
 
 def check(model: phasor.Transformer, small: phasor.Transformer, name: str) -> dict[str, float]:
-    """How far a quantized model is from its dequantized weights, and from the original ones."""
+    """How far a quantized model is from its dequantized weights, in a prompt and in decoding, and from the original."""
     tokens = torch.randint(1, model.config.vocab_size, (1, 8), generator=torch.Generator().manual_seed(3))
+    cache = small.new_cache(1, 8)
     with torch.inference_mode():
         found, original = small(tokens).double(), model(tokens).double()
+        steps = torch.cat([small(tokens[:, i : i + 1], cache=cache) for i in range(8)], dim=1).double()
     expected = exact_logits(model, small, tokens)
-    kernels = float((found - expected).norm() / expected.norm())
-    if kernels > TOLERANCE:
-        raise SystemExit(f"{name}: logits are {kernels:.2g} away from those of its weights: nothing is timed")
+    size = expected.norm()
+    kernels, decoded = float((found - expected).norm() / size), float((steps - expected).norm() / size)
+    if max(kernels, decoded) > TOLERANCE:
+        raise SystemExit(f"{name}: logits are {max(kernels, decoded):.2g} away from its weights': nothing is timed")
     return {
         "logits against dequantized weights in float64": kernels,
+        "the same, token by token": decoded,
         "logits against float32": float((found - original).norm() / original.norm()),
     }
 

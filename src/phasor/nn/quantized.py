@@ -1,7 +1,7 @@
 """Modules with quantized weights: linear layers, the token embedding, and the output projection of the head.
 
 They hold their weights as buffers: integers, and scales that keep their dtype whatever the model is converted to. On
-a CPU, 4-bit weights are held a second time, as the kernel of the machine reads them. These modules are for inference
+a CPU, 4-bit weights are held again, as the kernels of the machine read them. These modules are for inference
 and cannot be trained.
 """
 
@@ -52,10 +52,13 @@ class Quantized(nn.Module):
     """The base of modules with quantized weights."""
 
     FIXED = ("weight", "scales")  # tensors that keep their dtype
+    PACKED = ("packed", "packed_scales", "integers", "integers_scale")  # 4-bit weights as kernels read them
     weight: Tensor
     scales: Tensor
     packed: Tensor | None
     packed_scales: Tensor | None
+    integers: Tensor | None
+    integers_scale: Tensor | None
 
     def set_weight(self, weight: Tensor, quantization: Quantization) -> None:
         """Quantize a weight and keep it."""
@@ -66,16 +69,22 @@ class Quantized(nn.Module):
             raise ValueError(f"a weight is not finite, and cannot be quantized to {quantization.bits} bits")
         self.register_buffer("weight", values)
         self.register_buffer("scales", scales)
-        self.register_buffer("packed", None, persistent=False)
-        self.register_buffer("packed_scales", None, persistent=False)
+        for name in self.PACKED:
+            self.register_buffer(name, None, persistent=False)
         self.pack()
 
     def pack(self) -> None:
         """Hold 4-bit weights as the kernel of this machine reads them, where it has one."""
-        self.packed = self.packed_scales = None
-        if self.weight.dtype == torch.uint8:
-            packed = pack_int4(Int4Matrix(self.weight, self.scales))
-            self.packed, self.packed_scales = (None, None) if packed is None else packed
+        self.unpack()
+        packed = pack_int4(Int4Matrix(self.weight, self.scales)) if self.weight.dtype == torch.uint8 else None
+        if packed is not None:
+            self.packed, self.packed_scales, integers = packed
+            self.integers, self.integers_scale = (None, None) if integers is None else integers
+
+    def unpack(self) -> None:
+        """Hold the weights once."""
+        for name in self.PACKED:
+            setattr(self, name, None)
 
     @property
     def matrix(self) -> QuantizedMatrix:
@@ -86,12 +95,15 @@ class Quantized(nn.Module):
             )
         if self.weight.dtype == torch.int8:
             return Int8Matrix(self.weight, self.scales)
-        packed = None if self.packed is None else PackedInt4(self.packed, self.packed_scales)
+        integers = None
+        if self.integers is not None and self.integers_scale is not None:
+            integers = Int8Matrix(self.integers, self.integers_scale)
+        packed = None if self.packed is None else PackedInt4(self.packed, self.packed_scales, integers)
         return Int4Matrix(self.weight, self.scales, packed)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         scales = self.scales
-        self.packed = self.packed_scales = None
+        self.unpack()
         super()._apply(fn, recurse)
         if not scales.is_meta:
             self.scales = scales.to(self.scales.device)

@@ -1,10 +1,10 @@
 """Matrix products with quantized weights, and lookup of their rows.
 
-On an x86 processor with VNNI instructions, each row is rounded to 255 values of its own, and integers are multiplied:
-4-bit weights too, which are held in 8 bits for that. The KleidiAI kernel for ARM also rounds rows to 8 bits. The other
-CPU kernels of torch read the weights as they are. They are bound by reading memory, as decoding is, and take a few
-rows; those for x86 do so in bfloat16, and sum in float32. With many rows a product is bound by arithmetic, and weights
-are converted for it.
+With few rows, as in decoding, a product is bound by reading the weights, and the CPU kernels of torch read them as they
+are; those for x86 take the rows in bfloat16, and sum in float32. On an x86 processor with VNNI instructions, 8-bit
+weights, and 4-bit ones with more rows, are multiplied as integers: each row of activations is rounded to 255 values of
+its own, and 4-bit weights are held in 8 bits too. The KleidiAI kernel for ARM also rounds rows to 8 bits. Elsewhere,
+with many rows, a product is bound by arithmetic, and weights are converted for it.
 
 The kernels that read int8 weights in a decoding step on a GPU are in `ops/decode`.
 """
@@ -23,12 +23,12 @@ from phasor.ops.quantized.pack import (
     KLEIDIAI,
     VNNI,
     X86_KERNELS,
-    pack_int4_as_int8,
+    int4_as_int8,
     pack_int4_kleidiai,
     pack_int4_x86,
 )
 
-# With more rows than these, converting the weights and multiplying in float32 is faster.
+# With more rows than these, other paths are faster.
 MAX_ROWS = {"int4": 4, "int8": 4}
 SMALLEST_STEP = 1e-30  # between the values that a row is rounded to, where it is all zeros
 INPUTS_MULTIPLE = 32  # the kernels have no code for what would be left over
@@ -43,7 +43,7 @@ def cpu_kernel_why_not(x: Tensor, max_rows: int | None = None) -> str | None:
     if x.dtype not in (torch.float32, torch.bfloat16):
         return f"{str(x.dtype)[6:]} has no kernel"
     if max_rows is not None and x.numel() > max_rows * x.shape[-1]:
-        return f"with more than {max_rows} rows, converting the weights is faster"
+        return f"with more than {max_rows} rows, other paths are faster"
     if needs_grad(x):
         return "the kernel has no derivative"
     return functional_transform_why_not()
@@ -85,15 +85,6 @@ def int8_why_not(x: Tensor, matrix: QuantizedMatrix, bias: Tensor | None) -> str
     return cpu_kernel_why_not(x, MAX_ROWS["int8"])
 
 
-@custom_op("phasor::int4_mm_x86")
-def int4_mm_x86(x: Tensor, weights: Tensor, scales: Tensor, group_size: int, outputs: int) -> Tensor:
-    """`x W^T` by the 4-bit kernel for x86, in bfloat16."""
-    rows = x.reshape(-1, x.shape[-1]).to(torch.bfloat16, copy=True)  # aligned, as the kernel needs it
-    y = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, weights, group_size, scales)
-    y = y[:, :outputs].to(x.dtype, memory_format=torch.contiguous_format, copy=True)
-    return y.view(*x.shape[:-1], outputs)
-
-
 @custom_op("phasor::int4_mm_kleidiai")
 def int4_mm_kleidiai(x: Tensor, weights: Tensor, group_size: int, outputs: int) -> Tensor:
     """`x W^T` by the KleidiAI kernel, with rows rounded to 8 bits."""
@@ -113,28 +104,31 @@ def int8_mm(x: Tensor, values: Tensor, scale: Tensor) -> Tensor:
     return y.view(*x.shape[:-1], len(values)).to(x.dtype)
 
 
-int4_mm_x86.register_fake(lambda x, weights, scales, group_size, outputs: x.new_empty(*x.shape[:-1], outputs))
 int4_mm_kleidiai.register_fake(lambda x, weights, group_size, outputs: x.new_empty(*x.shape[:-1], outputs))
 int8_mm.register_fake(lambda x, values, scale: x.new_empty(*x.shape[:-1], len(values)))
 
 
 def multiply_integers(x: Tensor, matrix: QuantizedMatrix, bias: Tensor | None) -> Tensor:
     """The product of 8-bit integers, to which each row of `x` is rounded."""
-    values, scale = (matrix.packed or pack_int4_as_int8(matrix)) if isinstance(matrix, Int4Matrix) else matrix
+    if isinstance(matrix, Int4Matrix):
+        matrix = (None if matrix.packed is None else matrix.packed.integers) or int4_as_int8(matrix)
+    values, scale = matrix
     rows = x.reshape(-1, x.shape[-1]).float()
     step = rows.abs().amax(-1, keepdim=True).mul_(1 / INT8_MAX)
     integers = (rows / step.clamp(min=SMALLEST_STEP)).round_().to(torch.int8)
-    assert scale is not None
     y = torch._int_mm(integers, values.t()).mul(scale).mul_(step)
     y = y if bias is None else y + bias
     return y.to(x.dtype).view(*x.shape[:-1], len(values))
 
 
 def int4_x86(x: Tensor, matrix: Int4Matrix, bias: Tensor | None) -> Tensor:
-    """The product by `int4_mm_x86`."""
-    weights, scales = matrix.packed or pack_int4_x86(matrix)
-    y: Tensor = int4_mm_x86(x, weights, scales, matrix.group_size, len(matrix.values))
-    return y if bias is None else (y + bias).to(x.dtype)
+    """The product by the 4-bit kernel for x86, in bfloat16."""
+    weights, scales, _ = matrix.packed or pack_int4_x86(matrix)
+    rows = x.reshape(-1, x.shape[-1]).to(torch.bfloat16, copy=True)  # aligned, as the kernel needs it
+    y = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, weights, matrix.group_size, scales)
+    y = y[:, : len(matrix.values)].float()
+    y = y if bias is None else y + bias
+    return y.to(x.dtype).view(*x.shape[:-1], -1)
 
 
 def int4_kleidiai(x: Tensor, matrix: Int4Matrix, bias: Tensor | None) -> Tensor:
@@ -160,8 +154,8 @@ def convert_and_multiply(x: Tensor, matrix: QuantizedMatrix, bias: Tensor | None
 
 
 QUANTIZED_LINEAR = Dispatch(
-    Path("8-bit integers", multiply_integers, integers_why_not),
     Path("4-bit kernel for x86, in bfloat16", int4_x86, int4_x86_why_not),
+    Path("8-bit integers", multiply_integers, integers_why_not),
     Path("4-bit KleidiAI kernel", int4_kleidiai, int4_kleidiai_why_not),
     Path("8-bit kernel", int8_kernel, int8_why_not),
     Path("converted layer by layer", convert_and_multiply),

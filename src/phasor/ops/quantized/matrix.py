@@ -28,10 +28,14 @@ class Int8Matrix(NamedTuple):
 
 
 class PackedInt4(NamedTuple):
-    """A 4-bit matrix as the CPU kernel of a machine reads it: its `weights`, and `scales` where they are apart."""
+    """A 4-bit matrix as the CPU kernel of a machine reads it: its `weights`, and `scales` where they are apart.
+
+    `integers` is the matrix for products of 8-bit integers, where the machine has them for many rows.
+    """
 
     weights: Tensor
     scales: Tensor | None
+    integers: Int8Matrix | None = None
 
 
 class Int4Matrix(NamedTuple):

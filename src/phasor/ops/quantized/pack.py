@@ -7,7 +7,7 @@ import platform
 import torch
 import torch.nn.functional as F
 
-from phasor.ops.quantized.matrix import Int4Matrix, PackedInt4, dequantize, nibbles_of, quantize_int8
+from phasor.ops.quantized.matrix import Int4Matrix, Int8Matrix, PackedInt4, dequantize, nibbles_of, quantize_int8
 
 OUTPUTS_MULTIPLE = 16  # of the x86 kernel
 
@@ -32,9 +32,10 @@ def pack_int4(matrix: Int4Matrix) -> PackedInt4 | None:
         return None
     if KLEIDIAI:
         return pack_int4_kleidiai(matrix)
-    if VNNI:
-        return pack_int4_as_int8(matrix)
-    return pack_int4_x86(matrix) if X86_KERNELS else None
+    if not X86_KERNELS:
+        return None
+    packed = pack_int4_x86(matrix)
+    return packed._replace(integers=int4_as_int8(matrix)) if VNNI else packed
 
 
 def pack_int4_kleidiai(matrix: Int4Matrix) -> PackedInt4:
@@ -53,6 +54,13 @@ def pack_int4_x86(matrix: Int4Matrix) -> PackedInt4:
     return PackedInt4(torch.ops.aten._convert_weight_to_int4pack_for_cpu(nibbles, 1), scales)
 
 
-def pack_int4_as_int8(matrix: Int4Matrix) -> PackedInt4:
-    """For products of 8-bit integers: rounded once more, to the 255 values of a row."""
-    return PackedInt4(*quantize_int8(dequantize(matrix, torch.float32)))
+def int4_as_int8(matrix: Int4Matrix) -> Int8Matrix:
+    """For products of 8-bit integers: rounded once more, to the 255 values of a row.
+
+    >>> from phasor.ops.quantized import quantize_int4
+    >>> matrix = quantize_int4(torch.randn(16, 64))
+    >>> exact = dequantize(matrix, torch.float32)
+    >>> bool((dequantize(int4_as_int8(matrix), torch.float32) - exact).norm() < 0.01 * exact.norm())
+    True
+    """
+    return quantize_int8(dequantize(matrix, torch.float32))
