@@ -35,7 +35,7 @@ from phasor.ops.float8 import (
     transpose_ref,
 )
 from phasor.ops.float8 import float8 as ops
-from phasor.ops.float8.float8 import weight_gradient
+from phasor.ops.float8.float8 import round_to, weight_gradient
 from phasor.ops.glu import GLU_ACTIVATIONS, glu_ref
 from phasor.training import loop
 from phasor.training.float8 import Float8FeedForward, convert_to_float8
@@ -247,6 +247,28 @@ def test_autocast_computes_in_bfloat16_and_gives_float32_gradients(path):
             assert y.dtype == torch.bfloat16
             (gradient,) = torch.autograd.grad(y.float().sum(), ours.up.weight)
             assert gradient.dtype == torch.float32
+
+
+@pytest.mark.cpu_only("Dynamo does not trace Tensor.unflatten under torch.set_default_device")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_weights_in_float32_and_their_copies_in_bfloat16_give_the_same_bits(compiled):
+    linear = torch.compile(float8_linear, fullgraph=True, backend="aot_eager") if compiled else float8_linear
+    weight, x = normal(48, 32).float(), normal(7, 32).float().requires_grad_()
+    found = []
+    for w in (weight.clone().requires_grad_(), weight.bfloat16().requires_grad_()):
+        with torch.autocast(DEVICE.type, torch.bfloat16):
+            y = linear(x, w)
+        found.append((y, *torch.autograd.grad(y.float().square().sum(), [x, w])))
+    assert all(torch.equal(a, b.to(a.dtype)) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.cpu_only("rounds the bits of every kind of float32, which a CPU does in the same way")
+def test_compiled_code_rounds_bits_as_a_conversion_does():
+    compiled = torch.compile(round_to, fullgraph=True, backend="aot_eager")
+    bits = torch.from_numpy(np.random.default_rng(0).integers(-(2**31), 2**31, 10**5).astype(np.int32))
+    special = torch.tensor([0.0, -0.0, float("inf"), -float("inf"), float("nan"), torch.finfo(torch.float32).max])
+    x = torch.cat((bits.view(torch.float32), torch.tensor([0x7FFFFFFF]).int().view(torch.float32), special))
+    assert torch.equal(compiled(x, torch.bfloat16).nan_to_num(7), x.bfloat16().float().nan_to_num(7))
 
 
 @pytest.mark.parametrize("path", ["reference", "triton"])

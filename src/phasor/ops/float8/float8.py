@@ -46,9 +46,28 @@ def round_up_to_power_of_two(x: Tensor) -> Tensor:
     return torch.where(x < torch.inf, power, torch.nan)
 
 
+def round_to(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` with the precision of `dtype`.
+
+    Compilers compute bfloat16 in float32 and leave out the rounding in between. So compiled code rounds the bits.
+
+    >>> round_to(torch.tensor([1.001, 1.01]), torch.bfloat16).tolist()
+    [1.0, 1.0078125]
+    """
+    if not torch.compiler.is_compiling() or (x.dtype, dtype) != (torch.float32, torch.bfloat16):
+        return x.to(dtype)
+    bits = x.view(torch.int32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000  # to the nearest, ties to even
+    return torch.where(x == x, rounded.view(torch.float32), x)
+
+
 def quantized_matmul(values: Tensor, scale: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """`a b^T` for a quantized `a [M, K]` and `b [N, K]`, which is quantized here, summed in float32."""
-    b_values, b_scale = quantize_rows(b)
+    """`a b^T` for a quantized `a [M, K]` and `b [N, K]`, summed in float32.
+
+    `b` is rounded to `dtype` first, then quantized: a weight in float32 and its copy in `dtype`, as sharded training
+    gathers it, give the same bits.
+    """
+    b_values, b_scale = quantize_rows(round_to(b, dtype))
     return scaled_matmul(values, b_values, scale, b_scale.t(), dtype)
 
 
