@@ -14,6 +14,7 @@ from phasor.config.schema import quote
 from phasor.nn.checks import describe_tensor
 from phasor.nn.feed_forward import FeedForward, activate
 from phasor.ops import dispatch
+from phasor.ops.custom_op import needs_dispatcher
 from phasor.ops.decode.arguments import ACTIVATIONS, ExpertsArgs
 from phasor.ops.decode.tiles import MAX_EXPERT_ROWS
 from phasor.ops.dispatch import Dispatch, Path
@@ -173,13 +174,17 @@ class TakeRows(torch.autograd.Function):
         return grad.index_select(0, inverse).view(shape).sum(1), None, None, None
 
 
+# That of the base class: the function's own inspects the signature of its forward at every call, for `torch.func`.
+take_rows_eagerly = super(torch.autograd.Function, TakeRows).apply
+
+
 def take_rows(x: Tensor, index: Tensor, inverse: Tensor, copies: int) -> Tensor:
     """`x[index // copies]` for a permutation `index` with its `inverse`.
 
     >>> take_rows(torch.tensor([[1.0], [2.0]]), torch.tensor([3, 0, 2, 1]), torch.tensor([1, 3, 2, 0]), 2).tolist()
     [[2.0], [1.0], [2.0], [1.0]]
     """
-    rows: Tensor = TakeRows.apply(x, index, inverse, copies)
+    rows: Tensor = (TakeRows.apply if needs_dispatcher() else take_rows_eagerly)(x, index, inverse, copies)
     return rows
 
 
