@@ -18,6 +18,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from phasor.ops.decode import (
     RotaryArgs,
     Tiles,
     decode_attention,
+    decode_attention_ref,
     experts,
     experts_one_row,
     experts_ref,
@@ -359,52 +361,90 @@ def sweep_projections(rows: int, tiles: list[Tiles], small: bool = False) -> Non
         )
 
 
-def sweep_attention(batch: int) -> None:
-    """Attention over 16 layers' caches of 640 tokens in 768 slots."""
-    num_heads, num_kv_heads, head_dim, slots, length = 32, 8, 64, 768, 640
-    caches = [
-        torch.randn(2, batch, slots, num_kv_heads, head_dim, device=DEVICE, dtype=torch.bfloat16) for _ in range(16)
-    ]
-    qkv = torch.randn(batch, (num_heads + 2 * num_kv_heads) * head_dim, device=DEVICE, dtype=torch.bfloat16)
-    counts, out = (
-        torch.full((batch,), length, device=DEVICE),
-        torch.empty(batch, num_heads * head_dim, device=DEVICE).bfloat16(),
-    )
-    rope = phasor.Rotary(head_dim=head_dim)
-    rope_args = RotaryArgs(torch.tensor(rope.fixed.increments, device=DEVICE), 1.0, head_dim, False)
-    projected = qkv.view(batch, num_kv_heads, num_heads // num_kv_heads + 2, head_dim).double()
-    cos, sin = (x[:, None] for x in rope.cos_sin(counts[:, None], dtype=torch.float64))
-    q, k = (
-        phasor.ops.rope.rotate_pairs_ref(x, cos, sin, "half") for x in (projected[:, :, :-2], projected[:, :, -2:-1])
-    )
-    keys = torch.cat((caches[0][0, :, :length].double().transpose(1, 2), k), dim=2)
-    values = torch.cat((caches[0][1, :, :length].double().transpose(1, 2), projected[:, :, -1:]), dim=2)
-    expected = ((q @ keys.mT) * head_dim**-0.5).softmax(-1) @ values
-    timings = []
-    few = itertools.product((132, 264), (32, 64), (2, 4), (1, 2))
-    many = itertools.product((264,), (32, 64, 128), (2, 4), (2, 3, 4))
-    for programs, size, warps, stages in few if batch == 1 else many:
-        decode_attention.TARGET_PROGRAMS = programs
-        workspace = decode_attention.SplitKWorkspace(batch, num_kv_heads, num_heads // num_kv_heads, head_dim, DEVICE)
-        given = {"scale": head_dim**-0.5, "rope": rope_args, "tiles": decode_attention.KVTiles(size, warps, stages)}
+class AttentionChain:
+    """The attention of layers as a step has it: projections with weights of their own before and after it."""
 
-        def run() -> torch.Tensor:
-            for pair in caches:
-                decode_attention.decode_attention(qkv, *pair, counts, counts, out, workspace, pdl=True, **given)  # noqa: B023
-            return out
+    def __init__(self, batch: int, context: int, layers: int = 12) -> None:
+        size = GPU.families
+        self.batch, self.layers, self.num_kv_heads, self.head_dim = batch, layers, size.kv_heads, size.dim // size.heads
+        self.group, slots = size.heads // size.kv_heads, 128 * (context // 128 + 1)
+        width = (size.heads + 2 * size.kv_heads) * self.head_dim
 
+        def drawn(*shape: int, scale: float = 1.0) -> torch.Tensor:
+            return torch.empty(shape, device=DEVICE, dtype=torch.bfloat16).normal_(std=scale)
+
+        torch.manual_seed(0)
+        cache_bytes = 4 * batch * slots * size.kv_heads * self.head_dim
+        count = max(2, min(layers, 2**31 // cache_bytes))
+        self.caches = [drawn(2, batch, slots, size.kv_heads, self.head_dim) for _ in range(count)]
+        self.before = [drawn(width, size.dim, scale=size.dim**-0.5) for _ in range(layers)]
+        self.after = [drawn(size.dim, size.dim, scale=size.dim**-0.5) for _ in range(layers)]
+        self.norm = NormArgs(drawn(size.dim), 0.0, 1e-5)
+        self.x, self.y, self.qkv = drawn(batch, size.dim), drawn(batch, size.dim), drawn(batch, width)
+        self.out, self.lengths = torch.empty_like(self.x), torch.full((batch,), context, device=DEVICE)
+        rope = phasor.Rotary(head_dim=self.head_dim)
+        self.rope = RotaryArgs(torch.tensor(rope.fixed.increments, device=DEVICE), 1.0, self.head_dim, False)
+        self.tiles: decode_attention.KVTiles | None = None
+        self.workspace = decode_attention.SplitKWorkspace(batch, self.num_kv_heads, self.group, self.head_dim, DEVICE)
+        gemv.project(self.x, self.before[0], self.qkv, norm=self.norm)
+        self.checked = [0, batch - 1]  # rows
+        keys, values = self.caches[0][:, self.checked].double()
+        given = {"scale": self.head_dim**-0.5, "rope": self.rope}
+        counts = self.lengths[self.checked]
+        self.expected = decode_attention_ref(self.qkv[self.checked].double(), keys, values, counts, counts, **given)
+
+    def attend(self, layer: int, pdl: bool = True) -> None:
+        keys, values = self.caches[layer % len(self.caches)]
+        decode_attention.decode_attention(
+            self.qkv, keys, values, self.lengths, self.lengths, self.out, self.workspace,
+            scale=self.head_dim**-0.5, rope=self.rope, tiles=self.tiles, pdl=pdl,
+        )  # fmt: skip
+
+    def run(self, attends: bool = True) -> None:
+        for layer in range(self.layers):
+            gemv.project(self.x, self.before[layer], self.qkv, norm=self.norm, pdl=True)
+            if attends:
+                self.attend(layer)
+            gemv.project(self.out, self.after[layer], self.y, residual=self.x, pdl=True)
+
+    def microseconds(self, tiles: decode_attention.KVTiles) -> float:
+        """Of one layer; infinite where the kernel fails, which is said."""
+        self.tiles = tiles
         try:
-            decode_attention.decode_attention(qkv, *caches[0], counts, counts, out, workspace, **given)
-            off = float((out.double().view_as(expected) - expected).norm() / expected.norm())
+            gemv.project(self.x, self.before[0], self.qkv, norm=self.norm)
+            self.attend(0, pdl=False)
+            off = float((self.out[self.checked].double() - self.expected).norm() / self.expected.norm())
             if not off < 1e-2:
                 raise ValueError(f"wrong by {off:.1e}")
-            timings.append((graph_time(run) / len(caches), programs, size, warps, stages))
+            return graph_time(self.run) / self.layers
         except Exception as error:
-            print(f"attention {programs, size, warps, stages}: {type(error).__name__}: {str(error)[:120]}")
-    print(f"attention, {batch} rows: microseconds per layer (programs, keys, warps, stages)")
-    read = 4e-6 * batch * length * num_kv_heads * head_dim
-    for took, *how in sorted(timings)[:6]:
-        print(f"  {took:6.2f} us {read / took:.2f} TB/s {tuple(how)}", flush=True)
+            print(f"  attention {tuple(tiles)}: {type(error).__name__}: {str(error).splitlines()[0][:120]}")
+            return float("inf")
+
+
+CONTEXTS = (64, 128, 256, 512, 2048, 16384, 131072)
+KV_TILES = [
+    decode_attention.KVTiles(*size)
+    for size in ((64, 2, 2), (64, 4, 2), (128, 4, 2), (128, 8, 2), (256, 4, 2), (256, 8, 2), (512, 8, 2))
+]
+
+
+def sweep_attention(batch: int) -> None:
+    """Microseconds of a layer's two projections with attention between them, by the tiles of keys and the context."""
+    print(f"attention between its projections, {batch} rows: us per layer by context; keys of a tile, warps, stages")
+    print(f"{'':28}" + "".join(f"{context:>9}" for context in CONTEXTS))
+    used = decode_attention.choose_kv_tiles(max(2, decode_attention.TARGET_PROGRAMS // batch), 64, 2)
+    times: dict[Any, list[float]] = {"without attention": [], **{tuple(tiles): [] for tiles in KV_TILES}}
+    for context in CONTEXTS:
+        chain = AttentionChain(batch, context)
+        times["without attention"].append(graph_time(partial(chain.run, attends=False)) / chain.layers)
+        for tiles in KV_TILES:
+            times[tuple(tiles)].append(chain.microseconds(tiles))
+        del chain
+        torch.cuda.empty_cache()
+    for name, row in times.items():
+        label = f"{name}{', used' if name == tuple(used) else ''}"
+        print(f"{label:28}" + "".join(f"{took:9.2f}" for took in row), flush=True)
 
 
 class Mixture:
@@ -565,7 +605,7 @@ def sweep(what: list[str]) -> None:
         sweep_projections(1, VECTORS)
     if "attention" in what:
         sweep_attention(1)
-        sweep_attention(64)
+        sweep_attention(16)
     if "rows" in what:
         sweep_projections(16, MATRICES)
     if "int8" in what:

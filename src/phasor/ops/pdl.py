@@ -29,6 +29,14 @@ def pdl_wait(USE_PDL: tl.constexpr):
 
 
 @triton.jit
+def compute_early(x, USE_PDL: tl.constexpr):
+    """`x`, a float32 tensor, computed here: the compiler moves arithmetic behind a wait that follows otherwise."""
+    if USE_PDL:
+        x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=False, pack=1)
+    return x
+
+
+@triton.jit
 def pdl_wait_alone(USE_PDL: tl.constexpr):
     """Wait for the results of the previous kernel; the next one starts after `pdl_start_next`."""
     if USE_PDL:

@@ -227,7 +227,7 @@ def test_inputs_are_read_only_after_pdl_wait(splits, monkeypatch):
         waits.append(pdl)
         late.copy_(qkv)
 
-    monkeypatch.setattr(decode_attention, "pdl_wait", pdl_wait)
+    monkeypatch.setattr(decode_attention, "pdl_wait_alone", pdl_wait)
     workspace = decode_attention.SplitKWorkspace(1, 1, 2, 8, DEVICE)
     workspace.splits = splits
     given = {"scale": 0.3, "rope": RotaryArgs(inc, 1.0, 8, False)}

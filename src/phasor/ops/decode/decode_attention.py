@@ -2,7 +2,7 @@
 
 The query heads of a group read their shared keys together. A row's keys are split among programs as evenly as its
 length allows, which is read on the device, so that one launch serves all lengths. The last program of a row to finish
-combines the partial softmaxes.
+combines the partial softmaxes. Keys that fit into one tile are not split, and nothing has to be combined.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from phasor.ops.decode.arguments import QKNormArgs, RotaryArgs
 from phasor.ops.online_softmax import online_softmax
-from phasor.ops.pdl import pdl_launch, pdl_wait
+from phasor.ops.pdl import compute_early, pdl_launch, pdl_start_next, pdl_wait_alone
 from phasor.ops.rope.kernels import cos_sin
 
 MAX_SPLITS = 32  # of a row's keys
@@ -34,7 +34,21 @@ class KVTiles(NamedTuple):
     num_stages: int
 
 
-SPLIT_TILES, UNSPLIT_TILES = KVTiles(64, 2, 2), KVTiles(64, 4, 3)  # with keys split among programs, and without
+# With keys split among programs, and without. The first are for heads of 64 features of 16 bits: larger ones have fewer
+# keys in a tile, because a program holds the keys and values of its first tile in registers while it waits.
+SPLIT_TILES, UNSPLIT_TILES = KVTiles(128, 4, 2), KVTiles(64, 4, 3)
+
+
+def choose_kv_tiles(splits: int, head_dim: int, element_size: int) -> KVTiles:
+    """The tiles for keys that are split among up to `splits` programs.
+
+    >>> choose_kv_tiles(32, 64, 2).block_n // choose_kv_tiles(32, 128, 2).block_n
+    2
+    """
+    if splits == 1:
+        return UNSPLIT_TILES
+    times = max(1, triton.next_power_of_2(head_dim) * element_size // 128)
+    return SPLIT_TILES._replace(block_n=max(16, SPLIT_TILES.block_n // times))
 
 
 @triton.jit
@@ -62,7 +76,7 @@ def attend_tile(q, k, v, visible, scale, acc, l_i, m_i):
     return online_softmax(scores, v, acc, l_i, m_i, MAY_BE_EMPTY=False)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def decode_attention_kernel(
     qkv_ptr, k_cache_ptr, v_cache_ptr, lengths_ptr, positions_ptr, increments_ptr, rotary_factor,
     q_norm_ptr, k_norm_ptr, stride_qn, stride_kn, norm_offset, eps, sink_logits_ptr, scale,
@@ -71,7 +85,8 @@ def decode_attention_kernel(
     BLOCK_G: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr, NUM_STAGES: tl.constexpr, PREFETCH: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_G is GROUP_SIZE as a power of two; BLOCK_M has room for a group's queries and its key."""
+    """BLOCK_G is GROUP_SIZE as a power of two; BLOCK_M has room for a group's queries."""
+    pdl_start_next(USE_PDL)
     split, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     num_kv_heads = tl.num_programs(1)
     length = tl.load(lengths_ptr + row)  # tokens before the new one
@@ -82,10 +97,12 @@ def decode_attention_kernel(
     if split >= used_splits:
         return
 
-    # Before the wait it reads lengths and phases and, with PREFETCH, its first keys. No kernel since the first one of
-    # the step writes them, and that one, the embedding lookup, begins when all kernels before it have ended.
+    # Before the wait it reads lengths, phases and weights and, with PREFETCH, its first keys. No kernel since the first
+    # one of the step writes them, and that one, the embedding lookup, begins when all kernels before it have ended.
     head, d = tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_D)
-    offs_d = d[None, :]
+    lane, offs_d = tl.arange(0, BLOCK_M), d[None, :]
+    q_mask = (head < GROUP_SIZE) & (offs_d < HEAD_DIM)
+    k_mask = (head < BLOCK_M) & (offs_d < HEAD_DIM)  # every row of a tile has the key, so that none is exchanged
     if ROTARY_DIM > 0:
         rotary = d < ROTARY_DIM
         if ADJACENT:
@@ -95,6 +112,19 @@ def decode_attention_kernel(
             pair, partner = d % (ROTARY_DIM // 2), tl.where(second, d - ROTARY_DIM // 2, d + ROTARY_DIM // 2)
         cos, sin = cos_sin(tl.load(positions_ptr + row), tl.load(increments_ptr + pair, mask=rotary, other=0))
         factor = tl.where(rotary, rotary_factor, 1.0)
+        cos = compute_early(cos * factor, USE_PDL)[None, :]
+        sin = compute_early(tl.where(second, sin, -sin) * factor, USE_PDL)[None, :]
+        partner, rotary = partner[None, :], rotary[None, :]
+    if q_norm_ptr is not None:
+        q_head = kv_head * GROUP_SIZE + head
+        q_weight = load_norm_weight(q_norm_ptr, stride_qn, q_head, offs_d, q_mask)
+        k_weight = load_norm_weight(k_norm_ptr, stride_kn, kv_head, offs_d, k_mask)
+        if ROTARY_DIM > 0:
+            q_partner_weight = load_norm_weight(q_norm_ptr, stride_qn, q_head, partner, q_mask & rotary)
+            k_partner_weight = load_norm_weight(k_norm_ptr, stride_kn, kv_head, partner, k_mask & rotary)
+    if sink_logits_ptr is not None:
+        sink_ptrs = sink_logits_ptr + kv_head * GROUP_SIZE + lane
+        sink = tl.load(sink_ptrs, mask=lane < GROUP_SIZE, other=0.0).to(tl.float32) * 1.4426950408889634
     offset = (row * num_slots * num_kv_heads + kv_head) * HEAD_DIM
     begin, stop = split * split_size, tl.minimum((split + 1) * split_size, held)
     if PREFETCH:
@@ -102,61 +132,55 @@ def decode_attention_kernel(
             k_cache_ptr + offset, v_cache_ptr + offset, begin, stop, new_slot, num_kv_heads * HEAD_DIM,
             HEAD_DIM, BLOCK_N, BLOCK_D,
         )  # fmt: skip
-    pdl_wait(USE_PDL)
+    pdl_wait_alone(USE_PDL)
 
-    # The queries of the group and, after them, its key: normalized, then rotated.
-    new_ptr = qkv_ptr + (row * num_kv_heads + kv_head) * (GROUP_SIZE + 2) * HEAD_DIM
-    mask = (head <= GROUP_SIZE) & (offs_d < HEAD_DIM)
-    x = tl.load(new_ptr + head * HEAD_DIM + offs_d, mask=mask, other=0.0).to(tl.float32)
-    new_value = tl.load(new_ptr + (GROUP_SIZE + 1) * HEAD_DIM + d, mask=d < HEAD_DIM, other=0.0)
+    # The queries of the group, and the key in all rows: normalized, then rotated.
+    q_ptrs = qkv_ptr + (row * num_kv_heads + kv_head) * (GROUP_SIZE + 2) * HEAD_DIM + head * HEAD_DIM
+    k_ptrs = q_ptrs + (GROUP_SIZE - head) * HEAD_DIM
+    x = tl.load(q_ptrs + offs_d, mask=q_mask, other=0.0).to(tl.float32)
+    new_key = tl.load(k_ptrs + offs_d, mask=k_mask, other=0.0).to(tl.float32)
+    new_value = tl.load(k_ptrs + HEAD_DIM + offs_d, mask=k_mask, other=0.0)
     if ROTARY_DIM > 0:
-        partner_ptrs = new_ptr + head * HEAD_DIM + partner[None, :]
-        x_partner = tl.load(partner_ptrs, mask=mask & rotary[None, :], other=0.0).to(tl.float32)
+        x_partner = tl.load(q_ptrs + partner, mask=q_mask & rotary, other=0.0).to(tl.float32)
+        key_partner = tl.load(k_ptrs + partner, mask=k_mask & rotary, other=0.0).to(tl.float32)
     if q_norm_ptr is not None:
-        q_mask = (head < GROUP_SIZE) & mask
-        k_mask = (head == GROUP_SIZE) & mask
-        rstd = tl.rsqrt(tl.sum(x * x, axis=1) / HEAD_DIM + eps)[:, None]
-        q_head = kv_head * GROUP_SIZE + head
-        w = load_norm_weight(q_norm_ptr, stride_qn, q_head, offs_d, q_mask)
-        w += load_norm_weight(k_norm_ptr, stride_kn, kv_head, offs_d, k_mask)
-        x *= rstd * (norm_offset + w)
+        q_rstd = tl.rsqrt(tl.sum(x * x, axis=1) / HEAD_DIM + eps)[:, None]
+        k_rstd = tl.rsqrt(tl.sum(new_key * new_key, axis=1) / HEAD_DIM + eps)[:, None]
+        x *= q_rstd * (norm_offset + q_weight)
+        new_key *= k_rstd * (norm_offset + k_weight)
         if ROTARY_DIM > 0:
-            offs_partner = partner[None, :]
-            w = load_norm_weight(q_norm_ptr, stride_qn, q_head, offs_partner, q_mask & rotary[None, :])
-            w += load_norm_weight(k_norm_ptr, stride_kn, kv_head, offs_partner, k_mask & rotary[None, :])
-            x_partner *= rstd * (norm_offset + w)
+            x_partner *= q_rstd * (norm_offset + q_partner_weight)
+            key_partner *= k_rstd * (norm_offset + k_partner_weight)
     if ROTARY_DIM > 0:
-        x = x * (cos * factor)[None, :] + x_partner * (tl.where(second, sin, -sin) * factor)[None, :]
-    q = x.to(qkv_ptr.dtype.element_ty)
-    new_key = tl.sum(tl.where(head == GROUP_SIZE, q.to(tl.float32), 0.0), axis=0)
+        x = x * cos + x_partner * sin
+        new_key = new_key * cos + key_partner * sin
+    q, new_key = x.to(qkv_ptr.dtype.element_ty), new_key.to(qkv_ptr.dtype.element_ty)
 
     # The first program begins with the new token, which it writes to the cache; every one adds its split of the keys.
     first = split == 0
-    lane = tl.arange(0, BLOCK_M)
-    new_score = tl.sum(q.to(tl.float32) * new_key[None, :], axis=1) * scale
+    new_score = tl.sum(q.to(tl.float32) * new_key.to(tl.float32), axis=1) * scale
     m_i, l_i = new_score, tl.full([BLOCK_M], 1.0, tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32) + new_value.to(tl.float32)[None, :]
+    acc = new_value.to(tl.float32)
     if sink_logits_ptr is not None:  # a score without a value
-        sink_ptrs = sink_logits_ptr + kv_head * GROUP_SIZE + lane
-        sink = tl.load(sink_ptrs, mask=lane < GROUP_SIZE, other=0.0).to(tl.float32) * 1.4426950408889634
         m_i = tl.maximum(new_score, sink)
         new_weight = tl.exp2(new_score - m_i)
         l_i = new_weight + tl.exp2(sink - m_i)
         acc *= new_weight[:, None]
     m_i, l_i, acc = tl.where(first, m_i, -1e30), tl.where(first, l_i, 0.0), tl.where(first, acc, 0.0)
-    if first:
-        new_offset = offset + new_slot.to(tl.int64) * num_kv_heads * HEAD_DIM + d
-        tl.store(k_cache_ptr + new_offset, new_key.to(k_cache_ptr.dtype.element_ty), mask=d < HEAD_DIM)
-        tl.store(v_cache_ptr + new_offset, new_value, mask=d < HEAD_DIM)
+    new_offset = offset + new_slot.to(tl.int64) * num_kv_heads * HEAD_DIM + offs_d + head * 0
+    new_mask = k_mask & (head == 0) & first
+    tl.store(k_cache_ptr + new_offset, new_key.to(k_cache_ptr.dtype.element_ty), mask=new_mask)
+    tl.store(v_cache_ptr + new_offset, new_value, mask=new_mask)
     if PREFETCH:
         acc, l_i, m_i = attend_tile(q, k, v, visible, scale, acc, l_i, m_i)
         begin += BLOCK_N
-    for start in tl.range(begin, stop, BLOCK_N, num_stages=NUM_STAGES):
-        k, v, visible = load_kv(
-            k_cache_ptr + offset, v_cache_ptr + offset, start, stop, new_slot, num_kv_heads * HEAD_DIM,
-            HEAD_DIM, BLOCK_N, BLOCK_D,
-        )  # fmt: skip
-        acc, l_i, m_i = attend_tile(q, k, v, visible, scale, acc, l_i, m_i)
+    if begin < stop:  # else the loop's first loads would be prepared for nothing
+        for start in tl.range(begin, stop, BLOCK_N, num_stages=NUM_STAGES):
+            k, v, visible = load_kv(
+                k_cache_ptr + offset, v_cache_ptr + offset, start, stop, new_slot, num_kv_heads * HEAD_DIM,
+                HEAD_DIM, BLOCK_N, BLOCK_D,
+            )  # fmt: skip
+            acc, l_i, m_i = attend_tile(q, k, v, visible, scale, acc, l_i, m_i)
 
     first_head = (row * num_kv_heads + kv_head) * GROUP_SIZE
     if used_splits == 1:
@@ -224,7 +248,7 @@ def decode_attention(
     """
     rows, num_slots, num_kv_heads, head_dim = k_cache.shape
     group_size = qkv.shape[1] // (num_kv_heads * head_dim) - 2
-    tiles = tiles or (SPLIT_TILES if workspace.splits > 1 else UNSPLIT_TILES)
+    tiles = tiles or choose_kv_tiles(workspace.splits, head_dim, k_cache.element_size())
     splits = max(1, min(workspace.splits, triton.cdiv(num_slots, tiles.block_n)))
     q_norm, k_norm, offset, eps = qk_norm or (None, None, 0.0, 0.0)
     stride_qn, stride_kn = (head_dim if w is not None and w.dim() == 2 else 0 for w in (q_norm, k_norm))
@@ -234,9 +258,9 @@ def decode_attention(
         q_norm, k_norm, stride_qn, stride_kn, offset, eps, sink_logits, scale * LOG2_E,
         workspace.acc, workspace.stats, workspace.arrived, out, num_slots, num_slots - sink_tokens, sink_tokens, splits,
         GROUP_SIZE=group_size, HEAD_DIM=head_dim, ROTARY_DIM=rotary_dim, ADJACENT=adjacent,
-        BLOCK_G=triton.next_power_of_2(group_size), BLOCK_M=max(16, triton.next_power_of_2(group_size + 1)),
+        BLOCK_G=triton.next_power_of_2(group_size), BLOCK_M=max(16, triton.next_power_of_2(group_size)),
         BLOCK_D=max(16, triton.next_power_of_2(head_dim)), BLOCK_N=tiles.block_n,
-        BLOCK_SPLITS=triton.next_power_of_2(splits), NUM_STAGES=tiles.num_stages, PREFETCH=splits > 1, USE_PDL=pdl,
-        num_warps=tiles.num_warps, **pdl_launch(pdl),
+        BLOCK_SPLITS=triton.next_power_of_2(workspace.splits), NUM_STAGES=tiles.num_stages,
+        PREFETCH=workspace.splits > 1, USE_PDL=pdl, num_warps=tiles.num_warps, **pdl_launch(pdl),
     )  # fmt: skip
     return out
