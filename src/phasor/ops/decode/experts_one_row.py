@@ -7,7 +7,9 @@ program to finish combines the parts.
 
 With PDL the second kernel starts when the first has made its choice. It loads its first weights of the expert that it
 finds written by then. No rule of the device says that the choice is visible so early: so it looks again when the first
-kernel has ended, and if that was another expert, it loads again.
+kernel has ended, and if that was another expert, it loads again. Where programs of both do not fit onto the device
+together, it starts too late for that: so the first kernel, having loaded its own weights, moves those of the second to
+the L2 cache.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -21,14 +23,16 @@ from torch import Tensor
 
 from phasor.ops.decode.arguments import ExpertsArgs, NormArgs
 from phasor.ops.decode.experts import activate_expert, load_tile
+from phasor.ops.decode.small_gemm import load_features, load_norm_weight
 from phasor.ops.decode.tiles import Tiles
-from phasor.ops.pdl import pdl_launch, pdl_start_next, pdl_wait, pdl_wait_alone
+from phasor.ops.pdl import pdl_launch, pdl_start_next, pdl_wait, pdl_wait_alone, prefetch_to_l2
 from phasor.ops.quantized import Matrix
 
 MAX_ROUTER_BYTES = 32 * 1024  # all programs read the router: a larger one is read once, in a kernel of its own
 ROUTER_TILE = 8192  # weights of the router that a program holds at a time
 MAX_PARTS = 64  # of an output, which one program combines
 DOWN_PROGRAMS = 264  # how many keep a large GPU busy
+PREFETCH_DOWN = True  # to the L2 cache, by the first kernel
 UP_TILES, DOWN_TILES = Tiles(32, 256, 8), Tiles(32, 512, 4)
 
 
@@ -51,24 +55,26 @@ def load_router(
 def route_row(
     x_ptr, norm_ptr, norm_offset, eps, router_ptr, router_bias_ptr, slot, E,
     K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr, CONTIGUOUS: tl.constexpr, TOP_K: tl.constexpr,
-    NORMALIZE: tl.constexpr, USE_PDL: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ):  # fmt: skip
-    """The expert of rank `slot` for the row, its weight, and what the norm divides the row's features by, inverted."""
+    """The expert of rank `slot` for the row, all logits, which experts are chosen, and the norm's inverse divisor."""
     partial = tl.zeros([BLOCK_E, BLOCK_K], tl.float32)
     sum_squares = tl.zeros([BLOCK_K], tl.float32)
     w = load_router(router_ptr, 0, E, K, BLOCK_E, BLOCK_K, CONTIGUOUS)
+    norm_weight = load_norm_weight(norm_ptr, 0, K, BLOCK_K)
     pdl_wait_alone(USE_PDL)
     for start in tl.static_range(0, K, BLOCK_K):
-        offs_k = start + tl.arange(0, BLOCK_K)
-        x = tl.load(x_ptr + offs_k, mask=offs_k < K, other=0.0).to(tl.float32)
+        x = load_features(x_ptr, start + tl.arange(0, BLOCK_K), K)
         if start + BLOCK_K < K:
             prefetched = load_router(router_ptr, start + BLOCK_K, E, K, BLOCK_E, BLOCK_K, CONTIGUOUS)
+            norm_prefetched = load_norm_weight(norm_ptr, start + BLOCK_K, K, BLOCK_K)
         if norm_ptr is not None:
             sum_squares += x * x
-            x *= norm_offset + tl.load(norm_ptr + offs_k, mask=offs_k < K, other=0.0).to(tl.float32)
+            x *= norm_offset + norm_weight.to(tl.float32)
         partial += w.to(tl.float32) * x[None, :]
         if start + BLOCK_K < K:
             w = prefetched
+            norm_weight = norm_prefetched
     logits, rstd = tl.sum(partial, axis=1), 1.0
     if norm_ptr is not None:
         rstd = tl.rsqrt(tl.sum(sum_squares, axis=0) / K + eps)
@@ -85,78 +91,118 @@ def route_row(
         best = tl.argmax(rest, axis=0)
         chosen = tl.where(rank == slot, best, chosen)
         rest = tl.where(expert == best, float("-inf"), rest)
+    return chosen, logits, real & (rest == float("-inf")), rstd
+
+
+@triton.jit
+def expert_weight(chosen, logits, is_chosen, E, BLOCK_E: tl.constexpr, NORMALIZE: tl.constexpr):
+    """An expert's share of the softmax of all logits, or with NORMALIZE of those of the chosen experts."""
+    expert = tl.arange(0, BLOCK_E)
+    real = expert < E
     share = tl.exp(logits - tl.max(tl.where(real, logits, float("-inf")), axis=0))
-    counted = real & (rest == float("-inf")) if NORMALIZE else real
-    weight = tl.sum(tl.where(expert == chosen, share, 0.0), axis=0) / tl.sum(tl.where(counted, share, 0.0), axis=0)
-    return chosen, weight, rstd
+    counted = is_chosen if NORMALIZE else real
+    return tl.sum(tl.where(expert == chosen, share, 0.0), axis=0) / tl.sum(tl.where(counted, share, 0.0), axis=0)
+
+
+@triton.jit
+def load_tiles(weight_ptrs, second_ptrs, offs_k, K: tl.constexpr, stride, mask_n, GLU: tl.constexpr):
+    """A tile of each of two matrices; without GLU there is one matrix, and its tile comes twice."""
+    w = load_tile(weight_ptrs, offs_k, K, stride, mask_n)
+    second = w
+    if GLU:
+        second = load_tile(second_ptrs, offs_k, K, stride, mask_n)
+    return w, second
+
+
+@triton.jit
+def add_products(
+    x_ptr, norm_ptr, norm_offset, w, second, partial, second_partial, offs_k, K: tl.constexpr, GLU: tl.constexpr
+):  # fmt: skip
+    """The running products of a row's features, times the norm's weights, with tiles of weights."""
+    x = load_features(x_ptr, offs_k, K)
+    if norm_ptr is not None:
+        x *= norm_offset + load_features(norm_ptr, offs_k, K)
+    partial += w.to(tl.float32) * x[:, None]
+    if GLU:
+        second_partial += second.to(tl.float32) * x[:, None]
+    return partial, second_partial
 
 
 @triton.jit
 def expert_gemv(
-    x_ptr, norm_ptr, norm_offset, weight_ptrs, second_ptrs, mask_n, stride,
+    x_ptr, norm_ptr, norm_offset, weight_ptrs, second_ptrs, mask_n, stride, next_ptr, next_begin, next_stop,
     K: tl.constexpr, GLU: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, NUM_STAGES: tl.constexpr,
+    BLOCK_NEXT: tl.constexpr,
 ):  # fmt: skip
     """`x W` of one row, times the norm's weights; float32 `[BLOCK_N]`.
 
     With GLU there are two matrices, and a result of each. With one stage the next tile is on its way to registers, with
-    more of them the next tiles to shared memory.
+    more of them the next tiles to shared memory. When all tiles are on their way, the bytes `next_begin` to `next_stop`
+    behind `next_ptr`, of BLOCK_NEXT lines at most, follow to the L2 cache.
     """
     partial = tl.zeros([BLOCK_K, BLOCK_N], tl.float32)
     second_partial = tl.zeros([BLOCK_K, BLOCK_N], tl.float32)
+    offs_k = tl.arange(0, BLOCK_K)
     if NUM_STAGES == 1:
-        w = load_tile(weight_ptrs, tl.arange(0, BLOCK_K), K, stride, mask_n)
-        if GLU:
-            second = load_tile(second_ptrs, tl.arange(0, BLOCK_K), K, stride, mask_n)
-    for start in tl.range(0, K, BLOCK_K, num_stages=NUM_STAGES):
-        offs_k = start + tl.arange(0, BLOCK_K)
-        if NUM_STAGES == 1:
-            prefetched = load_tile(weight_ptrs, offs_k + BLOCK_K, K, stride, mask_n)
-            if GLU:
-                second_prefetched = load_tile(second_ptrs, offs_k + BLOCK_K, K, stride, mask_n)
-        else:
-            w = load_tile(weight_ptrs, offs_k, K, stride, mask_n)
-            if GLU:
-                second = load_tile(second_ptrs, offs_k, K, stride, mask_n)
-        x = tl.load(x_ptr + offs_k, mask=offs_k < K, other=0.0).to(tl.float32)
-        if norm_ptr is not None:
-            x *= norm_offset + tl.load(norm_ptr + offs_k, mask=offs_k < K, other=0.0).to(tl.float32)
-        partial += w.to(tl.float32) * x[:, None]
-        if GLU:
-            second_partial += second.to(tl.float32) * x[:, None]
-        if NUM_STAGES == 1:
-            w = prefetched
-            if GLU:
-                second = second_prefetched
+        LAST: tl.constexpr = (K - 1) // BLOCK_K * BLOCK_K
+        w, second = load_tiles(weight_ptrs, second_ptrs, offs_k, K, stride, mask_n, GLU)
+        for start in tl.range(0, LAST, BLOCK_K):
+            ahead = load_tiles(weight_ptrs, second_ptrs, start + BLOCK_K + offs_k, K, stride, mask_n, GLU)
+            partial, second_partial = add_products(
+                x_ptr, norm_ptr, norm_offset, w, second, partial, second_partial, start + offs_k, K, GLU
+            )
+            w, second = ahead
+        if BLOCK_NEXT > 0:
+            prefetch_to_l2(next_ptr, next_begin, next_stop, BLOCK_NEXT)
+        partial, second_partial = add_products(
+            x_ptr, norm_ptr, norm_offset, w, second, partial, second_partial, LAST + offs_k, K, GLU
+        )
+    else:
+        if BLOCK_NEXT > 0:
+            prefetch_to_l2(next_ptr, next_begin, next_stop, BLOCK_NEXT)
+        for start in tl.range(0, K, BLOCK_K, num_stages=NUM_STAGES):
+            w, second = load_tiles(weight_ptrs, second_ptrs, start + offs_k, K, stride, mask_n, GLU)
+            partial, second_partial = add_products(
+                x_ptr, norm_ptr, norm_offset, w, second, partial, second_partial, start + offs_k, K, GLU
+            )
     return tl.sum(partial, axis=0), tl.sum(second_partial, axis=0)
 
 
 @triton.jit
 def one_row_up_kernel(
     x_ptr, norm_ptr, norm_offset, eps, router_ptr, router_bias_ptr, weight_ptr, bias_ptr, limit, gain,
-    chosen_ptr, weights_ptr, out_ptr, N, E,
+    chosen_ptr, weights_ptr, out_ptr, down_ptr, down_bytes, N, E,
     K: tl.constexpr, TOP_K: tl.constexpr, NORMALIZE: tl.constexpr, ACTIVATION: tl.constexpr, GLU: tl.constexpr,
     BLOCK_E: tl.constexpr, BLOCK_ROUTER: tl.constexpr, CONTIGUOUS: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, NUM_STAGES: tl.constexpr, USE_PDL: tl.constexpr,
+    BLOCK_K: tl.constexpr, NUM_STAGES: tl.constexpr, BLOCK_NEXT: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
     """`out[i] = act(norm(x) W + bias)` of the expert of rank `i`, `[TOP_K, N]`; with GLU gates come first.
 
-    `chosen [TOP_K]` are these experts, and `weights [TOP_K]` their weights.
+    `chosen [TOP_K]` are these experts, and `weights [TOP_K]` their weights, which a program for nothing else writes. The
+    other programs of an expert move its matrix of `down_bytes` behind `down_ptr` to the L2 cache, each up to BLOCK_NEXT
+    lines of 128 bytes.
     """
-    slot, tile = tl.program_id(1), tl.program_id(0)
-    chosen, weight, rstd = route_row(
+    slot, tile, tiles = tl.program_id(1), tl.program_id(0), tl.num_programs(0) - 1
+    chosen, logits, is_chosen, rstd = route_row(
         x_ptr, norm_ptr, norm_offset, eps, router_ptr, router_bias_ptr, slot, E,
-        K, BLOCK_E, BLOCK_ROUTER, CONTIGUOUS, TOP_K, NORMALIZE, USE_PDL,
+        K, BLOCK_E, BLOCK_ROUTER, CONTIGUOUS, TOP_K, USE_PDL,
     )  # fmt: skip
-    tl.store(chosen_ptr + slot, chosen, mask=tile == 0)
-    tl.store(weights_ptr + slot, weight, mask=tile == 0)
+    if tile == tiles:
+        tl.store(chosen_ptr + slot, chosen)
+        pdl_start_next(USE_PDL)
+        tl.store(weights_ptr + slot, expert_weight(chosen, logits, is_chosen, E, BLOCK_E, NORMALIZE))
+        return
     pdl_start_next(USE_PDL)
     expert, stride = chosen.to(tl.int64), N * 2 if GLU else N
     offs_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     mask_n = offs_n < N
     weight_ptrs = weight_ptr + expert * K * stride + offs_n[None, :]
+    share = tl.cdiv(tl.cdiv(down_bytes, tiles), 128) * 128
+    begin = expert * down_bytes + tl.minimum(tile * share, down_bytes - 1)
     acc, up = expert_gemv(
         x_ptr, norm_ptr, norm_offset, weight_ptrs, weight_ptrs + N, mask_n, stride,
-        K, GLU, BLOCK_N, BLOCK_K, NUM_STAGES,
+        down_ptr, begin, tl.minimum(begin + share, (expert + 1) * down_bytes),
+        K, GLU, BLOCK_N, BLOCK_K, NUM_STAGES, BLOCK_NEXT,
     )  # fmt: skip
     acc, up = acc * rstd, up * rstd
     if bias_ptr is not None:
@@ -192,26 +238,28 @@ def one_row_down_kernel(
     pdl_wait(USE_PDL)
     expert = tl.load(chosen_ptr + slot, cache_modifier=".cg").to(tl.int64)
     weight = tl.load(weights_ptr + slot)
+    if residual_ptr is not None:
+        residual = tl.load(residual_ptr + offs_n, mask=mask_n, other=0.0)
+    x = load_features(x_ptr + slot * K, first, stop)
     weight_ptrs = weight_ptr + expert * K * N + offs_n[None, :]
     if expert != guessed:
         w = load_tile(weight_ptrs, first, stop, N, mask_n)
     partial = tl.zeros([BLOCK_K, BLOCK_N], tl.float32)
     for start in tl.static_range(0, SPLIT_SIZE, BLOCK_K):
-        offs_k = first + start
-        x = tl.load(x_ptr + slot * K + offs_k, mask=offs_k < stop, other=0.0).to(tl.float32)
         if start + BLOCK_K < SPLIT_SIZE:
-            prefetched = load_tile(weight_ptrs, offs_k + BLOCK_K, stop, N, mask_n)
+            offs_k = first + start + BLOCK_K
+            prefetched = load_tile(weight_ptrs, offs_k, stop, N, mask_n)
+            x_prefetched = load_features(x_ptr + slot * K, offs_k, stop)
         partial += w.to(tl.float32) * x[:, None]
         if start + BLOCK_K < SPLIT_SIZE:
             w = prefetched
+            x = x_prefetched
     acc = tl.sum(partial, axis=0)
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + expert * N + offs_n, mask=mask_n & (split == 0), other=0.0)
         acc += bias.to(tl.float32)
     part = tl.where(weight != 0.0, weight * acc, 0.0)  # what is not finite counts only with a weight
     tl.store(partial_ptr + (slot * tl.num_programs(2) + split) * N + offs_n, part, mask=mask_n)
-    if residual_ptr is not None:
-        residual = tl.load(residual_ptr + offs_n, mask=mask_n, other=0.0).to(tl.float32)
     tl.debug_barrier()
     if tl.atomic_add(arrived_ptr + tile, 1, sem="acq_rel") == parts - 1:
         tl.store(arrived_ptr + tile, 0)
@@ -219,7 +267,7 @@ def one_row_down_kernel(
         part_ptrs, mask = partial_ptr + offs_p * N + offs_n[None, :], (offs_p < parts) & mask_n[None, :]
         y = tl.sum(tl.load(part_ptrs, mask=mask, other=0.0, cache_modifier=".cg"), axis=0)
         if residual_ptr is not None:
-            y = residual + multiplier * y
+            y = residual.to(tl.float32) + multiplier * y
         tl.store(out_ptr + offs_n, y.to(out_ptr.dtype.element_ty), mask=mask_n)
 
 
@@ -274,12 +322,15 @@ def experts_one_row(
     block_e = triton.next_power_of_2(count)
     block_router = max(16, min(triton.next_power_of_2(dim), ROUTER_TILE // block_e))
     contiguous = max(1, min(16 // x.element_size(), block_router // (32 * UP_TILES.num_warps)))
-    one_row_up_kernel[(triton.cdiv(hidden, UP_TILES.block_n), experts.top_k)](
+    up_tiles, down_bytes = triton.cdiv(hidden, UP_TILES.block_n), experts.down[0].nbytes
+    prefetched_lines = triton.cdiv(triton.cdiv(down_bytes, up_tiles), 128) if pdl and PREFETCH_DOWN else 0
+    one_row_up_kernel[(up_tiles + 1, experts.top_k)](
         x, *(norm or (None, 0.0, 0.0)), router, router_bias, experts.up, experts.up_bias, experts.limit, experts.gain,
-        space.chosen, space.weights, space.hidden, hidden, count,
+        space.chosen, space.weights, space.hidden, experts.down, down_bytes, hidden, count,
         K=dim, TOP_K=experts.top_k, NORMALIZE=experts.normalize, ACTIVATION=experts.activation, GLU=experts.glu,
         BLOCK_E=block_e, BLOCK_ROUTER=block_router, CONTIGUOUS=contiguous,
-        BLOCK_N=UP_TILES.block_n, BLOCK_K=UP_TILES.block_k, NUM_STAGES=UP_TILES.num_stages, USE_PDL=pdl,
+        BLOCK_N=UP_TILES.block_n, BLOCK_K=UP_TILES.block_k, NUM_STAGES=UP_TILES.num_stages,
+        BLOCK_NEXT=triton.next_power_of_2(prefetched_lines), USE_PDL=pdl,
         num_warps=UP_TILES.num_warps, **pdl_launch(pdl),
     )  # fmt: skip
     one_row_down_kernel[(len(space.arrived), experts.top_k, space.splits)](

@@ -46,16 +46,21 @@ def project_kernel(
     """`out = residual + multiplier * (norm(x) W^T + bias)`, without the terms whose pointers are None."""
     offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     outputs = tl.minimum(offs_n, N - 1)
-    acc = small_gemm(
-        x_ptr, norm_ptr, norm_offset, eps, weight_ptr, scale_ptr, outputs, M,
+    offs_m = tl.arange(0, BLOCK_M)[:, None]
+    offsets, mask = offs_m * N + offs_n[None, :], (offs_m < M) & (offs_n < N)[None, :]
+    residual_ptrs = None
+    if residual_ptr is not None:
+        residual_ptrs = residual_ptr + offsets
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + outputs).to(tl.float32)[None, :]
+    acc, residual = small_gemm(
+        x_ptr, norm_ptr, norm_offset, eps, weight_ptr, scale_ptr, outputs, M, residual_ptrs, mask,
         BLOCK_M, K, BLOCK_N, BLOCK_K, NUM_STAGES, USE_PDL, INT8_ASM,
     )  # fmt: skip
     if bias_ptr is not None:
-        acc += tl.load(bias_ptr + outputs).to(tl.float32)[None, :]
-    offs_m = tl.arange(0, BLOCK_M)[:, None]
-    offsets, mask = offs_m * N + offs_n[None, :], (offs_m < M) & (offs_n < N)[None, :]
+        acc += bias
     if residual_ptr is not None:
-        acc = tl.load(residual_ptr + offsets, mask=mask, other=0.0).to(tl.float32) + multiplier * acc
+        acc = residual + multiplier * acc
     tl.store(out_ptr + offsets, acc.to(out_ptr.dtype.element_ty), mask=mask)
 
 
@@ -70,14 +75,14 @@ def project_activate_kernel(
     if GLU:  # each gate beside its up
         pair = tl.arange(0, 2 * BLOCK_N)
         outputs = tl.minimum(tl.program_id(0) * BLOCK_N + pair // 2, N - 1) + (pair % 2) * N
-        acc = small_gemm(
-            x_ptr, norm_ptr, norm_offset, eps, weight_ptr, scale_ptr, outputs, M,
+        acc, _ = small_gemm(
+            x_ptr, norm_ptr, norm_offset, eps, weight_ptr, scale_ptr, outputs, M, None, None,
             BLOCK_M, K, 2 * BLOCK_N, BLOCK_K, NUM_STAGES, USE_PDL, INT8_ASM,
         )  # fmt: skip
     else:
         outputs = tl.minimum(tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), N - 1)
-        acc = small_gemm(
-            x_ptr, norm_ptr, norm_offset, eps, weight_ptr, scale_ptr, outputs, M,
+        acc, _ = small_gemm(
+            x_ptr, norm_ptr, norm_offset, eps, weight_ptr, scale_ptr, outputs, M, None, None,
             BLOCK_M, K, BLOCK_N, BLOCK_K, NUM_STAGES, USE_PDL, INT8_ASM,
         )  # fmt: skip
     if bias_ptr is not None:

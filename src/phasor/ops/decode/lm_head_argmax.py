@@ -31,8 +31,8 @@ def lm_head_argmax_kernel(
     """
     offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     outputs = tl.minimum(offs_n, N - 1)
-    acc = small_gemm(
-        x_ptr, norm_ptr, norm_offset, eps, weight_ptr, scale_ptr, outputs, M,
+    acc, _ = small_gemm(
+        x_ptr, norm_ptr, norm_offset, eps, weight_ptr, scale_ptr, outputs, M, None, None,
         BLOCK_M, K, BLOCK_N, BLOCK_K, NUM_STAGES, USE_PDL, INT8_ASM,
     )  # fmt: skip
     if bias_ptr is not None:

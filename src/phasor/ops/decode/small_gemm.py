@@ -5,7 +5,7 @@ pass of its own: its weights multiply the row, and the mean square, summed along
 weights are multiplied as integers, and the result by the scale of its output.
 
 With USE_PDL a kernel begins while the one before it ends: it loads its first weights, which no kernel writes, and only
-then waits for the results of the other.
+then waits for the results of the other. What it needs of them is loaded at once, a residual too, which comes last.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -61,9 +61,29 @@ def weights_to_float32(w, INT8_ASM: tl.constexpr):
 
 
 @triton.jit
-def load_features(x_ptr, offs_k, K: tl.constexpr):
+def load_features(x_ptr, offs_k, K):
     """Elements of one row, in float32."""
     return tl.load(x_ptr + offs_k, mask=offs_k < K, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def load_norm_weight(norm_ptr, start: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr):
+    """The norm's weights of a tile of inputs; 0 without a norm. Not converted, which would wait for them."""
+    weight = tl.zeros([BLOCK_K], tl.float32)
+    if norm_ptr is not None:
+        offs_k = start + tl.arange(0, BLOCK_K)
+        weight = tl.load(norm_ptr + offs_k, mask=offs_k < K, other=0.0)
+    return weight
+
+
+@triton.jit
+def wait_and_load(ptrs, mask, USE_PDL: tl.constexpr):
+    """Wait for the kernel before, then start loading; float32, and nothing where `ptrs` is None."""
+    pdl_wait(USE_PDL)
+    loaded = 0.0
+    if ptrs is not None:
+        loaded = tl.load(ptrs, mask=mask, other=0.0).to(tl.float32)
+    return loaded
 
 
 @triton.jit
@@ -77,29 +97,34 @@ def apply_norm_weight(x, norm_ptr, norm_offset, sum_squares, offs_k, K: tl.const
 
 @triton.jit
 def small_gemm(
-    x_ptr, norm_ptr, norm_offset, eps, weight_ptr, scale_ptr, offs_n, M,
+    x_ptr, norm_ptr, norm_offset, eps, weight_ptr, scale_ptr, offs_n, M, residual_ptrs, residual_mask,
     BLOCK_M: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, NUM_STAGES: tl.constexpr,
     USE_PDL: tl.constexpr, INT8_ASM: tl.constexpr,
 ):  # fmt: skip
     """`norm(x) W^T` for rows `x [M, K]` and the outputs `offs_n [BLOCK_N]`; float32 `[BLOCK_M, BLOCK_N]`.
 
-    `norm_ptr` is None without a norm. `scale_ptr` has one scale per output of int8 weights, and is None for others.
+    `norm_ptr` is None without a norm. `scale_ptr` has one scale per output of int8 weights, and is None for others. The
+    second result is what `residual_ptrs` point to, if they are not None.
     """
     weight_ptrs = weight_ptr + offs_n.to(tl.int64)[:, None] * K
     if BLOCK_M == 1 and scale_ptr is None:
         partial = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
         sum_squares = tl.zeros([BLOCK_K], tl.float32)
         w = load_weights(weight_ptrs, 0, K, BLOCK_K)
-        pdl_wait(USE_PDL)
+        norm_weight = load_norm_weight(norm_ptr, 0, K, BLOCK_K)
+        residual = wait_and_load(residual_ptrs, residual_mask, USE_PDL)
         for start in tl.static_range(0, K, BLOCK_K):
-            offs_k = start + tl.arange(0, BLOCK_K)
-            x = load_features(x_ptr, offs_k, K)
+            x = load_features(x_ptr, start + tl.arange(0, BLOCK_K), K)
             if start + BLOCK_K < K:
                 prefetched = load_weights(weight_ptrs, start + BLOCK_K, K, BLOCK_K)
-            x, sum_squares = apply_norm_weight(x, norm_ptr, norm_offset, sum_squares, offs_k, K)
+                norm_prefetched = load_norm_weight(norm_ptr, start + BLOCK_K, K, BLOCK_K)
+            if norm_ptr is not None:
+                sum_squares += x * x
+                x *= norm_offset + norm_weight.to(tl.float32)
             partial += w.to(tl.float32) * x[None, :]
             if start + BLOCK_K < K:
                 w = prefetched
+                norm_weight = norm_prefetched
         acc = tl.sum(partial, axis=1)[None, :]
         if norm_ptr is not None:
             acc *= tl.rsqrt(tl.sum(sum_squares, axis=0) / K + eps)
@@ -107,7 +132,7 @@ def small_gemm(
         partial = tl.zeros([BLOCK_N, BLOCK_K // 16], tl.float32)
         sum_squares = tl.zeros([BLOCK_K // 16, 8], tl.float32)
         w = load_weights(weight_ptrs, 0, K, BLOCK_K)
-        pdl_wait(USE_PDL)
+        residual = wait_and_load(residual_ptrs, residual_mask, USE_PDL)
         for start in tl.static_range(0, K, BLOCK_K):
             offs_k = start + tl.arange(0, BLOCK_K // 16)[:, None] * 16 + tl.arange(0, 8)[None, :]
             if start + BLOCK_K < K:
@@ -129,7 +154,7 @@ def small_gemm(
         offs_m = tl.arange(0, BLOCK_M)[:, None]
         acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         sum_squares = tl.zeros([BLOCK_M], tl.float32)
-        pdl_wait(USE_PDL)
+        residual = wait_and_load(residual_ptrs, residual_mask, USE_PDL)
         for start in tl.range(0, K, BLOCK_K, num_stages=NUM_STAGES):
             offs_k = start + tl.arange(0, BLOCK_K)[None, :]
             w = tl.load(weight_ptrs + offs_k, mask=offs_k < K, other=0, eviction_policy="evict_first")
@@ -146,4 +171,4 @@ def small_gemm(
             acc *= tl.rsqrt(sum_squares / K + eps)[:, None]
     if scale_ptr is not None:
         acc *= tl.load(scale_ptr + offs_n)[None, :]
-    return acc
+    return acc, residual
