@@ -5,7 +5,7 @@ logits of the fused step in bfloat16 are as near as those of plain steps to what
 int8, give in float32. Nothing is timed otherwise.
 
     python benchmarks/decode_gpu.py [--batch 1 64] [--skip eager hf hf-compiled] [--profile] [--out benchmarks/results]
-    python benchmarks/decode_gpu.py --sweep [projections rows attention int8 int8-rows experts]
+    python benchmarks/decode_gpu.py --sweep [projections rows attention int8 int8-rows experts step]
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch.nn.functional as F
 
 import phasor
 from phasor.bench.sizes import FULL, GPU
-from phasor.generation.runners import RETAINED, fused
+from phasor.generation.runners import RETAINED, cuda_graph, fused
 from phasor.generation.runners.cuda_graph import StepBuffers
 from phasor.kv_cache.static import StaticKVCache
 from phasor.ops import dispatch
@@ -45,6 +45,7 @@ from phasor.ops.decode import (
     lm_head_argmax,
     project_ref,
 )
+from phasor.ops.decode.tiles import SMALL_N
 from phasor.ops.quantized import Matrix, dequantize, quantize_int8
 
 SHAPE: dict[str, Any] = FULL.model
@@ -532,6 +533,9 @@ def sweep_experts(speed: float) -> None:
     print(f"experts of one row, {mixture.bytes / 1e6:.1f} MB a layer; tiles as outputs x inputs, warps, stages")
     mixture.note("router and choice in kernels of their own", mixture.microseconds(mixture.by_four_kernels()), speed)
     mixture.note("merged, tiles as they are", mixture.microseconds(mixture.by_two_kernels()), speed)
+    experts_one_row.PREFETCH_DOWN = False
+    mixture.note("merged, without prefetch to L2", mixture.microseconds(mixture.by_two_kernels()), speed)
+    experts_one_row.PREFETCH_DOWN = True
     used = experts_one_row.UP_TILES, experts_one_row.DOWN_TILES, experts_one_row.DOWN_PROGRAMS
     rated = []
     for tiles in UP_TILES:
@@ -551,15 +555,74 @@ def sweep_experts(speed: float) -> None:
     experts_one_row.DOWN_TILES, experts_one_row.DOWN_PROGRAMS = min(both)[1:]
     is_small, none_is = experts_one_row.router_is_small, lambda router: False
     cases = {"merged, best tiles": is_small, "router and choice in kernels of their own": none_is}
-    size = GPU.families
-    network = {"activation": "swiglu", "experts": {"num_experts": size.experts, "top_k": 2}}
-    shape = {"dim": size.dim, "hidden_dim": 2 * size.dim, "num_layers": size.layers, "num_heads": size.heads}
-    shape |= {"num_kv_heads": size.kv_heads, "vocab_size": size.vocabulary, "embedding": {"tied": False}}
-    model = model_of(**shape, feedforward=network, init="fan-in")
+    model = mixture_model()
     for name, experts_one_row.router_is_small in cases.items():
         step_by_kernel(model, name)
     experts_one_row.router_is_small = is_small
     experts_one_row.UP_TILES, experts_one_row.DOWN_TILES, experts_one_row.DOWN_PROGRAMS = used
+
+
+def mixture_model() -> phasor.Transformer:
+    """Mixtral as in the benchmark of families."""
+    size = GPU.families
+    network = {"activation": "swiglu", "experts": {"num_experts": size.experts, "top_k": 2}}
+    shape = {"dim": size.dim, "hidden_dim": 2 * size.dim, "num_layers": size.layers, "num_heads": size.heads}
+    shape |= {"num_kv_heads": size.kv_heads, "vocab_size": size.vocabulary, "embedding": {"tied": False}}
+    return model_of(**shape, feedforward=network, init="fan-in")
+
+
+def sweep_step() -> None:
+    """Microseconds of a token of Mixtral, by the step in a graph and by the host's clock, with one change at a time."""
+    model, size = mixture_model(), GPU.families
+    given = prompts(1, size.prompt, size.vocabulary)
+    by_hand = gemv.choose_tiles
+
+    def small_tiles(tiles: Tiles) -> Callable[..., Tiles]:
+        return lambda rows, outputs, inputs, **kind: (
+            tiles if rows == 1 and outputs <= SMALL_N and inputs <= 1024 else by_hand(rows, outputs, inputs, **kind)
+        )
+
+    changes: dict[str, tuple[Any, str, Any]] = {"as it is": (gemv, "choose_tiles", by_hand)}
+    changes |= {f"{n} steps per graph": (cuda_graph, "STEPS_PER_GRAPH", n) for n in (1, 2)}
+    changes["experts without prefetch to L2"] = (experts_one_row, "PREFETCH_DOWN", False)
+    for tiles in KV_TILES:
+        changes[f"attention {tuple(tiles)}"] = (decode_attention, "SPLIT_TILES", tiles)
+    for tiles in (Tiles(1, 1024, 1), Tiles(2, 1024, 1), Tiles(2, 1024, 2), Tiles(4, 1024, 2), Tiles(8, 1024, 4)):
+        changes[f"small projections {tuple(tiles)[:3]}"] = (gemv, "choose_tiles", small_tiles(tiles))
+    for name, (where, what, value) in changes.items():
+        before = getattr(where, what)
+        setattr(where, what, value)
+        RETAINED.clear()
+        try:
+            step, token = step_microseconds(model), token_microseconds(model, given)
+            print(f"  {step:6.1f} us of a step, {token:6.1f} a token: {name}", flush=True)
+        finally:
+            setattr(where, what, before)
+            RETAINED.clear()
+
+
+@torch.inference_mode()
+def step_microseconds(model: phasor.Transformer) -> float:
+    """Of one of four steps in a graph, after 96 tokens."""
+    cache = model.new_cache(1, 128)
+    model(torch.tensor(prompts(1, 96, model.config.vocab_size), device=DEVICE), cache=cache)
+    return graph_time(fused.FusedStep(model, StepBuffers(StaticKVCache(cache))), count=4, replays=6)
+
+
+def token_microseconds(model: phasor.Transformer, given: list[list[int]], runs: int = 10) -> float:
+    """Of a token by the host's clock, the prefill not included."""
+    took = []
+    for count in (GPU.families.new, 1):
+        phasor.generate(model, given, max_new_tokens=count, stop=())
+        times = []
+        for _ in range(runs):
+            torch.cuda.synchronize()
+            begun = time.perf_counter()
+            phasor.generate(model, given, max_new_tokens=count, stop=())
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - begun)
+        took.append(statistics.median(times))
+    return 1e6 * (took[0] - took[1]) / (GPU.families.new - 1)
 
 
 @torch.inference_mode()
@@ -582,7 +645,7 @@ def step_by_kernel(model: phasor.Transformer, name: str) -> None:
 
 SIZES = ((2, 1024, 4), (4, 512, 2), (4, 1024, 4), (8, 512, 4), (2, 2048, 4), (4, 2048, 8), (8, 1024, 8), (1, 2048, 4))
 VECTORS = [Tiles(*size) for size in SIZES]
-SWEEPS = ["projections", "attention", "rows", "int8", "int8-rows", "experts"]
+SWEEPS = ["projections", "attention", "rows", "int8", "int8-rows", "experts", "step"]
 MATRICES = [Tiles(16, 128, 4, 6), Tiles(16, 256, 4, 4), Tiles(32, 128, 4, 6), Tiles(32, 256, 4, 4)]
 
 
@@ -599,6 +662,8 @@ BYTE_MATRICES = [Tiles(16, 256, 4, 4), Tiles(32, 256, 4, 3), Tiles(64, 128, 4, 4
 def sweep(what: list[str]) -> None:
     speed = copy_speed()
     print(f"copy {speed / 1e12:.2f} TB/s")
+    if "step" in what:
+        sweep_step()
     if "experts" in what:
         sweep_experts(speed)
     if "projections" in what:

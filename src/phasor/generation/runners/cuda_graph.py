@@ -1,7 +1,8 @@
 """The CUDA-graph step runner: steps follow each other on the device, each one replay of a graph.
 
 Each step writes its likeliest tokens where the next one reads them. For greedy decoding the host launches steps
-ahead and reads their tokens as they arrive, so the device never waits for the host.
+ahead and reads their tokens as they arrive, so the device never waits for the host. Short steps are launched several at
+a time, in one graph: between graphs a device is idle for some microseconds.
 """
 
 from __future__ import annotations
@@ -30,12 +31,19 @@ from phasor.transformer import Stack, Transformer
 CAPTURING = threading.Lock()  # torch captures one graph at a time
 MAX_RETAINED_SHARE = 8  # a graph is retained for the next request where its cache takes at most 1/8 of a device
 LOOKAHEAD = 8  # steps launched before the tokens of the first of them are read
+STEPS_PER_GRAPH = 4  # of greedy decoding; at most half of LOOKAHEAD, so that a graph runs while another is read
+MAX_SHORT_BYTES = 1 << 32  # of the weights of a model whose steps are short: about a millisecond on a large GPU
 
 
 class AsyncSteps(Protocol):
-    """Steps that need no host: `launch` starts another, `read` waits for the tokens of the earliest unread one."""
+    """Steps that need no host: `launch` starts the next ones, `read` waits for the tokens of the earliest unread one.
 
-    def launch(self) -> None: ...
+    They are launched one by one, or `steps_per_launch` of them at once.
+    """
+
+    steps_per_launch: int
+
+    def launch(self, steps: int) -> None: ...
 
     def read(self) -> list[int]: ...
 
@@ -44,9 +52,13 @@ def run_async(steps: AsyncSteps, max_steps: int | None) -> Iterator[list[int]]:
     """The tokens of one step after the other, `max_steps` of them or without end; the first is launched already."""
     launched, read = 1, 0
     while max_steps is None or read < max_steps:
-        while launched <= read + LOOKAHEAD and (max_steps is None or launched < max_steps):
-            steps.launch()
-            launched += 1
+        while max_steps is None or launched < max_steps:
+            ends_before = max_steps is not None and launched + steps.steps_per_launch > max_steps
+            count = 1 if ends_before else steps.steps_per_launch
+            if launched + count > read + LOOKAHEAD + 1:
+                break
+            steps.launch(count)
+            launched += count
         yield steps.read()
         read += 1
 
@@ -88,12 +100,16 @@ class CudaGraphRunner:
         self.launched = self.num_read = 0
         on_gpu = self.device.type == "cuda"
         self.host_history = torch.zeros(self.buffers.history.shape, dtype=torch.int64, device="cpu", pin_memory=on_gpu)
+        is_short = sum(weight.nbytes for weight in step_tensors(model)) <= MAX_SHORT_BYTES
+        self.steps_per_launch = STEPS_PER_GRAPH if is_short else 1
         body = self.with_reorder(self.build_step(model, spec.compile), spec.beams)
+        self.body = body
+        self.several_steps: Callable[[], Tensor] | None = None
         if on_gpu:
             self.copy_stream, self.step_done = torch.cuda.Stream(self.device), torch.cuda.Event()
             self.copied = [torch.cuda.Event() for _ in self.host_history]
             with CAPTURING, torch.cuda.device(self.device):
-                self.run = capture(body)
+                self.run = capture(body, warmups=2)
             self.constants = cached_constants()  # the graph reads them but does not keep them alive
         else:
             self.run = body
@@ -163,23 +179,43 @@ class CudaGraphRunner:
         self._copy_to_host()
         self.buffers.step_index.fill_(self.launched)
 
-    def launch(self) -> None:
-        """Start a step with the tokens of the last one."""
-        self.run()
-        self._copy_to_host()
+    def launch(self, steps: int = 1) -> None:
+        """Start a step with the tokens of the last one, or `steps_per_launch` of them."""
+        if steps == 1:
+            self.run()
+        else:
+            self.run_several()
+        self._copy_to_host(steps)
 
-    def _copy_to_host(self) -> None:
-        """Start copying the tokens of the latest step to the host, concurrently with the steps that follow."""
-        slot = self.launched % len(self.host_history)
-        self.launched += 1
+    def run_several(self) -> None:
+        """Start `steps_per_launch` steps, as one graph, which is captured the first time."""
+        if self.several_steps is None:
+            body, count = self.body, self.steps_per_launch
+
+            def run_steps() -> Tensor:
+                return [body() for _ in range(count)][-1]
+
+            if self.device.type == "cuda":
+                with CAPTURING, torch.cuda.device(self.device):
+                    self.several_steps = capture(run_steps, warmups=0)
+                self.constants += cached_constants()
+            else:
+                self.several_steps = run_steps
+        self.several_steps()
+
+    def _copy_to_host(self, steps: int = 1) -> None:
+        """Start copying the tokens of the latest steps to the host, concurrently with the steps that follow."""
+        slots = [(self.launched + i) % len(self.host_history) for i in range(steps)]
+        self.launched += steps
         if self.device.type != "cuda":
-            self.host_history[slot] = self.buffers.history[slot]
+            self.host_history[slots] = self.buffers.history[slots]
             return
         self.step_done.record(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.copy_stream):
             self.copy_stream.wait_event(self.step_done)
-            self.host_history[slot].copy_(self.buffers.history[slot], non_blocking=True)
-            self.copied[slot].record(self.copy_stream)
+            for slot in slots:
+                self.host_history[slot].copy_(self.buffers.history[slot], non_blocking=True)
+                self.copied[slot].record(self.copy_stream)
 
     def read(self) -> list[int]:
         """Wait for the tokens of the earliest step not read yet."""
@@ -198,12 +234,12 @@ class CudaGraphRunner:
         return logits
 
 
-def capture(body: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """The body as a CUDA graph, whose result is in the same tensor each time. It is run twice before the capture."""
+def capture(body: Callable[[], Tensor], warmups: int) -> Callable[[], Tensor]:
+    """The body as a CUDA graph, whose result is in the same tensor each time; it is run `warmups` times before."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for _ in range(2):
+        for _ in range(warmups):
             body()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()

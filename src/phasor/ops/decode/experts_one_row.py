@@ -132,34 +132,34 @@ def add_products(
 def expert_gemv(
     x_ptr, norm_ptr, norm_offset, weight_ptrs, second_ptrs, mask_n, stride, next_ptr, next_begin, next_stop,
     K: tl.constexpr, GLU: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, NUM_STAGES: tl.constexpr,
-    BLOCK_NEXT: tl.constexpr,
+    PREFETCH_LINES: tl.constexpr,
 ):  # fmt: skip
     """`x W` of one row, times the norm's weights; float32 `[BLOCK_N]`.
 
     With GLU there are two matrices, and a result of each. With one stage the next tile is on its way to registers, with
     more of them the next tiles to shared memory. When all tiles are on their way, the bytes `next_begin` to `next_stop`
-    behind `next_ptr`, of BLOCK_NEXT lines at most, follow to the L2 cache.
+    behind `next_ptr`, of PREFETCH_LINES at most, follow to the L2 cache.
     """
     partial = tl.zeros([BLOCK_K, BLOCK_N], tl.float32)
     second_partial = tl.zeros([BLOCK_K, BLOCK_N], tl.float32)
     offs_k = tl.arange(0, BLOCK_K)
     if NUM_STAGES == 1:
-        LAST: tl.constexpr = (K - 1) // BLOCK_K * BLOCK_K
+        last: tl.constexpr = (K - 1) // BLOCK_K * BLOCK_K
         w, second = load_tiles(weight_ptrs, second_ptrs, offs_k, K, stride, mask_n, GLU)
-        for start in tl.range(0, LAST, BLOCK_K):
+        for start in tl.range(0, last, BLOCK_K):
             ahead = load_tiles(weight_ptrs, second_ptrs, start + BLOCK_K + offs_k, K, stride, mask_n, GLU)
             partial, second_partial = add_products(
                 x_ptr, norm_ptr, norm_offset, w, second, partial, second_partial, start + offs_k, K, GLU
             )
             w, second = ahead
-        if BLOCK_NEXT > 0:
-            prefetch_to_l2(next_ptr, next_begin, next_stop, BLOCK_NEXT)
+        if PREFETCH_LINES > 0:
+            prefetch_to_l2(next_ptr, next_begin, next_stop, PREFETCH_LINES)
         partial, second_partial = add_products(
-            x_ptr, norm_ptr, norm_offset, w, second, partial, second_partial, LAST + offs_k, K, GLU
+            x_ptr, norm_ptr, norm_offset, w, second, partial, second_partial, last + offs_k, K, GLU
         )
     else:
-        if BLOCK_NEXT > 0:
-            prefetch_to_l2(next_ptr, next_begin, next_stop, BLOCK_NEXT)
+        if PREFETCH_LINES > 0:
+            prefetch_to_l2(next_ptr, next_begin, next_stop, PREFETCH_LINES)
         for start in tl.range(0, K, BLOCK_K, num_stages=NUM_STAGES):
             w, second = load_tiles(weight_ptrs, second_ptrs, start + offs_k, K, stride, mask_n, GLU)
             partial, second_partial = add_products(
@@ -174,13 +174,13 @@ def one_row_up_kernel(
     chosen_ptr, weights_ptr, out_ptr, down_ptr, down_bytes, N, E,
     K: tl.constexpr, TOP_K: tl.constexpr, NORMALIZE: tl.constexpr, ACTIVATION: tl.constexpr, GLU: tl.constexpr,
     BLOCK_E: tl.constexpr, BLOCK_ROUTER: tl.constexpr, CONTIGUOUS: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, NUM_STAGES: tl.constexpr, BLOCK_NEXT: tl.constexpr, USE_PDL: tl.constexpr,
+    BLOCK_K: tl.constexpr, NUM_STAGES: tl.constexpr, PREFETCH_LINES: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
     """`out[i] = act(norm(x) W + bias)` of the expert of rank `i`, `[TOP_K, N]`; with GLU gates come first.
 
-    `chosen [TOP_K]` are these experts, and `weights [TOP_K]` their weights, which a program for nothing else writes. The
-    other programs of an expert move its matrix of `down_bytes` behind `down_ptr` to the L2 cache, each up to BLOCK_NEXT
-    lines of 128 bytes.
+    `chosen [TOP_K]` are these experts, and `weights [TOP_K]` their weights, which the last program of an expert writes;
+    it does nothing else. The others move the expert's matrix of `down_bytes` behind `down_ptr` to the L2 cache, up to
+    PREFETCH_LINES of 128 bytes each.
     """
     slot, tile, tiles = tl.program_id(1), tl.program_id(0), tl.num_programs(0) - 1
     chosen, logits, is_chosen, rstd = route_row(
@@ -202,7 +202,7 @@ def one_row_up_kernel(
     acc, up = expert_gemv(
         x_ptr, norm_ptr, norm_offset, weight_ptrs, weight_ptrs + N, mask_n, stride,
         down_ptr, begin, tl.minimum(begin + share, (expert + 1) * down_bytes),
-        K, GLU, BLOCK_N, BLOCK_K, NUM_STAGES, BLOCK_NEXT,
+        K, GLU, BLOCK_N, BLOCK_K, NUM_STAGES, PREFETCH_LINES,
     )  # fmt: skip
     acc, up = acc * rstd, up * rstd
     if bias_ptr is not None:
@@ -330,7 +330,7 @@ def experts_one_row(
         K=dim, TOP_K=experts.top_k, NORMALIZE=experts.normalize, ACTIVATION=experts.activation, GLU=experts.glu,
         BLOCK_E=block_e, BLOCK_ROUTER=block_router, CONTIGUOUS=contiguous,
         BLOCK_N=UP_TILES.block_n, BLOCK_K=UP_TILES.block_k, NUM_STAGES=UP_TILES.num_stages,
-        BLOCK_NEXT=triton.next_power_of_2(prefetched_lines), USE_PDL=pdl,
+        PREFETCH_LINES=triton.next_power_of_2(prefetched_lines), USE_PDL=pdl,
         num_warps=UP_TILES.num_warps, **pdl_launch(pdl),
     )  # fmt: skip
     one_row_down_kernel[(len(space.arrived), experts.top_k, space.splits)](
