@@ -22,6 +22,7 @@ from phasor.nn.feed_forward import FeedForward, activate
 from phasor.nn.moe import Experts, balancing_loss, grouped_matmul, grouped_matmul_ref
 from phasor.nn.norm import build_norm
 from phasor.nn.residual import build_residual, deepnorm_constants
+from phasor.ops.dispatch import force_path
 
 NORMS = {
     "layernorm": LayerNormConfig(eps=1e-3),
@@ -261,17 +262,26 @@ def test_experts_in_float32(config, dim, hidden):
     assert_same(network(x), expected, [x, *network.parameters()], SINGLE)
 
 
+@pytest.mark.parametrize("config", EXPERTS.values(), ids=EXPERTS)
+def test_experts_with_kernels_for_routing(config):
+    network = make_experts(config, 16, 24, torch.float32)
+    x = normal(1, 9, 16, dtype=torch.float32).requires_grad_()
+    expected, _ = plain_experts(x, network, config)
+    with force_path("triton"):
+        assert_same(network(x), expected, [x, *network.parameters()], SINGLE)
+
+
 def test_torchs_grouped_matmul_is_used_where_sizes_allow(monkeypatch):
     calls = []
     grouped = F.grouped_mm
     monkeypatch.setattr(F, "grouped_mm", lambda *a, **k: calls.append(1) or grouped(*a, **k))
-    counts = torch.tensor([3, 0, 4])
+    ends = torch.tensor([3, 3, 7], dtype=torch.int32)
     for dim, hidden in ((16, 24), (7, 13)):
         x, weight = normal(7, dim, dtype=torch.float32), normal(3, dim, hidden, dtype=torch.float32)
         x.requires_grad_(), weight.requires_grad_()
         for run in (grouped_matmul, grouped_matmul_ref):
             expected = torch.cat((x[:3] @ weight[0], x[3:] @ weight[2]))
-            assert_same(run(x, weight, counts), expected, [x, weight], SINGLE)
+            assert_same(run(x, weight, ends), expected, [x, weight], SINGLE)
     assert calls == [1]
 
 

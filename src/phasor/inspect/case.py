@@ -78,6 +78,13 @@ class Case:
         count = 0 if experts is None else experts.num_experts
         return self.tensor(self.length, self.config.dim), self.tensor(self.length, count)
 
+    @property
+    def routing_args(self) -> tuple[Tensor, Tensor, int, bool, int, int]:
+        """What the tokens of a layer with experts are routed with."""
+        experts = self.layer.feedforward.experts
+        assert experts is not None
+        return *self.router_args, experts.top_k, experts.normalize, 0, experts.num_experts
+
     @cached_property
     def model(self) -> Transformer:
         """The model on the meta device, as deep as its pattern of layers."""

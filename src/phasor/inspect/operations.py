@@ -21,6 +21,7 @@ from phasor.ops.dispatch import Dispatch, Path, always
 from phasor.ops.glu import GLU
 from phasor.ops.norm import NORM
 from phasor.ops.quantized import QUANTIZED_LINEAR
+from phasor.ops.routing import ROUTING
 from phasor.ops.sparse_attention import SPARSE_ATTENTION
 from phasor.training.float8 import FLOAT8_FEED_FORWARD, Float8FeedForward
 
@@ -108,6 +109,12 @@ OPERATIONS = (
         "experts",
         EXPERTS,
         lambda case: (case.block.feedforward, *case.router_args),
+        lambda case: isinstance(case.block.feedforward, Experts),
+    ),
+    Operation(
+        "routing",
+        ROUTING,
+        lambda case: case.routing_args,
         lambda case: isinstance(case.block.feedforward, Experts),
     ),
     Operation(

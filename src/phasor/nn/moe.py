@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phasor.config import ExpertsConfig, FeedForwardConfig, SwiGLUClampedConfig
+from phasor.config import FeedForwardConfig, SwiGLUClampedConfig
 from phasor.config.schema import quote
 from phasor.nn.checks import describe_tensor
 from phasor.nn.feed_forward import FeedForward, activate
 from phasor.ops import dispatch
-from phasor.ops.custom_op import needs_dispatcher
 from phasor.ops.decode.arguments import ACTIVATIONS, ExpertsArgs
 from phasor.ops.decode.tiles import MAX_EXPERT_ROWS
 from phasor.ops.dispatch import Dispatch, Path
 from phasor.ops.launch import on_device
+from phasor.ops.routing import KernelRouting, Routing, route
 
 
 class Experts(nn.Module):
@@ -110,28 +109,22 @@ class Experts(nn.Module):
 
     def by_groups(self, tokens: Tensor, logits: Tensor) -> Tensor:
         """The routed experts of tokens that are sorted by expert."""
-        weights, chosen = route(logits, self.experts)  # [N, k] each
-        flat, k = chosen.flatten(), self.experts.top_k
-        if self.first_expert is not None:  # choices of experts that are not here come last, and give zeros
-            here = (flat >= self.first_expert) & (flat < self.first_expert + len(self.up))
-            flat = torch.where(here, flat - self.first_expert, len(self.up))
-        order = flat.argsort(stable=True)  # tokens' choices, sorted by expert
-        inverse = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-        counts = torch.zeros(len(self.up) + 1, dtype=torch.int64, device=tokens.device).index_add(
-            0, flat, torch.ones_like(flat)
-        )[:-1]
-        expert = flat[order]
-        absent = None if self.first_expert is None else (expert == len(self.up))[:, None]
-        expert = expert if absent is None else expert.clamp(max=len(self.up) - 1)
-        hidden = grouped_matmul(zero_rows(take_rows(tokens, order, inverse, k), absent), self.up, counts)
-        if self.up_bias is not None:
-            hidden = hidden + self.up_bias[expert]
-        hidden = self.dropout(activate(zero_rows(hidden, absent), self.config.activation))
-        out = grouped_matmul(hidden, self.down, counts)
-        if self.down_bias is not None:
-            out = out + self.down_bias[expert]
-        out = take_rows(zero_rows(out, absent), inverse, order, 1).view(len(tokens), k, -1)  # [N, k, dim]
-        return (out * weights[..., None].to(out.dtype)).sum(1)
+        first, config = self.first_expert or 0, self.experts
+        routing = route(
+            tokens, logits, config.top_k, normalize=config.normalize, first_expert=first, num_experts=len(self.up)
+        )
+        hidden = grouped_matmul(routing.gather(tokens), self.up, routing.ends)
+        hidden = self.activate(routing, hidden)
+        if self.training and self.dropout.p > 0:
+            hidden = self.dropout(hidden)
+        return routing.combine(grouped_matmul(hidden, self.down, routing.ends), self.down_bias)
+
+    def activate(self, routing: Routing, hidden: Tensor) -> Tensor:
+        """Add their experts' biases to rows sorted by expert, and apply the activation."""
+        activation = self.config.activation
+        if isinstance(routing, KernelRouting) and isinstance(activation, SwiGLUClampedConfig):
+            return routing.clamped_swiglu(hidden, self.up_bias, activation.limit, activation.gain)
+        return activate(routing.add_bias(hidden, self.up_bias), activation)
 
     def waits_for_router(self, rows: int, device: torch.device) -> bool:
         """Whether the host has to wait for the router of a decoding step of so many rows on a GPU."""
@@ -150,68 +143,17 @@ EXPERTS = Dispatch(
 )
 
 
-class TakeRows(torch.autograd.Function):
-    """`x[index // copies]`, where `index` is a permutation of all copies of the rows, and `inverse` its inverse.
-
-    The gradient of a row is the sum of those of its copies, read in the other order: no atomic additions, no sort.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, index: Tensor, inverse: Tensor, copies: int) -> Tensor:
-        return x.index_select(0, index // copies)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, _, inverse, ctx.copies = inputs
-        ctx.save_for_backward(inverse)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        (inverse,) = ctx.saved_tensors
-        shape = len(inverse) // ctx.copies, ctx.copies, grad.shape[1]
-        return grad.index_select(0, inverse).view(shape).sum(1), None, None, None
-
-
-# That of the base class: the function's own inspects the signature of its forward at every call, for `torch.func`.
-take_rows_eagerly = super(torch.autograd.Function, TakeRows).apply
-
-
-def take_rows(x: Tensor, index: Tensor, inverse: Tensor, copies: int) -> Tensor:
-    """`x[index // copies]` for a permutation `index` with its `inverse`.
-
-    >>> take_rows(torch.tensor([[1.0], [2.0]]), torch.tensor([3, 0, 2, 1]), torch.tensor([1, 3, 2, 0]), 2).tolist()
-    [[2.0], [1.0], [2.0], [1.0]]
-    """
-    rows: Tensor = (TakeRows.apply if needs_dispatcher() else take_rows_eagerly)(x, index, inverse, copies)
-    return rows
-
-
-def zero_rows(x: Tensor, absent: Tensor | None) -> Tensor:
-    """Zeros in place of rows of experts that are not here, which no matrix product writes."""
-    return x if absent is None else x.masked_fill(absent, 0.0)
-
-
-def route(logits: Tensor, config: ExpertsConfig) -> tuple[Tensor, Tensor]:
-    """Weights and indices of the chosen experts, `[N, top_k]` each; the softmax runs in at least float32."""
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    weights, chosen = wide.softmax(-1).topk(config.top_k, dim=-1)
-    return (weights / weights.sum(-1, keepdim=True) if config.normalize else weights), chosen
-
-
-def grouped_matmul(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    """Rows sorted by expert, `counts` of them per expert, each times its expert's matrix `[experts, in, out]`."""
+def grouped_matmul(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """Rows sorted by expert, where those of each end at `ends`, times their expert's matrix `[experts, in, out]`."""
     aligned = all(size * x.element_size() % 16 == 0 for size in weight.shape[1:])
     dtypes = (torch.bfloat16,) if torch.compiler.is_compiling() else (torch.float32, torch.bfloat16, torch.float16)
     if aligned and x.dtype in dtypes and x.dtype == weight.dtype:
-        return F.grouped_mm(x, weight, offs=counts.cumsum(0).to(torch.int32))
-    return grouped_matmul_ref(x, weight, counts)
+        return F.grouped_mm(x, weight, offs=ends)
+    return grouped_matmul_ref(x, weight, ends)
 
 
-def grouped_matmul_ref(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+def grouped_matmul_ref(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     """`grouped_matmul` in plain torch: every row times every expert, of which its own is kept."""
-    ends = counts.cumsum(0)
     expert = torch.bucketize(torch.arange(len(x), device=x.device), ends, right=True)
     y = x.new_zeros(len(x), weight.shape[-1])
     for e, matrix in enumerate(weight):

@@ -12,7 +12,8 @@ Kernels share one legend of names:
 - `x_ptr`: the pointer to a tensor; `stride_qb stride_qt stride_qh stride_qd`: the strides of `[B, T, H, D]`
 - `pid`: the program; `offs_m offs_n offs_d offs_k`: the offsets of a tile along a dimension
 - `num_queries num_keys num_heads num_kv_heads group_size`: sizes; `group_size` query heads share one key/value head
-- `BLOCK_M BLOCK_N BLOCK_K`: the rows, columns and inner dimension of a tile (queries and keys in attention)
+- `BLOCK_M BLOCK_N BLOCK_K`: the rows, columns and inner dimension of a tile (queries and keys in attention, choices of
+  a token in routing)
 - `BLOCK_D BLOCK_V BLOCK_H BLOCK_G BLOCK_E BLOCK_SPLITS`: a tile along features, vocabulary, heads, heads of a group,
   experts, splits; `BLOCK_ROUTER`: inputs of a router; `BLOCK`: along the only dimension there is; `BLOCK_TILE`: the
   part of a `BLOCK` held at a time

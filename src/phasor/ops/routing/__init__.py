@@ -1,0 +1,6 @@
+"""Tokens grouped by the experts that their router chose, and the experts' results summed by their weights."""
+
+from phasor.ops.routing.reference import SortedRouting, choose_experts
+from phasor.ops.routing.routing import ROUTING, KernelRouting, Routing, route
+
+__all__ = ["ROUTING", "KernelRouting", "Routing", "SortedRouting", "choose_experts", "route"]

@@ -1,0 +1,304 @@
+"""Tokens grouped by the experts that their router chose, so that each expert multiplies its own tokens once.
+
+Nothing waits for the router, and no shape depends on its choices. Where kernels run, routing is two launches, and rows
+are copied, or summed by their weights, in one launch each; gradients likewise.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from phasor.ops.custom_op import custom_op
+from phasor.ops.dispatch import KERNEL_DTYPES, Dispatch, Path, triton_why_not
+from phasor.ops.routing.reference import SortedRouting
+
+MAX_EXPERTS, MAX_TOP_K = 1024, 32  # what a tile of a kernel holds
+
+
+class Routing(Protocol):
+    """Which tokens each expert gets, and with what weights."""
+
+    @property
+    def ends(self) -> Tensor:
+        """Where the rows of each expert end, `[num_experts]`, int32."""
+
+    def gather(self, x: Tensor) -> Tensor:
+        """The rows of tokens `[N, dim]` for every choice, sorted by expert: `[N top_k, dim]`."""
+
+    def add_bias(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Add its expert's bias, of `[num_experts, dim]`, to each row."""
+
+    def combine(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """The sum of the rows of every token with their biases, by the weights of their experts: `[N, dim]`."""
+
+
+def route(
+    tokens: Tensor,
+    logits: Tensor,
+    top_k: int,
+    *,
+    normalize: bool,
+    first_expert: int = 0,
+    num_experts: int | None = None,
+) -> Routing:
+    """Choose `top_k` experts for every token, and sort the choices by expert.
+
+    Weights are the softmax of the logits `[N, experts]`; with `normalize` those of a token's choices sum to 1. The
+    experts are the `num_experts` from `first_expert` where other processes hold the rest.
+
+    >>> routing = route(torch.zeros(2, 1), torch.tensor([[0.0, 9.0], [9.0, 0.0]]), 1, normalize=True)
+    >>> rows = routing.gather(torch.tensor([[5.0], [6.0]]))
+    >>> rows.tolist(), routing.ends.tolist()
+    ([[6.0], [5.0]], [1, 2])
+    >>> routing.combine(10 * rows, None).tolist()
+    [[50.0], [60.0]]
+    """
+    num_experts = logits.shape[-1] if num_experts is None else num_experts
+    routing: Routing = ROUTING(tokens, logits, top_k, normalize, first_expert, num_experts)
+    return routing
+
+
+class KernelRouting:
+    """Routing by Triton kernels; `rows` says which row each choice of a token becomes."""
+
+    def __init__(
+        self, tokens: Tensor, logits: Tensor, top_k: int, normalize: bool, first_expert: int, num_experts: int
+    ) -> None:
+        self.logits, self.normalize = logits, normalize
+        # The gradient of the weights goes to the logits where they are used, and this needs none.
+        self.weights, self.rows, self.ends = sort_choices_op(logits.detach(), top_k, normalize)
+
+    def gather(self, x: Tensor) -> Tensor:
+        rows: Tensor = gather_op(x, self.rows)
+        return rows
+
+    def add_bias(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return x if bias is None else add_bias_op(x, bias, self.ends)
+
+    def clamped_swiglu(self, x: Tensor, bias: Tensor | None, limit: float, gain: float) -> Tensor:
+        """`gate sigmoid(gain gate) (up + 1)` of gate and up side by side, clamped after adding their expert's bias."""
+        y: Tensor = clamped_swiglu_op(x, bias, self.ends, limit, gain)
+        return y
+
+    def combine(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        y: Tensor = combine_op(x, bias, self.logits, self.weights, self.rows, self.ends, self.normalize)
+        return y
+
+
+def kernels_why_not(
+    tokens: Tensor, logits: Tensor, top_k: int, normalize: bool, first_expert: int, num_experts: int
+) -> str | None:
+    """Why Triton kernels do not group these tokens; None where they do."""
+    if torch.compiler.is_compiling():
+        return "the compiler fuses the reference with the operations around it"
+    reason = triton_why_not(tokens, logits)
+    if reason is not None:
+        return reason
+    if num_experts < logits.shape[-1]:
+        return "other processes hold some of the experts"
+    if logits.shape[-1] > MAX_EXPERTS or top_k > MAX_TOP_K:
+        return f"there are more than {MAX_EXPERTS} experts, or {MAX_TOP_K} of a token"
+    if len(tokens) == 0:
+        return "there are no tokens"
+    for x in (tokens, logits):
+        if x.dtype not in KERNEL_DTYPES:
+            return f"{str(x.dtype)[6:]} has no kernel"
+        if hasattr(x, "__tensor_flatten__"):
+            return f"a {type(x).__name__} is made of other tensors"
+    return None
+
+
+@custom_op("phasor::sort_choices")
+def sort_choices_op(logits: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor, Tensor]:
+    from phasor.ops.routing.kernels import sort_choices
+
+    return sort_choices(logits, top_k, normalize)
+
+
+@sort_choices_op.register_fake
+def _(logits: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor, Tensor]:
+    weights = logits.new_empty((len(logits), top_k), dtype=torch.float32)
+    ends = logits.new_empty(logits.shape[1], dtype=torch.int32)
+    return weights, torch.empty_like(weights, dtype=torch.int32), ends
+
+
+@custom_op("phasor::gather_rows")
+def gather_op(x: Tensor, rows: Tensor) -> Tensor:
+    from phasor.ops.routing.kernels import gather
+
+    return gather(x, rows)
+
+
+@gather_op.register_fake
+def _(x: Tensor, rows: Tensor) -> Tensor:
+    return x.new_empty((rows.numel(), x.shape[1]))
+
+
+@custom_op("phasor::sum_rows")
+def sum_rows_op(x: Tensor, rows: Tensor) -> Tensor:
+    from phasor.ops.routing.kernels import combine
+
+    return combine(x, None, None, rows, None)
+
+
+@sum_rows_op.register_fake
+def _(x: Tensor, rows: Tensor) -> Tensor:
+    return x.new_empty((len(rows), x.shape[1]))
+
+
+def _gather_setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+
+
+def _gather_backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+    return sum_rows_op(dy, *ctx.saved_tensors), None
+
+
+gather_op.register_autograd(_gather_backward, setup_context=_gather_setup_context)
+
+
+@custom_op("phasor::combine_rows")
+def combine_op(
+    x: Tensor, bias: Tensor | None, logits: Tensor, weights: Tensor, rows: Tensor, ends: Tensor, normalize: bool
+) -> Tensor:
+    from phasor.ops.routing.kernels import combine
+
+    return combine(x, bias, weights, rows, ends)
+
+
+@combine_op.register_fake
+def _(
+    x: Tensor, bias: Tensor | None, logits: Tensor, weights: Tensor, rows: Tensor, ends: Tensor, normalize: bool
+) -> Tensor:
+    return x.new_empty((len(rows), x.shape[1]))
+
+
+@custom_op("phasor::combine_rows_backward")
+def combine_backward_op(
+    dy: Tensor,
+    x: Tensor,
+    bias: Tensor | None,
+    logits: Tensor,
+    weights: Tensor,
+    rows: Tensor,
+    ends: Tensor,
+    normalize: bool,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of the rows and of the logits."""
+    from phasor.ops.routing.kernels import combine_backward
+
+    return combine_backward(dy, x, bias, logits, weights, rows, ends, normalize)
+
+
+@combine_backward_op.register_fake
+def _(
+    dy: Tensor,
+    x: Tensor,
+    bias: Tensor | None,
+    logits: Tensor,
+    weights: Tensor,
+    rows: Tensor,
+    ends: Tensor,
+    normalize: bool,
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), logits.new_empty(logits.shape)
+
+
+def _combine_setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.normalize = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _combine_backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    _, bias, _, _, _, ends = saved = ctx.saved_tensors
+    dx, dlogits = combine_backward_op(dy, *saved, ctx.normalize)
+    dbias = expert_sums_op(dx, ends, bias.dtype) if ctx.needs_input_grad[1] else None
+    return dx, dbias, dlogits, None, None, None, None
+
+
+combine_op.register_autograd(_combine_backward, setup_context=_combine_setup_context)
+
+
+@custom_op("phasor::add_expert_bias")
+def add_bias_op(x: Tensor, bias: Tensor, ends: Tensor) -> Tensor:
+    from phasor.ops.routing.kernels import add_bias
+
+    return add_bias(x, bias, ends)
+
+
+@add_bias_op.register_fake
+def _(x: Tensor, bias: Tensor, ends: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@custom_op("phasor::expert_sums")
+def expert_sums_op(x: Tensor, ends: Tensor, dtype: torch.dtype) -> Tensor:
+    from phasor.ops.routing.kernels import expert_sums
+
+    return expert_sums(x, ends, dtype)
+
+
+@expert_sums_op.register_fake
+def _(x: Tensor, ends: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.new_empty((len(ends), x.shape[1]), dtype=dtype)
+
+
+def _add_bias_setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+    _, bias, ends = inputs
+    ctx.dtype = bias.dtype
+    ctx.save_for_backward(ends)
+
+
+def _add_bias_backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    return dy, expert_sums_op(dy, *ctx.saved_tensors, ctx.dtype) if ctx.needs_input_grad[1] else None, None
+
+
+add_bias_op.register_autograd(_add_bias_backward, setup_context=_add_bias_setup_context)
+
+
+@custom_op("phasor::clamped_swiglu")
+def clamped_swiglu_op(x: Tensor, bias: Tensor | None, ends: Tensor, limit: float, gain: float) -> Tensor:
+    from phasor.ops.routing.kernels import clamped_swiglu
+
+    return clamped_swiglu(x, bias, ends, limit, gain)
+
+
+@clamped_swiglu_op.register_fake
+def _(x: Tensor, bias: Tensor | None, ends: Tensor, limit: float, gain: float) -> Tensor:
+    return x.new_empty((len(x), x.shape[1] // 2))
+
+
+@custom_op("phasor::clamped_swiglu_backward")
+def clamped_swiglu_backward_op(
+    dy: Tensor, x: Tensor, bias: Tensor | None, ends: Tensor, limit: float, gain: float
+) -> Tensor:
+    from phasor.ops.routing.kernels import clamped_swiglu_backward
+
+    return clamped_swiglu_backward(dy, x, bias, ends, limit, gain)
+
+
+@clamped_swiglu_backward_op.register_fake
+def _(dy: Tensor, x: Tensor, bias: Tensor | None, ends: Tensor, limit: float, gain: float) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _clamped_swiglu_setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.limit, ctx.gain = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _clamped_swiglu_backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    _, bias, ends = saved = ctx.saved_tensors
+    dx = clamped_swiglu_backward_op(dy, *saved, ctx.limit, ctx.gain)
+    return dx, expert_sums_op(dx, ends, bias.dtype) if ctx.needs_input_grad[1] else None, None, None, None
+
+
+clamped_swiglu_op.register_autograd(_clamped_swiglu_backward, setup_context=_clamped_swiglu_setup_context)
+
+ROUTING = Dispatch(
+    Path("Triton kernels, which count the choices of each expert", KernelRouting, kernels_why_not),
+    Path("torch, a stable sort of choices", SortedRouting),
+)
