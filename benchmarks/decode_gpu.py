@@ -577,9 +577,10 @@ def sweep_step() -> None:
     given = prompts(1, size.prompt, size.vocabulary)
     by_hand = gemv.choose_tiles
 
-    def small_tiles(tiles: Tiles) -> Callable[..., Tiles]:
+    def tiles_for(few: Tiles | None = None, many: Tiles | None = None) -> Callable[..., Tiles]:
+        """These tiles for few outputs and for many, those of a layer's projections and of the head."""
         return lambda rows, outputs, inputs, **kind: (
-            tiles if rows == 1 and outputs <= SMALL_N and inputs <= 1024 else by_hand(rows, outputs, inputs, **kind)
+            (few if outputs <= SMALL_N else many) or by_hand(rows, outputs, inputs, **kind)
         )
 
     changes: dict[str, tuple[Any, str, Any]] = {"as it is": (gemv, "choose_tiles", by_hand)}
@@ -588,7 +589,9 @@ def sweep_step() -> None:
     for tiles in KV_TILES:
         changes[f"attention {tuple(tiles)}"] = (decode_attention, "SPLIT_TILES", tiles)
     for tiles in (Tiles(1, 1024, 1), Tiles(2, 1024, 1), Tiles(2, 1024, 2), Tiles(4, 1024, 2), Tiles(8, 1024, 4)):
-        changes[f"small projections {tuple(tiles)[:3]}"] = (gemv, "choose_tiles", small_tiles(tiles))
+        changes[f"projections {tuple(tiles)[:3]}"] = (gemv, "choose_tiles", tiles_for(few=tiles))
+    for tiles in (Tiles(2, 1024, 1), Tiles(4, 1024, 1), Tiles(4, 1024, 2), Tiles(8, 1024, 4), Tiles(16, 1024, 8)):
+        changes[f"head {tuple(tiles)[:3]}"] = (gemv, "choose_tiles", tiles_for(many=tiles))
     for name, (where, what, value) in changes.items():
         before = getattr(where, what)
         setattr(where, what, value)
