@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from phasor.ops import dispatch
-from phasor.ops.custom_op import custom_op
+from phasor.ops.custom_op import custom_op, needs_dispatcher
 from phasor.ops.dispatch import Dispatch, Path
 from phasor.ops.float8.reference import ALIGNMENT, FLOAT8, FLOAT8_MAX, MIN_SCALE, transpose_ref
 from phasor.ops.glu import GLU, GLU_ACTIVATIONS, glu
@@ -54,7 +54,7 @@ def round_to(x: Tensor, dtype: torch.dtype) -> Tensor:
     >>> round_to(torch.tensor([1.001, 1.01]), torch.bfloat16).tolist()
     [1.0, 1.0078125]
     """
-    if not torch.compiler.is_compiling() or (x.dtype, dtype) != (torch.float32, torch.bfloat16):
+    if not needs_dispatcher() or (x.dtype, dtype) != (torch.float32, torch.bfloat16):
         return x.to(dtype)
     bits = x.view(torch.int32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000  # to the nearest, ties to even
