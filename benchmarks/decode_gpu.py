@@ -585,6 +585,7 @@ def sweep_step() -> None:
 
     changes: dict[str, tuple[Any, str, Any]] = {"as it is": (gemv, "choose_tiles", by_hand)}
     changes |= {f"{n} steps per graph": (cuda_graph, "STEPS_PER_GRAPH", n) for n in (1, 2)}
+    changes["head without prefetch to L2"] = (fused, "PREFETCH_HEAD_BYTES", 0)
     changes["experts without prefetch to L2"] = (experts_one_row, "PREFETCH_DOWN", False)
     for tiles in KV_TILES:
         changes[f"attention {tuple(tiles)}"] = (decode_attention, "SPLIT_TILES", tiles)
