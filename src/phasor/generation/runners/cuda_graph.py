@@ -107,9 +107,10 @@ class CudaGraphRunner:
         self.several_steps: Callable[[], Tensor] | None = None
         if on_gpu:
             self.copy_stream, self.step_done = torch.cuda.Stream(self.device), torch.cuda.Event()
+            self.capture_stream = torch.cuda.Stream(self.device)
             self.copied = [torch.cuda.Event() for _ in self.host_history]
             with CAPTURING, torch.cuda.device(self.device):
-                self.run = capture(body, warmups=2)
+                self.run = capture(body, self.capture_stream, warmups=2)
             self.constants = cached_constants()  # the graph reads them but does not keep them alive
         else:
             self.run = body
@@ -197,7 +198,7 @@ class CudaGraphRunner:
 
             if self.device.type == "cuda":
                 with CAPTURING, torch.cuda.device(self.device):
-                    self.several_steps = capture(run_steps, warmups=0)
+                    self.several_steps = capture(run_steps, self.capture_stream)
                 self.constants += cached_constants()
             else:
                 self.several_steps = run_steps
@@ -234,9 +235,11 @@ class CudaGraphRunner:
         return logits
 
 
-def capture(body: Callable[[], Tensor], warmups: int) -> Callable[[], Tensor]:
-    """The body as a CUDA graph, whose result is in the same tensor each time; it is run `warmups` times before."""
-    side = torch.cuda.Stream()
+def capture(body: Callable[[], Tensor], side: torch.cuda.Stream, warmups: int = 0) -> Callable[[], Tensor]:
+    """The body as a CUDA graph, whose result is in the same tensor each time; it is run `warmups` times before.
+
+    Libraries allocate memory the first time that they run on a stream, which should not be while it is captured.
+    """
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(warmups):
