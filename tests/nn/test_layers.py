@@ -271,6 +271,48 @@ def test_experts_with_kernels_for_routing(config):
         assert_same(network(x), expected, [x, *network.parameters()], SINGLE)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["normalized", "not-normalized", "biases"])
+def test_experts_as_one_operation(name, dtype):
+    """The same as by parts, whose activation is saved and not recomputed; bfloat16 has 8 bits."""
+    network = make_experts(EXPERTS[name], 16, 24, dtype)
+    tokens = normal(9, 16, dtype=dtype).requires_grad_()
+    experts = [w for w in (network.up, network.down, network.up_bias, network.down_bias) if w is not None]
+    with force_path("triton"):
+        assert network.one_operation_why_not(tokens, network.router(tokens)) is None
+        for trained in (experts, []):
+            for weight in experts:
+                weight.requires_grad_(bool(trained))
+            ours, by_parts = (
+                run(tokens, network.router(tokens)) for run in (network.by_one_operation, network.by_groups)
+            )
+            assert ours.grad_fn.name().startswith("phasor_grouped_experts")
+            inputs = [tokens, *network.router.parameters(), *trained]
+            assert_same(ours, by_parts, inputs, SINGLE if dtype == torch.float32 else 1e-2)
+
+
+def test_why_experts_are_not_one_operation():
+    gated, plain = (make_experts(EXPERTS[name], 16, 24, torch.float32) for name in ("normalized", "all"))
+    odd = make_experts(EXPERTS["normalized"], 16, 9, torch.float32)
+    tokens = normal(9, 16, dtype=torch.float32)
+
+    def why_not(network, given=tokens):
+        return network.one_operation_why_not(given, network.router(tokens))
+
+    assert why_not(gated) == ("the tensors are not on a GPU" if tokens.device.type == "cpu" else None)
+    with force_path("triton"):
+        assert why_not(gated) is None
+        assert why_not(plain) == "the activation has no kernel"
+        assert why_not(odd) == "torch's grouped matrix product does not take these sizes and dtypes"
+        assert why_not(gated, tokens.bfloat16()) == why_not(odd)
+        with torch.no_grad():
+            assert why_not(gated) == "no gradient is needed"
+        with torch.autocast(tokens.device.type, torch.bfloat16):
+            assert why_not(gated) == "autocast sets another dtype"
+        gated.dropout.p = 0.5
+        assert why_not(gated) == "hidden features are dropped out"
+
+
 def test_torchs_grouped_matmul_is_used_where_sizes_allow(monkeypatch):
     calls = []
     grouped = F.grouped_mm

@@ -13,6 +13,7 @@ from phasor.config import ModelConfig
 from phasor.config.model import Layer, Side
 from phasor.generation.runners import StepSpec
 from phasor.nn.attention import Attention, AttentionContext
+from phasor.nn.moe import Experts
 from phasor.nn.norm import build_norm
 from phasor.nn.positions.base import Position, build_position
 from phasor.nn.positions.rotary.config import PiecewiseRotaryConfig
@@ -81,9 +82,9 @@ class Case:
     @property
     def routing_args(self) -> tuple[Tensor, Tensor, int, bool, int, int]:
         """What the tokens of a layer with experts are routed with."""
-        experts = self.layer.feedforward.experts
-        assert experts is not None
-        return *self.router_args, experts.top_k, experts.normalize, 0, experts.num_experts
+        experts = self.block.feedforward
+        assert isinstance(experts, Experts)
+        return experts.routing_args(*self.router_args)
 
     @cached_property
     def model(self) -> Transformer:

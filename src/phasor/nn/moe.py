@@ -16,8 +16,10 @@ from phasor.ops import dispatch
 from phasor.ops.decode.arguments import ACTIVATIONS, ExpertsArgs
 from phasor.ops.decode.tiles import MAX_EXPERT_ROWS
 from phasor.ops.dispatch import Dispatch, Path
+from phasor.ops.glu import GLU_ACTIVATIONS
 from phasor.ops.launch import on_device
-from phasor.ops.routing import KernelRouting, Routing, route
+from phasor.ops.routing import ROUTING, KernelRouting, Routing, grouped_experts_op
+from phasor.ops.routing import kernels_why_not as routing_why_not
 
 
 class Experts(nn.Module):
@@ -107,12 +109,43 @@ class Experts(nn.Module):
             return "tokens or weights are made of other tensors"
         return None if all(w.is_contiguous() for w in weights) else "the weights are not contiguous"
 
+    def by_one_operation(self, tokens: Tensor, logits: Tensor) -> Tensor:
+        """The routed experts of tokens that are sorted by expert, with a gradient by hand."""
+        activation, limits = self.config.activation, (0.0, 0.0)
+        if isinstance(activation, SwiGLUClampedConfig):
+            limits = activation.limit, activation.gain
+        weights, config = (self.up, self.down, self.up_bias, self.down_bias), self.experts
+        results: tuple[Tensor, ...] = grouped_experts_op(
+            tokens, logits, *weights, config.top_k, config.normalize, activation.kind, *limits
+        )
+        return results[0]
+
+    def one_operation_why_not(self, tokens: Tensor, logits: Tensor) -> str | None:
+        """Why the routed experts are not one operation; None where they are."""
+        reason = routing_why_not(*self.routing_args(tokens, logits))
+        if reason is not None:
+            return reason
+        if not dispatch.needs_grad(tokens, logits, self.up, self.down):
+            return "no gradient is needed"
+        if self.training and self.dropout.p > 0:
+            return "hidden features are dropped out"
+        activation = self.config.activation
+        if activation.kind not in GLU_ACTIVATIONS and not isinstance(activation, SwiGLUClampedConfig):
+            return "the activation has no kernel"
+        if dispatch.compute_dtype(tokens) != tokens.dtype:
+            return "autocast sets another dtype"
+        if not (fits_grouped_mm(tokens, self.up) and fits_grouped_mm(tokens, self.down)):
+            return "torch's grouped matrix product does not take these sizes and dtypes"
+        made_of_others = any(hasattr(w, "__tensor_flatten__") for w in (self.up, self.down))
+        return "the weights are made of other tensors" if made_of_others else None
+
+    def routing_args(self, tokens: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, int, bool, int, int]:
+        """What tokens are routed with."""
+        return tokens, logits, self.experts.top_k, self.experts.normalize, self.first_expert or 0, len(self.up)
+
     def by_groups(self, tokens: Tensor, logits: Tensor) -> Tensor:
         """The routed experts of tokens that are sorted by expert."""
-        first, config = self.first_expert or 0, self.experts
-        routing = route(
-            tokens, logits, config.top_k, normalize=config.normalize, first_expert=first, num_experts=len(self.up)
-        )
+        routing: Routing = ROUTING(*self.routing_args(tokens, logits))
         hidden = grouped_matmul(routing.gather(tokens), self.up, routing.ends)
         hidden = self.activate(routing, hidden)
         if self.training and self.dropout.p > 0:
@@ -139,17 +172,22 @@ class Experts(nn.Module):
 # The routed experts, asked with the module, tokens `[N, dim]` and the router's logits `[N, experts]`.
 EXPERTS = Dispatch(
     Path("Triton kernels that read the experts in use", Experts.by_kernels, Experts.kernels_why_not),
+    Path("grouped matrix products, as one operation", Experts.by_one_operation, Experts.one_operation_why_not),
     Path("grouped matrix products", Experts.by_groups),
 )
 
 
 def grouped_matmul(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     """Rows sorted by expert, where those of each end at `ends`, times their expert's matrix `[experts, in, out]`."""
-    aligned = all(size * x.element_size() % 16 == 0 for size in weight.shape[1:])
-    dtypes = (torch.bfloat16,) if torch.compiler.is_compiling() else (torch.float32, torch.bfloat16, torch.float16)
-    if aligned and x.dtype in dtypes and x.dtype == weight.dtype:
-        return F.grouped_mm(x, weight, offs=ends)
-    return grouped_matmul_ref(x, weight, ends)
+    return F.grouped_mm(x, weight, offs=ends) if fits_grouped_mm(x, weight) else grouped_matmul_ref(x, weight, ends)
+
+
+def fits_grouped_mm(x: Tensor, weight: Tensor) -> bool:
+    """Whether torch's grouped matrix product takes these dtypes and sizes."""
+    dtypes = (torch.bfloat16,) if torch.compiler.is_compiling() else dispatch.KERNEL_DTYPES
+    _, rows, columns = weight.shape
+    size = x.element_size()
+    return x.dtype in dtypes and x.dtype == weight.dtype and rows * size % 16 == 0 and columns * size % 16 == 0
 
 
 def grouped_matmul_ref(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:

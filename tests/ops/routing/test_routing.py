@@ -9,7 +9,7 @@ from references import normal
 from phasor.config import SwiGLUClampedConfig
 from phasor.nn.feed_forward import activate
 from phasor.ops import dispatch
-from phasor.ops.routing import KernelRouting, SortedRouting, choose_experts, route
+from phasor.ops.routing import KernelRouting, SortedRouting, choose_experts, grouped_experts_op, route
 from phasor.ops.routing.kernels import expert_sums, sort_choices
 from phasor.ops.routing.routing import (
     add_bias_op,
@@ -192,6 +192,10 @@ def test_they_are_well_behaved_ops():
     wide = normal(12, 16, seed=4).float().requires_grad_()
     wide_bias = normal(4, 16, seed=5).float().requires_grad_()
     torch.library.opcheck(clamped_swiglu_op.op, (wide, wide_bias, ends, 1.0, 1.5))
+    for activation, biases in (("swiglu", (None, None)), ("swiglu-clamped", (wide_bias, bias))):
+        up, down = (normal(4, *shape).float().requires_grad_() for shape in ((8, 16), (8, 8)))
+        args = x, logits.requires_grad_(), up, down, *biases, 2, True, activation, 1.0, 1.5
+        torch.library.opcheck(grouped_experts_op.op, args)
     for given in (None, bias):
         args = chosen, given, logits.requires_grad_(), weights, rows, ends, True
         torch.library.opcheck(combine_op.op, args)

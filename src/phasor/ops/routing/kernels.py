@@ -199,7 +199,7 @@ def _clamped_swiglu_kernel(
 
 @triton.jit
 def _clamped_swiglu_backward_kernel(
-    dy_ptr, x_ptr, bias_ptr, ends_ptr, dx_ptr, H, E, limit, gain, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr
+    dy_ptr, x_ptr, bias_ptr, ends_ptr, dx_ptr, y_ptr, H, E, limit, gain, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr
 ):  # fmt: skip
     row, cols = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     dy = tl.load(dy_ptr + row * H + cols, mask=cols < H, other=0.0).to(tl.float32)
@@ -210,6 +210,9 @@ def _clamped_swiglu_backward_kernel(
     dx_ptr += row * H * 2
     tl.store(dx_ptr + cols, dgate.to(dx_ptr.dtype.element_ty), mask=cols < H)
     tl.store(dx_ptr + H + cols, dup.to(dx_ptr.dtype.element_ty), mask=cols < H)
+    if y_ptr is not None:
+        y = gate * sigmoid * (up + 1.0)
+        tl.store(y_ptr + row * H + cols, y.to(y_ptr.dtype.element_ty), mask=cols < H)
 
 
 @triton.jit
@@ -383,9 +386,15 @@ def clamped_swiglu(x: Tensor, bias: Tensor | None, ends: Tensor, limit: float, g
 
 
 def clamped_swiglu_backward(
-    dy: Tensor, x: Tensor, bias: Tensor | None, ends: Tensor, limit: float, gain: float
+    dy: Tensor,
+    x: Tensor,
+    bias: Tensor | None,
+    ends: Tensor,
+    limit: float,
+    gain: float,
+    output: Tensor | None = None,
 ) -> Tensor:
-    """The gradients of gate and up, which are those of their biases too."""
+    """The gradients of gate and up with their biases; `output`, which may be `dy`, receives the activation again."""
     half, dx = x.shape[1] // 2, empty_dense(x)
     block_d = min(MAX_BLOCK_D, next_power_of_2(half))
     args: dict[str, Any] = {
@@ -394,6 +403,7 @@ def clamped_swiglu_backward(
         "bias_ptr": None if bias is None else bias.contiguous(),
         "ends_ptr": ends,
         "dx_ptr": dx,
+        "y_ptr": output,
         "H": half,
         "E": len(ends),
         "limit": limit,
