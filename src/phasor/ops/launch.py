@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +30,14 @@ class DirectLaunch:
         )  # no metadata for hooks, and none
 
 
+class PreparedLaunch(NamedTuple):
+    """A kernel as compiled for certain dtypes and scalars, its grid, and the arguments after the tensors."""
+
+    launch: DirectLaunch
+    grid: tuple[int, ...]
+    scalars: tuple[Any, ...]
+
+
 class KernelLauncher:
     """Launches a Triton kernel with arguments by name, and keeps it as compiled for dtypes and numbers like these.
 
@@ -39,6 +47,7 @@ class KernelLauncher:
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
         self.compiled: dict[tuple[Any, ...], DirectLaunch] = {}
+        self.prepared: dict[tuple[Any, ...], PreparedLaunch] = {}  # by device, scalars, choices and dtypes
         self.names: tuple[str, ...] = ()  # of the arguments, in the order in which they were given
         self.in_kernel_order: Callable[[Sequence[Any]], tuple[Any, ...]] = tuple
         self.tensor_places: dict[tuple[type, ...], list[int]] = {}  # by the types of all arguments
@@ -71,6 +80,45 @@ class KernelLauncher:
                 self.compiled.clear()
             self.compiled[key] = DirectLaunch(compiled)
 
+    def launch(
+        self,
+        like: Tensor,
+        tensors: Sequence[Tensor | None],
+        scalars: tuple[Any, ...],
+        prepare: Callable[..., tuple[tuple[int, ...], dict[str, Any]]],
+        *choices: Any,
+    ) -> None:
+        """Launch on tensors and scalars, in the order of the kernel's arguments, on the device of `like`.
+
+        The grid, the arguments after these, and options are what `prepare(scalars, *choices)` gives. It is asked once
+        for equal scalars, choices and dtypes, so that a launch costs the host half of a call by name.
+        """
+        device, addresses, alignment = like.device, [], 0
+        key: list[Any] = [device, scalars, choices]
+        for x in tensors:
+            if x is None:
+                addresses.append(None)
+                key.append(None)
+            else:
+                address = x.data_ptr()
+                addresses.append(address)
+                alignment |= address
+                key.append(x.dtype)
+        kept, aligned = tuple(key), alignment % 16 == 0
+        with on_device(like):
+            prepared = self.prepared.get(kept) if aligned else None
+            if prepared is not None:
+                prepared.launch(prepared.grid, device, (*addresses, *prepared.scalars))
+                return
+            grid, rest = prepare(scalars, *choices)
+            compiled = self.kernel[grid](*tensors, *scalars, **rest)
+        if compiled is not None and aligned:  # the interpreter returns none
+            if len(self.prepared) >= MAX_COMPILED:
+                self.prepared.clear()
+            named = self.kernel.arg_names[len(tensors) + len(scalars) :]
+            values = (*scalars, *(rest[name] for name in named))
+            self.prepared[kept] = PreparedLaunch(DirectLaunch(compiled), (*grid, 1, 1)[:3], values)
+
     def arrange(self, names: tuple[str, ...]) -> None:
         """Begin anew with arguments in another order than before."""
         self.compiled.clear()
@@ -84,7 +132,8 @@ def on_device(x: Tensor) -> AbstractContextManager[object]:
     >>> with on_device(torch.zeros(1)):
     ...     pass
     """
-    return torch.cuda.device(x.device) if x.is_cuda and x.device.index != torch.cuda.current_device() else NULL_CONTEXT
+    # Where there is a tensor on a GPU, torch has initialized it.
+    return torch.cuda.device(x.device) if x.is_cuda and x.device.index != torch._C._cuda_getDevice() else NULL_CONTEXT
 
 
 def empty_dense(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:

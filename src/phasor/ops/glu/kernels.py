@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -84,11 +83,12 @@ glu_backward_launcher = KernelLauncher(_glu_backward_kernel)
 def glu_forward(x: Tensor, activation: str, block_d: int = 2048, num_warps: int = 8) -> Tensor:
     """`act(gate) * up`."""
     half = x.shape[-1] // 2
-    y = torch.empty((*x.shape[:-1], half), dtype=x.dtype, device=x.device)
-    grid, block_d = grid_and_block(y, block_d)
+    y = x.new_empty((*x.shape[:-1], half))
     if y.numel():
-        args = {"x_ptr": x.contiguous(), "y_ptr": y, "D": half, "ACTIVATION": activation, "BLOCK_D": block_d}
-        glu_forward_launcher(grid, x, args | {"num_warps": num_warps})
+        scalars = half, activation
+        glu_forward_launcher.launch(
+            x, (x.contiguous(), y), scalars, rows_by_columns, y.numel() // half, block_d, num_warps
+        )
     return y
 
 
@@ -97,17 +97,18 @@ def glu_backward(
 ) -> Tensor:
     """The gradients of gate and up side by side; `output`, which may be `dy` itself, receives the activation again."""
     dx = empty_dense(x)
-    grid, block_d = grid_and_block(dy, block_d)
     if dy.numel():
-        args: dict[str, Any] = {"dy_ptr": dy.contiguous(), "x_ptr": x.contiguous(), "dx_ptr": dx, "y_ptr": output}
-        args["D"] = dy.shape[-1]
-        args |= {"ACTIVATION": activation, "BLOCK_D": block_d, "num_warps": num_warps}
-        glu_backward_launcher(grid, x, args)
+        half = dy.shape[-1]
+        tensors = dy.contiguous(), x.contiguous(), dx, output
+        scalars = half, activation
+        glu_backward_launcher.launch(x, tensors, scalars, rows_by_columns, dy.numel() // half, block_d, num_warps)
     return dx
 
 
-def grid_and_block(y: Tensor, block_d: int) -> tuple[tuple[int, int], int]:
-    """The grid, rows by blocks of columns, and the columns of a block."""
-    half = max(y.shape[-1], 1)
+def rows_by_columns(
+    scalars: tuple[Any, ...], rows: int, block_d: int, num_warps: int
+) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """The grid, rows by blocks of columns, the columns of a block, and the warps."""
+    half = scalars[0]
     block_d = min(block_d, next_power_of_2(half))
-    return (y.numel() // half, cdiv(half, block_d)), block_d
+    return (rows, cdiv(half, block_d)), {"BLOCK_D": block_d, "num_warps": num_warps}

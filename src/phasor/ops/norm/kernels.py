@@ -15,6 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 from phasor.ops.launch import KernelLauncher, cdiv, empty_dense, next_power_of_2
+from phasor.ops.norm.norm import gradient_dtype
+
+SUM_ROWS, SUM_COLUMNS = 128, 16  # of a tile of what is summed over programs
 
 
 @triton.jit
@@ -267,10 +270,23 @@ def _norm_add_norm_backward_kernel(
         tl.store(sums_ptr, next_db, mask=col_mask)
 
 
+@triton.jit
+def _sum_kernel(x_ptr, y_ptr, M, D, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
+    """The sum of `x [M, D]` over its rows, of BLOCK_D columns."""
+    cols = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
+    total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for start in range(0, M, BLOCK_M):
+        rows = start + tl.arange(0, BLOCK_M)
+        mask = (rows < M)[:, None] & (cols < D)[None, :]
+        total += tl.load(x_ptr + rows[:, None] * D + cols[None, :], mask=mask, other=0.0)
+    tl.store(y_ptr + cols, tl.sum(total, 0).to(y_ptr.dtype.element_ty), mask=cols < D)
+
+
 norm_forward_launcher = KernelLauncher(_norm_forward_kernel)
 norm_backward_launcher = KernelLauncher(_norm_backward_kernel)
 norm_add_forward_launcher = KernelLauncher(_norm_add_forward_kernel)
 norm_add_norm_backward_launcher = KernelLauncher(_norm_add_norm_backward_kernel)
+sum_launcher = KernelLauncher(_sum_kernel)
 
 
 def norm_forward(
@@ -290,29 +306,10 @@ def norm_forward(
     y = empty_dense(x, dtype)
     total = None if residual is None else empty_dense(x, torch.promote_types(x.dtype, residual.dtype))
     stats = x.new_empty((2 if centered else 1, count), dtype=torch.float32)
-    block_m, block_d, default_num_warps = block_sizes(width)
     if count:
-        args: dict[str, Any] = {
-            "x_ptr": x.contiguous(),
-            "residual_ptr": contiguous(residual),
-            "w_ptr": contiguous(weight),
-            "b_ptr": contiguous(bias),
-            "total_ptr": total,
-            "y_ptr": y,
-            "stats_ptr": stats,
-            "M": count,
-            "D": width,
-            "eps": eps,
-            "offset": offset,
-            "HAS_RESIDUAL": residual is not None,
-            "CENTERED": centered,
-            "HAS_WEIGHT": weight is not None,
-            "HAS_BIAS": bias is not None,
-            "BLOCK_M": block_m,
-            "BLOCK_D": block_d,
-            "num_warps": num_warps or default_num_warps,
-        }
-        norm_forward_launcher((cdiv(count, block_m),), x, args)
+        tensors = x.contiguous(), contiguous(residual), contiguous(weight), contiguous(bias), total, y, stats
+        scalars = count, width, eps, offset, residual is not None, centered, weight is not None, bias is not None
+        norm_forward_launcher.launch(x, tensors, scalars, all_rows, num_warps)
     return total, y, stats
 
 
@@ -328,33 +325,16 @@ def norm_backward(
     num_warps: int | None = None,
     programs: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of `x`, and in float32 those of weight and bias: `[0..2, D]`, as many as there are."""
+    """The gradient of `x`, and those of weight and bias, as many as there are: `[0..2, D]` in `gradient_dtype`."""
     width, count = x.shape[-1], stats.shape[1]
-    block_m, block_d, default_num_warps = block_sizes(width)
+    block_m, _, _ = block_sizes(width)
     programs = max(1, min(programs or num_programs(x.device), cdiv(count, block_m)))
     dx = empty_dense(x)
     sums = stats.new_empty((programs, (weight is not None) + (bias is not None), width))
-    args: dict[str, Any] = {
-        "dy_ptr": dy.contiguous(),
-        "dtotal_ptr": contiguous(dtotal),
-        "x_ptr": x.contiguous(),
-        "w_ptr": contiguous(weight),
-        "stats_ptr": stats,
-        "dx_ptr": dx,
-        "sums_ptr": sums,
-        "M": count,
-        "D": width,
-        "offset": offset,
-        "HAS_RESIDUAL": dtotal is not None,
-        "CENTERED": centered,
-        "HAS_WEIGHT": weight is not None,
-        "HAS_BIAS": bias is not None,
-        "BLOCK_M": block_m,
-        "BLOCK_D": block_d,
-        "num_warps": num_warps or default_num_warps,
-    }
-    norm_backward_launcher((programs,), x, args)
-    return dx, sums.sum(0)
+    tensors = dy.contiguous(), contiguous(dtotal), x.contiguous(), contiguous(weight), stats, dx, sums
+    scalars = count, width, offset, dtotal is not None, centered, weight is not None, bias is not None
+    norm_backward_launcher.launch(x, tensors, scalars, rows_by_program, programs, num_warps)
+    return dx, sum_over_programs(sums, gradient_dtype(weight, bias))
 
 
 def norm_add_forward(
@@ -376,31 +356,11 @@ def norm_add_forward(
     total = empty_dense(x, dtype)
     y = empty_dense(x, dtype) if has_next else None
     stats = x.new_empty(((1 + has_next) * (1 + centered), count), dtype=torch.float32)
-    block_m, block_d, num_warps = block_sizes(width)
     if count:
-        args: dict[str, Any] = {
-            "x_ptr": x.contiguous(),
-            "branch_ptr": branch.contiguous(),
-            "w_ptr": contiguous(weight),
-            "b_ptr": contiguous(bias),
-            "next_w_ptr": contiguous(next_weight),
-            "next_b_ptr": contiguous(next_bias),
-            "total_ptr": total,
-            "y_ptr": y,
-            "stats_ptr": stats,
-            "M": count,
-            "D": width,
-            "eps": eps,
-            "offset": offset,
-            "HAS_NEXT": has_next,
-            "CENTERED": centered,
-            "HAS_WEIGHT": weight is not None,
-            "HAS_BIAS": bias is not None,
-            "BLOCK_M": block_m,
-            "BLOCK_D": block_d,
-            "num_warps": num_warps,
-        }
-        norm_add_forward_launcher((cdiv(count, block_m),), x, args)
+        weights = contiguous(weight), contiguous(bias), contiguous(next_weight), contiguous(next_bias)
+        tensors = x.contiguous(), branch.contiguous(), *weights, total, y, stats
+        scalars = count, width, eps, offset, has_next, centered, weight is not None, bias is not None
+        norm_add_forward_launcher.launch(x, tensors, scalars, all_rows)
     return total, y, stats
 
 
@@ -416,36 +376,47 @@ def norm_add_norm_backward(
     offset: float,
     centered: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of `x` and branch, and in float32 those of weights and biases, the branch's first: `[0..4, D]`."""
+    """The gradients of `x` and branch, and those of weights and biases, the branch's first: `[0..4, D]`."""
     width, count = branch.shape[-1], stats.shape[1]
-    block_m, block_d, num_warps = block_sizes(width)
+    block_m, _, _ = block_sizes(width)
     programs = max(1, min(num_programs(branch.device), cdiv(count, block_m)))
     dx, dbranch = empty_dense(total), empty_dense(branch)
     sums = stats.new_empty((programs, 2 * ((weight is not None) + (bias is not None)), width))
-    args: dict[str, Any] = {
-        "dtotal_ptr": contiguous(dtotal),
-        "dy_ptr": dy.contiguous(),
-        "branch_ptr": branch.contiguous(),
-        "total_ptr": total,
-        "w_ptr": contiguous(weight),
-        "next_w_ptr": contiguous(next_weight),
-        "stats_ptr": stats,
-        "dx_ptr": dx,
-        "dbranch_ptr": dbranch,
-        "sums_ptr": sums,
-        "M": count,
-        "D": width,
-        "offset": offset,
-        "HAS_DTOTAL": dtotal is not None,
-        "CENTERED": centered,
-        "HAS_WEIGHT": weight is not None,
-        "HAS_BIAS": bias is not None,
-        "BLOCK_M": block_m,
-        "BLOCK_D": block_d,
-        "num_warps": num_warps,
-    }
-    norm_add_norm_backward_launcher((programs,), branch, args)
-    return dx, dbranch, sums.sum(0)
+    gradients = contiguous(dtotal), dy.contiguous()
+    weights = contiguous(weight), contiguous(next_weight)
+    tensors = *gradients, branch.contiguous(), total, *weights, stats, dx, dbranch, sums
+    scalars = count, width, offset, dtotal is not None, centered, weight is not None, bias is not None
+    norm_add_norm_backward_launcher.launch(branch, tensors, scalars, rows_by_program, programs)
+    return dx, dbranch, sum_over_programs(sums, gradient_dtype(weight, bias, next_weight))
+
+
+def sum_over_programs(sums: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sum of `[programs, weights, D]` over its programs, in float32 and then rounded to `dtype`."""
+    programs, weights, width = sums.shape
+    total = sums.new_empty((weights, width), dtype=dtype)
+    if total.numel():
+        sum_launcher.launch(sums, (sums, total), (programs, weights * width), all_columns)
+    return total
+
+
+def all_rows(scalars: tuple[Any, ...], num_warps: int | None = None) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """The grid of a program per block of rows, its blocks and warps."""
+    count, width = scalars[:2]
+    block_m, _, _ = block_sizes(width)
+    return rows_by_program(scalars, cdiv(count, block_m), num_warps)
+
+
+def rows_by_program(
+    scalars: tuple[Any, ...], programs: int, num_warps: int | None = None
+) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """The grid of some programs, their blocks and warps."""
+    block_m, block_d, default_num_warps = block_sizes(scalars[1])
+    return (programs,), {"BLOCK_M": block_m, "BLOCK_D": block_d, "num_warps": num_warps or default_num_warps}
+
+
+def all_columns(scalars: tuple[Any, ...]) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """The grid of a program per block of columns, and its blocks."""
+    return (cdiv(scalars[1], SUM_COLUMNS),), {"BLOCK_M": SUM_ROWS, "BLOCK_D": SUM_COLUMNS}
 
 
 def contiguous(x: Tensor | None) -> Tensor | None:

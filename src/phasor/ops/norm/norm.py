@@ -217,7 +217,7 @@ def norm_backward_op(
     offset: float,
     centered: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of `x`, to which `dtotal` is added, and those of weight and bias: `[0..2, D]` in float32."""
+    """The gradient of `x`, to which `dtotal` is added, and in `gradient_dtype` those of weight and bias: `[0..2, D]`."""
     from phasor.ops.norm.kernels import norm_backward
 
     return norm_backward(dy, dtotal, x, weight, bias, stats, offset, centered)
@@ -225,18 +225,26 @@ def norm_backward_op(
 
 @norm_backward_op.register_fake
 def _(dy: Tensor, dtotal: Any, x: Tensor, weight: Any, bias: Any, stats: Tensor, *_: Any) -> Any:
-    return x.new_empty(x.shape), stats.new_empty(((weight is not None) + (bias is not None), x.shape[-1]))
+    shape = (weight is not None) + (bias is not None), x.shape[-1]
+    return x.new_empty(x.shape), x.new_empty(shape, dtype=gradient_dtype(weight, bias))
+
+
+def gradient_dtype(*weights: Tensor | None) -> torch.dtype:
+    """The dtype of all these weights; float32 where there are none, or of several dtypes.
+
+    >>> gradient_dtype(None, torch.zeros(2, dtype=torch.bfloat16))
+    torch.bfloat16
+    """
+    dtypes = {w.dtype for w in weights if w is not None}
+    return dtypes.pop() if len(dtypes) == 1 else torch.float32
 
 
 def split_gradients(sums: Tensor, *weights: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The gradient of each weight there is, from `sums [weights, D]`.
+    """The gradient of each weight there is, from `sums [weights, D]`; autograd converts those of other dtypes.
 
-    >>> split_gradients(torch.ones(1, 2), None, torch.zeros(2, dtype=torch.bfloat16))
-    (None, tensor([1., 1.], dtype=torch.bfloat16))
+    >>> split_gradients(torch.ones(1, 2), None, torch.zeros(2))
+    (None, tensor([1., 1.]))
     """
-    dtypes = {w.dtype for w in weights if w is not None}
-    if len(dtypes) == 1:
-        sums = sums.to(dtypes.pop())  # all at once; weights of several dtypes have them converted by autograd
     rows = iter(sums.unbind())
     return tuple(None if w is None else next(rows) for w in weights)
 

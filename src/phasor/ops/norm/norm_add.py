@@ -15,6 +15,7 @@ from phasor.ops.dispatch import Dispatch, Path, eager_kernel_why_not
 from phasor.ops.norm.norm import (
     TORCH_NORM,
     empty_stats,
+    gradient_dtype,
     norm_backward_op,
     output_dtype,
     rows_why_not,
@@ -250,18 +251,16 @@ def norm_add_norm_backward_op(
     offset: float,
     centered: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of `x` and branch, and those of weights and biases, the branch's first: `[0..4, D]` in float32."""
+    """The gradients of `x` and branch, and those of weights and biases, the branch's first: `[0..4, D]`."""
     from phasor.ops.norm.kernels import norm_add_norm_backward
 
     return norm_add_norm_backward(dtotal, dy, branch, total, weight, bias, next_weight, stats, offset, centered)
 
 
 @norm_add_norm_backward_op.register_fake
-def _(
-    dtotal: Any, dy: Tensor, branch: Tensor, total: Tensor, weight: Any, bias: Any, _weight: Any, stats: Tensor, *_: Any
-) -> Any:
+def _(dtotal: Any, dy: Tensor, branch: Tensor, total: Tensor, weight: Any, bias: Any, next_weight: Any, *_: Any) -> Any:
     weights = 2 * ((weight is not None) + (bias is not None))
-    sums = stats.new_empty((weights, branch.shape[-1]))
+    sums = branch.new_empty((weights, branch.shape[-1]), dtype=gradient_dtype(weight, bias, next_weight))
     return total.new_empty(total.shape), branch.new_empty(branch.shape), sums
 
 
