@@ -19,8 +19,8 @@ class Kernel:
         self.compiles, self.compiled, self.reused = compiles, [], []
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        def launch(**args: Any) -> Any:
-            self.compiled.append((grid, args))
+        def launch(*given: Any, **args: Any) -> Any:
+            self.compiled.append((grid, dict(zip(self.arg_names, given, strict=False)) | args))
             return Compiled(self) if self.compiles else None
 
         return launch
@@ -92,3 +92,40 @@ def test_host_arithmetic_is_that_of_triton():
     for n in (1, 2, 3, 16, 17, 1000, 2**20 + 1):
         assert next_power_of_2(n) == triton.next_power_of_2(n)
         assert cdiv(n, 16) == triton.cdiv(n, 16)
+
+
+def prepare(scalars: tuple[int], programs: int) -> tuple[tuple[int, ...], dict[str, Any]]:
+    return (programs,), {"BLOCK": 16 * scalars[0], "num_warps": 4}
+
+
+def test_prepared_launches_reuse_grid_and_arguments():
+    kernel = Kernel()
+    launcher, x, other = KernelLauncher(kernel), torch.zeros(8), torch.ones(8)
+    launcher.launch(x, (x, None), (3,), prepare, 5)
+    launcher.launch(other, (other, None), (3,), prepare, 5)
+    [(grid, args)] = kernel.compiled
+    assert grid == (5,)
+    assert args == {"x_ptr": x, "y_ptr": None, "n": 3, "BLOCK": 48, "num_warps": 4}
+    assert kernel.reused == [((5, 1, 1), (other.data_ptr(), None, 3, 48))]
+
+
+@pytest.mark.parametrize("change", ["dtype", "number", "choice", "presence", "address"])
+def test_prepared_launches_are_for_equal_arguments(change):
+    kernel = Kernel()
+    launcher, x = KernelLauncher(kernel), torch.zeros(9)
+    launcher.launch(x, (x, None), (3,), prepare, 5)
+    for _ in range(2):
+        changed = {"dtype": x.double(), "address": x[1:]}.get(change, x)
+        second = x if change == "presence" else None
+        launcher.launch(
+            x, (changed, second), (4 if change == "number" else 3,), prepare, 6 if change == "choice" else 5
+        )
+    assert len(kernel.compiled) == (3 if change == "address" else 2)
+
+
+def test_prepared_launches_of_the_interpreter_are_not_kept():
+    kernel = Kernel(compiles=False)
+    launcher, x = KernelLauncher(kernel), torch.zeros(8)
+    for _ in range(2):
+        launcher.launch(x, (x, None), (3,), prepare, 5)
+    assert len(kernel.compiled) == 2

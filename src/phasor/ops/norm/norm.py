@@ -217,7 +217,7 @@ def norm_backward_op(
     offset: float,
     centered: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of `x`, to which `dtotal` is added, and in `gradient_dtype` those of weight and bias: `[0..2, D]`."""
+    """The gradient of `x`, to which `dtotal` is added, and those of weight and bias: `[0..2, D]`."""
     from phasor.ops.norm.kernels import norm_backward
 
     return norm_backward(dy, dtotal, x, weight, bias, stats, offset, centered)

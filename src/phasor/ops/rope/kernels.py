@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from phasor.ops.launch import DirectLaunch, on_device, supports_pdl
+from phasor.ops.launch import MAX_COMPILED, DirectLaunch, PreparedLaunch, on_device, supports_pdl
 from phasor.ops.pdl import pdl_launch, pdl_wait
 
 MANY_TOKENS = 1024  # a launch for fewer uses programmatic dependent launch
@@ -168,17 +168,8 @@ def _rope_kernel(
         tl.store(out_v_ptr + out_t * STRIDE_OUT_KT + kv_head * STRIDE_OUT_KH + cols, v, v_mask)
 
 
-class CompiledLaunch(NamedTuple):
-    """A kernel as compiled for tensors of certain shapes, its grid, and the scalars passed after the tensors."""
-
-    launch: DirectLaunch
-    grid: tuple[int, int, int]
-    scalars: tuple[Any, ...]
-
-
-MAX_COMPILED_LAUNCHES = 1024
 # By shapes, strides and dtypes: without it Triton inspects every argument of every launch.
-COMPILED_LAUNCHES: dict[tuple[Any, ...], CompiledLaunch] = {}
+COMPILED_LAUNCHES: dict[tuple[Any, ...], PreparedLaunch] = {}
 
 
 def launch_rope(
@@ -219,9 +210,9 @@ def launch_rope(
         pdl = grid[0] < MANY_TOKENS and supports_pdl(q.device)
         kernel = _rope_kernel[grid](*tensors, *scalars, pdl, num_warps=num_warps, **pdl_launch(pdl))
         if kernel is not None and aligned:  # the interpreter returns none
-            if len(COMPILED_LAUNCHES) >= MAX_COMPILED_LAUNCHES:
+            if len(COMPILED_LAUNCHES) >= MAX_COMPILED:
                 COMPILED_LAUNCHES.clear()
-            COMPILED_LAUNCHES[key] = CompiledLaunch(DirectLaunch(kernel), grid, (*scalars, pdl))
+            COMPILED_LAUNCHES[key] = PreparedLaunch(DirectLaunch(kernel), grid, (*scalars, pdl))
 
 
 def launch_scalars(
