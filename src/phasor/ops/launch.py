@@ -93,7 +93,8 @@ class KernelLauncher:
         The grid, the arguments after these, and options are what `prepare(scalars, *choices)` gives. It is asked once
         for equal scalars, choices and dtypes, so that a launch costs the host half of a call by name.
         """
-        device, addresses, alignment = like.device, [], 0
+        device, alignment = like.device, 0
+        addresses: list[int | None] = []
         key: list[Any] = [device, scalars, choices]
         for x in tensors:
             if x is None:
