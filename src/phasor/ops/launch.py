@@ -91,7 +91,7 @@ class KernelLauncher:
         """Launch on tensors and scalars, in the order of the kernel's arguments, on the device of `like`.
 
         The grid, the arguments after these, and options are what `prepare(scalars, *choices)` gives. It is asked once
-        for equal scalars, choices and dtypes, so that a launch costs the host half of a call by name.
+        for equal scalars, choices and dtypes.
         """
         device, alignment = like.device, 0
         addresses: list[int | None] = []
