@@ -533,9 +533,6 @@ def sweep_experts(speed: float) -> None:
     print(f"experts of one row, {mixture.bytes / 1e6:.1f} MB a layer; tiles as outputs x inputs, warps, stages")
     mixture.note("router and choice in kernels of their own", mixture.microseconds(mixture.by_four_kernels()), speed)
     mixture.note("merged, tiles as they are", mixture.microseconds(mixture.by_two_kernels()), speed)
-    experts_one_row.PREFETCH_DOWN = False
-    mixture.note("merged, without prefetch to L2", mixture.microseconds(mixture.by_two_kernels()), speed)
-    experts_one_row.PREFETCH_DOWN = True
     used = experts_one_row.UP_TILES, experts_one_row.DOWN_TILES, experts_one_row.DOWN_PROGRAMS
     rated = []
     for tiles in UP_TILES:
@@ -585,8 +582,6 @@ def sweep_step() -> None:
 
     changes: dict[str, tuple[Any, str, Any]] = {"as it is": (gemv, "choose_tiles", by_hand)}
     changes |= {f"{n} steps per graph": (cuda_graph, "STEPS_PER_GRAPH", n) for n in (1, 2)}
-    changes["head without prefetch to L2"] = (fused, "PREFETCH_HEAD_BYTES", 0)
-    changes["experts without prefetch to L2"] = (experts_one_row, "PREFETCH_DOWN", False)
     for tiles in (KV_TILES[0], KV_TILES[3], KV_TILES[5]):
         changes[f"attention {tuple(tiles)}"] = (decode_attention, "SPLIT_TILES", tiles)
     for tiles in (Tiles(1, 1024, 1), Tiles(2, 1024, 1), Tiles(2, 1024, 2), Tiles(4, 1024, 2), Tiles(8, 1024, 4)):

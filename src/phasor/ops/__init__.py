@@ -20,8 +20,7 @@ Kernels share one legend of names:
 - `HEAD_DIM ROTARY_DIM NUM_HEADS NUM_KV_HEADS GROUP_SIZE NUM_SPLITS SPLIT_SIZE TOP_K`: sizes known when the kernel is
   compiled
 - `STRIDE_...`: strides known when the kernel is compiled; `CONTIGUOUS`: how many features in a row are contiguous
-- `NUM_STAGES`: how many loads of a loop are in flight; `USE_PDL`: programmatic dependent launch (`pdl.py`);
-  `PREFETCH_LINES`: lines of 128 bytes that a program moves to the L2 cache for the next kernel
+- `NUM_STAGES`: how many loads of a loop are in flight; `USE_PDL`: programmatic dependent launch (`pdl.py`)
 - `HAS_...`: whether an optional argument is given; `ADJACENT`: whether rotary pairs are adjacent features
 - `ACTIVATION CENTERED GLU BIAS`: which activation, LayerNorm or RMSNorm, gated or not, what is added to scores
 - `BLOCK SLOTS CAUSAL` in sparse attention: the tokens of a key block, the tiles a query is in, whether order hides keys

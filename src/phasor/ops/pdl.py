@@ -48,12 +48,3 @@ def pdl_start_next(USE_PDL: tl.constexpr):
     """Let the next kernel start, which it does when all programs of this one have come here."""
     if USE_PDL:
         tl.extra.cuda.gdc_launch_dependents()
-
-
-@triton.jit
-def prefetch_to_l2(ptr, begin, stop, BLOCK: tl.constexpr):
-    """Start moving bytes `begin` to `stop` behind a pointer to the L2 cache, BLOCK lines of 128 bytes at most."""
-    offsets = tl.minimum(begin + tl.arange(0, BLOCK) * 128, stop - 1)
-    addresses = ptr.to(tl.int64) + offsets
-    asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
-    tl.inline_asm_elementwise(asm, "=r,l", [addresses], dtype=tl.int32, is_pure=False, pack=1)

@@ -32,7 +32,6 @@ from phasor.ops.launch import supports_pdl
 from phasor.ops.quantized import Matrix
 from phasor.transformer import Block, Stack, Transformer
 
-PREFETCH_HEAD_BYTES = 1 << 24  # of the head's weights, that are in the L2 cache when they are needed
 TORCH_MODULES = (nn.Linear, nn.ModuleList, nn.ParameterDict, nn.Identity, nn.Dropout)  # modules of torch in phasor's
 
 
@@ -176,8 +175,6 @@ class FusedStep:
         self.positions = self.cache.next_positions.view(-1)
         self.embedding, self.head, self.norm = model.tokens, cast(LogitsHead, model.head), stack.norm
         self.table = self.head.table(model.tokens.table)
-        table = self.table if isinstance(self.table, Tensor) else self.table.values
-        self.head_start = table.view(-1)[: PREFETCH_HEAD_BYTES // table.element_size()]
         self.multiplier = config.placement.multiplier
         self.layers = [layer_parts(stack, self.cache, index) for index in range(config.num_layers)]
 
@@ -212,7 +209,6 @@ class FusedStep:
                 qk_norm=layer.qk_norm,
                 sink_logits=layer.sink_logits,
                 sink_tokens=layer.sinks,
-                prefetch=self.head_start if layer is self.layers[-1] and self.few else None,
                 pdl=self.pdl,
             )
             self.add(heads, attention.out, x)

@@ -18,12 +18,11 @@ from torch import Tensor
 
 from phasor.ops.decode.arguments import QKNormArgs, RotaryArgs
 from phasor.ops.online_softmax import online_softmax
-from phasor.ops.pdl import compute_early, pdl_launch, pdl_start_next, pdl_wait_alone, prefetch_to_l2
+from phasor.ops.pdl import compute_early, pdl_launch, pdl_start_next, pdl_wait_alone
 from phasor.ops.rope.kernels import cos_sin
 
 MAX_SPLITS = 32  # of a row's keys
 TARGET_PROGRAMS = 264  # how many keep a large GPU busy
-PREFETCH_LINES = 1024  # of 128 bytes, that a program moves to the L2 cache
 LOG2_E = 1.4426950408889634
 
 
@@ -82,24 +81,14 @@ def decode_attention_kernel(
     qkv_ptr, k_cache_ptr, v_cache_ptr, lengths_ptr, positions_ptr, increments_ptr, rotary_factor,
     q_norm_ptr, k_norm_ptr, stride_qn, stride_kn, norm_offset, eps, sink_logits_ptr, scale,
     partial_acc_ptr, partial_stats_ptr, arrived_ptr, out_ptr, num_slots, ring_size, sink_tokens, num_splits,
-    prefetch_ptr, prefetch_bytes,
     GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, ADJACENT: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_SPLITS: tl.constexpr, NUM_STAGES: tl.constexpr, PREFETCH: tl.constexpr, PREFETCH_LINES: tl.constexpr,
-    USE_PDL: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr, NUM_STAGES: tl.constexpr, PREFETCH: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_G is GROUP_SIZE as a power of two; BLOCK_M has room for a group's queries.
-
-    Programs beyond `num_splits` move what is behind `prefetch_ptr` to the L2 cache, if it is not None.
-    """
+    """BLOCK_G is GROUP_SIZE as a power of two; BLOCK_M has room for a group's queries."""
     pdl_start_next(USE_PDL)
     split, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     num_kv_heads = tl.num_programs(1)
-    if prefetch_ptr is not None and split >= num_splits:
-        chunk = ((split - num_splits) * num_kv_heads + kv_head) * tl.num_programs(2) + row
-        begin = tl.minimum(chunk * PREFETCH_LINES * 128, prefetch_bytes)
-        prefetch_to_l2(prefetch_ptr, begin, prefetch_bytes, PREFETCH_LINES)
-        return
     length = tl.load(lengths_ptr + row)  # tokens before the new one
     held = tl.minimum(length, num_slots).to(tl.int32)
     new_slot = tl.where(length < sink_tokens, length, sink_tokens + (length - sink_tokens) % ring_size).to(tl.int32)
@@ -248,7 +237,6 @@ def decode_attention(
     qk_norm: QKNormArgs | None = None,
     sink_logits: Tensor | None = None,
     sink_tokens: int = 0,
-    prefetch: Tensor | None = None,
     tiles: KVTiles | None = None,
     pdl: bool = False,
 ) -> Tensor:
@@ -256,8 +244,7 @@ def decode_attention(
 
     `lengths [B]` are the tokens that a row's cache has had so far, `positions [B]` those of the new tokens. The first
     `sink_tokens` slots keep their tokens, and the others are a ring buffer. `sink_logits [H]` are scores without a
-    value. The result, `[B, H * D]`, is written to `out`. With `pdl`, `prefetch` is moved to the L2 cache meanwhile,
-    for a later kernel: the memory is idle in attention over a short context.
+    value. The result, `[B, H * D]`, is written to `out`.
     """
     rows, num_slots, num_kv_heads, head_dim = k_cache.shape
     group_size = qkv.shape[1] // (num_kv_heads * head_dim) - 2
@@ -266,18 +253,14 @@ def decode_attention(
     q_norm, k_norm, offset, eps = qk_norm or (None, None, 0.0, 0.0)
     stride_qn, stride_kn = (head_dim if w is not None and w.dim() == 2 else 0 for w in (q_norm, k_norm))
     increments, factor, rotary_dim, adjacent = rope or (lengths, 1.0, 0, False)
-    prefetch_bytes = prefetch.nbytes if prefetch is not None and pdl else 0
-    prefetch_splits = triton.cdiv(prefetch_bytes, PREFETCH_LINES * 128 * num_kv_heads * rows)
-    decode_attention_kernel[(splits + prefetch_splits, num_kv_heads, rows)](
+    decode_attention_kernel[(splits, num_kv_heads, rows)](
         qkv, k_cache, v_cache, lengths, positions, increments, factor,
         q_norm, k_norm, stride_qn, stride_kn, offset, eps, sink_logits, scale * LOG2_E,
         workspace.acc, workspace.stats, workspace.arrived, out, num_slots, num_slots - sink_tokens, sink_tokens, splits,
-        prefetch if prefetch_bytes > 0 else None, prefetch_bytes,
         GROUP_SIZE=group_size, HEAD_DIM=head_dim, ROTARY_DIM=rotary_dim, ADJACENT=adjacent,
         BLOCK_G=triton.next_power_of_2(group_size), BLOCK_M=max(16, triton.next_power_of_2(group_size)),
         BLOCK_D=max(16, triton.next_power_of_2(head_dim)), BLOCK_N=tiles.block_n,
         BLOCK_SPLITS=triton.next_power_of_2(workspace.splits), NUM_STAGES=tiles.num_stages,
-        PREFETCH=workspace.splits > 1, PREFETCH_LINES=PREFETCH_LINES, USE_PDL=pdl,
-        num_warps=tiles.num_warps, **pdl_launch(pdl),
+        PREFETCH=workspace.splits > 1, USE_PDL=pdl, num_warps=tiles.num_warps, **pdl_launch(pdl),
     )  # fmt: skip
     return out

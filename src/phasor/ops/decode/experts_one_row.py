@@ -7,9 +7,7 @@ program to finish combines the parts.
 
 With PDL the second kernel starts when the first has made its choice. It loads its first weights of the expert that it
 finds written by then. No rule of the device says that the choice is visible so early: so it looks again when the first
-kernel has ended, and if that was another expert, it loads again. Where programs of both do not fit onto the device
-together, it starts too late for that: so the first kernel, having loaded its own weights, moves those of the second to
-the L2 cache.
+kernel has ended, and if that was another expert, it loads again.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -25,14 +23,13 @@ from phasor.ops.decode.arguments import ExpertsArgs, NormArgs
 from phasor.ops.decode.experts import activate_expert, load_tile
 from phasor.ops.decode.small_gemm import load_features, load_norm_weight
 from phasor.ops.decode.tiles import Tiles
-from phasor.ops.pdl import pdl_launch, pdl_start_next, pdl_wait_alone, prefetch_to_l2
+from phasor.ops.pdl import pdl_launch, pdl_start_next, pdl_wait_alone
 from phasor.ops.quantized import Matrix
 
 MAX_ROUTER_BYTES = 32 * 1024  # all programs read the router: a larger one is read once, in a kernel of its own
 ROUTER_TILE = 8192  # weights of the router that a program holds at a time
 MAX_PARTS = 64  # of an output, which one program combines
 DOWN_PROGRAMS = 264  # how many keep a large GPU busy
-PREFETCH_DOWN = True  # to the L2 cache, by the first kernel
 UP_TILES, DOWN_TILES = Tiles(32, 256, 8), Tiles(32, 512, 4)
 
 
@@ -130,15 +127,13 @@ def add_products(
 
 @triton.jit
 def expert_gemv(
-    x_ptr, norm_ptr, norm_offset, weight_ptrs, second_ptrs, mask_n, stride, next_ptr, next_begin, next_stop,
+    x_ptr, norm_ptr, norm_offset, weight_ptrs, second_ptrs, mask_n, stride,
     K: tl.constexpr, GLU: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, NUM_STAGES: tl.constexpr,
-    PREFETCH_LINES: tl.constexpr,
 ):  # fmt: skip
     """`x W` of one row, times the norm's weights; float32 `[BLOCK_N]`.
 
     With GLU there are two matrices, and a result of each. With one stage the next tile is on its way to registers, with
-    more of them the next tiles to shared memory. When all tiles are on their way, the bytes `next_begin` to `next_stop`
-    behind `next_ptr`, of PREFETCH_LINES at most, follow to the L2 cache.
+    more of them the next tiles to shared memory.
     """
     partial = tl.zeros([BLOCK_K, BLOCK_N], tl.float32)
     second_partial = tl.zeros([BLOCK_K, BLOCK_N], tl.float32)
@@ -152,14 +147,10 @@ def expert_gemv(
                 x_ptr, norm_ptr, norm_offset, w, second, partial, second_partial, start + offs_k, K, GLU
             )
             w, second = ahead
-        if PREFETCH_LINES > 0:
-            prefetch_to_l2(next_ptr, next_begin, next_stop, PREFETCH_LINES)
         partial, second_partial = add_products(
             x_ptr, norm_ptr, norm_offset, w, second, partial, second_partial, last + offs_k, K, GLU
         )
     else:
-        if PREFETCH_LINES > 0:
-            prefetch_to_l2(next_ptr, next_begin, next_stop, PREFETCH_LINES)
         for start in tl.range(0, K, BLOCK_K, num_stages=NUM_STAGES):
             w, second = load_tiles(weight_ptrs, second_ptrs, start + offs_k, K, stride, mask_n, GLU)
             partial, second_partial = add_products(
@@ -171,23 +162,22 @@ def expert_gemv(
 @triton.jit
 def one_row_up_kernel(
     x_ptr, norm_ptr, norm_offset, eps, router_ptr, router_bias_ptr, weight_ptr, bias_ptr, limit, gain,
-    chosen_ptr, weights_ptr, out_ptr, down_ptr, down_bytes, N, E,
+    chosen_ptr, weights_ptr, out_ptr, N, E,
     K: tl.constexpr, TOP_K: tl.constexpr, NORMALIZE: tl.constexpr, ACTIVATION: tl.constexpr, GLU: tl.constexpr,
     BLOCK_E: tl.constexpr, BLOCK_ROUTER: tl.constexpr, CONTIGUOUS: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, NUM_STAGES: tl.constexpr, PREFETCH_LINES: tl.constexpr, USE_PDL: tl.constexpr,
+    BLOCK_K: tl.constexpr, NUM_STAGES: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
     """`out[i] = act(norm(x) W + bias)` of the expert of rank `i`, `[TOP_K, N]`; with GLU gates come first.
 
     `chosen [TOP_K]` are these experts, and `weights [TOP_K]` their weights, which the last program of an expert writes;
-    it does nothing else. The others move the expert's matrix of `down_bytes` behind `down_ptr` to the L2 cache, up to
-    PREFETCH_LINES of 128 bytes each.
+    it does nothing else.
     """
-    slot, tile, tiles = tl.program_id(1), tl.program_id(0), tl.num_programs(0) - 1
+    slot, tile = tl.program_id(1), tl.program_id(0)
     chosen, logits, is_chosen, rstd = route_row(
         x_ptr, norm_ptr, norm_offset, eps, router_ptr, router_bias_ptr, slot, E,
         K, BLOCK_E, BLOCK_ROUTER, CONTIGUOUS, TOP_K, USE_PDL,
     )  # fmt: skip
-    if tile == tiles:
+    if tile == tl.num_programs(0) - 1:
         tl.store(chosen_ptr + slot, chosen)
         pdl_start_next(USE_PDL)
         tl.store(weights_ptr + slot, expert_weight(chosen, logits, is_chosen, E, BLOCK_E, NORMALIZE))
@@ -197,12 +187,9 @@ def one_row_up_kernel(
     offs_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     mask_n = offs_n < N
     weight_ptrs = weight_ptr + expert * K * stride + offs_n[None, :]
-    share = tl.cdiv(tl.cdiv(down_bytes, tiles), 128) * 128
-    begin = expert * down_bytes + tl.minimum(tile * share, down_bytes - 1)
     acc, up = expert_gemv(
         x_ptr, norm_ptr, norm_offset, weight_ptrs, weight_ptrs + N, mask_n, stride,
-        down_ptr, begin, tl.minimum(begin + share, (expert + 1) * down_bytes),
-        K, GLU, BLOCK_N, BLOCK_K, NUM_STAGES, PREFETCH_LINES,
+        K, GLU, BLOCK_N, BLOCK_K, NUM_STAGES,
     )  # fmt: skip
     acc, up = acc * rstd, up * rstd
     if bias_ptr is not None:
@@ -323,15 +310,12 @@ def experts_one_row(
     block_e = triton.next_power_of_2(count)
     block_router = max(16, min(triton.next_power_of_2(dim), ROUTER_TILE // block_e))
     contiguous = max(1, min(16 // x.element_size(), block_router // (32 * UP_TILES.num_warps)))
-    up_tiles, down_bytes = triton.cdiv(hidden, UP_TILES.block_n), experts.down[0].nbytes
-    prefetched_lines = triton.cdiv(triton.cdiv(down_bytes, up_tiles), 128) if pdl and PREFETCH_DOWN else 0
-    one_row_up_kernel[(up_tiles + 1, experts.top_k)](
+    one_row_up_kernel[(triton.cdiv(hidden, UP_TILES.block_n) + 1, experts.top_k)](
         x, *(norm or (None, 0.0, 0.0)), router, router_bias, experts.up, experts.up_bias, experts.limit, experts.gain,
-        space.chosen, space.weights, space.hidden, experts.down, down_bytes, hidden, count,
+        space.chosen, space.weights, space.hidden, hidden, count,
         K=dim, TOP_K=experts.top_k, NORMALIZE=experts.normalize, ACTIVATION=experts.activation, GLU=experts.glu,
         BLOCK_E=block_e, BLOCK_ROUTER=block_router, CONTIGUOUS=contiguous,
-        BLOCK_N=UP_TILES.block_n, BLOCK_K=UP_TILES.block_k, NUM_STAGES=UP_TILES.num_stages,
-        PREFETCH_LINES=triton.next_power_of_2(prefetched_lines), USE_PDL=pdl,
+        BLOCK_N=UP_TILES.block_n, BLOCK_K=UP_TILES.block_k, NUM_STAGES=UP_TILES.num_stages, USE_PDL=pdl,
         num_warps=UP_TILES.num_warps, **pdl_launch(pdl),
     )  # fmt: skip
     one_row_down_kernel[(len(space.arrived), experts.top_k, space.splits)](
