@@ -27,7 +27,7 @@ import torch.nn.functional as F
 
 import phasor
 from phasor.bench.sizes import FULL, GPU
-from phasor.generation.runners import RETAINED, cuda_graph, fused
+from phasor.generation.runners import RETAINED, fused
 from phasor.generation.runners.cuda_graph import StepBuffers
 from phasor.kv_cache.static import StaticKVCache
 from phasor.ops import dispatch
@@ -581,7 +581,6 @@ def sweep_step() -> None:
         )
 
     changes: dict[str, tuple[Any, str, Any]] = {"as it is": (gemv, "choose_tiles", by_hand)}
-    changes |= {f"{n} steps per graph": (cuda_graph, "STEPS_PER_GRAPH", n) for n in (1, 2)}
     for tiles in (KV_TILES[0], KV_TILES[3], KV_TILES[5]):
         changes[f"attention {tuple(tiles)}"] = (decode_attention, "SPLIT_TILES", tiles)
     for tiles in (Tiles(1, 1024, 1), Tiles(2, 1024, 1), Tiles(2, 1024, 2), Tiles(4, 1024, 2), Tiles(8, 1024, 4)):

@@ -223,13 +223,11 @@ def test_models_without_a_cuda_graph():
 class Script:
     """Steps that say a script, and note what was asked of them."""
 
-    def __init__(self, generated: list[list[int]], steps_per_launch: int = 1) -> None:
+    def __init__(self, generated: list[list[int]]) -> None:
         self.generated, self.launched, self.read_so_far = generated, 1, 0
-        self.steps_per_launch = steps_per_launch
 
-    def launch(self, steps: int) -> None:
-        assert steps in (1, self.steps_per_launch)
-        self.launched += steps
+    def launch(self) -> None:
+        self.launched += 1
 
     def read(self) -> list[int]:
         assert self.read_so_far < self.launched, "it would wait for a step that nobody began"
@@ -237,10 +235,9 @@ class Script:
         return self.generated[self.read_so_far - 1]
 
 
-@pytest.mark.parametrize("steps_per_launch", [1, 3, LOOKAHEAD // 2])
 @pytest.mark.parametrize("most", [1, 2, LOOKAHEAD, LOOKAHEAD + 1, 40])
-def test_as_many_steps_are_launched_as_tokens(most, steps_per_launch):
-    script = Script([[i] for i in range(most)], steps_per_launch)
+def test_as_many_steps_are_launched_as_tokens(most):
+    script = Script([[i] for i in range(most)])
     assert list(run_async(script, most)) == script.generated
     assert script.launched == most
 
@@ -251,37 +248,6 @@ def test_steps_are_launched_lookahead_steps_before_they_are_read():
     for read in range(1, 50):
         next(tokens_as_they_come)
         assert script.launched == read + LOOKAHEAD
-
-
-def test_a_launch_is_under_way_while_the_tokens_of_another_are_read():
-    script = Script([[i] for i in range(100)], steps_per_launch=LOOKAHEAD // 2)
-    tokens_as_they_come = run_async(script, None)
-    for read in range(1, 50):
-        next(tokens_as_they_come)
-        assert read + LOOKAHEAD // 2 <= script.launched <= read + LOOKAHEAD
-
-
-@pytest.mark.parametrize("steps_per_graph", [1, 4])
-@pytest.mark.usefixtures("large_tiles", "on_the_device")
-def test_several_steps_per_graph(steps_per_graph, monkeypatch):
-    """More tokens than the history has entries, by graphs of several steps and single ones at the end."""
-    monkeypatch.setattr(cuda_graph, "STEPS_PER_GRAPH", steps_per_graph)
-    model = speaker(num_layers=1, num_kv_heads=1)
-    generated = [phasor.generate(model, PROMPTS, max_new_tokens=20) for _ in range(2)]
-    with dispatch.force_path("reference"):
-        expected = phasor.generate(model, PROMPTS, max_new_tokens=20)
-    assert generated == [expected, expected]
-
-
-@pytest.mark.usefixtures("large_tiles", "on_the_device")
-def test_large_models_run_one_step_per_graph(monkeypatch):
-    model = speaker(num_layers=1, num_kv_heads=1)
-    phasor.generate(model, [1, 2], max_new_tokens=2)
-    assert RETAINED[model][1].steps_per_launch == cuda_graph.STEPS_PER_GRAPH
-    monkeypatch.setattr(cuda_graph, "MAX_SHORT_BYTES", 0)
-    RETAINED.clear()
-    phasor.generate(model, [1, 2], max_new_tokens=2)
-    assert RETAINED[model][1].steps_per_launch == 1
 
 
 class LinearWithAdapter(torch.nn.Linear):

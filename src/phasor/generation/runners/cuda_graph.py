@@ -1,8 +1,7 @@
 """The CUDA-graph step runner: steps follow each other on the device, each one replay of a graph.
 
 Each step writes its likeliest tokens where the next one reads them. For greedy decoding the host launches steps
-ahead and reads their tokens as they arrive, so the device never waits for the host. Short steps are launched several at
-a time, in one graph: between graphs a device is idle for some microseconds.
+ahead and reads their tokens as they arrive, so the device never waits for the host.
 """
 
 from __future__ import annotations
@@ -31,19 +30,12 @@ from phasor.transformer import Stack, Transformer
 CAPTURING = threading.Lock()  # torch captures one graph at a time
 MAX_RETAINED_SHARE = 8  # a graph is retained for the next request where its cache takes at most 1/8 of a device
 LOOKAHEAD = 8  # steps launched before the tokens of the first of them are read
-STEPS_PER_GRAPH = 4  # of greedy decoding; at most half of LOOKAHEAD, so that a graph runs while another is read
-MAX_SHORT_BYTES = 1 << 32  # of the weights of a model whose steps are short: about a millisecond on a large GPU
 
 
 class AsyncSteps(Protocol):
-    """Steps that need no host: `launch` starts the next ones, `read` waits for the tokens of the earliest unread one.
+    """Steps that need no host: `launch` starts another, `read` waits for the tokens of the earliest unread one."""
 
-    They are launched one by one, or `steps_per_launch` of them at once.
-    """
-
-    steps_per_launch: int
-
-    def launch(self, steps: int) -> None: ...
+    def launch(self) -> None: ...
 
     def read(self) -> list[int]: ...
 
@@ -52,13 +44,9 @@ def run_async(steps: AsyncSteps, max_steps: int | None) -> Iterator[list[int]]:
     """The tokens of one step after the other, `max_steps` of them or without end; the first is launched already."""
     launched, read = 1, 0
     while max_steps is None or read < max_steps:
-        while max_steps is None or launched < max_steps:
-            ends_before = max_steps is not None and launched + steps.steps_per_launch > max_steps
-            count = 1 if ends_before else steps.steps_per_launch
-            if launched + count > read + LOOKAHEAD + 1:
-                break
-            steps.launch(count)
-            launched += count
+        while launched <= read + LOOKAHEAD and (max_steps is None or launched < max_steps):
+            steps.launch()
+            launched += 1
         yield steps.read()
         read += 1
 
@@ -100,17 +88,12 @@ class CudaGraphRunner:
         self.launched = self.num_read = 0
         on_gpu = self.device.type == "cuda"
         self.host_history = torch.zeros(self.buffers.history.shape, dtype=torch.int64, device="cpu", pin_memory=on_gpu)
-        is_short = sum(weight.nbytes for weight in step_tensors(model)) <= MAX_SHORT_BYTES
-        self.steps_per_launch = STEPS_PER_GRAPH if is_short else 1
         body = self.with_reorder(self.build_step(model, spec.compile), spec.beams)
-        self.body = body
-        self.several_steps: Callable[[], Tensor] | None = None
         if on_gpu:
             self.copy_stream, self.step_done = torch.cuda.Stream(self.device), torch.cuda.Event()
-            self.capture_stream = torch.cuda.Stream(self.device)
             self.copied = [torch.cuda.Event() for _ in self.host_history]
             with CAPTURING, torch.cuda.device(self.device):
-                self.run = capture(body, self.capture_stream, warmups=2)
+                self.run = capture(body)
             self.constants = cached_constants()  # the graph reads them but does not keep them alive
         else:
             self.run = body
@@ -180,43 +163,23 @@ class CudaGraphRunner:
         self._copy_to_host()
         self.buffers.step_index.fill_(self.launched)
 
-    def launch(self, steps: int = 1) -> None:
-        """Start a step with the tokens of the last one, or `steps_per_launch` of them."""
-        if steps == 1:
-            self.run()
-        else:
-            self.run_several()
-        self._copy_to_host(steps)
+    def launch(self) -> None:
+        """Start a step with the tokens of the last one."""
+        self.run()
+        self._copy_to_host()
 
-    def run_several(self) -> None:
-        """Start `steps_per_launch` steps, as one graph, which is captured the first time."""
-        if self.several_steps is None:
-            body, count = self.body, self.steps_per_launch
-
-            def run_steps() -> Tensor:
-                return [body() for _ in range(count)][-1]
-
-            if self.device.type == "cuda":
-                with CAPTURING, torch.cuda.device(self.device):
-                    self.several_steps = capture(run_steps, self.capture_stream)
-                self.constants += cached_constants()
-            else:
-                self.several_steps = run_steps
-        self.several_steps()
-
-    def _copy_to_host(self, steps: int = 1) -> None:
-        """Start copying the tokens of the latest steps to the host, concurrently with the steps that follow."""
-        slots = [(self.launched + i) % len(self.host_history) for i in range(steps)]
-        self.launched += steps
+    def _copy_to_host(self) -> None:
+        """Start copying the tokens of the latest step to the host, concurrently with the steps that follow."""
+        slot = self.launched % len(self.host_history)
+        self.launched += 1
         if self.device.type != "cuda":
-            self.host_history[slots] = self.buffers.history[slots]
+            self.host_history[slot] = self.buffers.history[slot]
             return
         self.step_done.record(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.copy_stream):
             self.copy_stream.wait_event(self.step_done)
-            for slot in slots:
-                self.host_history[slot].copy_(self.buffers.history[slot], non_blocking=True)
-                self.copied[slot].record(self.copy_stream)
+            self.host_history[slot].copy_(self.buffers.history[slot], non_blocking=True)
+            self.copied[slot].record(self.copy_stream)
 
     def read(self) -> list[int]:
         """Wait for the tokens of the earliest step not read yet."""
@@ -235,14 +198,12 @@ class CudaGraphRunner:
         return logits
 
 
-def capture(body: Callable[[], Tensor], side: torch.cuda.Stream, warmups: int = 0) -> Callable[[], Tensor]:
-    """The body as a CUDA graph, whose result is in the same tensor each time; it is run `warmups` times before.
-
-    Libraries allocate memory the first time that they run on a stream, which should not be while it is captured.
-    """
+def capture(body: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """The body as a CUDA graph, whose result is in the same tensor each time. It is run twice before the capture."""
+    side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for _ in range(warmups):
+        for _ in range(2):
             body()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
