@@ -37,6 +37,8 @@ from phasor.ops.decode import (
     ("rows", "inputs", "outputs", "tiles"),
     [
         (1, 48, 37, Tiles(4, 32, 1)),
+        (1, 64, 8, choose_tiles(1, 2048, 1024)),
+        (1, 64, 8, choose_tiles(1, 32000, 1024)),
         (1, 64, 8, choose_tiles(1, 4096, 2048)),
         (1, 64, 8, choose_tiles(1, 2048, 2048)),
         (1, 64, 8, choose_tiles(1, 2048, 8192)),

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 SMALL_N = 2560  # up to so many outputs, larger tiles would leave parts of the device idle
 LARGE_N = 8192
+SMALL_K = 1024  # up to so many inputs, one tile has them all
 LARGE_K = 4096
 MAX_EXPERT_ROWS = 64  # rows of a mixture of experts; for more, grouped matrix products of torch are faster
 
@@ -26,6 +27,8 @@ def choose_tiles(rows: int, outputs: int, inputs: int, *, int8: bool = False, gl
 
     >>> choose_tiles(1, 2048, 2048)
     Tiles(block_n=4, block_k=2048, num_warps=4, num_stages=1)
+    >>> choose_tiles(1, 32000, 1024)
+    Tiles(block_n=4, block_k=1024, num_warps=1, num_stages=1)
     >>> choose_tiles(1, 32000, 2048, int8=True)
     Tiles(block_n=8, block_k=512, num_warps=1, num_stages=1)
     """
@@ -35,6 +38,8 @@ def choose_tiles(rows: int, outputs: int, inputs: int, *, int8: bool = False, gl
             return Tiles(16, 256, 4, 4)
         if glu:
             return Tiles(2, 2048, 4)
+        if inputs <= SMALL_K and (small or large):
+            return Tiles(4, 1024, 2 if small else 1)
         if small:
             return Tiles(4, 4096, 16) if inputs > LARGE_K else Tiles(4, 2048, 4)
         return Tiles(4 if large else 8, 1024, 4)
