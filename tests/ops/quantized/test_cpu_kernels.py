@@ -15,7 +15,7 @@ from schemes import relative_change, tokens
 import phasor
 from phasor.checkpoints.load import open_model
 from phasor.config.recipe import Recipe
-from phasor.nn.quantized import Quantized, QuantizedLinear
+from phasor.nn.quantized import Quantization, Quantized, QuantizedLinear
 from phasor.ops import dispatch
 from phasor.ops.quantized import (
     GROUP_SIZES,
@@ -23,6 +23,7 @@ from phasor.ops.quantized import (
     dequantize,
     dequantize_int4_ref,
     int4_linear_ref,
+    int4_vnni,
     linear,
     pack,
     quantize_int4,
@@ -116,6 +117,65 @@ def test_products_of_integers_are_exact_but_for_the_rounding_of_rows(rows):
             assert torch.equal(alone[0].double(), found[-1])
 
 
+@pytest.fixture
+def vnni_kernel() -> None:
+    if not (pack.VNNI and int4_vnni.load_kernel()):
+        pytest.skip("needs VNNI instructions and a C++ compiler")
+
+
+@pytest.mark.usefixtures("vnni_kernel")
+@pytest.mark.parametrize("size", GROUP_SIZES)
+@pytest.mark.parametrize("outputs", [1, 33, 560])  # 560 are enough for several threads
+def test_the_vnni_kernel_is_exact_but_for_the_rounding_of_rows(outputs, size):
+    matrix = quantize_int4(randn(outputs, 256), size)
+    for rows in (1, 2, 3, 4, 9):
+        x = randn(rows, 256, seed=1)
+        x[0, 32:64] = 0
+        pieces = x.double().unflatten(-1, (-1, 32))
+        step = pieces.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
+        rounded = ((pieces / step).round() * step).flatten(-2)
+        found = int4_vnni.int4_vnni(x[None], matrix, None)[0]
+        expected = int4_linear_ref(rounded, matrix.values, matrix.scale.double())
+        torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-5)
+        alone = int4_vnni.int4_vnni(x[-1:], matrix, None)  # a row does not depend on the others
+        assert torch.equal(alone[0], found[-1])
+
+
+@pytest.mark.usefixtures("vnni_kernel")
+def test_the_vnni_kernel_with_values_that_are_not_finite():
+    matrix, x = quantize_int4(randn(20, 64)), randn(3, 64, seed=1)
+    x[0, 5], x[1, 40] = torch.nan, torch.inf
+    found = int4_vnni.int4_vnni(x, matrix, None)
+    assert found[:2].isnan().all()
+    assert found[2].isfinite().all()
+
+
+@pytest.mark.usefixtures("vnni_kernel")
+def test_the_vnni_kernel_reads_what_a_module_holds():
+    layer = QuantizedLinear(torch.nn.Linear(64, 48), Quantization(4)).eval()
+    x = randn(1, 64)
+    assert QUANTIZED_LINEAR.explain(x, layer.matrix, None)[0] == "4-bit kernel for VNNI"
+    many = randn(linear.MAX_ROWS["int4 vnni"] + 1, 64)
+    assert QUANTIZED_LINEAR.explain(many, layer.matrix, None)[0] == "8-bit integers"
+    reason = linear.int4_x86_why_not(x, layer.matrix, None)
+    assert reason is not None
+    assert "kernel for VNNI reads them" in reason
+    with torch.inference_mode():
+        step = torch.compile(layer, fullgraph=True)
+        torch.testing.assert_close(step(x), layer(x), atol=1e-5, rtol=1e-5)
+
+
+def test_without_a_compiler_the_kernel_of_torch_is_taken(monkeypatch):
+    if not pack.VNNI:
+        pytest.skip("needs VNNI instructions")
+    for module in (pack, linear):
+        monkeypatch.setattr(module, "load_kernel", lambda: False)
+    layer = QuantizedLinear(torch.nn.Linear(64, 48), Quantization(4)).eval()
+    name, reasons = QUANTIZED_LINEAR.explain(randn(1, 64), layer.matrix, None)
+    assert name == "4-bit kernel for x86, in bfloat16"
+    assert reasons["4-bit kernel for VNNI"] == "there is no C++ compiler to build it with"
+
+
 def test_the_x86_kernel_in_every_group_size():
     if not pack.X86_KERNELS:
         pytest.skip("needs AVX2 or AVX-512")
@@ -144,7 +204,7 @@ def test_which_path_a_product_takes(monkeypatch):
         return QUANTIZED_LINEAR.explain(x, matrix, None)
 
     for vnni, x86, kleidiai, arm, expected in (
-        (True, True, False, False, ["8-bit integers", "4-bit kernel for x86, in bfloat16"]),
+        (True, True, False, False, ["8-bit integers", "4-bit kernel for VNNI"]),
         (False, True, False, False, ["8-bit kernel", "4-bit kernel for x86, in bfloat16"]),
         (False, False, True, True, ["8-bit kernel", "4-bit KleidiAI kernel"]),
         (False, False, False, True, ["8-bit kernel", "converted layer by layer"]),
@@ -152,6 +212,7 @@ def test_which_path_a_product_takes(monkeypatch):
     ):
         for name, value in (("VNNI", vnni), ("X86_KERNELS", x86), ("KLEIDIAI", kleidiai), ("ARM", arm)):
             monkeypatch.setattr(linear, name, value)
+        monkeypatch.setattr(linear, "load_kernel", lambda: True)
         assert [path(x, matrix)[0] for matrix in (eight, four)] == expected
     monkeypatch.setattr(linear, "X86_KERNELS", True)
     many = linear.MAX_ROWS["int8"] + 1

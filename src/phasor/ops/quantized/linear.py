@@ -1,10 +1,10 @@
 """Matrix products with quantized weights, and lookup of their rows.
 
-With few rows, as in decoding, a product is bound by reading the weights, and the CPU kernels of torch read them as they
-are; those for x86 take the rows in bfloat16, and sum in float32. On an x86 processor with VNNI instructions, 8-bit
-weights, and 4-bit ones with more rows, are multiplied as integers: each row of activations is rounded to 255 values of
-its own, and 4-bit weights are held in 8 bits too. The KleidiAI kernel for ARM also rounds rows to 8 bits. Elsewhere,
-with many rows, a product is bound by arithmetic, and weights are converted for it.
+With few rows, as in decoding, a product is bound by reading the weights, and CPU kernels read them as they are; those
+of torch for x86 take the rows in bfloat16, and sum in float32. On an x86 processor with VNNI instructions, weights are
+multiplied as integers: 8-bit ones, and 4-bit ones with many rows, which are held in 8 bits for that, by rows of
+activations rounded to 255 values each; 4-bit ones with few rows by our own kernel. The KleidiAI kernel for ARM also
+rounds rows to 8 bits. Elsewhere, with many rows, a product is bound by arithmetic, and weights are converted for it.
 
 The kernels that read int8 weights in a decoding step on a GPU are in `ops/decode`.
 """
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from phasor.ops.custom_op import custom_op
 from phasor.ops.dispatch import Dispatch, Path, forced_path, functional_transform_why_not, needs_grad
+from phasor.ops.quantized.int4_vnni import int4_vnni, is_packed_for_vnni, load_kernel
 from phasor.ops.quantized.matrix import INT8_MAX, Int4Matrix, Int8Matrix, Matrix, QuantizedMatrix, dequantize
 from phasor.ops.quantized.pack import (
     ARM,
@@ -29,7 +30,7 @@ from phasor.ops.quantized.pack import (
 )
 
 # With more rows than these, other paths are faster.
-MAX_ROWS = {"int4": 4, "int8": 4}
+MAX_ROWS = {"int4 vnni": 32, "int4": 4, "int8": 4}
 SMALLEST_STEP = 1e-30  # between the values that a row is rounded to, where it is all zeros
 INPUTS_MULTIPLE = 32  # the kernels have no code for what would be left over
 
@@ -56,12 +57,26 @@ def integers_why_not(x: Tensor, matrix: QuantizedMatrix, bias: Tensor | None) ->
     return cpu_kernel_why_not(x)
 
 
+def int4_vnni_why_not(x: Tensor, matrix: QuantizedMatrix, bias: Tensor | None) -> str | None:
+    """Why the 4-bit kernel for VNNI is not taken."""
+    if not isinstance(matrix, Int4Matrix):
+        return "the weights are in 8 bits"
+    if not VNNI:
+        return "the processor has no VNNI instructions, which multiply 8-bit integers"
+    reason = cpu_kernel_why_not(x, MAX_ROWS["int4 vnni"])
+    if reason is None and not (load_kernel() if matrix.packed is None else is_packed_for_vnni(matrix.packed)):
+        return "there is no C++ compiler to build it with"
+    return reason
+
+
 def int4_x86_why_not(x: Tensor, matrix: QuantizedMatrix, bias: Tensor | None) -> str | None:
     """Why the 4-bit kernel for x86 is not taken."""
     if not isinstance(matrix, Int4Matrix):
         return "the weights are in 8 bits"
     if not X86_KERNELS:
         return "the processor has neither AVX2 nor AVX-512"
+    if matrix.packed is not None and is_packed_for_vnni(matrix.packed):
+        return "the weights are held as the kernel for VNNI reads them"
     return cpu_kernel_why_not(x, MAX_ROWS["int4"])
 
 
@@ -154,6 +169,7 @@ def convert_and_multiply(x: Tensor, matrix: QuantizedMatrix, bias: Tensor | None
 
 
 QUANTIZED_LINEAR = Dispatch(
+    Path("4-bit kernel for VNNI", int4_vnni, int4_vnni_why_not),
     Path("4-bit kernel for x86, in bfloat16", int4_x86, int4_x86_why_not),
     Path("8-bit integers", multiply_integers, integers_why_not),
     Path("4-bit KleidiAI kernel", int4_kleidiai, int4_kleidiai_why_not),

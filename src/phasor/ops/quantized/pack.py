@@ -1,4 +1,4 @@
-"""4-bit weights as the CPU kernels of torch read them."""
+"""4-bit weights as the CPU kernels read them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import platform
 import torch
 import torch.nn.functional as F
 
+from phasor.ops.quantized.int4_vnni import load_kernel, pack_int4_vnni
 from phasor.ops.quantized.matrix import Int4Matrix, Int8Matrix, PackedInt4, dequantize, nibbles_of, quantize_int8
 
 OUTPUTS_MULTIPLE = 16  # of the x86 kernel
@@ -34,8 +35,10 @@ def pack_int4(matrix: Int4Matrix) -> PackedInt4 | None:
         return pack_int4_kleidiai(matrix)
     if not X86_KERNELS:
         return None
-    packed = pack_int4_x86(matrix)
-    return packed._replace(integers=int4_as_int8(matrix)) if VNNI else packed
+    if not VNNI:
+        return pack_int4_x86(matrix)
+    packed = pack_int4_vnni(matrix) if load_kernel() else pack_int4_x86(matrix)
+    return packed._replace(integers=int4_as_int8(matrix))
 
 
 def pack_int4_kleidiai(matrix: Int4Matrix) -> PackedInt4:
