@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import pytest
@@ -29,7 +30,8 @@ def fresh_compiler() -> Iterator[None]:
 def graph_counter(monkeypatch: pytest.MonkeyPatch) -> CompileCounter:
     """Counts graphs of the step, traced with fullgraph=True; no code is generated, which takes long."""
     counter = CompileCounter()
-    graph = torch.compile(compiled.static_step, backend=counter, fullgraph=True, dynamic=False)
+    backend = functools.partial(compiled.recording_backend, compile_graph=counter)
+    graph = torch.compile(compiled.static_step, backend=backend, fullgraph=True, dynamic=False)
     monkeypatch.setattr(compiled, "compiled_step", lambda: graph)
     return counter
 

@@ -1,13 +1,15 @@
 """The compiled step runner: every step of one token per row is the same compiled graph.
 
 All that changes from step to step is in the tensors of a static cache. So one graph serves all steps, and all caches
-of the same size.
+of the same size. Within a request even its inputs are the same tensors: after the first step the graph is called
+directly, without the compiler's guards, which would check every module of the model again.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -24,10 +26,49 @@ def static_step(model: Transformer, cache: StaticKVCache, tokens: Tensor) -> Ten
     return last_logits(model, model.decode(tokens[:, None], cache.memory, cache=cache))
 
 
+class GraphCalls(threading.local):
+    """The calls of compiled graphs in this thread, as functions that repeat them; None where nobody records them."""
+
+    calls: list[Callable[[], Sequence[Tensor]]] | None = None
+
+
+RECORDED = GraphCalls()
+
+
+def recording_backend(
+    graph: torch.fx.GraphModule, inputs: list[Tensor], compile_graph: Callable[..., Any] | None = None
+) -> Callable[..., Sequence[Tensor]]:
+    """The backend of compiled steps: Inductor unless another is given, with calls of the graph recorded on request."""
+    from torch._inductor.compile_fx import compile_fx
+
+    compiled: Callable[..., Any] = (compile_graph or cast(Callable[..., Any], compile_fx))(graph, inputs)
+
+    def call(*args: Tensor) -> Sequence[Tensor]:
+        if RECORDED.calls is not None:
+            RECORDED.calls.append(functools.partial(compiled, *args))
+        outputs: Sequence[Tensor] = compiled(*args)
+        return outputs
+
+    return call
+
+
 @functools.cache
 def compiled_step() -> Any:
     """The compiled step, created on first use: importing the compiler takes a while."""
-    return torch.compile(static_step, dynamic=False)
+    return torch.compile(static_step, dynamic=False, backend=recording_backend)
+
+
+def record_step(model: Transformer, cache: StaticKVCache, tokens: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+    """The logits of a compiled step, and a function for further ones, with tokens and cache in the same tensors."""
+    RECORDED.calls = []
+    try:
+        logits = compiled_step()(model, cache, tokens)
+        calls = RECORDED.calls
+    finally:
+        RECORDED.calls = None
+    if len(calls) != 1:  # several graphs with Python between them, or none
+        return logits, lambda: compiled_step()(model, cache, tokens)
+    return logits, lambda: calls[0]()[0]
 
 
 class CompiledRunner(EagerRunner):
@@ -35,13 +76,17 @@ class CompiledRunner(EagerRunner):
 
     def __init__(self, model: Transformer, cache: KVCache) -> None:
         super().__init__(model, cache)
-        self.static_cache: StaticKVCache | None = None
+        self.tokens: Tensor | None = None
+        self.repeat: Callable[[], Tensor] | None = None
 
     def step(self, tokens: Sequence[int]) -> Tensor:
-        if self.static_cache is None:
-            self.static_cache = StaticKVCache(self.cache)
         column = torch.tensor(tokens, device=self.model.tokens.weight.device)
-        return compiled_step()(self.model, self.static_cache, column)
+        if self.repeat is None or self.tokens is None:
+            self.tokens = column
+            logits, self.repeat = record_step(self.model, StaticKVCache(self.cache), column)
+            return logits
+        self.tokens.copy_(column)
+        return self.repeat()
 
 
 def why_not(model: Transformer) -> str | None:
