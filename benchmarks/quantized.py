@@ -2,8 +2,9 @@
 
 All hold the same weights, of a Llama of 150 M parameters by default. Before anything is timed, float32 must give the
 tokens of transformers, and the logits of each quantized model those of its dequantized weights in float64, within the
-rounding of the kernels. Runs alternate, and medians count. CTranslate2 is asked where it is installed. Products of one
-layer's size and of the LM head's are timed by themselves with --products, for several numbers of rows.
+rounding of the kernels. Runs alternate, and medians count. CTranslate2 is asked where it is installed, in processes
+of its own: in ours its OpenMP calls bind to torch's library, and after the first of them compiled steps are slower.
+Products of one layer's size and of the LM head's are timed by themselves with --products, for several numbers of rows.
 
     OMP_NUM_THREADS=2 python benchmarks/quantized.py [--tokens 64] [--runs 5] [--batch 1 4] [--products]
 """
@@ -14,6 +15,7 @@ import argparse
 import copy
 import importlib.util
 import json
+import multiprocessing
 import statistics
 import tempfile
 import time
@@ -64,11 +66,8 @@ def check(model: phasor.Transformer, small: phasor.Transformer, name: str) -> di
     }
 
 
-def ctranslate2_calls(theirs: Any, prompts: list[list[int]], tokens: int) -> dict[str, Callable[[], object]]:
-    """Greedy decoding by CTranslate2 from the same weights; empty where it is not installed."""
-    if importlib.util.find_spec("ctranslate2") is None:
-        return {}
-    import ctranslate2
+def save_for_ctranslate2(theirs: Any, folder: str) -> None:
+    """Write a Llama of transformers as CTranslate2 reads it."""
     from ctranslate2.specs import TransformerDecoderModelSpec
     from ctranslate2.specs.common_spec import Activation
 
@@ -108,24 +107,40 @@ def ctranslate2_calls(theirs: Any, prompts: list[list[int]], tokens: int) -> dic
     spec.register_vocabulary(words)
     spec.config.bos_token = spec.config.eos_token = spec.config.unk_token = words[0]
     spec.config.layer_norm_epsilon = config.rms_norm_eps
-    folder = tempfile.mkdtemp()
     spec.validate()
     spec.optimize()
     spec.save(folder)
 
-    def call(kind: str) -> Callable[[], object]:
-        threads = torch.get_num_threads()
-        generator = ctranslate2.Generator(folder, compute_type=kind, inter_threads=1, intra_threads=threads)
 
-        def run() -> list[list[int]]:
-            found = generator.generate_batch(
-                [[words[i] for i in prompt] for prompt in prompts],
-                max_length=tokens,
-                min_length=tokens,
-                include_prompt_in_result=False,
-                beam_size=1,
-            )
-            return [one.sequences_ids[0] for one in found]
+def serve_ctranslate2(pipe: Any, kind: str, folder: str, prompts: list[list[int]], tokens: int, threads: int) -> None:
+    """Decode greedily whenever the pipe asks for it."""
+    import ctranslate2
+
+    generator = ctranslate2.Generator(folder, compute_type=kind, intra_threads=threads)
+    words = [[str(i) for i in prompt] for prompt in prompts]
+    while pipe.recv():
+        found = generator.generate_batch(
+            words, max_length=tokens, min_length=tokens, include_prompt_in_result=False, beam_size=1
+        )
+        pipe.send([one.sequences_ids[0] for one in found])
+
+
+def ctranslate2_calls(theirs: Any, prompts: list[list[int]], tokens: int) -> dict[str, Callable[[], object]]:
+    """Greedy decoding by CTranslate2 from the same weights; empty where it is not installed."""
+    if importlib.util.find_spec("ctranslate2") is None:
+        return {}
+    folder = tempfile.mkdtemp()
+    save_for_ctranslate2(theirs, folder)
+    context = multiprocessing.get_context("spawn")
+
+    def call(kind: str) -> Callable[[], object]:
+        here, there = context.Pipe()
+        args = there, kind, folder, prompts, tokens, torch.get_num_threads()
+        context.Process(target=serve_ctranslate2, args=args, daemon=True).start()
+
+        def run() -> object:
+            here.send(True)
+            return here.recv()
 
         return run
 
@@ -165,7 +180,10 @@ def measure(sizes: dict[str, Any], batch: int, tokens: int, runs: int, compiled:
     others = ctranslate2_calls(theirs, prompts, tokens)
     if others and others["CTranslate2, float32"]() != run_theirs():
         raise SystemExit("CTranslate2 does not give the tokens of transformers in float32: nothing is timed")
-    found = {name: statistics.median(values) for name, values in alternate(calls | others, runs).items()}
+    calls |= others
+    for call in calls.values():
+        call()
+    found = {name: statistics.median(values) for name, values in alternate(calls, runs).items()}
     rates = {name: batch * tokens / took for name, took in found.items()}
     print(f"batch {batch}, prompts of 16, {tokens} new tokens")
     for name, rate in rates.items():
