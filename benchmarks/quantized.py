@@ -12,6 +12,7 @@ Products of one layer's size and of the LM head's are timed by themselves with -
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import importlib.util
 import json
@@ -118,11 +119,12 @@ def serve_ctranslate2(pipe: Any, kind: str, folder: str, prompts: list[list[int]
 
     generator = ctranslate2.Generator(folder, compute_type=kind, intra_threads=threads)
     words = [[str(i) for i in prompt] for prompt in prompts]
-    while pipe.recv():
-        found = generator.generate_batch(
-            words, max_length=tokens, min_length=tokens, include_prompt_in_result=False, beam_size=1
-        )
-        pipe.send([one.sequences_ids[0] for one in found])
+    with contextlib.suppress(EOFError):  # at the end
+        while pipe.recv():
+            found = generator.generate_batch(
+                words, max_length=tokens, min_length=tokens, include_prompt_in_result=False, beam_size=1
+            )
+            pipe.send([one.sequences_ids[0] for one in found])
 
 
 def ctranslate2_calls(theirs: Any, prompts: list[list[int]], tokens: int) -> dict[str, Callable[[], object]]:
