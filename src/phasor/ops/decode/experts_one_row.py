@@ -23,7 +23,7 @@ from phasor.ops.decode.arguments import ExpertsArgs, NormArgs
 from phasor.ops.decode.experts import activate_expert, load_tile
 from phasor.ops.decode.small_gemm import load_features, load_norm_weight
 from phasor.ops.decode.tiles import Tiles
-from phasor.ops.pdl import pdl_launch, pdl_start_next, pdl_wait_alone
+from phasor.ops.pdl import pdl_launch, pdl_start_next, pdl_wait, pdl_wait_alone
 from phasor.ops.quantized import Matrix
 
 MAX_ROUTER_BYTES = 32 * 1024  # all programs read the router: a larger one is read once, in a kernel of its own
@@ -212,7 +212,6 @@ def one_row_down_kernel(
     Terms whose pointers are None are left out. A program has SPLIT_SIZE of the inputs of one expert, and begins to read
     the one in `guessed` before the choice is known.
     """
-    pdl_start_next(USE_PDL)
     tile, slot, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     parts = tl.num_programs(1) * tl.num_programs(2)
     offs_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -223,7 +222,7 @@ def one_row_down_kernel(
     guessed = tl.load(guessed_ptr + slot, cache_modifier=".cg")
     guessed = tl.minimum(tl.maximum(guessed, 0), E - 1).to(tl.int64)
     w = load_tile(weight_ptr + guessed * K * N + offs_n[None, :], first, stop, N, mask_n)
-    pdl_wait_alone(USE_PDL)
+    pdl_wait(USE_PDL)
     expert = tl.load(chosen_ptr + slot, cache_modifier=".cg").to(tl.int64)
     weight = tl.load(weights_ptr + slot)
     if residual_ptr is not None:
