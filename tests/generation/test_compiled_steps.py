@@ -91,6 +91,47 @@ def test_steps_that_depend_on_the_length_are_not_compiled_at_all(name, graph_cou
     assert graph_counter.frame_count == 0
 
 
+@pytest.mark.parametrize("part", ["tokens", "head"])
+def test_python_around_the_graph_runs_in_every_step(part, monkeypatch):
+    backend = functools.partial(compiled.recording_backend, compile_graph=CompileCounter())
+    graph = torch.compile(compiled.static_step, backend=backend, dynamic=False)
+    monkeypatch.setattr(compiled, "compiled_step", lambda: graph)
+    model, outputs, counts = speaker(), [], [0]
+    plain = phasor.generate(model, [1, 2], max_new_tokens=9)
+    assert phasor.generate(model, [1, 2], max_new_tokens=9, compile=True) == plain
+
+    def count(*_):
+        counts[0] += 1
+
+    for hook, steps in ((count, counts), (lambda *args: outputs.append(args[2]), outputs)):
+        handle = getattr(model, part).register_forward_hook(hook)
+        phasor.generate(model, [1, 2], max_new_tokens=9, compile=True)
+        assert (sum(counts) if steps is counts else len(outputs)) == 9
+        handle.remove()
+    # What Dynamo does not trace is outside of the only graph that covers the rest.
+    handle = getattr(model, part).register_forward_hook(torch._dynamo.disable(lambda *args: args[2].roll(7, -1)))
+    other = phasor.generate(model, [1, 2], max_new_tokens=9)
+    assert phasor.generate(model, [1, 2], max_new_tokens=9, compile=True) == other != plain
+    handle.remove()
+    assert phasor.generate(model, [1, 2], max_new_tokens=9, compile=True) == plain
+
+
+def test_graphs_are_called_directly_after_the_first_step(graph_counter, monkeypatch):
+    steps, graph, model = [0], compiled.compiled_step(), speaker()
+
+    def step(*args):
+        steps[0] += 1
+        return graph(*args)
+
+    monkeypatch.setattr(compiled, "compiled_step", lambda: step)
+    phasor.generate(model, PROMPTS, max_new_tokens=9, compile=True)
+    assert steps == [1]
+    model.decoder.norm = torch.nn.Sequential(model.decoder.norm)
+    assert not compiled.runs_other_code(model)
+    model.decoder.norm = type("Own", (torch.nn.Identity,), {"__module__": "somewhere"})()
+    assert compiled.runs_other_code(model)
+
+
 def test_generated_code():
     model = speaker("rotary", attention=VIEWS["sinks"])
     assert phasor.generate(model, PROMPTS, max_new_tokens=12, compile=True) == phasor.generate(

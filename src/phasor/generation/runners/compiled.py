@@ -2,7 +2,8 @@
 
 All that changes from step to step is in the tensors of a static cache. So one graph serves all steps, and all caches
 of the same size. Within a request even its inputs are the same tensors: after the first step the graph is called
-directly, without the compiler's guards, which would check every module of the model again.
+directly, without the compiler's guards, which would check every module of the model again. That needs a step with no
+Python around its graph, such as hooks, and a model that does not change during a request.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn.modules import module as hooks
 
 from phasor.generation.runners.eager import EagerRunner, last_logits
 from phasor.kv_cache.dynamic import KVCache
@@ -27,9 +29,12 @@ def static_step(model: Transformer, cache: StaticKVCache, tokens: Tensor) -> Ten
 
 
 class GraphCalls(threading.local):
-    """The calls of compiled graphs in this thread, as functions that repeat them; None where nobody records them."""
+    """The calls of compiled graphs in this thread, as functions that repeat them, and what they returned.
 
-    calls: list[Callable[[], Sequence[Tensor]]] | None = None
+    None where nobody records them.
+    """
+
+    calls: list[tuple[Callable[[], Sequence[Tensor]], Sequence[Tensor]]] | None = None
 
 
 RECORDED = GraphCalls()
@@ -44,9 +49,9 @@ def recording_backend(
     compiled: Callable[..., Any] = (compile_graph or cast(Callable[..., Any], compile_fx))(graph, inputs)
 
     def call(*args: Tensor) -> Sequence[Tensor]:
-        if RECORDED.calls is not None:
-            RECORDED.calls.append(functools.partial(compiled, *args))
         outputs: Sequence[Tensor] = compiled(*args)
+        if RECORDED.calls is not None:
+            RECORDED.calls.append((functools.partial(compiled, *args), outputs))
         return outputs
 
     return call
@@ -58,17 +63,44 @@ def compiled_step() -> Any:
     return torch.compile(static_step, dynamic=False, backend=recording_backend)
 
 
+def call_step(model: Transformer, cache: StaticKVCache, tokens: Tensor) -> Tensor:
+    """A compiled step, in a graph of its own where the model has other hooks, which Dynamo does not check by itself."""
+    with torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):
+        logits: Tensor = compiled_step()(model, cache, tokens)
+    return logits
+
+
 def record_step(model: Transformer, cache: StaticKVCache, tokens: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
     """The logits of a compiled step, and a function for further ones, with tokens and cache in the same tensors."""
     RECORDED.calls = []
     try:
-        logits = compiled_step()(model, cache, tokens)
+        logits = call_step(model, cache, tokens)
         calls = RECORDED.calls
     finally:
         RECORDED.calls = None
-    if len(calls) != 1:  # several graphs with Python between them, or none
-        return logits, lambda: compiled_step()(model, cache, tokens)
-    return logits, lambda: calls[0]()[0]
+    # There may be several graphs with Python between them, or none, and a graph may also return what hooks keep.
+    if len(calls) != 1 or len(calls[0][1]) != 1 or calls[0][1][0] is not logits or runs_other_code(model):
+        return logits, lambda: call_step(model, cache, tokens)
+    repeat = calls[0][0]
+    return logits, lambda: repeat()[0]
+
+
+def runs_other_code(model: Transformer) -> bool:
+    """Whether a model has hooks, or modules other than those of phasor and torch: not all of it may be in the graph.
+
+    >>> from phasor import preset
+    >>> model = Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=1, vocab_size=50))
+    >>> handle = model.head.register_forward_hook(print)
+    >>> runs_other_code(model), handle.remove(), runs_other_code(model)
+    (True, None, False)
+    """
+    return hooks._has_any_global_hook() or any(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or "forward" in vars(module)
+        or type(module).__module__.split(".")[0] not in ("phasor", "torch")
+        for module in model.modules()
+    )
 
 
 class CompiledRunner(EagerRunner):
