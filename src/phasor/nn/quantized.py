@@ -101,6 +101,10 @@ class Quantized(nn.Module):
         packed = None if self.packed is None else PackedInt4(self.packed, self.packed_scales, integers)
         return Int4Matrix(self.weight, self.scales, packed)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.pack()  # a pickle may come from a machine with other kernels
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         scales = self.scales
         self.unpack()

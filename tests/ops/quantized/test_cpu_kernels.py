@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 import re
 
 import pytest
@@ -174,6 +175,18 @@ def test_without_a_compiler_the_kernel_of_torch_is_taken(monkeypatch):
     name, reasons = QUANTIZED_LINEAR.explain(randn(1, 64), layer.matrix, None)
     assert name == "4-bit kernel for x86, in bfloat16"
     assert reasons["4-bit kernel for VNNI"] == "there is no C++ compiler to build it with"
+
+
+def test_a_pickled_layer_is_packed_for_the_machine_that_reads_it(monkeypatch):
+    layer = QuantizedLinear(torch.nn.Linear(64, 48), Quantization(4)).eval()
+    stored, x = pickle.dumps(layer), randn(1, 64)
+    assert torch.equal(pickle.loads(stored)(x), layer(x))
+    assert torch.equal(copy.deepcopy(layer)(x), layer(x))
+    for module, name, value in ((pack, "VNNI", False), (linear, "VNNI", False), (linear, "X86_KERNELS", False)):
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(pack, "X86_KERNELS", False)
+    monkeypatch.setattr(pack, "KLEIDIAI", False)
+    assert pickle.loads(stored).packed is None
 
 
 def test_the_x86_kernel_in_every_group_size():
