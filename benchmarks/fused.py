@@ -419,7 +419,7 @@ def settings(bytes_per_ms: float) -> Iterator[tuple[str, str, Call, float]]:
                 "sum and norm, backward (warps=, programs= times the multiprocessors)",
                 f"{warps:3} {factor:3}",
                 lambda w=warps, p=programs: norm_kernels.norm_backward(
-                    dy, dy, s, weight, None, stats, 0.0, False, w, p
+                    dy, dy, s, weight, None, stats, 0.0, False, weight.dtype, w, p
                 ),
                 4 * size,
             )

@@ -15,7 +15,6 @@ import triton.language as tl
 from torch import Tensor
 
 from phasor.ops.launch import KernelLauncher, cdiv, empty_dense, next_power_of_2
-from phasor.ops.norm.norm import gradient_dtype
 
 SUM_ROWS, SUM_COLUMNS = 128, 16  # of a tile of what is summed over programs
 
@@ -322,10 +321,11 @@ def norm_backward(
     stats: Tensor,
     offset: float,
     centered: bool,
+    dtype: torch.dtype,
     num_warps: int | None = None,
     programs: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of `x`, and those of weight and bias, as many as there are: `[0..2, D]` in `gradient_dtype`."""
+    """The gradient of `x`, and those of weight and bias, as many as there are, in `dtype`: `[0..2, D]`."""
     width, count = x.shape[-1], stats.shape[1]
     block_m, _, _ = block_sizes(width)
     programs = max(1, min(programs or num_programs(x.device), cdiv(count, block_m)))
@@ -334,7 +334,7 @@ def norm_backward(
     tensors = dy.contiguous(), contiguous(dtotal), x.contiguous(), contiguous(weight), stats, dx, sums
     scalars = count, width, offset, dtotal is not None, centered, weight is not None, bias is not None
     norm_backward_launcher.launch(x, tensors, scalars, rows_by_program, programs, num_warps)
-    return dx, sum_over_programs(sums, gradient_dtype(weight, bias))
+    return dx, sum_over_programs(sums, dtype)
 
 
 def norm_add_forward(
@@ -375,8 +375,9 @@ def norm_add_norm_backward(
     stats: Tensor,
     offset: float,
     centered: bool,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of `x` and branch, and those of weights and biases, the branch's first: `[0..4, D]`."""
+    """The gradients of `x` and branch, and of weights and biases in `dtype`, the branch's first: `[0..4, D]`."""
     width, count = branch.shape[-1], stats.shape[1]
     block_m, _, _ = block_sizes(width)
     programs = max(1, min(num_programs(branch.device), cdiv(count, block_m)))
@@ -387,7 +388,7 @@ def norm_add_norm_backward(
     tensors = *gradients, branch.contiguous(), total, *weights, stats, dx, dbranch, sums
     scalars = count, width, offset, dtotal is not None, centered, weight is not None, bias is not None
     norm_add_norm_backward_launcher.launch(branch, tensors, scalars, rows_by_program, programs)
-    return dx, dbranch, sum_over_programs(sums, gradient_dtype(weight, bias, next_weight))
+    return dx, dbranch, sum_over_programs(sums, dtype)
 
 
 def sum_over_programs(sums: Tensor, dtype: torch.dtype) -> Tensor:

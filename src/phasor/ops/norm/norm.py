@@ -220,7 +220,7 @@ def norm_backward_op(
     """The gradient of `x`, to which `dtotal` is added, and those of weight and bias: `[0..2, D]`."""
     from phasor.ops.norm.kernels import norm_backward
 
-    return norm_backward(dy, dtotal, x, weight, bias, stats, offset, centered)
+    return norm_backward(dy, dtotal, x, weight, bias, stats, offset, centered, gradient_dtype(weight, bias))
 
 
 @norm_backward_op.register_fake

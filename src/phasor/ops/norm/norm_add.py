@@ -254,7 +254,8 @@ def norm_add_norm_backward_op(
     """The gradients of `x` and branch, and those of weights and biases, the branch's first: `[0..4, D]`."""
     from phasor.ops.norm.kernels import norm_add_norm_backward
 
-    return norm_add_norm_backward(dtotal, dy, branch, total, weight, bias, next_weight, stats, offset, centered)
+    dtype = gradient_dtype(weight, bias, next_weight)
+    return norm_add_norm_backward(dtotal, dy, branch, total, weight, bias, next_weight, stats, offset, centered, dtype)
 
 
 @norm_add_norm_backward_op.register_fake
