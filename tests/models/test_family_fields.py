@@ -176,7 +176,8 @@ def honored_by_transformers(cls, config):
 NO_FIELDS = set(
     """
     _auto_class attribute_map base_config_key base_model_ep_plan base_model_fsdp_plan base_model_pp_plan
-    base_model_tp_plan default_theta extra_config_files extra_files get_text_config standardize_rope_params sub_configs_defaults text_config
+    base_model_tp_plan default_theta extra_config_files extra_files get_text_config standardize_rope_params
+    sub_configs_defaults text_config
     vision_config image_token_id mm_tokens_per_image classifier_dropout hidden_dropout summary_last_dropout
     summary_proj_to_labels
     """.split()  # noqa: SIM905
