@@ -31,6 +31,7 @@ def lm_head_argmax_kernel(
     there at its start leaves `argmax` alone: thousands of atomic operations on one address would take their time.
     """
     row = tl.arange(0, BLOCK_M)
+    # Read before the wait: what empties it ends before the step's first kernel begins, and none between them writes it.
     found = tl.load(argmax_ptr + row, mask=row < M, other=0, cache_modifier=".cg")
     offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     outputs = tl.minimum(offs_n, N - 1)

@@ -366,22 +366,9 @@ def add_bias(x: Tensor, bias: Tensor, ends: Tensor) -> Tensor:
 
 def clamped_swiglu(x: Tensor, bias: Tensor | None, ends: Tensor, limit: float, gain: float) -> Tensor:
     """`gate sigmoid(gain gate) (up + 1)` of gate and up side by side, clamped after adding their expert's bias."""
-    half = x.shape[1] // 2
-    y = torch.empty((len(x), half), dtype=x.dtype, device=x.device)
-    block_d = min(MAX_BLOCK_D, next_power_of_2(half))
-    args: dict[str, Any] = {
-        "x_ptr": x.contiguous(),
-        "bias_ptr": None if bias is None else bias.contiguous(),
-        "ends_ptr": ends,
-        "y_ptr": y,
-        "H": half,
-        "E": len(ends),
-        "limit": limit,
-        "gain": gain,
-        "BLOCK_D": block_d,
-        "BLOCK_E": next_power_of_2(len(ends)),
-    }
-    clamped_swiglu_launcher((len(x), cdiv(half, block_d)), x, args)
+    y = torch.empty((len(x), x.shape[1] // 2), dtype=x.dtype, device=x.device)
+    grid, args = clamped_args(x, bias, ends, limit, gain)
+    clamped_swiglu_launcher(grid, x, args | {"y_ptr": y})
     return y
 
 
@@ -395,15 +382,22 @@ def clamped_swiglu_backward(
     output: Tensor | None = None,
 ) -> Tensor:
     """The gradients of gate and up with their biases; `output`, which may be `dy`, receives the activation again."""
-    half, dx = x.shape[1] // 2, empty_dense(x)
+    dx = empty_dense(x)
+    grid, args = clamped_args(x, bias, ends, limit, gain)
+    clamped_swiglu_backward_launcher(grid, x, args | {"dy_ptr": dy.contiguous(), "dx_ptr": dx, "y_ptr": output})
+    return dx
+
+
+def clamped_args(
+    x: Tensor, bias: Tensor | None, ends: Tensor, limit: float, gain: float
+) -> tuple[tuple[int, int], dict[str, Any]]:
+    """The grid, rows by blocks of columns, and the arguments that both directions share."""
+    half = x.shape[1] // 2
     block_d = min(MAX_BLOCK_D, next_power_of_2(half))
-    args: dict[str, Any] = {
-        "dy_ptr": dy.contiguous(),
+    return (len(x), cdiv(half, block_d)), {
         "x_ptr": x.contiguous(),
         "bias_ptr": None if bias is None else bias.contiguous(),
         "ends_ptr": ends,
-        "dx_ptr": dx,
-        "y_ptr": output,
         "H": half,
         "E": len(ends),
         "limit": limit,
@@ -411,8 +405,6 @@ def clamped_swiglu_backward(
         "BLOCK_D": block_d,
         "BLOCK_E": next_power_of_2(len(ends)),
     }
-    clamped_swiglu_backward_launcher((len(x), cdiv(half, block_d)), x, args)
-    return dx
 
 
 def expert_sums(x: Tensor, ends: Tensor, dtype: torch.dtype, block_m: int = 128, block_d: int = 64) -> Tensor:
