@@ -23,7 +23,7 @@ torch.library.register_fake("phasor::int4_mm_vnni", lambda x, weights, scales, o
 
 @functools.cache
 def load_kernel() -> bool:
-    """Compile and load the kernel; False where there is no C++ compiler."""
+    """Compile and load the kernel; False where no C++ compiler is found, or where it fails."""
     from torch._inductor.codecache import CppCodeCache  # importing the compiler takes a while
 
     try:

@@ -65,7 +65,7 @@ def int4_vnni_why_not(x: Tensor, matrix: QuantizedMatrix, bias: Tensor | None) -
         return "the processor has no VNNI instructions, which multiply 8-bit integers"
     reason = cpu_kernel_why_not(x, MAX_ROWS["int4 vnni"])
     if reason is None and not (load_kernel() if matrix.packed is None else is_packed_for_vnni(matrix.packed)):
-        return "there is no C++ compiler to build it with"
+        return "it was not built: no C++ compiler was found, or it failed"
     return reason
 
 
