@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 import transformers
+from device import DEVICE
 from families.cases import redraw
 from families.gpt_oss import gpt_oss_config
 from safetensors.torch import load_file, save_file
@@ -59,7 +60,7 @@ def test_mxfp4_is_what_transformers_makes_of_it(tmp_path):
     file = tmp_path / "config.json"
     published = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
     file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": published}))
-    ours = phasor.load(tmp_path)
+    ours = phasor.load(tmp_path, DEVICE)
     assert {x.dtype for x in ours.parameters()} == {torch.bfloat16}
     text = torch.randint(0, 61, (2, 30), generator=generator)
     fresh = transformers.GptOssForCausalLM(config).eval()  # bfloat16 has rounded the frequencies of the first
