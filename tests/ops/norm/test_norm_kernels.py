@@ -1,5 +1,7 @@
 """The kernels of norms against float64 formulas: forward, all gradients, awkward sizes, rounding."""
 
+import itertools
+
 import pytest
 import torch
 from device import DEVICE
@@ -12,6 +14,8 @@ from phasor.nn.norm import RMSNorm, build_norm
 from phasor.ops import dispatch
 from phasor.ops import norm as ops
 from phasor.ops.norm.norm import add_norm_op, norm_op, norm_why_not
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 
 def random_inputs(shape, kind, dtype=torch.float32, other=None):
@@ -120,6 +124,25 @@ def test_weights_of_several_dtypes():
     expected = gradients([formula(*twins, **options)], twins[1:])
     near(ours[:1], expected[:1], 3e-6)
     near(ours[1:], expected[1:], 2**-8)
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # of torch's RMSNorm
+@pytest.mark.parametrize("kind", ["rmsnorm", "layernorm"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_torch_computes_norms_with_weights_of_any_dtype(dtype, kind):
+    """Weight and bias of every dtype, alone and together; the norm is in the dtype of `x`."""
+    x, _, _, _, options = random_inputs((5, 37), kind, dtype)
+    weight, bias = normal(37, seed=2), normal(37, seed=3)
+    for weight_dtype, bias_dtype in itertools.product([None, *DTYPES], repeat=2):
+        w = None if weight_dtype is None else weight.to(weight_dtype)
+        b = None if bias_dtype is None else bias.to(bias_dtype)
+        with dispatch.force_path("reference"):
+            y = ops.norm(x, w, b, **options)
+            total, after = ops.add_norm(x, torch.zeros_like(x), w, b, **options)
+        assert y.dtype == after.dtype == dtype
+        assert torch.equal(total, x)
+        assert torch.equal(y, after)
+        near([y], [formula(*to_float64(x, w, b), **options)], max(3e-6, torch.finfo(dtype).eps))
 
 
 def test_the_gradient_of_weights_is_the_same_each_time():

@@ -116,9 +116,27 @@ def torch_norm_why_not(
         return "torch's own norms add nothing to their weight"
     if has_weights_by_head(weight, bias):
         return "each head has weights of its own"
-    if weight is not None and weight.element_size() < x.element_size():
-        return "the weights are less precise than what they scale"
-    return "torch's own RMSNorm has no bias" if bias is not None and not centered else None
+    given = [w for w in (weight, bias) if w is not None]
+    if any(w.element_size() < x.element_size() for w in given):
+        return "weight or bias is less precise than what it is applied to"
+    if not centered:
+        return None if bias is None else "torch's own RMSNorm has no bias"
+    return None if layer_norm_takes(x, given) else "torch's own LayerNorm does not take these dtypes together"
+
+
+def layer_norm_takes(x: Tensor, weights: list[Tensor]) -> bool:
+    """Whether `F.layer_norm` takes weights and bias of these dtypes.
+
+    >>> half, single = torch.zeros(2, dtype=torch.bfloat16), torch.zeros(2)
+    >>> layer_norm_takes(half, [half, half]), layer_norm_takes(half, [single, single])
+    (True, True)
+    >>> layer_norm_takes(half, [single, half])
+    False
+    """
+    on_cpu = x.device.type == "cpu"
+    if not on_cpu and torch.is_autocast_enabled(x.device.type):
+        return True  # it takes everything as float32
+    return all(w.dtype == x.dtype for w in weights) or (on_cpu and all(w.dtype == torch.float32 for w in weights))
 
 
 def torch_norm(
