@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import gc
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -32,7 +34,7 @@ def graph_counter(monkeypatch: pytest.MonkeyPatch) -> CompileCounter:
     counter = CompileCounter()
     backend = functools.partial(compiled.recording_backend, compile_graph=counter)
     graph = torch.compile(compiled.static_step, backend=backend, fullgraph=True, dynamic=False)
-    monkeypatch.setattr(compiled, "compiled_step", lambda: graph)
+    monkeypatch.setattr(compiled, "compiled_step", lambda model: graph)
     return counter
 
 
@@ -40,7 +42,7 @@ def graph_counter(monkeypatch: pytest.MonkeyPatch) -> CompileCounter:
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("name", FIXED)
 def test_logits_equal_those_of_eager_steps(name, view, monkeypatch):
-    monkeypatch.setattr(compiled, "compiled_step", lambda: compiled.static_step)
+    monkeypatch.setattr(compiled, "compiled_step", lambda model: compiled.static_step)
     model, ids = build(tiny(name, attention=VIEWS[view])), tokens(3, 20)
     real = torch.ones(3, 6, dtype=torch.bool)
     real[1, :4], real[2, :1] = False, False
@@ -95,7 +97,7 @@ def test_steps_that_depend_on_the_length_are_not_compiled_at_all(name, graph_cou
 def test_python_around_the_graph_runs_in_every_step(part, monkeypatch):
     backend = functools.partial(compiled.recording_backend, compile_graph=CompileCounter())
     graph = torch.compile(compiled.static_step, backend=backend, dynamic=False)
-    monkeypatch.setattr(compiled, "compiled_step", lambda: graph)
+    monkeypatch.setattr(compiled, "compiled_step", lambda model: graph)
     model, outputs, counts = speaker(), [], [0]
     plain = phasor.generate(model, [1, 2], max_new_tokens=9)
     assert phasor.generate(model, [1, 2], max_new_tokens=9, compile=True) == plain
@@ -117,19 +119,44 @@ def test_python_around_the_graph_runs_in_every_step(part, monkeypatch):
 
 
 def test_graphs_are_called_directly_after_the_first_step(graph_counter, monkeypatch):
-    steps, graph, model = [0], compiled.compiled_step(), speaker()
+    steps, model = [0], speaker()
+    graph = compiled.compiled_step(model)
 
     def step(*args):
         steps[0] += 1
         return graph(*args)
 
-    monkeypatch.setattr(compiled, "compiled_step", lambda: step)
+    monkeypatch.setattr(compiled, "compiled_step", lambda model: step)
     phasor.generate(model, PROMPTS, max_new_tokens=9, compile=True)
     assert steps == [1]
     model.decoder.norm = torch.nn.Sequential(model.decoder.norm)
     assert not compiled.runs_other_code(model)
     model.decoder.norm = type("Own", (torch.nn.Identity,), {"__module__": "somewhere"})()
     assert compiled.runs_other_code(model)
+
+
+@pytest.mark.cpu_only("on a GPU a step is a CUDA graph")
+def test_every_model_has_its_own_number_of_graphs(monkeypatch):
+    counter, prompt = CompileCounter(), [1, 2]
+    backend = functools.partial(compiled.recording_backend, compile_graph=counter)
+    monkeypatch.setattr(compiled, "recording_backend", backend)
+    models = [speaker(num_layers=layers) for layers in (1, 2, 3)]
+    with torch._dynamo.config.patch(recompile_limit=1, fail_on_recompile_limit_hit=True):
+        for model in (*models, models[0]):
+            plain = phasor.generate(model, prompt, max_new_tokens=4)
+            assert phasor.generate(model, prompt, max_new_tokens=4, compile=True) == plain
+        assert counter.frame_count == 3
+        with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
+            phasor.generate(models[0], [prompt, prompt], max_new_tokens=4, compile=True)
+
+
+def test_the_step_of_a_model_goes_with_it():
+    model = speaker()
+    step = weakref.ref(compiled.compiled_step(model))
+    assert compiled.compiled_step(model) is step()
+    del model
+    gc.collect()
+    assert step() is None
 
 
 def test_generated_code():

@@ -1,7 +1,7 @@
 """The compiled step runner: every step of one token per row is the same compiled graph.
 
-All that changes from step to step is in the tensors of a static cache. So one graph serves all steps, and all caches
-of the same size. Within a request even its inputs are the same tensors: after the first step the graph is called
+All that changes from step to step is in the tensors of a static cache. So one graph serves all steps of a model with
+caches of one size. Within a request even its inputs are the same tensors: after the first step the graph is called
 directly, without the compiler's guards, which would check every module of the model again. That needs a step with no
 Python around its graph, such as hooks, and a model that does not change during a request.
 """
@@ -11,7 +11,9 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -57,16 +59,31 @@ def recording_backend(
     return call
 
 
-@functools.cache
-def compiled_step() -> Any:
-    """The compiled step, created on first use: importing the compiler takes a while."""
-    return torch.compile(static_step, dynamic=False, backend=recording_backend)
+# The compiled steps of models that exist.
+STEPS: WeakKeyDictionary[Transformer, Any] = WeakKeyDictionary()
+
+
+def compiled_step(model: Transformer) -> Any:
+    """The compiled step of a model, created on first use: importing the compiler takes a while.
+
+    Dynamo compiles one code object a few times (`recompile_limit`) and runs it eagerly from then on. So every model
+    has its own: no other model takes from its number.
+    """
+    if model not in STEPS:
+        STEPS[model] = torch.compile(copy_function(static_step), dynamic=False, backend=recording_backend)
+    return STEPS[model]
+
+
+def copy_function(function: Callable[..., Tensor]) -> FunctionType:
+    """A function that does the same, with a code object of its own."""
+    assert isinstance(function, FunctionType)
+    return FunctionType(function.__code__.replace(), function.__globals__)
 
 
 def call_step(model: Transformer, cache: StaticKVCache, tokens: Tensor) -> Tensor:
     """A compiled step, in a graph of its own where the model has other hooks, which Dynamo does not check by itself."""
     with torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):
-        logits: Tensor = compiled_step()(model, cache, tokens)
+        logits: Tensor = compiled_step(model)(model, cache, tokens)
     return logits
 
 

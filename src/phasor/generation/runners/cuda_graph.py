@@ -100,7 +100,7 @@ class CudaGraphRunner:
 
     def build_step(self, model: Transformer, compile: bool) -> Callable[[], Tensor]:
         """One step on the buffers."""
-        buffers, step = self.buffers, compiled.compiled_step() if compile else compiled.static_step
+        buffers, step = self.buffers, compiled.compiled_step(model) if compile else compiled.static_step
 
         def run_step() -> Tensor:
             logits = step(model, buffers.cache, buffers.tokens)
