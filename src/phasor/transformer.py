@@ -35,10 +35,13 @@ from phasor.nn.moe import Experts
 from phasor.nn.norm import build_norm
 from phasor.nn.positions.base import Position, build_position
 from phasor.nn.record import Record, as_record
+from phasor.nn.replay import Replays
 from phasor.nn.residual import build_residual
 from phasor.nn.sequence import Length, SequenceArgs, SequenceInfo, count_text, sequence_info
 from phasor.ops.attention import Mask
 from phasor.ops.sparse_attention import Pattern
+
+NO_POSITION = Position()  # of cross-attention
 
 
 class Block(nn.Module):
@@ -52,9 +55,22 @@ class Block(nn.Module):
         network = FeedForward if layer.feedforward.experts is None else Experts
         self.feedforward = network(layer.feedforward, model.dim, model.hidden_dim, model.dropout.feedforward)
         self.residual = build_residual(model, side, 3 if crosses else 2, first)
+        self.replays = Replays()
 
     def forward(self, x: Tensor, ctx: AttentionContext, cross_ctx: AttentionContext | None, record: Record) -> Tensor:
         router = record.router  # a list that is an argument would be copied by the hooks of FSDP
+        if router is None and not torch.compiler.is_compiling():
+            return self.replays(self, self.compute, x, ctx, cross_ctx)
+        return self.compute(x, ctx, cross_ctx, router)
+
+    def compute(
+        self,
+        x: Tensor,
+        ctx: AttentionContext,
+        cross_ctx: AttentionContext | None,
+        router: list[Tensor] | None = None,
+    ) -> Tensor:
+        """The block's equation, operation by operation."""
         attend = partial(self.attention, ctx=ctx)
         record_router = router is not None and isinstance(self.feedforward, Experts)
         feed_forward = partial(self.feedforward, router_logits=router) if record_router else self.feedforward
@@ -85,6 +101,9 @@ class Stack(nn.Module):
         self.dropout = nn.Dropout(model.dropout.embedding)
         self.project = nn.Linear(width, model.dim) if model.embedding.project == "sum" else nn.Identity()
         self.blocks = nn.ModuleList(Block(model, side, layer, first=i == 0) for i, layer in enumerate(self.layers))
+        replays = {layer: Replays() for layer in self.layers}
+        for block, layer in zip(self.blocks, self.layers, strict=True):
+            cast(Block, block).replays = replays[layer]
         self.norm = build_norm(model.norm, model.dim) if model.ends_in_norm else nn.Identity()
 
     def forward(
@@ -214,7 +233,7 @@ class Stack(nn.Module):
         pairs: Sequence[Any] = cast(KVCacheProtocol, cache).cross_kv if known else [None] * len(self.layers)
         shared: dict[str, Any] = {"memory": memory.hidden, "weights": record.cross_attention}
         shared["stores_kv"] = cache is not None and not known
-        return [AttentionContext(mask, Position(), cross_kv=pair, **shared) for pair in pairs]
+        return [AttentionContext(mask, NO_POSITION, cross_kv=pair, **shared) for pair in pairs]
 
 
 class Transformer(nn.Module):

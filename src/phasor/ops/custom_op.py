@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,9 +32,12 @@ class CustomOp:
     [2.0, 2.0]
     """
 
+    by_overload: ClassVar[dict[Any, CustomOp]] = {}
+
     def __init__(self, name: str, forward: Callable[..., Any]) -> None:
         self.name, self.forward = name.replace("::", "_"), forward
         self.op = torch.library.custom_op(name, forward, mutates_args=())
+        self.by_overload[self.op._opoverload] = self
         self.differentiable: Callable[..., Any] = self.op
 
     def register_fake(self, fake: Callable[..., Any]) -> None:

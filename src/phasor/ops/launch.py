@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 NULL_CONTEXT = nullcontext()
 MAX_COMPILED = 1024  # launches that are kept of each kernel
+RECORDING = threading.Lock()
+_recorder: LaunchRecorder | None = None
+
+
+class LaunchRecorder(Protocol):
+    """What keeps the launches of one thread; see `phasor.ops.replay`."""
+
+    thread: int
+
+    def add_launch(self, compiled: DirectLaunch, grid: tuple[int, ...], args: Sequence[Any]) -> None: ...
+
+    def add_call(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None: ...
+
+
+@contextmanager
+def recording_by(recorder: LaunchRecorder) -> Iterator[None]:
+    """Have the launches of this thread recorded."""
+    global _recorder
+    with RECORDING:
+        _recorder = recorder
+        try:
+            yield
+        finally:
+            _recorder = None
+
+
+def active_recorder() -> LaunchRecorder | None:
+    """What records the launches of this thread, if anything does."""
+    return _recorder if _recorder is not None and _recorder.thread == threading.get_ident() else None
 
 
 class DirectLaunch:
@@ -73,12 +103,17 @@ class KernelLauncher:
             launch = self.compiled.get(key) if aligned else None
             if launch is not None:
                 launch((*grid, 1, 1)[:3], device, self.in_kernel_order(values))
-                return
-            compiled = self.kernel[grid](**args)
-        if compiled is not None and aligned:  # the interpreter returns none
-            if len(self.compiled) >= MAX_COMPILED:
-                self.compiled.clear()
-            self.compiled[key] = DirectLaunch(compiled)
+            else:
+                compiled = self.kernel[grid](**args)
+                if compiled is not None and aligned:  # the interpreter returns none
+                    if len(self.compiled) >= MAX_COMPILED:
+                        self.compiled.clear()
+                    launch = self.compiled[key] = DirectLaunch(compiled)
+        if _recorder is not None and (recorder := active_recorder()) is not None:
+            if launch is None:
+                recorder.add_call(self.kernel[grid], (), args)
+            else:
+                recorder.add_launch(launch, (*grid, 1, 1)[:3], self.in_kernel_order(list(args.values())))
 
     def launch(
         self,
@@ -110,15 +145,21 @@ class KernelLauncher:
             prepared = self.prepared.get(kept) if aligned else None
             if prepared is not None:
                 prepared.launch(prepared.grid, device, (*addresses, *prepared.scalars))
-                return
-            grid, rest = prepare(scalars, *choices)
-            compiled = self.kernel[grid](*tensors, *scalars, **rest)
-        if compiled is not None and aligned:  # the interpreter returns none
-            if len(self.prepared) >= MAX_COMPILED:
-                self.prepared.clear()
-            named = self.kernel.arg_names[len(tensors) + len(scalars) :]
-            values = (*scalars, *(rest[name] for name in named))
-            self.prepared[kept] = PreparedLaunch(DirectLaunch(compiled), (*grid, 1, 1)[:3], values)
+            else:
+                grid, rest = prepare(scalars, *choices)
+                compiled = self.kernel[grid](*tensors, *scalars, **rest)
+                if compiled is not None and aligned:  # the interpreter returns none
+                    if len(self.prepared) >= MAX_COMPILED:
+                        self.prepared.clear()
+                    named = self.kernel.arg_names[len(tensors) + len(scalars) :]
+                    values = (*scalars, *(rest[name] for name in named))
+                    prepared = PreparedLaunch(DirectLaunch(compiled), (*grid, 1, 1)[:3], values)
+                    self.prepared[kept] = prepared
+        if _recorder is not None and (recorder := active_recorder()) is not None:
+            if prepared is None:
+                recorder.add_call(self.kernel[grid], (*tensors, *scalars), rest)
+            else:
+                recorder.add_launch(prepared.launch, prepared.grid, (*tensors, *prepared.scalars))
 
     def arrange(self, names: tuple[str, ...]) -> None:
         """Begin anew with arguments in another order than before."""

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from phasor.ops.launch import MAX_COMPILED, DirectLaunch, PreparedLaunch, on_device, supports_pdl
+from phasor.ops.launch import MAX_COMPILED, DirectLaunch, PreparedLaunch, active_recorder, on_device, supports_pdl
 from phasor.ops.pdl import pdl_launch, pdl_wait
 
 MANY_TOKENS = 1024  # a launch for fewer uses programmatic dependent launch
@@ -205,14 +205,20 @@ def launch_rope(
         compiled = COMPILED_LAUNCHES.get(key) if aligned else None
         if compiled is not None:
             compiled.launch(compiled.grid, q.device, (*addresses, *compiled.scalars))
-            return
-        grid, scalars, num_warps = launch_scalars(*layout[0], *layout[1])
-        pdl = grid[0] < MANY_TOKENS and supports_pdl(q.device)
-        kernel = _rope_kernel[grid](*tensors, *scalars, pdl, num_warps=num_warps, **pdl_launch(pdl))
-        if kernel is not None and aligned:  # the interpreter returns none
-            if len(COMPILED_LAUNCHES) >= MAX_COMPILED:
-                COMPILED_LAUNCHES.clear()
-            COMPILED_LAUNCHES[key] = PreparedLaunch(DirectLaunch(kernel), grid, (*scalars, pdl))
+        else:
+            grid, scalars, num_warps = launch_scalars(*layout[0], *layout[1])
+            pdl = grid[0] < MANY_TOKENS and supports_pdl(q.device)
+            options = {"num_warps": num_warps, **pdl_launch(pdl)}
+            kernel = _rope_kernel[grid](*tensors, *scalars, pdl, **options)
+            if kernel is not None and aligned:  # the interpreter returns none
+                if len(COMPILED_LAUNCHES) >= MAX_COMPILED:
+                    COMPILED_LAUNCHES.clear()
+                compiled = COMPILED_LAUNCHES[key] = PreparedLaunch(DirectLaunch(kernel), grid, (*scalars, pdl))
+    recorder = active_recorder()
+    if recorder is not None and compiled is not None:
+        recorder.add_launch(compiled.launch, compiled.grid, (*tensors, *compiled.scalars))
+    elif recorder is not None:
+        recorder.add_call(_rope_kernel[grid], (*tensors, *scalars, pdl), options)
 
 
 def launch_scalars(
