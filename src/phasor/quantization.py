@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from phasor.config.schema import quote
 from phasor.nn.attention import Attention
+from phasor.nn.block import Block
 from phasor.nn.embedding import Embedding
 from phasor.nn.feed_forward import FeedForward
 from phasor.nn.heads import LogitsHead
 from phasor.nn.hooks import calls_own_forward
 from phasor.nn.quantized import Quantization, Quantized, QuantizedEmbedding, QuantizedHead, QuantizedLinear
 from phasor.ops.quantized import GROUP_SIZES
-from phasor.transformer import Block, Transformer
+from phasor.transformer import Transformer
 
 BITS = (8, 4)
 WEIGHTS = {f"int{bits}": bits for bits in BITS}  # names of quantized weights

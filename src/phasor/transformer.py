@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import repeat
 from types import NoneType
 from typing import Any, Unpack, cast
@@ -17,7 +16,8 @@ from phasor.config.generation import SpecialTokens
 from phasor.config.model import Layer, Side
 from phasor.kv_cache.dynamic import KVCache
 from phasor.kv_cache.protocol import EncoderOutput, KVCacheProtocol
-from phasor.nn.attention import Attention, AttentionContext
+from phasor.nn.attention import AttentionContext
+from phasor.nn.block import Block
 from phasor.nn.checks import (
     check_attention_mask,
     check_documents,
@@ -28,55 +28,17 @@ from phasor.nn.checks import (
     prefix_lengths,
 )
 from phasor.nn.embedding import Embedding
-from phasor.nn.feed_forward import FeedForward
 from phasor.nn.heads import BALANCE_WEIGHT, Loss, Pooler, build_head, experts_per_token, head_loss
 from phasor.nn.init import initialize
-from phasor.nn.moe import Experts
 from phasor.nn.norm import build_norm
 from phasor.nn.positions.base import Position, build_position
 from phasor.nn.record import Record, as_record
 from phasor.nn.replay import Replays
-from phasor.nn.residual import build_residual
 from phasor.nn.sequence import Length, SequenceArgs, SequenceInfo, count_text, sequence_info
 from phasor.ops.attention import Mask
 from phasor.ops.sparse_attention import Pattern
 
 NO_POSITION = Position()  # of cross-attention
-
-
-class Block(nn.Module):
-    """Attention, cross-attention where there is an encoder, feed-forward: joined by the placement's equation."""
-
-    def __init__(self, model: ModelConfig, side: Side, layer: Layer, *, first: bool = False) -> None:
-        super().__init__()
-        crosses = side == "decoder" and model.shape == "encoder-decoder"
-        self.attention = Attention(layer.attention, model)
-        self.cross = Attention(layer.attention, model, cross=True) if crosses else None
-        network = FeedForward if layer.feedforward.experts is None else Experts
-        self.feedforward = network(layer.feedforward, model.dim, model.hidden_dim, model.dropout.feedforward)
-        self.residual = build_residual(model, side, 3 if crosses else 2, first)
-        self.replays = Replays()
-
-    def forward(self, x: Tensor, ctx: AttentionContext, cross_ctx: AttentionContext | None, record: Record) -> Tensor:
-        router = record.router  # a list that is an argument would be copied by the hooks of FSDP
-        if router is None and not torch.compiler.is_compiling():
-            return self.replays(self, self.compute, x, ctx, cross_ctx)
-        return self.compute(x, ctx, cross_ctx, router)
-
-    def compute(
-        self,
-        x: Tensor,
-        ctx: AttentionContext,
-        cross_ctx: AttentionContext | None,
-        router: list[Tensor] | None = None,
-    ) -> Tensor:
-        """The block's equation, operation by operation."""
-        attend = partial(self.attention, ctx=ctx)
-        record_router = router is not None and isinstance(self.feedforward, Experts)
-        feed_forward = partial(self.feedforward, router_logits=router) if record_router else self.feedforward
-        if self.cross is None:
-            return self.residual(x, attend, feed_forward)
-        return self.residual(x, attend, partial(self.cross, ctx=cross_ctx), feed_forward)
 
 
 class Stack(nn.Module):

@@ -8,8 +8,8 @@ import torch
 import torch.multiprocessing as mp
 
 import phasor
+from phasor.nn.block import Block
 from phasor.ops import dispatch
-from phasor.transformer import Block
 
 SHAPE = {"dim": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "hidden_dim": 48, "vocab_size": 61}
 

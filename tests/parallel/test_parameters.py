@@ -16,10 +16,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import phasor
 from phasor.checkpoints.load import read_config
 from phasor.models.presets import PRESETS
+from phasor.nn.block import Block
 from phasor.parallel.parameters import parameters_of
 from phasor.parallel.processes import AXES
 from phasor.parallel.shards import shard_blocks
-from phasor.transformer import Block
 
 PUBLISHED = sorted((Path(__file__).parents[1] / "published").glob("*.json"))
 

@@ -13,6 +13,7 @@ from phasor.config import ModelConfig
 from phasor.config.model import Layer, Side
 from phasor.generation.runners import StepSpec
 from phasor.nn.attention import Attention, AttentionContext
+from phasor.nn.block import Block
 from phasor.nn.moe import Experts
 from phasor.nn.norm import build_norm
 from phasor.nn.positions.base import Position, build_position
@@ -27,7 +28,7 @@ from phasor.ops.quantized import QuantizedMatrix
 from phasor.ops.rope import RopeArgs
 from phasor.quantization import WEIGHTS, quantize
 from phasor.training.float8 import convert_to_float8
-from phasor.transformer import Block, Transformer
+from phasor.transformer import Transformer
 
 AttentionArgs = tuple[Tensor, Tensor, Tensor, Mask, ScoreMod]
 

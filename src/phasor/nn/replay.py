@@ -2,66 +2,40 @@
 
 from __future__ import annotations
 
-import dataclasses
-import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from phasor.nn.positions.base import Position
-from phasor.ops import dispatch
+from phasor.nn.call_signature import NUMBERS, Signature, is_aligned, signature_of
 from phasor.ops.attention import Mask
-from phasor.ops.attention.cudnn import backend_flags
 from phasor.ops.custom_op import PLAIN_TENSORS, needs_dispatcher
+from phasor.ops.dispatch import Dispatch, Path, always
 from phasor.ops.replay import Recording, UnrecordableError, record
 
 MIN_CALLS = 3  # calls with the same sizes before they are recorded: recording takes as long as some hundred calls
-MAX_RECORDINGS, MAX_NUMBERS = 64, 4096
+MAX_RECORDINGS = 64
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-SIGNATURE = "signature"  # what a mask keeps of a call, beside its own results
 TOLERANCE = 0.02  # of the largest element: some kernels add in any order
-GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks")
-_anywhere = False
-
-
-class Signature(NamedTuple):
-    """The tensors of a call besides the block's input and weights, and a number for all else that it depends on."""
-
-    tensors: tuple[Tensor, ...]
-    number: int
-    forward: object  # another one in every forward
-
-
-class Numbers:
-    """A number for each of the keys that were seen last; none is given twice."""
-
-    def __init__(self) -> None:
-        self.known: dict[tuple[Any, ...], int] = {}
-        self.next = 0
-
-    def __getitem__(self, key: tuple[Any, ...]) -> int:
-        number = self.known.get(key)
-        if number is None:
-            if len(self.known) >= MAX_NUMBERS:
-                self.known.clear()
-            self.next += 1
-            number = self.known[key] = self.next
-        return number
-
-
-NUMBERS = Numbers()
+GLOBAL_HOOKS = (
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+)
+DEVICES = ("cuda",)  # elsewhere the host computes, and has nothing to wait for
 
 
 class Parts:
-    """The modules inside of a block with their weights and buffers, as they were found, and a number for what they are."""
+    """The modules of a block with their weights and buffers, as they were found, and a number for what they are."""
 
     def __init__(self, block: nn.Module) -> None:
         self.block = block
-        self.modules = [module for module in block.modules() if module is not block]
-        self.children = [module._modules for module in (block, *self.modules)]
+        self.modules = list(block.modules())
+        self.children = [module._modules for module in self.modules]
+        self.identities = self.child_identities()
         self.attributes = [vars(module) for module in self.modules]
         self.hooks = [own[name] for own in self.attributes for name in HOOKS]
         self.tensors = [own for module in self.modules for own in (module._parameters, module._buffers)]
@@ -84,11 +58,8 @@ class Parts:
                 self.number = NUMBERS[*layouts, *settings, *map(type, self.modules)]
         return self.number
 
-    def holds(self) -> bool:
-        """Whether the block still has these modules."""
-        children = (module for own in self.children for module in own.values() if module is not None)
-        known = {id(module) for module in self.modules}
-        return all(id(module) in known for module in children)
+    def child_identities(self) -> list[int]:
+        return [id(child) for own in self.children for child in own.values()]
 
 
 class Replays:
@@ -111,7 +82,7 @@ class Replays:
 
     def __call__(self, block: nn.Module, run: Callable[..., Tensor], x: Tensor, *contexts: Any) -> Tensor:
         """`run(x, *contexts)`, replayed where that was recorded."""
-        if why_not(x) is not None:
+        if why_not(x) is not None or needs_plain_call(x):
             return run(x, *contexts)
         parts = self.parts_of(block)
         number, signature = parts.refresh(), signature_of(contexts)
@@ -129,14 +100,14 @@ class Replays:
     def parts_of(self, block: nn.Module) -> Parts:
         """The parts of a block as it is now."""
         parts = self.parts.get(id(block))
-        if parts is None or parts.block is not block or not parts.holds():
+        if parts is None or parts.block is not block or parts.child_identities() != parts.identities:
             parts = self.parts[id(block)] = Parts(block)
         return parts
 
     def is_due(self, key: tuple[Any, ...], signature: Signature) -> bool:
         """Whether there were enough calls like this one, of other forwards than this one."""
         last, count = self.calls.get(key, (None, 0))
-        if last is signature.forward or has_saved_tensor_hooks():
+        if last is signature.forward or must_not_record():
             return False
         if len(self.calls) >= MAX_RECORDINGS:
             self.calls.clear()
@@ -148,18 +119,19 @@ class Replays:
     ) -> Recording | str:
         """Record a call; what comes of it is compared with another call before it is used."""
         found: Recording | str
-        kept = [len(mask.memo) for mask in masks]
+        kept, before = [len(mask.memo) for mask in masks], random_states(inputs[0])
         try:
-            with torch.random.fork_rng(devices=[inputs[0].device] if inputs[0].is_cuda else []):
-                found = record(lambda: run(inputs[0]), inputs)
-                if kept != [len(mask.memo) for mask in masks]:
-                    found = "it computes what the mask keeps for other blocks"
-                elif not is_right(found, run, inputs):
-                    found = "what it replays is not what it computes"
+            found = record(lambda: run(inputs[0]), inputs)
+            if kept != [len(mask.memo) for mask in masks]:
+                found = "it computes what the mask keeps for other blocks"
+            elif not is_right(found, run, inputs):
+                found = "what it replays is not what it computes"
         except UnrecordableError as error:
             found = str(error)
         except torch.OutOfMemoryError:
             found = "there is no memory to record it"
+        finally:
+            set_random_states(inputs[0], before)
         if len(self.recordings) >= MAX_RECORDINGS:
             self.recordings.clear()
         self.recordings[key] = found
@@ -167,94 +139,21 @@ class Replays:
 
 
 def why_not(x: Tensor) -> str | None:
-    """Why blocks are not replayed; None where they may be."""
+    """Why blocks with such an input are never replayed; None where they are, once they were called some times.
+
+    >>> why_not(torch.zeros(1))
+    'the tensors are not on a GPU'
+    """
     if not torch.is_grad_enabled():
         return "no gradient is needed"
-    if needs_dispatcher():
-        return "torch has to see every operation"
-    if not (x.is_cuda or _anywhere):
-        return "the tensors are not on a GPU"
-    if type(x) not in PLAIN_TENSORS or any(getattr(torch_module, name) for name in GLOBAL_HOOKS):
-        return "the input is no plain tensor, or there are hooks for all modules"
-    if x.is_cuda and x.device.index != torch._C._cuda_getDevice():
-        return "the device is not the current one"
-    return None
+    return None if x.device.type in DEVICES else "the tensors are not on a GPU"
 
 
-def signature_of(contexts: tuple[Any, ...]) -> Signature | None:
-    """What a call of a block depends on, found once for all blocks of a forward that share the parts of contexts.
-
-    None where a call does more than to compute the block's output, or depends on what is not known to be the same.
-    """
-    now: list[Any] = []
-    for ctx in contexts:
-        if ctx is not None:
-            if ctx.update_kv or ctx.stores_kv or ctx.cross_kv or ctx.weights is not None or ctx.sum_steps or ctx.decays:
-                return None
-            now += ctx.mask, ctx.position, ctx.prepared, ctx.positions, ctx.key_positions, ctx.memory, ctx.sink_positions
-            now += (kept for name, kept in ctx.mask.memo.items() if name != SIGNATURE)
-    memo: dict[str, Any] = contexts[0].mask.memo
-    known, signature = memo.get(SIGNATURE, ((), None))
-    if len(known) != len(now) or not all(map(operator.is_, known, now)):
-        signature = new_signature(now)
-        memo[SIGNATURE] = now, signature
-    return signature
-
-
-def new_signature(parts: list[Any]) -> Signature | None:
-    tensors: dict[tuple[Any, ...], Tensor] = {}
-    try:
-        key = flat(parts, tensors)
-    except UnrecordableError:
-        return None
-    if not all(map(is_aligned, tensors.values())):
-        return None
-    return Signature(tuple(tensors.values()), NUMBERS[*key, *environment()], object())
-
-
-def flat(value: Any, tensors: dict[tuple[Any, ...], Tensor]) -> Any:
-    """A value as a key, in which tensors are layouts and where they come in `tensors`, to which they are added."""
-    if isinstance(value, Tensor):
-        if type(value) not in PLAIN_TENSORS:
-            raise UnrecordableError(f"a {type(value).__name__} is no plain tensor")
-        same = value.data_ptr(), value.shape, value.stride(), value.dtype
-        place = list(tensors).index(same) if same in tensors else len(tensors)
-        tensors.setdefault(same, value)
-        return place, value.shape, value.stride(), value.dtype, value.device, value.requires_grad
-    if isinstance(value, Mask):
-        return flat([getattr(value, f.name) for f in dataclasses.fields(value) if f.name != "memo"], tensors)
-    if isinstance(value, Position):
-        if value.num_sums:
-            raise UnrecordableError("positions are running sums")
-        return id(value)
-    if isinstance(value, tuple | list):
-        return type(value), *(flat(x, tensors) for x in value)
-    if dataclasses.is_dataclass(value):
-        return type(value), *(flat(getattr(value, f.name), tensors) for f in dataclasses.fields(value))
-    if value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.device):
-        return type(value), value
-    raise UnrecordableError(f"a {type(value).__name__} decides what is computed")
-
-
-def is_aligned(x: Tensor) -> bool:
-    """Whether a tensor begins at an address that kernels are compiled for."""
-    return not x.is_cuda or x.data_ptr() % 16 == 0
-
-
-def environment() -> tuple[Any, ...]:
-    """The settings of torch and phasor that operations are chosen by."""
-    cuda = torch.backends.cuda
-    return (
-        dispatch.forced_path(),
-        torch.is_autocast_enabled("cuda"),
-        torch.is_autocast_enabled("cpu"),
-        torch.get_autocast_dtype("cuda"),
-        torch.get_autocast_dtype("cpu"),
-        dispatch.must_be_deterministic(),
-        *backend_flags(),
-        cuda.cudnn_sdp_enabled(),
-        cuda.matmul.allow_tf32,
-    )
+def needs_plain_call(x: Tensor) -> bool:
+    """Whether torch or hooks have to see every operation, or the device is not the one that launches go to."""
+    if needs_dispatcher() or type(x) not in PLAIN_TENSORS or any(getattr(torch_module, name) for name in GLOBAL_HOOKS):
+        return True
+    return x.is_cuda and x.device.index != torch._C._cuda_getDevice()
 
 
 def is_right(recording: Recording, run: Callable[[Tensor], Tensor], inputs: tuple[Tensor, ...]) -> bool:
@@ -263,17 +162,28 @@ def is_right(recording: Recording, run: Callable[[Tensor], Tensor], inputs: tupl
         other = (inputs[0] * 0.75).requires_grad_(inputs[0].requires_grad)
     changed = (other, *inputs[1:])
     wanted = [i for i, x in enumerate(changed) if x.requires_grad]
-    torch.manual_seed(0)
+    before = random_states(other)
     with torch.enable_grad():
         y = run(other)
     grad = torch.ones_like(y)
     expected = torch.autograd.grad(y, [changed[i] for i in wanted], grad, allow_unused=True)
-    torch.manual_seed(0)
+    set_random_states(other, before)
     with torch.no_grad():
         z, saved = recording.forward(*changed)
         grads = recording.backward(grad, *saved)
         pairs = [(y, z), *((a, grads[i]) for a, i in zip(expected, wanted, strict=True))]
         return all(is_close(a, b) for a, b in pairs)
+
+
+def random_states(x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The states of the generators of random numbers: the host's, and that of the device of `x`."""
+    return torch.get_rng_state(), torch.cuda.get_rng_state(x.device) if x.is_cuda else None
+
+
+def set_random_states(x: Tensor, states: tuple[Tensor, Tensor | None]) -> None:
+    torch.set_rng_state(states[0])
+    if states[1] is not None:
+        torch.cuda.set_rng_state(states[1], x.device)
 
 
 def is_close(a: Tensor | None, b: Tensor | None) -> bool:
@@ -284,9 +194,10 @@ def is_close(a: Tensor | None, b: Tensor | None) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and bool((a - b).abs().max() <= TOLERANCE * a.abs().max())
 
 
-def has_saved_tensor_hooks() -> bool:
-    """Whether tensors that autograd saves are given to hooks, as in checkpointed code, which would run while recording."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+def must_not_record() -> bool:
+    """Whether autograd gives saved tensors to hooks, as in checkpointed code, or a CUDA graph is being captured."""
+    hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    return hooked or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
 class _Replay(torch.autograd.Function):
@@ -304,12 +215,13 @@ class _Replay(torch.autograd.Function):
         if torch.is_grad_enabled():  # gradients of gradients: autograd has to see the operations
             return None, None, None, *differentiate(ctx.run, ctx.contexts, (x, *ctx.inputs), grad)
         if grad.stride() != recording.grad_stride or not is_aligned(grad):
-            grad = torch.empty_strided(grad.shape, recording.grad_stride, dtype=grad.dtype, device=grad.device).copy_(grad)
+            strided = torch.empty_strided(grad.shape, recording.grad_stride, dtype=grad.dtype, device=grad.device)
+            grad = strided.copy_(grad)
         return None, None, None, *recording.backward(grad, *saved)
 
 
 # Not its own `apply`, which prepares inputs for `torch.func`; there, nothing is replayed.
-replay: Callable[..., Tensor] = super(torch.autograd.Function, _Replay).apply  # type: ignore[misc]
+replay: Callable[..., Tensor] = super(torch.autograd.Function, _Replay).apply
 
 
 def differentiate(run: Callable[..., Tensor], contexts: Any, inputs: tuple[Tensor, ...], grad: Tensor) -> list[Any]:
@@ -319,3 +231,9 @@ def differentiate(run: Callable[..., Tensor], contexts: Any, inputs: tuple[Tenso
     grads = torch.autograd.grad(y, [inputs[i] for i in wanted], grad, create_graph=True, allow_unused=True)
     found = dict(zip(wanted, grads, strict=True))
     return [found.get(i) for i in range(len(inputs))]
+
+
+# How the operations of a block run, asked with its input.
+BLOCK_RUNS = Dispatch(
+    Path("recorded, then replayed with one autograd node", always, why_not), Path("one after the other", always)
+)

@@ -3,7 +3,8 @@
 Eager code chooses in every call which kernels run and with which arguments, and autograd makes a node for every
 operation. For small models that takes the host longer than the device takes to compute. Where all choices depend on
 shapes, strides and dtypes only, a `Recorder` keeps the operations of torch and the launches of one call, and of its
-gradient, and `Recording` writes them as two Python functions. Tensors are never kept: memory is allocated as before.
+gradient, and `Recording` writes them as two Python functions. Tensors other than phasor's constants are never kept:
+memory is allocated as before.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from phasor.ops import launch
+from phasor.ops.constants import cached_constants
 from phasor.ops.custom_op import CustomOp
 
 aten, Tag = torch.ops.aten, torch.Tag
@@ -40,6 +42,7 @@ BINDINGS: dict[Any, Callable[..., Any]] = {
     aten.mul.Tensor: torch.mul,
     aten.as_strided.default: torch.as_strided,
 }
+RESHAPES = (aten.view.default, aten._unsafe_view.default)
 WRITTEN_OUT = (bool, int, str, type(None))  # constants that are written into the code; others have names
 
 
@@ -91,6 +94,7 @@ class Recorder(TorchDispatchMode):
         self.tensors: list[Tensor] = []  # kept alive, or their memory would be given to others
         self.constants: dict[str, Any] = {"current_stream": current_stream_function(device)}
         self.constant_names: dict[int, str] = {}
+        self.reshaped: dict[tuple[Any, ...], Tensor] = {}  # what a view is a view of, if only its shape is another
         self.reads: set[str] = set()  # of the statement that is being written
 
     def add_input(self, x: Tensor, name: str) -> None:
@@ -116,6 +120,8 @@ class Recorder(TorchDispatchMode):
         name = self.names.get(layout(x))
         if name is None:
             owner = self.owners.get(x.untyped_storage()._cdata)
+            if owner is None and any(x is known for known in cached_constants()):
+                return self.constant(x)
             if owner is None:
                 raise UnrecordableError(f"it reads a tensor of shape {tuple(x.shape)} that is none of its inputs")
             name = f"t{len(self.tensors)}"
@@ -155,7 +161,8 @@ class Recorder(TorchDispatchMode):
                 return custom.forward(*args, **(kwargs or {}))
         check_static(func, args)
         kwargs = {name: value for name, value in (kwargs or {}).items() if name != "pin_memory" or value}
-        arguments = self.arguments(args, kwargs)
+        source = self.reshaped.get(layout(args[0])) if func in RESHAPES else None
+        arguments = self.arguments(args if source is None else (source, *args[1:]), kwargs)
         reads, self.reads = self.reads, set()
         output = func(*args, **kwargs)
         outputs = list(output) if isinstance(output, tuple | list) else [output]
@@ -164,6 +171,8 @@ class Recorder(TorchDispatchMode):
         is_view = any(a is not None and not a.is_write for a in aliases)
         if is_view and all(known):
             return output
+        if func in RESHAPES and args[0].is_contiguous():
+            self.reshaped[layout(output)] = args[0] if source is None else source
         writes = any(a is not None and a.is_write for a in aliases)
         sets = [] if writes else [self.new_name(x) for x in outputs]
         call = f"{self.constant(BINDINGS.get(func, func._op))}({arguments})"

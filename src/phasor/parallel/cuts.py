@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from phasor.nn.attention import Attention
+from phasor.nn.block import Block
 from phasor.nn.feed_forward import FeedForward
 from phasor.nn.moe import Experts
 from phasor.parallel.parameters import shard_dim
-from phasor.transformer import Block
 
 Region = tuple[slice, ...]
 

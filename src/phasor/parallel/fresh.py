@@ -11,8 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from phasor.config import ModelConfig
 from phasor.config.model import Side
+from phasor.nn.block import Block
 from phasor.nn.init import initialize
-from phasor.transformer import Block, Transformer
+from phasor.transformer import Transformer
 
 
 class DrawAndDrop(TorchDispatchMode):

@@ -13,13 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phasor.nn.attention import Attention
+from phasor.nn.block import Block
 from phasor.nn.feed_forward import FeedForward
 from phasor.nn.moe import Experts
 from phasor.nn.positions.base import Position
 from phasor.parallel.cuts import tensor_cuts
 from phasor.parallel.exchange import Axis, gather_tokens, scatter_sums
 from phasor.parallel.tokens import own_slice
-from phasor.transformer import Block, Stack, Transformer
+from phasor.transformer import Stack, Transformer
 
 
 class PartialLinear(nn.Linear):

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from phasor.nn.block import Block
 from phasor.nn.feed_forward import ACTIVATE_PROJECT, FeedForward
 from phasor.nn.hooks import calls_own_forward
 from phasor.nn.moe import Experts
@@ -13,7 +14,6 @@ from phasor.ops.dispatch import Dispatch, Path
 from phasor.ops.float8 import FLOAT8_MLP, FUSED_FLOAT8_MLP, float8_linear, float8_unsupported_reason
 from phasor.ops.float8.float8 import AUTOGRAD_FUNCTIONS
 from phasor.ops.glu import GLU_ACTIVATIONS
-from phasor.transformer import Block
 
 
 def convert_to_float8(model: nn.Module) -> None:

@@ -20,6 +20,7 @@ from phasor.checkpoints.tensors import TensorSource
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
 from phasor.device import resolve_device
+from phasor.nn.block import Block
 from phasor.nn.mode import eval_mode
 from phasor.ops.attention import cudnn
 from phasor.training.float8 import convert_to_float8
@@ -34,7 +35,7 @@ from phasor.training.optimizer import (
     swap_weights,
 )
 from phasor.training.state import TrainingState, save_state
-from phasor.transformer import Block, Transformer
+from phasor.transformer import Transformer
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from phasor.config import PreConfig, RMSNormConfig
 from phasor.config.model import Layer
 from phasor.generation.runners.cuda_graph import CudaGraphRunner, StepBuffers
 from phasor.kv_cache.static import StaticKVCache
+from phasor.nn.block import Block
 from phasor.nn.feed_forward import FeedForward
 from phasor.nn.heads import LogitsHead
 from phasor.nn.moe import Experts
@@ -30,7 +31,7 @@ from phasor.ops.decode import ACTIVATIONS, NormArgs, QKNormArgs, RotaryArgs
 from phasor.ops.decode.tiles import MAX_EXPERT_ROWS
 from phasor.ops.launch import supports_pdl
 from phasor.ops.quantized import Matrix
-from phasor.transformer import Block, Stack, Transformer
+from phasor.transformer import Stack, Transformer
 
 TORCH_MODULES = (nn.Linear, nn.ModuleList, nn.ParameterDict, nn.Identity, nn.Dropout)  # modules of torch in phasor's
 

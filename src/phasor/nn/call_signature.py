@@ -1,0 +1,127 @@
+"""What a call of a block depends on besides its input and weights: its contexts, and the settings of torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from phasor.nn.positions.base import Position
+from phasor.ops import dispatch
+from phasor.ops.attention import Mask
+from phasor.ops.attention.cudnn import backend_flags
+from phasor.ops.custom_op import PLAIN_TENSORS
+from phasor.ops.replay import UnrecordableError
+
+SIGNATURE = "signature"  # what a mask keeps of a call, beside its own results
+MAX_NUMBERS = 4096
+
+
+class Signature(NamedTuple):
+    """The tensors of a call besides the block's input and weights, and a number for all else that it depends on."""
+
+    tensors: tuple[Tensor, ...]
+    number: int
+    forward: object  # another one in every forward
+
+
+class Numbers:
+    """A number for each of the keys that were seen last; none is given twice."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[Any, ...], int] = {}
+        self.next = 0
+
+    def __getitem__(self, key: tuple[Any, ...]) -> int:
+        number = self.known.get(key)
+        if number is None:
+            if len(self.known) >= MAX_NUMBERS:
+                self.known.clear()
+            self.next += 1
+            number = self.known[key] = self.next
+        return number
+
+
+NUMBERS = Numbers()
+
+
+def signature_of(contexts: tuple[Any, ...]) -> Signature | None:
+    """What a call of a block depends on, found once for all blocks of a forward that share the parts of contexts.
+
+    None where a call does more than to compute the block's output, or depends on what is not known to be the same.
+    """
+    now: list[Any] = []
+    for ctx in contexts:
+        if ctx is not None:
+            if ctx.update_kv or ctx.stores_kv or ctx.cross_kv or ctx.weights is not None or ctx.sum_steps or ctx.decays:
+                return None
+            now += ctx.position, ctx.prepared, ctx.positions, ctx.key_positions, ctx.memory, ctx.sink_positions
+            now += (kept for name, kept in ctx.mask.memo.items() if name != SIGNATURE)
+    first, *others = (ctx.mask for ctx in contexts if ctx is not None)
+    now += others
+    known, signature = first.memo.get(SIGNATURE, ((), None))
+    if len(known) != len(now) or not all(map(operator.is_, known, now)):
+        signature = new_signature(first, now)
+        first.memo[SIGNATURE] = now, signature
+    found: Signature | None = signature
+    return found
+
+
+def new_signature(mask: Mask, parts: list[Any]) -> Signature | None:
+    """The signature of calls with a mask and other parts; None if some part is not known to be all that matters."""
+    tensors: dict[tuple[Any, ...], Tensor] = {}
+    try:
+        key = flat([mask, *parts], tensors)
+    except UnrecordableError:
+        return None
+    if not all(map(is_aligned, tensors.values())):
+        return None
+    return Signature(tuple(tensors.values()), NUMBERS[*key, *environment()], object())
+
+
+def flat(value: Any, tensors: dict[tuple[Any, ...], Tensor]) -> Any:
+    """A value as a key, in which tensors are layouts and where they come in `tensors`, to which they are added."""
+    if isinstance(value, Tensor):
+        if type(value) not in PLAIN_TENSORS:
+            raise UnrecordableError(f"a {type(value).__name__} is no plain tensor")
+        same = value.data_ptr(), value.shape, value.stride(), value.dtype
+        place = list(tensors).index(same) if same in tensors else len(tensors)
+        tensors.setdefault(same, value)
+        return place, value.shape, value.stride(), value.dtype, value.device, value.requires_grad
+    if isinstance(value, Mask):
+        return flat([getattr(value, f.name) for f in dataclasses.fields(value) if f.name != "memo"], tensors)
+    if isinstance(value, Position):
+        if value.num_sums:
+            raise UnrecordableError("positions are running sums")
+        return id(value), *(flat(x, tensors) for x in (*value.parameters(), *value.buffers()))
+    if isinstance(value, tuple | list):
+        return type(value), *(flat(x, tensors) for x in value)
+    if dataclasses.is_dataclass(value):
+        return type(value), *(flat(getattr(value, f.name), tensors) for f in dataclasses.fields(value))
+    if value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.device):
+        return type(value), value
+    raise UnrecordableError(f"a {type(value).__name__} decides what is computed")
+
+
+def is_aligned(x: Tensor) -> bool:
+    """Whether a tensor begins at an address that kernels are compiled for."""
+    return not x.is_cuda or x.data_ptr() % 16 == 0
+
+
+def environment() -> tuple[Any, ...]:
+    """The settings of torch and phasor that operations are chosen by."""
+    cuda = torch.backends.cuda
+    return (
+        dispatch.forced_path(),
+        torch.is_autocast_enabled("cuda"),
+        torch.is_autocast_enabled("cpu"),
+        torch.get_autocast_dtype("cuda"),
+        torch.get_autocast_dtype("cpu"),
+        dispatch.must_be_deterministic(),
+        *backend_flags(),
+        cuda.cudnn_sdp_enabled(),
+        cuda.matmul.allow_tf32,
+    )
