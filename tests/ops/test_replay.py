@@ -86,7 +86,7 @@ def test_what_is_not_needed_later_is_deleted():
 
 
 @pytest.mark.parametrize(
-    "function, reason",
+    ("function", "reason"),
     [
         (lambda x: x * torch.ones(8).cumsum(0).max().item(), "reads a value on the host"),
         (lambda x: x[x > 0], "as many elements as values ask for"),

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 NULL_CONTEXT = nullcontext()
 MAX_COMPILED = 1024  # launches that are kept of each kernel
@@ -42,6 +43,11 @@ def recording_by(recorder: LaunchRecorder) -> Iterator[None]:
 def active_recorder() -> LaunchRecorder | None:
     """What records the launches of this thread, if anything does."""
     return _recorder if _recorder is not None and _recorder.thread == threading.get_ident() else None
+
+
+def unseen_by_recorder() -> AbstractContextManager[object]:
+    """A context for launches by Triton, whose interpreter copies tensors by operations of torch."""
+    return NULL_CONTEXT if _recorder is None else _disable_current_modes()
 
 
 class DirectLaunch:
@@ -104,7 +110,8 @@ class KernelLauncher:
             if launch is not None:
                 launch((*grid, 1, 1)[:3], device, self.in_kernel_order(values))
             else:
-                compiled = self.kernel[grid](**args)
+                with unseen_by_recorder():
+                    compiled = self.kernel[grid](**args)
                 if compiled is not None and aligned:  # the interpreter returns none
                     if len(self.compiled) >= MAX_COMPILED:
                         self.compiled.clear()
@@ -147,7 +154,8 @@ class KernelLauncher:
                 prepared.launch(prepared.grid, device, (*addresses, *prepared.scalars))
             else:
                 grid, rest = prepare(scalars, *choices)
-                compiled = self.kernel[grid](*tensors, *scalars, **rest)
+                with unseen_by_recorder():
+                    compiled = self.kernel[grid](*tensors, *scalars, **rest)
                 if compiled is not None and aligned:  # the interpreter returns none
                     if len(self.prepared) >= MAX_COMPILED:
                         self.prepared.clear()

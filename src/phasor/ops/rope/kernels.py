@@ -16,7 +16,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from phasor.ops.launch import MAX_COMPILED, DirectLaunch, PreparedLaunch, active_recorder, on_device, supports_pdl
+from phasor.ops.launch import (
+    MAX_COMPILED,
+    DirectLaunch,
+    PreparedLaunch,
+    active_recorder,
+    on_device,
+    supports_pdl,
+    unseen_by_recorder,
+)
 from phasor.ops.pdl import pdl_launch, pdl_wait
 
 MANY_TOKENS = 1024  # a launch for fewer uses programmatic dependent launch
@@ -209,7 +217,8 @@ def launch_rope(
             grid, scalars, num_warps = launch_scalars(*layout[0], *layout[1])
             pdl = grid[0] < MANY_TOKENS and supports_pdl(q.device)
             options = {"num_warps": num_warps, **pdl_launch(pdl)}
-            kernel = _rope_kernel[grid](*tensors, *scalars, pdl, **options)
+            with unseen_by_recorder():
+                kernel = _rope_kernel[grid](*tensors, *scalars, pdl, **options)
             if kernel is not None and aligned:  # the interpreter returns none
                 if len(COMPILED_LAUNCHES) >= MAX_COMPILED:
                     COMPILED_LAUNCHES.clear()
