@@ -2,56 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import replace
 
 import torch
+from torch import Tensor
 
+from phasor.generation.beam_state import Beams, Candidates, Hypothesis
 from phasor.generation.constraints import MINUS_INFINITY
 from phasor.generation.request import GenerationRequest
 from phasor.generation.runners import runs_cuda_graph, step_runner
 from phasor.generation.runners.protocol import round_up
 from phasor.nn.norm import at_least_float32
 
-
-@dataclass
-class Hypothesis:
-    """A continuation and its score: the sum of log-probabilities over its length to the power of the penalty."""
-
-    tokens: list[int]
-    log_probabilities: list[float]
-    score: float
-
-
-class Candidate(NamedTuple):
-    """A beam with one more token: the sum of its log-probabilities, the last of which is `step`."""
-
-    total: float
-    parent: int
-    token: int
-    step: float
-
-
-@dataclass
-class Beams:
-    """The search for one prompt: running beams with their sums, and the best finished ones."""
-
-    prompt: list[int]
-    width: int
-    running: list[list[int]] = field(init=False)
-    steps: list[list[float]] = field(init=False)
-    sums: list[float] = field(init=False)
-    finished: list[Hypothesis] = field(default_factory=list)
-    done: bool = False
-
-    def __post_init__(self) -> None:  # all beams begin the same, so all but one are impossible
-        self.running, self.steps = [[]] * self.width, [[]] * self.width
-        self.sums = [0.0] + [MINUS_INFINITY] * (self.width - 1)
-
-    def finish(self, tokens: list[int], steps: list[float], total: float, penalty: float) -> None:
-        self.finished.append(Hypothesis(tokens, steps, total / len(tokens) ** penalty))
-        self.finished = sorted(self.finished, key=lambda h: -h.score)[: self.width]
+LOOKAHEAD = 2  # steps launched before the host reads whether all searches were done
 
 
 def beam_search(request: GenerationRequest) -> list[list[Hypothesis]]:
@@ -60,28 +23,24 @@ def beam_search(request: GenerationRequest) -> list[list[Hypothesis]]:
     assert options.max_new_tokens is not None
     request = pad_request(request)
     prompts = request.decoder_prompts()
-    searches = [Beams(list(prompt), width, done=i >= count) for i, prompt in enumerate(prompts)]
-    rows = [prompt for prompt in prompts for _ in range(width)]
     with step_runner(request.step_spec(width)) as runner:
-        logits = runner.prefill(rows, request.encode(copies=width), request.prompt_positions(width))
-        places = searches  # the search of every `width` rows
-        for length in range(1, options.max_new_tokens + 1):
-            order: list[int] = []
-            tokens: list[int] = []
-            for i, (search, best) in enumerate(zip(places, candidates(request, places, logits), strict=True)):
-                parents = [] if search.done else extend_beams(request, search, best, length)
-                if not search.done:
-                    order += [i * width + parent for parent in parents]
-                    tokens += [beam[-1] for beam in search.running]
-                elif runner.has_fixed_rows:
-                    order += range(i * width, (i + 1) * width)
-                    tokens += [0] * width
-            if all(search.done for search in places):
+        repeated = [prompt for prompt in prompts for _ in range(width)]
+        logits = runner.prefill(repeated, request.encode(copies=width), request.prompt_positions(width))
+        beams = Beams(options, at_least_float32(logits), len(prompts), request.stop)
+        beams.done[count:] = True
+        rows = (FixedRows if runner.has_fixed_rows else ShrinkingRows)(beams)
+        texts = Texts(request, prompts) if request.options.penalizes or request.constraints.any else None
+        while True:
+            parents, tokens = beams.extend(candidates(request, beams, logits, rows.places, texts))
+            following = rows.following(parents, tokens)
+            if following is None or beams.length == options.max_new_tokens:
                 break
-            places = places if runner.has_fixed_rows else [search for search in places if not search.done]
-            runner.reorder(order)  # without the rows of searches that are done, unless it has fixed rows
+            if texts is not None:
+                texts.extend(parents, tokens)
+            order, tokens = following
+            runner.reorder(order)
             logits = runner.step(tokens)
-    return [search.finished[: options.num_return_sequences] for search in searches[:count]]
+    return beams.hypotheses(options.num_return_sequences)[:count]
 
 
 def pad_request(request: GenerationRequest) -> GenerationRequest:
@@ -92,72 +51,125 @@ def pad_request(request: GenerationRequest) -> GenerationRequest:
     return padded if extra and runs_cuda_graph(padded.step_spec(request.options.num_beams)) else request
 
 
-def candidates(request: GenerationRequest, places: list[Beams], logits: torch.Tensor) -> Iterator[list[Candidate]]:
-    """The best beams of each search with one more token, best first, from the logits `[searches * width, vocab]`.
+class ShrinkingRows:
+    """The rows of a runner that drops those of searches that are done; the host waits for every step.
 
-    All searches are computed together, with one device synchronization per step. Penalties apply to
-    log-probabilities, as in `transformers`.
+    `places` are the searches that the runner still has; None where it has all of them.
     """
-    width, rows = request.options.num_beams, at_least_float32(logits).log_softmax(-1)
-    if request.options.penalizes or request.constraints.any:
-        rows = constrain(request, places, rows)
+
+    def __init__(self, beams: Beams) -> None:
+        self.beams = beams
+        self.places: Tensor | None = None
+
+    def following(self, parents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The order of rows and the tokens of the next step; None where all searches are done."""
+        host = torch.cat((parents, self.beams.done[:, None]), 1).cpu()
+        held = torch.arange(len(host), device=host.device) if self.places is None else self.places.cpu()
+        kept = (host[held, -1] == 0).nonzero()[:, 0]  # which of the searches that the runner has
+        if len(kept) == 0:
+            return None
+        order = kept[:, None] * self.beams.width + host[held[kept], :-1]
+        if len(kept) < len(host):
+            self.places = held[kept].to(tokens.device)
+            tokens = tokens[self.places]
+        return order.flatten(), tokens.flatten()
+
+
+class FixedRows:
+    """The rows of a runner that keeps all of them; the host does not wait for the device, but runs ahead of it.
+
+    It learns two steps later that all searches were done: steps of a search that is done change nothing.
+    """
+
+    places: Tensor | None = None  # the runner has all searches
+
+    def __init__(self, beams: Beams) -> None:
+        self.beams, self.steps = beams, 0
+        self.first_rows = torch.arange(len(beams.sums), device=beams.sums.device)[:, None] * beams.width
+        self.stream = torch.cuda.current_stream(beams.sums.device) if beams.sums.is_cuda else None
+        on_gpu = self.stream is not None
+        self.flags = torch.zeros(LOOKAHEAD + 1, dtype=torch.bool, device="cpu", pin_memory=on_gpu)  # by step, in a ring
+        self.copied = [torch.cuda.Event() for _ in self.flags] if on_gpu else []
+
+    def following(self, parents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The order of rows and the tokens of the next step; None where all searches were done two steps ago."""
+        self._copy_flag()
+        return None if self._were_done() else ((self.first_rows + parents).flatten(), tokens.flatten())
+
+    def _copy_flag(self) -> None:
+        """Start copying to the host whether all searches are done."""
+        slot = self.steps % len(self.flags)
+        self.flags[slot].copy_(self.beams.done.all(), non_blocking=True)
+        if self.stream is not None:
+            self.copied[slot].record(self.stream)
+        self.steps += 1
+
+    def _were_done(self) -> bool:
+        """Whether all searches were done `LOOKAHEAD` steps ago."""
+        if self.steps <= LOOKAHEAD:
+            return False
+        slot = self.steps % len(self.flags)  # the oldest
+        if self.stream is not None:
+            self.copied[slot].synchronize()
+        return bool(self.flags[slot])
+
+
+class Texts:
+    """The running texts on the host, which penalties and constraints depend on."""
+
+    def __init__(self, request: GenerationRequest, prompts: list[list[int]]) -> None:
+        self.prompts = prompts
+        self.running: list[list[list[int]]] = [[[]] * request.options.num_beams for _ in prompts]
+
+    def extend(self, parents: Tensor, tokens: Tensor) -> None:
+        """Let beams continue from their parents `[N, width]`, each with one more token."""
+        chosen = zip(self.running, parents.tolist(), tokens.tolist(), strict=True)
+        self.running = [[[*texts[p], token] for p, token in zip(*one, strict=True)] for texts, *one in chosen]
+
+    def pairs(self, searches: list[int]) -> list[tuple[list[int], list[int]]]:
+        """Prompt and new tokens of every beam of these searches."""
+        return [(self.prompts[search], text) for search in searches for text in self.running[search]]
+
+
+def candidates(
+    request: GenerationRequest, beams: Beams, logits: Tensor, places: Tensor | None, texts: Texts | None
+) -> Candidates:
+    """The best beams of each search with one more token, from the logits `[searches * width, vocab]` of some of them.
+
+    Penalties apply to log-probabilities, as in `transformers`.
+    """
+    rows = at_least_float32(logits).log_softmax(-1)
+    if texts is not None:
+        rows = constrain(request, rows, texts.pairs(live_searches(beams, places)))
         rows = rows.log_softmax(-1) if request.options.renormalize_logits else rows
-    steps = rows.view(len(places), width, -1)
-    sums = torch.tensor([search.sums for search in places], device=steps.device, dtype=steps.dtype)
-    totals, vocab_size = (steps + sums[..., None]).flatten(1), steps.shape[-1]
-    best, index = totals.topk(min((1 + len(request.stop)) * width, totals.shape[-1]))
-    own = steps.flatten(1).gather(1, index)
-    best, own = torch.stack((best, own)).cpu()
-    for row in zip(best.tolist(), index.tolist(), own.tolist(), strict=True):
-        yield [Candidate(total, i // vocab_size, i % vocab_size, step) for total, i, step in zip(*row, strict=True)]
+    sums = beams.sums if places is None else beams.sums[places]
+    steps = rows.view(*sums.shape, -1)
+    totals, indices = (steps + sums[..., None]).flatten(1).topk(beams.num_candidates)
+    best = Candidates(totals, indices, steps.flatten(1).gather(1, indices))
+    return best if places is None else spread(best, places, len(beams.sums))
 
 
-def constrain(request: GenerationRequest, places: list[Beams], rows: torch.Tensor) -> torch.Tensor:
+def live_searches(beams: Beams, places: Tensor | None) -> list[int]:
+    """The searches that a runner has; in place of those that are done one that is not, so that texts are alike."""
+    done = beams.done.tolist()
+    held = list(range(len(done))) if places is None else places.tolist()
+    live = next((search for search in held if not done[search]), held[0])
+    return [live if done[search] else search for search in held]
+
+
+def spread(best: Candidates, places: Tensor, searches: int) -> Candidates:
+    """The candidates of some searches among those of all; the others have none."""
+    fills = MINUS_INFINITY, 0, 0.0
+    return Candidates(
+        *(
+            x.new_full((searches, x.shape[1]), fill).index_copy(0, places, x)
+            for x, fill in zip(best, fills, strict=True)
+        )
+    )
+
+
+def constrain(request: GenerationRequest, rows: Tensor, pairs: list[tuple[list[int], list[int]]]) -> Tensor:
     """Log-probabilities `[searches * width, vocab]` penalized and constrained; in one call where all are alike."""
-    first = next(search for search in places if not search.done)
-    texts = [(first if search.done else search, beam) for search in places for beam in range(search.width)]
-    pairs = [(search.prompt, search.running[beam]) for search, beam in texts]
     if not request.options.penalizes and len({request.constraints.rule(*pair) for pair in pairs}) == 1:
         return request.constraints.apply(rows, *pairs[0])
     return torch.stack([request.score(row, *pair) for row, pair in zip(rows, pairs, strict=True)])
-
-
-def extend_beams(request: GenerationRequest, search: Beams, best: list[Candidate], length: int) -> list[int]:
-    """Extend every beam by a token; the index of the beam that each of the new running beams comes from."""
-    options, width, most = request.options, search.width, request.options.max_new_tokens or 0
-    running: list[Candidate] = []
-    for rank, candidate in enumerate(best):
-        total, parent, token, step = candidate
-        if total == MINUS_INFINITY:
-            continue
-        if token not in request.stop and length < most:
-            running.append(candidate)
-        elif rank < width:
-            new, steps = [*search.running[parent], token], [*search.steps[parent], step]
-            search.finish(new, steps, total, options.length_penalty)
-    running = running[:width]
-    while running and len(running) < width:  # fewer continuations than beams: fill up with impossible ones
-        running.append(running[-1]._replace(total=MINUS_INFINITY))
-    if not running:
-        search.done = True
-        return []
-    search.running, search.steps, search.sums = (
-        [[*search.running[one.parent], one.token] for one in running],
-        [[*search.steps[one.parent], one.step] for one in running],
-        [one.total for one in running],
-    )
-    search.done = is_complete(request, search, length)
-    return [one.parent for one in running]
-
-
-def is_complete(request: GenerationRequest, search: Beams, length: int) -> bool:
-    """Whether no running beam can still beat the finished ones (or, stopping early, enough are finished)."""
-    options = request.options
-    if len(search.finished) < search.width:
-        return False
-    if options.early_stopping is True:
-        return True
-    assert options.max_new_tokens is not None
-    optimistic = options.early_stopping == "never" and options.length_penalty > 0
-    final_length = options.max_new_tokens if optimistic else length
-    return max(search.sums) / final_length**options.length_penalty <= search.finished[-1].score

@@ -128,11 +128,11 @@ class CompiledRunner(EagerRunner):
         self.tokens: Tensor | None = None
         self.repeat: Callable[[], Tensor] | None = None
 
-    def step(self, tokens: Sequence[int]) -> Tensor:
-        column = torch.tensor(tokens, device=self.model.tokens.weight.device)
+    def step(self, tokens: Sequence[int] | Tensor) -> Tensor:
+        column = torch.as_tensor(tokens, device=self.model.tokens.weight.device)
         if self.repeat is None or self.tokens is None:
-            self.tokens = column
-            logits, self.repeat = record_step(self.model, StaticKVCache(self.cache), column)
+            self.tokens = column.clone()  # later tokens are written there
+            logits, self.repeat = record_step(self.model, StaticKVCache(self.cache), self.tokens)
             return logits
         self.tokens.copy_(column)
         return self.repeat()

@@ -127,8 +127,8 @@ class CudaGraphRunner:
 
         return run_reordered_step
 
-    def reorder(self, rows: Sequence[int]) -> None:
-        self.buffers.order.copy_(torch.tensor(rows))
+    def reorder(self, rows: Sequence[int] | Tensor) -> None:
+        self.buffers.order.copy_(torch.as_tensor(rows))
 
     def prefill(
         self,
@@ -189,8 +189,8 @@ class CudaGraphRunner:
             self.copied[slot].synchronize()
         return self.host_history[slot].tolist()
 
-    def step(self, tokens: Sequence[int]) -> Tensor:
-        self.buffers.tokens.copy_(torch.tensor(tokens))
+    def step(self, tokens: Sequence[int] | Tensor) -> Tensor:
+        self.buffers.tokens.copy_(torch.as_tensor(tokens))
         logits = self.run()
         self.launched += 1
         if self.device.type == "cuda":

@@ -35,11 +35,11 @@ class EagerRunner:
     ) -> Tensor:
         return prefill(self.model, self.cache, prompts, memory, positions)
 
-    def step(self, tokens: Sequence[int]) -> Tensor:
-        column = torch.tensor(tokens, device=self.model.tokens.weight.device)[:, None]
+    def step(self, tokens: Sequence[int] | Tensor) -> Tensor:
+        column = torch.as_tensor(tokens, device=self.model.tokens.weight.device)[:, None]
         return last_logits(self.model, self.model.decode(column, self.cache.memory, cache=self.cache))
 
-    def reorder(self, rows: Sequence[int]) -> None:
+    def reorder(self, rows: Sequence[int] | Tensor) -> None:
         self.cache.reorder(rows)
 
 

@@ -33,11 +33,11 @@ class StepRunner(Protocol):
         """Read the prompts of all rows, at positions of their own if given; the logits `[B, vocab]` after them."""
         ...
 
-    def step(self, tokens: Sequence[int]) -> Tensor:
+    def step(self, tokens: Sequence[int] | Tensor) -> Tensor:
         """Feed one token per row; the logits `[B, vocab]` after it, valid until the next step."""
         ...
 
-    def reorder(self, rows: Sequence[int]) -> None:
+    def reorder(self, rows: Sequence[int] | Tensor) -> None:
         """Let row `i` continue from what row `rows[i]` holds, another beam of the same search, in the next step."""
         ...
 
