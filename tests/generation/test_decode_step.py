@@ -166,13 +166,13 @@ def test_two_endless_streams_at_once(request):
 def test_runners_are_retained_for_the_next_request_and_rebuilt_for_other_weights():
     model = speaker(num_layers=1, num_kv_heads=1)
     first = phasor.generate(model, PROMPTS, max_new_tokens=3)
-    _, retained = RETAINED[model]
+    retained = RETAINED[model].latest
     assert phasor.generate(model, PROMPTS, max_new_tokens=4)[0][:3] == first[0]
-    assert RETAINED[model][1] is retained
+    assert RETAINED[model].latest is retained
     old = model.head.weight
     model.head.weight = torch.nn.Parameter(old.detach().flip(0).clone())
     assert phasor.generate(model, PROMPTS, max_new_tokens=3) != first
-    assert RETAINED[model][1] is not retained
+    assert RETAINED[model].latest is not retained
     num_alive = len(RETAINED)
     del model, retained
     gc.collect()
@@ -301,10 +301,10 @@ def test_another_norm_forward_or_class_is_not_bypassed():
 def test_replaced_parts_rebuild_the_runner():
     model = speaker(num_layers=1, num_kv_heads=1)
     phasor.generate(model, [1, 2], max_new_tokens=3)
-    retained = RETAINED[model][1]
+    retained = RETAINED[model].latest
     model.decoder.dropout = torch.nn.Dropout(0.5)
     phasor.generate(model, [1, 2], max_new_tokens=3)
-    assert RETAINED[model][1] is not retained
+    assert RETAINED[model].latest is not retained
 
 
 @pytest.mark.usefixtures("large_tiles")

@@ -54,7 +54,7 @@ def eager(model, prompts, **options):
 def assert_same_tokens(model, prompts=PROMPTS, runner=CudaGraphRunner, **options):
     expected = eager(model, prompts, **options)
     assert phasor.generate(model, prompts, **options) == expected
-    assert type(RETAINED[model][1]) is (runner if ON_GPU else CudaGraphRunner)
+    assert type(RETAINED[model].latest) is (runner if ON_GPU else CudaGraphRunner)
     return expected
 
 
@@ -85,7 +85,7 @@ def test_beams_under_constraints_windows_and_paddings_of_the_batch():
     prompts = [[i + 1, 2, 3] for i in range(9)]  # one more prompt fills the rows of the graph
     options = {"num_beams": 3, "max_new_tokens": 9, "stop": (5, 9), "suppress_tokens": (3,), "min_new_tokens": 4}
     assert len(assert_same_tokens(model, prompts, FusedRunner, **options)) == 9
-    assert RETAINED[model][1].buffers.tokens.shape == (30,)
+    assert RETAINED[model].latest.buffers.tokens.shape == (30,)
     assert_same_tokens(model, prompts, FusedRunner, **options, no_repeat_ngram_size=2)
     assert_same_tokens(model, prompts, FusedRunner, **options, repetition_penalty=1.3)
 
@@ -97,12 +97,12 @@ def test_sources_of_similar_length_share_a_graph():
     for source in sources:
         assert_same_tokens(model, source, max_new_tokens=5, **start)
     phasor.generate(model, sources[0], max_new_tokens=5, **start)
-    kept = RETAINED[model][1]
+    kept = RETAINED[model].latest
     for source in sources[1:]:
         phasor.generate(model, source, max_new_tokens=5, **start)
-        assert RETAINED[model][1] is kept
+        assert RETAINED[model].latest is kept
     phasor.generate(model, [[8] * 17, [1]], max_new_tokens=5, **start)
-    assert RETAINED[model][1] is not kept
+    assert RETAINED[model].latest is not kept
 
 
 @pytest.mark.usefixtures("graph_steps")
@@ -171,12 +171,36 @@ def test_the_kernel_that_reorders_a_cache(beams, slots, heads, dim, dtype):
 def test_a_graph_with_a_large_cache_is_not_retained(monkeypatch):
     model, start = family("marian")
     phasor.generate(model, PROMPTS, max_new_tokens=3, **start)
-    kept = RETAINED[model][1]
+    kept = RETAINED[model].latest
     source = sum(k.nbytes + v.nbytes for k, v in kept.buffers.cache.cross_kv)
-    assert kept.nbytes == kept.empty_cache.nbytes + source > kept.empty_cache.nbytes
+    logits = len(PROMPTS) * model.config.vocab_size * model.tokens.dtype.itemsize
+    assert kept.nbytes == kept.empty_cache.nbytes + source + logits > kept.empty_cache.nbytes
     monkeypatch.setattr(cuda_graph, "max_retained_bytes", lambda device: kept.nbytes - 1)
     phasor.generate(model, PROMPTS, max_new_tokens=3, **start)
-    assert model not in RETAINED
+    assert not RETAINED[model].runners
+
+
+@pytest.mark.usefixtures("graph_steps")
+def test_several_graphs_are_retained_within_their_bounds(monkeypatch):
+    model, start = family("marian")
+
+    def graph_of(rows):
+        phasor.generate(model, PROMPTS[:rows], max_new_tokens=3, **start)
+        return RETAINED[model].latest
+
+    one, two, three = graph_of(1), graph_of(2), graph_of(3)
+    assert graph_of(1) is one
+    assert list(RETAINED[model].runners.values()) == [two, three, one]
+    monkeypatch.setattr(runners, "MAX_RETAINED", 3)
+    phasor.generate(model, PROMPTS, max_new_tokens=3, num_beams=2, **start)  # the one not used for longest goes
+    assert list(RETAINED[model].runners.values())[:2] == [three, one]
+    monkeypatch.setattr(cuda_graph, "max_retained_bytes", lambda device: 2 * three.nbytes)
+    assert graph_of(3) is three
+    new = graph_of(2)
+    assert list(RETAINED[model].runners.values()) == [three, new]
+    model.tokens.weight = torch.nn.Parameter(model.tokens.weight.detach().clone())
+    assert graph_of(1) is not one
+    assert len(RETAINED[model].runners) == 1
 
 
 def test_rounding():

@@ -424,12 +424,12 @@ def test_generation_is_the_same(embedding, request):
 def test_steps_are_rebuilt_for_other_weights():
     model = phasor.quantize(speaker(num_layers=1, num_kv_heads=1))
     phasor.generate(model, [1, 2], max_new_tokens=2)
-    kept = RETAINED[model][1]
+    kept = RETAINED[model].latest
     phasor.generate(model, [1, 2], max_new_tokens=2)
-    assert RETAINED[model][1] is kept
+    assert RETAINED[model].latest is kept
     model.head.scales = model.head.scales.flip(0).contiguous()
     phasor.generate(model, [1, 2], max_new_tokens=2)
-    assert RETAINED[model][1] is not kept
+    assert RETAINED[model].latest is not kept
 
 
 def test_backends_show_the_path_of_the_weights():

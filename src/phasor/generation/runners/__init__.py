@@ -1,6 +1,6 @@
 """Step runners: the ways to run the model on one token per row, fastest first, and how one is chosen.
 
-`STEP_RUNNERS` is the table of them; `step_runner` takes a runner from it, or the one retained from the last request.
+`STEP_RUNNERS` is the table of them; `step_runner` takes a runner from it, or one retained from an earlier request.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
+
+import torch
 
 from phasor.generation.runners import compiled, cuda_graph, fused
 from phasor.generation.runners.compiled import CompiledRunner
@@ -53,13 +55,39 @@ def runs_cuda_graph(spec: StepSpec) -> bool:
     return STEP_RUNNERS.choose(spec).run in (FusedRunner, CudaGraphRunner)
 
 
-# The latest CUDA graph of each model, for its next request; it does not refer to the model, so that it can be freed.
-RETAINED: WeakKeyDictionary[Transformer, tuple[Any, CudaGraphRunner]] = WeakKeyDictionary()
+class RetainedGraphs:
+    """The CUDA graphs of a model's latest requests, for the next ones.
+
+    They do not refer to the model, so that it can be freed. `model_identity` says which weights and modules they are
+    for, `runners` has them by all else they depend on, the latest last.
+    """
+
+    def __init__(self, model_identity: Any) -> None:
+        self.model_identity = model_identity
+        self.runners: dict[Any, CudaGraphRunner] = {}
+
+    @property
+    def latest(self) -> CudaGraphRunner:
+        return next(reversed(self.runners.values()))
+
+    def make_room(self, nbytes: int, device: torch.device) -> None:
+        """Free the graphs that were not used for longest, until one more of this size may be retained."""
+        most = cuda_graph.max_retained_bytes(device) - nbytes
+        while self.runners and (self.nbytes > most or len(self.runners) >= MAX_RETAINED):
+            del self.runners[next(iter(self.runners))]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(runner.nbytes for runner in self.runners.values())
+
+
+RETAINED: WeakKeyDictionary[Transformer, RetainedGraphs] = WeakKeyDictionary()
+MAX_RETAINED = 8  # graphs of a model, whatever their size: each also has some memory for what it computes
 
 
 @contextmanager
 def step_runner(spec: StepSpec) -> Iterator[StepRunner]:
-    """A runner for a request: the retained CUDA graph where it fits, or a new runner.
+    """A runner for a request: a retained CUDA graph where one fits, or a new runner.
 
     A request has its runner to itself; another one that starts meanwhile gets its own.
 
@@ -74,18 +102,26 @@ def step_runner(spec: StepSpec) -> Iterator[StepRunner]:
         RETAINED.pop(spec.model, None)  # it may hold memory of a device that the model has left
         yield path.run(spec)
         return
-    key = path.name, cuda_graph.identity(spec)
-    retained = RETAINED.pop(spec.model, None)
-    runner = retained[1] if retained is not None and retained[0] == key else None
-    del retained  # a graph that does not fit frees its memory before a new one is captured
+    key, retained = (path.name, cuda_graph.sizes_identity(spec)), retained_graphs(spec.model)
+    runner = retained.runners.pop(key, None)
     if runner is None:
+        retained.make_room(cuda_graph.graph_bytes(spec), spec.weight.device)  # before memory for another is taken
         runner = path.run(spec)
     runner.lengths = spec.lengths
     try:
         yield runner
     finally:
         if runner.nbytes <= cuda_graph.max_retained_bytes(runner.device):
-            RETAINED[spec.model] = key, runner
+            retained.make_room(runner.nbytes, runner.device)
+            retained.runners[key] = runner
+
+
+def retained_graphs(model: Transformer) -> RetainedGraphs:
+    """The graphs that were captured for a model as it is; others are freed."""
+    identity = cuda_graph.model_identity(model)
+    if model not in RETAINED or RETAINED[model].model_identity != identity:
+        RETAINED[model] = RetainedGraphs(identity)
+    return RETAINED[model]
 
 
 __all__ = ["FUSED", "RETAINED", "STEP_RUNNERS", "StepRunner", "StepSpec", "runs_cuda_graph", "step_runner"]

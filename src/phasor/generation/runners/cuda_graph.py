@@ -28,7 +28,7 @@ from phasor.ops.constants import cached_constants
 from phasor.transformer import Stack, Transformer
 
 CAPTURING = threading.Lock()  # torch captures one graph at a time
-MAX_RETAINED_SHARE = 8  # a graph is retained for the next request where its cache takes at most 1/8 of a device
+MAX_RETAINED_SHARE = 8  # graphs are retained for the next requests where they take at most 1/8 of a device
 LOOKAHEAD = 8  # steps launched before the tokens of the first of them are read
 
 
@@ -80,7 +80,7 @@ class CudaGraphRunner:
         model = spec.model
         self.model = weakref.ref(model)
         self.device = model.tokens.weight.device
-        self.lengths = spec.lengths
+        self.lengths, self.nbytes = spec.lengths, graph_bytes(spec)
         self.empty_cache = model.new_cache(spec.rows, round_length(spec.max_length))
         source_length = None if model.encoder is None else round_source(spec.source_length)
         cache = StaticKVCache(self.empty_cache, source_length=source_length, length=planned_length(spec))
@@ -108,12 +108,6 @@ class CudaGraphRunner:
             return logits
 
         return run_step
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the keys and values, an encoder's included."""
-        cache = self.buffers.cache
-        return self.empty_cache.nbytes + sum(k.nbytes + v.nbytes for k, v in cache.cross_kv)
 
     def with_reorder(self, step: Callable[[], Tensor], beams: int) -> Callable[[], Tensor]:
         """The step after the rows of its cache have been reordered, where they are beams."""
@@ -270,8 +264,22 @@ def frequency_tables(model: Transformer, length: int) -> tuple[Any, ...]:
     return tuple(table_of(x.config, x.rotary_dim, length) if isinstance(x, Rotary) else length for x in by_length)
 
 
+def graph_bytes(spec: StepSpec) -> int:
+    """Bytes that a graph holds: keys and values, an encoder's included, and logits.
+
+    >>> from phasor import preset
+    >>> graph_bytes(StepSpec(Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=1, vocab_size=50)), rows=3))
+    98904
+    """
+    model, dtype = spec.model, spec.model.tokens.dtype
+    cache = KVCache(model.config, spec.rows, round_length(spec.max_length), device="meta", dtype=dtype)
+    source = 0 if model.encoder is None else round_source(spec.source_length)
+    per_token = 2 * sum(layer.data[0, 0].nbytes for layer in cache.keys)
+    return cache.nbytes + spec.rows * (source * per_token + model.config.vocab_size * dtype.itemsize)
+
+
 def max_retained_bytes(device: torch.device) -> int:
-    """The most that the cache of a retained graph may take.
+    """The most that the retained graphs of a model may take together.
 
     >>> max_retained_bytes(torch.device("cpu")) >= 2**40
     True
@@ -317,9 +325,13 @@ def step_tensors(model: nn.Module) -> list[Tensor]:
     return [*model.parameters(), *model.buffers()]
 
 
-def identity(spec: StepSpec) -> Any:
-    """All that a captured graph depends on: where it is equal, the graph can be used again."""
-    weights = tuple((w.data_ptr(), w.dtype, w.shape) for w in step_tensors(spec.model))
+def model_identity(model: Transformer) -> Any:
+    """The weights and modules that a captured graph depends on."""
+    return tuple((w.data_ptr(), w.dtype, w.shape) for w in step_tensors(model)), tuple(map(id, model.modules()))
+
+
+def sizes_identity(spec: StepSpec) -> Any:
+    """All else that it depends on: where both are equal, the graph can be used again."""
     source = 0 if spec.model.encoder is None else round_source(spec.source_length)
     sizes = spec.rows, spec.beams, round_length(spec.max_length), source, spec.compile
-    return sizes, frequency_tables(spec.model, row_lengths(spec)[0]), weights, tuple(map(id, spec.model.modules()))
+    return sizes, frequency_tables(spec.model, row_lengths(spec)[0])
