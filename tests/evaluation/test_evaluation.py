@@ -18,7 +18,7 @@ from phasor.evaluation import evaluate, translate, translation
 from phasor.evaluation import run as evaluated_runs
 from phasor.evaluation.document_batches import DocumentBatches
 from phasor.evaluation.scores import mostly_chinese, scores
-from phasor.generation.translation import length_batches
+from phasor.generation.translation import default_new_tokens, length_batches
 from phasor.training import train
 from phasor.training.build import check_config
 
@@ -252,7 +252,10 @@ def test_batches_hold_every_source_once_and_no_more_than_fits():
     found = list(length_batches(lengths, 128))
     assert sorted(i for batch in found for i in batch) == [i for i, n in enumerate(lengths) if n]
     assert all(max(lengths[i] for i in batch) * len(batch) <= 128 for batch in found)
-    assert len(found) < 80
+    assert len(found) < 90
+    for group in {default_new_tokens(n) for n in lengths}:
+        sizes = {len(batch) for batch in found if default_new_tokens(lengths[batch[0]]) == group}
+        assert max(sizes) - min(sizes) <= 1
 
 
 def test_the_name_of_a_special_token_is_text_to_a_run(speaker, monkeypatch):

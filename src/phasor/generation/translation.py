@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -69,20 +70,19 @@ def translate_tokens(
 def length_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
     """The indices of the sources in each batch, the longest first; empty ones are left out.
 
+    Sources that may have as many new tokens are in batches of equal size, or one source less: on a GPU the same CUDA
+    graph then serves all of them.
+
     >>> list(length_batches([3, 0, 40, 5, 4], 10))
     [[2], [3, 4], [0]]
     """
-    batch: list[int] = []
-    for i in sorted((i for i, n in enumerate(lengths) if n), key=lambda i: -lengths[i]):
-        longest = lengths[batch[0]] if batch else 0
-        if batch and (
-            (len(batch) + 1) * longest > batch_tokens or default_new_tokens(longest) != default_new_tokens(lengths[i])
-        ):
-            yield batch
-            batch = []
-        batch.append(i)
-    if batch:
-        yield batch
+    order = sorted((i for i, n in enumerate(lengths) if n), key=lambda i: -lengths[i])
+    for _, group in itertools.groupby(order, key=lambda i: default_new_tokens(lengths[i])):
+        alike = list(group)
+        most = max(1, batch_tokens // lengths[alike[0]])
+        count = -(-len(alike) // most)
+        ends = [len(alike) - len(alike) * left // count for left in reversed(range(count))]
+        yield from (alike[start:end] for start, end in zip([0, *ends], ends, strict=False))
 
 
 def default_new_tokens(length: int, limit: int | None = None) -> int:
