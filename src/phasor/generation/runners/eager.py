@@ -68,9 +68,8 @@ def pad_rows(rows: Sequence[Sequence[int]], device: torch.device, left: bool = T
     width = max(map(len, rows))
     if all(len(row) == width for row in rows):
         return torch.tensor(rows, device=device), None
-    tokens = torch.zeros(len(rows), width, dtype=torch.int64)
-    real = torch.zeros(len(rows), width, dtype=torch.bool)
-    for i, row in enumerate(rows):
-        columns = slice(width - len(row), width) if left else slice(0, len(row))
-        tokens[i, columns], real[i, columns] = torch.tensor(row), True
-    return tokens.to(device), real.to(device)
+    gaps = [[0] * (width - len(row)) for row in rows]
+    padded = [[*gap, *row] if left else [*row, *gap] for gap, row in zip(gaps, rows, strict=True)]
+    sizes, columns = torch.tensor([len(row) for row in rows])[:, None], torch.arange(width)
+    real = columns >= width - sizes if left else columns < sizes
+    return torch.tensor(padded, device=device), real.to(device)
