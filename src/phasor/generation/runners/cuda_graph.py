@@ -240,7 +240,7 @@ def experts_why_not(spec: StepSpec) -> str | None:
 
 def length_why_not(spec: StepSpec) -> str | None:
     """Why steps whose frequencies depend on the length are no CUDA graph."""
-    if len({frequency_tables(spec.model, length) for length in row_lengths(spec)}) > 1:
+    if len({frequency_tables(spec.model, length) for length in set(row_lengths(spec))}) > 1:
         return "rows are planned for different lengths, which frequencies depend on"
     return None if compiled.why_not(spec.model) is None or not spec.compile else compiled.why_not(spec.model)
 
