@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from device import ON_GPU
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -76,7 +77,10 @@ def assert_same(found, expected):
     assert torch.equal(found[0], expected[0])
     for name, grad in expected[1].items():
         assert (grad is None) == (found[1][name] is None), name
-        assert grad is None or torch.equal(grad, found[1][name]), name
+        if ON_GPU and grad is not None:  # some kernels there add in any order
+            torch.testing.assert_close(found[1][name], grad, rtol=1e-4, atol=1e-5 * float(grad.abs().max()))
+        else:
+            assert grad is None or torch.equal(grad, found[1][name]), name
     assert torch.equal(found[2], expected[2])  # recording draws no random numbers from the program's
 
 

@@ -17,7 +17,7 @@ from phasor.bench import FAMILIES
 from phasor.bench.checks import relative_error
 from phasor.bench.llama import quiet
 from phasor.bench.sizes import FamilySizes
-from phasor.bench.timing import device_seconds, difference
+from phasor.bench.timing import device_seconds, device_span, difference
 from phasor.bench.workload import BenchmarkCase, Implementation, Machine, Workload
 from phasor.checkpoints import load
 from phasor.config import ExpertsConfig
@@ -224,7 +224,7 @@ def training(models: FamilyModels, rows: int, count: int) -> Workload:
         return BenchmarkCase(
             check=lambda: error(model),
             seconds=lambda timer: timer.wall(step, CALLS if machine.on_gpu else 1),
-            device_seconds=lambda: device_seconds(step),
+            device_seconds=lambda: device_span(step),
         )
 
     part = f"{rows} x {count:,} tokens"

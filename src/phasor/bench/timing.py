@@ -12,6 +12,7 @@ import torch
 FLUSH_BYTES = 1 << 28  # bytes written between calls on a GPU: its caches are cold then
 ATTEMPTS = 5  # at a difference of two times that other work on the machine can make negative
 LEAD_CYCLES = 4_000_000  # the GPU's ticks between calls, some milliseconds, in which the host gets ahead
+SPAN_LEAD_CYCLES = 300_000_000  # about 0.15 s, in which the host prepares a training step
 
 
 class Timer:
@@ -89,6 +90,20 @@ def device_seconds(call: Callable[[], object]) -> float:
         call()
         torch.cuda.synchronize()
     return 1e-6 * sum(event.self_device_time_total for event in profile.key_averages())
+
+
+def device_span(call: Callable[[], object], repeats: int = 3) -> float:
+    """Median seconds that a GPU takes for a call while the host is ahead of it, the gaps between kernels included."""
+    spans = []
+    for _ in range(repeats):
+        torch.cuda._sleep(SPAN_LEAD_CYCLES)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        spans.append(1e-3 * start.elapsed_time(end))
+    return statistics.median(spans)
 
 
 def bandwidth(timer: Timer, size: int) -> float:

@@ -44,7 +44,7 @@ class Machine:
 class BenchmarkCase:
     """An implementation that is ready to run: `check` gives its error against the reference, `seconds` its time.
 
-    `device_seconds`, where `seconds` is a wall time, is how long a GPU is at work in it.
+    `device_seconds`, where `seconds` is a wall time, is how long a GPU takes where it never waits for the host.
     """
 
     check: Callable[[], float]
