@@ -224,7 +224,7 @@ def training(models: FamilyModels, rows: int, count: int) -> Workload:
         return BenchmarkCase(
             check=lambda: error(model),
             seconds=lambda timer: timer.wall(step, CALLS if machine.on_gpu else 1),
-            device_seconds=lambda: device_span(step),
+            device_seconds=lambda: device_span(step, CALLS),
         )
 
     part = f"{rows} x {count:,} tokens"

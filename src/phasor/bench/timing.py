@@ -92,17 +92,21 @@ def device_seconds(call: Callable[[], object]) -> float:
     return 1e-6 * sum(event.self_device_time_total for event in profile.key_averages())
 
 
-def device_span(call: Callable[[], object], repeats: int = 3) -> float:
-    """Median seconds that a GPU takes for a call while the host is ahead of it, the gaps between kernels included."""
+def device_span(call: Callable[[], object], calls: int = 1, repeats: int = 3) -> float:
+    """Median seconds that a GPU takes for a call while the host is ahead of it, the gaps between kernels included.
+
+    There are several `calls` in a row, as where wall times are taken: a GPU slows down under a load that lasts.
+    """
     spans = []
     for _ in range(repeats):
         torch.cuda._sleep(SPAN_LEAD_CYCLES)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        call()
+        for _ in range(calls):
+            call()
         end.record()
         torch.cuda.synchronize()
-        spans.append(1e-3 * start.elapsed_time(end))
+        spans.append(1e-3 * start.elapsed_time(end) / calls)
     return statistics.median(spans)
 
 

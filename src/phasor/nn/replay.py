@@ -28,7 +28,7 @@ GLOBAL_HOOKS = (
 DEVICES = ("cuda",)  # elsewhere the host computes, and has nothing to wait for
 
 
-class Parts:
+class BlockParts:
     """The modules of a block with their weights and buffers, as they were found, and a number for what they are."""
 
     def __init__(self, block: nn.Module) -> None:
@@ -72,7 +72,7 @@ class Replays:
     def __init__(self) -> None:
         self.recordings: dict[tuple[Any, ...], Recording | str] = {}  # or why there is none
         self.calls: dict[tuple[Any, ...], tuple[object, int]] = {}  # the last forward, and how many there were
-        self.parts: dict[int, Parts] = {}  # by the identity of blocks
+        self.parts: dict[int, BlockParts] = {}  # by the identity of blocks
 
     def __reduce__(self) -> tuple[type[Replays], tuple[()]]:
         return Replays, ()
@@ -97,11 +97,11 @@ class Replays:
             return run(x, *contexts)
         return replay(recording, run, contexts, *inputs)
 
-    def parts_of(self, block: nn.Module) -> Parts:
+    def parts_of(self, block: nn.Module) -> BlockParts:
         """The parts of a block as it is now."""
         parts = self.parts.get(id(block))
         if parts is None or parts.block is not block or parts.child_identities() != parts.identities:
-            parts = self.parts[id(block)] = Parts(block)
+            parts = self.parts[id(block)] = BlockParts(block)
         return parts
 
     def is_due(self, key: tuple[Any, ...], signature: Signature) -> bool:

@@ -23,24 +23,34 @@ from phasor.ops.constants import cached_constants
 from phasor.ops.custom_op import CustomOp
 
 aten, Tag = torch.ops.aten, torch.Tag
-# Bindings of torch that take the same arguments as an operation, in less time than the operation takes them.
-BINDINGS: dict[Any, Callable[..., Any]] = {
+# Methods of tensors that take the arguments of an operation after its first, and functions that take all of them: each
+# in less time than the operation itself.
+METHODS = {
+    aten.view.default: "view",
+    aten._unsafe_view.default: "view",
+    aten.t.default: "t",
+    aten.transpose.int: "transpose",
+    aten.select.int: "select",
+    aten.unsqueeze.default: "unsqueeze",
+    aten.squeeze.dim: "squeeze",
+    aten.expand.default: "expand",
+    aten.unbind.int: "unbind",
+    aten.split_with_sizes.default: "split_with_sizes",
+    aten.new_empty.default: "new_empty",
+}
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
     aten.mm.default: torch.mm,
     aten.addmm.default: torch.addmm,
     aten.bmm.default: torch.bmm,
-    aten.view.default: Tensor.view,
-    aten._unsafe_view.default: Tensor.view,
-    aten.t.default: Tensor.t,
-    aten.transpose.int: Tensor.transpose,
-    aten.select.int: Tensor.select,
-    aten.unsqueeze.default: Tensor.unsqueeze,
-    aten.squeeze.dim: Tensor.squeeze,
-    aten.expand.default: Tensor.expand,
-    aten.new_empty.default: Tensor.new_empty,
+    aten.linear.default: torch.nn.functional.linear,
     aten.empty_like.default: torch.empty_like,
     aten.add.Tensor: torch.add,
     aten.mul.Tensor: torch.mul,
-    aten.as_strided.default: torch.as_strided,
+    aten.cat.default: torch.cat,
+    aten.sum.dim_IntList: torch.sum,
+    aten.native_layer_norm.default: torch.native_layer_norm,
+    aten.gelu.default: torch.nn.functional.gelu,
+    aten.relu.default: torch.relu,
 }
 RESHAPES = (aten.view.default, aten._unsafe_view.default)
 WRITTEN_OUT = (bool, int, str, type(None))  # constants that are written into the code; others have names
@@ -51,7 +61,7 @@ class UnrecordableError(Exception):
 
 
 @dataclass
-class Line:
+class Statement:
     """One statement, the variables that it sets and reads, and whether it does nothing else than set them."""
 
     text: str
@@ -64,7 +74,7 @@ class Line:
 class Code:
     """Statements in order."""
 
-    lines: list[Line] = field(default_factory=list)
+    lines: list[Statement] = field(default_factory=list)
 
     def written(self, name: str, inputs: str, results: Sequence[str], kept: set[str]) -> str:
         """A function of these statements; variables other than the kept ones are deleted after their last use."""
@@ -127,7 +137,7 @@ class Recorder(TorchDispatchMode):
             name = f"t{len(self.tensors)}"
             text = f"{name} = as_strided({owner}, {tuple(x.shape)}, {x.stride()}, {x.storage_offset()})"
             self.constants["as_strided"] = torch.as_strided
-            self.code.lines.append(Line(text, [name], {owner}, is_pure=True))
+            self.code.lines.append(Statement(text, [name], {owner}, is_pure=True))
             self.define(x, name)
         self.reads.add(name)
         return name
@@ -146,7 +156,7 @@ class Recorder(TorchDispatchMode):
             return self.name_of(value) + (".data_ptr()" if address else "")
         if type(value) is tuple:
             return tuple_of([self.expression(x, address) for x in value])
-        if type(value) in (list, torch.Size, torch.fx.immutable_collections.immutable_list):
+        if isinstance(value, list | torch.Size):
             return f"[{', '.join(self.expression(x, address) for x in value)}]"
         return self.constant(value)
 
@@ -175,10 +185,13 @@ class Recorder(TorchDispatchMode):
             self.reshaped[layout(output)] = args[0] if source is None else source
         writes = any(a is not None and a.is_write for a in aliases)
         sets = [] if writes else [self.new_name(x) for x in outputs]
-        call = f"{self.constant(BINDINGS.get(func, func._op))}({arguments})"
+        call = f"{self.constant(FUNCTIONS.get(func, func._op))}({arguments})"
+        if func in METHODS:
+            first, _, rest = arguments.partition(", ")
+            call = f"{first}.{METHODS[func]}({rest})"
         target = f"{tuple_of(sets) if isinstance(output, tuple | list) else sets[0]} = " if sets else ""
         is_pure = not writes and Tag.nondeterministic_seeded not in func.tags
-        self.code.lines.append(Line(target + call, [name for name in sets if name != "_"], reads, is_pure))
+        self.code.lines.append(Statement(target + call, [name for name in sets if name != "_"], reads, is_pure))
         return output
 
     def add_call(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -192,7 +205,7 @@ class Recorder(TorchDispatchMode):
         self._add(f"{run}({places}, stream, {kernel}, {self.arguments(args, {}, address=True)})")
 
     def _add(self, text: str) -> None:
-        self.code.lines.append(Line(text, [], self.reads))
+        self.code.lines.append(Statement(text, [], self.reads))
         self.reads = set()
 
 
