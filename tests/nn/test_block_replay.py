@@ -215,6 +215,26 @@ def test_gradients_of_gradients_are_those_of_the_operations():
         torch.testing.assert_close(a, b)
 
 
+def test_weights_that_blocks_have_in_common_get_the_gradient_of_each():
+    """The table of T5 is read by all blocks: one that is recorded must not take the gradients of those before it."""
+    found = []
+    with sdpa_kernel(SDPBackend.MATH):
+        model = build(position="t5", num_layers=2)
+        model.decoder.blocks[0].attention.out.register_forward_hook(lambda *args: None)  # it is not recorded
+        other = plain(model)
+        for call in range(MIN_CALLS + 2):
+            tokens = tokens_of(2, 9, call)
+            assert_same(step(model, tokens), step(other, tokens))
+        assert recorded(model), recordings(model)
+        for one in (model, other):
+            table = one.decoder.positions[0].weight
+            loss = one(tokens_of(2, 9)).square().mean()
+            (first,) = torch.autograd.grad(loss, table, create_graph=True)
+            found.append((first, *torch.autograd.grad(first.square().sum(), table)))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_a_graph_may_be_run_backward_twice():
     model = warmed_up()
     loss = model(tokens_of(2, 9)).square().mean()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from phasor.nn.call_signature import NUMBERS, Signature, is_aligned, signature_of
-from phasor.ops.attention import Mask
 from phasor.ops.custom_op import PLAIN_TENSORS, needs_dispatcher
 from phasor.ops.dispatch import Dispatch, Path, always
 from phasor.ops.replay import Recording, UnrecordableError, record
@@ -92,7 +92,7 @@ class Replays:
         recording = self.recordings.get(key)
         inputs = x, *signature.tensors, *parts.weights
         if recording is None and self.is_due(key, signature):
-            recording = self.add(key, lambda x: run(x, *contexts), inputs, [ctx.mask for ctx in contexts if ctx])
+            recording = self.add(key, run, contexts, inputs)
         if not isinstance(recording, Recording) or not is_aligned(x):
             return run(x, *contexts)
         return replay(recording, run, contexts, *inputs)
@@ -115,16 +115,18 @@ class Replays:
         return count >= MIN_CALLS
 
     def add(
-        self, key: tuple[Any, ...], run: Callable[[Tensor], Tensor], inputs: tuple[Tensor, ...], masks: list[Mask]
+        self, key: tuple[Any, ...], run: Callable[..., Tensor], contexts: tuple[Any, ...], inputs: tuple[Tensor, ...]
     ) -> Recording | str:
         """Record a call; what comes of it is compared with another call before it is used."""
         found: Recording | str
-        kept, before = [len(mask.memo) for mask in masks], random_states(inputs[0])
+        masks, before = [ctx.mask for ctx in contexts if ctx is not None], random_states(inputs[0])
+        kept = [len(mask.memo) for mask in masks]
+        contexts, inputs = cut_off(contexts, inputs, lambda x: x.detach().requires_grad_(x.requires_grad))
         try:
-            found = record(lambda: run(inputs[0]), inputs)
+            found = record(lambda: run(inputs[0], *contexts), inputs)
             if kept != [len(mask.memo) for mask in masks]:
                 found = "it computes what the mask keeps for other blocks"
-            elif not is_right(found, run, inputs):
+            elif not is_right(found, lambda x: run(x, *contexts), inputs):
                 found = "what it replays is not what it computes"
         except UnrecordableError as error:
             found = str(error)
@@ -154,6 +156,20 @@ def needs_plain_call(x: Tensor) -> bool:
     if needs_dispatcher() or type(x) not in PLAIN_TENSORS or any(getattr(torch_module, name) for name in GLOBAL_HOOKS):
         return True
     return x.is_cuda and x.device.index != torch._C._cuda_getDevice()
+
+
+def cut_off(
+    contexts: tuple[Any, ...], inputs: tuple[Tensor, ...], cut: Callable[[Tensor], Tensor]
+) -> tuple[tuple[Any, ...], tuple[Tensor, ...]]:
+    """Contexts and inputs in which what comes from other blocks is replaced by `cut` of it.
+
+    Gradients would go on to those blocks otherwise, which may have weights of positions in common with this one.
+    """
+    inner = {id(x): cut(x) for x in (inputs[0], *(ctx.memory for ctx in contexts if ctx is not None)) if x is not None}
+    contexts = tuple(
+        ctx if ctx is None or ctx.memory is None else replace(ctx, memory=inner[id(ctx.memory)]) for ctx in contexts
+    )
+    return contexts, tuple(inner.get(id(x), x) for x in inputs)
 
 
 def is_right(recording: Recording, run: Callable[[Tensor], Tensor], inputs: tuple[Tensor, ...]) -> bool:
@@ -224,11 +240,29 @@ class _Replay(torch.autograd.Function):
 replay: Callable[..., Tensor] = super(torch.autograd.Function, _Replay).apply
 
 
-def differentiate(run: Callable[..., Tensor], contexts: Any, inputs: tuple[Tensor, ...], grad: Tensor) -> list[Any]:
+class _Gate(torch.autograd.Function):
+    """The identity; its gradient is None while the gate is closed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, closed: list[bool]) -> Tensor:
+        ctx.closed = closed
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return None if ctx.closed[0] else grads[0], None
+
+
+def differentiate(
+    run: Callable[..., Tensor], contexts: tuple[Any, ...], inputs: tuple[Tensor, ...], grad: Tensor
+) -> list[Any]:
     """The gradients of all inputs that need one, by operations that have gradients themselves."""
+    closed = [True]
+    contexts, inputs = cut_off(contexts, inputs, lambda x: _Gate.apply(x, closed) if x.requires_grad else x)
     wanted = [i for i, x in enumerate(inputs) if x.requires_grad]
     y = run(inputs[0], *contexts)
     grads = torch.autograd.grad(y, [inputs[i] for i in wanted], grad, create_graph=True, allow_unused=True)
+    closed[0] = False
     found = dict(zip(wanted, grads, strict=True))
     return [found.get(i) for i in range(len(inputs))]
 

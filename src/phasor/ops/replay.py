@@ -230,6 +230,8 @@ def record(function: Callable[[], Tensor], inputs: Sequence[Tensor]) -> Recordin
     """
     if not any(x.requires_grad for x in inputs):
         raise UnrecordableError("none of its inputs needs a gradient")
+    if any(x.requires_grad and not x.is_leaf for x in inputs):
+        raise UnrecordableError("one of its inputs is computed from others, which would get its gradient too")
     recorder = Recorder(inputs[0].device)
     given = [f"a{i}" for i in range(len(inputs))]
     for x, name in zip(inputs, given, strict=True):
