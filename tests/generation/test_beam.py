@@ -93,7 +93,7 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.cpu_only  # a GPU captures a graph for each number of prompts
+@pytest.mark.cpu_only("a GPU captures a graph for each number of prompts")
 def test_all_prompts_are_searched_together() -> None:
     """A step asks as much of a device for many prompts as for one."""
     model = speaker("t5", shape="encoder-decoder")
