@@ -1,7 +1,9 @@
 """Blocks that are replayed give the bits of blocks that are not, whatever changes between calls."""
 
 import copy
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -53,9 +55,12 @@ def blocks(model):
     return [part for part in model.modules() if hasattr(part, "replays")]
 
 
+def stores(model):
+    return {id(block.replays.recordings): block.replays.recordings for block in blocks(model)}.values()
+
+
 def recordings(model):
-    stores = {id(block.replays): block.replays for block in blocks(model)}
-    return [found for store in stores.values() for found in store.recordings.values()]
+    return [found for store in stores(model) for found in store.found.values()]
 
 
 def recorded(model):
@@ -305,19 +310,24 @@ def test_generation_and_evaluation_are_not_recorded():
 
 def test_no_forward_keeps_memory_of_the_last():
     model = warmed_up()
-    tokens = tokens_of(2, 9)
-    logits = model(tokens)
-    logits.sum().backward()
-    alive = [type(x).__name__ for x in held_by_recordings(model)]
-    assert not alive
+    model(tokens_of(2, 9)).sum().backward()
+    assert not any(isinstance(x, torch.Tensor) for found in recorded(model) for x in found.forward.__globals__.values())
+    assert all(type(last) is object for store in stores(model) for last, _ in store.calls.values())
 
 
-def held_by_recordings(model):
-    stores = {id(block.replays): block.replays for block in blocks(model)}
-    for store in stores.values():
-        for last, _ in store.calls.values():
-            if type(last) is not object:
-                yield last
-        for found in store.recordings.values():
-            if isinstance(found, Recording):
-                yield from (x for x in found.forward.__globals__.values() if isinstance(x, torch.Tensor))
+def test_models_and_graphs_are_freed_without_the_garbage_collector():
+    model = warmed_up(shape="encoder-decoder")
+    seen = []
+    handle = model.encoder.register_forward_hook(lambda module, args, out: seen.append(weakref.ref(out)))
+    gc.collect()
+    gc.disable()
+    try:
+        step(model, tokens_of(2, 9))
+        assert [one() for one in seen] == [None]
+        handle.remove()
+        weight, block = weakref.ref(model.tokens.weight), weakref.ref(model.decoder.blocks[1].attention.out.weight)
+        del model, handle
+        assert weight() is None
+        assert block() is None
+    finally:
+        gc.enable()

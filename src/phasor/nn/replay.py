@@ -29,16 +29,18 @@ DEVICES = ("cuda",)  # elsewhere the host computes, and has nothing to wait for
 
 
 class BlockParts:
-    """The modules of a block with their weights and buffers, as they were found, and a number for what they are."""
+    """The modules inside of a block with their weights and buffers, as they were found, and a number for what they are.
+
+    It does not refer to the block, which is freed with the last reference to it.
+    """
 
     def __init__(self, block: nn.Module) -> None:
-        self.block = block
-        self.modules = list(block.modules())
-        self.children = [module._modules for module in self.modules]
+        self.modules = list(block.modules())[1:]
+        self.children = [block._modules, *(module._modules for module in self.modules)]
         self.identities = self.child_identities()
         self.attributes = [vars(module) for module in self.modules]
-        self.hooks = [own[name] for own in self.attributes for name in HOOKS]
-        self.tensors = [own for module in self.modules for own in (module._parameters, module._buffers)]
+        self.hooks = [vars(module)[name] for module in (block, *self.modules) for name in HOOKS]
+        self.tensors = [own for module in (block, *self.modules) for own in (module._parameters, module._buffers)]
         self.found: tuple[Any, ...] = ()
         self.number: int | None = None
         self.weights: list[Tensor] = []
@@ -62,17 +64,24 @@ class BlockParts:
         return [id(child) for own in self.children for child in own.values()]
 
 
-class Replays:
-    """The recordings of blocks that are built alike, by sizes; copies of a model begin without any.
+class Recordings:
+    """The recordings of blocks that are built alike, by sizes, or why there is none; and how often sizes were seen."""
 
-    >>> Replays().recordings
+    def __init__(self) -> None:
+        self.found: dict[tuple[Any, ...], Recording | str] = {}
+        self.calls: dict[tuple[Any, ...], tuple[object, int]] = {}  # the last forward, and how many there were
+
+
+class Replays:
+    """The calls of a block, replayed where they were recorded. Copies of a block begin without recordings.
+
+    >>> Replays().recordings.found
     {}
     """
 
-    def __init__(self) -> None:
-        self.recordings: dict[tuple[Any, ...], Recording | str] = {}  # or why there is none
-        self.calls: dict[tuple[Any, ...], tuple[object, int]] = {}  # the last forward, and how many there were
-        self.parts: dict[int, BlockParts] = {}  # by the identity of blocks
+    def __init__(self, recordings: Recordings | None = None) -> None:
+        self.recordings = recordings or Recordings()
+        self.parts: BlockParts | None = None
 
     def __reduce__(self) -> tuple[type[Replays], tuple[()]]:
         return Replays, ()
@@ -82,14 +91,16 @@ class Replays:
 
     def __call__(self, block: nn.Module, run: Callable[..., Tensor], x: Tensor, *contexts: Any) -> Tensor:
         """`run(x, *contexts)`, replayed where that was recorded."""
-        if why_not(x) is not None or needs_plain_call(x):
+        if why_not(x) is not None or needs_plain_call(x) or "forward" in vars(block):
             return run(x, *contexts)
-        parts = self.parts_of(block)
+        parts = self.parts
+        if parts is None or parts.child_identities() != parts.identities:
+            parts = self.parts = BlockParts(block)
         number, signature = parts.refresh(), signature_of(contexts)
         if number is None or signature is None:
             return run(x, *contexts)
         key = x.shape, x.stride(), x.dtype, x.device, x.requires_grad, number, signature.number
-        recording = self.recordings.get(key)
+        recording = self.recordings.found.get(key)
         inputs = x, *signature.tensors, *parts.weights
         if recording is None and self.is_due(key, signature):
             recording = self.add(key, run, contexts, inputs)
@@ -97,21 +108,15 @@ class Replays:
             return run(x, *contexts)
         return replay(recording, run, contexts, *inputs)
 
-    def parts_of(self, block: nn.Module) -> BlockParts:
-        """The parts of a block as it is now."""
-        parts = self.parts.get(id(block))
-        if parts is None or parts.block is not block or parts.child_identities() != parts.identities:
-            parts = self.parts[id(block)] = BlockParts(block)
-        return parts
-
     def is_due(self, key: tuple[Any, ...], signature: Signature) -> bool:
         """Whether there were enough calls like this one, of other forwards than this one."""
-        last, count = self.calls.get(key, (None, 0))
+        calls = self.recordings.calls
+        last, count = calls.get(key, (None, 0))
         if last is signature.forward or must_not_record():
             return False
-        if len(self.calls) >= MAX_RECORDINGS:
-            self.calls.clear()
-        self.calls[key] = signature.forward, count + 1
+        if len(calls) >= MAX_RECORDINGS:
+            calls.clear()
+        calls[key] = signature.forward, count + 1
         return count >= MIN_CALLS
 
     def add(
@@ -134,9 +139,9 @@ class Replays:
             found = "there is no memory to record it"
         finally:
             set_random_states(inputs[0], before)
-        if len(self.recordings) >= MAX_RECORDINGS:
-            self.recordings.clear()
-        self.recordings[key] = found
+        if len(self.recordings.found) >= MAX_RECORDINGS:
+            self.recordings.found.clear()
+        self.recordings.found[key] = found
         return found
 
 
