@@ -4,15 +4,19 @@ import copy
 import gc
 import pickle
 import weakref
+from collections import OrderedDict
 
 import pytest
 import torch
 from device import ON_GPU
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 from phasor import ModelConfig, Record, Transformer
 from phasor.nn import replay
+from phasor.nn.block import Block
 from phasor.nn.replay import MIN_CALLS, Recording
 from phasor.ops import dispatch
 
@@ -205,6 +209,170 @@ def test_settings_of_torch_are_seen():
     with dispatch.force_path("reference"):
         assert_same(step(model, tokens_of(2, 9)), step(other, tokens_of(2, 9)))
     assert_same(step(model, tokens_of(2, 9)), step(other, tokens_of(2, 9)))
+
+
+class Full(nn.Linear):
+    def forward(self, x):
+        with torch.autocast("cpu", enabled=False):
+            return super().forward(x.float())
+
+
+def test_what_is_computed_without_autocast_stays_so():
+    model = build(position="rotary")
+    for block in blocks(model):
+        block.attention.out.__class__ = Full
+    other = plain(model)
+    for call in range(MIN_CALLS + 2):
+        found = []
+        for one in (model, other):
+            with torch.autocast("cpu", torch.bfloat16):
+                logits = one(tokens_of(2, 9, call))
+            logits.float().square().mean().backward()
+            found.append((logits.detach(), {n: w.grad for n, w in one.named_parameters()}, torch.get_rng_state()))
+            one.zero_grad(set_to_none=True)
+        assert_same(*found)
+    assert recorded(model), recordings(model)
+
+
+def test_changed_attributes_are_seen():
+    model = warmed_up(dropout={"residual": 0.1})
+    model.decoder.blocks[0].residual.dropout = 0.5
+    model.decoder.blocks[1].attention.scale = 0.1
+    model.decoder.blocks[2].attention.config = model.decoder.blocks[2].attention.config.replace(softcap=1.0)
+    assert_same(step(model, tokens_of(2, 9)), step(plain(model), tokens_of(2, 9)))
+
+
+def test_methods_of_single_modules_are_called():
+    model, seen = warmed_up(), []
+    attention = model.decoder.blocks[1].attention
+    project = attention.project
+    attention.project = lambda x: (seen.append(x.shape), project(x))[1]
+    step(model, tokens_of(2, 9))
+    assert len(seen) == 1
+
+
+def test_hooks_are_seen_where_all_were_removed_at_once():
+    model, seen = warmed_up(), []
+    attention = model.decoder.blocks[1].attention
+    attention._forward_hooks = OrderedDict()
+    attention.register_forward_hook(lambda *args: seen.append(args))
+    step(model, tokens_of(2, 9))
+    assert len(seen) == 1
+
+
+def test_weights_that_are_cut_in_place_are_seen():
+    model = warmed_up()
+    network = model.decoder.blocks[1].feedforward
+    network.down.weight.data = network.down.weight.data[:, :24]
+    network.up.weight.data = network.up.weight.data[:24]
+    assert_same(step(model, tokens_of(2, 9)), step(plain(model), tokens_of(2, 9)))
+
+
+@pytest.mark.parametrize("position", ["rotary", "t5"])
+def test_hooks_of_weights_act_once(position):
+    model = build(position=position)
+    other = plain(model)
+    step(model, tokens_of(2, 9))
+    for one in (model, other):
+        table = [one.decoder.positions[0].weight] if position == "t5" else []
+        for weight in (one.decoder.blocks[1].attention.out.weight, *table):
+            weight.register_hook(lambda grad: 2 * grad)
+    for call in range(MIN_CALLS + 3):
+        assert_same(step(model, tokens_of(2, 9, call)), step(other, tokens_of(2, 9, call)))
+
+
+def test_running_means_count_each_call_once():
+    model = build(position="rotary")
+    for block in blocks(model):
+        block.attention.out = nn.Sequential(block.attention.out, nn.BatchNorm1d(9))
+    other = plain(model)
+    for call in range(MIN_CALLS + 2):
+        assert_same(step(model, tokens_of(2, 9, call)), step(other, tokens_of(2, 9, call)))
+    for found, expected in zip(model.buffers(), other.buffers(), strict=True):
+        assert torch.equal(found, expected)
+
+
+class Checkpointed(Block):
+    def forward(self, *args):
+        return checkpoint(super().forward, *args, use_reentrant=False)
+
+
+def test_some_blocks_may_recompute_their_activations():
+    model = build(position="rotary")
+    model.decoder.blocks[0].__class__ = Checkpointed
+    other = plain(model)
+    for call in range(MIN_CALLS + 3):
+        assert_same(step(model, tokens_of(2, 9, call)), step(other, tokens_of(2, 9, call)))
+    assert recorded(model)
+
+
+def test_forward_gradients_are_those_of_the_operations():
+    found = []
+    with sdpa_kernel(SDPBackend.MATH):
+        model = warmed_up()
+        for one in (model, plain(model)):
+            weights = dict(one.named_parameters())
+            with forward_ad.dual_level():
+                table = weights["tokens.weight"]
+                weights["tokens.weight"] = forward_ad.make_dual(table, torch.ones_like(table))
+                logits = torch.func.functional_call(one, weights, (tokens_of(2, 9),))
+                found.append(forward_ad.unpack_dual(logits).tangent)
+    assert torch.equal(*found)
+
+
+def test_a_loss_that_is_kept_keeps_no_contexts():
+    model, seen = warmed_up(shape="encoder-decoder"), []
+    handle = model.encoder.register_forward_hook(lambda module, args, out: seen.append(weakref.ref(out)))
+    loss = model(tokens_of(2, 9), tokens_of(2, 9)).sum()
+    loss.backward()
+    handle.remove()
+    assert [one() for one in seen] == [None]
+
+
+def test_copies_that_share_recordings_have_their_own_weights():
+    model = warmed_up()
+    block = model.decoder.blocks[0]
+    other = copy.copy(block)
+    other._modules = {**block._modules, "attention": copy.deepcopy(block.attention)}
+    with torch.no_grad():
+        other.attention.out.weight.mul_(2)
+    model.decoder.blocks[0] = other
+    assert_same(step(model, tokens_of(2, 9)), step(plain(model), tokens_of(2, 9)))
+
+
+def second_gradients(model, weights, **settings):
+    """Gradients, and the gradients of their squares, outside of the settings of the forward."""
+    torch.manual_seed(3)
+    with sdpa_kernel(SDPBackend.MATH), torch.autocast("cpu", torch.bfloat16, **settings):
+        loss = torch.func.functional_call(model, weights, (tokens_of(2, 9),)).float().square().mean()
+    wanted = list(weights.values())
+    first = torch.autograd.grad(loss, wanted, create_graph=True)
+    state = torch.get_rng_state()
+    return *first, *torch.autograd.grad(sum(g.square().sum() for g in first), wanted), state
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_gradients_of_gradients_have_the_weights_numbers_and_settings_of_the_forward(autocast):
+    model = build(position="rotary", dropout={"residual": 0.2})
+    other = plain(model)
+    for _ in range(MIN_CALLS + 2):
+        found = []
+        for one in (model, other):
+            weights = {name: (1.5 * w.detach()).requires_grad_() for name, w in one.named_parameters()}
+            found.append(second_gradients(one, weights, enabled=autocast))
+        tolerance = 0.02 if autocast else 1e-5
+        for a, b in zip(*found, strict=True):
+            torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance * float(b.detach().abs().max()))
+    assert recorded(model), recordings(model)
+
+
+def test_a_block_that_changed_has_no_gradients_of_gradients():
+    with sdpa_kernel(SDPBackend.MATH):
+        model = warmed_up(dropout={"residual": 0.2})
+        loss = model(tokens_of(2, 9)).square().mean()
+        model.eval()
+        with pytest.raises(RuntimeError, match="a block was changed"):
+            torch.autograd.grad(loss, model.tokens.weight, create_graph=True)
 
 
 def test_gradients_of_gradients_are_those_of_the_operations():

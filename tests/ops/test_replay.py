@@ -91,6 +91,8 @@ def test_what_is_not_needed_later_is_deleted():
         (lambda x: x * torch.ones(8).cumsum(0).max().item(), "reads a value on the host"),
         (lambda x: x[x > 0], "as many elements as values ask for"),
         (lambda x: x * OTHER, "none of its inputs"),
+        (lambda x: x.detach() * 2, "has no gradient"),
+        (lambda x: x * x.detach().to("meta").shape[0], "the host may read it"),
     ],
 )
 def test_what_depends_on_values_or_other_tensors_is_not_recorded(function, reason):
@@ -113,3 +115,11 @@ def test_without_gradients_nothing_is_recorded():
     x = torch.randn(5)
     with pytest.raises(UnrecordableError, match="needs a gradient"):
         record(lambda: x * 2, [x])
+
+
+def test_what_writes_to_its_inputs_is_not_recorded():
+    x, count = torch.randn(5, requires_grad=True), torch.zeros(5)
+    for write in (lambda: count.add_(1), lambda: torch.neg(torch.ones(5), out=count)):
+        with pytest.raises(UnrecordableError, match="writes to one of its inputs"):
+            record(lambda write=write: x * write(), [x, count])
+    assert not count.any()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from phasor.nn.positions.base import Position
 from phasor.ops import dispatch
@@ -18,6 +22,7 @@ from phasor.ops.replay import UnrecordableError
 
 SIGNATURE = "signature"  # what a mask keeps of a call, beside its own results
 MAX_NUMBERS = 4096
+SCALARS = (bool, int, float, str, NoneType, torch.dtype, torch.device)
 
 
 class Signature(NamedTuple):
@@ -26,6 +31,7 @@ class Signature(NamedTuple):
     tensors: tuple[Tensor, ...]
     number: int
     forward: object  # another one in every forward
+    environment: Environment
 
 
 class Numbers:
@@ -79,7 +85,8 @@ def new_signature(mask: Mask, parts: list[Any]) -> Signature | None:
         return None
     if not all(map(is_aligned, tensors.values())):
         return None
-    return Signature(tuple(tensors.values()), NUMBERS[*key, *environment()], object())
+    now = environment()
+    return Signature(tuple(tensors.values()), NUMBERS[*key, now], object(), now)
 
 
 def flat(value: Any, tensors: dict[tuple[Any, ...], Tensor]) -> Any:
@@ -87,7 +94,7 @@ def flat(value: Any, tensors: dict[tuple[Any, ...], Tensor]) -> Any:
     if isinstance(value, Tensor):
         if type(value) not in PLAIN_TENSORS:
             raise UnrecordableError(f"a {type(value).__name__} is no plain tensor")
-        same = value.data_ptr(), value.shape, value.stride(), value.dtype
+        same = value.data_ptr(), value.shape, value.stride(), value.dtype, value.requires_grad
         place = list(tensors).index(same) if same in tensors else len(tensors)
         tensors.setdefault(same, value)
         return place, value.shape, value.stride(), value.dtype, value.device, value.requires_grad
@@ -96,12 +103,14 @@ def flat(value: Any, tensors: dict[tuple[Any, ...], Tensor]) -> Any:
     if isinstance(value, Position):
         if value.num_sums:
             raise UnrecordableError("positions are running sums")
-        return id(value), *(flat(x, tensors) for x in (*value.parameters(), *value.buffers()))
+        settings = [x for module in value.modules() for name, x in vars(module).items() if not name.startswith("_")]
+        own = *(x for x in settings if isinstance(x, SCALARS)), *value.parameters(), *value.buffers()
+        return id(value), *(flat(x, tensors) for x in own)
     if isinstance(value, tuple | list):
         return type(value), *(flat(x, tensors) for x in value)
     if dataclasses.is_dataclass(value):
         return type(value), *(flat(getattr(value, f.name), tensors) for f in dataclasses.fields(value))
-    if value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.device):
+    if isinstance(value, SCALARS):
         return type(value), value
     raise UnrecordableError(f"a {type(value).__name__} decides what is computed")
 
@@ -111,17 +120,47 @@ def is_aligned(x: Tensor) -> bool:
     return not x.is_cuda or x.data_ptr() % 16 == 0
 
 
-def environment() -> tuple[Any, ...]:
+def setting_key(value: Any) -> Any:
+    """An attribute of a module as a key: scalars and configurations by their value, other objects by identity.
+
+    >>> setting_key(0.5)
+    (<class 'float'>, 0.5)
+    """
+    if isinstance(value, Tensor | list | dict | set):
+        raise UnrecordableError(f"a {type(value).__name__} that is an attribute of a module may change")
+    by_value = isinstance(value, (*SCALARS, frozenset)) or dataclasses.is_dataclass(value)
+    return type(value), value if by_value and type(value).__hash__ else id(value)
+
+
+class Environment(NamedTuple):
     """The settings of torch and phasor that operations are chosen by."""
+
+    forced_path: dispatch.ForcedPath | None
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    backends: tuple[bool, ...]  # of SDPA
+    is_deterministic: bool
+    allow_tf32: bool
+
+
+def environment() -> Environment:
+    """The settings as they are now."""
     cuda = torch.backends.cuda
-    return (
+    return Environment(
         dispatch.forced_path(),
-        torch.is_autocast_enabled("cuda"),
-        torch.is_autocast_enabled("cpu"),
-        torch.get_autocast_dtype("cuda"),
-        torch.get_autocast_dtype("cpu"),
+        tuple((name, torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in ("cuda", "cpu")),
+        (*backend_flags(), cuda.cudnn_sdp_enabled()),
         dispatch.must_be_deterministic(),
-        *backend_flags(),
-        cuda.cudnn_sdp_enabled(),
         cuda.matmul.allow_tf32,
     )
+
+
+@contextmanager
+def restored(was: Environment) -> Iterator[None]:
+    """A context in which operations are chosen as they were where those settings were found."""
+    known = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION
+    with ExitStack() as stack:
+        stack.enter_context(dispatch.force_path(was.forced_path))
+        for name, enabled, dtype in was.autocast:
+            stack.enter_context(torch.autocast(name, dtype, enabled))
+        stack.enter_context(sdpa_kernel([b for b, enabled in zip(known, was.backends, strict=True) if enabled]))
+        yield

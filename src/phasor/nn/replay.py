@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C import _DisableAutocast
+from torch.autograd import forward_ad
 from torch.nn.modules import module as torch_module
 
-from phasor.nn.call_signature import NUMBERS, Signature, is_aligned, signature_of
+from phasor.nn.block_parts import BlockParts
+from phasor.nn.call_signature import Signature, is_aligned, restored, signature_of
 from phasor.ops.custom_op import PLAIN_TENSORS, needs_dispatcher
 from phasor.ops.dispatch import Dispatch, Path, always
 from phasor.ops.replay import Recording, UnrecordableError, record
 
 MIN_CALLS = 3  # calls with the same sizes before they are recorded: recording takes as long as some hundred calls
 MAX_RECORDINGS = 64
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 TOLERANCE = 0.02  # of the largest element: some kernels add in any order
 GLOBAL_HOOKS = (
     "_global_forward_hooks",
@@ -25,43 +27,35 @@ GLOBAL_HOOKS = (
     "_global_backward_hooks",
     "_global_backward_pre_hooks",
 )
+RandomStates = tuple[Tensor, Tensor | None]
 DEVICES = ("cuda",)  # elsewhere the host computes, and has nothing to wait for
 
 
-class BlockParts:
-    """The modules inside of a block with their weights and buffers, as they were found, and a number for what they are.
+@dataclass(slots=True)
+class Call:
+    """A call of a block, as it has to be repeated for gradients of gradients."""
 
-    It does not refer to the block, which is freed with the last reference to it.
-    """
+    block: nn.Module
+    parts: BlockParts
+    number: int
+    run: Callable[..., Tensor]
+    contexts: tuple[Any, ...]
+    signature: Signature
+    random: RandomStates | None = None  # before the call, where it draws random numbers
 
-    def __init__(self, block: nn.Module) -> None:
-        self.modules = list(block.modules())[1:]
-        self.children = [block._modules, *(module._modules for module in self.modules)]
-        self.identities = self.child_identities()
-        self.attributes = [vars(module) for module in self.modules]
-        self.hooks = [vars(module)[name] for module in (block, *self.modules) for name in HOOKS]
-        self.tensors = [own for module in (block, *self.modules) for own in (module._parameters, module._buffers)]
-        self.found: tuple[Any, ...] = ()
-        self.number: int | None = None
-        self.weights: list[Tensor] = []
-
-    def refresh(self) -> int | None:
-        """The number of what the modules and weights are now; None if calls of some module have to be seen."""
-        if any(self.hooks) or any("forward" in own for own in self.attributes):
-            return None
-        self.weights = [w for own in self.tensors for w in own.values() if w is not None]
-        addresses = [w.data_ptr() for w in self.weights]
-        settings = [own["training"] for own in self.attributes]
-        found = addresses, settings, list(map(type, self.modules)), [w.requires_grad for w in self.weights]
-        if found != self.found:
-            self.found, self.number = found, None
-            if all(type(w) in PLAIN_TENSORS and not w._backward_hooks and is_aligned(w) for w in self.weights):
-                layouts = [(w.shape, w.stride(), w.dtype, w.device, w.requires_grad) for w in self.weights]
-                self.number = NUMBERS[*layouts, *settings, *map(type, self.modules)]
-        return self.number
-
-    def child_identities(self) -> list[int]:
-        return [id(child) for own in self.children for child in own.values()]
+    def repeat(self, inputs: tuple[Tensor, ...], contexts: tuple[Any, ...]) -> Tensor:
+        """What the call computes of its inputs, by operations that have gradients."""
+        weights = inputs[1 + len(self.signature.tensors) :]
+        before = random_states(inputs[0])
+        with self.parts.holding(weights), restored(self.signature.environment):
+            if self.parts.has_changed(self.block) or self.parts.refresh(self.block) != self.number:
+                raise RuntimeError("a block was changed between its forward and the gradient of its gradient")
+            if self.random is not None:
+                set_random_states(inputs[0], self.random)
+            try:
+                return self.run(inputs[0], *contexts)
+            finally:
+                set_random_states(inputs[0], before)
 
 
 class Recordings:
@@ -91,28 +85,29 @@ class Replays:
 
     def __call__(self, block: nn.Module, run: Callable[..., Tensor], x: Tensor, *contexts: Any) -> Tensor:
         """`run(x, *contexts)`, replayed where that was recorded."""
-        if why_not(x) is not None or needs_plain_call(x) or "forward" in vars(block):
+        if why_not(x) is not None or needs_plain_call(x):
             return run(x, *contexts)
         parts = self.parts
-        if parts is None or parts.child_identities() != parts.identities:
+        if parts is None or parts.has_changed(block):
             parts = self.parts = BlockParts(block)
-        number, signature = parts.refresh(), signature_of(contexts)
+        number, signature = parts.refresh(block), signature_of(contexts)
         if number is None or signature is None:
             return run(x, *contexts)
         key = x.shape, x.stride(), x.dtype, x.device, x.requires_grad, number, signature.number
         recording = self.recordings.found.get(key)
         inputs = x, *signature.tensors, *parts.weights
-        if recording is None and self.is_due(key, signature):
+        if recording is None and self.is_due(key, signature, inputs):
             recording = self.add(key, run, contexts, inputs)
         if not isinstance(recording, Recording) or not is_aligned(x):
             return run(x, *contexts)
-        return replay(recording, run, contexts, *inputs)
+        random = random_states(x) if recording.is_random and not is_captured() else None
+        return replay(recording, Call(block, parts, number, run, contexts, signature, random), *inputs)
 
-    def is_due(self, key: tuple[Any, ...], signature: Signature) -> bool:
+    def is_due(self, key: tuple[Any, ...], signature: Signature, inputs: tuple[Tensor, ...]) -> bool:
         """Whether there were enough calls like this one, of other forwards than this one."""
         calls = self.recordings.calls
         last, count = calls.get(key, (None, 0))
-        if last is signature.forward or must_not_record():
+        if last is signature.forward or must_not_record(inputs):
             return False
         if len(calls) >= MAX_RECORDINGS:
             calls.clear()
@@ -129,6 +124,7 @@ class Replays:
         contexts, inputs = cut_off(contexts, inputs, lambda x: x.detach().requires_grad_(x.requires_grad))
         try:
             found = record(lambda: run(inputs[0], *contexts), inputs)
+            found = replace(found, is_random=not same_states(before, random_states(inputs[0])))
             if kept != [len(mask.memo) for mask in masks]:
                 found = "it computes what the mask keeps for other blocks"
             elif not is_right(found, lambda x: run(x, *contexts), inputs):
@@ -137,6 +133,8 @@ class Replays:
             found = str(error)
         except torch.OutOfMemoryError:
             found = "there is no memory to record it"
+        except RuntimeError as error:  # such as an operation without a gradient
+            found = f"recording it failed: {error}"
         finally:
             set_random_states(inputs[0], before)
         if len(self.recordings.found) >= MAX_RECORDINGS:
@@ -159,6 +157,9 @@ def why_not(x: Tensor) -> str | None:
 def needs_plain_call(x: Tensor) -> bool:
     """Whether torch or hooks have to see every operation, or the device is not the one that launches go to."""
     if needs_dispatcher() or type(x) not in PLAIN_TENSORS or any(getattr(torch_module, name) for name in GLOBAL_HOOKS):
+        return True
+    # Checkpointed code has to save the same tensors when it is repeated, by when there may be a recording.
+    if forward_ad._current_level >= 0 or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         return True
     return x.is_cuda and x.device.index != torch._C._cuda_getDevice()
 
@@ -187,21 +188,25 @@ def is_right(recording: Recording, run: Callable[[Tensor], Tensor], inputs: tupl
     with torch.enable_grad():
         y = run(other)
     grad = torch.ones_like(y)
-    expected = torch.autograd.grad(y, [changed[i] for i in wanted], grad, allow_unused=True)
     set_random_states(other, before)
-    with torch.no_grad():
+    with torch.no_grad(), _DisableAutocast():
+        expected = torch.autograd.grad(y, [changed[i] for i in wanted], grad, allow_unused=True)
         z, saved = recording.forward(*changed)
         grads = recording.backward(grad, *saved)
         pairs = [(y, z), *((a, grads[i]) for a, i in zip(expected, wanted, strict=True))]
         return all(is_close(a, b) for a, b in pairs)
 
 
-def random_states(x: Tensor) -> tuple[Tensor, Tensor | None]:
+def random_states(x: Tensor) -> RandomStates:
     """The states of the generators of random numbers: the host's, and that of the device of `x`."""
     return torch.get_rng_state(), torch.cuda.get_rng_state(x.device) if x.is_cuda else None
 
 
-def set_random_states(x: Tensor, states: tuple[Tensor, Tensor | None]) -> None:
+def same_states(a: RandomStates, b: RandomStates) -> bool:
+    return all(x is y or torch.equal(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None)
+
+
+def set_random_states(x: Tensor, states: RandomStates) -> None:
     torch.set_rng_state(states[0])
     if states[1] is not None:
         torch.cuda.set_rng_state(states[1], x.device)
@@ -215,18 +220,22 @@ def is_close(a: Tensor | None, b: Tensor | None) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and bool((a - b).abs().max() <= TOLERANCE * a.abs().max())
 
 
-def must_not_record() -> bool:
-    """Whether autograd gives saved tensors to hooks, as in checkpointed code, or a CUDA graph is being captured."""
-    hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-    return hooked or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+def must_not_record(inputs: tuple[Tensor, ...]) -> bool:
+    """Whether a CUDA graph is being captured, or weights have hooks, which would act on gradients in the recording."""
+    return is_captured() or any(x.is_leaf and x._backward_hooks for x in inputs)
+
+
+def is_captured() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 class _Replay(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, recording: Recording, run: Any, contexts: Any, *inputs: Tensor) -> Tensor:
-        y, saved = recording.forward(*inputs)
+    def forward(ctx: Any, recording: Recording, call: Call, *inputs: Tensor) -> Tensor:
+        with _DisableAutocast():  # what it casts is recorded
+            y, saved = recording.forward(*inputs)
         ctx.save_for_backward(inputs[0], *saved)
-        ctx.recording, ctx.run, ctx.contexts, ctx.inputs = recording, run, contexts, inputs[1:]
+        ctx.recording, ctx.call, ctx.inputs = recording, call, inputs[1:]
         return y
 
     @staticmethod
@@ -234,11 +243,14 @@ class _Replay(torch.autograd.Function):
         x, *saved = ctx.saved_tensors
         grad, recording = grads[0], ctx.recording
         if torch.is_grad_enabled():  # gradients of gradients: autograd has to see the operations
-            return None, None, None, *differentiate(ctx.run, ctx.contexts, (x, *ctx.inputs), grad)
+            return None, None, *differentiate(ctx.call, (x, *ctx.inputs), grad)
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            ctx.call = ctx.inputs = None  # a loss may be kept, and its graph with it
         if grad.stride() != recording.grad_stride or not is_aligned(grad):
             strided = torch.empty_strided(grad.shape, recording.grad_stride, dtype=grad.dtype, device=grad.device)
             grad = strided.copy_(grad)
-        return None, None, None, *recording.backward(grad, *saved)
+        with _DisableAutocast():
+            return None, None, *recording.backward(grad, *saved)
 
 
 # Not its own `apply`, which prepares inputs for `torch.func`; there, nothing is replayed.
@@ -258,14 +270,12 @@ class _Gate(torch.autograd.Function):
         return None if ctx.closed[0] else grads[0], None
 
 
-def differentiate(
-    run: Callable[..., Tensor], contexts: tuple[Any, ...], inputs: tuple[Tensor, ...], grad: Tensor
-) -> list[Any]:
+def differentiate(call: Call, inputs: tuple[Tensor, ...], grad: Tensor) -> list[Any]:
     """The gradients of all inputs that need one, by operations that have gradients themselves."""
     closed = [True]
-    contexts, inputs = cut_off(contexts, inputs, lambda x: _Gate.apply(x, closed) if x.requires_grad else x)
+    contexts, inputs = cut_off(call.contexts, inputs, lambda x: _Gate.apply(x, closed) if x.requires_grad else x)
     wanted = [i for i, x in enumerate(inputs) if x.requires_grad]
-    y = run(inputs[0], *contexts)
+    y = call.repeat(inputs, contexts)
     grads = torch.autograd.grad(y, [inputs[i] for i in wanted], grad, create_graph=True, allow_unused=True)
     closed[0] = False
     found = dict(zip(wanted, grads, strict=True))

@@ -28,8 +28,8 @@ _forced: ForcedPath | None = None
 
 
 @contextmanager
-def force_path(path: ForcedPath) -> Iterator[None]:
-    """Make every operation take its reference, or its Triton kernel where it has one.
+def force_path(path: ForcedPath | None) -> Iterator[None]:
+    """Make every operation take its reference, or its Triton kernel where it has one; with None, let each choose.
 
     >>> import torch
     >>> with force_path("reference"):

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _DisableAutocast
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from phasor.ops import launch
@@ -101,6 +102,7 @@ class Recorder(TorchDispatchMode):
         self.code, self.device, self.thread = Code(), device, threading.get_ident()
         self.names: dict[tuple[Any, ...], str] = {}
         self.owners: dict[int, str] = {}  # the first variable with some memory
+        self.given: set[str] = set()  # the inputs
         self.tensors: list[Tensor] = []  # kept alive, or their memory would be given to others
         self.constants: dict[str, Any] = {"current_stream": current_stream_function(device)}
         self.constant_names: dict[int, str] = {}
@@ -112,6 +114,16 @@ class Recorder(TorchDispatchMode):
         if layout(x) in self.names:
             raise UnrecordableError("two of its inputs are one tensor")
         self.define(x, name)
+        self.given.add(name)
+
+    def check_writes(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Raise an error before an operation changes an input: recording a call must not count as another one."""
+        arguments = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
+        for argument in func._schema.arguments:
+            x = kwargs.get(argument.name, arguments.get(argument.name))
+            writes = argument.alias_info is not None and argument.alias_info.is_write
+            if writes and isinstance(x, Tensor) and self.owners.get(x.untyped_storage()._cdata) in self.given:
+                raise UnrecordableError(f"{func} writes to one of its inputs")
 
     def define(self, x: Tensor, name: str) -> None:
         self.names[layout(x)] = name
@@ -170,11 +182,14 @@ class Recorder(TorchDispatchMode):
             with self:
                 return custom.forward(*args, **(kwargs or {}))
         check_static(func, args)
+        self.check_writes(func, args, kwargs or {})
         kwargs = {name: value for name, value in (kwargs or {}).items() if name != "pin_memory" or value}
         source = self.reshaped.get(layout(args[0])) if func in RESHAPES else None
         arguments = self.arguments(args if source is None else (source, *args[1:]), kwargs)
         reads, self.reads = self.reads, set()
         output = func(*args, **kwargs)
+        if func is aten._to_copy.default and output.device != self.device:
+            raise UnrecordableError(f"it copies a tensor to {output.device}, where the host may read it")
         outputs = list(output) if isinstance(output, tuple | list) else [output]
         known = [isinstance(x, Tensor) and layout(x) in self.names for x in outputs]
         aliases = [r.alias_info for r in func._schema.returns]
@@ -217,6 +232,7 @@ class Recording:
     backward: Callable[..., tuple[Tensor | None, ...]]
     source: str
     grad_stride: tuple[int, ...]
+    is_random: bool = False
 
 
 def record(function: Callable[[], Tensor], inputs: Sequence[Tensor]) -> Recording:
@@ -239,11 +255,13 @@ def record(function: Callable[[], Tensor], inputs: Sequence[Tensor]) -> Recordin
     with launch.recording_by(recorder), torch.autograd.set_multithreading_enabled(False):
         with recorder, torch.enable_grad():
             y = function()
+        if not y.requires_grad:
+            raise UnrecordableError("its result has no gradient")
         forward, result = recorder.code, recorder.name_of(y)
         recorder.code, recorder.reads, grad = Code(), set(), torch.ones_like(y)
         recorder.add_input(grad, "grad")
         wanted = [i for i, x in enumerate(inputs) if x.requires_grad]
-        with recorder:
+        with recorder, _DisableAutocast():  # gradients are computed outside of it
             grads = torch.autograd.grad(y, [inputs[i] for i in wanted], grad, allow_unused=True)
         found = dict(zip(wanted, ("None" if g is None else recorder.name_of(g) for g in grads), strict=True))
     backward, results = recorder.code, [found.get(i, "None") for i in range(len(inputs))]
