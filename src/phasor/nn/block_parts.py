@@ -37,7 +37,9 @@ class BlockParts:
         self.num_attributes = self.count_attributes(block)
         self.is_patched = any(map(has_own_methods, modules))
         self.read_settings = [operator.itemgetter(*HOOKS, *public_names(module)) for module in modules]
-        self.tensors = [own for module in modules for own in (module._parameters, module._buffers)]
+        self.tensors: list[dict[str, Any]] = [
+            own for module in modules for own in (module._parameters, module._buffers)
+        ]
         self.found: tuple[Any, ...] = ()
         self.settings: list[tuple[Any, ...]] = []
         self.number: int | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import NoneType
 from typing import Any, NamedTuple
@@ -129,7 +129,7 @@ def setting_key(value: Any) -> Any:
     if isinstance(value, Tensor | list | dict | set):
         raise UnrecordableError(f"a {type(value).__name__} that is an attribute of a module may change")
     by_value = isinstance(value, (*SCALARS, frozenset)) or dataclasses.is_dataclass(value)
-    return type(value), value if by_value and type(value).__hash__ else id(value)
+    return type(value), value if by_value and isinstance(value, Hashable) else id(value)
 
 
 class Environment(NamedTuple):
@@ -155,7 +155,7 @@ def environment() -> Environment:
 
 
 @contextmanager
-def restored(was: Environment) -> Iterator[None]:
+def in_environment(was: Environment) -> Iterator[None]:
     """A context in which operations are chosen as they were where those settings were found."""
     known = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION
     with ExitStack() as stack:

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as torch_module
 
 from phasor.nn.block_parts import BlockParts
-from phasor.nn.call_signature import Signature, is_aligned, restored, signature_of
+from phasor.nn.call_signature import Signature, in_environment, is_aligned, signature_of
 from phasor.ops.custom_op import PLAIN_TENSORS, needs_dispatcher
 from phasor.ops.dispatch import Dispatch, Path, always
 from phasor.ops.replay import Recording, UnrecordableError, record
@@ -47,7 +47,7 @@ class Call:
         """What the call computes of its inputs, by operations that have gradients."""
         weights = inputs[1 + len(self.signature.tensors) :]
         before = random_states(inputs[0])
-        with self.parts.holding(weights), restored(self.signature.environment):
+        with self.parts.holding(weights), in_environment(self.signature.environment):
             if self.parts.has_changed(self.block) or self.parts.refresh(self.block) != self.number:
                 raise RuntimeError("a block was changed between its forward and the gradient of its gradient")
             if self.random is not None:
