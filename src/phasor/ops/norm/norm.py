@@ -133,10 +133,11 @@ def layer_norm_takes(x: Tensor, weights: list[Tensor]) -> bool:
     >>> layer_norm_takes(half, [single, half])
     False
     """
-    on_cpu = x.device.type == "cpu"
-    if not on_cpu and torch.is_autocast_enabled(x.device.type):
+    if all(w.dtype == x.dtype for w in weights):
+        return True
+    if x.is_cuda and torch.is_autocast_enabled("cuda"):
         return True  # it takes everything as float32
-    return all(w.dtype == x.dtype for w in weights) or (on_cpu and all(w.dtype == torch.float32 for w in weights))
+    return x.is_cpu and all(w.dtype == torch.float32 for w in weights)
 
 
 def torch_norm(
