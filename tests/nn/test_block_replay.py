@@ -107,7 +107,9 @@ def test_replayed_blocks_give_the_same_bits(name):
     assert recorded(model), recordings(model)
 
 
-@pytest.mark.parametrize("name", ["llama", "sandwich", "experts"])
+@pytest.mark.parametrize(
+    "name", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sandwich", "experts"))]
+)
 def test_kernels_are_launched_again(name, monkeypatch):
     monkeypatch.setattr(replay, "MIN_CALLS", 0)
     model = build(**MODELS[name], num_layers=2)
