@@ -34,6 +34,10 @@ class Embedding(nn.Module):
         """The matrix that a tied head multiplies by."""
         return self.weight
 
+    def scale_in(self, dtype: torch.dtype) -> float:
+        """What vectors of this dtype are multiplied by."""
+        return self.rounded_scale.get(dtype, self.scale)
+
     def vectors(self, tokens: Tensor) -> Tensor:
         """The tokens' rows of the table."""
         return F.embedding(tokens, self.weight)
@@ -42,4 +46,4 @@ class Embedding(nn.Module):
         x = self.vectors(tokens)
         if self.project is not None:
             x = self.project(x)
-        return x if self.scale == 1.0 else x * self.rounded_scale.get(x.dtype, self.scale)
+        return x if self.scale == 1.0 else x * self.scale_in(x.dtype)

@@ -23,6 +23,8 @@ from phasor.ops.decode import (
     choose_tiles,
     decode_attention,
     decode_attention_ref,
+    embed_tokens_ref,
+    embedding,
     gemv,
     lm_head_argmax,
     lm_head_argmax_ref,
@@ -81,6 +83,16 @@ def test_projections(rows, inputs, outputs, tiles, dtype):
     buffers = torch.zeros(rows).long(), torch.zeros(3, rows).long(), torch.tensor([7]), torch.arange(rows)
     advance_step_ref(logits.argmax(-1), *buffers, torch.arange(rows) + 2**40)
     assert all(torch.equal(a, b) for a, b in zip(buffers, (tokens, history, step, lengths), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+@pytest.mark.parametrize(("rows", "dim"), [(1, 300), (3, 16)])
+def test_embedding(rows, dim, scale, dtype):
+    table, tokens = randn(7, dim, dtype=dtype), torch.tensor([6, 0, 3])[:rows]
+    found = embedding.embed_tokens(tokens, table, torch.empty(rows, dim, dtype=dtype), scale=scale)
+    assert torch.equal(found, torch.nn.functional.embedding(tokens, table) * scale)
+    assert torch.equal(found, embed_tokens_ref(tokens, table, scale))
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -158,11 +158,12 @@ class FusedStep:
     """The step over shared buffers: it reads their tokens, leaves the next ones there, and returns the logits."""
 
     def __init__(self, model: Transformer, buffers: StepBuffers) -> None:
-        from phasor.ops.decode import decode_attention, experts, experts_one_row, gemv, lm_head_argmax
+        from phasor.ops.decode import decode_attention, embedding, experts, experts_one_row, gemv, lm_head_argmax
 
         config, device, dtype = model.config, buffers.tokens.device, model.tokens.dtype
         rows, stack = len(buffers.tokens), cast(Stack, model.decoder)
         self.attend: Any = decode_attention.decode_attention
+        self.embed_tokens: Any = embedding.embed_tokens
         self.kernels: Any = gemv
         self.experts: Any = experts
         self.one_row: Any = experts_one_row
@@ -186,12 +187,13 @@ class FusedStep:
         self.workspace = decode_attention.SplitKWorkspace(
             rows, attention.num_kv_heads, attention.queries_per_kv, attention.head_dim, device
         )
+        self.x = empty(config.dim)
         self.qkv, self.heads = empty(attention.qkv.out_features), empty(attention.out.in_features)
         self.hidden, self.logits = empty(config.hidden_dim), empty(config.vocab_size)
         self.argmax = torch.full((rows,), lm_head_argmax.EMPTY_ARGMAX, device=device)
 
     def __call__(self) -> Tensor:
-        x = self.embedding(self.buffers.tokens)
+        x = self.embed()
         for layer in self.layers:
             block = layer.block
             attention, network = block.attention, block.feedforward
@@ -218,6 +220,14 @@ class FusedStep:
             else:
                 self.add(self.feed(x, network, between), network.down, x)
         return self.choose(x)
+
+    def embed(self) -> Tensor:
+        """The vectors of the tokens."""
+        tokens, embedding = self.buffers.tokens, self.embedding
+        if isinstance(embedding, Quantized):
+            return embedding(tokens)
+        given = {"scale": embedding.scale_in(embedding.dtype), "pdl": self.pdl}
+        return self.embed_tokens(tokens, embedding.weight, self.x, **given)
 
     def project(self, x: Tensor, linear: nn.Linear | QuantizedLinear, out: Tensor, norm: nn.Module) -> Tensor:
         """`linear(norm(x))`."""

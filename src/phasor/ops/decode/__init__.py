@@ -1,8 +1,8 @@
 """The kernels of a decoding step and their references.
 
-`decode_attention`, `experts`, `experts_one_row`, `gemv`, `small_gemm`, `lm_head_argmax` and `reorder_cache` are modules
-of Triton kernels, to be imported where Triton is installed. This package itself has their arguments and references, and
-imports without Triton.
+`embedding`, `decode_attention`, `experts`, `experts_one_row`, `gemv`, `small_gemm`, `lm_head_argmax` and
+`reorder_cache` are modules of Triton kernels, to be imported where Triton is installed. This package itself has their
+arguments and references, and imports without Triton.
 """
 
 from phasor.ops.decode.arguments import ACTIVATIONS, ExpertsArgs, NormArgs, QKNormArgs, RotaryArgs
@@ -10,6 +10,7 @@ from phasor.ops.decode.reference import (
     activate_ref,
     advance_step_ref,
     decode_attention_ref,
+    embed_tokens_ref,
     experts_ref,
     lm_head_argmax_ref,
     project_activate_ref,
@@ -30,6 +31,7 @@ __all__ = [
     "advance_step_ref",
     "choose_tiles",
     "decode_attention_ref",
+    "embed_tokens_ref",
     "experts_ref",
     "lm_head_argmax_ref",
     "project_activate_ref",

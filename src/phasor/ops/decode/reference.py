@@ -135,6 +135,15 @@ def experts_ref(
     return y if residual is None else residual + multiplier * y
 
 
+def embed_tokens_ref(tokens: Tensor, table: Tensor, scale: float = 1.0) -> Tensor:
+    """`scale * table[tokens]`; see `embedding.embed_tokens`.
+
+    >>> embed_tokens_ref(torch.tensor([2, 0]), torch.arange(6.0).view(3, 2), scale=0.5).tolist()
+    [[2.0, 2.5], [0.0, 0.5]]
+    """
+    return scale * table[tokens]
+
+
 def advance_step_ref(
     next_tokens: Tensor, tokens: Tensor, history: Tensor, step: Tensor, lengths: Tensor, positions: Tensor
 ) -> None:
