@@ -102,7 +102,7 @@ GPU = Sizes(
     families=FamilySizes(1024, 12, 16, 4, 32000, 512, 8, True, ((4, 1024), (16, 1024)), (1, 16), 64, 64),
     copy_bytes=1 << 30,
     matmul_size=8192,
-    repeats=20,
+    repeats=50,
     seconds=4.0,
 )
 FULL = replace(

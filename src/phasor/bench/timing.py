@@ -95,7 +95,7 @@ def device_seconds(call: Callable[[], object]) -> float:
 def device_span(call: Callable[[], object], calls: int = 1, repeats: int = 3) -> float:
     """Median seconds that a GPU takes for a call while the host is ahead of it, the gaps between kernels included.
 
-    There are several `calls` in a row, as where wall times are taken: a GPU slows down under a load that lasts.
+    There are as many `calls` in a row as where wall times are taken: a GPU slows down under a load that lasts.
     """
     spans = []
     for _ in range(repeats):
@@ -148,14 +148,20 @@ def graph_ms(call: Callable[[], object], repeats: int = 30, calls: int = 1, cold
     return statistics.median(start.elapsed_time(end) for start, end in events[3:]) / calls
 
 
-def back_to_back_ms(call: Callable[[], object], seconds: float = 0.25) -> float:
-    """Median milliseconds of GPU calls one after the other: as many as fit into `seconds`, 3 to 50."""
-    call()
+def calls_within(seconds: float, call: Callable[[], object], warmups: int = 1) -> int:
+    """How many GPU calls one after the other fit into so many seconds, 3 to 50; one is made to know."""
+    for _ in range(warmups):
+        call()
     torch.cuda.synchronize()
     begun = time.perf_counter()
     call()
     torch.cuda.synchronize()
-    count = max(3, min(50, int(seconds / (time.perf_counter() - begun))))
+    return max(3, min(50, int(seconds / (time.perf_counter() - begun))))
+
+
+def back_to_back_ms(call: Callable[[], object], seconds: float = 0.25) -> float:
+    """Median milliseconds of GPU calls one after the other: as many as fit into `seconds`, 3 to 50."""
+    count = calls_within(seconds, call)
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
     marks[0].record()
     for mark in marks[1:]:
