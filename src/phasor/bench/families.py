@@ -17,7 +17,13 @@ from phasor.bench import FAMILIES
 from phasor.bench.checks import relative_error
 from phasor.bench.llama import quiet
 from phasor.bench.sizes import FamilySizes
-from phasor.bench.timing import calls_within, device_seconds, device_span, difference
+from phasor.bench.timing import (
+    calls_within,
+    device_seconds,
+    difference,
+    row_seconds,
+    row_seconds_on_device,
+)
 from phasor.bench.workload import BenchmarkCase, Implementation, Machine, Workload
 from phasor.checkpoints import load
 from phasor.config import ExpertsConfig
@@ -30,7 +36,7 @@ from phasor.parallel.parameters import parameters_of
 from phasor.transformer import Transformer
 
 PROFILED = 9  # tokens whose kernels are counted: a profile of many takes long to read
-ROW_SECONDS = 1.0  # of training steps in a row before a GPU is waited for
+ROW_SECONDS = 0.5  # of training steps in a row before a GPU is waited for
 # Errors that are always allowed. Else as much as transformers' own in this dtype, twice: with experts, a token whose
 # router is undecided takes another one. No factor allows more than the most.
 TRAIN_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -222,12 +228,12 @@ def training(models: FamilyModels, rows: int, count: int) -> Workload:
             logits.backward(torch.ones_like(logits))
 
         def calls() -> int:
-            return calls_within(ROW_SECONDS, step, warmups=5) if machine.on_gpu else 1
+            return calls_within(ROW_SECONDS, step, warmups=5)
 
         return BenchmarkCase(
             check=lambda: error(model),
-            seconds=lambda timer: timer.wall(step, calls()),
-            device_seconds=lambda: device_span(step, calls()),
+            seconds=lambda timer: row_seconds(step, calls()) if machine.on_gpu else timer.wall(step),
+            device_seconds=lambda: row_seconds_on_device(step, calls()),
         )
 
     part = f"{rows} x {count:,} tokens"

@@ -12,7 +12,8 @@ import torch
 FLUSH_BYTES = 1 << 28  # bytes written between calls on a GPU: its caches are cold then
 ATTEMPTS = 5  # at a difference of two times that other work on the machine can make negative
 LEAD_CYCLES = 4_000_000  # the GPU's ticks between calls, some milliseconds, in which the host gets ahead
-SPAN_LEAD_CYCLES = 300_000_000  # about 0.15 s, in which the host prepares a training step
+LEAD_CYCLES_OF_ROW = 300_000_000  # about 0.15 s, in which the host prepares training steps
+AHEAD_CALLS = 3  # of them
 
 
 class Timer:
@@ -28,23 +29,22 @@ class Timer:
         self.wait()
         return statistics.median(self.on_device(call) if self.on_gpu else self.on_host(call))
 
-    def on_host(self, call: Callable[[], object], calls: int = 1) -> list[float]:
-        """Wall time of each call, the device synchronized before the clock is read: after every `calls` of them."""
+    def on_host(self, call: Callable[[], object]) -> list[float]:
+        """Wall time of each call, the device synchronized before the clock is read."""
         times: list[float] = []
-        while len(times) < self.repeats and (len(times) < 3 or calls * sum(times) < self.seconds):
+        while len(times) < self.repeats and (len(times) < 3 or sum(times) < self.seconds):
             begun = time.perf_counter()
-            for _ in range(calls):
-                call()
+            call()
             self.wait()
-            times.append((time.perf_counter() - begun) / calls)
+            times.append(time.perf_counter() - begun)
         return times
 
-    def wall(self, call: Callable[[], object], calls: int = 1, warmups: int = 3) -> float:
-        """Median wall time of a call that the host is part of: `calls` in a row, then the device is waited for."""
+    def wall(self, call: Callable[[], object], warmups: int = 3) -> float:
+        """Median wall time of a call that the host is part of."""
         for _ in range(warmups):
             call()
         self.wait()
-        return statistics.median(self.on_host(call, calls))
+        return statistics.median(self.on_host(call))
 
     def on_device(self, call: Callable[[], object]) -> list[float]:
         begun, spans = time.perf_counter(), []
@@ -92,22 +92,40 @@ def device_seconds(call: Callable[[], object]) -> float:
     return 1e-6 * sum(event.self_device_time_total for event in profile.key_averages())
 
 
-def device_span(call: Callable[[], object], calls: int = 1, repeats: int = 3) -> float:
-    """Median seconds that a GPU takes for a call while the host is ahead of it, the gaps between kernels included.
+def row_seconds(call: Callable[[], object], calls: int, host_ahead: bool = False) -> float:
+    """Median seconds of a GPU call among `calls` in a row, as in training: from the end of another one before them on.
 
-    There are as many `calls` in a row as where wall times are taken: a GPU slows down under a load that lasts.
+    With `host_ahead` the device begins when the host had time to prepare some calls. Each row follows a rest of the
+    device, which slows down under a load that lasts.
     """
-    spans = []
-    for _ in range(repeats):
-        torch.cuda._sleep(SPAN_LEAD_CYCLES)
+    seconds = []
+    for _ in range(3):
+        torch.cuda._sleep(LEAD_CYCLES_OF_ROW)
+        if not host_ahead:
+            torch.cuda.synchronize()
+        call()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         for _ in range(calls):
             call()
         end.record()
         torch.cuda.synchronize()
-        spans.append(1e-3 * start.elapsed_time(end) / calls)
-    return statistics.median(spans)
+        seconds.append(1e-3 * start.elapsed_time(end) / calls)
+    return statistics.median(seconds)
+
+
+def row_seconds_on_device(call: Callable[[], object], calls: int) -> float:
+    """Seconds of a GPU call in such a row if the device never waits for the host.
+
+    Where the host takes longer than the device, it does not stay ahead for more than `AHEAD_CALLS`.
+    """
+    torch.cuda._sleep(LEAD_CYCLES_OF_ROW)
+    begun = time.perf_counter()
+    for _ in range(AHEAD_CALLS):
+        call()
+    host = (time.perf_counter() - begun) / AHEAD_CALLS
+    few = row_seconds(call, AHEAD_CALLS, host_ahead=True)
+    return few if few < host else row_seconds(call, calls, host_ahead=True)
 
 
 def bandwidth(timer: Timer, size: int) -> float:
