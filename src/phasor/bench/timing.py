@@ -12,8 +12,8 @@ import torch
 FLUSH_BYTES = 1 << 28  # bytes written between calls on a GPU: its caches are cold then
 ATTEMPTS = 5  # at a difference of two times that other work on the machine can make negative
 LEAD_CYCLES = 4_000_000  # the GPU's ticks between calls, some milliseconds, in which the host gets ahead
-LEAD_CYCLES_OF_ROW = 300_000_000  # about 0.15 s, in which the host prepares training steps
-AHEAD_CALLS = 3  # of them
+ROW_LEAD_CYCLES = 300_000_000  # about 0.15 s, in which the host prepares AHEAD_CALLS training steps
+AHEAD_CALLS = 3
 
 
 class Timer:
@@ -100,7 +100,7 @@ def row_seconds(call: Callable[[], object], calls: int, host_ahead: bool = False
     """
     seconds = []
     for _ in range(3):
-        torch.cuda._sleep(LEAD_CYCLES_OF_ROW)
+        torch.cuda._sleep(ROW_LEAD_CYCLES)
         if not host_ahead:
             torch.cuda.synchronize()
         call()
@@ -119,7 +119,7 @@ def row_seconds_on_device(call: Callable[[], object], calls: int) -> float:
 
     Where the host takes longer than the device, it does not stay ahead for more than `AHEAD_CALLS`.
     """
-    torch.cuda._sleep(LEAD_CYCLES_OF_ROW)
+    torch.cuda._sleep(ROW_LEAD_CYCLES)
     begun = time.perf_counter()
     for _ in range(AHEAD_CALLS):
         call()
