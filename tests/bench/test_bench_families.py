@@ -41,7 +41,7 @@ class OperationCount(TorchDispatchMode):
 
 @pytest.fixture
 def operations_as_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wall(timer: Timer, call: Callable[[], object], calls: int = 1, warmups: int = 3) -> float:
+    def wall(timer: Timer, call: Callable[[], object], warmups: int = 3) -> float:
         with OperationCount() as clock:
             call()
         return float(clock.count)

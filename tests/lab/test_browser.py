@@ -1,5 +1,6 @@
 """Every view in a real browser: both languages and themes, narrow and wide, by keyboard, restored by its address."""
 
+import itertools
 import re
 import statistics
 import time
@@ -15,6 +16,8 @@ build_app()  # fills the table of figures
 
 LOOKS = [(w, theme, language) for w in (1280, 390) for theme in ("light", "dark") for language in ("en", "zh")]
 QUICK = [(1280, "light", "en"), (390, "dark", "zh")]
+VIEWS = [(view, *look) for view in PRESENT for look in LOOKS]
+QUICK_VIEWS = [(view, *look) for view, look in zip(PRESENT, itertools.cycle(QUICK), strict=False)]
 
 
 def check_look(visit, language):
@@ -29,16 +32,16 @@ def check_look(visit, language):
         assert picture.get_attribute("aria-label")
 
 
-@pytest.mark.parametrize(("width", "theme", "language"), QUICK, ids=str)
-@pytest.mark.parametrize("view", PRESENT)
+@pytest.mark.parametrize(("view", "width", "theme", "language"), QUICK_VIEWS, ids=str)
 def test_a_view_is_sound(open_page, view, width, theme, language):
     """No console error, no request off the machine, nothing serious from axe, no sideways scroll."""
     check_look(open_page(view, width=width, theme=theme, language=language), language)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("width", "theme", "language"), [look for look in LOOKS if look not in QUICK], ids=str)
-@pytest.mark.parametrize("view", PRESENT)
+@pytest.mark.parametrize(
+    ("view", "width", "theme", "language"), [look for look in VIEWS if look not in QUICK_VIEWS], ids=str
+)
 def test_a_view_is_sound_in_every_look(open_page, view, width, theme, language):
     check_look(open_page(view, width=width, theme=theme, language=language), language)
 
@@ -95,6 +98,7 @@ def cpu_time(path, body):
     return statistics.median(times)
 
 
+@pytest.mark.slow
 def test_every_figure_of_the_documents_opens_by_its_link(open_page):
     """By navigation within one page, as a reader does from the index."""
     visit = open_page("sources")
