@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -89,7 +89,21 @@ def device_seconds(call: Callable[[], object]) -> float:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         call()
         torch.cuda.synchronize()
-    return 1e-6 * sum(event.self_device_time_total for event in profile.key_averages())
+    events = [event for event in profile.events() if event.device_type.name == "CUDA"]
+    return 1e-6 * covered([(event.time_range.start, event.time_range.end) for event in events])
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """The length of what spans cover together. Kernels overlap where one may start before the previous one has ended.
+
+    >>> covered([(5, 6), (0, 2), (1, 3)])
+    4.0
+    """
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
 
 
 def row_seconds(call: Callable[[], object], calls: int, host_ahead: bool = False) -> float:
@@ -117,15 +131,23 @@ def row_seconds(call: Callable[[], object], calls: int, host_ahead: bool = False
 def row_seconds_on_device(call: Callable[[], object], calls: int) -> float:
     """Seconds of a GPU call in such a row if the device never waits for the host.
 
-    Where the host takes longer than the device, it does not stay ahead for more than `AHEAD_CALLS`.
+    Where the host takes longer than the device, it does not stay ahead for more than `AHEAD_CALLS`. A row of so few is
+    faster by some percent, because the device has not lowered its clock yet.
     """
-    torch.cuda._sleep(ROW_LEAD_CYCLES)
-    begun = time.perf_counter()
-    for _ in range(AHEAD_CALLS):
-        call()
-    host = (time.perf_counter() - begun) / AHEAD_CALLS
     few = row_seconds(call, AHEAD_CALLS, host_ahead=True)
-    return few if few < host else row_seconds(call, calls, host_ahead=True)
+    return few if few < host_seconds(call) else row_seconds(call, calls, host_ahead=True)
+
+
+def host_seconds(call: Callable[[], object]) -> float:
+    """Seconds that the host needs to launch a GPU call, one at a time: many would fill the queue and wait for it."""
+    seconds = []
+    for _ in range(3):
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - begun)
+    torch.cuda.synchronize()
+    return min(seconds)
 
 
 def bandwidth(timer: Timer, size: int) -> float:
