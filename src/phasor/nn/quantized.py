@@ -21,6 +21,7 @@ from phasor.ops.quantized import (
     PackedInt4,
     QuantizedMatrix,
     pack_int4,
+    prepare_int8,
     quantize_int4,
     quantize_int8,
     quantized_embedding,
@@ -76,7 +77,10 @@ class Quantized(nn.Module):
     def pack(self) -> None:
         """Hold 4-bit weights as the kernel of this machine reads them, where it has one."""
         self.unpack()
-        packed = pack_int4(Int4Matrix(self.weight, self.scales)) if self.weight.dtype == torch.uint8 else None
+        if self.weight.dtype == torch.int8:
+            prepare_int8(self.weight)
+            return
+        packed = pack_int4(Int4Matrix(self.weight, self.scales))
         if packed is not None:
             self.packed, self.packed_scales, integers = packed
             self.integers, self.integers_scale = (None, None) if integers is None else integers

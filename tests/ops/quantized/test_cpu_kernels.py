@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -21,10 +22,13 @@ from phasor.ops import dispatch
 from phasor.ops.quantized import (
     GROUP_SIZES,
     QUANTIZED_LINEAR,
+    cpp,
     dequantize,
     dequantize_int4_ref,
     int4_linear_ref,
     int4_vnni,
+    int8_linear_ref,
+    int8_neon,
     linear,
     pack,
     quantize_int4,
@@ -96,7 +100,7 @@ def test_products_equal_float64_of_the_dequantized_matrix(bits, rows, outputs, d
     expected = x.double() @ dequantize(matrix, torch.float64).mT + bias.double()
     found = quantized_linear(x[None], matrix, bias)
     assert (found.shape, found.dtype) == ((1, rows, outputs), dtype)
-    tolerance = INT8_ROWS if pack.VNNI or (pack.KLEIDIAI and bits == 4) else BFLOAT16
+    tolerance = INT8_ROWS if pack.VNNI or pack.ARM else BFLOAT16
     assert relative_change(found[0].double(), expected) < tolerance
     with dispatch.force_path("reference"):
         assert relative_change(quantized_linear(x, matrix, bias).double(), expected) < BFLOAT16
@@ -120,7 +124,7 @@ def test_products_of_integers_are_exact_but_for_the_rounding_of_rows(rows):
 
 @pytest.fixture
 def vnni_kernel() -> None:
-    if not (pack.VNNI and int4_vnni.load_kernel()):
+    if not (pack.VNNI and cpp.load_kernel("int4_vnni")):
         pytest.skip("needs VNNI instructions and a C++ compiler")
 
 
@@ -144,11 +148,55 @@ def test_the_vnni_kernel_is_exact_but_for_the_rounding_of_rows(outputs, size):
 
 @pytest.mark.usefixtures("vnni_kernel")
 def test_the_vnni_kernel_with_values_that_are_not_finite():
-    matrix, x = quantize_int4(randn(20, 64)), randn(3, 64, seed=1)
+    check_values_that_are_not_finite(partial(int4_vnni.int4_vnni, matrix=quantize_int4(randn(20, 64)), bias=None))
+
+
+def check_values_that_are_not_finite(product):
+    x = randn(3, 64, seed=1)
     x[0, 5], x[1, 40] = torch.nan, torch.inf
-    found = int4_vnni.int4_vnni(x, matrix, None)
+    found = product(x)
     assert found[:2].isnan().all()
     assert found[2].isfinite().all()
+
+
+@pytest.fixture
+def neon_kernel() -> None:
+    if not (pack.ARM and cpp.load_kernel("int8_neon")):
+        pytest.skip("needs an ARM processor with dot products and a C++ compiler")
+
+
+@pytest.mark.usefixtures("neon_kernel")
+@pytest.mark.parametrize(("inputs", "chunk"), [(256, 64), (96, 32)])
+@pytest.mark.parametrize("outputs", [1, 33, 560])
+def test_the_8_bit_kernel_for_arm_is_exact_but_for_the_rounding_of_rows(outputs, inputs, chunk):
+    matrix = quantize_int8(randn(outputs, inputs))
+    for rows in (1, 2, 3, 4, 9):
+        x = randn(rows, inputs, seed=1)
+        x[0, :chunk] = 0
+        pieces = x.double().unflatten(-1, (-1, chunk))
+        step = pieces.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
+        rounded = ((pieces / step).round() * step).flatten(-2)
+        found = int8_neon.int8_neon(x[None], matrix, None)[0]
+        expected = int8_linear_ref(rounded, matrix.values, matrix.scale.double())
+        torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-5)
+        alone = int8_neon.int8_neon(x[-1:], matrix, None)  # a row does not depend on the others
+        assert torch.equal(alone[0], found[-1])
+
+
+@pytest.mark.usefixtures("neon_kernel")
+def test_the_8_bit_kernel_for_arm_with_values_that_are_not_finite():
+    check_values_that_are_not_finite(partial(int8_neon.int8_neon, matrix=quantize_int8(randn(20, 64)), bias=None))
+
+
+@pytest.mark.usefixtures("neon_kernel")
+def test_the_8_bit_kernel_for_arm_in_a_compiled_step(monkeypatch):
+    monkeypatch.setattr(cpp, "BUILT", {})  # a new process: making the layer loads the kernel, and compiling it cannot
+    layer = QuantizedLinear(torch.nn.Linear(64, 48), Quantization(8)).eval()
+    x = randn(1, 64)
+    with torch.inference_mode():
+        step = torch.compile(layer, fullgraph=True)
+        found = step(x)
+        assert torch.equal(found, int8_neon.int8_neon(x, layer.matrix, layer.bias))
 
 
 @pytest.mark.usefixtures("vnni_kernel")
@@ -170,11 +218,23 @@ def test_without_a_compiler_the_kernel_of_torch_is_taken(monkeypatch):
     if not pack.VNNI:
         pytest.skip("needs VNNI instructions")
     for module in (pack, linear):
-        monkeypatch.setattr(module, "load_kernel", lambda: False)
+        monkeypatch.setattr(module, "load_kernel", lambda name: False)
     layer = QuantizedLinear(torch.nn.Linear(64, 48), Quantization(4)).eval()
     name, reasons = QUANTIZED_LINEAR.explain(randn(1, 64), layer.matrix, None)
     assert name == "4-bit kernel for x86, in bfloat16"
-    assert reasons["4-bit kernel for VNNI"] == "it was not built: no C++ compiler was found, or it failed"
+    assert reasons["4-bit kernel for VNNI"] == linear.NOT_BUILT
+
+
+def test_without_a_compiler_arm_takes_the_8_bit_kernel_of_torch(monkeypatch):
+    if not pack.ARM:
+        pytest.skip("needs an ARM processor")
+    monkeypatch.setattr(linear, "load_kernel", lambda name: False)
+    matrix, x = quantize_int8(randn(48, 64)), randn(2, 64, seed=1)
+    name, reasons = QUANTIZED_LINEAR.explain(x, matrix, None)
+    assert name == "8-bit kernel of torch"
+    assert reasons["8-bit kernel for ARM"] == linear.NOT_BUILT
+    expected = int8_linear_ref(x.double(), matrix.values, matrix.scale.double())
+    assert relative_change(quantized_linear(x, matrix).double(), expected) < 1e-5
 
 
 def test_a_pickled_layer_is_packed_for_the_machine_that_reads_it(monkeypatch):
@@ -218,14 +278,14 @@ def test_which_path_a_product_takes(monkeypatch):
 
     for vnni, x86, kleidiai, arm, expected in (
         (True, True, False, False, ["8-bit integers", "4-bit kernel for VNNI"]),
-        (False, True, False, False, ["8-bit kernel", "4-bit kernel for x86, in bfloat16"]),
-        (False, False, True, True, ["8-bit kernel", "4-bit KleidiAI kernel"]),
-        (False, False, False, True, ["8-bit kernel", "converted layer by layer"]),
+        (False, True, False, False, ["8-bit kernel of torch", "4-bit kernel for x86, in bfloat16"]),
+        (False, False, True, True, ["8-bit kernel for ARM", "4-bit KleidiAI kernel"]),
+        (False, False, False, True, ["8-bit kernel for ARM", "converted layer by layer"]),
         (False, False, False, False, ["converted layer by layer"] * 2),
     ):
         for name, value in (("VNNI", vnni), ("X86_KERNELS", x86), ("KLEIDIAI", kleidiai), ("ARM", arm)):
             monkeypatch.setattr(linear, name, value)
-        monkeypatch.setattr(linear, "load_kernel", lambda: True)
+        monkeypatch.setattr(linear, "load_kernel", lambda name: True)
         assert [path(x, matrix)[0] for matrix in (eight, four)] == expected
     monkeypatch.setattr(linear, "X86_KERNELS", True)
     many = linear.MAX_ROWS["int8"] + 1
@@ -237,7 +297,7 @@ def test_which_path_a_product_takes(monkeypatch):
     ):
         name, reasons = path(given, matrix)
         assert name == "converted layer by layer"
-        assert reason in reasons["8-bit kernel"]
+        assert reason in reasons["8-bit kernel of torch"]
 
 
 def test_gradients_flow_through_quantized_weights():

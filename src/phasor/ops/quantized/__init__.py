@@ -12,7 +12,7 @@ from phasor.ops.quantized.matrix import (
     quantize_int4,
     quantize_int8,
 )
-from phasor.ops.quantized.pack import pack_int4
+from phasor.ops.quantized.pack import pack_int4, prepare_int8
 from phasor.ops.quantized.reference import (
     dequantize_int4_ref,
     dequantize_ref,
@@ -38,6 +38,7 @@ __all__ = [
     "int8_embedding_ref",
     "int8_linear_ref",
     "pack_int4",
+    "prepare_int8",
     "quantize_int4",
     "quantize_int4_ref",
     "quantize_int8",

@@ -5,32 +5,17 @@ Every 32 elements of a row are rounded to 255 values of their own, and multiplie
 
 from __future__ import annotations
 
-import functools
-import subprocess
-from pathlib import Path
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from phasor.ops.quantized.cpp import load_kernel
 from phasor.ops.quantized.matrix import Int4Matrix, PackedInt4, nibbles_of
 
 LANES = 16  # outputs of a block
 
 torch.library.define("phasor::int4_mm_vnni", "(Tensor x, Tensor weights, Tensor scales, int outputs) -> Tensor")
 torch.library.register_fake("phasor::int4_mm_vnni", lambda x, weights, scales, outputs: x.new_empty(len(x), outputs))
-
-
-@functools.cache
-def load_kernel() -> bool:
-    """Compile and load the kernel; False where no C++ compiler is found, or where it fails."""
-    from torch._inductor.codecache import CppCodeCache  # importing the compiler takes a while
-
-    try:
-        CppCodeCache.load(Path(__file__).with_suffix(".cpp").read_text())
-    except (OSError, RuntimeError, subprocess.SubprocessError):
-        return False
-    return True
 
 
 def pack_int4_vnni(matrix: Int4Matrix) -> PackedInt4:
@@ -55,8 +40,7 @@ def is_packed_for_vnni(packed: PackedInt4) -> bool:
 
 def int4_vnni(x: Tensor, matrix: Int4Matrix, bias: Tensor | None) -> Tensor:
     """The product of 4-bit weights and rows rounded to 8 bits."""
-    if not torch.compiler.is_compiling():
-        load_kernel()
+    load_kernel("int4_vnni")
     weights, scales, _ = matrix.packed or pack_int4_vnni(matrix)
     rows = x.reshape(-1, x.shape[-1]).float().contiguous()
     y = torch.ops.phasor.int4_mm_vnni(rows, weights, scales, len(matrix.values))

@@ -3,8 +3,9 @@
 With few rows, as in decoding, a product is bound by reading the weights, and CPU kernels read them as they are; those
 of torch for x86 take the rows in bfloat16, and sum in float32. On an x86 processor with VNNI instructions, weights are
 multiplied as integers: 8-bit ones, and 4-bit ones with many rows, which are held in 8 bits for that, by rows of
-activations rounded to 255 values each; 4-bit ones with few rows by our own kernel. The KleidiAI kernel for ARM also
-rounds rows to 8 bits. Elsewhere, with many rows, a product is bound by arithmetic, and weights are converted for it.
+activations rounded to 255 values each; 4-bit ones with few rows by our own kernel. So they are on ARM: 4-bit ones by
+the KleidiAI kernel, 8-bit ones by our own. Elsewhere, with many rows, a product is bound by arithmetic, and weights
+are converted for it.
 
 The kernels that read int8 weights in a decoding step on a GPU are in `ops/decode`.
 """
@@ -17,7 +18,9 @@ from torch import Tensor
 
 from phasor.ops.custom_op import custom_op
 from phasor.ops.dispatch import Dispatch, Path, forced_path, functional_transform_why_not, needs_grad
-from phasor.ops.quantized.int4_vnni import int4_vnni, is_packed_for_vnni, load_kernel
+from phasor.ops.quantized.cpp import load_kernel
+from phasor.ops.quantized.int4_vnni import int4_vnni, is_packed_for_vnni
+from phasor.ops.quantized.int8_neon import int8_neon
 from phasor.ops.quantized.matrix import INT8_MAX, Int4Matrix, Int8Matrix, Matrix, QuantizedMatrix, dequantize
 from phasor.ops.quantized.pack import (
     ARM,
@@ -32,6 +35,7 @@ from phasor.ops.quantized.pack import (
 # With more rows than these, other paths are faster.
 MAX_ROWS = {"int4 vnni": 32, "int4": 4, "int8": 4}
 SMALLEST_STEP = 1e-30  # between the values that a row is rounded to, where it is all zeros
+NOT_BUILT = "it was not built: no C++ compiler was found, or it failed"
 INPUTS_MULTIPLE = 32  # the kernels have no code for what would be left over
 
 
@@ -64,9 +68,10 @@ def int4_vnni_why_not(x: Tensor, matrix: QuantizedMatrix, bias: Tensor | None) -
     if not VNNI:
         return "the processor has no VNNI instructions, which multiply 8-bit integers"
     reason = cpu_kernel_why_not(x, MAX_ROWS["int4 vnni"])
-    if reason is None and not (load_kernel() if matrix.packed is None else is_packed_for_vnni(matrix.packed)):
-        return "it was not built: no C++ compiler was found, or it failed"
-    return reason
+    if reason is not None:
+        return reason
+    built = load_kernel("int4_vnni") if matrix.packed is None else is_packed_for_vnni(matrix.packed)
+    return None if built else NOT_BUILT
 
 
 def int4_x86_why_not(x: Tensor, matrix: QuantizedMatrix, bias: Tensor | None) -> str | None:
@@ -89,24 +94,28 @@ def int4_kleidiai_why_not(x: Tensor, matrix: QuantizedMatrix, bias: Tensor | Non
     return cpu_kernel_why_not(x)
 
 
+def int8_neon_why_not(x: Tensor, matrix: QuantizedMatrix, bias: Tensor | None) -> str | None:
+    """Why our 8-bit kernel for ARM is not taken."""
+    if not ARM:
+        return "the processor is not an ARM one"
+    reason = int8_inputs_why_not(matrix) or cpu_kernel_why_not(x)
+    return NOT_BUILT if reason is None and not load_kernel("int8_neon") else reason
+
+
 def int8_why_not(x: Tensor, matrix: QuantizedMatrix, bias: Tensor | None) -> str | None:
-    """Why the 8-bit kernel is not taken."""
-    if not isinstance(matrix, Int8Matrix):
-        return "the weights are in 4 bits"
+    """Why the 8-bit kernel of torch is not taken."""
     if not (X86_KERNELS or ARM):
         return "the processor has neither AVX2 nor AVX-512, nor is it an ARM one"
+    return int8_inputs_why_not(matrix) or cpu_kernel_why_not(x, MAX_ROWS["int8"])
+
+
+def int8_inputs_why_not(matrix: QuantizedMatrix) -> str | None:
+    """Why no 8-bit kernel can take this matrix."""
+    if not isinstance(matrix, Int8Matrix):
+        return "the weights are in 4 bits"
     if matrix.values.shape[1] % INPUTS_MULTIPLE:
         return f"{matrix.values.shape[1]} inputs are not a multiple of {INPUTS_MULTIPLE}"
-    return cpu_kernel_why_not(x, MAX_ROWS["int8"])
-
-
-@custom_op("phasor::int4_mm_kleidiai")
-def int4_mm_kleidiai(x: Tensor, weights: Tensor, group_size: int, outputs: int) -> Tensor:
-    """`x W^T` by the KleidiAI kernel, with rows rounded to 8 bits."""
-    inputs = x.shape[-1]
-    rows = x.reshape(-1, inputs).float().contiguous()
-    y = torch.ops.aten._dyn_quant_matmul_4bit(rows, weights, group_size, inputs, outputs)
-    return y.view(*x.shape[:-1], outputs).to(x.dtype)
+    return None
 
 
 @custom_op("phasor::int8_mm")
@@ -119,7 +128,6 @@ def int8_mm(x: Tensor, values: Tensor, scale: Tensor) -> Tensor:
     return y.view(*x.shape[:-1], len(values)).to(x.dtype)
 
 
-int4_mm_kleidiai.register_fake(lambda x, weights, group_size, outputs: x.new_empty(*x.shape[:-1], outputs))
 int8_mm.register_fake(lambda x, values, scale: x.new_empty(*x.shape[:-1], len(values)))
 
 
@@ -147,10 +155,13 @@ def int4_x86(x: Tensor, matrix: Int4Matrix, bias: Tensor | None) -> Tensor:
 
 
 def int4_kleidiai(x: Tensor, matrix: Int4Matrix, bias: Tensor | None) -> Tensor:
-    """The product by `int4_mm_kleidiai`."""
+    """The product by the KleidiAI kernel, with rows rounded to 8 bits."""
     weights = (matrix.packed or pack_int4_kleidiai(matrix)).weights
-    y: Tensor = int4_mm_kleidiai(x, weights, matrix.group_size, len(matrix.values))
-    return y if bias is None else (y + bias).to(x.dtype)
+    outputs, inputs = len(matrix.values), x.shape[-1]
+    rows = x.reshape(-1, inputs).float().contiguous()
+    y = torch.ops.aten._dyn_quant_matmul_4bit(rows, weights, matrix.group_size, inputs, outputs)
+    y = y if bias is None else y + bias
+    return y.to(x.dtype).view(*x.shape[:-1], outputs)
 
 
 def int8_kernel(x: Tensor, matrix: Int8Matrix, bias: Tensor | None) -> Tensor:
@@ -173,7 +184,8 @@ QUANTIZED_LINEAR = Dispatch(
     Path("4-bit kernel for x86, in bfloat16", int4_x86, int4_x86_why_not),
     Path("8-bit integers", multiply_integers, integers_why_not),
     Path("4-bit KleidiAI kernel", int4_kleidiai, int4_kleidiai_why_not),
-    Path("8-bit kernel", int8_kernel, int8_why_not),
+    Path("8-bit kernel for ARM", int8_neon, int8_neon_why_not),
+    Path("8-bit kernel of torch", int8_kernel, int8_why_not),
     Path("converted layer by layer", convert_and_multiply),
 )
 

@@ -1,4 +1,4 @@
-"""4-bit weights as the CPU kernels read them."""
+"""4-bit weights as the CPU kernels read them, and the kernel that 8-bit ones need."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import platform
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from phasor.ops.quantized.int4_vnni import load_kernel, pack_int4_vnni
+from phasor.ops.quantized.cpp import load_kernel
+from phasor.ops.quantized.int4_vnni import pack_int4_vnni
 from phasor.ops.quantized.matrix import Int4Matrix, Int8Matrix, PackedInt4, dequantize, nibbles_of, quantize_int8
 
 OUTPUTS_MULTIPLE = 16  # of the x86 kernel
@@ -37,8 +39,17 @@ def pack_int4(matrix: Int4Matrix) -> PackedInt4 | None:
         return None
     if not VNNI:
         return pack_int4_x86(matrix)
-    packed = pack_int4_vnni(matrix) if load_kernel() else pack_int4_x86(matrix)
+    packed = pack_int4_vnni(matrix) if load_kernel("int4_vnni") else pack_int4_x86(matrix)
     return packed._replace(integers=int4_as_int8(matrix))
+
+
+def prepare_int8(values: Tensor) -> None:
+    """Load our kernel for 8-bit weights, where this machine takes it: a function cannot while it is being compiled.
+
+    >>> prepare_int8(torch.zeros(2, 32, dtype=torch.int8))
+    """
+    if ARM and values.device.type == "cpu":
+        load_kernel("int8_neon")
 
 
 def pack_int4_kleidiai(matrix: Int4Matrix) -> PackedInt4:
