@@ -17,6 +17,7 @@ import copy
 import importlib.util
 import json
 import multiprocessing
+import platform
 import statistics
 import tempfile
 import time
@@ -248,7 +249,7 @@ def main() -> None:
     options.add_argument("--products", action="store_true", help="products by themselves instead of decoding")
     options.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     given = options.parse_args()
-    file = given.out / "quantized.json"
+    file = given.out / f"quantized-{platform.machine()}.json"
     result = json.loads(file.read_text()) if file.exists() else {}
     result["threads"], result["cpu"] = torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
     if given.products:

@@ -90,13 +90,13 @@ def device_seconds(call: Callable[[], object]) -> float:
         call()
         torch.cuda.synchronize()
     events = [event for event in profile.events() if event.device_type.name == "CUDA"]
-    return 1e-6 * covered([(event.time_range.start, event.time_range.end) for event in events])
+    return 1e-6 * union_length([(event.time_range.start, event.time_range.end) for event in events])
 
 
-def covered(spans: Iterable[tuple[float, float]]) -> float:
+def union_length(spans: Iterable[tuple[float, float]]) -> float:
     """The length of what spans cover together. Kernels overlap where one may start before the previous one has ended.
 
-    >>> covered([(5, 6), (0, 2), (1, 3)])
+    >>> union_length([(5, 6), (0, 2), (1, 3)])
     4.0
     """
     total, reached = 0.0, float("-inf")
