@@ -62,6 +62,7 @@ class Stack(nn.Module):
         self.embedding_norm = build_norm(model.norm, width) if model.embedding.norm else nn.Identity()
         self.dropout = nn.Dropout(model.dropout.embedding)
         self.project = nn.Linear(width, model.dim) if model.embedding.project == "sum" else nn.Identity()
+        self.has_windows = any(layer.attention.window is not None for layer in self.layers)
         self.blocks = nn.ModuleList(Block(model, side, layer, first=i == 0) for i, layer in enumerate(self.layers))
         recordings = {layer: Recordings() for layer in self.layers}
         for block, layer in zip(self.blocks, self.layers, strict=True):
@@ -116,11 +117,11 @@ class Stack(nn.Module):
     ) -> list[AttentionContext]:
         """The context of each layer's attention; every scheme prepares once for all the layers that use it."""
         schemes = [cast(Position, scheme) for scheme in self.positions]
-        windows = [
-            self._decay_window(x, seq, index) if cache is not None else None for index in range(len(self.layers))
-        ]
+        windows: list[int | None] = [None] * len(self.layers)
+        if cache is not None and self.has_windows:
+            windows = [self._decay_window(x, seq, index) for index in range(len(self.layers))]
         prepared = {
-            (which, window): schemes[which].prepare(replace(seq, window=window), x)
+            (which, window): schemes[which].prepare(seq if window is None else replace(seq, window=window), x)
             for which, window in dict.fromkeys(zip(self.scheme_of, windows, strict=True))
         }
         own_mask = Mask(
@@ -135,10 +136,10 @@ class Stack(nn.Module):
         steps = None if cache is None else cache.begin(seq, own_mask)
         contexts: list[AttentionContext] = []
         narrowed: dict[tuple[int, int | None, int, Pattern | None], Mask] = {}
-        for index, (layer, which) in enumerate(zip(self.layers, self.scheme_of, strict=True)):
+        for index, (layer, which, block) in enumerate(zip(self.layers, self.scheme_of, self.blocks, strict=True)):
             step = None if steps is None else steps[index]
             mask, key_positions = (own_mask, rows) if step is None else (step.mask, step.key_positions)
-            pattern = cast(Block, self.blocks[index]).attention.pattern
+            pattern = cast(Block, block).attention.pattern
             key = (id(mask), layer.attention.window, layer.attention.sink_tokens, pattern)
             if key not in narrowed:
                 narrowed[key] = mask.with_window(*key[1:3]).with_pattern(pattern)

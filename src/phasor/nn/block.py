@@ -32,7 +32,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, ctx: AttentionContext, cross_ctx: AttentionContext | None, record: Record) -> Tensor:
         router = record.router  # a list that is an argument would be copied by the hooks of FSDP
-        if router is None and not torch.compiler.is_compiling():
+        if router is None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             return self.replays(self, self.compute, x, ctx, cross_ctx)
         return self.compute(x, ctx, cross_ctx, router)
 

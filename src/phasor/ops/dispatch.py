@@ -90,11 +90,11 @@ def eager_kernel_why_not(operation: str, *tensors: Tensor) -> str | None:
     >>> eager_kernel_why_not("norm", torch.zeros(3))
     'the tensors are not on a GPU'
     """
-    if torch.compiler.is_compiling():
-        return "the compiler fuses the reference with the operations around it"
     reason = triton_why_not(*tensors)
     if reason is not None:
         return reason
+    if torch.compiler.is_compiling():
+        return "the compiler fuses the reference with the operations around it"
     elements = tensors[0].numel()
     if elements < MIN_ELEMENTS[operation] and _forced != "triton":
         return f"{elements} elements are done before a kernel is launched"

@@ -117,8 +117,9 @@ def torch_norm_why_not(
     if has_weights_by_head(weight, bias):
         return "each head has weights of its own"
     given = [w for w in (weight, bias) if w is not None]
-    if any(w.element_size() < x.element_size() for w in given):
-        return "weight or bias is less precise than what it is applied to"
+    for w in given:
+        if w.dtype != x.dtype and w.element_size() < x.element_size():
+            return "weight or bias is less precise than what it is applied to"
     if not centered:
         return None if bias is None else "torch's own RMSNorm has no bias"
     return None if layer_norm_takes(x, given) else "torch's own LayerNorm does not take these dtypes together"
