@@ -133,17 +133,21 @@ def vnni_kernel() -> None:
 @pytest.mark.parametrize("outputs", [1, 33, 560])  # 560 are enough for several threads
 def test_the_vnni_kernel_is_exact_but_for_the_rounding_of_rows(outputs, size):
     matrix = quantize_int4(randn(outputs, 256), size)
+    reference = partial(int4_linear_ref, values=matrix.values, scale=matrix.scale.double())
+    check_exact_but_for_rows(partial(int4_vnni.int4_vnni, matrix=matrix, bias=None), reference, 256, 32)
+
+
+def check_exact_but_for_rows(product, reference, inputs, chunk):
+    """The product equals its reference of rows in which every `chunk` elements are rounded to 255 values."""
     for rows in (1, 2, 3, 4, 9):
-        x = randn(rows, 256, seed=1)
-        x[0, 32:64] = 0
-        pieces = x.double().unflatten(-1, (-1, 32))
+        x = randn(rows, inputs, seed=1)
+        x[0, chunk : 2 * chunk] = 0
+        pieces = x.double().unflatten(-1, (-1, chunk))
         step = pieces.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
         rounded = ((pieces / step).round() * step).flatten(-2)
-        found = int4_vnni.int4_vnni(x[None], matrix, None)[0]
-        expected = int4_linear_ref(rounded, matrix.values, matrix.scale.double())
-        torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-5)
-        alone = int4_vnni.int4_vnni(x[-1:], matrix, None)  # a row does not depend on the others
-        assert torch.equal(alone[0], found[-1])
+        found = product(x[None])[0]
+        torch.testing.assert_close(found.double(), reference(rounded), atol=1e-4, rtol=1e-5)
+        assert torch.equal(product(x[-1:])[0], found[-1])  # a row does not depend on the others
 
 
 @pytest.mark.usefixtures("vnni_kernel")
@@ -170,17 +174,8 @@ def neon_kernel() -> None:
 @pytest.mark.parametrize("outputs", [1, 33, 560])
 def test_the_8_bit_kernel_for_arm_is_exact_but_for_the_rounding_of_rows(outputs, inputs, chunk):
     matrix = quantize_int8(randn(outputs, inputs))
-    for rows in (1, 2, 3, 4, 9):
-        x = randn(rows, inputs, seed=1)
-        x[0, :chunk] = 0
-        pieces = x.double().unflatten(-1, (-1, chunk))
-        step = pieces.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
-        rounded = ((pieces / step).round() * step).flatten(-2)
-        found = int8_neon.int8_neon(x[None], matrix, None)[0]
-        expected = int8_linear_ref(rounded, matrix.values, matrix.scale.double())
-        torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-5)
-        alone = int8_neon.int8_neon(x[-1:], matrix, None)  # a row does not depend on the others
-        assert torch.equal(alone[0], found[-1])
+    reference = partial(int8_linear_ref, values=matrix.values, scale=matrix.scale.double())
+    check_exact_but_for_rows(partial(int8_neon.int8_neon, matrix=matrix, bias=None), reference, inputs, chunk)
 
 
 @pytest.mark.usefixtures("neon_kernel")
