@@ -100,10 +100,23 @@ def test_products_equal_float64_of_the_dequantized_matrix(bits, rows, outputs, d
     expected = x.double() @ dequantize(matrix, torch.float64).mT + bias.double()
     found = quantized_linear(x[None], matrix, bias)
     assert (found.shape, found.dtype) == ((1, rows, outputs), dtype)
-    tolerance = INT8_ROWS if pack.VNNI or pack.ARM else BFLOAT16
+    tolerance = INT8_ROWS if pack.VNNI or (pack.KLEIDIAI and bits == 4) else BFLOAT16
     assert relative_change(found[0].double(), expected) < tolerance
     with dispatch.force_path("reference"):
         assert relative_change(quantized_linear(x, matrix, bias).double(), expected) < BFLOAT16
+
+
+@pytest.mark.parametrize("path", [None, "reference"])
+@pytest.mark.parametrize("quantize", [quantize_int8, quantize_int4])
+@pytest.mark.parametrize("width", [32, 63, 96])
+def test_rows_that_do_not_fit_are_refused(quantize, path, width):
+    """Kernels would read past the end of the weights."""
+    matrix = quantize(randn(16, 64))
+    with (
+        dispatch.force_path(path),
+        pytest.raises(ValueError, match=f"rows of {width} elements do not fit a quantized matrix of 64 inputs"),
+    ):
+        quantized_linear(randn(2, width), matrix)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 33])

@@ -113,8 +113,8 @@ def int8_inputs_why_not(matrix: QuantizedMatrix) -> str | None:
     """Why no 8-bit kernel can take this matrix."""
     if not isinstance(matrix, Int8Matrix):
         return "the weights are in 4 bits"
-    if matrix.values.shape[1] % INPUTS_MULTIPLE:
-        return f"{matrix.values.shape[1]} inputs are not a multiple of {INPUTS_MULTIPLE}"
+    if matrix.inputs % INPUTS_MULTIPLE:
+        return f"{matrix.inputs} inputs are not a multiple of {INPUTS_MULTIPLE}"
     return None
 
 
@@ -157,7 +157,7 @@ def int4_x86(x: Tensor, matrix: Int4Matrix, bias: Tensor | None) -> Tensor:
 def int4_kleidiai(x: Tensor, matrix: Int4Matrix, bias: Tensor | None) -> Tensor:
     """The product by the KleidiAI kernel, with rows rounded to 8 bits."""
     weights = (matrix.packed or pack_int4_kleidiai(matrix)).weights
-    outputs, inputs = len(matrix.values), x.shape[-1]
+    outputs, inputs = len(matrix.values), matrix.inputs
     rows = x.reshape(-1, inputs).float().contiguous()
     y = torch.ops.aten._dyn_quant_matmul_4bit(rows, weights, matrix.group_size, inputs, outputs)
     y = y if bias is None else y + bias
@@ -204,6 +204,8 @@ def quantized_linear(x: Tensor, matrix: Matrix, bias: Tensor | None = None) -> T
     """
     if isinstance(matrix, Tensor):
         return F.linear(x, matrix, bias)
+    if x.shape[-1] != matrix.inputs:
+        raise ValueError(f"rows of {x.shape[-1]} elements do not fit a quantized matrix of {matrix.inputs} inputs")
     kind = x.device.type
     x = x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
     y: Tensor = QUANTIZED_LINEAR(x, matrix, bias)

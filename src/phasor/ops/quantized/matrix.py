@@ -26,6 +26,11 @@ class Int8Matrix(NamedTuple):
     values: Tensor
     scale: Tensor
 
+    @property
+    def inputs(self) -> int:
+        """K."""
+        return self.values.shape[1]
+
 
 class PackedInt4(NamedTuple):
     """A 4-bit matrix as the CPU kernel of a machine reads it: its `weights`, and `scales` where they are apart.
@@ -50,9 +55,14 @@ class Int4Matrix(NamedTuple):
     packed: PackedInt4 | None = None
 
     @property
+    def inputs(self) -> int:
+        """K."""
+        return 2 * self.values.shape[1]
+
+    @property
     def group_size(self) -> int:
         """How many weights share a scale."""
-        return 2 * self.values.shape[1] // self.scale.shape[1]
+        return self.inputs // self.scale.shape[1]
 
 
 QuantizedMatrix = Int8Matrix | Int4Matrix

@@ -54,9 +54,8 @@ def prepare_int8(values: Tensor) -> None:
 
 def pack_int4_kleidiai(matrix: Int4Matrix) -> PackedInt4:
     """For the KleidiAI kernel, scales included."""
-    outputs, inputs = len(matrix.values), 2 * matrix.values.shape[1]
-    pack = torch.ops.aten._dyn_quant_pack_4bit_weight
-    return PackedInt4(pack(matrix.values, matrix.scale, None, matrix.group_size, inputs, outputs), None)
+    sizes = matrix.group_size, matrix.inputs, len(matrix.values)
+    return PackedInt4(torch.ops.aten._dyn_quant_pack_4bit_weight(matrix.values, matrix.scale, None, *sizes), None)
 
 
 def pack_int4_x86(matrix: Int4Matrix) -> PackedInt4:
