@@ -33,7 +33,6 @@ from phasor.nn.init import initialize
 from phasor.nn.norm import build_norm
 from phasor.nn.positions.base import Position, build_position
 from phasor.nn.record import Record, as_record
-from phasor.nn.replay import Recordings, Replays
 from phasor.nn.sequence import Length, SequenceArgs, SequenceInfo, count_text, sequence_info
 from phasor.ops.attention import Mask
 from phasor.ops.sparse_attention import Pattern
@@ -64,9 +63,6 @@ class Stack(nn.Module):
         self.project = nn.Linear(width, model.dim) if model.embedding.project == "sum" else nn.Identity()
         self.has_windows = any(layer.attention.window is not None for layer in self.layers)
         self.blocks = nn.ModuleList(Block(model, side, layer, first=i == 0) for i, layer in enumerate(self.layers))
-        recordings = {layer: Recordings() for layer in self.layers}
-        for block, layer in zip(self.blocks, self.layers, strict=True):
-            cast(Block, block).replays = Replays(recordings[layer])
         self.norm = build_norm(model.norm, model.dim) if model.ends_in_norm else nn.Identity()
 
     def forward(

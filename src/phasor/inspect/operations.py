@@ -14,7 +14,6 @@ from phasor.nn.attention import APPLY_POSITIONS
 from phasor.nn.feed_forward import ACTIVATE_PROJECT, FeedForward
 from phasor.nn.moe import EXPERTS, Experts
 from phasor.nn.norm import LayerNorm
-from phasor.nn.replay import BLOCK_RUNS
 from phasor.ops.adamw import ADAMW
 from phasor.ops.attention import ATTENTION
 from phasor.ops.cross_entropy import CROSS_ENTROPY
@@ -123,13 +122,6 @@ OPERATIONS = (
         FLOAT8_FEED_FORWARD,
         lambda case: (case.block.feedforward, case.hidden),
         lambda case: case.layer.feedforward.gated and isinstance(case.block.feedforward, Float8FeedForward),
-    ),
-    Operation(
-        "operations of blocks",
-        BLOCK_RUNS,
-        lambda case: (case.hidden,),
-        lambda case: case.training,
-        whole_model=True,
     ),
     Operation(
         "cross-entropy",

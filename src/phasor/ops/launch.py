@@ -2,52 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from operator import itemgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 NULL_CONTEXT = nullcontext()
 MAX_COMPILED = 1024  # launches that are kept of each kernel
-RECORDING = threading.Lock()
-_recorder: LaunchRecorder | None = None
-
-
-class LaunchRecorder(Protocol):
-    """What keeps the launches of one thread; see `phasor.ops.replay`."""
-
-    thread: int
-
-    def add_launch(self, compiled: DirectLaunch, grid: tuple[int, ...], args: Sequence[Any]) -> None: ...
-
-    def add_call(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None: ...
-
-
-@contextmanager
-def recording_by(recorder: LaunchRecorder) -> Iterator[None]:
-    """Have the launches of this thread recorded."""
-    global _recorder
-    with RECORDING:
-        _recorder = recorder
-        try:
-            yield
-        finally:
-            _recorder = None
-
-
-def active_recorder() -> LaunchRecorder | None:
-    """What records the launches of this thread, if anything does."""
-    return _recorder if _recorder is not None and _recorder.thread == threading.get_ident() else None
-
-
-def unseen_by_recorder() -> AbstractContextManager[object]:
-    """A context for launches by Triton, whose interpreter copies tensors by operations of torch."""
-    return NULL_CONTEXT if _recorder is None else _disable_current_modes()
 
 
 class DirectLaunch:
@@ -110,17 +74,11 @@ class KernelLauncher:
             if launch is not None:
                 launch((*grid, 1, 1)[:3], device, self.in_kernel_order(values))
             else:
-                with unseen_by_recorder():
-                    compiled = self.kernel[grid](**args)
+                compiled = self.kernel[grid](**args)
                 if compiled is not None and aligned:  # the interpreter returns none
                     if len(self.compiled) >= MAX_COMPILED:
                         self.compiled.clear()
                     launch = self.compiled[key] = DirectLaunch(compiled)
-        if _recorder is not None and (recorder := active_recorder()) is not None:
-            if launch is None:
-                recorder.add_call(self.kernel[grid], (), args)
-            else:
-                recorder.add_launch(launch, (*grid, 1, 1)[:3], self.in_kernel_order(list(args.values())))
 
     def launch(
         self,
@@ -154,8 +112,7 @@ class KernelLauncher:
                 prepared.launch(prepared.grid, device, (*addresses, *prepared.scalars))
             else:
                 grid, rest = prepare(scalars, *choices)
-                with unseen_by_recorder():
-                    compiled = self.kernel[grid](*tensors, *scalars, **rest)
+                compiled = self.kernel[grid](*tensors, *scalars, **rest)
                 if compiled is not None and aligned:  # the interpreter returns none
                     if len(self.prepared) >= MAX_COMPILED:
                         self.prepared.clear()
@@ -163,11 +120,6 @@ class KernelLauncher:
                     values = (*scalars, *(rest[name] for name in named))
                     prepared = PreparedLaunch(DirectLaunch(compiled), (*grid, 1, 1)[:3], values)
                     self.prepared[kept] = prepared
-        if _recorder is not None and (recorder := active_recorder()) is not None:
-            if prepared is None:
-                recorder.add_call(self.kernel[grid], (*tensors, *scalars), rest)
-            else:
-                recorder.add_launch(prepared.launch, prepared.grid, (*tensors, *prepared.scalars))
 
     def arrange(self, names: tuple[str, ...]) -> None:
         """Begin anew with arguments in another order than before."""

@@ -20,10 +20,8 @@ from phasor.ops.launch import (
     MAX_COMPILED,
     DirectLaunch,
     PreparedLaunch,
-    active_recorder,
     on_device,
     supports_pdl,
-    unseen_by_recorder,
 )
 from phasor.ops.pdl import pdl_launch, pdl_wait
 
@@ -217,17 +215,11 @@ def launch_rope(
             grid, scalars, num_warps = launch_scalars(*layout[0], *layout[1])
             pdl = grid[0] < MANY_TOKENS and supports_pdl(q.device)
             options = {"num_warps": num_warps, **pdl_launch(pdl)}
-            with unseen_by_recorder():
-                kernel = _rope_kernel[grid](*tensors, *scalars, pdl, **options)
+            kernel = _rope_kernel[grid](*tensors, *scalars, pdl, **options)
             if kernel is not None and aligned:  # the interpreter returns none
                 if len(COMPILED_LAUNCHES) >= MAX_COMPILED:
                     COMPILED_LAUNCHES.clear()
                 compiled = COMPILED_LAUNCHES[key] = PreparedLaunch(DirectLaunch(kernel), grid, (*scalars, pdl))
-    recorder = active_recorder()
-    if recorder is not None and compiled is not None:
-        recorder.add_launch(compiled.launch, compiled.grid, (*tensors, *compiled.scalars))
-    elif recorder is not None:
-        recorder.add_call(_rope_kernel[grid], (*tensors, *scalars, pdl), options)
 
 
 def launch_scalars(
