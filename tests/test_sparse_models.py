@@ -8,7 +8,7 @@ from schemes import SCHEMES, build, tiny, tokens
 
 import phasor
 from phasor.kv_cache.static import StaticKVCache
-from phasor.nn.attention import build_pattern
+from phasor.nn.attention.softmax.module import build_pattern
 from phasor.nn.positions.rotary.config import PiecewiseRotaryConfig
 from phasor.ops.attention import Mask, ScoreMod
 from phasor.ops.sparse_attention import sparse_attention_ref

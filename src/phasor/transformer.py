@@ -16,7 +16,7 @@ from phasor.config.generation import SpecialTokens
 from phasor.config.model import Layer, Side
 from phasor.kv_cache.dynamic import KVCache
 from phasor.kv_cache.protocol import EncoderOutput, KVCacheProtocol
-from phasor.nn.attention import AttentionContext
+from phasor.nn.attention.base import AttentionContext
 from phasor.nn.block import Block
 from phasor.nn.checks import (
     check_attention_mask,

@@ -13,7 +13,7 @@ import phasor
 from phasor.inspect.case import Case
 from phasor.inspect.operations import OPERATIONS
 from phasor.models.presets import PRESETS
-from phasor.nn.attention import APPLY_POSITIONS
+from phasor.nn.attention.softmax.module import APPLY_POSITIONS
 from phasor.nn.feed_forward import ACTIVATE_PROJECT
 from phasor.ops import dispatch
 from phasor.ops.attention import ATTENTION, Mask, ScoreMod, attention
@@ -109,7 +109,7 @@ def test_layers_ask_the_tables_that_backends_asks(
             answers[self.op].add((path, frozenset(reasons.values())))
             return super().__call__(*args)
 
-    monkeypatch.setattr("phasor.nn.attention.APPLY_POSITIONS", Recorder("rotation", APPLY_POSITIONS))
+    monkeypatch.setattr("phasor.nn.attention.softmax.module.APPLY_POSITIONS", Recorder("rotation", APPLY_POSITIONS))
     monkeypatch.setattr("phasor.nn.feed_forward.ACTIVATE_PROJECT", Recorder("gated activation", ACTIVATE_PROJECT))
     config = small(**fields)
     with dispatch.force_path(forced) if forced is not None else nullcontext():

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from phasor.bench.rope import rotary_table, rotate_ref
 from phasor.config import RMSNormConfig
-from phasor.nn.attention import Attention
+from phasor.nn.attention.softmax.module import SoftmaxAttention
 from phasor.transformer import Transformer
 
 
@@ -86,7 +86,7 @@ class ReferenceLlama(nn.Module):
 
 def layer_weights(block: nn.Module, hidden: int) -> dict[str, Tensor]:
     """The weights of a phasor block, with its fused projections split."""
-    attention = cast(Attention, block.get_submodule("attention"))
+    attention = cast(SoftmaxAttention, block.get_submodule("attention"))
     parts = attention.split_rows(attention.qkv.weight, "qkv")
     found = {name: view.flatten(0, 2) for view, name, _ in parts}
     gate, up = block.get_parameter("feedforward.up.weight").split(hidden)

@@ -12,7 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from phasor.config import ModelConfig
 from phasor.config.model import Layer, Side
 from phasor.generation.runners import StepSpec
-from phasor.nn.attention import Attention, AttentionContext
+from phasor.nn.attention.base import AttentionContext
+from phasor.nn.attention.softmax.module import SoftmaxAttention
 from phasor.nn.block import Block
 from phasor.nn.moe import Experts
 from phasor.nn.norm import build_norm
@@ -180,7 +181,7 @@ class Case:
             return SequenceInfo(torch.empty(self.length, dtype=torch.int64, device=self.device), self.length)
 
     @property
-    def position_args(self) -> tuple[Attention, Tensor, AttentionContext]:
+    def position_args(self) -> tuple[SoftmaxAttention, Tensor, AttentionContext]:
         """What rotary positions are applied to queries and keys with."""
         attention, x = self.block.attention, self.hidden
         parts = [part for part in self.position.modules() if isinstance(part, Position)]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from phasor.generation.runners import FUSED, STEP_RUNNERS
 from phasor.inspect.case import Case
-from phasor.nn.attention import APPLY_POSITIONS
+from phasor.nn.attention.softmax.module import APPLY_POSITIONS
 from phasor.nn.feed_forward import ACTIVATE_PROJECT, FeedForward
 from phasor.nn.moe import EXPERTS, Experts
 from phasor.nn.norm import LayerNorm

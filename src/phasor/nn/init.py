@@ -16,7 +16,7 @@ from phasor.config import (
     XavierInitConfig,
 )
 from phasor.config.model import Side
-from phasor.nn.attention import Attention
+from phasor.nn.attention.softmax.module import SoftmaxAttention
 from phasor.nn.embedding import Embedding
 from phasor.nn.feed_forward import FeedForward
 from phasor.nn.heads import LogitsHead
@@ -78,7 +78,7 @@ def initialize(module: nn.Module, model: ModelConfig, side: Side) -> None:
             draw(part.up, "up", part.up.shape[1], part.down.shape[1])
             draw(part.down, "down", part.down.shape[1], part.down.shape[2])
             zero(part.up_bias, part.down_bias)
-        elif isinstance(part, Attention):
+        elif isinstance(part, SoftmaxAttention):
             zero(part.sinks, *part.partial_qkv_bias.values())
         elif isinstance(part, nn.Linear):
             for weight, role, fan_out in rows.get(id(part), [(part.weight, "other", part.out_features)]):
@@ -89,7 +89,7 @@ def initialize(module: nn.Module, model: ModelConfig, side: Side) -> None:
 def rows_by_role(module: nn.Module) -> Iterator[tuple[nn.Linear, list[tuple[Tensor, str, int]]]]:
     """The projections with roles of their own, each split into (rows, role, number of rows)."""
     for part in module.modules():
-        if isinstance(part, Attention):
+        if isinstance(part, SoftmaxAttention):
             for linear, parts in part.projections():
                 yield linear, part.split_rows(linear.weight, parts)
             yield part.out, [(part.out.weight, "out", part.out.out_features)]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from phasor.nn.attention import Attention
+from phasor.nn.attention.softmax.module import SoftmaxAttention
 from phasor.nn.block import Block
 from phasor.nn.feed_forward import FeedForward
 from phasor.nn.moe import Experts
@@ -53,7 +53,7 @@ class Cut:
 ROWS, COLUMNS, GATE_UP = Cut(0), Cut(1), Cut(0, pieces=2)
 
 
-def attention_cuts(attention: Attention) -> dict[str, Cut]:
+def attention_cuts(attention: SoftmaxAttention) -> dict[str, Cut]:
     """Key/value heads with the query heads that share them: rows of projections, columns of the one that follows."""
     cuts = {f"{name}.{kind}": ROWS for name in ("qkv", "q", "kv") for kind in ("weight", "bias")}
     cuts |= {"out.weight": COLUMNS, "sinks": ROWS}
@@ -71,7 +71,7 @@ def feed_forward_cuts(network: FeedForward) -> dict[str, Cut]:
 
 def module_cuts(module: nn.Module) -> dict[str, Cut]:
     """The cuts of a module's weights, by their names in it; the router of experts is needed by all."""
-    if isinstance(module, Attention):
+    if isinstance(module, SoftmaxAttention):
         return attention_cuts(module)
     if isinstance(module, FeedForward):
         return feed_forward_cuts(module)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phasor.nn.attention import Attention
+from phasor.nn.attention.softmax.module import SoftmaxAttention
 from phasor.nn.block import Block
 from phasor.nn.feed_forward import FeedForward
 from phasor.nn.moe import Experts
@@ -56,7 +56,7 @@ def cut_weights(model: Transformer, index: int, count: int) -> None:
     for module in model.modules():
         if isinstance(module, Position):
             module.head_part, module.num_sums = (index, count), module.num_sums // count
-        elif isinstance(module, Attention):
+        elif isinstance(module, SoftmaxAttention):
             module.num_heads, module.num_kv_heads = module.num_heads // count, module.num_kv_heads // count
             end_in_sum(module.out, index)
         elif isinstance(module, FeedForward):

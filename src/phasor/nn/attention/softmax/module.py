@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -19,10 +15,9 @@ from phasor.config import (
     StridedConfig,
     TopKConfig,
 )
+from phasor.nn.attention.base import Attention, AttentionContext
 from phasor.nn.norm import build_norm
-from phasor.nn.positions.base import Position
-from phasor.nn.positions.sums import Steps, Sums, running_sums
-from phasor.ops.attention import Mask, ScoreMod, ScorePiece, SinkQueries, attention, attention_ref
+from phasor.ops.attention import ScoreMod, ScorePiece, SinkQueries, attention, attention_ref
 from phasor.ops.dispatch import Dispatch, Path
 from phasor.ops.rope import split_qkv
 from phasor.ops.sparse_attention import Dilated, KeyBlocks, Pattern, TopBlocks, sparse_attention, sparse_attention_ref
@@ -30,45 +25,7 @@ from phasor.ops.sparse_attention import Dilated, KeyBlocks, Pattern, TopBlocks, 
 QKVSinkQueries = tuple[Tensor, Tensor, Tensor, SinkQueries | None]
 
 
-@dataclass(slots=True)
-class AttentionContext:
-    """What one layer's attention takes besides its input: the mask, and positions as its scheme prepared them.
-
-    `positions` and `key_positions`, `[B or 1, T]`, are for schemes that act on scores. `cross_kv` holds the keys and
-    values of cross-attention; without, they are projected from `memory`, the encoder's output, and with `stores_kv`
-    they are left in `cross_kv`. `update_kv` adds the keys and values of this call to a cache and returns all of them.
-    `sink_positions` are positions (as prepared, and as integers) for queries that attend to sink tokens. Attention
-    weights are appended to `weights` where a `Record` asks for them. With `decays` the cache holds keys without the
-    decay of their scheme, which this call applies. `layer` counts the layers with the same scheme. `sum_steps` gives
-    the running sums up to every query and every key where those are not the same tokens.
-    """
-
-    mask: Mask
-    position: Position
-    prepared: Any = None
-    positions: Tensor | None = None
-    key_positions: Tensor | None = None
-    cross_kv: tuple[Tensor, Tensor] | None = None
-    memory: Tensor | None = None
-    stores_kv: bool = False
-    update_kv: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
-    sink_positions: tuple[Any, Tensor] | None = None
-    weights: list[Tensor] | None = None
-    decays: bool = False
-    layer: int = 0
-    sum_steps: Callable[[Steps], tuple[Sums, Sums]] | None = None
-
-    def with_sums(self, x: Tensor) -> AttentionContext:
-        """The same context for a scheme with running sums, prepared with those over a layer's input `[B, T, dim]`."""
-        steps = self.position.steps(x, self.layer, self.prepared)
-        if self.sum_steps is None:
-            queries = keys = running_sums(steps)
-        else:
-            queries, keys = self.sum_steps(steps)
-        return replace(self, prepared=self.position.with_sums(self.prepared, queries, keys))
-
-
-class Attention(nn.Module):
+class SoftmaxAttention(Attention):
     """`softmax(q k^T * scale) v`, with every option of the literature.
 
     Queries, keys and values come out of one projection whose rows are ordered by key/value head (its queries, its
@@ -263,17 +220,17 @@ def decay_factors(
     return of_q, ctx.position.decay(reference - key_positions, like), of_sinks
 
 
-def kernel_why_not(attention: Attention, projected: Tensor, ctx: AttentionContext) -> str | None:
+def kernel_why_not(attention: SoftmaxAttention, projected: Tensor, ctx: AttentionContext) -> str | None:
     return ctx.position.kernel_why_not(ctx.prepared)
 
 
-def projection_kernel_why_not(attention: Attention, projected: Tensor, ctx: AttentionContext) -> str | None:
+def projection_kernel_why_not(attention: SoftmaxAttention, projected: Tensor, ctx: AttentionContext) -> str | None:
     return ctx.position.kernel_why_not(ctx.prepared) or attention.unfusable_reason
 
 
 # How positions act on queries and keys, asked with the module, the projection's output and the context.
 APPLY_POSITIONS = Dispatch(
-    Path("Triton kernel on the projection", Attention.positions_on_projection, projection_kernel_why_not),
-    Path("Triton kernel on queries and keys", Attention.positions_on_heads, kernel_why_not),
-    Path("torch, one pass per half", Attention.positions_on_heads),
+    Path("Triton kernel on the projection", SoftmaxAttention.positions_on_projection, projection_kernel_why_not),
+    Path("Triton kernel on queries and keys", SoftmaxAttention.positions_on_heads, kernel_why_not),
+    Path("torch, one pass per half", SoftmaxAttention.positions_on_heads),
 )

@@ -1,0 +1,1 @@
+"""Softmax attention: multi-head, grouped-query and multi-query."""
