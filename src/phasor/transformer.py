@@ -11,12 +11,12 @@ from typing import Any, Unpack, cast
 import torch
 from torch import Tensor, nn
 
-from phasor.config import ModelConfig, PositionConfig
+from phasor.config import AttentionConfig, ModelConfig, PositionConfig
 from phasor.config.generation import SpecialTokens
 from phasor.config.model import Layer, Side
 from phasor.kv_cache.dynamic import KVCache
 from phasor.kv_cache.protocol import EncoderOutput, KVCacheProtocol
-from phasor.nn.attention.base import AttentionContext
+from phasor.nn.attention.base import Attention, AttentionContext
 from phasor.nn.block import Block
 from phasor.nn.checks import (
     check_attention_mask,
@@ -35,7 +35,6 @@ from phasor.nn.positions.base import Position, build_position
 from phasor.nn.record import Record, as_record
 from phasor.nn.sequence import Length, SequenceArgs, SequenceInfo, count_text, sequence_info
 from phasor.ops.attention import Mask
-from phasor.ops.sparse_attention import Pattern
 
 NO_POSITION = Position()  # of cross-attention
 
@@ -84,7 +83,7 @@ class Stack(nn.Module):
         contexts = self._self_attention_contexts(x, seq, prefix_length, cache, record)
         cross_contexts: list[AttentionContext] = []
         if memory is not None:
-            cross_contexts = self._cross_attention_contexts(seq, memory, cache, record)
+            cross_contexts = self._cross_attention_contexts(x, seq, memory, cache, record)
         for block, ctx, cross_ctx in zip(self.blocks, contexts, cross_contexts or repeat(None), strict=False):
             if record.hidden is not None:
                 record.hidden.append(x)
@@ -131,15 +130,18 @@ class Stack(nn.Module):
         rows = seq.rows
         steps = None if cache is None else cache.begin(seq, own_mask)
         contexts: list[AttentionContext] = []
-        narrowed: dict[tuple[int, int | None, int, Pattern | None], Mask] = {}
+        prepared_masks: dict[tuple[int, AttentionConfig, bool], Mask] = {}
         for index, (layer, which, block) in enumerate(zip(self.layers, self.scheme_of, self.blocks, strict=True)):
             step = None if steps is None else steps[index]
             mask, key_positions = (own_mask, rows) if step is None else (step.mask, step.key_positions)
-            pattern = cast(Block, block).attention.pattern
-            key = (id(mask), layer.attention.window, layer.attention.sink_tokens, pattern)
-            if key not in narrowed:
-                narrowed[key] = mask.with_window(*key[1:3]).with_pattern(pattern)
-            ctx = AttentionContext(narrowed[key], schemes[which], prepared[which, windows[index]], rows, key_positions)
+            on_scores = "scores" in layer.position.acts_on
+            key = id(mask), layer.attention, on_scores
+            if key not in prepared_masks:
+                positions = (rows, key_positions) if on_scores else None
+                attention = cast(Block, block).attention
+                prepared_masks[key] = attention.prepare_mask(mask, x, key_positions.shape[1], positions)
+            layer_prepared = prepared[which, windows[index]]
+            ctx = AttentionContext(prepared_masks[key], schemes[which], layer_prepared, rows, key_positions)
             ctx.decays = windows[index] is not None
             ctx.layer = self.place_in_scheme[index]
             if step is not None:
@@ -176,7 +178,7 @@ class Stack(nn.Module):
         return self.position(which).prepare(replace(seq, positions=rows), x), rows
 
     def _cross_attention_contexts(
-        self, seq: SequenceInfo, memory: EncoderOutput, cache: KVCacheProtocol | None, record: Record
+        self, x: Tensor, seq: SequenceInfo, memory: EncoderOutput, cache: KVCacheProtocol | None, record: Record
     ) -> list[AttentionContext]:
         """The context of each layer's cross-attention: the encoder's output, without positions.
 
@@ -188,6 +190,8 @@ class Stack(nn.Module):
             key_document_ids=memory.document_ids,
             aligned=False,
         )
+        keys = (memory.hidden if memory.attention_mask is None else memory.attention_mask).shape[1]
+        mask = cast(Attention, cast(Block, self.blocks[0]).cross).prepare_mask(mask, x, keys)
         known = cache is not None and cache.memory is not None
         pairs: Sequence[Any] = cast(KVCacheProtocol, cache).cross_kv if known else [None] * len(self.layers)
         shared: dict[str, Any] = {"memory": memory.hidden, "weights": record.cross_attention}
@@ -328,6 +332,26 @@ class Transformer(nn.Module):
         if self.head is not None:
             return self.head(hidden, self.tokens.table)
         return record.pooled if self.config.head.kind == "pooled" and record.pooled is not None else hidden
+
+    def compile(self, *args: Any, **options: Any) -> None:
+        """Compile the blocks, in place: one graph serves all that are alike. Arguments are those of `torch.compile`.
+
+        The model around its blocks stays eager, and so do the checks of arguments.
+
+        >>> model = Transformer(ModelConfig(vocab_size=50, dim=32, num_layers=3, num_heads=4))
+        >>> tokens = torch.randint(0, 50, (2, 8))
+        >>> before = model(tokens)
+        >>> model.compile(backend="eager")
+        >>> torch.equal(model(tokens), before)
+        True
+        """
+        for block in self.blocks():
+            block.compile(*args, **options)
+
+    def blocks(self) -> list[Block]:
+        """The blocks of the encoder and of the decoder, in order."""
+        stacks = [stack for stack in (self.encoder, self.decoder) if stack is not None]
+        return [cast(Block, block) for stack in stacks for block in stack.blocks]
 
     def loss(
         self,

@@ -22,7 +22,7 @@ from phasor.parallel.shards import Shards
 from phasor.training.optimizer import NamedWeights, optimizer_tensors, restore_optimizer
 from phasor.training.signals import StopSignal
 from phasor.training.state import TrainingState, save_state
-from phasor.training.trainer import Trainer, blocks_of, derive_seed, gradient_of, precision_name
+from phasor.training.trainer import Trainer, derive_seed, gradient_of, precision_name
 from phasor.transformer import Transformer
 
 
@@ -52,7 +52,7 @@ class ShardedTrainer(Trainer):
 
     def compile(self, *, dynamic: bool) -> None:
         """Compile the forwards of blocks, and not the hooks around them that gather weights."""
-        for block in blocks_of(self.model):
+        for block in self.model.blocks():
             setattr(block, "forward", torch.compile(block.forward, dynamic=dynamic))  # noqa: B010
 
     def shard(self) -> NamedWeights:

@@ -20,7 +20,6 @@ from phasor.checkpoints.tensors import TensorSource
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
 from phasor.device import resolve_device
-from phasor.nn.block import Block
 from phasor.nn.mode import eval_mode
 from phasor.ops.attention import cudnn
 from phasor.training.float8 import convert_to_float8
@@ -116,7 +115,7 @@ class Trainer:
 
     def compile(self, *, dynamic: bool) -> None:
         """Compile the model's blocks."""
-        compile_blocks(self.model, dynamic=dynamic)
+        self.model.compile(dynamic=dynamic)
 
     def shard(self) -> NamedWeights:
         """The weights that this process trains: all of them."""
@@ -293,17 +292,7 @@ def gradient_of(weight: Tensor) -> Tensor:
     return torch.zeros_like(weight) if weight.grad is None else weight.grad
 
 
-def compile_blocks(model: Transformer, *, dynamic: bool) -> None:
-    """Compile block by block, so that one compilation serves all layers that are alike."""
-    for block in blocks_of(model):
-        block.compile(dynamic=dynamic)
-
-
-def blocks_of(model: Transformer) -> list[Block]:
-    return [part for part in model.modules() if isinstance(part, Block)]
-
-
 def checkpoint_blocks(model: Transformer) -> None:
     """Have every block recompute its activations in the backward pass instead of keeping them."""
-    for block in blocks_of(model):
+    for block in model.blocks():
         setattr(block, "forward", partial(checkpoint, block.forward, use_reentrant=False))  # noqa: B010

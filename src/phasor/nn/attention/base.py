@@ -54,5 +54,13 @@ class AttentionContext:
 class Attention(nn.Module):
     """A kind of attention. Positions come in through the hooks of the context's scheme."""
 
+    def prepare_mask(self, mask: Mask, x: Tensor, keys: int, positions: tuple[Tensor, Tensor] | None = None) -> Mask:
+        """A call's mask as this kind of attention takes it, for an input `[B, T, dim]` and so many keys.
+
+        It is asked once for all layers with the same configuration. `positions`, of queries and of keys, are given
+        where the layer's scheme acts on scores.
+        """
+        return mask
+
     def forward(self, x: Tensor, ctx: AttentionContext) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} does not implement forward")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from phasor.ops.attention.attention import ATTENTION, attention
 from phasor.ops.attention.bias import Bias, DistanceBias, SumBias
 from phasor.ops.attention.mask import Mask, dense_mask
+from phasor.ops.attention.prepare import prepare_mask
 from phasor.ops.attention.reference import attention_ref
 from phasor.ops.attention.score_mod import Applies, ScoreMod, ScorePiece, SinkQueries
 
@@ -21,4 +22,5 @@ __all__ = [
     "attention",
     "attention_ref",
     "dense_mask",
+    "prepare_mask",
 ]

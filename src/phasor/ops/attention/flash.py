@@ -61,21 +61,17 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: Scor
     if isinstance(score_mod.bias, DistanceBias) and q_pos is not None and k_pos is not None:
         bias = score_mod.bias
         if bias.table is not None:
-            shifts = mask.memoize("shifts", (q_pos, k_pos), intervals.shifts, mask, q_pos, k_pos)
+            shifts = mask.prepared.shifts
+            shifts = intervals.shifts(mask, q_pos, k_pos) if shifts is None else shifts
     sinks = score_mod.sink_queries
-    bounds = mask.memoize("intervals", (queries, keys), intervals.intervals, mask, queries, keys, q.device)
-    ranges = None
-    if needs_grad(q, k, v) and not torch.compiler.is_compiling():  # compiled code has no use for a memo of the mask
-        from phasor.ops.attention.flash_launch import key_block_ranges
-
-        key = keys, q.element_size(), q.shape[-1]
-        ranges = mask.memoize("ranges", key, key_block_ranges, bounds, keys, q)
+    bounds = mask.prepared.bounds
+    bounds = intervals.intervals(mask, queries, keys, q.device) if bounds is None else bounds
     out, _ = interval_attention(
         q,
         k,
         v,
         bounds,
-        ranges,
+        mask.prepared.query_ranges,
         mask.key_mask,
         None if bias is None or q_pos is None else q_pos.contiguous(),
         None if bias is None or k_pos is None else k_pos.contiguous(),

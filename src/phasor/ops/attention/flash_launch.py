@@ -192,7 +192,7 @@ def backward(
         p = torch.exp2(sink_logits.float()[:, None] * LOG2E.value - lse)
         dsinks = -(p * delta).sum((0, 2))
     if table_needs_grad:
-        dtable = dtable.sum((0, 2)).t()
+        dtable = dtable.sum((0, 2)).t().contiguous()  # as its fake has it
     if curve_needs_grad:  # the bias is minus slope times curve
         by_slope, by_bend = -dcurve.sum((0, 2)).t()
         dcurve = torch.stack((by_slope, by_bend * args["slopes_ptr"]))

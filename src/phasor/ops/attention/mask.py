@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-
-Result = TypeVar("Result")
 
 
 class Pattern(Protocol):
@@ -27,6 +24,24 @@ class Pattern(Protocol):
     def query_block(self) -> int | None:
         """How many queries in a row see nearly the same keys; None for any number of them."""
         ...
+
+
+@dataclass(frozen=True)
+class PreparedMask:
+    """What kernels need of a mask, as tensors; None for what they do not, or have to find themselves.
+
+    `bounds`, `query_ranges` and `shifts` are what the functions of `intervals` give, `row` the keys that a single query
+    sees, `[B or 1, 1, 1, S]`, and `fold` how the tokens of a dilated pattern become rows.
+    """
+
+    bounds: Tensor | None = None
+    query_ranges: Tensor | None = None
+    shifts: Tensor | None = None
+    row: Tensor | None = None
+    fold: Any = None
+
+
+NOT_PREPARED = PreparedMask()
 
 
 @dataclass(frozen=True)
@@ -63,7 +78,13 @@ class Mask:
     key_index: Tensor | None = None
     pattern: Pattern | None = None
     first_key: int = 0
-    memo: dict[str, tuple[tuple[Any, ...], Any]] = field(default_factory=dict, init=False, compare=False, repr=False)
+    prepared: PreparedMask = field(default=NOT_PREPARED, init=False, compare=False, repr=False)
+
+    def with_prepared(self, prepared: PreparedMask) -> Mask:
+        """This mask with what kernels need of it; a mask that is derived from it has nothing prepared."""
+        mask = replace(self)
+        object.__setattr__(mask, "prepared", prepared)
+        return mask
 
     def with_window(self, window: int | None, sink_tokens: int) -> Mask:
         """This mask with a layer's own window."""
@@ -133,19 +154,14 @@ class Mask:
         return [(0, min(self.sink_tokens, first)), (first, last)]
 
     def row(self, k: Tensor) -> Tensor | None:
-        """Which of the keys `[B, S, ...]` a single query sees, `[B or 1, 1, 1, S]`; computed once for all layers."""
-        return self.memoize("row", (k.shape[1],), self._row, k)
+        """Which of the keys `[B, S, ...]` a single query sees, `[B or 1, 1, 1, S]`; None for all."""
+        return self.find_row(k.shape[1], k.device) if self.prepared.row is None else self.prepared.row
 
-    def _row(self, k: Tensor) -> Tensor | None:
-        index = torch.arange(k.shape[1], device=k.device)
+    def find_row(self, keys: int, device: torch.device) -> Tensor | None:
+        """The row, where it was not prepared."""
+        index = torch.arange(keys, device=device)
         visible = self.block(index[:1], index)
         return None if visible is None else visible[:, None]
-
-    def memoize(self, name: str, key: tuple[int | Tensor, ...], compute: Callable[..., Result], *args: Any) -> Result:
-        """The result of `compute(*args)`, computed once for all layers that give the same key."""
-        if name not in self.memo or not same_key(self.memo[name][0], key):
-            self.memo[name] = key, compute(*args)
-        return self.memo[name][1]
 
     def is_sink(self, keys: Tensor) -> Tensor:
         """Which of the keys, given by their index, are sink tokens; `[B or 1, keys]`."""
@@ -196,11 +212,6 @@ class Mask:
         if self.key_mask is not None:
             visible = logical_and(visible, self.key_mask[:, keys][:, None, :])
         return visible if visible is None or not self.aligned else visible | (row == column)
-
-
-def same_key(a: tuple[int | Tensor, ...], b: tuple[int | Tensor, ...]) -> bool:
-    """Whether two keys are equal integers and the very same tensors."""
-    return all(x == y if isinstance(x, int) else x is y for x, y in zip(a, b, strict=True))
 
 
 def logical_and(a: Tensor | None, b: Tensor) -> Tensor:

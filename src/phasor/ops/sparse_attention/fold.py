@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from phasor.ops.attention import ATTENTION, Mask, ScoreMod, SumBias
+from phasor.ops.attention import ATTENTION, Mask, ScoreMod, SumBias, prepare_mask
+from phasor.ops.attention.mask import PreparedMask
 from phasor.ops.sparse_attention.patterns import Dilated
 
 MAX_PADDING = 8  # segments are rows of their own where that pads by at most one in so many tokens
@@ -129,7 +130,7 @@ def fold_args(
 ) -> tuple[Fold, tuple[Tensor, Tensor, Tensor, Mask, ScoreMod]]:
     """The fold, and the arguments of `attention` among its rows."""
     rows, queries, keys = q.shape[0], q.shape[1], k.shape[1]
-    fold = mask.memoize("fold", (rows, queries, keys), new_fold, mask, rows, queries, keys, q)
+    fold: Fold = mask.prepared.fold or new_fold(mask, rows, queries, keys, q)
     folded = replace(score_mod)
     if isinstance(score_mod.bias, SumBias):
         folded.bias = score_mod.bias.map(fold.fold_queries, fold.fold_keys)
@@ -137,6 +138,28 @@ def fold_args(
         folded.query_positions = fold.fold_queries(score_mod.query_positions.expand(rows, -1))
         folded.key_positions = fold.fold_keys(score_mod.key_positions.expand(rows, -1))
     return fold, (fold.fold_queries(q), fold.fold_keys(k), fold.fold_keys(v), fold.mask, folded)
+
+
+def prepare_sparse_mask(
+    mask: Mask,
+    like: Tensor,
+    shape: tuple[int, int, int],
+    *,
+    plain_scores: bool = True,
+    positions: tuple[Tensor, Tensor] | None = None,
+) -> Mask:
+    """As `prepare_mask`, of a mask with a pattern or without."""
+    queries, keys, head_dim = shape
+    if mask.pattern is None or queries == 1:
+        return prepare_mask(mask, like, shape, plain_scores=plain_scores, positions=positions)
+    if not isinstance(mask.pattern, Dilated) or mask.query_index is not None or mask.key_index is not None:
+        return mask
+    fold = new_fold(mask, len(like), queries, keys, like)
+    rows = fold.segments * fold.dilation
+    inner = prepare_mask(
+        fold.mask, like, (fold.queries // rows, fold.keys // rows, head_dim), plain_scores=plain_scores
+    )
+    return mask.with_prepared(PreparedMask(fold=replace(fold, mask=inner)))
 
 
 def folded_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> Tensor:

@@ -17,10 +17,18 @@ from phasor.config import (
 )
 from phasor.nn.attention.base import Attention, AttentionContext
 from phasor.nn.norm import build_norm
-from phasor.ops.attention import ScoreMod, ScorePiece, SinkQueries, attention, attention_ref
+from phasor.ops.attention import Mask, ScoreMod, ScorePiece, SinkQueries, attention, attention_ref
 from phasor.ops.dispatch import Dispatch, Path
 from phasor.ops.rope import split_qkv
-from phasor.ops.sparse_attention import Dilated, KeyBlocks, Pattern, TopBlocks, sparse_attention, sparse_attention_ref
+from phasor.ops.sparse_attention import (
+    Dilated,
+    KeyBlocks,
+    Pattern,
+    TopBlocks,
+    prepare_sparse_mask,
+    sparse_attention,
+    sparse_attention_ref,
+)
 
 QKVSinkQueries = tuple[Tensor, Tensor, Tensor, SinkQueries | None]
 
@@ -78,6 +86,13 @@ class SoftmaxAttention(Attention):
         by_kv_head = weight.unflatten(0, (self.num_kv_heads, sum(sizes), self.head_dim))
         views = by_kv_head.split(sizes, dim=1)
         return [(v, part, v.shape[:3].numel()) for part, v in zip(parts, views, strict=True)]
+
+    def prepare_mask(self, mask: Mask, x: Tensor, keys: int, positions: tuple[Tensor, Tensor] | None = None) -> Mask:
+        config = self.config
+        mask = mask.with_window(config.window, config.sink_tokens).with_pattern(self.pattern)
+        plain = config.softcap is None and self.sinks is None and not config.cap_sinks and positions is None
+        shape = x.shape[1], keys, self.head_dim
+        return prepare_sparse_mask(mask, x, shape, plain_scores=plain, positions=positions)
 
     def _qk_norm(self, model: ModelConfig, heads: int) -> nn.Module:
         shapes = {"head": (self.head_dim,), "heads": (heads, self.head_dim), "whole": (heads * self.head_dim,)}
@@ -148,10 +163,8 @@ class SoftmaxAttention(Attention):
         positions, key_positions = ctx.positions, ctx.key_positions
         assert positions is not None
         assert key_positions is not None
-        key = id(ctx.position), positions, key_positions
         sinks = None if sink_queries is None else sink_queries.positions
-        name = "decay" if sinks is None else "decay with sinks"  # layers that share a mask may differ in that
-        of_q, of_k, of_sinks = ctx.mask.memoize(name, key, decay_factors, ctx, positions, key_positions, sinks, q)
+        of_q, of_k, of_sinks = decay_factors(ctx, positions, key_positions, sinks, q)
         if sink_queries is not None and of_sinks is not None:
             sink_queries = SinkQueries((sink_queries.queries * of_sinks).to(q.dtype), sink_queries.positions)
         return (q * of_q).to(q.dtype), (k * of_k).to(k.dtype), sink_queries

@@ -1,0 +1,132 @@
+"""`model.compile()`: one graph for all blocks alike, without a break, equal to eager code, gradients included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from device import DEVICE
+from schemes import SCHEMES, build, relative_change, tiny, tokens
+from torch._dynamo.testing import CompileCounterWithBackend
+
+# In generated code on a GPU; elsewhere the traced operations run one by one, which takes no compiler of C++.
+BACKEND = "inductor" if DEVICE.type == "cuda" else "aot_eager"
+SAME = 2e-5  # relative, float32: compilers add and multiply in another order
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def logits_and_gradients(model: Any, *inputs: torch.Tensor, **args: Any) -> list[torch.Tensor]:
+    model.zero_grad(set_to_none=True)
+    logits = model(*inputs, **args)
+    logits.logsumexp(-1).mean().backward()
+    return [logits.detach(), *(w.grad.clone() for w in model.parameters() if w.grad is not None)]
+
+
+def check(config: Any, count: int = 40, graphs: int = 1, **args: Any) -> None:
+    """Compiled and eager blocks give the same, and blocks alike have one graph."""
+    model = build(config).to(DEVICE).train()
+    ids = tokens(2, count).to(DEVICE)
+    inputs = (ids, ids[:, :17]) if config.shape == "encoder-decoder" else (ids,)
+    expected = logits_and_gradients(model, *inputs, **args)
+    counter = CompileCounterWithBackend(BACKEND)
+    model.compile(fullgraph=True, backend=counter)
+    found = logits_and_gradients(model, *inputs, **args)
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected, strict=True):
+        assert relative_change(a, b) < SAME
+    assert counter.frame_count == graphs
+
+
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("name", SCHEMES)
+def test_every_scheme(name):
+    check(tiny(name, num_layers=3))
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("name", SCHEMES)
+def test_every_scheme_in_a_window(name):
+    check(tiny(name, num_layers=3, attention={"window": 8, "sink_tokens": 2}))
+
+
+PATTERNS: dict[str, dict[str, Any]] = {
+    "chunked": {"kind": "chunked", "chunk": 16},
+    "dilated": {"kind": "dilated", "dilation": 2, "segment": 16},
+    "strided": {"kind": "strided", "block": 16, "local": 1, "stride": 2},
+    "top-k": {"kind": "top-k", "block": 16, "top_k": 2},
+}
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_sparse_patterns(pattern):
+    check(tiny("rotary", num_layers=3, attention={"sparse": PATTERNS[pattern]}))
+
+
+PADDING = torch.arange(40) >= torch.tensor([[0], [5]])
+DOCUMENTS = torch.arange(40).expand(2, -1) // 15
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("window", [None, 8])
+@pytest.mark.parametrize("given", ["attention_mask", "document_ids", "prefix_length"])
+def test_masks(given, window):
+    args = {"attention_mask": PADDING, "document_ids": DOCUMENTS, "prefix_length": 3}
+    value = args[given]
+    value = value.to(DEVICE) if isinstance(value, torch.Tensor) else value
+    check(tiny("rotary", num_layers=3, attention={"window": window}), **{given: value})
+
+
+PARTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "local and global": (2, {"layers": ({"attention": {"window": 8}}, {}), "num_layers": 4}),
+    "experts": (1, {"feedforward": {"activation": "swiglu", "experts": {"num_experts": 4, "shared_dim": 8}}}),
+    "score extras": (1, {"attention": {"softcap": 3.0, "sink_logits": True, "qk_norm": "head", "bias": ("q", "out")}}),
+    "encoder": (1, {"shape": "encoder", "head": "mlm", "placement": "post"}),
+    "encoder-decoder": (2, {"shape": "encoder-decoder", "norm": "layernorm"}),
+    "sandwich": (1, {"placement": "sandwich"}),
+    "parallel": (1, {"placement": "parallel"}),
+}
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("name", PARTS)
+def test_parts(name):
+    graphs, changes = PARTS[name]
+    check(tiny("rotary", **{"num_layers": 3, **changes}), graphs=graphs)
+
+
+@pytest.mark.parametrize("window", [None, 8])
+def test_prompts_and_chunks_through_a_cache(window):
+    model = build(tiny("rotary", num_layers=3, attention={"window": window})).to(DEVICE)
+    ids = tokens(2, 40).to(DEVICE)
+    sizes = (16, 12, 12)
+    with torch.no_grad():
+        eager = model.new_cache(2, 40)
+        expected = [model(chunk, cache=eager) for chunk in ids.split(sizes, dim=1)]
+        model.compile(fullgraph=True, backend=BACKEND)
+        cache = model.new_cache(2, 40)
+        for chunk, logits in zip(ids.split(sizes, dim=1), expected, strict=True):
+            assert relative_change(model(chunk, cache=cache), logits) < SAME
+
+
+def test_hooks_are_called():
+    model, ids, seen = build(tiny("rotary")).to(DEVICE), tokens(1, 9).to(DEVICE), []
+    model.compile(backend=BACKEND)
+    model.decoder.blocks[1].register_forward_hook(lambda module, args, output: seen.append(output.shape))
+    model(ids)
+    assert seen == [(1, 9, 32)]
+
+
+def test_autocast():
+    model, ids = build(tiny("rotary", num_layers=2)).to(DEVICE), tokens(1, 20).to(DEVICE)
+    with torch.no_grad(), torch.autocast(DEVICE.type, torch.bfloat16):
+        expected = model(ids)
+        model.compile(fullgraph=True, backend=BACKEND)
+        assert relative_change(model(ids).float(), expected.float()) < 3e-2  # bfloat16 has 8 bits
