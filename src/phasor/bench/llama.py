@@ -28,7 +28,6 @@ from phasor.generation import generate
 from phasor.models.presets import preset
 from phasor.training.graphs import StepGraphs
 from phasor.training.optimizer import build_optimizer
-from phasor.training.trainer import compile_blocks
 from phasor.transformer import Transformer
 
 LEARNING_RATE = 1e-5
@@ -170,7 +169,7 @@ def training_implementations(machine: Machine, llamas: LlamaModels, tokens: Tens
     def ours(compiled: bool = False, graphs: bool = False) -> BenchmarkCase:
         model = llamas.ours().train()
         if compiled:
-            compile_blocks(model, dynamic=False)
+            model.compile(dynamic=False)
         optimizer = build_optimizer(model, OptimizerConfig(lr=LEARNING_RATE), graphs)
         table = model.tokens.weight
         return case(model, table, lambda rows: next_token_loss(model, rows), optimizer, graphs)

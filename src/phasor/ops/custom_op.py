@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,21 +32,35 @@ class CustomOp:
     [2.0, 2.0]
     """
 
-    by_overload: ClassVar[dict[Any, CustomOp]] = {}
-
     def __init__(self, name: str, forward: Callable[..., Any]) -> None:
-        self.name, self.forward = name.replace("::", "_"), forward
-        self.op = torch.library.custom_op(name, forward, mutates_args=())
-        self.by_overload[self.op._opoverload] = self
+        self.name, self.forward = name, forward
+        # Not by `torch.library.custom_op`: what it adds to a call takes the host longer than the rest of it.
+        namespace, short = name.split("::")
+        self.library = torch.library.Library(namespace, "FRAGMENT")
+        schema = torch.library.infer_schema(forward, mutates_args=())
+        self.library.define(short + schema, tags=(torch.Tag.pt2_compliant_tag,))
+        self.library.impl(short, forward, "CompositeExplicitAutograd")
+        self.op = getattr(getattr(torch.ops, namespace), short).default
+        self.backward: Callable[..., Any] = self.raise_no_gradient
+        self.setup_context: Callable[..., None] = lambda ctx, inputs, output: None
         self.differentiable: Callable[..., Any] = self.op
+        torch.library.register_autograd(
+            name,
+            lambda ctx, *grads: self.backward(ctx, *grads),
+            setup_context=lambda ctx, inputs, output: self.setup_context(ctx, inputs, output),
+            lib=self.library,
+        )
+
+    def raise_no_gradient(self, *args: Any) -> None:
+        raise RuntimeError(f"{self.name}: no autograd formula was registered")
 
     def register_fake(self, fake: Callable[..., Any]) -> None:
         """Register the function that returns empty results of the right shapes and dtypes, as in `torch.library`."""
-        self.op.register_fake(fake)
+        torch.library.register_fake(self.name, fake, lib=self.library)
 
     def register_autograd(self, backward: Callable[..., Any], *, setup_context: Callable[..., None]) -> None:
         """Register the gradient, as in `torch.library`."""
-        self.op.register_autograd(backward, setup_context=setup_context)
+        self.backward, self.setup_context = backward, setup_context
 
         def forward(ctx: Any, *inputs: Any) -> Any:
             output = self.forward(*inputs)
@@ -54,7 +68,7 @@ class CustomOp:
             return output
 
         methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-        function = type(self.name, (torch.autograd.Function,), methods)
+        function = type(self.name.replace("::", "_"), (torch.autograd.Function,), methods)
         # That of the base class: its own prepares inputs for `torch.func`, which gets the operation itself.
         self.differentiable = super(torch.autograd.Function, function).apply  # type: ignore[misc]
 

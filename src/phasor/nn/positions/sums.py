@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from phasor.ops.custom_op import custom_op
+
 
 class Steps(NamedTuple):
     """What each token adds to the sums `[B, T, sums]`: `fixed` in int64, `values` as floats with their gradient."""
@@ -41,6 +43,15 @@ class Sums(NamedTuple):
         return [Sums(fixed, own) for fixed, own in zip(self.fixed.split(sizes, -1), zeros, strict=True)]
 
 
+@custom_op("phasor::cumsum_int64")
+def cumsum_int64(x: Tensor) -> Tensor:
+    """Running sums along dimension 1 of integers: an operation for compilers, some of which fail on such sums."""
+    return x.cumsum(1)
+
+
+cumsum_int64.register_fake(lambda x: torch.empty_like(x, memory_format=torch.contiguous_format))
+
+
 def running_sums(steps: Steps, before: Tensor | None = None) -> Sums:
     """The sum of all steps up to each token, its own included, after sums `before` `[B, sums]` of earlier tokens.
 
@@ -48,7 +59,7 @@ def running_sums(steps: Steps, before: Tensor | None = None) -> Sums:
     >>> running_sums(steps, before=torch.tensor([[2**63 - 4]])).fixed.flatten().tolist()
     [9223372036854775807, -9223372036854775804]
     """
-    fixed = steps.fixed.cumsum(1)
+    fixed: Tensor = cumsum_int64(steps.fixed)
     if before is not None:
         fixed = fixed + before[:, None]
     if not (torch.is_grad_enabled() and steps.values.requires_grad):

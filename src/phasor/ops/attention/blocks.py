@@ -6,6 +6,7 @@ No mask or bias of all queries by all keys is ever held. In training a block is 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -85,13 +86,12 @@ def in_blocks(
     recompute, random = needs_grad(q, k, v), score_mod.dropout > 0
     blocks = []
     for start in range(0, queries, size):
-        stop = min(start + size, queries)
+        # All but tensors is bound: the compiler of some versions of torch loses fields of what a checkpoint is given.
+        block = partial(attend, mask=mask, score_mod=score_mod, start=start, stop=min(start + size, queries))
         if recompute:
-            given = (q, k, v, mask, score_mod, start, stop)
-            block = checkpoint(attend, *given, use_reentrant=False, preserve_rng_state=random)
+            blocks.append(checkpoint(block, q, k, v, use_reentrant=False, preserve_rng_state=random))
         else:
-            block = attend(q, k, v, mask, score_mod, start, stop)
-        blocks.append(block)
+            blocks.append(block(q, k, v))
     return torch.cat(blocks, dim=1)
 
 

@@ -55,6 +55,8 @@ def glu_linear_why_not(x: Tensor, weight: Tensor, activation: str) -> str | None
     autocast = torch.is_autocast_enabled(x.device.type)
     if x.dtype != (torch.get_autocast_dtype(x.device.type) if autocast else weight.dtype):
         return "the projection is computed in another dtype"
+    if torch.compiler.is_compiling():
+        return "the compiler recomputes the activation by itself"
     return triton_why_not(x)
 
 
