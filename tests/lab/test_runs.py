@@ -11,7 +11,7 @@ from phasor.config.recipe import Recipe
 from phasor.evaluation import evaluate_lengths
 from phasor.lab.endpoints import ENDPOINTS
 from phasor.lab.folders import Folders
-from phasor.lab.views.runs import LIVE_SECONDS, thin
+from phasor.lab.views.runs import LIVE_SECONDS, downsample
 from phasor.training.run import RunFolder
 
 
@@ -118,7 +118,7 @@ def test_a_damaged_marker_is_a_sentence(run, tmp_path):
 def test_peaks_survive_thinning(points):
     values = numpy.random.default_rng(0).normal(size=1000)
     values[[123, 777]] = 9, -9
-    kept = thin(list(range(1000)), values.tolist(), points)
+    kept = downsample(list(range(1000)), values.tolist(), points)
     assert len(kept["steps"]) <= points
     assert {0, 123, 777, 999} <= set(kept["steps"])
     assert kept["values"] == values[kept["steps"]].tolist()

@@ -25,7 +25,7 @@ TRAIN, VALID = "loss", "validation_loss"
 class CurvesRequest(LabRequest):
     """The curves of a metric; where `revision` is that of the answer before, and nothing is new, none are sent.
 
-    `points` bounds how many points of a curve are sent: of more, the lowest and the highest of each stretch are.
+    `points` bounds how many points of a curve are sent: of more, the lowest and the highest of each bin are.
     """
 
     metric: str = bounded_field(TRAIN, 1, 80)
@@ -162,7 +162,7 @@ def describe_run(folder: Folder, request: CurvesRequest) -> dict[str, Any]:
     recipe = marker.recipe
     names = [request.metric, VALID] if request.metric == TRAIN else [request.metric]
     with metrics.lock:
-        curves = {name: thin(*metrics.curves[name], request.points) for name in names if name in metrics.curves}
+        curves = {name: downsample(*metrics.curves[name], request.points) for name in names if name in metrics.curves}
         final = {name: values[-1] for name, (_, values) in metrics.curves.items() if name in (TRAIN, VALID)}
         best = lowest(metrics.curves.get(VALID))
         known = sorted(metrics.curves)
@@ -207,21 +207,21 @@ def lowest(curve: tuple[list[int], list[float]] | None) -> dict[str, Any] | None
     return {"step": steps[index], "value": values[index]}
 
 
-def thin(steps: list[int], values: list[float], points: int) -> dict[str, list[Any]]:
-    """At most so many points of a curve: the ends, and of each stretch the lowest and the highest.
+def downsample(steps: list[int], values: list[float], points: int) -> dict[str, list[Any]]:
+    """A curve with at most `points` points: the ends, and of each bin of steps the lowest and the highest.
 
-    >>> thin([1, 2, 3, 4, 5, 6], [3.0, 9.0, 2.0, 2.5, 1.0, 1.5], 4)
+    >>> downsample([1, 2, 3, 4, 5, 6], [3.0, 9.0, 2.0, 2.5, 1.0, 1.5], 4)
     {'steps': [1, 2, 5, 6], 'values': [3.0, 9.0, 1.0, 1.5]}
     """
     count = len(values)
     kept: Sequence[int] = range(count)
     if count > points:
-        stretches = (points - 2) // 2
-        edges = [index * count // stretches for index in range(stretches + 1)]
+        bins = (points - 2) // 2
+        edges = [index * count // bins for index in range(bins + 1)]
         chosen = {0, count - 1}
         for start, end in pairwise(edges):
-            stretch = range(start, end)
-            chosen |= {min(stretch, key=values.__getitem__), max(stretch, key=values.__getitem__)}
+            indices = range(start, end)
+            chosen |= {min(indices, key=values.__getitem__), max(indices, key=values.__getitem__)}
         kept = sorted(chosen)
     return {"steps": [steps[index] for index in kept], "values": [values[index] for index in kept]}
 
