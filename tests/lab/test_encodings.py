@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from phasor.config import PositionConfig
+from phasor.config.schema import names
 from phasor.lab.codes import build_scheme
 from phasor.lab.criteria import score_card
 from phasor.lab.endpoints import ENDPOINTS, FieldError
@@ -40,8 +41,9 @@ def test_sinusoidal_rows_are_those_of_the_formula(start):
             assert np.abs(row - expected).max() < 1e-7
 
 
-def test_rotary_rows_are_cosines_and_sines():
-    rows = matrix(position="rotary", dim=16, length=5)
+@pytest.mark.parametrize("kind", ["rotary", "selective"])  # the second over tokens that are all zeros
+def test_rotary_rows_are_cosines_and_sines(kind):
+    rows = matrix(position=kind, dim=16, length=5)
     angles = np.arange(5)[:, None] * 10000.0 ** (-np.arange(8) / 8)
     assert np.abs(rows - np.concatenate((np.cos(angles), np.sin(angles)), axis=1)).max() < 1e-7
 
@@ -149,8 +151,7 @@ def test_schemes_without_one_axis_of_pairs_have_no_rotation(kind):
 def test_the_score_card_says_what_holds():
     cards = {card["kind"]: card for card in ask("criteria", dim=32, length=48)}
     criteria = ("unique", "consistent", "bounded", "deterministic")
-    fails = {kind: [name for name in criteria if not cards[kind][name]["holds"]] for kind in KINDS}
-    assert fails == {
+    expected = {
         "alibi": ["bounded"],
         "axial": [],
         "combined": ["bounded"],
@@ -172,9 +173,10 @@ def test_the_score_card_says_what_holds():
         "temperature": ["bounded"],
         "xpos": ["bounded"],
     }
+    assert {kind: [name for name in criteria if not cards[kind][name]["holds"]] for kind in expected} == expected
     assert cards["learned"]["bounded"]["refused"]
     assert cards["xpos"]["bounded"]["refused"]
-    assert {kind for kind in KINDS if cards[kind]["deterministic"]["learned"]} == {
+    assert {kind for kind in expected if cards[kind]["deterministic"]["learned"]} == {
         "counting",
         "fire",
         "kerple",
@@ -196,7 +198,7 @@ def test_concatenation_is_a_sum_of_two_projections():
     assert found["concat"]["sum_error"] < 1e-12
     assert (found["sum"]["width"], found["concat"]["width"], found["concat"]["parameters"]) == (64, 80, 80 * 64)
     assert found["sum"]["positions_read"] == 1.0
-    assert len(found["spread"]) == 64
+    assert len(found["feature_std"]) == 64
     assert 0 < found["moving"] < 64
     loud = ask("combination", dim=64, width=16, length=32, token_std=20.0)
     assert loud["sum"]["positions_read"] < 0.5
@@ -221,6 +223,14 @@ def test_every_scheme_has_a_matrix_of_its_size(kind):
             "position.num_buckets",
             "at most 256",
         ),
+        ({"position": {"kind": "learned", "offset": 2**30}}, "position", "at most 4,194,304 weights"),
+        ({"position": {"kind": "fire", "hidden_dim": 2**30}}, "position.hidden_dim", "at most 64"),
+        (
+            {"position": {"kind": "combined", "schemes": ["rotary", {"kind": "fire", "hidden_dim": 2**30}]}},
+            "position.hidden_dim",
+            "at most 64",
+        ),
+        ({"position": {"kind": "mrope", "sections": [1] * 64}}, "position", "at most 8 axes"),
         ({"position": "learned", "start": 2000}, "start", "ends after 1,024 positions"),
         ({"dim": 513}, "dim", "at most 512"),
         ({"length": 2000}, "length", "at most 1,024"),
@@ -277,6 +287,5 @@ def test_a_request_takes_little_time():
 
 
 def test_limits_name_fields_that_schemes_have():
-    for cls, limits in encodings.LIMITS.items():
-        assert set(limits) <= set(cls.__dataclass_fields__)
+    assert set(encodings.LIMITS) <= {name for cls in PositionConfig.kinds.values() for name in names(cls)}
     assert issubclass(FieldError, ValueError)

@@ -8,11 +8,10 @@ import torch
 
 from phasor.lab.codes import build_scheme, nearest_pair
 from phasor.lab.endpoints import ENDPOINTS
+from phasor.lab.schemes import describe_schemes
 from phasor.nn.positions import SinusoidalConfig
 
-ROTARY = ["rotary", "xpos", "axial", "mrope", "selfextend", "dualchunk", "selective"]
-ON_SCORES = ["t5", "alibi", "kerple", "sandwich", "fire", "forget"]
-SCHEMES = ["sinusoidal", *ROTARY, *ON_SCORES, "temperature", "combined", "learned", "counting", "normalized", "none"]
+NAMES = {scheme["kind"]: scheme["texts"]["en"]["name"] for scheme in describe_schemes()}
 PARTS = ["scale", "activations", "norms", "placements"]
 
 
@@ -26,13 +25,14 @@ def download(visit, figure):
 def test_every_scheme_is_chosen_and_says_what_it_finds(open_page):
     visit = open_page("encodings")
     titles = set()
-    for kind in SCHEMES:
+    for kind in NAMES:
         visit.control("s").select_option(kind)
         visit.settle()
         assert not visit.page.locator(".error:visible").all_inner_texts(), kind
         titles.add(visit.page.locator("h1").inner_text())
+        assert "{" not in visit.page.locator(".header").inner_text()  # every number was measured
         assert visit.page.locator('button[aria-pressed="true"]').count() == 1
-    assert len(titles) == len(SCHEMES)
+    assert len(titles) == len(NAMES)
 
 
 def test_the_codes_of_the_page_are_those_of_the_library(open_page):
@@ -56,10 +56,11 @@ def test_clicks_choose_a_position_and_a_scheme(open_page):
     assert visit.address() == "encodings?t=40"
     assert visit.page.locator("figcaption", has_text="Row 40 the code").count() == 1
     rows = visit.page.locator(".criteria tbody tr")
-    assert rows.count() == len(SCHEMES)
+    assert [row.locator("th").inner_text() for row in rows.all()] == list(NAMES.values())
     fails = [row.locator("th").inner_text() for row in rows.all() if row.locator(".no").count()]
-    on_scores, on_input = ["T5 bias", "ALiBi", "KERPLE", "forget gates"], ["learned", "counting", "normalized", "none"]
-    assert fails == ["xPos", *on_scores, "temperature", "combined", *on_input]
+    cards = ENDPOINTS["/api/encodings/criteria"].answer({})
+    criteria = ("unique", "consistent", "bounded", "deterministic")
+    assert set(fails) == {NAMES[card["kind"]] for card in cards if not all(card[name]["holds"] for name in criteria)}
     visit.page.locator(".criteria button", has_text="ALiBi").click()
     visit.settle()
     assert visit.address() == "encodings?s=alibi&t=40"
@@ -107,7 +108,7 @@ def test_the_curves_of_the_page_are_those_of_the_library(open_page):
         assert [float(row[head.index(kind)]) for row in rows] == expected[kind]["values"]
 
 
-STATES = [f"encodings?s={kind}" for kind in SCHEMES] + [f"parts?part={part}" for part in PARTS]
+STATES = [f"encodings?s={kind}" for kind in NAMES] + [f"parts?part={part}" for part in PARTS]
 
 
 @pytest.mark.slow

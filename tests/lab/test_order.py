@@ -59,7 +59,7 @@ def test_without_positions_both_tickets_are_the_same():
     assert max(result["moved"]) < 1e-14
 
 
-@pytest.mark.parametrize("position", [name for name in order.SCHEMES if name != "none"])
+@pytest.mark.parametrize("position", [name for name in order.word_schemes() if name != "none"])
 def test_with_positions_they_differ(position):
     result = answer("ticket", {"position": position})
     assert not result["summary"]["same"]

@@ -1,8 +1,8 @@
 """What position schemes give each position, and what can be measured about it: similarity, nearest pair, rotation.
 
-The code of a position is what a scheme adds to the input; for rotary schemes the query that is (1, 0) in every pair,
-rotated; for schemes on queries alone a query of ones; for schemes on the scores the bias of every head, where a row
-stands for a distance. All of it is the output of the modules that a model is made of, in float64.
+The code of a position is what a scheme adds to the input; for schemes on queries, what becomes of the query that is
+(1, 0) in every pair, or 1 in every feature where there are no pairs; for schemes on the scores the bias of every head,
+where a row stands for a distance. All of it is the output of the modules that a model is made of, in float64.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phasor.config import ModelConfig, PositionConfig
+from phasor.config import PositionConfig
 from phasor.config.model import Side
+from phasor.lab.schemes import TABLE_LENGTH, plain_model
 from phasor.lab.seeding import use_seed
-from phasor.nn.positions import NoPositionConfig
 from phasor.nn.positions.base import Position, build_position
 from phasor.nn.positions.phase import cos_sin_of
 from phasor.nn.positions.rotary.module import Rotary, table_of
@@ -27,7 +27,6 @@ from phasor.nn.sequence import SequenceInfo
 from phasor.ops.attention import SumBias
 from phasor.ops.rope import rotate_pairs
 
-TABLE_LENGTH = 1024  # of learned positions that state no length of their own
 ROUNDING = 1e-13  # of squared distances, relative to the largest square
 GRID_SIDE = 8  # of the grid that schemes of several axes count through
 
@@ -61,21 +60,18 @@ class EncodingScheme:
         module = self.module
         if self.on_scores:
             return self.bias(positions, torch.zeros(1, dtype=torch.int64))[:, :, 0].T
-        if isinstance(module, Rotary):
-            start = first_features(module).expand(1, len(positions), 1, -1)
-            prepared = module.prepare(SequenceInfo(spread(positions, module.axes), length), start)
-            return finite((module.on_key if key else module.on_query)(start, prepared)[0, :, 0])
-        if isinstance(module, Sinusoidal):
-            return module.table(positions, torch.float64)
+        seq = SequenceInfo(grid_positions(positions, module.axes), length)
         if "queries" in module.config.acts_on:
-            ones = torch.ones(1, len(positions), self.heads, self.dim, dtype=torch.float64)
-            prepared = module.prepare(SequenceInfo(positions, length), ones)
+            vector = plain_vector(module, self.dim).expand(1, len(positions), self.heads, -1)
+            prepared = module.prepare(seq, vector)
             if module.num_sums:
                 sums = self.sums(positions)
                 prepared = module.with_sums(prepared, sums, sums)
-            return finite(module.on_query(ones, prepared)[0, :, 0])
+            return finite((module.on_key if key else module.on_query)(vector, prepared)[0, :, 0])
+        if isinstance(module, Sinusoidal):
+            return module.table(positions, torch.float64)
         nothing = torch.zeros(1, len(positions), self.dim, dtype=torch.float64)
-        return finite(module.on_input(nothing, SequenceInfo(positions, length))[0])
+        return finite(module.on_input(nothing, seq)[0])
 
     @torch.no_grad()
     def bias(self, queries: Tensor, keys: Tensor) -> Tensor:
@@ -125,24 +121,10 @@ def build_scheme(
     return EncodingScheme(module.eval(), dim, heads)
 
 
-@functools.lru_cache(maxsize=64)
-def plain_model(dim: int, heads: int, max_length: int) -> ModelConfig:
-    """The model that schemes are built for: what they take of it are its sizes."""
-    return ModelConfig(
-        vocab_size=1,
-        dim=dim,
-        head_dim=dim,
-        num_layers=1,
-        num_heads=heads,
-        max_length=max_length,
-        position=NoPositionConfig(),
-    )
-
-
-def spread(positions: Tensor, axes: int) -> Tensor:
+def grid_positions(positions: Tensor, axes: int) -> Tensor:
     """Positions for each axis of a scheme: those of a grid that is counted through, the last axis first.
 
-    >>> spread(torch.tensor([0, 1, 8, 9]), 2).tolist()
+    >>> grid_positions(torch.tensor([0, 1, 8, 9]), 2).tolist()
     [[[0, 0, 1, 1]], [[0, 1, 0, 1]]]
     """
     if axes == 1:
@@ -151,11 +133,18 @@ def spread(positions: Tensor, axes: int) -> Tensor:
     return torch.stack([positions // GRID_SIDE ** (axes - 1), *reversed(rest)])[:, None]
 
 
-def first_features(module: Rotary) -> Tensor:
-    """A head that is (1, 0) in every pair, and 0 where nothing is rotated."""
-    vector = torch.zeros(module.head_dim, dtype=torch.float64)
-    half, width = module.config.pairing == "half", module.rotary_dim
-    vector[slice(0, width // 2) if half else slice(0, width, 2)] = 1.0
+def plain_vector(module: Position, dim: int) -> Tensor:
+    """A head whose features are 1; where a scheme rotates pairs, (1, 0) in every pair, and 0 where nothing is rotated.
+
+    >>> from phasor.nn.positions import RotaryConfig
+    >>> plain_vector(build_scheme(RotaryConfig(rotary_dim=4), 6).module, 6).tolist()
+    [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+    """
+    pairing = getattr(module.config, "pairing", None)
+    if pairing is None:
+        return torch.ones(dim, dtype=torch.float64)
+    vector, width = torch.zeros(dim, dtype=torch.float64), getattr(module, "rotary_dim", dim)
+    vector[slice(0, width // 2) if pairing == "half" else slice(0, width, 2)] = 1.0
     return vector
 
 
@@ -169,7 +158,7 @@ def finite(values: Tensor) -> Tensor:
 def similarity(scheme: EncodingScheme, positions: Tensor, length: int) -> dict[str, list[float]]:
     """Inner products of codes by distance, over the mean one at distance 0: least, mean and most over all starts.
 
-    Of rotary schemes it is the score of a query with the same vector as key.
+    Of schemes on queries and keys it is the score of a query with the same vector as key.
 
     >>> from phasor.nn.positions import SinusoidalConfig
     >>> curves = similarity(build_scheme(SinusoidalConfig(), 8), torch.arange(16), 16)
@@ -177,7 +166,7 @@ def similarity(scheme: EncodingScheme, positions: Tensor, length: int) -> dict[s
     (1.0, True)
     """
     queries = scheme.codes(positions, length)
-    keys = scheme.codes(positions, length, key=True) if isinstance(scheme.module, Rotary) else queries
+    keys = scheme.codes(positions, length, key=True) if "keys" in scheme.module.config.acts_on else queries
     products = queries @ keys.T
     size = float(products.diagonal().mean())
     if size > 0:
@@ -228,7 +217,7 @@ def rotation_error(scheme: EncodingScheme, start: int, shift: int) -> float:
     module = scheme.module
     before, after = scheme.codes(torch.tensor([start, start + shift]), start + shift + 1)
     pairing = module.config.pairing if isinstance(module, Rotary) else "half"
-    if isinstance(module, Sinusoidal):  # a pair of the rotation is (cosine, sine), whatever the layout of the code is
+    if isinstance(module, Sinusoidal):  # a pair of the rotation is (cosine, sine) in every layout of the code
         before, after = (torch.cat(cosines_sines(row, module)) for row in (before, after))
     angles = cos_sin_of(torch.tensor([shift]), torch.tensor(pair_increments(scheme)), torch.float64)
     return float((rotate_pairs(before, *angles, pairing) - after).abs().max())

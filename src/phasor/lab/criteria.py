@@ -14,8 +14,9 @@ from torch import Tensor
 
 from phasor.config import PositionConfig
 from phasor.lab.codes import EncodingScheme, build_scheme, nearest_pair
+from phasor.lab.schemes import plain_model
 from phasor.lab.seeding import use_seed
-from phasor.nn.positions import LearnedConfig, SinusoidalConfig
+from phasor.nn.positions import SinusoidalConfig
 from phasor.nn.positions.sinusoidal.module import Sinusoidal
 
 SAME = 1e-9  # relative differences below this are rounding
@@ -41,7 +42,7 @@ def score_card(position: PositionConfig, dim: int, length: int, heads: int = 8) 
     nearest = nearest_pair(rows)
     apart, later = distances(rows), distances(scheme.codes(positions, 2 * length))
     change = float((later - apart).abs().max() / apart.max()) if bool(apart.any()) else 0.0
-    is_table = isinstance(position, LearnedConfig)  # which ends with the sentences seen
+    is_table = position.resolve(plain_model(dim, heads)) != position  # which ends with the sentences seen
     ending = build_scheme(position, dim, heads=heads, table_length=length) if is_table else scheme
     return {
         "kind": position.kind,
@@ -110,11 +111,11 @@ def combination(base: float, dim: int, width: int, length: int, token_std: float
     small = module.table(torch.arange(length), torch.float64)
     joined = torch.cat((x, small), dim=-1) @ weight.T
     split = x @ weight[:, :dim].T, small @ weight[:, dim:].T
-    spread = codes.std(dim=0, correction=0)
+    feature_std = codes.std(dim=0, correction=0)
     cosine = torch.nn.functional.cosine_similarity(x, codes, dim=-1)
     return {
-        "spread": spread.tolist(),
-        "moving": int((spread > MOVES).sum()),
+        "feature_std": feature_std.tolist(),
+        "moving": int((feature_std > MOVES).sum()),
         "overlap": float(cosine.abs().mean()),
         "token_norm": float(x.norm(dim=-1).mean()),
         "code_norm": float(codes.norm(dim=-1).mean()),

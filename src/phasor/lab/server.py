@@ -27,6 +27,7 @@ from phasor.lab.figures import FIGURES
 from phasor.lab.folders import Folders
 from phasor.lab.guard import HEADERS, LOCAL, Guard
 from phasor.lab.openapi import openapi
+from phasor.lab.schemes import describe_schemes
 from phasor.lab.views import import_views
 
 PAGE = Path(__file__).parent / "page"
@@ -92,7 +93,14 @@ def build_app(
 
     async def about(request: Request) -> Response:
         views = [view for view in VIEWS if f"js/views/{view}.js" in files]
-        return JSONResponse({"version": document["info"]["version"], "views": views, "folders": shared.names})
+        return JSONResponse(
+            {
+                "version": document["info"]["version"],
+                "views": views,
+                "folders": shared.names,
+                "schemes": describe_schemes(),
+            }
+        )
 
     async def figures(request: Request) -> Response:
         return JSONResponse([asdict(figure) for figure in FIGURES])

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
-from phasor.config import PositionConfig
+from phasor.config import ModelConfig, PositionConfig
 from phasor.config.model import Side
-from phasor.config.schema import by_kind, summary
+from phasor.config.schema import by_kind, names
 from phasor.lab.endpoints import MAX_HEAD_DIM, MAX_POSITION, FieldError, LabRequest, Matrix, bounded_field, register
 from phasor.lab.figures import ARCHITECTURE, FROM_SCRATCH, READING_NOTES, RELATIVE_POSITIONS, ROTARY_EXPLAINED, show
-from phasor.nn.positions import (
-    LearnedConfig,
-    MultiSectionConfig,
-    SandwichPositionConfig,
-    SinusoidalConfig,
-    T5PositionConfig,
-)
+from phasor.lab.schemes import plain_model
 
 if TYPE_CHECKING:
     from phasor.lab.codes import EncodingScheme
@@ -24,13 +19,11 @@ MAX_LENGTH = 1024
 MAX_HEADS = 64
 MAX_CARDS = 100  # more than there are schemes
 
-# What fields of schemes may be at most, so that no request asks for a table that does not fit into memory.
-LIMITS: dict[type[PositionConfig], dict[str, int]] = {
-    LearnedConfig: {"max_length": 4096, "offset": 4096},
-    SinusoidalConfig: {"width": MAX_HEAD_DIM, "offset": MAX_POSITION},
-    SandwichPositionConfig: {"width": MAX_HEAD_DIM},
-    T5PositionConfig: {"num_buckets": 256, "max_distance": 1 << 20},
-}
+MAX_AXES = 8
+MAX_WEIGHTS = 1 << 22  # of a scheme
+
+# What integers of a scheme may be at most, by field, so that no request needs more memory than there is.
+LIMITS = {"max_length": 4096, "num_buckets": 256, "max_distance": 1 << 20, "width": MAX_HEAD_DIM, "hidden_dim": 64}
 
 
 class SchemeRequest(LabRequest):
@@ -47,11 +40,20 @@ class SchemeRequest(LabRequest):
 
     def check(self) -> None:
         super().check()
-        for name, most in LIMITS.get(type(self.position), {}).items():
-            if (getattr(self.position, name) or 0) > most:
-                raise FieldError(f"position.{name}", f"{name} must be at most {most:,} here")
-        if isinstance(self.position, MultiSectionConfig) and self.position.axes > 8:
-            raise FieldError("position.sections", "sections must be at most 8 here")
+        for scheme in self.position.parts:
+            for name in names(type(scheme)):
+                value, most = getattr(scheme, name), LIMITS.get(name, MAX_POSITION)
+                if isinstance(value, int) and value > most:
+                    raise FieldError(f"position.{name}", f"{name} must be at most {most:,} here")
+        if self.position.axes > MAX_AXES:
+            raise FieldError("position", f"positions must have at most {MAX_AXES} axes here, not {self.position.axes}")
+        weights = sum(map(math.prod, self.position.weight_shapes(self.model)))
+        if weights > MAX_WEIGHTS:
+            raise FieldError("position", f"a scheme must have at most {MAX_WEIGHTS:,} weights here, not {weights:,}")
+
+    @property
+    def model(self) -> ModelConfig:
+        return plain_model(self.dim, self.heads)
 
     def build_scheme(self) -> EncodingScheme:
         from phasor.lab.codes import build_scheme
@@ -72,9 +74,9 @@ class EncodingRequest(SchemeRequest):
             raise FieldError("head", f"head must be below the number of heads, {self.heads}, not {self.head}")
         if self.start + self.length - 1 > MAX_POSITION:
             raise FieldError("start", "start and length must end at a position of at most 2^36")
-        table = self.position.max_length if isinstance(self.position, LearnedConfig) else None
-        if isinstance(self.position, LearnedConfig) and self.start + self.length > (table or MAX_LENGTH):
-            raise FieldError("start", f"the learned table ends after {table or MAX_LENGTH:,} positions")
+        most = self.position.resolve(self.model).max_positions if "input" in self.position.acts_on else None
+        if most is not None and self.start + self.length > most:
+            raise FieldError("start", f"the table of {self.position.kind} positions ends after {most:,} positions")
 
 
 def matrix(request: EncodingRequest) -> Matrix:
@@ -89,7 +91,7 @@ def matrix(request: EncodingRequest) -> Matrix:
 
 
 def facts(request: EncodingRequest) -> dict[str, Any]:
-    """Similarity by distance, the nearest pair of positions, and what the scheme says about itself.
+    """Similarity by distance, and the nearest pair of positions.
 
     Of a scheme on the scores the curves are the bias by distance, head by head, and the nearest pair is one of
     distances.
@@ -97,34 +99,20 @@ def facts(request: EncodingRequest) -> dict[str, Any]:
     import torch
 
     from phasor.lab.codes import nearest_pair, similarity
-    from phasor.nn.positions.t5.module import T5Bias
 
     scheme = request.build_scheme()
-    count, position = request.length, scheme.module.config
-    steps = torch.arange(count)
-    found: dict[str, Any] = {
-        "kind": position.kind,
-        "line": summary(type(position)),
-        "acts_on": list(position.acts_on),
-        "shift_invariant": position.shift_invariant,
-        "depends_on_length": position.depends_on_length,
-        "learned": scheme.has_weights,
-        "axes": position.axes,
-    }
+    steps = torch.arange(request.length)
     if scheme.on_scores:
-        rows = scheme.codes(steps, count)
-        buckets = scheme.module.bucket(steps).tolist() if isinstance(scheme.module, T5Bias) else None
-        return found | {"bias": rows.T.tolist(), "buckets": buckets, "nearest": nearest_pair(rows)}
-    positions, length = request.start + steps, request.start + count
+        rows = scheme.codes(steps, request.length)
+        bucket = getattr(scheme.module, "bucket", None)
+        buckets = None if bucket is None else bucket(steps).tolist()
+        return {"bias": rows.T.tolist(), "buckets": buckets, "nearest": nearest_pair(rows)}
+    positions, length = request.start + steps, request.start + request.length
     rows = scheme.codes(positions, length)
     nearest = nearest_pair(rows)
     if nearest is not None:
         nearest |= {"a": request.start + nearest["a"], "b": request.start + nearest["b"]}
-    return found | {
-        "largest": float(rows.abs().max()),
-        "nearest": nearest,
-        "similarity": similarity(scheme, positions, length),
-    }
+    return {"nearest": nearest, "similarity": similarity(scheme, positions, length)}
 
 
 class RotationRequest(SchemeRequest):
@@ -188,7 +176,7 @@ class CombinationRequest(LabRequest):
 def combination(request: CombinationRequest) -> dict[str, Any]:
     """Positions added to tokens beside positions concatenated to them: widths, parameters, and what can be read back.
 
-    `spread` is the standard deviation of every feature of the code over the positions.
+    `feature_std` is the standard deviation of every feature of the code over the positions.
     """
     from phasor.lab.criteria import combination
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
+from phasor.config import PositionConfig
+from phasor.config.schema import unknown
 from phasor.lab.endpoints import MAX_ELEMENTS, MAX_TOKENS, FieldError, LabRequest, Matrix, bounded_field, register
 from phasor.lab.figures import ARCHITECTURE, ROTARY_EXPLAINED, show
 from phasor.lab.folders import Folder, Folders
@@ -26,8 +28,6 @@ from phasor.lab.texts import (
 if TYPE_CHECKING:
     from phasor.transformer import Transformer
 
-Scheme = Literal["none", "sinusoidal", "learned", "rotary", "xpos", "alibi", "t5", "counting", "normalized"]
-SCHEMES: tuple[str, ...] = get_args(Scheme)
 MAX_WORDS = 16
 DIM, VOCABULARY = 32, 2 * MAX_WORDS + 1
 CLS = "<cls>"
@@ -39,11 +39,16 @@ class TicketRequest(LabRequest):
 
     first: str = bounded_field("从 北京 到 上海 的 火车票", 1, 400)
     second: str = bounded_field("从 上海 到 北京 的 火车票", 1, 400)
-    position: Scheme = "none"
+    position: str = "none"
     attention: Literal["bidirectional", "causal"] = "bidirectional"
     num_layers: int = bounded_field(2, 1, 4)
     num_heads: Literal[1, 2, 4] = 2
     seed: int = bounded_field(0, 0, 9999)
+
+    def check(self) -> None:
+        super().check()
+        if self.position not in word_schemes():
+            raise FieldError("position", str(unknown("position scheme of words", self.position, word_schemes())))
 
 
 class ModelsRequest(LabRequest):
@@ -74,10 +79,19 @@ class AttentionRequest(LabRequest):
     head: int | None = bounded_field(None, 0)
 
 
+def word_schemes() -> list[str]:
+    """The position schemes in which a word has one position: all but those of grids and videos.
+
+    >>> "rotary" in word_schemes(), "axial" in word_schemes()
+    (True, False)
+    """
+    return [kind for kind, cls in PositionConfig.kinds.items() if cls().axes == 1]
+
+
 @lru_cache(maxsize=16)
 def ticket_model(position: str, attention: str, num_layers: int, num_heads: int, seed: int) -> Transformer:
     """A small model with random weights of a seed, in float64."""
-    from phasor.config import FanInInitConfig, ModelConfig, PositionConfig
+    from phasor.config import FanInInitConfig, ModelConfig
     from phasor.lab.seeding import use_seed
     from phasor.transformer import Transformer
 

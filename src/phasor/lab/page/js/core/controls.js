@@ -4,7 +4,7 @@
 //   { name, kind: "slider" | "number" | "select" | "toggle" | "text" | "file" | "button", label,
 //     min, max, step, scale: "linear" | "log", format,        sliders; a value that is typed is not clamped
 //     zero,                                                    a slider of scale "log" that begins with 0
-//     options: [[value, text], ...],                           select
+//     options: [[value, text, group], ...],                    select; the group may be missing
 //     rows, maxlength, placeholder,                            text
 //     accept, onfile(file),  onclick(),                        file, button
 //     field }                                                  its field in requests, if not `name`; or key.field
@@ -117,6 +117,18 @@ function makeNumber(spec, set, ids) {
 	return { body: [h("label", { for: ids.input }, spec.label), box], show: (value) => show((current = value)) };
 }
 
+/** The options of a list; those in a row that have the same group are below its name. */
+function makeOptions(list) {
+	const elements = [];
+	for (const [value, text, group] of list) {
+		const option = h("option", { value: String(value) }, text);
+		if (group && elements.at(-1)?.label !== group) elements.push(h("optgroup", { label: group }));
+		if (group) elements.at(-1).append(option);
+		else elements.push(option);
+	}
+	return elements;
+}
+
 function makeSelect(spec, set, ids) {
 	const input = h("select", { id: ids.input, "aria-describedby": ids.error, onchange: () => set(values[input.selectedIndex]) });
 	let values = [];
@@ -125,7 +137,7 @@ function makeSelect(spec, set, ids) {
 		if (listed === JSON.stringify(list)) return; // a list that is open stays open
 		listed = JSON.stringify(list);
 		values = list.map(([value]) => value);
-		put(input, list.map(([value, text]) => h("option", { value: String(value) }, text)));
+		put(input, makeOptions(list));
 	};
 	options(spec.options);
 	const show = (value) => {

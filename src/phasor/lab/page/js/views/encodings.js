@@ -8,6 +8,8 @@ import { binaryCounter } from "../core/plots/counter.js";
 import { dials } from "../core/plots/dials.js";
 import { heatMap } from "../core/plots/heat.js";
 import { lineChart } from "../core/plots/line.js";
+import { format } from "../core/i18n.js";
+import { describePlaces, listSchemes, schemeOptions } from "../core/schemes.js";
 import { texts } from "./encodings.texts.js";
 
 export const id = "encodings";
@@ -15,35 +17,37 @@ export { texts };
 
 export const defaults = {
 	s: "sinusoidal", t: 11, dim: 128, n: 64, start: 0, base: 10000, layout: "halves", pairing: "half", head: 1, side: "decoder",
-	bias: 8, buckets: 32, reach: 128, decay: 512, k: 5, std: 0.5, width: 32,
+	max_bias: 8, num_buckets: 32, max_distance: 128, decay: 512, k: 5, std: 0.5, width: 32,
 };
 
-const SCHEMES = ["sinusoidal", "rotary", "xpos", "axial", "mrope", "selfextend", "dualchunk", "selective", "t5", "alibi", "kerple", "sandwich", "fire", "forget", "temperature", "combined", "learned", "counting", "normalized", "none"];
-const WAVES = ["sinusoidal", "rotary", "xpos", "axial", "mrope", "selfextend", "dualchunk"];
-const ON_SCORES = ["t5", "alibi", "kerple", "sandwich", "fire", "forget", "combined"];
+const FIELDS = ["base", "layout", "pairing", "decay", "max_bias", "num_buckets", "max_distance"]; // of schemes, with a control each
 const HEADS = 8;
 const CARDS = 5; // asked for at once
 const HEIGHT = 480;
 const CRITERIA = ["unique", "consistent", "bounded", "deterministic"];
 
-/** The configuration of the chosen scheme, as a request has it. */
-function schemeOf({ s: kind, base, layout, pairing, bias, buckets, reach, decay }) {
-	if (kind === "sinusoidal") return { kind, base, layout };
-	if (kind === "xpos") return { kind, base, pairing, decay };
-	if (WAVES.includes(kind)) return { kind, base, pairing };
-	if (kind === "t5") return { kind, num_buckets: buckets, max_distance: reach };
-	if (kind === "alibi") return { kind, max_bias: bias };
-	return { kind };
+/** The configuration of a scheme, as a request has it. */
+const makePosition = ({ kind, fields }, state) => Object.fromEntries([["kind", kind], ...FIELDS.filter((name) => fields.includes(name)).map((name) => [name, state[name]])]);
+
+/** Where a scheme has cosines and sines: what the two of a pair are called, and whether they are in halves; else null. */
+function findPairs({ fields }, { layout, pairing }) {
+	if (fields.includes("layout")) return { names: ["sin", "cos"], halves: layout === "halves", note: "halvesNote" };
+	return fields.includes("pairing") ? { names: ["cos", "sin"], halves: pairing === "half", note: "rotaryNote" } : null;
 }
 
 const percent = (value) => `${digits(100 * value, 3)}\u00a0%`;
 
 export function render(root, state, tools) {
 	const { t } = tools;
+	const schemes = listSchemes(tools);
+	const chosen = () => schemes.find((scheme) => scheme.kind === state.s) ?? { kind: state.s, acts_on: [], fields: [] };
+	const onScores = (scheme) => scheme.acts_on.includes("scores");
 	const header = tools.header(root);
 	header.set(t("encodings"), ""); // until there is something found
+	const properties = h("p", { class: "note" });
+	root.append(properties);
 	const first = tools.controls(root, [
-		{ name: "s", kind: "select", label: t("scheme"), options: SCHEMES.map((kind) => [kind, t(`name.${kind}`)]), field: "position" },
+		{ name: "s", kind: "select", label: t("scheme"), options: schemeOptions(schemes, t), field: "position" },
 		{ name: "t", kind: "slider", label: t("position"), min: 0, max: 255, step: 1 },
 		{ name: "dim", kind: "slider", label: t("dim"), min: 8, max: 256, step: 8 },
 		{ name: "n", kind: "slider", label: t("length"), min: 16, max: 256, step: 8, field: "length" },
@@ -54,9 +58,9 @@ export function render(root, state, tools) {
 		{ name: "decay", kind: "slider", label: t("decay"), min: 16, max: 4096, scale: "log", step: 1, field: "position.decay" },
 		{ name: "head", kind: "slider", label: t("head"), min: 1, max: HEADS, step: 1 },
 		{ name: "side", kind: "select", label: t("side"), options: ["decoder", "encoder"].map((one) => [one, t(one)]) },
-		{ name: "bias", kind: "slider", label: t("max_bias"), min: 1, max: 16, step: 0.5, field: "position.max_bias" },
-		{ name: "buckets", kind: "slider", label: t("num_buckets"), min: 8, max: 64, step: 4, field: "position.num_buckets" },
-		{ name: "reach", kind: "slider", label: t("max_distance"), min: 33, max: 512, step: 1, field: "position.max_distance" },
+		{ name: "max_bias", kind: "slider", label: t("max_bias"), min: 1, max: 16, step: 0.5, field: "position.max_bias" },
+		{ name: "num_buckets", kind: "slider", label: t("num_buckets"), min: 8, max: 64, step: 4, field: "position.num_buckets" },
+		{ name: "max_distance", kind: "slider", label: t("max_distance"), min: 33, max: 512, step: 1, field: "position.max_distance" },
 	]);
 
 	const top = h("div", { class: "counter" });
@@ -73,10 +77,10 @@ export function render(root, state, tools) {
 	const similarity = lineChart(middle, { name: t("similarity"), height: 240, x: { label: t("distance") } });
 	const nearest = lineChart(middle, { name: t("nearest"), height: 240, x: { label: t("feature") } });
 
-	const turnControls = tools.controls(root, [{ name: "k", kind: "slider", label: t("shift"), min: 0, max: 128, step: 1, field: "shift" }]);
-	const turn = dials(root, { name: t("turned"), size: 72 });
-	const turnText = h("p", { class: "aside" });
-	root.append(turnText);
+	const rotationControls = tools.controls(root, [{ name: "k", kind: "slider", label: t("shift"), min: 0, max: 128, step: 1, field: "shift" }]);
+	const rotationDials = dials(root, { name: t("rotated"), size: 72 });
+	const rotationText = h("p", { class: "aside" });
+	root.append(rotationText);
 
 	const card = h("table", { class: "criteria" });
 	const cardNote = h("span", { class: "note" });
@@ -90,7 +94,7 @@ export function render(root, state, tools) {
 	]);
 	const both = h("div", { class: "halves" });
 	sumControls.append(both);
-	const spread = barChart(both, { name: t("moves"), height: 190, positive: "var(--c1)" });
+	const deviations = barChart(both, { name: t("moves"), height: 190, positive: "var(--c1)" });
 	const sumTable = h("table", {});
 	const sumText = h("p", { class: "aside" });
 	both.append(h("div", { class: "stack tight" }, sumTable, h("p", { class: "note" }, t("readNote")), sumText));
@@ -123,11 +127,11 @@ export function render(root, state, tools) {
 	}
 
 	function showControls() {
-		const kind = state.s;
-		const scores = ON_SCORES.includes(kind);
-		const visible = { base: WAVES.includes(kind), start: !scores, layout: kind === "sinusoidal", pairing: WAVES.includes(kind) && kind !== "sinusoidal", decay: kind === "xpos", head: scores, side: scores, bias: kind === "alibi", buckets: kind === "t5", reach: kind === "t5" };
-		for (const [name, yes] of Object.entries(visible)) first.toggle(name, yes);
-		first.toggle("dim", !scores);
+		const scheme = chosen();
+		const scores = onScores(scheme);
+		for (const name of FIELDS) first.toggle(name, scheme.fields.includes(name));
+		for (const name of ["head", "side"]) first.toggle(name, scores);
+		for (const name of ["start", "dim"]) first.toggle(name, !scores);
 		left.hidden = scores;
 		top.classList.toggle("wide", scores);
 		if (arranged === scores) return;
@@ -140,37 +144,32 @@ export function render(root, state, tools) {
 	const row = () => Math.min(Math.max(Math.round(state.t), 0), codes.shape[0] - 1);
 
 	/** What a column of the matrix is, in words. */
-	function columnName(kind, layout, pairing, pairs, column) {
-		if (!WAVES.includes(kind)) return `${t("feature")} ${column}`;
-		const halves = kind === "sinusoidal" ? layout === "halves" : pairing === "half";
-		const names = kind === "sinusoidal" ? ["sin", "cos"] : ["cos", "sin"];
-		return halves ? `${names[column < pairs ? 0 : 1]} ${column % pairs}` : `${names[column % 2]} ${column >> 1}`;
+	function columnName({ names, halves }, count, column) {
+		return halves ? `${names[column < count ? 0 : 1]} ${column % count}` : `${names[column % 2]} ${column >> 1}`;
 	}
 
 	function drawMatrix() {
-		const { kind, start, scores, side, head, layout, pairing } = codes;
+		const { scheme, start, head, pairs, data } = codes;
 		const [rows, columns] = codes.shape;
+		const scores = onScores(scheme);
 		const at = row();
 		const label = (i) => integer(BigInt(start) + BigInt(i));
-		const halves = kind === "sinusoidal" ? layout === "halves" : pairing === "half";
-		const pairs = columns / 2;
+		const half = columns / 2;
 		const columnLabels = [];
 		if (scores) for (let j = 0; j < columns; j += 16) columnLabels[j] = String(j);
-		else if (WAVES.includes(kind) && halves) {
-			const [a, b] = kind === "sinusoidal" ? ["sin", "cos"] : ["cos", "sin"];
-			[columnLabels[0], columnLabels[pairs]] = [`${a} 0`, `${b} 0`];
-			[columnLabels[pairs - 1], columnLabels[columns - 1]] = [`${a} ${pairs - 1}`, `${b} ${pairs - 1}`];
-		} else [columnLabels[0], columnLabels[columns - 1]] = ["0", String(columns - 1)];
-		matrix.caption(scores ? t("biasMap") : t("matrix"), scores ? t("biasNote", { head }) : WAVES.includes(kind) && halves ? t(kind === "sinusoidal" ? "halvesNote" : "rotaryNote") : t("matrixNote"));
-		const wave = WAVES.includes(kind) && kind !== "xpos";
+		else if (pairs?.halves) for (const j of [0, half - 1, half, columns - 1]) columnLabels[j] = columnName(pairs, half, j);
+		else [columnLabels[0], columnLabels[columns - 1]] = ["0", String(columns - 1)];
+		matrix.caption(scores ? t("biasMap") : t("matrix"), scores ? t("biasNote", { head }) : t(pairs?.halves ? pairs.note : "matrixNote"));
+		const wave = pairs !== null && data.every((value) => Math.abs(value) < 1 + 1e-6);
+		const palette = scores && !data.some((value) => value > 0) ? "sequential" : "diverging";
 		matrix.draw({
-			data: codes.data, shape: codes.shape, palette: kind === "alibi" || kind === "kerple" ? "sequential" : "diverging", marks: [{ row: at }], columnLabels,
+			data, shape: codes.shape, palette, marks: [{ row: at }], columnLabels,
 			square: scores, maxHeight: 560, min: wave ? -1 : undefined, max: wave ? 1 : undefined,
 			readout: ({ row: i, column }, value) => [
-				scores ? `query ${i}, key ${column}` : `${t("position")} ${label(i)}, ${columnName(kind, layout, pairing, pairs, column)}`, digits(value, 5),
+				scores ? `query ${i}, key ${column}` : `${t("position")} ${label(i)}, ${pairs ? columnName(pairs, half, column) : `${t("feature")} ${column}`}`, digits(value, 5),
 			],
 		});
-		const values = codes.data.subarray(at * columns, (at + 1) * columns);
+		const values = data.subarray(at * columns, (at + 1) * columns);
 		rowChart.caption(t(scores ? "biasRow" : "rowOf", { row: label(at) }), t(scores ? "biasRowNote" : "rowNote"));
 		rowChart.draw({ series: [{ y: values, name: "" }], xAxis: { name: scores ? "key" : t("feature") }, yAxis: wave ? { min: -1.1, max: 1.1, ticks: [-1, 0, 1] } : {} });
 		if (!scores) {
@@ -180,7 +179,7 @@ export function render(root, state, tools) {
 	}
 
 	function title() {
-		const { kind, nearest: pair, similarity: curves, bias, buckets } = shown;
+		const { scheme, nearest: pair, similarity: curves, bias, buckets } = shown;
 		const last = shown.count - 1;
 		const values = { count: shown.count, last };
 		if (pair) values.percent = percent(pair.relative);
@@ -191,11 +190,15 @@ export function render(root, state, tools) {
 			const costs = bias.map((curve) => -curve[last]);
 			Object.assign(values, { steep: digits(-slopes.at(-1), 3), flat: digits(-slopes[0], 3), least: digits(Math.min(...costs), 3), cost: digits(Math.max(...costs), 3) });
 		}
-		header.set(t(`title.${kind}`, values), t(`lead.${kind}`, values));
+		header.set(format(scheme.headline, values), format(scheme.about, values));
+		const { shift_invariant: shifts, depends_on_length: lengths, learned, axes } = scheme;
+		put(properties, [
+			t("actsOn", { places: describePlaces(scheme, t) }), t(shifts ? "shiftSame" : "shiftOther"), lengths && t("byLength"), axes > 1 && t("manyAxes", { axes }), t(learned ? "withWeights" : "noWeights"),
+		].filter(Boolean).join(" · "));
 	}
 
 	function drawFacts() {
-		const { kind, nearest: pair, similarity: curves, bias, buckets, acts_on: places } = shown;
+		const { scheme, nearest: pair, similarity: curves, bias, buckets } = shown;
 		const pairSeries = (read) => [[pair.a, "query"], [pair.b, "key"]].map(([at, name]) => ({ y: read(at), label: integer(at), color: `var(--${name})`, textColor: `var(--${name}-text)` }));
 		if (bias) {
 			similarity.caption(t("biasBy"), t("biasByNote"));
@@ -210,7 +213,7 @@ export function render(root, state, tools) {
 			}
 			return;
 		}
-		similarity.caption(t("similarity"), t(places.includes("queries") ? "scoreNote" : "similarityNote"));
+		similarity.caption(t("similarity"), t(scheme.acts_on.includes("queries") ? "scoreNote" : "similarityNote"));
 		const wide = curves.most.some((most, i) => most - curves.least[i] > 1e-9);
 		const series = [{ y: curves.mean, label: wide ? t("mean") : undefined, name: t("mean"), color: "var(--ink)" }];
 		if (wide) for (const name of ["least", "most"]) series.push({ y: curves[name], label: t(name), color: name === "least" ? "var(--c1)" : "var(--c2)", width: 1.3 });
@@ -218,16 +221,16 @@ export function render(root, state, tools) {
 		nearest.caption(t("nearest"), t(pair.relative < 1e-9 ? "nearestSame" : "nearestNote", { a: integer(pair.a), b: integer(pair.b), percent: percent(pair.relative) }));
 		const columns = codes.shape[1];
 		const rowAt = (position) => codes.data.subarray((position - codes.start) * columns, (position - codes.start + 1) * columns);
-		if (codes.kind === kind && codes.start <= pair.a && pair.b < codes.start + codes.shape[0])
+		if (codes.scheme === scheme && codes.start <= pair.a && pair.b < codes.start + codes.shape[0])
 			nearest.draw({ series: pairSeries(rowAt), xAxis: { label: t("feature") } });
 	}
 
-	function drawTurn() {
+	function drawRotation() {
 		const has = increments.length > 0;
-		turn.element.hidden = !has;
-		turnControls.element.hidden = !has;
+		rotationDials.element.hidden = !has;
+		rotationControls.element.hidden = !has;
 		if (!has) {
-			put(turnText, t("noTurn"));
+			put(rotationText, t("noRotation"));
 			return;
 		}
 		const at = state.start + row();
@@ -236,8 +239,8 @@ export function render(root, state, tools) {
 		const step = angles(increments, state.k);
 		const most = Math.min(increments.length, 24);
 		const list = Array.from({ length: most }, (_, i) => Math.round((i * (increments.length - 1)) / Math.max(1, most - 1)));
-		turn.caption(t("turned"), t("turnedNote", { t: integer(at), later: integer(later) }));
-		turn.draw({
+		rotationDials.caption(t("rotated"), t("rotatedNote", { t: integer(at), later: integer(later) }));
+		rotationDials.draw({
 			valueNames: ["angle of t", "angle of t + k"],
 			dials: list.map((pair) => ({
 				label: compact(2 ** 64 / Math.abs(Number(increments[pair]))),
@@ -246,7 +249,7 @@ export function render(root, state, tools) {
 				readout: [t("pairName", { pair }), [`${digits(before[pair], 5)} rad`, "var(--query)"], [`${digits(after[pair], 5)} rad`, "var(--key)"]],
 			})),
 		});
-		if (rotation) put(turnText, t(rotation.error < 1e-6 ? "turnedText" : "stretchedText", { t: integer(rotation.t), later: integer(rotation.later), error: digits(rotation.error, 2) }));
+		if (rotation) put(rotationText, t(rotation.error < 1e-6 ? "rotatedText" : "scaledText", { t: integer(rotation.t), later: integer(rotation.later), error: digits(rotation.error, 2) }));
 	}
 
 	function drawCard(cards, length) {
@@ -263,15 +266,15 @@ export function render(root, state, tools) {
 		put(
 			card,
 			h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("scheme")), CRITERIA.map((name) => h("th", { scope: "col" }, h("span", { class: "long" }, t(name)), h("span", { class: "short" }, t(`${name}Short`)))))),
-			h("tbody", {}, SCHEMES.map((kind) =>
-				h("tr", { class: kind === state.s && "chosen" }, h("th", { scope: "row" }, h("button", { type: "button", class: "plain", "aria-pressed": String(kind === state.s), onclick: () => { tools.set({ s: kind }); scrollTo({ top: 0 }); } }, t(`name.${kind}`))), CRITERIA.map((name) => cell(name, by[kind][name]))))),
+			h("tbody", {}, schemes.map(({ kind, name: schemeName }) =>
+				h("tr", { class: kind === state.s && "chosen" }, h("th", { scope: "row" }, h("button", { type: "button", class: "plain", "aria-pressed": String(kind === state.s), onclick: () => { tools.set({ s: kind }); scrollTo({ top: 0 }); } }, schemeName)), CRITERIA.map((name) => cell(name, by[kind][name]))))),
 		);
 	}
 
 	function drawSum(found, length) {
 		const { sum, concat, moving, overlap } = found;
-		spread.caption(t("moves"), t("sumNote", { length }));
-		spread.draw({ values: found.spread, names: found.spread.map((_, i) => `${t("feature")} ${i}`), min: 0 });
+		deviations.caption(t("moves"), t("sumNote", { length }));
+		deviations.draw({ values: found.feature_std, names: found.feature_std.map((_, i) => `${t("feature")} ${i}`), min: 0 });
 		const share = (value) => `${Math.round(100 * value)}\u00a0%`;
 		const line = (name, read) => h("tr", {}, h("th", { scope: "row" }, t(name)), read(sum), read(concat));
 		const number = (text) => h("td", {}, text);
@@ -284,36 +287,38 @@ export function render(root, state, tools) {
 				line("positionsRead", (one) => number(share(one.positions_read))),
 				line("tokensRead", (one) => number(share(one.tokens_read)))),
 		);
-		put(sumText, t("sumText", { moving, dim: found.spread.length, overlap: fixed(overlap, 2), error: digits(concat.sum_error, 2) }));
+		put(sumText, t("sumText", { moving, dim: found.feature_std.length, overlap: fixed(overlap, 2), error: digits(concat.sum_error, 2) }));
 	}
 
 	let cards = null;
 	return async () => {
 		showControls();
-		const { s: kind, dim, n, start, head, side, k, std, width, base, layout, pairing } = state;
-		const position = schemeOf(state);
-		const scores = ON_SCORES.includes(kind);
+		const { dim, n, start, head, side, k, std, width, base } = state;
+		const scheme = chosen();
+		const position = makePosition(scheme, state);
+		const pairs = findPairs(scheme, state);
+		const scores = onScores(scheme);
 		const span = { position, dim, length: n, start: scores ? 0 : start, head: scores ? head - 1 : 0, heads: HEADS, side };
 		if (codes) drawMatrix();
-		if (codes && increments) drawTurn();
-		if (cards) for (const [i, line] of [...card.querySelectorAll("tbody tr")].entries()) line.classList.toggle("chosen", SCHEMES[i] === kind);
+		if (codes && increments) drawRotation();
+		if (cards) for (const [i, line] of [...card.querySelectorAll("tbody tr")].entries()) line.classList.toggle("chosen", schemes[i] === scheme);
 		const jobs = [
 			Promise.all([ask("matrix", span), ask("facts", span)]).then(([matrixAnswer, facts]) => {
 				if (!matrixAnswer || !facts) return;
 				if (scores && side === "decoder") hideAhead(matrixAnswer);
-				codes = { ...matrixAnswer, kind, start: span.start, scores, side, head, layout, pairing };
-				shown = { ...facts, count: n, head };
+				codes = { ...matrixAnswer, scheme, pairs, start: span.start, head };
+				shown = { ...facts, scheme, count: n, head };
 				title();
 				drawMatrix();
 				drawFacts();
-				drawTurn();
+				drawRotation();
 			}),
 			ask("rotation", { position, dim, start: start + Math.min(Math.round(state.t), n - 1), shift: k }).then((answer) => {
 				if (!answer) return;
 				increments = parseIncrements(answer.increments);
 				const at = start + Math.min(Math.round(state.t), n - 1);
 				rotation = { error: answer.error, t: at, later: at + k };
-				if (codes) drawTurn();
+				if (codes) drawRotation();
 			}),
 			askCards({ dim, length: n }).then((answer) => answer && drawCard((cards = answer), n)),
 			ask("combination", { base, dim, width, length: n, token_std: std }).then((answer) => answer && drawSum(answer, n)),

@@ -5,13 +5,13 @@ import { digits, fixed } from "../core/numbers.js";
 import { barChart } from "../core/plots/bars.js";
 import { heatMap } from "../core/plots/heat.js";
 import { lineChart } from "../core/plots/line.js";
+import { listSchemes, schemeOptions } from "../core/schemes.js";
 import { count, renderText, textDefaults, textTexts } from "./order-text.js";
 
 export const id = "order";
 
 const FIRST = "从 北京 到 上海 的 火车票";
 const SECOND = "从 上海 到 北京 的 火车票";
-const SCHEMES = ["none", "sinusoidal", "learned", "rotary", "xpos", "alibi", "t5", "counting", "normalized"];
 const GLOSS = { 从: "from", 北京: "Beijing", 到: "to", 上海: "Shanghai", 的: "’s", 火车票: "train ticket" };
 
 export const texts = {
@@ -23,11 +23,9 @@ export const texts = {
 		twice: "The same sentence twice: there is nothing to tell apart",
 		other: "Other words, other vectors: {far} % apart",
 		tickets: "tickets", sentences: "sentences",
-		lead: "Attention sums what all words say, and a sum has no order: without positions, {token} gets one and the same vector from both sentences, whatever the weights, here random ones. Positions tell the sentences apart; so does a mask that hides what follows.",
+		lead: "Attention sums what all words say, and a sum has no order: without positions, {token} gets one and the same vector from both sentences, with any weights, here random ones. Positions tell the sentences apart; so does a mask that hides what follows.",
 		leadCausal: "A mask that hides what follows lets each word look at other words than the next one does, so that order counts even without positions. {token} stands last and has seen all words.",
-		scheme: "positions", none: "none", sinusoidal: "sinusoidal", learned: "learned", rotary: "rotary", xpos: "xPos",
-		alibi: "ALiBi", t5: "T5", counting: "counting", normalized: "normalized",
-		attention: "attention", bidirectional: "bidirectional", causal: "causal", first: "first sentence", second: "second sentence",
+		scheme: "positions", attention: "attention", bidirectional: "bidirectional", causal: "causal", first: "first sentence", second: "second sentence",
 		swap: "Swap two words", layers: "layers", heads: "heads", seed: "seed of the weights", layer: "layer shown", head: "head shown",
 		moved: "How far each word’s vector moves with the swap", movedNote: "in % of its length",
 		vector: "What {token} becomes", vectorNote: "its vector after the last layer",
@@ -45,9 +43,7 @@ export const texts = {
 		tickets: "张票", sentences: "句话",
 		lead: "注意力把所有词的信息加起来，而求和不分先后：没有位置编码，不论权重取什么值（这里是随机的），{token} 从两句话得到的向量完全相同。有了位置编码，或者有了遮住后文的掩码，才分得清谁在前、谁在后。",
 		leadCausal: "遮住后文的掩码让每个词能看到的词各不相同，所以即使没有位置编码，语序也起作用。{token} 排在最后，看得到所有的词。",
-		scheme: "位置编码", none: "无", sinusoidal: "正弦", learned: "可学习", rotary: "旋转（RoPE）",
-		counting: "计数", normalized: "归一化",
-		attention: "注意力", bidirectional: "双向", causal: "因果", first: "第一句", second: "第二句",
+		scheme: "位置编码", attention: "注意力", bidirectional: "双向", causal: "因果", first: "第一句", second: "第二句",
 		swap: "交换两个词", layers: "层数", heads: "头数", seed: "权重的随机种子", layer: "看第几层", head: "看第几个头",
 		moved: "换序之后，每个词的向量移动了多远", movedNote: "占向量长度的百分比",
 		vector: "{token} 变成了什么", vectorNote: "最后一层之后的向量",
@@ -79,10 +75,11 @@ function swapWords(sentence) {
 
 export function render(root, state, tools) {
 	const { t } = tools;
+	const schemes = listSchemes(tools).filter((scheme) => scheme.axes === 1); // a word has one position
 	const header = tools.header(root);
 	header.set(t("order"));
 	tools.controls(root, [
-		{ name: "pos", field: "position", kind: "select", label: t("scheme"), options: SCHEMES.map((name) => [name, t(name)]) },
+		{ name: "pos", field: "position", kind: "select", label: t("scheme"), options: schemeOptions(schemes, t) },
 		{ name: "att", field: "attention", kind: "select", label: t("attention"), options: ["bidirectional", "causal"].map((name) => [name, t(name)]) },
 		{ name: "a", field: "first", kind: "text", label: t("first"), maxlength: 400 },
 		{ name: "b", field: "second", kind: "text", label: t("second"), maxlength: 400 },
@@ -123,11 +120,12 @@ export function render(root, state, tools) {
 		const { tokens, moved, summary, attention, same_words: sameWords, asked: { first, second, position, attention: kind } } = found;
 		const what = t(first === FIRST && second === SECOND ? "tickets" : "sentences");
 		const far = digits(100 * summary.distance, 3);
-		let key = summary.same ? "same" : position === "none" ? "mask" : kind === "causal" ? "both" : "differ";
+		const scheme = schemes.find((one) => one.kind === position);
+		let key = summary.same ? "same" : scheme.acts_on.length === 0 ? "mask" : kind === "causal" ? "both" : "differ";
 		if (!sameWords) key = "other";
 		if (String(tokens[0]) === String(tokens[1])) key = "twice";
 		const token = summary.tokens[0];
-		header.set(t(key, { what, far, scheme: t(position) }), t(kind === "causal" ? "leadCausal" : "lead", { token }));
+		header.set(t(key, { what, far, scheme: scheme.name }), t(kind === "causal" ? "leadCausal" : "lead", { token }));
 		sentences.setAttribute("aria-label", tokens.map((words) => words.join(" ")).join(" / "));
 		drawSentences(sentences, tokens, tools.language);
 
