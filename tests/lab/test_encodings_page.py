@@ -31,7 +31,7 @@ def test_every_scheme_is_chosen_and_says_what_it_finds(open_page):
         assert not visit.page.locator(".error:visible").all_inner_texts(), kind
         titles.add(visit.page.locator("h1").inner_text())
         assert "{" not in visit.page.locator(".header").inner_text()  # every number was measured
-        assert visit.page.locator('button[aria-pressed="true"]').count() == 1
+        assert visit.page.locator('button[aria-pressed="true"]').all_inner_texts() == [NAMES[kind]]
     assert len(titles) == len(NAMES)
 
 

@@ -251,6 +251,6 @@ def test_a_slider_takes_at_most_30_ms() -> None:
 def test_methods_need_no_torch() -> None:
     code = (
         "import sys; from phasor.lab.views.extension import *; explain_methods(MethodsRequest());"
-        "list_presets(PresetsRequest()); open_model(OpenRequest(preset='palm')); assert 'torch' not in sys.modules"
+        "list_presets(PresetsRequest()); open_config(OpenRequest(preset='palm')); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -151,7 +151,7 @@ def test_an_encoder_decoder_shows_three_maps_and_writes_its_own_target(given):
     body = {"folder": 2, "source": TEXT}
     result = answer("text", body, folders)
     assert result["kinds"] == {"cross": 3, "causal": 3, "bidirectional": 3}
-    written = phasor.generate(built["encoder-decoder"], TEXT, max_new_tokens=texts.WRITTEN_TOKENS)
+    written = phasor.generate(built["encoder-decoder"], TEXT, max_new_tokens=texts.MAX_TARGET_TOKENS)
     assert result["tokens"][0] == "<s>"
     assert " ".join(result["tokens"][1:]).removesuffix(" </s>") == written
     count = len(result["tokens"])

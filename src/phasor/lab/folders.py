@@ -51,6 +51,10 @@ class Folder:
         except (ValueError, OSError):
             return False
 
+    def error_text(self, error: Exception) -> str:
+        """The sentence of an error about the folder, with its name on the page in place of its path."""
+        return str(error).replace(str(self.path), self.name)
+
     def check_links(self, below: Path) -> None:
         """Refuse a part of the folder in which anything is a link out of it."""
         relative = below.relative_to(self.path).parts

@@ -52,7 +52,7 @@ class Guard:
     def refusal(self, method: str, headers: Headers) -> str | None:
         """Why a request is refused, in one sentence, or None.
 
-        Links to this page may stand on others: a browser that follows one opens it in a window of its own.
+        Links to this page may stand on others: a browser that follows one opens it in a window alone.
         """
         if len(headers.getlist("host")) != 1 or not self.is_known(headers["host"]):
             return "the Host header does not name this server: open the address that phasor lab printed"

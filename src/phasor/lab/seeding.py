@@ -13,7 +13,7 @@ ONE_AT_A_TIME = threading.Lock()
 
 @contextmanager
 def use_seed(seed: int) -> Iterator[None]:
-    """Weights that are made inside are those of a seed, whatever other threads draw; torch's generator stays as it was.
+    """Weights that are made inside are those of a seed, also while other threads draw; torch's generator is kept.
 
     >>> with use_seed(3):
     ...     first = torch.nn.Linear(2, 2).weight

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 AttentionKind = Literal["causal", "bidirectional", "cross"]
 KEPT_ELEMENTS = 1 << 24  # attention weights of a text that are kept at once; of larger texts one layer is
 ALL = ("all", -1)
-WRITTEN_TOKENS = 64  # of a target that the model writes itself
+MAX_TARGET_TOKENS = 64  # of a target that the model generates itself
 SPACES = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥"})  # as the page shows tokens of nothing else
 V = TypeVar("V")
 
@@ -112,7 +112,7 @@ def read_model(folder: Folder) -> Transformer:
         READINGS.clear()  # they hold the model before
         return load(folder.path)
     except (ValueError, OSError) as error:
-        raise FieldError("folder", str(error).replace(str(folder.path), folder.name)) from error
+        raise FieldError("folder", folder.error_text(error)) from error
 
 
 def check_model_links(folder: Folder) -> None:
@@ -203,8 +203,7 @@ def read_target(model: Transformer, source: list[int], text: str) -> list[int]:
         raise FieldError("folder", "this encoder-decoder does not say which token its decoder starts with")
     if text.strip():
         return [start, *encode(model.tokenizer, text, "text", special=False)]
-    written = generate(model, source, GenerationConfig(max_new_tokens=WRITTEN_TOKENS))
-    return [start, *written]
+    return [start, *generate(model, source, GenerationConfig(max_new_tokens=MAX_TARGET_TOKENS))]
 
 
 def encode(tokenizer: Any, text: str, field: str, special: bool = True) -> list[int]:

@@ -1,7 +1,7 @@
 """The view "extension": what each method of extending a context does to the pairs of a rotary scheme.
 
 Pairs, wavelengths and attention factors are those of `phasor explain`. Nothing here needs torch but `similarity`, and
-`open_model` for the files of Hugging Face families.
+`open_config` for the files of Hugging Face families.
 """
 
 from __future__ import annotations
@@ -117,10 +117,10 @@ def list_presets(request: PresetsRequest) -> list[dict[str, str]]:
     return [{"name": name, "line": summary(PRESETS[name])} for name in rotary_presets()]
 
 
-def open_model(request: OpenRequest) -> dict[str, Any]:
+def open_config(request: OpenRequest) -> dict[str, Any]:
     """The rotary schemes of a preset or of a config.json, each as a `RotaryModel` with what is shown of it.
 
-    >>> opened = open_model(OpenRequest(preset="llama-3.1"))["schemes"][0]
+    >>> opened = open_config(OpenRequest(preset="llama-3.1"))["schemes"][0]
     >>> opened["factor"], opened["extension"], opened["layers"]
     (16.0, 'llama3', 'layers 0-31')
     """
@@ -377,7 +377,7 @@ def nearby_distances(length: int) -> list[list[int]]:
 
 
 register("extension", "presets", PresetsRequest, list_presets)
-register("extension", "open", OpenRequest, open_model)
+register("extension", "open", OpenRequest, open_config)
 register("extension", "methods", MethodsRequest, explain_methods)
 register("extension", "similarity", MethodsRequest, similarity)
 

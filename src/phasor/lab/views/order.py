@@ -181,7 +181,7 @@ def describe_model(folder: Folder) -> dict[str, Any]:
         check_model_links(folder)
         config = read_config(folder.path)
     except (ValueError, OSError) as error:
-        return {**found, "error": str(error).replace(str(folder.path), folder.name)}
+        return {**found, "error": folder.error_text(error)}
     return {**found, "shape": config.shape, "layers": config.num_layers, "heads": config.num_heads}
 
 

@@ -156,7 +156,7 @@ def describe_run(folder: Folder, request: CurvesRequest) -> dict[str, Any]:
         metrics = READER.metrics(folder)
         state = run_state(folder)
     except (ValueError, OSError) as error:
-        return {**about, "error": str(error).replace(str(folder.path), folder.name)}
+        return {**about, "error": folder.error_text(error)}
     if marker is None:
         return {**about, "error": f"{folder.name}/run.json is not the marker of a run"}
     recipe = marker.recipe
@@ -192,10 +192,10 @@ def run_state(folder: Folder) -> str:
     if folder.has(MANIFEST):  # it ended by itself or by a signal
         return "finished" if folder.has("model") else "stopped"
     try:
-        written = max(os.stat(folder.path / name).st_mtime for name in ("run.json", METRICS))
+        modified = max(os.stat(folder.path / name).st_mtime for name in ("run.json", METRICS))
     except OSError:
-        written = os.stat(folder.path / "run.json").st_mtime
-    return "training" if time.time() - written < LIVE_SECONDS else "stopped"
+        modified = os.stat(folder.path / "run.json").st_mtime
+    return "training" if time.time() - modified < LIVE_SECONDS else "stopped"
 
 
 def lowest(curve: tuple[list[int], list[float]] | None) -> dict[str, Any] | None:
@@ -260,7 +260,7 @@ def read_report(request: ReportRequest, folders: Folders) -> dict[str, Any]:
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{folder.name}/{LENGTHS} is not a report of phasor evaluate --lengths") from error
     except (ValueError, OSError) as error:
-        raise ValueError(str(error).replace(str(folder.path), folder.name)) from error
+        raise ValueError(folder.error_text(error)) from error
     return found
 
 

@@ -13,7 +13,7 @@ export function fixed(value, decimals = 2) {
 	return minus(value.toLocaleString("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals }));
 }
 
-/** A number with so many significant digits, in scientific notation where it is tiny or huge. */
+/** A number with `count` significant digits, in scientific notation where it is tiny or huge. */
 export function digits(value, count = 4) {
 	if (value === null || value === undefined || Number.isNaN(value)) return "–";
 	if (value === 0) return "0";

@@ -18,6 +18,7 @@ export function openView(module, query, main, about) {
 	const rows = [];
 	const closing = [];
 	const mistakes = new Map(); // by endpoint: what its last request got wrong
+	const posted = new Map(); // by endpoint: the body of its last request
 	const t = translator(texts);
 	let update = () => {};
 	let closed = false;
@@ -85,6 +86,13 @@ export function openView(module, query, main, about) {
 		refresh: () => schedule(run),
 		/** The answer of an endpoint of this view; null where it is outdated or a mistake, which is shown. */
 		post: (name, body, key = name) => answered(key, post(id, name, body, `${id}/${key}`)),
+		/** The answer where the body is another than that of the last call; undefined where it is the same. */
+		async postChanged(name, body) {
+			const text = JSON.stringify(body);
+			if (posted.get(name) === text) return undefined;
+			posted.set(name, text);
+			return tools.post(name, body);
+		},
 		/** What GET answers, or null likewise. */
 		get: (path) => answered(path, get(path)),
 		/** Show a mistake that the view itself found, at the control of a field; null takes it back. */

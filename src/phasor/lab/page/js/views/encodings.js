@@ -103,21 +103,12 @@ export function render(root, state, tools) {
 	let shown = null; // the last facts
 	let increments = [];
 	let rotation = null;
-	const asked = {};
 	const beside = h("div", { class: "stack" }); // the map of a bias: charts are to its right
 	let arranged = null;
 
-	/** Ask for something again where what it depends on has changed. */
-	async function ask(name, body) {
-		const text = JSON.stringify(body);
-		if (asked[name] === text) return null;
-		asked[name] = text;
-		return tools.post(name, body);
-	}
-
 	/** The cards of all schemes, a few at a time: what a slider asks for next does not wait for all of them. */
 	async function askCards(body) {
-		let found = await ask("criteria", { ...body, first: 0, count: CARDS });
+		let found = await tools.postChanged("criteria", { ...body, first: 0, count: CARDS });
 		if (!found) return null;
 		for (let part = found; part.length === CARDS; found = found.concat(part)) {
 			part = await tools.post("criteria", { ...body, first: found.length, count: CARDS });
@@ -267,8 +258,17 @@ export function render(root, state, tools) {
 			card,
 			h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("scheme")), CRITERIA.map((name) => h("th", { scope: "col" }, h("span", { class: "long" }, t(name)), h("span", { class: "short" }, t(`${name}Short`)))))),
 			h("tbody", {}, schemes.map(({ kind, name: schemeName }) =>
-				h("tr", { class: kind === state.s && "chosen" }, h("th", { scope: "row" }, h("button", { type: "button", class: "plain", "aria-pressed": String(kind === state.s), onclick: () => { tools.set({ s: kind }); scrollTo({ top: 0 }); } }, schemeName)), CRITERIA.map((name) => cell(name, by[kind][name]))))),
+				h("tr", {}, h("th", { scope: "row" }, h("button", { type: "button", class: "plain", onclick: () => { tools.set({ s: kind }); scrollTo({ top: 0 }); } }, schemeName)), CRITERIA.map((name) => cell(name, by[kind][name]))))),
 		);
+		markRow(chosen());
+	}
+
+	/** Mark the row of a scheme in the table of criteria. */
+	function markRow(scheme) {
+		[...card.querySelectorAll("tbody tr")].forEach((line, i) => {
+			line.classList.toggle("chosen", schemes[i] === scheme);
+			line.querySelector("button").setAttribute("aria-pressed", String(schemes[i] === scheme));
+		});
 	}
 
 	function drawSum(found, length) {
@@ -301,9 +301,9 @@ export function render(root, state, tools) {
 		const span = { position, dim, length: n, start: scores ? 0 : start, head: scores ? head - 1 : 0, heads: HEADS, side };
 		if (codes) drawMatrix();
 		if (codes && increments) drawRotation();
-		if (cards) for (const [i, line] of [...card.querySelectorAll("tbody tr")].entries()) line.classList.toggle("chosen", schemes[i] === scheme);
+		if (cards) markRow(scheme);
 		const jobs = [
-			Promise.all([ask("matrix", span), ask("facts", span)]).then(([matrixAnswer, facts]) => {
+			Promise.all([tools.postChanged("matrix", span), tools.postChanged("facts", span)]).then(([matrixAnswer, facts]) => {
 				if (!matrixAnswer || !facts) return;
 				if (scores && side === "decoder") hideAhead(matrixAnswer);
 				codes = { ...matrixAnswer, scheme, pairs, start: span.start, head };
@@ -313,7 +313,7 @@ export function render(root, state, tools) {
 				drawFacts();
 				drawRotation();
 			}),
-			ask("rotation", { position, dim, start: start + Math.min(Math.round(state.t), n - 1), shift: k }).then((answer) => {
+			tools.postChanged("rotation", { position, dim, start: start + Math.min(Math.round(state.t), n - 1), shift: k }).then((answer) => {
 				if (!answer) return;
 				increments = parseIncrements(answer.increments);
 				const at = start + Math.min(Math.round(state.t), n - 1);
@@ -321,7 +321,7 @@ export function render(root, state, tools) {
 				if (codes) drawRotation();
 			}),
 			askCards({ dim, length: n }).then((answer) => answer && drawCard((cards = answer), n)),
-			ask("combination", { base, dim, width, length: n, token_std: std }).then((answer) => answer && drawSum(answer, n)),
+			tools.postChanged("combination", { base, dim, width, length: n, token_std: std }).then((answer) => answer && drawSum(answer, n)),
 		];
 		await Promise.all(jobs);
 	};

@@ -104,15 +104,11 @@ export function render(root, state, tools) {
 	const maps = [1, 2].map(() => heatMap(pair, option));
 	const updateText = renderText(root, state, tools);
 
-	let asked = "";
 	let found = null;
 	async function readTicket() {
 		const { a, b, pos, att, n, h: heads, seed } = state;
 		const body = { first: a, second: b, position: pos, attention: att, num_layers: n, num_heads: heads, seed };
-		const text = JSON.stringify(body);
-		if (text === asked) return;
-		asked = text;
-		const answer = await tools.post("ticket", body);
+		const answer = await tools.postChanged("ticket", body);
 		if (answer) found = { ...answer, asked: body };
 	}
 

@@ -17,8 +17,6 @@ export const defaults = {
 };
 
 const PARTS = ["scale", "activations", "norms", "placements"];
-const PLAIN = ["relu", "silu", "gelu", "gelu-tanh"];
-const GATED = ["glu", "reglu", "swiglu", "geglu", "geglu-tanh", "swiglu-clamped"];
 const PLACEMENTS = ["pre", "post", "sandwich", "deepnorm", "output", "parallel"];
 const COLORS = ["c1", "c2", "c3", "c4", "c5", "c6"].map((name) => `var(--${name})`);
 
@@ -82,8 +80,8 @@ function scaleSection({ t, controls, post }) {
 
 function activationSection({ t, controls, post }) {
 	const element = h("section", { class: "stack" });
-	controls(element, [
-		{ name: "a", kind: "select", label: t("activation"), options: GATED.map((kind) => [kind, kind]), field: "activation" },
+	const row = controls(element, [
+		{ name: "a", kind: "select", label: t("activation"), options: [], field: "activation" },
 		{ name: "reach", kind: "slider", label: t("reach"), min: 1, max: 10, step: 0.5 },
 		{ name: "slopes", kind: "toggle", label: t("slopes") },
 	]);
@@ -101,17 +99,21 @@ function activationSection({ t, controls, post }) {
 		async update({ a, reach, slopes }, header) {
 			const points = 121; // so that the middle and the ends have labels, however tall the map is
 			const [found, matrix] = await Promise.all([post("curves", { reach, points: 161 }), post("gate", { activation: a, reach, points })]);
-			if (!found || !matrix) return;
+			if (!found) return;
 			const { x, curves } = found;
+			const [plainKinds, gatedKinds] = [false, true].map((gated) => Object.keys(curves).filter((kind) => curves[kind].gated === gated));
+			row.options("a", gatedKinds.map((kind) => [kind, kind]));
+			row.refresh({ a });
+			if (!matrix) return;
 			const what = slopes ? "slopes" : "values";
 			const least = Math.min(...curves.gelu.values);
 			header.set(t("title.activations", { least: fixed(least, 2), at: fixed(x[curves.gelu.values.indexOf(least)], 2) }), t("lead.activations"));
 			const draw = (chart, kinds, name) => {
 				chart.caption(t(name), t(slopes ? "slopesNote" : "valuesNote"));
-				chart.draw({ series: kinds.map((kind, i) => ({ x, y: curves[kind][what], label: kind, color: COLORS[i], width: kind === a ? 3 : 1.7, dash: kind.endsWith("tanh") ? "5 4" : undefined })), rules: [{ y: 0, dash: "none", color: "var(--faint)" }, { x: 0, dash: "none", color: "var(--faint)" }] });
+				chart.draw({ series: kinds.map((kind, i) => ({ x, y: curves[kind][what], label: kind, color: COLORS[i % COLORS.length], width: kind === a ? 3 : 1.7, dash: kind.endsWith("tanh") ? "5 4" : undefined })), rules: [{ y: 0, dash: "none", color: "var(--faint)" }, { x: 0, dash: "none", color: "var(--faint)" }] });
 			};
-			draw(plain, PLAIN, "plainCurves");
-			draw(gated, GATED, "gatedCurves");
+			draw(plain, plainKinds, "plainCurves");
+			draw(gated, gatedKinds, "gatedCurves");
 			const axis = (i) => -reach + (2 * reach * i) / (points - 1);
 			const ends = [digits(-reach, 3), "0", digits(reach, 3)];
 			const columnLabels = [];

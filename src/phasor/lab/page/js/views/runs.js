@@ -214,7 +214,6 @@ function renderReport(root, state, tools) {
 	body.append(pair, tables);
 	const byLength = lineChart(pair, { name: t("byLength"), note: t("byLengthNote"), height: 320, x: { label: t("length"), name: t("length"), scale: "log", format: integer } });
 	const byPosition = lineChart(pair, { name: t("byPosition"), height: 320, x: { label: t("place"), name: t("place"), format: (value) => integer(value) } });
-	let asked = "";
 	let report = null;
 
 	function draw() {
@@ -272,12 +271,7 @@ function renderReport(root, state, tools) {
 		controls.options("r", reports.map((one) => [one.folder, one.name]));
 		controls.refresh({ r: chosen.folder });
 		controls.toggle("r", reports.length > 1);
-		const request = JSON.stringify({ folder: chosen.folder });
-		if (request !== asked) {
-			asked = request;
-			const answer = await tools.post("report", { folder: chosen.folder });
-			if (answer) report = answer;
-		}
+		report = (await tools.postChanged("report", { folder: chosen.folder })) ?? report;
 		if (report) draw();
 	};
 }

@@ -24,7 +24,7 @@ function pathOf(xs, ys, x, y) {
 }
 
 /** Places for names at the given heights, at least GAP apart and within [top, bottom]. */
-function spread(heights, top, bottom) {
+function separateLabels(heights, top, bottom) {
 	const order = heights.map((height, i) => [height, i]).sort((a, b) => a[0] - b[0]);
 	const places = [];
 	let last = top - GAP;
@@ -121,7 +121,7 @@ class LineChart extends Figure {
 			while (last > 0 && (one.y[last] === null || !Number.isFinite(one.y[last]) || x(one.x[last]) > right + 1)) last--;
 			return Math.min(Math.max(y(one.y[last]) || bottom, top), bottom);
 		});
-		spread(ends, top, bottom).forEach((place, i) =>
+		separateLabels(ends, top, bottom).forEach((place, i) =>
 			parts.push(text({ x: right + 7, y: place + 4, "font-size": 13, "font-weight": 600, fill: named[i].textColor ?? named[i].color ?? "var(--ink)" }, named[i].label)));
 		for (const one of data.whiskers ?? [])
 			parts.push(s("path", { d: `M${x(one.x)},${y(one.low)}V${y(one.high)}`, stroke: one.color, "stroke-width": 1.5, opacity: 0.7 }));

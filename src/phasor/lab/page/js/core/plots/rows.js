@@ -41,7 +41,7 @@ class RowChart extends Figure {
 	}
 }
 
-/** A text that is cut where it is wider than so many pixels. */
+/** A text that is cut where it is wider than a number of pixels. */
 function clip(text, width) {
 	let cut = text;
 	while (cut.length > 1 && textWidth(cut, 14, 400) > width) cut = `${cut.slice(0, -2)}…`;

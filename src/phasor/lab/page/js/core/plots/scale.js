@@ -15,7 +15,7 @@ export function makeScale(kind, [low, high], [from, to]) {
 	return scale;
 }
 
-/** About so many round numbers within a domain. */
+/** Round numbers within a domain, about `count` of them. */
 export function ticks(kind, [low, high], count = 5) {
 	if (kind === "log") {
 		const first = Math.ceil(Math.log10(low) - 1e-9);
