@@ -317,7 +317,8 @@ def test_a_missing_compiler_is_said_and_leaves_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(checks.torch, "compile", lambda function: missing)
     with pytest.raises(
-        ValueError, match=r"train.compile does not work on cpu here: .*No working C\+\+ compiler found\.$"
+        ValueError,
+        match=r"train.compile does not work on cpu here, set it to false: .*No working C\+\+ compiler found\.$",
     ):
         run(recipe(tmp_path / "run", train__compile=True))
     assert not (tmp_path / "run").exists()

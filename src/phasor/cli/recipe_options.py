@@ -116,7 +116,7 @@ def placeholder(hint: Any) -> str:
 def default_of(name: str) -> str:
     """The default of a field, as text; of a choice, by kind where kinds differ.
 
-    >>> default_of("schedule.floor"), default_of("train.compile"), default_of("train.ema_decay")
+    >>> default_of("schedule.floor"), default_of("train.cuda_graphs"), default_of("train.ema_decay")
     ('cosine 0.1, linear 0, wsd 0', 'false', '')
     """
     *path, field = name.split(".")

@@ -137,7 +137,8 @@ class TrainConfig(Config):
     optimizer steps; without `steps` and `epochs` a run makes one epoch. The `precision` "auto" is bfloat16 autocast
     on a GPU and float32 elsewhere; "float8" computes the matrix products of blocks in 8 bits, except routers and
     experts, and the rest in bfloat16. `param_dtype` is the dtype of parameters: bfloat16 halves the memory, and
-    loses changes below 1/256 of a parameter. On a GPU `cuda_graphs` captures the step of each batch shape as a CUDA
+    loses changes below 1/256 of a parameter. `compile` has torch.compile generate the code of blocks; None does on a
+    GPU alone. On a GPU `cuda_graphs` captures the step of each batch shape as a CUDA
     graph, so that the device does not wait for the host; `deterministic` has it give the same bits in every run, as a
     CPU does by itself, without the attention kernels that cannot.
 
@@ -155,7 +156,7 @@ class TrainConfig(Config):
     ema_decay: float | None = None
     precision: Literal["auto", "float32", "bfloat16", "float8"] = "auto"
     param_dtype: Literal["float32", "bfloat16"] = "float32"
-    compile: bool = False
+    compile: bool | None = None
     cuda_graphs: bool = False
     deterministic: bool = False
     activation_checkpointing: bool = False

@@ -48,7 +48,7 @@ HELP = {
     "train.ema_decay": "keep an exponential moving average of the weights with this decay; it is evaluated and saved",
     "train.precision": "of matrix multiplications; auto is bfloat16 on a GPU, else float32; float8 is for large models",
     "train.param_dtype": "dtype of parameters and optimizer state",
-    "train.compile": "use torch.compile: slow to start, then faster",
+    "train.compile": "compile blocks with torch.compile: some seconds at the start, then faster; by default on a GPU",
     "train.cuda_graphs": "capture training steps as CUDA graphs, on a GPU",
     "train.deterministic": "the same bits in every run, on a GPU too",
     "train.activation_checkpointing": "recompute activations in the backward pass to save memory",

@@ -10,6 +10,7 @@ import torch
 from phasor.config.recipe import Recipe
 from phasor.config.schema import quote, shorten
 from phasor.parallel.processes import JoinedProcesses, Processes
+from phasor.training.trainer import compiles_blocks
 
 
 def check_recipe(recipe: object) -> None:
@@ -45,7 +46,7 @@ def check_device(recipe: Recipe, device: torch.device, processes: Processes) -> 
         raise ValueError("TrainConfig.cuda_graphs captures the step of a process that is alone: leave it out here")
     if recipe.train.precision == "float8" and device.type != "cuda":
         raise ValueError(f"train.precision float8 needs a GPU, and the device is {device}: bfloat16 runs everywhere")
-    if recipe.train.compile:
+    if compiles_blocks(recipe, device):
         check_compiler(device)
 
 
@@ -55,4 +56,6 @@ def check_compiler(device: torch.device) -> None:
         torch.compile(lambda x: x * 2 + 1)(torch.ones(4, device=device))
     except Exception as error:  # whatever is missing: a C++ compiler, its headers, Triton
         reason = " ".join(str(error).split()).partition(" Set TORCH")[0]
-        raise ValueError(f"train.compile does not work on {device} here: {shorten(reason, 300)}") from None
+        raise ValueError(
+            f"train.compile does not work on {device} here, set it to false: {shorten(reason, 300)}"
+        ) from None

@@ -90,7 +90,7 @@ class Trainer:
             convert_to_float8(self.model)
         if recipe.train.activation_checkpointing:
             checkpoint_blocks(self.model)
-        if recipe.train.compile:
+        if compiles_blocks(recipe, self.device):
             self.compile(dynamic=recipe.task == "translation")
         self.weights = self.shard()
         graphs = recipe.train.cuda_graphs and self.device.type == "cuda"
@@ -275,6 +275,15 @@ def precision_name(recipe: Recipe, device: torch.device) -> str:
     """
     automatic = "bfloat16" if device.type == "cuda" else "float32"
     return automatic if recipe.train.precision == "auto" else recipe.train.precision
+
+
+def compiles_blocks(recipe: Recipe, device: torch.device) -> bool:
+    """Whether a recipe compiles the model's blocks on a device.
+
+    >>> compiles_blocks(Recipe(), torch.device("cpu"))
+    False
+    """
+    return device.type == "cuda" if recipe.train.compile is None else recipe.train.compile
 
 
 def derive_seed(*numbers: int) -> int:
