@@ -20,9 +20,9 @@ from phasor.ops.attention import Bias, ScorePiece, SumBias
 Prepared = Sequence[Any]
 
 
-@dataclass(frozen=True)
+@dataclass
 class SumOfBiases:
-    """Biases of several schemes, added."""
+    """Biases of several schemes, added. Not frozen: made in compiled code, it would lose its field in torch 2.11."""
 
     biases: tuple[Bias, ...]
 
