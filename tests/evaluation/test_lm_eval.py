@@ -1,12 +1,8 @@
 """The model for lm-evaluation-harness: its scores against transformers, and against the harness's own model `hf`."""
 
 import json
-import os
 import subprocess
 import sys
-import sysconfig
-import venv
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,8 +10,7 @@ import torch
 import transformers
 from decoding import byte_tokenizer
 
-import phasor
-from phasor.evaluation.lm_eval import HarnessModel, install_hook, register, rolling_windows
+from phasor.evaluation.lm_eval import HarnessModel, register, rolling_windows
 
 # Two layers in float32, over sums of up to 64 log-probabilities of order 5.
 CLOSE = 1e-5
@@ -223,27 +218,10 @@ def compare_answers(theirs, ours):
         assert ours == theirs
 
 
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory):
-    """The Python of a new environment in which phasor is registered, with the packages of this one."""
-    place = tmp_path_factory.mktemp("environment")
-    venv.create(place, with_pip=False, symlinks=os.name != "nt")
-    places = {"base": str(place), "platbase": str(place)}
-    site = Path(sysconfig.get_path("purelib", "venv", places))
-    (site / "packages.pth").write_text(
-        "\n".join([str(Path(phasor.__file__).parents[1]), sysconfig.get_path("purelib")])
-    )
-    install_hook(site)
-    return str(Path(sysconfig.get_path("scripts", "venv", places), Path(sys.executable).name))
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["lm_eval", "phasor.evaluation.lm_eval"])
-def test_the_command_of_the_harness(folder, tasks, environment, tmp_path, module):
-    """As `lm_eval` where phasor is registered, and by phasor's own module where it is not."""
+def test_the_command_of_the_harness(folder, tasks, tmp_path):
     pytest.importorskip("lm_eval")
-    command = [environment if module == "lm_eval" else sys.executable, "-m", module]
-    command += ["--model", "phasor", "--tasks", "sums_choice"]
+    command = [sys.executable, "-m", "phasor.evaluation.lm_eval", "--model", "phasor", "--tasks", "sums_choice"]
     command += ["--model_args", f"path={folder},dtype=float32,max_length=64", "--include_path", str(tasks)]
     command += ["--device", "cpu", "--batch_size", "4", "--output_path", str(tmp_path / "out.json")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,13 +1,7 @@
 """A model of phasor for lm-evaluation-harness (the package `lm_eval`).
 
 The harness finds a model by the name it was registered under, and has no option for a package that registers one. So
-phasor is registered once per environment, by two small files in its site-packages (`lm_eval_hook` says what they do);
-`--unregister` deletes them:
-
-    python -m phasor.evaluation.lm_eval --register
-    lm_eval --model phasor --model_args path=FOLDER --tasks ...
-
-Without that, the command line of the harness can be started from here, with all of its own options:
+its command line is started from here, with all of its options:
 
     python -m phasor.evaluation.lm_eval --model phasor --model_args path=FOLDER --tasks ...
 """
@@ -17,12 +11,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-import sysconfig
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from importlib.util import cache_from_source
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -34,22 +25,16 @@ from phasor.checkpoints.swap_positions import swap_config
 from phasor.config.schema import check_integer, quote
 from phasor.data.tokenizers import special_of
 from phasor.device import resolve_device
-from phasor.evaluation import lm_eval_hook
 from phasor.evaluation.continuations import check_scorable, score_continuations
 from phasor.evaluation.run import known_limits
 from phasor.evaluation.variants import check_variants, make_variant
-from phasor.files import atomic_write
 from phasor.generation.api import decode
 from phasor.generation.encode import encode_prompts, without_limits
 from phasor.generation.request import build_request
 from phasor.generation.text import TextTracker
 from phasor.nn.mode import eval_mode
 
-HOOK = "phasor_lm_eval"  # the name of lm_eval_hook.py in site-packages
-START = (  # what every start of Python runs there: a finder in front of Python's, which imports the hook for one module
-    'import sys; sys.meta_path.insert(0, type("PhasorFinder", (), {"find_spec": lambda name, path=None, target=None: '
-    f'__import__("{HOOK}").find_models(path) if name == "{lm_eval_hook.MODELS}" else None}}))\n'
-)
+NAME, TARGET = "phasor", "phasor.evaluation.lm_eval:PhasorLM"  # in the registry of the harness
 NEW_TOKENS = 256  # that are generated where a task does not say how many
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 NEW_TOKEN_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first that is given
@@ -363,63 +348,22 @@ def register() -> type[Any]:
     """Register the model with the harness in this process; the class."""
     try:
         import lm_eval.models  # noqa: F401  # the harness registers its own where there are none yet
-        from lm_eval.api.registry import get_model
+        from lm_eval.api.registry import get_model, model_registry
 
-        lm_eval_hook.register_model()
+        if NAME not in model_registry:
+            model_registry.register(NAME, target=TARGET)
     except ImportError:
         raise ValueError(
             "lm-evaluation-harness is the package lm_eval, of version 0.4.10 or later: pip install 'phasor[lm-eval]'"
         ) from None
-    return get_model(lm_eval_hook.NAME)
-
-
-def install_hook(folder: Path) -> list[Path]:
-    """Write the files with which every Python of an environment registers the model; `folder` is its site-packages.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     [file.name for file in install_hook(Path(folder))], len(remove_hook(Path(folder)))
-    (['phasor_lm_eval.py', 'phasor_lm_eval.pth'], 2)
-    """
-    texts = {
-        folder / f"{HOOK}.py": Path(lm_eval_hook.__file__).read_text(encoding="utf-8"),
-        folder / f"{HOOK}.pth": START,  # last: it needs the other
-    }
-    try:
-        for file, text in texts.items():
-            with atomic_write(file, unique=True) as staged:
-                staged.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OSError(f"{folder} cannot be written: {error.strerror}") from None
-    return list(texts)
-
-
-def remove_hook(folder: Path) -> list[Path]:
-    """Delete the files of `install_hook`; those that there were."""
-    files = [folder / f"{HOOK}.pth", folder / f"{HOOK}.py"]  # the first needs the other
-    there = [file for file in files if file.exists()]
-    try:
-        for file in (*there, Path(cache_from_source(str(files[1])))):
-            file.unlink(missing_ok=True)
-    except OSError as error:
-        raise OSError(f"{folder} cannot be written: {error.strerror}") from None
-    return there
+    return get_model(NAME)
 
 
 def main() -> None:
-    """`--register`, `--unregister`, or else the command line of the harness with this model."""
-    folder = Path(sysconfig.get_path("purelib"))
+    """The command line of the harness, with this model."""
     try:
-        if sys.argv[1:] == ["--register"]:
-            files = " and ".join(map(str, install_hook(folder)))
-            print(f"wrote {files}: lm_eval has the model phasor in this environment")
-            return
-        if sys.argv[1:] == ["--unregister"]:
-            files = " and ".join(map(str, remove_hook(folder)))
-            print(f"deleted {files}" if files else f"phasor is not registered with lm_eval in {folder}")
-            return
         register()
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         print(f"phasor: {error}", file=sys.stderr)
         sys.exit(2)
     from lm_eval.__main__ import cli_evaluate
