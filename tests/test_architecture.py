@@ -18,7 +18,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # Imports go down or stay on their floor, never up.
 FLOORS = [
-    {"config", "device", "files", "manifest", "ops", "recipes"},
+    {"artifacts", "config", "device", "files", "manifest", "ops", "recipes"},
     {"nn"},
     {"kv_cache"},
     {"transformer", "models", "quantization"},
@@ -107,6 +107,15 @@ def test_rooms_do_not_import_each_other_in_a_circle():
         return seen
 
     assert not [name for name in below if name in reach(name)]
+
+
+def test_folders_are_written_by_one_class():
+    """Only files.py and artifacts.py rename what is written, and take locks."""
+    calls = {"os.replace", "os.rename", "replace_folder", "lock"}
+    for path in FILES:
+        if room(path) not in ("files", "artifacts"):
+            nodes = ast.walk(ast.parse(path.read_text()))
+            assert not calls & {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}, path
 
 
 def imported_modules(path, modules):

@@ -16,9 +16,10 @@ from decoding import speaker
 
 import phasor
 from phasor import files
+from phasor.artifacts import ArtifactFolder
 from phasor.config.recipe import DataConfig, Recipe
 from phasor.data.store import load_prepared_data, prepare
-from phasor.files import atomic_write, lock, lock_folder, replace_folder, staging_folder
+from phasor.files import atomic_write, lock, lock_folder
 from phasor.training.state import load_newest, save_state
 
 
@@ -105,7 +106,7 @@ def test_a_crash_while_data_are_prepared_again_leaves_the_old_ones_or_the_new_on
     states = states_of(folder, lambda: prepare(other, folder / "data"), tmp_path)
     prints = []
     for _, place in states:
-        files.restore_folder(place / "data")
+        ArtifactFolder(place / "data").restore()
         prints.append(load_prepared_data(place / "data").fingerprint)
     assert prints[0] == first.fingerprint
     assert prints[-1] == prepare(other, folder / "data").fingerprint != prints[0]
@@ -157,10 +158,11 @@ def test_what_killed_processes_left_is_removed_and_what_is_in_use_stays(tmp_path
     for name in (f".model-{'1' * 12}.part", f".model-{'2' * 12}.old", f".models-{'1' * 12}.part", ".model-mine.part"):
         (tmp_path / name).mkdir()
     (tmp_path / "model").mkdir()
-    with staging_folder(tmp_path / "model") as mine, staging_folder(tmp_path / "model") as other:
+    model = ArtifactFolder(tmp_path / "model")
+    with model.stage() as mine, model.stage() as other:
         assert mine.is_dir()
         (other / "file").write_text("new")
-        replace_folder(other, tmp_path / "model")
+        model.publish(other)
     assert sorted(os.listdir(tmp_path)) == [".model-mine.part", f".models-{'1' * 12}.part", "model"]
     assert os.listdir(tmp_path / "model") == ["file"]
 
@@ -169,8 +171,9 @@ def test_a_link_is_replaced_and_not_what_it_points_to(folder: Path) -> None:
     (folder / "target").mkdir()
     (folder / "target" / "thesis").write_text("years")
     (folder / "link").symlink_to(folder / "target")
-    with staging_folder(folder / "link") as staged:
-        replace_folder(staged, folder / "link")
+    link = ArtifactFolder(folder / "link")
+    with link.stage() as staged:
+        link.publish(staged)
     assert sorted(os.listdir(folder)) == ["link", "target"]
     assert not (folder / "link").is_symlink()
     assert (folder / "target" / "thesis").read_text() == "years"

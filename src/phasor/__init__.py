@@ -25,7 +25,7 @@ _HOMES = {
     "phasor.evaluation": "evaluate translate",
     "phasor.inspect.backends": "backends",
     "phasor.kv_cache.dynamic": "KVCache",
-    "phasor.manifest": "verify",
+    "phasor.artifacts": "verify",
     "phasor.checkpoints": "convert exact_rotary load save",
     "phasor.config.generation": "GenerationConfig SpecialTokens",
     "phasor.config.recipe": "DataConfig MeshConfig OptimizerConfig Recipe SaveConfig TrainConfig",
@@ -41,6 +41,7 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 if TYPE_CHECKING:
+    from phasor.artifacts import verify as verify
     from phasor.checkpoints import convert as convert
     from phasor.checkpoints import exact_rotary as exact_rotary
     from phasor.checkpoints import load as load
@@ -68,7 +69,6 @@ if TYPE_CHECKING:
     from phasor.inspect.explain import explain as explain
     from phasor.inspect.kinds import kinds as kinds
     from phasor.kv_cache.dynamic import KVCache as KVCache
-    from phasor.manifest import verify as verify
     from phasor.models.presets import preset as preset
     from phasor.nn.moe import balancing_loss as balancing_loss
     from phasor.nn.positions import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""Files and folders that are written whole or not at all.
+"""Files that are written whole or not at all, and what `ArtifactFolder` does the same for folders with.
 
 What is written goes to a hidden name beside its place, ending in `.part`. When it is complete it is flushed to the
 disk and takes its place in one step. A kill or a loss of power at any moment leaves the old file or the new one, and at
@@ -8,12 +8,11 @@ most such a hidden name, which the next writer removes.
 from __future__ import annotations
 
 import errno
-import glob
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 PART, OLD = ".part", ".old"
@@ -51,32 +50,6 @@ def atomic_write(file: Path, *, unique: bool = False) -> Iterator[Path]:
         staged.unlink(missing_ok=True)
 
 
-@contextmanager
-def staging_folder(folder: Path, names: str | None = None) -> Iterator[Path]:
-    """A new hidden folder beside another, to write what `replace_folder` puts in its place; it is gone afterward.
-
-    It is locked while it is used. What killed processes left is removed, since nobody locks it any more: that of
-    folders of this name, or of all whose names match the pattern `names`.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as place:
-    ...     with staging_folder(Path(place, "model")) as staged:
-    ...         _ = (staged / "config.json").write_text("{}")
-    ...         replace_folder(staged, Path(place, "model"))
-    ...     os.listdir(place), os.listdir(Path(place, "model"))
-    (['model'], ['config.json'])
-    """
-    with ExitStack() as stack:
-        with lock_folder(folder.parent):
-            restore_folder(folder)
-            remove_leftovers(folder, names)
-            staged = hidden_name(folder, PART)
-            staged.mkdir()
-            stack.callback(remove_folder, staged)
-            stack.enter_context(lock_folder(staged))
-        yield staged
-
-
 def replace_folder(staged: Path, folder: Path) -> None:
     """Put a finished folder in place in one step; the one that was there, or the link, is deleted only afterward."""
     set_modes(staged)
@@ -87,7 +60,7 @@ def replace_folder(staged: Path, folder: Path) -> None:
         return
     if exchange(staged, folder):
         fsync(folder.parent)
-        remove_folder(staged)
+        remove(staged)
         return
     old = hidden_name(folder, OLD)
     try:
@@ -95,12 +68,12 @@ def replace_folder(staged: Path, folder: Path) -> None:
         os.replace(staged, folder)
     except BaseException:  # an interruption between the two, too
         if os.path.lexists(folder):
-            remove_folder(old)
+            remove(old)
         else:
             os.replace(old, folder)
         raise
     fsync(folder.parent)
-    remove_folder(old)
+    remove(old)
 
 
 def exchange(first: Path, second: Path) -> bool:
@@ -124,32 +97,9 @@ def exchange(first: Path, second: Path) -> bool:
     return not failed
 
 
-def restore_folder(folder: Path) -> None:
-    """Put back the folder that a kill left under its hidden name, where names cannot be exchanged in one step."""
-    if not os.path.lexists(folder):
-        for old in sorted(folder.parent.glob(f".{glob.escape(folder.name)}-{TOKEN}{OLD}"))[:1]:
-            with suppress(OSError):
-                os.replace(old, folder)
-
-
-def remove_leftovers(folder: Path, names: str | None = None) -> None:
-    """Remove what killed writers of a folder left beside it, or of all folders there whose names match a pattern."""
-    names = glob.escape(folder.name) if names is None else names
-    for suffix in (PART, OLD):
-        for leftover in folder.parent.glob(f".{names}-{TOKEN}{suffix}"):
-            with suppress(OSError), lock_folder(leftover, wait=False):
-                remove_folder(leftover)
-
-
 def hidden_name(path: Path, suffix: str, token: str | None = None) -> Path:
     """A name beside a path that nothing has yet, or that with a token."""
     return path.with_name(f".{path.name}-{token or secrets.token_hex(6)}{suffix}")
-
-
-def hidden_files(path: Path) -> list[Path]:
-    """What has a hidden name of a path, half written or half deleted; other hidden files are somebody else's."""
-    pattern = f".{glob.escape(path.name)}-{TOKEN}"
-    return [file for suffix in (PART, OLD) for file in path.parent.glob(f"{pattern}{suffix}")]
 
 
 def replace_link(link: Path, target: Path) -> None:
@@ -159,20 +109,24 @@ def replace_link(link: Path, target: Path) -> None:
         staged.symlink_to(target.resolve(), target_is_directory=True)
 
 
-def remove_folder(folder: Path) -> None:
-    """Delete a folder or a link as far as that can be done; an interruption does not leave it half deleted."""
-    try:
-        remove(folder)
-    finally:
-        remove(folder)
-
-
 def remove(path: Path) -> None:
-    """Delete a file, a link or a folder, if it exists; what a link points to stays."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
+    """Delete a file, a link (and not its target) or a folder, of which an interruption leaves no half."""
+    if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
+        return
+    try:
+        shutil.rmtree(path, ignore_errors=True)
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def write_errors(path: Path) -> Iterator[None]:
+    """Give the errors of the file system as a sentence that names what cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise type(error)(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def fsync(path: Path) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 import phasor
 from phasor import SpecialTokens, Transformer, files
+from phasor.artifacts import ArtifactFolder
 from phasor.checkpoints import folder as folders
 from phasor.checkpoints import hf, native, tensors
 from phasor.manifest import MANIFEST
@@ -193,7 +194,7 @@ def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("there", [True, False])
 @pytest.mark.parametrize("format", ["phasor", "hf"])
 @pytest.mark.parametrize(
-    ("module", "name"), [(tensors, "save_file"), (folders, "replace_folder"), (tensors, "write_tensors")]
+    ("module", "name"), [(tensors, "save_file"), (ArtifactFolder, "publish"), (tensors, "write_tensors")]
 )
 def test_a_failure_in_the_middle_leaves_things_as_they_were(
     module: Any, name: str, there: bool, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -24,7 +24,7 @@ from phasor.config.recipe import DataConfig, Recipe, read_recipe
 from phasor.data import sources
 from phasor.data.sources import documents, lines, source_files
 from phasor.generation.encode import encode_prompts
-from phasor.manifest import MANIFEST, read_manifest
+from phasor.manifest import MANIFEST, Manifest
 
 SIZES = {"vocab_size": 11, "dim": 8, "num_layers": 1, "num_heads": 2}
 
@@ -311,5 +311,5 @@ def test_what_may_not_be_read_is_not_called_missing(folder: Path, monkeypatch: p
 @pytest.mark.parametrize("name", ["phasor_manifest.json", "spiece.model"])
 def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
-    read = read_manifest if name.startswith("phasor") else lambda folder: read_sentencepiece(folder / name)
+    read = Manifest.read if name.startswith("phasor") else lambda folder: read_sentencepiece(folder / name)
     assert "regular file" in sentence(lambda: read(tmp_path))

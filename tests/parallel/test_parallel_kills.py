@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from phasor.artifacts import ArtifactFolder
 from phasor.config.recipe import Recipe
-from phasor.manifest import verify_folder
 from phasor.training import train
 from phasor.training.progress import TrainingProgress
 
@@ -77,7 +77,7 @@ def folder(tmp_path):
 
 def tensors(run, step):
     place = run / "checkpoints" / f"step-{step:08d}"
-    verify_folder(place, "checkpoint")
+    ArtifactFolder(place, "checkpoint").verify()
     return {f"{file.stem}: {name}": x for file in place.glob("*.safetensors") for name, x in load_file(file).items()}
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from phasor.artifacts import ArtifactFolder
 from phasor.config.recipe import Recipe
-from phasor.manifest import verify_folder
 from phasor.training import train
 from phasor.training.progress import TrainingProgress
 
@@ -84,7 +84,7 @@ def losses(folder):
 
 def tensors(folder, step):
     place = folder / "checkpoints" / f"step-{step:08d}"
-    verify_folder(place, "checkpoint")
+    ArtifactFolder(place, "checkpoint").verify()
     return {f"{file.stem}: {name}": x for file in place.glob("*.safetensors") for name, x in load_file(file).items()}
 
 
@@ -118,8 +118,8 @@ def test_a_run_that_is_stopped_and_resumed_on_its_mesh_ends_in_the_same_bits(run
 
 def test_the_folder_is_whole_and_holds_the_model(runs):
     for name in ("three", "half", "stopped", "moved", "cut"):
-        verify_folder(runs / name, "run")
-        verify_folder(runs / name / "model", "model")
+        ArtifactFolder(runs / name, "run").verify()
+        ArtifactFolder(runs / name / "model", "model").verify()
     expected = load_file(runs / "one/model/model.safetensors")
     for name in ("three", "half", "cut"):
         own = load_file(runs / name / "model/model.safetensors")

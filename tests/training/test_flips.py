@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 import phasor
 from phasor.data.store import load_prepared_data
-from phasor.manifest import MANIFEST, DamagedError, read_manifest
+from phasor.manifest import MANIFEST, DamagedError, Manifest
 from phasor.training.loop import train
 from phasor.training.progress import TrainingProgress
 from phasor.training.state import load_newest
@@ -52,7 +52,7 @@ def flip(file: Path, position: int, bit: int) -> None:
 def says_the_same(folder: Path, before: Any) -> bool:
     """Whether a manifest says what it said, as after a flip in the space between its words."""
     try:
-        return read_manifest(folder) == before
+        return Manifest.read(folder) == before
     except DamagedError:
         return False
 
@@ -60,7 +60,7 @@ def says_the_same(folder: Path, before: Any) -> bool:
 def check(run: Path, number: int) -> None:
     file, position, bit = choose(run, number)
     content = file.read_bytes()
-    before = read_manifest(file.parent) if file.name == MANIFEST else None
+    before = Manifest.read(file.parent) if file.name == MANIFEST else None
     flip(file, position, bit)
     try:
         if before is not None and says_the_same(file.parent, before):

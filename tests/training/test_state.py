@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from phasor import files
+from phasor.artifacts import ArtifactFolder
 from phasor.manifest import MANIFEST
 from phasor.training import state
 from phasor.training.state import (
@@ -18,7 +19,6 @@ from phasor.training.state import (
     load_newest,
     newest_whole,
     prune,
-    remove_leftovers,
     rename_damaged_checkpoints,
     save_state,
 )
@@ -166,7 +166,7 @@ def test_a_damaged_one_is_replaced_when_its_step_is_saved_again(tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.mark.parametrize("at", ["save_file", "fsync", "replace_folder", "write_json"])
+@pytest.mark.parametrize("at", ["save_file", "fsync", "publish", "write_json"])
 @pytest.mark.parametrize("saved", [(), (2,)], ids=["first", "second"])
 def test_a_full_disk_leaves_the_last_checkpoint_whole_and_says_so(tmp_path, monkeypatch, at, saved):
     save(tmp_path, *saved)
@@ -174,7 +174,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole_and_says_so(tmp_path, monk
     def full(*given):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(files if at == "fsync" else state, at, full)
+    monkeypatch.setattr({"fsync": files, "publish": ArtifactFolder}.get(at, state), at, full)
     with pytest.raises(OSError, match=r"step 4 cannot be written.*No space left") as error:
         save(tmp_path, 4)
     monkeypatch.undo()
@@ -219,7 +219,7 @@ def test_what_a_kill_left_behind_is_swept_away(tmp_path):
     for name in (".step-00000004-0123456789ab.part", ".step-00000001-0123456789ab.old"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").write_bytes(b"half")
-    remove_leftovers(tmp_path)
+    ArtifactFolder(tmp_path).remove_leftovers("step-[0-9]*")
     assert [file.name for file in tmp_path.iterdir()] == ["step-00000002"]
 
 

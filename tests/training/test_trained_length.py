@@ -116,11 +116,12 @@ def test_skipped_positions_are_trained_and_resumed_to_the_same_bits(place):
 
 def rewrite(folder: Path, file: Path, text: str) -> None:
     """Change a file of a folder with a manifest, and the manifest with it."""
-    from phasor.manifest import read_manifest, write_manifest
+    from phasor.artifacts import ArtifactFolder
+    from phasor.manifest import Manifest
 
-    kind = read_manifest(folder).kind
+    kind = Manifest.read(folder).kind
     file.write_text(text)
-    write_manifest(folder, kind)
+    ArtifactFolder(folder, kind).write_manifest()
 
 
 def same(one: Path, other: Path) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from phasor.checkpoints.compare import Comparison, compare
-from phasor.checkpoints.folder import replacing_folder
+from phasor.checkpoints.folder import model_folder
 from phasor.checkpoints.hub import resolve_folder
 from phasor.checkpoints.load import is_hf, load
 from phasor.checkpoints.save import FORMATS, check_quantization
@@ -72,7 +72,7 @@ def convert(
     )
     model = model if bits is None else quantize(model, bits)
     check_quantization(model, format)
-    with replacing_folder(destination) as staged:
+    with model_folder(destination).replace() as staged:
         FORMATS[format](model, staged, bar("writing"))
         if check is False:
             return None

@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from phasor.artifacts import ArtifactFolder
 from phasor.checkpoints.tokenizer_errors import TOKENIZER_BYTES, check_growth, tokenizer_errors
 from phasor.config.generation import SpecialTokens
 from phasor.config.schema import name_some
 from phasor.config.text_files import from_json, path_of, read_text
-from phasor.files import replace_folder, staging_folder
-from phasor.manifest import MANIFEST, DamagedError, read_manifest, write_manifest
+from phasor.manifest import MANIFEST, DamagedError, Manifest
 
 CONFIG, WEIGHTS, SPECIAL, TOKENIZER = "config.json", "model.safetensors", "generation_config.json", "tokenizer.json"
 SOURCE_TOKENIZER = "source_tokenizer.json"  # ours alone: where an encoder-decoder reads with another than it writes
@@ -45,9 +43,8 @@ SPECIAL_NAMES = {  # our names and those of the file, which are the field's own
 NEVER = "bad_words_ids"  # sequences; those of one token each are tokens that are never generated
 
 
-@contextmanager
-def replacing_folder(folder: str | Path, origin: Path | None = None) -> Iterator[Path]:
-    """A folder to write into that takes its place when all is written, and vanishes if anything fails.
+def model_folder(folder: str | Path, origin: Path | None = None) -> ArtifactFolder:
+    """A folder to write a model to.
 
     What is there has to be a model that phasor wrote, or the folder that the model came from.
     """
@@ -55,15 +52,7 @@ def replacing_folder(folder: str | Path, origin: Path | None = None) -> Iterator
     reason = unreplaceable_reason(folder, is_origin(folder, origin)) if folder.exists() else None
     if reason is not None:
         raise ValueError(f"{folder} {reason}")
-    with ExitStack() as stack:
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            staged = stack.enter_context(staging_folder(folder))
-        except OSError as error:
-            raise type(error)(f"{folder} cannot be written: {error.strerror}") from None
-        yield staged
-        write_manifest(staged, "model")
-        replace_folder(staged, folder)
+    return ArtifactFolder(folder, "model")
 
 
 def is_origin(folder: Path, origin: Path | None) -> bool:
@@ -102,7 +91,7 @@ def unreplaceable_reason(folder: Path, foreign: bool = False) -> str | None:
 def listed_files(folder: Path, names: set[str]) -> set[str]:
     """Those of some names that phasor wrote, by the folder's manifest; all of them where it has none that says so."""
     try:
-        manifest = read_manifest(folder)
+        manifest = Manifest.read(folder)
     except DamagedError:
         manifest = None
     return names if manifest is None else {MANIFEST, *manifest.files}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from phasor.artifacts import ArtifactFolder
 from phasor.checkpoints.folder import CONFIG
 from phasor.checkpoints.runs import find_weights, is_run
 from phasor.config.schema import quote
 from phasor.config.text_files import path_of, read_text
-from phasor.files import restore_folder
 
 
 def resolve_folder(folder: str | Path) -> Path:
@@ -18,7 +18,7 @@ def resolve_folder(folder: str | Path) -> Path:
     Such an entry is given by its folder or by its name.
     """
     path = path_of(folder)
-    restore_folder(path)
+    ArtifactFolder(path).restore()
     if is_run(path):
         return find_weights(path)
     if not path.exists() and str(folder).count("/") < 2:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from phasor.artifacts import ArtifactFolder
 from phasor.checkpoints.folder import CONFIG, read_json
 from phasor.checkpoints.hf import open_hf, read_hf_config
 from phasor.checkpoints.hub import resolve_folder
@@ -22,7 +23,6 @@ from phasor.checkpoints.text_part import PARTS
 from phasor.config import Extension, ModelConfig, PositionConfig
 from phasor.config.schema import quote, unknown
 from phasor.device import resolve_device
-from phasor.manifest import verify_folder
 from phasor.transformer import Transformer
 
 
@@ -81,7 +81,7 @@ def open_model(
     check_part(folder, part)
     trained = is_checkpoint(folder)
     if verify:
-        verify_folder(folder, "checkpoint" if trained else "model")
+        ArtifactFolder(folder, "checkpoint" if trained else "model").verify()
     if trained:
         opened = open_checkpoint(folder, dtype)
     elif is_hf(folder):
@@ -108,7 +108,7 @@ def read_config(folder: str | Path, part: str | None = None) -> ModelConfig:
     check_part(folder, part)
     if is_checkpoint(folder):
         return read_checkpoint_config(folder)
-    verify_folder(folder, "model", [CONFIG])
+    ArtifactFolder(folder, "model").verify([CONFIG])
     return read_hf_config(folder, part) if is_hf(folder) else read_native_config(folder)
 
 

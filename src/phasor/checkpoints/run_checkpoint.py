@@ -15,7 +15,7 @@ from phasor.checkpoints.runs import DATA, TOKENIZER_FOLDER, VALUES
 from phasor.checkpoints.tensors import Tensors
 from phasor.config import ModelConfig
 from phasor.config.generation import SpecialTokens
-from phasor.manifest import read_manifest
+from phasor.manifest import Manifest
 from phasor.transformer import Transformer
 
 AVERAGE = "ema.safetensors"
@@ -23,7 +23,7 @@ AVERAGE = "ema.safetensors"
 
 def is_checkpoint(folder: Path) -> bool:
     """Whether a folder is the checkpoint of a run."""
-    manifest = read_manifest(folder)
+    manifest = Manifest.read(folder)
     return manifest is not None and manifest.kind == "checkpoint"
 
 

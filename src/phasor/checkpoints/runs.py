@@ -8,17 +8,18 @@ import os
 import re
 import stat
 from collections.abc import Iterable
-from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Self
 
+from phasor.artifacts import RUN_MARKER, ArtifactFolder
 from phasor.checkpoints.folder import read_json
 from phasor.config.recipe import Recipe
 from phasor.config.schema import name_some, quote
-from phasor.files import PART, TOKEN, atomic_write
-from phasor.manifest import MANIFEST, DamagedError, find_damage
+from phasor.files import PART, TOKEN
+from phasor.manifest import MANIFEST, DamagedError
 
-MARKER, RECIPE, MODEL, CHECKPOINTS, DATA = "run.json", "recipe.json", "model", "checkpoints", "data"
+MARKER, RECIPE, MODEL, CHECKPOINTS, DATA = RUN_MARKER, "recipe.json", "model", "checkpoints", "data"
 TOKENIZER_FOLDER = "tokenizer"  # the files of the tokenizer of a model that is fine-tuned
 KIND, VERSION = "run", 1
 BEGINNING = b'{\n  "phasor": "run",\n  "version": '  # of a marker
@@ -79,21 +80,14 @@ class RunMarker:
     def write(self, *, unique: bool = False) -> None:
         data: dict[str, Any] = {"phasor": KIND, "version": VERSION, "names": self.names, "recipes": self.recipes}
         data["sha256"] = digest(data)
-        self.unseal()
-        with atomic_write(self.folder / MARKER, unique=unique) as file:
-            file.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        self.remove_manifest()
+        text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+        ArtifactFolder(self.folder).write_text(MARKER, text, unique=unique)
 
-    def remove_leftovers(self) -> None:
-        """Remove what kills left of markers half written, which begin as markers do."""
-        with suppress(OSError):
-            for file in self.folder.glob(f".{MARKER}-{TOKEN}{PART}"):
-                if not file.is_symlink() and file.is_file() and file.read_bytes().startswith(BEGINNING):
-                    file.unlink()
-
-    def unseal(self) -> None:
-        """Remove the manifest of the folder before a file in it changes; `RunFolder.seal` writes it again."""
+    def remove_manifest(self) -> None:
+        """Remove the manifest of the folder before a file in it changes; the end of the run writes it again."""
         if MANIFEST in self.names:
-            (self.folder / MANIFEST).unlink(missing_ok=True)
+            ArtifactFolder(self.folder).remove_manifest()
 
     @property
     def recipe(self) -> dict[str, Any]:
@@ -140,7 +134,7 @@ def entries(folder: Path) -> list[str]:
         return []
     except OSError as error:
         raise OSError(f"{folder} cannot be read: {error.strerror}") from None
-    return sorted(name for name in names if not (name.startswith(f".{MARKER}-") and name.endswith(PART)))
+    return sorted(name for name in names if not fnmatchcase(name, f".{MARKER}-{TOKEN}{PART}"))
 
 
 def checkpoint_name(step: int) -> str:
@@ -182,6 +176,6 @@ def find_weights(run: Path, which: str | None = None) -> Path:
 def is_whole(folder: Path) -> bool:
     """Whether a checkpoint is as it was written; an OSError where it cannot be read."""
     try:
-        return not any(find_damage(folder))
+        return not any(ArtifactFolder(folder).find_damage())
     except ValueError:
         return False

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phasor.checkpoints.folder import replacing_folder
+from phasor.checkpoints.folder import model_folder
 from phasor.checkpoints.hf import save_hf
 from phasor.checkpoints.native import save_native
 from phasor.checkpoints.tensors import Progress
@@ -41,7 +41,7 @@ def save(model: Transformer, folder: str | Path, format: str = "phasor", *, prog
     if not isinstance(model, Transformer):
         raise ValueError(f"only a phasor.Transformer can be saved, not {quote(model)}")
     check_quantization(model, format)
-    with replacing_folder(folder, None if model.origin is None else model.origin.folder) as staged:
+    with model_folder(folder, None if model.origin is None else model.origin.folder).replace() as staged:
         FORMATS[format](model, staged, progress)
 
 

@@ -20,7 +20,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    from phasor.manifest import accept, verify
+    from phasor.artifacts import accept, verify
 
     if given.accept:
         accept(given.folder)

@@ -6,12 +6,13 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
+from phasor.artifacts import ArtifactFolder
 from phasor.checkpoints.folder import SOURCE_TOKENIZER, TOKENIZER, read_json, write_json
 from phasor.config.recipe import Recipe
 from phasor.config.schema import quote
@@ -22,8 +23,8 @@ from phasor.data.split import Example, plan_split, split
 from phasor.data.token_files import TokenStore as TokenStore
 from phasor.data.token_files import TokenWriter
 from phasor.data.tokenizers import SpecialIds
-from phasor.files import lock_folder, replace_folder, staging_folder
-from phasor.manifest import MANIFEST, DamagedError, verify_folder, write_manifest
+from phasor.files import lock_folder, write_errors
+from phasor.manifest import MANIFEST, DamagedError
 
 Progress = Callable[[str, int, int | None], None]  # what is done, how far it is, and out of how much
 DESCRIPTION, VALID_TEXTS = "data.json", "valid.jsonl"
@@ -95,16 +96,15 @@ def prepare(
     for source in (recipe.data.train, recipe.data.valid):
         if (left_out := describe_left_out(source, recipe.data)) is not None:
             notify(left_out)
-    with stage_folder(folder, HASH if recipe.data.cache is not None else None) as (place, staged):
-        try:
+    artifact = data_folder(folder)
+    with artifact.stage(HASH if recipe.data.cache is not None else None) as staged:
+        with write_errors(folder):
             write(recipe, staged, origin, progress or (lambda what, done, total: None))
-            write_manifest(staged, "data")
-        except OSError as error:
-            raise OSError(f"{folder} cannot be written: {error.strerror or error}") from None
+            ArtifactFolder(staged, "data").write_manifest()
         check_fingerprint(read_prepared_data(staged), recipe, fingerprint)
-        with lock_folder(place.parent):
+        with lock_folder(artifact.path.parent):
             if (found := open_prepared_data(folder, origin)) is None:  # else another process was quicker
-                replace_folder(staged, place)
+                artifact.publish(staged)
                 found = read_prepared_data(folder)
     return found
 
@@ -150,7 +150,7 @@ def file_hash(file: Path) -> str:
 def open_prepared_data(folder: Path, origin: dict[str, Any]) -> PreparedData | None:
     """A folder as it was prepared, if it was prepared from the same and every byte of it is as it was written."""
     try:
-        if not verify_folder(folder, "data", [DESCRIPTION]):
+        if not ArtifactFolder(folder, "data").verify([DESCRIPTION]):
             return None
         if read_json(folder / DESCRIPTION).get("origin") != origin:
             return None
@@ -164,7 +164,7 @@ def load_prepared_data(folder: Path, names: Iterable[str] | None = None) -> Prep
 
     None where there are no prepared data, a `DamagedError` where a file is not as it was written.
     """
-    return read_prepared_data(folder) if verify_folder(folder, "data", names) else None
+    return read_prepared_data(folder) if ArtifactFolder(folder, "data").verify(names) else None
 
 
 def read_prepared_data(folder: Path) -> PreparedData:
@@ -183,22 +183,12 @@ def read_prepared_data(folder: Path) -> PreparedData:
         raise DamagedError(f"{folder} does not hold prepared data: {' '.join(str(error).split())[:200]}") from None
 
 
-@contextmanager
-def stage_folder(folder: Path, names: str | None) -> Iterator[tuple[Path, Path]]:
-    """Where a folder really is, and one beside it to write into, which is gone afterward unless it took its place.
-
-    A link at its place is replaced, and not what it points to. `names` is a pattern for the names of all folders there.
-    """
+def data_folder(folder: Path) -> ArtifactFolder:
+    """A folder to prepare data in. A link at its place is replaced, and not what it points to."""
     folder = folder.parent.resolve() / folder.name
     if (folder.exists() or folder.is_symlink()) and not holds_only_data(folder):
         raise ValueError(f"{folder} exists and does not hold prepared data: it is left alone")
-    with ExitStack() as stack:
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            staged = stack.enter_context(staging_folder(folder, names))
-        except OSError as error:
-            raise type(error)(f"{folder} cannot be written: {error.strerror}") from None
-        yield folder, staged
+    return ArtifactFolder(folder, "data")
 
 
 def holds_only_data(folder: Path) -> bool:

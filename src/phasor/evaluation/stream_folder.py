@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from phasor.artifacts import LOCK, ArtifactFolder
 from phasor.config.schema import quote
 from phasor.config.text_files import from_json, read_text
-from phasor.files import PART, atomic_write, lock
 from phasor.kv_cache.dynamic import KVCache
 from phasor.transformer import Transformer
 
-STATE, RESULT, LOCK, FORMAT = "state.json", "result.json", ".lock", 1
+STATE, RESULT, FORMAT = "state.json", "result.json", 1
 CACHES = "cache-*.safetensors"
+NAMES = (STATE, RESULT, CACHES)
 NAMED = {  # settings as a user gives them, those first that explain why a later one differs
     "window": "--window",
     "sinks": "--sinks",
@@ -66,19 +66,14 @@ class StreamFolder:
             raise ValueError(f"{path} holds no stream to resume")
         if exists and not resume:
             raise ValueError(f"{path} holds a stream already: resume it (--resume), or give another folder")
-        if path.is_dir() and not exists and any(not is_leftover(file) and file.name != LOCK for file in path.iterdir()):
+        artifact = ArtifactFolder(path)
+        own = {path / LOCK, *artifact.leftovers(*NAMES)}
+        if path.is_dir() and not exists and not own.issuperset(path.iterdir()):
             raise ValueError(f"{path} is not empty, and holds no stream: give a new folder")
         path.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            lock(handle)
-            folder = cls(path, settings, device)
-            folder.remove_leftovers()
-            yield folder
-        except BlockingIOError:
-            raise ValueError(f"another process reads the stream of {path}") from None
-        finally:
-            os.close(handle)
+        with artifact.lock(f"another process reads the stream of {path}"):
+            artifact.remove_leftovers(*NAMES)
+            yield cls(path, settings, device)
 
     def read(self) -> StreamState | None:
         """The state that was saved; None in a new folder. Other settings than it has are refused.
@@ -141,20 +136,7 @@ class StreamFolder:
         self._write(RESULT, result)
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
-        with atomic_write(self.path / name) as staged:
-            staged.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-    def remove_leftovers(self) -> None:
-        """Remove what a kill left: files half written, and a cache that no state names."""
-        with suppress(OSError):
-            for file in self.path.iterdir():
-                if is_leftover(file):
-                    file.unlink()
-
-
-def is_leftover(file: Path) -> bool:
-    """Whether a kill left a file, by its name."""
-    return file.name.endswith(PART) and file.name.startswith((f".{STATE}", f".{RESULT}", ".cache-"))
+        ArtifactFolder(self.path).write_text(name, json.dumps(content, indent=2) + "\n")
 
 
 def sha256(file: Path) -> str:

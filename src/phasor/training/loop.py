@@ -33,7 +33,6 @@ from phasor.training.state import (
     describe_remaining,
     prune,
     read_checkpoint,
-    remove_leftovers,
     rename_damaged_checkpoints,
     why_not_whole,
 )
@@ -224,8 +223,6 @@ class TrainingLoop:
 
     def run_to_end(self) -> TrainingResult:
         """Run to the end, from where the run stands."""
-        if self.processes.is_first:
-            remove_leftovers(self.folder.checkpoints)
         self.folder.start(self.step)
         data, device = self.recipe.data, self.trainer.device
         accumulation_steps = self.recipe.train.gradient_accumulation_steps

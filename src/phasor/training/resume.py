@@ -9,6 +9,7 @@ from typing import Any
 from phasor.checkpoints.runs import MODEL, RunMarker
 from phasor.config import ModelConfig
 from phasor.config.recipe import Recipe
+from phasor.config.schema import name_some
 from phasor.parallel.processes import Processes
 from phasor.training.build import check_mesh, check_model
 from phasor.training.run import RunFolder, choose_run_folder
@@ -74,5 +75,5 @@ def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> Non
     """Refuse to resume where something is no longer what it was."""
     changed = describe_changes({name: before.get(name) for name in now}, now)
     if changed:
-        listed = "; ".join(changed[:5]) + (f"; and {n} more" if (n := len(changed) - 5) > 0 else "")
+        listed = name_some(changed, 5, separator="; ")
         raise ValueError(f"{folder} cannot be resumed with another recipe: {listed}")

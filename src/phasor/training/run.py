@@ -14,8 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from phasor.artifacts import LOCK, ArtifactFolder
 from phasor.checkpoints import save
-from phasor.checkpoints.folder import listed_files, replacing_folder, unreplaceable_reason, write_tokenizers
+from phasor.checkpoints.folder import listed_files, model_folder, unreplaceable_reason, write_tokenizers
 from phasor.checkpoints.hf import Origin
 from phasor.checkpoints.native import save_native
 from phasor.checkpoints.runs import (
@@ -31,12 +32,12 @@ from phasor.checkpoints.runs import (
 from phasor.checkpoints.tensors import TensorSource
 from phasor.config.recipe import Recipe
 from phasor.config.schema import name_some, shorten
-from phasor.files import atomic_write, hidden_files, lock, remove, replace_folder, restore_folder, staging_folder
-from phasor.manifest import MANIFEST, DamagedError, files_below, verify_folder, write_manifest
+from phasor.files import remove, write_errors
+from phasor.manifest import MANIFEST, DamagedError, files_below
 from phasor.training.state import Notify, describe_changes, remove_checkpoints
 from phasor.transformer import Transformer
 
-RUNS, LOCK = Path("runs"), ".lock"
+RUNS = Path("runs")
 METRICS, EVENTS, SAMPLES, PLOT = "metrics.jsonl", "events", "samples.txt", "loss.png"
 FILES = (LOCK, RECIPE, METRICS, SAMPLES, PLOT, MANIFEST)
 FOLDERS = (DATA, TOKENIZER_FOLDER, CHECKPOINTS, EVENTS, MODEL)
@@ -70,28 +71,28 @@ class RunFolder:
         self, folder: Path, recipe: Recipe, *, resume: bool, overwrite: bool = False, notify: Notify = print
     ) -> None:
         self.path, self.recipe, self.notify = folder, recipe, notify
+        self.artifact = ArtifactFolder(folder, "run")
         self.resume, self.overwrite = resume, overwrite
         self.checkpoints, self.events = folder / CHECKPOINTS, folder / EVENTS
         self.metrics_file, self.recipe_file = folder / METRICS, folder / RECIPE
         self.metrics_stream: Any = None
         self.writer: Any = None
-        self.thread_errors = contextlib.ExitStack()
+        self.thread_errors, self.held = contextlib.ExitStack(), contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         found = self.check_folder()
         if found is not None:
             self.check_contents(found)
         self.created = [path for path in (self.path, *self.path.parents) if not path.exists()]
-        try:
+        with write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self.marker = RunMarker.create(self.path, self.recipe, [LOCK]) if found is None else found
-        except OSError as error:
-            raise OSError(f"{self.path} cannot be written: {error.strerror}") from None
-        self.lock = self.acquire_lock()
+            self.marker.claim(LOCK)
+            self.lock = self.held.enter_context(self.artifact.lock(f"another process is training in {self.path}"))
         if found is not None:  # another process may have trained here until now
             self.marker = RunMarker.read(self.path) or found
         self.names_before = None if found is None else dict(self.marker.names)
-        self.recipe_before, self.seal_before = (
+        self.recipe_before, self.manifest_before = (
             file.read_bytes() if file.is_file() else None for file in (self.recipe_file, self.path / MANIFEST)
         )
         self.remove_leftovers()
@@ -149,20 +150,6 @@ class RunFolder:
         except (ValueError, RecursionError):
             return None
 
-    def acquire_lock(self) -> int:
-        """Lock the folder for this process; the lock goes with the process, however it ends."""
-        try:
-            self.marker.claim(LOCK)
-            handle = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
-        except OSError as error:
-            raise OSError(f"{self.path} cannot be written: {error.strerror}") from None
-        try:
-            lock(handle)
-        except BlockingIOError:
-            os.close(handle)
-            raise ValueError(f"another process is training in {self.path}") from None
-        return handle
-
     def write_token(self) -> str:
         """Write something to the lock that nobody has written before, by which other processes know the folder."""
         token = secrets.token_hex(16)
@@ -187,24 +174,24 @@ class RunFolder:
                 self.metrics_stream.close()
         if isinstance(error, Exception) and self.metrics_stream is None:
             self.undo()
-        elif error is None and self.metrics_stream is not None:  # a dry run has none, and left nothing to seal
-            self.seal()
-        os.close(self.lock)
+        elif error is None and self.metrics_stream is not None:  # a dry run has none, and wrote no other file
+            self.write_manifest()
+        self.held.close()
 
-    def seal(self) -> None:
+    def write_manifest(self) -> None:
         """Write the manifest of the folder's own files, which change no more until the run is resumed."""
         events = [f"{EVENTS}/{file.name}" for file in self.events.glob("events.out.tfevents.*")]
         try:
             self.claim(MANIFEST)
-            write_manifest(self.path, "run", [MARKER, RECIPE, METRICS, SAMPLES, PLOT, *events])
+            self.artifact.write_manifest([MARKER, RECIPE, METRICS, SAMPLES, PLOT, *events])
         except (OSError, ValueError) as error:
             self.notify(f"{self.path / MANIFEST} is not written: {error}")
 
-    def check_seal(self) -> None:
+    def check_manifest(self) -> None:
         """Say which of the files that a run that is resumed continues are not as they were written."""
         try:
             if MANIFEST in self.marker.names:
-                verify_folder(self.path, "run")
+                self.artifact.verify()
         except (DamagedError, OSError) as error:
             self.notify(f"{error}; the run continues without regard to it")
 
@@ -221,20 +208,18 @@ class RunFolder:
             self.marker.write()
         if self.recipe_before is not None and self.recipe_before != self.recipe_file.read_bytes():
             self.recipe_file.write_bytes(self.recipe_before)
-        if self.seal_before is not None:
-            (self.path / MANIFEST).write_bytes(self.seal_before)
+        if self.manifest_before is not None:
+            (self.path / MANIFEST).write_bytes(self.manifest_before)
         with contextlib.suppress(OSError):  # somebody else uses it by now
             for path in self.created:
                 path.rmdir()
 
     def remove_leftovers(self) -> None:
         """Remove what a kill left half written."""
-        self.marker.remove_leftovers()
-        for name in (*FILES, *FOLDERS):
-            if name in self.marker.names:
-                restore_folder(self.path / name)
-                for path in hidden_files(self.path / name):
-                    remove(path)
+        names = [name for name in (*FILES, *FOLDERS) if name in self.marker.names]
+        for name in names:
+            ArtifactFolder(self.path / name).restore()
+        self.artifact.remove_leftovers(MARKER, *names)
 
     def claim(self, name: str) -> Path:
         """The place of something the run writes, which is the run's from now on."""
@@ -242,22 +227,26 @@ class RunFolder:
         return self.path / name
 
     def write_recipe(self) -> None:
-        self.marker.unseal()
-        with atomic_write(self.claim(RECIPE)) as file:
-            file.write_text(self.recipe.to_json(), encoding="utf-8")
+        self.marker.remove_manifest()
+        self.write_text(RECIPE, self.recipe.to_json())
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a file of the run, which is the run's from now on."""
+        self.marker.claim(name)
+        self.artifact.write_text(name, text)
 
     def start(self, step: int) -> None:
         """Write the recipe as run, and drop the metrics after a step; at step 0, also what an earlier run left."""
+        ArtifactFolder(self.checkpoints).remove_leftovers("step-[0-9]*")
         if step == 0:
             self.remove_run()
         else:
-            self.check_seal()
-        self.marker.unseal()
+            self.check_manifest()
+        self.marker.remove_manifest()
         self.record_recipe(step)
         self.write_recipe()
         kept = "".join(json.dumps(line) + "\n" for line in self.metrics() if line["step"] <= step)
-        with atomic_write(self.claim(METRICS)) as file:
-            file.write_text(kept, encoding="utf-8")
+        self.write_text(METRICS, kept)
         self.claim(CHECKPOINTS)
         self.metrics_stream = self.metrics_file.open("a", encoding="utf-8")
         self.open_writer(step)
@@ -344,25 +333,22 @@ class RunFolder:
             place = self.claim(TOKENIZER_FOLDER)
             if others := sorted({*files_below(place)} - listed_files(place, set())):
                 raise ValueError(f"{place} holds what no run wrote ({name_some(others, 5)}): move that away")
-            with staging_folder(place) as staged:
+            with ArtifactFolder(place, "model").replace() as staged:
                 write_tokenizers(model, model.origin.folder, staged)
-                write_manifest(staged, "model")
-                replace_folder(staged, place)
 
     def finish(self, model: Transformer, sample: str | None, sources: list[TensorSource] | None = None) -> None:
         """Write the model's folder and the sample; `sources` make the weights where the model does not hold them."""
         if TOKENIZER_FOLDER in self.marker.names:
-            verify_folder(self.path / TOKENIZER_FOLDER, "model")
+            ArtifactFolder(self.path / TOKENIZER_FOLDER, "model").verify()
             model.origin = Origin("phasor", self.path / TOKENIZER_FOLDER, model.config)
         place = self.claim(MODEL)
         if sources is None:
             save(model, place)
         else:
-            with replacing_folder(place) as staged:
+            with model_folder(place).replace() as staged:
                 save_native(model, staged, sources=sources)
         if sample is not None:
-            with atomic_write(self.claim(SAMPLES)) as file:
-                file.write_text(sample + "\n", encoding="utf-8")
+            self.write_text(SAMPLES, sample + "\n")
 
     def plot(self) -> None:
         """Plot the losses against the steps in loss.png."""
@@ -379,7 +365,7 @@ class RunFolder:
                 axes.plot(*zip(*points, strict=True), label=name, marker="o" if name == "validation_loss" else None)
         if axes.lines:
             axes.legend()
-        with atomic_write(self.claim(PLOT)) as file:
+        with self.artifact.write(self.claim(PLOT).name) as file:
             figure.savefig(file, dpi=120, format="png")
 
 

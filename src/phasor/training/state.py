@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +17,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from phasor.artifacts import ArtifactFolder
 from phasor.checkpoints.folder import read_json, write_json
 from phasor.checkpoints.runs import VALUES, checkpoint_name
 from phasor.checkpoints.runs import checkpoints as checkpoints
 from phasor.checkpoints.tensors import TensorSource, write_sources
-from phasor.files import OLD, PART, TOKEN, hidden_name, replace_folder, staging_folder
-from phasor.manifest import MANIFEST, find_damage, join, read_manifest, write_manifest
+from phasor.config.schema import name_some
+from phasor.manifest import MANIFEST, Manifest
 
 Notify = Callable[[str], None]
 
@@ -61,8 +60,7 @@ def save_state(folder: Path, step: int, tensors: Mapping[str, Tensors], values: 
     """
     place = folder / checkpoint_name(step)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with staging_folder(place) as staged:
+        with ArtifactFolder(place, "checkpoint").replace() as staged:
             for group, named in tensors.items():
                 file = staged / f"{group}.safetensors"
                 if isinstance(named, Mapping):
@@ -71,10 +69,8 @@ def save_state(folder: Path, step: int, tensors: Mapping[str, Tensors], values: 
                 else:
                     write_sources(file, named)
             write_json(staged / VALUES, {"step": step, "values": dict(values)})
-            write_manifest(staged, "checkpoint")
-            replace_folder(staged, place)
     except (OSError, SafetensorError) as error:  # the latter is what a full disk raises under safetensors
-        reason = getattr(error, "strerror", None) or str(error)
+        reason = getattr(error.__cause__ or error, "strerror", None) or str(error)
         message = f"the checkpoint of step {step} cannot be written to {folder}: {reason}; {describe_remaining(folder)}"
         raise NotSavedError(message) from None
     return place
@@ -130,9 +126,9 @@ def damage(place: Path, step: int) -> str | None:
     that is known: it is an error.
     """
     try:
-        wrong = [f"{name} {what}" for name, what in find_damage(place)]
+        wrong = [f"{name} {what}" for name, what in ArtifactFolder(place).find_damage()]
         if wrong:
-            return join(wrong)
+            return name_some(wrong, 5, separator="; ")
         if VALUES not in manifest_files(place) or read_json(place / VALUES).get("step") != step:
             return f"{VALUES} is of another step"
     except OSError as error:
@@ -147,7 +143,7 @@ def damage(place: Path, step: int) -> str | None:
 
 def manifest_files(place: Path) -> list[str]:
     """The files of a checkpoint, by its manifest."""
-    manifest = read_manifest(place)
+    manifest = Manifest.read(place)
     return [] if manifest is None or manifest.kind != "checkpoint" else list(manifest.files)
 
 
@@ -173,42 +169,23 @@ def prune(folder: Path, keep: int, best: int | None = None, notify: Notify = lam
         return
     for place in old:
         if whole is not None and place != whole[1] and is_own(place):
-            remove_checkpoint(place)
-
-
-def remove_checkpoint(place: Path) -> None:
-    doomed = hidden_name(place, OLD)  # renamed first: a kill leaves no half of one behind
-    os.replace(place, doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+            ArtifactFolder(place).delete()
 
 
 def remove_checkpoints(folder: Path) -> None:
     """Delete all checkpoints; what cannot be told to be one is renamed."""
     for _, place in checkpoints(folder):
         if is_own(place):
-            remove_checkpoint(place)
+            ArtifactFolder(place).delete()
         else:
-            set_aside(place)
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Remove what a kill left half written or half deleted."""
-    for suffix in (PART, OLD):
-        for leftover in folder.glob(f".step-[0-9]*-{TOKEN}{suffix}"):
-            shutil.rmtree(leftover, ignore_errors=True)
+            ArtifactFolder(place).set_aside()
 
 
 def rename_damaged_checkpoints(folder: Path, step: int) -> None:
     """Rename the checkpoints newer than a step, which are damaged if it is that of the newest whole one."""
     for newer, place in checkpoints(folder):
         if newer > step:
-            set_aside(place)
-
-
-def set_aside(place: Path) -> None:
-    """Give a damaged checkpoint a name under which it does not count, and that nothing has yet."""
-    names = (place.with_name(f"damaged-{place.name}{suffix}") for suffix in chain([""], (f"-{n}" for n in count(2))))
-    os.rename(place, next(name for name in names if not os.path.lexists(name)))
+            ArtifactFolder(place).set_aside()
 
 
 def describe_changes(before: Any, now: Any, name: str = "") -> list[str]:

@@ -20,7 +20,7 @@ from phasor.data.tokenizers import SpecialIds, byte_tokenizer, load_tokenizer
 from phasor.device import resolve_device
 from phasor.evaluation.compare.schemes import ComparedScheme, model_fields
 from phasor.evaluation.compare.settings import CompareSettings
-from phasor.files import remove_folder
+from phasor.files import remove
 from phasor.generation.translation import Progress
 from phasor.nn.mode import eval_mode
 from phasor.training.build import model_config
@@ -113,7 +113,7 @@ def train_task(
     model.tokenizer = problems.tokenizer
     model.special = SpecialTokens(stop=(special.eos,), bos=special.bos, pad=special.pad)
     if folder.exists():  # of a run that was killed while it was saved
-        remove_folder(folder)
+        remove(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     save(model, folder)
     return model

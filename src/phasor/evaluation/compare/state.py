@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from phasor.artifacts import ArtifactFolder
 from phasor.config.schema import quote
 from phasor.config.text_files import from_json, read_text
 from phasor.evaluation.compare.settings import CompareSettings
 from phasor.evaluation.report import check_out
-from phasor.files import atomic_write
 
 MARKER, RUNS, MEASURED = "comparison.json", "runs", "measured"
 VERSION = 1
@@ -35,7 +35,7 @@ class ComparisonFolder:
             if self.path.is_dir() and any(entry.name not in (RUNS, "data") for entry in self.path.iterdir()):
                 raise ValueError(f"{self.path} exists and holds no comparison: name a new folder (--out)")
             self.path.mkdir(exist_ok=True)
-            write_json_file(marker, now)
+            ArtifactFolder(self.path).write_text(MARKER, json.dumps(now))
             return
         before = from_json(read_text(marker, "the comparison"), marker)
         if not isinstance(before, dict) or before.get("version") != VERSION or not isinstance(before["settings"], dict):
@@ -69,10 +69,6 @@ class ComparisonFolder:
 
     def keep(self, scheme: str, seed: int, result: dict[str, Any]) -> None:
         """Keep what was measured of a run."""
-        (self.path / MEASURED).mkdir(exist_ok=True)
-        write_json_file(self.path / MEASURED / f"{self.run(scheme, seed).name}.json", result)
-
-
-def write_json_file(file: Path, value: Any) -> None:
-    with atomic_write(file) as staged:
-        staged.write_text(json.dumps(value), encoding="utf-8")
+        measured = ArtifactFolder(self.path / MEASURED)
+        measured.path.mkdir(exist_ok=True)
+        measured.write_text(f"{self.run(scheme, seed).name}.json", json.dumps(result))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from phasor.artifacts import ArtifactFolder
 from phasor.evaluation.report.charts import check_charts
-from phasor.files import atomic_write
 
 
 def check_out(out: str | Path | None) -> Path | None:
@@ -33,5 +33,5 @@ def write_report(folder: Path, files: Mapping[str, str | bytes]) -> None:
     """
     folder.mkdir(exist_ok=True)
     for name, content in files.items():
-        with atomic_write(folder / name) as staged:
+        with ArtifactFolder(folder).write(name) as staged:
             staged.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
