@@ -298,7 +298,7 @@ def test_a_folder_of_any_format_and_dtype(tmp_path):
     result = evaluate_stream(tmp_path / "model", path, device="cpu", dtype=torch.float64)
     assert result["dtype"] == "float64"
     assert result["loss"] == pytest.approx(full_losses(model.double(), ids).mean().item(), abs=1e-9)
-    refused("a checkpoint is one of a run", tmp_path / "model", path, checkpoint="best", device="cpu")
+    refused("checkpoint is for the folder of a run", tmp_path / "model", path, checkpoint="best", device="cpu")
 
 
 def same(first, second):

@@ -210,18 +210,18 @@ def test_a_model_folder_is_evaluated_on_given_data(place, capsys):
 
 
 def test_evaluation_beside_training_survives_a_pruned_checkpoint(place, monkeypatch, capsys):
-    from phasor.evaluation import run as evaluated
+    from phasor.checkpoints import open_model as opening
 
     assert main(["train", *NEW, "--train.steps", "2", "--save.every", "1", "--out", "run"]) == 0
     shutil.rmtree("run/model")
-    first, load = find_weights(place / "run"), evaluated.load
+    first, load = find_weights(place / "run"), opening.load
 
     def prune_first(folder, *given):
         if folder.resolve() == first and folder.exists():
             shutil.rmtree(folder)
         return load(folder, *given)
 
-    monkeypatch.setattr(evaluated, "load", prune_first)
+    monkeypatch.setattr(opening, "load", prune_first)
     found = phasor.evaluate("run", device="cpu")
     assert found["weights"] != first.name
 

@@ -12,15 +12,17 @@ from phasor.config.schema import quote
 from phasor.config.text_files import path_of, read_text
 
 
-def resolve_folder(folder: str | Path) -> Path:
+def resolve_folder(folder: str | Path, checkpoint: str | int | None = None) -> Path:
     """A folder that holds a model: the one given, the weights of a run, or the snapshot of a hub cache's entry.
 
-    Such an entry is given by its folder or by its name.
+    Such an entry is given by its folder or by its name. `checkpoint` asks for a checkpoint of a run (`find_weights`).
     """
     path = path_of(folder)
     ArtifactFolder(path).restore()
     if is_run(path):
-        return find_weights(path)
+        return find_weights(path, None if checkpoint is None else str(checkpoint))
+    if checkpoint is not None:
+        raise ValueError(f"checkpoint is for the folder of a run, and {path} is none")
     if not path.exists() and str(folder).count("/") < 2:
         entry = hub_cache() / f"models--{str(folder).replace('/', '--')}"
         path = entry if entry.is_dir() else path

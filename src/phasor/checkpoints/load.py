@@ -60,7 +60,7 @@ def load(
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ValueError(f"dtype must be a floating-point dtype such as torch.bfloat16, not {quote(dtype)}")
     device = resolve_device(device)
-    with pause_gc(), open_model(folder, dtype, part=part, strict=strict, verify=verify) as opened:
+    with pause_gc(), open_folder(folder, dtype, part=part, strict=strict, verify=verify) as opened:
         model = opened.load(device, progress)
     if position is None and extension is None:
         return model
@@ -68,7 +68,7 @@ def load(
 
 
 @contextmanager
-def open_model(
+def open_folder(
     folder: str | Path,
     dtype: torch.dtype | None = None,
     *,

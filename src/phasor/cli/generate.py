@@ -9,7 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from phasor.cli.options import add_checkpoint, add_fields, add_weights, choose_weights, given_fields, quantized_bits
+from phasor.cli.options import add_checkpoint, add_fields, add_weights, given_fields, quantized_bits
 from phasor.cli.output import print_json
 from phasor.cli.parallel import add_mesh, from_first, join_command, refuse_processes
 from phasor.cli.streams import check_argument, print_text, read_file, read_lines, read_stdin
@@ -65,8 +65,7 @@ def continue_prompts(given: argparse.Namespace, processes: JoinedProcesses | Non
         raise ValueError("give --stream or --json, not both: JSON is complete only at the end")
     if given.stream and given.prompts is not None:
         raise ValueError("give --stream or --prompts, not both: a stream continues one prompt")
-    folder = from_first(processes, lambda: choose_weights(given.folder, given.checkpoint))
-    model = read_model(folder, given, processes)
+    model = read_model(given.folder, given, processes, given.checkpoint)
     draft = None if given.draft is None else read_model(given.draft, given, processes)
     options = merge_options(model.generation_settings, None, fields)
     if "seed" in fields and not options.samples:
@@ -120,24 +119,20 @@ def one_line(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
 
 
-def read_model(folder: str, given: argparse.Namespace, processes: JoinedProcesses | None) -> Transformer:
+def read_model(
+    folder: str, given: argparse.Namespace, processes: JoinedProcesses | None, checkpoint: str | None = None
+) -> Transformer:
     """The model of a folder, with weights of the dtype that was asked for, or cut over several processes."""
-    if processes is not None:
-        from phasor.parallel.load import load_shards
-
-        if given.weights is not None:
-            refuse_processes(processes, f"--weights {given.weights}")
-        return load_shards(folder, processes)
-    from phasor.checkpoints import load
+    from phasor.checkpoints.open_model import open_model
 
     if given.weights is None:
-        return load(folder, device=given.device)
+        return open_model(folder, given.device, checkpoint=checkpoint, processes=processes)[0]
+    refuse_processes(processes, f"--weights {given.weights}")
     from phasor.device import resolve_device
     from phasor.quantization import quantize
 
-    return quantize(load(folder), quantized_bits(given.weights)).to(
-        resolve_device(given.device)
-    )  # which never holds the large ones
+    model, _ = open_model(folder, "cpu", checkpoint=checkpoint)
+    return quantize(model, quantized_bits(given.weights)).to(resolve_device(given.device))  # the small weights alone
 
 
 def show_step(step: Generated) -> int:

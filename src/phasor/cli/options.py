@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import typing
-from pathlib import Path
 from typing import Any, cast
 
 from phasor.config import Extension
@@ -61,11 +60,9 @@ def choose_weights(folder: str, checkpoint: str | None) -> str:
     """The folder to load: as it is given, or that of a checkpoint of the run there."""
     if checkpoint is None:
         return folder
-    from phasor.checkpoints.runs import find_weights, is_run
+    from phasor.checkpoints.hub import resolve_folder
 
-    if not is_run(Path(folder)):
-        raise ValueError(f"--checkpoint is for the folder of a run, and {folder} is none")
-    return str(find_weights(Path(folder), checkpoint))
+    return str(resolve_folder(folder, checkpoint))
 
 
 def extension_classes() -> list[type[Any]]:

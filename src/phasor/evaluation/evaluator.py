@@ -21,7 +21,6 @@ from phasor.data.positions import GivenPositions
 from phasor.data.sources import documents, pairs
 from phasor.data.split import Example
 from phasor.data.token_files import TokenStore, TokenWriter
-from phasor.device import resolve_device
 from phasor.evaluation.document_batches import DocumentBatches
 from phasor.evaluation.run import TrainedRun, open_run
 from phasor.evaluation.scores import scores
@@ -80,7 +79,7 @@ def evaluate(
         if (name, value) != ("limit", None) and (type(value) is not int or not 1 <= value < 1 << 31):
             raise ValueError(f"{name} must be an integer from 1 to 2147483647, not {quote(value)}")
     report = progress or (lambda done, total: None)
-    trained = open_run(path_of(run), resolve_device(device), None if checkpoint is None else str(checkpoint), processes)
+    trained = open_run(path_of(run), device, checkpoint, processes)
     examples = islice(evaluation_texts(trained, data, target), limit)
     with tempfile.TemporaryDirectory() as folder:
         store, references = encode_to_store(trained, examples, Path(folder))

@@ -16,7 +16,7 @@ from phasor.checkpoints.swap_positions import swap_config
 from phasor.config import ModelConfig
 from phasor.evaluation.length_settings import LengthSettings
 from phasor.evaluation.protocols import Window, windows
-from phasor.evaluation.rows import LongRows, Subject
+from phasor.evaluation.rows import EvaluatedModel, LongRows
 from phasor.generation.translation import Progress
 from phasor.nn.mode import eval_mode
 from phasor.nn.norm import at_least_float32
@@ -36,7 +36,7 @@ class Measured:
 
 
 def measure(
-    subject: Subject,
+    evaluated: EvaluatedModel,
     rows: LongRows,
     needed: Iterable[Key],
     settings: LengthSettings,
@@ -55,10 +55,12 @@ def measure(
 
     for config, length in needed:
         if config not in models:
-            models = {config: subject.model if config == subject.model.config else swap_config(subject.model, config)}
+            models = {
+                config: evaluated.model if config == evaluated.model.config else swap_config(evaluated.model, config)
+            }
         with eval_mode(models[config]), torch.inference_mode():
             measured[config, length] = measure_length(
-                models[config], subject.bos, rows, cut[length], length, settings, partial(advance, done)
+                models[config], evaluated.bos, rows, cut[length], length, settings, partial(advance, done)
             )
         done += sizes[length]
     return measured

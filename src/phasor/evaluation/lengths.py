@@ -13,7 +13,14 @@ from phasor.evaluation.intervals import compare_pairs, paired_interval
 from phasor.evaluation.length_losses import Key, Measured, measure
 from phasor.evaluation.length_settings import BATCH_TOKENS, STRIDE, LengthSettings, check_settings
 from phasor.evaluation.report import check_out, provenance, write_report
-from phasor.evaluation.rows import MANY_DOCUMENTS, LongRows, Subject, cut_rows, open_subject, read_documents
+from phasor.evaluation.rows import (
+    MANY_DOCUMENTS,
+    EvaluatedModel,
+    LongRows,
+    cut_rows,
+    open_evaluated_model,
+    read_documents,
+)
 from phasor.evaluation.run import known_limits
 from phasor.evaluation.variants import BASELINE, LARGEST, OWN, Variant, make_variant, variant_names
 from phasor.generation.translation import Progress
@@ -77,13 +84,13 @@ def evaluate_lengths(
     """
     settings = check_settings(lengths, extensions, protocol, factor, targets, stride, limit, batch_tokens)
     folder = check_out(out)
-    subject = open_subject(model, device, checkpoint)
-    variants = make_variants(subject.model, settings)
-    documents, where = read_documents(subject, data)
+    evaluated = open_evaluated_model(model, device, checkpoint)
+    variants = make_variants(evaluated.model, settings)
+    documents, where = read_documents(evaluated, data)
     rows = cut_rows(documents, settings.largest, limit, join, where)
     needed = [(variant.config, length) for (_, length), variant in variants.items()]
-    measured = measure(subject, rows, needed, settings, progress or (lambda done, total: None))
-    result = describe(subject, rows, variants, measured, settings, where, command)
+    measured = measure(evaluated, rows, needed, settings, progress or (lambda done, total: None))
+    result = describe(evaluated, rows, variants, measured, settings, where, command)
     if folder is not None:
         from phasor.evaluation.lengths_report import charts, page
 
@@ -116,7 +123,7 @@ def make_variants(model: Transformer, settings: LengthSettings) -> dict[tuple[st
 
 
 def describe(
-    subject: Subject,
+    evaluated: EvaluatedModel,
     rows: LongRows,
     variants: dict[tuple[str, int], Variant],
     measured: dict[Key, Measured],
@@ -125,7 +132,7 @@ def describe(
     command: str | None,
 ) -> dict[str, Any]:
     """The result as JSON has it."""
-    config = subject.model.config
+    config = evaluated.model.config
     found = {key: measured[variant.config, key[1]] for key, variant in variants.items()}
     units = {key: rows.by_unit(each.losses) for key, each in found.items()}
     table = []
@@ -152,7 +159,7 @@ def describe(
     ]
     per_row = settings.targets if settings.protocol == "last" else settings.largest
     return {
-        "model": subject.name,
+        "model": evaluated.name,
         "data": where,
         "protocol": settings.protocol,
         "lengths": list(settings.lengths),
@@ -161,7 +168,7 @@ def describe(
         "factor": settings.factor,
         "targets_per_row": per_row,
         "stride": settings.stride if settings.protocol == "sliding" else None,
-        "bos": subject.bos,
+        "bos": evaluated.bos,
         "documents": {"found": rows.found, "used": len(rows.documents), "longest": rows.longest},
         "row_count": sum(rows.counts),
         "targets": per_row * sum(rows.counts),
@@ -175,7 +182,9 @@ def describe(
         "positions": describe_positions(found, settings),
         "notes": notes(rows, variants, settings, trained_length(config), original_length(config)),
         "provenance": provenance(
-            command, subject.model.tokens.weight.device, dtype=str(subject.model.tokens.dtype).removeprefix("torch.")
+            command,
+            evaluated.model.tokens.weight.device,
+            dtype=str(evaluated.model.tokens.dtype).removeprefix("torch."),
         ),
     }
 

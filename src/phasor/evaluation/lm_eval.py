@@ -18,13 +18,10 @@ from typing import Any, Protocol
 
 import torch
 
-from phasor.checkpoints import load
-from phasor.checkpoints.hub import resolve_folder
-from phasor.checkpoints.runs import find_weights, is_run
+from phasor.checkpoints.open_model import open_model
 from phasor.checkpoints.swap_positions import swap_config
 from phasor.config.schema import check_integer, quote
 from phasor.data.tokenizers import special_of
-from phasor.device import resolve_device
 from phasor.evaluation.continuations import check_scorable, score_continuations
 from phasor.evaluation.run import known_limits
 from phasor.evaluation.variants import check_variants, make_variant
@@ -85,16 +82,11 @@ class HarnessModel:
         super().__init__()
         if dtype not in (None, "auto", *DTYPES):
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {quote(dtype)}")
-        place = resolve_folder(path)
-        if checkpoint is not None and not is_run(place):
-            raise ValueError(f"checkpoint is for the folder of a run, and {path} is none")
-        if is_run(place):
-            place = find_weights(place, None if checkpoint is None else str(checkpoint))
         self.path = path
-        self.folder = place
-        self.model = load(
-            place, resolve_device(device or "auto"), None if dtype in (None, "auto") else getattr(torch, dtype)
-        )
+        torch_dtype = None if dtype in (None, "auto") else getattr(torch, dtype)
+        self.model, folder = open_model(path, device or "auto", torch_dtype, checkpoint=checkpoint)
+        assert folder is not None
+        self.folder = folder
         if self.model.tokenizer is None:
             raise ValueError(f"{path} has no tokenizer, and the harness asks in text")
         check_scorable(self.model)

@@ -10,20 +10,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from phasor.checkpoints import load
+from phasor.checkpoints.open_model import open_model
 from phasor.checkpoints.runs import is_run
 from phasor.config.recipe import DataConfig
 from phasor.config.text_files import path_of
 from phasor.data.encoding import Tokens, encode_texts
 from phasor.data.sources import documents
 from phasor.data.tokenizers import SpecialIds
-from phasor.device import resolve_device
 from phasor.evaluation.run import TrainedRun, open_run
 from phasor.evaluation.token_source import TOKEN_FILES, open_tokens
 from phasor.generation.encode import without_limits
 from phasor.transformer import Transformer
 
-MANY_DOCUMENTS = 10  # from so many on, intervals are over documents, and below over rows
+MANY_DOCUMENTS = 10  # with at least as many, intervals are over documents, and else over rows
 CHUNK = 1 << 20  # tokens of a file that are read at a time
 
 
@@ -90,7 +89,7 @@ def cut_rows(texts: Iterable[Tokens], length: int, limit: int | None, join: bool
 
 
 @dataclass(frozen=True)
-class Subject:
+class EvaluatedModel:
     """The model that is evaluated, where it is from, and the tokens that texts begin and end with, if it has such."""
 
     model: Transformer
@@ -100,48 +99,43 @@ class Subject:
     run: TrainedRun | None = None
 
 
-def open_subject(model: str | Path | Transformer, device: str, checkpoint: str | int | None) -> Subject:
+def open_evaluated_model(model: str | Path | Transformer, device: str, checkpoint: str | int | None) -> EvaluatedModel:
     """The model of a run folder or of any folder that `phasor.load` reads, or a model that is loaded already."""
-    if isinstance(model, Transformer):
-        if checkpoint is not None:
-            raise ValueError("checkpoint is for the folder of a run, and a model was given")
-        moved = model if device == "auto" else model.to(resolve_device(device))
-        return Subject(moved, "a model in memory", moved.special.bos, next(iter(moved.special.stop), None))
-    folder = path_of(model)
-    if is_run(folder) or checkpoint is not None:
-        run = open_run(folder, resolve_device(device), None if checkpoint is None else str(checkpoint))
-        return Subject(run.model, str(folder), run.special.bos, run.special.eos, run)
-    loaded = load(folder, resolve_device(device))
-    return Subject(loaded, str(folder), loaded.special.bos, next(iter(loaded.special.stop), None))
+    if not isinstance(model, Transformer) and is_run(path_of(model)):
+        run = open_run(path_of(model), device, checkpoint)
+        return EvaluatedModel(run.model, str(model), run.special.bos, run.special.eos, run)
+    opened, folder = open_model(model, device, checkpoint=checkpoint)
+    name = "a model in memory" if folder is None else str(model)
+    return EvaluatedModel(opened, name, opened.special.bos, next(iter(opened.special.stop), None))
 
 
-def read_documents(subject: Subject, data: str | Path | None) -> tuple[Iterable[Tokens], str]:
+def read_documents(evaluated: EvaluatedModel, data: str | Path | None) -> tuple[Iterable[Tokens], str]:
     """The documents to evaluate on as tokens, and how messages name where they are from.
 
     A token file is one document. Texts are documents as training reads them: a text file is one, a line of JSON is one.
     """
-    run = subject.run
+    run = evaluated.run
     if data is None:
         if run is None:
-            raise ValueError(f"{subject.name} is no run with validation data of its own: give --data to evaluate on")
-        return encode_documents(subject, (text for (text,) in run.valid_texts())), "the validation data"
+            raise ValueError(f"{evaluated.name} is no run with validation data of its own: give --data to evaluate on")
+        return encode_documents(evaluated, (text for (text,) in run.valid_texts())), "the validation data"
     path = path_of(data, "the data")
     if path.suffix in TOKEN_FILES:
-        with closing(open_tokens(path, subject.model)) as source:
+        with closing(open_tokens(path, evaluated.model)) as source:
             parts = [chunk.astype(np.uint32) for chunk in source.chunks(CHUNK)]
         return [np.concatenate([np.zeros(0, np.uint32), *parts])], str(path)
     config = DataConfig(format="auto") if run is None or run.recipe.data.generates_data else run.recipe.data
-    return encode_documents(subject, documents(str(path), config)), str(path)
+    return encode_documents(evaluated, documents(str(path), config)), str(path)
 
 
-def encode_documents(subject: Subject, texts: Iterable[str]) -> Iterator[Tokens]:
+def encode_documents(evaluated: EvaluatedModel, texts: Iterable[str]) -> Iterator[Tokens]:
     """The tokens of documents between `bos` and `eos`, where the model has them."""
-    tokenizer = subject.model.tokenizer
+    tokenizer = evaluated.model.tokenizer
     if tokenizer is None:
-        raise ValueError(f"{subject.name} has no tokenizer, so --data must be a token file: {', '.join(TOKEN_FILES)}")
+        raise ValueError(f"{evaluated.name} has no tokenizer, so --data must be a token file: {', '.join(TOKEN_FILES)}")
     tokenizer = without_limits(tokenizer)
-    first = [] if subject.bos is None else [subject.bos]
+    first = [] if evaluated.bos is None else [evaluated.bos]
     for text in texts:
         (ids,) = encode_texts([text], tokenizer, False, SpecialIds())
-        last = [] if subject.eos is None else [subject.eos]
+        last = [] if evaluated.eos is None else [evaluated.eos]
         yield np.concatenate([np.array(first, np.uint32), ids, np.array(last, np.uint32)])

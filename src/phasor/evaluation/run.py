@@ -7,20 +7,18 @@ from pathlib import Path
 
 import torch
 
-from phasor.checkpoints import load
 from phasor.checkpoints.folder import CONFIG
 from phasor.checkpoints.hub import resolve_folder
+from phasor.checkpoints.open_model import open_model
 from phasor.checkpoints.run_checkpoint import is_checkpoint
-from phasor.checkpoints.runs import CHECKPOINTS, DATA, MARKER, MODEL, RunMarker, checkpoints, find_weights, is_run
+from phasor.checkpoints.runs import DATA, MARKER, MODEL, RunMarker, is_run
 from phasor.config.recipe import DataConfig, Recipe, Task, TrainConfig
 from phasor.data.encoding import Tokenizers
 from phasor.data.store import TEXT_FILES, load_prepared_data
 from phasor.data.tokenizers import SpecialIds, special_of
-from phasor.parallel.load import load_shards
 from phasor.parallel.processes import JoinedProcesses, Processes
 from phasor.transformer import Transformer
 
-ATTEMPTS = 5  # to read a checkpoint before it is deleted
 LONGEST = 1024  # tokens of a piece of a document, for a model without a recipe
 TASKS: dict[str, Task] = {"decoder": "lm", "encoder-decoder": "translation", "encoder": "mlm"}
 
@@ -65,7 +63,10 @@ class TrainedRun:
 
 
 def open_run(
-    folder: Path, device: torch.device, checkpoint: str | None = None, processes: JoinedProcesses | None = None
+    folder: Path,
+    device: str = "auto",
+    checkpoint: str | int | None = None,
+    processes: JoinedProcesses | None = None,
 ) -> TrainedRun:
     """A run with the model it ended with, or with a checkpoint of it; a model's folder counts as a run without data.
 
@@ -74,14 +75,11 @@ def open_run(
     """
     marker = RunMarker.read(folder)
     if marker is None:
-        return open_model(folder, device, checkpoint, processes)
+        return open_model_folder(folder, device, checkpoint, processes)
     recipe = Recipe.from_mapping(marker.recipe, folder / MARKER)
     prepared = load_prepared_data(folder / DATA, TEXT_FILES)
-    if processes is None:
-        place, model = load_weights(folder, device, checkpoint)
-    else:
-        place = Path(processes.from_first(str(find_weights(folder, checkpoint)) if processes.is_first else ""))
-        model = load_shards(place, processes)
+    model, place = open_model(folder, device, checkpoint=checkpoint, processes=processes)
+    assert place is not None
     if model.tokenizer is None:
         why = "" if place.name == MODEL else f", since the data of {folder} are no longer in {folder / DATA}"
         raise ValueError(f"{place} has no tokenizer{why}")
@@ -89,29 +87,14 @@ def open_run(
     return TrainedRun(folder, recipe, model, special, place.name, processes or Processes())
 
 
-def load_weights(
-    run: Path, device: torch.device, checkpoint: str | None, dtype: torch.dtype | None = None
-) -> tuple[Path, Transformer]:
-    """The folder of a run's weights and their model. A run that is being trained may delete a checkpoint meanwhile."""
-    for _ in range(ATTEMPTS):
-        before = checkpoints(run / CHECKPOINTS)
-        try:
-            place = find_weights(run, checkpoint)
-            return place, load(place, device, dtype)
-        except (OSError, ValueError):
-            if checkpoints(run / CHECKPOINTS) == before:
-                raise
-    raise ValueError(f"the checkpoints of {run} are deleted faster than they can be read")
-
-
-def open_model(
-    folder: Path, device: torch.device, checkpoint: str | None, processes: JoinedProcesses | None
+def open_model_folder(
+    folder: Path, device: str, checkpoint: str | int | None, processes: JoinedProcesses | None
 ) -> TrainedRun:
     """A model folder of any format, with the task that its shape is for."""
     place = resolve_folder(folder)
     if checkpoint is not None or not (is_checkpoint(place) or (place / CONFIG).exists()):
         raise ValueError(f"{folder} is not the folder of a run, which would have a {MARKER}")
-    model = load(place, device) if processes is None else load_shards(place, processes)
+    model, _ = open_model(folder, device, processes=processes)
     if model.tokenizer is None:
         raise ValueError(f"{folder} has no tokenizer, and evaluation reads text")
     task = TASKS[model.config.shape]
@@ -122,6 +105,6 @@ def open_model(
 
 
 def known_limits(model: Transformer) -> list[int]:
-    """The numbers of positions that a model's schemes allow, where they allow only so many."""
+    """The numbers of positions that a model's schemes allow, where they have a limit."""
     schemes = (model.config.input_position, *model.config.layer_positions())
     return [scheme.max_positions for scheme in schemes if scheme.max_positions is not None]

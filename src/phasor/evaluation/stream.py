@@ -14,16 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phasor.checkpoints import load
-from phasor.checkpoints.runs import is_run
+from phasor.checkpoints.open_model import open_model
 from phasor.checkpoints.swap_positions import swap_config
 from phasor.config import ModelConfig
 from phasor.config.schema import check_integer, quote
 from phasor.config.text_files import path_of
 from phasor.data.prefetch import Prefetcher
-from phasor.device import resolve_device
 from phasor.evaluation.evaluator import perplexity
-from phasor.evaluation.run import load_weights
 from phasor.evaluation.stream_folder import StreamFolder, model_fingerprint
 from phasor.evaluation.token_source import TokenSource, open_tokens
 from phasor.models.windows import window_config
@@ -102,7 +99,8 @@ def evaluate_stream(
     if resume and out is None:
         raise ValueError("resume needs out, the folder of the stream (--out)")
     folder = None if out is None else path_of(out)
-    network = open_model(model, device, dtype, checkpoint)
+    network, _ = open_model(model, device, dtype, checkpoint=checkpoint)
+    check_decoder(network.config)
     config = window_config(network.config, window, sinks)
     if config != network.config:
         network = swap_config(network, config)
@@ -275,26 +273,12 @@ def stretches(start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         start = end
 
 
-def open_model(
-    model: str | Path | Transformer, device: str, dtype: torch.dtype | None, checkpoint: str | int | None
-) -> Transformer:
-    """The decoder that reads the stream."""
-    if isinstance(model, Transformer):
-        if checkpoint is not None or dtype not in (None, model.tokens.dtype):
-            raise ValueError("a checkpoint and a dtype are for the folder of a model, and not for a model")
-        network = model
-    elif is_run(folder := path_of(model)):
-        chosen = None if checkpoint is None else str(checkpoint)
-        network = load_weights(folder, resolve_device(device), chosen, dtype)[1]
-    elif checkpoint is not None:
-        raise ValueError(f"a checkpoint is one of a run, and {folder} is no run")
-    else:
-        network = load(folder, resolve_device(device), dtype)
-    if network.config.shape != "decoder":
-        raise ValueError(f"a stream is read by a decoder, and this model is an {network.config.shape}")
-    if not network.config.has_logits:
-        raise ValueError(f"a loss needs logits, and this model's head is {network.config.head.kind!r}")
-    return network
+def check_decoder(config: ModelConfig) -> None:
+    """Refuse a model that cannot read a stream."""
+    if config.shape != "decoder":
+        raise ValueError(f"a stream is read by a decoder, and this model is an {config.shape}")
+    if not config.has_logits:
+        raise ValueError(f"a loss needs logits, and this model's head is {config.head.kind!r}")
 
 
 def check_length(

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from phasor.checkpoints import load
+from phasor.checkpoints.open_model import open_model
 from phasor.checkpoints.runs import is_run
 from phasor.config.schema import quote
 from phasor.config.text_files import path_of
 from phasor.data.encoding import encode_texts
-from phasor.device import resolve_device
 from phasor.evaluation.run import open_run
 from phasor.generation.encode import check_text, encode_prompts
 from phasor.generation.translation import Progress, translate_tokens
-from phasor.parallel.load import load_shards
 from phasor.parallel.processes import JoinedProcesses
 from phasor.transformer import Transformer
 
@@ -33,7 +31,7 @@ def translate(
 ) -> list[str]:
     """The translations of texts, in their order; empty texts give empty ones.
 
-    `run` is the folder of a run, that of an encoder-decoder with a tokenizer in whatever format phasor loads, or such
+    `run` is the folder of a run, that of an encoder-decoder with a tokenizer in any format that phasor loads, or such
     a model, which stays where it is unless a device is named. Texts of about one length are translated together, as
     many as have `batch_tokens` tokens. Without `max_new_tokens` a translation may have about twice the tokens of its
     text; without `num_beams` and `length_penalty` they are those of the model's folder, else 4 and 1. `progress` is
@@ -50,13 +48,9 @@ def translate(
     """
     check_texts(texts)
     trained = None
-    if isinstance(run, Transformer):
-        model = run if device == "auto" else run.to(resolve_device(device))
-    elif is_run(path_of(run)):
-        trained = open_run(path_of(run), resolve_device(device), processes=processes)
-        model = trained.model
-    else:
-        model = load(run, resolve_device(device)) if processes is None else load_shards(run, processes)
+    if not isinstance(run, Transformer) and is_run(path_of(run)):
+        trained = open_run(path_of(run), device, processes=processes)
+    model = open_model(run, device, processes=processes)[0] if trained is None else trained.model
     if model.config.shape != "encoder-decoder":
         raise ValueError(f"translation needs an encoder-decoder, and this model is a {model.config.shape}")
     if model.tokenizer is None:

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
-from phasor.checkpoints.load import load, open_model, pause_gc
+from phasor.checkpoints.load import load, open_folder, pause_gc
 from phasor.parallel.processes import AXES, JoinedProcesses
 from phasor.parallel.shards import Shards
 from phasor.transformer import Transformer
@@ -28,7 +28,7 @@ def load_shards(folder: str | Path, processes: JoinedProcesses, dtype: torch.dty
         raise ValueError("MeshConfig.context and MeshConfig.tensor are for training: leave them out here")
     if processes.mesh["shard"].size() == 1:
         return load(folder, processes.device, dtype, verify=processes.is_first)
-    with pause_gc(), open_model(folder, dtype, verify=processes.is_first) as opened:
+    with pause_gc(), open_folder(folder, dtype, verify=processes.is_first) as opened:
         model = opened.model.to(opened.dtype)
         Shards(model, processes.mesh).shard().load(opened.weights())
     return prepare_inference(model)

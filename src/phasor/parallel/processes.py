@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
@@ -22,6 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 from phasor.config.recipe import MeshConfig
 from phasor.device import resolve_device
 from phasor.parallel.launch import FAILED, Launch, leave_report, read_launch
+from phasor.transformer import Transformer
 
 Value = TypeVar("Value")
 
@@ -132,6 +134,12 @@ class JoinedProcesses(Processes):
         sizes = dict(zip(AXES, self.mesh.shape, strict=True))
         shown = [f"{axis} {size}" for axis, size in sizes.items() if size > 1 or axis in ("replicate", "shard")]
         return f"{self.size} processes, {' x '.join(shown)}"
+
+    def load(self, folder: Path, dtype: torch.dtype | None) -> Transformer:
+        """The model of a folder, cut over these processes."""
+        from phasor.parallel.load import load_shards
+
+        return load_shards(folder, self, dtype)
 
     def end(self) -> None:
         """Say that this process is through; the first one, which may hold the store, waits for all others."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from phasor.checkpoints import load
 from phasor.checkpoints.folder import QUANTIZATION
 from phasor.checkpoints.hub import resolve_folder
-from phasor.checkpoints.load import open_model, read_config
+from phasor.checkpoints.load import open_folder, read_config
 from phasor.config import ModelConfig
 from phasor.config.generation import SpecialTokens
 from phasor.config.recipe import Recipe
@@ -145,7 +145,7 @@ def outline_model(
         with torch.device("meta"):
             model = build_model(recipe, datasets) if state is None else rebuild_model(recipe, datasets, state)
         return model, fresh_weights(model.config, recipe.train.seed) if state is None else ()
-    with open_model(recipe.init_from, torch.float32, verify=verify) as opened:
+    with open_folder(recipe.init_from, torch.float32, verify=verify) as opened:
         return fit_model(opened.model, recipe, datasets), read_weights(recipe.init_from)
 
 
@@ -153,7 +153,7 @@ def read_weights(folder: str) -> Iterator[tuple[str, Tensor]]:
     """The weights of a folder that was opened before, when its warnings were given."""
     with ExitStack() as stack:
         with warnings.catch_warnings(action="ignore"):
-            opened = stack.enter_context(open_model(folder, torch.float32, verify=False))
+            opened = stack.enter_context(open_folder(folder, torch.float32, verify=False))
         yield from opened.weights()
 
 

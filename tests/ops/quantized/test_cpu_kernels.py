@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from schemes import relative_change, tokens
 
 import phasor
-from phasor.checkpoints.load import open_model
+from phasor.checkpoints.load import open_folder
 from phasor.config.recipe import Recipe
 from phasor.nn.quantized import Quantization, Quantized, QuantizedLinear
 from phasor.ops import dispatch
@@ -420,7 +420,7 @@ def test_a_quantized_folder_is_neither_trained_nor_cut_over_processes(tmp_path):
     phasor.save(phasor.quantize(model_of()), tmp_path / "small")
     with pytest.raises(ValueError, match="small are quantized: train the original model"):
         check_model(Recipe.from_dict({"init_from": str(tmp_path / "small")}))
-    with open_model(tmp_path / "small") as opened, pytest.raises(ValueError, match="neither trained nor cut"):
+    with open_folder(tmp_path / "small") as opened, pytest.raises(ValueError, match="neither trained nor cut"):
         next(opened.weights())
 
 

@@ -17,7 +17,7 @@ from phasor.evaluation.length_settings import parse_lengths
 from phasor.evaluation.report import check_out, provenance, write_report
 from phasor.evaluation.retrieval.prompts import PromptBuilder, PromptPieces
 from phasor.evaluation.retrieval.tasks import RetrievalTask, find_tasks
-from phasor.evaluation.rows import Subject, open_subject
+from phasor.evaluation.rows import EvaluatedModel, open_evaluated_model
 from phasor.evaluation.run import known_limits
 from phasor.evaluation.variants import OWN, Variant, check_variants, make_variant, variant_names
 from phasor.generation.translation import Progress
@@ -72,9 +72,9 @@ def evaluate_retrieval(
     for name, value in (("depths", depths), ("trials", trials), ("batch_tokens", batch_tokens)):
         check_integer(name, value, below=1 << 31)
     folder = check_out(out)
-    subject = open_subject(model, device, checkpoint)
-    variants = make_variants(subject.model, names, sizes)
-    builder = PromptBuilder(subject.model, haystack, sizes[-1])
+    evaluated = open_evaluated_model(model, device, checkpoint)
+    variants = make_variants(evaluated.model, names, sizes)
+    builder = PromptBuilder(evaluated.model, haystack, sizes[-1])
     places = [0.5] if depths == 1 else [index / (depths - 1) for index in range(depths)]
     cells = [Cell(task, length, depth) for task in chosen for length in sizes for depth in places]
     pieces = {cell: [cell.encode(builder, seed, trial) for trial in range(trials)] for cell in cells}  # or refused
@@ -83,13 +83,13 @@ def evaluate_retrieval(
     rows = []
     for name in names:
         config = variants[name].config
-        current = subject.model if config == subject.model.config else swap_config(subject.model, config)
+        current = evaluated.model if config == evaluated.model.config else swap_config(evaluated.model, config)
         for cell in cells:
             scores = score_cell(current, builder, cell, pieces[cell], seed, batch_tokens)
             rows.append(describe_cell(cell, name, scores))
             done += trials
             report(done, total)
-    result = describe(subject, chosen, sizes, places, trials, haystack, seed, variants, rows, command)
+    result = describe(evaluated, chosen, sizes, places, trials, haystack, seed, variants, rows, command)
     if folder is not None:
         from phasor.evaluation.retrieval.heat_map import chart, page
 
@@ -189,7 +189,7 @@ def all_depths(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def describe(
-    subject: Subject,
+    evaluated: EvaluatedModel,
     tasks: Sequence[RetrievalTask],
     lengths: Sequence[int],
     depths: Sequence[float],
@@ -202,13 +202,13 @@ def describe(
 ) -> dict[str, Any]:
     """The result as JSON has it."""
     return {
-        "model": subject.name,
+        "model": evaluated.name,
         "tasks": {task.name: task.summary for task in tasks},
         "lengths": list(lengths),
         "depths": list(depths),
         "trials": trials,
         "haystack": None if haystack is None else str(haystack),
-        "trained_length": trained_length(subject.model.config),
+        "trained_length": trained_length(evaluated.model.config),
         "extensions": {name: variant_names()[name] for name in variants},
         "factors": {name: variant.factor for name, variant in variants.items()},
         "cells": rows,
@@ -216,8 +216,8 @@ def describe(
         "notes": notes(trials, len(depths)),
         "provenance": provenance(
             command,
-            subject.model.tokens.weight.device,
-            dtype=str(subject.model.tokens.dtype).removeprefix("torch."),
+            evaluated.model.tokens.weight.device,
+            dtype=str(evaluated.model.tokens.dtype).removeprefix("torch."),
             seed=seed,
         ),
     }
