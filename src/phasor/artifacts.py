@@ -64,7 +64,7 @@ class ArtifactFolder:
     def stage(self, siblings: str | None = None) -> Iterator[Path]:
         """A new hidden folder beside this one, to write what `publish` puts in its place; it is gone afterward.
 
-        It is locked while it is used. What killed processes left is removed, since nobody locks it any more: that of
+        It is locked while it is used. What killed processes left is removed, which is not locked: that of
         folders of this name, or of all beside it whose names match the pattern `siblings`.
         """
         parent = self.path.parent

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from phasor import ModelConfig, Transformer, quantize, save
 from phasor.data.tokenizers import byte_tokenizer
 from phasor.evaluation import evaluate_stream
-from phasor.evaluation.stream import stretches
+from phasor.evaluation.stream import split_at_powers_of_two
 from phasor.kv_cache import cache_file
 from phasor.models.windows import window_config
 
@@ -84,8 +84,12 @@ def test_a_stream_has_the_loss_of_a_full_forward(tmp_path, kind, chunk):
     assert sum(part["tokens"] for part in result["curve"]) == ids.shape[1] - 1
 
 
-def test_stretches_are_powers_of_two():
-    assert [list(stretches(1, 9)), list(stretches(6, 6)), list(stretches(2**31 - 1, 2**31 + 2))] == [
+def test_buckets_are_powers_of_two():
+    assert [
+        list(split_at_powers_of_two(1, 9)),
+        list(split_at_powers_of_two(6, 6)),
+        list(split_at_powers_of_two(2**31 - 1, 2**31 + 2)),
+    ] == [
         [(0, 1, 2), (1, 2, 4), (2, 4, 8), (3, 8, 9)],
         [],
         [(30, 2**31 - 1, 2**31), (31, 2**31, 2**31 + 2)],

@@ -68,7 +68,7 @@ def test_a_run_that_is_resumed_continues_its_curve(tmp_path):
             state = answer("curves", {}, folders)["runs"][0]
         assert state["state"] == "training"
     assert state["curves"]["loss"] == {"steps": [10, 20, 30, 40], "values": [10.0, 20.0, 50.0, 60.0]}
-    assert answer("curves", {}, folders)["runs"][0]["state"] == "stopped"  # sealed, without its model
+    assert answer("curves", {}, folders)["runs"][0]["state"] == "stopped"  # with its manifest, without its model
     (folder / "model").mkdir()
     assert answer("curves", {}, folders)["runs"][0]["state"] == "finished"
 

@@ -40,7 +40,7 @@ SPECIAL_NAMES = {  # our names and those of the file, which are the field's own
     "bos": "bos_token_id",
     "pad": "pad_token_id",
 }
-NEVER = "bad_words_ids"  # sequences; those of one token each are tokens that are never generated
+BAD_WORDS = "bad_words_ids"  # sequences; those of one token each are tokens that are never generated
 
 
 def model_folder(folder: str | Path, origin: Path | None = None) -> ArtifactFolder:
@@ -107,7 +107,7 @@ def files_in(entry: Path) -> list[str]:
 def special_fields(special: SpecialTokens) -> dict[str, Any]:
     """Special tokens under the names of the file."""
     values = {theirs: getattr(special, ours) for ours, theirs in SPECIAL_NAMES.items()}
-    values[NEVER] = [[token] for token in special.never]
+    values[BAD_WORDS] = [[token] for token in special.never]
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
@@ -116,8 +116,8 @@ def read_special(data: dict[str, Any], file: Path) -> SpecialTokens:
     found = {ours: data[theirs] for ours, theirs in SPECIAL_NAMES.items() if data.get(theirs) is not None}
     if isinstance(found.get("stop"), int):
         found["stop"] = [found["stop"]]
-    if is_never(NEVER, data.get(NEVER)):
-        found["never"] = [token for (token,) in data.get(NEVER) or []]
+    if lists_banned_tokens(BAD_WORDS, data.get(BAD_WORDS)):
+        found["never"] = [token for (token,) in data.get(BAD_WORDS) or []]
     try:
         return SpecialTokens(**found)
     except ValueError as error:
@@ -127,14 +127,16 @@ def read_special(data: dict[str, Any], file: Path) -> SpecialTokens:
 def read_generation_settings(data: dict[str, Any]) -> dict[str, Any]:
     """What a file says about generation besides special tokens."""
     return {
-        name: value for name, value in data.items() if name not in SPECIAL_NAMES.values() and not is_never(name, value)
+        name: value
+        for name, value in data.items()
+        if name not in SPECIAL_NAMES.values() and not lists_banned_tokens(name, value)
     }
 
 
-def is_never(name: str, value: Any) -> bool:
+def lists_banned_tokens(name: str, value: Any) -> bool:
     """Whether a field lists single tokens that are never generated, which are special tokens here."""
     words = value or []
-    return name == NEVER and isinstance(words, list) and all(isinstance(w, list) and len(w) == 1 for w in words)
+    return name == BAD_WORDS and isinstance(words, list) and all(isinstance(w, list) and len(w) == 1 for w in words)
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 SHARED = ("out",)
 OPTIONAL = argparse.SUPPRESS
-SELDOM = 30.0  # seconds between two lines of progress, where they are not for a terminal
+LINE_SECONDS = 30.0  # seconds between two lines of progress, where they are not for a terminal
 CLEAR = "\r\x1b[K"
 
 
@@ -75,7 +75,7 @@ class StreamDisplay:
     def show(self, progress: StreamProgress) -> None:
         if self.live:
             print(f"{CLEAR}{format_progress(progress)}", end="", file=sys.stderr, flush=True)
-        elif time.monotonic() - self.shown >= SELDOM:
+        elif time.monotonic() - self.shown >= LINE_SECONDS:
             self.shown = time.monotonic()
             print(format_progress(progress), file=sys.stderr, flush=True)
 
@@ -101,7 +101,7 @@ def format_progress(progress: StreamProgress) -> str:
 
 
 def format_result(result: dict[str, Any]) -> list[str]:
-    """The result as lines, the curve by stretches of tokens."""
+    """The result as lines, the curve by buckets of tokens."""
     at = f", resumed at {result['resumed_at']:,}" if result["resumed_at"] else ""
     lines = [
         f"tokens      {result['tokens']:,}{at}",
@@ -112,7 +112,7 @@ def format_result(result: dict[str, Any]) -> list[str]:
         "",
         f"{'tokens before':>31}  {'loss':>9}",
     ]
-    for stretch in result["curve"]:
-        span = f"{stretch['first']:,} to {stretch['last']:,}"
-        lines.append(f"{span:>31}  {stretch['loss']:>9.4f}")
+    for bucket in result["curve"]:
+        span = f"{bucket['first']:,} to {bucket['last']:,}"
+        lines.append(f"{span:>31}  {bucket['loss']:>9.4f}")
     return lines

@@ -102,7 +102,7 @@ def flatten(results: Any) -> list[Generated]:
 
 
 def check_finite(generated: list[Generated]) -> None:
-    """Refuse results of logits that are not numbers: whatever tokens they gave, they mean nothing."""
+    """Refuse results of logits that are not finite: their tokens mean nothing."""
     if any(math.isnan(x) for one in generated for x in one.log_probabilities):
         raise ValueError(
             "the model's logits are not finite, so that its output means nothing: weights may be damaged, or their "

@@ -14,7 +14,8 @@ from phasor.cli.recipe_options import name_options
 from phasor.cli.streams import escape_controls
 from phasor.training import RunSummary, StepReport, TrainingProgress
 
-OFTEN, SELDOM = 0.1, 30.0  # seconds between two refreshes of the live line, and between two lines about preparation
+REFRESH_SECONDS = 0.1  # between two refreshes of the live line
+LINE_SECONDS = 30.0  # between two lines about preparation
 CLEAR = "\r\x1b[K"
 
 
@@ -68,7 +69,7 @@ class LiveProgress(Display):
     def draw(self, text: str, share: float | None, at_once: bool) -> None:
         """What is going on, with a bar as long as there is room for where its share is known."""
         now = time.monotonic()
-        if now - self.drawn < OFTEN and not at_once:
+        if now - self.drawn < REFRESH_SECONDS and not at_once:
             return
         room = columns() - len(text) - 2
         shown = text if share is None or room < 5 else f"{bar(share, min(room, 30))} {text}"
@@ -82,11 +83,11 @@ class PlainProgress(Display):
     def __init__(self, typed: Mapping[str, str] | None = None) -> None:
         super().__init__(typed)
         self.report: StepReport | None = None
-        self.written = time.monotonic()
+        self.printed_at = time.monotonic()
 
     def on_prepare(self, what: str, done: int, total: int | None) -> None:
-        if time.monotonic() - self.written >= SELDOM:
-            self.written = time.monotonic()
+        if time.monotonic() - self.printed_at >= LINE_SECONDS:
+            self.printed_at = time.monotonic()
             write_stderr(format_count(what, done, total))
 
     def on_start(self, summary: RunSummary) -> None:
@@ -104,7 +105,7 @@ class PlainProgress(Display):
 
 
 def write_stderr(text: str, end: str = "\n") -> None:
-    """Write to standard error; a run does not end because nobody reads that any more."""
+    """Write to standard error; a run does not end because nobody reads that."""
     with contextlib.suppress(OSError):
         print(text, end=end, file=sys.stderr, flush=True)
 

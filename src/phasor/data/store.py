@@ -32,7 +32,7 @@ TEXT_FILES = (DESCRIPTION, VALID_TEXTS, TOKENIZER, SOURCE_TOKENIZER)  # what eva
 OWN_FILES = re.compile(rf"(train|valid)\.\d\.(tokens|ends)|{'|'.join(map(re.escape, (*TEXT_FILES, MANIFEST)))}")
 VERSION = 3
 HASH = "[0-9a-f]" * 16  # what folders in a cache are called
-OFTEN = 1000  # examples between two reports
+REPORT_EVERY = 1000  # examples
 
 
 class PreparedData(NamedTuple):
@@ -287,6 +287,6 @@ def too_long(example: Example, tokens: tuple[Any, ...], recipe: Recipe) -> bool:
 def with_progress(examples: Iterable[Example], what: str, total: int | None, report: Progress) -> Iterator[Example]:
     """Examples as they pass, reported now and then."""
     for number, example in enumerate(examples):
-        if number % OFTEN == 0:
+        if number % REPORT_EVERY == 0:
             report(what, number, total)
         yield example

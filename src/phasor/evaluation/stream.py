@@ -28,8 +28,8 @@ from phasor.nn.heads import head_loss
 from phasor.nn.mode import eval_mode
 from phasor.transformer import Transformer
 
-STRETCHES = 64  # of the curve: the tokens with 1, 2 to 3, 4 to 7, ... tokens before them
-AHEAD = 4  # chunks that are read before they are needed
+NUM_BUCKETS = 64  # of the curve: the tokens with 1, 2 to 3, 4 to 7, ... tokens before them
+PREFETCH = 4  # chunks that are read before they are needed
 IN_FLIGHT = 8  # chunks that a device may be behind
 REPORT_SECONDS = 0.5
 GPU_CHUNK, CPU_CHUNK = 65_536, 4096
@@ -155,7 +155,7 @@ class StreamReader:
         self.cache = model.new_cache(1, length)
         self.cache.next_positions = offset
         self.tokens = self.began_at = 0  # read, without the last one, which has nothing to predict
-        self.nats = torch.zeros(STRETCHES, dtype=torch.float64, device=self.device)
+        self.nats = torch.zeros(NUM_BUCKETS, dtype=torch.float64, device=self.device)
         self.seconds = 0.0
 
     def restore(self, folder: StreamFolder) -> None:
@@ -171,7 +171,7 @@ class StreamReader:
 
     def run(self, folder: StreamFolder | None, save_seconds: float, report: Callable[[StreamProgress], None]) -> None:
         """Read to the end. The device is waited for only where the loss is reported or a state is saved."""
-        began = reported = written = time.monotonic()
+        began = reported = saved = time.monotonic()
         for tokens in self.chunks():
             self.step(tokens)
             now = time.monotonic()
@@ -179,9 +179,9 @@ class StreamReader:
             if now - reported >= REPORT_SECONDS:
                 report(self.progress())
                 reported = now
-            if folder is not None and now - written >= save_seconds:
+            if folder is not None and now - saved >= save_seconds:
                 self.save(folder)
-                written = time.monotonic()
+                saved = time.monotonic()
         if folder is not None:
             self.save(folder)
         synchronize(self.device)
@@ -195,7 +195,7 @@ class StreamReader:
         index = -(-self.tokens // self.chunk)
         try:
             while True:
-                prefetcher.request(range(index, index + AHEAD))
+                prefetcher.request(range(index, index + PREFETCH))
                 tokens = prefetcher.take(index)
                 if len(tokens) < 2:
                     return
@@ -218,14 +218,14 @@ class StreamReader:
         return tokens.pin_memory() if self.device.type == "cuda" else tokens
 
     def step(self, tokens: Tensor) -> None:
-        """Read a chunk `[1, n + 1]`: the nats of its last n tokens are added to those of their stretches."""
+        """Read a chunk `[1, n + 1]`: the nats of its last n tokens are added to those of their buckets."""
         assert self.model.head is not None
         hidden = self.model(tokens[:, :-1], cache=self.cache, head=False)
         count = hidden.shape[1]
-        for stretch, start, stop in stretches(self.tokens + 1, self.tokens + 1 + count):
+        for bucket, start, stop in split_at_powers_of_two(self.tokens + 1, self.tokens + 1 + count):
             here = slice(start - self.tokens - 1, stop - self.tokens - 1)
             loss = head_loss(self.model.head, hidden[:, here], self.model.tokens.table, tokens[:, 1:][:, here])
-            self.nats[stretch] += loss.cross_entropy.double() * (stop - start)
+            self.nats[bucket] += loss.cross_entropy.double() * (stop - start)
         self.tokens += count
 
     def save(self, folder: StreamFolder) -> None:
@@ -243,8 +243,8 @@ class StreamReader:
         """What the stream came to; times are those of this run, without what it resumed from."""
         nats = self.nats.tolist()
         curve = [
-            {"first": start, "last": stop - 1, "tokens": stop - start, "loss": nats[stretch] / (stop - start)}
-            for stretch, start, stop in stretches(1, self.tokens + 1)
+            {"first": start, "last": stop - 1, "tokens": stop - start, "loss": nats[bucket] / (stop - start)}
+            for bucket, start, stop in split_at_powers_of_two(1, self.tokens + 1)
         ]
         loss = math.fsum(nats) / self.tokens
         return {
@@ -260,16 +260,16 @@ class StreamReader:
         }
 
 
-def stretches(start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+def split_at_powers_of_two(start: int, stop: int) -> Iterator[tuple[int, int, int]]:
     """The range cut at powers of two: `(k, first, last + 1)` within `2^k` to `2^(k + 1) - 1`.
 
-    >>> list(stretches(3, 10))
+    >>> list(split_at_powers_of_two(3, 10))
     [(1, 3, 4), (2, 4, 8), (3, 8, 10)]
     """
     while start < stop:
-        stretch = start.bit_length() - 1
-        end = min(stop, 2 << stretch)
-        yield stretch, start, end
+        bucket = start.bit_length() - 1
+        end = min(stop, 2 << bucket)
+        yield bucket, start, end
         start = end
 
 

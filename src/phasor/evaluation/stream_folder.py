@@ -37,7 +37,7 @@ NAMED = {  # settings as a user gives them, those first that explain why a later
 
 @dataclass(frozen=True)
 class StreamState:
-    """How far a stream was read: its tokens, the nats of every stretch, a place in the file, and the cache's file."""
+    """How far a stream was read: its tokens, the nats of every bucket, a place in the file, and the cache's file."""
 
     tokens: int
     nats: list[float]

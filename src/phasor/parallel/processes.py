@@ -194,7 +194,7 @@ def join_processes(mesh: MeshConfig, device: str, advice: str = "") -> Iterator[
         mesh.sizes(1)
         yield Processes()
         return
-    prefix = f"phasor {started.restarts} {next(RUNS)}"  # keys of their own for every run of these processes
+    prefix = f"phasor {started.restarts} {next(RUNS)}"  # other keys for every run of these processes
     processes = JoinedProcesses(started, PrefixStore(prefix, meeting_store()))
     try:
         processes.start(mesh, device)

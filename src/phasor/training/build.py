@@ -94,7 +94,7 @@ def check_config(
 
 
 def check_model(recipe: Recipe, processes: int = 1) -> None:
-    """Refuse a model that cannot be trained so whatever the data are, before these are prepared."""
+    """Refuse a model that cannot be trained on any data, before these are prepared."""
     if recipe.init_from is None:
         config = model_config(recipe, vocab_size=1)
     else:

@@ -47,7 +47,7 @@ def load_datasets(recipe: Recipe, run: RunFolder, progress: Progress, fingerprin
     """Prepare a recipe's data, in its cache or else in the run's folder, or open them if they are prepared.
 
     Either way they are `data` in the run's folder afterward. A run that is resumed has a `fingerprint`: it keeps the
-    tokens it began with, whatever became of the files they were made from.
+    tokens it began with, even if the files they were made from have changed.
     """
     place = run.path / DATA
     prepared = None if fingerprint is None else open_own(recipe, place, fingerprint, run.notify)

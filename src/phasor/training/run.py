@@ -57,7 +57,7 @@ def choose_run_folder(recipe: Recipe, resume: bool) -> Path:
 class RunFolder:
     """The folder while a run writes to it; one process at a time.
 
-    The folder is new, empty, or one that a run has written. Whatever else is in it stays as it is.
+    The folder is new, empty, or one that a run has written. Other files in it stay as they are.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, RunFolder(Path(folder), Recipe(), resume=False) as run:
@@ -288,7 +288,7 @@ class RunFolder:
         """Go on without events where they cannot be written: a run does not end because of them."""
         try:
             yield
-        except Exception as error:  # whatever TensorBoard's thread ran into
+        except Exception as error:  # any that TensorBoard's thread raised
             self.writer = None
             self.notify(f"there are no further events, since {self.events} cannot be written: {shorten(str(error))}")
 

@@ -147,7 +147,7 @@ def manifest_files(place: Path) -> list[str]:
     return [] if manifest is None or manifest.kind != "checkpoint" else list(manifest.files)
 
 
-def is_own(place: Path) -> bool:
+def is_deletable(place: Path) -> bool:
     """Whether a folder may be deleted as a checkpoint: it can be read, and holds what its manifest lists, no more."""
     try:
         files = manifest_files(place)
@@ -168,14 +168,14 @@ def prune(folder: Path, keep: int, best: int | None = None, notify: Notify = lam
         notify(str(error))
         return
     for place in old:
-        if whole is not None and place != whole[1] and is_own(place):
+        if whole is not None and place != whole[1] and is_deletable(place):
             ArtifactFolder(place).delete()
 
 
 def remove_checkpoints(folder: Path) -> None:
     """Delete all checkpoints; what cannot be told to be one is renamed."""
     for _, place in checkpoints(folder):
-        if is_own(place):
+        if is_deletable(place):
             ArtifactFolder(place).delete()
         else:
             ArtifactFolder(place).set_aside()
