@@ -11,11 +11,11 @@ import torch
 from training_runs import Notes, StopAt, recipe
 
 import phasor
+from phasor.checkpoints import open_model as opening
 from phasor.checkpoints import runs
 from phasor.data.store import prepare
 from phasor.data.tokenizers import SpecialIds
 from phasor.evaluation import evaluate, translate, translation
-from phasor.evaluation import run as evaluated_runs
 from phasor.evaluation.document_batches import DocumentBatches
 from phasor.evaluation.scores import mostly_chinese, scores
 from phasor.generation.translation import default_new_tokens, length_batches
@@ -325,7 +325,7 @@ def test_a_run_that_was_stopped_is_measured_by_its_newest_whole_checkpoint(tmp_p
     assert older["loss"] != found["loss"]
 
 
-@pytest.mark.parametrize(("module", "name"), [(runs, "is_whole"), (evaluated_runs, "load")])
+@pytest.mark.parametrize(("module", "name"), [(runs, "is_whole"), (opening, "load")])
 def test_a_checkpoint_that_is_deleted_while_it_is_read_is_not_missed(tmp_path, monkeypatch, module, name):
     """A run beside the evaluation saves its next checkpoint, and deletes the one that is about to be read."""
     run = train_run(tmp_path, document_data(tmp_path), train__steps=9, stop=3, save__every=1, train__evaluate_every=99)
