@@ -31,7 +31,7 @@ Ids = NDArray[np.int64]
 TOKEN_FILES = (".bin", ".tokens", ".npy")
 TOKEN_DTYPES = {"uint16": "<u2", "uint32": "<u4"}
 BLOCK = 1 << 20  # bytes of a text that are encoded at a time
-SAMPLES, SAMPLE = 64, 4096  # stretches of a token file that are checked when it is opened, and their tokens
+SAMPLES, SAMPLE = 64, 4096  # parts of a token file that are checked when it is opened, and their tokens
 MARKS = 4096  # places of a text that are kept to return to
 
 
