@@ -4,56 +4,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from phasor.config import ActivationConfig, FeedForwardConfig, ModelConfig
+from phasor.config import FeedForwardConfig, ModelConfig
 from phasor.config.schema import Choice, Config, names, quote
+from phasor.models.entries import Draft, Entry, read_table, require_kind, write_table
 from phasor.models.fields import Fields
 from phasor.models.layout import Rule
 from phasor.nn.positions import RotaryConfig
-
-# Activations by their usual names, plain and as the gate of a gated network.
-ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_new": "gelu-tanh",
-    "gelu_fast": "gelu-tanh",
-    "gelu_accurate": "gelu-tanh",
-    "gelu_python": "gelu",
-    "gelu_pytorch_tanh": "gelu-tanh",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-}
-GATES = {"gelu": "geglu", "gelu_new": "geglu-tanh", "gelu_pytorch_tanh": "geglu-tanh", "relu": "reglu"}
-GATES |= {"silu": "swiglu", "swish": "swiglu", "sigmoid": "glu"}
-
-
-def activation_name(activation: ActivationConfig) -> str:
-    """Their name for one of our activations; a gated one's gate.
-
-    >>> from phasor.config import GELUTanhConfig, SwiGLUConfig
-    >>> activation_name(GELUTanhConfig()), activation_name(SwiGLUConfig())
-    ('gelu_pytorch_tanh', 'silu')
-    """
-    usual = {"gelu-tanh": "gelu_pytorch_tanh", "geglu-tanh": "gelu_pytorch_tanh", "swiglu": "silu", "geglu": "gelu"}
-    usual |= {"reglu": "relu", "glu": "sigmoid"}
-    return usual.get(activation.kind, activation.kind)
-
 
 ORIGINAL = "original_max_position_embeddings"
 TRAINED = "trained_length"  # a field of phasor's own, which transformers keeps and does not read
 
 
 class Family:
-    """One `model_type` of transformers: its configuration both ways, and one table of rules for its tensors.
+    """One `model_type` of transformers: a table of the fields of its config.json, and a table of rules for its tensors.
 
+    - `fields`: the entries of config.json by name, in the order they are read. `parts`: what all of its models have, by
+      paths in a ModelConfig; those of the head where there are logits.
     - `architectures`: its classes by the kind of head they have; `aliases`: kinds by the names of further classes.
     - `prefix`: what tensor names begin with in a file saved with a head, and may lack in one saved without;
       `unprefixed` names never have it. `embedding` and `head` are the two weights that may be tied.
     - `first_choice`: whether a model that fits several families is written as this one.
-    - `harmless`: fields of config.json, beside those common to all, that do not change the computation.
+    - `harmless`: fields of config.json, beside those common to all, that do not change the computation. Those of the
+      table are, where no entry takes them.
     - `unsupported`: fields, beside those common to all, that transformers honors in this family and phasor does not.
     - `renames`: old parts of names and what they are now. `copies`: names of tensors that repeat another.
     - `derived`: patterns of tensors that follow from the configuration. `passthrough`: patterns of tensors phasor
@@ -62,6 +38,8 @@ class Family:
 
     model_type: ClassVar[str]
     title: ClassVar[str]  # what people call it
+    fields: ClassVar[dict[str, Entry]]
+    parts: ClassVar[dict[str, Any]] = {"init": "normal"}
     architectures: ClassVar[dict[str, str]]
     aliases: ClassVar[dict[str, str]] = {}
     prefix: ClassVar[str] = "model."
@@ -77,18 +55,30 @@ class Family:
     passthrough: ClassVar[tuple[str, ...]] = ()
 
     def read(self, f: Fields) -> ModelConfig:
-        """The configuration a config.json asks for; takes every field that matters."""
-        raise NotImplementedError(f"{type(self).__name__} does not read its configuration")
+        """The configuration a config.json asks for, by the table."""
+        draft = self.start(f)
+        read_table(self.fields, f, draft)
+        return draft.build()
+
+    def start(self, f: Fields) -> Draft:
+        """What is known before the table is read: the parts that all models have, and the kind of head."""
+        kind = self.head_kind(f)
+        parts = {path: part for path, part in self.parts.items() if kind != "none" or not path.startswith("head.")}
+        return Draft(parts | {"head": kind})
 
     def read_whole(self, f: Fields) -> ModelConfig:
         """The configuration a config.json asks for, after looking at every field of it."""
         config: ModelConfig = f.build(lambda: read_trained_length(self.read(f), f))
-        f.finish(self.harmless, self.unsupported)
+        f.finish(self.harmless | self.fields.keys(), self.unsupported)
         return config
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
-        """The fields of config.json for a configuration; `read` has to give it back."""
-        raise NotImplementedError(f"{type(self).__name__} does not write its configuration")
+        """The fields of config.json for a configuration, by the table; `read` has to give it back."""
+        for name in ("position", "norm"):
+            part, kind = getattr(config, name), self.parts.get(name)
+            if kind is not None:
+                require_kind(part, part.kinds[kind])
+        return write_table(self.fields, config)
 
     def rules(self, config: ModelConfig) -> Iterator[Rule]:
         """Which of their tensors is which of ours."""
@@ -237,14 +227,3 @@ def fill_expert_dim(network: FeedForwardConfig, config: ModelConfig) -> FeedForw
     if mixture is None or mixture.hidden_dim is not None:
         return network
     return network.replace(experts=mixture.replace(hidden_dim=config.hidden_dim))
-
-
-C = TypeVar("C", bound=Config)
-
-
-def require_kind(part: Config, kind: type[C]) -> C:
-    """A part, which must be of this kind for the family to support it."""
-    if not isinstance(part, kind):
-        what = f"{part.what} {part.kind!r}" if isinstance(part, Choice) else type(part).__name__
-        raise ValueError(f"it has no {what}")
-    return part

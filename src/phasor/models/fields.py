@@ -89,17 +89,7 @@ class Fields:
         self.ignored: dict[str, Any] = {}
         self.notes: list[str] = []
         self.taken: set[str] = set()
-        self.defaults: dict[str, Any] = {}
-
-    def set_defaults(self, defaults: dict[str, Any]) -> None:
-        """Set the values of fields that the file does not have, where these differ from null.
-
-        >>> fields = Fields({"sliding_window": None}, Path("config.json"))
-        >>> fields.set_defaults({"sliding_window": 4096, "num_key_value_heads": 8})
-        >>> fields.get("sliding_window", "none"), fields.get("num_key_value_heads", 32)
-        ('none', 8)
-        """
-        self.defaults = defaults
+        self.defaults: dict[str, Any] = {}  # of fields that the file does not have, where not everyone gives one
 
     def __contains__(self, name: str) -> bool:
         return self.data.get(name) is not None

@@ -11,7 +11,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from phasor.config import ModelConfig
+from phasor.models.entries import Draft, Entry, require_kind
 from phasor.models.fields import Fields, json_repr
+from phasor.models.layer_types import FULL, SLIDING, layer_type
 from phasor.nn.positions import (
     DynamicNTKScaling,
     LinearScaling,
@@ -33,6 +35,61 @@ YARN = {
     "mscale": "mscale",
     "mscale_all_dim": "mscale_all_dim",
 }
+
+
+class Rotary(Entry):
+    """`rope_parameters`: the rotary scheme of all layers; the arguments are those of `read_rotary`."""
+
+    def __init__(
+        self,
+        base: float = 10000.0,
+        partial: float | None = None,
+        pairing: Pairing = "half",
+        usual: dict[str, Any] | None = None,
+    ) -> None:
+        self.base, self.partial, self.pairing, self.usual = base, partial, pairing, usual
+
+    def read(self, f: Fields, name: str, draft: Draft) -> None:
+        draft["position"] = self.scheme(f, draft, self.base, self.partial)
+
+    def scheme(self, f: Fields, draft: Draft, base: float, partial: float | None) -> RotaryConfig:
+        config = draft.config()
+        return read_rotary(
+            f, config.head_dim, config.max_length, base=base, partial=partial, pairing=self.pairing, usual=self.usual
+        )
+
+    def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
+        whole = {} if self.partial is None else {"partial_rotary_factor": 1.0}
+        return {name: whole | write_rotary(require_kind(config.position, RotaryConfig), config)}
+
+
+class RotaryByLayer(Entry):
+    """`rope_parameters` with a rotary scheme for each layer type; stands below the entry for `layer_types`.
+
+    `bases` are the fields of older files with the base of a layer type, and their defaults; `rope_scaling` of those
+    files goes into the `scaled` types.
+    """
+
+    def __init__(self, bases: dict[str, tuple[str, float]], scaled: Iterable[str]) -> None:
+        self.bases, self.scaled = bases, scaled
+
+    def read(self, f: Fields, name: str, draft: Draft) -> None:
+        config, schemes = draft.config(), {}
+        given, scaling = f.get(name, dict.fromkeys(self.bases)), f.get("rope_scaling", {})
+        if not given.keys() <= self.bases.keys() or not all(isinstance(own, dict | None) for own in given.values()):
+            raise ValueError(f"{f.file}: {name} must have {' and '.join(self.bases)}, not {json_repr(given)}")
+        for kind, base in self.bases.items():
+            own = (given.get(kind) or {"rope_type": "default"}) | (scaling if kind in self.scaled else {})
+            fields = f.inside({name: own})
+            schemes[kind] = read_rotary(fields, config.head_dim, config.max_length, base=f.get(*base))
+        draft["position"] = schemes[FULL]
+        draft.layers["position"] = [schemes[layer_type(window)] for window in draft.layers["attention.window"]]
+
+    def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
+        layers = [config.layer(i) for i in range(config.num_layers)]
+        schemes = {FULL: config.position, SLIDING: RotaryConfig()}
+        schemes |= {layer_type(layer.attention.window): layer.position for layer in layers}
+        return {name: {kind: write_rotary(require_kind(p, RotaryConfig), config) for kind, p in schemes.items()}}
 
 
 def read_rotary(
@@ -65,20 +122,6 @@ def read_rotary(
     rope.finish()
     dim = int(head_dim * share)
     return RotaryConfig(base=base, pairing=pairing, rotary_dim=None if dim == head_dim else dim, extension=extension)
-
-
-def read_rotary_by_layer(
-    f: Fields, head_dim: int, max_length: int, bases: dict[str, float], scaled: Iterable[str]
-) -> dict[str, RotaryConfig]:
-    """The rotary scheme of each layer type, by its name; `rope_scaling` of older files goes into the `scaled` ones."""
-    given, scaling = f.get("rope_parameters", dict.fromkeys(bases)), f.get("rope_scaling", {})
-    if not given.keys() <= bases.keys() or not all(isinstance(own, dict | None) for own in given.values()):
-        raise ValueError(f"{f.file}: rope_parameters must have {' and '.join(bases)}, not {json_repr(given)}")
-    found = {}
-    for name, base in bases.items():
-        own = (given.get(name) or {"rope_type": "default"}) | (scaling if name in scaled else {})
-        found[name] = read_rotary(f.inside({"rope_parameters": own}), head_dim, max_length, base=base)
-    return found
 
 
 def parameters(f: Fields, layer_type: str | None, usual: dict[str, Any]) -> dict[str, Any]:

@@ -8,27 +8,28 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from phasor.config import (
-    AttentionConfig,
-    DropoutConfig,
-    EmbeddingConfig,
-    FeedForwardConfig,
-    LanguageHeadConfig,
-    LayerNormConfig,
-    ModelConfig,
-    NoHeadConfig,
-    NormalInitConfig,
-    PlacementConfig,
-    PositionConfig,
+from phasor.config import ModelConfig
+from phasor.models.entries import (
+    ACTIVATIONS,
+    ALL_PROJECTIONS,
+    Activation,
+    Draft,
+    Entry,
+    Field,
+    InitStd,
+    Pinned,
+    Repeated,
+    SameAs,
+    Switch,
 )
-from phasor.models.family import ACTIVATIONS, Family
+from phasor.models.family import Family
 from phasor.models.fields import Fields
 from phasor.models.layout import AsRow, Rule, cross_projections, linear, projections
 from phasor.nn.positions import SinusoidalConfig
 from phasor.nn.positions.sinusoidal.module import Sinusoidal
 
 TABLES = tuple(f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder"))
-NAMES = {"gelu-tanh": "gelu_new", "silu": "swish"}
+OLD_NAMES = {"gelu-tanh": "gelu_new", "silu": "swish"}
 # Of training, of other heads, or without effect by now.
 HARMLESS = """
     add_bias_logits classif_dropout classifier_dropout decoder_layerdrop encoder_layerdrop
@@ -37,17 +38,64 @@ HARMLESS = """
 """
 
 
-class BartLike(Family):
-    """A Transformer of 2017 with biases everywhere; placement, embedding norm and positions are the family's.
+class Vocabulary(Entry):
+    """One vocabulary for encoder and decoder: they share a table with the head, or have one each and the head a third.
 
-    Encoder and decoder share one token embedding with the head, or have one each and the head a third. `flags` are
-    fields of old files and the values they must have.
+    Which of the two it is shows in the tensors.
     """
 
-    placement: ClassVar[PlacementConfig]
-    embedding_norm: ClassVar[bool] = False
+    def read(self, f: Fields, name: str, draft: Draft) -> None:
+        size = draft["vocab_size"] = f.get(name)
+        if f.same(*TABLES):
+            draft["embedding.tied"] = f.get("tie_word_embeddings", True)
+            return
+        if draft.has_logits and BartLike.head not in f.tensors:
+            raise ValueError(
+                f"{f.file}: encoder and decoder have separate token embeddings, and there is no {BartLike.head}"
+            )
+        f.get("tie_word_embeddings", True)
+        draft.values |= {"embedding.tied": False, "embedding.source_vocab_size": size}
+
+    def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
+        if config.embedding.source_vocab_size is not None:
+            if config.embedding.tied:
+                raise ValueError("its head shares a table that encoder and decoder share, or none")
+            if config.embedding.source_vocab_size != config.vocab_size:
+                raise ValueError("it has one vocabulary for encoder and decoder")
+        return {name: config.vocab_size}
+
+
+class BartLike(Family):
+    """A Transformer of 2017 with biases everywhere; placement, embedding norm and positions are the family's."""
+
     logits_bias: ClassVar[bool] = True
-    flags: ClassVar[dict[str, bool]]
+    parts = Family.parts | {
+        "shape": "encoder-decoder",
+        "attention.bias": ALL_PROJECTIONS,
+        "feedforward.bias": True,
+        "norm": "layernorm",
+    }
+    fields: ClassVar[dict[str, Entry]] = {
+        "is_encoder_decoder": Pinned(True, written=True),
+        "vocab_size": Vocabulary(),
+        "d_model": Field("dim"),
+        "encoder_layers": Field("num_encoder_layers"),
+        "decoder_layers": Field("num_layers"),
+        "encoder_attention_heads": Field("num_heads"),
+        "decoder_attention_heads": Repeated("num_heads"),
+        "encoder_ffn_dim": Field("hidden_dim"),
+        "decoder_ffn_dim": Repeated("hidden_dim"),
+        "num_hidden_layers": Pinned(SameAs("num_encoder_layers")),
+        "num_attention_heads": Pinned(SameAs("num_heads")),
+        "hidden_size": Pinned(SameAs("dim")),
+        "max_position_embeddings": Field("max_length", default=1024),
+        "activation_function": Activation("gelu", ACTIVATIONS, written=OLD_NAMES),
+        "scale_embedding": Switch("embedding.scale", on="sqrt", off=1.0, default=False),
+        "dropout": Field("dropout.residual", "dropout.embedding", default=0.1),
+        "attention_dropout": Field("dropout.attention", default=0.0),
+        "activation_dropout": Field("dropout.feedforward", default=0.0),
+        "init_std": InitStd(),
+    }
     unprefixed = ("lm_head.", "final_logits_bias")
     embedding = "model.shared.weight"
     copies = dict.fromkeys(TABLES, embedding)
@@ -56,92 +104,11 @@ class BartLike(Family):
     harmless = frozenset(HARMLESS.split())
     unsupported: ClassVar[frozenset[str]] = frozenset({"is_decoder"})
 
-    def read(self, f: Fields) -> ModelConfig:
-        f.expect("is_encoder_decoder", True)
-        for name, value in self.flags.items():
-            f.expect(name, value)
-        dim, heads, hidden = f.get("d_model"), f.get("encoder_attention_heads"), f.get("encoder_ffn_dim")
-        depth = f.get("encoder_layers")
-        for name, value in {"decoder_attention_heads": heads, "decoder_ffn_dim": hidden}.items():
-            f.get(name)  # left out, it would be transformers' usual number
-            f.expect(name, value)
-        for name, value in {"num_hidden_layers": depth, "num_attention_heads": heads, "hidden_size": dim}.items():
-            f.expect(name, value)
-        kind, drop = self.head_kind(f), f.get("dropout", 0.1)
-        # A file without the bias means one of zeros.
-        bias = self.logits_bias and (not f.tensors or "final_logits_bias" in f.tensors)
-        size, embedding = self.read_tables(f, kind)
-        scale = "sqrt" if f.get("scale_embedding", False) else 1.0
-        return ModelConfig(
-            shape="encoder-decoder",
-            vocab_size=size,
-            dim=dim,
-            hidden_dim=hidden,
-            num_layers=f.get("decoder_layers"),
-            num_encoder_layers=depth,
-            num_heads=heads,
-            max_length=f.get("max_position_embeddings", 1024),
-            position=self.read_position(f),
-            attention=AttentionConfig(bias=("q", "k", "v", "out")),
-            feedforward=FeedForwardConfig(activation=f.choose("activation_function", ACTIVATIONS, "gelu"), bias=True),
-            norm=LayerNormConfig(),
-            placement=self.placement,
-            embedding=embedding.replace(scale=scale, norm=self.embedding_norm),
-            head=LanguageHeadConfig(bias=bias) if kind == "lm" else NoHeadConfig(),
-            dropout=DropoutConfig(
-                embedding=drop,
-                residual=drop,
-                attention=f.get("attention_dropout", 0.0),
-                feedforward=f.get("activation_dropout", 0.0),
-            ),
-            init=NormalInitConfig(std=f.get("init_std", 0.02)),
-        )
-
-    def read_tables(self, f: Fields, kind: str) -> tuple[int, EmbeddingConfig]:
-        """The size of the decoder's vocabulary, and how many token embeddings there are, according to the file."""
-        size, tied = f.get("vocab_size"), f.get("tie_word_embeddings", True)
-        if f.same(*TABLES):
-            return size, EmbeddingConfig(tied=tied)
-        if kind == "lm" and self.head not in f.tensors:
-            raise ValueError(
-                f"{f.file}: encoder and decoder have separate token embeddings, and there is no {self.head}"
-            )
-        return size, EmbeddingConfig(tied=False, source_vocab_size=size)
-
-    def read_position(self, f: Fields) -> PositionConfig:
-        raise NotImplementedError(f"{type(self).__name__} does not read its positions")
-
-    def write(self, config: ModelConfig) -> dict[str, Any]:
-        return {
-            **self.write_tables(config),
-            **self.write_position(config),
-            "d_model": config.dim,
-            "encoder_layers": config.depth("encoder"),
-            "decoder_layers": config.num_layers,
-            "encoder_attention_heads": config.num_heads,
-            "decoder_attention_heads": config.num_heads,
-            "encoder_ffn_dim": config.hidden_dim,
-            "decoder_ffn_dim": config.hidden_dim,
-            "activation_function": NAMES.get(config.feedforward.activation.kind, config.feedforward.activation.kind),
-            "scale_embedding": config.embedding.scale == "sqrt",
-            "dropout": config.dropout.residual,
-            "attention_dropout": config.dropout.attention,
-            "activation_dropout": config.dropout.feedforward,
-            "init_std": getattr(config.init, "std", 0.02),
-            "is_encoder_decoder": True,
-        }
-
-    def write_tables(self, config: ModelConfig) -> dict[str, Any]:
-        size = config.vocab_size
-        if config.embedding.source_vocab_size is not None:
-            if config.embedding.tied:
-                raise ValueError("its head shares a table that encoder and decoder share, or none")
-            if config.embedding.source_vocab_size != size:
-                raise ValueError("it has one vocabulary for encoder and decoder")
-        return {"vocab_size": size}
-
-    def write_position(self, config: ModelConfig) -> dict[str, Any]:
-        raise NotImplementedError(f"{type(self).__name__} does not write its positions")
+    def start(self, f: Fields) -> Draft:
+        draft = super().start(f)
+        if draft.has_logits:  # a file without the bias means one of zeros
+            draft["head.bias"] = self.logits_bias and (not f.tensors or "final_logits_bias" in f.tensors)
+        return draft
 
     def embedding_of(self, config: ModelConfig) -> str:
         return self.embedding if config.embedding.source_vocab_size is None else TABLES[1]

@@ -8,13 +8,22 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from phasor.config import LayerNormConfig, ModelConfig
-from phasor.models.family import ACTIVATIONS, Family, activation_name, require_kind
+from phasor.config import ModelConfig
+from phasor.models.entries import (
+    ACTIVATIONS,
+    ALL_PROJECTIONS,
+    Activation,
+    Draft,
+    Entry,
+    Field,
+    InitStd,
+    Pinned,
+    TableLength,
+)
+from phasor.models.family import Family
 from phasor.models.fields import Fields
 from phasor.models.layout import Rule, linear, projections
-from phasor.nn.positions import LearnedConfig
 
-EVERY = ("q", "k", "v", "out")
 # Fields of heads for other tasks, of old versions, and of how BERT was once described.
 HARMLESS = frozenset(
     """
@@ -23,6 +32,15 @@ HARMLESS = frozenset(
     summary_activation summary_first_dropout summary_last_dropout summary_type summary_use_proj
     """.split()  # noqa: SIM905
 )
+
+
+class TokenTypes(Field):
+    """The number of token types, of which there is at least one."""
+
+    def encode(self, value: Any, config: ModelConfig) -> Any:
+        if not value:
+            raise ValueError("it always has token types")
+        return value
 
 
 class BertLike(Family):
@@ -35,8 +53,32 @@ class BertLike(Family):
 
     masked: ClassVar[str] = "cls.predictions"
     transform: ClassVar[tuple[str, str]] = ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm")
-    head_activation: ClassVar[str | None] = None  # where it is not the blocks' own
     has_pooler: ClassVar[bool] = True
+    parts = Family.parts | {
+        "shape": "encoder",
+        "position": "learned",
+        "attention.bias": ALL_PROJECTIONS,
+        "feedforward.bias": True,
+        "norm": "layernorm",
+        "placement": "post",
+        "embedding.norm": True,
+    }
+    fields: ClassVar[dict[str, Entry]] = {
+        "vocab_size": Field("vocab_size"),
+        "hidden_size": Field("dim"),
+        "intermediate_size": Field("hidden_dim"),
+        "num_hidden_layers": Field("num_layers"),
+        "num_attention_heads": Field("num_heads"),
+        "max_position_embeddings": TableLength(default=512),
+        "position_embedding_type": Pinned("absolute"),
+        "type_vocab_size": TokenTypes("embedding.token_types", default=2),
+        "hidden_act": Activation("gelu", ACTIVATIONS, "feedforward.activation", "head.activation"),
+        "hidden_dropout_prob": Field("dropout.residual", "dropout.embedding", default=0.1),
+        "attention_probs_dropout_prob": Field("dropout.attention", default=0.1),
+        "layer_norm_eps": Field("norm.eps", default=1e-12),
+        "initializer_range": InitStd(),
+        "tie_word_embeddings": Field("embedding.tied", default=True),
+    }
     harmless = HARMLESS
     unsupported: ClassVar[frozenset[str]] = frozenset(
         {"add_cross_attention", "is_decoder"}
@@ -44,71 +86,10 @@ class BertLike(Family):
     renames = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
     derived: ClassVar[tuple[str, ...]] = ("*.embeddings.position_ids", "*.embeddings.token_type_ids")
 
-    def read(self, f: Fields) -> ModelConfig:
-        kind = self.head_kind(f)
-        activation = f.choose("hidden_act", ACTIVATIONS, "gelu")
-        head: dict[str, Any] = {"kind": kind, "pooler": self.pooler(f, kind)}
-        if kind == "mlm":
-            head["activation"] = self.head_activation or activation
-        dropout = f.get("hidden_dropout_prob", 0.1)
-        sizes: dict[str, Any] = {
-            "shape": "encoder",
-            "vocab_size": f.get("vocab_size"),
-            "dim": f.get("hidden_size"),
-            "hidden_dim": f.get("intermediate_size"),
-            "num_layers": f.get("num_hidden_layers"),
-            "num_heads": f.get("num_attention_heads"),
-            "attention": {"bias": EVERY},
-            "feedforward": {"activation": activation, "bias": True},
-            "norm": LayerNormConfig(eps=f.get("layer_norm_eps", 1e-12)),
-            "placement": "post",
-            "embedding": self.read_embedding(f),
-            "head": head,
-            "dropout": {
-                "embedding": dropout,
-                "residual": dropout,
-                "attention": f.get("attention_probs_dropout_prob", 0.1),
-            },
-            "init": {"kind": "normal", "std": f.get("initializer_range", 0.02)},
-        }
-        return ModelConfig(**sizes, **self.read_positions(f))
-
-    def write(self, config: ModelConfig) -> dict[str, Any]:
-        norm = require_kind(config.norm, LayerNormConfig)
-        return {
-            "vocab_size": config.vocab_size,
-            "hidden_size": config.dim,
-            "intermediate_size": config.hidden_dim,
-            "num_hidden_layers": config.num_layers,
-            "num_attention_heads": config.num_heads,
-            "hidden_act": activation_name(config.feedforward.activation),
-            "hidden_dropout_prob": config.dropout.residual,
-            "attention_probs_dropout_prob": config.dropout.attention,
-            "layer_norm_eps": norm.eps,
-            "initializer_range": getattr(config.init, "std", 0.02),
-            **self.write_embedding(config),
-            **self.write_positions(config),
-        }
-
-    def read_embedding(self, f: Fields) -> dict[str, Any]:
-        """The first layer."""
-        return {"norm": True, "token_types": f.get("type_vocab_size", 2), "tied": f.get("tie_word_embeddings", True)}
-
-    def write_embedding(self, config: ModelConfig) -> dict[str, Any]:
-        """The fields `read_embedding` reads."""
-        if not config.embedding.token_types:
-            raise ValueError(f"{self.model_type} always has token types")
-        return {"type_vocab_size": config.embedding.token_types}
-
-    def read_positions(self, f: Fields) -> dict[str, Any]:
-        """A learned table and its length."""
-        f.expect("position_embedding_type", "absolute")
-        return {"position": "learned", "max_length": f.get("max_position_embeddings", 512)}
-
-    def write_positions(self, config: ModelConfig) -> dict[str, Any]:
-        """The fields `read_positions` reads."""
-        require_kind(config.position, LearnedConfig)
-        return {"max_position_embeddings": config.input_position.max_positions}
+    def start(self, f: Fields) -> Draft:
+        draft = super().start(f)
+        draft["head.pooler"] = self.pooler(f, draft["head"])
+        return draft
 
     def head_kind(self, f: Fields) -> str:
         """As the architecture has it; where none is named, as the tensors have it."""

@@ -3,16 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
-from phasor.config import ExpertsConfig, FeedForwardConfig, ModelConfig
+from phasor.config import ModelConfig
+from phasor.models.entries import GATES, Activation, Draft, Entry, Field, HeadDim
 from phasor.models.families._llama import LlamaLike
 from phasor.models.fields import Fields
 from phasor.models.layout import Rule, experts, linear
 
 
+class DenseLayers(Entry):
+    """`mlp_only_layers` have no experts, and of the others only every `decoder_sparse_step`-th does."""
+
+    def read(self, f: Fields, name: str, draft: Draft) -> None:
+        step, dense, config = f.positive("decoder_sparse_step", 1), f.get(name, []), draft.config()
+        mixture = config.feedforward.experts
+        draft.layers["feedforward.experts"] = [
+            None if i in dense or (i + 1) % step else mixture for i in range(config.num_layers)
+        ]
+
+    def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
+        dense = [i for i in range(config.num_layers) if config.layer(i).feedforward.experts is None]
+        return {"decoder_sparse_step": 1, name: dense}
+
+
 class WithExperts(LlamaLike):
     """Names and fields of Qwen's mixtures."""
+
+    parts = LlamaLike.parts | {"norm": "rmsnorm"}
+    fields: ClassVar[dict[str, Entry]] = LlamaLike.fields | {
+        "head_dim": HeadDim(),
+        "max_position_embeddings": Field("max_length", default=32768),
+        "hidden_act": Activation("silu", GATES),
+        "rms_norm_eps": Field("norm.eps", default=1e-6),
+        "norm_topk_prob": Field("feedforward.experts.normalize", default=False),
+    }
+    # A field that layers without windows have no use for, which outputs are returned, and a loss.
+    harmless = frozenset({"sliding_window", "max_window_layers", "output_router_logits", "router_aux_loss_coef"})
 
     def feedforward(self, ours: str, theirs: str) -> Iterator[Rule]:
         yield from super().feedforward(ours, theirs)
@@ -21,24 +48,3 @@ class WithExperts(LlamaLike):
         yield from experts(ours, *names)
         yield from super().feedforward(f"{ours}.shared", f"{theirs}.shared_expert")
         yield from linear(f"{ours}.shared_gate", f"{theirs}.shared_expert_gate")
-
-    def feedforwards(self, f: Fields, sparse: FeedForwardConfig, count: int) -> list[FeedForwardConfig]:
-        """The network of every layer: experts in every `decoder_sparse_step`-th except those listed as dense."""
-        step, plain = f.positive("decoder_sparse_step", 1), f.get("mlp_only_layers", [])
-        dense = sparse.replace(experts=None)
-        return [dense if i in plain or (i + 1) % step else sparse for i in range(count)]
-
-    def write_experts(self, config: ModelConfig) -> tuple[ExpertsConfig, dict[str, Any]]:
-        """The mixture of a configuration, and the fields that most of it goes into."""
-        mixtures = [config.layer(i).feedforward.experts for i in range(config.num_layers)]
-        mixture = next((m for m in mixtures if m is not None), None)
-        if mixture is None:
-            raise ValueError("its models have experts")
-        return mixture, {
-            "num_experts": mixture.num_experts,
-            "num_experts_per_tok": mixture.top_k,
-            "moe_intermediate_size": mixture.hidden_dim or config.hidden_dim,
-            "norm_topk_prob": mixture.normalize,
-            "decoder_sparse_step": 1,
-            "mlp_only_layers": [i for i, m in enumerate(mixtures) if m is None],
-        }

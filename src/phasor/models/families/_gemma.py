@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from phasor.config import AttentionConfig, FeedForwardConfig, LogitsConfig, ModelConfig, RMSNormConfig
-from phasor.models.families._llama import EVERY_BIAS, LlamaLike
-from phasor.models.family import GATES, activation_name, require_kind
-from phasor.models.fields import Fields
+from phasor.config import ModelConfig
+from phasor.models.entries import Bias, Draft, Entry, Field
+from phasor.models.families._llama import LlamaLike
 
 AROUND = (
     "input_layernorm",
@@ -18,48 +17,34 @@ AROUND = (
 
 
 class GemmaLike(LlamaLike):
-    """`activation` is the field that names it, `gates` what its words mean."""
+    """Llama's fields with heads of 256 features, and a head that is tied."""
 
-    activation: ClassVar[str] = "hidden_activation"
-    gates: ClassVar[dict[str, str]] = GATES
-
-    def read_shared(self, f: Fields) -> ModelConfig:
-        plain = ModelConfig(**self.sizes(f))
-        return plain.replace(
-            attention=AttentionConfig(bias=EVERY_BIAS if f.get("attention_bias", False) else ()),
-            feedforward=FeedForwardConfig(activation=f.choose(self.activation, self.gates, "gelu_pytorch_tanh")),
-            norm=RMSNormConfig(eps=f.get("rms_norm_eps", 1e-6), unit_offset=True),
-            embedding=plain.embedding.replace(scale="sqrt", round_scale=True),
-        )
-
-    def write_shared(self, config: ModelConfig) -> dict[str, Any]:
-        """The fields `read_shared` reads."""
-        return self.write_sizes(config) | {
-            "attention_bias": bool(config.layer(0).attention.bias),
-            self.activation: activation_name(config.feedforward.activation),
-            "rms_norm_eps": require_kind(config.norm, RMSNormConfig).eps,
-        }
+    parts = LlamaLike.parts | {
+        "norm": "rmsnorm",
+        "norm.unit_offset": True,
+        "embedding.scale": "sqrt",
+        "embedding.round_scale": True,
+    }
+    fields: ClassVar[dict[str, Entry]] = LlamaLike.fields | {
+        "head_dim": Field("head_dim", default=None, absent=256),
+        "max_position_embeddings": Field("max_length", default=8192),
+        "tie_word_embeddings": Field("embedding.tied", default=False, absent=True),
+        "attention_bias": Bias(False),
+        "rms_norm_eps": Field("norm.eps", default=1e-6),
+    }
 
 
-def read_softcap(f: Fields, config: ModelConfig) -> ModelConfig:
-    """The head's soft-cap; a model without a head has no use for the field."""
-    if not isinstance(config.head, LogitsConfig):
-        return config
-    return config.replace(head=config.head.replace(softcap=f.get("final_logit_softcapping", None)))
+class QueryScalar(Field):
+    """`query_pre_attn_scalar`: one over the square of what scores are multiplied by."""
 
+    def __init__(self) -> None:
+        super().__init__("attention.scale", default=256, positive=True)
 
-def write_softcap(config: ModelConfig) -> dict[str, Any]:
-    return {"final_logit_softcapping": config.head.softcap} if isinstance(config.head, LogitsConfig) else {}
+    def decode(self, value: Any, draft: Draft) -> Any:
+        return float(value**-0.5)
 
-
-def read_scale(f: Fields) -> float:
-    """What scores are multiplied by."""
-    return float(f.positive("query_pre_attn_scalar", 256) ** -0.5)
-
-
-def write_scale(config: ModelConfig) -> dict[str, Any]:
-    scale = config.layer(0).attention.scale
-    squared = config.head_dim if scale is None else round(scale**-2)
-    if scale is not None and squared**-0.5 != scale:
-        raise ValueError(f"its scale of the scores is one over the root of an integer, not {scale}")
-    return {"query_pre_attn_scalar": squared}
+    def encode(self, value: Any, config: ModelConfig) -> Any:
+        scalar = round(value**-2)
+        if scalar**-0.5 != value:
+            raise ValueError(f"its scale of the scores is one over the root of an integer, not {value}")
+        return scalar

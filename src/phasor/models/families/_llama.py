@@ -6,27 +6,39 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from phasor.config import ModelConfig
-from phasor.config.parts import Projection
+from phasor.models.entries import Entry, Field, InitStd, SameAs
 from phasor.models.family import Family
-from phasor.models.fields import Fields
+from phasor.models.fields import REQUIRED
 from phasor.models.layout import Rule, glu, linear, projections
 
 PRE = ("input_layernorm", "post_attention_layernorm")
-EVERY_BIAS: tuple[Projection, ...] = ("q", "k", "v", "out")
+
+
+class KVHeads(Field):
+    """As many key/value heads as query heads where the file has null, and `absent` where it has no field."""
+
+    def __init__(self, absent: Any = REQUIRED) -> None:
+        super().__init__("num_kv_heads", default=SameAs("num_heads"), absent=absent)
 
 
 class LlamaLike(Family):
-    """Names as in Llama.
+    """Names as in Llama; `norms` are those of a block in the order they run, `last_norm` follows the last block."""
 
-    `norms` are those of a block in the order they run, `last_norm` follows the last block. `defaults` says what fields
-    mean that a file does not have; `has_head_dim` is false where transformers' configuration takes that field
-    without having it.
-    """
-
+    fields: ClassVar[dict[str, Entry]] = {
+        "vocab_size": Field("vocab_size"),
+        "hidden_size": Field("dim"),
+        "intermediate_size": Field("hidden_dim"),
+        "num_hidden_layers": Field("num_layers"),
+        "num_attention_heads": Field("num_heads"),
+        "num_key_value_heads": KVHeads(),
+        "head_dim": Field("head_dim", default=None),
+        "max_position_embeddings": Field("max_length", default=2048),
+        "attention_dropout": Field("dropout.attention", default=0.0),
+        "initializer_range": InitStd(),
+        "tie_word_embeddings": Field("embedding.tied", default=False),
+    }
     norms: tuple[str, ...] = PRE
     last_norm: ClassVar[str] = "norm"
-    defaults: ClassVar[dict[str, Any]] = {}
-    has_head_dim: ClassVar[bool] = True
     derived = ("model.layers.*.self_attn.rotary_emb.inv_freq", "model.rotary_emb.*inv_freq")
 
     def rules(self, config: ModelConfig) -> Iterator[Rule]:
@@ -49,41 +61,6 @@ class LlamaLike(Family):
     def feedforward(self, ours: str, theirs: str) -> Iterator[Rule]:
         yield from glu(f"{ours}.up", f"{theirs}.gate_proj", f"{theirs}.up_proj")
         yield from linear(f"{ours}.down", f"{theirs}.down_proj")
-
-    def sizes(self, f: Fields) -> dict[str, Any]:
-        """The sizes of a model, and its tie, head kind and attention dropout."""
-        f.set_defaults(self.defaults)
-        heads = f.get("num_attention_heads")
-        return {
-            "vocab_size": f.get("vocab_size"),
-            "dim": f.get("hidden_size"),
-            "hidden_dim": f.get("intermediate_size"),
-            "num_layers": f.get("num_hidden_layers"),
-            "num_heads": heads,
-            "num_kv_heads": f.get("num_key_value_heads", heads),
-            "head_dim": f.get("head_dim", None),
-            "max_length": f.get("max_position_embeddings", 2048),
-            "dropout": {"attention": f.get("attention_dropout", 0.0)},
-            "init": {"kind": "normal", "std": f.get("initializer_range", 0.02)},
-            "head": {"kind": self.head_kind(f)},
-            "embedding": {"tied": f.get("tie_word_embeddings", False)},
-        }
-
-    def write_sizes(self, config: ModelConfig) -> dict[str, Any]:
-        """The fields `sizes` reads."""
-        own_width = self.has_head_dim or config.head_dim * config.num_heads != config.dim
-        return {
-            "vocab_size": config.vocab_size,
-            "hidden_size": config.dim,
-            "intermediate_size": config.hidden_dim,
-            "num_hidden_layers": config.num_layers,
-            "num_attention_heads": config.num_heads,
-            "num_key_value_heads": config.num_kv_heads,
-            **({"head_dim": config.head_dim} if own_width else {}),
-            "max_position_embeddings": config.max_length,
-            "attention_dropout": config.dropout.attention,
-            "initializer_range": getattr(config.init, "std", 0.02),
-        }
 
 
 def fused_gate(ours: str, theirs: str) -> Iterator[Rule]:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
-from phasor.config import ModelConfig, PlacementConfig, PostConfig
+from phasor.models.entries import Pinned, TableLength
 from phasor.models.families._bart import BartLike
-from phasor.models.family import require_kind
-from phasor.models.fields import Fields
-from phasor.nn.positions import LearnedConfig
 
 
 class Bart(BartLike):
@@ -17,22 +12,21 @@ class Bart(BartLike):
     model_type = "bart"
     title = "BART"
     architectures = {"lm": "BartForConditionalGeneration", "none": "BartModel"}
-    placement: ClassVar[PlacementConfig] = PostConfig()
-    embedding_norm = True
-    flags = {
-        "normalize_before": False,
-        "add_final_layer_norm": False,
-        "normalize_embedding": True,
-        "static_position_embeddings": False,
-        "do_blenderbot_90_layernorm": False,
+    parts = BartLike.parts | {
+        "position": "learned",
+        "position.offset": 2,
+        "placement": "post",
+        "embedding.norm": True,
+    }
+    fields = BartLike.fields | {
+        "max_position_embeddings": TableLength(default=1024),
+        "normalize_before": Pinned(False),
+        "add_final_layer_norm": Pinned(False),
+        "normalize_embedding": Pinned(True),
+        "static_position_embeddings": Pinned(False),
+        "do_blenderbot_90_layernorm": Pinned(False),
     }
     harmless = BartLike.harmless | {"author", "kobart_version"}
-
-    def read_position(self, f: Fields) -> LearnedConfig:
-        return LearnedConfig(offset=2)
-
-    def write_position(self, config: ModelConfig) -> dict[str, Any]:
-        return {"max_position_embeddings": require_kind(config.input_position, LearnedConfig).max_length}
 
 
 FAMILY = Bart()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from phasor.config import LayerNormConfig, ModelConfig
-from phasor.models.families._bert import EVERY, BertLike
-from phasor.models.family import ACTIVATIONS, activation_name
-from phasor.models.fields import Fields
+from phasor.config import ModelConfig
+from phasor.models.entries import ACTIVATIONS, Activation, Field, InitStd, Pinned, TableLength
+from phasor.models.families._bert import BertLike
 from phasor.models.layout import Rule, linear, projections
 
 
@@ -22,46 +20,25 @@ class DistilBert(BertLike):
     unprefixed = ("vocab_",)
     embedding = "distilbert.embeddings.word_embeddings.weight"
     head = "vocab_projector.weight"
+    parts = BertLike.parts | {"norm.eps": 1e-12}
+    fields = {
+        "vocab_size": Field("vocab_size"),
+        "dim": Field("dim", default=768, fallback="hidden_size"),
+        "hidden_dim": Field("hidden_dim", default=3072),
+        "n_layers": Field("num_layers", default=6, fallback="num_hidden_layers"),
+        "n_heads": Field("num_heads", default=12, fallback="num_attention_heads"),
+        "max_position_embeddings": TableLength(default=512),
+        "position_embedding_type": Pinned("absolute"),
+        "activation": Activation("gelu", ACTIVATIONS, "feedforward.activation", "head.activation"),
+        "dropout": Field("dropout.residual", "dropout.embedding", default=0.1),
+        "attention_dropout": Field("dropout.attention", default=0.1),
+        "initializer_range": InitStd(),
+        "tie_word_embeddings": Field("embedding.tied", default=True),
+    }
     harmless = frozenset({"output_past", "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds", "tie_weights_"})
     unsupported = frozenset()
     transform = ("vocab_transform", "vocab_layer_norm")
     has_pooler = False
-
-    def read(self, f: Fields) -> ModelConfig:
-        kind = self.head_kind(f)
-        activation = f.choose("activation", ACTIVATIONS, "gelu")
-        dropout = f.get("dropout", 0.1)
-        sizes: dict[str, Any] = {
-            "shape": "encoder",
-            "vocab_size": f.get("vocab_size"),
-            "dim": f.get("dim", f.get("hidden_size", 768)),
-            "hidden_dim": f.get("hidden_dim", 3072),
-            "num_layers": f.get("n_layers", f.get("num_hidden_layers", 6)),
-            "num_heads": f.get("n_heads", f.get("num_attention_heads", 12)),
-            "attention": {"bias": EVERY},
-            "feedforward": {"activation": activation, "bias": True},
-            "norm": LayerNormConfig(eps=1e-12),
-            "placement": "post",
-            "embedding": {"norm": True, "tied": f.get("tie_word_embeddings", True)},
-            "head": {"kind": kind} | ({"activation": activation} if kind == "mlm" else {}),
-            "dropout": {"embedding": dropout, "residual": dropout, "attention": f.get("attention_dropout", 0.1)},
-            "init": {"kind": "normal", "std": f.get("initializer_range", 0.02)},
-        }
-        return ModelConfig(**sizes, **self.read_positions(f))
-
-    def write(self, config: ModelConfig) -> dict[str, Any]:
-        return {
-            "vocab_size": config.vocab_size,
-            "dim": config.dim,
-            "hidden_dim": config.hidden_dim,
-            "n_layers": config.num_layers,
-            "n_heads": config.num_heads,
-            "activation": activation_name(config.feedforward.activation),
-            "dropout": config.dropout.residual,
-            "attention_dropout": config.dropout.attention,
-            "initializer_range": getattr(config.init, "std", 0.02),
-            **self.write_positions(config),
-        }
 
     def passthrough_patterns(self, config: ModelConfig) -> tuple[str, ...]:
         return () if config.has_logits else ("vocab_*",)

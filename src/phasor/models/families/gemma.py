@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from phasor.config import ModelConfig
+from phasor.models.entries import GATES, Activation, Draft, Pinned
 from phasor.models.families._gemma import GemmaLike
-from phasor.models.family import GATES, require_kind
+from phasor.models.families._llama import KVHeads
 from phasor.models.fields import Fields
-from phasor.models.rope import read_rotary, write_rotary
-from phasor.nn.positions import RotaryConfig
+from phasor.models.rope import Rotary
+
+
+class GemmaActivation(Activation):
+    """`hidden_act`, which `hidden_activation` may repeat; "gelu" in its files always meant the tanh approximation."""
+
+    def __init__(self) -> None:
+        super().__init__("gelu_pytorch_tanh", GATES | {"gelu": "geglu-tanh"})
+
+    def read(self, f: Fields, name: str, draft: Draft) -> None:
+        super().read(f, name, draft)
+        if f.choose("hidden_activation", self.known, f.get(name, "gelu")) != draft["feedforward.activation"]:
+            raise ValueError(f"{f.file}: hidden_act and hidden_activation name different activations")
 
 
 class Gemma(GemmaLike):
-    """Llama's shape with wide heads; "gelu" in its files always meant the tanh approximation."""
+    """Llama's shape with wide heads."""
 
     model_type = "gemma"
     title = "Gemma"
     architectures = {"lm": "GemmaForCausalLM", "none": "GemmaModel"}
-    defaults = {
-        "num_key_value_heads": 16,
-        "head_dim": 256,
-        "max_position_embeddings": 8192,
-        "tie_word_embeddings": True,
+    fields = GemmaLike.fields | {
+        "num_key_value_heads": KVHeads(16),
+        "hidden_act": GemmaActivation(),
+        "use_bidirectional_attention": Pinned(False),
+        "rope_parameters": Rotary(),
     }
-    activation = "hidden_act"
-    gates = GATES | {"gelu": "geglu-tanh"}
-
-    def read(self, f: Fields) -> ModelConfig:
-        config = self.read_shared(f)
-        if f.choose("hidden_activation", self.gates, f.get("hidden_act", "gelu")) != config.feedforward.activation.kind:
-            raise ValueError(f"{f.file}: hidden_act and hidden_activation name different activations")
-        f.expect("use_bidirectional_attention", False)
-        return config.replace(position=read_rotary(f, config.head_dim, config.max_length))
-
-    def write(self, config: ModelConfig) -> dict[str, Any]:
-        position = require_kind(config.position, RotaryConfig)
-        return self.write_shared(config) | {"rope_parameters": write_rotary(position, config)}
 
 
 FAMILY = Gemma()

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
-from phasor.config import AttentionConfig, FeedForwardConfig, ModelConfig, PlacementConfig, PreConfig, RMSNormConfig
-from phasor.models.families._llama import LlamaLike, fused_gate
-from phasor.models.family import GATES, activation_name, require_kind
-from phasor.models.fields import Fields
+from phasor.models.entries import GATES, Activation, Bias, Field
+from phasor.models.families._llama import KVHeads, LlamaLike, fused_gate
 from phasor.models.layout import Rule
-from phasor.models.rope import read_rotary, write_rotary
-from phasor.nn.positions import RotaryConfig
+from phasor.models.rope import Rotary
 
 
 class Glm(LlamaLike):
@@ -20,27 +16,16 @@ class Glm(LlamaLike):
     model_type = "glm"
     title = "GLM-4 (2024)"
     architectures = {"lm": "GlmForCausalLM", "none": "GlmModel"}
-    defaults = {"num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072}
-    placement: ClassVar[PlacementConfig] = PreConfig()
-
-    def read(self, f: Fields) -> ModelConfig:
-        plain = ModelConfig(**self.sizes(f))
-        return plain.replace(
-            position=read_rotary(f, plain.head_dim, plain.max_length, partial=0.5, pairing="adjacent"),
-            attention=AttentionConfig(bias=("q", "k", "v") if f.get("attention_bias", True) else ()),
-            feedforward=FeedForwardConfig(activation=f.choose("hidden_act", GATES, "silu")),
-            norm=RMSNormConfig(eps=f.get("rms_norm_eps", 1.5625e-07)),
-            placement=self.placement,
-        )
-
-    def write(self, config: ModelConfig) -> dict[str, Any]:
-        position = require_kind(config.position, RotaryConfig)
-        return self.write_sizes(config) | {
-            "hidden_act": activation_name(config.feedforward.activation),
-            "attention_bias": bool(config.attention.bias),
-            "rms_norm_eps": require_kind(config.norm, RMSNormConfig).eps,
-            "rope_parameters": {"partial_rotary_factor": 1.0} | write_rotary(position, config),
-        }
+    parts = LlamaLike.parts | {"norm": "rmsnorm", "placement": "pre"}
+    fields = LlamaLike.fields | {
+        "num_key_value_heads": KVHeads(2),
+        "head_dim": Field("head_dim", default=None, absent=128),
+        "max_position_embeddings": Field("max_length", default=131072),
+        "hidden_act": Activation("silu", GATES),
+        "attention_bias": Bias(True, ("q", "k", "v")),
+        "rms_norm_eps": Field("norm.eps", default=1.5625e-07),
+        "rope_parameters": Rotary(partial=0.5, pairing="adjacent"),
+    }
 
     def feedforward(self, ours: str, theirs: str) -> Iterator[Rule]:
         yield from fused_gate(ours, theirs)

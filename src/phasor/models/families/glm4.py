@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from phasor.config import SandwichConfig
 from phasor.models.families.glm import Glm
 
 
@@ -13,7 +12,7 @@ class Glm4(Glm):
     title = "GLM-4 (0414)"
     architectures = {"lm": "Glm4ForCausalLM", "none": "Glm4Model"}
     norms = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
-    placement = SandwichConfig()
+    parts = Glm.parts | {"placement": "sandwich"}
 
 
 FAMILY = Glm4()

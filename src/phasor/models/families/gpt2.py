@@ -5,13 +5,35 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from phasor.config import AttentionConfig, EmbeddingConfig, LayerNormConfig, ModelConfig, NormalInitConfig
-from phasor.models.families._gpt import EVERY, GPTLike
-from phasor.models.families._layers import vary_layers
-from phasor.models.family import require_kind
+from phasor.config import ModelConfig
+from phasor.models.entries import ALL_PROJECTIONS, Draft, Entry, Switch, TableLength
+from phasor.models.families._gpt import GPTLike
 from phasor.models.fields import Fields
 from phasor.models.layout import Parts, Rule, Transposed, linear
-from phasor.nn.positions import LearnedConfig
+
+
+class ScaleByDepth(Entry):
+    """`scale_attn_by_inverse_layer_idx`: the scores of a layer are divided by its number, from 1."""
+
+    def read(self, f: Fields, name: str, draft: Draft) -> None:
+        if f.get(name, False):
+            config = draft.config()
+            scale = config.attention.scale or config.head_dim**-0.5
+            draft.layers["attention.scale"] = [scale / (i + 1) for i in range(config.num_layers)]
+
+    def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
+        first, last = (config.layer(i).attention.scale or config.head_dim**-0.5 for i in (0, config.num_layers - 1))
+        return {name: first != last}
+
+
+class ScaledScores(Switch):
+    """`scale_attn_weights`: whether scores are divided by the root of a head's width."""
+
+    def __init__(self) -> None:
+        super().__init__("attention.scale", on=None, off=1.0, default=True)
+
+    def encode(self, value: Any, config: ModelConfig) -> Any:
+        return value in (None, config.head_dim**-0.5)
 
 
 class GPT2(GPTLike):
@@ -21,34 +43,15 @@ class GPT2(GPTLike):
     title = "GPT-2"
     architectures = {"lm": "GPT2LMHeadModel", "none": "GPT2Model"}
     first_choice = True
+    parts = GPTLike.parts | {"position": "learned", "attention.bias": ALL_PROJECTIONS, "init.by_depth": True}
+    fields = GPTLike.fields | {
+        "n_positions": TableLength(alias="max_position_embeddings"),
+        "scale_attn_weights": ScaledScores(),
+        "scale_attn_by_inverse_layer_idx": ScaleByDepth(),
+    }
     # The one field more says in what precision and order scores are computed.
     harmless = GPTLike.harmless | {"reorder_and_upcast_attn"}
     unsupported = frozenset({"add_cross_attention"})
-
-    def read(self, f: Fields) -> ModelConfig:
-        plain = ModelConfig(
-            **self.sizes(f),
-            position=LearnedConfig(),
-            attention=AttentionConfig(bias=EVERY, scale=None if f.get("scale_attn_weights", True) else 1.0),
-            embedding=EmbeddingConfig(tied=f.get("tie_word_embeddings", True)),
-            init=NormalInitConfig(std=f.get("initializer_range", 0.02), by_depth=True),
-        )
-        if not f.get("scale_attn_by_inverse_layer_idx", False):
-            return plain
-        scale = plain.attention.scale or plain.head_dim**-0.5
-        return vary_layers(
-            plain, attention=[plain.attention.replace(scale=scale / (i + 1)) for i in range(plain.num_layers)]
-        )
-
-    def write(self, config: ModelConfig) -> dict[str, Any]:
-        position, norm = require_kind(config.input_position, LearnedConfig), require_kind(config.norm, LayerNormConfig)
-        usual = config.head_dim**-0.5
-        first, last = (config.layer(i).attention.scale or usual for i in (0, config.num_layers - 1))
-        return self.write_sizes(config, norm) | {
-            "n_positions": position.max_length,
-            "scale_attn_weights": first == usual,
-            "scale_attn_by_inverse_layer_idx": first != last,
-        }
 
     def rules(self, config: ModelConfig) -> Iterator[Rule]:
         yield Rule("tokens.weight", self.embedding)

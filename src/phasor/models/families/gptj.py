@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from phasor.config import (
-    EmbeddingConfig,
-    LanguageHeadConfig,
-    LayerNormConfig,
-    ModelConfig,
-    NormalInitConfig,
-    ParallelConfig,
-)
+from phasor.config import ModelConfig
+from phasor.models.entries import Field, Pinned
 from phasor.models.families._gpt import GPTLike
-from phasor.models.family import require_kind
-from phasor.models.fields import Fields
 from phasor.models.layout import Rule, linear, projections
-from phasor.nn.positions import RotaryConfig
 
 
 class GPTJ(GPTLike):
@@ -26,24 +16,21 @@ class GPTJ(GPTLike):
     model_type = "gptj"
     title = "GPT-J"
     architectures = {"lm": "GPTJForCausalLM", "none": "GPTJModel"}
-
-    def read(self, f: Fields) -> ModelConfig:
-        f.set_defaults({"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0})
-        f.expect("rotary", True)
-        f.expect("scale_attn_weights", True)
-        plain = ModelConfig(**self.sizes(f))
-        return plain.replace(
-            head=LanguageHeadConfig(bias=True) if plain.has_logits else plain.head,
-            position=RotaryConfig(rotary_dim=f.get("rotary_dim", 64), pairing="adjacent"),
-            placement=ParallelConfig(),
-            embedding=EmbeddingConfig(tied=f.get("tie_word_embeddings", False)),
-            init=NormalInitConfig(std=f.get("initializer_range", 0.02)),
-        )
-
-    def write(self, config: ModelConfig) -> dict[str, Any]:
-        position = require_kind(config.position, RotaryConfig)
-        fields = self.write_sizes(config, require_kind(config.norm, LayerNormConfig))
-        return fields | {"rotary_dim": position.rotary_dim_of(config.head_dim)}
+    parts = GPTLike.parts | {
+        "position": "rotary",
+        "position.pairing": "adjacent",
+        "placement": "parallel",
+        "head.bias": True,
+    }
+    fields = GPTLike.fields | {
+        "embd_pdrop": Field("dropout.embedding", default=0.0),
+        "attn_pdrop": Field("dropout.attention", default=0.0),
+        "resid_pdrop": Field("dropout.residual", default=0.0),
+        "rotary": Pinned(True),
+        "rotary_dim": Field("position.rotary_dim", default=64),
+        "scale_attn_weights": Pinned(True),
+        "tie_word_embeddings": Field("embedding.tied", default=False),
+    }
 
     def rules(self, config: ModelConfig) -> Iterator[Rule]:
         yield Rule("tokens.weight", self.embedding)

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from phasor.config import AttentionConfig, FeedForwardConfig, ModelConfig, RMSNormConfig
+from phasor.models.entries import GATES, Activation, Bias, Field
 from phasor.models.families._llama import LlamaLike
-from phasor.models.family import GATES, activation_name, require_kind
-from phasor.models.fields import Fields
-from phasor.models.rope import read_rotary, write_rotary
-from phasor.nn.positions import RotaryConfig
+from phasor.models.rope import Rotary
 
 
 class Llama(LlamaLike):
@@ -20,27 +15,15 @@ class Llama(LlamaLike):
     architectures = {"lm": "LlamaForCausalLM", "none": "LlamaModel"}
     aliases = {"LLaMAForCausalLM": "lm"}  # as the first files have it
     first_choice = True
+    parts = LlamaLike.parts | {"norm": "rmsnorm"}
+    fields = LlamaLike.fields | {
+        "hidden_act": Activation("silu", GATES),
+        "attention_bias": Bias(False),
+        "mlp_bias": Field("feedforward.bias", default=False),
+        "rms_norm_eps": Field("norm.eps", default=1e-6),
+        "rope_parameters": Rotary(),
+    }
     harmless = frozenset({"pretraining_tp"})  # the tensor-parallel slices of pretraining: the same result
-
-    def read(self, f: Fields) -> ModelConfig:
-        plain = ModelConfig(**self.sizes(f))
-        gate, bias = f.choose("hidden_act", GATES, "silu"), f.get("attention_bias", False)
-        return plain.replace(
-            position=read_rotary(f, plain.head_dim, plain.max_length),
-            attention=AttentionConfig(bias=("q", "k", "v", "out") if bias else ()),
-            feedforward=FeedForwardConfig(activation=gate, bias=f.get("mlp_bias", False)),
-            norm=RMSNormConfig(eps=f.get("rms_norm_eps", 1e-6)),
-        )
-
-    def write(self, config: ModelConfig) -> dict[str, Any]:
-        position, norm = require_kind(config.position, RotaryConfig), require_kind(config.norm, RMSNormConfig)
-        return self.write_sizes(config) | {
-            "hidden_act": activation_name(config.feedforward.activation),
-            "attention_bias": bool(config.attention.bias),
-            "mlp_bias": config.feedforward.bias,
-            "rms_norm_eps": norm.eps,
-            "rope_parameters": write_rotary(position, config),
-        }
 
 
 FAMILY = Llama()

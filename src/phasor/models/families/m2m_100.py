@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from phasor.config import ModelConfig, PreConfig
-from phasor.models.families._bart import BartLike
-from phasor.models.family import require_kind
+from phasor.config import ModelConfig
+from phasor.models.entries import ACTIVATIONS, Activation, Draft, Entry, Field, Pinned, Switch, require_kind
+from phasor.models.families._bart import OLD_NAMES, BartLike
 from phasor.models.fields import Fields
 from phasor.nn.positions import SinusoidalConfig
+
+
+class PositionsAfterPadding(Entry):
+    """`pad_token_id`, from after which positions count."""
+
+    def read(self, f: Fields, name: str, draft: Draft) -> None:
+        pad = f.get(name, 1)
+        draft.values |= {"position.offset": pad + 1, "position.padding_token": pad}
+
+    def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
+        offset = require_kind(config.position, SinusoidalConfig).offset
+        if not 1 <= offset <= config.vocab_size:
+            raise ValueError("its positions count from after the number of a token, the padding")
+        return {name: offset - 1}
 
 
 class M2M100(BartLike):
@@ -17,29 +31,26 @@ class M2M100(BartLike):
     model_type = "m2m_100"
     title = "M2M-100, NLLB"
     architectures = {"lm": "M2M100ForConditionalGeneration", "none": "M2M100Model"}
-    placement, logits_bias = PreConfig(), False
-    flags = {
-        "normalize_before": True,
-        "add_final_layer_norm": True,
-        "normalize_embedding": False,
-        "static_position_embeddings": True,
+    logits_bias = False
+    parts = BartLike.parts | {
+        "position": "sinusoidal",
+        "position.layout": "halves",
+        "position.spacing": "ends",
+        "position.zero_padding": True,
+        "placement": "pre",
+    }
+    fields = BartLike.fields | {
+        "activation_function": Activation("relu", ACTIVATIONS, written=OLD_NAMES),
+        "scale_embedding": Switch("embedding.scale", on="sqrt", off=1.0, default=True),
+        "attention_dropout": Field("dropout.attention", default=0.1),
+        "pad_token_id": PositionsAfterPadding(),
+        "normalize_before": Pinned(True),
+        "add_final_layer_norm": Pinned(True),
+        "normalize_embedding": Pinned(False),
+        "static_position_embeddings": Pinned(True),
     }
     unsupported = frozenset()
     derived = (*BartLike.derived, "model.*coder.embed_positions.weights")
-
-    def read(self, f: Fields) -> ModelConfig:
-        f.set_defaults({"activation_function": "relu", "scale_embedding": True, "attention_dropout": 0.1})
-        return super().read(f)
-
-    def read_position(self, f: Fields) -> SinusoidalConfig:
-        pad = f.get("pad_token_id", 1)
-        return SinusoidalConfig(layout="halves", spacing="ends", offset=pad + 1, zero_padding=True, padding_token=pad)
-
-    def write_position(self, config: ModelConfig) -> dict[str, Any]:
-        offset = require_kind(config.position, SinusoidalConfig).offset
-        if not 1 <= offset <= config.vocab_size:
-            raise ValueError("its positions count from after the number of a token, the padding")
-        return {"max_position_embeddings": config.max_length, "pad_token_id": offset - 1}
 
 
 FAMILY = M2M100()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phasor.config import PreConfig
+from phasor.models.entries import Pinned
 from phasor.models.families.bart import Bart
 
 
@@ -12,8 +12,8 @@ class MBart(Bart):
     model_type = "mbart"
     title = "mBART, mBART-50"
     architectures = {"lm": "MBartForConditionalGeneration", "none": "MBartModel"}
-    placement = PreConfig()
-    flags = Bart.flags | {"normalize_before": True, "add_final_layer_norm": True}
+    parts = Bart.parts | {"placement": "pre"}
+    fields = Bart.fields | {"normalize_before": Pinned(True), "add_final_layer_norm": Pinned(True)}
 
 
 FAMILY = MBart()

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from phasor.config import AttentionConfig, FeedForwardConfig, ModelConfig, RMSNormConfig
-from phasor.models.families._llama import LlamaLike
-from phasor.models.family import GATES, activation_name, require_kind
-from phasor.models.fields import Fields
-from phasor.models.rope import read_rotary, write_rotary
-from phasor.nn.positions import RotaryConfig
+from phasor.models.entries import GATES, Activation, Field
+from phasor.models.families._llama import KVHeads, LlamaLike
+from phasor.models.rope import Rotary
 
 
 class Mistral(LlamaLike):
@@ -18,29 +13,15 @@ class Mistral(LlamaLike):
     model_type = "mistral"
     title = "Mistral"
     architectures = {"lm": "MistralForCausalLM", "none": "MistralModel"}
-    defaults = {
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131072,
-        "sliding_window": 4096,
+    parts = LlamaLike.parts | {"norm": "rmsnorm"}
+    fields = LlamaLike.fields | {
+        "num_key_value_heads": KVHeads(8),
+        "max_position_embeddings": Field("max_length", default=131072),
+        "sliding_window": Field("attention.window", default=None, absent=4096),
+        "hidden_act": Activation("silu", GATES),
+        "rms_norm_eps": Field("norm.eps", default=1e-6),
+        "rope_parameters": Rotary(),
     }
-
-    def read(self, f: Fields) -> ModelConfig:
-        plain = ModelConfig(**self.sizes(f))
-        return plain.replace(
-            position=read_rotary(f, plain.head_dim, plain.max_length),
-            attention=AttentionConfig(window=f.get("sliding_window", None)),
-            feedforward=FeedForwardConfig(activation=f.choose("hidden_act", GATES, "silu")),
-            norm=RMSNormConfig(eps=f.get("rms_norm_eps", 1e-6)),
-        )
-
-    def write(self, config: ModelConfig) -> dict[str, Any]:
-        position, norm = require_kind(config.position, RotaryConfig), require_kind(config.norm, RMSNormConfig)
-        return self.write_sizes(config) | {
-            "hidden_act": activation_name(config.feedforward.activation),
-            "sliding_window": config.layer(0).attention.window,
-            "rms_norm_eps": norm.eps,
-            "rope_parameters": write_rotary(position, config),
-        }
 
 
 FAMILY = Mistral()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phasor.models.families._t5 import T5Like
+from phasor.models.families._t5 import Depths, FeedForwardProj, T5Like
 
 
 class MT5(T5Like):
@@ -12,7 +12,8 @@ class MT5(T5Like):
     title = "mT5"
     architectures = {"lm": "MT5ForConditionalGeneration", "none": "MT5Model"}
     aliases = {"MT5EncoderModel": "none"}
-    encoder, usual = "MT5EncoderModel", "gated-gelu"
+    encoder = "MT5EncoderModel"
+    fields = T5Like.fields | {"num_layers": Depths(encoder), "feed_forward_proj": FeedForwardProj("gated-gelu")}
 
 
 FAMILY = MT5()

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from phasor.config import AttentionConfig, FeedForwardConfig, ModelConfig, OutputConfig, RMSNormConfig
-from phasor.models.families._llama import EVERY_BIAS, LlamaLike
-from phasor.models.family import GATES, activation_name, require_kind
-from phasor.models.fields import Fields
-from phasor.models.rope import read_rotary, write_rotary
-from phasor.nn.positions import RotaryConfig
+from phasor.models.entries import GATES, Activation, Bias, Field, HeadDim
+from phasor.models.families._llama import LlamaLike
+from phasor.models.rope import Rotary
 
 
 class Olmo2(LlamaLike):
@@ -19,27 +14,14 @@ class Olmo2(LlamaLike):
     title = "OLMo 2"
     architectures = {"lm": "Olmo2ForCausalLM", "none": "Olmo2Model"}
     norms = ("post_attention_layernorm", "post_feedforward_layernorm")
-    has_head_dim = False
-
-    def read(self, f: Fields) -> ModelConfig:
-        plain = ModelConfig(**self.sizes(f))
-        bias = EVERY_BIAS if f.get("attention_bias", False) else ()
-        return plain.replace(
-            position=read_rotary(f, plain.head_dim, plain.max_length),
-            attention=AttentionConfig(bias=bias, qk_norm="whole"),
-            feedforward=FeedForwardConfig(activation=f.choose("hidden_act", GATES, "silu")),
-            norm=RMSNormConfig(eps=f.get("rms_norm_eps", 1e-5)),
-            placement=OutputConfig(),
-        )
-
-    def write(self, config: ModelConfig) -> dict[str, Any]:
-        position = require_kind(config.position, RotaryConfig)
-        return self.write_sizes(config) | {
-            "hidden_act": activation_name(config.feedforward.activation),
-            "attention_bias": bool(config.attention.bias),
-            "rms_norm_eps": require_kind(config.norm, RMSNormConfig).eps,
-            "rope_parameters": write_rotary(position, config),
-        }
+    parts = LlamaLike.parts | {"norm": "rmsnorm", "placement": "output", "attention.qk_norm": "whole"}
+    fields = LlamaLike.fields | {
+        "head_dim": HeadDim(),
+        "hidden_act": Activation("silu", GATES),
+        "attention_bias": Bias(False),
+        "rms_norm_eps": Field("norm.eps", default=1e-5),
+        "rope_parameters": Rotary(),
+    }
 
 
 FAMILY = Olmo2()

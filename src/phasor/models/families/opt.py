@@ -5,24 +5,43 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from phasor.config import (
-    AttentionConfig,
-    DropoutConfig,
-    EmbeddingConfig,
-    FeedForwardConfig,
-    LanguageHeadConfig,
-    LayerNormConfig,
-    ModelConfig,
-    NoHeadConfig,
-    NormalInitConfig,
-    PostConfig,
-    PreConfig,
+from phasor.config import ModelConfig, PostConfig, PreConfig
+from phasor.models.entries import (
+    ACTIVATIONS,
+    Activation,
+    Bias,
+    Draft,
+    EmbeddingWidth,
+    Entry,
+    Field,
+    InitStd,
+    Pinned,
+    Switch,
+    TableLength,
 )
-from phasor.models.families._gpt import EVERY, older_name
-from phasor.models.family import ACTIVATIONS, Family, require_kind
+from phasor.models.family import Family
 from phasor.models.fields import Fields
 from phasor.models.layout import Rule, linear, projections
-from phasor.nn.positions import LearnedConfig
+
+
+class OptEmbeddingWidth(EmbeddingWidth):
+    """A model without a head projects its hidden states back to the narrow width."""
+
+    def read(self, f: Fields, name: str, draft: Draft) -> None:
+        super().read(f, name, draft)
+        if not draft.has_logits:
+            draft["head.project"] = "embedding.width" in draft.values
+
+
+class RemovedFinalNorm(Entry):
+    """`_remove_final_layer_norm`: the norm that follows the last block, where norms stand before attention."""
+
+    def read(self, f: Fields, name: str, draft: Draft) -> None:
+        removed = f.get(name, False)
+        draft["final_norm"] = isinstance(draft["placement"], PreConfig) and not removed
+
+    def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
+        return {name: isinstance(config.placement, PreConfig) and not config.ends_in_norm}
 
 
 class OPT(Family):
@@ -32,55 +51,29 @@ class OPT(Family):
     title = "OPT"
     architectures = {"lm": "OPTForCausalLM", "none": "OPTModel"}
     embedding = "model.decoder.embed_tokens.weight"
+    parts = Family.parts | {"position": "learned", "position.offset": 2, "norm": "layernorm"}
+    fields = {
+        "vocab_size": Field("vocab_size"),
+        "hidden_size": Field("dim"),
+        "ffn_dim": Field("hidden_dim"),
+        "num_hidden_layers": Field("num_layers"),
+        "num_attention_heads": Field("num_heads"),
+        "max_position_embeddings": TableLength(default=2048),
+        "learned_embeddings": Pinned(True),
+        "scale_embeddings": Pinned(False),
+        "enable_bias": Bias(True, feedforward=True),
+        "activation_function": Activation("relu", ACTIVATIONS, written={"gelu-tanh": "gelu_new"}),
+        "layer_norm_elementwise_affine": Field("norm.weight", "norm.bias", default=True),
+        "do_layer_norm_before": Switch("placement", on=PreConfig(), off=PostConfig(), default=True),
+        "_remove_final_layer_norm": RemovedFinalNorm(),
+        "word_embed_proj_dim": OptEmbeddingWidth(),
+        "dropout": Field("dropout.residual", default=0.1),
+        "attention_dropout": Field("dropout.attention", default=0.0),
+        "init_std": InitStd(),
+        "tie_word_embeddings": Field("embedding.tied", default=True),
+    }
     harmless = frozenset({"activation_dropout", "layerdrop"})  # of training, and phasor has neither
     derived = ("model.decoder.version",)
-
-    def read(self, f: Fields) -> ModelConfig:
-        f.expect("learned_embeddings", True)
-        f.expect("scale_embeddings", False)
-        dim, bias = f.get("hidden_size"), f.get("enable_bias", True)
-        width, affine = f.get("word_embed_proj_dim", dim), f.get("layer_norm_elementwise_affine", True)
-        before, removed = f.get("do_layer_norm_before", True), f.get("_remove_final_layer_norm", False)
-        head = LanguageHeadConfig() if self.head_kind(f) == "lm" else NoHeadConfig(project=width != dim)
-        return ModelConfig(
-            vocab_size=f.get("vocab_size"),
-            dim=dim,
-            hidden_dim=f.get("ffn_dim"),
-            num_layers=f.get("num_hidden_layers"),
-            num_heads=f.get("num_attention_heads"),
-            max_length=f.get("max_position_embeddings", 2048),
-            position=LearnedConfig(offset=2),
-            attention=AttentionConfig(bias=EVERY if bias else ()),
-            feedforward=FeedForwardConfig(activation=f.choose("activation_function", ACTIVATIONS, "relu"), bias=bias),
-            norm=LayerNormConfig(bias=affine, weight=affine),
-            placement=PreConfig() if before else PostConfig(),
-            final_norm=before and not removed,
-            embedding=EmbeddingConfig(tied=f.get("tie_word_embeddings", True), width=None if width == dim else width),
-            head=head,
-            dropout=DropoutConfig(residual=f.get("dropout", 0.1), attention=f.get("attention_dropout", 0.0)),
-            init=NormalInitConfig(std=f.get("init_std", 0.02)),
-        )
-
-    def write(self, config: ModelConfig) -> dict[str, Any]:
-        position, norm = require_kind(config.input_position, LearnedConfig), require_kind(config.norm, LayerNormConfig)
-        before = isinstance(config.placement, PreConfig)
-        return {
-            "vocab_size": config.vocab_size,
-            "hidden_size": config.dim,
-            "ffn_dim": config.hidden_dim,
-            "num_hidden_layers": config.num_layers,
-            "num_attention_heads": config.num_heads,
-            "max_position_embeddings": position.max_length,
-            "enable_bias": bool(config.attention.bias),
-            "activation_function": older_name(config.feedforward.activation),
-            "layer_norm_elementwise_affine": norm.weight,
-            "do_layer_norm_before": before,
-            "_remove_final_layer_norm": before and not config.ends_in_norm,
-            "word_embed_proj_dim": config.embedding.width or config.dim,
-            "dropout": config.dropout.residual,
-            "attention_dropout": config.dropout.attention,
-            "init_std": getattr(config.init, "std", 0.02),
-        }
 
     def rules(self, config: ModelConfig) -> Iterator[Rule]:
         yield Rule("tokens.weight", self.embedding)

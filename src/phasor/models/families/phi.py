@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from phasor.config import (
-    AttentionConfig,
-    FeedForwardConfig,
-    GELUTanhConfig,
-    LayerNormConfig,
-    LogitsConfig,
-    ModelConfig,
-    ParallelConfig,
-)
-from phasor.models.families._llama import EVERY_BIAS, LlamaLike
-from phasor.models.family import ACTIVATIONS, activation_name, require_kind
-from phasor.models.fields import Fields
+from phasor.models.entries import ACTIVATIONS, ALL_PROJECTIONS, Activation, Field, HeadDim, Switch
+from phasor.models.families._llama import LlamaLike
 from phasor.models.layout import Rule, linear, projections
-from phasor.models.rope import read_rotary, write_rotary
-from phasor.nn.positions import RotaryConfig
+from phasor.models.rope import Rotary
 
 
 class Phi(LlamaLike):
@@ -30,31 +18,22 @@ class Phi(LlamaLike):
     architectures = {"lm": "PhiForCausalLM", "none": "PhiModel"}
     norms = ("input_layernorm",)
     last_norm = "final_layernorm"
-    has_head_dim = False
-
-    def read(self, f: Fields) -> ModelConfig:
-        plain = ModelConfig(**self.sizes(f))
-        activation = f.choose("hidden_act", ACTIVATIONS, "gelu_new")
-        return plain.replace(
-            position=read_rotary(f, plain.head_dim, plain.max_length, partial=0.5),
-            attention=AttentionConfig(bias=EVERY_BIAS, qk_norm="head" if f.get("qk_layernorm", False) else "none"),
-            feedforward=FeedForwardConfig(activation=activation, bias=True),
-            norm=LayerNormConfig(eps=f.get("layer_norm_eps", 1e-5)),
-            placement=ParallelConfig(),
-            head=plain.head.replace(bias=True) if isinstance(plain.head, LogitsConfig) else plain.head,
-            dropout=plain.dropout.replace(embedding=f.get("embd_pdrop", 0.0), residual=f.get("resid_pdrop", 0.0)),
-        )
-
-    def write(self, config: ModelConfig) -> dict[str, Any]:
-        position, activation = require_kind(config.position, RotaryConfig), config.feedforward.activation
-        return self.write_sizes(config) | {
-            "hidden_act": "gelu_new" if isinstance(activation, GELUTanhConfig) else activation_name(activation),
-            "qk_layernorm": config.attention.qk_norm == "head",
-            "layer_norm_eps": require_kind(config.norm, LayerNormConfig).eps,
-            "embd_pdrop": config.dropout.embedding,
-            "resid_pdrop": config.dropout.residual,
-            "rope_parameters": {"partial_rotary_factor": 1.0} | write_rotary(position, config),
-        }
+    parts = LlamaLike.parts | {
+        "attention.bias": ALL_PROJECTIONS,
+        "feedforward.bias": True,
+        "norm": "layernorm",
+        "placement": "parallel",
+        "head.bias": True,
+    }
+    fields = LlamaLike.fields | {
+        "head_dim": HeadDim(),
+        "hidden_act": Activation("gelu_new", ACTIVATIONS, written={"gelu-tanh": "gelu_new"}),
+        "qk_layernorm": Switch("attention.qk_norm", on="head", off="none", default=False),
+        "layer_norm_eps": Field("norm.eps", default=1e-5),
+        "embd_pdrop": Field("dropout.embedding", default=0.0),
+        "resid_pdrop": Field("dropout.residual", default=0.0),
+        "rope_parameters": Rotary(partial=0.5),
+    }
 
     def attention(self, ours: str, theirs: str) -> Iterator[Rule]:
         yield from projections(ours, theirs)

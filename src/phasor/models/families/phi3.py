@@ -5,56 +5,55 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from phasor.config import AttentionConfig, FeedForwardConfig, ModelConfig, RMSNormConfig
+from phasor.config import ModelConfig
+from phasor.models.entries import GATES, Activation, Draft, Field, HeadDim, Pinned
 from phasor.models.families._llama import LlamaLike, fused_gate
-from phasor.models.family import GATES, activation_name, require_kind
 from phasor.models.fields import Fields
 from phasor.models.layout import Parts, Rule, linear
-from phasor.models.rope import read_rotary, write_rotary
-from phasor.nn.positions import LongRoPE, RotaryConfig
+from phasor.models.rope import Rotary
+from phasor.nn.positions import LongRoPE
+
+ORIGINAL = "original_max_position_embeddings"
+
+
+class LongRotary(Rotary):
+    """LongRoPE or none. The length it starts from stands beside its parameters, and goes before one that is in them."""
+
+    def read(self, f: Fields, name: str, draft: Draft) -> None:
+        f.defaults[ORIGINAL] = 4096
+        super().read(f, name, draft)
+        extension = draft["position"].extension
+        if not isinstance(extension, LongRoPE | None):
+            raise ValueError(f"{f.file}: the rope_type of phi3 is default or longrope, not {extension.kind!r}")
+
+    def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
+        extension = getattr(config.position, "extension", None)
+        original = extension.original_length if isinstance(extension, LongRoPE) else config.original_length()
+        return super().write(name, config) | {ORIGINAL: original}
 
 
 class Phi3(LlamaLike):
-    """Llama with queries, keys and values in one tensor, gate and up in another, and perhaps a window.
-
-    The length LongRoPE starts from stands beside its parameters, and goes before one that stands in them.
-    """
+    """Llama with queries, keys and values in one tensor, gate and up in another, and perhaps a window."""
 
     model_type = "phi3"
     title = "Phi-3, 3.5, 4"
     architectures = {"lm": "Phi3ForCausalLM", "none": "Phi3Model"}
-    defaults = {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096}
-    has_head_dim = False
-
-    def read(self, f: Fields) -> ModelConfig:
-        plain = ModelConfig(**self.sizes(f))
-        for name in ("attention_bias", "mlp_bias", "lm_head_bias"):
-            f.expect(name, False)
-        for name in ("full_attn_mod", "interpolate_factor"):  # of Phi-4-mini's own code
-            f.expect(name, 1)
-        position = read_rotary(f, plain.head_dim, plain.max_length, partial=1.0)
-        if not isinstance(position.extension, LongRoPE | None):
-            raise ValueError(f"{f.file}: the rope_type of phi3 is default or longrope, not {position.extension.kind!r}")
-        return plain.replace(
-            position=position,
-            attention=AttentionConfig(window=f.get("sliding_window", None)),
-            feedforward=FeedForwardConfig(activation=f.choose("hidden_act", GATES, "silu")),
-            norm=RMSNormConfig(eps=f.get("rms_norm_eps", 1e-5)),
-            dropout=plain.dropout.replace(embedding=f.get("embd_pdrop", 0.0), residual=f.get("resid_pdrop", 0.0)),
-        )
-
-    def write(self, config: ModelConfig) -> dict[str, Any]:
-        position, extension = require_kind(config.position, RotaryConfig), getattr(config.position, "extension", None)
-        original = extension.original_length if isinstance(extension, LongRoPE) else config.original_length()
-        return self.write_sizes(config) | {
-            "sliding_window": config.layer(0).attention.window,
-            "hidden_act": activation_name(config.feedforward.activation),
-            "rms_norm_eps": require_kind(config.norm, RMSNormConfig).eps,
-            "embd_pdrop": config.dropout.embedding,
-            "resid_pdrop": config.dropout.residual,
-            "original_max_position_embeddings": original,
-            "rope_parameters": {"partial_rotary_factor": 1.0} | write_rotary(position, config),
-        }
+    parts = LlamaLike.parts | {"norm": "rmsnorm"}
+    fields = LlamaLike.fields | {
+        "head_dim": HeadDim(),
+        "max_position_embeddings": Field("max_length", default=4096),
+        "sliding_window": Field("attention.window", default=None),
+        "hidden_act": Activation("silu", GATES),
+        "attention_bias": Pinned(False),
+        "mlp_bias": Pinned(False),
+        "lm_head_bias": Pinned(False),
+        "rms_norm_eps": Field("norm.eps", default=1e-5),
+        "embd_pdrop": Field("dropout.embedding", default=0.0),
+        "resid_pdrop": Field("dropout.residual", default=0.0),
+        "rope_parameters": LongRotary(partial=1.0),
+        "full_attn_mod": Pinned(1),  # of Phi-4-mini's own code, as the next
+        "interpolate_factor": Pinned(1),
+    }
 
     def attention(self, ours: str, theirs: str) -> Iterator[Rule]:
         yield from linear(f"{ours}.qkv", f"{theirs}.qkv_proj", Parts("qkv"))

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from phasor.config import AttentionConfig, FeedForwardConfig, ModelConfig, RMSNormConfig
-from phasor.models.families._layers import read_windows, vary_layers, write_windows
-from phasor.models.families._llama import EVERY_BIAS, LlamaLike
-from phasor.models.family import GATES, activation_name, require_kind
-from phasor.models.fields import Fields
-from phasor.models.rope import read_rotary, write_rotary
-from phasor.nn.positions import RotaryConfig
+from phasor.models.entries import GATES, Activation, Bias, Field
+from phasor.models.families._llama import KVHeads, LlamaLike
+from phasor.models.layer_types import LayerTypes
+from phasor.models.rope import Rotary
 
 
 class Qwen3(LlamaLike):
@@ -19,35 +14,18 @@ class Qwen3(LlamaLike):
     model_type = "qwen3"
     title = "Qwen 3"
     architectures = {"lm": "Qwen3ForCausalLM", "none": "Qwen3Model"}
-    defaults = {
-        "num_key_value_heads": 32,
-        "head_dim": 128,
-        "max_position_embeddings": 32768,
-        "sliding_window": 4096,
+    parts = LlamaLike.parts | {"norm": "rmsnorm", "attention.qk_norm": "head"}
+    fields = LlamaLike.fields | {
+        "num_key_value_heads": KVHeads(32),
+        "head_dim": Field("head_dim", default=None, absent=128),
+        "max_position_embeddings": Field("max_length", default=32768),
+        "hidden_act": Activation("silu", GATES),
+        "attention_bias": Bias(False),
+        "rms_norm_eps": Field("norm.eps", default=1e-6),
+        "rope_parameters": Rotary(),
+        "layer_types": LayerTypes(lambda f, draft, i: i >= f.get("max_window_layers", 28), absent=4096, switch=True),
     }
     harmless = frozenset({"max_window_layers", "sliding_window"})  # where no layer asks for them
-
-    def read(self, f: Fields) -> ModelConfig:
-        plain, bias = ModelConfig(**self.sizes(f)), f.get("attention_bias", False)
-        attention = AttentionConfig(bias=EVERY_BIAS if bias else (), qk_norm="head")
-        windows = read_windows(f, plain.num_layers, lambda i: i >= f.get("max_window_layers", 28))
-        config = plain.replace(
-            position=read_rotary(f, plain.head_dim, plain.max_length),
-            attention=attention,
-            feedforward=FeedForwardConfig(activation=f.choose("hidden_act", GATES, "silu")),
-            norm=RMSNormConfig(eps=f.get("rms_norm_eps", 1e-6)),
-        )
-        return vary_layers(config, attention=[attention.replace(window=w) for w in windows])
-
-    def write(self, config: ModelConfig) -> dict[str, Any]:
-        position, norm = require_kind(config.position, RotaryConfig), require_kind(config.norm, RMSNormConfig)
-        return self.write_sizes(config) | {
-            "hidden_act": activation_name(config.feedforward.activation),
-            "attention_bias": bool(config.layer(0).attention.bias),
-            "rms_norm_eps": norm.eps,
-            "rope_parameters": write_rotary(position, config),
-            **write_windows(config),
-        }
 
 
 FAMILY = Qwen3()

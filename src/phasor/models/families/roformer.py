@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from phasor.config import ModelConfig
+from phasor.models.entries import EmbeddingWidth, Field, require_kind
 from phasor.models.families._bert import BertLike
-from phasor.models.family import require_kind
-from phasor.models.fields import Fields
 from phasor.nn.positions import RotaryConfig
 
 
@@ -30,23 +27,12 @@ class RoFormer(BertLike):
     }
     derived = (*BertLike.derived, "roformer.encoder.embed_positions.weight")
     has_pooler = False
-
-    def read_embedding(self, f: Fields) -> dict[str, Any]:
-        width = f.get("embedding_size", None)
-        narrow = width is not None and width != f.get("hidden_size")
-        return super().read_embedding(f) | ({"width": width, "project": "sum"} if narrow else {})
-
-    def write_embedding(self, config: ModelConfig) -> dict[str, Any]:
-        return super().write_embedding(config) | {"embedding_size": config.embedding.width or config.dim}
-
-    def read_positions(self, f: Fields) -> dict[str, Any]:
-        f.expect("position_embedding_type", "absolute")  # in the file of every BERT, and without effect
-        position = RotaryConfig(pairing="adjacent", rotate_values=f.get("rotary_value", False))
-        return {"position": position, "max_length": f.get("max_position_embeddings", 1536)}
-
-    def write_positions(self, config: ModelConfig) -> dict[str, Any]:
-        position = require_kind(config.position, RotaryConfig)
-        return {"max_position_embeddings": config.max_length, "rotary_value": position.rotate_values}
+    parts = BertLike.parts | {"position": "rotary", "position.pairing": "adjacent"}
+    fields = BertLike.fields | {
+        "embedding_size": EmbeddingWidth(project="sum"),
+        "max_position_embeddings": Field("max_length", default=1536),
+        "rotary_value": Field("position.rotate_values", default=False),
+    }
 
     def matches_config(self, name: str, tensor: Tensor, config: ModelConfig) -> bool:
         """The table of sines and cosines is what it should be, as far as its dtype can tell."""
