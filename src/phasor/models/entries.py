@@ -36,7 +36,6 @@ ALL_PROJECTIONS: tuple[Projection, ...] = ("q", "k", "v", "out")
 # What values stand for that are None in a ModelConfig.
 DERIVED: dict[str, Callable[[ModelConfig], Any]] = {
     "attention.scale": lambda config: config.head_dim**-0.5,
-    "embedding.width": lambda config: config.dim,
     "feedforward.experts.hidden_dim": lambda config: config.hidden_dim,
     "num_encoder_layers": lambda config: config.num_layers,
     "position.rotary_dim": lambda config: config.head_dim,
@@ -275,13 +274,16 @@ class EmbeddingWidth(Field):
     """The width of a token embedding that is projected where it is not the model's; `project` says when."""
 
     def __init__(self, project: str = "tokens") -> None:
-        super().__init__("embedding.width", default=SameAs("dim"))
+        super().__init__("embedding.width", default=None)
         self.project = project
 
     def read(self, f: Fields, name: str, draft: Draft) -> None:
         width = self.value(f, name, draft)
-        if width != draft["dim"]:
+        if width not in (None, draft["dim"]):
             draft.values |= {"embedding.width": width, "embedding.project": self.project}
+
+    def encode(self, value: Any, config: ModelConfig) -> Any:
+        return value or config.dim
 
 
 class Repeated(Field):
@@ -295,8 +297,8 @@ class Repeated(Field):
 class Switch(Field):
     """True or false for one of two values; of a part, for its kind."""
 
-    def __init__(self, path: str, *, on: Any, off: Any, default: bool) -> None:
-        super().__init__(path, default=default)
+    def __init__(self, path: str, *, on: Any, off: Any, default: bool, absent: Any = REQUIRED) -> None:
+        super().__init__(path, default=default, absent=absent)
         self.on, self.off = on, off
 
     def decode(self, value: Any, draft: Draft) -> Any:

@@ -22,7 +22,7 @@ class DecoderArchitecture(Entry):
     """
 
     def read(self, f: Fields, name: str, draft: Draft) -> None:
-        heads, parallel = draft["num_heads"], f.get("parallel_attn", True)
+        heads = draft["num_heads"]
         several, given = not f.get("multi_query", True), f.get("num_kv_heads", heads)
         if f.get(name, False):
             f.expect("parallel_attn", True)
@@ -33,7 +33,8 @@ class DecoderArchitecture(Entry):
         f.expect("num_ln_in_parallel_attn", 1)
         if several:
             f.expect("num_kv_heads", heads)
-        draft.values |= {"placement": "parallel" if parallel else "pre", "num_kv_heads": heads if several else 1}
+        draft["placement"] = "parallel" if f.get("parallel_attn", True) else "pre"
+        draft["num_kv_heads"] = heads if several else 1
 
     def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
         groups, two = config.num_kv_heads, has_two_norms(config)

@@ -41,7 +41,7 @@ class M2M100(BartLike):
     }
     fields = BartLike.fields | {
         "activation_function": Activation("relu", ACTIVATIONS, written=OLD_NAMES),
-        "scale_embedding": Switch("embedding.scale", on="sqrt", off=1.0, default=True),
+        "scale_embedding": Switch("embedding.scale", on="sqrt", off=1.0, default=False, absent=True),
         "attention_dropout": Field("dropout.attention", default=0.1),
         "pad_token_id": PositionsAfterPadding(),
         "normalize_before": Pinned(True),

@@ -45,6 +45,13 @@ class Clip(Field):
         return value or None
 
 
+class Dropout(Field):
+    """Dropout of scores and outputs; it is not written, since transformers takes nothing but an integer there."""
+
+    def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
+        return {}
+
+
 class MPT(Family):
     """Pre-norm with ALiBi, no biases anywhere, queries, keys and values clipped where the file says so."""
 
@@ -81,7 +88,7 @@ class MPT(Family):
                 "alibi_bias_max": MaxBias("position.max_bias", default=8),
                 "softmax_scale": Field("attention.scale", default=None),
                 "clip_qkv": Clip("attention.clip", default=None),
-                "attn_pdrop": Field("dropout.residual", "dropout.attention", default=0.0),
+                "attn_pdrop": Dropout("dropout.residual", "dropout.attention", default=0.0),
                 "kv_n_heads": Pinned(SameAs("num_heads")),
                 "sliding_window_size": Pinned(-1),
                 **dict.fromkeys(("attn_uses_sequence_id", "prefix_lm", "qk_gn", "qk_ln", "rope"), Pinned(False)),
