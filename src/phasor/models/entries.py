@@ -1,6 +1,6 @@
 """Entries of a family's table: each reads a field of config.json into a ModelConfig, and writes it back.
 
-Places in a ModelConfig are dotted paths, such as `attention.window`. Entries are read in the order of the table: one
+Paths in a ModelConfig are dotted, such as `attention.window`. Entries are read in the order of the table: one
 that depends on another stands below it.
 """
 
@@ -163,7 +163,7 @@ def fill_in(value: Any, draft: Draft) -> Any:
     return draft[value.path] if isinstance(value, SameAs) else value
 
 
-class Entry:
+class FieldEntry:
     """One field of config.json, or a few that belong together, in both directions."""
 
     def read(self, f: Fields, name: str, draft: Draft) -> None:
@@ -175,7 +175,7 @@ class Entry:
         return {}
 
 
-class Field(Entry):
+class Field(FieldEntry):
     """A field that is one value of a ModelConfig, or several that are equal; the first of its paths is written.
 
     Where the file has null, or nothing, it is `default`, and required without one; `absent` is for nothing alone. A
@@ -352,7 +352,7 @@ class Activation(Field):
         return self.written.get(value.kind, value.kind)
 
 
-class Pinned(Entry):
+class Pinned(FieldEntry):
     """A field that may only have these values, the first where it is left out; `written` where it has to be."""
 
     def __init__(self, *allowed: Any, written: bool = False) -> None:
@@ -365,10 +365,10 @@ class Pinned(Entry):
         return {name: self.allowed[0]} if self.written else {}
 
 
-class Nested(Entry):
+class Nested(FieldEntry):
     """An object inside config.json, with a table and harmless fields of its own."""
 
-    def __init__(self, fields: dict[str, Entry], harmless: Iterable[str] = ()) -> None:
+    def __init__(self, fields: dict[str, FieldEntry], harmless: Iterable[str] = ()) -> None:
         self.fields, self.harmless = fields, harmless
 
     def read(self, f: Fields, name: str, draft: Draft) -> None:
@@ -381,10 +381,10 @@ class Nested(Entry):
         return {name: inside} if inside else {}
 
 
-def read_table(fields: dict[str, Entry], f: Fields, draft: Draft) -> None:
+def read_table(fields: dict[str, FieldEntry], f: Fields, draft: Draft) -> None:
     for name, entry in fields.items():
         entry.read(f, name, draft)
 
 
-def write_table(fields: dict[str, Entry], config: ModelConfig) -> dict[str, Any]:
+def write_table(fields: dict[str, FieldEntry], config: ModelConfig) -> dict[str, Any]:
     return {field: value for name, entry in fields.items() for field, value in entry.write(name, config).items()}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from phasor.config import FeedForwardConfig, ModelConfig
 from phasor.config.schema import Choice, Config, names, quote
-from phasor.models.entries import Draft, Entry, read_table, require_kind, write_table
+from phasor.models.entries import Draft, FieldEntry, read_table, require_kind, write_table
 from phasor.models.fields import Fields
 from phasor.models.layout import Rule
 from phasor.nn.positions import RotaryConfig
@@ -38,7 +38,7 @@ class Family:
 
     model_type: ClassVar[str]
     title: ClassVar[str]  # what people call it
-    fields: ClassVar[dict[str, Entry]]
+    fields: ClassVar[dict[str, FieldEntry]]
     parts: ClassVar[dict[str, Any]] = {"init": "normal"}
     architectures: ClassVar[dict[str, str]]
     aliases: ClassVar[dict[str, str]] = {}

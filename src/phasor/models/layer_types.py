@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from phasor.config import ModelConfig
-from phasor.models.entries import Draft, Entry
+from phasor.models.entries import Draft, FieldEntry
 from phasor.models.fields import Fields, json_repr
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -17,7 +17,7 @@ def layer_type(window: int | None) -> str:
     return FULL if window is None else SLIDING
 
 
-class LayerTypes(Entry):
+class LayerTypes(FieldEntry):
     """`layer_types`, and the window of the local layers: `default` where the field `window` is null, or else `absent`.
 
     `is_local` says which layers they are where the file has no list. With a `switch`, windows are off unless

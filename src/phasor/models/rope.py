@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from phasor.config import ModelConfig
-from phasor.models.entries import Draft, Entry, require_kind
+from phasor.models.entries import Draft, FieldEntry, require_kind
 from phasor.models.fields import Fields, json_repr
 from phasor.models.layer_types import FULL, SLIDING, layer_type
 from phasor.nn.positions import (
@@ -37,7 +37,7 @@ YARN = {
 }
 
 
-class Rotary(Entry):
+class RopeParameters(FieldEntry):
     """`rope_parameters`: the rotary scheme of all layers; the arguments are those of `read_rotary`."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Rotary(Entry):
         return {name: whole | write_rotary(require_kind(config.position, RotaryConfig), config)}
 
 
-class RotaryByLayer(Entry):
+class RopeParametersByLayer(FieldEntry):
     """`rope_parameters` with a rotary scheme for each layer type; stands below the entry for `layer_types`.
 
     `bases` are the fields of older files with the base of a layer type, and their defaults; `rope_scaling` of those

@@ -14,8 +14,8 @@ from phasor.models.entries import (
     ALL_PROJECTIONS,
     Activation,
     Draft,
-    Entry,
     Field,
+    FieldEntry,
     InitStd,
     Pinned,
     Repeated,
@@ -38,7 +38,7 @@ HARMLESS = """
 """
 
 
-class Vocabulary(Entry):
+class Vocabulary(FieldEntry):
     """One vocabulary for encoder and decoder: they share a table with the head, or have one each and the head a third.
 
     Which of the two it is shows in the tensors.
@@ -75,7 +75,7 @@ class BartLike(Family):
         "feedforward.bias": True,
         "norm": "layernorm",
     }
-    fields: ClassVar[dict[str, Entry]] = {
+    fields: ClassVar[dict[str, FieldEntry]] = {
         "is_encoder_decoder": Pinned(True, written=True),
         "vocab_size": Vocabulary(),
         "d_model": Field("dim"),

@@ -14,8 +14,8 @@ from phasor.models.entries import (
     ALL_PROJECTIONS,
     Activation,
     Draft,
-    Entry,
     Field,
+    FieldEntry,
     InitStd,
     Pinned,
     TableLength,
@@ -63,7 +63,7 @@ class BertLike(Family):
         "placement": "post",
         "embedding.norm": True,
     }
-    fields: ClassVar[dict[str, Entry]] = {
+    fields: ClassVar[dict[str, FieldEntry]] = {
         "vocab_size": Field("vocab_size"),
         "hidden_size": Field("dim"),
         "intermediate_size": Field("hidden_dim"),

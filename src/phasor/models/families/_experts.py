@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from phasor.config import ModelConfig
-from phasor.models.entries import GATES, Activation, Draft, Entry, Field, HeadDim
+from phasor.models.entries import GATES, Activation, Draft, Field, FieldEntry, HeadDim
 from phasor.models.families._llama import LlamaLike
 from phasor.models.fields import Fields
 from phasor.models.layout import Rule, experts, linear
 
 
-class DenseLayers(Entry):
+class DenseLayers(FieldEntry):
     """`mlp_only_layers` have no experts, and of the others only every `decoder_sparse_step`-th does."""
 
     def read(self, f: Fields, name: str, draft: Draft) -> None:
@@ -31,7 +31,7 @@ class WithExperts(LlamaLike):
     """Names and fields of Qwen's mixtures."""
 
     parts = LlamaLike.parts | {"norm": "rmsnorm"}
-    fields: ClassVar[dict[str, Entry]] = LlamaLike.fields | {
+    fields: ClassVar[dict[str, FieldEntry]] = LlamaLike.fields | {
         "head_dim": HeadDim(),
         "max_position_embeddings": Field("max_length", default=32768),
         "hidden_act": Activation("silu", GATES),

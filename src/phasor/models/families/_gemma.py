@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from phasor.config import ModelConfig
-from phasor.models.entries import Bias, Draft, Entry, Field
+from phasor.models.entries import Bias, Draft, Field, FieldEntry
 from phasor.models.families._llama import LlamaLike
 
 AROUND = (
@@ -25,7 +25,7 @@ class GemmaLike(LlamaLike):
         "embedding.scale": "sqrt",
         "embedding.round_scale": True,
     }
-    fields: ClassVar[dict[str, Entry]] = LlamaLike.fields | {
+    fields: ClassVar[dict[str, FieldEntry]] = LlamaLike.fields | {
         "head_dim": Field("head_dim", default=None, absent=256),
         "max_position_embeddings": Field("max_length", default=8192),
         "tie_word_embeddings": Field("embedding.tied", default=False, absent=True),

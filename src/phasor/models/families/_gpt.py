@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from phasor.config import ModelConfig
-from phasor.models.entries import ACTIVATIONS, Activation, Entry, Field, InitStd
+from phasor.models.entries import ACTIVATIONS, Activation, Field, FieldEntry, InitStd
 from phasor.models.family import Family
 
 
@@ -26,7 +26,7 @@ class GPTLike(Family):
     embedding = "transformer.wte.weight"
     derived = ("transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias")  # causal masks of old files
     parts = Family.parts | {"norm": "layernorm", "feedforward.bias": True}
-    fields: ClassVar[dict[str, Entry]] = {
+    fields: ClassVar[dict[str, FieldEntry]] = {
         "vocab_size": Field("vocab_size"),
         "n_embd": Field("dim", alias="hidden_size"),
         "n_inner": InnerDim(),

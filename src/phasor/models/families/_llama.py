@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from phasor.config import ModelConfig
-from phasor.models.entries import Entry, Field, InitStd, SameAs
+from phasor.models.entries import Field, FieldEntry, InitStd, SameAs
 from phasor.models.family import Family
 from phasor.models.fields import REQUIRED
 from phasor.models.layout import Rule, glu, linear, projections
@@ -24,7 +24,7 @@ class KVHeads(Field):
 class LlamaLike(Family):
     """Names as in Llama; `norms` are those of a block in the order they run, `last_norm` follows the last block."""
 
-    fields: ClassVar[dict[str, Entry]] = {
+    fields: ClassVar[dict[str, FieldEntry]] = {
         "vocab_size": Field("vocab_size"),
         "hidden_size": Field("dim"),
         "intermediate_size": Field("hidden_dim"),

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from phasor.config import ModelConfig
 from phasor.config.model import Side
-from phasor.models.entries import ACTIVATIONS, GATES, Draft, Entry, Field, Pinned, SameAs
+from phasor.models.entries import ACTIVATIONS, GATES, Draft, Field, FieldEntry, Pinned, SameAs
 from phasor.models.family import Family
 from phasor.models.fields import Fields, json_repr
 from phasor.models.layout import Rule, cross_projections, glu, linear, projections
@@ -17,7 +17,7 @@ NAMES = {"gelu-tanh": "gelu_new", "geglu-tanh": "gelu_new", "geglu": "gelu", "sw
 NAMES |= {"glu": "sigmoid"}
 
 
-class Depths(Entry):
+class Depths(FieldEntry):
     """`num_layers` of the encoder, and `num_decoder_layers` unless the class is `encoder`, which has no decoder."""
 
     def __init__(self, encoder: str) -> None:
@@ -39,7 +39,7 @@ class Depths(Entry):
         return fields | {"num_decoder_layers": config.num_layers} if both else fields
 
 
-class FeedForwardProj(Entry):
+class FeedForwardProj(FieldEntry):
     """The activation of `feed_forward_proj`; `dense_act_fn` and `is_gated_act` of newer files take precedence."""
 
     def __init__(self, default: str) -> None:
@@ -75,7 +75,7 @@ class T5Like(Family):
         "embedding.tied": True,  # in transformers too, unless the file has a head
         "init": "t5",
     }
-    fields: ClassVar[dict[str, Entry]] = {
+    fields: ClassVar[dict[str, FieldEntry]] = {
         "vocab_size": Field("vocab_size"),
         "d_model": Field("dim"),
         "d_kv": Field("head_dim"),

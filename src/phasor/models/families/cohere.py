@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from phasor.models.entries import GATES, Activation, Bias, Field, HeadDim, Scale, Switch
 from phasor.models.families._llama import LlamaLike
-from phasor.models.rope import Rotary
+from phasor.models.rope import RopeParameters
 
 
 class Cohere(LlamaLike):
@@ -23,7 +23,7 @@ class Cohere(LlamaLike):
         "attention_bias": Bias(False),
         "use_qk_norm": Switch("attention.qk_norm", on="heads", off="none", default=False),
         "layer_norm_eps": Field("norm.eps", default=1e-5),
-        "rope_parameters": Rotary(base=500000.0, pairing="adjacent"),
+        "rope_parameters": RopeParameters(base=500000.0, pairing="adjacent"),
         "logit_scale": Scale("head.multiplier", default=0.0625, positive=True),
     }
     # the length that the model may be used at, and the tensor-parallel slices of pretraining

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from phasor.config import ModelConfig, ParallelConfig
-from phasor.models.entries import ACTIVATIONS, Activation, Bias, Draft, Entry, Field, InitStd, Pinned
+from phasor.models.entries import ACTIVATIONS, Activation, Bias, Draft, Field, FieldEntry, InitStd, Pinned
 from phasor.models.families._megatron import block
 from phasor.models.family import Family
 from phasor.models.fields import Fields
 from phasor.models.layout import Rule, linear
-from phasor.models.rope import Rotary
+from phasor.models.rope import RopeParameters
 from phasor.nn.positions import ALiBiConfig
 
 
-class DecoderArchitecture(Entry):
+class DecoderArchitecture(FieldEntry):
     """`new_decoder_architecture`: the newer one is parallel with one norm or two, and counts key/value heads.
 
     The older one is parallel with one norm, or sequential, and has one key/value head, or one per query head.
@@ -49,7 +49,7 @@ def has_two_norms(config: ModelConfig) -> bool:
     return isinstance(config.placement, ParallelConfig) and not config.placement.shared_norm
 
 
-class RotaryOrALiBi(Rotary):
+class RotaryOrALiBi(RopeParameters):
     """Rotary, or ALiBi that is divided together with the scores, as in the default attention of transformers."""
 
     def read(self, f: Fields, name: str, draft: Draft) -> None:

@@ -6,7 +6,7 @@ from phasor.models.entries import GATES, Activation, Draft, Pinned
 from phasor.models.families._gemma import GemmaLike
 from phasor.models.families._llama import KVHeads
 from phasor.models.fields import Fields
-from phasor.models.rope import Rotary
+from phasor.models.rope import RopeParameters
 
 
 class GemmaActivation(Activation):
@@ -31,7 +31,7 @@ class Gemma(GemmaLike):
         "num_key_value_heads": KVHeads(16),
         "hidden_act": GemmaActivation(),
         "use_bidirectional_attention": Pinned(False),
-        "rope_parameters": Rotary(),
+        "rope_parameters": RopeParameters(),
     }
 
 

@@ -6,7 +6,7 @@ from phasor.models.entries import GATES, Activation, Field, Pinned
 from phasor.models.families._gemma import AROUND, GemmaLike, QueryScalar
 from phasor.models.families._llama import KVHeads
 from phasor.models.layer_types import LayerTypes
-from phasor.models.rope import Rotary
+from phasor.models.rope import RopeParameters
 
 
 class Gemma2(GemmaLike):
@@ -25,7 +25,7 @@ class Gemma2(GemmaLike):
         "final_logit_softcapping": Field("head.softcap", default=None, absent=30.0),
         "use_bidirectional_attention": Pinned(False),
         "layer_types": LayerTypes(lambda f, draft, i: i % 2 == 0, absent=4096),
-        "rope_parameters": Rotary(),
+        "rope_parameters": RopeParameters(),
     }
     # older files repeat hidden_activation and sliding_window under names nothing reads
     harmless = frozenset({"cache_implementation", "hidden_act", "sliding_window_size"})

@@ -6,7 +6,7 @@ from phasor.models.entries import GATES, Activation, Field, Pinned, Switch
 from phasor.models.families._gemma import AROUND, GemmaLike, QueryScalar
 from phasor.models.families._llama import KVHeads
 from phasor.models.layer_types import FULL, SLIDING, LayerTypes
-from phasor.models.rope import RotaryByLayer
+from phasor.models.rope import RopeParametersByLayer
 
 
 class Gemma3(GemmaLike):
@@ -28,7 +28,7 @@ class Gemma3(GemmaLike):
         "layer_types": LayerTypes(
             lambda f, draft, i: (i + 1) % f.positive("sliding_window_pattern", 6) != 0, absent=4096
         ),
-        "rope_parameters": RotaryByLayer(
+        "rope_parameters": RopeParametersByLayer(
             {FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)}, scaled=(FULL,)
         ),
     }

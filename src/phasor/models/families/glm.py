@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from phasor.models.entries import GATES, Activation, Bias, Field
 from phasor.models.families._llama import KVHeads, LlamaLike, fused_gate
 from phasor.models.layout import Rule
-from phasor.models.rope import Rotary
+from phasor.models.rope import RopeParameters
 
 
 class Glm(LlamaLike):
@@ -24,7 +24,7 @@ class Glm(LlamaLike):
         "hidden_act": Activation("silu", GATES),
         "attention_bias": Bias(True, ("q", "k", "v")),
         "rms_norm_eps": Field("norm.eps", default=1.5625e-07),
-        "rope_parameters": Rotary(partial=0.5, pairing="adjacent"),
+        "rope_parameters": RopeParameters(partial=0.5, pairing="adjacent"),
     }
 
     def feedforward(self, ours: str, theirs: str) -> Iterator[Rule]:

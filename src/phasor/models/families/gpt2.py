@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from phasor.config import ModelConfig
-from phasor.models.entries import ALL_PROJECTIONS, Draft, Entry, Switch, TableLength
+from phasor.models.entries import ALL_PROJECTIONS, Draft, FieldEntry, Switch, TableLength
 from phasor.models.families._gpt import GPTLike
 from phasor.models.fields import Fields
 from phasor.models.layout import Parts, Rule, Transposed, linear
 
 
-class ScaleByDepth(Entry):
+class ScaleByDepth(FieldEntry):
     """`scale_attn_by_inverse_layer_idx`: the scores of a layer are divided by its number, from 1."""
 
     def read(self, f: Fields, name: str, draft: Draft) -> None:

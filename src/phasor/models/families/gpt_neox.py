@@ -10,10 +10,10 @@ from phasor.models.families._megatron import block
 from phasor.models.family import Family
 from phasor.models.fields import Fields
 from phasor.models.layout import Rule, linear
-from phasor.models.rope import Rotary
+from phasor.models.rope import RopeParameters
 
 
-class NeoXRotary(Rotary):
+class NeoXRotary(RopeParameters):
     """Older files have the base and the rotated share of a head under other names."""
 
     def read(self, f: Fields, name: str, draft: Draft) -> None:

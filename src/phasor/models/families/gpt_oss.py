@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from phasor.models.entries import Bias, Draft, Entry, Field, Pinned
+from phasor.models.entries import Bias, Draft, Field, FieldEntry, Pinned
 from phasor.models.families._llama import KVHeads, LlamaLike
 from phasor.models.fields import Fields, json_repr
 from phasor.models.layer_types import LayerTypes
 from phasor.models.layout import Interleaved, Rule, linear
-from phasor.models.rope import Rotary
+from phasor.models.rope import RopeParameters
 
 YARN = {
     "rope_type": "yarn",
@@ -21,7 +21,7 @@ YARN = {
 }
 
 
-class Quantization(Entry):
+class ExpertQuantization(FieldEntry):
     """Experts are in MXFP4 or not quantized, and are written unquantized."""
 
     def read(self, f: Fields, name: str, draft: Draft) -> None:
@@ -48,14 +48,14 @@ class GptOss(LlamaLike):
         "head_dim": Field("head_dim", default=None, absent=64),
         "max_position_embeddings": Field("max_length", default=131072),
         "hidden_act": Pinned("silu"),
-        "quantization_config": Quantization(),
+        "quantization_config": ExpertQuantization(),
         "num_local_experts": Field("feedforward.experts.num_experts", default=128, fallback="num_experts"),
         "num_experts_per_tok": Field("feedforward.experts.top_k", default=4),
         "attention_bias": Bias(True),
         "swiglu_limit": Field("feedforward.activation.limit", default=7.0),
         "swiglu_alpha": Field("feedforward.activation.gain", default=1.702),
         "rms_norm_eps": Field("norm.eps", default=1e-5),
-        "rope_parameters": Rotary(base=150000.0, usual=YARN),
+        "rope_parameters": RopeParameters(base=150000.0, usual=YARN),
         "layer_types": LayerTypes(lambda f, draft, i: i % 2 == 0, absent=128),
     }
     # losses, which outputs are returned, and what other fields say again

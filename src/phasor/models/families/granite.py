@@ -8,7 +8,7 @@ from typing import Any
 from phasor.config import ModelConfig
 from phasor.models.entries import GATES, Activation, Bias, Draft, Field, HeadDim, Scale
 from phasor.models.families._llama import LlamaLike
-from phasor.models.rope import Rotary
+from phasor.models.rope import RopeParameters
 
 
 class Divisor(Scale):
@@ -44,7 +44,7 @@ class Granite(LlamaLike):
         "attention_bias": Bias(False),
         "mlp_bias": Field("feedforward.bias", default=False),
         "rms_norm_eps": Field("norm.eps", default=1e-6),
-        "rope_parameters": Rotary(),
+        "rope_parameters": RopeParameters(),
         "attention_multiplier": Field("attention.scale", default=1.0),
         "residual_multiplier": Field("placement.multiplier", default=1.0),
         "embedding_multiplier": Scale("embedding.scale", default=1.0),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from phasor.models.entries import GATES, Activation, Bias, Field
 from phasor.models.families._llama import LlamaLike
-from phasor.models.rope import Rotary
+from phasor.models.rope import RopeParameters
 
 
 class Llama(LlamaLike):
@@ -21,7 +21,7 @@ class Llama(LlamaLike):
         "attention_bias": Bias(False),
         "mlp_bias": Field("feedforward.bias", default=False),
         "rms_norm_eps": Field("norm.eps", default=1e-6),
-        "rope_parameters": Rotary(),
+        "rope_parameters": RopeParameters(),
     }
     harmless = frozenset({"pretraining_tp"})  # the tensor-parallel slices of pretraining: the same result
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from phasor.config import ModelConfig
-from phasor.models.entries import ACTIVATIONS, Activation, Draft, Entry, Field, Pinned, Switch, require_kind
+from phasor.models.entries import ACTIVATIONS, Activation, Draft, Field, FieldEntry, Pinned, Switch, require_kind
 from phasor.models.families._bart import OLD_NAMES, BartLike
 from phasor.models.fields import Fields
 from phasor.nn.positions import SinusoidalConfig
 
 
-class PositionsAfterPadding(Entry):
+class PositionsAfterPadding(FieldEntry):
     """`pad_token_id`, from after which positions count."""
 
     def read(self, f: Fields, name: str, draft: Draft) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from phasor.models.entries import GATES, Activation, Field
 from phasor.models.families._llama import KVHeads, LlamaLike
-from phasor.models.rope import Rotary
+from phasor.models.rope import RopeParameters
 
 
 class Mistral(LlamaLike):
@@ -20,7 +20,7 @@ class Mistral(LlamaLike):
         "sliding_window": Field("attention.window", default=None, absent=4096),
         "hidden_act": Activation("silu", GATES),
         "rms_norm_eps": Field("norm.eps", default=1e-6),
-        "rope_parameters": Rotary(),
+        "rope_parameters": RopeParameters(),
     }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from phasor.models.entries import GATES, Activation, Field, Pinned
 from phasor.models.families._llama import KVHeads, LlamaLike
 from phasor.models.layout import Rule, experts, linear
-from phasor.models.rope import Rotary
+from phasor.models.rope import RopeParameters
 
 
 class Mixtral(LlamaLike):
@@ -26,7 +26,7 @@ class Mixtral(LlamaLike):
         "num_experts_per_tok": Field("feedforward.experts.top_k", default=2),
         "router_jitter_noise": Pinned(0.0),
         "rms_norm_eps": Field("norm.eps", default=1e-5),
-        "rope_parameters": Rotary(base=1e6),
+        "rope_parameters": RopeParameters(base=1e6),
     }
     harmless = frozenset({"output_router_logits", "router_aux_loss_coef"})  # which outputs are returned, and a loss
 

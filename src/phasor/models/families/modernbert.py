@@ -9,7 +9,7 @@ from phasor.models.entries import ACTIVATIONS, GATES, Activation, Bias, Field, I
 from phasor.models.family import Family
 from phasor.models.layer_types import FULL, SLIDING, LayerTypes
 from phasor.models.layout import Parts, Rule, linear
-from phasor.models.rope import RotaryByLayer
+from phasor.models.rope import RopeParametersByLayer
 
 
 class ModernBert(Family):
@@ -59,7 +59,7 @@ class ModernBert(Family):
             absent=128,
         ),
         "rope_theta": Pinned(None),
-        "rope_parameters": RotaryByLayer(
+        "rope_parameters": RopeParametersByLayer(
             {FULL: ("global_rope_theta", 160000.0), SLIDING: ("local_rope_theta", 10000.0)}, scaled=(FULL, SLIDING)
         ),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from phasor.models.entries import GATES, Activation, Bias, Field, HeadDim
 from phasor.models.families._llama import LlamaLike
-from phasor.models.rope import Rotary
+from phasor.models.rope import RopeParameters
 
 
 class Olmo2(LlamaLike):
@@ -20,7 +20,7 @@ class Olmo2(LlamaLike):
         "hidden_act": Activation("silu", GATES),
         "attention_bias": Bias(False),
         "rms_norm_eps": Field("norm.eps", default=1e-5),
-        "rope_parameters": Rotary(),
+        "rope_parameters": RopeParameters(),
     }
 
 

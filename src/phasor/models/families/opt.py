@@ -12,8 +12,8 @@ from phasor.models.entries import (
     Bias,
     Draft,
     EmbeddingWidth,
-    Entry,
     Field,
+    FieldEntry,
     InitStd,
     Pinned,
     Switch,
@@ -33,7 +33,7 @@ class OptEmbeddingWidth(EmbeddingWidth):
             draft["head.project"] = "embedding.width" in draft.values
 
 
-class RemovedFinalNorm(Entry):
+class RemovedFinalNorm(FieldEntry):
     """`_remove_final_layer_norm`: the norm that follows the last block, where norms stand before attention."""
 
     def read(self, f: Fields, name: str, draft: Draft) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from phasor.models.entries import ACTIVATIONS, ALL_PROJECTIONS, Activation, Field, HeadDim, Switch
 from phasor.models.families._llama import LlamaLike
 from phasor.models.layout import Rule, linear, projections
-from phasor.models.rope import Rotary
+from phasor.models.rope import RopeParameters
 
 
 class Phi(LlamaLike):
@@ -32,7 +32,7 @@ class Phi(LlamaLike):
         "layer_norm_eps": Field("norm.eps", default=1e-5),
         "embd_pdrop": Field("dropout.embedding", default=0.0),
         "resid_pdrop": Field("dropout.residual", default=0.0),
-        "rope_parameters": Rotary(partial=0.5),
+        "rope_parameters": RopeParameters(partial=0.5),
     }
 
     def attention(self, ours: str, theirs: str) -> Iterator[Rule]:

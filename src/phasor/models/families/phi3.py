@@ -10,13 +10,13 @@ from phasor.models.entries import GATES, Activation, Draft, Field, HeadDim, Pinn
 from phasor.models.families._llama import LlamaLike, fused_gate
 from phasor.models.fields import Fields
 from phasor.models.layout import Parts, Rule, linear
-from phasor.models.rope import Rotary
+from phasor.models.rope import RopeParameters
 from phasor.nn.positions import LongRoPE
 
 ORIGINAL = "original_max_position_embeddings"
 
 
-class LongRotary(Rotary):
+class LongRotary(RopeParameters):
     """LongRoPE or none. The length it starts from stands beside its parameters, and goes before one that is in them."""
 
     def read(self, f: Fields, name: str, draft: Draft) -> None:

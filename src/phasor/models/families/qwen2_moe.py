@@ -6,7 +6,7 @@ from phasor.models.entries import Bias, Field
 from phasor.models.families._experts import DenseLayers, WithExperts
 from phasor.models.families._llama import KVHeads
 from phasor.models.layer_types import LayerTypes
-from phasor.models.rope import Rotary
+from phasor.models.rope import RopeParameters
 
 
 class Qwen2MoE(WithExperts):
@@ -24,7 +24,7 @@ class Qwen2MoE(WithExperts):
         "moe_intermediate_size": Field("feedforward.experts.hidden_dim", default=1408),
         "shared_expert_intermediate_size": Field("feedforward.experts.shared_dim", default=5632),
         "mlp_only_layers": DenseLayers(),
-        "rope_parameters": Rotary(),
+        "rope_parameters": RopeParameters(),
         "layer_types": LayerTypes(
             lambda f, draft, i: i % 2 == 0 and i < f.get("max_window_layers", 28), absent=4096, switch=True
         ),

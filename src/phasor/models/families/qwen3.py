@@ -5,7 +5,7 @@ from __future__ import annotations
 from phasor.models.entries import GATES, Activation, Bias, Field
 from phasor.models.families._llama import KVHeads, LlamaLike
 from phasor.models.layer_types import LayerTypes
-from phasor.models.rope import Rotary
+from phasor.models.rope import RopeParameters
 
 
 class Qwen3(LlamaLike):
@@ -22,7 +22,7 @@ class Qwen3(LlamaLike):
         "hidden_act": Activation("silu", GATES),
         "attention_bias": Bias(False),
         "rms_norm_eps": Field("norm.eps", default=1e-6),
-        "rope_parameters": Rotary(),
+        "rope_parameters": RopeParameters(),
         "layer_types": LayerTypes(lambda f, draft, i: i >= f.get("max_window_layers", 28), absent=4096, switch=True),
     }
     harmless = frozenset({"max_window_layers", "sliding_window"})  # where no layer asks for them

@@ -9,7 +9,7 @@ from phasor.models.entries import Bias, Draft, Field, Pinned
 from phasor.models.families._experts import DenseLayers, WithExperts
 from phasor.models.families._llama import KVHeads
 from phasor.models.fields import Fields
-from phasor.models.rope import Rotary
+from phasor.models.rope import RopeParameters
 
 
 class SwitchedWindow(Field):
@@ -42,7 +42,7 @@ class Qwen3MoE(WithExperts):
         "moe_intermediate_size": Field("feedforward.experts.hidden_dim", default=768),
         "shared_expert_intermediate_size": Pinned(0),
         "mlp_only_layers": DenseLayers(),
-        "rope_parameters": Rotary(),
+        "rope_parameters": RopeParameters(),
     }
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from phasor.config import ModelConfig
-from phasor.models.entries import ACTIVATIONS, Activation, Draft, Entry, require_kind
+from phasor.models.entries import ACTIVATIONS, Activation, Draft, FieldEntry, require_kind
 from phasor.models.families._bert import BertLike
 from phasor.models.fields import Fields
 from phasor.nn.positions import LearnedConfig
 
 
-class RowsAfterPadding(Entry):
+class RowsAfterPadding(FieldEntry):
     """The rows of a position table, of which the first `pad_token_id + 1` are no token's."""
 
     def read(self, f: Fields, name: str, draft: Draft) -> None:

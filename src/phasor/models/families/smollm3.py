@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from phasor.config import ModelConfig
-from phasor.models.entries import GATES, Activation, Bias, Draft, Entry, Field, HeadDim
+from phasor.models.entries import GATES, Activation, Bias, Draft, Field, FieldEntry, HeadDim
 from phasor.models.families._llama import KVHeads, LlamaLike
 from phasor.models.fields import Fields, json_repr
 from phasor.models.layer_types import LayerTypes
-from phasor.models.rope import Rotary
+from phasor.models.rope import RopeParameters
 from phasor.nn.positions import NoPositionConfig, RotaryConfig
 
 
-class RotaryLayers(Entry):
+class RotaryLayers(FieldEntry):
     """Which layers have rotary positions: contrary to its name, `no_rope_layers` has a 1 for those."""
 
     def read(self, f: Fields, name: str, draft: Draft) -> None:
@@ -51,7 +51,7 @@ class SmolLM3(LlamaLike):
         "attention_bias": Bias(False),
         "mlp_bias": Field("feedforward.bias", default=False),
         "rms_norm_eps": Field("norm.eps", default=1e-6),
-        "rope_parameters": Rotary(base=2e6),
+        "rope_parameters": RopeParameters(base=2e6),
         "no_rope_layers": RotaryLayers(),
         "layer_types": LayerTypes(lambda f, draft, i: has_no_position(draft, i), switch=True),
     }

@@ -10,7 +10,7 @@ from phasor.models.entries import GATES, Activation, Bias, Draft, Field, Pinned,
 from phasor.models.families._llama import KVHeads, LlamaLike
 from phasor.models.fields import Fields
 from phasor.models.layout import Rule, linear, projections
-from phasor.models.rope import Rotary
+from phasor.models.rope import RopeParameters
 
 
 class HeadNorms(Field):
@@ -40,7 +40,7 @@ class StableLM(LlamaLike):
         "qk_layernorm": HeadNorms("attention.qk_norm", default=False),
         "layer_norm_eps": Field("norm.eps", default=1e-5),
         "hidden_dropout": Pinned(0.0),  # on the feed-forward network alone
-        "rope_parameters": Rotary(partial=0.25),
+        "rope_parameters": RopeParameters(partial=0.25),
         "use_parallel_residual": Switch("placement", on=ParallelConfig(), off=PreConfig(), default=False),
     }
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from phasor.models.entries import ACTIVATIONS, Activation, Bias, Field, HeadDim, Pinned
 from phasor.models.families._llama import KVHeads, LlamaLike
 from phasor.models.layout import Rule, linear
-from phasor.models.rope import Rotary
+from phasor.models.rope import RopeParameters
 
 
 class Starcoder2(LlamaLike):
@@ -30,7 +30,7 @@ class Starcoder2(LlamaLike):
         "embedding_dropout": Field("dropout.embedding", default=0.0),
         "mlp_type": Pinned("default"),
         "norm_type": Pinned("layer_norm"),
-        "rope_parameters": Rotary(),
+        "rope_parameters": RopeParameters(),
     }
     harmless = frozenset({"rms_norm_eps"})  # stands in files beside the epsilon of its LayerNorms
 
