@@ -77,7 +77,7 @@ def get_path(config: ModelConfig, path: str) -> Any:
         part = getattr(config, first)
     for name in rest:
         if part is None:
-            raise ValueError(f"its models have {path.split('.')[-2]}")
+            raise ValueError(f"its models have {path.split('.')[-2]}, and this one has none")
         if not hasattr(part, name):
             raise lacks(part)
         part = getattr(part, name)
@@ -169,6 +169,9 @@ class FieldEntry:
     def read(self, f: Fields, name: str, draft: Draft) -> None:
         """Put what the file says into the draft."""
         raise NotImplementedError(f"{type(self).__name__} does not read")
+
+    def check(self, config: ModelConfig) -> None:
+        """Raise ValueError for a configuration whose positions the family does not have."""
 
     def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
         """The fields that `read` reads back as this configuration."""

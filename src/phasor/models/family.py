@@ -10,7 +10,7 @@ from torch import Tensor
 
 from phasor.config import FeedForwardConfig, ModelConfig
 from phasor.config.schema import Choice, Config, names, quote
-from phasor.models.entries import Draft, FieldEntry, read_table, require_kind, write_table
+from phasor.models.entries import Draft, Field, FieldEntry, read_table, require_kind, write_table
 from phasor.models.fields import Fields
 from phasor.models.layout import Rule
 from phasor.nn.positions import RotaryConfig
@@ -74,7 +74,11 @@ class Family:
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
         """The fields of config.json for a configuration, by the table; `read` has to give it back."""
-        for name in ("position", "norm"):
+        entries = self.fields.values()
+        for entry in entries:
+            entry.check(config)
+        has_norm_fields = any(path.startswith("norm.") for e in entries if isinstance(e, Field) for path in e.paths)
+        for name in ("position", "norm") if has_norm_fields else ("position",):
             part, kind = getattr(config, name), self.parts.get(name)
             if kind is not None:
                 require_kind(part, part.kinds[kind])

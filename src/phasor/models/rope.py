@@ -58,6 +58,9 @@ class RopeParameters(FieldEntry):
             f, config.head_dim, config.max_length, base=base, partial=partial, pairing=self.pairing, usual=self.usual
         )
 
+    def check(self, config: ModelConfig) -> None:
+        require_kind(config.position, RotaryConfig)
+
     def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
         whole = {} if self.partial is None else {"partial_rotary_factor": 1.0}
         return {name: whole | write_rotary(require_kind(config.position, RotaryConfig), config)}
@@ -84,6 +87,9 @@ class RopeParametersByLayer(FieldEntry):
             schemes[kind] = read_rotary(fields, config.head_dim, config.max_length, base=f.get(*base))
         draft["position"] = schemes[FULL]
         draft.layers["position"] = [schemes[layer_type(window)] for window in draft.layers["attention.window"]]
+
+    def check(self, config: ModelConfig) -> None:
+        require_kind(config.position, RotaryConfig)
 
     def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
         layers = [config.layer(i) for i in range(config.num_layers)]

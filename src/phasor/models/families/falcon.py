@@ -60,6 +60,10 @@ class RotaryOrALiBi(RopeParameters):
             f.get(unused, None)
         draft["position"] = ALiBiConfig(multiplier=draft["head_dim"] ** -0.5)
 
+    def check(self, config: ModelConfig) -> None:
+        if not isinstance(config.position, ALiBiConfig):
+            super().check(config)
+
     def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
         alibi = isinstance(config.position, ALiBiConfig)
         return {"alibi": alibi} | ({} if alibi else super().write(name, config))
