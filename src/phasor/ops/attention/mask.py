@@ -80,7 +80,7 @@ class Mask:
     first_key: int = 0
     prepared: PreparedMask = field(default=NOT_PREPARED, init=False, compare=False, repr=False)
 
-    def with_prepared(self, prepared: PreparedMask) -> Mask:
+    def attach(self, prepared: PreparedMask) -> Mask:
         """This mask with what kernels need of it; a mask that is derived from it has nothing prepared."""
         mask = replace(self)
         object.__setattr__(mask, "prepared", prepared)

@@ -32,7 +32,7 @@ def prepare_mask(
     if queries == 1:
         if mask.sees_all(keys) or mask.hides_only_padding(keys):
             return mask
-        return mask.with_prepared(PreparedMask(row=mask.find_row(keys, like.device)))
+        return mask.attach(PreparedMask(row=mask.find_row(keys, like.device)))
     if dispatch.triton_why_not(like) is not None or intervals.why_not(mask) is not None:
         return mask
     if plain_scores and mask.sees_all(keys) and mask.offset == 0:
@@ -44,4 +44,4 @@ def prepare_mask(
         from phasor.ops.attention.flash_launch import key_block_ranges
 
         ranges = key_block_ranges(bounds, keys, like.new_empty((0, head_dim), dtype=compute_dtype(like)))
-    return mask.with_prepared(PreparedMask(bounds, ranges, shifts))
+    return mask.attach(PreparedMask(bounds, ranges, shifts))

@@ -159,7 +159,7 @@ def prepare_sparse_mask(
     inner = prepare_mask(
         fold.mask, like, (fold.queries // rows, fold.keys // rows, head_dim), plain_scores=plain_scores
     )
-    return mask.with_prepared(PreparedMask(fold=replace(fold, mask=inner)))
+    return mask.attach(PreparedMask(fold=replace(fold, mask=inner)))
 
 
 def folded_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> Tensor:
