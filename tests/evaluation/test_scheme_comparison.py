@@ -19,9 +19,7 @@ import phasor
 from phasor.data.tasks import TASKS, TaskProblems, spell
 from phasor.data.tokenizers import SpecialIds, byte_tokenizer
 from phasor.evaluation import evaluate_lengths
-from phasor.evaluation.compare import compare, problems, reproduce, settings, texts
-from phasor.evaluation.compare.published import PUBLISHED
-from phasor.evaluation.compare.reproduce import check_claims
+from phasor.evaluation.compare import compare, problems, settings, texts
 from phasor.evaluation.compare.results import order_pairs
 from phasor.evaluation.compare.schemes import ComparedScheme, comparable_kinds
 from phasor.evaluation.compare.settings import SIZES, check_compare_settings
@@ -231,43 +229,10 @@ def test_mistakes_are_one_sentence(tmp_path, run_phasor):
         ),
         (["--schemes", "rotary+xpos"], "which both rotate queries and keys"),
         (["--task", "copy", "--data", "x"], "--task copy makes its own problems"),
-        (["--reproduce", "yarm"], "did you mean 'yarn'"),
-        (["--reproduce", "alibi", "--schemes", "none"], "says what is compared: leave --schemes out"),
         (["--size", "huge"], "unknown size"),
     ):
         assert said in run_phasor.expect_error("compare", "--steps", "1", *out, *given), given
     assert not (tmp_path / "new").exists()
-
-
-def test_claims_are_derived_from_the_figures_and_checked():
-    yarn = PUBLISHED["yarn"]
-    claims = {tuple(claim) for claim in yarn.claims()}
-    assert ("by parts", "YaRN", 1) in claims
-    assert ("YaRN", "by parts", 16) in claims
-    assert ("PI", "NTK", 16) in claims  # 3.57 and 8.49
-    assert len(claims) == 24
-    pairs = [
-        {"first": "tuned yarn", "second": "tuned ntk", "times": 16, "shown": True},
-        {"first": "tuned ntk", "second": "tuned linear", "times": 16, "shown": True},
-        {"first": "tuned yarn", "second": "tuned linear", "times": 16, "shown": False},
-    ]
-    seen = {(c["better"], c["worse"], c["times"]): c["seen"] for c in check_claims(yarn, pairs)}
-    assert seen["YaRN", "NTK", 16] == "seen here"
-    assert seen["PI", "NTK", 16] == "the opposite was seen here"
-    assert seen["YaRN", "PI", 16] == "not shown here"
-    for published in PUBLISHED.values():
-        assert {name for claim in published.claims() for name in claim[:2]} <= set(published.labels)
-        assert all(isinstance(scheme, ComparedScheme) for scheme in published.schemes)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["yarn", "streaming"])
-def test_published_results_are_set_beside_ours(tmp_path, name):
-    data = write_texts(tmp_path / "texts.jsonl")
-    result = reproduce(name, tmp_path / "out", data=data, progress=Silent(), **OPTIONS)
-    assert len(result["claims"]) == len(PUBLISHED[name].claims())
-    assert [row[0] for row in result["ours"]["table"]] == list(PUBLISHED[name].labels)
-    assert "Published: " in (tmp_path / "out" / "compare.html").read_text()
 
 
 @pytest.mark.slow

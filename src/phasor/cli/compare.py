@@ -74,26 +74,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=OPTIONAL,
         help="bpe, unigram, bytes or a folder (texts: bpe, tasks: bytes)",
     )
-    parser.add_argument(
-        "--reproduce", metavar="NAME", help="set a published result beside ours: yarn, alibi, nope or streaming"
-    )
     parser.add_argument("--device", default="auto", help="cpu, cuda, ...; auto is a GPU where there is one")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(given: argparse.Namespace) -> int:
     from phasor.cli.progress import progress_display
-    from phasor.evaluation.compare import compare, reproduce
+    from phasor.evaluation.compare import compare
     from phasor.evaluation.compare.comparison import StoppedError
 
     chosen: dict[str, Any] = {name: getattr(given, name) for name in OPTIONS if hasattr(given, name)}
     chosen |= {"device": given.device, "command": shlex.join(["phasor", *given.typed]), "evaluating": Bar}
     progress = progress_display()
     try:
-        if given.reproduce is None:
-            result = compare(given.out, progress=progress, **chosen)
-        else:
-            result = reproduce(given.reproduce, given.out, progress=progress, **chosen)
+        result = compare(given.out, progress=progress, **chosen)
     except StoppedError as stopped:
         print(stopped)
         return stopped.exit_code
@@ -107,22 +101,13 @@ def run(given: argparse.Namespace) -> int:
 
 
 def print_result(result: dict[str, Any], out: Path) -> None:
-    """Print tables, orders and claims, and where the report is."""
+    """Print tables and orders, and where the report is."""
     from phasor.evaluation.compare.report import describe_orders
 
-    if "tasks" in result:
-        for task in result["tasks"].values():
-            print_task(task)
-    elif "task" in result:
+    if "task" in result:
         print_task(result)
     else:
         print_losses(result)
-    if "claims" in result:
-        theirs, ours = result["published"], result["ours"]
-        if theirs["table"]:
-            print_table(f"published: {theirs['source']}", ["published", *theirs["columns"]], theirs["table"])
-        print_table(f"ours, {ours['what']}", ["ours", *ours["columns"]], ours["table"])
-        show_text(f"claimed by {theirs['source']}", [claim["statement"] for claim in result["claims"]])
     show_text("how", [describe_orders(result), *result.get("notes", [])])
     print(f"\nreport   {out / 'compare.html'}")
 

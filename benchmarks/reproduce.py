@@ -1,26 +1,38 @@
-"""`reproduce`: a published result beside ours, and for every order that it claims whether it was seen here."""
+"""A published result beside ours, and for every order that it claims whether it was seen here.
+
+    python benchmarks/reproduce.py yarn|alibi|nope|streaming --out FOLDER [options of phasor compare]
+
+Compares what a paper compared, as `phasor compare` does, and writes its report with the published figures in it.
+"""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
+import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from published_results import PUBLISHED, Claim, Published
 
+from phasor.cli.compare import OPTIONS, add_options, print_result, print_table
+from phasor.cli.output import Bar, print_json, show_text
+from phasor.cli.progress import progress_display
 from phasor.config.schema import unknown
 from phasor.evaluation.compare.comparison import (
     PAGE,
     TASK_FILE,
     Evaluating,
+    StoppedError,
     describe_provenance,
     ignore,
     run_comparison,
     write_comparison,
 )
-from phasor.evaluation.compare.published import PUBLISHED, Claim, Published
 from phasor.evaluation.compare.report import describe_orders, exact_rows
 from phasor.evaluation.compare.results import order_pairs
 from phasor.evaluation.compare.schemes import ROTARY
@@ -44,19 +56,13 @@ def reproduce(
     """Compare what a published result compared, and say of every order it claims whether it was seen here.
 
     `name` is "yarn", "alibi", "nope" or "streaming"; the options are those of `compare`, but for the schemes and tasks.
-
-    >>> try:
-    ...     reproduce("yarn", "report", task="copy")
-    ... except ValueError as error:
-    ...     print(error)
-    --reproduce yarn says what is compared: leave --task out
     """
-    if not isinstance(name, str) or name not in PUBLISHED:
+    if name not in PUBLISHED:
         raise unknown("published result", name, PUBLISHED)
     published = PUBLISHED[name]
     for option in ("schemes", "task", "tokenizer", "data", "valid") if published.tasks else ("schemes", "task"):
         if options.get(option) is not None:
-            raise ValueError(f"--reproduce {name} says what is compared: leave --{option} out")
+            raise ValueError(f"{name} says what is compared: leave --{option} out")
     progress, bar = progress or TrainingProgress(), evaluating or (lambda what: ignore)
     if published.tasks:
         result = reproduce_tasks(published, out, options, progress, bar, command)
@@ -79,7 +85,7 @@ def reproduce_tasks(
     bar: Evaluating,
     command: str | None,
 ) -> dict[str, Any]:
-    """Several tasks, each a comparison in a folder of its own, and the orders over all of their problems."""
+    """Several tasks, each a comparison in its own folder, and the orders over all of their problems."""
     check_out(out)
     place = Path(out)
     place.mkdir(exist_ok=True)
@@ -140,10 +146,6 @@ def text_table(published: Published, result: dict[str, Any]) -> list[list[str]]:
 
 
 def format_figure(value: float | None) -> str:
-    """
-    >>> format_figure(5158.0), format_figure(2.774), format_figure(None)
-    ('5,158', '2.77', 'not finite')
-    """
     return "not finite" if value is None else f"{value:,.0f}" if value >= 1000 else f"{value:.2f}"
 
 
@@ -181,10 +183,6 @@ def describe_publication(published: Published, table: list[list[str]], claims: l
 
 
 def times_name(times: int) -> str:
-    """
-    >>> times_name(1), times_name(4)
-    ('the trained length', '4 times it')
-    """
     return "the trained length" if times == 1 else f"{times} times it"
 
 
@@ -200,3 +198,43 @@ def add_publication(page: Page, result: dict[str, Any]) -> Page:
         [[f"{c['better']} better than {c['worse']}", times_name(c["times"]), c["seen"]] for c in result["claims"]],
     )
     return page.paragraph(describe_orders(result))
+
+
+def print_publication(result: dict[str, Any], out: Path) -> None:
+    for task in result.get("tasks", {}).values():
+        print_result(task, out)
+    if "tasks" not in result:
+        print_result(result, out)
+    theirs, ours = result["published"], result["ours"]
+    if theirs["table"]:
+        print_table(f"published: {theirs['source']}", ["published", *theirs["columns"]], theirs["table"])
+    print_table(f"ours, {ours['what']}", ["ours", *ours["columns"]], ours["table"])
+    show_text(f"claimed by {theirs['source']}", [claim["statement"] for claim in result["claims"]])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("name", choices=PUBLISHED, help="the published result")
+    add_options(parser)
+    given = parser.parse_args()
+    chosen: dict[str, Any] = {name: getattr(given, name) for name in OPTIONS if hasattr(given, name)}
+    chosen |= {"device": given.device, "command": shlex.join(sys.argv), "evaluating": Bar}
+    progress = progress_display()
+    try:
+        result = reproduce(given.name, given.out, progress=progress, **chosen)
+    except StoppedError as stopped:
+        print(stopped)
+        return stopped.exit_code
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from None
+    finally:
+        progress.close()
+    if given.json:
+        print_json(result)
+    else:
+        print_publication(result, Path(given.out))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

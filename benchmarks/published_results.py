@@ -37,11 +37,7 @@ class Published:
     tasks: tuple[str, ...] = ()
 
     def claims(self) -> list[Claim]:
-        """What is claimed: the orders of all figures in a column, lower first, and those that are stated in words.
-
-        >>> [tuple(claim) for claim in PUBLISHED["streaming"].claims()]
-        [('four sinks', 'window alone', 16)]
-        """
+        """What is claimed: the orders of all figures in a column, lower first, and those that are stated in words."""
         found = list(self.stated)
         for column, times in enumerate(self.times if self.table is not None else ()):
             assert self.table is not None
