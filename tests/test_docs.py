@@ -183,7 +183,7 @@ class Definitions:
             except (ImportError, AttributeError):
                 return match[0]
         if re.fullmatch(r"[\w./-]+\.py", span):
-            places = ROOT, ROOT / "src", ROOT / "benchmarks"
+            places = ROOT, ROOT / "src", ROOT / "benchmarks", ROOT / "benchmarks" / "tuning"
             return None if any((place / span).exists() for place in places) or any(PACKAGE.rglob(span)) else span
         if match := re.fullmatch(r"((?=\w*[a-z])[A-Z]\w*[A-Z]\w*)(?:\.(\w+))?", span):
             known = match[1] in self.words or hasattr(builtins, match[1]) or hasattr(transformers, match[1])
