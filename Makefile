@@ -44,27 +44,25 @@ format: .venv/ready
 	$(BIN)/ruff format .
 
 bench: .venv/ready
-	$(BIN)/python benchmarks/cpu.py
-	$(BIN)/python benchmarks/decode.py
-	$(BIN)/python benchmarks/loading.py
-	$(BIN)/python benchmarks/stream.py
+	$(BIN)/phasor bench backward --device cpu
+	$(BIN)/phasor bench decode-cpu
+	$(BIN)/phasor bench loading
+	$(BIN)/phasor bench stream --device cpu
 
 # With liger-kernel installed beside; TEXT is a file whose bytes are trained on, random tokens are where there is none.
 RESULTS := benchmarks/results
-TRAINED := --systems phasor phasor-float8 liger $(if $(TEXT),--text $(TEXT))
+TRAIN := $(BIN)/phasor bench train-gpu --set systems=phasor,phasor-float8,liger $(if $(TEXT),--set text=$(TEXT))
 bench-gpu: .venv/ready
 	$(BIN)/python benchmarks/edges.py
-	$(BIN)/python benchmarks/rotary.py --out $(RESULTS)/rotary.json
-	$(BIN)/python benchmarks/attention.py --lengths 16384,131072 --out $(RESULTS)/attention.json
-	$(BIN)/python benchmarks/sparse.py --lengths 16384,131072,1048576 --flex 16384 --out $(RESULTS)/sparse.json
-	$(BIN)/python benchmarks/training_gpu.py $(TRAINED) --curve 120 \
-		--out $(RESULTS)/training-gpu.json --plot $(RESULTS)/training-gpu.png
-	$(BIN)/python benchmarks/training_gpu.py $(TRAINED) --length 32768 --tokens 32768 \
-		--out $(RESULTS)/training-gpu-32k.json
-	$(BIN)/python benchmarks/decode_gpu.py --skip variants eager hf --out $(RESULTS)
-	$(BIN)/python benchmarks/fused.py --only optimizer float8 --out $(RESULTS)/fused.json
-	$(BIN)/python benchmarks/scaling.py --out $(RESULTS)/scaling.json
-	$(BIN)/python benchmarks/stream.py --full --out $(RESULTS)/stream.json
+	$(BIN)/phasor bench rotary-kernels --json $(RESULTS)/rotary.json
+	$(BIN)/phasor bench attention-kernels --set lengths=16384,131072 --json $(RESULTS)/attention.json
+	$(BIN)/phasor bench sparse --set lengths=16384,131072,1048576 --set flex=16384 --json $(RESULTS)/sparse.json
+	$(TRAIN) --set curve=120 --json $(RESULTS)/training-gpu.json --plot $(RESULTS)/training-gpu.png
+	$(TRAIN) --set length=32768 --set tokens=32768 --json $(RESULTS)/training-gpu-32k.json
+	$(BIN)/phasor bench decode-gpu --json $(RESULTS)/decode_gpu.json
+	$(BIN)/phasor bench fused --set parts=optimizer,float8 --json $(RESULTS)/fused.json
+	$(BIN)/phasor bench scaling --json $(RESULTS)/scaling.json --plot $(RESULTS)/scaling.png
+	$(BIN)/phasor bench stream --json $(RESULTS)/stream.json
 	$(BIN)/phasor bench families --json $(RESULTS)/families.json
 
 clean:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 import phasor
+from phasor.bench.checks import relative_error
 
 SIZES: dict[str, Any] = {"vocab_size": 1000, "dim": 256, "num_layers": 4, "num_heads": 8, "max_length": 1024}
 # ReLU's gradient jumps where an input rounds across zero, so models that have it are compared with a smooth one.
@@ -60,13 +61,7 @@ def run(model: phasor.Transformer, batch: list[torch.Tensor], about: dict[str, A
 
 def error(found: list[torch.Tensor], expected: list[torch.Tensor]) -> tuple[float, float]:
     """Relative error of the output, and of all gradients taken together."""
-
-    def relative(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
-        off = sum(float((a - b).square().sum()) for a, b in pairs)
-        return (off / sum(float(b.square().sum()) for _, b in pairs)) ** 0.5
-
-    pairs = list(zip(found, expected, strict=True))
-    return relative(pairs[:1]), relative(pairs[1:])
+    return relative_error(found[:1], expected[:1]), relative_error(found[1:], expected[1:])
 
 
 def compare(name: str) -> list[dict[str, Any]]:

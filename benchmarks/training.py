@@ -19,8 +19,9 @@ from typing import Any
 
 import plain_gpt
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers import GPT2LMHeadModel, Trainer, TrainingArguments
 
+from phasor.bench.peers import transformers_model
 from phasor.config.recipe import DataConfig, Recipe
 from phasor.data.batch import Batch
 from phasor.data.sources import documents
@@ -98,27 +99,6 @@ def plain(model: Transformer) -> plain_gpt.GPT:
                     tensor = tensor.unflatten(0, (HEADS, 3, DIM // HEADS)).transpose(0, 1).flatten(0, 2)
                 renamed[f"blocks.{i}.{theirs}.{kind}"] = tensor
     renamed |= {f"norm.{kind}": state[f"decoder.norm.{kind}"] for kind in ("weight", "bias")}
-    built.load_state_dict(renamed)
-    return built
-
-
-def hugging_face(gpt: plain_gpt.GPT) -> GPT2LMHeadModel:
-    """The model of transformers with the same weights."""
-    config = GPT2Config(
-        vocab_size=VOCAB, n_positions=LENGTH, n_embd=DIM, n_layer=LAYERS, n_head=HEADS,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, attn_implementation="sdpa",
-    )  # fmt: skip
-    built, state = GPT2LMHeadModel(config), gpt.state_dict()
-    renamed = {"transformer.wte.weight": state["tokens.weight"], "transformer.wpe.weight": state["positions.weight"]}
-    renamed["lm_head.weight"] = state["tokens.weight"]
-    names = {"ln_1": "norm1", "ln_2": "norm2", "attn.c_attn": "qkv", "attn.c_proj": "out"}
-    names |= {"mlp.c_fc": "up", "mlp.c_proj": "down"}
-    for i in range(LAYERS):
-        for theirs, mine in names.items():
-            weight = state[f"blocks.{i}.{mine}.weight"]
-            renamed[f"transformer.h.{i}.{theirs}.weight"] = weight if theirs.startswith("ln") else weight.T
-            renamed[f"transformer.h.{i}.{theirs}.bias"] = state[f"blocks.{i}.{mine}.bias"]
-    renamed |= {f"transformer.ln_f.{kind}": state[f"norm.{kind}"] for kind in ("weight", "bias")}
     built.load_state_dict(renamed)
     return built
 
@@ -207,7 +187,7 @@ def main() -> None:
             model = build_model(recipe_, found)
             clocks = {name: Clock() for name in speeds}
             gpt = plain(model)
-            theirs = hugging_face(gpt)
+            theirs = transformers_model(model)
             overhead.append(run_phasor(recipe_, clocks["phasor"]))
             run_plain(gpt, batches, clocks["plain torch"])
             run_trainer(theirs, batches, clocks["transformers' Trainer"])

@@ -14,6 +14,7 @@ WORKLOADS = {
     "alibi": "causal attention with ALiBi's bias",
     "t5": "causal attention with T5's bias",
     "prefill": "causal attention over a long prompt",
+    "backward": "forward and backward of a Llama-shaped model, in turn with transformers",
     "train": "a training step of a Llama-shaped model",
     "train-long": "a training step on long sequences",
     "decode": "greedy decoding of one prompt",
@@ -21,6 +22,21 @@ WORKLOADS = {
     "families": "ten families beside transformers: forward and backward, and decoding",
 }
 FULL_WORKLOADS = tuple(name for name in WORKLOADS if name != "families")  # what runs where all are
+# Each runs alone, has settings (`--set`), and a result of its own shape.
+STUDIES = {
+    "rotary-kernels": "rotary kernels beside Liger, torch.compile and transformers, single tokens included",
+    "attention-kernels": "SDPA's backends, FlexAttention and phasor's kernel, in TFLOP/s",
+    "sparse": "sparse attention beside full attention and FlexAttention",
+    "scaling": "time and memory of attention against the length",
+    "fused": "cross-entropy, norms, gated activations, float8 and AdamW beside torch, torch.compile and Liger",
+    "train-gpu": "training a Llama of 1.04 B parameters step after step beside transformers and Liger",
+    "decode-gpu": "greedy decoding of that model, bfloat16 and int8 weights, beside transformers' generate",
+    "decode-cpu": "greedy decoding on a CPU beside transformers' generate, and the cost of a token by length",
+    "quantized": "greedy decoding on a CPU with 8-bit and 4-bit weights beside transformers and CTranslate2",
+    "loading": "loading a sharded checkpoint: time and peak memory beside transformers",
+    "stream": "reading one long text in chunks through a sliding-window cache beside transformers",
+    "host": "processor time and operations per layer of ten families beside transformers",
+}
 DEFAULT_WORKLOADS = ("rotary", "attention", "window", "train", "decode")  # what runs where none is named
 FAMILIES = (
     "llama",

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import SDPBackend
 
-from phasor.bench.checks import max_relative_error
+from phasor.bench.checks import max_relative_error, relative_error
+from phasor.bench.peers import flex_attention, sdpa
 from phasor.bench.workload import BenchmarkCase, Implementation, Machine, Workload
 from phasor.config import ModelConfig
 from phasor.nn.positions import ALiBiConfig, T5PositionConfig
@@ -21,9 +20,11 @@ from phasor.ops.attention import Bias, Mask, ScoreMod, SumBias, attention
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # sums of some thousand terms, rounded at the end
 CHECKED = 64  # queries whose result is compared; a whole reference would be a matrix of queries by keys
-LARGEST = 1 << 28  # elements of a mask or bias that a implementation may hold
+LARGEST = 1 << 28  # elements of a mask or bias that an implementation may hold
 
 Call = Callable[[], Tensor]  # gives [1, T, H, D]
+VisibleFn = Callable[[Tensor, Tensor], Tensor]  # of queries and heads, as `attention_rows_ref` takes it
+BiasFn = Callable[[Tensor], Tensor]  # of queries, for all heads
 
 
 def workload(machine: Machine, name: str) -> Workload:
@@ -63,9 +64,11 @@ def implementations(machine: Machine, count: int, window: int, name: str) -> lis
             with torch.no_grad():
                 queries = torch.randperm(count, generator=torch.Generator().manual_seed(4))[:CHECKED]
                 queries = queries.to(machine.device)
-                return max_relative_error(
-                    [call()[:, queries]], [attention_rows_ref(*inputs(), queries, window, bias)], tokens=1
-                )
+                distance = queries[:, None] - positions[0]
+                visible = (distance >= 0) & (distance < window)
+                added = None if bias is None else bias(queries[None], positions)[0]
+                expected = attention_rows_ref(inputs(), queries, visible, added)
+                return max_relative_error([call()[0, queries]], [expected], tokens=0)
 
         return BenchmarkCase(check, lambda timer: timer(torch.no_grad()(call)))
 
@@ -74,33 +77,29 @@ def implementations(machine: Machine, count: int, window: int, name: str) -> lis
         score_mod = ScoreMod(scale=width**-0.5, bias=bias, query_positions=positions, key_positions=positions)
         return case(lambda: attention(*inputs(), mask, score_mod))
 
-    def sdpa(*backends: SDPBackend) -> BenchmarkCase:
-        q, k, v = (x.transpose(1, 2) for x in inputs())
+    def by_sdpa(*backends: SDPBackend) -> BenchmarkCase:
+        q, k, v = inputs()
         mask = None
         if window < count or bias is not None:
-            mask = dense_mask(positions, window, bias, machine.dtype)
-            k, v = (x.repeat_interleave(heads // groups, dim=1) for x in (k, v))  # with a mask no kernel shares keys
+            distance = positions[0][:, None] - positions[0]
+            mask = (distance >= 0) & (distance < window)
+            if bias is not None:
+                mask = bias(positions, positions).masked_fill(~mask, float("-inf")).to(machine.dtype)
+            k, v = (x.repeat_interleave(heads // groups, dim=2) for x in (k, v))  # with a mask no kernel shares keys
+        return case(lambda: sdpa(q, k, v, *backends, mask=mask))
 
-        def call() -> Tensor:
-            return F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True
-            ).transpose(1, 2)
-
-        def by_backend() -> Tensor:
-            with sdpa_kernel(list(backends)):
-                return call()
-
-        return case(by_backend if backends else call)
+    def visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (query >= key) & (query - key < window)
 
     found: list[Implementation] = [("phasor", ours)]
     if count * count * (heads if bias is not None else 1) <= LARGEST or (bias is None and window >= count):
-        found.append(("torch SDPA", sdpa))
+        found.append(("torch SDPA", by_sdpa))
     if machine.on_gpu and bias is None and window >= count:
-        found.append(("torch SDPA, flash", lambda: sdpa(SDPBackend.FLASH_ATTENTION)))
-        found.append(("torch SDPA, cuDNN", lambda: sdpa(SDPBackend.CUDNN_ATTENTION)))
+        found.append(("torch SDPA, flash", lambda: by_sdpa(SDPBackend.FLASH_ATTENTION)))
+        found.append(("torch SDPA, cuDNN", lambda: by_sdpa(SDPBackend.CUDNN_ATTENTION)))
     if machine.on_gpu and machine.compiles:
         name = "FlexAttention" if bias is None else "FlexAttention, without a bias"
-        found.append((name, lambda: case(flex(inputs(), window), None)))
+        found.append((name, lambda: case(flex_attention(inputs(), visible, compile_mask=True), None)))
     return found
 
 
@@ -120,35 +119,68 @@ def bias_of(machine: Machine, name: str, count: int) -> Bias | None:
     return bias
 
 
-def attention_rows_ref(q: Tensor, k: Tensor, v: Tensor, queries: Tensor, window: int, bias: Bias | None) -> Tensor:
-    """Attention of some queries, in float64, `[1, queries, H, D]`."""
-    shared = q.shape[2] // k.shape[2]
-    keys = torch.arange(k.shape[1], device=q.device)
-    chosen, k, v = (x.double() for x in (q[:, queries], k, v))
-    k, v = (x.repeat_interleave(shared, dim=2) for x in (k, v))
-    scores = torch.einsum("bqhd,bkhd->bhqk", chosen, k) * q.shape[-1] ** -0.5
+class AttentionInputs:
+    """Random queries, keys and values of one row, `[1, T, H, D]`."""
+
+    def __init__(
+        self, device: torch.device, tokens: int, head_dim: int, heads: int, kv_heads: int, dtype: torch.dtype
+    ) -> None:
+        self.device, self.tokens, self.head_dim, self.heads, self.kv_heads = device, tokens, head_dim, heads, kv_heads
+        torch.manual_seed(0)
+        shapes = [(1, tokens, n, head_dim) for n in (heads, kv_heads, kv_heads)]
+        q, k, v = (torch.randn(shape, device=device, dtype=dtype) for shape in shapes)
+        self.inputs = q, k, v
+
+    def grad(self, wanted: bool = True) -> None:
+        for x in self.inputs:
+            x.requires_grad_(wanted)
+
+
+def forward_backward(call: Call, inputs: Sequence[Tensor]) -> Callable[[], object]:
+    """Attention and the gradients of its inputs, for a random gradient of the output."""
+    direction = torch.randn_like(inputs[0])
+    return lambda: torch.autograd.grad(call(), inputs, direction)
+
+
+def attention_rows_ref(
+    inputs: Sequence[Tensor],
+    queries: Tensor,
+    visible: Tensor,
+    bias: Tensor | None = None,
+    heads: Tensor | None = None,
+) -> Tensor:
+    """Attention of some queries and heads of one row, in float64, `[queries, heads, D]`.
+
+    `visible` and `bias` are `[queries, keys]` or `[heads, queries, keys]`.
+    """
+    q, k, v = (x.detach()[0] for x in inputs)
+    shared = q.shape[1] // k.shape[1]
+    heads = torch.arange(q.shape[1], device=q.device) if heads is None else heads
+    q = q[queries][:, heads].double()
+    k, v = (x[:, heads // shared].double() for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5
     if bias is not None:
-        scores = scores + bias(queries[None], keys[None]).double()
-    distance = queries[:, None] - keys
-    scores = scores.masked_fill((distance < 0) | (distance >= window), float("-inf"))
-    return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v)
+        scores = scores + bias.double()
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(~visible, float("-inf")).softmax(-1), v)
 
 
-def dense_mask(positions: Tensor, window: int, bias: Bias | None, dtype: torch.dtype) -> Tensor:
-    """The dense mask or bias, as torch's SDPA takes it."""
-    distance = positions[0][:, None] - positions[0]
-    hidden = (distance < 0) | (distance >= window)
-    return ~hidden if bias is None else bias(positions, positions).masked_fill(hidden, float("-inf")).to(dtype)
+def sample_error(y: Tensor, inputs: Sequence[Tensor], visible: VisibleFn, bias: BiasFn | None = None) -> float:
+    """The relative error of sixteen queries of the first and the last head, against float64 on the same inputs."""
+    queries = torch.linspace(0, y.shape[1] - 1, 16, device=y.device).long()
+    heads = torch.tensor([0, y.shape[2] - 1], device=y.device)
+    expected = attention_rows_ref(
+        inputs, queries, visible(queries, heads), None if bias is None else bias(queries)[heads], heads
+    )
+    return relative_error([y.detach()[0, queries][:, heads]], [expected])
 
 
-def flex(inputs: tuple[Tensor, Tensor, Tensor], window: int) -> Call:
-    from torch.nn.attention import flex_attention as flexible
-
-    def seen(row: Any, head: Any, query: Any, key: Any) -> Any:
-        return (query >= key) & (query - key < window)
-
-    q, k, v = (x.transpose(1, 2) for x in inputs)
-    count = q.shape[2]
-    blocks = torch.compile(flexible.create_block_mask)(seen, None, None, count, count, device=str(q.device))
-    compiled: Any = torch.compile(flexible.flex_attention)
-    return lambda: compiled(q, k, v, block_mask=blocks, enable_gqa=True).transpose(1, 2)
+def gradient_errors(
+    y: Tensor, inputs: Sequence[Tensor], expected: Tensor, exact: Sequence[Tensor], kept: slice = slice(None)
+) -> tuple[float, float]:
+    """The relative errors of a result and of its worst gradient against float64; `kept` are the tokens that count."""
+    y, expected = y[:, kept], expected[:, kept]
+    direction = torch.randn_like(expected)
+    found = torch.autograd.grad(y, inputs, direction.to(y.dtype))
+    reference = torch.autograd.grad(expected, exact, direction)
+    worst = max(relative_error([a], [b]) for a, b in zip(found, reference, strict=True))
+    return relative_error([y], [expected]), worst

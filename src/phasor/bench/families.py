@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import importlib.util
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
@@ -15,9 +14,10 @@ from torch import Tensor
 
 from phasor.bench import FAMILIES
 from phasor.bench.checks import relative_error
-from phasor.bench.llama import quiet
+from phasor.bench.peers import quiet, transformers_tokens
 from phasor.bench.sizes import FamilySizes
 from phasor.bench.timing import (
+    call_seconds,
     calls_within,
     device_seconds,
     difference,
@@ -179,12 +179,10 @@ class FamilyModels:
 
 
 def check_families(families: Sequence[str]) -> None:
-    """Raise ValueError for an unknown family, or where transformers is not installed."""
+    """Raise ValueError for an unknown family."""
     for name in families:
         if name not in FAMILIES:
             raise unknown("family", name, dict.fromkeys(FAMILIES))
-    if importlib.util.find_spec("transformers") is None:
-        raise ValueError("the workload families needs the package transformers: pip install transformers")
 
 
 def workloads(machine: Machine, families: Sequence[str] = ()) -> Iterator[Workload]:
@@ -221,11 +219,17 @@ def training(models: FamilyModels, rows: int, count: int) -> Workload:
     def error(model: Any) -> float:
         return max(relative_error([a], [b]) for a, b in zip(gradients(model, [tokens]), exact, strict=True))
 
-    def case(model: Any) -> BenchmarkCase:
+    def case(model: Any, compiled: bool = False) -> BenchmarkCase:
         def step() -> None:
             model.zero_grad(set_to_none=True)
             logits = logits_of(model, tokens)
             logits.backward(torch.ones_like(logits))
+
+        def cold_compile() -> float:
+            from torch._inductor.utils import fresh_cache
+
+            with fresh_cache():
+                return call_seconds(step)
 
         def calls() -> int:
             return calls_within(ROW_SECONDS, step, warmups=5)
@@ -234,8 +238,17 @@ def training(models: FamilyModels, rows: int, count: int) -> Workload:
             check=lambda: error(model),
             seconds=lambda timer: row_seconds(step, calls()) if machine.on_gpu else timer.wall(step),
             device_seconds=lambda: row_seconds_on_device(step, calls()),
+            compile_seconds=cold_compile if compiled else None,
         )
 
+    def compiled_case() -> BenchmarkCase:
+        model = copy.deepcopy(models.pair[0])
+        model.compile(dynamic=False)
+        return case(model, compiled=True)
+
+    implementations = models.implementations(case)
+    if machine.on_gpu or machine.compiles:
+        implementations.insert(1, ("phasor, compiled", compiled_case))
     part = f"{rows} x {count:,} tokens"
     return Workload(
         name="families",
@@ -244,7 +257,7 @@ def training(models: FamilyModels, rows: int, count: int) -> Workload:
         limit=operations * tokens.numel() / machine.arithmetic,
         limit_basis="the rate of one large matmul",
         tolerance=models.tolerance(error, TRAIN_TOLERANCE),
-        implementations=models.implementations(case),
+        implementations=implementations,
         family=models.family,
         part=part,
     )
@@ -261,15 +274,7 @@ def decoding(models: FamilyModels, rows: int) -> Workload:
             options = GenerationConfig(max_new_tokens=count, stop=())
             written: list[list[int]] = generate(model, listed, options, start=0 if models.seq2seq else None)
             return written
-        out = model.generate(
-            prompts,
-            attention_mask=torch.ones_like(prompts),
-            max_new_tokens=count,
-            do_sample=False,
-            pad_token_id=0,
-            eos_token_id=None,
-        )
-        return out[:, 1 if models.seq2seq else length :].tolist()
+        return transformers_tokens(model, listed, count)
 
     def regret(row: int, written: list[int]) -> float:
         """The mean logit gap between the best token and the chosen one, in the logits' standard deviation."""

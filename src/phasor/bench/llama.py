@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
-import importlib
-import importlib.util
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -16,11 +13,11 @@ import torch
 from torch import Tensor
 
 from phasor.bench.checks import relative_error
+from phasor.bench.peers import is_installed, transformers_model, transformers_tokens, with_liger
 from phasor.bench.reference_llama import ReferenceLlama
 from phasor.bench.rope import rotary_table
 from phasor.bench.timing import Timer, difference
 from phasor.bench.workload import BenchmarkCase, Implementation, Machine, Workload
-from phasor.checkpoints import load, save
 from phasor.config import EmbeddingConfig, NormalInitConfig
 from phasor.config.recipe import OptimizerConfig
 from phasor.data.batch import Batch
@@ -70,11 +67,7 @@ class LlamaModels:
 
     def theirs(self) -> Any:
         """The model as transformers loads it."""
-        with tempfile.TemporaryDirectory() as folder:
-            save(self.source, folder, format="hf")
-            cls = importlib.import_module("transformers").LlamaForCausalLM
-            with quiet():
-                return cls.from_pretrained(folder, dtype=self.machine.dtype).to(self.machine.device)
+        return transformers_model(self.source).to(self.machine.device)
 
     @property
     def parameters(self) -> int:
@@ -87,32 +80,66 @@ class LlamaModels:
         return f"Llama of {count} parameters, {self.machine.dtype_name}"
 
 
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """No progress bars of transformers while it loads."""
-    logging: Any = importlib.import_module("transformers.utils.logging")
-    showed = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if showed:
-            logging.enable_progress_bar()
+def backward(machine: Machine) -> Workload:
+    """A forward to logits and a backward to all weights, in turn with transformers."""
+    (rows, count), sizes = machine.sizes.backward, machine.sizes.model if machine.on_gpu else machine.sizes.cpu_model
+    llamas = LlamaModels(replace(machine, sizes=replace(machine.sizes, model=sizes)), for_decoding=False)
+    tokens = random_tokens(llamas.machine, rows, count)
+
+    @functools.cache
+    def reference() -> Tensor:
+        exact = llamas.reference(count, torch.float32 if machine.on_gpu else torch.float64)
+        with torch.no_grad():
+            logits: Tensor = exact(tokens[:1])
+        return logits
+
+    def case(build: Callable[[], Any]) -> BenchmarkCase:
+        model = build()
+
+        def step() -> Tensor:
+            model.zero_grad(set_to_none=True)
+            out = model(tokens)
+            logits: Tensor = out if isinstance(out, Tensor) else out.logits
+            logits.float().logsumexp(-1).mean().backward()
+            machine.timer.wait()
+            return logits.detach()
+
+        return BenchmarkCase(
+            lambda: relative_error([step()[:1]], [reference()]), lambda timer: timer.wall(step), call=step
+        )
+
+    implementations: list[Implementation] = [("phasor", partial(case, llamas.ours))]
+    if is_installed("transformers"):
+        implementations.append(("transformers", partial(case, llamas.theirs)))
+    return Workload(
+        name="backward",
+        title=f"forward and backward in turn, {rows} x {count} tokens: {llamas.title}",
+        unit="ms",
+        limit=training_flops(llamas, rows, count) / machine.arithmetic,
+        limit_basis="the rate of one large matmul",
+        tolerance=TRAIN_TOLERANCE[machine.dtype],
+        implementations=implementations,
+        alternate=True,
+    )
+
+
+def training_flops(llamas: LlamaModels, rows: int, count: int) -> int:
+    """Of a forward and a backward: six per weight and token, and causal attention."""
+    config, pairs = llamas.source.config, count * (count + 1) // 2
+    attending = 3 * 4 * config.num_layers * config.num_heads * config.head_dim * pairs * rows
+    return 6 * llamas.parameters * rows * count + attending
 
 
 def training(machine: Machine, name: str) -> Workload:
     """An optimizer step: loss, gradients, AdamW."""
     llamas = LlamaModels(machine, for_decoding=False)
     rows, count = machine.sizes.train_long if name == "train-long" else machine.sizes.train
-    config = llamas.source.config
     tokens = random_tokens(machine, rows, count)
-    pairs = count * (count + 1) // 2
-    attending = 3 * 4 * config.num_layers * config.num_heads * config.head_dim * pairs * rows
     return Workload(
         name=name,
         title=f"an optimizer step, {rows} x {count} tokens: {llamas.title}",
         unit="tokens/s",
-        limit=(6 * llamas.parameters * rows * count + attending) / machine.arithmetic,
+        limit=training_flops(llamas, rows, count) / machine.arithmetic,
         limit_basis="the rate of one large matmul",
         tolerance=TRAIN_TOLERANCE[machine.dtype],
         implementations=training_implementations(machine, llamas, tokens),
@@ -195,9 +222,9 @@ def training_implementations(machine: Machine, llamas: LlamaModels, tokens: Tens
     implementations.append(("plain torch", lambda: plain(False)))
     if machine.compiles:
         implementations.append(("plain torch, compiled", lambda: plain(True)))
-    if importlib.util.find_spec("transformers"):
+    if is_installed("transformers"):
         implementations.append(("transformers", theirs))
-        if machine.on_gpu and importlib.util.find_spec("liger_kernel"):
+        if machine.on_gpu and is_installed("liger_kernel"):
             implementations.append(("transformers with Liger", lambda: theirs(with_liger)))
     return implementations
 
@@ -221,27 +248,6 @@ def next_token_loss(model: Transformer, tokens: Tensor) -> Tensor:
     weights = torch.ones(tokens.shape, device=tokens.device)
     weights[:, -1] = 0
     return model.loss(tokens, targets=tokens.roll(-1, 1), weights=weights).total
-
-
-def with_liger(model: Any) -> Any:
-    """A transformers model with Liger's kernels; what Liger patches for all models is restored."""
-    llama: Any = importlib.import_module("transformers.models.llama.modeling_llama")
-    patch: Any = importlib.import_module("liger_kernel.transformers").apply_liger_kernel_to_llama
-    before = dict(vars(llama))
-    patch(model=model)
-    rotate = llama.apply_rotary_pos_emb
-    vars(llama).update(before)
-    forward = model.forward
-
-    def forward_with_liger(*args: Any, **fields: Any) -> Any:
-        llama.apply_rotary_pos_emb = rotate
-        try:
-            return forward(*args, **fields)
-        finally:
-            llama.apply_rotary_pos_emb = before["apply_rotary_pos_emb"]
-
-    model.forward = forward_with_liger
-    return model
 
 
 def decoding(machine: Machine, name: str) -> Workload:
@@ -286,27 +292,13 @@ def decoding_implementations(
         return case(lambda count: generate(model, listed, max_new_tokens=count, compile=compile))
 
     def theirs(**options: Any) -> BenchmarkCase:
-        model = llamas.theirs().eval()
-        mask = torch.ones_like(prompts)
-
-        def make(count: int) -> list[list[int]]:
-            out = model.generate(
-                prompts,
-                attention_mask=mask,
-                max_new_tokens=count,
-                do_sample=False,
-                pad_token_id=0,
-                eos_token_id=None,
-                **options,
-            )
-            return out[:, length:].tolist()
-
-        return case(make)
+        model, listed = llamas.theirs(), prompts.tolist()
+        return case(lambda count: transformers_tokens(model, listed, count, **options))
 
     implementations: list[Implementation] = [("phasor", lambda: ours(False))]
     if machine.compiles:
         implementations.append(("phasor, compiled", lambda: ours(True)))
-    if importlib.util.find_spec("transformers"):
+    if is_installed("transformers"):
         implementations.append(("transformers", theirs))
         if machine.compiles and machine.on_gpu:
             implementations.append(("transformers, compiled", lambda: theirs(cache_implementation="static")))
@@ -328,23 +320,7 @@ def random_tokens(machine: Machine, rows: int, count: int) -> Tensor:
 
 
 def llama_pair(sizes: dict[str, Any], **changes: Any) -> tuple[Transformer, Any]:
-    """A Llama of transformers and phasor's with the same weights; `changes` are further fields of our configuration."""
-    transformers: Any = importlib.import_module("transformers")
+    """Our Llama in float32 on the CPU, and that of transformers with the same weights; `changes` are further fields."""
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        hidden_size=sizes["dim"],
-        intermediate_size=sizes["hidden_dim"],
-        num_hidden_layers=sizes["num_layers"],
-        num_attention_heads=sizes["num_heads"],
-        num_key_value_heads=sizes["num_kv_heads"],
-        vocab_size=sizes["vocab_size"],
-        max_position_embeddings=4096,
-        rms_norm_eps=1e-5,
-        attn_implementation="sdpa",
-    )
-    theirs = transformers.LlamaForCausalLM(config)
-    ours = Transformer(preset("llama-2", **sizes, **changes))
-    with tempfile.TemporaryDirectory() as folder, quiet():
-        theirs.save_pretrained(folder)
-        ours.load_state_dict(load(folder).state_dict())
-    return ours, theirs
+    ours = Transformer(preset("llama-2", **sizes, **changes)).eval()
+    return ours, transformers_model(ours)

@@ -16,7 +16,7 @@ class Entry:
     """The result of one implementation: its time or throughput, or why it has none.
 
     `error` is that of its result against the reference, relative; `memory` the most a GPU held, in GiB; `device` the
-    milliseconds that a GPU was at work, where the value is the wall time.
+    milliseconds that a GPU was at work, where the value is the wall time; `compile` the seconds of a cold compilation.
     """
 
     name: str
@@ -25,6 +25,7 @@ class Entry:
     memory: float | None = None
     note: str = ""
     device: float | None = None
+    compile: float | None = None
 
     @property
     def idle(self) -> float | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from phasor.bench.checks import max_relative_error
+from phasor.bench.peers import is_installed, liger
 from phasor.bench.workload import BenchmarkCase, Implementation, Machine, Workload
 from phasor.nn.positions.rotary.module import Rotary
 
@@ -54,9 +54,9 @@ def implementations(machine: Machine, positions: Tensor, backward: bool, packed:
     }
     if machine.compiles:
         rotations["torch compiled, table given"] = lambda: torch.compile(plain)
-    if importlib.util.find_spec("transformers"):
+    if is_installed("transformers"):
         rotations["transformers"] = lambda: transformers_rope(positions, machine)
-    if machine.on_gpu and importlib.util.find_spec("liger_kernel") and not packed:  # it takes no positions
+    if machine.on_gpu and is_installed("liger_kernel") and not packed:  # it takes no positions
         rotations["Liger, table given, in place"] = lambda: liger_rope(cos, sin)
 
     def ready(make: Callable[[], RotateFn]) -> Callable[[], BenchmarkCase]:
@@ -126,6 +126,6 @@ def transformers_rope(positions: Tensor, machine: Machine) -> RotateFn:
 
 
 def liger_rope(cos: Tensor, sin: Tensor) -> RotateFn:
-    function: Any = importlib.import_module("liger_kernel.ops.rope").LigerRopeFunction
+    function = liger("ops.rope", "LigerRopeFunction")
     tables = [x.reshape(-1, *x.shape[-2:]) for x in (cos, sin)]  # [1 or B, T, D]
     return lambda q, k: function.apply(q, k, *tables)

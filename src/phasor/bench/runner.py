@@ -11,7 +11,8 @@ from typing import Protocol
 
 import torch
 
-from phasor.bench import DEFAULT_WORKLOADS, FULL_WORKLOADS, WORKLOADS, attention, families, llama, rope
+from phasor.bench import DEFAULT_WORKLOADS, FULL_WORKLOADS, STUDIES, WORKLOADS, attention, families, llama, rope
+from phasor.bench.peers import require
 from phasor.bench.report import Report
 from phasor.bench.sizes import CPU, FULL, GPU, Sizes
 from phasor.bench.timing import Timer, arithmetic, bandwidth
@@ -50,11 +51,12 @@ def measure(
     """
     for name in workloads:
         if name not in WORKLOADS:
-            raise unknown("workload", name, WORKLOADS)
+            raise unknown("workload", name, [*WORKLOADS, *STUDIES])
     if family and "families" not in workloads:
         raise ValueError("--family goes with the workload families: phasor bench families --family NAME")
     if "families" in workloads:
         families.check_families(family)
+        require("transformers", "families")
     here = resolve_device(device)
     if full and here.type != "cuda":
         raise ValueError(
@@ -64,7 +66,7 @@ def measure(
     progress("copy and matmul", 0, len(names))
     machine = build_machine(here, sizes or (FULL if full else GPU if here.type == "cuda" else CPU), compile)
     report = Report(
-        device=torch.cuda.get_device_name(here) if machine.on_gpu else f"{platform.machine()} CPU",
+        device=device_name(here),
         dtype=machine.dtype_name,
         versions=versions(),
         bandwidth=machine.bandwidth,
@@ -80,6 +82,10 @@ def measure(
     return report
 
 
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
+
+
 def build_machine(device: torch.device, sizes: Sizes, compiles: bool) -> Machine:
     timer = Timer(device, sizes.repeats, sizes.seconds)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -90,6 +96,8 @@ def build_machine(device: torch.device, sizes: Sizes, compiles: bool) -> Machine
 def build_workloads(name: str, machine: Machine, family: Sequence[str] = ()) -> Iterator[Workload]:
     if name in ("rotary", "positions"):
         yield from rope.workloads(machine, packed=name == "positions")
+    elif name == "backward":
+        yield llama.backward(machine)
     elif name.startswith("train"):
         yield llama.training(machine, name)
     elif name.startswith("decode"):

@@ -17,7 +17,7 @@ class FamilySizes:
     vocabulary: int
     window: int
     experts: int
-    modernbert_base: bool  # ModernBERT as published, whatever the sizes of the others
+    modernbert_base: bool  # ModernBERT as published, at its own size
     train: tuple[tuple[int, int], ...]  # B, T of the forward and backward passes
     decode: tuple[int, ...]  # B
     prompt: int
@@ -33,6 +33,8 @@ class Sizes:
     window: int
     prefill: int  # T
     model: dict[str, Any]  # fields of the Llama-shaped model
+    cpu_model: dict[str, Any]  # and of the one that workloads of a CPU alone compare with transformers
+    backward: tuple[int, int]  # B, T
     train: tuple[int, int]  # B, T
     train_long: tuple[int, int]
     decode: tuple[int, int, int]  # B, T of the prompts, new tokens
@@ -55,7 +57,7 @@ def llama_sizes(dim: int, hidden: int, layers: int, heads: int, kv_heads: int, v
     }
 
 
-# The model that benchmarks/cpu.py and benchmarks/decode.py compare with transformers.
+# The model that is compared with transformers on a CPU.
 CPU_LLAMA = llama_sizes(512, 1408, 8, 8, 4, 32000)
 TINY = Sizes(
     rotary=(2, 9, 4, 2, 16),
@@ -63,6 +65,8 @@ TINY = Sizes(
     window=7,
     prefill=50,
     model=llama_sizes(32, 48, 2, 4, 2, 64),
+    cpu_model=llama_sizes(32, 48, 2, 4, 2, 64),
+    backward=(2, 12),
     train=(2, 12),
     train_long=(1, 20),
     decode=(1, 5, 6),
@@ -79,6 +83,8 @@ CPU = Sizes(
     window=128,
     prefill=4096,
     model=llama_sizes(256, 704, 3, 8, 4, 4096),
+    cpu_model=CPU_LLAMA,
+    backward=(4, 512),
     train=(2, 128),
     train_long=(1, 1024),
     decode=(1, 16, 32),
@@ -95,6 +101,8 @@ GPU = Sizes(
     window=1024,
     prefill=32768,
     model=llama_sizes(1024, 4096, 8, 16, 4, 32000),
+    cpu_model=CPU_LLAMA,
+    backward=(4, 2048),
     train=(4, 2048),
     train_long=(1, 16384),
     decode=(1, 512, 64),

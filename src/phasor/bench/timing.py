@@ -66,6 +66,81 @@ class Timer:
         if self.on_gpu:
             torch.cuda.synchronize(self.device)
 
+    def graph_ms(self, call: Callable[[], object], repeats: int = 30, calls: int = 1, cold: bool = True) -> float:
+        """Median milliseconds of a call in a CUDA graph of `calls` of them, so that the host's speed does not matter.
+
+        Without a GPU it is the wall time of one call.
+        """
+        if not self.on_gpu:
+            return 1e3 * call_seconds(call)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                call()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(calls):
+                call()
+        flush = torch.empty(FLUSH_BYTES if cold else 1, dtype=torch.int8, device=self.device)
+        events = []
+        for _ in range(repeats + 3):
+            flush.zero_()
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            end.record()
+            events.append((start, end))
+        torch.cuda.synchronize()
+        return statistics.median(start.elapsed_time(end) for start, end in events[3:]) / calls
+
+    def back_to_back_ms(self, call: Callable[[], object], seconds: float = 0.25) -> float:
+        """Median milliseconds of GPU calls one after the other: as many as fit into `seconds`, 3 to 50.
+
+        Without a GPU it is the wall time of one call.
+        """
+        if not self.on_gpu:
+            return 1e3 * call_seconds(call)
+        count = calls_within(seconds, call)
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+        marks[0].record()
+        for mark in marks[1:]:
+            call()
+            mark.record()
+        torch.cuda.synchronize()
+        return statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(marks))
+
+    def host_us(self, call: Callable[[], object], calls: int = 200) -> float:
+        """Microseconds that the host needs to launch a call; the device is not waited for."""
+        for _ in range(min(20, calls)):
+            call()
+        self.wait()
+        begun = time.perf_counter()
+        for _ in range(calls):
+            call()
+        took = time.perf_counter() - begun
+        self.wait()
+        return 1e6 * took / calls
+
+    def peak_gib(self, call: Callable[[], object]) -> float | None:
+        """GiB of GPU memory that a call allocates at most, beyond what was allocated before."""
+        if not self.on_gpu:
+            return None
+        self.wait()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call()
+        self.wait()
+        return (torch.cuda.max_memory_allocated() - before) / 2**30
+
+
+def call_seconds(call: Callable[[], object]) -> float:
+    """Seconds of one call on the host."""
+    begun = time.perf_counter()
+    call()
+    return time.perf_counter() - begun
+
 
 def difference(
     measure: Callable[[Callable[[], object]], float], longer: Callable[[], object], shorter: Callable[[], object]
@@ -163,31 +238,6 @@ def arithmetic(timer: Timer, side: int, dtype: torch.dtype) -> float:
     return 2 * side**3 / timer(lambda: a @ b)
 
 
-def graph_ms(call: Callable[[], object], repeats: int = 30, calls: int = 1, cold: bool = True) -> float:
-    """Median milliseconds of a call in a CUDA graph of `calls` of them, so that the host's speed does not matter."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            call()
-    flush = torch.empty(FLUSH_BYTES if cold else 1, dtype=torch.int8, device="cuda")
-    events = []
-    for _ in range(repeats + 3):
-        flush.zero_()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        events.append((start, end))
-    torch.cuda.synchronize()
-    return statistics.median(start.elapsed_time(end) for start, end in events[3:]) / calls
-
-
 def calls_within(seconds: float, call: Callable[[], object], warmups: int = 1) -> int:
     """How many GPU calls one after the other fit into so many seconds, 3 to 50; one is made to know."""
     for _ in range(warmups):
@@ -197,41 +247,6 @@ def calls_within(seconds: float, call: Callable[[], object], warmups: int = 1) -
     call()
     torch.cuda.synchronize()
     return max(3, min(50, int(seconds / (time.perf_counter() - begun))))
-
-
-def back_to_back_ms(call: Callable[[], object], seconds: float = 0.25) -> float:
-    """Median milliseconds of GPU calls one after the other: as many as fit into `seconds`, 3 to 50."""
-    count = calls_within(seconds, call)
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
-    marks[0].record()
-    for mark in marks[1:]:
-        call()
-        mark.record()
-    torch.cuda.synchronize()
-    return statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(marks))
-
-
-def host_us(call: Callable[[], object], calls: int = 200) -> float:
-    """Microseconds that the host needs to launch a GPU call; the device is not waited for."""
-    for _ in range(20):
-        call()
-    torch.cuda.synchronize()
-    begun = time.perf_counter()
-    for _ in range(calls):
-        call()
-    took = time.perf_counter() - begun
-    torch.cuda.synchronize()
-    return 1e6 * took / calls
-
-
-def peak_gib(call: Callable[[], object]) -> float:
-    """GiB of GPU memory that a call allocates at most, beyond what was allocated before."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    call()
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / 2**30
 
 
 def alternate(calls: dict[str, Callable[[], object]], runs: int) -> dict[str, list[float]]:
@@ -244,7 +259,5 @@ def alternate(calls: dict[str, Callable[[], object]], runs: int) -> dict[str, li
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(runs):
         for name, call in calls.items():
-            begun = time.perf_counter()
-            call()
-            times[name].append(time.perf_counter() - begun)
+            times[name].append(call_seconds(call))
     return times

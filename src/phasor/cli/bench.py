@@ -8,10 +8,11 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phasor.bench import DEFAULT_WORKLOADS, FAMILIES, WORKLOADS
+from phasor.bench import DEFAULT_WORKLOADS, FAMILIES, STUDIES, WORKLOADS
 from phasor.cli.options import add_weights
 from phasor.cli.output import console, new_table, plain, print_json, show
 from phasor.config.schema import unknown
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from phasor.inspect.backends import Backends
 
 EXPLAINING = ("dtype", "weights", "precision", "length", "training")
-MEASURING = ("workloads", "family", "full", "compile", "plot", "read")
+MEASURING = ("workloads", "family", "set", "full", "compile", "plot", "read")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -33,14 +34,30 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     width = max(map(len, WORKLOADS))
     lines = [f"  {name:{width}}  {line}" for name, line in WORKLOADS.items()]
+    width = max(map(len, STUDIES))
+    studies = [f"  {name:{width}}  {line}" for name, line in STUDIES.items()]
     parser.epilog = "\n".join(
-        ["workloads:", *lines, f"Without any: {', '.join(DEFAULT_WORKLOADS)}; with --full: all but families."]
+        [
+            "workloads:",
+            *lines,
+            f"Without any: {', '.join(DEFAULT_WORKLOADS)}; with --full: all but families.",
+            "",
+            "workloads that run alone, with settings (--set) and JSON of their own:",
+            *studies,
+        ]
     )
     parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help="what to time, as listed below")
     parser.add_argument(
         "--family", nargs="+", metavar="NAME", default=[], help=f"of the workload families: {', '.join(FAMILIES)}"
     )
     parser.add_argument("--device", metavar="NAME", help="cpu or cuda; a GPU where there is one")
+    parser.add_argument(
+        "--set",
+        action="append",
+        metavar="NAME=VALUE",
+        default=[],
+        help="a setting of a workload that runs alone, such as lengths=4096,16384; an unknown one lists all",
+    )
     parser.add_argument("--full", action="store_true", help="published sizes, a model of 1.04 B; needs a large GPU")
     parser.add_argument("--compile", action="store_true", help="compiled variants too; slow to start")
     parser.add_argument("--json", metavar="FILE", help="write JSON into a file, after every workload, or - to print it")
@@ -69,7 +86,40 @@ def run(given: argparse.Namespace) -> int:
             raise ValueError(f"{what} {'needs' if given.explain is None else 'does not go with'} --explain")
     if given.json is not None and given.json != "-":
         check_place(Path(given.json))
-    return measure(given) if given.explain is None else explain(given)
+    if given.explain is not None:
+        return explain(given)
+    studies = [name for name in given.workloads if name in STUDIES]
+    return run_study(given, studies) if studies else measure(given)
+
+
+def run_study(given: argparse.Namespace, studies: list[str]) -> int:
+    """A workload that runs alone, with its own settings and JSON."""
+    from phasor.bench.study import load_study, read_settings, run_study
+
+    if len(given.workloads) > 1:
+        raise ValueError(f"the workload {studies[0]} runs alone")
+    for option in ("full", "compile", "family", "read"):
+        if getattr(given, option):
+            raise ValueError(f"--{option} does not go with the workload {studies[0]}, which has settings: --set")
+    draw: Any = getattr(load_study(studies[0]), "draw", None)
+    if given.plot is not None:
+        from phasor.bench.chart import check_chart
+
+        if draw is None:
+            raise ValueError(f"the workload {studies[0]} draws nothing: leave --plot out")
+        check_chart(given.plot)
+    result = run_study(
+        studies[0],
+        read_settings(studies[0], given.set),
+        device=given.device or "auto",
+        say=(lambda line: None) if given.json == "-" else partial(print, flush=True),
+        save=lambda result: write_json(result, given.json) if is_kept(given.json) else None,
+    )
+    if given.json is not None:
+        write_json(result, given.json)
+    if given.plot is not None:
+        draw(result, given.plot)
+    return 0
 
 
 def check_place(file: Path) -> None:
@@ -106,6 +156,8 @@ def show_paths(found: Backends) -> None:
 
 def measure(given: argparse.Namespace) -> int:
     """The exit code is 1 where one of our own results was wrong or failed."""
+    if given.set:
+        raise ValueError(f"--set is for one of the workloads that run alone: {', '.join(STUDIES)}")
     if given.plot is not None:
         from phasor.bench.chart import check_chart
 
@@ -184,6 +236,7 @@ def show_row(row: WorkloadResult) -> None:
         "GiB": lambda entry: None if entry.memory is None else f"{entry.memory:.1f}",
         "device ms": lambda entry: None if entry.device is None else number(entry.device),
         "idle": lambda entry: None if entry.idle is None else f"{100 * entry.idle:.0f} %",
+        "compile s": lambda entry: None if entry.compile is None else f"{entry.compile:.1f}",
     }
     shown = [head for head, text in further.items() if any(text(entry) is not None for entry in row.entries)]
     table = new_table(row.title, ["implementation", row.unit, "of the limit", "phasor speedup", "error", *shown])
@@ -203,7 +256,9 @@ def show_families(report: Report) -> None:
         return
     parts = list(dict.fromkeys(row.part for row in rows))
     found = {(row.family, row.part): speedup(row) for row in rows}
-    table = new_table("phasor speedup over transformers, and milliseconds of both", ["family", *parts])
+    names = max((row.entries for row in rows), key=len)
+    shown = ", ".join(entry.name for entry in names)
+    table = new_table(f"phasor speedup over transformers, and milliseconds: {shown}", ["family", *parts])
     for column in table.columns[1:]:
         column.justify = "right"
     for family in dict.fromkeys(row.family for row in rows):
@@ -212,11 +267,10 @@ def show_families(report: Report) -> None:
 
 
 def speedup(row: WorkloadResult) -> str:
-    ours, theirs = row.entries
-    ratio = row.speedup_over(theirs)
-    if ratio is None or ours.value is None or theirs.value is None:
-        return "failed"
-    return f"{ratio:.2f} x: {number(ours.value)}, {number(theirs.value)}"
+    """How many times as fast as transformers the fastest of ours is, and the milliseconds of all."""
+    ratio = row.speedup_over(row.entries[-1])
+    times = ", ".join("failed" if entry.value is None else number(entry.value) for entry in row.entries)
+    return "failed" if ratio is None else f"{ratio:.2f} x: {times}"
 
 
 def cells(row: WorkloadResult, entry: Entry) -> list[str]:

@@ -1,0 +1,1 @@
+"""The studies of `phasor bench`, a module each: its settings, and `run`."""
