@@ -30,6 +30,7 @@ from phasor.nn.checks import (
 from phasor.nn.embedding import Embedding
 from phasor.nn.heads import BALANCE_WEIGHT, Loss, Pooler, build_head, experts_per_token, head_loss
 from phasor.nn.init import initialize
+from phasor.nn.layer_step import CrossStep, LayerStep
 from phasor.nn.norm import build_norm
 from phasor.nn.positions.base import Position, build_position
 from phasor.nn.record import Record, as_record
@@ -48,7 +49,7 @@ class Stack(nn.Module):
         self.layers = [model.layer(i) for i in range(model.depth(side))]
         self.schemes = list(dict.fromkeys([model.input_position, *(layer.position for layer in self.layers)]))
         self.scheme_of = [self.schemes.index(layer.position) for layer in self.layers]
-        self.place_in_scheme = [self.scheme_of[:i].count(which) for i, which in enumerate(self.scheme_of)]
+        self.index_in_scheme = [self.scheme_of[:i].count(which) for i, which in enumerate(self.scheme_of)]
         self.positions = nn.ModuleList(build_position(scheme, model, side) for scheme in self.schemes)
         self.axes = max(scheme.axes for scheme in self.schemes)
         self.needs_length = any(scheme.depends_on_length for scheme in self.schemes)
@@ -95,7 +96,7 @@ class Stack(nn.Module):
             cache.commit()
             if memory is not None and cache.memory is None:
                 cache.memory = memory
-                cache.cross_kv = [cast(tuple[Tensor, Tensor], ctx.cross_kv) for ctx in cross_contexts]
+                cache.cross = [cast(CrossStep, ctx.step).kept or {} for ctx in cross_contexts]
         return x
 
     def position(self, which: int) -> Position:
@@ -128,24 +129,22 @@ class Stack(nn.Module):
             order=seq.order,
         )
         rows = seq.rows
-        steps = None if cache is None else cache.begin(seq, own_mask)
+        steps: Sequence[LayerStep] = [LayerStep(own_mask, rows)] * len(self.layers)
+        if cache is not None:
+            steps = cache.begin(seq, own_mask)
         contexts: list[AttentionContext] = []
         prepared_masks: dict[tuple[int, AttentionConfig, bool], Mask] = {}
         for index, (layer, which, block) in enumerate(zip(self.layers, self.scheme_of, self.blocks, strict=True)):
-            step = None if steps is None else steps[index]
-            mask, key_positions = (own_mask, rows) if step is None else (step.mask, step.key_positions)
-            on_scores = "scores" in layer.position.acts_on
-            key = id(mask), layer.attention, on_scores
+            step, on_scores = steps[index], "scores" in layer.position.acts_on
+            key = id(step.mask), layer.attention, on_scores
+            assert step.key_positions is not None
             if key not in prepared_masks:
-                positions = (rows, key_positions) if on_scores else None
+                positions = (rows, step.key_positions) if on_scores else None
                 attention = cast(Block, block).attention
-                prepared_masks[key] = attention.prepare_mask(mask, x, key_positions.shape[1], positions)
-            layer_prepared = prepared[which, windows[index]]
-            ctx = AttentionContext(prepared_masks[key], schemes[which], layer_prepared, rows, key_positions)
+                prepared_masks[key] = attention.prepare_mask(step.mask, x, step.key_positions.shape[1], positions)
+            ctx = AttentionContext(prepared_masks[key], schemes[which], step, prepared[which, windows[index]])
+            ctx.layer, ctx.positions = self.index_in_scheme[index], rows
             ctx.decays = windows[index] is not None
-            ctx.layer = self.place_in_scheme[index]
-            if step is not None:
-                ctx.update_kv, ctx.sum_steps = step.update, step.sum_steps
             if layer.attention.cap_sinks:
                 ctx.sink_positions = self._sink_positions(x, replace(seq, window=windows[index]), layer, which)
             ctx.weights = record.attention
@@ -192,11 +191,11 @@ class Stack(nn.Module):
         )
         keys = (memory.hidden if memory.attention_mask is None else memory.attention_mask).shape[1]
         mask = cast(Attention, cast(Block, self.blocks[0]).cross).prepare_mask(mask, x, keys)
-        known = cache is not None and cache.memory is not None
-        pairs: Sequence[Any] = cast(KVCacheProtocol, cache).cross_kv if known else [None] * len(self.layers)
-        shared: dict[str, Any] = {"memory": memory.hidden, "weights": record.cross_attention}
-        shared["stores_kv"] = cache is not None and not known
-        return [AttentionContext(mask, NO_POSITION, cross_kv=pair, **shared) for pair in pairs]
+        kept: Sequence[dict[str, Tensor] | None] = [None if cache is None else {} for _ in self.layers]
+        if cache is not None and cache.memory is not None:
+            kept = cache.cross
+        steps = [CrossStep(mask, None, memory.hidden, own) for own in kept]
+        return [AttentionContext(mask, NO_POSITION, step, weights=record.cross_attention) for step in steps]
 
 
 class Transformer(nn.Module):

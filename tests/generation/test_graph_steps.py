@@ -158,9 +158,9 @@ def test_the_kernel_that_reorders_a_cache(beams, slots, heads, dim, dtype):
     order = torch.randint(0, beams, (2 * beams,)) + beams * torch.tensor([0, 1]).repeat_interleave(beams)
     counts = torch.tensor([slots + 2, slots - 1]).repeat_interleave(beams)
     expected = keys.clone(), values.clone()
-    reorder_cache_ref(*expected, order, counts, beams)
+    reorder_cache_ref(expected, order, counts, beams)
     before = keys.clone()
-    reorder_cache.reorder_cache(keys, values, order, counts, beams)
+    reorder_cache.reorder_cache((keys, values), order, counts, beams)
     for found, ref in zip((keys, values), expected, strict=True):
         assert torch.equal(found[:beams], ref[:beams])
         assert torch.equal(found[beams:, : slots - 1], ref[beams:, : slots - 1])
@@ -172,7 +172,7 @@ def test_a_graph_with_a_large_cache_is_not_retained(monkeypatch):
     model, start = family("marian")
     phasor.generate(model, PROMPTS, max_new_tokens=3, **start)
     kept = RETAINED[model].latest
-    source = sum(k.nbytes + v.nbytes for k, v in kept.buffers.cache.cross_kv)
+    source = sum(x.nbytes for layer in kept.buffers.cache.cross for x in layer.values())
     logits = len(PROMPTS) * model.config.vocab_size * model.tokens.dtype.itemsize
     assert kept.nbytes == kept.empty_cache.nbytes + source + logits > kept.empty_cache.nbytes
     monkeypatch.setattr(cuda_graph, "max_retained_bytes", lambda device: kept.nbytes - 1)

@@ -265,8 +265,8 @@ def test_another_dtype_leaves_integers_alone() -> None:
     cache = model.new_cache(1, 10)
     full(model, ids, cache=cache)
     other = cache.to(dtype=torch.bfloat16)
-    assert other.keys[0].data.dtype == torch.bfloat16
-    assert cache.keys[0].data.dtype == torch.float32
+    assert other.layers[0]["keys"].dtype == torch.bfloat16
+    assert cache.layers[0]["keys"].dtype == torch.float32
     assert all(
         torch.equal(a.data, b.data) for a, b in zip(other.positions.values(), cache.positions.values(), strict=True)
     )

@@ -16,3 +16,17 @@ class CachedTensor(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: str | None = None
+
+
+def merge_cached(*parts: dict[str, CachedTensor]) -> dict[str, CachedTensor]:
+    """What several parts of one layer keep, by name.
+
+    >>> merge_cached({"keys": CachedTensor((8, 128))}, {"gate_sums": CachedTensor((8,), "int64")})["gate_sums"].shape
+    (8,)
+    """
+    merged: dict[str, CachedTensor] = {}
+    for part in parts:
+        for name in merged.keys() & part.keys():
+            raise ValueError(f"two parts of a layer keep {name!r} for each token: one of them needs another name")
+        merged |= part
+    return merged

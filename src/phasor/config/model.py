@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from phasor.config.cached import CachedTensor, merge_cached
 from phasor.config.parts import (
     AttentionConfig,
     DropoutConfig,
@@ -120,7 +121,7 @@ class ModelConfig(Config):
             )
         for layer in map(self.layer, range(max(1, len(self.layers)))):
             unfit = "input" in self.position.acts_on or layer.position.axes > 1
-            if layer.attention.cap_sinks and layer.position.num_sums(self):
+            if layer.attention.cap_sinks and layer.position.follows_input:
                 raise ValueError(
                     "AttentionConfig.cap_sinks caps the distance to sink tokens, "
                     f"and the positions {layer.position.kind!r} follow the input instead"
@@ -137,7 +138,9 @@ class ModelConfig(Config):
                 )
         for position in self.layer_positions():
             position.check_model(self)
-        for layer in (self.layer(i) for i in range(max(1, len(self.layers)))):
+        for index in range(max(1, len(self.layers))):
+            self.cached_per_token(index)  # or refused
+            layer = self.layer(index)
             if layer.attention.qk_norm != "none" and isinstance(self.norm, NoNormConfig):
                 raise ValueError(
                     f"AttentionConfig.qk_norm is {layer.attention.qk_norm!r}, but the model's norm is 'none'"
@@ -183,6 +186,16 @@ class ModelConfig(Config):
             attention=own.attention or self.attention,
             feedforward=own.feedforward or self.feedforward,
         )
+
+    def cached_per_token(self, index: int) -> dict[str, CachedTensor]:
+        """What one layer keeps for each token in a cache, by name: that of its attention and of its position scheme.
+
+        >>> config = ModelConfig(vocab_size=9, dim=8, num_layers=1, num_heads=2, position="forget")
+        >>> {name: (kept.shape, kept.dtype) for name, kept in config.cached_per_token(0).items()}
+        {'keys': ((2, 4), None), 'values': ((2, 4), None), 'gate_sums': ((2,), 'int64')}
+        """
+        layer = self.layer(index)
+        return merge_cached(layer.attention.cached_per_token(self), layer.position.cached_per_token(self))
 
     def layer_positions(self) -> list[PositionConfig]:
         """The distinct schemes that act inside layers, in the order they first appear."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from phasor.config.activations import ActivationConfig, GELUConfig, ReLUConfig
+from phasor.config.cached import CachedTensor
 from phasor.config.schema import Choice, Config, not_negative, positive, unknown
 from phasor.config.sparse import SparseConfig
+
+if TYPE_CHECKING:
+    from phasor.config.model import ModelConfig
 
 Projection = Literal["q", "k", "v", "out"]
 
@@ -68,6 +72,11 @@ class AttentionConfig(Config):
                 f"AttentionConfig.window={self.window} would hide blocks that the pattern {self.sparse.kind!r} shows: "
                 "leave it out"
             )
+
+    def cached_per_token(self, model: ModelConfig) -> dict[str, CachedTensor]:
+        """What a layer keeps for each token in a cache, by name; its cross-attention, for each token of the source."""
+        heads = CachedTensor((model.num_kv_heads, model.head_dim))
+        return {"keys": heads, "values": heads}
 
     @property
     def reach(self) -> int | None:

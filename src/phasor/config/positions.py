@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, ClassVar, Self
 
+from phasor.config.cached import CachedTensor
 from phasor.config.schema import Choice
 
 if TYPE_CHECKING:
@@ -73,6 +74,11 @@ class PositionConfig(Choice, what="position scheme"):
         return None
 
     @property
+    def follows_input(self) -> bool:
+        """Whether what a token gets depends on the layer's input too, so that the module has a hook `for_layer`."""
+        return False
+
+    @property
     def parts(self) -> tuple[PositionConfig, ...]:
         """The schemes that act together: this one, or those that it combines."""
         return (self,)
@@ -101,9 +107,9 @@ class PositionConfig(Choice, what="position scheme"):
         """The shapes of what the scheme learns for each layer that uses it."""
         return ()
 
-    def num_sums(self, model: ModelConfig) -> int:
-        """How many running sums over its input a layer keeps for each token; 0 where positions do not depend on it."""
-        return 0
+    def cached_per_token(self, model: ModelConfig) -> dict[str, CachedTensor]:
+        """What a layer with the scheme keeps for each token beside its keys and values, by name."""
+        return {}
 
     @classmethod
     def for_lengths(cls, trained: int, largest: int) -> Self:

@@ -15,12 +15,12 @@ from phasor.generation.runners import StepSpec
 from phasor.nn.attention.base import AttentionContext
 from phasor.nn.attention.softmax.module import SoftmaxAttention
 from phasor.nn.block import Block
+from phasor.nn.layer_step import LayerStep
 from phasor.nn.moe import Experts
 from phasor.nn.norm import build_norm
 from phasor.nn.positions.base import Position, build_position
 from phasor.nn.positions.rotary.config import PiecewiseRotaryConfig
 from phasor.nn.positions.rotary.module import Angles, Rotary
-from phasor.nn.positions.sums import Sums
 from phasor.nn.quantized import QuantizedLinear
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops.adamw.adamw import AdamW, StepTensors
@@ -193,7 +193,7 @@ class Case:
         projected = self.tensor(
             1, self.length, attention.num_kv_heads, attention.queries_per_kv + 2, attention.head_dim
         )
-        return attention, projected, AttentionContext(self.mask, rotary, prepared)
+        return attention, projected, AttentionContext(self.mask, rotary, LayerStep(self.mask, None), prepared)
 
     @property
     def norm(self) -> nn.Module:
@@ -227,7 +227,7 @@ class Case:
         with torch.device("meta"):
             seq = SequenceInfo(torch.arange(self.length), self.length, max_distance=max_distance)
             prepared = self.position.prepare(seq, torch.empty(1, 1, 1, dtype=self.dtype))
-            if self.position.num_sums:
-                sums = Sums(torch.empty(1, self.length, self.position.num_sums, dtype=torch.int64))
-                prepared = self.position.with_sums(prepared, sums, sums)
+            if self.position.config.follows_input:
+                x = torch.empty(1, self.length, self.config.dim, dtype=self.dtype)
+                prepared = self.position.for_layer(x, prepared, 0, LayerStep(Mask(), None))
             return self.position.on_scores(prepared)

@@ -64,7 +64,7 @@ def restore(cls: type[Cache], metadata: dict[str, Any], tensors: dict[str, Tenso
     if metadata["format"] != FORMAT:
         raise ValueError(f"this version reads the format {FORMAT}, and the file is of another: read its tokens again")
     config, rows = ModelConfig.from_dict(metadata["config"]), metadata["batch_size"]
-    if config.num_layers != sum(name.startswith("keys.") for name in tensors):
+    if config.num_layers != len({name.rpartition(".")[2] for name in tensors if name[-1:].isdigit()}):
         raise ValueError(f"its configuration has {config.num_layers} layers, and its tensors have not")
     cache = cls(
         config,
@@ -73,7 +73,7 @@ def restore(cls: type[Cache], metadata: dict[str, Any], tensors: dict[str, Tenso
         length=metadata["length"],
         spare=metadata["spare"],
         device="meta",
-        dtype=tensors["keys.0"].dtype,
+        dtype=activation_dtype(config, tensors),
     )
     for name in PER_ROW:
         values = metadata[name]
@@ -102,8 +102,18 @@ def restore(cls: type[Cache], metadata: dict[str, Any], tensors: dict[str, Tenso
                 f"memory.hidden is {list(cache.memory.hidden.shape)}, which does not fit its configuration"
             )
     layers = range(config.num_layers if cache.memory is not None else 0)
-    cache.cross_kv = [(tensors[f"cross_keys.{i}"], tensors[f"cross_values.{i}"]) for i in layers]
+    kept = [config.layer(i).attention.cached_per_token(config) for i in layers]
+    cache.cross = [{name: tensors[f"cross_{name}.{i}"] for name in own} for i, own in enumerate(kept)]
     return fill(cache, tensors)
+
+
+def activation_dtype(config: ModelConfig, tensors: dict[str, Tensor]) -> torch.dtype | None:
+    """The dtype of what layers keep in the dtype of activations."""
+    for index in range(config.num_layers):
+        for name, kept in config.cached_per_token(index).items():
+            if kept.dtype is None:
+                return tensors[f"{name}.{index}"].dtype
+    return None
 
 
 def fill(cache: Cache, tensors: dict[str, Tensor]) -> Cache:
@@ -117,15 +127,10 @@ def fill(cache: Cache, tensors: dict[str, Tensor]) -> Cache:
             raise ValueError(
                 f"{name} is {stored.dtype} {list(stored.shape)} where {x.dtype} {list(x.shape)} is expected"
             )
-    for name, layers in (("keys", cache.keys), ("values", cache.values)):
-        for i, layer in enumerate(layers):
-            layer.data = tensors[f"{name}.{i}"]
+    for i, layer in enumerate(cache.layers):
+        layer.update({name: tensors[f"{name}.{i}"] for name in layer})
     for name, table in (("positions", cache.positions), ("document_ids", cache.document_ids or {})):
-        for i, layer in enumerate(table.values()):
-            layer.data = tensors[f"{name}.{i}"]
-    for i, sums in enumerate(cache.sums):
-        if sums is not None:
-            sums.data = tensors[f"sums.{i}"]
+        table.update({layout: tensors[f"{name}.{i}"] for i, layout in enumerate(table)})
     return cache
 
 
@@ -134,13 +139,10 @@ def tensors_of(cache: KVCache) -> dict[str, Tensor]:
     named: dict[str, Tensor | None] = {"origins": cache.origins}
     if isinstance(cache.next_positions, Tensor):
         named["next_positions"] = cache.next_positions
-    for name, layers in (("keys", cache.keys), ("values", cache.values)):
-        named |= {f"{name}.{i}": layer.data for i, layer in enumerate(layers)}
+    for prefix, layers in (("", cache.layers), ("cross_", cache.cross)):
+        named |= {f"{prefix}{name}.{i}": x for i, layer in enumerate(layers) for name, x in layer.items()}
     for name, table in (("positions", cache.positions), ("document_ids", cache.document_ids or {})):
-        named |= {f"{name}.{i}": layer.data for i, layer in enumerate(table.values())}
-    named |= {f"sums.{i}": sums.data for i, sums in enumerate(cache.sums) if sums is not None}
-    for i, (k, v) in enumerate(cache.cross_kv):
-        named |= {f"cross_keys.{i}": k, f"cross_values.{i}": v}
+        named |= {f"{name}.{i}": x for i, x in enumerate(table.values())}
     if cache.memory is not None:
         named |= {f"memory.{name}": x for name, x in vars(cache.memory).items()}
     return {name: x for name, x in named.items() if x is not None}

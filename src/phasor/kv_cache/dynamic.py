@@ -1,9 +1,9 @@
-"""The dynamic key/value cache: keys and values of the tokens a decoder has read, for calls of any number of tokens.
+"""The dynamic key/value cache: what layers keep for the tokens a decoder has read, for calls of any number of tokens.
 
-Every layer keeps its keys and values in slots. The first `sinks` tokens of a row have slots of their own, the
-others go into a ring buffer; a layer without a window has a ring as long as the cache, which never wraps around.
-Rows may hold different numbers of tokens. Keys are stored with their positions applied, which is final because the
-sequence's planned length is fixed when the cache is created.
+Every layer keeps the tensors that it declares by `cached_per_token`, its keys and values among them, in slots. The
+first `sinks` tokens of a row have fixed slots, the others go into a ring buffer; a layer without a window has a ring as
+long as the cache, which never wraps around. Rows may hold different numbers of tokens. Keys are stored with their
+positions applied, which is final because the sequence's planned length is fixed when the cache is created.
 """
 
 from __future__ import annotations
@@ -18,44 +18,39 @@ import torch
 from torch import Tensor
 
 from phasor.config import AttentionConfig, ModelConfig
+from phasor.config.cached import CachedTensor
 from phasor.config.schema import check_integer, quote
 from phasor.config.text_files import path_of
 from phasor.kv_cache.cache_file import read_cache, write_cache
 from phasor.kv_cache.protocol import EncoderOutput
-from phasor.kv_cache.slots import EMPTY, LayerCache, RingWrite, SlotLayout
+from phasor.kv_cache.slots import EMPTY, RingWrite, SlotLayout, last_entries
 from phasor.nn.checks import check_attention_mask
-from phasor.nn.positions.sums import Steps, Sums, running_sums
+from phasor.nn.layer_step import LayerStep
 from phasor.nn.sequence import SequenceArgs, SequenceInfo, token_order
 from phasor.ops.attention import Mask
 
 
-@dataclass(slots=True)
-class DynamicLayerStep:
-    """One layer in one call: its mask and key positions, and its keys and values with the write of the new ones."""
+@dataclass(slots=True, eq=False)
+class DynamicLayerStep(LayerStep):
+    """One layer in one call: what it keeps, and the write of the new tokens."""
 
-    mask: Mask
-    key_positions: Tensor
     write: RingWrite
-    keys: LayerCache
-    values: LayerCache
-    sums: LayerCache | None = None
-    sums_before: Tensor | None = None
+    tensors: dict[str, Tensor]
 
-    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        return self.write.update(self.keys, k), self.write.update(self.values, v)
+    def update(self, **new: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.write.update(self.tensors[name], x) for name, x in new.items())
 
-    def sum_steps(self, steps: Steps) -> tuple[Sums, Sums]:
-        assert self.sums is not None
-        sums = running_sums(steps, self.sums_before).fixed  # no gradient flows through a cache
-        return Sums(sums), Sums(self.write.update(self.sums, sums))
+    def last(self, name: str) -> Tensor:
+        return self.write.last(self.tensors[name])
 
 
 class KVCache:
     """Keys and values of a decoder, created by `model.new_cache(batch_size, max_length)`.
 
-    `length` is the sequence length that frequencies are planned for (an integer or one per row), `used` the number
-    of tokens held (an integer, or one per row where they differ). A call with a cache equals the full forward over
-    all the tokens so far at that length. No gradient flows through a cache.
+    `layers` has what each layer keeps, tensors `[B, slots, ...]` by name, such as `layers[0]["keys"]`. `length` is the
+    sequence length that frequencies are planned for (an integer or one per row), `used` the number of tokens held (an
+    integer, or one per row where they differ). A call with a cache equals the full forward over all tokens so far at
+    that length. No gradient flows through a cache.
 
     >>> from phasor import Transformer, preset
     >>> model = Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=2, vocab_size=50)).eval()
@@ -88,25 +83,19 @@ class KVCache:
         self.origins: Tensor | None = None  # the first position of each row's document
         self.broken = False  # whether a call has begun and not been committed
         self.memory: EncoderOutput | None = None
-        self.cross_kv: list[tuple[Tensor, Tensor]] = []  # keys and values of the encoder's output
+        self.cross: list[dict[str, Tensor]] = []  # what layers computed from the encoder's output, by name
         layers = [config.layer(index) for index in range(config.num_layers)]
         schemes = (config.input_position, *(layer.position for layer in layers))
         self.needs_length = any(scheme.depends_on_length for scheme in schemes)
         self.windowed = any(layer.attention.window or layer.attention.sparse for layer in layers)
         self.layouts = [self._layout(layer.attention) for layer in layers]
-        shape = (config.num_kv_heads, config.head_dim)
-        self.keys, self.values = (
-            [
-                LayerCache(torch.zeros((batch_size, x.slots, *shape), device=device, dtype=dtype), x)
-                for x in self.layouts
-            ]
-            for _ in ("keys", "values")
-        )
-        self.sums = [
-            self._new_sums(x, layer.position.num_sums(config)) for x, layer in zip(self.layouts, layers, strict=True)
-        ]
-        self.positions = self.new_table()
-        self.document_ids: dict[SlotLayout, LayerCache] | None = None
+        self.positions = {
+            layout: torch.zeros(batch_size, layout.slots, dtype=torch.int64, device=device) for layout in self.layouts
+        }
+        self.dtype = torch.get_default_dtype() if dtype is None else dtype
+        self.declared = [config.cached_per_token(index) for index in range(config.num_layers)]
+        self.layers = [self._zeros(kept, x.slots) for kept, x in zip(self.declared, self.layouts, strict=True)]
+        self.document_ids: dict[SlotLayout, Tensor] | None = None
 
     def _layout(self, attention: AttentionConfig) -> SlotLayout:
         window, sinks, sparse = attention.reach, attention.sink_tokens, attention.sparse is not None
@@ -114,20 +103,29 @@ class KVCache:
             return SlotLayout(0, self.max_length, None, sparse=sparse)
         return SlotLayout(sinks, window + self.spare, window, attention.cap_sinks, sparse)
 
-    def new_table(self) -> dict[SlotLayout, LayerCache]:
+    def new_table(self) -> dict[SlotLayout, Tensor]:
         """An integer for every slot of every layout."""
-        device = self.keys[0].data.device
+        return {layout: torch.zeros_like(positions) for layout, positions in self.positions.items()}
+
+    def new_cross(self, source_length: int) -> list[dict[str, Tensor]]:
+        """Room for what the cross-attention of each layer keeps of sources of some length."""
+        layers = (self.config.layer(index) for index in range(self.config.num_layers))
+        return [self._zeros(layer.attention.cached_per_token(self.config), source_length) for layer in layers]
+
+    def _zeros(self, declared: dict[str, CachedTensor], tokens: int) -> dict[str, Tensor]:
+        """What a layer keeps for some number of tokens in each row."""
         return {
-            x: LayerCache(torch.zeros(self.batch_size, x.slots, dtype=torch.int64, device=device), x)
-            for x in self.layouts
+            name: torch.zeros(
+                (self.batch_size, tokens, *kept.shape),
+                device=self.device,
+                dtype=self.dtype if kept.dtype is None else getattr(torch, kept.dtype),
+            )
+            for name, kept in declared.items()
         }
 
-    def _new_sums(self, layout: SlotLayout, count: int) -> LayerCache | None:
-        """Running sums over the input of a layer, of 64 bits each, where its scheme has any."""
-        if count == 0:
-            return None
-        shape = self.batch_size, layout.slots, count
-        return LayerCache(torch.zeros(shape, dtype=torch.int64, device=self.keys[0].data.device), layout)
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.positions.values())).device
 
     @property
     def length(self) -> int | list[int]:
@@ -151,9 +149,8 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the keys and values, an encoder's included, and of running sums."""
-        own = sum(layer.data.nbytes for layer in (*self.keys, *self.values, *self.sums) if layer is not None)
-        return own + sum(k.nbytes + v.nbytes for k, v in self.cross_kv)
+        """Bytes of what layers keep, that of an encoder's output included."""
+        return sum(x.nbytes for tensors in (*self.layers, *self.cross) for x in tensors.values())
 
     def sequence_info(self, tokens: Tensor, args: SequenceArgs) -> SequenceInfo:
         """Positions and lengths of the next tokens; by default they follow those held."""
@@ -213,7 +210,6 @@ class KVCache:
         if seq.document_ids is not None and self.document_ids is None:
             self.document_ids = self.new_table()
         rows = self._rows_to_store(seq).expand(self.batch_size, count)
-        sums_before = [None if sums is None else self._last_entries(sums) for sums in self.sums]
         self.broken = True
         per_layout: dict[SlotLayout, tuple[Mask, Tensor, RingWrite]] = {}
         for layout in self.positions:
@@ -226,10 +222,8 @@ class KVCache:
             per_layout[layout] = self._mask(write, seq, mask, document_ids), positions, write
         self._pending = seq, after, prefixes
         return [
-            DynamicLayerStep(*per_layout[layout], keys, values, sums, before)
-            for layout, keys, values, sums, before in zip(
-                self.layouts, self.keys, self.values, self.sums, sums_before, strict=True
-            )
+            DynamicLayerStep(*per_layout[layout], tensors)
+            for layout, tensors in zip(self.layouts, self.layers, strict=True)
         ]
 
     def _mask(self, write: RingWrite, seq: SequenceInfo, mask: Mask, document_ids: Tensor | None) -> Mask:
@@ -333,17 +327,10 @@ class KVCache:
         last = self._last(self.positions)
         return last + (torch.tensor(self.counts, device=last.device) > 0).to(last.dtype)
 
-    def _last(self, table: dict[SlotLayout, LayerCache]) -> Tensor:
+    def _last(self, table: dict[SlotLayout, Tensor]) -> Tensor:
         """The entry of each row's last token, `[B]`; zero for rows that hold none."""
-        return self._last_entries(next(iter(table.values())))
-
-    def _last_entries(self, cache: LayerCache) -> Tensor:
-        """The entry of each row's last token, `[B, ...]`; zero for rows that hold none."""
-        slots = [cache.layout.slot(n - 1) if n else 0 for n in self.counts]
-        rows = torch.arange(self.batch_size, device=cache.data.device)
-        entries = cache.data[rows, torch.tensor(slots, device=cache.data.device)]
-        held = torch.tensor(self.counts, device=entries.device) > 0
-        return torch.where(held.view(-1, *[1] * (entries.dim() - 1)), entries, 0)
+        layout, data = next(iter(table.items()))
+        return last_entries(data, layout, self.counts)
 
     def crop(self, tokens: int | Sequence[int]) -> None:
         """Undo the last tokens: an integer, or one per row.
@@ -392,7 +379,7 @@ class KVCache:
         chosen = per_row_integers(given, max(1, count), "reorder takes")
         if not all(0 <= r < self.batch_size for r in chosen):
             raise ValueError(f"reorder takes a row number below {self.batch_size} for each row, not {chosen}")
-        index = torch.tensor(chosen, device=self.keys[0].data.device)
+        index = torch.tensor(chosen, device=self.device)
         longest = max(self.counts)
 
         def move(x: Tensor, layout: SlotLayout | None) -> Tensor:
@@ -417,27 +404,37 @@ class KVCache:
         return other
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
-        """A copy on another device, or with keys and values of another dtype."""
+        """A copy on another device, or with another dtype of keys, values and all that has the dtype of activations."""
+        fixed = [
+            tensors[name]
+            for tensors, declared in zip(self.layers, self.declared, strict=True)
+            for name, kept in declared.items()
+            if kept.dtype is not None
+        ]
+
+        def move(x: Tensor, layout: SlotLayout | None) -> Tensor:
+            converts = x.is_floating_point() and not any(x is other for other in fixed)
+            return x.to(device=device, dtype=dtype if converts else None, copy=True)
+
         other = copy.copy(self)
-        other._replace_tensors(
-            lambda x, layout: x.to(device=device, dtype=dtype if x.is_floating_point() else None, copy=True)
-        )
+        other._replace_tensors(move)
         other.counts, other.peaks = list(self.counts), list(self.peaks)
+        other.dtype = dtype or self.dtype
         return other
 
     def _replace_tensors(self, change: Callable[[Tensor, SlotLayout | None], Tensor]) -> None:
         """Replace every tensor the cache holds; those of slots have a layout."""
 
-        def layers(old: list[LayerCache]) -> list[LayerCache]:
-            return [LayerCache(change(cache.data, cache.layout), cache.layout) for cache in old]
+        def table(old: dict[SlotLayout, Tensor]) -> dict[SlotLayout, Tensor]:
+            return {layout: change(data, layout) for layout, data in old.items()}
 
-        def table(old: dict[SlotLayout, LayerCache]) -> dict[SlotLayout, LayerCache]:
-            return dict(zip(old, layers(list(old.values())), strict=True))
-
-        self.keys, self.values, self.positions = layers(self.keys), layers(self.values), table(self.positions)
-        self.sums = [None if sums is None else layers([sums])[0] for sums in self.sums]
+        self.layers = [
+            {name: change(x, layout) for name, x in tensors.items()}
+            for layout, tensors in zip(self.layouts, self.layers, strict=True)
+        ]
+        self.positions = table(self.positions)
         self.document_ids = None if self.document_ids is None else table(self.document_ids)
-        self.cross_kv = [(change(k, None), change(v, None)) for k, v in self.cross_kv]
+        self.cross = [{name: change(x, None) for name, x in tensors.items()} for tensors in self.cross]
         if isinstance(self.next_positions, Tensor):
             self.next_positions = change(self.next_positions, None)
         self.origins = None if self.origins is None else change(self.origins, None)

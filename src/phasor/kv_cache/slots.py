@@ -86,14 +86,6 @@ class SlotLayout:
         return torch.where((token >= lowest) & (token <= last), token, EMPTY)
 
 
-@dataclass(slots=True)
-class LayerCache:
-    """A tensor of slots `[B, slots, ...]` and how they are used."""
-
-    data: Tensor
-    layout: SlotLayout
-
-
 class RingWrite:
     """Writes the tokens of one call into the slots of one layout, and gathers all that the call attends to.
 
@@ -132,9 +124,8 @@ class RingWrite:
             slots = torch.tensor([layout.slot(n) for n in before], device=device)
             self.slot_per_row = torch.arange(len(before), device=device), slots
 
-    def update(self, cache: LayerCache, new: Tensor) -> Tensor:
-        """Write new tokens and return all that is attended to."""
-        data = cache.data
+    def update(self, data: Tensor, new: Tensor) -> Tensor:
+        """Write new tokens into slots `[B, slots, ...]` and return all that is attended to."""
         detached = new.detach() if new.requires_grad else new
         if self.mode == "first":
             self._write(data, detached)
@@ -150,6 +141,10 @@ class RingWrite:
         visible = data.narrow(1, 0, self.used_after)
         return visible if visible.dtype == new.dtype else visible.to(new.dtype)
 
+    def last(self, data: Tensor) -> Tensor:
+        """The entry of each row's last token before this call, `[B, ...]`; zeros for rows that hold none."""
+        return last_entries(data, self.layout, self.before)
+
     def _write(self, data: Tensor, new: Tensor) -> None:
         if self.slot is not None:
             data.select(1, self.slot).copy_(new.select(1, 0))
@@ -163,3 +158,15 @@ class RingWrite:
                 real = new[row] if self.real_tokens is None else new[row, self.real_tokens[row]]
                 for slots, tokens in self.layout.segments(start, stop):
                     data[row, slots] = real[tokens]
+
+
+def last_entries(data: Tensor, layout: SlotLayout, counts: list[int]) -> Tensor:
+    """The entry of each row's last token out of slots `[B, slots, ...]`; zeros for rows that hold none.
+
+    >>> last_entries(torch.tensor([[5, 6, 7], [8, 9, 0]]), SlotLayout(0, 3, None), [2, 0]).tolist()
+    [6, 0]
+    """
+    slots = torch.tensor([layout.slot(n - 1) if n else 0 for n in counts], device=data.device)
+    entries = data[torch.arange(len(counts), device=data.device), slots]
+    held = torch.tensor(counts, device=data.device) > 0
+    return torch.where(held.view(-1, *[1] * (entries.dim() - 1)), entries, 0)

@@ -13,32 +13,30 @@ from torch import Tensor
 from phasor.kv_cache.dynamic import KVCache
 from phasor.kv_cache.protocol import EncoderOutput
 from phasor.kv_cache.slots import SlotLayout
-from phasor.nn.positions.sums import Steps, Sums, running_sums
+from phasor.nn.layer_step import LayerStep
 from phasor.nn.sequence import SequenceArgs, SequenceInfo
 from phasor.ops import dispatch
 from phasor.ops.attention import Mask
 from phasor.ops.decode.reference import reorder_cache_ref
 
 
-@dataclass
-class StaticLayerStep:
+@dataclass(slots=True, eq=False)
+class StaticLayerStep(LayerStep):
     """One layer in one step: it attends to all of its slots, and the mask hides the empty ones."""
 
-    mask: Mask
-    key_positions: Tensor
+    layout: SlotLayout
+    counts: Tensor  # [B], the tokens held before this one
     slot: Tensor  # [B], of each row's new token
-    keys: Tensor
-    values: Tensor
-    sums: Tensor | None = None
-    sums_before: Tensor | None = None
+    tensors: dict[str, Tensor]
 
-    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        return write_slot(self.keys, self.slot, k).to(k.dtype), write_slot(self.values, self.slot, v).to(v.dtype)
+    def update(self, **new: Tensor) -> tuple[Tensor, ...]:
+        return tuple(write_slot(self.tensors[name], self.slot, x).to(x.dtype) for name, x in new.items())
 
-    def sum_steps(self, steps: Steps) -> tuple[Sums, Sums]:
-        assert self.sums is not None
-        sums = running_sums(steps, self.sums_before).fixed
-        return Sums(sums), Sums(write_slot(self.sums, self.slot, sums))
+    def last(self, name: str) -> Tensor:
+        data = self.tensors[name]
+        slots = self.layout.slots_of((self.counts - 1).clamp(min=0))
+        entries = data[torch.arange(len(slots), device=slots.device), slots]
+        return torch.where((self.counts > 0).view(-1, *[1] * (entries.dim() - 1)), entries, 0)
 
 
 def write_slot(data: Tensor, slot: Tensor, new: Tensor) -> Tensor:
@@ -48,7 +46,7 @@ def write_slot(data: Tensor, slot: Tensor, new: Tensor) -> Tensor:
 
 
 class StaticKVCache:
-    """The keys and values of a dynamic cache, in the same memory, for steps of one token per row.
+    """What a dynamic cache keeps, in the same memory, for steps of one token per row.
 
     `counts` `[B]` are the tokens held, `next_positions` `[B, 1]` the positions of the next ones, `origins` `[B, 1]`
     those of the first ones. The dynamic cache itself is not updated. With `source_length`, an encoder-decoder's cache
@@ -69,20 +67,16 @@ class StaticKVCache:
             if len(set(cache.lengths)) > 1:
                 raise ValueError("a static cache takes one length for all rows where frequencies depend on it")
             length = cache.lengths[0]
-        data = cache.keys[0].data
-        row = torch.zeros(cache.batch_size, dtype=torch.int64, device=data.device)
+        row = torch.zeros(cache.batch_size, dtype=torch.int64, device=cache.device)
         self.config, self.layouts, self.length = cache.config, cache.layouts, length
-        self.keys = [layer.data for layer in cache.keys]
-        self.values = [layer.data for layer in cache.values]
-        self.sums = [None if layer is None else layer.data for layer in cache.sums]
-        self.positions = {layout: table.data for layout, table in cache.positions.items()}
+        self.layers, self.positions = cache.layers, cache.positions
         self.counts, self.next_positions, self.origins = row, row.clone()[:, None], row.clone()[:, None]
-        self.memory, self.cross_kv = cache.memory, cache.cross_kv
+        self.memory, self.cross = cache.memory, cache.cross
         if source_length is not None:
-            shape = cache.batch_size, source_length, *data.shape[2:]
-            self.cross_kv = [(data.new_zeros(shape), data.new_zeros(shape)) for _ in self.keys]
-            real = torch.ones(shape[:2], dtype=torch.bool, device=data.device)
-            self.memory = EncoderOutput(data.new_zeros(cache.batch_size, 0, self.config.dim), real)
+            self.cross = cache.new_cross(source_length)
+            real = torch.ones(cache.batch_size, source_length, dtype=torch.bool, device=cache.device)
+            shape = cache.batch_size, 0, self.config.dim
+            self.memory = EncoderOutput(torch.zeros(shape, dtype=cache.dtype, device=cache.device), real)
         self.continue_from(cache)
 
     def continue_from(self, cache: KVCache) -> None:
@@ -94,33 +88,30 @@ class StaticKVCache:
         holds = self.counts[:, None] > 0  # the next token of an empty row is its first
         self.origins.copy_(torch.where(holds, origins, self.next_positions))
         if cache.memory is not None and cache.memory is not self.memory:
-            self._copy_source(cache.memory, cache.cross_kv)
+            self._copy_source(cache.memory, cache.cross)
 
-    def _copy_source(self, memory: EncoderOutput, cross_kv: list[tuple[Tensor, Tensor]]) -> None:
+    def _copy_source(self, memory: EncoderOutput, cross: list[dict[str, Tensor]]) -> None:
         """Fill the room for a source; what is left of it is padding."""
         assert self.memory is not None
         assert self.memory.attention_mask is not None
         size, real = memory.hidden.shape[1], self.memory.attention_mask
         real.zero_()
         real[:, :size] = True if memory.attention_mask is None else memory.attention_mask
-        for own, given in zip(self.cross_kv, cross_kv, strict=True):
-            for room, x in zip(own, given, strict=True):
-                room[:, :size].copy_(x)
+        for own, given in zip(self.cross, cross, strict=True):
+            for name, x in given.items():
+                own[name][:, :size].copy_(x)
 
     def reorder(self, order: Tensor, beams: int) -> None:
         """Let row `i` continue from what row `order[i]` holds, one of the same `beams` neighbors; in place.
 
         Such rows hold as many tokens as each other, at the same positions, after the same source.
         """
-        if dispatch.triton_why_not(self.keys[0]) is None:
+        if dispatch.triton_why_not(self.counts) is None:
             from phasor.ops.decode.reorder_cache import reorder_cache
         else:
             reorder_cache = reorder_cache_ref
-        for keys, values in zip(self.keys, self.values, strict=True):
-            reorder_cache(keys, values, order, self.counts, beams)
-        for sums in self.sums:
-            if sums is not None:
-                sums.copy_(sums[order])
+        for tensors in self.layers:
+            reorder_cache(tuple(tensors.values()), order, self.counts, beams)
 
     def sequence_info(self, tokens: Tensor, args: SequenceArgs) -> SequenceInfo:
         """One token per row, right after those held."""
@@ -141,18 +132,11 @@ class StaticKVCache:
             held = None if layout.window is None else layout.token_index(self.counts + 1, layout.slots)
             causal = Mask(causal=True, query_index=self.counts[:, None], key_index=held)
             per_layout[layout] = causal, write_slot(table, slot, seq.rows.expand(len(slot), 1)), slot
-        return [
-            StaticLayerStep(*per_layout[layout], keys, values, sums, self._sums_before(layout, sums))
-            for layout, keys, values, sums in zip(self.layouts, self.keys, self.values, self.sums, strict=True)
-        ]
-
-    def _sums_before(self, layout: SlotLayout, sums: Tensor | None) -> Tensor | None:
-        """The running sums up to each row's last token, `[B, sums]`; zeros for rows that hold none."""
-        if sums is None:
-            return None
-        slots = layout.slots_of((self.counts - 1).clamp(min=0))
-        last = sums[torch.arange(len(slots), device=slots.device), slots]
-        return torch.where(self.counts[:, None] > 0, last, 0)
+        steps = []
+        for layout, tensors in zip(self.layouts, self.layers, strict=True):
+            mask, key_positions, slot = per_layout[layout]
+            steps.append(StaticLayerStep(mask, key_positions, layout, self.counts, slot, tensors))
+        return steps
 
     def commit(self) -> None:
         self.counts.add_(1)

@@ -18,13 +18,13 @@ from phasor.config import PositionConfig
 from phasor.config.model import Side
 from phasor.lab.schemes import TABLE_LENGTH, plain_model
 from phasor.lab.seeding import use_seed
+from phasor.nn.layer_step import LayerStep
 from phasor.nn.positions.base import Position, build_position
 from phasor.nn.positions.phase import cos_sin_of
 from phasor.nn.positions.rotary.module import Rotary, table_of
 from phasor.nn.positions.sinusoidal.module import Sinusoidal
-from phasor.nn.positions.sums import Sums
 from phasor.nn.sequence import SequenceInfo
-from phasor.ops.attention import SumBias
+from phasor.ops.attention import Mask, SumBias
 from phasor.ops.rope import rotate_pairs
 
 ROUNDING = 1e-13  # of squared distances, relative to the largest square
@@ -63,10 +63,7 @@ class EncodingScheme:
         seq = SequenceInfo(grid_positions(positions, module.axes), length)
         if "queries" in module.config.acts_on:
             vector = plain_vector(module, self.dim).expand(1, len(positions), self.heads, -1)
-            prepared = module.prepare(seq, vector)
-            if module.num_sums:
-                sums = self.sums(positions)
-                prepared = module.with_sums(prepared, sums, sums)
+            prepared = self.for_layer(module.prepare(seq, vector), positions)
             return finite((module.on_key if key else module.on_query)(vector, prepared)[0, :, 0])
         if isinstance(module, Sinusoidal):
             return module.table(positions, torch.float64)
@@ -78,23 +75,29 @@ class EncodingScheme:
         """What the scheme adds to the scores between positions, `[heads, queries, keys]`."""
         like = torch.zeros(1, len(queries), 1, dtype=torch.float64)
         prepared = self.module.prepare(SequenceInfo(queries, len(queries)), like)
-        if self.module.num_sums:
-            prepared = self.module.with_sums(prepared, self.sums(queries), self.sums(keys))
-        add = self.module.on_scores(prepared)
+        add = self.module.on_scores(self.for_layer(prepared, torch.cat((queries, keys))))
         assert add is not None
         if isinstance(add, SumBias):
-            return finite(add.block(torch.arange(len(queries)), torch.arange(len(keys)), torch.float64)[0])
+            first, second = torch.arange(len(queries)), torch.arange(len(keys)) + len(queries)
+            return finite(add.block(first, second, torch.float64)[0])
         return finite(add(queries[None], keys[None])[0].double())
 
-    def sums(self, positions: Tensor) -> Sums:
-        """The running sums of a scheme that has them, over tokens that are all zeros."""
-        return Sums(positions[None, :, None] * step_of_zeros(self.module, self.dim))
+    def for_layer(self, prepared: Any, positions: Tensor) -> Any:
+        """Positions in a layer whose input is all zeros."""
+        if not self.module.config.follows_input:
+            return prepared
+        x = torch.zeros(1, len(positions), self.dim, dtype=torch.float64)
+        return self.module.for_layer(x, prepared, 0, EqualTokens(Mask(), positions[None], positions))
 
 
-@functools.lru_cache(maxsize=64)
-def step_of_zeros(module: Position, dim: int) -> Tensor:
-    """What a token that is all zeros adds to the running sums of a scheme."""
-    return module.steps(torch.zeros(1, 1, dim, dtype=torch.float64), 0, None).fixed
+@dataclass(slots=True, eq=False)
+class EqualTokens(LayerStep):
+    """Tokens of equal input at any positions `[T]`: the sum up to each of them is a multiple of what one adds."""
+
+    positions: Tensor
+
+    def cumsum(self, x: Tensor) -> Tensor:
+        return x * self.positions[None, :, None]
 
 
 @functools.lru_cache(maxsize=64)
@@ -116,7 +119,7 @@ def build_scheme(
     model = plain_model(dim, heads, table_length)
     position.check_model(model)
     with use_seed(seed):
-        module = build_position(position, model.replace(position=position) if position.num_sums(model) else model, side)
+        module = build_position(position, model.replace(position=position) if position.follows_input else model, side)
         module.reset_parameters(model)
     return EncodingScheme(module.eval(), dim, heads)
 

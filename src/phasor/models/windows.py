@@ -19,7 +19,7 @@ def window_config(config: ModelConfig, window: int | None, sinks: int | None = N
     own = [config.layer(i).attention for i in range(config.num_layers)]
     if window is None and all(attention.window is None for attention in own):
         raise ValueError("sinks are tokens that stay visible behind a window, and this model has none: give window too")
-    by_distance = all(p.axes == 1 and not p.num_sums(config) for p in config.layer_positions())
+    by_distance = all(p.axes == 1 and not p.follows_input for p in config.layer_positions())
     capped = "input" not in config.position.acts_on and by_distance
 
     def narrow(attention: AttentionConfig) -> AttentionConfig:

@@ -13,34 +13,36 @@ import torch
 from torch import Tensor, nn
 
 from phasor.kv_cache.protocol import EncoderOutput
-from phasor.nn.positions.sums import Steps, Sums, running_sums
+from phasor.nn.layer_step import LayerStep, cumsum_tokens
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops.attention import Mask
-from phasor.parallel.exchange import Axis, gather, gather_tokens
+from phasor.parallel.exchange import Axis, gather_tokens
 from phasor.parallel.tokens import chunk_order, own_chunks
 from phasor.transformer import Stack, Transformer
 
 
-@dataclass(slots=True)
-class GatheredLayer:
-    """One layer in one call: its mask and key positions, and the gathering of keys and values."""
+@dataclass(slots=True, eq=False)
+class GatheredLayer(LayerStep):
+    """One layer in one call: what its tokens keep is gathered from all processes."""
 
-    mask: Mask
-    key_positions: Tensor
     axis: Axis
     order: Tensor
     inverse: Tensor
 
-    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        both = gather_tokens(torch.cat((k, v), dim=-1), self.axis, self.order, self.inverse)
-        k, v = both.split([k.shape[-1], v.shape[-1]], dim=-1)
-        return k, v
+    def update(self, **new: Tensor) -> tuple[Tensor, ...]:
+        first, *rest = new.values()
+        if not rest or any(x.dtype != first.dtype or x.shape[:-1] != first.shape[:-1] for x in rest):
+            return tuple(self._gather(x) for x in new.values())
+        together = self._gather(torch.cat(tuple(new.values()), dim=-1))  # one exchange
+        return together.split([x.shape[-1] for x in new.values()], dim=-1)
 
-    def sum_steps(self, steps: Steps) -> tuple[Sums, Sums]:
-        values = gather_tokens(steps.values, self.axis, self.order, self.inverse)
-        keys = running_sums(Steps(gather(steps.fixed, self.axis)[:, self.order], values))
+    def cumsum(self, x: Tensor) -> Tensor:
         own = self.inverse.chunk(self.axis.size)[self.axis.index]
-        return Sums(keys.fixed[:, own], None if keys.zeros is None else keys.zeros[:, own]), keys
+        return cumsum_tokens(self._gather(x))[:, own]
+
+    def _gather(self, x: Tensor) -> Tensor:
+        """What all tokens of the rows have, in their order."""
+        return gather_tokens(x, self.axis, self.order, self.inverse)
 
 
 class GatheredKV:
@@ -48,7 +50,7 @@ class GatheredKV:
 
     def __init__(self, axis: Axis, seq: SequenceInfo, layers: int, memory: EncoderOutput | None) -> None:
         self.axis, self.seq, self.layers = axis, seq, layers
-        self.memory, self.cross_kv = memory, [None] * layers  # cross-attention projects its own
+        self.memory, self.cross = memory, [None] * layers  # cross-attention projects its own
         self.inverse = chunk_order(seq.rows.shape[-1], axis.size, seq.rows.device)
         self.own, self.order = self.inverse.chunk(axis.size)[axis.index], self.inverse.argsort()
 

@@ -55,7 +55,7 @@ def cut_weights(model: Transformer, index: int, count: int) -> None:
         setattr(model.get_submodule(path), leaf, nn.Parameter(part, weights[name].requires_grad))
     for module in model.modules():
         if isinstance(module, Position):
-            module.head_part, module.num_sums = (index, count), module.num_sums // count
+            module.head_part = (index, count)
         elif isinstance(module, SoftmaxAttention):
             module.num_heads, module.num_kv_heads = module.num_heads // count, module.num_kv_heads // count
             end_in_sum(module.out, index)

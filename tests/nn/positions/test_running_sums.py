@@ -14,12 +14,24 @@ from torch import Tensor
 
 import phasor
 from phasor.kv_cache.static import StaticKVCache
+from phasor.nn.layer_step import LayerStep
 from phasor.nn.positions.sums import Steps, running_sums
-from phasor.ops.attention import SumBias
+from phasor.ops.attention import Mask, SumBias
 
 SUMS = ["forget", "combined-forget", "selective", "selective-adjacent"]
 # Sums after 10^9 tokens, near the end of 64 bits so that they wrap around, and anywhere.
 FAR = (-(10**9) * 2**32, 2**63 - 2**33, -(2**63) + 5, 123456789123456789)
+
+
+class After(LayerStep):
+    """A call after tokens whose sums are known, `[B, sums]`."""
+
+    def __init__(self, before: Tensor) -> None:
+        super().__init__(Mask(), None)
+        self.before = before
+
+    def last(self, name: str) -> Tensor:
+        return self.before
 
 
 def forgetting_attention(x: Tensor, model: phasor.Transformer, layer: int = 0) -> Tensor:
@@ -60,7 +72,7 @@ def test_selective_angles_are_sums_of_steps():
     model = build(tiny("selective", num_layers=1)).double()
     scheme, x = model.decoder.positions[0], torch.randn(2, 9, 32, dtype=torch.float64)
     steps = scheme.steps(x, 0, None)
-    rotations = scheme.with_sums(None, running_sums(steps), running_sums(steps))
+    rotations = scheme.rotations(running_sums("angle_sums", steps, LayerStep(Mask(), None))[0])
     theta = torch.tensor([10000.0 ** (-i / 4) for i in range(4)], dtype=torch.float64)
     for head in range(2):
         own = scheme.weight[0][4 * head : 4 * head + 4]
@@ -80,9 +92,8 @@ def test_selective_angles_after_a_billion_tokens_are_exact():
     scheme = build(tiny("selective", num_layers=1)).decoder.positions[0]
     x = torch.randn(1, 1, 32, generator=torch.Generator().manual_seed(3))
     step = scheme.steps(x, 0, None).fixed
-    before = Steps(step * 10**9, torch.zeros(1)).fixed[:, 0]
-    sums = running_sums(Steps(step, step.float()), before)
-    cos, sin = scheme.with_sums(None, sums, sums).key
+    sums, _ = running_sums("angle_sums", Steps(step, step.float()), After(step[:, 0] * 10**9))
+    cos, sin = scheme.rotations(sums).key
     with mpmath.workdps(60):
         for number, fixed in enumerate(step.flatten().tolist()):
             turns = mpmath.mpf(fixed) * (10**9 + 1) / 2**64
@@ -99,7 +110,7 @@ def test_selective_angles_after_a_billion_tokens_are_exact():
 def test_sums_are_integers_that_wrap_around(start):
     """Against Python's integers: differences over 10^5 steps after any sum, to the last bit."""
     fixed = torch.randint(-(2**34), 0, (1, 100_000, 1), generator=torch.Generator().manual_seed(0))
-    sums = running_sums(Steps(fixed, fixed.double()), torch.tensor([[start]])).fixed[0, :, 0]
+    sums = running_sums("sums", Steps(fixed, fixed.double()), After(torch.tensor([[start]])))[0].fixed[0, :, 0]
     exact = [start]
     for step in fixed[0, :, 0].tolist():
         exact.append(exact[-1] + step)
@@ -124,8 +135,8 @@ def test_a_cache_in_any_chunks_from_any_sum_is_the_whole(name, view):
                 pieces.append(model(ids[:, first : first + size], cache=cache))
                 first += size
                 if first == 5:  # as if so much had been added up before
-                    for sums in cache.sums:
-                        sums.data += start
+                    for layer in cache.layers:
+                        layer["gate_sums" if "forget" in name else "angle_sums"] += start
             assert torch.allclose(torch.cat(pieces, 1), whole, rtol=0, atol=1e-4)
             if start == 0:
                 near = torch.cat(pieces, 1)

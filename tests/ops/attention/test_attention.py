@@ -12,6 +12,7 @@ from phasor.config import (
 )
 from phasor.nn.attention.base import AttentionContext
 from phasor.nn.attention.softmax.module import SoftmaxAttention
+from phasor.nn.layer_step import CrossStep, LayerStep
 from phasor.nn.positions.base import Position
 from phasor.nn.record import Record
 from phasor.ops.attention import Mask, ScoreMod, attention, attention_ref, blocks
@@ -83,6 +84,10 @@ def plain_projection(module, x, part):
     return y + module.partial_qkv_bias[part] if part in module.partial_qkv_bias else y
 
 
+def self_attention_context(mask):
+    return AttentionContext(mask, Position(), LayerStep(mask, None))
+
+
 @pytest.mark.parametrize("qk_norm", ["none", "head", "heads", "whole"])
 @pytest.mark.parametrize("bias", [(), ("q", "k", "v", "out"), ("q", "v"), ("k",)], ids=str)
 @pytest.mark.parametrize("clip", [None, 0.8])
@@ -103,7 +108,7 @@ def test_attention_module_is_its_equation(qk_norm, bias, clip):
         parts[part] = y
     mixed = plain_attention(*(parts[p] for p in "qkv"), torch.ones(13, 13).tril(), 5**-0.5).flatten(-2)
     expected = mixed @ module.out.weight.T + (module.out.bias if "out" in bias else 0.0)
-    ours = module(x, AttentionContext(Mask(causal=True), Position()))
+    ours = module(x, self_attention_context(Mask(causal=True)))
     assert_same(ours, expected, [x, *module.parameters()], 1e-9)
 
 
@@ -120,7 +125,7 @@ def test_the_norm_of_queries_and_keys_may_lack_the_bias_that_others_have(qk_norm
             own = module.q_norm if part == "q" else module.k_norm
             parts[part] = plain_norm(y.flatten(-2) if qk_norm == "whole" else y, norm, own.weight, 0.0).view(y.shape)
     mixed = plain_attention(*(parts[p] for p in "qkv"), torch.ones(13, 13).tril(), 5**-0.5).flatten(-2)
-    ours = module(x, AttentionContext(Mask(causal=True), Position()))
+    ours = module(x, self_attention_context(Mask(causal=True)))
     assert_same(ours, mixed @ module.out.weight.T, [*module.parameters()], 1e-9)
 
 
@@ -139,7 +144,8 @@ def test_cross_attention_module_is_its_equation(bias):
     split = [y.unflatten(-1, (-1, 5)) for y in (q, k, v)]
     mixed = plain_attention(*split, torch.ones(13, 7), 5**-0.5).flatten(-2)
     expected = mixed @ module.out.weight.T + (module.out.bias if "out" in bias else 0.0)
-    ours = module(x, AttentionContext(Mask(aligned=False), Position(), cross_kv=module.project_kv(memory)))
+    mask = Mask(aligned=False)
+    ours = module(x, AttentionContext(mask, Position(), CrossStep(mask, None, memory)))
     assert_same(ours, expected, [x, memory, *module.parameters()], 1e-9)
 
 

@@ -221,7 +221,7 @@ def test_which_weights_quantize_converts(embedding):
     large = bytes_of(model) - kept
     scales = sum(part.scales.nbytes for part in small.modules() if hasattr(part, "scales"))
     assert bytes_of(small) == kept + large // 2 + scales
-    assert small.tokens.dtype == small.new_cache(1, 4).keys[0].data.dtype == torch.bfloat16
+    assert small.tokens.dtype == small.new_cache(1, 4).layers[0]["keys"].dtype == torch.bfloat16
     assert small.float().tokens.dtype == torch.float32
     assert linears[0].scales.dtype == torch.float32
 

@@ -143,8 +143,9 @@ class CudaGraphRunner:
         """The cache with nothing in it."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).wait_event(self.step_done)  # steps of the last request
-        for layer in (*self.empty_cache.keys, *self.empty_cache.values):
-            layer.data.zero_()
+        for tensors in self.empty_cache.layers:
+            for x in tensors.values():
+                x.zero_()
         cache = copy.copy(self.empty_cache)
         cache.counts, cache.peaks = list(self.empty_cache.counts), list(self.empty_cache.peaks)
         cache.lengths = cache.lengths if self.lengths is None else list(self.lengths)
@@ -273,9 +274,9 @@ def graph_bytes(spec: StepSpec) -> int:
     """
     model, dtype = spec.model, spec.model.tokens.dtype
     cache = KVCache(model.config, spec.rows, round_length(spec.max_length), device="meta", dtype=dtype)
-    source = 0 if model.encoder is None else round_source(spec.source_length)
-    per_token = 2 * sum(layer.data[0, 0].nbytes for layer in cache.keys)
-    return cache.nbytes + spec.rows * (source * per_token + model.config.vocab_size * dtype.itemsize)
+    if model.encoder is not None:
+        cache.cross = cache.new_cross(round_source(spec.source_length))
+    return cache.nbytes + spec.rows * model.config.vocab_size * dtype.itemsize
 
 
 def max_retained_bytes(device: torch.device) -> int:

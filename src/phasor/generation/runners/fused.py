@@ -304,7 +304,7 @@ def layer_parts(stack: Stack, cache: StaticKVCache, index: int) -> FusedLayer:
     """What the step needs of a layer."""
     block, layout = cast(Block, stack.blocks[index]), cache.layouts[index]
     attention, scheme = block.attention, stack.position(stack.scheme_of[index])
-    keys, values = cache.keys[index], cache.values[index]
+    keys, values = cache.layers[index]["keys"], cache.layers[index]["values"]
     rope = qk_norm = None
     if isinstance(scheme, Rotary):
         table = scheme.fixed or table_of(scheme.config, scheme.rotary_dim, cache.length)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from phasor.config import ModelConfig, PositionConfig
 from phasor.config.model import Side
-from phasor.nn.positions.sums import Steps, Sums
+from phasor.nn.layer_step import LayerStep
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops.attention import Bias, ScorePiece, SumBias
 from phasor.ops.rope import split_qkv
@@ -29,8 +29,6 @@ class Position(nn.Module):
     """
 
     modules_by_config: ClassVar[dict[type[PositionConfig], type[Position]]] = {}
-
-    num_sums = 0  # running sums over the input that a layer keeps for each token
 
     config: PositionConfig = PositionConfig.from_dict({"kind": "none"})
     head_part = (0, 1)  # which of how many parts of the heads this process has
@@ -59,6 +57,14 @@ class Position(nn.Module):
     def on_input(self, x: Tensor, seq: SequenceInfo) -> Tensor:
         """Token vectors `[B, T, dim]` with positions in them."""
         return x
+
+    def for_layer(self, x: Tensor, prepared: Any, layer: int, step: LayerStep) -> Any:
+        """What the later hooks of one layer take in place of what was prepared, given the layer's input `[B, T, dim]`.
+
+        It is called where the configuration says `follows_input`. `layer` counts the layers with the scheme, and `step`
+        stores and returns what `cached_per_token` declares.
+        """
+        return prepared
 
     def on_query(self, q: Tensor, prepared: Any) -> Tensor:
         """Queries `[B, T, H, D]` with positions in them."""
@@ -92,14 +98,6 @@ class Position(nn.Module):
     def decay(self, since: Tensor, like: Tensor) -> Tensor:
         """Factors `[B or 1, T, 1, D]` of queries `since` positions after a reference; keys have the inverse."""
         raise NotImplementedError(f"{type(self).__name__} has no decay")
-
-    def steps(self, x: Tensor, layer: int, prepared: Any) -> Steps:
-        """What the tokens of a layer's input `[B, T, dim]` add to its sums; `layer` counts those with the scheme."""
-        raise NotImplementedError(f"{type(self).__name__} has no running sums")
-
-    def with_sums(self, prepared: Any, queries: Sums, keys: Sums) -> Any:
-        """What the hooks of a layer take in place of what was prepared, given the running sums up to its tokens."""
-        raise NotImplementedError(f"{type(self).__name__} has no running sums")
 
     def on_scores(self, prepared: Any) -> Bias | SumBias | None:
         """What positions add to scores, called block by block; None for nothing."""

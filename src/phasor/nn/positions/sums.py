@@ -6,13 +6,13 @@ of floats would have lost every bit of a step by then. The gradient goes through
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from phasor.ops.custom_op import custom_op
+from phasor.nn.layer_step import LayerStep
 
 
 class Steps(NamedTuple):
@@ -37,32 +37,29 @@ class Sums(NamedTuple):
     fixed: Tensor
     zeros: Tensor | None = None
 
-    def split(self, sizes: list[int]) -> list[Sums]:
-        """The sums of several schemes."""
-        zeros: Sequence[Tensor | None] = [None] * len(sizes) if self.zeros is None else self.zeros.split(sizes, -1)
-        return [Sums(fixed, own) for fixed, own in zip(self.fixed.split(sizes, -1), zeros, strict=True)]
+
+def no_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """A context without autocast on the device of a tensor; the meta device has none."""
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
-@custom_op("phasor::cumsum_int64")
-def cumsum_int64(x: Tensor) -> Tensor:
-    """Running sums along dimension 1 of integers: an operation for compilers, some of which fail on such sums."""
-    return x.cumsum(1)
+def running_sums(name: str, steps: Steps, layer: LayerStep) -> tuple[Sums, Sums]:
+    """The sums of all steps up to each query, its own included, and up to each key; a cache keeps them by `name`.
 
-
-cumsum_int64.register_fake(lambda x: torch.empty_like(x, memory_format=torch.contiguous_format))
-
-
-def running_sums(steps: Steps, before: Tensor | None = None) -> Sums:
-    """The sum of all steps up to each token, its own included, after sums `before` `[B, sums]` of earlier tokens.
-
+    >>> from phasor.ops.attention import Mask
     >>> steps = Steps(torch.tensor([[[3], [5]]]), torch.tensor([[[3.0], [5.0]]]))
-    >>> running_sums(steps, before=torch.tensor([[2**63 - 4]])).fixed.flatten().tolist()
-    [9223372036854775807, -9223372036854775804]
+    >>> queries, keys = running_sums("sums", steps, LayerStep(Mask(), None))
+    >>> queries.fixed.tolist(), keys.fixed is queries.fixed
+    ([[[3], [8]]], True)
     """
-    fixed: Tensor = cumsum_int64(steps.fixed)
+    before = layer.last(name)
+    fixed = layer.cumsum(steps.fixed)
     if before is not None:
         fixed = fixed + before[:, None]
-    if not (torch.is_grad_enabled() and steps.values.requires_grad):
-        return Sums(fixed)
-    sums = steps.values.cumsum(1)
-    return Sums(fixed, sums - sums.detach())
+    (keys,) = layer.update(**{name: fixed})
+    if before is not None or not (torch.is_grad_enabled() and steps.values.requires_grad):
+        return Sums(fixed), Sums(keys)  # no gradient flows through a cache
+    sums = layer.cumsum(steps.values)
+    zeros = sums - sums.detach()
+    (key_zeros,) = layer.update(zeros=zeros)
+    return Sums(fixed, zeros), Sums(keys, key_zeros)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -209,15 +209,15 @@ def decode_attention_ref(
     return torch.einsum("bkgs,bskd->bkgd", weights, values).reshape(batch, -1)
 
 
-def reorder_cache_ref(keys: Tensor, values: Tensor, order: Tensor, counts: Tensor, beams: int) -> None:
-    """Let row `i` of a cache `[B, slots, K, D]` continue from row `order[i]`, one of the same `beams` rows.
+def reorder_cache_ref(tensors: Sequence[Tensor], order: Tensor, counts: Tensor, beams: int) -> None:
+    """Let row `i` of tensors of a cache, `[B, slots, ...]`, continue from row `order[i]`, one of the same `beams` rows.
 
     >>> keys = torch.tensor([1.0, 2.0]).view(2, 1, 1, 1)
-    >>> reorder_cache_ref(keys, keys.clone(), torch.tensor([1, 1]), torch.tensor([1, 1]), beams=2)
+    >>> reorder_cache_ref([keys], torch.tensor([1, 1]), torch.tensor([1, 1]), beams=2)
     >>> keys.flatten().tolist()
     [2.0, 2.0]
     """
-    for x in (keys, values):
+    for x in tensors:
         x.copy_(x.index_select(0, order))
 
 

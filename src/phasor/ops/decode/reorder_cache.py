@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -11,9 +13,12 @@ from torch import Tensor
 
 @triton.jit
 def reorder_cache_kernel(
-    k_ptr, v_ptr, order_ptr, counts_ptr, beams, num_slots, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+    x_ptr, y_ptr, order_ptr, counts_ptr, beams, num_slots, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """One slot of the rows of one search, BLOCK_N of its N features: all are read before the first is written."""
+    """One slot of the rows of one search, BLOCK_N of its N features: all are read before the first is written.
+
+    The second tensor `y` may be missing.
+    """
     slot, search = tl.program_id(0), tl.program_id(1)
     beam, offs_n = tl.arange(0, BLOCK_M), tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N)
     row = search * beams + beam
@@ -25,21 +30,27 @@ def reorder_cache_kernel(
     mask = (beam < beams)[:, None] & (offs_n < N)[None, :]
     read = (source * num_slots + slot)[:, None] * N + offs_n[None, :]
     write = (row.to(tl.int64) * num_slots + slot)[:, None] * N + offs_n[None, :]
-    k, v = tl.load(k_ptr + read, mask=mask, other=0.0), tl.load(v_ptr + read, mask=mask, other=0.0)
+    x = tl.load(x_ptr + read, mask=mask, other=0)
+    if y_ptr is not None:
+        y = tl.load(y_ptr + read, mask=mask, other=0)
     tl.debug_barrier()
-    tl.store(k_ptr + write, k, mask=mask)
-    tl.store(v_ptr + write, v, mask=mask)
+    tl.store(x_ptr + write, x, mask=mask)
+    if y_ptr is not None:
+        tl.store(y_ptr + write, y, mask=mask)
 
 
-def reorder_cache(keys: Tensor, values: Tensor, order: Tensor, counts: Tensor, beams: int) -> None:
-    """Let row `i` of a cache `[B, slots, K, D]` continue from row `order[i]`, one of the same `beams` rows.
+def reorder_cache(tensors: Sequence[Tensor], order: Tensor, counts: Tensor, beams: int) -> None:
+    """Let row `i` of tensors of a cache, `[B, slots, ...]`, continue from row `order[i]`, one of the same `beams` rows.
 
     `counts [B]` are the tokens that a row's cache has had so far, the same for all beams of a search.
     """
-    rows, num_slots, num_kv_heads, head_dim = keys.shape
-    features, block_m = num_kv_heads * head_dim, triton.next_power_of_2(beams)
-    block_n = min(triton.next_power_of_2(features), max(64, 8192 // block_m))
-    grid = (num_slots, rows // beams, triton.cdiv(features, block_n))
-    reorder_cache_kernel[grid](
-        keys, values, order, counts, beams, num_slots, features, BLOCK_M=block_m, BLOCK_N=block_n
-    )
+    left = list(tensors)
+    while left:
+        x, y = left.pop(0), None
+        if left and left[0].shape == x.shape and left[0].dtype == x.dtype:
+            y = left.pop(0)  # keys and values in one launch
+        rows, num_slots = x.shape[:2]
+        features, block_m = x[0, 0].numel(), triton.next_power_of_2(beams)
+        block_n = min(triton.next_power_of_2(features), max(64, 8192 // block_m))
+        grid = (num_slots, rows // beams, triton.cdiv(features, block_n))
+        reorder_cache_kernel[grid](x, y, order, counts, beams, num_slots, features, BLOCK_M=block_m, BLOCK_N=block_n)

@@ -16,6 +16,7 @@ from phasor.config import (
     TopKConfig,
 )
 from phasor.nn.attention.base import Attention, AttentionContext
+from phasor.nn.layer_step import CrossStep
 from phasor.nn.norm import build_norm
 from phasor.ops.attention import Mask, ScoreMod, ScorePiece, SinkQueries, attention, attention_ref
 from phasor.ops.dispatch import Dispatch, Path
@@ -115,20 +116,10 @@ class SoftmaxAttention(Attention):
         """Queries, keys and values of self-attention, `[B, T, K, H/K + 2, D]`."""
         return self.qkv(x).view(*x.shape[:-1], self.num_kv_heads, self.queries_per_kv + 2, self.head_dim)
 
-    def project_kv(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+    def project_kv(self, hidden: Tensor) -> dict[str, Tensor]:
         """Keys and values `[B, S, K, D]` of cross-attention, from the encoder's output `[B, S, dim]`."""
-        k, v = self.kv(memory).unflatten(-1, (self.num_kv_heads, 2, self.head_dim)).unbind(-2)
-        return self._bias_clip_norm("k", k), self._bias_clip_norm("v", v)
-
-    def cross_keys_values(self, ctx: AttentionContext) -> tuple[Tensor, Tensor]:
-        """Keys and values of cross-attention: those of the context, or projected from the encoder's output."""
-        if ctx.cross_kv is not None:
-            return ctx.cross_kv
-        assert ctx.memory is not None
-        kv = self.project_kv(ctx.memory)
-        if ctx.stores_kv:
-            ctx.cross_kv = kv
-        return kv
+        k, v = self.kv(hidden).unflatten(-1, (self.num_kv_heads, 2, self.head_dim)).unbind(-2)
+        return {"keys": self._bias_clip_norm("k", k), "values": self._bias_clip_norm("v", v)}
 
     def _bias_clip_norm(self, part: str, x: Tensor) -> Tensor:
         """What happens to projected queries, keys or values before positions: own bias, clipping, norm."""
@@ -160,7 +151,7 @@ class SoftmaxAttention(Attention):
         self, q: Tensor, k: Tensor, sink_queries: SinkQueries | None, ctx: AttentionContext
     ) -> tuple[Tensor, Tensor, SinkQueries | None]:
         """Queries and keys that decay from the call's first position on; the factors are the same for all layers."""
-        positions, key_positions = ctx.positions, ctx.key_positions
+        positions, key_positions = ctx.positions, ctx.step.key_positions
         assert positions is not None
         assert key_positions is not None
         sinks = None if sink_queries is None else sink_queries.positions
@@ -173,24 +164,26 @@ class SoftmaxAttention(Attention):
         sink_queries: SinkQueries | None = None
         pieces: tuple[ScorePiece, ...] = ()
         if not self.cross:
-            ctx = ctx.with_sums(x) if ctx.position.num_sums else ctx
+            ctx = ctx.for_layer(x)
             q, k, v, sink_queries = APPLY_POSITIONS(self, self.project(x), ctx)
-            k, v = (k, v) if ctx.update_kv is None else ctx.update_kv(k, v)
+            k, v = ctx.step.update(keys=k, values=v)
             if ctx.decays:
                 q, k, sink_queries = self.decay(q, k, sink_queries, ctx)
-            if ctx.positions is not None and ctx.key_positions is not None:
+            if ctx.positions is not None and ctx.step.key_positions is not None:
                 causal = ctx.mask.causal and ctx.mask.prefix_length is None
-                pieces = ctx.position.pieces(q, k, ctx.positions, ctx.key_positions, causal)
+                pieces = ctx.position.pieces(q, k, ctx.positions, ctx.step.key_positions, causal)
         else:
             q = self._bias_clip_norm("q", self.q(x).unflatten(-1, (self.num_heads, self.head_dim)))
-            k, v = self.cross_keys_values(ctx)
+            assert isinstance(ctx.step, CrossStep)
+            projected = ctx.step.project(self.project_kv)
+            k, v = projected["keys"], projected["values"]
         score_mod = ScoreMod(
             scale=self.scale,
             softcap=self.config.softcap,
             sink_logits=self.sinks,
             bias=ctx.position.on_scores(ctx.prepared),
             query_positions=ctx.positions,
-            key_positions=ctx.key_positions,
+            key_positions=ctx.step.key_positions,
             sink_queries=sink_queries,
             pieces=pieces,
             dropout=self.dropout if self.training else 0.0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
+from phasor.config.cached import CachedTensor, merge_cached
 from phasor.config.positions import Extension, PositionConfig
 
 if TYPE_CHECKING:
@@ -67,6 +68,10 @@ class CombinedConfig(PositionConfig, kind="combined"):
         return min((scheme.max_positions for scheme in self.schemes if scheme.max_positions is not None), default=None)
 
     @property
+    def follows_input(self) -> bool:
+        return any(scheme.follows_input for scheme in self.schemes)
+
+    @property
     def extendable(self) -> bool:
         return any(scheme.extendable for scheme in self.schemes)
 
@@ -85,10 +90,10 @@ class CombinedConfig(PositionConfig, kind="combined"):
         for scheme in self.schemes:
             scheme.check_model(model)
         biased = [scheme for scheme in self.schemes if "scores" in scheme.acts_on]
-        summed = [scheme.kind for scheme in biased if scheme.num_sums(model)]
-        if summed and len(biased) > 1:
+        following = [scheme.kind for scheme in biased if scheme.follows_input]
+        if following and len(biased) > 1:
             raise ValueError(
-                f"CombinedConfig.schemes has {summed[0]!r}, whose bias follows the input and does not add up with "
+                f"CombinedConfig.schemes has {following[0]!r}, whose bias follows the input and does not add up with "
                 "that of another scheme on the scores"
             )
 
@@ -101,8 +106,8 @@ class CombinedConfig(PositionConfig, kind="combined"):
     def layer_weight_shapes(self, model: ModelConfig) -> tuple[tuple[int, ...], ...]:
         return tuple(shape for scheme in self.schemes for shape in scheme.layer_weight_shapes(model))
 
-    def num_sums(self, model: ModelConfig) -> int:
-        return sum(scheme.num_sums(model) for scheme in self.schemes)
+    def cached_per_token(self, model: ModelConfig) -> dict[str, CachedTensor]:
+        return merge_cached(*(scheme.cached_per_token(model) for scheme in self.schemes))
 
     @classmethod
     def examples(cls) -> dict[str, PositionConfig]:

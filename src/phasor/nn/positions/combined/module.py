@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
-import torch
 from torch import Tensor, nn
 
 from phasor.config import ModelConfig
 from phasor.config.model import Side
+from phasor.nn.layer_step import LayerStep
 from phasor.nn.positions.base import Position, build_position
 from phasor.nn.positions.combined.config import CombinedConfig
-from phasor.nn.positions.sums import Steps, Sums
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops.attention import Bias, ScorePiece, SumBias
 
@@ -52,7 +51,6 @@ class Combined(Position, config=CombinedConfig):
         super().__init__()
         self.config = config
         self.schemes = nn.ModuleList(parts)
-        self.num_sums = sum(part.num_sums for part in parts)
 
     @classmethod
     def build(cls, config: CombinedConfig, model: ModelConfig, side: Side) -> Self:
@@ -76,16 +74,8 @@ class Combined(Position, config=CombinedConfig):
     def prepare(self, seq: SequenceInfo, like: Tensor) -> Prepared:
         return [part.prepare(seq, like) for part in self.parts]
 
-    def steps(self, x: Tensor, layer: int, prepared: Prepared) -> Steps:
-        pairs = zip(self.parts, prepared, strict=True)
-        steps = [part.steps(x, layer, own) for part, own in pairs if part.num_sums]
-        return Steps(torch.cat([own.fixed for own in steps], -1), torch.cat([own.values for own in steps], -1))
-
-    def with_sums(self, prepared: Prepared, queries: Sums, keys: Sums) -> Prepared:
-        sizes = [part.num_sums for part in self.parts]
-        sums = zip(queries.split(sizes), keys.split(sizes), strict=True)
-        parts = zip(self.parts, prepared, sums, strict=True)
-        return [part.with_sums(own, *both) if part.num_sums else own for part, own, both in parts]
+    def for_layer(self, x: Tensor, prepared: Prepared, layer: int, step: LayerStep) -> Prepared:
+        return [part.for_layer(x, own, layer, step) for part, own in zip(self.parts, prepared, strict=True)]
 
     def on_query(self, q: Tensor, prepared: Prepared) -> Tensor:
         for part, own in zip(self.parts, prepared, strict=True):

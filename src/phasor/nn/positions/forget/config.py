@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from phasor.config.cached import CachedTensor
 from phasor.config.positions import PositionConfig
 
 if TYPE_CHECKING:
@@ -19,9 +20,10 @@ class ForgetGateConfig(PositionConfig, kind="forget"):
     initial_bias: float = 0.0
     acts_on: ClassVar[tuple[str, ...]] = ("scores",)
     shift_invariant: ClassVar[bool] = True
+    follows_input: ClassVar[bool] = True
 
-    def num_sums(self, model: ModelConfig) -> int:
-        return model.num_heads
+    def cached_per_token(self, model: ModelConfig) -> dict[str, CachedTensor]:
+        return {"gate_sums": CachedTensor((model.num_heads,), "int64")}
 
     def layer_weight_shapes(self, model: ModelConfig) -> tuple[tuple[int, ...], ...]:
         return (model.num_heads, model.dim), (model.num_heads,)

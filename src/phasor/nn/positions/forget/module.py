@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from phasor.config import ModelConfig
 from phasor.config.model import Side
+from phasor.nn.layer_step import LayerStep
 from phasor.nn.norm import at_least_float32
 from phasor.nn.positions.base import Position, layers_with
 from phasor.nn.positions.forget.config import ForgetGateConfig
-from phasor.nn.positions.sums import Steps, Sums
+from phasor.nn.positions.sums import Steps, no_autocast, running_sums
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops.attention import SumBias
 
@@ -30,7 +31,7 @@ class ForgetGate(Position, config=ForgetGateConfig):
 
     def __init__(self, config: ForgetGateConfig, *, layers: int, num_heads: int, dim: int) -> None:
         super().__init__()
-        self.config, self.num_sums = config, num_heads
+        self.config = config
         self.weight = nn.ParameterList(torch.empty(num_heads, dim) for _ in range(layers))
         self.bias = nn.ParameterList(torch.empty(num_heads) for _ in range(layers))
 
@@ -47,13 +48,15 @@ class ForgetGate(Position, config=ForgetGateConfig):
         return seq.attention_mask
 
     def steps(self, x: Tensor, layer: int, prepared: Tensor | None) -> Steps:
-        with torch.autocast(x.device.type, enabled=False):
+        """The logarithms of the gates of a layer's input `[B, T, dim]`."""
+        with no_autocast(x):
             x = at_least_float32(x)
             logits = nn.functional.linear(x, self.weight[layer].to(x.dtype), self.bias[layer].to(x.dtype))
             logs = nn.functional.logsigmoid(self.own_heads(logits)).clamp(min=LEAST)
         return Steps((logs.detach().double() / UNIT).round().to(torch.int64), logs).at(prepared)
 
-    def with_sums(self, prepared: Tensor | None, queries: Sums, keys: Sums) -> SumBias:
+    def for_layer(self, x: Tensor, prepared: Tensor | None, layer: int, step: LayerStep) -> SumBias:
+        queries, keys = running_sums("gate_sums", self.steps(x, layer, prepared), step)
         return SumBias(queries.fixed, keys.fixed, UNIT, queries.zeros, keys.zeros)
 
     def on_scores(self, prepared: SumBias) -> SumBias:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import TYPE_CHECKING, ClassVar
 
+from phasor.config.cached import CachedTensor
 from phasor.config.positions import PositionConfig
 from phasor.config.schema import greater_than_one
 from phasor.nn.positions.frequencies import geometric_frequencies
@@ -24,6 +25,7 @@ class SelectiveRotaryConfig(PositionConfig, kind="selective"):
     pairing: Pairing = "half"
     acts_on: ClassVar[tuple[str, ...]] = ("queries", "keys")
     shift_invariant: ClassVar[bool] = True
+    follows_input: ClassVar[bool] = True
 
     def check(self) -> None:
         greater_than_one(self, "base")
@@ -36,11 +38,15 @@ class SelectiveRotaryConfig(PositionConfig, kind="selective"):
         """Radians per token for each pair, without the learned part."""
         return geometric_frequencies(self.base, head_dim)
 
-    def num_sums(self, model: ModelConfig) -> int:
+    def num_angles(self, model: ModelConfig) -> int:
+        """The angles of a token in one layer: one for each pair of each key/value head."""
         return model.num_kv_heads * (model.head_dim // 2)
 
+    def cached_per_token(self, model: ModelConfig) -> dict[str, CachedTensor]:
+        return {"angle_sums": CachedTensor((self.num_angles(model),), "int64")}
+
     def layer_weight_shapes(self, model: ModelConfig) -> tuple[tuple[int, ...], ...]:
-        return ((self.num_sums(model), model.dim),)
+        return ((self.num_angles(model), model.dim),)
 
     @classmethod
     def examples(cls) -> dict[str, PositionConfig]:

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from phasor.config import ModelConfig
 from phasor.config.model import Side
+from phasor.nn.layer_step import LayerStep
 from phasor.nn.norm import at_least_float32
 from phasor.nn.positions.base import Position, layers_with
 from phasor.nn.positions.phase import ROTATION, increments
 from phasor.nn.positions.selective.config import SelectiveRotaryConfig
-from phasor.nn.positions.sums import Steps, Sums
+from phasor.nn.positions.sums import Steps, Sums, no_autocast, running_sums
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops.constants import constant
 from phasor.ops.rope import rotate_pairs_ref
@@ -42,10 +43,10 @@ class SelectiveRotary(Position, config=SelectiveRotaryConfig):
         self, config: SelectiveRotaryConfig, *, layers: int, num_heads: int, num_kv_heads: int, head_dim: int, dim: int
     ) -> None:
         super().__init__()
-        self.config, self.queries_per_kv = config, num_heads // num_kv_heads
+        self.config, self.num_kv_heads, self.queries_per_kv = config, num_kv_heads, num_heads // num_kv_heads
         self.increments = increments(config.frequencies(head_dim))
-        self.num_sums = num_kv_heads * len(self.increments)
-        self.weight = nn.ParameterList(torch.empty(self.num_sums, dim) for _ in range(layers))
+        num_angles = num_kv_heads * len(self.increments)
+        self.weight = nn.ParameterList(torch.empty(num_angles, dim) for _ in range(layers))
 
     @classmethod
     def build(cls, config: SelectiveRotaryConfig, model: ModelConfig, side: Side) -> Self:
@@ -62,13 +63,14 @@ class SelectiveRotary(Position, config=SelectiveRotaryConfig):
     @property
     def own_kv_heads(self) -> int:
         """The key/value heads of this process."""
-        return self.num_sums // len(self.increments)
+        return self.num_kv_heads // self.head_part[1]
 
     def prepare(self, seq: SequenceInfo, like: Tensor) -> Tensor | None:
         return seq.attention_mask
 
     def steps(self, x: Tensor, layer: int, prepared: Tensor | None) -> Steps:
-        with torch.autocast(x.device.type, enabled=False):
+        """What the tokens of a layer's input `[B, T, dim]` add to the angles, in fractions of a rotation."""
+        with no_autocast(x):
             x = at_least_float32(x)
             radians = self.own_heads(nn.functional.linear(x, self.weight[layer].to(x.dtype)))
         turns = radians.detach().double() / (2 * math.pi)
@@ -76,11 +78,15 @@ class SelectiveRotary(Position, config=SelectiveRotaryConfig):
         own = constant(self.increments * self.own_kv_heads, x.device, torch.int64)
         return Steps(own + learned, radians).at(prepared)
 
-    def with_sums(self, prepared: Tensor | None, queries: Sums, keys: Sums) -> Rotations:
+    def for_layer(self, x: Tensor, prepared: Tensor | None, layer: int, step: LayerStep) -> Rotations:
+        sums, _ = running_sums("angle_sums", self.steps(x, layer, prepared), step)
+        return self.rotations(sums)
+
+    def rotations(self, sums: Sums) -> Rotations:
         """The rotations of the tokens of this call, queries and keys alike: those in a cache are rotated already."""
-        angle = queries.fixed.to(torch.float64) * (2 * math.pi / ROTATION)
-        if queries.zeros is not None:
-            angle = angle + queries.zeros
+        angle = sums.fixed.to(torch.float64) * (2 * math.pi / ROTATION)
+        if sums.zeros is not None:
+            angle = angle + sums.zeros
         angle = angle.unflatten(-1, (self.own_kv_heads, -1))
         key = torch.cos(angle), torch.sin(angle)
         cos, sin = (x.repeat_interleave(self.queries_per_kv, dim=2) for x in key)

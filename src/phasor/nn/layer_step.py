@@ -1,0 +1,69 @@
+"""One layer in one call: what its tokens keep, by name, and what all tokens that it attends to have kept.
+
+Attention and position schemes declare what they keep by `cached_per_token`, and store it by `LayerStep.update`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from phasor.ops.attention import Mask
+from phasor.ops.custom_op import custom_op
+
+
+@custom_op("phasor::cumsum_int64")
+def cumsum_int64(x: Tensor) -> Tensor:
+    """Running sums along dimension 1 of integers: an operation for compilers, some of which fail on such sums."""
+    return x.cumsum(1)
+
+
+cumsum_int64.register_fake(lambda x: torch.empty_like(x, memory_format=torch.contiguous_format))
+
+
+def cumsum_tokens(x: Tensor) -> Tensor:
+    """Running sums over the tokens of `[B, T, ...]`."""
+    sums: Tensor = cumsum_int64(x) if x.dtype == torch.int64 else x.cumsum(1)
+    return sums
+
+
+@dataclass(slots=True, eq=False)
+class LayerStep:
+    """A call without a cache: its own tokens are all there are. The steps of caches override the methods."""
+
+    mask: Mask
+    key_positions: Tensor | None  # [B or 1, S]
+
+    def update(self, **new: Tensor) -> tuple[Tensor, ...]:
+        """Store what the tokens of this call keep, `[B, T, ...]` by name, and return it for all keys, `[B, S, ...]`."""
+        return tuple(new.values())
+
+    def last(self, name: str) -> Tensor | None:
+        """What the last token before this call kept, `[B, ...]`; zeros in rows without one, None without a cache."""
+        return None
+
+    def cumsum(self, x: Tensor) -> Tensor:
+        """The sum of `x` `[B, T, ...]` over the tokens of this call up to each of them."""
+        return cumsum_tokens(x)
+
+
+@dataclass(slots=True, eq=False)
+class CrossStep(LayerStep):
+    """A layer's cross-attention: the encoder's output `[B, S, dim]`, and what the layer has computed from it.
+
+    `kept` is filled by the first call with a cache, and read by later ones. It is None without a cache.
+    """
+
+    hidden: Tensor
+    kept: dict[str, Tensor] | None = None
+
+    def project(self, compute: Callable[[Tensor], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """What the layer computes from the encoder's output, once for all calls with a cache."""
+        if self.kept is None:
+            return compute(self.hidden)
+        if not self.kept:
+            self.kept.update(compute(self.hidden))
+        return self.kept
