@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from phasor.config import AttentionConfig, ModelConfig, PositionConfig
 from phasor.config.generation import SpecialTokens
-from phasor.config.model import Layer, Side
+from phasor.config.model import Side
 from phasor.kv_cache.dynamic import KVCache
 from phasor.kv_cache.protocol import EncoderOutput, KVCacheProtocol
-from phasor.nn.attention.base import Attention, AttentionContext
+from phasor.nn.attention.base import Attention, AttentionContext, CappedSinks
 from phasor.nn.block import Block
 from phasor.nn.checks import (
     check_attention_mask,
@@ -34,7 +34,7 @@ from phasor.nn.layer_step import CrossStep, LayerStep
 from phasor.nn.norm import build_norm
 from phasor.nn.positions.base import Position, build_position
 from phasor.nn.record import Record, as_record
-from phasor.nn.sequence import Length, SequenceArgs, SequenceInfo, count_text, sequence_info
+from phasor.nn.sequence import KeyInfo, Length, SequenceArgs, SequenceInfo, count_text, sequence_info
 from phasor.ops.attention import Mask
 
 NO_POSITION = Position()  # of cross-attention
@@ -48,8 +48,10 @@ class Stack(nn.Module):
         self.side = side
         self.layers = [model.layer(i) for i in range(model.depth(side))]
         self.schemes = list(dict.fromkeys([model.input_position, *(layer.position for layer in self.layers)]))
-        self.scheme_of = [self.schemes.index(layer.position) for layer in self.layers]
-        self.index_in_scheme = [self.scheme_of[:i].count(which) for i, which in enumerate(self.scheme_of)]
+        self.scheme_index = [self.schemes.index(layer.position) for layer in self.layers]
+        self.index_in_scheme = [self.scheme_index[:i].count(which) for i, which in enumerate(self.scheme_index)]
+        attentions = list(dict.fromkeys(layer.attention for layer in self.layers))
+        self.attention_index = [attentions.index(layer.attention) for layer in self.layers]
         self.positions = nn.ModuleList(build_position(scheme, model, side) for scheme in self.schemes)
         self.axes = max(scheme.axes for scheme in self.schemes)
         self.needs_length = any(scheme.depends_on_length for scheme in self.schemes)
@@ -61,7 +63,6 @@ class Stack(nn.Module):
         self.embedding_norm = build_norm(model.norm, width) if model.embedding.norm else nn.Identity()
         self.dropout = nn.Dropout(model.dropout.embedding)
         self.project = nn.Linear(width, model.dim) if model.embedding.project == "sum" else nn.Identity()
-        self.has_windows = any(layer.attention.window is not None for layer in self.layers)
         self.blocks = nn.ModuleList(Block(model, side, layer, first=i == 0) for i, layer in enumerate(self.layers))
         self.norm = build_norm(model.norm, model.dim) if model.ends_in_norm else nn.Identity()
 
@@ -113,12 +114,13 @@ class Stack(nn.Module):
     ) -> list[AttentionContext]:
         """The context of each layer's attention; every scheme prepares once for all the layers that use it."""
         schemes = [cast(Position, scheme) for scheme in self.positions]
-        windows: list[int | None] = [None] * len(self.layers)
-        if cache is not None and self.has_windows:
-            windows = [self._decay_window(x, seq, index) for index in range(len(self.layers))]
+        windows = [
+            layer.attention.window if cache is not None and schemes[which].depends_on_window else None
+            for layer, which in zip(self.layers, self.scheme_index, strict=True)
+        ]
         prepared = {
-            (which, window): schemes[which].prepare(seq if window is None else replace(seq, window=window), x)
-            for which, window in dict.fromkeys(zip(self.scheme_of, windows, strict=True))
+            (which, window): schemes[which].prepare(replace(seq, cached_window=window), x)
+            for which, window in dict.fromkeys(zip(self.scheme_index, windows, strict=True))
         }
         own_mask = Mask(
             causal=self.side == "decoder",
@@ -133,48 +135,41 @@ class Stack(nn.Module):
         if cache is not None:
             steps = cache.begin(seq, own_mask)
         contexts: list[AttentionContext] = []
-        prepared_masks: dict[tuple[int, AttentionConfig, bool], Mask] = {}
-        for index, (layer, which, block) in enumerate(zip(self.layers, self.scheme_of, self.blocks, strict=True)):
-            step, on_scores = steps[index], "scores" in layer.position.acts_on
-            key = id(step.mask), layer.attention, on_scores
+        masks: dict[tuple[int, int, bool], Mask] = {}
+        shared: dict[tuple[int, int, int], tuple[Any, CappedSinks | None]] = {}  # by layers with the same keys
+        for index, (layer, which, step) in enumerate(zip(self.layers, self.scheme_index, steps, strict=True)):
+            mask_key = id(step.mask), self.attention_index[index], "scores" in layer.position.acts_on
+            key, scheme = (which, *mask_key[:2]), schemes[which]
             assert step.key_positions is not None
-            if key not in prepared_masks:
-                positions = (rows, step.key_positions) if on_scores else None
-                attention = cast(Block, block).attention
-                prepared_masks[key] = attention.prepare_mask(step.mask, x, step.key_positions.shape[1], positions)
-            ctx = AttentionContext(prepared_masks[key], schemes[which], step, prepared[which, windows[index]])
-            ctx.layer, ctx.positions = self.index_in_scheme[index], rows
-            ctx.decays = windows[index] is not None
-            if layer.attention.cap_sinks:
-                ctx.sink_positions = self._sink_positions(x, replace(seq, window=windows[index]), layer, which)
-            ctx.weights = record.attention
+            if mask_key not in masks:
+                positions = (rows, step.key_positions) if mask_key[-1] else None
+                attention = cast(Block, self.blocks[index]).attention
+                masks[mask_key] = attention.prepare_mask(step.mask, x, step.key_positions.shape[1], positions)
+            if key not in shared:
+                own_seq = replace(seq, cached_window=windows[index])
+                sinks = capped_sinks(scheme, own_seq, layer.attention, x)
+                capped = None if sinks is None else sinks.positions
+                keys = KeyInfo(own_seq, masks[mask_key], step.key_positions, capped)
+                shared[key] = scheme.prepare_keys(prepared[which, windows[index]], keys, x), sinks
+            ctx = AttentionContext(masks[mask_key], scheme, step, shared[key][0], self.index_in_scheme[index], rows)
+            ctx.capped_sinks, ctx.weights = shared[key][1], record.attention
             contexts.append(ctx)
         return contexts
 
-    def _decay_window(self, x: Tensor, seq: SequenceInfo, index: int) -> int | None:
-        """The window of a layer whose cache holds keys without the decay of their scheme; None for all others."""
-        return self.layers[index].attention.window if seq.document_ids is None and self._decays(index, x) else None
-
-    def _decays(self, index: int, like: Tensor) -> bool:
-        window = self.layers[index].attention.window
-        return window is not None and self.position(self.scheme_of[index]).decays_in(window, like)
-
-    def limited_schemes(self, like: Tensor) -> list[PositionConfig]:
-        """The schemes with `max_positions` that hold through a cache too: a decay within a window has no end there.
+    def schemes_with_max_positions(self, like: Tensor) -> list[PositionConfig]:
+        """The schemes that are defined for some number of positions alone, through a cache too.
 
         >>> stack = Stack(ModelConfig(vocab_size=9, dim=8, num_layers=1, num_heads=1, position="xpos"), "decoder")
-        >>> [scheme.max_positions for scheme in stack.limited_schemes(torch.zeros(1))]
+        >>> [scheme.max_positions for scheme in stack.schemes_with_max_positions(torch.zeros(1))]
         [32768]
         """
-        own = [scheme for scheme in self.schemes[:1] if "input" in scheme.acts_on]
-        layers = [layer.position for index, layer in enumerate(self.layers) if not self._decays(index, like)]
-        return [scheme for scheme in dict.fromkeys([*own, *layers]) if scheme.max_positions is not None]
-
-    def _sink_positions(self, x: Tensor, seq: SequenceInfo, layer: Layer, which: int) -> tuple[Any, Tensor]:
-        """Positions for queries that attend to sink tokens, capped at the length of window and sinks together."""
-        reach = (layer.attention.window or 0) + layer.attention.sink_tokens - 1
-        rows = seq.rows.minimum(seq.origin() + reach)
-        return self.position(which).prepare(replace(seq, positions=rows), x), rows
+        own = [scheme for scheme in self.schemes[:1] if "input" in scheme.acts_on and scheme.max_positions is not None]
+        in_layers = [
+            layer.position
+            for layer, which in zip(self.layers, self.scheme_index, strict=True)
+            if self.position(which).max_cached_positions(layer.attention.window, like) is not None
+        ]
+        return list(dict.fromkeys([*own, *in_layers]))
 
     def _cross_attention_contexts(
         self, x: Tensor, seq: SequenceInfo, memory: EncoderOutput, cache: KVCacheProtocol | None, record: Record
@@ -196,6 +191,15 @@ class Stack(nn.Module):
             kept = cache.cross
         steps = [CrossStep(mask, None, memory.hidden, own) for own in kept]
         return [AttentionContext(mask, NO_POSITION, step, weights=record.cross_attention) for step in steps]
+
+
+def capped_sinks(scheme: Position, seq: SequenceInfo, attention: AttentionConfig, x: Tensor) -> CappedSinks | None:
+    """Positions of queries that attend to sink tokens, capped at the length of window and sinks together."""
+    if not attention.cap_sinks:
+        return None
+    reach = (attention.window or 0) + attention.sink_tokens - 1
+    positions = seq.rows.minimum(seq.origin() + reach)
+    return CappedSinks(scheme.prepare(replace(seq, positions=positions), x), positions)
 
 
 class Transformer(nn.Module):

@@ -79,6 +79,11 @@ class PositionConfig(Choice, what="position scheme"):
         return False
 
     @property
+    def decode_kernel_why_not(self) -> str | None:
+        """Why decode kernels do not apply the scheme; None where they do: by `Position.rotary_args`, or not at all."""
+        return "positions are neither rotary nor absent"
+
+    @property
     def parts(self) -> tuple[PositionConfig, ...]:
         """The schemes that act together: this one, or those that it combines."""
         return (self,)

@@ -297,7 +297,7 @@ def check_length(
         return min((n for n in (source.count, limit) if n is not None), default=1 << 62) - 1
 
     assert model.decoder is not None
-    for scheme in model.decoder.limited_schemes(model.tokens.weight):
+    for scheme in model.decoder.schemes_with_max_positions(model.tokens.weight):
         most = scheme.max_positions or 0
         if "input" not in scheme.acts_on:
             if is_longer(most + 1):

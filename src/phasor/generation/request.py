@@ -186,7 +186,7 @@ class GenerationRequest:
     def _check_decoder(self, stack: Stack, like: Tensor) -> None:
         """Whether a decoder's positions suffice for its tokens."""
         options, longest = self.options, max(map(len, self.decoder_prompts()))
-        limited, given = stack.limited_schemes(like), self.positions
+        limited, given = stack.schemes_with_max_positions(like), self.positions
         # Only contrastive search reads the last token too.
         new = (options.max_new_tokens or 1) - (0 if options.penalty_alpha else 1)
         if given is not None:

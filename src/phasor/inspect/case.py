@@ -19,14 +19,11 @@ from phasor.nn.layer_step import LayerStep
 from phasor.nn.moe import Experts
 from phasor.nn.norm import build_norm
 from phasor.nn.positions.base import Position, build_position
-from phasor.nn.positions.rotary.config import PiecewiseRotaryConfig
-from phasor.nn.positions.rotary.module import Angles, Rotary
 from phasor.nn.quantized import QuantizedLinear
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops.adamw.adamw import AdamW, StepTensors
-from phasor.ops.attention import Bias, Mask, ScoreMod, ScorePiece, SinkQueries, SumBias
+from phasor.ops.attention import Mask, ScoreMod, SinkQueries
 from phasor.ops.quantized import QuantizedMatrix
-from phasor.ops.rope import RopeArgs
 from phasor.quantization import WEIGHTS, quantize
 from phasor.training.float8 import convert_to_float8
 from phasor.transformer import Transformer
@@ -137,16 +134,7 @@ class Case:
     @property
     def score_mod(self) -> ScoreMod:
         """How self-attention modifies its scores."""
-        module, config = self.block.attention, self.layer.attention
-        return ScoreMod(
-            scale=module.scale,
-            softcap=config.softcap,
-            sink_logits=module.sinks,
-            bias=self._bias(self.length - 1),
-            sink_queries=SinkQueries(self.queries, self.tensor(1, self.length)) if config.cap_sinks else None,
-            dropout=module.dropout if self.training else 0.0,
-            pieces=self._pieces(),
-        )
+        return self._score_mod(max_distance=self.length - 1)
 
     @property
     def attention_args(self) -> AttentionArgs:
@@ -159,13 +147,12 @@ class Case:
         config = self.layer.attention
         kept = self.length if config.reach is None else min(self.length, config.sink_tokens + config.reach - 1)
         keys = self.tensor(1, kept + self.length, self.config.num_kv_heads, self.config.head_dim)
-        score_mod = replace(self.score_mod, bias=self._bias(max_distance=None))
-        return self.queries, keys, keys, replace(self.mask, offset=kept), score_mod
+        return self.queries, keys, keys, replace(self.mask, offset=kept), self._score_mod(max_distance=None)
 
     @property
     def cross_attention_args(self) -> AttentionArgs:
         """What cross-attention is called with: no positions act on its scores."""
-        score_mod = replace(self.score_mod, bias=None, sink_queries=None)
+        score_mod = replace(self.score_mod, bias=None, sink_queries=None, pieces=())
         return self.queries, self.keys, self.keys, Mask(aligned=False), score_mod
 
     @cached_property
@@ -182,18 +169,12 @@ class Case:
 
     @property
     def position_args(self) -> tuple[SoftmaxAttention, Tensor, AttentionContext]:
-        """What rotary positions are applied to queries and keys with."""
-        attention, x = self.block.attention, self.hidden
-        parts = [part for part in self.position.modules() if isinstance(part, Position)]
-        rotary = next(part for part in reversed(parts) if "keys" in part.config.acts_on)
-        prepared: RopeArgs | Angles | None = None
-        if isinstance(rotary, Rotary):
-            reason = rotary.why_not(self.seq, x)
-            prepared = RopeArgs(x, x, x) if reason is None else Angles((x, x), (x, x), why_not=reason)
+        """What positions are applied to queries and keys with."""
+        attention, reason = self.block.attention, self.position.why_not(self.seq, self.hidden)
         projected = self.tensor(
             1, self.length, attention.num_kv_heads, attention.queries_per_kv + 2, attention.head_dim
         )
-        return attention, projected, AttentionContext(self.mask, rotary, LayerStep(self.mask, None), prepared)
+        return attention, projected, AttentionContext(self.mask, Unprepared(), LayerStep(self.mask, None), reason)
 
     @property
     def norm(self) -> nn.Module:
@@ -216,18 +197,30 @@ class Case:
             optimizer = AdamW([weight], fused=True)
             return optimizer, optimizer.gather()
 
-    def _pieces(self) -> tuple[ScorePiece, ...]:
-        if any(isinstance(part, PiecewiseRotaryConfig) for part in self.layer.position.parts):
-            return (ScorePiece(self.queries, self.keys, lambda queries, keys: queries >= keys),)
-        return ()
-
-    def _bias(self, max_distance: int | None) -> Bias | SumBias | None:
-        if "scores" not in self.layer.position.acts_on:
-            return None
+    def _score_mod(self, max_distance: int | None) -> ScoreMod:
+        module, config, position = self.block.attention, self.layer.attention, self.position
         with torch.device("meta"):
             seq = SequenceInfo(torch.arange(self.length), self.length, max_distance=max_distance)
-            prepared = self.position.prepare(seq, torch.empty(1, 1, 1, dtype=self.dtype))
-            if self.position.config.follows_input:
-                x = torch.empty(1, self.length, self.config.dim, dtype=self.dtype)
-                prepared = self.position.for_layer(x, prepared, 0, LayerStep(Mask(), None))
-            return self.position.on_scores(prepared)
+            x = torch.empty(1, self.length, self.config.dim, dtype=self.dtype)
+            q = torch.empty(1, self.length, self.config.num_heads, self.config.head_dim, dtype=self.dtype)
+            k = torch.empty(1, self.length, self.config.num_kv_heads, self.config.head_dim, dtype=self.dtype)
+            ctx = AttentionContext(self.mask, position, LayerStep(self.mask, seq.rows), position.prepare(seq, x))
+            prepared = ctx.for_layer(x).prepared
+            score_mod = ScoreMod(
+                scale=module.scale,
+                softcap=config.softcap,
+                sink_logits=module.sinks,
+                bias=position.on_scores(prepared),
+                query_positions=seq.rows,
+                key_positions=seq.rows,
+                sink_queries=SinkQueries(self.queries, self.tensor(1, self.length)) if config.cap_sinks else None,
+                dropout=module.dropout if self.training else 0.0,
+            )
+            return position.on_attention(q, k, self.mask, score_mod, prepared)[2]
+
+
+class Unprepared(Position):
+    """A scheme for which nothing was prepared, other than why no kernel applies it."""
+
+    def kernel_why_not(self, prepared: str | None) -> str | None:
+        return prepared

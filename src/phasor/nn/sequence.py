@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
 
 from phasor.config.schema import quote
 from phasor.nn.checks import can_check_values
+from phasor.ops.attention import Mask
 
 Length = int | Sequence[int] | Sequence[Sequence[int]]
 
@@ -42,7 +43,7 @@ class SequenceInfo:
     document_ids: Tensor | None = None
     order: Tensor | None = None
     first: Tensor | None = None  # from an earlier call with the same cache: where each token's sequence begins
-    window: int | None = None  # of layers whose keys a cache holds without their decay; see `Position.decay`
+    cached_window: int | None = None  # of the layers, where a cache keeps their keys; see `Position.depends_on_window`
     max_distance: int | None = None  # between positions, where the host knows it: where they count the tokens
 
     @property
@@ -60,6 +61,19 @@ class SequenceInfo:
         first = (self.order == 0) & (True if self.attention_mask is None else self.attention_mask)
         start = torch.where(first, index, 0).cummax(-1).values
         return self.rows.expand_as(self.order).gather(-1, start)
+
+
+class KeyInfo(NamedTuple):
+    """What some layers attend to in one call, those of a cache included: the mask and positions `[B or 1, S]` of keys.
+
+    `sink_query_positions`, `[B or 1, T]`, are those of queries that attend to sink tokens, where their distance is
+    capped.
+    """
+
+    seq: SequenceInfo
+    mask: Mask
+    positions: Tensor
+    sink_query_positions: Tensor | None = None
 
 
 def sequence_info(

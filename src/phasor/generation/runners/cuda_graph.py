@@ -22,7 +22,7 @@ from phasor.kv_cache.dynamic import KVCache
 from phasor.kv_cache.protocol import EncoderOutput
 from phasor.kv_cache.static import StaticKVCache
 from phasor.nn.moe import Experts
-from phasor.nn.positions.rotary.module import Rotary, table_of
+from phasor.nn.positions.base import Position
 from phasor.ops import dispatch
 from phasor.ops.constants import cached_constants
 from phasor.transformer import Stack, Transformer
@@ -258,11 +258,7 @@ def planned_length(spec: StepSpec) -> int | None:
 
 def frequency_tables(model: Transformer, length: int) -> tuple[Any, ...]:
     """What a graph has of a planned length: the frequencies of the schemes that depend on it, or the length itself."""
-    stack = cast(Stack, model.decoder)
-    by_length = [
-        module for module, scheme in zip(stack.positions, stack.schemes, strict=True) if scheme.depends_on_length
-    ]
-    return tuple(table_of(x.config, x.rotary_dim, length) if isinstance(x, Rotary) else length for x in by_length)
+    return tuple(cast(Position, module).length_key(length) for module in cast(Stack, model.decoder).positions)
 
 
 def graph_bytes(spec: StepSpec) -> int:

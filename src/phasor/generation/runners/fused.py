@@ -22,11 +22,8 @@ from phasor.nn.feed_forward import FeedForward
 from phasor.nn.heads import LogitsHead
 from phasor.nn.moe import Experts
 from phasor.nn.norm import RMSNorm
-from phasor.nn.positions import NoPositionConfig, RotaryConfig
-from phasor.nn.positions.rotary.module import Rotary, table_of
 from phasor.nn.quantized import Quantized, QuantizedLinear
 from phasor.ops import dispatch
-from phasor.ops.constants import constant
 from phasor.ops.decode import ACTIVATIONS, NormArgs, QKNormArgs, RotaryArgs
 from phasor.ops.decode.tiles import MAX_EXPERT_ROWS
 from phasor.ops.launch import supports_pdl
@@ -115,12 +112,8 @@ def matrix(linear: nn.Linear | QuantizedLinear) -> Matrix:
 def layer_why_not(layer: Layer) -> str | None:
     """Why the fused step is not for a layer."""
     position, attention, network = layer
-    rotary = position if isinstance(position, RotaryConfig) else None
     partly = {"q", "k", "v"} & set(attention.bias)
     reasons = {
-        "positions are neither rotary nor absent": rotary is None and not isinstance(position, NoPositionConfig),
-        "positions have several axes, decay or rotate values": rotary is not None
-        and (type(rotary) is not RotaryConfig or rotary.rotate_values),
         "attention has a softcap, a clip or capped sinks": bool(
             attention.softcap or attention.clip is not None or attention.cap_sinks
         ),
@@ -131,7 +124,7 @@ def layer_why_not(layer: Layer) -> str | None:
         f"no kernel has the activation {network.activation.kind!r}": network.experts is None
         and network.activation.kind not in ACTIVATIONS,
     }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+    return position.decode_kernel_why_not or next((reason for reason, holds in reasons.items() if holds), None)
 
 
 class FusedLayer(NamedTuple):
@@ -303,13 +296,9 @@ class FusedStep:
 def layer_parts(stack: Stack, cache: StaticKVCache, index: int) -> FusedLayer:
     """What the step needs of a layer."""
     block, layout = cast(Block, stack.blocks[index]), cache.layouts[index]
-    attention, scheme = block.attention, stack.position(stack.scheme_of[index])
+    attention, scheme = block.attention, stack.position(stack.scheme_index[index])
     keys, values = cache.layers[index]["keys"], cache.layers[index]["values"]
-    rope = qk_norm = None
-    if isinstance(scheme, Rotary):
-        table = scheme.fixed or table_of(scheme.config, scheme.rotary_dim, cache.length)
-        increments = constant(table.increments, keys.device, torch.int64)
-        rope = RotaryArgs(increments, table.factor, scheme.rotary_dim, scheme.config.pairing == "adjacent")
+    rope, qk_norm = scheme.rotary_args(cache.length, keys.device), None
     if attention.has_qk_norm:
         q, k = cast(RMSNorm, attention.q_norm), cast(RMSNorm, attention.k_norm)
         qk_norm = QKNormArgs(q.weight, k.weight, q.offset, q.eps)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -12,15 +12,21 @@ from phasor.nn.positions.base import Position
 from phasor.ops.attention import Mask
 
 
+class CappedSinks(NamedTuple):
+    """Positions of queries that attend to sink tokens: as the scheme prepared them, and as integers `[B or 1, T]`."""
+
+    prepared: Any
+    positions: Tensor
+
+
 @dataclass(slots=True)
 class AttentionContext:
     """What one layer's attention takes besides its input: the mask, and positions as its scheme prepared them.
 
     `layer` counts the layers with the same scheme. `step` stores what the layer keeps for its tokens and returns that
     of all keys; that of cross-attention is a `CrossStep`. `positions`, `[B or 1, T]`, and those of the keys in `step`
-    are for schemes that act on scores. `sink_positions` are positions (as prepared, and as integers) for queries that
-    attend to sink tokens. Attention weights are appended to `weights` where a `Record` asks for them. With `decays` the
-    cache holds keys without the decay of their scheme, which this call applies.
+    are for schemes that act on scores. `capped_sinks` has the positions of queries that attend to sink tokens, where
+    that distance is capped. Attention weights are appended to `weights` where a `Record` asks for them.
     """
 
     mask: Mask
@@ -29,9 +35,8 @@ class AttentionContext:
     prepared: Any = None
     layer: int = 0
     positions: Tensor | None = None
-    sink_positions: tuple[Any, Tensor] | None = None
+    capped_sinks: CappedSinks | None = None
     weights: list[Tensor] | None = None
-    decays: bool = False
 
     def for_layer(self, x: Tensor) -> AttentionContext:
         """The context with positions that follow the layer's input `[B, T, dim]`, where the scheme's do."""

@@ -7,6 +7,7 @@ handed to the hooks of every layer, so that nothing is computed twice and nothin
 from __future__ import annotations
 
 import importlib
+from collections.abc import Hashable
 from typing import Any, ClassVar, Self, TypeVar
 
 import torch
@@ -15,8 +16,9 @@ from torch import Tensor, nn
 from phasor.config import ModelConfig, PositionConfig
 from phasor.config.model import Side
 from phasor.nn.layer_step import LayerStep
-from phasor.nn.sequence import SequenceInfo
-from phasor.ops.attention import Bias, ScorePiece, SumBias
+from phasor.nn.sequence import KeyInfo, SequenceInfo
+from phasor.ops.attention import Bias, Mask, ScoreMod, SumBias
+from phasor.ops.decode.arguments import RotaryArgs
 from phasor.ops.rope import split_qkv
 
 PerHead = TypeVar("PerHead", Tensor, tuple[float, ...])
@@ -31,6 +33,7 @@ class Position(nn.Module):
     modules_by_config: ClassVar[dict[type[PositionConfig], type[Position]]] = {}
 
     config: PositionConfig = PositionConfig.from_dict({"kind": "none"})
+    depends_on_window = False  # whether `prepare` runs for each window of layers with a cache: `seq.cached_window`
     head_part = (0, 1)  # which of how many parts of the heads this process has
 
     def __init_subclass__(cls, config: type[PositionConfig] | None = None, **kwargs: Any) -> None:
@@ -53,6 +56,13 @@ class Position(nn.Module):
     def prepare(self, seq: SequenceInfo, like: Tensor) -> Any:
         """What the hooks inside layers need, for activations of the dtype and device of `like`."""
         return None
+
+    def prepare_keys(self, prepared: Any, keys: KeyInfo, like: Tensor) -> Any:
+        """What the hooks inside layers take in place of what was prepared, given the keys that they attend to.
+
+        It is called once for all layers of a forward that have the same scheme and attend to the same keys.
+        """
+        return prepared
 
     def on_input(self, x: Tensor, seq: SequenceInfo) -> Tensor:
         """Token vectors `[B, T, dim]` with positions in them."""
@@ -82,6 +92,13 @@ class Position(nn.Module):
         """Queries, keys and values of the same tokens, each by its hook: for schemes that take them together faster."""
         return self.on_query(q, prepared), self.on_key(k, prepared), self.on_value(v, prepared)
 
+    def why_not(self, seq: SequenceInfo, like: Tensor) -> str | None:
+        """Why no kernel applies the scheme to queries and keys of the dtype and device of `like`; None where one does.
+
+        It is what `kernel_why_not` gives of `prepare`, without preparing anything.
+        """
+        return "the scheme has no kernel"
+
     def kernel_why_not(self, prepared: Any) -> str | None:
         """Why no kernel applies the scheme to queries and keys as prepared; None where `on_projection` does."""
         return "the scheme has no kernel"
@@ -91,24 +108,31 @@ class Position(nn.Module):
         q, k, v = split_qkv(projected)
         return self.on_heads(q.flatten(-3, -2), k, v, prepared)
 
-    def decays_in(self, window: int, like: Tensor) -> bool:
-        """Whether a cache of a layer with that window holds keys without their decay, for `decay` to apply."""
-        return False
-
-    def decay(self, since: Tensor, like: Tensor) -> Tensor:
-        """Factors `[B or 1, T, 1, D]` of queries `since` positions after a reference; keys have the inverse."""
-        raise NotImplementedError(f"{type(self).__name__} has no decay")
-
     def on_scores(self, prepared: Any) -> Bias | SumBias | None:
-        """What positions add to scores, called block by block; None for nothing."""
+        """What positions add to scores, which is called block by block; None for nothing."""
         return None
 
-    def pieces(self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, causal: bool) -> tuple[ScorePiece, ...]:
-        """Other queries and keys for some of their pairs, made of those with positions in them.
+    def on_attention(
+        self, q: Tensor, k: Tensor, mask: Mask, score_mod: ScoreMod, prepared: Any
+    ) -> tuple[Tensor, Tensor, ScoreMod]:
+        """Queries `[B, T, H, D]` and all keys `[B, S, K, D]`, those of a cache included, as their product is taken."""
+        return q, k, score_mod
 
-        `queries` and `keys` are their positions, `[B or 1, T]`. Where not `causal`, queries may see keys ahead.
-        """
-        return ()
+    def on_output(self, y: Tensor, prepared: Any) -> Tensor:
+        """What the heads of attention give, `[B, T, H, D]`, before they are projected."""
+        return y
+
+    def max_cached_positions(self, window: int | None, like: Tensor) -> int | None:
+        """The number of positions that the scheme is defined for in a layer with that window and a cache, or None."""
+        return self.config.max_positions
+
+    def length_key(self, length: int) -> Hashable:
+        """What of a planned length the scheme depends on: lengths with equal keys have equal positions."""
+        return length if self.config.depends_on_length else None
+
+    def rotary_args(self, length: int | None, device: torch.device) -> RotaryArgs | None:
+        """The rotation that decode kernels apply, where the configuration has no `decode_kernel_why_not`."""
+        return None
 
     def own_heads(self, per_head: PerHead) -> PerHead:
         """What is given for all heads along the last dimension, for those that this process has."""

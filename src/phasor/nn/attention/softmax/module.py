@@ -18,7 +18,7 @@ from phasor.config import (
 from phasor.nn.attention.base import Attention, AttentionContext
 from phasor.nn.layer_step import CrossStep
 from phasor.nn.norm import build_norm
-from phasor.ops.attention import Mask, ScoreMod, ScorePiece, SinkQueries, attention, attention_ref
+from phasor.ops.attention import Mask, ScoreMod, SinkQueries, attention, attention_ref
 from phasor.ops.dispatch import Dispatch, Path
 from phasor.ops.rope import split_qkv
 from phasor.ops.sparse_attention import (
@@ -142,39 +142,20 @@ class SoftmaxAttention(Attention):
         q, sink_queries = q.flatten(-3, -2), None
         if self.unfusable_reason is not None:
             q, k, v = (self._bias_clip_norm(part, x) for part, x in (("q", q), ("k", k), ("v", v)))
-            if ctx.sink_positions is not None:
-                prepared, positions = ctx.sink_positions
+            if ctx.capped_sinks is not None:
+                prepared, positions = ctx.capped_sinks
                 sink_queries = SinkQueries(ctx.position.on_query(q, prepared), positions)
         return *ctx.position.on_heads(q, k, v, ctx.prepared), sink_queries
 
-    def decay(
-        self, q: Tensor, k: Tensor, sink_queries: SinkQueries | None, ctx: AttentionContext
-    ) -> tuple[Tensor, Tensor, SinkQueries | None]:
-        """Queries and keys that decay from the call's first position on; the factors are the same for all layers."""
-        positions, key_positions = ctx.positions, ctx.step.key_positions
-        assert positions is not None
-        assert key_positions is not None
-        sinks = None if sink_queries is None else sink_queries.positions
-        of_q, of_k, of_sinks = decay_factors(ctx, positions, key_positions, sinks, q)
-        if sink_queries is not None and of_sinks is not None:
-            sink_queries = SinkQueries((sink_queries.queries * of_sinks).to(q.dtype), sink_queries.positions)
-        return (q * of_q).to(q.dtype), (k * of_k).to(k.dtype), sink_queries
-
     def forward(self, x: Tensor, ctx: AttentionContext) -> Tensor:
         sink_queries: SinkQueries | None = None
-        pieces: tuple[ScorePiece, ...] = ()
         if not self.cross:
             ctx = ctx.for_layer(x)
             q, k, v, sink_queries = APPLY_POSITIONS(self, self.project(x), ctx)
             k, v = ctx.step.update(keys=k, values=v)
-            if ctx.decays:
-                q, k, sink_queries = self.decay(q, k, sink_queries, ctx)
-            if ctx.positions is not None and ctx.step.key_positions is not None:
-                causal = ctx.mask.causal and ctx.mask.prefix_length is None
-                pieces = ctx.position.pieces(q, k, ctx.positions, ctx.step.key_positions, causal)
         else:
-            q = self._bias_clip_norm("q", self.q(x).unflatten(-1, (self.num_heads, self.head_dim)))
             assert isinstance(ctx.step, CrossStep)
+            q = self._bias_clip_norm("q", self.q(x).unflatten(-1, (self.num_heads, self.head_dim)))
             projected = ctx.step.project(self.project_kv)
             k, v = projected["keys"], projected["values"]
         score_mod = ScoreMod(
@@ -185,16 +166,16 @@ class SoftmaxAttention(Attention):
             query_positions=ctx.positions,
             key_positions=ctx.step.key_positions,
             sink_queries=sink_queries,
-            pieces=pieces,
             dropout=self.dropout if self.training else 0.0,
         )
+        q, k, score_mod = ctx.position.on_attention(q, k, ctx.mask, score_mod, ctx.prepared)
         sparse = ctx.mask.pattern is not None
         if ctx.weights is None:
             y = (sparse_attention if sparse else attention)(q, k, v, ctx.mask, score_mod)
         else:
             y, weights = (sparse_attention_ref if sparse else attention_ref)(q, k, v, ctx.mask, score_mod)
             ctx.weights.append(weights)
-        return self.out(y.flatten(-2))
+        return self.out(ctx.position.on_output(y, ctx.prepared).flatten(-2))
 
 
 def build_pattern(config: SparseConfig) -> Pattern:
@@ -211,19 +192,6 @@ def build_pattern(config: SparseConfig) -> Pattern:
         return KeyBlocks(config.block, config.local, config.stride, config.global_blocks)
     assert isinstance(config, TopKConfig)
     return TopBlocks(config.block, config.top_k)
-
-
-def decay_factors(
-    ctx: AttentionContext, positions: Tensor, key_positions: Tensor, sink_positions: Tensor | None, like: Tensor
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The factors of queries, keys and the queries of sink tokens, whose reference is a position of their own."""
-    reference, of_sinks = positions[:, :1], None
-    of_q = ctx.position.decay(positions - reference, like)
-    if sink_positions is not None:
-        of_sinks = ctx.position.decay(sink_positions - sink_positions[:, :1], like)
-        keys = torch.arange(key_positions.shape[1], device=like.device)
-        reference = torch.where(ctx.mask.is_sink(keys), sink_positions[:, :1], reference)
-    return of_q, ctx.position.decay(reference - key_positions, like), of_sinks
 
 
 def kernel_why_not(attention: SoftmaxAttention, projected: Tensor, ctx: AttentionContext) -> str | None:

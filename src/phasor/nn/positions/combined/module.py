@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
@@ -13,8 +13,8 @@ from phasor.config.model import Side
 from phasor.nn.layer_step import LayerStep
 from phasor.nn.positions.base import Position, build_position
 from phasor.nn.positions.combined.config import CombinedConfig
-from phasor.nn.sequence import SequenceInfo
-from phasor.ops.attention import Bias, ScorePiece, SumBias
+from phasor.nn.sequence import KeyInfo, SequenceInfo
+from phasor.ops.attention import Bias, Mask, ScoreMod, SumBias
 
 Prepared = Sequence[Any]
 
@@ -51,6 +51,7 @@ class Combined(Position, config=CombinedConfig):
         super().__init__()
         self.config = config
         self.schemes = nn.ModuleList(parts)
+        self.depends_on_window = any(part.depends_on_window for part in parts)
 
     @classmethod
     def build(cls, config: CombinedConfig, model: ModelConfig, side: Side) -> Self:
@@ -74,6 +75,9 @@ class Combined(Position, config=CombinedConfig):
     def prepare(self, seq: SequenceInfo, like: Tensor) -> Prepared:
         return [part.prepare(seq, like) for part in self.parts]
 
+    def prepare_keys(self, prepared: Prepared, keys: KeyInfo, like: Tensor) -> Prepared:
+        return [part.prepare_keys(own, keys, like) for part, own in zip(self.parts, prepared, strict=True)]
+
     def for_layer(self, x: Tensor, prepared: Prepared, layer: int, step: LayerStep) -> Prepared:
         return [part.for_layer(x, own, layer, step) for part, own in zip(self.parts, prepared, strict=True)]
 
@@ -86,6 +90,11 @@ class Combined(Position, config=CombinedConfig):
         for part, own in zip(self.parts, prepared, strict=True):
             q, k, v = part.on_heads(q, k, v, own)
         return q, k, v
+
+    def why_not(self, seq: SequenceInfo, like: Tensor) -> str | None:
+        if self.rotating is None:
+            return super().why_not(seq, like)
+        return self.parts[self.rotating].why_not(seq, like)
 
     def kernel_why_not(self, prepared: Prepared) -> str | None:
         if self.rotating is None:
@@ -102,15 +111,24 @@ class Combined(Position, config=CombinedConfig):
                 q, k, v = part.on_heads(q, k, v, own)
         return q, k, v
 
-    def decays_in(self, window: int, like: Tensor) -> bool:
-        return any(part.decays_in(window, like) for part in self.parts)
+    def on_attention(
+        self, q: Tensor, k: Tensor, mask: Mask, score_mod: ScoreMod, prepared: Prepared
+    ) -> tuple[Tensor, Tensor, ScoreMod]:
+        for part, own in zip(self.parts, prepared, strict=True):
+            q, k, score_mod = part.on_attention(q, k, mask, score_mod, own)
+        return q, k, score_mod
 
-    def decay(self, since: Tensor, like: Tensor) -> Tensor:
-        assert self.rotating is not None
-        return self.parts[self.rotating].decay(since, like)
+    def on_output(self, y: Tensor, prepared: Prepared) -> Tensor:
+        for part, own in zip(self.parts, prepared, strict=True):
+            y = part.on_output(y, own)
+        return y
 
-    def pieces(self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, causal: bool) -> tuple[ScorePiece, ...]:
-        return tuple(piece for part in self.parts for piece in part.pieces(q, k, queries, keys, causal))
+    def max_cached_positions(self, window: int | None, like: Tensor) -> int | None:
+        found = (part.max_cached_positions(window, like) for part in self.parts)
+        return min((most for most in found if most is not None), default=None)
+
+    def length_key(self, length: int) -> Hashable:
+        return tuple(part.length_key(length) for part in self.parts)
 
     def on_scores(self, prepared: Prepared) -> Bias | SumBias | None:
         found = [part.on_scores(own) for part, own in zip(self.parts, prepared, strict=True)]

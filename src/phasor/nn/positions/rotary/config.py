@@ -92,6 +92,12 @@ class RotaryConfig(PositionConfig, kind="rotary"):
         """What rotated queries and keys are multiplied by."""
         return 1.0 if self.extension is None else self.extension.attention_factor(length)
 
+    @property
+    def decode_kernel_why_not(self) -> str | None:
+        if type(self) is not RotaryConfig or self.rotate_values:
+            return "positions have several axes, decay or rotate values"
+        return None
+
     @classmethod
     def examples(cls) -> dict[str, PositionConfig]:
         return {

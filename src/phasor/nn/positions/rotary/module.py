@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple, Self, cast
 
@@ -19,6 +19,7 @@ from phasor.nn.positions.phase import cos_sin_of, increments
 from phasor.nn.positions.rotary.config import RotaryConfig
 from phasor.nn.sequence import SequenceInfo, at_least, check_length_type
 from phasor.ops.constants import constant
+from phasor.ops.decode.arguments import RotaryArgs
 from phasor.ops.rope import (
     RopeArgs,
     expand_cos_sin,
@@ -30,6 +31,14 @@ from phasor.ops.rope import (
 )
 
 
+class Decay(NamedTuple):
+    """Factors `[B or 1, T, 1, D]` on queries, on all keys, and on queries that attend to sink tokens."""
+
+    query: Tensor
+    key: Tensor
+    sink_query: Tensor | None
+
+
 class Angles(NamedTuple):
     """The rotations of one forward: cosines and sines with their factors, `[B or 1, T, 1, pairs]`."""
 
@@ -38,6 +47,7 @@ class Angles(NamedTuple):
     value: tuple[Tensor, Tensor] | None = None  # without factors, where values are rotated
     whole: bool = False  # whether queries' and keys' are those of `expand_cos_sin`
     why_not: str | None = None  # why the kernel that computes its own angles does not apply
+    decay: Decay | None = None  # what queries and keys are multiplied by after the cache
 
 
 class Table(NamedTuple):
@@ -163,7 +173,7 @@ class Rotary(Position, config=RotaryConfig):
             factor = self._factors(seq.length, cos)
             cos, sin = cos * factor, sin * factor
         angles = self.angles(cos, sin, seq, like)
-        return Angles(angles.query, angles.key, value, angles.whole, reason)
+        return angles._replace(value=value, why_not=reason)
 
     def angles(self, cos: Tensor, sin: Tensor, seq: SequenceInfo, like: Tensor) -> Angles:
         """Cosines and sines for queries and keys, from those of the positions with the attention factor applied."""
@@ -206,6 +216,14 @@ class Rotary(Position, config=RotaryConfig):
             if isinstance(prepared, RopeArgs) or prepared.value is None
             else rotate_pairs(v, *prepared.value, self.config.pairing)
         )
+
+    def length_key(self, length: int) -> Hashable:
+        return table_of(self.config, self.rotary_dim, length) if self.config.depends_on_length else None
+
+    def rotary_args(self, length: int | None, device: torch.device) -> RotaryArgs:
+        table = self.fixed or table_of(self.config, self.rotary_dim, length)
+        increments = constant(table.increments, device, torch.int64)
+        return RotaryArgs(increments, table.factor, self.rotary_dim, self.config.pairing == "adjacent")
 
     def _cos_sin(self, positions: Tensor, length: int | Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         inc = self._increments(length, positions.device)

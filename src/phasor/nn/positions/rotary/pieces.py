@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from phasor.nn.positions.rotary.config import PiecewiseRotaryConfig
-from phasor.nn.positions.rotary.module import Rotary, headwise
-from phasor.ops.rope import rotate_pairs
+from phasor.nn.positions.rotary.module import Angles, Rotary, headwise
+from phasor.ops.attention import Mask, ScoreMod, ScorePiece
+from phasor.ops.rope import RopeArgs, rotate_pairs
 
 
 class PiecewiseRotary(Rotary):
@@ -17,6 +20,23 @@ class PiecewiseRotary(Rotary):
     """
 
     config: PiecewiseRotaryConfig
+
+    def on_attention(
+        self, q: Tensor, k: Tensor, mask: Mask, score_mod: ScoreMod, prepared: Angles | RopeArgs
+    ) -> tuple[Tensor, Tensor, ScoreMod]:
+        queries, keys = score_mod.query_positions, score_mod.key_positions
+        assert queries is not None
+        assert keys is not None
+        causal = mask.causal and mask.prefix_length is None
+        pieces = self.pieces(q, k, queries, keys, causal)
+        return q, k, replace(score_mod, pieces=(*score_mod.pieces, *pieces))
+
+    def pieces(self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, causal: bool) -> tuple[ScorePiece, ...]:
+        """Other queries and keys for some of their pairs, made of those with positions in them.
+
+        `queries` and `keys` are their positions, `[B or 1, T]`. Where not `causal`, queries may see keys ahead.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not implement pieces")
 
     def rotate_by(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotated heads `[B, T, H, D]`, rotated further by positions `[B or 1, T]` of either sign."""

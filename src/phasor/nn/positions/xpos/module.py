@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from phasor.nn.checks import can_check_values
-from phasor.nn.positions.rotary.module import Angles, Rotary, headwise
+from phasor.nn.positions.rotary.module import Angles, Decay, Rotary, headwise
 from phasor.nn.positions.xpos.config import XPosConfig
-from phasor.nn.sequence import SequenceInfo
+from phasor.nn.sequence import KeyInfo, SequenceInfo
+from phasor.ops.attention import Mask, ScoreMod, SinkQueries
+from phasor.ops.dispatch import compute_dtype
+from phasor.ops.rope import RopeArgs
 
 
 class XPos(Rotary, config=XPosConfig):
@@ -20,13 +25,15 @@ class XPos(Rotary, config=XPosConfig):
     """
 
     config: XPosConfig
+    depends_on_window = True
 
     def why_not(self, seq: SequenceInfo, like: Tensor) -> str | None:
         return "xPos scales queries and keys differently"
 
     def angles(self, cos: Tensor, sin: Tensor, seq: SequenceInfo, like: Tensor) -> Angles:
-        if seq.window is not None:
-            older = 0 if seq.first is None else seq.window - 1  # in a first call there are none
+        if self._decays_after_cache(seq, like):
+            assert seq.cached_window is not None
+            older = 0 if seq.first is None else seq.cached_window - 1  # in a first call there are none
             self._check_span(seq.rows.shape[-1] + older, like)
             self._check_span(seq.rows - seq.rows[:, :1], like, seq.order is None)
             both = headwise(cos), headwise(sin)
@@ -37,13 +44,49 @@ class XPos(Rotary, config=XPosConfig):
         query = headwise(cos * scale), headwise(sin * scale)
         return Angles(query, (headwise(cos / scale), headwise(sin / scale)))
 
-    def decays_in(self, window: int, like: Tensor) -> bool:
+    def prepare_keys(self, prepared: Angles, keys: KeyInfo, like: Tensor) -> Angles:
+        """With the factors of queries and keys from the call's first position on, which sink tokens have another of."""
+        if not self._decays_after_cache(keys.seq, like):
+            return prepared
+        queries, sink_queries, of_sinks = keys.seq.rows, keys.sink_query_positions, None
+        reference = queries[:, :1]
+        of_queries = self._decay(queries - reference, like)
+        if sink_queries is not None:
+            of_sinks = self._decay(sink_queries - sink_queries[:, :1], like)
+            index = torch.arange(keys.positions.shape[1], device=like.device)
+            reference = torch.where(keys.mask.is_sink(index), sink_queries[:, :1], reference)
+        return prepared._replace(decay=Decay(of_queries, self._decay(reference - keys.positions, like), of_sinks))
+
+    def on_attention(
+        self, q: Tensor, k: Tensor, mask: Mask, score_mod: ScoreMod, prepared: Angles | RopeArgs
+    ) -> tuple[Tensor, Tensor, ScoreMod]:
+        decay = None if isinstance(prepared, RopeArgs) else prepared.decay
+        if decay is None:
+            return q, k, score_mod
+        sinks = score_mod.sink_queries
+        if sinks is not None and decay.sink_query is not None:
+            queries = (sinks.queries * decay.sink_query).to(q.dtype)
+            score_mod = replace(score_mod, sink_queries=SinkQueries(queries, sinks.positions))
+        return (q * decay.query).to(q.dtype), (k * decay.key).to(k.dtype), score_mod
+
+    def max_cached_positions(self, window: int | None, like: Tensor) -> int | None:
+        return None if window is not None and self._spans(window, like) else self.config.max_positions
+
+    def _decays_after_cache(self, seq: SequenceInfo, like: Tensor) -> bool:
+        """Whether a cache holds keys without the decay, which each call applies to all of them."""
+        window = seq.cached_window
+        return window is not None and seq.document_ids is None and self._spans(window, like)
+
+    def _spans(self, window: int, like: Tensor) -> bool:
+        """Whether a call of some tokens and its window stay in the range of floats."""
         return window <= self._span(like) // 2
 
-    def decay(self, since: Tensor, like: Tensor) -> Tensor:
+    def _decay(self, since: Tensor, like: Tensor) -> Tensor:
+        """Factors `[B or 1, T, 1, D]` of queries `since` positions after a reference; keys have the inverse."""
         # What comes long after the reference is hidden from all queries, and has to stay finite.
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-        scale = self._scale(since.clamp(min=-self._span(like)), dtype)
+        least = -self._span(like.new_empty(0, dtype=compute_dtype(like)))
+        scale = self._scale(since.clamp(min=least), dtype)
         pairs = (scale, scale) if self.config.pairing == "half" else (scale[..., None], scale[..., None])
         both = torch.cat(pairs, dim=-1).flatten(2)
         return headwise(F.pad(both, (0, self.head_dim - self.rotary_dim), value=1.0))
