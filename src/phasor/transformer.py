@@ -151,7 +151,8 @@ class Stack(nn.Module):
                 capped = None if sinks is None else sinks.positions
                 keys = KeyInfo(own_seq, masks[mask_key], step.key_positions, capped)
                 shared[key] = scheme.prepare_keys(prepared[which, windows[index]], keys, x), sinks
-            ctx = AttentionContext(masks[mask_key], scheme, step, shared[key][0], self.index_in_scheme[index], rows)
+            weights = scheme.layer_weights(self.index_in_scheme[index])
+            ctx = AttentionContext(masks[mask_key], scheme, step, shared[key][0], weights, rows)
             ctx.capped_sinks, ctx.weights = shared[key][1], record.attention
             contexts.append(ctx)
         return contexts

@@ -155,13 +155,14 @@ def test_backends_name_the_runner(kind):
 @pytest.mark.parametrize(("beams", "slots", "heads", "dim"), [(1, 4, 1, 8), (3, 5, 2, 12), (4, 3, 3, 64)])
 def test_the_kernel_that_reorders_a_cache(beams, slots, heads, dim, dtype):
     keys, values = (randn(2 * beams, slots, heads, dim, dtype=dtype) for _ in range(2))
+    sums = torch.randint(-(2**63), 2**63 - 1, (2 * beams, slots, heads))  # what a scheme may keep besides
     order = torch.randint(0, beams, (2 * beams,)) + beams * torch.tensor([0, 1]).repeat_interleave(beams)
     counts = torch.tensor([slots + 2, slots - 1]).repeat_interleave(beams)
-    expected = keys.clone(), values.clone()
+    expected = keys.clone(), values.clone(), sums.clone()
     reorder_cache_ref(expected, order, counts, beams)
     before = keys.clone()
-    reorder_cache.reorder_cache((keys, values), order, counts, beams)
-    for found, ref in zip((keys, values), expected, strict=True):
+    reorder_cache.reorder_cache((keys, values, sums), order, counts, beams)
+    for found, ref in zip((keys, values, sums), expected, strict=True):
         assert torch.equal(found[:beams], ref[:beams])
         assert torch.equal(found[beams:, : slots - 1], ref[beams:, : slots - 1])
     assert torch.equal(keys[beams:, slots - 1], before[beams:, slots - 1])  # a slot that holds nothing

@@ -204,8 +204,10 @@ class Case:
             x = torch.empty(1, self.length, self.config.dim, dtype=self.dtype)
             q = torch.empty(1, self.length, self.config.num_heads, self.config.head_dim, dtype=self.dtype)
             k = torch.empty(1, self.length, self.config.num_kv_heads, self.config.head_dim, dtype=self.dtype)
-            ctx = AttentionContext(self.mask, position, LayerStep(self.mask, seq.rows), position.prepare(seq, x))
-            prepared = ctx.for_layer(x).prepared
+            step, weights = LayerStep(self.mask, seq.rows), position.layer_weights(0)
+            prepared = (
+                AttentionContext(self.mask, position, step, position.prepare(seq, x), weights).for_layer(x).prepared
+            )
             score_mod = ScoreMod(
                 scale=module.scale,
                 softcap=config.softcap,

@@ -87,7 +87,9 @@ class EncodingScheme:
         if not self.module.config.follows_input:
             return prepared
         x = torch.zeros(1, len(positions), self.dim, dtype=torch.float64)
-        return self.module.for_layer(x, prepared, 0, EqualTokens(Mask(), positions[None], positions))
+        return self.module.for_layer(
+            x, prepared, self.module.layer_weights(0), EqualTokens(Mask(), positions[None], positions)
+        )
 
 
 @dataclass(slots=True, eq=False)

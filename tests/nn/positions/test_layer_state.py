@@ -50,8 +50,11 @@ def scheme():
             module.weight = nn.ParameterList(torch.randn(model.dim) for _ in range(layers_with(config, model, side)))
             return module
 
-        def for_layer(self, x: Tensor, prepared: None, layer: int, step: LayerStep) -> Marked:
-            own = torch.tanh(x @ self.weight[layer]).double()  # [B, T]
+        def layer_weights(self, layer: int) -> tuple[Tensor]:
+            return (self.weight[layer],)
+
+        def for_layer(self, x: Tensor, prepared: None, weights: tuple[Tensor], step: LayerStep) -> Marked:
+            own = torch.tanh(x @ weights[0]).double()  # [B, T]
             before = step.last("count")
             count = step.cumsum(torch.ones_like(own, dtype=torch.int32)).to(torch.int32)
             count = count if before is None else count + before[:, None]
@@ -166,7 +169,7 @@ def test_the_context_of_attention_stays_small():
         "position",
         "step",
         "prepared",
-        "layer",
+        "position_weights",
         "positions",
         "capped_sinks",
         "weights",

@@ -71,7 +71,7 @@ def test_selective_angles_are_sums_of_steps():
     """Against float64 sums of radians, written out; and plain rotary where nothing is learned."""
     model = build(tiny("selective", num_layers=1)).double()
     scheme, x = model.decoder.positions[0], torch.randn(2, 9, 32, dtype=torch.float64)
-    steps = scheme.steps(x, 0, None)
+    steps = scheme.steps(x, scheme.layer_weights(0), None)
     rotations = scheme.rotations(running_sums("angle_sums", steps, LayerStep(Mask(), None))[0])
     theta = torch.tensor([10000.0 ** (-i / 4) for i in range(4)], dtype=torch.float64)
     for head in range(2):
@@ -91,7 +91,7 @@ def test_selective_angles_after_a_billion_tokens_are_exact():
     """Sums of 10^9 equal steps, by mpmath: the phase that is left of all rotations."""
     scheme = build(tiny("selective", num_layers=1)).decoder.positions[0]
     x = torch.randn(1, 1, 32, generator=torch.Generator().manual_seed(3))
-    step = scheme.steps(x, 0, None).fixed
+    step = scheme.steps(x, scheme.layer_weights(0), None).fixed
     sums, _ = running_sums("angle_sums", Steps(step, step.float()), After(step[:, 0] * 10**9))
     cos, sin = scheme.rotations(sums).key
     with mpmath.workdps(60):
@@ -156,8 +156,8 @@ def test_selective_rotary_starts_from_any_sum(start):
     scheme = model.decoder.positions[0]
     steps = scheme.steps
 
-    def started(x, layer, prepared):
-        own = steps(x, layer, prepared)
+    def started(x, weights, prepared):
+        own = steps(x, weights, prepared)
         return Steps(torch.cat((own.fixed[:, :1] + start, own.fixed[:, 1:]), dim=1), own.values)
 
     with torch.no_grad():

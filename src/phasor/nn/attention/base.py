@@ -23,9 +23,9 @@ class CappedSinks(NamedTuple):
 class AttentionContext:
     """What one layer's attention takes besides its input: the mask, and positions as its scheme prepared them.
 
-    `layer` counts the layers with the same scheme. `step` stores what the layer keeps for its tokens and returns that
-    of all keys; that of cross-attention is a `CrossStep`. `positions`, `[B or 1, T]`, and those of the keys in `step`
-    are for schemes that act on scores. `capped_sinks` has the positions of queries that attend to sink tokens, where
+    `position_weights` are what the scheme has learned for this layer alone. `step` stores what the layer keeps for its
+    tokens and returns that of all keys; that of cross-attention is a `CrossStep`. `positions`, `[B or 1, T]`, and those
+    of the keys in `step` are for schemes that act on scores. `capped_sinks` has the positions of queries that attend to sink tokens, where
     that distance is capped. Attention weights are appended to `weights` where a `Record` asks for them.
     """
 
@@ -33,7 +33,7 @@ class AttentionContext:
     position: Position
     step: LayerStep
     prepared: Any = None
-    layer: int = 0
+    position_weights: tuple[Any, ...] = ()
     positions: Tensor | None = None
     capped_sinks: CappedSinks | None = None
     weights: list[Tensor] | None = None
@@ -42,7 +42,7 @@ class AttentionContext:
         """The context with positions that follow the layer's input `[B, T, dim]`, where the scheme's do."""
         if not self.position.config.follows_input:
             return self
-        return replace(self, prepared=self.position.for_layer(x, self.prepared, self.layer, self.step))
+        return replace(self, prepared=self.position.for_layer(x, self.prepared, self.position_weights, self.step))
 
 
 class Attention(nn.Module):

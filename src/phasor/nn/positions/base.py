@@ -68,11 +68,15 @@ class Position(nn.Module):
         """Token vectors `[B, T, dim]` with positions in them."""
         return x
 
-    def for_layer(self, x: Tensor, prepared: Any, layer: int, step: LayerStep) -> Any:
+    def layer_weights(self, layer: int) -> tuple[Any, ...]:
+        """What the scheme has learned for one layer, which `for_layer` takes; `layer` counts those with the scheme."""
+        return ()
+
+    def for_layer(self, x: Tensor, prepared: Any, weights: tuple[Any, ...], step: LayerStep) -> Any:
         """What the later hooks of one layer take in place of what was prepared, given the layer's input `[B, T, dim]`.
 
-        It is called where the configuration says `follows_input`. `layer` counts the layers with the scheme, and `step`
-        stores and returns what `cached_per_token` declares.
+        It is called where the configuration says `follows_input`. `weights` are the layer's own, given so that one
+        compiled block serves all layers, and `step` stores and returns what `cached_per_token` declares.
         """
         return prepared
 

@@ -78,8 +78,12 @@ class Combined(Position, config=CombinedConfig):
     def prepare_keys(self, prepared: Prepared, keys: KeyInfo, like: Tensor) -> Prepared:
         return [part.prepare_keys(own, keys, like) for part, own in zip(self.parts, prepared, strict=True)]
 
-    def for_layer(self, x: Tensor, prepared: Prepared, layer: int, step: LayerStep) -> Prepared:
-        return [part.for_layer(x, own, layer, step) for part, own in zip(self.parts, prepared, strict=True)]
+    def layer_weights(self, layer: int) -> tuple[Any, ...]:
+        return tuple(part.layer_weights(layer) for part in self.parts)
+
+    def for_layer(self, x: Tensor, prepared: Prepared, weights: tuple[Any, ...], step: LayerStep) -> Prepared:
+        each = zip(self.parts, prepared, weights, strict=True)
+        return [part.for_layer(x, own, learned, step) for part, own, learned in each]
 
     def on_query(self, q: Tensor, prepared: Prepared) -> Tensor:
         for part, own in zip(self.parts, prepared, strict=True):

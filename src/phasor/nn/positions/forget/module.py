@@ -47,16 +47,19 @@ class ForgetGate(Position, config=ForgetGateConfig):
     def prepare(self, seq: SequenceInfo, like: Tensor) -> Tensor | None:
         return seq.attention_mask
 
-    def steps(self, x: Tensor, layer: int, prepared: Tensor | None) -> Steps:
+    def layer_weights(self, layer: int) -> tuple[Tensor, Tensor]:
+        return self.weight[layer], self.bias[layer]
+
+    def steps(self, x: Tensor, weights: tuple[Tensor, Tensor], prepared: Tensor | None) -> Steps:
         """The logarithms of the gates of a layer's input `[B, T, dim]`."""
         with no_autocast(x):
             x = at_least_float32(x)
-            logits = nn.functional.linear(x, self.weight[layer].to(x.dtype), self.bias[layer].to(x.dtype))
+            logits = nn.functional.linear(x, *(weight.to(x.dtype) for weight in weights))
             logs = nn.functional.logsigmoid(self.own_heads(logits)).clamp(min=LEAST)
         return Steps((logs.detach().double() / UNIT).round().to(torch.int64), logs).at(prepared)
 
-    def for_layer(self, x: Tensor, prepared: Tensor | None, layer: int, step: LayerStep) -> SumBias:
-        queries, keys = running_sums("gate_sums", self.steps(x, layer, prepared), step)
+    def for_layer(self, x: Tensor, prepared: Tensor | None, weights: tuple[Tensor, Tensor], step: LayerStep) -> SumBias:
+        queries, keys = running_sums("gate_sums", self.steps(x, weights, prepared), step)
         return SumBias(queries.fixed, keys.fixed, UNIT, queries.zeros, keys.zeros)
 
     def on_scores(self, prepared: SumBias) -> SumBias:

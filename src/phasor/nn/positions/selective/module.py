@@ -68,18 +68,21 @@ class SelectiveRotary(Position, config=SelectiveRotaryConfig):
     def prepare(self, seq: SequenceInfo, like: Tensor) -> Tensor | None:
         return seq.attention_mask
 
-    def steps(self, x: Tensor, layer: int, prepared: Tensor | None) -> Steps:
+    def layer_weights(self, layer: int) -> tuple[Tensor]:
+        return (self.weight[layer],)
+
+    def steps(self, x: Tensor, weights: tuple[Tensor], prepared: Tensor | None) -> Steps:
         """What the tokens of a layer's input `[B, T, dim]` add to the angles, in fractions of a rotation."""
         with no_autocast(x):
             x = at_least_float32(x)
-            radians = self.own_heads(nn.functional.linear(x, self.weight[layer].to(x.dtype)))
+            radians = self.own_heads(nn.functional.linear(x, weights[0].to(x.dtype)))
         turns = radians.detach().double() / (2 * math.pi)
         learned = ((turns - turns.round()) * 2**LEARNED_BITS).round().to(torch.int64) * 2 ** (64 - LEARNED_BITS)
         own = constant(self.increments * self.own_kv_heads, x.device, torch.int64)
         return Steps(own + learned, radians).at(prepared)
 
-    def for_layer(self, x: Tensor, prepared: Tensor | None, layer: int, step: LayerStep) -> Rotations:
-        sums, _ = running_sums("angle_sums", self.steps(x, layer, prepared), step)
+    def for_layer(self, x: Tensor, prepared: Tensor | None, weights: tuple[Tensor], step: LayerStep) -> Rotations:
+        sums, _ = running_sums("angle_sums", self.steps(x, weights, prepared), step)
         return self.rotations(sums)
 
     def rotations(self, sums: Sums) -> Rotations:
