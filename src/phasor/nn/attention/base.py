@@ -25,8 +25,9 @@ class AttentionContext:
 
     `position_weights` are what the scheme has learned for this layer alone. `step` stores what the layer keeps for its
     tokens and returns that of all keys; that of cross-attention is a `CrossStep`. `positions`, `[B or 1, T]`, and those
-    of the keys in `step` are for schemes that act on scores. `capped_sinks` has the positions of queries that attend to sink tokens, where
-    that distance is capped. Attention weights are appended to `weights` where a `Record` asks for them.
+    of the keys in `step` are for schemes that act on scores. `capped_sinks` has the positions of queries that attend to
+    sink tokens, where that distance is capped. Attention weights are appended to `weights` where a `Record` asks for
+    them.
     """
 
     mask: Mask
