@@ -26,8 +26,8 @@ SMOOTH = {"feedforward": phasor.FeedForwardConfig(activation="gelu-tanh", bias=T
 CASES: dict[str, dict[str, Any]] = {
     "llama-2 as on the CPU": {"dim": 512, "hidden_dim": 1408, "num_layers": 8, "num_heads": 8, "num_kv_heads": 4},
     "llama-3.1": {},
-    "llama-3.1 window 100": {"attention": phasor.AttentionConfig(window=100)},
-    "llama-3.1 window 100 sinks 4": {"attention": phasor.AttentionConfig(window=100, sink_tokens=4)},
+    "llama-3.1 window 100": {"attention": phasor.SoftmaxAttentionConfig(window=100)},
+    "llama-3.1 window 100 sinks 4": {"attention": phasor.SoftmaxAttentionConfig(window=100, sink_tokens=4)},
     "gpt-2": {},
     "bert": {},
     "roformer": {},

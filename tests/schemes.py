@@ -21,9 +21,9 @@ BY_LENGTH = [name for name, scheme in SCHEMES.items() if scheme.depends_on_lengt
 
 # What attention may look at, beside everything and everything before.
 VIEWS = {
-    "whole": phasor.AttentionConfig(),
-    "window": phasor.AttentionConfig(window=4),
-    "sinks": phasor.AttentionConfig(window=4, sink_tokens=2),
+    "whole": phasor.SoftmaxAttentionConfig(),
+    "window": phasor.SoftmaxAttentionConfig(window=4),
+    "sinks": phasor.SoftmaxAttentionConfig(window=4, sink_tokens=2),
 }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import phasor
-from phasor.config import Extension, PositionConfig
+from phasor.config import AttentionConfig, Extension, PositionConfig
 from phasor.config.schema import Config
 
 SOURCE = Path(phasor.__file__).parent
@@ -34,7 +34,7 @@ ENTRANCES = {"__init__", "__main__"}  # the public names, and `python -m phasor`
 HEAVY = {"torch", "numpy", "rich", "triton", "transformers", "tokenizers", "safetensors", "matplotlib"}
 
 PUBLIC = """
-AttentionConfig ChunkedConfig ConstantSchedule CosineSchedule DataConfig DeepNormConfig DilatedConfig DropoutConfig
+ChunkedConfig ConstantSchedule CosineSchedule DataConfig DeepNormConfig DilatedConfig DropoutConfig
 EmbeddingConfig ExpertsConfig FanInInitConfig FeedForwardConfig GEGLUConfig GEGLUTanhConfig GELUConfig GELUTanhConfig
 GLUConfig Generated GenerationConfig InverseSqrtSchedule KVCache LanguageHeadConfig LayerConfig LayerNormConfig
 LinearSchedule MaskedHeadConfig MeshConfig ModelConfig NoHeadConfig NoNormConfig NormalInitConfig OptimizerConfig
@@ -180,18 +180,19 @@ T5PositionConfig XPosConfig YaRN
 
 
 def test_public_names_are_these():
-    found = {cls.__name__ for base in (PositionConfig, Extension) for cls in base.kinds.values()}
-    assert set(PUBLIC_POSITIONS) <= found
+    found = {cls.__name__ for base in (PositionConfig, Extension, AttentionConfig) for cls in base.kinds.values()}
+    assert {*PUBLIC_POSITIONS, "SoftmaxAttentionConfig"} <= found
     assert sorted(phasor.__all__) == sorted([*PUBLIC, *found])
     assert set(phasor.__all__) <= set(dir(phasor))
 
 
-def test_each_position_scheme_is_a_folder_named_after_its_kind():
-    folders = {p.parent.name for p in (SOURCE / "nn" / "positions").glob("*/config.py")}
-    assert folders == set(phasor.kinds("positions"))
-    for kind, cls in PositionConfig.kinds.items():
-        assert cls.__module__ == f"phasor.nn.positions.{kind}.config"
-        assert (SOURCE / "nn" / "positions" / kind / "module.py").exists()
+@pytest.mark.parametrize(("group", "choice"), [("positions", PositionConfig), ("attention", AttentionConfig)])
+def test_each_kind_is_a_folder_named_after_it(group, choice):
+    folders = {p.parent.name for p in (SOURCE / "nn" / group).glob("*/config.py")}
+    assert folders == set(phasor.kinds(group))
+    for kind, cls in choice.kinds.items():
+        assert cls.__module__ == f"phasor.nn.{group}.{kind}.config"
+        assert (SOURCE / "nn" / group / kind / "module.py").exists()
 
 
 @pytest.mark.parametrize("name", phasor.__all__)

@@ -62,7 +62,7 @@ def test_cached_and_chunked_equal_full(view):
 @pytest.mark.parametrize("length", [5, COUNT, 48])
 def test_visible_keys_are_counted_for_plans(length):
     for view in VIEWS.values():
-        attention = phasor.AttentionConfig(**view)
+        attention = phasor.SoftmaxAttentionConfig(**view)
         for side in ("decoder", "encoder")[: 1 if attention.sparse.causal_only else 2]:
             mask = Mask(causal=side == "decoder", window=attention.window, pattern=build_pattern(attention.sparse))
             q, k = torch.ones(1, length, 1, 1), torch.ones(1, length, 1, 1)
@@ -74,7 +74,7 @@ def test_visible_keys_are_counted_for_plans(length):
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_scheme_goes_with_every_pattern(scheme):
     if isinstance(SCHEMES[scheme], PiecewiseRotaryConfig):  # except those whose scores no pattern computes
-        with pytest.raises(ValueError, match=r"AttentionConfig\.sparse"):
+        with pytest.raises(ValueError, match=r"SoftmaxAttentionConfig\.sparse"):
             tiny(scheme, attention=next(iter(VIEWS.values())))
         return
     for view in VIEWS.values():
@@ -177,8 +177,8 @@ MISTAKES = [
     ({"sparse": {"kind": "strided", "stride": 1}}, {}, "StridedConfig.stride must be greater than 1"),
     ({"sparse": {"kind": "dilated", "dilation": 4, "segment": 10}}, {}, "is not a multiple of dilation"),
     ({"sparse": {"kind": "top-k", "block": 0}}, {}, "TopKConfig.block must be greater than 0"),
-    ({"sparse": {"kind": "top-k"}, "window": 8}, {}, "AttentionConfig.window=8 would hide blocks"),
-    ({"sparse": "strided", "window": 8}, {}, "AttentionConfig.window=8 would hide blocks"),
+    ({"sparse": {"kind": "top-k"}, "window": 8}, {}, "SoftmaxAttentionConfig.window=8 would hide blocks"),
+    ({"sparse": "strided", "window": 8}, {}, "SoftmaxAttentionConfig.window=8 would hide blocks"),
     ({"sparse": "chunked", "window": 8, "sink_tokens": 2}, {}, "is for a window without a pattern"),
     ({"sparse": "top-k"}, {"shape": "encoder"}, "'top-k' is for decoders, and this is an encoder"),
     ({"sparse": "chunks"}, {}, "did you mean 'chunked'"),

@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "phasor.config": (
-        "AttentionConfig ChunkedConfig DeepNormConfig DilatedConfig DropoutConfig EmbeddingConfig ExpertsConfig "
+        "ChunkedConfig DeepNormConfig DilatedConfig DropoutConfig EmbeddingConfig ExpertsConfig "
         "FanInInitConfig FeedForwardConfig GEGLUConfig GEGLUTanhConfig GELUConfig GELUTanhConfig GLUConfig "
         "LanguageHeadConfig LayerConfig LayerNormConfig MaskedHeadConfig ModelConfig NoHeadConfig NoNormConfig "
         "NormalInitConfig OutputConfig ParallelConfig PooledHeadConfig PostConfig PreConfig RMSNormConfig ReGLUConfig "
@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from phasor.inspect.kinds import kinds as kinds
     from phasor.kv_cache.dynamic import KVCache as KVCache
     from phasor.models.presets import preset as preset
+    from phasor.nn.attention import *  # noqa: F403
     from phasor.nn.moe import balancing_loss as balancing_loss
     from phasor.nn.positions import *  # noqa: F403
     from phasor.nn.positions.rotary.module import Rotary as Rotary
@@ -79,19 +80,19 @@ if TYPE_CHECKING:
     from phasor.transformer import Transformer as Transformer
 
 
-def _positions() -> dict[str, type[Any]]:
-    """The configurations of position schemes and their extensions, as found in their folders."""
-    found: dict[str, type[Any]] = importlib.import_module("phasor.nn.positions").configs()
-    return found
+def _kinds() -> dict[str, type[Any]]:
+    """The configurations of position schemes, their extensions and kinds of attention, as found in their folders."""
+    packages = importlib.import_module("phasor.config.discovery").PACKAGES
+    return {name: cls for package in packages for name, cls in importlib.import_module(package).configs().items()}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__all__":  # not a list of this file: it has the position schemes in it
-        return sorted([*_HOME_OF, *_positions()])
+    if name == "__all__":  # not a list of this file: it has what is found in folders
+        return sorted([*_HOME_OF, *_kinds()])
     if name in _HOME_OF:
         value = getattr(importlib.import_module(_HOME_OF[name]), name)
-    elif name in _positions():
-        value = _positions()[name]
+    elif name in _kinds():
+        value = _kinds()[name]
     else:
         raise AttributeError(f"phasor has no name {name!r}; it has: {', '.join(__dir__())}")
     globals()[name] = value
@@ -99,4 +100,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*_HOME_OF, *_positions(), "__version__"])
+    return sorted([*_HOME_OF, *_kinds(), "__version__"])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from phasor.config.schema import quote
-from phasor.nn.attention.softmax.module import SoftmaxAttention
+from phasor.nn.attention.base import Attention
 from phasor.nn.block import Block
 from phasor.nn.embedding import Embedding
 from phasor.nn.feed_forward import FeedForward
@@ -111,8 +111,8 @@ def quantize_like(model: Transformer, other: nn.Module) -> Transformer:
 def projections(model: Transformer) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
     """The layers of the blocks whose weights can be quantized: the parent module, the name in it, and the layer."""
     for block in (part for part in model.modules() if isinstance(part, Block)):
-        for part in (part for part in block.modules() if isinstance(part, SoftmaxAttention | FeedForward)):
-            for name, layer in part.named_children():
+        for part in (part for part in block.modules() if isinstance(part, Attention | FeedForward)):
+            for name, layer in part.quantizable() if isinstance(part, Attention) else part.named_children():
                 if type(layer) is nn.Linear and calls_own_forward(layer) and type(layer.weight) is nn.Parameter:
                     yield part, name, layer
 

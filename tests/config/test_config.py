@@ -27,7 +27,7 @@ SIZES = {"vocab_size": 20, "dim": 16, "num_layers": 2, "num_heads": 2}
 
 # Fields whose good values are fewer than their types allow.
 SPECIAL = {
-    ("AttentionConfig", "bias"): st.lists(st.sampled_from(["q", "k", "v", "out"]), unique=True).map(tuple),
+    ("SoftmaxAttentionConfig", "bias"): st.lists(st.sampled_from(["q", "k", "v", "out"]), unique=True).map(tuple),
     ("CombinedConfig", "schemes"): st.permutations(["rotary", "alibi", "fire", "temperature"]).map(
         lambda kinds: tuple(PositionConfig.from_dict({"kind": kind}) for kind in kinds[:3])
     ),
@@ -163,7 +163,7 @@ def test_configurations_are_values():
 def test_numbers_and_lists_are_brought_to_their_types():
     assert phasor.RotaryConfig(base=500000).to_json() == phasor.RotaryConfig(base=500000.0).to_json()
     assert isinstance(phasor.RotaryConfig(base=500000).base, float)
-    assert phasor.AttentionConfig(bias=["q"]) == phasor.AttentionConfig(bias=("q",))
+    assert phasor.SoftmaxAttentionConfig(bias=["q"]) == phasor.SoftmaxAttentionConfig(bias=("q",))
     assert ModelConfig(**SIZES, layers=[{"attention": {"window": 3}}]).layers[0].attention.window == 3
 
 
@@ -236,7 +236,7 @@ def test_tables_of_names_are_the_types_of_their_fields():
     fields = {
         "shapes": field_types(ModelConfig)["shape"],
         "pairings": field_types(phasor.RotaryConfig)["pairing"],
-        "qk-norms": field_types(phasor.AttentionConfig)["qk_norm"],
+        "qk-norms": field_types(phasor.SoftmaxAttentionConfig)["qk_norm"],
         "poolers": field_types(phasor.PooledHeadConfig)["pooler"],
     }
     for group, hint in fields.items():

@@ -18,7 +18,7 @@ from phasor.generation.runners import compiled
 
 SAME = 2e-6  # relative, float32: a fixed number of slots is added up in another order
 PROMPTS = [[5, 9, 2], [7], [3, 3, 8, 1, 4, 6, 2]]
-CAPPED = phasor.AttentionConfig(window=4, sink_tokens=2, cap_sinks=True)
+CAPPED = phasor.SoftmaxAttentionConfig(window=4, sink_tokens=2, cap_sinks=True)
 
 
 @pytest.fixture(autouse=True)

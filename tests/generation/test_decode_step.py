@@ -31,20 +31,20 @@ MODELS = {
     "multi-head": {"num_kv_heads": 4},
     "tied": {"embedding": phasor.EmbeddingConfig(scale="sqrt")},
     "biases": {
-        "attention": phasor.AttentionConfig(bias=("q", "k", "v", "out")),
+        "attention": phasor.SoftmaxAttentionConfig(bias=("q", "k", "v", "out")),
         "feedforward": {"activation": "gelu", "bias": True},
     },
     "norm of heads": {
-        "attention": phasor.AttentionConfig(qk_norm="head"),
+        "attention": phasor.SoftmaxAttentionConfig(qk_norm="head"),
         "norm": phasor.RMSNormConfig(unit_offset=True),
     },
     "multiplier": {"placement": phasor.PreConfig(multiplier=0.3), "head": phasor.LanguageHeadConfig(multiplier=0.2)},
     "window": {"attention": VIEWS["window"]},
     "sinks": {"attention": VIEWS["sinks"]},
-    "sink logits": {"attention": phasor.AttentionConfig(sink_logits=True, window=4)},
+    "sink logits": {"attention": phasor.SoftmaxAttentionConfig(sink_logits=True, window=4)},
     "experts": {"feedforward": {"activation": "swiglu", "experts": {"num_experts": 5}}},
     "experts as in gpt-oss": {
-        "attention": phasor.AttentionConfig(sink_logits=True, bias=("q", "k", "v", "out")),
+        "attention": phasor.SoftmaxAttentionConfig(sink_logits=True, bias=("q", "k", "v", "out")),
         "feedforward": {
             "activation": "swiglu-clamped",
             "bias": True,

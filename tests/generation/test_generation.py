@@ -335,7 +335,7 @@ def test_generation_without_end_may_end_at_a_stop_token() -> None:
     assert generate(model, PROMPT, max_new_tokens=None, stop=whole[20]) == cut(whole, {whole[20]})
 
 
-WINDOW = phasor.AttentionConfig(window=4)
+WINDOW = phasor.SoftmaxAttentionConfig(window=4)
 BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "empty prompt": ([], {}, "prompt is empty"),
     "empty prompt in a list": ([[1], []], {}, "prompt is empty"),
@@ -434,8 +434,10 @@ def test_models_that_do_not_generate(unused_model: Transformer) -> None:
     assert_refuses("are for decoders", crossing, [1], *both, start=1, draft=unused_model)
 
 
-@pytest.mark.parametrize("attention", [phasor.AttentionConfig(), WINDOW], ids=["whole", "window"])
-def test_more_tokens_than_a_scheme_has_positions(attention: phasor.AttentionConfig, unused_model: Transformer) -> None:
+@pytest.mark.parametrize("attention", [phasor.SoftmaxAttentionConfig(), WINDOW], ids=["whole", "window"])
+def test_more_tokens_than_a_scheme_has_positions(
+    attention: phasor.SoftmaxAttentionConfig, unused_model: Transformer
+) -> None:
     both = generate, stream
     learned = speaker("learned", max_length=12, attention=attention)
     assert_refuses("past the 12 positions", learned, list(range(13)), *both, max_new_tokens=1)

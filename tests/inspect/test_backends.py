@@ -145,7 +145,7 @@ def test_attention_over_a_cache_is_a_path_of_the_table() -> None:
 
 
 def test_layers_that_differ_are_listed_separately() -> None:
-    local = phasor.LayerConfig(attention=phasor.AttentionConfig(window=16))
+    local = phasor.LayerConfig(attention=phasor.SoftmaxAttentionConfig(window=16))
     config = small(num_layers=6, layers=(local, local, phasor.LayerConfig()), norm="rmsnorm")
     paths = {(one.where, one.path) for one in phasor.backends(config, device="cpu").ops if one.op == "attention"}
     assert paths == {
@@ -158,7 +158,7 @@ def test_reasons_of_norms_and_decoding() -> None:
     offset = small(norm=phasor.RMSNormConfig(unit_offset=True))
     assert "add nothing to their weight" in path_of(offset, "norm", device="cpu")[1]
     assert path_of(small(norm="rmsnorm"), "norm", device="cpu")[0] == "one operation of torch"
-    headwise = small(norm="rmsnorm", attention=phasor.AttentionConfig(qk_norm="heads"))
+    headwise = small(norm="rmsnorm", attention=phasor.SoftmaxAttentionConfig(qk_norm="heads"))
     assert "weights of its own" in path_of(headwise, "query and key norm", device="cpu")[1]
     dynamic = phasor.RotaryConfig(extension=phasor.DynamicNTKScaling(factor=2.0, original_length=64))
     for position in (dynamic, "rotary"):  # frequencies by length are planned before the first step
@@ -197,14 +197,14 @@ def test_a_new_path_of_a_table_is_reported(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.skipif(not dispatch.TRITON_INSTALLED, reason="Triton is not installed")
 def test_kernels_are_used_on_a_gpu() -> None:
     """By rules alone: there need be no GPU."""
-    config = phasor.preset("llama-3.1", attention=phasor.AttentionConfig(window=1024))
+    config = phasor.preset("llama-3.1", attention=phasor.SoftmaxAttentionConfig(window=1024))
     paths = {one.op: one for one in phasor.backends(config, device="cuda", length=8192, training=True).ops}
     assert paths["rotation"].path == "Triton kernel on the projection"
     assert paths["attention"].path == "Triton kernel over key intervals"
     assert "window" in paths["attention"].reason
     for op in ("norm", "gated activation", "cross-entropy", "optimizer step"):
         assert "Triton kernel" in paths[op].path
-    normed = config.replace(norm="rmsnorm", attention=phasor.AttentionConfig(qk_norm="head", softcap=30.0))
+    normed = config.replace(norm="rmsnorm", attention=phasor.SoftmaxAttentionConfig(qk_norm="head", softcap=30.0))
     paths = {one.op: one for one in phasor.backends(normed, device="cuda", length=8192).ops}
     assert paths["rotation"].path == "Triton kernel on queries and keys"
     assert "normalized" in paths["rotation"].reason

@@ -19,9 +19,9 @@ from phasor.ops.attention import ATTENTION, attention, attention_ref, blocks
 
 WINDOW, COUNT = 8, 200
 VIEWS = {
-    "window": phasor.AttentionConfig(window=WINDOW),
-    "sinks": phasor.AttentionConfig(window=WINDOW, sink_tokens=3),
-    "capped sinks": phasor.AttentionConfig(window=WINDOW, sink_tokens=3, cap_sinks=True),
+    "window": phasor.SoftmaxAttentionConfig(window=WINDOW),
+    "sinks": phasor.SoftmaxAttentionConfig(window=WINDOW, sink_tokens=3),
+    "capped sinks": phasor.SoftmaxAttentionConfig(window=WINDOW, sink_tokens=3, cap_sinks=True),
 }
 
 
@@ -74,7 +74,7 @@ def test_a_chunk_after_a_cache_takes_the_interval_kernel(
     scheme: str, view: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a window or without one; backends says so."""
-    config = tiny(scheme, attention=phasor.AttentionConfig() if view is None else VIEWS[view], num_layers=1)
+    config = tiny(scheme, attention=phasor.SoftmaxAttentionConfig() if view is None else VIEWS[view], num_layers=1)
     paths = phasor.backends(config, device="cuda", length=24).ops
     kernel = "Triton kernel over key intervals"
     assert next(one.path for one in paths if one.op == "attention after a cache") == kernel
@@ -114,7 +114,7 @@ def test_a_chunk_after_tokens_were_undone(view: str) -> None:
 
 def test_a_window_of_one_keeps_no_token_before_those_that_can_be_undone() -> None:
     """The position of the last token that stays is read from its slot, which must still hold it."""
-    model, ids = build(tiny("rotary", attention=phasor.AttentionConfig(window=1))), tokens(2, 12)
+    model, ids = build(tiny("rotary", attention=phasor.SoftmaxAttentionConfig(window=1))), tokens(2, 12)
     attention_mask = torch.tensor([[True] * 6, [False] * 2 + [True] * 4])
     cache = model.new_cache(2, 1, spare=2)
     with torch.no_grad():

@@ -125,8 +125,10 @@ def test_packed_prefill_continues_with_the_last_document(scheme: str, view: str)
 
 
 def test_per_layer_mixtures() -> None:
-    local = phasor.LayerConfig(attention=phasor.AttentionConfig(window=4), position=phasor.RotaryConfig(base=100.0))
-    sinks = phasor.LayerConfig(attention=phasor.AttentionConfig(window=3, sink_tokens=1), position="alibi")
+    local = phasor.LayerConfig(
+        attention=phasor.SoftmaxAttentionConfig(window=4), position=phasor.RotaryConfig(base=100.0)
+    )
+    sinks = phasor.LayerConfig(attention=phasor.SoftmaxAttentionConfig(window=3, sink_tokens=1), position="alibi")
     layers = (local, phasor.LayerConfig(position="none"), sinks, phasor.LayerConfig())
     model, ids = build(tiny("rotary", num_layers=4, layers=layers)), tokens(2, COUNT)
     for sizes in ([1], [6, 1], [5]):
@@ -136,7 +138,7 @@ def test_per_layer_mixtures() -> None:
 @pytest.mark.parametrize("scheme", ["rotary", "alibi", "t5"])
 @pytest.mark.parametrize("sinks", [0, 2])
 def test_a_ring_that_wrapped_many_times_past_the_length(scheme: str, sinks: int) -> None:
-    attention = phasor.AttentionConfig(window=4, sink_tokens=sinks)
+    attention = phasor.SoftmaxAttentionConfig(window=4, sink_tokens=sinks)
     model, ids = build(tiny(scheme, attention=attention)), tokens(1, 60)
     cache = model.new_cache(1, 10)
     assert cache.endless
@@ -148,7 +150,7 @@ def test_a_ring_that_wrapped_many_times_past_the_length(scheme: str, sinks: int)
 
 @pytest.mark.parametrize("extras", [{"softcap": 5.0}, {"sink_logits": True}, {"qk_norm": "head"}, {"qk_norm": "whole"}])
 def test_score_extras(extras: dict[str, object]) -> None:
-    model, ids = build(tiny("rotary", attention=phasor.AttentionConfig(window=5, **extras))), tokens(2, COUNT)
+    model, ids = build(tiny("rotary", attention=phasor.SoftmaxAttentionConfig(window=5, **extras))), tokens(2, COUNT)
     close(feed(model, ids, model.new_cache(2, COUNT), [4, 1]), full(model, ids))
 
 
@@ -273,7 +275,10 @@ def test_another_dtype_leaves_integers_alone() -> None:
 
 
 def test_memory_follows_from_the_shape() -> None:
-    layers = (phasor.LayerConfig(attention=phasor.AttentionConfig(window=8, sink_tokens=2)), phasor.LayerConfig())
+    layers = (
+        phasor.LayerConfig(attention=phasor.SoftmaxAttentionConfig(window=8, sink_tokens=2)),
+        phasor.LayerConfig(),
+    )
     config = tiny("rotary", layers=layers)
     cache = build(config).new_cache(3, 100)
     slots = (8 + 2) + 100
@@ -332,7 +337,7 @@ def test_a_file_that_is_not_a_cache(tmp_path: object) -> None:
 
 
 def capped_model(scheme: str) -> Transformer:
-    return build(tiny(scheme, attention=phasor.AttentionConfig(window=4, sink_tokens=2, cap_sinks=True)))
+    return build(tiny(scheme, attention=phasor.SoftmaxAttentionConfig(window=4, sink_tokens=2, cap_sinks=True)))
 
 
 @pytest.mark.parametrize("scheme", ["rotary", "alibi", "t5", "none", "rotary-yarn", "rotary-partial", "xpos"])
@@ -344,11 +349,13 @@ def test_capped_sinks_with_a_cache_equal_the_full_forward(scheme: str) -> None:
 
 def test_capped_sinks_equal_moving_the_window_next_to_them() -> None:
     """What the last token sees is as if all between the sinks and the window had never been."""
-    config = tiny("rotary", num_layers=1, attention=phasor.AttentionConfig(window=4, sink_tokens=2, cap_sinks=True))
+    config = tiny(
+        "rotary", num_layers=1, attention=phasor.SoftmaxAttentionConfig(window=4, sink_tokens=2, cap_sinks=True)
+    )
     model, ids = build(config), tokens(1, COUNT)
     short = torch.cat([ids[:, :2], ids[:, -4:]], dim=1)
     close(full(model, ids)[:, -1], full(model, short)[:, -1])
-    uncapped = build(config.replace(attention=phasor.AttentionConfig(window=4, sink_tokens=2)))
+    uncapped = build(config.replace(attention=phasor.SoftmaxAttentionConfig(window=4, sink_tokens=2)))
     assert not torch.allclose(full(uncapped, ids)[:, -1], full(model, ids)[:, -1], atol=1e-2)
 
 
@@ -426,7 +433,7 @@ def test_a_row_may_pause_while_another_continues() -> None:
 
 
 def test_capped_sinks_at_positions_with_gaps() -> None:
-    attention = phasor.AttentionConfig(window=6, sink_tokens=2, cap_sinks=True)
+    attention = phasor.SoftmaxAttentionConfig(window=6, sink_tokens=2, cap_sinks=True)
     model, ids, apart = build(tiny("rotary", attention=attention)), tokens(1, 8), torch.arange(8) * 50
     whole = full(model, ids, positions=apart)
     close(full(model, ids[:, :6], positions=apart[:6]), whole[:, :6])

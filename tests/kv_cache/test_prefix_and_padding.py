@@ -28,7 +28,7 @@ MODELS: dict[tuple[int | None, int], Transformer] = {}
 
 def model_of(window: int | None, sinks: int) -> Transformer:
     if (window, sinks) not in MODELS:
-        attention = phasor.AttentionConfig(window=window, sink_tokens=0 if window is None else sinks)
+        attention = phasor.SoftmaxAttentionConfig(window=window, sink_tokens=0 if window is None else sinks)
         MODELS[window, sinks] = build(tiny("rotary", attention=attention))
     return MODELS[window, sinks]
 
@@ -118,7 +118,7 @@ def test_cropping_into_a_prefix_is_refused() -> None:
 @pytest.mark.parametrize("start", [0, 5])
 def test_a_row_may_begin_in_a_later_call(scheme: str, view: int | None, start: int) -> None:
     """The first calls are all padding for one row; its tokens then are as if it had been alone."""
-    model = build(tiny(scheme, attention=phasor.AttentionConfig(window=view)))
+    model = build(tiny(scheme, attention=phasor.SoftmaxAttentionConfig(window=view)))
     ids, cache = tokens(2, 8), model.new_cache(2, 16)
     real = torch.tensor([[True] * 3, [False] * 3])
     place = {} if start == 0 else {"positions": torch.arange(start, start + 8)}

@@ -100,7 +100,7 @@ def part_help(field: str) -> tuple[str, str, str]:
     hint = without_none(fields_of(ModelConfig)[field])
     if field == "preset":
         return "model.preset", "NAME", f": {', '.join(PRESETS)}"
-    if is_choice(hint):
+    if is_choice(hint) and hint.default_kind is None:
         return f"model.{field}.kind", "KIND", f": {', '.join(hint.kinds)}"
     if fields_of(hint):
         return f"model.{field}.FIELD", "VALUE", f": {', '.join(fields_of(hint))}"

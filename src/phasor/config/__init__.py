@@ -1,7 +1,7 @@
 """Configurations: frozen, keyword-only, JSON both ways. Nothing here imports torch.
 
-The configurations of position schemes are in `phasor.nn.positions`, each beside its module; importing this package
-registers them all.
+The configurations of position schemes and of kinds of attention are in `phasor.nn.positions` and
+`phasor.nn.attention`, each beside its module; importing this package registers them all.
 """
 
 from phasor.config.activations import (
@@ -17,9 +17,10 @@ from phasor.config.activations import (
     SwiGLUClampedConfig,
     SwiGLUConfig,
 )
+from phasor.config.attention import AttentionConfig
+from phasor.config.discovery import discover
 from phasor.config.model import LayerConfig, ModelConfig
 from phasor.config.parts import (
-    AttentionConfig,
     DeepNormConfig,
     DropoutConfig,
     EmbeddingConfig,
@@ -47,7 +48,7 @@ from phasor.config.parts import (
     T5InitConfig,
     XavierInitConfig,
 )
-from phasor.config.positions import Extension, PositionConfig, discover
+from phasor.config.positions import Extension, PositionConfig
 from phasor.config.sparse import ChunkedConfig, DilatedConfig, SparseConfig, StridedConfig, TopKConfig
 
 __all__ = [

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from phasor.config.attention import AttentionConfig
 from phasor.config.cached import CachedTensor, merge_cached
 from phasor.config.parts import (
-    AttentionConfig,
     DropoutConfig,
     EmbeddingConfig,
     FeedForwardConfig,
@@ -16,7 +16,6 @@ from phasor.config.parts import (
     LayerNormConfig,
     LogitsConfig,
     NoHeadConfig,
-    NoNormConfig,
     NormalInitConfig,
     NormConfig,
     PlacementConfig,
@@ -83,7 +82,7 @@ class ModelConfig(Config):
     max_length: int = 2048
     trained_length: int | None = None
     position: PositionConfig = by_kind("none")
-    attention: AttentionConfig = AttentionConfig()
+    attention: AttentionConfig = by_kind("softmax")
     feedforward: FeedForwardConfig = FeedForwardConfig()
     norm: NormConfig = LayerNormConfig()
     placement: PlacementConfig = PreConfig()
@@ -121,30 +120,22 @@ class ModelConfig(Config):
             )
         for layer in map(self.layer, range(max(1, len(self.layers)))):
             unfit = "input" in self.position.acts_on or layer.position.axes > 1
+            name = type(layer.attention).__name__
             if layer.attention.cap_sinks and layer.position.follows_input:
                 raise ValueError(
-                    "AttentionConfig.cap_sinks caps the distance to sink tokens, "
+                    f"{name}.cap_sinks caps the distance to sink tokens, "
                     f"and the positions {layer.position.kind!r} follow the input instead"
                 )
             if layer.attention.cap_sinks and unfit:
                 raise ValueError(
-                    f"AttentionConfig.cap_sinks needs positions of one axis that act inside layers, "
+                    f"{name}.cap_sinks needs positions of one axis that act inside layers, "
                     f"and this model's are {self.position.kind!r}"
                 )
-            sparse = layer.attention.sparse
-            if sparse is not None and sparse.causal_only and self.shape != "decoder":
-                raise ValueError(
-                    f"the sparse attention pattern {sparse.kind!r} is for decoders, and this is an {self.shape}"
-                )
+            layer.attention.check_model(self)
         for position in self.layer_positions():
             position.check_model(self)
         for index in range(max(1, len(self.layers))):
             self.cached_per_token(index)  # or refused
-            layer = self.layer(index)
-            if layer.attention.qk_norm != "none" and isinstance(self.norm, NoNormConfig):
-                raise ValueError(
-                    f"AttentionConfig.qk_norm is {layer.attention.qk_norm!r}, but the model's norm is 'none'"
-                )
 
     @property
     def input_width(self) -> int:

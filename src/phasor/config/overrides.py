@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from phasor.config.model import ModelConfig
 from phasor.config.recipe import Recipe
-from phasor.config.schema import Choice, Config, describe_type, field_types, names, quote, unknown
+from phasor.config.schema import Choice, Config, describe_type, field_types, names, quote, unknown, with_article
 from phasor.config.yaml_text import from_yaml
 
 
@@ -60,7 +60,7 @@ def field_type(record: Any, name: str) -> Any:
     known = fields_of(record)
     if name not in known:
         owner = "Recipe.model" if record is ModelConfig else record.__name__
-        raise unknown(f"field of {f'a {record.what}' if is_choice(record) else owner}", name, known)
+        raise unknown(f"field of {with_article(record.what) if is_choice(record) else owner}", name, known)
     return known[name]
 
 

@@ -1,92 +1,12 @@
-"""Configurations of a model's parts: attention, feed-forward, norm, placement, embedding, head, dropout, init."""
+"""Configurations of a model's parts: feed-forward, norm, placement, embedding, head, dropout, init."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from phasor.config.activations import ActivationConfig, GELUConfig, ReLUConfig
-from phasor.config.cached import CachedTensor
 from phasor.config.schema import Choice, Config, not_negative, positive, unknown
-from phasor.config.sparse import SparseConfig
-
-if TYPE_CHECKING:
-    from phasor.config.model import ModelConfig
-
-Projection = Literal["q", "k", "v", "out"]
-
-QK_NORMS = {
-    "none": "queries and keys as projected",
-    "head": "each head normalized, one weight shared by all heads (Qwen 3, Gemma 3)",
-    "heads": "each head normalized, one weight per head (Cohere, StableLM)",
-    "whole": "all heads normalized together (OLMo 2)",
-}
-
-
-class AttentionConfig(Config):
-    """Attention; the numbers of heads are fields of ModelConfig.
-
-    `window` is the number of keys a query attends to, its own included; `sink_tokens` keep the first tokens visible
-    beyond it, at their true distance or, with `cap_sinks`, at most as far as window and sinks are long. `sink_logits`
-    gives every head a learned logit in the softmax. `qk_norm_bias=False` leaves the bias out of the norms of queries
-    and keys where the model's other norms have one (StableLM). `sparse` is a pattern of the keys that a query attends
-    to, out of those that the mask and the window show.
-
-    >>> AttentionConfig(window=4096, sink_tokens=4).sink_tokens
-    4
-    """
-
-    bias: tuple[Projection, ...] = ()
-    scale: float | None = None
-    softcap: float | None = None
-    qk_norm: Literal["none", "head", "heads", "whole"] = "none"
-    qk_norm_bias: bool = True
-    clip: float | None = None
-    sink_logits: bool = False
-    window: int | None = None
-    sink_tokens: int = 0
-    cap_sinks: bool = False
-    sparse: SparseConfig | None = None
-
-    def check(self) -> None:
-        positive(self, "scale", "softcap", "clip", "window")
-        not_negative(self, "sink_tokens")
-        if self.sink_tokens and self.window is None:
-            raise ValueError(
-                f"AttentionConfig.sink_tokens={self.sink_tokens} needs a window: without one all tokens are visible"
-            )
-        if not self.qk_norm_bias and self.qk_norm == "none":
-            raise ValueError(
-                "AttentionConfig.qk_norm_bias=False needs qk_norm: there is no norm to leave the bias out of"
-            )
-        if self.cap_sinks and not self.sink_tokens:
-            raise ValueError("AttentionConfig.cap_sinks needs sink_tokens: it caps the distance to them")
-        if len(set(self.bias)) != len(self.bias):
-            raise ValueError(f"AttentionConfig.bias names a projection twice: {list(self.bias)}")
-        if self.sparse is not None and self.sink_tokens:
-            raise ValueError(
-                f"AttentionConfig.sink_tokens={self.sink_tokens} is for a window without a pattern, and sparse is "
-                f"{self.sparse.kind!r}"
-            )
-        if self.sparse is not None and self.window is not None and not self.sparse.takes_window:
-            raise ValueError(
-                f"AttentionConfig.window={self.window} would hide blocks that the pattern {self.sparse.kind!r} shows: "
-                "leave it out"
-            )
-
-    def cached_per_token(self, model: ModelConfig) -> dict[str, CachedTensor]:
-        """What a layer keeps for each token in a cache, by name; its cross-attention, for each token of the source."""
-        heads = CachedTensor((model.num_kv_heads, model.head_dim))
-        return {"keys": heads, "values": heads}
-
-    @property
-    def reach(self) -> int | None:
-        """How many tokens back a query can see, its own included: by the window or the pattern; None for all.
-
-        >>> AttentionConfig(window=6, sparse={"kind": "chunked", "chunk": 4}).reach
-        4
-        """
-        reaches = [self.window, None if self.sparse is None else self.sparse.reach]
-        return min((reach for reach in reaches if reach is not None), default=None)
+from phasor.config.weights import Weight, Weights, linear, with_prefixes
 
 
 class ExpertsConfig(Config):
@@ -128,9 +48,31 @@ class FeedForwardConfig(Config):
         """Whether the activation takes a gate beside the up projection."""
         return self.activation.gated
 
+    def weights(self, dim: int, hidden_dim: int) -> Weights:
+        """The weights by their names in the module: hidden features are cut, or experts; all need the router."""
+        experts, pieces = self.experts, 2 if self.gated else 1
+        if experts is None:
+            up = linear(pieces * hidden_dim, dim, bias=self.bias, cut=0, pieces=pieces)
+            return with_prefixes({"up": up, "down": linear(dim, hidden_dim, bias=self.bias, cut=1)})
+        count, hidden = experts.num_experts, experts.hidden_dim or hidden_dim
+        shapes: dict[str, tuple[int, ...]] = {"up": (count, dim, pieces * hidden), "down": (count, hidden, dim)}
+        if self.bias:
+            shapes |= {"up_bias": (count, pieces * hidden), "down_bias": (count, dim)}
+        found = {name: Weight(shape, cut=0, experts=count) for name, shape in shapes.items()}
+        others = {"router": linear(count, dim, bias=experts.router_bias)}
+        if experts.shared_dim is not None:
+            others["shared"] = self.replace(experts=None).weights(dim, experts.shared_dim)
+        if experts.shared_gate:
+            others["shared_gate"] = linear(1, dim)
+        return found | with_prefixes(others)
+
 
 class NormConfig(Choice, what="norm"):
     """Normalization of hidden states."""
+
+    def weights(self, *shape: int, cut: int | None = None) -> Weights:
+        """What a norm over this shape learns."""
+        return {}
 
 
 class LayerNormConfig(NormConfig, kind="layernorm"):
@@ -146,6 +88,10 @@ class LayerNormConfig(NormConfig, kind="layernorm"):
     def check(self) -> None:
         positive(self, "eps")
 
+    def weights(self, *shape: int, cut: int | None = None) -> Weights:
+        learned = {"weight": self.weight, "bias": self.bias}
+        return {name: Weight(shape, cut) for name, is_learned in learned.items() if is_learned}
+
 
 class RMSNormConfig(NormConfig, kind="rmsnorm"):
     """x / sqrt(mean(x^2) + eps) * weight, or * (1 + weight) with a unit offset."""
@@ -155,6 +101,9 @@ class RMSNormConfig(NormConfig, kind="rmsnorm"):
 
     def check(self) -> None:
         positive(self, "eps")
+
+    def weights(self, *shape: int, cut: int | None = None) -> Weights:
+        return {"weight": Weight(shape, cut)}
 
 
 class NoNormConfig(NormConfig, kind="none"):

@@ -5,7 +5,6 @@ The schemes themselves are folders of `phasor.nn.positions`, each with its `conf
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from phasor.config.cached import CachedTensor
@@ -13,17 +12,6 @@ from phasor.config.schema import Choice
 
 if TYPE_CHECKING:
     from phasor.config.model import ModelConfig
-
-SCHEMES = "phasor.nn.positions"
-
-
-def discover() -> None:
-    """Import the configuration of every position scheme, which registers its kind.
-
-    The schemes stand in `phasor.nn`, above this package, beside the modules that compute them. They are imported by
-    the name of their package alone: no import statement goes up, and no list names them.
-    """
-    importlib.import_module(SCHEMES)
 
 
 class Extension(Choice, what="extension"):

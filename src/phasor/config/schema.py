@@ -208,16 +208,22 @@ class Config:
 
 
 class Choice(Config):
-    """A configuration that is one of several kinds: `class ALiBiConfig(PositionConfig, kind="alibi")`."""
+    """A configuration that is one of several kinds: `class ALiBiConfig(PositionConfig, kind="alibi")`.
+
+    A mapping without a kind is of the `default_kind`, where the choice has one.
+    """
 
     kind: ClassVar[str]
     kinds: ClassVar[dict[str, type[Any]]]
     what: ClassVar[str]
+    default_kind: ClassVar[str | None] = None
 
-    def __init_subclass__(cls, kind: str | None = None, what: str | None = None, **kwargs: Any) -> None:
+    def __init_subclass__(
+        cls, kind: str | None = None, what: str | None = None, default: str | None = None, **kwargs: Any
+    ) -> None:
         super().__init_subclass__(**kwargs)
         if what is not None:
-            cls.what, cls.kinds = what, {}
+            cls.what, cls.kinds, cls.default_kind = what, {}, default
         if kind is not None:
             if kind in cls.kinds:
                 raise ValueError(f"the {cls.what} {kind!r} is registered already, by {cls.kinds[kind].__name__}")
@@ -229,8 +235,8 @@ class Choice(Config):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        given = named_fields(cls, data)
-        kind = given.pop("kind", getattr(cls, "kind", None))
+        given = named_fields(cls.kinds.get(cls.default_kind or "", cls), data)
+        kind = given.pop("kind", getattr(cls, "kind", cls.default_kind))
         if kind is None:
             raise ValueError(f"{with_article(cls.what)} needs its 'kind', one of: {', '.join(cls.kinds)}")
         if not isinstance(kind, str) or kind not in cls.kinds:

@@ -120,6 +120,12 @@ class Case:
         return not self.training and self.config.has_logits and self.side == "decoder"
 
     @property
+    def softmax(self) -> SoftmaxAttention | None:
+        """The layer's attention where it is softmax attention: others have no dispatch tables."""
+        attention = self.block.attention
+        return attention if isinstance(attention, SoftmaxAttention) else None
+
+    @property
     def sparse(self) -> bool:
         """Whether the layer's attention is sparse."""
         return self.layer.attention.sparse is not None
@@ -170,7 +176,8 @@ class Case:
     @property
     def position_args(self) -> tuple[SoftmaxAttention, Tensor, AttentionContext]:
         """What positions are applied to queries and keys with."""
-        attention, reason = self.block.attention, self.position.why_not(self.seq, self.hidden)
+        attention, reason = self.softmax, self.position.why_not(self.seq, self.hidden)
+        assert attention is not None
         projected = self.tensor(
             1, self.length, attention.num_kv_heads, attention.queries_per_kv + 2, attention.head_dim
         )
@@ -198,7 +205,9 @@ class Case:
             return optimizer, optimizer.gather()
 
     def _score_mod(self, max_distance: int | None) -> ScoreMod:
-        module, config, position = self.block.attention, self.layer.attention, self.position
+        module, position = self.softmax, self.position
+        assert module is not None
+        config = module.config
         with torch.device("meta"):
             seq = SequenceInfo(torch.arange(self.length), self.length, max_distance=max_distance)
             x = torch.empty(1, self.length, self.config.dim, dtype=self.dtype)

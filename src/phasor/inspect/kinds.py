@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import typing
 
-from phasor.config import Extension, PositionConfig
+from phasor.config import AttentionConfig, Extension, PositionConfig
 from phasor.config.activations import ActivationConfig
 from phasor.config.model import SHAPES
-from phasor.config.parts import POOLERS, QK_NORMS, HeadConfig, InitConfig, NormConfig, PlacementConfig
+from phasor.config.parts import POOLERS, HeadConfig, InitConfig, NormConfig, PlacementConfig
 from phasor.config.schedules import ScheduleConfig
 from phasor.config.schema import Choice, summary, unknown
 from phasor.config.sparse import SparseConfig
 from phasor.models.presets import PRESETS
+from phasor.nn.attention.softmax.config import QK_NORMS
 from phasor.nn.positions.rotary.config import Pairing
 
 CHOICES: dict[str, type[Choice]] = {
     "positions": PositionConfig,
     "extensions": Extension,
+    "attention": AttentionConfig,
     "activations": ActivationConfig,
     "sparse": SparseConfig,
     "norms": NormConfig,

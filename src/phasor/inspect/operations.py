@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
 from phasor.generation.runners import FUSED, STEP_RUNNERS
 from phasor.inspect.case import Case
-from phasor.nn.attention.softmax.module import APPLY_POSITIONS
+from phasor.nn.attention.softmax.module import APPLY_POSITIONS, SoftmaxAttention
 from phasor.nn.feed_forward import ACTIVATE_PROJECT, FeedForward
 from phasor.nn.moe import EXPERTS, Experts
 from phasor.nn.norm import LayerNorm
@@ -65,14 +65,19 @@ OPERATIONS = (
         "rotation",
         APPLY_POSITIONS,
         lambda case: case.position_args,
-        lambda case: "keys" in case.layer.position.acts_on,
+        lambda case: case.softmax is not None and "keys" in case.layer.position.acts_on,
     ),
-    Operation("attention", ATTENTION, lambda case: case.attention_args, lambda case: not case.sparse),
+    Operation(
+        "attention",
+        ATTENTION,
+        lambda case: case.attention_args,
+        lambda case: case.softmax is not None and not case.sparse,
+    ),
     Operation(
         "attention after a cache",
         ATTENTION,
         lambda case: case.cached_attention_args,
-        lambda case: not case.sparse and case.decodes and case.length > 1,
+        lambda case: case.softmax is not None and not case.sparse and case.decodes and case.length > 1,
     ),
     Operation("sparse attention", SPARSE_ATTENTION, lambda case: case.attention_args, lambda case: case.sparse),
     Operation(
@@ -87,8 +92,8 @@ OPERATIONS = (
     Operation(
         "query and key norm",
         NORM,
-        lambda case: norm_args(case.queries, case.block.attention.q_norm),
-        lambda case: case.layer.attention.qk_norm != "none",
+        lambda case: norm_args(case.queries, cast(SoftmaxAttention, case.softmax).q_norm),
+        lambda case: case.softmax is not None and case.softmax.has_qk_norm,
     ),
     Operation(
         "norm", NORM, lambda case: norm_args(case.hidden, case.norm), lambda case: case.config.norm.kind != "none"

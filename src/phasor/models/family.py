@@ -213,8 +213,7 @@ def computation_fields(config: ModelConfig) -> dict[str, Any]:
         layer = config.layer(i)
         fields[f"layer {i} position"] = fill_rotary_dim(layer.position, config)
         fields[f"layer {i} feedforward"] = fill_expert_dim(layer.feedforward, config)
-        scale = config.head_dim**-0.5 if layer.attention.scale is None else layer.attention.scale
-        fields[f"layer {i} attention"] = layer.attention.replace(scale=scale, bias=tuple(sorted(layer.attention.bias)))
+        fields[f"layer {i} attention"] = layer.attention.resolve(config)
     return fields
 
 

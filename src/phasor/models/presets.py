@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from phasor.config import (
-    AttentionConfig,
     DropoutConfig,
     EmbeddingConfig,
     ExpertsConfig,
@@ -31,6 +30,7 @@ from phasor.config import (
     XavierInitConfig,
 )
 from phasor.config.schema import names, unknown
+from phasor.nn.attention import SoftmaxAttentionConfig
 from phasor.nn.positions import (
     ALiBiConfig,
     LearnedConfig,
@@ -40,7 +40,7 @@ from phasor.nn.positions import (
     T5PositionConfig,
 )
 
-EVERY_BIAS = AttentionConfig(bias=("q", "k", "v", "out"))
+EVERY_BIAS = SoftmaxAttentionConfig(bias=("q", "k", "v", "out"))
 
 
 def transformer_base() -> ModelConfig:
@@ -129,7 +129,7 @@ def t5() -> ModelConfig:
         num_heads=12,
         max_length=512,
         position=T5PositionConfig(),
-        attention=AttentionConfig(scale=1.0),
+        attention=SoftmaxAttentionConfig(scale=1.0),
         feedforward=FeedForwardConfig(activation=ReLUConfig()),
         norm=RMSNormConfig(eps=1e-6),
         head=LanguageHeadConfig(multiplier="rsqrt"),
@@ -207,7 +207,7 @@ def grok_1() -> ModelConfig:
         num_kv_heads=8,
         max_length=8192,
         position=RotaryConfig(),
-        attention=AttentionConfig(softcap=30.0),
+        attention=SoftmaxAttentionConfig(softcap=30.0),
         feedforward=FeedForwardConfig(
             activation=GEGLUTanhConfig(), experts=ExpertsConfig(num_experts=8, top_k=2, normalize=False)
         ),

@@ -23,17 +23,12 @@ def window_config(config: ModelConfig, window: int | None, sinks: int | None = N
     capped = "input" not in config.position.acts_on and by_distance
 
     def narrow(attention: AttentionConfig) -> AttentionConfig:
-        if window is None:
-            kept = attention.window is None
-        else:
-            kept = attention.window is not None and attention.window <= window
-        if kept:
+        size = attention.window if window is None else window
+        if size is None or (window is not None and attention.window is not None and attention.window <= window):
             return attention
         count = attention.sink_tokens if sinks is None else sinks
         cap = capped if sinks is not None else attention.cap_sinks
-        return attention.replace(
-            window=attention.window if window is None else window, sink_tokens=count, cap_sinks=cap and count > 0
-        )
+        return attention.with_window(size, count, cap and count > 0)
 
     layers = tuple(
         layer if layer.attention is None else layer.replace(attention=narrow(layer.attention))

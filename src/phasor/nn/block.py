@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from phasor.config import ModelConfig
 from phasor.config.model import Layer, Side
-from phasor.nn.attention.base import AttentionContext
-from phasor.nn.attention.softmax.module import SoftmaxAttention
+from phasor.nn.attention.base import AttentionContext, build_attention
 from phasor.nn.feed_forward import FeedForward
 from phasor.nn.moe import Experts
 from phasor.nn.record import Record
@@ -22,8 +21,8 @@ class Block(nn.Module):
     def __init__(self, model: ModelConfig, side: Side, layer: Layer, *, first: bool = False) -> None:
         super().__init__()
         crosses = side == "decoder" and model.shape == "encoder-decoder"
-        self.attention = SoftmaxAttention(layer.attention, model)
-        self.cross = SoftmaxAttention(layer.attention, model, cross=True) if crosses else None
+        self.attention = build_attention(layer.attention, model)
+        self.cross = build_attention(layer.attention, model, cross=True) if crosses else None
         network = FeedForward if layer.feedforward.experts is None else Experts
         self.feedforward = network(layer.feedforward, model.dim, model.hidden_dim, model.dropout.feedforward)
         self.residual = build_residual(model, side, 3 if crosses else 2, first)

@@ -16,7 +16,7 @@ from phasor.config import (
     XavierInitConfig,
 )
 from phasor.config.model import Side
-from phasor.nn.attention.softmax.module import SoftmaxAttention
+from phasor.nn.attention.base import Attention
 from phasor.nn.embedding import Embedding
 from phasor.nn.feed_forward import FeedForward
 from phasor.nn.heads import LogitsHead
@@ -62,7 +62,7 @@ def initialize(module: nn.Module, model: ModelConfig, side: Side) -> None:
 
     rows = {id(linear): rows for linear, rows in rows_by_role(module)}
     for part in module.modules():
-        if isinstance(part, LayerNorm | RMSNorm):
+        if isinstance(part, LayerNorm | RMSNorm | Attention):
             part.reset_parameters()
         elif isinstance(part, Position):
             part.reset_parameters(model)
@@ -78,8 +78,6 @@ def initialize(module: nn.Module, model: ModelConfig, side: Side) -> None:
             draw(part.up, "up", part.up.shape[1], part.down.shape[1])
             draw(part.down, "down", part.down.shape[1], part.down.shape[2])
             zero(part.up_bias, part.down_bias)
-        elif isinstance(part, SoftmaxAttention):
-            zero(part.sinks, *part.partial_qkv_bias.values())
         elif isinstance(part, nn.Linear):
             for weight, role, fan_out in rows.get(id(part), [(part.weight, "other", part.out_features)]):
                 draw(weight, role, part.in_features, fan_out)
@@ -89,10 +87,8 @@ def initialize(module: nn.Module, model: ModelConfig, side: Side) -> None:
 def rows_by_role(module: nn.Module) -> Iterator[tuple[nn.Linear, list[tuple[Tensor, str, int]]]]:
     """The projections with roles of their own, each split into (rows, role, number of rows)."""
     for part in module.modules():
-        if isinstance(part, SoftmaxAttention):
-            for linear, parts in part.projections():
-                yield linear, part.split_rows(linear.weight, parts)
-            yield part.out, [(part.out.weight, "out", part.out.out_features)]
+        if isinstance(part, Attention):
+            yield from part.rows_by_role()
         elif isinstance(part, FeedForward):
             pieces = part.up.weight.chunk(2 if part.config.gated else 1)
             yield part.up, [(piece, "up", len(piece)) for piece in pieces]

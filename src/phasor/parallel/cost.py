@@ -73,7 +73,7 @@ class Costs:
         self.in_blocks = self.parameters.in_blocks
         self.memory_costs = MemoryCosts(model, self.parameters, param_dtype)
         self.depth, self.crossing = self.memory_costs.depth, self.memory_costs.crossing
-        self.sizes, self.row_keys = self.memory_costs.sizes, self.memory_costs.row_keys
+        self.sizes = self.memory_costs.sizes
         self.attention_flops = cache(partial(attention_flops, model))
         self.model_flops = cache(partial(model_flops, model))
 
@@ -95,7 +95,7 @@ class Costs:
             shard=received_bytes(blocks, mesh.shards) * of_block
             + received_bytes(outside, mesh.shards * mesh.tensor) * of_outside,
             replicate=2 * received_bytes(local, mesh.replicate) * REDUCE_BYTES,
-            context=received_bytes(self.row_keys(mesh, rows), mesh.context) * (self.depth + self.crossing) * times,
+            context=received_bytes(self.memory_costs.gathered_keys(mesh, rows), mesh.context) * times,
             tensor=received_bytes(tokens * self.model.dim * ACTIVATION_BYTES, mesh.tensor) * self.gathers * passes,
         )
 

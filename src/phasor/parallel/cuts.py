@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from phasor.nn.attention.softmax.module import SoftmaxAttention
+from phasor.config.weights import shard_dim
 from phasor.nn.block import Block
-from phasor.nn.feed_forward import FeedForward
-from phasor.nn.moe import Experts
-from phasor.parallel.parameters import shard_dim
+from phasor.parallel.parameters import sides_of, stack_blocks
+from phasor.transformer import Transformer
 
 Region = tuple[slice, ...]
 
@@ -50,45 +49,22 @@ class Cut:
         return torch.cat([part[piece] for piece in range(self.pieces) for part in pieces], self.dim)
 
 
-ROWS, COLUMNS, GATE_UP = Cut(0), Cut(1), Cut(0, pieces=2)
+def tensor_cuts(model: Transformer) -> dict[str, Cut]:
+    """The weights of a model that are cut over the tensor axis, by name, as their configurations declare them.
 
-
-def attention_cuts(attention: SoftmaxAttention) -> dict[str, Cut]:
-    """Key/value heads with the query heads that share them: rows of projections, columns of the one that follows."""
-    cuts = {f"{name}.{kind}": ROWS for name in ("qkv", "q", "kv") for kind in ("weight", "bias")}
-    cuts |= {"out.weight": COLUMNS, "sinks": ROWS}
-    cuts |= {f"partial_qkv_bias.{part}": ROWS for part in ("q", "k", "v")}
-    if attention.config.qk_norm == "heads":
-        cuts |= {f"{name}.{kind}": ROWS for name in ("q_norm", "k_norm") for kind in ("weight", "bias")}
-    return cuts
-
-
-def feed_forward_cuts(network: FeedForward) -> dict[str, Cut]:
-    """Hidden features, of gate and up the same."""
-    up = GATE_UP if network.config.gated else ROWS
-    return {"up.weight": up, "up.bias": up, "down.weight": COLUMNS}
-
-
-def module_cuts(module: nn.Module) -> dict[str, Cut]:
-    """The cuts of a module's weights, by their names in it; the router of experts is needed by all."""
-    if isinstance(module, SoftmaxAttention):
-        return attention_cuts(module)
-    if isinstance(module, FeedForward):
-        return feed_forward_cuts(module)
-    return dict.fromkeys(("up", "down", "up_bias", "down_bias"), ROWS) if isinstance(module, Experts) else {}
-
-
-def tensor_cuts(model: nn.Module) -> dict[str, Cut]:
-    """The weights of a model that are cut over the tensor axis, by name.
-
-    >>> from phasor import Transformer, preset
+    >>> from phasor import preset
     >>> with torch.device("meta"):
     ...     model = Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=1, vocab_size=50))
     >>> tensor_cuts(model)["decoder.blocks.0.feedforward.up.weight"]
     Cut(dim=0, pieces=2)
     """
-    cuts = {f"{at}.{name}": cut for at, part in model.named_modules() for name, cut in module_cuts(part).items()}
-    return {name: cuts[name] for name, _ in model.named_parameters() if name in cuts}
+    return {
+        f"{side}.blocks.{index}.{name}": Cut(weight.cut, weight.pieces)
+        for side in sides_of(model.config)
+        for index, block in enumerate(stack_blocks(model.config, side))
+        for name, weight in block.items()
+        if weight.cut is not None
+    }
 
 
 class Place(NamedTuple):
@@ -109,7 +85,7 @@ class WeightSlices:
 
     The model may be on the meta device, and must not be cut yet.
 
-    >>> from phasor import Transformer, preset
+    >>> from phasor import preset
     >>> with torch.device("meta"):
     ...     model = Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=1, hidden_dim=8, vocab_size=50))
     >>> slices = WeightSlices(model, Place(shard=(1, 3), tensor=(1, 2)))
@@ -119,7 +95,7 @@ class WeightSlices:
     ([(slice(11, 22, None), slice(16, 32, None))], [(slice(27, 36, None),)])
     """
 
-    def __init__(self, model: nn.Module, place: Place) -> None:
+    def __init__(self, model: Transformer, place: Place) -> None:
         self.place = place
         self.shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
         self.cuts = tensor_cuts(model) if place.tensor[1] > 1 else {}

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Iterator
+from functools import cache
 
 from phasor.config import AttentionConfig, ModelConfig
-from phasor.config.model import Side
-from phasor.parallel.parameters import parameters_of
-
-
-def sides_of(model: ModelConfig) -> list[Side]:
-    """The stacks of a model."""
-    return ["encoder", "decoder"] if model.shape == "encoder-decoder" else [model.shape]
+from phasor.parallel.parameters import parameters_of, sides_of
 
 
 def model_flops(model: ModelConfig, length: int) -> float:
@@ -24,9 +19,7 @@ def model_flops(model: ModelConfig, length: int) -> float:
     57.9
     """
     counted = parameters_of(model)
-    layers = sum(model.depth(side) for side in sides_of(model))
-    layers += model.num_layers if model.shape == "encoder-decoder" else 0  # cross-attention
-    attention = 12 * layers * model.num_heads * model.head_dim * length
+    attention = 3 * sum(of_layer.flops_per_token(model, length) for _, of_layer in attentions(model))
     return 6 * (counted.in_blocks + counted.in_head) + attention
 
 
@@ -42,26 +35,18 @@ def mfu(model: ModelConfig, tokens_per_second: float, length: int, peak: float) 
 
 def attention_flops(model: ModelConfig, length: int) -> float:
     """Operations per token of a forward pass between queries, keys and values, without what masks hide."""
-    heads = 4 * model.num_heads * model.head_dim
-    total = 0.0
+    seen = cache(lambda attention, causal: attention.visible_keys(length, causal))
+    return sum(
+        attention.flops_per_token(model, length if causal is None else seen(attention, causal))
+        for causal, attention in attentions(model)
+    )
+
+
+def attentions(model: ModelConfig) -> Iterator[tuple[bool | None, AttentionConfig]]:
+    """The attention of every layer, and whether its mask is causal; None for cross-attention, which sees all keys."""
     for side in sides_of(model):
         for index in range(model.depth(side)):
-            total += heads * visible_keys(model.layer(index).attention, side, length)
-            total += heads * length if side == "decoder" and model.shape == "encoder-decoder" else 0
-    return total
-
-
-@functools.cache
-def visible_keys(attention: AttentionConfig, side: Side, length: int) -> float:
-    """How many keys a query sees, on average over a row.
-
-    >>> visible_keys(AttentionConfig(), "decoder", 9), visible_keys(AttentionConfig(window=2), "decoder", 4)
-    (5.0, 1.75)
-    """
-    if attention.sparse is not None:
-        return attention.sparse.visible_keys(length, side == "decoder", attention.window)
-    window = min(attention.window or length, length)
-    if side == "encoder":
-        return float(window)
-    seen = window * length - window * (window - 1) / 2
-    return min(seen / length + (attention.sink_tokens if window < length else 0), (length + 1) / 2)
+            attention = model.layer(index).attention
+            yield side == "decoder", attention
+            if side == "decoder" and model.shape == "encoder-decoder":
+                yield None, attention

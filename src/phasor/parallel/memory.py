@@ -15,9 +15,8 @@ from typing import NamedTuple
 
 from phasor.config import LogitsConfig, ModelConfig, OutputConfig, SandwichConfig
 from phasor.config.model import Layer
-from phasor.parallel.flops import sides_of
 from phasor.parallel.mesh import Mesh
-from phasor.parallel.parameters import Parameters
+from phasor.parallel.parameters import Parameters, sides_of
 
 ACTIVATION_BYTES = 2  # bfloat16
 REDUCE_BYTES = 4  # gradients of blocks are summed in float32
@@ -213,27 +212,32 @@ class MemoryCosts:
     def saved_bytes(self, layer: Layer, crosses: bool, mesh: Mesh, rows: MicroBatches) -> int:
         """Bytes that a block keeps for its backward pass."""
         model, tensor, tokens = self.model, mesh.tensor, self.tokens(mesh, rows)
-        heads, kv_heads = model.num_heads * model.head_dim // tensor, model.num_kv_heads * model.head_dim // tensor
-        qkv = 2 * heads + (2 * kv_heads if mesh.context == 1 else 0)  # queries, keys, values, and the output
-        if layer.attention.qk_norm != "none":
-            qkv += heads + kv_heads
+        qkv = layer.attention.saved_elements(model)
+        if mesh.context == 1:
+            qkv += layer.attention.kv_width(model)
         attentions = 2 if crosses else 1
         sublayers = attentions + 1
         after = sublayers if isinstance(model.placement, SandwichConfig | OutputConfig) else 0
-        elements = tokens * (attentions * qkv + self.saved_by_network(layer, tensor) + sublayers * model.dim)
+        elements = tokens * (attentions * qkv // tensor + self.saved_by_network(layer, tensor) + sublayers * model.dim)
         norm_elements = tokens // tensor * model.dim
         norms = (sublayers + after) * norm_elements * self.param_bytes  # their inputs
         if norm_elements < SMALL_NORM and mesh.devices > 1 and self.param_bytes > ACTIVATION_BYTES:
             norms *= 2  # weights gathered in bfloat16 scale in a second operation, which keeps what it scales
         log_sums = 4 * tokens * attentions * model.num_heads // tensor
-        return elements * ACTIVATION_BYTES + norms + log_sums + attentions * self.row_keys(mesh, rows)
+        return elements * ACTIVATION_BYTES + norms + log_sums + attentions * self.row_keys(layer, mesh, rows)
 
-    def row_keys(self, mesh: Mesh, rows: MicroBatches) -> int:
+    def row_keys(self, layer: Layer, mesh: Mesh, rows: MicroBatches) -> int:
         """Bytes of the keys and values of whole rows, which attention gathers over the context axis."""
         if mesh.context == 1:
             return 0
-        width = 2 * self.model.num_kv_heads * self.model.head_dim // mesh.tensor
+        width = layer.attention.cached_elements(self.model) // mesh.tensor
         return rows.rows * rows.length * width * ACTIVATION_BYTES
+
+    def gathered_keys(self, mesh: Mesh, rows: MicroBatches) -> int:
+        """The same of all layers, with their cross-attention."""
+        return sum(
+            count * (2 if crosses else 1) * self.row_keys(layer, mesh, rows) for (layer, crosses), count in self.layers
+        )
 
     def is_fused(self, layer: Layer) -> bool:
         """Whether gated units are one operation with the projection that follows, which recomputes their output."""
@@ -267,10 +271,10 @@ class MemoryCosts:
         weight = model.dim * hidden // mesh.tensor  # the down projection, whose gradient autocast's copy has first
         cast = self.param_bytes if mesh.devices == 1 and self.param_bytes > ACTIVATION_BYTES else 0
         done = tokens * (self.saved_by_network(layer, mesh.tensor) + model.dim)
-        attention = tokens * (3 * model.num_heads + 4 * model.num_kv_heads) * model.head_dim // mesh.tensor
+        attention = tokens * layer.attention.working_elements(model) // mesh.tensor
         return max(
             network * ACTIVATION_BYTES + weight * (ACTIVATION_BYTES + cast),
-            (attention - done) * ACTIVATION_BYTES + self.row_keys(mesh, rows),
+            (attention - done) * ACTIVATION_BYTES + self.row_keys(layer, mesh, rows),
         )
 
     def head_bytes(self, tokens: int) -> tuple[int, int]:

@@ -109,8 +109,8 @@ def why_not(
     if mesh.tensor == 1:
         return None
     for layer in dict.fromkeys(map(model.layer, range(max(1, len(model.layers))))):
-        if layer.attention.qk_norm == "whole":
-            return f"qk_norm 'whole' normalizes all heads together and cannot be cut: {prefix}tensor can be 1"
+        if (reason := layer.attention.uncuttable_reason) is not None:
+            return f"{reason}: {prefix}tensor can be 1"
         for count, what in widths(model, layer):
             if count % mesh.tensor:
                 return (
@@ -122,7 +122,7 @@ def why_not(
 
 def widths(model: ModelConfig, layer: Layer) -> Iterator[tuple[int, str]]:
     """What the tensor axis cuts in a layer."""
-    yield model.num_kv_heads, "key/value heads"
+    yield layer.attention.heads_to_cut(model)
     experts = layer.feedforward.experts
     if experts is None:
         yield model.hidden_dim, "features of the hidden width"

@@ -12,11 +12,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
+from phasor.config.weights import shard_dim
 from phasor.nn.block import Block
 from phasor.parallel.context import cut_rows
 from phasor.parallel.cuts import Place, WeightSlices
 from phasor.parallel.exchange import Axis, sum_in_place
-from phasor.parallel.parameters import shard_dim
 from phasor.parallel.tensor import cut_blocks
 from phasor.parallel.tokens import TokenShare
 from phasor.transformer import Transformer

@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phasor.nn.attention.softmax.module import SoftmaxAttention
+from phasor.nn.attention.base import Attention
 from phasor.nn.block import Block
-from phasor.nn.feed_forward import FeedForward
 from phasor.nn.moe import Experts
 from phasor.nn.positions.base import Position
 from phasor.parallel.cuts import tensor_cuts
@@ -51,16 +50,16 @@ def cut_weights(model: Transformer, index: int, count: int) -> None:
     weights = dict(model.named_parameters())
     for name, cut in tensor_cuts(model).items():
         path, _, leaf = name.rpartition(".")
+        module = model.get_submodule(path)
         part = cut.part(weights[name], index, count).clone()
-        setattr(model.get_submodule(path), leaf, nn.Parameter(part, weights[name].requires_grad))
+        setattr(module, leaf, nn.Parameter(part, weights[name].requires_grad))
+        if isinstance(module, nn.Linear) and cut.dim == 1:
+            end_in_sum(module, index)
     for module in model.modules():
         if isinstance(module, Position):
             module.head_part = (index, count)
-        elif isinstance(module, SoftmaxAttention):
-            module.num_heads, module.num_kv_heads = module.num_heads // count, module.num_kv_heads // count
-            end_in_sum(module.out, index)
-        elif isinstance(module, FeedForward):
-            end_in_sum(module.down, index)
+        elif isinstance(module, Attention):
+            module.keep_part(index, count)
         elif isinstance(module, Experts):
             module.first_expert = index * len(module.up)
         if isinstance(module, nn.Linear):

@@ -16,9 +16,9 @@ from phasor.nn.positions.xpos.module import XPos
 
 WINDOW = 8
 VIEWS = {
-    "window": phasor.AttentionConfig(window=WINDOW),
-    "sinks": phasor.AttentionConfig(window=WINDOW, sink_tokens=2),
-    "capped sinks": phasor.AttentionConfig(window=WINDOW, sink_tokens=2, cap_sinks=True),
+    "window": phasor.SoftmaxAttentionConfig(window=WINDOW),
+    "sinks": phasor.SoftmaxAttentionConfig(window=WINDOW, sink_tokens=2),
+    "capped sinks": phasor.SoftmaxAttentionConfig(window=WINDOW, sink_tokens=2, cap_sinks=True),
 }
 
 
@@ -75,7 +75,7 @@ def test_what_one_call_cannot_span_is_refused() -> None:
         model(ids)
     if ON_GPU:
         return  # the positions of earlier calls are on the GPU, which is not waited for
-    wide = build(tiny(phasor.XPosConfig(decay=1.0), attention=phasor.AttentionConfig(window=33)))
+    wide = build(tiny(phasor.XPosConfig(decay=1.0), attention=phasor.SoftmaxAttentionConfig(window=33)))
     with pytest.raises(ValueError, match="xPos spans at most 64 positions of one sequence"):
         feed(wide, ids, 10, max_length=33)
 
@@ -91,7 +91,7 @@ def test_a_first_call_spans_what_a_call_without_a_cache_does(view: str) -> None:
 @pytest.mark.parametrize("capped", [(False, True), (True, False)])
 def test_layers_that_differ_in_the_cap_of_their_sinks_only(capped: tuple[bool, bool]) -> None:
     """They share the mask of a first call, and not the factors of their keys."""
-    first, second = (phasor.AttentionConfig(window=4, sink_tokens=2, cap_sinks=x) for x in capped)
+    first, second = (phasor.SoftmaxAttentionConfig(window=4, sink_tokens=2, cap_sinks=x) for x in capped)
     config = tiny("xpos", attention=first, layers=({}, {"attention": second}))
     model, ids = build(config).double(), tokens(1, 20)
     with torch.no_grad():

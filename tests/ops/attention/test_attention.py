@@ -6,10 +6,10 @@ from mask_rules import CROSS, HEADS, ROWS, RULES, SCORES, TOKENS, compare, make_
 from references import EXACT, SINGLE, assert_same, normal, plain_attention, plain_norm, redraw
 
 from phasor.config import (
-    AttentionConfig,
     LayerNormConfig,
     ModelConfig,
 )
+from phasor.nn.attention import SoftmaxAttentionConfig
 from phasor.nn.attention.base import AttentionContext
 from phasor.nn.attention.softmax.module import SoftmaxAttention
 from phasor.nn.layer_step import CrossStep, LayerStep
@@ -94,7 +94,7 @@ def self_attention_context(mask):
 def test_attention_module_is_its_equation(qk_norm, bias, clip):
     norm = LayerNormConfig(eps=1e-3)
     model = ModelConfig(vocab_size=9, dim=21, num_layers=1, num_heads=6, num_kv_heads=2, head_dim=5, norm=norm)
-    module = redraw(SoftmaxAttention(AttentionConfig(qk_norm=qk_norm, bias=bias, clip=clip), model))
+    module = redraw(SoftmaxAttention(SoftmaxAttentionConfig(qk_norm=qk_norm, bias=bias, clip=clip), model))
     x = normal(2, 13, 21).requires_grad_()
     parts = {}
     for part in "qkv":
@@ -116,7 +116,7 @@ def test_attention_module_is_its_equation(qk_norm, bias, clip):
 def test_the_norm_of_queries_and_keys_may_lack_the_bias_that_others_have(qk_norm):
     norm = LayerNormConfig(eps=1e-3)
     model = ModelConfig(vocab_size=9, dim=21, num_layers=1, num_heads=6, num_kv_heads=2, head_dim=5, norm=norm)
-    module = redraw(SoftmaxAttention(AttentionConfig(qk_norm=qk_norm, qk_norm_bias=False), model))
+    module = redraw(SoftmaxAttention(SoftmaxAttentionConfig(qk_norm=qk_norm, qk_norm_bias=False), model))
     assert [name for name, _ in module.named_parameters() if name.endswith("norm.bias")] == []
     x, parts = normal(2, 13, 21), {}
     for part in "qkv":
@@ -132,7 +132,7 @@ def test_the_norm_of_queries_and_keys_may_lack_the_bias_that_others_have(qk_norm
 @pytest.mark.parametrize("bias", [(), ("q", "k", "v", "out"), ("v", "out"), ("q",)], ids=str)
 def test_cross_attention_module_is_its_equation(bias):
     model = ModelConfig(vocab_size=9, dim=21, num_layers=1, num_heads=6, num_kv_heads=2, head_dim=5)
-    module = redraw(SoftmaxAttention(AttentionConfig(bias=bias), model, cross=True))
+    module = redraw(SoftmaxAttention(SoftmaxAttentionConfig(bias=bias), model, cross=True))
     x, memory = normal(2, 13, 21).requires_grad_(), normal(2, 7, 21, seed=5).requires_grad_()
     q = x @ module.q.weight.T + (module.q.bias if "q" in bias else 0.0)
     rows = module.kv.weight.view(2, 2, 5, 21)  # group, key or value, features, in

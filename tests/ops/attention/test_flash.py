@@ -466,7 +466,7 @@ def test_ranges_of_the_backward_pass_are_found_once_for_all_layers(monkeypatch):
     calls = []
     ranges = flash_launch.query_ranges
     monkeypatch.setattr(flash_launch, "query_ranges", lambda *args: calls.append(args) or ranges(*args))
-    window = phasor.AttentionConfig(window=3)
+    window = phasor.SoftmaxAttentionConfig(window=3)
     sizes = {"vocab_size": 9, "dim": 16, "num_layers": 3, "num_heads": 1}
     model = phasor.Transformer(phasor.ModelConfig(attention=window, **sizes)).to(DEVICE)
     with dispatch.force_path("triton"):

@@ -341,7 +341,7 @@ MODELS = {
     "untied": {},
     "tied": {"embedding": phasor.EmbeddingConfig(scale="sqrt")},
     "biases": {
-        "attention": phasor.AttentionConfig(bias=("q", "k", "v", "out")),
+        "attention": phasor.SoftmaxAttentionConfig(bias=("q", "k", "v", "out")),
         "feedforward": {"activation": "gelu", "bias": True},
     },
     "multiplier": {"placement": phasor.PreConfig(multiplier=0.3), "head": phasor.LanguageHeadConfig(multiplier=0.2)},

@@ -19,10 +19,10 @@ from phasor.bench.llama import llama_pair
 from phasor.bench.peers import require, transformers_tokens
 from phasor.bench.study import Study
 from phasor.bench.timing import alternate, call_seconds
-from phasor.config import AttentionConfig
 from phasor.config.schema import Config
 from phasor.generation import generate
 from phasor.models.presets import preset
+from phasor.nn.attention import SoftmaxAttentionConfig
 from phasor.transformer import Transformer
 
 
@@ -92,7 +92,7 @@ def compare(study: Study, sizes: dict[str, Any], prompts: list[list[int]]) -> di
 def curve(settings: DecodeCPUSettings, sizes: dict[str, Any], window: int | None) -> list[tuple[int, float]]:
     """Milliseconds per token after each multiple of `every` tokens; the least of several tokens in a row."""
     torch.manual_seed(0)
-    changes = {} if window is None else {"attention": AttentionConfig(window=window)}
+    changes = {} if window is None else {"attention": SoftmaxAttentionConfig(window=window)}
     model = Transformer(preset("llama-2", **sizes, **changes)).eval()
     count, every = settings.length, settings.every
     cache, found = model.new_cache(1, count + 1), []

@@ -20,13 +20,14 @@ import torch
 from phasor.bench.checks import relative_error
 from phasor.bench.peers import is_installed, transformers_model, transformers_tokens
 from phasor.bench.study import Study, first_line, format_field
-from phasor.config import AttentionConfig, EmbeddingConfig
+from phasor.config import EmbeddingConfig
 from phasor.config.schema import Config, unknown
 from phasor.generation import generate
 from phasor.generation.runners import RETAINED, fused
 from phasor.generation.runners.cuda_graph import StepBuffers
 from phasor.kv_cache.static import StaticKVCache
 from phasor.models.presets import preset
+from phasor.nn.attention import SoftmaxAttentionConfig
 from phasor.ops import dispatch
 from phasor.quantization import quantize
 from phasor.transformer import Transformer
@@ -112,11 +113,11 @@ def bytes_read(model: Transformer) -> int:
 
 def check_tokens(study: Study) -> None:
     """Float32: the same tokens by steps on the device and by plain steps; ragged prompts, windows, stops."""
-    window = AttentionConfig(window=16, sink_tokens=4)
+    window = SoftmaxAttentionConfig(window=16, sink_tokens=4)
     cases: dict[str, dict[str, Any]] = {
         "fused": {},
         "fused, window": {"attention": window},
-        "fused, norm of heads": {"attention": AttentionConfig(qk_norm="head", bias=("q", "k", "v"))},
+        "fused, norm of heads": {"attention": SoftmaxAttentionConfig(qk_norm="head", bias=("q", "k", "v"))},
         "fused, int8": {},
         "fused, int8, tied": {"embedding": EmbeddingConfig()},
         "graph of plain steps": {"norm": "layernorm", "position": "alibi"},

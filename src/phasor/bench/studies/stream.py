@@ -18,9 +18,9 @@ from torch import Tensor
 
 from phasor.bench.peers import is_installed, transformers_model
 from phasor.bench.study import Study, format_row
-from phasor.config import AttentionConfig
 from phasor.config.schema import Config
 from phasor.models.presets import preset
+from phasor.nn.attention import SoftmaxAttentionConfig
 from phasor.transformer import Transformer
 
 SECONDS = 4.0
@@ -74,7 +74,7 @@ def run(study: Study) -> None:
 
 def build(study: Study, window: int) -> Transformer:
     torch.manual_seed(0)
-    config = preset("llama-2", **study.settings.model, attention=AttentionConfig(window=window))
+    config = preset("llama-2", **study.settings.model, attention=SoftmaxAttentionConfig(window=window))
     return Transformer(config).to(study.device, study.machine.dtype).eval()
 
 

@@ -17,6 +17,7 @@ from phasor.config import PreConfig, RMSNormConfig
 from phasor.config.model import Layer
 from phasor.generation.runners.cuda_graph import CudaGraphRunner, StepBuffers
 from phasor.kv_cache.static import StaticKVCache
+from phasor.nn.attention.softmax.module import SoftmaxAttention
 from phasor.nn.block import Block
 from phasor.nn.feed_forward import FeedForward
 from phasor.nn.heads import LogitsHead
@@ -48,7 +49,6 @@ def model_why_not(model: Transformer) -> str | None:
     """Why the fused step could not run this model on any device."""
     config, dtype = model.config, model.tokens.dtype
     placement, embedding, head = config.placement, config.embedding, model.head
-    layers = [config.layer(i) for i in range(config.num_layers)]
     plain_head = isinstance(head, LogitsHead) and head.dense is None and head.project is None and head.softcap is None
     reasons = {
         "it is not a decoder": config.shape != "decoder",
@@ -73,7 +73,10 @@ def model_why_not(model: Transformer) -> str | None:
         ),
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None)
-    reason = reason or next(filter(None, map(layer_why_not, layers)), None)
+    if reason is None:
+        blocks = cast(Stack, model.decoder).blocks
+        layers = ((config.layer(i), cast(Block, block)) for i, block in enumerate(blocks))
+        reason = next(filter(None, (layer_why_not(layer, block) for layer, block in layers)), None)
     return reason or ("a part of the model was replaced" if has_other_parts(model) else None)
 
 
@@ -85,17 +88,23 @@ def has_other_parts(model: Transformer) -> bool:
     stack = cast(Stack, model.decoder)
     blocks, linears = [cast(Block, block) for block in stack.blocks], linears_of(stack)
     norms = [stack.norm, *(norm for block in blocks for norm in block.residual.norms)]
-    norms += [norm for b in blocks if b.attention.has_qk_norm for norm in (b.attention.q_norm, b.attention.k_norm)]
+    attentions = [softmax_attention(block) for block in blocks]
+    norms += [norm for x in attentions if x.has_qk_norm for norm in (x.q_norm, x.k_norm)]
     plain = all(isinstance(x, nn.Linear | QuantizedLinear) for x in linears) and all(
         isinstance(x, RMSNorm) for x in norms
     )
     return not plain
 
 
+def softmax_attention(block: nn.Module) -> SoftmaxAttention:
+    """The attention of a block, of the kind that the decode kernels compute."""
+    return cast(SoftmaxAttention, cast(Block, block).attention)
+
+
 def linears_of(stack: Stack) -> list[Any]:
     """The projections of a decoder."""
     blocks = [cast(Block, block) for block in stack.blocks]
-    attention = [x for b in blocks for x in (b.attention.qkv, b.attention.out)]
+    attention = [x for b in map(softmax_attention, blocks) for x in (b.qkv, b.out)]
     return attention + [x for b in blocks for x in network_linears(b.feedforward)]
 
 
@@ -109,22 +118,16 @@ def matrix(linear: nn.Linear | QuantizedLinear) -> Matrix:
     return linear.weight if isinstance(linear, nn.Linear) else linear.matrix
 
 
-def layer_why_not(layer: Layer) -> str | None:
+def layer_why_not(layer: Layer, block: Block) -> str | None:
     """Why the fused step is not for a layer."""
-    position, attention, network = layer
-    partly = {"q", "k", "v"} & set(attention.bias)
-    reasons = {
-        "attention has a softcap, a clip or capped sinks": bool(
-            attention.softcap or attention.clip is not None or attention.cap_sinks
-        ),
-        "attention is sparse": attention.sparse is not None,
-        "queries and keys are normalized over all heads together": attention.qk_norm == "whole",
-        "only some of queries, keys and values have a bias": bool(partly) and len(partly) < 3,
-        "a mixture of experts has a shared one": network.experts is not None and network.experts.shared_dim is not None,
-        f"no kernel has the activation {network.activation.kind!r}": network.experts is None
-        and network.activation.kind not in ACTIVATIONS,
-    }
-    return position.decode_kernel_why_not or next((reason for reason, holds in reasons.items() if holds), None)
+    reason = layer.position.decode_kernel_why_not or block.attention.fused_decode_why_not()
+    if reason is not None:
+        return reason
+    network = layer.feedforward
+    if network.experts is not None:
+        return "a mixture of experts has a shared one" if network.experts.shared_dim is not None else None
+    kind = network.activation.kind
+    return None if kind in ACTIVATIONS else f"no kernel has the activation {kind!r}"
 
 
 class FusedLayer(NamedTuple):
@@ -176,7 +179,7 @@ class FusedStep:
         def empty(width: int) -> Tensor:
             return torch.empty(rows, width, device=device, dtype=dtype)
 
-        attention = cast(Block, stack.blocks[0]).attention
+        attention = softmax_attention(stack.blocks[0])
         self.workspace = decode_attention.SplitKWorkspace(
             rows, attention.num_kv_heads, attention.queries_per_kv, attention.head_dim, device
         )
@@ -189,7 +192,7 @@ class FusedStep:
         x = self.embed()
         for layer in self.layers:
             block = layer.block
-            attention, network = block.attention, block.feedforward
+            attention, network = softmax_attention(block), block.feedforward
             before, between = block.residual.norms
             qkv = self.project(x, attention.qkv, self.qkv, before)
             heads = self.attend(
@@ -296,7 +299,7 @@ class FusedStep:
 def layer_parts(stack: Stack, cache: StaticKVCache, index: int) -> FusedLayer:
     """What the step needs of a layer."""
     block, layout = cast(Block, stack.blocks[index]), cache.layouts[index]
-    attention, scheme = block.attention, stack.position(stack.scheme_index[index])
+    attention, scheme = softmax_attention(block), stack.position(stack.scheme_index[index])
     keys, values = cache.layers[index]["keys"], cache.layers[index]["values"]
     rope, qk_norm = scheme.rotary_args(cache.length, keys.device), None
     if attention.has_qk_norm:

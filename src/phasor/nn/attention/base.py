@@ -1,15 +1,19 @@
-"""The attention contract: what every kind of attention is called with."""
+"""The attention contract, module side: what every kind of attention is called with, and what it says of itself."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from phasor.config import AttentionConfig, ModelConfig
+from phasor.nn.kinds import KindModule
 from phasor.nn.layer_step import LayerStep
 from phasor.nn.positions.base import Position
 from phasor.ops.attention import Mask
+from phasor.ops.sparse_attention import Pattern
 
 
 class CappedSinks(NamedTuple):
@@ -46,8 +50,17 @@ class AttentionContext:
         return replace(self, prepared=self.position.for_layer(x, self.prepared, self.position_weights, self.step))
 
 
-class Attention(nn.Module):
-    """A kind of attention. Positions come in through the hooks of the context's scheme."""
+Rows = tuple[Tensor, str, int]  # rows of a projection, their role, their number
+
+
+class Attention(KindModule):
+    """A kind of attention. Positions come in through the hooks of the context's scheme.
+
+    A module names the configuration it computes when it is defined: `class Name(Attention, config=NameConfig)`. It is
+    built as `Name(config, model, cross=...)`, with the weights that the configuration declares.
+    """
+
+    pattern: Pattern | None = None  # of sparse attention, for the mask
 
     def prepare_mask(self, mask: Mask, x: Tensor, keys: int, positions: tuple[Tensor, Tensor] | None = None) -> Mask:
         """A call's mask as this kind of attention takes it, for an input `[B, T, dim]` and so many keys.
@@ -59,3 +72,30 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, ctx: AttentionContext) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} does not implement forward")
+
+    def rows_by_role(self) -> Iterator[tuple[nn.Linear, list[Rows]]]:
+        """The projections with an initialization by role ("q", "k", "v", "out"), each split into its rows by role.
+
+        All others are initialized as other projections of a model are.
+        """
+        return iter(())
+
+    def reset_parameters(self) -> None:
+        """Initialize what is neither a projection nor a norm, if there is any."""
+
+    def quantizable(self) -> Iterator[tuple[str, nn.Module]]:
+        """The projections whose weights may be quantized, by name: those that are called and not read."""
+        return self.named_children()
+
+    def keep_part(self, index: int, count: int) -> None:
+        """Become one of `count` parts of all heads, for tensor parallelism, after the weights are cut."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be cut")
+
+    def fused_decode_why_not(self) -> str | None:
+        """Why the kernels of the fused decoding step do not compute this attention; None where they do."""
+        return f"no decode kernel has {type(self).__name__}"
+
+
+def build_attention(config: AttentionConfig, model: ModelConfig, *, cross: bool = False) -> Attention:
+    """The module that computes a kind of attention, or of cross-attention, for the layers of a model."""
+    return Attention.class_for(type(config))(config, model, cross=cross)

@@ -7,10 +7,9 @@ the configurations. The list below is for type checkers alone: a scheme that is 
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from typing import TYPE_CHECKING, Any
 
+from phasor.config.discovery import config_classes, find_config, import_configs
 from phasor.config.positions import Extension, PositionConfig
 
 if TYPE_CHECKING:
@@ -44,27 +43,17 @@ if TYPE_CHECKING:
     from phasor.nn.positions.xpos.config import XPosConfig as XPosConfig
 
 
-def import_configs() -> None:
-    """Import `config.py` of every folder of this package that is not imported yet."""
-    for folder in pkgutil.iter_modules(__path__):
-        if folder.ispkg:
-            importlib.import_module(f"{__name__}.{folder.name}.config")
-
-
 def configs() -> dict[str, type[Any]]:
     """The configuration classes of all schemes and extensions, by name.
 
     >>> configs()["RotaryConfig"].kind, configs()["YaRN"].kind
     ('rotary', 'yarn')
     """
-    return {cls.__name__: cls for base in (PositionConfig, Extension) for cls in base.kinds.values()}
+    return config_classes(PositionConfig, Extension)
 
 
 def __getattr__(name: str) -> Any:
-    known = configs()
-    if name not in known:
-        raise AttributeError(f"{__name__} has no configuration {name!r}; it has: {', '.join(sorted(known))}")
-    return known[name]
+    return find_config(__name__, name, PositionConfig, Extension)
 
 
-import_configs()
+import_configs(__name__, __path__)

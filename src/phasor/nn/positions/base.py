@@ -6,15 +6,15 @@ handed to the hooks of every layer, so that nothing is computed twice and nothin
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Hashable
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from phasor.config import ModelConfig, PositionConfig
 from phasor.config.model import Side
+from phasor.nn.kinds import KindModule
 from phasor.nn.layer_step import LayerStep
 from phasor.nn.sequence import KeyInfo, SequenceInfo
 from phasor.ops.attention import Bias, Mask, ScoreMod, SumBias
@@ -24,22 +24,15 @@ from phasor.ops.rope import split_qkv
 PerHead = TypeVar("PerHead", Tensor, tuple[float, ...])
 
 
-class Position(nn.Module):
+class Position(KindModule):
     """A position scheme. The base class does nothing.
 
     A module names the configuration it computes when it is defined: `class ALiBi(Position, config=ALiBiConfig)`.
     """
 
-    modules_by_config: ClassVar[dict[type[PositionConfig], type[Position]]] = {}
-
     config: PositionConfig = PositionConfig.from_dict({"kind": "none"})
     depends_on_window = False  # whether `prepare` runs for each window of layers with a cache: `seq.cached_window`
     head_part = (0, 1)  # which of how many parts of the heads this process has
-
-    def __init_subclass__(cls, config: type[PositionConfig] | None = None, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if config is not None:
-            Position.modules_by_config[config] = cls
 
     @classmethod
     def build(cls, config: Any, model: ModelConfig, side: Side) -> Self:
@@ -160,29 +153,6 @@ def bias_dtype(like: Tensor) -> torch.dtype:
     return torch.float64 if like.dtype == torch.float64 else torch.float32
 
 
-def module_class(config: type[PositionConfig]) -> type[Position]:
-    """The module that computes a configuration: its own, or that of the class it extends.
-
-    A configuration in a file `config.py` has its module in `module.py` beside it, which is imported here.
-
-    >>> from phasor.nn.positions.rotary.config import RotaryConfig
-    >>> module_class(RotaryConfig).__name__
-    'Rotary'
-    """
-    for cls in config.__mro__:
-        if not issubclass(cls, PositionConfig):
-            break
-        package, _, file = cls.__module__.rpartition(".")
-        if cls not in Position.modules_by_config and file == "config" and cls is not PositionConfig:
-            importlib.import_module(f"{package}.module")
-        if cls in Position.modules_by_config:
-            return Position.modules_by_config[cls]
-    raise ValueError(
-        f"no module computes the position scheme {config.kind!r}: "
-        f"define one as `class Name(Position, config={config.__name__})`"
-    )
-
-
 def layers_with(config: PositionConfig, model: ModelConfig, side: Side) -> int:
     """The number of layers of an encoder or a decoder whose scheme is this one, or has it as a part."""
     return sum(config in model.layer(i).position.parts for i in range(model.depth(side)))
@@ -190,4 +160,4 @@ def layers_with(config: PositionConfig, model: ModelConfig, side: Side) -> int:
 
 def build_position(config: PositionConfig, model: ModelConfig, side: Side) -> Position:
     """The module that computes a scheme, for the encoder or the decoder of a model."""
-    return module_class(type(config)).build(config, model, side)
+    return Position.class_for(type(config)).build(config, model, side)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
 from phasor.config import (
-    AttentionConfig,
     ChunkedConfig,
     DilatedConfig,
     LayerNormConfig,
@@ -15,7 +16,8 @@ from phasor.config import (
     StridedConfig,
     TopKConfig,
 )
-from phasor.nn.attention.base import Attention, AttentionContext
+from phasor.nn.attention.base import Attention, AttentionContext, Rows
+from phasor.nn.attention.softmax.config import SoftmaxAttentionConfig
 from phasor.nn.layer_step import CrossStep
 from phasor.nn.norm import build_norm
 from phasor.ops.attention import Mask, ScoreMod, SinkQueries, attention, attention_ref
@@ -34,7 +36,7 @@ from phasor.ops.sparse_attention import (
 QKVSinkQueries = tuple[Tensor, Tensor, Tensor, SinkQueries | None]
 
 
-class SoftmaxAttention(Attention):
+class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
     """`softmax(q k^T * scale) v`, with every option of the literature.
 
     Queries, keys and values come out of one projection whose rows are ordered by key/value head (its queries, its
@@ -42,7 +44,7 @@ class SoftmaxAttention(Attention):
     from its input, and keys and values from the encoder's output.
     """
 
-    def __init__(self, config: AttentionConfig, model: ModelConfig, *, cross: bool = False) -> None:
+    def __init__(self, config: SoftmaxAttentionConfig, model: ModelConfig, *, cross: bool = False) -> None:
         super().__init__()
         self.config, self.cross = config, cross
         self.num_heads, self.num_kv_heads, self.head_dim = model.num_heads, model.num_kv_heads, model.head_dim
@@ -77,11 +79,12 @@ class SoftmaxAttention(Attention):
             return "the distance to sink tokens is capped"
         return "queries and keys are normalized" if self.has_qk_norm else None
 
-    def projections(self) -> list[tuple[nn.Linear, str]]:
-        """The input projections, each with the parts it computes: "q", "kv" or "qkv"."""
-        return [(self.q, "q"), (self.kv, "kv")] if self.cross else [(self.qkv, "qkv")]
+    def rows_by_role(self) -> Iterator[tuple[nn.Linear, list[Rows]]]:
+        for linear, parts in [(self.q, "q"), (self.kv, "kv")] if self.cross else [(self.qkv, "qkv")]:
+            yield linear, self.split_rows(linear.weight, parts)
+        yield self.out, [(self.out.weight, "out", self.out.out_features)]
 
-    def split_rows(self, weight: Tensor, parts: str) -> list[tuple[Tensor, str, int]]:
+    def split_rows(self, weight: Tensor, parts: str) -> list[Rows]:
         """A projection's rows by the part they compute: views `[K, heads, D, ...]`, the part, the number of rows."""
         sizes = [self.queries_per_kv if part == "q" else 1 for part in parts]
         by_kv_head = weight.unflatten(0, (self.num_kv_heads, sum(sizes), self.head_dim))
@@ -94,6 +97,25 @@ class SoftmaxAttention(Attention):
         plain = config.softcap is None and self.sinks is None and not config.cap_sinks and positions is None
         shape = x.shape[1], keys, self.head_dim
         return prepare_sparse_mask(mask, x, shape, plain_scores=plain, positions=positions)
+
+    def reset_parameters(self) -> None:
+        for bias in (self.sinks, *self.partial_qkv_bias.values()):
+            if bias is not None:
+                nn.init.zeros_(bias)
+
+    def keep_part(self, index: int, count: int) -> None:
+        self.num_heads, self.num_kv_heads = self.num_heads // count, self.num_kv_heads // count
+
+    def fused_decode_why_not(self) -> str | None:
+        config = self.config
+        biased = {"q", "k", "v"} & set(config.bias)
+        if config.softcap or config.clip is not None or config.cap_sinks:
+            return "attention has a softcap, a clip or capped sinks"
+        if config.sparse is not None:
+            return "attention is sparse"
+        if config.qk_norm == "whole":
+            return "queries and keys are normalized over all heads together"
+        return "only some of queries, keys and values have a bias" if 0 < len(biased) < 3 else None
 
     def _qk_norm(self, model: ModelConfig, heads: int) -> nn.Module:
         shapes = {"head": (self.head_dim,), "heads": (heads, self.head_dim), "whole": (heads * self.head_dim,)}

@@ -131,9 +131,9 @@ class PiecewiseRotaryConfig(RotaryConfig):
         super().check_model(model)
         for attention in (model.layer(index).attention for index in range(max(1, len(model.layers)))):
             if attention.cap_sinks or attention.sparse is not None:
-                what = "cap_sinks" if attention.cap_sinks else "sparse"
+                what = f"{type(attention).__name__}.{'cap_sinks' if attention.cap_sinks else 'sparse'}"
                 raise ValueError(
-                    f"{self.kind!r} positions and AttentionConfig.{what} both have queries of their own for some keys: "
+                    f"{self.kind!r} positions and {what} both have queries of their own for some keys: "
                     "leave out one of the two"
                 )
 

@@ -14,7 +14,7 @@ from phasor.config import ModelConfig
 from phasor.config.model import Side
 from phasor.config.schema import quote
 from phasor.nn.checks import check_positions, describe_tensor
-from phasor.nn.positions.base import Position, module_class
+from phasor.nn.positions.base import Position
 from phasor.nn.positions.phase import cos_sin_of, increments
 from phasor.nn.positions.rotary.config import RotaryConfig
 from phasor.nn.sequence import SequenceInfo, at_least, check_length_type
@@ -76,7 +76,7 @@ class Rotary(Position, config=RotaryConfig):
     config: RotaryConfig
 
     def __new__(cls, config: RotaryConfig | None = None, **fields: Any) -> Self:
-        chosen = module_class(type(config)) if isinstance(config, RotaryConfig) else cls
+        chosen = Position.class_for(type(config)) if isinstance(config, RotaryConfig) else cls
         return super().__new__(chosen if issubclass(chosen, cls) else cls)
 
     def __init__(self, config: RotaryConfig | None = None, *, head_dim: int, **fields: Any) -> None:

@@ -45,9 +45,10 @@ class TemperatureConfig(PositionConfig, kind="temperature"):
         return self.scale if self.scale is not None else DEFAULT_SCALES[self.form]
 
     def check_model(self, model: ModelConfig) -> None:
-        if any(model.layer(index).attention.cap_sinks for index in range(max(1, len(model.layers)))):
+        attentions = [model.layer(index).attention for index in range(max(1, len(model.layers)))]
+        if capped := [type(attention).__name__ for attention in attentions if attention.cap_sinks]:
             raise ValueError(
-                "AttentionConfig.cap_sinks gives queries other positions for sink tokens, so that a temperature by "
+                f"{capped[0]}.cap_sinks gives queries other positions for sink tokens, so that a temperature by "
                 "position would differ from key to key: leave out one of the two"
             )
 

@@ -1,0 +1,130 @@
+"""The configuration of softmax attention."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+from phasor.config.attention import AttentionConfig
+from phasor.config.model import ModelConfig
+from phasor.config.parts import LayerNormConfig, NoNormConfig
+from phasor.config.schema import not_negative, positive
+from phasor.config.sparse import SparseConfig
+from phasor.config.weights import Weight, Weights, linear, with_prefixes
+
+Projection = Literal["q", "k", "v", "out"]
+
+QK_NORMS = {
+    "none": "queries and keys as projected",
+    "head": "each head normalized, one weight shared by all heads (Qwen 3, Gemma 3)",
+    "heads": "each head normalized, one weight per head (Cohere, StableLM)",
+    "whole": "all heads normalized together (OLMo 2)",
+}
+
+
+class SoftmaxAttentionConfig(AttentionConfig, kind="softmax"):
+    """softmax(q k^T * scale) v: multi-head, grouped-query or multi-query, by ModelConfig's numbers of heads.
+
+    `window` is the number of keys a query attends to, its own included; `sink_tokens` keep the first tokens visible
+    beyond it, at their true distance or, with `cap_sinks`, at most as far as window and sinks are long. `sink_logits`
+    gives every head a learned logit in the softmax. `qk_norm_bias=False` leaves the bias out of the norms of queries
+    and keys where the model's other norms have one (StableLM). `sparse` is a pattern of the keys that a query attends
+    to, out of those that the mask and the window show.
+
+    >>> SoftmaxAttentionConfig(window=4096, sink_tokens=4).sink_tokens
+    4
+    """
+
+    supports_cross: ClassVar[bool] = True
+
+    bias: tuple[Projection, ...] = ()
+    scale: float | None = None
+    softcap: float | None = None
+    qk_norm: Literal["none", "head", "heads", "whole"] = "none"
+    qk_norm_bias: bool = True
+    clip: float | None = None
+    sink_logits: bool = False
+    window: int | None = None
+    sink_tokens: int = 0
+    cap_sinks: bool = False
+    sparse: SparseConfig | None = None
+
+    def check(self) -> None:
+        positive(self, "scale", "softcap", "clip", "window")
+        not_negative(self, "sink_tokens")
+        name = type(self).__name__
+        if self.sink_tokens and self.window is None:
+            raise ValueError(
+                f"{name}.sink_tokens={self.sink_tokens} needs a window: without one all tokens are visible"
+            )
+        if not self.qk_norm_bias and self.qk_norm == "none":
+            raise ValueError(f"{name}.qk_norm_bias=False needs qk_norm: there is no norm to leave the bias out of")
+        if self.cap_sinks and not self.sink_tokens:
+            raise ValueError(f"{name}.cap_sinks needs sink_tokens: it caps the distance to them")
+        if len(set(self.bias)) != len(self.bias):
+            raise ValueError(f"{name}.bias names a projection twice: {list(self.bias)}")
+        if self.sparse is not None and self.sink_tokens:
+            raise ValueError(
+                f"{name}.sink_tokens={self.sink_tokens} is for a window without a pattern, and sparse is "
+                f"{self.sparse.kind!r}"
+            )
+        if self.sparse is not None and self.window is not None and not self.sparse.takes_window:
+            raise ValueError(
+                f"{name}.window={self.window} would hide blocks that the pattern {self.sparse.kind!r} shows: "
+                "leave it out"
+            )
+
+    def check_model(self, model: ModelConfig) -> None:
+        super().check_model(model)
+        name = type(self).__name__
+        if self.sparse is not None and self.sparse.causal_only and model.shape != "decoder":
+            raise ValueError(
+                f"the sparse attention pattern {self.sparse.kind!r} is for decoders, and this is an {model.shape}"
+            )
+        if self.qk_norm != "none" and isinstance(model.norm, NoNormConfig):
+            raise ValueError(f"{name}.qk_norm is {self.qk_norm!r}, but the model's norm is 'none'")
+
+    def with_window(self, window: int, sink_tokens: int, cap_sinks: bool) -> Self:
+        return self.replace(window=window, sink_tokens=sink_tokens, cap_sinks=cap_sinks)
+
+    def resolve(self, model: ModelConfig) -> Self:
+        scale = model.head_dim**-0.5 if self.scale is None else self.scale
+        return self.replace(scale=scale, bias=tuple(sorted(self.bias)))
+
+    def weights(self, model: ModelConfig, *, cross: bool = False) -> Weights:
+        """Projections are cut by key/value heads, with the query heads that share them.
+
+        A bias of some of the parts of a projection is a weight of each of those parts.
+        """
+        heads = {"q": model.num_heads, "k": model.num_kv_heads, "v": model.num_kv_heads}
+        projections: dict[str, Weights] = {}
+        partial: Weights = {}
+        for name in ("q", "kv") if cross else ("qkv",):
+            biased = [part for part in name if part in self.bias]
+            rows = sum(heads[part] for part in name) * model.head_dim
+            projections[name] = linear(rows, model.dim, bias=len(biased) == len(name), cut=0)
+            if len(biased) < len(name):
+                partial |= {part: Weight((heads[part], model.head_dim), 0) for part in biased}
+        projections["out"] = linear(model.dim, self.output_width(model), bias="out" in self.bias, cut=1)
+        norms = {"q_norm": self.norm_weights(model, heads["q"]), "k_norm": self.norm_weights(model, heads["k"])}
+        sinks = {"sinks": Weight((model.num_heads,), 0)} if self.sink_logits else {}
+        return with_prefixes(projections | norms | {"partial_qkv_bias": partial}) | sinks
+
+    def norm_weights(self, model: ModelConfig, heads: int) -> Weights:
+        """The weights of the norm of queries or of keys."""
+        norm = model.norm
+        if isinstance(norm, LayerNormConfig) and not self.qk_norm_bias:
+            norm = norm.replace(bias=False)
+        if self.qk_norm == "none":
+            return {}
+        if self.qk_norm == "heads":
+            return norm.weights(heads, model.head_dim, cut=0)
+        return norm.weights(model.head_dim if self.qk_norm == "head" else heads * model.head_dim)
+
+    @property
+    def uncuttable_reason(self) -> str | None:
+        return "qk_norm 'whole' normalizes all heads together and cannot be cut" if self.qk_norm == "whole" else None
+
+    def saved_elements(self, model: ModelConfig) -> int:
+        """The inputs of the norms of queries and keys too."""
+        norms = 0 if self.qk_norm == "none" else self.query_width(model) + self.kv_width(model) // 2
+        return super().saved_elements(model) + norms
