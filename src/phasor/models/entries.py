@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from phasor.config import LayerConfig, ModelConfig
-from phasor.config.parts import Projection
 from phasor.config.schema import Choice, Config
 from phasor.models.fields import REQUIRED, Fields
+from phasor.nn.attention.softmax.config import Projection
 
 # Activations by their usual names, plain and as the gate of a gated network, and the names that are written.
 ACTIVATIONS = {
@@ -87,9 +87,9 @@ def get_path(config: ModelConfig, path: str) -> Any:
 def vary_layers(config: ModelConfig, **parts: Sequence[Any]) -> ModelConfig:
     """A configuration with these parts, one per layer, as the shortest pattern that repeats to them.
 
-    >>> from phasor.config import AttentionConfig
+    >>> from phasor.nn.attention import SoftmaxAttentionConfig
     >>> config = ModelConfig(vocab_size=9, dim=8, num_layers=4, num_heads=1)
-    >>> local = vary_layers(config, attention=[AttentionConfig(window=5), AttentionConfig()] * 2)
+    >>> local = vary_layers(config, attention=[SoftmaxAttentionConfig(window=5), SoftmaxAttentionConfig()] * 2)
     >>> len(local.layers), [local.layer(i).attention.window for i in range(4)]
     (2, [5, None, 5, None])
     """
