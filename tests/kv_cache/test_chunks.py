@@ -80,9 +80,7 @@ def test_a_chunk_after_a_cache_takes_the_interval_kernel(
     assert next(one.path for one in paths if one.op == "attention after a cache") == kernel
     model, ids, calls = build(config), tokens(1, 40), []
     cache = model.new_cache(1, 40)
-    monkeypatch.setattr(
-        "phasor.nn.attention.softmax.module.attention", lambda *args: calls.append(args) or attention(*args)
-    )
+    monkeypatch.setattr("phasor.nn.attention.base.attention", lambda *args: calls.append(args) or attention(*args))
     pieces = [model(x, cache=cache).detach() for x in ids.split(24, dim=1)]
     with torch.no_grad(), dispatch.force_path("triton"):
         assert ATTENTION.explain(*calls[1])[0] == kernel

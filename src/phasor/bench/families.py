@@ -333,9 +333,10 @@ def decode_bytes(model: Transformer, rows: int, length: int) -> float:
         once = name.startswith(("encoder.", "source_tokens.", "decoder.positions.")) or ".cross.kv." in name
         if not once and (name != "tokens.weight" or config.embedding.tied):
             read += weight.nbytes * used_share(weight, config.layer(0).feedforward.experts, rows)
-    per_key = 2 * config.num_kv_heads * config.head_dim * next(model.parameters()).element_size()
     for index in range(config.depth("decoder")):
-        read += rows * per_key * min(length, config.layer(index).attention.window or length)
+        attention = config.layer(index).attention
+        per_key = attention.cached_elements(config) * next(model.parameters()).element_size()
+        read += rows * per_key * min(length, attention.window or length)
         read += rows * per_key * length if config.shape == "encoder-decoder" else 0
     return read
 

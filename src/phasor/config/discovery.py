@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterable
+import sys
 from typing import Any
 
 from phasor.config.schema import Choice
@@ -22,9 +22,9 @@ def discover() -> None:
         importlib.import_module(package)
 
 
-def import_configs(package: str, path: Iterable[str]) -> None:
+def import_configs(package: str) -> None:
     """Import `config.py` of every folder of a package that is not imported yet."""
-    for folder in pkgutil.iter_modules(path):
+    for folder in pkgutil.iter_modules(sys.modules[package].__path__):
         if folder.ispkg:
             importlib.import_module(f"{package}.{folder.name}.config")
 

@@ -9,8 +9,9 @@ from schemes import build, tiny, tokens
 
 import phasor
 from phasor.config import PositionConfig
+from phasor.config.discovery import import_configs
 from phasor.nn import positions
-from phasor.nn.positions.base import Position, module_class
+from phasor.nn.positions.base import Position
 
 CONFIG = """
 from phasor.config.positions import PositionConfig
@@ -44,7 +45,7 @@ def parity(tmp_path, monkeypatch):
     for name, text in {"__init__": "", "config": CONFIG, "module": MODULE}.items():
         (folder / f"{name}.py").write_text(textwrap.dedent(text))
     monkeypatch.setattr(positions, "__path__", [*positions.__path__, str(tmp_path)])
-    positions.import_configs()
+    import_configs("phasor.nn.positions")
     yield
     config = PositionConfig.kinds.pop("parity")
     config.__module__ = __name__  # a subclass as long as something holds it, but not one of phasor's
@@ -79,6 +80,6 @@ def test_a_scheme_leaves_with_its_folder():
 @pytest.mark.parametrize("kind", phasor.kinds("positions"))
 def test_every_scheme_has_a_module_of_its_own(kind):
     config = PositionConfig.kinds[kind]
-    assert module_class(config).__module__ == f"phasor.nn.positions.{kind}.module"
+    assert Position.class_for(config).__module__ == f"phasor.nn.positions.{kind}.module"
     assert kind in config.examples()
     assert all(type(example) is config for example in config.examples().values())

@@ -29,4 +29,4 @@ def __getattr__(name: str) -> Any:
     return find_config(__name__, name, AttentionConfig)
 
 
-import_configs(__name__, __path__)
+import_configs(__name__)

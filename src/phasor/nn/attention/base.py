@@ -12,8 +12,8 @@ from phasor.config import AttentionConfig, ModelConfig
 from phasor.nn.kinds import KindModule
 from phasor.nn.layer_step import LayerStep
 from phasor.nn.positions.base import Position
-from phasor.ops.attention import Mask
-from phasor.ops.sparse_attention import Pattern
+from phasor.ops.attention import Mask, ScoreMod, attention, attention_ref
+from phasor.ops.sparse_attention import Pattern, sparse_attention, sparse_attention_ref
 
 
 class CappedSinks(NamedTuple):
@@ -49,8 +49,28 @@ class AttentionContext:
             return self
         return replace(self, prepared=self.position.for_layer(x, self.prepared, self.position_weights, self.step))
 
+    def score_mod(self, *, scale: float, **options: Any) -> ScoreMod:
+        """How scores are modified, with what positions add to them; `options` are fields of `ScoreMod`."""
+        bias, key_positions = self.position.on_scores(self.prepared), self.step.key_positions
+        return ScoreMod(scale=scale, bias=bias, query_positions=self.positions, key_positions=key_positions, **options)
+
 
 Rows = tuple[Tensor, str, int]  # rows of a projection, their role, their number
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, ctx: AttentionContext, score_mod: ScoreMod) -> Tensor:
+    """Queries `[B, T, H, D]` over keys `[B, S, K, D]` and values `[B, S, K, E]` under the mask, as `[B, T, H, E]`.
+
+    The hooks of the position scheme act on what attention takes and on what it gives. Where a `Record` asks for attention weights they are computed by the reference, which alone holds them.
+    """
+    q, k, score_mod = ctx.position.on_attention(q, k, ctx.mask, score_mod, ctx.prepared)
+    sparse = ctx.mask.pattern is not None
+    if ctx.weights is None:
+        y = (sparse_attention if sparse else attention)(q, k, v, ctx.mask, score_mod)
+    else:
+        y, weights = (sparse_attention_ref if sparse else attention_ref)(q, k, v, ctx.mask, score_mod)
+        ctx.weights.append(weights)
+    return ctx.position.on_output(y, ctx.prepared)
 
 
 class Attention(KindModule):

@@ -56,4 +56,4 @@ def __getattr__(name: str) -> Any:
     return find_config(__name__, name, PositionConfig, Extension)
 
 
-import_configs(__name__, __path__)
+import_configs(__name__)

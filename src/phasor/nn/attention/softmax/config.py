@@ -128,3 +128,12 @@ class SoftmaxAttentionConfig(AttentionConfig, kind="softmax"):
         """The inputs of the norms of queries and keys too."""
         norms = 0 if self.qk_norm == "none" else self.query_width(model) + self.kv_width(model) // 2
         return super().saved_elements(model) + norms
+
+    @classmethod
+    def examples(cls) -> dict[str, AttentionConfig]:
+        return {
+            "softmax": cls(),
+            "softmax-window": cls(window=4, sink_tokens=2, qk_norm="head", softcap=20.0),
+            "softmax-biases": cls(bias=("q", "v", "out"), qk_norm="heads", sink_logits=True, clip=4.0),
+            "softmax-chunked": cls(bias=("q", "k", "v"), sparse={"kind": "chunked", "chunk": 4}),
+        }

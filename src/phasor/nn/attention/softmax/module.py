@@ -16,22 +16,14 @@ from phasor.config import (
     StridedConfig,
     TopKConfig,
 )
-from phasor.nn.attention.base import Attention, AttentionContext, Rows
+from phasor.nn.attention.base import Attention, AttentionContext, Rows, attend
 from phasor.nn.attention.softmax.config import SoftmaxAttentionConfig
 from phasor.nn.layer_step import CrossStep
 from phasor.nn.norm import build_norm
-from phasor.ops.attention import Mask, ScoreMod, SinkQueries, attention, attention_ref
+from phasor.ops.attention import Mask, SinkQueries
 from phasor.ops.dispatch import Dispatch, Path
 from phasor.ops.rope import split_qkv
-from phasor.ops.sparse_attention import (
-    Dilated,
-    KeyBlocks,
-    Pattern,
-    TopBlocks,
-    prepare_sparse_mask,
-    sparse_attention,
-    sparse_attention_ref,
-)
+from phasor.ops.sparse_attention import Dilated, KeyBlocks, Pattern, TopBlocks, prepare_sparse_mask
 
 QKVSinkQueries = tuple[Tensor, Tensor, Tensor, SinkQueries | None]
 
@@ -180,24 +172,14 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
             q = self._bias_clip_norm("q", self.q(x).unflatten(-1, (self.num_heads, self.head_dim)))
             projected = ctx.step.project(self.project_kv)
             k, v = projected["keys"], projected["values"]
-        score_mod = ScoreMod(
+        score_mod = ctx.score_mod(
             scale=self.scale,
             softcap=self.config.softcap,
             sink_logits=self.sinks,
-            bias=ctx.position.on_scores(ctx.prepared),
-            query_positions=ctx.positions,
-            key_positions=ctx.step.key_positions,
             sink_queries=sink_queries,
             dropout=self.dropout if self.training else 0.0,
         )
-        q, k, score_mod = ctx.position.on_attention(q, k, ctx.mask, score_mod, ctx.prepared)
-        sparse = ctx.mask.pattern is not None
-        if ctx.weights is None:
-            y = (sparse_attention if sparse else attention)(q, k, v, ctx.mask, score_mod)
-        else:
-            y, weights = (sparse_attention_ref if sparse else attention_ref)(q, k, v, ctx.mask, score_mod)
-            ctx.weights.append(weights)
-        return self.out(ctx.position.on_output(y, ctx.prepared).flatten(-2))
+        return self.out(attend(q, k, v, ctx, score_mod).flatten(-2))
 
 
 def build_pattern(config: SparseConfig) -> Pattern:
