@@ -89,9 +89,9 @@ class AttentionConfig(Choice, what="attention", default="softmax"):
         shape = model.num_kv_heads, model.head_dim
         return {"keys": CachedTensor(shape), "values": CachedTensor(shape)}
 
-    def cached_elements(self, model: ModelConfig) -> int:
-        """Elements of a token in a cache, which context parallelism gathers."""
-        return sum(prod(tensor.shape) for tensor in self.cached_per_token(model).values())
+    def cached_elements(self, model: ModelConfig, tensor: int = 1) -> int:
+        """Elements of a token in a cache, which context parallelism gathers, on one of `tensor` processes."""
+        return sum(prod(cached.shape) for cached in self.cached_per_token(model).values()) // tensor
 
     def weights(self, model: ModelConfig, *, cross: bool = False) -> Weights:
         """The weights by their names in the module, with the dimensions that tensor parallelism cuts."""

@@ -135,7 +135,7 @@ class Case:
         """The mask of self-attention, in a batch without padding or packed documents."""
         attention = self.layer.attention
         mask = Mask(causal=self.side == "decoder").with_window(attention.window, attention.sink_tokens)
-        return mask.with_pattern(self.block.attention.pattern)
+        return mask if self.softmax is None else mask.with_pattern(self.softmax.pattern)
 
     @property
     def score_mod(self) -> ScoreMod:

@@ -230,7 +230,7 @@ class MemoryCosts:
         """Bytes of the keys and values of whole rows, which attention gathers over the context axis."""
         if mesh.context == 1:
             return 0
-        width = layer.attention.cached_elements(self.model) // mesh.tensor
+        width = layer.attention.cached_elements(self.model, mesh.tensor)
         return rows.rows * rows.length * width * ACTIVATION_BYTES
 
     def gathered_keys(self, mesh: Mesh, rows: MicroBatches) -> int:

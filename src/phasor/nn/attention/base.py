@@ -13,7 +13,7 @@ from phasor.nn.kinds import KindModule
 from phasor.nn.layer_step import LayerStep
 from phasor.nn.positions.base import Position
 from phasor.ops.attention import Mask, ScoreMod, attention, attention_ref
-from phasor.ops.sparse_attention import Pattern, sparse_attention, sparse_attention_ref
+from phasor.ops.sparse_attention import sparse_attention, sparse_attention_ref
 
 
 class CappedSinks(NamedTuple):
@@ -79,8 +79,6 @@ class Attention(KindModule):
     A module names the configuration it computes when it is defined: `class Name(Attention, config=NameConfig)`. It is
     built as `Name(config, model, cross=...)`, with the weights that the configuration declares.
     """
-
-    pattern: Pattern | None = None  # of sparse attention, for the mask
 
     def prepare_mask(self, mask: Mask, x: Tensor, keys: int, positions: tuple[Tensor, Tensor] | None = None) -> Mask:
         """A call's mask as this kind of attention takes it, for an input `[B, T, dim]` and so many keys.
