@@ -8,7 +8,7 @@ from phasor.config.attention import AttentionConfig
 from phasor.config.model import ModelConfig
 from phasor.config.parts import LayerNormConfig, NoNormConfig
 from phasor.config.schema import not_negative, positive
-from phasor.config.sparse import SparseConfig
+from phasor.config.sparse import ChunkedConfig, SparseConfig
 from phasor.config.weights import Weight, Weights, linear, with_prefixes
 
 Projection = Literal["q", "k", "v", "out"]
@@ -135,5 +135,5 @@ class SoftmaxAttentionConfig(AttentionConfig, kind="softmax"):
             "softmax": cls(),
             "softmax-window": cls(window=4, sink_tokens=2, qk_norm="head", softcap=20.0),
             "softmax-biases": cls(bias=("q", "v", "out"), qk_norm="heads", sink_logits=True, clip=4.0),
-            "softmax-chunked": cls(bias=("q", "k", "v"), sparse={"kind": "chunked", "chunk": 4}),
+            "softmax-chunked": cls(bias=("q", "k", "v"), sparse=ChunkedConfig(chunk=4)),
         }
