@@ -10,7 +10,7 @@ from torch.autograd import gradcheck
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2_vl
 
 import phasor
-from phasor.nn.positions.base import module_class
+from phasor.nn.positions.base import Position
 from phasor.ops import dispatch
 
 PAIRINGS = ["half", "adjacent"]
@@ -475,7 +475,7 @@ def test_bad_rotary_configurations_are_refused_where_they_are_made(fields, messa
 @pytest.mark.parametrize("config", [phasor.XPosConfig(), phasor.AxialConfig(), phasor.MultiSectionConfig()], ids=str)
 def test_rotary_of_a_related_configuration_is_the_module_of_that_scheme(config):
     rope = phasor.Rotary(config, head_dim=16)
-    assert type(rope) is module_class(type(config))
+    assert type(rope) is Position.class_for(type(config))
     assert type(rope) is not phasor.Rotary
     again = copy.deepcopy(rope)
     assert type(again) is type(rope)
