@@ -19,7 +19,6 @@ from phasor.nn.attention.base import Attention, attend, build_attention
 from phasor.nn.kinds import KindModule
 from phasor.nn.record import Record
 from phasor.nn.sequence import sequence_info
-from phasor.ops.attention import ScoreMod
 from phasor.parallel import plan
 from phasor.parallel.parameters import parameters_of
 from phasor.parallel.tensor import cut_weights
@@ -59,11 +58,12 @@ def wide_values() -> type[AttentionConfig]:
             self.out = nn.Linear(model.num_heads * config.value_dim, model.dim)
 
         def forward(self, x, ctx):
+            ctx = ctx.for_layer(x)
             q = ctx.position.on_query(self.q(x).unflatten(-1, (-1, self.head_dim)), ctx.prepared)  # [B, T, H, D]
             k = ctx.position.on_key(self.k(x).unflatten(-1, (-1, self.head_dim)), ctx.prepared)  # [B, T, K, D]
             v = self.v(x).unflatten(-1, (-1, self.value_dim))  # [B, T, K, E]
             k, v = ctx.step.update(keys=k, values=v)
-            return self.out(attend(q, k, v, ctx, ScoreMod(scale=self.scale)).flatten(-2))
+            return self.out(attend(q, k, v, ctx, ctx.score_mod(scale=self.scale)).flatten(-2))
 
         def keep_part(self, index, count):
             """The shapes of the weights say how many heads there are."""
@@ -112,7 +112,7 @@ def test_weights_are_those_declared(attention):
         assert declared == {name: tuple(weight.shape) for name, weight in module.named_parameters()}
 
 
-@pytest.mark.parametrize("scheme", ["rotary", "xpos", "none"])
+@pytest.mark.parametrize("scheme", ["rotary", "alibi", "forget", "xpos"])
 def test_caches_equal_the_full_forward(attention, scheme, tmp_path):
     """Dynamic and static, in chunks of several sizes, also after a file and with rows in another order."""
     model, ids = build(tiny(scheme, attention=attention)).double(), tokens(3, COUNT)

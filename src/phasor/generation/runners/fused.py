@@ -120,7 +120,7 @@ def matrix(linear: nn.Linear | QuantizedLinear) -> Matrix:
 
 def layer_why_not(layer: Layer, block: Block) -> str | None:
     """Why the fused step is not for a layer."""
-    reason = layer.position.decode_kernel_why_not or block.attention.fused_decode_why_not()
+    reason = layer.position.decode_kernel_why_not or block.attention.decode_kernel_why_not()
     if reason is not None:
         return reason
     network = layer.feedforward

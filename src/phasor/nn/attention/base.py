@@ -61,7 +61,8 @@ Rows = tuple[Tensor, str, int]  # rows of a projection, their role, their number
 def attend(q: Tensor, k: Tensor, v: Tensor, ctx: AttentionContext, score_mod: ScoreMod) -> Tensor:
     """Queries `[B, T, H, D]` over keys `[B, S, K, D]` and values `[B, S, K, E]` under the mask, as `[B, T, H, E]`.
 
-    The hooks of the position scheme act on what attention takes and on what it gives. Where a `Record` asks for attention weights they are computed by the reference, which alone holds them.
+    The hooks of the position scheme act on what attention takes and on what it gives. Where a `Record` asks for
+    attention weights they are computed by the reference, which alone holds them.
     """
     q, k, score_mod = ctx.position.on_attention(q, k, ctx.mask, score_mod, ctx.prepared)
     sparse = ctx.mask.pattern is not None
@@ -109,7 +110,7 @@ class Attention(KindModule):
         """Become one of `count` parts of all heads, for tensor parallelism, after the weights are cut."""
         raise NotImplementedError(f"{type(self).__name__} cannot be cut")
 
-    def fused_decode_why_not(self) -> str | None:
+    def decode_kernel_why_not(self) -> str | None:
         """Why the kernels of the fused decoding step do not compute this attention; None where they do."""
         return f"no decode kernel has {type(self).__name__}"
 

@@ -98,7 +98,7 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
     def keep_part(self, index: int, count: int) -> None:
         self.num_heads, self.num_kv_heads = self.num_heads // count, self.num_kv_heads // count
 
-    def fused_decode_why_not(self) -> str | None:
+    def decode_kernel_why_not(self) -> str | None:
         config = self.config
         biased = {"q", "k", "v"} & set(config.bias)
         if config.softcap or config.clip is not None or config.cap_sinks:
