@@ -244,5 +244,6 @@ def test_the_tree_of_the_design_is_the_tree():
             shown.add(path)
         parents[depth:] = [path]
     packages = {path.parent for path in PACKAGE.rglob("__init__.py")} - {PACKAGE}
-    schemes = {path for path in packages if path.parent == PACKAGE / "nn" / "positions"}  # one for each kind
-    assert packages - schemes <= shown, f"design.md leaves out {sorted(map(str, packages - schemes - shown))}"
+    kinds = {path for path in packages if path.parent.name in ("positions", "attention")}  # a folder for each kind
+    kinds &= {path for path in packages if path.parent.parent == PACKAGE / "nn"}
+    assert packages - kinds <= shown, f"design.md leaves out {sorted(map(str, packages - kinds - shown))}"
