@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from phasor.config import ModelConfig
-from phasor.models.entries import ALL_PROJECTIONS, Draft, FieldEntry, Switch, TableLength
+from phasor.models.entries import ALL_PROJECTIONS, Draft, FieldEntry, Switch, TableLength, require_kind
 from phasor.models.families._gpt import GPTLike
 from phasor.models.fields import Fields
 from phasor.models.layout import Parts, Rule, Transposed, linear
+from phasor.nn.attention import SoftmaxAttentionConfig
 
 
 class ScaleByDepth(FieldEntry):
@@ -18,11 +19,12 @@ class ScaleByDepth(FieldEntry):
     def read(self, f: Fields, name: str, draft: Draft) -> None:
         if f.get(name, False):
             config = draft.config()
-            scale = config.attention.scale or config.head_dim**-0.5
+            scale = require_kind(config.attention, SoftmaxAttentionConfig).scale or config.head_dim**-0.5
             draft.layers["attention.scale"] = [scale / (i + 1) for i in range(config.num_layers)]
 
     def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
-        first, last = (config.layer(i).attention.scale or config.head_dim**-0.5 for i in (0, config.num_layers - 1))
+        layers = (require_kind(config.layer(i).attention, SoftmaxAttentionConfig) for i in (0, config.num_layers - 1))
+        first, last = (attention.scale or config.head_dim**-0.5 for attention in layers)
         return {name: first != last}
 
 
