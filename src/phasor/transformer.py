@@ -11,12 +11,12 @@ from typing import Any, Unpack, cast
 import torch
 from torch import Tensor, nn
 
-from phasor.config import AttentionConfig, ModelConfig, PositionConfig
+from phasor.config import ModelConfig, PositionConfig
 from phasor.config.generation import SpecialTokens
 from phasor.config.model import Side
 from phasor.kv_cache.dynamic import KVCache
 from phasor.kv_cache.protocol import EncoderOutput, KVCacheProtocol
-from phasor.nn.attention.base import Attention, AttentionContext, CappedSinks
+from phasor.nn.attention.base import Attention, AttentionContext, CappedSinks, cap_sinks
 from phasor.nn.block import Block
 from phasor.nn.checks import (
     check_attention_mask,
@@ -147,7 +147,7 @@ class Stack(nn.Module):
                 masks[mask_key] = attention.prepare_mask(step.mask, x, step.key_positions.shape[1], positions)
             if key not in shared:
                 own_seq = replace(seq, cached_window=windows[index])
-                sinks = capped_sinks(scheme, own_seq, layer.attention, x)
+                sinks = cap_sinks(scheme, own_seq, layer.attention, x)
                 capped = None if sinks is None else sinks.positions
                 keys = KeyInfo(own_seq, masks[mask_key], step.key_positions, capped)
                 shared[key] = scheme.prepare_keys(prepared[which, windows[index]], keys, x), sinks
@@ -192,15 +192,6 @@ class Stack(nn.Module):
             kept = cache.cross
         steps = [CrossStep(mask, None, memory.hidden, own) for own in kept]
         return [AttentionContext(mask, NO_POSITION, step, weights=record.cross_attention) for step in steps]
-
-
-def capped_sinks(scheme: Position, seq: SequenceInfo, attention: AttentionConfig, x: Tensor) -> CappedSinks | None:
-    """Positions of queries that attend to sink tokens, capped at the length of window and sinks together."""
-    if not attention.cap_sinks:
-        return None
-    reach = (attention.window or 0) + attention.sink_tokens - 1
-    positions = seq.rows.minimum(seq.origin() + reach)
-    return CappedSinks(scheme.prepare(replace(seq, positions=positions), x), positions)
 
 
 class Transformer(nn.Module):

@@ -18,10 +18,10 @@ class CachedTensor(NamedTuple):
     dtype: str | None = None
 
 
-def merge_cached(*parts: dict[str, CachedTensor]) -> dict[str, CachedTensor]:
+def merge_by_name(*parts: dict[str, CachedTensor]) -> dict[str, CachedTensor]:
     """What several parts of one layer keep, by name.
 
-    >>> merge_cached({"keys": CachedTensor((8, 128))}, {"gate_sums": CachedTensor((8,), "int64")})["gate_sums"].shape
+    >>> merge_by_name({"keys": CachedTensor((8, 128))}, {"gate_sums": CachedTensor((8,), "int64")})["gate_sums"].shape
     (8,)
     """
     merged: dict[str, CachedTensor] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from phasor.config.attention import AttentionConfig
-from phasor.config.cached import CachedTensor, merge_cached
+from phasor.config.cached import CachedTensor, merge_by_name
 from phasor.config.parts import (
     DropoutConfig,
     EmbeddingConfig,
@@ -186,7 +186,7 @@ class ModelConfig(Config):
         {'keys': ((2, 4), None), 'values': ((2, 4), None), 'gate_sums': ((2,), 'int64')}
         """
         layer = self.layer(index)
-        return merge_cached(layer.attention.cached_per_token(self), layer.position.cached_per_token(self))
+        return merge_by_name(layer.attention.cached_per_token(self), layer.position.cached_per_token(self))
 
     def layer_positions(self) -> list[PositionConfig]:
         """The distinct schemes that act inside layers, in the order they first appear."""

@@ -214,9 +214,8 @@ class Case:
             q = torch.empty(1, self.length, self.config.num_heads, self.config.head_dim, dtype=self.dtype)
             k = torch.empty(1, self.length, self.config.num_kv_heads, self.config.head_dim, dtype=self.dtype)
             step, weights = LayerStep(self.mask, seq.rows), position.layer_weights(0)
-            prepared = (
-                AttentionContext(self.mask, position, step, position.prepare(seq, x), weights).for_layer(x).prepared
-            )
+            ctx = AttentionContext(self.mask, position, step, position.prepare(seq, x), weights)
+            prepared = ctx.for_layer(x).prepared
             score_mod = ScoreMod(
                 scale=module.scale,
                 softcap=config.softcap,

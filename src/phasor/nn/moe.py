@@ -69,12 +69,12 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor, router_logits: list[Tensor] | None = None) -> Tensor:
         tokens = x.flatten(0, -2)  # [N, dim]
-        logits = self.router(tokens)
+        logits = self.router(tokens)  # [N, experts]
         if router_logits is not None:
             router_logits.append(logits.view(*x.shape[:-1], -1))
-        y: Tensor = EXPERTS(self, tokens, logits)
+        y: Tensor = EXPERTS(self, tokens, logits)  # [N, dim]
         if self.shared is not None:
-            extra = self.shared(tokens)
+            extra = self.shared(tokens)  # [N, dim]
             y = y + (extra if self.shared_gate is None else torch.sigmoid(self.shared_gate(tokens)) * extra)
         return y.view(x.shape)
 
@@ -146,8 +146,8 @@ class Experts(nn.Module):
     def by_groups(self, tokens: Tensor, logits: Tensor) -> Tensor:
         """The routed experts of tokens that are sorted by expert."""
         routing: Routing = ROUTING(*self.routing_args(tokens, logits))
-        hidden = grouped_matmul(routing.gather(tokens), self.up, routing.ends)
-        hidden = self.activate(routing, hidden)
+        hidden = grouped_matmul(routing.gather(tokens), self.up, routing.ends)  # [N top_k, hidden], twice if gated
+        hidden = self.activate(routing, hidden)  # [N top_k, hidden]
         if self.training and self.dropout.p > 0:
             hidden = self.dropout(hidden)
         return routing.combine(grouped_matmul(hidden, self.down, routing.ends), self.down_bias)
@@ -192,8 +192,8 @@ def fits_grouped_mm(x: Tensor, weight: Tensor) -> bool:
 
 def grouped_matmul_ref(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     """`grouped_matmul` in plain torch: every row times every expert, of which its own is kept."""
-    expert = torch.bucketize(torch.arange(len(x), device=x.device), ends, right=True)
-    y = x.new_zeros(len(x), weight.shape[-1])
+    expert = torch.bucketize(torch.arange(len(x), device=x.device), ends, right=True)  # [rows]
+    y = x.new_zeros(len(x), weight.shape[-1])  # [rows, out]
     for e, matrix in enumerate(weight):
         y = y + torch.where((expert == e)[:, None], x, 0) @ matrix
     return y
@@ -227,8 +227,8 @@ def balancing_loss(
     total = torch.zeros((), device=router_logits[0].device)
     for logits, k in zip(router_logits, per_router, strict=True):
         count = logits.shape[-1]
-        probabilities = logits.float().softmax(-1)
-        chosen = F.one_hot(probabilities.topk(k, dim=-1).indices, count).sum(-2).float()
+        probabilities = logits.float().softmax(-1)  # [B, T, experts]
+        chosen = F.one_hot(probabilities.topk(k, dim=-1).indices, count).sum(-2).float()  # [B, T, experts]
         real = torch.ones(logits.shape[:-1], device=logits.device) if attention_mask is None else attention_mask.float()
         share, mean = (((x * real[..., None]).flatten(0, -2).sum(0) / real.sum()) for x in (chosen, probabilities))
         total = total + count * (share * mean).sum()

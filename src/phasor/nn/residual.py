@@ -26,7 +26,10 @@ Sublayer = Callable[[Tensor], Tensor]
 
 
 class Residual(nn.Module):
-    """The residual stream of one block: `forward(x, *sublayers)` runs the sub-layers of the block."""
+    """The residual stream of one block: `forward(x, *sublayers)` runs the sub-layers of the block.
+
+    The stream, what sub-layers take and what they return are all `[B, T, dim]`.
+    """
 
     norms_per_sublayer = 1
 

@@ -12,6 +12,7 @@ from phasor.config import AttentionConfig, ModelConfig
 from phasor.nn.kinds import KindModule
 from phasor.nn.layer_step import LayerStep
 from phasor.nn.positions.base import Position
+from phasor.nn.sequence import SequenceInfo
 from phasor.ops.attention import Mask, ScoreMod, attention, attention_ref
 from phasor.ops.sparse_attention import sparse_attention, sparse_attention_ref
 
@@ -53,6 +54,15 @@ class AttentionContext:
         """How scores are modified, with what positions add to them; `options` are fields of `ScoreMod`."""
         bias, key_positions = self.position.on_scores(self.prepared), self.step.key_positions
         return ScoreMod(scale=scale, bias=bias, query_positions=self.positions, key_positions=key_positions, **options)
+
+
+def cap_sinks(scheme: Position, seq: SequenceInfo, attention: AttentionConfig, x: Tensor) -> CappedSinks | None:
+    """Positions of queries that attend to sink tokens, capped at the length of window and sinks together."""
+    if not attention.cap_sinks:
+        return None
+    reach = (attention.window or 0) + attention.sink_tokens - 1
+    positions = seq.rows.minimum(seq.origin() + reach)  # [B or 1, T]
+    return CappedSinks(scheme.prepare(replace(seq, positions=positions), x), positions)
 
 
 Rows = tuple[Tensor, str, int]  # rows of a projection, their role, their number

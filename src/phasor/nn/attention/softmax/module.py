@@ -132,7 +132,7 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
 
     def project_kv(self, hidden: Tensor) -> dict[str, Tensor]:
         """Keys and values `[B, S, K, D]` of cross-attention, from the encoder's output `[B, S, dim]`."""
-        k, v = self.kv(hidden).unflatten(-1, (self.num_kv_heads, 2, self.head_dim)).unbind(-2)
+        k, v = self.kv(hidden).unflatten(-1, (self.num_kv_heads, 2, self.head_dim)).unbind(-2)  # [B, S, K, D]
         return {"keys": self._bias_clip_norm("k", k), "values": self._bias_clip_norm("v", v)}
 
     def _bias_clip_norm(self, part: str, x: Tensor) -> Tensor:
@@ -152,8 +152,8 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
 
     def positions_on_heads(self, projected: Tensor, ctx: AttentionContext) -> QKVSinkQueries:
         """Positions applied to queries, keys and values, after their biases, clipping and norms."""
-        q, k, v = split_qkv(projected)
-        q, sink_queries = q.flatten(-3, -2), None
+        q, k, v = split_qkv(projected)  # [B, T, K, H/K, D], then [B, T, K, D]
+        q, sink_queries = q.flatten(-3, -2), None  # [B, T, H, D]
         if self.unfusable_reason is not None:
             q, k, v = (self._bias_clip_norm(part, x) for part, x in (("q", q), ("k", k), ("v", v)))
             if ctx.capped_sinks is not None:
@@ -166,12 +166,12 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
         if not self.cross:
             ctx = ctx.for_layer(x)
             q, k, v, sink_queries = APPLY_POSITIONS(self, self.project(x), ctx)
-            k, v = ctx.step.update(keys=k, values=v)
+            k, v = ctx.step.update(keys=k, values=v)  # [B, S, K, D]
         else:
             assert isinstance(ctx.step, CrossStep)
-            q = self._bias_clip_norm("q", self.q(x).unflatten(-1, (self.num_heads, self.head_dim)))
-            projected = ctx.step.project(self.project_kv)
-            k, v = projected["keys"], projected["values"]
+            q = self.q(x).unflatten(-1, (self.num_heads, self.head_dim))  # [B, T, H, D]
+            q, projected = self._bias_clip_norm("q", q), ctx.step.project(self.project_kv)
+            k, v = projected["keys"], projected["values"]  # [B, S, K, D]
         score_mod = ctx.score_mod(
             scale=self.scale,
             softcap=self.config.softcap,
@@ -179,7 +179,7 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
             sink_queries=sink_queries,
             dropout=self.dropout if self.training else 0.0,
         )
-        return self.out(attend(q, k, v, ctx, score_mod).flatten(-2))
+        return self.out(attend(q, k, v, ctx, score_mod).flatten(-2))  # [B, T, dim]
 
 
 def build_pattern(config: SparseConfig) -> Pattern:

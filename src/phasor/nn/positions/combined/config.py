@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from phasor.config.cached import CachedTensor, merge_cached
+from phasor.config.cached import CachedTensor, merge_by_name
 from phasor.config.positions import Extension, PositionConfig
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class CombinedConfig(PositionConfig, kind="combined"):
         return tuple(shape for scheme in self.schemes for shape in scheme.layer_weight_shapes(model))
 
     def cached_per_token(self, model: ModelConfig) -> dict[str, CachedTensor]:
-        return merge_cached(*(scheme.cached_per_token(model) for scheme in self.schemes))
+        return merge_by_name(*(scheme.cached_per_token(model) for scheme in self.schemes))
 
     @classmethod
     def examples(cls) -> dict[str, PositionConfig]:
