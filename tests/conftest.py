@@ -6,6 +6,7 @@
 
 import os
 import random
+import warnings
 from collections import defaultdict
 
 import pytest
@@ -72,6 +73,17 @@ def drop_cases(config, items):
     if dropped:
         config.hook.pytest_deselected(items=list(dropped))
         items[:] = [item for item in items if item not in dropped]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def create_cublas_handle():
+    """A first backward pass: in autograd's thread cuBLAS finds no context, and warns of that once per process."""
+    if ON_GPU:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
+            x = torch.ones(2, 2, device=DEVICE, requires_grad=True)
+            (x @ x).sum().backward()
+            torch.cuda.synchronize()
 
 
 @pytest.fixture(autouse=True)

@@ -118,6 +118,7 @@ def test_python_around_the_graph_runs_in_every_step(part, monkeypatch):
     assert phasor.generate(model, [1, 2], max_new_tokens=9, compile=True) == plain
 
 
+@pytest.mark.cpu_only("on a GPU a step is a CUDA graph")
 def test_graphs_are_called_directly_after_the_first_step(graph_counter, monkeypatch):
     steps, model = [0], speaker()
     graph = compiled.compiled_step(model)
@@ -129,6 +130,10 @@ def test_graphs_are_called_directly_after_the_first_step(graph_counter, monkeypa
     monkeypatch.setattr(compiled, "compiled_step", lambda model: step)
     phasor.generate(model, PROMPTS, max_new_tokens=9, compile=True)
     assert steps == [1]
+
+
+def test_modules_of_others_run_other_code():
+    model = speaker()
     model.decoder.norm = torch.nn.Sequential(model.decoder.norm)
     assert not compiled.runs_other_code(model)
     model.decoder.norm = type("Own", (torch.nn.Identity,), {"__module__": "somewhere"})()
