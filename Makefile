@@ -4,9 +4,12 @@ BIN := .venv/bin
 
 .PHONY: demo test test-full browser test-gpu families lint format bench bench-gpu clean
 
-.venv/ready: pyproject.toml
+# constraints.txt names the torch that tests run with; `make test CONSTRAINTS=` takes the newest that phasor supports.
+CONSTRAINTS ?= constraints.txt
+
+.venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(addprefix -c ,$(CONSTRAINTS)) -e '.[dev]'
 	touch $@
 
 demo: .venv/ready
