@@ -168,7 +168,7 @@ def decode_attention_kernel(
         acc *= new_weight[:, None]
     m_i, l_i, acc = tl.where(first, m_i, -1e30), tl.where(first, l_i, 0.0), tl.where(first, acc, 0.0)
     new_offset = offset + new_slot.to(tl.int64) * num_kv_heads * HEAD_DIM + offs_d + head * 0
-    new_mask = k_mask & (head == 0) & first
+    new_mask = k_mask & (head + split == 0)  # from the first row of the first program
     tl.store(k_cache_ptr + new_offset, new_key.to(k_cache_ptr.dtype.element_ty), mask=new_mask)
     tl.store(v_cache_ptr + new_offset, new_value, mask=new_mask)
     if PREFETCH:

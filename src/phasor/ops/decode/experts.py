@@ -188,7 +188,7 @@ def expert_down_kernel(
                 M, K, False, BLOCK_M, BLOCK_N, BLOCK_K, NUM_STAGES,
             )  # fmt: skip
             if bias_ptr is not None:
-                bias = tl.load(bias_ptr + expert * N + offs_n, mask=mask_n & (split == 0), other=0.0)
+                bias = tl.load(bias_ptr + expert * N + offs_n, mask=offs_n < tl.where(split == 0, N, 0), other=0.0)
                 acc += bias.to(tl.float32)[None, :]
             weight = tl.load(weights_ptr + offs_m * E + expert, mask=mask_m, other=0.0)[:, None]
             total += tl.where(weight != 0.0, weight * acc, 0.0)  # rows of other experts may not be finite

@@ -243,7 +243,7 @@ def one_row_down_kernel(
             x = x_prefetched
     acc = tl.sum(partial, axis=0)
     if bias_ptr is not None:
-        bias = tl.load(bias_ptr + expert * N + offs_n, mask=mask_n & (split == 0), other=0.0)
+        bias = tl.load(bias_ptr + expert * N + offs_n, mask=offs_n < tl.where(split == 0, N, 0), other=0.0)
         acc += bias.to(tl.float32)
     part = tl.where(weight != 0.0, weight * acc, 0.0)  # what is not finite counts only with a weight
     tl.store(partial_ptr + (slot * tl.num_programs(2) + split) * N + offs_n, part, mask=mask_n)
