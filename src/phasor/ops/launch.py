@@ -2,130 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 NULL_CONTEXT = nullcontext()
 MAX_COMPILED = 1024  # launches that are kept of each kernel
+ALIGNMENT = 16  # bytes: Triton compiles other code for other addresses
 
 
-class DirectLaunch:
-    """A kernel as Triton compiled it, launched without Triton's own Python: tensors are given by their addresses.
+class CompiledLaunch:
+    """A kernel as Triton compiled it, its grid, and its arguments but for the tensors, which are given by address.
 
-    Triton would ask every tensor for its address, and the driver whether that is one of the device.
+    It is launched without Triton's own Python, which would ask every tensor for its address, and the driver whether
+    that is one of the device.
     """
 
-    def __init__(self, compiled: Any) -> None:
+    def __init__(self, compiled: Any, grid: tuple[int, ...], scalars: Sequence[Any]) -> None:
         self.run, self.function, self.metadata = compiled.run, compiled.function, compiled.packed_metadata
+        self.grid, self.scalars = (*grid, 1, 1)[:3], scalars
 
-    def __call__(self, grid: tuple[int, ...], device: torch.device, args: Sequence[Any]) -> None:
+    def __call__(self, device: torch.device, addresses: Sequence[int | None]) -> None:
         stream = torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0
-        self.run(
-            *grid, stream, self.function, self.metadata, None, None, None, *args
-        )  # no metadata for hooks, and none
+        # No metadata of the launch, and no hooks before and after it.
+        self.run(*self.grid, stream, self.function, self.metadata, None, None, None, *addresses, *self.scalars)
 
 
-class PreparedLaunch(NamedTuple):
-    """A kernel as compiled for certain dtypes and scalars, its grid, and the arguments after the tensors."""
-
-    launch: DirectLaunch
-    grid: tuple[int, ...]
-    scalars: tuple[Any, ...]
+def given_grid(grid: tuple[int, ...], **scalars: Any) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """A grid that the launch itself gives, with all scalars and options."""
+    return grid, {}
 
 
 class KernelLauncher:
-    """Launches a Triton kernel with arguments by name, and keeps it as compiled for dtypes and numbers like these.
+    """Launches a Triton kernel, and keeps it as compiled together with its grid and scalars.
 
     Triton would inspect every argument of every launch, which takes the host longer than the launch itself.
+
+    A launch gives the kernel's tensors by name, which are its first arguments, and scalars and options such as
+    `num_warps` by name too. `prepare(*key, **scalars)` gives the grid, and the scalars and options that are missing. It
+    is called once for equal keys, scalars and dtypes, so these are all that its answer may depend on. Only launches
+    whose tensors begin at multiples of 16 bytes are kept, as Triton compiles other code for the rest; `unaligned` names
+    tensors for which it does not.
     """
 
-    def __init__(self, kernel: Any) -> None:
-        self.kernel = kernel
-        self.compiled: dict[tuple[Any, ...], DirectLaunch] = {}
-        self.prepared: dict[tuple[Any, ...], PreparedLaunch] = {}  # by device, scalars, choices and dtypes
-        self.names: tuple[str, ...] = ()  # of the arguments, in the order in which they were given
-        self.in_kernel_order: Callable[[Sequence[Any]], tuple[Any, ...]] = tuple
-        self.tensor_places: dict[tuple[type, ...], list[int]] = {}  # by the types of all arguments
-
-    def __call__(self, grid: tuple[int, ...], like: Tensor, args: dict[str, Any]) -> None:
-        """Launch on the device of `like`; options such as `num_warps` come after the kernel's own arguments."""
-        names, values = tuple(args), list(args.values())
-        if names != self.names:
-            self.arrange(names)
-        types = tuple(map(type, values))  # 1, 1.0 and True are equal, and compiled differently
-        places = self.tensor_places.get(types)
-        if places is None:
-            places = self.tensor_places[types] = [i for i, x in enumerate(values) if isinstance(x, Tensor)]
-        addresses, constants, device = 0, values.copy(), like.device
-        for place in places:
-            tensor = values[place]
-            values[place] = address = tensor.data_ptr()
-            addresses |= address
-            constants[place] = tensor.dtype
-        aligned = addresses % 16 == 0  # Triton compiles other code for other addresses
-        key = (device, types, *constants)
-        with on_device(like):
-            launch = self.compiled.get(key) if aligned else None
-            if launch is not None:
-                launch((*grid, 1, 1)[:3], device, self.in_kernel_order(values))
-            else:
-                compiled = self.kernel[grid](**args)
-                if compiled is not None and aligned:  # the interpreter returns none
-                    if len(self.compiled) >= MAX_COMPILED:
-                        self.compiled.clear()
-                    launch = self.compiled[key] = DirectLaunch(compiled)
-
-    def launch(
+    def __init__(
         self,
-        like: Tensor,
-        tensors: Sequence[Tensor | None],
-        scalars: tuple[Any, ...],
-        prepare: Callable[..., tuple[tuple[int, ...], dict[str, Any]]],
-        *choices: Any,
+        kernel: Any,
+        prepare: Callable[..., tuple[tuple[int, ...], dict[str, Any]]] = given_grid,
+        unaligned: Collection[str] = (),
     ) -> None:
-        """Launch on tensors and scalars, in the order of the kernel's arguments, on the device of `like`.
+        self.kernel, self.prepare, self.unaligned = kernel, prepare, unaligned
+        self.compiled: dict[tuple[Any, ...], CompiledLaunch] = {}
 
-        The grid, the arguments after these, and options are what `prepare(scalars, *choices)` gives. It is asked once
-        for equal scalars, choices and dtypes.
-        """
-        device, alignment = like.device, 0
+    def __call__(self, like: Tensor, tensors: Mapping[str, Tensor | None], *key: Any, **scalars: Any) -> None:
+        """Launch on the device of `like`, with tensors in the order of the kernel's signature."""
+        device, bits = like.device, 0
         addresses: list[int | None] = []
-        key: list[Any] = [device, scalars, choices]
-        for x in tensors:
+        parts: list[Any] = [device, key, *scalars, *scalars.values()]
+        for x in tensors.values():
             if x is None:
                 addresses.append(None)
-                key.append(None)
+                parts.append(None)
             else:
                 address = x.data_ptr()
                 addresses.append(address)
-                alignment |= address
-                key.append(x.dtype)
-        kept, aligned = tuple(key), alignment % 16 == 0
+                parts.append(x.dtype)
+                bits |= address
+        full_key, aligned = tuple(parts), bits % ALIGNMENT == 0 or self.is_aligned(tensors)
         with on_device(like):
-            prepared = self.prepared.get(kept) if aligned else None
-            if prepared is not None:
-                prepared.launch(prepared.grid, device, (*addresses, *prepared.scalars))
+            launch = self.compiled.get(full_key) if aligned else None
+            if launch is not None:
+                launch(device, addresses)
             else:
-                grid, rest = prepare(scalars, *choices)
-                compiled = self.kernel[grid](*tensors, *scalars, **rest)
-                if compiled is not None and aligned:  # the interpreter returns none
-                    if len(self.prepared) >= MAX_COMPILED:
-                        self.prepared.clear()
-                    named = self.kernel.arg_names[len(tensors) + len(scalars) :]
-                    values = (*scalars, *(rest[name] for name in named))
-                    prepared = PreparedLaunch(DirectLaunch(compiled), (*grid, 1, 1)[:3], values)
-                    self.prepared[kept] = prepared
+                launch = self.launch_by_triton(tensors, key, scalars)
+                if launch is not None and aligned:
+                    if len(self.compiled) >= MAX_COMPILED:
+                        self.compiled.clear()
+                    self.compiled[full_key] = launch
 
-    def arrange(self, names: tuple[str, ...]) -> None:
-        """Begin anew with arguments in another order than before."""
-        self.compiled.clear()
-        self.tensor_places.clear()
-        self.names, self.in_kernel_order = names, itemgetter(*map(names.index, self.kernel.arg_names))
+    def is_aligned(self, tensors: Mapping[str, Tensor | None]) -> bool:
+        """Whether all tensors begin at multiples of 16 bytes for which that makes a difference."""
+        return not any(
+            x.data_ptr() % ALIGNMENT for name, x in tensors.items() if x is not None and name not in self.unaligned
+        )
+
+    def launch_by_triton(
+        self, tensors: Mapping[str, Tensor | None], key: tuple[Any, ...], scalars: dict[str, Any]
+    ) -> CompiledLaunch | None:
+        """Launch by Triton, and return what it compiled; None if it interprets kernels."""
+        names = tuple(self.kernel.arg_names)
+        if tuple(tensors) != names[: len(tensors)]:
+            raise ValueError(f"the kernel's first arguments are {names[: len(tensors)]}, not {tuple(tensors)}")
+        grid, rest = self.prepare(*key, **scalars)
+        args = scalars | rest
+        compiled = self.kernel[grid](**tensors, **args)
+        if compiled is None:
+            return None
+        return CompiledLaunch(compiled, grid, [args[name] for name in names[len(tensors) :]])
 
 
 def on_device(x: Tensor) -> AbstractContextManager[object]:
@@ -145,6 +121,11 @@ def empty_dense(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     (3, 1)
     """
     return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+
+
+def contiguous(x: Tensor | None) -> Tensor | None:
+    """`x.contiguous()` of a tensor that may be absent."""
+    return None if x is None else x.contiguous()
 
 
 def cdiv(a: int, b: int) -> int:

@@ -163,28 +163,29 @@ class TestSchedules:
     @pytest.mark.parametrize("can", [True, False])
     @pytest.mark.parametrize("count", [1, 1023, 1024])
     def test_only_launches_for_few_tokens_use_pdl(self, count, can):
-        calls: list[tuple[Any, Any]] = []
+        calls: list[dict[str, Any]] = []
 
         class Kernel:
             function = packed_metadata = None
+            arg_names = kernels._rope_kernel.arg_names
 
             def __getitem__(self, grid):
-                return lambda *given, **options: [calls.append((given, options)), self][1]
+                return lambda **given: [calls.append(given), self][1]
 
             def run(self, *given):
-                calls.append((given, {}))
+                calls.append({"USE_PDL": given[-1]})
 
         x, args = torch.zeros(1, count, 1, 8), random_args(count, pairs=4)
         pdl = can and count < kernels.MANY_TOKENS
         with (
-            mock.patch.object(kernels, "_rope_kernel", Kernel()),
+            mock.patch.object(kernels.launch, "kernel", Kernel()),
             mock.patch.object(kernels, "supports_pdl", return_value=can),
-            mock.patch.dict(kernels.COMPILED_LAUNCHES, clear=True),
+            mock.patch.dict(kernels.launch.compiled, clear=True),
         ):
             for _ in range(2):  # compiled, then cached
                 kernels.launch_rope((x, x), (x, x), *args, adjacent=False, inverse=False)
-        assert [given[-1] for given, _ in calls] == [pdl, pdl]
-        assert calls[0][1].get("launch_pdl", False) == pdl
+        assert [given["USE_PDL"] for given in calls] == [pdl, pdl]
+        assert calls[0].get("launch_pdl", False) == pdl
 
     @pytest.mark.cpu_only("a compiled kernel cannot call back into the test")
     def test_no_memory_is_touched_before_pdl_wait(self, monkeypatch):
@@ -228,8 +229,10 @@ def test_cached_launches_are_for_aligned_tensors():
             calls.append("cached")
 
     class Kernel:
+        arg_names = module._rope_kernel.arg_names
+
         def __getitem__(self, grid):
-            return lambda *given, **options: [calls.append("checked"), Compiled()][1]
+            return lambda **given: [calls.append("checked"), Compiled()][1]
 
     def call(shifted: int) -> str:
         sizes = (6, torch.int64), (4, torch.int64), (1, torch.float32), *[(48, torch.float32)] * 3 * 2
@@ -239,7 +242,7 @@ def test_cached_launches_are_for_aligned_tensors():
         module.launch_rope((q, k, v), into, positions, increments, factor, adjacent=False, inverse=False)
         return calls[-1]
 
-    with mock.patch.object(module, "_rope_kernel", Kernel()), mock.patch.dict(module.COMPILED_LAUNCHES, clear=True):
+    with mock.patch.object(module.launch, "kernel", Kernel()), mock.patch.dict(module.launch.compiled, clear=True):
         assert [call(-1), call(-1)] == ["checked", "cached"]
         assert [call(i) for i in range(9)] == ["cached", *["checked"] * 8]  # positions are read one by one
         assert call(-1) == "cached"

@@ -10,6 +10,7 @@ from torch import Tensor
 from phasor.ops import dispatch
 from phasor.ops.attention import intervals
 from phasor.ops.attention.bias import DistanceBias, SumBias
+from phasor.ops.attention.flash_args import FlashArgs
 from phasor.ops.attention.mask import Mask
 from phasor.ops.attention.score_mod import ScoreMod
 from phasor.ops.attention.sdpa import PIECES
@@ -121,9 +122,12 @@ def interval_attention(
     """
     from phasor.ops.attention import flash_launch
 
-    args = flash_launch.kernel_args(q, k, v, bounds, key_mask, min_distance, scale, softcap)
-    args |= flash_launch.bias_args(query_positions, key_positions, shifts, slopes, rates, powers, table)
-    return flash_launch.forward(sink_logits, sink_queries, sink_positions, args)
+    return flash_launch.forward(
+        FlashArgs(
+            q, k, v, bounds, ranges, key_mask, query_positions, key_positions, shifts, slopes, rates, powers, table,
+            sink_logits, sink_queries, sink_positions, min_distance, scale, softcap,
+        )
+    )  # fmt: skip
 
 
 @interval_attention.register_fake
@@ -163,9 +167,11 @@ def interval_attention_backward(
     """
     from phasor.ops.attention import flash_launch
 
-    args = flash_launch.kernel_args(q, k, v, bounds, key_mask, min_distance, scale, softcap)
-    args |= flash_launch.bias_args(query_positions, key_positions, shifts, slopes, rates, powers, table)
-    return flash_launch.backward(grad, out, lse, ranges, sink_logits, bias_needs_grad, args)
+    args = FlashArgs(
+        q, k, v, bounds, ranges, key_mask, query_positions, key_positions, shifts, slopes, rates, powers, table,
+        sink_logits, None, None, min_distance, scale, softcap,
+    )  # fmt: skip
+    return flash_launch.backward(grad, out, lse, args, bias_needs_grad)
 
 
 @interval_attention_backward.register_fake

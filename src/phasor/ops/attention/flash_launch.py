@@ -7,101 +7,113 @@ goes by blocks of queries, the other by blocks of keys.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from phasor.ops.attention.flash_args import FlashArgs
 from phasor.ops.attention.flash_dkdv_kernel import dkdv_kernel
 from phasor.ops.attention.flash_dq_kernel import delta_kernel, dq_kernel
 from phasor.ops.attention.flash_forward_kernel import forward_kernel
-from phasor.ops.attention.flash_tiles import (
-    LINEAR,
-    LOG,
-    LOG2E,
-    NO_BIAS,
-    POWER,
-    TABLE,
-    block_d,
-    launch_options,
-)
+from phasor.ops.attention.flash_tiles import LINEAR, LOG, LOG2E, NO_BIAS, POWER, TABLE, Tiling, block_d, tiling
 from phasor.ops.attention.intervals import query_ranges
-from phasor.ops.launch import KernelLauncher, cdiv, empty_dense
+from phasor.ops.launch import KernelLauncher, cdiv, contiguous, empty_dense
 
-launch_forward, launch_delta = KernelLauncher(forward_kernel), KernelLauncher(delta_kernel)
-launch_dq, launch_dkdv = KernelLauncher(dq_kernel), KernelLauncher(dkdv_kernel)
+Launch = tuple[tuple[int, ...], dict[str, Any]]  # the grid, and by name the scalars and options
 
 
-def kernel_args(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bounds: Tensor,
-    key_mask: Tensor | None,
-    min_distance: int,
-    scale: float,
-    softcap: float,
-) -> dict[str, Any]:
-    """The arguments that all kernels share, apart from those of a bias."""
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    _, queries, heads, head_dim = q.shape
-    _, keys, kv_heads, _ = k.shape
+class FlashLayout(NamedTuple):
+    """All that the grids and scalars of the kernels depend on: sizes, strides and options."""
+
+    q_shape: Sequence[int]
+    q_strides: Sequence[int]
+    k_shape: Sequence[int]
+    k_strides: Sequence[int]
+    v_strides: Sequence[int]
+    two_intervals: bool
+    row_strides: tuple[int, int, int, int]  # of bounds, positions of queries and of keys, and shifts
+    has_key_mask: bool
+    bias: int
+    num_distances: int
+    min_distance: int
+    scale: float
+    softcap: float
+
+
+def flash_layout(args: FlashArgs) -> FlashLayout:
+    """The layout of what `for_kernels` gives."""
+    q, k, v, table = args.q, args.k, args.v, args.table
+    curve = LOG if args.rates is not None else POWER if args.powers is not None else LINEAR
+    bias = NO_BIAS if args.query_positions is None else curve if table is None else TABLE
+    by_row = args.bounds, args.query_positions, args.key_positions, args.shifts
+    bounds, q_pos, k_pos, shifts = map(row_stride, by_row)
+    return FlashLayout(
+        q.shape, q.stride(), k.shape, k.stride(), v.stride(), args.bounds.shape[1] == 4, (bounds, q_pos, k_pos, shifts),
+        args.key_mask is not None, bias.value, 0 if table is None else table.shape[1], args.min_distance, args.scale,
+        args.softcap,
+    )  # fmt: skip
+
+
+def shared_scalars(layout: FlashLayout, tiles: Tiling) -> dict[str, Any]:
+    """The arguments that all kernels share, and the options of a launch."""
+    _, queries, heads, head_dim = layout.q_shape
+    _, keys, kv_heads, _ = layout.k_shape
+    stride_bounds, stride_q_pos, stride_k_pos, stride_shifts = layout.row_strides
     return {
-        "q_ptr": q,
-        "k_ptr": k,
-        "v_ptr": v,
-        "bounds_ptr": bounds,
-        "key_mask_ptr": None if key_mask is None else key_mask.contiguous().view(torch.uint8),
-        "num_queries": queries,
-        "num_keys": keys,
-        "num_heads": heads,
-        "group_size": heads // kv_heads,
-        "scale": scale,
-        "softcap": softcap,
-        "min_distance": min_distance,
-        **token_strides("q", q),
-        **token_strides("k", k),
-        **token_strides("v", v),
-        "stride_boundsb": row_stride(bounds),
-        "HEAD_DIM": head_dim,
-        "BLOCK_D": block_d(q),
-        "HAS_SOFTCAP": softcap > 0,
-        "TWO_INTERVALS": bounds.shape[1] == 4,
-        "HAS_KEY_MASK": key_mask is not None,
-    }
+        "num_queries": queries, "num_keys": keys, "num_heads": heads, "group_size": heads // kv_heads,
+        "min_distance": layout.min_distance, "num_distances": layout.num_distances, "scale": float(layout.scale),
+        "softcap": float(layout.softcap), **token_strides("q", layout.q_strides),
+        **token_strides("k", layout.k_strides), **token_strides("v", layout.v_strides),
+        "stride_boundsb": stride_bounds, "stride_qposb": stride_q_pos, "stride_kposb": stride_k_pos,
+        "stride_shiftsb": stride_shifts, "HEAD_DIM": head_dim, "BLOCK_D": block_d(head_dim), "BIAS": layout.bias,
+        "HAS_SOFTCAP": layout.softcap > 0, "TWO_INTERVALS": layout.two_intervals, "HAS_KEY_MASK": layout.has_key_mask,
+        "BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n, "num_warps": tiles.num_warps,
+        "num_stages": tiles.num_stages,
+    }  # fmt: skip
 
 
-def bias_args(
-    query_positions: Tensor | None,
-    key_positions: Tensor | None,
-    shifts: Tensor | None,
-    slopes: Tensor | None,
-    rates: Tensor | None,
-    powers: Tensor | None,
-    table: Tensor | None,
-) -> dict[str, Any]:
-    """The arguments of a bias by distance, which all kernels share. Tables are given to base 2."""
-    bend = powers if rates is None else rates
-    curve = LINEAR if bend is None else POWER if rates is None else LOG
-    bias = NO_BIAS if query_positions is None else curve if table is None else TABLE
-    return {
-        "q_pos_ptr": query_positions,
-        "k_pos_ptr": key_positions,
-        "shifts_ptr": shifts,
-        "table_ptr": None if table is None else (table.t().float() * LOG2E.value).contiguous(),
-        "num_distances": 0 if table is None else len(table),
-        "slopes_ptr": None if slopes is None else slopes.float().contiguous(),
-        "bends_ptr": None if bend is None else bend.float().contiguous(),
-        "stride_qposb": row_stride(query_positions),
-        "stride_kposb": row_stride(key_positions),
-        "stride_shiftsb": row_stride(shifts),
-        "BIAS": bias.value,
-    }
+def prepare_forward(
+    layout: FlashLayout, tiles: Tiling, stride_sinkposb: int, has_sinks: bool, has_sink_queries: bool
+) -> Launch:
+    rows, queries, heads, _ = layout.q_shape
+    flags = {"stride_sinkposb": stride_sinkposb, "HAS_SINKS": has_sinks, "HAS_SINK_QUERIES": has_sink_queries}
+    return (cdiv(queries, tiles.block_m) * heads * rows,), shared_scalars(layout, tiles) | flags
 
 
-def token_strides(name: str, x: Tensor) -> dict[str, int]:
+def prepare_delta(shape: Sequence[int], grad_strides: Sequence[int]) -> Launch:
+    rows, queries, heads, head_dim = shape
+    total, per_program = rows * queries * heads, max(1, 4096 // block_d(head_dim))
+    sizes = {"num_queries": queries, "num_heads": heads, "rows": total, "HEAD_DIM": head_dim}
+    sizes |= {"BLOCK_D": block_d(head_dim), "BLOCK_M": per_program}
+    return (cdiv(total, per_program),), sizes | token_strides("do", grad_strides)
+
+
+def prepare_dq(
+    layout: FlashLayout, tiles: Tiling, grad_strides: Sequence[int], table_needs_grad: bool, curve_needs_grad: bool
+) -> Launch:
+    rows, queries, heads, _ = layout.q_shape
+    flags = {"HAS_TABLE_GRAD": table_needs_grad, "HAS_CURVE_GRAD": curve_needs_grad}
+    scalars = shared_scalars(layout, tiles) | token_strides("do", grad_strides) | flags
+    return (cdiv(queries, tiles.block_m) * heads * rows,), scalars
+
+
+def prepare_dkdv(layout: FlashLayout, tiles: Tiling, grad_strides: Sequence[int], stride_rangesb: int) -> Launch:
+    rows, keys, kv_heads, _ = layout.k_shape
+    scalars = shared_scalars(layout, tiles) | token_strides("do", grad_strides) | {"stride_rangesb": stride_rangesb}
+    return (cdiv(keys, tiles.block_n) * kv_heads * rows,), scalars
+
+
+launch_forward = KernelLauncher(forward_kernel, prepare_forward)
+launch_delta = KernelLauncher(delta_kernel, prepare_delta)
+launch_dq = KernelLauncher(dq_kernel, prepare_dq)
+launch_dkdv = KernelLauncher(dkdv_kernel, prepare_dkdv)
+
+
+def token_strides(name: str, strides: Sequence[int]) -> dict[str, int]:
     """The strides of `[B, T, H, D]`, whose features are contiguous."""
-    return dict(zip(stride_names(name), x.stride(), strict=False))  # that of the features has no name
+    return dict(zip(stride_names(name), strides, strict=False))  # that of the features has no name
 
 
 @functools.cache
@@ -115,85 +127,98 @@ def row_stride(x: Tensor | None) -> int:
     return 0 if x is None or x.shape[0] == 1 else x.stride(0)
 
 
-def forward(
-    sink_logits: Tensor | None, sink_queries: Tensor | None, sink_positions: Tensor | None, args: dict[str, Any]
-) -> tuple[Tensor, Tensor]:
+def contiguous_features(x: Tensor) -> Tensor:
+    """`x`, or a copy whose last dimension is contiguous."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def for_kernels(args: FlashArgs) -> FlashArgs:
+    """The arguments as kernels read them: contiguous, and biases in float32, their table to base 2 `[H, distances]`."""
+    return args._replace(
+        q=contiguous_features(args.q),
+        k=contiguous_features(args.k),
+        v=contiguous_features(args.v),
+        key_mask=None if args.key_mask is None else args.key_mask.contiguous().view(torch.uint8),
+        slopes=None if args.slopes is None else args.slopes.float().contiguous(),
+        rates=None if args.rates is None else args.rates.float().contiguous(),
+        powers=None if args.powers is None else args.powers.float().contiguous(),
+        table=None if args.table is None else (args.table.t().float() * LOG2E.value).contiguous(),
+    )
+
+
+def mask_and_bias(args: FlashArgs) -> dict[str, Tensor | None]:
+    """The tensors that all kernels read beside queries, keys and values."""
+    return {
+        "bounds_ptr": args.bounds, "key_mask_ptr": args.key_mask, "q_pos_ptr": args.query_positions,
+        "k_pos_ptr": args.key_positions, "shifts_ptr": args.shifts, "slopes_ptr": args.slopes,
+        "bends_ptr": args.powers if args.rates is None else args.rates, "table_ptr": args.table,
+    }  # fmt: skip
+
+
+def forward(args: FlashArgs) -> tuple[Tensor, Tensor]:
     """Outputs `[B, Tq, H, D]`, and the logsumexp of the scores to base 2, float32 `[B, H, Tq]`."""
-    q = args["q_ptr"]
+    args = for_kernels(args)
+    q, sink_queries, sink_positions = args.q, args.sink_queries, args.sink_positions
     rows, queries, heads, _ = q.shape
     out = empty_dense(q)
     lse = q.new_empty((rows, heads, queries), dtype=torch.float32)
-    options = launch_options("forward", q)
-    extra = {
-        "out_ptr": out,
-        "lse_ptr": lse,
-        "sink_logits_ptr": sink_logits,
-        "sink_q_ptr": None if sink_queries is None else sink_queries.contiguous(),
-        "sink_pos_ptr": None if sink_positions is None else sink_positions.contiguous(),
-        "stride_sinkposb": row_stride(sink_positions),
-        "HAS_SINKS": sink_logits is not None,
-        "HAS_SINK_QUERIES": sink_queries is not None,
-    }
-    launch_forward((cdiv(queries, options["BLOCK_M"]) * heads * rows,), q, args | extra | options)
+    sinks = {"sink_logits_ptr": args.sink_logits, "sink_q_ptr": contiguous(sink_queries)}
+    sinks |= {"sink_pos_ptr": contiguous(sink_positions)}
+    qkv = {"q_ptr": q, "k_ptr": args.k, "v_ptr": args.v}
+    launch_forward(
+        q, {**qkv, "out_ptr": out, "lse_ptr": lse, **mask_and_bias(args), **sinks},
+        flash_layout(args), tiling("forward", q), row_stride(sink_positions), args.sink_logits is not None,
+        sink_queries is not None,
+    )  # fmt: skip
     return out, lse
 
 
 def key_block_ranges(bounds: Tensor, keys: int, q: Tensor) -> Tensor:
     """The queries that the backward pass visits for each of its blocks of keys."""
-    return query_ranges(bounds, keys, launch_options("dkdv", q)["BLOCK_N"])
+    return query_ranges(bounds, keys, tiling("dkdv", q).block_n)
+
+
+def output_dot_gradient(out: Tensor, grad: Tensor, lse: Tensor) -> Tensor:
+    """For each query and head the dot product of its output and its output's gradient, `[B, H, Tq]`."""
+    delta = torch.empty_like(lse)
+    launch_delta(out, {"out_ptr": out, "do_ptr": grad, "delta_ptr": delta}, out.shape, grad.stride())
+    return delta
 
 
 def backward(
-    grad: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    ranges: Tensor | None,
-    sink_logits: Tensor | None,
-    bias_needs_grad: bool,
-    args: dict[str, Any],
+    grad: Tensor, out: Tensor, lse: Tensor, args: FlashArgs, bias_needs_grad: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of queries, keys and values, of a bias table `[distances, H]`, of slopes and of what bends their
-    curve `[2, H]`, and of sink logits `[H]`.
+    """The gradients of queries, keys and values, of a bias table `[distances, H]`, of slopes and of the rates or powers
+    of their curve `[2, H]`, and of sink logits `[H]`.
     """
-    q, k, v = args["q_ptr"], args["k_ptr"], args["v_ptr"]
-    rows, queries, heads, head_dim = q.shape
-    keys, kv_heads = k.shape[1:3]
-    grad = grad if grad.stride(-1) == 1 else grad.contiguous()
-    grad_strides = token_strides("do", grad)
-    args = {**args, "lse_ptr": lse, "do_ptr": grad, **grad_strides}
-    delta = torch.empty_like(lse)
+    args, grad = for_kernels(args), contiguous_features(grad)
+    q, k, v, table = args.q, args.k, args.v, args.table
+    layout, strides = flash_layout(args), grad.stride()
+    rows, queries, heads, _ = q.shape
     dq, dk, dv = empty_dense(q), empty_dense(k), empty_dense(v)
-    dq_options, dkdv_options = launch_options("dq", q), launch_options("dkdv", q)
-    blocks = cdiv(queries, dq_options["BLOCK_M"])
+    tiles = tiling("dq", q)
+    blocks = cdiv(queries, tiles.block_m)
     dtable, dcurve, dsinks = lse.new_empty(0, heads), lse.new_empty(0, heads), lse.new_empty(0)
-    table_needs_grad = bias_needs_grad and args["table_ptr"] is not None
-    curve_needs_grad = bias_needs_grad and args["table_ptr"] is None
+    table_needs_grad, curve_needs_grad = bias_needs_grad and table is not None, bias_needs_grad and table is None
     if table_needs_grad:
-        dtable = torch.zeros(rows, heads, blocks, args["num_distances"], device=q.device)
+        dtable = torch.zeros(rows, heads, blocks, layout.num_distances, device=q.device)
     if curve_needs_grad:
         dcurve = torch.empty(rows, heads, blocks, 2, device=q.device)
-    per_program = max(1, 4096 // args["BLOCK_D"])
-    total = rows * queries * heads
-    sizes = {"num_queries": queries, "num_heads": heads, "rows": total, "HEAD_DIM": head_dim}
-    sizes |= {"BLOCK_D": args["BLOCK_D"], "BLOCK_M": per_program}
-    launch_delta(
-        (cdiv(total, per_program),),
-        q,
-        {"out_ptr": out, "do_ptr": grad, "delta_ptr": delta, **grad_strides, **sizes},
-    )
-    args["delta_ptr"] = delta
-    extra: dict[str, Any] = {"dq_ptr": dq, "dtable_ptr": dtable, "dcurve_ptr": dcurve}
-    extra |= {"HAS_TABLE_GRAD": table_needs_grad, "HAS_CURVE_GRAD": curve_needs_grad}
-    launch_dq((blocks * heads * rows,), q, args | extra | dq_options)
-    ranges = key_block_ranges(args["bounds_ptr"], keys, q) if ranges is None else ranges
-    extra = {"dk_ptr": dk, "dv_ptr": dv, "ranges_ptr": ranges, "stride_rangesb": row_stride(ranges)}
-    launch_dkdv((cdiv(keys, dkdv_options["BLOCK_N"]) * kv_heads * rows,), q, args | extra | dkdv_options)
-    if sink_logits is not None:
-        p = torch.exp2(sink_logits.float()[:, None] * LOG2E.value - lse)
+    delta = output_dot_gradient(out, grad, lse)
+    shared = {"q_ptr": q, "k_ptr": k, "v_ptr": v, "do_ptr": grad, "lse_ptr": lse, "delta_ptr": delta}
+    read = mask_and_bias(args)
+    tensors = {**shared, "dq_ptr": dq, "dtable_ptr": dtable, "dcurve_ptr": dcurve, **read}
+    launch_dq(q, tensors, layout, tiles, strides, table_needs_grad, curve_needs_grad)
+    ranges = key_block_ranges(args.bounds, k.shape[1], q) if args.ranges is None else args.ranges
+    tensors = {**shared, "dk_ptr": dk, "dv_ptr": dv, "ranges_ptr": ranges, **read}
+    launch_dkdv(q, tensors, layout, tiling("dkdv", q), strides, row_stride(ranges))
+    if args.sink_logits is not None:
+        p = torch.exp2(args.sink_logits.float()[:, None] * LOG2E.value - lse)
         dsinks = -(p * delta).sum((0, 2))
     if table_needs_grad:
         dtable = dtable.sum((0, 2)).t().contiguous()  # as its fake has it
     if curve_needs_grad:  # the bias is minus slope times curve
-        by_slope, by_bend = -dcurve.sum((0, 2)).t()
-        dcurve = torch.stack((by_slope, by_bend * args["slopes_ptr"]))
+        assert args.slopes is not None
+        by_slope, by_param = -dcurve.sum((0, 2)).t()
+        dcurve = torch.stack((by_slope, by_param * args.slopes))
     return dq, dk, dv, dtable, dcurve, dsinks

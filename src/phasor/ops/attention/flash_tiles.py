@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -40,18 +40,12 @@ TILINGS = {
 
 def tiling(kernel: str, q: Tensor) -> Tiling:
     """The tiling of the `"forward"`, `"dq"` or `"dkdv"` kernel."""
-    return TILINGS[kernel, q.element_size()][max(64, block_d(q))]
+    return TILINGS[kernel, q.element_size()][max(64, block_d(q.shape[-1]))]
 
 
-def block_d(q: Tensor) -> int:
+def block_d(head_dim: int) -> int:
     """The features of a head as a tile has them: a power of two."""
-    return max(16, next_power_of_2(q.shape[-1]))
-
-
-def launch_options(kernel: str, q: Tensor) -> dict[str, Any]:
-    """A tiling as arguments of a launch."""
-    block_m, block_n, num_warps, num_stages = tiling(kernel, q)
-    return {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": num_warps, "num_stages": num_stages}
+    return max(16, next_power_of_2(head_dim))
 
 
 @triton.jit

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from phasor.ops.float8.reference import ALIGNMENT, FLOAT8, FLOAT8_MAX, MIN_SCALE
 from phasor.ops.glu.kernels import glu_row, glu_row_backward
-from phasor.ops.launch import KernelLauncher, cdiv, next_power_of_2
+from phasor.ops.launch import KernelLauncher, cdiv, contiguous, next_power_of_2
 
 LARGEST, LEAST_SCALE = tl.constexpr(FLOAT8_MAX), tl.constexpr(MIN_SCALE)
 
@@ -67,45 +67,38 @@ launch_glu, launch_glu_backward = KernelLauncher(_glu_kernel), KernelLauncher(_g
 launch_transpose = KernelLauncher(_transpose_kernel)
 
 
-def glu_float8(x: Tensor, kind: str, warps: int = 16) -> tuple[Tensor, Tensor]:
+def glu_float8(x: Tensor, kind: str, num_warps: int = 16) -> tuple[Tensor, Tensor]:
     """`act(gate) * up` for `x [rows, 2 h]`, in float8, and the scales of its rows."""
     rows, half = x.shape[0], x.shape[1] // 2
     y = torch.empty((rows, half), dtype=FLOAT8, device=x.device)
     scale = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
     if y.numel():
-        args = {"x_ptr": x.contiguous(), "y_ptr": y, "scale_ptr": scale, "H": half, "ACTIVATION": kind}
-        launch_glu((rows,), x, args | {"BLOCK_N": next_power_of_2(half), "num_warps": warps})
+        tensors = {"x_ptr": x.contiguous(), "y_ptr": y, "scale_ptr": scale}
+        launch_glu(x, tensors, (rows,), H=half, ACTIVATION=kind, BLOCK_N=next_power_of_2(half), num_warps=num_warps)
     return y, scale
 
 
-def glu_float8_backward(grad: Tensor, x: Tensor, kind: str, warps: int = 16) -> tuple[Tensor, Tensor]:
+def glu_float8_backward(grad: Tensor, x: Tensor, kind: str, num_warps: int = 16) -> tuple[Tensor, Tensor]:
     """The gradient by gate and up, side by side, in float8, and the scales of its rows."""
     rows, half = grad.shape
     dx = torch.empty((rows, 2 * half), dtype=FLOAT8, device=x.device)
     scale = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
     if dx.numel():
-        args = {"grad_ptr": grad.contiguous(), "x_ptr": x.contiguous(), "dx_ptr": dx, "scale_ptr": scale, "H": half}
-        args |= {"ACTIVATION": kind, "BLOCK_N": next_power_of_2(half), "num_warps": warps}
-        launch_glu_backward((rows,), x, args)
+        tensors = {"grad_ptr": grad.contiguous(), "x_ptr": x.contiguous(), "dx_ptr": dx, "scale_ptr": scale}
+        launch_glu_backward(
+            x, tensors, (rows,), H=half, ACTIVATION=kind, BLOCK_N=next_power_of_2(half), num_warps=num_warps
+        )
     return dx, scale
 
 
-def transpose(values: Tensor, factor: Tensor | None, tile: tuple[int, int] = (128, 128), warps: int = 4) -> Tensor:
+def transpose(values: Tensor, factor: Tensor | None, tile: tuple[int, int] = (128, 128), num_warps: int = 4) -> Tensor:
     """The transpose of float8 rows, each multiplied by its factor, with zeros up to a multiple of 16."""
     rows, columns = values.shape
     stride = -(-rows // ALIGNMENT) * ALIGNMENT
     y = torch.empty((columns, stride), dtype=FLOAT8, device=values.device)
     if y.numel():
-        args = {
-            "x_ptr": values.contiguous(),
-            "factor_ptr": None if factor is None else factor.contiguous(),
-            "y_ptr": y,
-            "M": rows,
-            "N": columns,
-            "stride_yn": stride,
-            "BLOCK_M": tile[0],
-            "BLOCK_N": tile[1],
-            "num_warps": warps,
-        }
-        launch_transpose((cdiv(stride, tile[0]), cdiv(columns, tile[1])), values, args)
+        tensors = {"x_ptr": values.contiguous(), "factor_ptr": contiguous(factor), "y_ptr": y}
+        (block_m, block_n), sizes = tile, {"M": rows, "N": columns, "stride_yn": stride}
+        grid = cdiv(stride, block_m), cdiv(columns, block_n)
+        launch_transpose(values, tensors, grid, **sizes, BLOCK_M=block_m, BLOCK_N=block_n, num_warps=num_warps)
     return y

@@ -76,8 +76,14 @@ def _glu_backward_kernel(dy_ptr, x_ptr, dx_ptr, y_ptr, D, ACTIVATION: tl.constex
         tl.store(y_ptr + row * D + cols, y.to(y_ptr.dtype.element_ty), mask=cols < D)
 
 
-glu_forward_launcher = KernelLauncher(_glu_forward_kernel)
-glu_backward_launcher = KernelLauncher(_glu_backward_kernel)
+def prepare(rows: int, block_d: int, num_warps: int, *, D: int, **_: Any) -> tuple[tuple[int, int], dict[str, Any]]:
+    """The grid, rows by blocks of columns, the columns of a block, and the warps."""
+    block_d = min(block_d, next_power_of_2(D))
+    return (rows, cdiv(D, block_d)), {"BLOCK_D": block_d, "num_warps": num_warps}
+
+
+launch_forward = KernelLauncher(_glu_forward_kernel, prepare)
+launch_backward = KernelLauncher(_glu_backward_kernel, prepare)
 
 
 def glu_forward(x: Tensor, activation: str, block_d: int = 2048, num_warps: int = 8) -> Tensor:
@@ -85,10 +91,8 @@ def glu_forward(x: Tensor, activation: str, block_d: int = 2048, num_warps: int 
     half = x.shape[-1] // 2
     y = x.new_empty((*x.shape[:-1], half))
     if y.numel():
-        scalars = half, activation
-        glu_forward_launcher.launch(
-            x, (x.contiguous(), y), scalars, rows_by_columns, y.numel() // half, block_d, num_warps
-        )
+        tensors = {"x_ptr": x.contiguous(), "y_ptr": y}
+        launch_forward(x, tensors, y.numel() // half, block_d, num_warps, D=half, ACTIVATION=activation)
     return y
 
 
@@ -99,16 +103,6 @@ def glu_backward(
     dx = empty_dense(x)
     if dy.numel():
         half = dy.shape[-1]
-        tensors = dy.contiguous(), x.contiguous(), dx, output
-        scalars = half, activation
-        glu_backward_launcher.launch(x, tensors, scalars, rows_by_columns, dy.numel() // half, block_d, num_warps)
+        tensors = {"dy_ptr": dy.contiguous(), "x_ptr": x.contiguous(), "dx_ptr": dx, "y_ptr": output}
+        launch_backward(x, tensors, dy.numel() // half, block_d, num_warps, D=half, ACTIVATION=activation)
     return dx
-
-
-def rows_by_columns(
-    scalars: tuple[Any, ...], rows: int, block_d: int, num_warps: int
-) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """The grid, rows by blocks of columns, the columns of a block, and the warps."""
-    half = scalars[0]
-    block_d = min(block_d, next_power_of_2(half))
-    return (rows, cdiv(half, block_d)), {"BLOCK_D": block_d, "num_warps": num_warps}

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from phasor.ops.launch import KernelLauncher, cdiv, empty_dense, next_power_of_2
+from phasor.ops.launch import KernelLauncher, cdiv, contiguous, empty_dense, next_power_of_2
 
 SUM_ROWS, SUM_COLUMNS = 128, 16  # of a tile of what is summed over programs
 
@@ -281,11 +281,25 @@ def _sum_kernel(x_ptr, y_ptr, M, D, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr
     tl.store(y_ptr + cols, tl.sum(total, 0).to(y_ptr.dtype.element_ty), mask=cols < D)
 
 
-norm_forward_launcher = KernelLauncher(_norm_forward_kernel)
-norm_backward_launcher = KernelLauncher(_norm_backward_kernel)
-norm_add_forward_launcher = KernelLauncher(_norm_add_forward_kernel)
-norm_add_norm_backward_launcher = KernelLauncher(_norm_add_norm_backward_kernel)
-sum_launcher = KernelLauncher(_sum_kernel)
+def prepare_programs(
+    programs: int | None, num_warps: int | None, *, M: int, D: int, **_: Any
+) -> tuple[tuple[int], dict[str, Any]]:
+    """The grid of some programs, or of one per block of rows, their blocks and warps."""
+    block_m, block_d, default_num_warps = block_sizes(D)
+    options = {"BLOCK_M": block_m, "BLOCK_D": block_d, "num_warps": num_warps or default_num_warps}
+    return (programs or cdiv(M, block_m),), options
+
+
+def prepare_sum(*, M: int, D: int) -> tuple[tuple[int], dict[str, Any]]:
+    """The grid of a program per block of columns, and its blocks."""
+    return (cdiv(D, SUM_COLUMNS),), {"BLOCK_M": SUM_ROWS, "BLOCK_D": SUM_COLUMNS}
+
+
+launch_norm_forward = KernelLauncher(_norm_forward_kernel, prepare_programs)
+launch_norm_backward = KernelLauncher(_norm_backward_kernel, prepare_programs)
+launch_norm_add_forward = KernelLauncher(_norm_add_forward_kernel, prepare_programs)
+launch_norm_add_norm_backward = KernelLauncher(_norm_add_norm_backward_kernel, prepare_programs)
+launch_sum = KernelLauncher(_sum_kernel, prepare_sum)
 
 
 def norm_forward(
@@ -306,9 +320,14 @@ def norm_forward(
     total = None if residual is None else empty_dense(x, torch.promote_types(x.dtype, residual.dtype))
     stats = x.new_empty((2 if centered else 1, count), dtype=torch.float32)
     if count:
-        tensors = x.contiguous(), contiguous(residual), contiguous(weight), contiguous(bias), total, y, stats
-        scalars = count, width, eps, offset, residual is not None, centered, weight is not None, bias is not None
-        norm_forward_launcher.launch(x, tensors, scalars, all_rows, num_warps)
+        tensors = {
+            "x_ptr": x.contiguous(), "residual_ptr": contiguous(residual), "w_ptr": contiguous(weight),
+            "b_ptr": contiguous(bias), "total_ptr": total, "y_ptr": y, "stats_ptr": stats,
+        }  # fmt: skip
+        launch_norm_forward(
+            x, tensors, None, num_warps, M=count, D=width, eps=eps, offset=offset, HAS_RESIDUAL=residual is not None,
+            CENTERED=centered, HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
+        )  # fmt: skip
     return total, y, stats
 
 
@@ -331,9 +350,14 @@ def norm_backward(
     programs = max(1, min(programs or num_programs(x.device), cdiv(count, block_m)))
     dx = empty_dense(x)
     sums = stats.new_empty((programs, (weight is not None) + (bias is not None), width))
-    tensors = dy.contiguous(), contiguous(dtotal), x.contiguous(), contiguous(weight), stats, dx, sums
-    scalars = count, width, offset, dtotal is not None, centered, weight is not None, bias is not None
-    norm_backward_launcher.launch(x, tensors, scalars, rows_by_program, programs, num_warps)
+    tensors = {
+        "dy_ptr": dy.contiguous(), "dtotal_ptr": contiguous(dtotal), "x_ptr": x.contiguous(),
+        "w_ptr": contiguous(weight), "stats_ptr": stats, "dx_ptr": dx, "sums_ptr": sums,
+    }  # fmt: skip
+    launch_norm_backward(
+        x, tensors, programs, num_warps, M=count, D=width, offset=offset, HAS_RESIDUAL=dtotal is not None,
+        CENTERED=centered, HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
+    )  # fmt: skip
     return dx, sum_over_programs(sums, dtype)
 
 
@@ -357,10 +381,15 @@ def norm_add_forward(
     y = empty_dense(x, dtype) if has_next else None
     stats = x.new_empty(((1 + has_next) * (1 + centered), count), dtype=torch.float32)
     if count:
-        weights = contiguous(weight), contiguous(bias), contiguous(next_weight), contiguous(next_bias)
-        tensors = x.contiguous(), branch.contiguous(), *weights, total, y, stats
-        scalars = count, width, eps, offset, has_next, centered, weight is not None, bias is not None
-        norm_add_forward_launcher.launch(x, tensors, scalars, all_rows)
+        tensors = {
+            "x_ptr": x.contiguous(), "branch_ptr": branch.contiguous(), "w_ptr": contiguous(weight),
+            "b_ptr": contiguous(bias), "next_w_ptr": contiguous(next_weight), "next_b_ptr": contiguous(next_bias),
+            "total_ptr": total, "y_ptr": y, "stats_ptr": stats,
+        }  # fmt: skip
+        launch_norm_add_forward(
+            x, tensors, None, None, M=count, D=width, eps=eps, offset=offset, HAS_NEXT=has_next,
+            CENTERED=centered, HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
+        )  # fmt: skip
     return total, y, stats
 
 
@@ -383,11 +412,15 @@ def norm_add_norm_backward(
     programs = max(1, min(num_programs(branch.device), cdiv(count, block_m)))
     dx, dbranch = empty_dense(total), empty_dense(branch)
     sums = stats.new_empty((programs, 2 * ((weight is not None) + (bias is not None)), width))
-    gradients = contiguous(dtotal), dy.contiguous()
-    weights = contiguous(weight), contiguous(next_weight)
-    tensors = *gradients, branch.contiguous(), total, *weights, stats, dx, dbranch, sums
-    scalars = count, width, offset, dtotal is not None, centered, weight is not None, bias is not None
-    norm_add_norm_backward_launcher.launch(branch, tensors, scalars, rows_by_program, programs)
+    tensors = {
+        "dtotal_ptr": contiguous(dtotal), "dy_ptr": dy.contiguous(), "branch_ptr": branch.contiguous(),
+        "total_ptr": total, "w_ptr": contiguous(weight), "next_w_ptr": contiguous(next_weight), "stats_ptr": stats,
+        "dx_ptr": dx, "dbranch_ptr": dbranch, "sums_ptr": sums,
+    }  # fmt: skip
+    launch_norm_add_norm_backward(
+        branch, tensors, programs, None, M=count, D=width, offset=offset, HAS_DTOTAL=dtotal is not None,
+        CENTERED=centered, HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
+    )  # fmt: skip
     return dx, dbranch, sum_over_programs(sums, dtype)
 
 
@@ -396,32 +429,8 @@ def sum_over_programs(sums: Tensor, dtype: torch.dtype) -> Tensor:
     programs, weights, width = sums.shape
     total = sums.new_empty((weights, width), dtype=dtype)
     if total.numel():
-        sum_launcher.launch(sums, (sums, total), (programs, weights * width), all_columns)
+        launch_sum(sums, {"x_ptr": sums, "y_ptr": total}, M=programs, D=weights * width)
     return total
-
-
-def all_rows(scalars: tuple[Any, ...], num_warps: int | None = None) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """The grid of a program per block of rows, its blocks and warps."""
-    count, width = scalars[:2]
-    block_m, _, _ = block_sizes(width)
-    return rows_by_program(scalars, cdiv(count, block_m), num_warps)
-
-
-def rows_by_program(
-    scalars: tuple[Any, ...], programs: int, num_warps: int | None = None
-) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """The grid of some programs, their blocks and warps."""
-    block_m, block_d, default_num_warps = block_sizes(scalars[1])
-    return (programs,), {"BLOCK_M": block_m, "BLOCK_D": block_d, "num_warps": num_warps or default_num_warps}
-
-
-def all_columns(scalars: tuple[Any, ...]) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """The grid of a program per block of columns, and its blocks."""
-    return (cdiv(scalars[1], SUM_COLUMNS),), {"BLOCK_M": SUM_ROWS, "BLOCK_D": SUM_COLUMNS}
-
-
-def contiguous(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.contiguous()
 
 
 @functools.cache

@@ -7,22 +7,15 @@ outputs are addressed by strides, so the heads may lie in tensors of their own o
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from phasor.ops.launch import (
-    MAX_COMPILED,
-    DirectLaunch,
-    PreparedLaunch,
-    on_device,
-    supports_pdl,
-)
+from phasor.ops.launch import KernelLauncher, supports_pdl
 from phasor.ops.pdl import pdl_launch, pdl_wait
 
 MANY_TOKENS = 1024  # a launch for fewer uses programmatic dependent launch
@@ -174,8 +167,55 @@ def _rope_kernel(
         tl.store(out_v_ptr + out_t * STRIDE_OUT_KT + kv_head * STRIDE_OUT_KH + cols, v, v_mask)
 
 
-# By shapes, strides and dtypes: without it Triton inspects every argument of every launch.
-COMPILED_LAUNCHES: dict[tuple[Any, ...], PreparedLaunch] = {}
+class RopeLayout(NamedTuple):
+    """All that the grid and the scalars of a launch depend on: shapes, strides and options."""
+
+    q_shape: Sequence[int]
+    q_strides: Sequence[int]
+    k_shape: Sequence[int]
+    k_strides: Sequence[int]
+    v_strides: Sequence[int]
+    out_q_shape: Sequence[int]
+    out_q_strides: Sequence[int]
+    out_k_strides: Sequence[int]
+    position_shape: Sequence[int]
+    position_strides: Sequence[int]
+    pairs: int
+    has_v: bool
+    adjacent: bool
+    inverse: bool
+    schedule: Schedule | None
+    device: torch.device
+
+
+def prepare(layout: RopeLayout) -> tuple[tuple[int, int], dict[str, Any]]:
+    """The grid, the scalar arguments by name, and the options of a launch."""
+    q_shape, q_strides, k_strides, v_strides = layout.q_shape, layout.q_strides, layout.k_strides, layout.v_strides
+    batch, tokens, head_dim, kv_heads = q_shape[0], q_shape[1], q_shape[-1], layout.k_shape[2]
+    groups, group_size = next((x[2:4] for x in (q_shape, layout.out_q_shape) if len(x) == 5), (q_shape[2], 1))
+    stride_g, stride_h = head_strides(q_strides, group_size)
+    schedule = layout.schedule or choose_schedule(batch * tokens, groups * group_size, head_dim)
+    halves = schedule.halves and 2 * layout.pairs == head_dim and not layout.adjacent
+    spans = stride_g * groups, stride_h * group_size, k_strides[2] * kv_heads, v_strides[2] * kv_heads
+    by_row = len(layout.position_shape) == 2 and layout.position_shape[0] > 1
+    pdl = batch * tokens < MANY_TOKENS and supports_pdl(layout.device)
+    args = {
+        "T": tokens, "stride_pb": layout.position_strides[0] if by_row else 0,
+        "stride_pt": layout.position_strides[-1],
+        "stride_qb": q_strides[0], "stride_qt": q_strides[1], "stride_qg": stride_g, "stride_qh": stride_h,
+        "stride_kb": k_strides[0], "stride_kt": k_strides[1], "stride_kh": k_strides[2],
+        "stride_vb": v_strides[0], "stride_vt": v_strides[1], "stride_vh": v_strides[2],
+        "STRIDE_OUT_QT": layout.out_q_strides[1],
+        "STRIDE_OUT_QG": head_strides(layout.out_q_strides, group_size)[0],
+        "STRIDE_OUT_KT": layout.out_k_strides[1], "STRIDE_OUT_KH": layout.out_k_strides[2],
+        "NUM_HEADS": groups * group_size, "GROUP_SIZE": group_size, "NUM_KV_HEADS": kv_heads, "HAS_V": layout.has_v,
+        "ROTARY_DIM": 2 * layout.pairs, "HEAD_DIM": head_dim, "ADJACENT": layout.adjacent, "INVERSE": layout.inverse,
+        "USE_INT64": max(spans) >= 1 << 30, "USE_HALVES": halves, "NUM_SPLITS": schedule.splits, "USE_PDL": pdl,
+    }  # fmt: skip
+    return (batch * tokens, schedule.splits), args | {"num_warps": schedule.num_warps, **pdl_launch(pdl)}
+
+
+launch = KernelLauncher(_rope_kernel, prepare, unaligned=("position_ptr",))
 
 
 def launch_rope(
@@ -199,62 +239,15 @@ def launch_rope(
     if q.shape[0] * q.shape[1] == 0:
         return
     out_q, out_k, out_v = (*outputs, outputs[1])[:3]
-    layout = (
-        (q.shape, q.stride(), k.shape, k.stride(), v.stride(), out_q.shape, out_q.stride(), out_k.stride()),
-        (positions.shape, positions.stride(), len(increments), len(inputs) == 3, adjacent, inverse, schedule),
-    )
-    tensors = positions, increments, factor, q, k, v, out_q, out_k, out_v
-    addresses = [x.data_ptr() for x in tensors]
-    aligned = functools.reduce(operator.or_, addresses[1:]) % 16 == 0  # as compiled for; positions are read one by one
-    key = (*layout, q.dtype, k.dtype, v.dtype, q.device)
-    with on_device(q):
-        compiled = COMPILED_LAUNCHES.get(key) if aligned else None
-        if compiled is not None:
-            compiled.launch(compiled.grid, q.device, (*addresses, *compiled.scalars))
-        else:
-            grid, scalars, num_warps = launch_scalars(*layout[0], *layout[1])
-            pdl = grid[0] < MANY_TOKENS and supports_pdl(q.device)
-            options = {"num_warps": num_warps, **pdl_launch(pdl)}
-            kernel = _rope_kernel[grid](*tensors, *scalars, pdl, **options)
-            if kernel is not None and aligned:  # the interpreter returns none
-                if len(COMPILED_LAUNCHES) >= MAX_COMPILED:
-                    COMPILED_LAUNCHES.clear()
-                compiled = COMPILED_LAUNCHES[key] = PreparedLaunch(DirectLaunch(kernel), grid, (*scalars, pdl))
-
-
-def launch_scalars(
-    q_shape: Sequence[int],
-    q_strides: Sequence[int],
-    k_shape: Sequence[int],
-    k_strides: Sequence[int],
-    v_strides: Sequence[int],
-    out_q_shape: Sequence[int],
-    out_q_strides: Sequence[int],
-    out_k_strides: Sequence[int],
-    position_shape: Sequence[int],
-    position_strides: Sequence[int],
-    pairs: int,
-    has_v: bool,
-    adjacent: bool,
-    inverse: bool,
-    schedule: Schedule | None,
-) -> tuple[tuple[int, int, int], tuple[Any, ...], int]:
-    """The grid, the scalar arguments and the warps of a launch, from shapes and strides."""
-    batch, tokens, head_dim, kv_heads = q_shape[0], q_shape[1], q_shape[-1], k_shape[2]
-    groups, group_size = next((x[2:4] for x in (q_shape, out_q_shape) if len(x) == 5), (q_shape[2], 1))
-    stride_g, stride_h = head_strides(q_strides, group_size)
-    splits, num_warps, halves = schedule or choose_schedule(batch * tokens, groups * group_size, head_dim)
-    halves = halves and 2 * pairs == head_dim and not adjacent
-    spans = stride_g * groups, stride_h * group_size, k_strides[2] * kv_heads, v_strides[2] * kv_heads
-    by_row = len(position_shape) == 2 and position_shape[0] > 1
-    scalars = (
-        *(tokens, position_strides[0] if by_row else 0, position_strides[-1]),
-        *(*q_strides[:2], stride_g, stride_h, *k_strides[:3], *v_strides[:3]),
-        *(out_q_strides[1], head_strides(out_q_strides, group_size)[0], out_k_strides[1], out_k_strides[2]),
-        *(groups * group_size, group_size, kv_heads, has_v, 2 * pairs, head_dim, adjacent, inverse),
-        *(max(spans) >= 1 << 30, halves, splits),
-    )
-    return (batch * tokens, splits, 1), scalars, num_warps
+    tensors = {
+        "position_ptr": positions, "increment_ptr": increments, "factor_ptr": factor,
+        "q_ptr": q, "k_ptr": k, "v_ptr": v, "out_q_ptr": out_q, "out_k_ptr": out_k, "out_v_ptr": out_v,
+    }  # fmt: skip
+    layout = RopeLayout(
+        q.shape, q.stride(), k.shape, k.stride(), v.stride(), out_q.shape, out_q.stride(), out_k.stride(),
+        positions.shape, positions.stride(), len(increments), len(inputs) == 3, adjacent, inverse, schedule, q.device,
+    )  # fmt: skip
+    launch(q, tensors, layout)
 
 
 def head_strides(strides: Sequence[int], group_size: int) -> tuple[int, int]:

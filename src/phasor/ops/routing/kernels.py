@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from phasor.ops.launch import KernelLauncher, cdiv, empty_dense, next_power_of_2
+from phasor.ops.launch import KernelLauncher, cdiv, contiguous, empty_dense, next_power_of_2
 
 TILE = 4096  # elements of a tile of tokens by experts
 MAX_BLOCK_M, MAX_BLOCK_D = 128, 2048
@@ -173,46 +173,46 @@ def _add_bias_kernel(x_ptr, bias_ptr, ends_ptr, y_ptr, D, E, BLOCK_D: tl.constex
 
 
 @triton.jit
-def load_gate_up(x_ptr, bias_ptr, ends_ptr, row, cols, H, E, limit, BLOCK_E: tl.constexpr):
+def load_gate_up(x_ptr, bias_ptr, ends_ptr, row, cols, D, E, limit, BLOCK_E: tl.constexpr):
     """Gate and up of a row with their biases, in float32, clamped, and whether each was inside of its limits."""
-    mask = cols < H
-    gate = tl.load(x_ptr + row * H * 2 + cols, mask=mask, other=0.0).to(tl.float32)
-    up = tl.load(x_ptr + row * H * 2 + H + cols, mask=mask, other=0.0).to(tl.float32)
+    mask = cols < D
+    gate = tl.load(x_ptr + row * D * 2 + cols, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(x_ptr + row * D * 2 + D + cols, mask=mask, other=0.0).to(tl.float32)
     if bias_ptr is not None:
-        bias_ptrs = bias_ptr + expert_of(row, ends_ptr, E, BLOCK_E) * H * 2 + cols
+        bias_ptrs = bias_ptr + expert_of(row, ends_ptr, E, BLOCK_E) * D * 2 + cols
         gate += tl.load(bias_ptrs, mask=mask, other=0.0).to(tl.float32)
-        up += tl.load(bias_ptrs + H, mask=mask, other=0.0).to(tl.float32)
+        up += tl.load(bias_ptrs + D, mask=mask, other=0.0).to(tl.float32)
     gate_inside, up_inside = gate <= limit, (up >= -limit) & (up <= limit)
     return tl.minimum(gate, limit), tl.minimum(tl.maximum(up, -limit), limit), gate_inside, up_inside
 
 
 @triton.jit
 def _clamped_swiglu_kernel(
-    x_ptr, bias_ptr, ends_ptr, y_ptr, H, E, limit, gain, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr
+    x_ptr, bias_ptr, ends_ptr, y_ptr, D, E, limit, gain, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr
 ):  # fmt: skip
     """`gate sigmoid(gain gate) (up + 1)` of clamped gate and up."""
     row, cols = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    gate, up, _, _ = load_gate_up(x_ptr, bias_ptr, ends_ptr, row, cols, H, E, limit, BLOCK_E)
+    gate, up, _, _ = load_gate_up(x_ptr, bias_ptr, ends_ptr, row, cols, D, E, limit, BLOCK_E)
     y = gate * tl.sigmoid(gain * gate) * (up + 1.0)
-    tl.store(y_ptr + row * H + cols, y.to(y_ptr.dtype.element_ty), mask=cols < H)
+    tl.store(y_ptr + row * D + cols, y.to(y_ptr.dtype.element_ty), mask=cols < D)
 
 
 @triton.jit
 def _clamped_swiglu_backward_kernel(
-    dy_ptr, x_ptr, bias_ptr, ends_ptr, dx_ptr, y_ptr, H, E, limit, gain, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr
+    dy_ptr, x_ptr, bias_ptr, ends_ptr, dx_ptr, y_ptr, D, E, limit, gain, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr
 ):  # fmt: skip
     row, cols = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    dy = tl.load(dy_ptr + row * H + cols, mask=cols < H, other=0.0).to(tl.float32)
-    gate, up, gate_inside, up_inside = load_gate_up(x_ptr, bias_ptr, ends_ptr, row, cols, H, E, limit, BLOCK_E)
+    dy = tl.load(dy_ptr + row * D + cols, mask=cols < D, other=0.0).to(tl.float32)
+    gate, up, gate_inside, up_inside = load_gate_up(x_ptr, bias_ptr, ends_ptr, row, cols, D, E, limit, BLOCK_E)
     sigmoid = tl.sigmoid(gain * gate)
     dgate = tl.where(gate_inside, dy * (up + 1.0) * sigmoid * (1.0 + gain * gate * (1.0 - sigmoid)), 0.0)
     dup = tl.where(up_inside, dy * gate * sigmoid, 0.0)
-    dx_ptr += row * H * 2
-    tl.store(dx_ptr + cols, dgate.to(dx_ptr.dtype.element_ty), mask=cols < H)
-    tl.store(dx_ptr + H + cols, dup.to(dx_ptr.dtype.element_ty), mask=cols < H)
+    dx_ptr += row * D * 2
+    tl.store(dx_ptr + cols, dgate.to(dx_ptr.dtype.element_ty), mask=cols < D)
+    tl.store(dx_ptr + D + cols, dup.to(dx_ptr.dtype.element_ty), mask=cols < D)
     if y_ptr is not None:
         y = gate * sigmoid * (up + 1.0)
-        tl.store(y_ptr + row * H + cols, y.to(y_ptr.dtype.element_ty), mask=cols < H)
+        tl.store(y_ptr + row * D + cols, y.to(y_ptr.dtype.element_ty), mask=cols < D)
 
 
 @triton.jit
@@ -228,15 +228,15 @@ def _expert_sums_kernel(x_ptr, ends_ptr, y_ptr, D, BLOCK_M: tl.constexpr, BLOCK_
     tl.store(y_ptr + expert.to(tl.int64) * D + cols, total, mask=cols < D)
 
 
-choose_launcher = KernelLauncher(_choose_kernel)
-sort_launcher = KernelLauncher(_sort_kernel)
-gather_launcher = KernelLauncher(_gather_kernel)
-combine_launcher = KernelLauncher(_combine_kernel)
-combine_backward_launcher = KernelLauncher(_combine_backward_kernel)
-add_bias_launcher = KernelLauncher(_add_bias_kernel)
-clamped_swiglu_launcher = KernelLauncher(_clamped_swiglu_kernel)
-clamped_swiglu_backward_launcher = KernelLauncher(_clamped_swiglu_backward_kernel)
-expert_sums_launcher = KernelLauncher(_expert_sums_kernel)
+launch_choose = KernelLauncher(_choose_kernel)
+launch_sort = KernelLauncher(_sort_kernel)
+launch_gather = KernelLauncher(_gather_kernel)
+launch_combine = KernelLauncher(_combine_kernel)
+launch_combine_backward = KernelLauncher(_combine_backward_kernel)
+launch_add_bias = KernelLauncher(_add_bias_kernel)
+launch_clamped_swiglu = KernelLauncher(_clamped_swiglu_kernel)
+launch_clamped_swiglu_backward = KernelLauncher(_clamped_swiglu_backward_kernel)
+launch_expert_sums = KernelLauncher(_expert_sums_kernel)
 
 
 def sort_choices(
@@ -244,7 +244,7 @@ def sort_choices(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Weights `[N, top_k]` of the chosen experts, the row each choice becomes, and where each expert's rows end."""
     count, num_experts = logits.shape
-    block_e, block_k = next_power_of_2(num_experts), next_power_of_2(top_k)
+    block_e = next_power_of_2(num_experts)
     block_m = min(max_block_m, max(TILE // block_e, 1))
     chunk_size = block_m * cdiv(count, block_m * max_chunks)
     num_chunks = cdiv(count, chunk_size)
@@ -252,45 +252,29 @@ def sort_choices(
     chosen, rows = torch.empty_like(weights, dtype=torch.int32), torch.empty_like(weights, dtype=torch.int32)
     counts = torch.empty((num_chunks, num_experts), dtype=torch.int32, device=logits.device)
     ends = torch.empty(num_experts, dtype=torch.int32, device=logits.device)
-    args: dict[str, Any] = {
-        "logits_ptr": logits.contiguous(),
-        "weights_ptr": weights,
-        "chosen_ptr": chosen,
-        "counts_ptr": counts,
-        "N": count,
-        "E": num_experts,
-        "chunk_size": chunk_size,
-        "TOP_K": top_k,
-        "NORMALIZE": normalize,
-        "BLOCK_M": block_m,
-        "BLOCK_E": block_e,
-        "BLOCK_K": block_k,
-    }
-    choose_launcher((num_chunks,), logits, args)
-    args = {
-        "chosen_ptr": chosen,
-        "counts_ptr": counts,
-        "rows_ptr": rows,
-        "ends_ptr": ends,
-        "N": count,
-        "E": num_experts,
-        "chunk_size": chunk_size,
-        "num_chunks": num_chunks,
-        "TOP_K": top_k,
-        "BLOCK_M": block_m,
-        "BLOCK_E": block_e,
-    }
-    sort_launcher((num_chunks,), logits, args)
+    tensors: dict[str, Tensor | None] = {"logits_ptr": logits.contiguous(), "weights_ptr": weights}
+    tensors |= {"chosen_ptr": chosen, "counts_ptr": counts}
+    sizes = {"N": count, "E": num_experts, "chunk_size": chunk_size, "TOP_K": top_k}
+    sizes |= {"BLOCK_M": block_m, "BLOCK_E": block_e}
+    launch_choose(logits, tensors, (num_chunks,), **sizes, NORMALIZE=normalize, BLOCK_K=next_power_of_2(top_k))
+    tensors = {"chosen_ptr": chosen, "counts_ptr": counts, "rows_ptr": rows, "ends_ptr": ends}
+    launch_sort(logits, tensors, (num_chunks,), **sizes, num_chunks=num_chunks)
     return weights, rows, ends
+
+
+def column_blocks(rows: int, width: int) -> tuple[tuple[int, int], int]:
+    """The grid of rows by blocks of columns, and the columns of a block."""
+    block_d = min(MAX_BLOCK_D, next_power_of_2(width))
+    return (rows, cdiv(width, block_d)), block_d
 
 
 def gather(x: Tensor, rows: Tensor) -> Tensor:
     """`y[rows[token, j]] = x[token]`."""
     (count, top_k), width = rows.shape, x.shape[1]
     y = torch.empty((count * top_k, width), dtype=x.dtype, device=x.device)
-    block_d = min(MAX_BLOCK_D, next_power_of_2(width))
-    args = {"x_ptr": x.contiguous(), "rows_ptr": rows, "y_ptr": y, "D": width, "TOP_K": top_k, "BLOCK_D": block_d}
-    gather_launcher((count, cdiv(width, block_d)), x, args)
+    grid, block_d = column_blocks(count, width)
+    tensors = {"x_ptr": x.contiguous(), "rows_ptr": rows, "y_ptr": y}
+    launch_gather(x, tensors, grid, D=width, TOP_K=top_k, BLOCK_D=block_d)
     return y
 
 
@@ -301,21 +285,13 @@ def combine(x: Tensor, bias: Tensor | None, weights: Tensor | None, rows: Tensor
     """
     (count, top_k), width, num_experts = rows.shape, x.shape[1], 0 if bias is None else len(bias)
     y = torch.empty((count, width), dtype=x.dtype, device=x.device)
-    block_d = min(MAX_BLOCK_D, next_power_of_2(width))
-    args: dict[str, Any] = {
-        "x_ptr": x.contiguous(),
-        "bias_ptr": None if bias is None else bias.contiguous(),
-        "weights_ptr": weights,
-        "rows_ptr": rows,
-        "ends_ptr": ends,
-        "y_ptr": y,
-        "D": width,
-        "E": num_experts,
-        "TOP_K": top_k,
-        "BLOCK_D": block_d,
-        "BLOCK_E": next_power_of_2(max(num_experts, 1)),
-    }
-    combine_launcher((count, cdiv(width, block_d)), x, args)
+    tensors = {
+        "x_ptr": x.contiguous(), "bias_ptr": contiguous(bias), "weights_ptr": weights, "rows_ptr": rows,
+        "ends_ptr": ends, "y_ptr": y,
+    }  # fmt: skip
+    grid, block_d = column_blocks(count, width)
+    block_e = next_power_of_2(max(num_experts, 1))
+    launch_combine(x, tensors, grid, D=width, E=num_experts, TOP_K=top_k, BLOCK_D=block_d, BLOCK_E=block_e)
     return y
 
 
@@ -332,43 +308,34 @@ def combine_backward(
     """The gradients of `x` and of the logits that the weights come from."""
     (count, top_k), width, num_experts = rows.shape, x.shape[1], logits.shape[1]
     dx, dlogits = empty_dense(x), empty_dense(logits)
-    args: dict[str, Any] = {
-        "dy_ptr": dy.contiguous(),
-        "x_ptr": x.contiguous(),
-        "bias_ptr": None if bias is None else bias.contiguous(),
-        "logits_ptr": logits.contiguous(),
-        "weights_ptr": weights,
-        "rows_ptr": rows,
-        "ends_ptr": ends,
-        "dx_ptr": dx,
-        "dlogits_ptr": dlogits,
-        "D": width,
-        "E": num_experts,
-        "TOP_K": top_k,
-        "NORMALIZE": normalize,
-        "BLOCK_D": min(MAX_BLOCK_D, next_power_of_2(width)),
-        "BLOCK_E": next_power_of_2(num_experts),
-        "BLOCK_K": next_power_of_2(top_k),
-    }
-    combine_backward_launcher((count,), x, args)
+    tensors = {
+        "dy_ptr": dy.contiguous(), "x_ptr": x.contiguous(), "bias_ptr": contiguous(bias),
+        "logits_ptr": logits.contiguous(), "weights_ptr": weights, "rows_ptr": rows, "ends_ptr": ends,
+        "dx_ptr": dx, "dlogits_ptr": dlogits,
+    }  # fmt: skip
+    launch_combine_backward(
+        x, tensors, (count,), D=width, E=num_experts, TOP_K=top_k, NORMALIZE=normalize,
+        BLOCK_D=min(MAX_BLOCK_D, next_power_of_2(width)), BLOCK_E=next_power_of_2(num_experts),
+        BLOCK_K=next_power_of_2(top_k),
+    )  # fmt: skip
     return dx, dlogits
 
 
 def add_bias(x: Tensor, bias: Tensor, ends: Tensor) -> Tensor:
     """`y[row] = x[row] + bias[expert]`, for rows sorted by expert."""
     (num_experts, width), y = bias.shape, empty_dense(x)
-    block_d = min(MAX_BLOCK_D, next_power_of_2(width))
-    args: dict[str, Any] = {"x_ptr": x.contiguous(), "bias_ptr": bias.contiguous(), "ends_ptr": ends, "y_ptr": y}
-    args |= {"D": width, "E": num_experts, "BLOCK_D": block_d, "BLOCK_E": next_power_of_2(num_experts)}
-    add_bias_launcher((len(x), cdiv(width, block_d)), x, args)
+    tensors = {"x_ptr": x.contiguous(), "bias_ptr": bias.contiguous(), "ends_ptr": ends, "y_ptr": y}
+    grid, block_d = column_blocks(len(x), width)
+    launch_add_bias(x, tensors, grid, D=width, E=num_experts, BLOCK_D=block_d, BLOCK_E=next_power_of_2(num_experts))
     return y
 
 
 def clamped_swiglu(x: Tensor, bias: Tensor | None, ends: Tensor, limit: float, gain: float) -> Tensor:
     """`gate sigmoid(gain gate) (up + 1)` of gate and up side by side, clamped after adding their expert's bias."""
     y = torch.empty((len(x), x.shape[1] // 2), dtype=x.dtype, device=x.device)
-    grid, args = clamped_args(x, bias, ends, limit, gain)
-    clamped_swiglu_launcher(grid, x, args | {"y_ptr": y})
+    tensors = {"x_ptr": x.contiguous(), "bias_ptr": contiguous(bias), "ends_ptr": ends, "y_ptr": y}
+    grid, scalars = clamped_args(x, ends, limit, gain)
+    launch_clamped_swiglu(x, tensors, grid, **scalars)
     return y
 
 
@@ -383,34 +350,27 @@ def clamped_swiglu_backward(
 ) -> Tensor:
     """The gradients of gate and up with their biases; `output`, which may be `dy`, receives the activation again."""
     dx = empty_dense(x)
-    grid, args = clamped_args(x, bias, ends, limit, gain)
-    clamped_swiglu_backward_launcher(grid, x, args | {"dy_ptr": dy.contiguous(), "dx_ptr": dx, "y_ptr": output})
+    tensors = {
+        "dy_ptr": dy.contiguous(), "x_ptr": x.contiguous(), "bias_ptr": contiguous(bias), "ends_ptr": ends,
+        "dx_ptr": dx, "y_ptr": output,
+    }  # fmt: skip
+    grid, scalars = clamped_args(x, ends, limit, gain)
+    launch_clamped_swiglu_backward(x, tensors, grid, **scalars)
     return dx
 
 
-def clamped_args(
-    x: Tensor, bias: Tensor | None, ends: Tensor, limit: float, gain: float
-) -> tuple[tuple[int, int], dict[str, Any]]:
-    """The grid, rows by blocks of columns, and the arguments that both directions share."""
-    half = x.shape[1] // 2
-    block_d = min(MAX_BLOCK_D, next_power_of_2(half))
-    return (len(x), cdiv(half, block_d)), {
-        "x_ptr": x.contiguous(),
-        "bias_ptr": None if bias is None else bias.contiguous(),
-        "ends_ptr": ends,
-        "H": half,
-        "E": len(ends),
-        "limit": limit,
-        "gain": gain,
-        "BLOCK_D": block_d,
-        "BLOCK_E": next_power_of_2(len(ends)),
-    }
+def clamped_args(x: Tensor, ends: Tensor, limit: float, gain: float) -> tuple[tuple[int, int], dict[str, Any]]:
+    """The grid and the scalars of either direction."""
+    width, experts = x.shape[1] // 2, len(ends)
+    grid, block_d = column_blocks(len(x), width)
+    sizes = {"D": width, "E": experts, "BLOCK_D": block_d, "BLOCK_E": next_power_of_2(experts)}
+    return grid, {"limit": limit, "gain": gain, **sizes}
 
 
 def expert_sums(x: Tensor, ends: Tensor, dtype: torch.dtype, block_m: int = 128, block_d: int = 64) -> Tensor:
     """The sums of the rows of each expert, `[num_experts, dim]`."""
     y = torch.empty((len(ends), x.shape[1]), dtype=dtype, device=x.device)
-    args: dict[str, Any] = {"x_ptr": x.contiguous(), "ends_ptr": ends, "y_ptr": y, "D": x.shape[1]}
-    args |= {"BLOCK_M": block_m, "BLOCK_D": block_d, "num_warps": 8}
-    expert_sums_launcher((len(ends), cdiv(x.shape[1], block_d)), x, args)
+    tensors = {"x_ptr": x.contiguous(), "ends_ptr": ends, "y_ptr": y}
+    grid = len(ends), cdiv(x.shape[1], block_d)
+    launch_expert_sums(x, tensors, grid, D=x.shape[1], BLOCK_M=block_m, BLOCK_D=block_d, num_warps=8)
     return y

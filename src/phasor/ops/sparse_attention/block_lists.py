@@ -124,7 +124,7 @@ def key_block_attention_backward(
 
     pattern = KeyBlocks(block, local, stride or None, global_blocks)
     args = _key_block_args(q, k, pattern, offset, causal, scale)
-    return list_launch.backward(grad if grad.stride(-1) == 1 else grad.contiguous(), out, lse, q, k, v, args)
+    return list_launch.backward(grad, out, lse, q, k, v, args)
 
 
 @custom_op("phasor::top_block_attention")
@@ -162,7 +162,7 @@ def top_block_attention_backward(
     from phasor.ops.sparse_attention import list_launch
 
     args = _top_block_args(q, k, chosen, block, offset, scale)
-    return list_launch.backward(grad if grad.stride(-1) == 1 else grad.contiguous(), out, lse, q, k, v, args)
+    return list_launch.backward(grad, out, lse, q, k, v, args)
 
 
 @key_block_attention.register_fake

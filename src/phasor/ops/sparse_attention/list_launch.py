@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phasor.ops.attention.flash_dq_kernel import delta_kernel
-from phasor.ops.attention.flash_launch import row_stride, token_strides
+from phasor.ops.attention.flash_launch import contiguous_features, output_dot_gradient, row_stride, token_strides
 from phasor.ops.attention.flash_tiles import block_d, tiling
 from phasor.ops.launch import KernelLauncher, cdiv, next_power_of_2
 from phasor.ops.sparse_attention.list_dkdv_kernel import list_dkdv_kernel
@@ -19,7 +18,7 @@ from phasor.ops.sparse_attention.tile_lists import TileLists, largest_tile
 
 launch_forward, launch_merge = KernelLauncher(list_forward_kernel), KernelLauncher(merge_kernel)
 launch_dq, launch_dkdv = KernelLauncher(list_dq_kernel), KernelLauncher(list_dkdv_kernel)
-launch_delta, launch_select = KernelLauncher(delta_kernel), KernelLauncher(select_kernel)
+launch_select = KernelLauncher(select_kernel)
 SELECT_TILE = {2: 64, 4: 32}  # queries and blocks whose scores a program of the choice holds, by bytes per element
 
 
@@ -34,29 +33,25 @@ class ListArgs:
     causal: bool
     scale: float
 
-    def kernel_args(self, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
-        """The arguments that the kernels share."""
-        lists = self.lists
-        args: dict[str, Any] = {"q_ptr": q, "k_ptr": k, "v_ptr": v, "pairs_ptr": lists.pairs}
-        args |= {"num_queries": q.shape[1], "num_keys": k.shape[1], "num_heads": q.shape[2]}
-        args |= {"group_size": q.shape[2] // k.shape[2], "offset": self.offset, "scale": self.scale}
-        for name, x in (("q", q), ("k", k), ("v", v)):
-            args |= token_strides(name, x)
-        args["stride_pairs"] = row_stride(lists.pairs)
-        args |= {"HEAD_DIM": q.shape[-1], "BLOCK_D": block_d(q), "BLOCK_M": lists.pairs.shape[-1]}
-        return args | {"BLOCK": self.block, "SLOTS": self.slots, "CAUSAL": self.causal}
-
-    def entry_args(self) -> dict[str, Any]:
-        """The lists of key blocks of every tile."""
-        lists = self.lists
-        args: dict[str, Any] = {"spans_ptr": lists.spans, "entries_ptr": lists.entries}
-        args |= {"num_tiles": lists.pairs.shape[1], "stride_spans": row_stride(lists.spans)}
-        return args | {"stride_entries": row_stride(lists.entries)}
-
-    def options(self, kernel: str, q: Tensor) -> dict[str, Any]:
-        """The keys of a tile and the launch options of the `"forward"`, `"dq"` or `"dkdv"` kernel."""
+    def scalars(self, kernel: str, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
+        """The scalars that the `"forward"`, `"dq"` and `"dkdv"` kernels share, and the options of that one."""
         _, block_n, num_warps, num_stages = tiling(kernel, q)
-        return {"BLOCK_N": largest_tile(self.block, block_n), "num_warps": num_warps, "num_stages": num_stages}
+        (_, queries, heads, head_dim), (_, keys, kv_heads, _) = q.shape, k.shape
+        return {
+            "num_queries": queries, "num_keys": keys, "num_heads": heads, "group_size": heads // kv_heads,
+            "offset": self.offset, "scale": self.scale, **token_strides("q", q.stride()),
+            **token_strides("k", k.stride()), **token_strides("v", v.stride()),
+            "stride_pairs": row_stride(self.lists.pairs), "HEAD_DIM": head_dim, "BLOCK_D": block_d(head_dim),
+            "BLOCK_M": self.lists.pairs.shape[-1], "BLOCK_N": largest_tile(self.block, block_n),
+            "BLOCK": self.block, "SLOTS": self.slots, "CAUSAL": self.causal,
+            "num_warps": num_warps, "num_stages": num_stages,
+        }  # fmt: skip
+
+    def list_scalars(self) -> dict[str, int]:
+        """The scalars of the lists of key blocks of every tile."""
+        lists = self.lists
+        strides = {"stride_spans": row_stride(lists.spans), "stride_entries": row_stride(lists.entries)}
+        return {"num_tiles": lists.pairs.shape[1], **strides}
 
 
 def tile_queries(q: Tensor, block: int | None = None) -> int:
@@ -70,7 +65,7 @@ def slot_tensor(x: Tensor, slots: int, fill: bool) -> tuple[Tensor, dict[str, in
     rows, queries, heads, width = x.shape
     if slots == 1:
         y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        return y, token_strides("o", y) | {"stride_os": 0}
+        return y, token_strides("o", y.stride()) | {"stride_os": 0}
     shape = rows, heads, queries, slots, width
     y = (torch.zeros if fill else torch.empty)(shape, dtype=x.dtype, device=x.device)
     strides = {"stride_ob": y.stride(0), "stride_oh": y.stride(1), "stride_ot": y.stride(2), "stride_os": y.stride(3)}
@@ -79,18 +74,22 @@ def slot_tensor(x: Tensor, slots: int, fill: bool) -> tuple[Tensor, dict[str, in
 
 def forward(q: Tensor, k: Tensor, v: Tensor, args: ListArgs) -> tuple[Tensor, Tensor]:
     """Outputs `[B, Tq, H, D]`, and the logsumexp of the scores to base 2, float32 `[B, H, Tq]`."""
-    rows, queries, heads, head_dim = q.shape
+    (rows, queries, heads, head_dim), lists = q.shape, args.lists
     slots, out_strides = slot_tensor(q, args.slots, fill=False)
     lse = torch.full((rows, heads, queries, args.slots), float("-inf"), dtype=torch.float32, device=q.device)
-    launch = args.kernel_args(q, k, v) | args.entry_args() | {"out_ptr": slots, "lse_ptr": lse} | out_strides
-    launch_forward((launch["num_tiles"] * heads * rows,), q, launch | args.options("forward", q))
+    tensors: dict[str, Tensor | None] = {"q_ptr": q, "k_ptr": k, "v_ptr": v, "out_ptr": slots, "lse_ptr": lse}
+    tensors |= {"pairs_ptr": lists.pairs, "spans_ptr": lists.spans, "entries_ptr": lists.entries}
+    scalars = args.scalars("forward", q, k, v) | args.list_scalars() | out_strides
+    launch_forward(q, tensors, (scalars["num_tiles"] * heads * rows,), **scalars)
     if args.slots == 1:
         return slots, lse.squeeze(-1)
     out, merged = torch.empty(q.shape, dtype=q.dtype, device=q.device), lse.new_empty(rows, heads, queries)
-    sizes = {"num_queries": queries, "num_heads": heads, "rows": rows * heads * queries, "HEAD_DIM": head_dim}
-    sizes |= {"BLOCK_D": block_d(q), "BLOCK_M": max(1, 4096 // block_d(q)), "SLOTS": args.slots}
-    pointers = {"slots_ptr": slots, "slot_lse_ptr": lse, "out_ptr": out, "lse_ptr": merged}
-    launch_merge((cdiv(sizes["rows"], sizes["BLOCK_M"]),), q, pointers | sizes | token_strides("o", out))
+    tensors = {"slots_ptr": slots, "slot_lse_ptr": lse, "out_ptr": out, "lse_ptr": merged}
+    total, per_program = rows * heads * queries, max(1, 4096 // block_d(head_dim))
+    launch_merge(
+        q, tensors, (cdiv(total, per_program),), num_queries=queries, num_heads=heads, rows=total, HEAD_DIM=head_dim,
+        BLOCK_D=block_d(head_dim), BLOCK_M=per_program, SLOTS=args.slots, **token_strides("o", out.stride()),
+    )  # fmt: skip
     return out, merged
 
 
@@ -98,24 +97,24 @@ def backward(
     grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, args: ListArgs
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of queries, keys and values."""
-    rows, queries, heads, head_dim = q.shape
-    keys, kv_heads = k.shape[1:3]
-    delta, dk, dv = torch.empty_like(lse), *(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (k, v))
-    total, per_program = rows * queries * heads, max(1, 4096 // block_d(q))
-    sizes = {"num_queries": queries, "num_heads": heads, "rows": total, "HEAD_DIM": head_dim}
-    sizes |= {"BLOCK_D": block_d(q), "BLOCK_M": per_program}
-    pointers = {"out_ptr": out, "do_ptr": grad, "delta_ptr": delta}
-    launch_delta((cdiv(total, per_program),), q, pointers | token_strides("do", grad) | sizes)
-    shared = args.kernel_args(q, k, v) | {"do_ptr": grad, "lse_ptr": lse, "delta_ptr": delta}
-    shared |= token_strides("do", grad)
+    (rows, _, heads, _), (_, keys, kv_heads, _), lists = q.shape, k.shape, args.lists
+    grad = contiguous_features(grad)
+    grad_strides = token_strides("do", grad.stride())
+    dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (k, v))
+    delta = output_dot_gradient(out, grad, lse)
+    shared: dict[str, Tensor | None] = {"q_ptr": q, "k_ptr": k, "v_ptr": v}
+    shared |= {"do_ptr": grad, "lse_ptr": lse, "delta_ptr": delta}
     slots, dq_strides = slot_tensor(q, args.slots, fill=True)
-    launch = shared | args.entry_args() | {"dq_ptr": slots} | dq_strides
-    launch_dq((launch["num_tiles"] * heads * rows,), q, launch | args.options("dq", q))
-    lists, options = args.lists, args.options("dkdv", q)
-    launch = shared | {"tile_spans_ptr": lists.tile_spans, "tile_entries_ptr": lists.tile_entries}
-    launch |= {"stride_tile_spans": row_stride(lists.tile_spans), "stride_tile_entries": row_stride(lists.tile_entries)}
-    launch |= {"dk_ptr": dk, "dv_ptr": dv} | token_strides("dk", dk)
-    launch_dkdv((cdiv(keys, options["BLOCK_N"]) * kv_heads * rows,), q, launch | options)
+    tensors = {**shared, "dq_ptr": slots, "pairs_ptr": lists.pairs}
+    tensors |= {"spans_ptr": lists.spans, "entries_ptr": lists.entries}
+    scalars = args.scalars("dq", q, k, v) | args.list_scalars() | grad_strides | dq_strides
+    launch_dq(q, tensors, (scalars["num_tiles"] * heads * rows,), **scalars)
+    tensors = {**shared, "dk_ptr": dk, "dv_ptr": dv, "pairs_ptr": lists.pairs}
+    tensors |= {"tile_spans_ptr": lists.tile_spans, "tile_entries_ptr": lists.tile_entries}
+    scalars = args.scalars("dkdv", q, k, v) | grad_strides | token_strides("dk", dk.stride())
+    scalars |= {"stride_tile_spans": row_stride(lists.tile_spans)}
+    scalars |= {"stride_tile_entries": row_stride(lists.tile_entries)}
+    launch_dkdv(q, tensors, (cdiv(keys, scalars["BLOCK_N"]) * kv_heads * rows,), **scalars)
     return slots if args.slots == 1 else slots.sum(3).transpose(1, 2).contiguous(), dk, dv
 
 
@@ -127,11 +126,12 @@ def choose_blocks(q: Tensor, means: Tensor, block: int, top_k: int, offset: int)
     rows, queries, heads, head_dim = q.shape
     chosen = torch.empty(rows, heads, queries, top_k, dtype=torch.int32, device=q.device)
     rounded, block_m = means.to(q.dtype), SELECT_TILE[q.element_size()]
-    args: dict[str, Any] = {"q_ptr": q, "means_ptr": rounded, "rest_ptr": (means - rounded).to(q.dtype)}
-    args |= {"chosen_ptr": chosen, "num_queries": queries, "num_heads": heads, "group_size": heads // means.shape[2]}
-    args |= {"num_blocks": means.shape[1], "block": block, "offset": offset}
-    args |= token_strides("q", q) | token_strides("m", rounded)
-    args |= {"HEAD_DIM": head_dim, "BLOCK_D": block_d(q), "BLOCK_M": block_m, "BLOCK_N": block_m}
-    args |= {"BLOCK_K": max(2, next_power_of_2(top_k - 1)), "TOP_K": top_k, "HAS_REST": q.dtype != torch.float32}
-    launch_select((cdiv(queries, block_m) * heads * rows,), q, args | {"num_warps": 8, "num_stages": 1})
+    tensors = {"q_ptr": q, "means_ptr": rounded, "rest_ptr": (means - rounded).to(q.dtype), "chosen_ptr": chosen}
+    launch_select(
+        q, tensors, (cdiv(queries, block_m) * heads * rows,), num_queries=queries, num_heads=heads,
+        group_size=heads // means.shape[2], num_blocks=means.shape[1], block=block, offset=offset,
+        **token_strides("q", q.stride()), **token_strides("m", rounded.stride()), HEAD_DIM=head_dim,
+        BLOCK_D=block_d(head_dim), BLOCK_M=block_m, BLOCK_N=block_m, BLOCK_K=max(2, next_power_of_2(top_k - 1)),
+        TOP_K=top_k, HAS_REST=q.dtype != torch.float32, num_warps=8, num_stages=1,
+    )  # fmt: skip
     return chosen
