@@ -1,5 +1,7 @@
 """A CustomOp is the same to a compiler, a torch mode, a tensor subclass and in eager mode."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from device import DEVICE
@@ -11,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import phasor
 from phasor.ops import dispatch
 from phasor.ops.cross_entropy import linear_cross_entropy
-from phasor.ops.custom_op import custom_op, needs_dispatcher
+from phasor.ops.custom_op import custom_op, needs_dispatcher, save_record, saved_record
 from phasor.ops.glu import glu
 from phasor.ops.norm import add_norm, norm, norm_add, norm_add_norm
 
@@ -37,15 +39,44 @@ def _(grad: Tensor, x: Tensor, by: float) -> Tensor:
     return torch.empty_like(grad)
 
 
+class Curve(NamedTuple):
+    weight: Tensor
+    bias: Tensor | None
+    power: int
+
+
+@custom_op("phasor_tests::curve")
+def curve(x: Tensor, args: Curve, by: float) -> Tensor:
+    return by * args.weight * x**args.power + (0 if args.bias is None else args.bias)
+
+
+@curve.register_fake
+def _(x: Tensor, args: Curve, by: float) -> Tensor:
+    return torch.empty_like(x * args.weight)
+
+
+def setup_curve(ctx, inputs, output):
+    save_record(ctx, inputs.args, inputs.x)
+    ctx.by = inputs.by
+
+
+def curve_backward(ctx, grad):
+    args, x = saved_record(ctx)
+    assert isinstance(args, Curve)
+    dbias = grad.clone() if curve.needs_grad(ctx, "bias") else None
+    return {"weight": grad * ctx.by * x**args.power, "bias": dbias}
+
+
+curve.register_autograd(curve_backward, setup_context=setup_curve)
+
+
 def setup_context(ctx, inputs, output):
-    x, ctx.by = inputs
-    ctx.save_for_backward(x)
+    ctx.by = inputs.by
+    ctx.save_for_backward(inputs.x)
     ctx.mark_non_differentiable(output[1])
 
 
-cube.register_autograd(
-    lambda ctx, grad, _: (slope(grad, *ctx.saved_tensors, ctx.by), None), setup_context=setup_context
-)
+cube.register_autograd(lambda ctx, grad, _: {"x": slope(grad, *ctx.saved_tensors, ctx.by)}, setup_context=setup_context)
 
 
 class Watch(TorchDispatchMode):
@@ -128,6 +159,22 @@ def test_a_map_over_gradients_sees_it(x):
     by = torch.randn(4, 3)
     (grads,) = torch.autograd.grad(cube(x, 0.5)[0], x, by, is_grads_batched=True)
     assert torch.equal(grads, torch.stack([torch.autograd.grad(cube(x, 0.5)[0], x, one)[0] for one in by]))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_records_are_fields_to_torch_and_records_to_functions(has_bias, compiled):
+    x, weight = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.5, 1.0, 2.0], requires_grad=True)
+    bias = torch.ones(3, requires_grad=True) if has_bias else None
+    call = torch.compile(curve, backend="aot_eager", fullgraph=True) if compiled else curve
+    y = call(x, Curve(weight, bias, 2), 0.5)
+    expected = 0.5 * weight * x**2 + (bias if has_bias else 0)
+    assert torch.equal(y, expected)
+    inputs = [weight, bias] if has_bias else [weight]
+    for got, true in zip(*(torch.autograd.grad(out.sum(), inputs) for out in (y, expected)), strict=True):
+        assert torch.equal(got, true)
+    torch.library.opcheck(curve.op, (x, weight, bias, 2, 0.5))
+    assert str(curve.op._opoverload._schema).startswith("phasor_tests::curve(Tensor x, Tensor weight, Tensor? bias, ")
 
 
 @pytest.mark.parametrize("form", ["triton", "reference"])

@@ -19,7 +19,7 @@ from phasor.ops.attention import ATTENTION
 from phasor.ops.cross_entropy import CROSS_ENTROPY
 from phasor.ops.dispatch import Dispatch, Path, always
 from phasor.ops.glu import GLU
-from phasor.ops.norm import NORM
+from phasor.ops.norm import NORM, NormOptions
 from phasor.ops.quantized import QUANTIZED_LINEAR
 from phasor.ops.routing import ROUTING
 from phasor.ops.sparse_attention import SPARSE_ATTENTION
@@ -43,7 +43,8 @@ class Operation:
 def norm_args(x: Tensor, module: nn.Module) -> tuple[Any, ...]:
     """What a norm is called with."""
     weights = getattr(module, "weight", None), getattr(module, "bias", None)
-    return x, *weights, getattr(module, "eps", 0.0), getattr(module, "offset", 0.0), isinstance(module, LayerNorm)
+    options = NormOptions(getattr(module, "eps", 0.0), getattr(module, "offset", 0.0), isinstance(module, LayerNorm))
+    return x, *weights, options
 
 
 def fused_why_not(case: Case) -> str | None:

@@ -18,7 +18,7 @@ from phasor.ops.decode.tiles import MAX_EXPERT_ROWS
 from phasor.ops.dispatch import Dispatch, Path
 from phasor.ops.glu import GLU_ACTIVATIONS
 from phasor.ops.launch import on_device
-from phasor.ops.routing import ROUTING, KernelRouting, Routing, grouped_experts_op
+from phasor.ops.routing import ROUTING, GroupedExpertsArgs, KernelRouting, Routing, grouped_experts_op
 from phasor.ops.routing import kernels_why_not as routing_why_not
 
 
@@ -115,10 +115,9 @@ class Experts(nn.Module):
         if isinstance(activation, SwiGLUClampedConfig):
             limits = activation.limit, activation.gain
         weights, config = (self.up, self.down, self.up_bias, self.down_bias), self.experts
-        results: tuple[Tensor, ...] = grouped_experts_op(
-            tokens, logits, *weights, config.top_k, config.normalize, activation.kind, *limits
-        )
-        return results[0]
+        args = GroupedExpertsArgs(logits, *weights, config.top_k, config.normalize, activation.kind, *limits)
+        y, *_ = grouped_experts_op(tokens, args)
+        return y
 
     def one_operation_why_not(self, tokens: Tensor, logits: Tensor) -> str | None:
         """Why the routed experts are not one operation; None where they are."""

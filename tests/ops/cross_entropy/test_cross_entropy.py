@@ -55,7 +55,8 @@ def use_kernel():
 
 
 def in_chunks(inputs, targets, weights, given, dtype=torch.float32, rows=5):
-    return module.linear_cross_entropy_op(*inputs, targets, weights, *given, dtype, [True] * 3, rows, use_kernel())
+    options = module.CrossEntropyOptions(*given, dtype, [True] * 3, rows, use_kernel())
+    return module.linear_cross_entropy_op(*inputs, targets, weights, options)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -101,15 +102,12 @@ def test_chunks_add_up_in_float32(form):
     weights[0] = 2.0
     with dispatch.force_path(form):
         inputs = (hidden, table, None)
+        needed = [True, True, False]
         out = module.linear_cross_entropy_op(
             *inputs,
             torch.zeros(count).long(),
             weights,
-            *OPTIONS["plain"],
-            torch.bfloat16,
-            [True, True, False],
-            1,
-            use_kernel(),
+            module.CrossEntropyOptions(*OPTIONS["plain"], torch.bfloat16, needed, 1, use_kernel()),
         )
     (gradient,) = torch.autograd.grad(out[0], table)
     # (2 + 32/256) / 2; summed up in bfloat16 it would stay at 1
@@ -165,9 +163,8 @@ def test_without_gradients_none_are_computed():
     inputs, targets, weights = rows(9, 4, 17)
     with dispatch.force_path("triton"), torch.no_grad():
         sums = ops.linear_cross_entropy(inputs[0], inputs[1], targets, weights)
-        out = module.linear_cross_entropy_op(
-            inputs[0], inputs[1], None, targets, weights, *OPTIONS["plain"], torch.float32, [False] * 3, None, True
-        )
+        options = module.CrossEntropyOptions(*OPTIONS["plain"], torch.float32, [False] * 3, None, True)
+        out = module.linear_cross_entropy_op(inputs[0], inputs[1], None, targets, weights, options)
     assert not sums.loss.requires_grad
     assert [x.numel() for x in out[3:]] == [0, 0, 0]
     torch.testing.assert_close(sums.loss, out[0])

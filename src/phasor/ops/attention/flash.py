@@ -14,8 +14,9 @@ from phasor.ops.attention.flash_args import FlashArgs
 from phasor.ops.attention.mask import Mask
 from phasor.ops.attention.score_mod import ScoreMod
 from phasor.ops.attention.sdpa import PIECES
-from phasor.ops.custom_op import custom_op
+from phasor.ops.custom_op import custom_op, save_record, saved_record
 from phasor.ops.dispatch import compute_dtype, must_be_deterministic, needs_grad
+from phasor.ops.launch import empty_dense
 
 MAX_HEAD_DIM = 256
 
@@ -67,145 +68,87 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: Scor
     sinks = score_mod.sink_queries
     bounds = mask.prepared.bounds
     bounds = intervals.intervals(mask, queries, keys, q.device) if bounds is None else bounds
-    out, _ = interval_attention(
-        q,
-        k,
-        v,
-        bounds,
-        mask.prepared.query_ranges,
-        mask.key_mask,
-        None if bias is None or q_pos is None else q_pos.contiguous(),
-        None if bias is None or k_pos is None else k_pos.contiguous(),
-        shifts,
-        None if bias is None else bias.slopes,
-        None if bias is None else bias.rates,
-        None if bias is None else bias.powers,
-        None if bias is None else bias.table,
-        score_mod.sink_logits,
-        None if sinks is None else sinks.queries.to(q.dtype),
-        None if sinks is None else sinks.positions,
-        0 if bias is None else bias.min_distance,
-        score_mod.scale,
-        score_mod.softcap or 0.0,
+    args = FlashArgs(
+        q=q,
+        k=k,
+        v=v,
+        bounds=bounds,
+        ranges=mask.prepared.query_ranges,
+        key_mask=mask.key_mask,
+        query_positions=None if bias is None or q_pos is None else q_pos.contiguous(),
+        key_positions=None if bias is None or k_pos is None else k_pos.contiguous(),
+        shifts=shifts,
+        slopes=None if bias is None else bias.slopes,
+        rates=None if bias is None else bias.rates,
+        powers=None if bias is None else bias.powers,
+        table=None if bias is None else bias.table,
+        sink_logits=score_mod.sink_logits,
+        sink_queries=None if sinks is None else sinks.queries.to(q.dtype),
+        sink_positions=None if sinks is None else sinks.positions,
+        min_distance=0 if bias is None else bias.min_distance,
+        scale=score_mod.scale,
+        softcap=score_mod.softcap or 0.0,
     )
+    out, _ = interval_attention(args)
     return out
 
 
 @custom_op("phasor::interval_attention")
-def interval_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bounds: Tensor,
-    ranges: Tensor | None,
-    key_mask: Tensor | None,
-    query_positions: Tensor | None,
-    key_positions: Tensor | None,
-    shifts: Tensor | None,
-    slopes: Tensor | None,
-    rates: Tensor | None,
-    powers: Tensor | None,
-    table: Tensor | None,
-    sink_logits: Tensor | None,
-    sink_queries: Tensor | None,
-    sink_positions: Tensor | None,
-    min_distance: int,
-    scale: float,
-    softcap: float,
-) -> tuple[Tensor, Tensor]:
-    """Outputs, and the logsumexp of the scores to base 2, float32 `[B, H, Tq]`.
-
-    `bounds` and `shifts` are what the functions of that name in `intervals` give; `key_mask` is False for padding.
-    `ranges` are the queries that the backward pass visits for each block of keys; where it is None, that finds them.
-    Where there are `sink_queries` and their positions, they replace queries and positions for the second interval of
-    keys; they have no backward pass.
-    """
+def interval_attention(args: FlashArgs) -> tuple[Tensor, Tensor]:
+    """Outputs, and the logsumexp of the scores to base 2, float32 `[B, H, Tq]`."""
     from phasor.ops.attention import flash_launch
 
-    return flash_launch.forward(
-        FlashArgs(
-            q, k, v, bounds, ranges, key_mask, query_positions, key_positions, shifts, slopes, rates, powers, table,
-            sink_logits, sink_queries, sink_positions, min_distance, scale, softcap,
-        )
-    )  # fmt: skip
+    return flash_launch.forward(args)
 
 
 @interval_attention.register_fake
-def _(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    rows, queries, heads, _width = q.shape
-    return torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(
-        (rows, heads, queries), dtype=torch.float32
-    )
+def _(args: FlashArgs) -> tuple[Tensor, Tensor]:
+    rows, queries, heads, _ = args.q.shape
+    return empty_dense(args.q), args.q.new_empty((rows, heads, queries), dtype=torch.float32)
 
 
 @custom_op("phasor::interval_attention_backward")
 def interval_attention_backward(
-    grad: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bounds: Tensor,
-    ranges: Tensor | None,
-    key_mask: Tensor | None,
-    query_positions: Tensor | None,
-    key_positions: Tensor | None,
-    shifts: Tensor | None,
-    slopes: Tensor | None,
-    rates: Tensor | None,
-    powers: Tensor | None,
-    table: Tensor | None,
-    sink_logits: Tensor | None,
-    min_distance: int,
-    scale: float,
-    softcap: float,
-    bias_needs_grad: bool,
+    grad: Tensor, out: Tensor, lse: Tensor, args: FlashArgs, bias_needs_grad: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of queries, keys, values, then where they need one of a bias table, of slopes with what bends
-    their curve, `[2, H]`, and of sink logits; else empty.
+    """The gradients of queries, keys, values, then where they need one of a bias table, of slopes with the rates or
+    powers of their curve, `[2, H]`, and of sink logits; else empty.
     """
     from phasor.ops.attention import flash_launch
 
-    args = FlashArgs(
-        q, k, v, bounds, ranges, key_mask, query_positions, key_positions, shifts, slopes, rates, powers, table,
-        sink_logits, None, None, min_distance, scale, softcap,
-    )  # fmt: skip
     return flash_launch.backward(grad, out, lse, args, bias_needs_grad)
 
 
 @interval_attention_backward.register_fake
-def _(grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    table, sink_logits, bias_needs_grad = rest[9], rest[10], rest[14]
-    grads = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
+def _(grad: Tensor, out: Tensor, lse: Tensor, args: FlashArgs, bias_needs_grad: bool) -> tuple[Tensor, ...]:
+    heads, table = args.q.shape[2], args.table
     distances = len(table) if bias_needs_grad and table is not None else 0
-    heads = q.shape[2]
+    curves = 2 if bias_needs_grad and table is None else 0
     return (
-        *grads,
-        q.new_empty((distances, heads), dtype=torch.float32),
-        q.new_empty((2 if bias_needs_grad and table is None else 0, heads), dtype=torch.float32),
-        q.new_empty((0 if sink_logits is None else heads,), dtype=torch.float32),
+        *(empty_dense(x) for x in (args.q, args.k, args.v)),
+        lse.new_empty((distances, heads)),
+        lse.new_empty((curves, heads)),
+        lse.new_empty((0 if args.sink_logits is None else heads,)),
     )
 
 
-def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """Keep the tensors and numbers that the backward pass needs."""
-    ctx.save_for_backward(*output, *inputs[:14])
-    ctx.scalars = inputs[16:]
-    ctx.mark_non_differentiable(output[1])
+def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
+    """Keep the arguments and results, which the backward pass needs."""
+    save_record(ctx, inputs.args, *output)
+    _, lse = output
+    ctx.mark_non_differentiable(lse)
 
 
-def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradients of all inputs of `interval_attention`."""
-    out, lse, *inputs = ctx.saved_tensors
-    slopes, rates, powers, table, sink_logits = inputs[9:14]
-    needed = ctx.needs_input_grad[9:13]
-    dq, dk, dv, dtable, dcurve, dsinks = interval_attention_backward(grad, out, lse, *inputs, *ctx.scalars, any(needed))
-    dslopes, dbends = dcurve if len(dcurve) else (None, None)
-    pairs = zip(needed, (dslopes, dbends, dbends, dtable), (slopes, rates, powers, table), strict=True)
-    dbias = [d.to(x.dtype) if need else None for need, d, x in pairs]
-    dsinks = None if sink_logits is None else dsinks.to(sink_logits.dtype)
-    return dq, dk, dv, *(None,) * 6, *dbias, dsinks, *(None,) * 5
+def backward(ctx: Any, grad: Tensor, _: Tensor) -> dict[str, Tensor | None]:
+    """The gradients of all inputs of `interval_attention` that have one."""
+    args, out, lse = saved_record(ctx)
+    of_bias = [name for name in ("slopes", "rates", "powers", "table") if interval_attention.needs_grad(ctx, name)]
+    dq, dk, dv, dtable, dcurve, dsinks = interval_attention_backward(grad, out, lse, args, bool(of_bias))
+    dslopes, dparams = dcurve if len(dcurve) else (None, None)
+    grads = {"slopes": dslopes, "rates": dparams, "powers": dparams, "table": dtable}
+    dbias = {name: grads[name].to(getattr(args, name).dtype) for name in of_bias}
+    dsinks = None if args.sink_logits is None else dsinks.to(args.sink_logits.dtype)
+    return {"q": dq, "k": dk, "v": dv, "sink_logits": dsinks, **dbias}
 
 
 interval_attention.register_autograd(backward, setup_context=setup_context)

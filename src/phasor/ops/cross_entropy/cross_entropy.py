@@ -8,7 +8,7 @@ gradient of a chunk where one can run, plain torch elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -104,8 +104,10 @@ def chunk_sums(
 ) -> LossSums:
     enabled = torch.is_grad_enabled()
     needs_grad = [enabled and x is not None and x.requires_grad for x in (hidden, weight, bias)]
-    options = (label_smoothing, z_loss, multiplier, softcap, logits_dtype(hidden, weight), needs_grad, None, use_kernel)
-    return LossSums(*linear_cross_entropy_op(hidden, weight, bias, targets, weights, *options)[:3])
+    dtype = logits_dtype(hidden, weight)
+    options = CrossEntropyOptions(label_smoothing, z_loss, multiplier, softcap, dtype, needs_grad, None, use_kernel)
+    loss, cross_entropy, z, *_ = linear_cross_entropy_op(hidden, weight, bias, targets, weights, options)
+    return LossSums(loss, cross_entropy, z)
 
 
 CROSS_ENTROPY = Dispatch(
@@ -139,6 +141,22 @@ def saved_grad_dtype(weight: Tensor) -> torch.dtype:
     return weight.dtype if weight.dtype == torch.bfloat16 else sum_dtype(weight.dtype)
 
 
+class CrossEntropyOptions(NamedTuple):
+    """What the loss is, the dtype of its logits, and how it is computed.
+
+    `needs_grad` says whether hidden, weight and bias need a gradient. A chunk has `chunk_rows` rows if that is given.
+    """
+
+    label_smoothing: float
+    z_loss: float
+    multiplier: float
+    softcap: float | None
+    dtype: torch.dtype
+    needs_grad: Sequence[bool]
+    chunk_rows: int | None
+    use_kernel: bool
+
+
 @custom_op("phasor::linear_cross_entropy")
 def linear_cross_entropy_op(
     hidden: Tensor,
@@ -146,17 +164,11 @@ def linear_cross_entropy_op(
     bias: Tensor | None,
     targets: Tensor,
     weights: Tensor,
-    label_smoothing: float,
-    z_loss: float,
-    multiplier: float,
-    softcap: float | None,
-    dtype: torch.dtype,
-    needs_grad: Sequence[bool],
-    chunk_rows: int | None,
-    use_kernel: bool,
+    options: CrossEntropyOptions,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Loss, cross-entropy and z, then the loss's gradients of hidden, weight and bias, empty where not needed."""
     cross_entropy: Callable[..., tuple[Tensor, Tensor]] = cross_entropy_ref
+    label_smoothing, z_loss, multiplier, softcap, dtype, needs_grad, chunk_rows, use_kernel = options
     if use_kernel:
         from phasor.ops.cross_entropy import kernels
 
@@ -194,8 +206,10 @@ def linear_cross_entropy_op(
 
 
 @linear_cross_entropy_op.register_fake
-def _(hidden: Tensor, weight: Tensor, *others: Any) -> tuple[Tensor, ...]:
-    dtype, needs_grad = others[-4:-2]
+def _(
+    hidden: Tensor, weight: Tensor, bias: Any, targets: Tensor, weights: Tensor, options: CrossEntropyOptions
+) -> tuple[Tensor, ...]:
+    dtype, needs_grad = options.dtype, options.needs_grad
     sums = [hidden.new_empty((), dtype=sum_dtype(dtype)) for _ in range(3)]
     shapes = (hidden.shape, weight.shape, weight.shape[:1])
     dtypes = (dtype, saved_grad_dtype(weight), sum_dtype(dtype))
@@ -216,18 +230,19 @@ def accumulate_matmul(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
         total.copy_(a @ b) if first else total.add_(a @ b)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.dtypes = [None if x is None else x.dtype for x in inputs[:3]]
-    ctx.needs_grad = inputs[-3]
-    ctx.save_for_backward(*output[3:])
-    ctx.mark_non_differentiable(*output[1:])
+def _setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
+    ctx.dtypes = [None if x is None else x.dtype for x in (inputs.hidden, inputs.weight, inputs.bias)]
+    ctx.needs_grad = inputs.options.needs_grad
+    _, cross_entropy, z, *grads = output
+    ctx.save_for_backward(*grads)
+    ctx.mark_non_differentiable(cross_entropy, z, *grads)
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, dloss: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-    saved = zip(ctx.saved_tensors, ctx.dtypes, ctx.needs_grad, strict=True)
-    grads = (None if dloss is None or not needed else scale_op(grad, dloss, dtype) for grad, dtype, needed in saved)
-    return (*grads, *(None,) * 10)
+def _backward(ctx: Any, dloss: Tensor | None, *_: None) -> dict[str, Tensor | None]:
+    names = "hidden", "weight", "bias"
+    saved = zip(names, ctx.saved_tensors, ctx.dtypes, ctx.needs_grad, strict=True)
+    return {name: scale_op(grad, dloss, dtype) for name, grad, dtype, needed in saved if needed and dloss is not None}
 
 
 linear_cross_entropy_op.register_autograd(_backward, setup_context=_setup_context)

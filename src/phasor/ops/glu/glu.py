@@ -88,13 +88,14 @@ def _(dy: Tensor, x: Tensor, activation: str) -> Tensor:
     return x.new_empty(x.shape)
 
 
-def _glu_setup_context(ctx: Any, inputs: tuple[Tensor, str], output: Tensor) -> None:
-    x, ctx.activation = inputs
-    ctx.save_for_backward(x)
+def _glu_setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+    ctx.activation = inputs.activation
+    ctx.save_for_backward(inputs.x)
 
 
-def _glu_backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
-    return glu_backward_op(dy, *ctx.saved_tensors, ctx.activation), None
+def _glu_backward(ctx: Any, dy: Tensor) -> dict[str, Tensor | None]:
+    (x,) = ctx.saved_tensors
+    return {"x": glu_backward_op(dy, x, ctx.activation)}
 
 
 glu_op.register_autograd(_glu_backward, setup_context=_glu_setup_context)
@@ -130,15 +131,16 @@ def _(dy: Tensor, x: Tensor, weight: Tensor, activation: str, needs_dw: bool) ->
     return x.new_empty(x.shape), weight.new_empty(weight.shape if needs_dw else 0)
 
 
-def _glu_linear_setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, str], output: Tensor) -> None:
-    x, weight, ctx.activation = inputs
-    ctx.save_for_backward(x, weight)
+def _glu_linear_setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+    ctx.activation = inputs.activation
+    ctx.save_for_backward(inputs.x, inputs.weight)
 
 
-def _glu_linear_backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor | None, None]:
-    needs_dw = ctx.needs_input_grad[1]
-    dx, dw = glu_linear_backward_op(dy, *ctx.saved_tensors, ctx.activation, needs_dw)
-    return dx, dw if needs_dw else None, None
+def _glu_linear_backward(ctx: Any, dy: Tensor) -> dict[str, Tensor | None]:
+    x, weight = ctx.saved_tensors
+    needs_dw = glu_linear_op.needs_grad(ctx, "weight")
+    dx, dw = glu_linear_backward_op(dy, x, weight, ctx.activation, needs_dw)
+    return {"x": dx, "weight": dw if needs_dw else None}
 
 
 glu_linear_op.register_autograd(_glu_linear_backward, setup_context=_glu_linear_setup_context)

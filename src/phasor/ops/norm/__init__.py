@@ -1,6 +1,6 @@
 """RMSNorm and LayerNorm over the last dimension, alone or fused with the residual sums before or after them."""
 
-from phasor.ops.norm.norm import ADD_NORM, NORM, add_norm, norm
+from phasor.ops.norm.norm import ADD_NORM, NORM, NormOptions, add_norm, norm
 from phasor.ops.norm.norm_add import NORM_ADD, NORM_ADD_NORM, norm_add, norm_add_norm
 from phasor.ops.norm.reference import add_norm_ref, norm_add_norm_ref, norm_add_ref, norm_ref
 
@@ -9,6 +9,7 @@ __all__ = [
     "NORM",
     "NORM_ADD",
     "NORM_ADD_NORM",
+    "NormOptions",
     "add_norm",
     "add_norm_ref",
     "norm",

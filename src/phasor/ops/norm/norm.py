@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,17 @@ from phasor.ops.norm.reference import norm_ref
 MAX_WIDTH = 2**14  # a row has to fit into the registers of one program
 
 
+class NormOptions(NamedTuple):
+    """What is added to the mean square, what to the weight, and whether the mean is subtracted first."""
+
+    eps: float = 0.0
+    offset: float = 0.0
+    centered: bool = False
+
+
+DEFAULT_OPTIONS = NormOptions()
+
+
 def norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float, offset: float = 0.0, centered: bool = False
 ) -> Tensor:
@@ -27,7 +38,7 @@ def norm(
     >>> norm(torch.tensor([3.0, -3.0]), torch.ones(2), None, eps=0.0).tolist()
     [1.0, -1.0]
     """
-    y: Tensor = NORM(x, weight, bias, eps, offset, centered)
+    y: Tensor = NORM(x, weight, bias, NormOptions(eps, offset, centered))
     return y
 
 
@@ -47,15 +58,15 @@ def add_norm(
     >>> total.tolist(), y.tolist()
     ([3.0, -3.0], [1.0, -1.0])
     """
-    total: tuple[Tensor, Tensor] = ADD_NORM(x, residual, weight, bias, eps, offset, centered)
+    total: tuple[Tensor, Tensor] = ADD_NORM(x, residual, weight, bias, NormOptions(eps, offset, centered))
     return total
 
 
 def norm_why_not(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 0.0, offset: float = 0.0, centered: bool = False
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, options: NormOptions = DEFAULT_OPTIONS
 ) -> str | None:
     """Why the Triton kernel does not compute this norm; None where it does."""
-    return eager_kernel_why_not("norm with offset" if offset else "norm", x) or rows_why_not(x, weight, bias)
+    return eager_kernel_why_not("norm with offset" if options.offset else "norm", x) or rows_why_not(x, weight, bias)
 
 
 def add_norm_why_not(
@@ -63,14 +74,12 @@ def add_norm_why_not(
     residual: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    eps: float = 0.0,
-    offset: float = 0.0,
-    centered: bool = False,
+    options: NormOptions = DEFAULT_OPTIONS,
 ) -> str | None:
     """Why the Triton kernel does not compute this sum and its norm; None where it does."""
     if x.shape != residual.shape:
         return "the summands have different shapes"
-    reason = eager_kernel_why_not("norm with offset" if offset else "norm", x, residual)
+    reason = eager_kernel_why_not("norm with offset" if options.offset else "norm", x, residual)
     return reason or rows_why_not(x, weight, bias)
 
 
@@ -87,10 +96,8 @@ def has_weights_by_head(weight: Tensor | None, bias: Tensor | None) -> bool:
     return (weight is not None and weight.dim() > 1) or (bias is not None and bias.dim() > 1)
 
 
-def norm_kernel(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, offset: float, centered: bool
-) -> Tensor:
-    y: Tensor = norm_op(x, weight, bias, eps, offset, centered, output_dtype(x, offset))[0]
+def norm_kernel(x: Tensor, weight: Tensor | None, bias: Tensor | None, options: NormOptions) -> Tensor:
+    y: Tensor = norm_op(x, weight, bias, options, output_dtype(x, options.offset))[0]
     return y
 
 
@@ -99,20 +106,16 @@ def add_norm_kernel(
     residual: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    eps: float,
-    offset: float,
-    centered: bool,
+    options: NormOptions,
 ) -> tuple[Tensor, Tensor]:
-    dtype = output_dtype(x, offset)
-    total, y, _ = add_norm_op(x, residual, weight, bias, eps, offset, centered, dtype)
+    dtype = output_dtype(x, options.offset)
+    total, y, _ = add_norm_op(x, residual, weight, bias, options, dtype)
     return total, y
 
 
-def torch_norm_why_not(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, offset: float, centered: bool
-) -> str | None:
+def torch_norm_why_not(x: Tensor, weight: Tensor | None, bias: Tensor | None, options: NormOptions) -> str | None:
     """Why `F.layer_norm` and `torch.rms_norm` do not compute this norm; None where one of them does."""
-    if offset:
+    if options.offset:
         return "torch's own norms add nothing to their weight"
     if has_weights_by_head(weight, bias):
         return "each head has weights of its own"
@@ -120,7 +123,7 @@ def torch_norm_why_not(
     for w in given:
         if w.dtype != x.dtype and w.element_size() < x.element_size():
             return "weight or bias is less precise than what it is applied to"
-    if not centered:
+    if not options.centered:
         return None if bias is None else "torch's own RMSNorm has no bias"
     return None if layer_norm_takes(x, given) else "torch's own LayerNorm does not take these dtypes together"
 
@@ -141,12 +144,12 @@ def layer_norm_takes(x: Tensor, weights: list[Tensor]) -> bool:
     return x.is_cpu and all(w.dtype == torch.float32 for w in weights)
 
 
-def torch_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, offset: float, centered: bool
-) -> Tensor:
+def torch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, options: NormOptions) -> Tensor:
     """The norm as one operation of torch."""
     shape = x.shape[-1:]
-    return F.layer_norm(x, shape, weight, bias, eps) if centered else torch.rms_norm(x, shape, weight, eps)
+    if options.centered:
+        return F.layer_norm(x, shape, weight, bias, options.eps)
+    return torch.rms_norm(x, shape, weight, options.eps)
 
 
 def add_torch_norm(
@@ -154,18 +157,16 @@ def add_torch_norm(
     residual: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    eps: float,
-    offset: float,
-    centered: bool,
+    options: NormOptions,
 ) -> tuple[Tensor, Tensor]:
     """The sum, then its norm by torch."""
     total = x + residual
-    return total, TORCH_NORM(total, weight, bias, eps, offset, centered)
+    return total, TORCH_NORM(total, weight, bias, options)
 
 
 TORCH_NORM = Dispatch(
     Path("one operation of torch", torch_norm, torch_norm_why_not),
-    Path("torch in float32, then the weight", norm_ref),
+    Path("torch in float32, then the weight", lambda x, weight, bias, options: norm_ref(x, weight, bias, *options)),
 )
 NORM = Dispatch(Path("Triton kernel", norm_kernel, norm_why_not), *TORCH_NORM.paths)
 ADD_NORM = Dispatch(
@@ -180,18 +181,18 @@ def output_dtype(x: Tensor, offset: float) -> torch.dtype:
 
 @custom_op("phasor::norm")
 def norm_op(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, offset: float, centered: bool, dtype: torch.dtype
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, options: NormOptions, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """The norm, and of each row what the gradient needs: the reciprocal scale, and the mean if centered."""
     from phasor.ops.norm.kernels import norm_forward
 
-    _, y, stats = norm_forward(x, None, weight, bias, eps, offset, centered, dtype)
+    _, y, stats = norm_forward(x, None, weight, bias, *options, dtype)
     return y, stats
 
 
 @norm_op.register_fake
-def _(x: Tensor, weight: Any, bias: Any, eps: float, offset: float, centered: bool, dtype: torch.dtype) -> Any:
-    return x.new_empty(x.shape, dtype=dtype), empty_stats(x, 1 + centered)
+def _(x: Tensor, weight: Any, bias: Any, options: NormOptions, dtype: torch.dtype) -> Any:
+    return x.new_empty(x.shape, dtype=dtype), empty_stats(x, 1 + options.centered)
 
 
 @custom_op("phasor::add_norm")
@@ -200,25 +201,21 @@ def add_norm_op(
     residual: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    eps: float,
-    offset: float,
-    centered: bool,
+    options: NormOptions,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The sum, its norm, and of each row what the gradient needs."""
     from phasor.ops.norm.kernels import norm_forward
 
-    total, y, stats = norm_forward(x, residual, weight, bias, eps, offset, centered, dtype)
+    total, y, stats = norm_forward(x, residual, weight, bias, *options, dtype)
     assert total is not None
     return total, y, stats
 
 
 @add_norm_op.register_fake
-def _(
-    x: Tensor, residual: Tensor, weight: Any, bias: Any, eps: float, offset: float, centered: bool, dtype: Any
-) -> Any:
+def _(x: Tensor, residual: Tensor, weight: Any, bias: Any, options: NormOptions, dtype: Any) -> Any:
     total = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, residual.dtype))
-    return total, x.new_empty(x.shape, dtype=dtype), empty_stats(x, 1 + centered)
+    return total, x.new_empty(x.shape, dtype=dtype), empty_stats(x, 1 + options.centered)
 
 
 def empty_stats(x: Tensor, per_row: int) -> Tensor:
@@ -234,17 +231,18 @@ def norm_backward_op(
     weight: Tensor | None,
     bias: Tensor | None,
     stats: Tensor,
-    offset: float,
-    centered: bool,
+    options: NormOptions,
 ) -> tuple[Tensor, Tensor]:
     """The gradient of `x`, to which `dtotal` is added, and those of weight and bias: `[0..2, D]`."""
     from phasor.ops.norm.kernels import norm_backward
 
-    return norm_backward(dy, dtotal, x, weight, bias, stats, offset, centered, gradient_dtype(weight, bias))
+    return norm_backward(
+        dy, dtotal, x, weight, bias, stats, options.offset, options.centered, gradient_dtype(weight, bias)
+    )
 
 
 @norm_backward_op.register_fake
-def _(dy: Tensor, dtotal: Any, x: Tensor, weight: Any, bias: Any, stats: Tensor, *_: Any) -> Any:
+def _(dy: Tensor, dtotal: Any, x: Tensor, weight: Any, bias: Any, stats: Tensor, options: NormOptions) -> Any:
     shape = (weight is not None) + (bias is not None), x.shape[-1]
     return x.new_empty(x.shape), x.new_empty(shape, dtype=gradient_dtype(weight, bias))
 
@@ -259,50 +257,48 @@ def gradient_dtype(*weights: Tensor | None) -> torch.dtype:
     return dtypes.pop() if len(dtypes) == 1 else torch.float32
 
 
-def split_gradients(sums: Tensor, *weights: Tensor | None) -> tuple[Tensor | None, ...]:
+def split_gradients(sums: Tensor, **weights: Tensor | None) -> dict[str, Tensor | None]:
     """The gradient of each weight there is, from `sums [weights, D]`; autograd converts those of other dtypes.
 
-    >>> split_gradients(torch.ones(1, 2), None, torch.zeros(2))
-    (None, tensor([1., 1.]))
+    >>> split_gradients(torch.ones(1, 2), weight=None, bias=torch.zeros(2))
+    {'bias': tensor([1., 1.])}
     """
-    rows = iter(sums.unbind())
-    return tuple(None if w is None else next(rows) for w in weights)
+    return dict(zip((name for name, w in weights.items() if w is not None), sums.unbind(), strict=True))
 
 
-def _norm_setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, weight, bias, _, ctx.offset, ctx.centered, _ = inputs
-    stats = output[1]
-    ctx.save_for_backward(x, weight, bias, stats)
+def _norm_setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
+    _, stats = output
+    ctx.options = inputs.options
+    ctx.save_for_backward(inputs.x, inputs.weight, inputs.bias, stats)
     ctx.mark_non_differentiable(stats)
     ctx.set_materialize_grads(False)
 
 
-def _norm_backward(ctx: Any, dy: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+def _norm_backward(ctx: Any, dy: Tensor | None, _: None) -> dict[str, Tensor | None]:
     if dy is None:
-        return (None,) * 7
+        return {}
     x, weight, bias, stats = ctx.saved_tensors
-    dx, sums = norm_backward_op(dy, None, x, weight, bias, stats, ctx.offset, ctx.centered)
-    return dx, *split_gradients(sums, weight, bias), None, None, None, None
+    dx, sums = norm_backward_op(dy, None, x, weight, bias, stats, ctx.options)
+    return {"x": dx, **split_gradients(sums, weight=weight, bias=bias)}
 
 
-def _add_norm_setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, residual, weight, bias, _, ctx.offset, ctx.centered, _ = inputs
-    ctx.dtypes = x.dtype, residual.dtype
+def _add_norm_setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
     total, _, stats = output
-    ctx.save_for_backward(total, weight, bias, stats)
+    ctx.options, ctx.dtypes = inputs.options, {"x": inputs.x.dtype, "residual": inputs.residual.dtype}
+    ctx.save_for_backward(total, inputs.weight, inputs.bias, stats)
     ctx.mark_non_differentiable(stats)
     ctx.set_materialize_grads(False)
 
 
-def _add_norm_backward(ctx: Any, dtotal: Tensor | None, dy: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+def _add_norm_backward(ctx: Any, dtotal: Tensor | None, dy: Tensor | None, _: None) -> dict[str, Tensor | None]:
     total, weight, bias, stats = ctx.saved_tensors
-    of_weights: tuple[Tensor | None, ...] = None, None
+    of_weights: dict[str, Tensor | None] = {}
     dx = dtotal
     if dy is not None:
-        dx, sums = norm_backward_op(dy, dtotal, total, weight, bias, stats, ctx.offset, ctx.centered)
-        of_weights = split_gradients(sums, weight, bias)
-    grads = (None if dx is None else dx.to(dtype) for dtype in ctx.dtypes)
-    return *grads, *of_weights, None, None, None, None
+        dx, sums = norm_backward_op(dy, dtotal, total, weight, bias, stats, ctx.options)
+        of_weights = split_gradients(sums, weight=weight, bias=bias)
+    grads = {name: None if dx is None else dx.to(dtype) for name, dtype in ctx.dtypes.items()}
+    return {**grads, **of_weights}
 
 
 norm_op.register_autograd(_norm_backward, setup_context=_norm_setup_context)

@@ -13,7 +13,9 @@ from torch import Tensor
 from phasor.ops.custom_op import custom_op
 from phasor.ops.dispatch import Dispatch, Path, eager_kernel_why_not
 from phasor.ops.norm.norm import (
+    DEFAULT_OPTIONS,
     TORCH_NORM,
+    NormOptions,
     empty_stats,
     gradient_dtype,
     norm_backward_op,
@@ -38,7 +40,7 @@ def norm_add(
     >>> norm_add(torch.ones(2), torch.tensor([3.0, -3.0]), torch.ones(2), None, eps=0.0).tolist()
     [2.0, 0.0]
     """
-    total: Tensor = NORM_ADD(x, branch, weight, bias, eps, offset, centered)
+    total: Tensor = NORM_ADD(x, branch, weight, bias, NormOptions(eps, offset, centered))
     return total
 
 
@@ -61,7 +63,9 @@ def norm_add_norm(
     >>> total.tolist(), y.tolist()
     ([2.0, 2.0], [5.0, 5.0])
     """
-    both: tuple[Tensor, Tensor] = NORM_ADD_NORM(x, branch, weight, bias, next_weight, next_bias, eps, offset, centered)
+    both: tuple[Tensor, Tensor] = NORM_ADD_NORM(
+        x, branch, weight, bias, next_weight, next_bias, NormOptions(eps, offset, centered)
+    )
     return both
 
 
@@ -70,14 +74,12 @@ def norm_add_why_not(
     branch: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    eps: float = 0.0,
-    offset: float = 0.0,
-    centered: bool = False,
+    options: NormOptions = DEFAULT_OPTIONS,
 ) -> str | None:
     """Why the Triton kernel does not add this norm of a branch; None where it does."""
     if x.shape != branch.shape:
         return "the summands have different shapes"
-    reason = eager_kernel_why_not("norm with offset" if offset else "norm", x, branch)
+    reason = eager_kernel_why_not("norm with offset" if options.offset else "norm", x, branch)
     return reason or rows_why_not(branch, weight, bias)
 
 
@@ -88,14 +90,12 @@ def norm_add_norm_why_not(
     bias: Tensor | None,
     next_weight: Tensor | None,
     next_bias: Tensor | None,
-    eps: float = 0.0,
-    offset: float = 0.0,
-    centered: bool = False,
+    options: NormOptions = DEFAULT_OPTIONS,
 ) -> str | None:
     """Why the Triton kernel does not compute this sum and its norm; None where it does."""
     if (weight is None, bias is None) != (next_weight is None, next_bias is None):
         return "only one of the norms has a weight, or a bias"
-    reason = norm_add_why_not(x, branch, weight, bias, eps, offset, centered)
+    reason = norm_add_why_not(x, branch, weight, bias, options)
     return reason or rows_why_not(x, next_weight, next_bias)
 
 
@@ -104,11 +104,9 @@ def norm_add_kernel(
     branch: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    eps: float,
-    offset: float,
-    centered: bool,
+    options: NormOptions,
 ) -> Tensor:
-    total: Tensor = norm_add_op(x, branch, weight, bias, eps, offset, centered, sum_dtype(x, branch, offset))[0]
+    total: Tensor = norm_add_op(x, branch, weight, bias, options, sum_dtype(x, branch, options.offset))[0]
     return total
 
 
@@ -119,12 +117,10 @@ def norm_add_norm_kernel(
     bias: Tensor | None,
     next_weight: Tensor | None,
     next_bias: Tensor | None,
-    eps: float,
-    offset: float,
-    centered: bool,
+    options: NormOptions,
 ) -> tuple[Tensor, Tensor]:
-    dtype = sum_dtype(x, branch, offset)
-    total, y, _ = norm_add_norm_op(x, branch, weight, bias, next_weight, next_bias, eps, offset, centered, dtype)
+    dtype = sum_dtype(x, branch, options.offset)
+    total, y, _ = norm_add_norm_op(x, branch, weight, bias, next_weight, next_bias, options, dtype)
     return total, y
 
 
@@ -138,12 +134,10 @@ def add_torch_norm_of_branch(
     branch: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    eps: float,
-    offset: float,
-    centered: bool,
+    options: NormOptions,
 ) -> Tensor:
     """The norm by torch, then the sum."""
-    total: Tensor = x + TORCH_NORM(branch, weight, bias, eps, offset, centered)
+    total: Tensor = x + TORCH_NORM(branch, weight, bias, options)
     return total
 
 
@@ -154,13 +148,11 @@ def torch_norms_around_sum(
     bias: Tensor | None,
     next_weight: Tensor | None,
     next_bias: Tensor | None,
-    eps: float,
-    offset: float,
-    centered: bool,
+    options: NormOptions,
 ) -> tuple[Tensor, Tensor]:
     """The norm by torch, the sum, and its norm by torch."""
-    total = x + TORCH_NORM(branch, weight, bias, eps, offset, centered)
-    return total, TORCH_NORM(total, next_weight, next_bias, eps, offset, centered)
+    total = x + TORCH_NORM(branch, weight, bias, options)
+    return total, TORCH_NORM(total, next_weight, next_bias, options)
 
 
 NORM_ADD = Dispatch(
@@ -179,23 +171,19 @@ def norm_add_op(
     branch: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    eps: float,
-    offset: float,
-    centered: bool,
+    options: NormOptions,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """The sum, and of each row of the branch what the gradient needs."""
     from phasor.ops.norm.kernels import norm_add_forward
 
-    total, _, stats = norm_add_forward(x, branch, weight, bias, None, None, False, eps, offset, centered, dtype)
+    total, _, stats = norm_add_forward(x, branch, weight, bias, None, None, False, *options, dtype)
     return total, stats
 
 
 @norm_add_op.register_fake
-def _(
-    x: Tensor, branch: Tensor, weight: Any, bias: Any, eps: float, offset: float, centered: bool, dtype: torch.dtype
-) -> Any:
-    return x.new_empty(x.shape, dtype=dtype), empty_stats(x, 1 + centered)
+def _(x: Tensor, branch: Tensor, weight: Any, bias: Any, options: NormOptions, dtype: torch.dtype) -> Any:
+    return x.new_empty(x.shape, dtype=dtype), empty_stats(x, 1 + options.centered)
 
 
 @custom_op("phasor::norm_add_norm")
@@ -206,17 +194,13 @@ def norm_add_norm_op(
     bias: Tensor | None,
     next_weight: Tensor | None,
     next_bias: Tensor | None,
-    eps: float,
-    offset: float,
-    centered: bool,
+    options: NormOptions,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The sum, its norm, and of each row of both norms what the gradient needs."""
     from phasor.ops.norm.kernels import norm_add_forward
 
-    total, y, stats = norm_add_forward(
-        x, branch, weight, bias, next_weight, next_bias, True, eps, offset, centered, dtype
-    )
+    total, y, stats = norm_add_forward(x, branch, weight, bias, next_weight, next_bias, True, *options, dtype)
     assert y is not None
     return total, y, stats
 
@@ -229,13 +213,11 @@ def _(
     bias: Any,
     next_weight: Any,
     next_bias: Any,
-    eps: float,
-    offset: float,
-    centered: bool,
+    options: NormOptions,
     dtype: torch.dtype,
 ) -> Any:
     total = x.new_empty(x.shape, dtype=dtype)
-    return total, torch.empty_like(total), empty_stats(x, 2 * (1 + centered))
+    return total, torch.empty_like(total), empty_stats(x, 2 * (1 + options.centered))
 
 
 @custom_op("phasor::norm_add_norm_backward")
@@ -248,14 +230,13 @@ def norm_add_norm_backward_op(
     bias: Tensor | None,
     next_weight: Tensor | None,
     stats: Tensor,
-    offset: float,
-    centered: bool,
+    options: NormOptions,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of `x` and branch, and those of weights and biases, the branch's first: `[0..4, D]`."""
     from phasor.ops.norm.kernels import norm_add_norm_backward
 
     dtype = gradient_dtype(weight, bias, next_weight)
-    return norm_add_norm_backward(dtotal, dy, branch, total, weight, bias, next_weight, stats, offset, centered, dtype)
+    return norm_add_norm_backward(dtotal, dy, branch, total, weight, bias, next_weight, stats, *options[1:], dtype)
 
 
 @norm_add_norm_backward_op.register_fake
@@ -265,46 +246,45 @@ def _(dtotal: Any, dy: Tensor, branch: Tensor, total: Tensor, weight: Any, bias:
     return total.new_empty(total.shape), branch.new_empty(branch.shape), sums
 
 
-def _norm_add_setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, branch, weight, bias, _, ctx.offset, ctx.centered, _ = inputs
-    ctx.dtype, stats = x.dtype, output[1]
-    ctx.save_for_backward(branch, weight, bias, stats)
+def _norm_add_setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
+    _, stats = output
+    ctx.options, ctx.dtype = inputs.options, inputs.x.dtype
+    ctx.save_for_backward(inputs.branch, inputs.weight, inputs.bias, stats)
     ctx.mark_non_differentiable(stats)
     ctx.set_materialize_grads(False)
 
 
-def _norm_add_backward(ctx: Any, dtotal: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+def _norm_add_backward(ctx: Any, dtotal: Tensor | None, _: None) -> dict[str, Tensor | None]:
     if dtotal is None:
-        return (None,) * 8
+        return {}
     branch, weight, bias, stats = ctx.saved_tensors
-    dbranch, sums = norm_backward_op(dtotal, None, branch, weight, bias, stats, ctx.offset, ctx.centered)
-    return dtotal.to(ctx.dtype), dbranch, *split_gradients(sums, weight, bias), None, None, None, None
+    dbranch, sums = norm_backward_op(dtotal, None, branch, weight, bias, stats, ctx.options)
+    return {"x": dtotal.to(ctx.dtype), "branch": dbranch, **split_gradients(sums, weight=weight, bias=bias)}
 
 
-def _norm_add_norm_setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, branch, *weights, _, ctx.offset, ctx.centered, _ = inputs
+def _norm_add_norm_setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
     total, _, stats = output
-    ctx.dtype = x.dtype
-    ctx.save_for_backward(branch, total, stats, *weights)
+    ctx.options, ctx.dtype = inputs.options, inputs.x.dtype
+    weights = inputs.weight, inputs.bias, inputs.next_weight, inputs.next_bias
+    ctx.save_for_backward(inputs.branch, total, stats, *weights)
     ctx.mark_non_differentiable(stats)
     ctx.set_materialize_grads(False)
 
 
-def _norm_add_norm_backward(ctx: Any, dtotal: Tensor | None, dy: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+def _norm_add_norm_backward(ctx: Any, dtotal: Tensor | None, dy: Tensor | None, _: None) -> dict[str, Tensor | None]:
     branch, total, stats, weight, bias, next_weight, next_bias = ctx.saved_tensors
-    rest = ctx.offset, ctx.centered
+    weights = {"weight": weight, "bias": bias}
     if dy is not None:
         dx, dbranch, sums = norm_add_norm_backward_op(
-            dtotal, dy, branch, total, weight, bias, next_weight, stats, *rest
+            dtotal, dy, branch, total, weight, bias, next_weight, stats, ctx.options
         )
-        of_weights = split_gradients(sums, weight, bias, next_weight, next_bias)
+        weights |= {"next_weight": next_weight, "next_bias": next_bias}
     elif dtotal is not None:
         dx = dtotal
-        dbranch, sums = norm_backward_op(dtotal, None, branch, weight, bias, stats, *rest)
-        of_weights = (*split_gradients(sums, weight, bias), None, None)
+        dbranch, sums = norm_backward_op(dtotal, None, branch, weight, bias, stats, ctx.options)
     else:
-        return (None,) * 10
-    return dx.to(ctx.dtype), dbranch, *of_weights, None, None, None, None
+        return {}
+    return {"x": dx.to(ctx.dtype), "branch": dbranch, **split_gradients(sums, **weights)}
 
 
 norm_add_op.register_autograd(_norm_add_backward, setup_context=_norm_add_setup_context)

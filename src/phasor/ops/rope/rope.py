@@ -125,14 +125,14 @@ def _rope_qkv_why_not(qkv: Tensor, args: RopeArgs, pairing: str) -> str | None:
 
 def rope_kernel(q: Tensor, k: Tensor, args: RopeArgs, pairing: str) -> tuple[Tensor, Tensor]:
     """`rope` by the Triton kernel, in one pass, for callers that have checked `rope_kernel_why_not` already."""
-    rotated: tuple[Tensor, Tensor] = rope_op(q, k, *args, pairing == "adjacent", False)
+    rotated: tuple[Tensor, Tensor] = rope_op(q, k, args, pairing == "adjacent", False)
     return rotated
 
 
 def rope_qkv_kernel(qkv: Tensor, args: RopeArgs, pairing: str) -> tuple[Tensor, Tensor, Tensor]:
     """`rope_qkv` by the Triton kernel: one pass for the rotation, another for the gradient of the projection."""
     if torch.is_grad_enabled() and qkv.requires_grad:
-        return rope_qkv_op(qkv, *args, pairing == "adjacent", False)
+        return rope_qkv_op(qkv, args, pairing == "adjacent", False)
     q, k, v = split_qkv(qkv)
     return *rope_kernel(q, k, args, pairing), v
 
@@ -146,13 +146,11 @@ ROPE_QKV = Dispatch(
 )
 
 
-def _rope(
-    q: Tensor, k: Tensor, positions: Tensor, increments: Tensor, factor: Tensor, adjacent: bool, inverse: bool
-) -> tuple[Tensor, Tensor]:
+def _rope(q: Tensor, k: Tensor, args: RopeArgs, adjacent: bool, inverse: bool) -> tuple[Tensor, Tensor]:
     from phasor.ops.rope.kernels import launch_rope
 
     out = _empty_heads(q, k)
-    launch_rope((q, k), out, positions, increments, factor, adjacent=adjacent, inverse=inverse)
+    launch_rope((q, k), out, *args, adjacent=adjacent, inverse=inverse)
     return out
 
 
@@ -160,13 +158,11 @@ def _empty_heads(q: Tensor, k: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return q.new_empty((*q.shape[:2], q.shape[2:-1].numel(), q.shape[-1])), empty_dense(k)
 
 
-def _rope_qkv(
-    qkv: Tensor, positions: Tensor, increments: Tensor, factor: Tensor, adjacent: bool, inverse: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _rope_qkv(qkv: Tensor, args: RopeArgs, adjacent: bool, inverse: bool) -> tuple[Tensor, Tensor, Tensor]:
     from phasor.ops.rope.kernels import launch_rope
 
     out = _empty_parts(qkv)
-    launch_rope(split_qkv(qkv), out, positions, increments, factor, adjacent=adjacent, inverse=inverse)
+    launch_rope(split_qkv(qkv), out, *args, adjacent=adjacent, inverse=inverse)
     return out
 
 
@@ -176,21 +172,12 @@ def _empty_parts(qkv: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def _merge_qkv(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    positions: Tensor,
-    increments: Tensor,
-    factor: Tensor,
-    adjacent: bool,
-    inverse: bool,
-) -> Tensor:
+def _merge_qkv(q: Tensor, k: Tensor, v: Tensor, args: RopeArgs, adjacent: bool, inverse: bool) -> Tensor:
     """A projection of rotated queries and keys, and values: the layout of `_rope_qkv` the other way around."""
     from phasor.ops.rope.kernels import launch_rope
 
     out = _empty_qkv(q, k, v)
-    launch_rope((q, k, v), split_qkv(out), positions, increments, factor, adjacent=adjacent, inverse=inverse)
+    launch_rope((q, k, v), split_qkv(out), *args, adjacent=adjacent, inverse=inverse)
     return out
 
 
@@ -207,27 +194,30 @@ rope_qkv_op.register_fake(_empty_parts)
 merge_qkv_op.register_fake(_empty_qkv)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    *heads, positions, increments, factor, adjacent, inverse = inputs
-    ctx.save_for_backward(positions, increments, factor)
-    ctx.shape, ctx.adjacent, ctx.inverse = heads[0].shape, adjacent, inverse
+def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*inputs.args)
+    ctx.adjacent, ctx.inverse = inputs.adjacent, inputs.inverse
 
 
-def _rope_backward(ctx: Any, dq: Tensor, dk: Tensor) -> tuple[Tensor | None, ...]:
-    dq, dk = rope_op(dq, dk, *ctx.saved_tensors, ctx.adjacent, not ctx.inverse)
-    return dq.view(ctx.shape), dk, None, None, None, None, None
+def _setup_rope_context(ctx: Any, inputs: Any, output: Any) -> None:
+    _setup_context(ctx, inputs, output)
+    ctx.shape = inputs.q.shape
 
 
-def _rope_qkv_backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
-    dqkv = merge_qkv_op(dq, dk, dv, *ctx.saved_tensors, ctx.adjacent, not ctx.inverse)
-    return dqkv, None, None, None, None, None
+def _rope_backward(ctx: Any, dq: Tensor, dk: Tensor) -> dict[str, Tensor | None]:
+    dq, dk = rope_op(dq, dk, RopeArgs(*ctx.saved_tensors), ctx.adjacent, not ctx.inverse)
+    return {"q": dq.view(ctx.shape), "k": dk}
 
 
-def _merge_qkv_backward(ctx: Any, dqkv: Tensor) -> tuple[Tensor | None, ...]:
-    grads = rope_qkv_op(dqkv, *ctx.saved_tensors, ctx.adjacent, not ctx.inverse)
-    return *grads, None, None, None, None, None
+def _rope_qkv_backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> dict[str, Tensor | None]:
+    return {"qkv": merge_qkv_op(dq, dk, dv, RopeArgs(*ctx.saved_tensors), ctx.adjacent, not ctx.inverse)}
 
 
-rope_op.register_autograd(_rope_backward, setup_context=_setup_context)
+def _merge_qkv_backward(ctx: Any, dqkv: Tensor) -> dict[str, Tensor | None]:
+    dq, dk, dv = rope_qkv_op(dqkv, RopeArgs(*ctx.saved_tensors), ctx.adjacent, not ctx.inverse)
+    return {"q": dq, "k": dk, "v": dv}
+
+
+rope_op.register_autograd(_rope_backward, setup_context=_setup_rope_context)
 rope_qkv_op.register_autograd(_rope_qkv_backward, setup_context=_setup_context)
 merge_qkv_op.register_autograd(_merge_qkv_backward, setup_context=_setup_context)

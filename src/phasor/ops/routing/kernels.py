@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from phasor.ops.launch import KernelLauncher, cdiv, contiguous, empty_dense, next_power_of_2
+from phasor.ops.routing.arguments import CombineArgs
 
 TILE = 4096  # elements of a tile of tokens by experts
 MAX_BLOCK_M, MAX_BLOCK_D = 128, 2048
@@ -295,17 +296,9 @@ def combine(x: Tensor, bias: Tensor | None, weights: Tensor | None, rows: Tensor
     return y
 
 
-def combine_backward(
-    dy: Tensor,
-    x: Tensor,
-    bias: Tensor | None,
-    logits: Tensor,
-    weights: Tensor,
-    rows: Tensor,
-    ends: Tensor,
-    normalize: bool,
-) -> tuple[Tensor, Tensor]:
-    """The gradients of `x` and of the logits that the weights come from."""
+def combine_backward(dy: Tensor, args: CombineArgs) -> tuple[Tensor, Tensor]:
+    """The gradients of the rows and of the logits that the weights come from."""
+    x, bias, logits, weights, rows, ends, normalize = args
     (count, top_k), width, num_experts = rows.shape, x.shape[1], logits.shape[1]
     dx, dlogits = empty_dense(x), empty_dense(logits)
     tensors = {

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from phasor.ops.custom_op import custom_op
+from phasor.ops.custom_op import custom_op, save_record, saved_record
 from phasor.ops.dispatch import KERNEL_DTYPES, Dispatch, Path, triton_why_not
+from phasor.ops.routing.arguments import CombineArgs
 from phasor.ops.routing.reference import SortedRouting
 
 MAX_EXPERTS, MAX_TOP_K = 1024, 32  # what a tile of a kernel holds
@@ -84,7 +85,8 @@ class KernelRouting:
         return y
 
     def combine(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        y: Tensor = combine_op(x, bias, self.logits, self.weights, self.rows, self.ends, self.normalize)
+        args = CombineArgs(x, bias, self.logits, self.weights, self.rows, self.ends, self.normalize)
+        y: Tensor = combine_op(args)
         return y
 
 
@@ -149,65 +151,53 @@ def _(x: Tensor, rows: Tensor) -> Tensor:
     return x.new_empty((len(rows), x.shape[1]))
 
 
-def _gather_setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[1])
+def _gather_setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+    ctx.save_for_backward(inputs.rows)
 
 
-def _gather_backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
-    return sum_rows_op(dy, *ctx.saved_tensors), None
+def _gather_backward(ctx: Any, dy: Tensor) -> dict[str, Tensor | None]:
+    (rows,) = ctx.saved_tensors
+    return {"x": sum_rows_op(dy, rows)}
 
 
 gather_op.register_autograd(_gather_backward, setup_context=_gather_setup_context)
 
 
 @custom_op("phasor::combine_rows")
-def combine_op(
-    x: Tensor, bias: Tensor | None, logits: Tensor, weights: Tensor, rows: Tensor, ends: Tensor, normalize: bool
-) -> Tensor:
+def combine_op(args: CombineArgs) -> Tensor:
     from phasor.ops.routing.kernels import combine
 
-    return combine(x, bias, weights, rows, ends)
+    return combine(args.x, args.bias, args.weights, args.rows, args.ends)
 
 
 @combine_op.register_fake
-def _(
-    x: Tensor, bias: Tensor | None, logits: Tensor, weights: Tensor, rows: Tensor, ends: Tensor, normalize: bool
-) -> Tensor:
-    return x.new_empty((len(rows), x.shape[1]))
+def _(args: CombineArgs) -> Tensor:
+    return args.x.new_empty((len(args.rows), args.x.shape[1]))
 
 
 @custom_op("phasor::combine_rows_backward")
-def combine_backward_op(
-    dy: Tensor,
-    x: Tensor,
-    bias: Tensor | None,
-    logits: Tensor,
-    weights: Tensor,
-    rows: Tensor,
-    ends: Tensor,
-    normalize: bool,
-) -> tuple[Tensor, Tensor]:
+def combine_backward_op(dy: Tensor, args: CombineArgs) -> tuple[Tensor, Tensor]:
     """The gradients of the rows and of the logits."""
     from phasor.ops.routing.kernels import combine_backward
 
-    return combine_backward(dy, x, bias, logits, weights, rows, ends, normalize)
+    return combine_backward(dy, args)
 
 
 @combine_backward_op.register_fake
-def _(dy: Tensor, x: Tensor, bias: Tensor | None, logits: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), logits.new_empty(logits.shape)
+def _(dy: Tensor, args: CombineArgs) -> tuple[Tensor, Tensor]:
+    return args.x.new_empty(args.x.shape), args.logits.new_empty(args.logits.shape)
 
 
-def _combine_setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.normalize = inputs
-    ctx.save_for_backward(*tensors)
+def _combine_setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+    save_record(ctx, inputs.args)
 
 
-def _combine_backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    _, bias, _, _, _, ends = saved = ctx.saved_tensors
-    dx, dlogits = combine_backward_op(dy, *saved, ctx.normalize)
-    dbias = expert_sums_op(dx, ends, bias.dtype) if ctx.needs_input_grad[1] else None
-    return dx, dbias, dlogits, None, None, None, None
+def _combine_backward(ctx: Any, dy: Tensor) -> dict[str, Tensor | None]:
+    (args,) = saved_record(ctx)
+    dx, dlogits = combine_backward_op(dy, args)
+    needs_bias = combine_op.needs_grad(ctx, "bias")
+    dbias = expert_sums_op(dx, args.ends, args.bias.dtype) if needs_bias else None
+    return {"x": dx, "bias": dbias, "logits": dlogits}
 
 
 combine_op.register_autograd(_combine_backward, setup_context=_combine_setup_context)
@@ -237,14 +227,14 @@ def _(x: Tensor, ends: Tensor, dtype: torch.dtype) -> Tensor:
     return x.new_empty((len(ends), x.shape[1]), dtype=dtype)
 
 
-def _add_bias_setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
-    _, bias, ends = inputs
-    ctx.dtype = bias.dtype
-    ctx.save_for_backward(ends)
+def _add_bias_setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+    ctx.dtype = inputs.bias.dtype
+    ctx.save_for_backward(inputs.ends)
 
 
-def _add_bias_backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor | None, None]:
-    return dy, expert_sums_op(dy, *ctx.saved_tensors, ctx.dtype) if ctx.needs_input_grad[1] else None, None
+def _add_bias_backward(ctx: Any, dy: Tensor) -> dict[str, Tensor | None]:
+    (ends,) = ctx.saved_tensors
+    return {"x": dy, "bias": expert_sums_op(dy, ends, ctx.dtype) if add_bias_op.needs_grad(ctx, "bias") else None}
 
 
 add_bias_op.register_autograd(_add_bias_backward, setup_context=_add_bias_setup_context)
@@ -276,15 +266,16 @@ def _(dy: Tensor, x: Tensor, bias: Tensor | None, ends: Tensor, limit: float, ga
     return x.new_empty(x.shape)
 
 
-def _clamped_swiglu_setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.limit, ctx.gain = inputs
-    ctx.save_for_backward(*tensors)
+def _clamped_swiglu_setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+    ctx.limit, ctx.gain = inputs.limit, inputs.gain
+    ctx.save_for_backward(inputs.x, inputs.bias, inputs.ends)
 
 
-def _clamped_swiglu_backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    _, bias, ends = saved = ctx.saved_tensors
-    dx = clamped_swiglu_backward_op(dy, *saved, ctx.limit, ctx.gain)
-    return dx, expert_sums_op(dx, ends, bias.dtype) if ctx.needs_input_grad[1] else None, None, None, None
+def _clamped_swiglu_backward(ctx: Any, dy: Tensor) -> dict[str, Tensor | None]:
+    x, bias, ends = ctx.saved_tensors
+    dx = clamped_swiglu_backward_op(dy, x, bias, ends, ctx.limit, ctx.gain)
+    needs_bias = clamped_swiglu_op.needs_grad(ctx, "bias")
+    return {"x": dx, "bias": expert_sums_op(dx, ends, bias.dtype) if needs_bias else None}
 
 
 clamped_swiglu_op.register_autograd(_clamped_swiglu_backward, setup_context=_clamped_swiglu_setup_context)

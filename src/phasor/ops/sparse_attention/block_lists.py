@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,9 +10,9 @@ from torch import Tensor
 from phasor.ops import dispatch
 from phasor.ops.attention import Mask, ScoreMod, flash
 from phasor.ops.attention.sdpa import unsupported_scores
-from phasor.ops.custom_op import custom_op
+from phasor.ops.custom_op import custom_op, save_record, saved_record
 from phasor.ops.dispatch import compute_dtype
-from phasor.ops.launch import cdiv
+from phasor.ops.launch import cdiv, empty_dense
 from phasor.ops.sparse_attention.patterns import KeyBlocks, TopBlocks
 from phasor.ops.sparse_attention.selection import mean_keys
 from phasor.ops.sparse_attention.tile_lists import key_block_lists, selected_block_lists
@@ -52,15 +52,16 @@ def block_list_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod:
     pattern = mask.pattern
     if isinstance(pattern, KeyBlocks):
         fields = pattern.block, pattern.local, pattern.stride or 0, pattern.global_blocks
-        y: Tensor = key_block_attention(q, k, v, *fields, mask.offset, mask.causal, score_mod.scale)[0]
+        y, _ = key_block_attention(q, k, v, KeyBlockArgs(*fields, mask.offset, mask.causal, score_mod.scale))
         return y
     assert isinstance(pattern, TopBlocks)
     heads = heads_at_a_time(q, k, pattern.top_k)
     group_size = q.shape[2] // k.shape[2]
-    parts = [
-        top_block_attention(*part, pattern.block, pattern.top_k, mask.offset, score_mod.scale)[0]
-        for part in zip(q.split(heads * group_size, 2), k.split(heads, 2), v.split(heads, 2), strict=True)
-    ]
+    args = TopBlockArgs(pattern.block, pattern.top_k, mask.offset, score_mod.scale)
+    parts = []
+    for part in zip(q.split(heads * group_size, 2), k.split(heads, 2), v.split(heads, 2), strict=True):
+        y, _, _ = top_block_attention(*part, args)
+        parts.append(y)
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
@@ -75,138 +76,119 @@ def heads_at_a_time(q: Tensor, k: Tensor, slots: int) -> int:
     return max(1, min(k.shape[2], MAX_SLOT_ELEMENTS // per_head))
 
 
+class KeyBlockArgs(NamedTuple):
+    """The fields of `KeyBlocks`, with 0 for no stride, how many queries came before, whether order hides keys, and the
+    scale of scores.
+    """
+
+    block: int
+    local: int
+    stride: int
+    global_blocks: int
+    offset: int
+    causal: bool
+    scale: float
+
+    def list_args(self, q: Tensor, k: Tensor) -> Any:
+        """The lists of key blocks, and what else the kernels take."""
+        from phasor.ops.sparse_attention import list_launch
+
+        pattern = KeyBlocks(self.block, self.local, self.stride or None, self.global_blocks)
+        block_m = list_launch.tile_queries(q, self.block)
+        lists = key_block_lists(pattern, q.shape[1], k.shape[1], self.offset, self.causal, block_m, q.device)
+        return list_launch.ListArgs(lists, self.block, 1, self.offset, self.causal, self.scale)
+
+
+class TopBlockArgs(NamedTuple):
+    """The fields of `TopBlocks`, how many queries came before, and the scale of scores."""
+
+    block: int
+    top_k: int
+    offset: int
+    scale: float
+
+    def list_args(self, q: Tensor, k: Tensor, chosen: Tensor) -> Any:
+        """The lists of key blocks, and what else the kernels take."""
+        from phasor.ops.sparse_attention import list_launch
+
+        lists = selected_block_lists(chosen, cdiv(k.shape[1], self.block), list_launch.tile_queries(q))
+        return list_launch.ListArgs(lists, self.block, self.top_k, self.offset, True, self.scale)
+
+
 @custom_op("phasor::key_block_attention")
-def key_block_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block: int,
-    local: int,
-    stride: int,
-    global_blocks: int,
-    offset: int,
-    causal: bool,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
-    """Outputs, and the logsumexp of the scores to base 2, float32 `[B, H, Tq]`; a stride of 0 is none."""
+def key_block_attention(q: Tensor, k: Tensor, v: Tensor, args: KeyBlockArgs) -> tuple[Tensor, Tensor]:
+    """Outputs, and the logsumexp of the scores to base 2, float32 `[B, H, Tq]`."""
     from phasor.ops.sparse_attention import list_launch
 
-    pattern = KeyBlocks(block, local, stride or None, global_blocks)
-    return list_launch.forward(q, k, v, _key_block_args(q, k, pattern, offset, causal, scale))
-
-
-def _key_block_args(q: Tensor, k: Tensor, pattern: KeyBlocks, offset: int, causal: bool, scale: float) -> Any:
-    from phasor.ops.sparse_attention import list_launch
-
-    block_m = list_launch.tile_queries(q, pattern.block)
-    lists = key_block_lists(pattern, q.shape[1], k.shape[1], offset, causal, block_m, q.device)
-    return list_launch.ListArgs(lists, pattern.block, 1, offset, causal, scale)
+    return list_launch.forward(q, k, v, args.list_args(q, k))
 
 
 @custom_op("phasor::key_block_attention_backward")
 def key_block_attention_backward(
-    grad: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block: int,
-    local: int,
-    stride: int,
-    global_blocks: int,
-    offset: int,
-    causal: bool,
-    scale: float,
+    grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, args: KeyBlockArgs
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of queries, keys and values."""
     from phasor.ops.sparse_attention import list_launch
 
-    pattern = KeyBlocks(block, local, stride or None, global_blocks)
-    args = _key_block_args(q, k, pattern, offset, causal, scale)
-    return list_launch.backward(grad, out, lse, q, k, v, args)
+    return list_launch.backward(grad, out, lse, q, k, v, args.list_args(q, k))
 
 
 @custom_op("phasor::top_block_attention")
-def top_block_attention(
-    q: Tensor, k: Tensor, v: Tensor, block: int, top_k: int, offset: int, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def top_block_attention(q: Tensor, k: Tensor, v: Tensor, args: TopBlockArgs) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs, the logsumexp of the scores to base 2, and the blocks chosen, int32 `[B, H, Tq, top_k]`."""
     from phasor.ops.sparse_attention import list_launch
 
-    chosen = list_launch.choose_blocks(q, mean_keys(k, block), block, top_k, offset)
-    return *list_launch.forward(q, k, v, _top_block_args(q, k, chosen, block, offset, scale)), chosen
-
-
-def _top_block_args(q: Tensor, k: Tensor, chosen: Tensor, block: int, offset: int, scale: float) -> Any:
-    from phasor.ops.sparse_attention import list_launch
-
-    lists = selected_block_lists(chosen, cdiv(k.shape[1], block), list_launch.tile_queries(q))
-    return list_launch.ListArgs(lists, block, chosen.shape[-1], offset, True, scale)
+    chosen = list_launch.choose_blocks(q, mean_keys(k, args.block), args.block, args.top_k, args.offset)
+    return *list_launch.forward(q, k, v, args.list_args(q, k, chosen)), chosen
 
 
 @custom_op("phasor::top_block_attention_backward")
 def top_block_attention_backward(
-    grad: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    chosen: Tensor,
-    block: int,
-    offset: int,
-    scale: float,
+    grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, args: TopBlockArgs
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of queries, keys and values; none through the choice."""
     from phasor.ops.sparse_attention import list_launch
 
-    args = _top_block_args(q, k, chosen, block, offset, scale)
-    return list_launch.backward(grad, out, lse, q, k, v, args)
+    return list_launch.backward(grad, out, lse, q, k, v, args.list_args(q, k, chosen))
 
 
 @key_block_attention.register_fake
-def _(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
-    return torch.empty_like(q, memory_format=torch.contiguous_format), lse
+def _(q: Tensor, k: Tensor, v: Tensor, args: KeyBlockArgs) -> tuple[Tensor, Tensor]:
+    return empty_dense(q), q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
 
 
 @top_block_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, block: int, top_k: int, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, args: TopBlockArgs) -> tuple[Tensor, Tensor, Tensor]:
     shape = q.shape[0], q.shape[2], q.shape[1]
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    return out, q.new_empty(shape, dtype=torch.float32), q.new_empty((*shape, top_k), dtype=torch.int32)
+    chosen = q.new_empty((*shape, args.top_k), dtype=torch.int32)
+    return empty_dense(q), q.new_empty(shape, dtype=torch.float32), chosen
 
 
 def _fake_backward(grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Any, ...]:
-    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    return tuple(empty_dense(x) for x in (q, k, v))
 
 
 key_block_attention_backward.register_fake(_fake_backward)
 top_block_attention_backward.register_fake(_fake_backward)
 
 
-def _setup_key_blocks(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*output, *inputs[:3])
-    ctx.scalars = inputs[3:]
-    ctx.mark_non_differentiable(output[1])
+def _setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
+    out, lse, *chosen = output
+    save_record(ctx, inputs.args, out, lse, inputs.q, inputs.k, inputs.v, *chosen)
+    ctx.mark_non_differentiable(lse, *chosen)
 
 
-def _key_blocks_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    return *key_block_attention_backward(grad, *ctx.saved_tensors, *ctx.scalars), *(None,) * 7
+def _key_blocks_backward(ctx: Any, grad: Tensor, *_: Tensor) -> dict[str, Tensor | None]:
+    args, *saved = saved_record(ctx)
+    dq, dk, dv = key_block_attention_backward(grad, *saved, args)
+    return {"q": dq, "k": dk, "v": dv}
 
 
-def _setup_top_blocks(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    out, lse, chosen = output
-    block, _, offset, scale = inputs[3:]
-    ctx.save_for_backward(out, lse, *inputs[:3], chosen)
-    ctx.scalars = block, offset, scale
-    ctx.mark_non_differentiable(lse, chosen)
+def _top_blocks_backward(ctx: Any, grad: Tensor, *_: Tensor) -> dict[str, Tensor | None]:
+    args, *saved = saved_record(ctx)
+    dq, dk, dv = top_block_attention_backward(grad, *saved, args)
+    return {"q": dq, "k": dk, "v": dv}
 
 
-def _top_blocks_backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    return *top_block_attention_backward(grad, *ctx.saved_tensors, *ctx.scalars), *(None,) * 4
-
-
-key_block_attention.register_autograd(_key_blocks_backward, setup_context=_setup_key_blocks)
-top_block_attention.register_autograd(_top_blocks_backward, setup_context=_setup_top_blocks)
+key_block_attention.register_autograd(_key_blocks_backward, setup_context=_setup_context)
+top_block_attention.register_autograd(_top_blocks_backward, setup_context=_setup_context)
