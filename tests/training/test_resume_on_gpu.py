@@ -109,6 +109,6 @@ def test_a_learned_table_of_biases_does_not_take_the_kernel_that_sums_it_in_any_
     bias = DistanceBias(table=torch.randn(3, 2, requires_grad=learned), min_distance=-1)
     how = Mask(causal=True), ScoreMod(scale=0.5, bias=bias, query_positions=positions, key_positions=positions)
     with force_path("triton"):
-        assert flash.why_not(q, q, q, *how) is None
+        assert flash.flash_unsupported_reason(q, q, q, *how) is None
         with deterministic_algorithms():
-            assert (flash.why_not(q, q, q, *how) is None) is not learned
+            assert (flash.flash_unsupported_reason(q, q, q, *how) is None) is not learned

@@ -17,7 +17,7 @@ from phasor.nn.norm import LayerNorm
 from phasor.ops.adamw import ADAMW
 from phasor.ops.attention import ATTENTION
 from phasor.ops.cross_entropy import CROSS_ENTROPY
-from phasor.ops.dispatch import Dispatch, Path, always
+from phasor.ops.dispatch import Dispatch, Path, supports_all
 from phasor.ops.glu import GLU
 from phasor.ops.norm import NORM, NormOptions
 from phasor.ops.quantized import QUANTIZED_LINEAR
@@ -57,8 +57,8 @@ def fused_why_not(case: Case) -> str | None:
 
 # Decoding steps read quantized weights where the fused runner is chosen; elsewhere layers choose for each product.
 QUANTIZED_WEIGHTS = Dispatch(
-    Path("as they are in steps of few rows, else converted", always, fused_why_not),
-    Path("by layers", always, inner=lambda case: QUANTIZED_LINEAR.explain(*case.quantized_args)),
+    Path("as they are in steps of few rows, else converted", supports_all, fused_why_not),
+    Path("by layers", supports_all, inner=lambda case: QUANTIZED_LINEAR.explain(*case.quantized_args)),
 )
 
 OPERATIONS = (

@@ -128,7 +128,7 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     return x.dtype
 
 
-def always(*args: Any) -> None:
+def supports_all(*args: Any) -> None:
     """No reason against a path: it supports every input."""
 
 
@@ -141,7 +141,7 @@ class Path(NamedTuple):
 
     name: str
     run: Callable[..., Any]
-    why_not: Callable[..., str | None] = always
+    why_not: Callable[..., str | None] = supports_all
     inner: Callable[..., tuple[str, dict[str, str]]] | None = None
 
 

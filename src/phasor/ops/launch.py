@@ -115,7 +115,7 @@ def on_device(x: Tensor) -> AbstractContextManager[object]:
 
 
 def empty_dense(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """An empty tensor like `x`, contiguous whatever its strides: in half the time that `torch.empty` takes.
+    """An empty tensor like `x`, contiguous for any strides: in half the time that `torch.empty` takes.
 
     >>> empty_dense(torch.zeros(3, 2).t()).stride()
     (3, 1)

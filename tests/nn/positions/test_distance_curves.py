@@ -123,7 +123,7 @@ def test_they_take_the_fast_kernel_forward_and_backward(name):
         score_mod = ScoreMod(scale=0.3, bias=bias, query_positions=positions, key_positions=positions)
         if dtype == torch.float32:
             with dispatch.force_path("triton"):
-                assert flash.why_not(q, k, v, mask, score_mod) is None
+                assert flash.flash_unsupported_reason(q, k, v, mask, score_mod) is None
                 y = flash.flash_attention(q, k, v, mask, score_mod)
         else:
             y = attention_ref(q, k, v, mask, score_mod)[0]

@@ -69,7 +69,7 @@ def test_fire_is_computed_in_blocks_with_the_gradients_of_all_scores_at_once():
     for ours, expected in zip(*found, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-11)
     with dispatch.force_path("triton"):
-        assert flash.why_not(q, k, v, mask, score_mod) == "the bias is not a DistanceBias"
+        assert flash.flash_unsupported_reason(q, k, v, mask, score_mod) == "the bias is not a DistanceBias"
 
 
 @pytest.mark.parametrize(

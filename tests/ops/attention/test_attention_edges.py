@@ -201,7 +201,7 @@ def test_when_cudnn_overflows(monkeypatch):
         ):  # fmt: skip
             q = on_gpu(tokens)
             q.requires_grad_(training)
-            reason = cudnn.why_not(q, q, q, Mask(causal=causal), ScoreMod(scale=1.0))
+            reason = cudnn.cudnn_unsupported_reason(q, q, q, Mask(causal=causal), ScoreMod(scale=1.0))
             assert (reason is not None) == wrong, reason
             assert reason is None or "overflow" in reason
 
@@ -242,7 +242,7 @@ def test_one_query_in_sums(heads, dtype):
 def test_only_a_compiler_takes_sums():
     q, k = normal(1, 1, 2, 8), normal(1, 6, 2, 8)
     how = Mask(causal=True, query_index=torch.tensor([[3]])), ScoreMod(scale=0.5)
-    assert single_query.why_not(q, k, k, *how) == "only a compiler fuses sums"
+    assert single_query.sums_unsupported_reason(q, k, k, *how) == "only a compiler fuses sums"
     taken = []
 
     def record(gm, inputs):

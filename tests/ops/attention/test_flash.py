@@ -105,7 +105,7 @@ def test_intervals_equal_the_dense_mask(name):
 
 def test_slots_out_of_order_are_not_intervals():
     mask = Mask(causal=True, query_index=torch.tensor([[4]]), key_index=torch.tensor([[4, 1, 2, 3]]))
-    assert "order" in intervals.why_not(mask)
+    assert "order" in intervals.intervals_unsupported_reason(mask)
 
 
 @pytest.mark.parametrize("name", [*RULES, *CROSS])
@@ -175,7 +175,7 @@ def compare(
         )
         if dtype == torch.float32:
             with dispatch.force_path("triton"):
-                assert flash.why_not(*own[:3], mask, score_mod) is None
+                assert flash.flash_unsupported_reason(*own[:3], mask, score_mod) is None
                 y = flash.flash_attention(*own[:3], mask, score_mod)
         else:
             y = attention_ref(*own[:3], mask, score_mod)[0]
@@ -335,7 +335,7 @@ def test_kernel_with_other_queries_for_sink_tokens(name, bias, gap):
         )
 
     with dispatch.force_path("triton"), torch.no_grad():
-        assert flash.why_not(q.float(), k.float(), v.float(), mask, score_mod(torch.float32)) is None
+        assert flash.flash_unsupported_reason(q.float(), k.float(), v.float(), mask, score_mod(torch.float32)) is None
         ours = flash.flash_attention(q.float(), k.float(), v.float(), mask, score_mod(torch.float32))
         expected = attention_ref(q, k, v, mask, score_mod(torch.float64))[0]
     torch.testing.assert_close(ours.double(), expected, rtol=SINGLE, atol=SINGLE)
@@ -387,7 +387,7 @@ def test_half_precision_is_as_accurate_as_rounding_allows():
 def test_why_not_gives_the_reason():
     q = torch.zeros(1, 5, 2, 16)
     mask, plain = Mask(causal=True, window=2), ScoreMod(scale=1.0)
-    assert flash.why_not(q.cpu(), q, q, mask, plain) == "the tensors are not on a GPU"
+    assert flash.flash_unsupported_reason(q.cpu(), q, q, mask, plain) == "the tensors are not on a GPU"
     cases = {
         "dropped": ((q, q, q), ScoreMod(scale=1.0, dropout=0.1)),
         "DistanceBias": ((q, q, q), ScoreMod(scale=1.0, bias=lambda a, b: a)),
@@ -398,7 +398,7 @@ def test_why_not_gives_the_reason():
     }
     with dispatch.force_path("triton"):
         for word, (tensors, score_mod) in cases.items():
-            assert word in flash.why_not(*tensors, mask, score_mod)
+            assert word in flash.flash_unsupported_reason(*tensors, mask, score_mod)
 
 
 def test_operation_passes_opcheck_and_compiles():

@@ -19,19 +19,23 @@ def cudnn_why_not(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreM
         return "the tensors are not on a GPU"
     if q.shape[1] == 1:
         return "one query is too short to plan for"
-    return sdpa.one_call_why_not(q, k, v, mask, score_mod) or cudnn.why_not(q, k, v, mask, score_mod)
+    return sdpa.one_call_why_not(q, k, v, mask, score_mod) or cudnn.cudnn_unsupported_reason(q, k, v, mask, score_mod)
 
 
 def flash_why_not(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> str | None:
     """Why the Triton kernel is not launched; None where it is."""
-    return flash.why_not(q, k, v, mask, score_mod) if q.shape[1] > 1 else "one query needs no tiles of queries"
+    return (
+        flash.flash_unsupported_reason(q, k, v, mask, score_mod)
+        if q.shape[1] > 1
+        else "one query needs no tiles of queries"
+    )
 
 
 ATTENTION = Dispatch(
     Path("cuDNN", cudnn.cudnn_attention, cudnn_why_not),
     Path("SDPA in one call", sdpa.sdpa_one_call, sdpa.one_call_why_not),
     Path("Triton kernel over key intervals", flash.flash_attention, flash_why_not),
-    Path("sums that the compiler fuses", single_query.attend_in_sums, single_query.why_not),
+    Path("sums that the compiler fuses", single_query.attend_in_sums, single_query.sums_unsupported_reason),
     Path("SDPA with one mask row", sdpa.sdpa_row_mask, sdpa.row_mask_why_not),
     Path("SDPA over a cache", blocks.sdpa_cached_chunk, blocks.cached_chunk_why_not),
     Path("SDPA in blocks of queries", blocks.sdpa_in_blocks, blocks.sdpa_blocks_why_not),

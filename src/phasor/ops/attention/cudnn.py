@@ -25,11 +25,11 @@ MIN_TRAINING_LENGTH, MIN_PROMPT_LENGTH = 1024, 8192
 OTHER_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-def why_not(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> str | None:
+def cudnn_unsupported_reason(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> str | None:
     """Why cuDNN is not called directly, to attend to all keys or causally; None where it is.
 
     >>> qkv = torch.zeros(3, 1, 2048, 4, 64, dtype=torch.bfloat16)
-    >>> why_not(*qkv, Mask(causal=True), ScoreMod(scale=0.125))
+    >>> cudnn_unsupported_reason(*qkv, Mask(causal=True), ScoreMod(scale=0.125))
     'the tensors are not on a GPU'
     """
     if not (q.is_cuda and k.is_cuda and v.is_cuda):

@@ -21,9 +21,9 @@ from phasor.ops.launch import empty_dense
 MAX_HEAD_DIM = 256
 
 
-def why_not(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> str | None:
+def flash_unsupported_reason(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> str | None:
     """Why the kernel does not support this call; None where it does."""
-    reason = dispatch.triton_why_not(q, k, v) or intervals.why_not(mask)
+    reason = dispatch.triton_why_not(q, k, v) or intervals.intervals_unsupported_reason(mask)
     if reason is not None:
         return reason
     if score_mod.pieces:

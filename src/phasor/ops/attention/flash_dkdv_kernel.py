@@ -50,7 +50,7 @@ def query_segments(ranges_ptr, low_key, high_key, num_queries, shift, min_distan
 
 @triton.jit
 def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, ranges_ptr,
-                bounds_ptr, key_mask_ptr, q_pos_ptr, k_pos_ptr, shifts_ptr, slopes_ptr, bends_ptr, table_ptr,
+                bounds_ptr, key_mask_ptr, q_pos_ptr, k_pos_ptr, shifts_ptr, slopes_ptr, curve_params_ptr, table_ptr,
                 num_queries, num_keys, num_heads, group_size, min_distance, num_distances, scale, softcap,
                 stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
                 stride_dob, stride_dot, stride_doh, stride_rangesb, stride_boundsb, stride_qposb, stride_kposb,
@@ -99,7 +99,7 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
         q = load_tile(q_ptr + head * stride_qh, start, stride_qt, num_queries, BLOCK_M, BLOCK_D, HEAD_DIM, False)
         kq = tl.dot(k, tl.trans(q), input_precision="ieee")
         distance, far_bias = 0.0, 0.0
-        slope, bend = load_slope(slopes_ptr, bends_ptr, kv_head * group_size + head, BIAS)
+        slope, curve_param = load_slope(slopes_ptr, curve_params_ptr, kv_head * group_size + head, BIAS)
         if BIAS >= LINEAR:
             q_high, q_low = load_positions(q_pos_ptr, start, num_queries, BLOCK_M)
             distance = distances(q_high[None, :], q_low[None, :], k_high[:, None], k_low[:, None])
@@ -107,7 +107,7 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
             far_entry = tl.where(u < unmasked[1], 0, num_distances - 1)
             far_bias = tl.load(table_ptr + (kv_head * group_size + head) * num_distances + far_entry)
         scores, tanh, _ = score_tile(
-            kq, distance, slope, bend, table_ptr, min_distance, num_distances, far_bias, scale, softcap,
+            kq, distance, slope, curve_param, table_ptr, min_distance, num_distances, far_bias, scale, softcap,
             BIAS, HAS_SOFTCAP, False,
         )  # fmt: skip
         lse = tl.load(lse_ptr + head * num_queries + offs_m, mask=offs_m < num_queries, other=float("inf"))[None, :]
@@ -126,14 +126,14 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
         q = load_tile(q_ptr + head * stride_qh, start, stride_qt, num_queries, BLOCK_M, BLOCK_D, HEAD_DIM, False)
         kq = tl.dot(k, tl.trans(q), input_precision="ieee")
         distance, head_table = 0.0, table_ptr
-        slope, bend = load_slope(slopes_ptr, bends_ptr, kv_head * group_size + head, BIAS)
+        slope, curve_param = load_slope(slopes_ptr, curve_params_ptr, kv_head * group_size + head, BIAS)
         if BIAS != NO_BIAS:
             q_high, q_low = load_positions(q_pos_ptr, start, num_queries, BLOCK_M)
             distance = distances(q_high[None, :], q_low[None, :], k_high[:, None], k_low[:, None])
         if BIAS == TABLE:
             head_table = table_ptr + (kv_head * group_size + head) * num_distances
         scores, tanh, _ = score_tile(
-            kq, distance, slope, bend, head_table, min_distance, num_distances, 0.0, scale, softcap,
+            kq, distance, slope, curve_param, head_table, min_distance, num_distances, 0.0, scale, softcap,
             BIAS, HAS_SOFTCAP, True,
         )  # fmt: skip
         valid_m = offs_m < num_queries

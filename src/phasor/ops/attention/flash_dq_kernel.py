@@ -11,7 +11,7 @@ from phasor.ops.attention.flash_tiles import (
     NO_BIAS,
     TABLE,
     curve,
-    curve_by_bend,
+    curve_derivative,
     distances,
     key_segments,
     load_positions,
@@ -41,7 +41,7 @@ def delta_kernel(out_ptr, do_ptr, delta_ptr, num_queries, num_heads, rows, strid
 
 @triton.jit
 def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_ptr, dcurve_ptr,
-              bounds_ptr, key_mask_ptr, q_pos_ptr, k_pos_ptr, shifts_ptr, slopes_ptr, bends_ptr, table_ptr,
+              bounds_ptr, key_mask_ptr, q_pos_ptr, k_pos_ptr, shifts_ptr, slopes_ptr, curve_params_ptr, table_ptr,
               num_queries, num_keys, num_heads, group_size, min_distance, num_distances, scale, softcap,
               stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
               stride_dob, stride_dot, stride_doh, stride_boundsb, stride_qposb, stride_kposb, stride_shiftsb,
@@ -49,7 +49,7 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_pt
               BIAS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_TABLE_GRAD: tl.constexpr, HAS_CURVE_GRAD: tl.constexpr,
               TWO_INTERVALS: tl.constexpr, HAS_KEY_MASK: tl.constexpr):  # fmt: skip
     """Gradients of queries; with HAS_TABLE_GRAD also every program's part of the gradient of the bias table, and with
-    HAS_CURVE_GRAD its part of the sums that the gradients of slopes and of what bends their curve are made of.
+    HAS_CURVE_GRAD its part of the sums that the gradients of slopes and of the parameter of their curve are made of.
     """
     block_id, head, batch, offs_m = query_block(num_queries, num_heads, BLOCK_M)
     valid_m = offs_m < num_queries
@@ -59,8 +59,8 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_pt
     if BIAS == TABLE:
         shifts_ptr += batch * stride_shiftsb
         table_ptr += head * num_distances
-    q_high, q_low, slope, bend, shift, bias_ahead, bias_behind = query_bias(
-        q_pos_ptr, shifts_ptr, slopes_ptr, bends_ptr, table_ptr, head, block_id * BLOCK_M, offs_m, num_queries,
+    q_high, q_low, slope, curve_param, shift, bias_ahead, bias_behind = query_bias(
+        q_pos_ptr, shifts_ptr, slopes_ptr, curve_params_ptr, table_ptr, head, block_id * BLOCK_M, offs_m, num_queries,
         num_distances, BLOCK_M, BIAS,
     )  # fmt: skip
     if HAS_TABLE_GRAD:
@@ -84,7 +84,7 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_pt
     delta = tl.load(delta_ptr + row, mask=valid_m, other=0.0)[:, None]
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     dbias_behind, dbias_ahead = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
-    by_slope, by_bend = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
+    by_slope, by_param = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
     for t in range(unmasked[1] + unmasked[3]):
         start = unmasked_start(t, unmasked, BLOCK_N, BIAS)
         k = load_tile(k_ptr, start, stride_kt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, True)
@@ -96,7 +96,7 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_pt
         if BIAS == TABLE:
             far_bias = tl.where(t < unmasked[1], bias_behind, bias_ahead)
         scores, tanh, _ = score_tile(
-            qk, distance, slope, bend, table_ptr, min_distance, num_distances, far_bias, scale, softcap,
+            qk, distance, slope, curve_param, table_ptr, min_distance, num_distances, far_bias, scale, softcap,
             BIAS, HAS_SOFTCAP, False,
         )  # fmt: skip
         p = tl.exp2(scores - lse)
@@ -109,8 +109,8 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_pt
             dbias_behind += tl.where(t < unmasked[1], ds_rows, 0.0)
             dbias_ahead += tl.where(t < unmasked[1], 0.0, ds_rows)
         if HAS_CURVE_GRAD:
-            by_slope += tl.sum(ds * curve(distance, bend, BIAS), 1)
-            by_bend += tl.sum(ds * curve_by_bend(distance, bend, BIAS), 1)
+            by_slope += tl.sum(ds * curve(distance, curve_param, BIAS), 1)
+            by_param += tl.sum(ds * curve_derivative(distance, curve_param, BIAS), 1)
         if HAS_SOFTCAP:
             ds *= 1.0 - tanh * tanh
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision="ieee")
@@ -124,7 +124,7 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_pt
             k_high, k_low = load_positions(k_pos_ptr, start, num_keys, BLOCK_N)
             distance = distances(q_high, q_low, k_high[None, :], k_low[None, :])
         scores, tanh, entry = score_tile(
-            qk, distance, slope, bend, table_ptr, min_distance, num_distances, 0.0, scale, softcap,
+            qk, distance, slope, curve_param, table_ptr, min_distance, num_distances, 0.0, scale, softcap,
             BIAS, HAS_SOFTCAP, True,
         )  # fmt: skip
         visible = visible_keys(
@@ -136,8 +136,8 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_pt
         if HAS_TABLE_GRAD:
             tl.atomic_add(dtable_ptr + entry, ds, mask=visible & valid_m[:, None], sem="relaxed")
         if HAS_CURVE_GRAD:
-            by_slope += tl.sum(ds * curve(distance, bend, BIAS), 1)
-            by_bend += tl.sum(ds * curve_by_bend(distance, bend, BIAS), 1)
+            by_slope += tl.sum(ds * curve(distance, curve_param, BIAS), 1)
+            by_param += tl.sum(ds * curve_derivative(distance, curve_param, BIAS), 1)
         if HAS_SOFTCAP:
             ds *= 1.0 - tanh * tanh
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision="ieee")
@@ -147,7 +147,7 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_pt
     if HAS_CURVE_GRAD:
         dcurve_ptr += tl.cast(tl.program_id(0), tl.int64) * 2
         tl.store(dcurve_ptr, tl.sum(by_slope))
-        tl.store(dcurve_ptr + 1, tl.sum(by_bend))
+        tl.store(dcurve_ptr + 1, tl.sum(by_param))
     offs_d = tl.arange(0, BLOCK_D)
     offsets = ((batch * num_queries + offs_m)[:, None] * num_heads + head) * HEAD_DIM + offs_d[None, :]
     in_range = valid_m[:, None] & (offs_d < HEAD_DIM)[None, :]

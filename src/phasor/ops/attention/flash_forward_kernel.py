@@ -31,7 +31,7 @@ from phasor.ops.online_softmax import online_softmax
 
 @triton.jit
 def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, bounds_ptr, key_mask_ptr, q_pos_ptr, k_pos_ptr,
-                   shifts_ptr, slopes_ptr, bends_ptr, table_ptr, sink_logits_ptr, sink_q_ptr, sink_pos_ptr,
+                   shifts_ptr, slopes_ptr, curve_params_ptr, table_ptr, sink_logits_ptr, sink_q_ptr, sink_pos_ptr,
                    num_queries, num_keys, num_heads, group_size, min_distance, num_distances, scale, softcap,
                    stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
                    stride_boundsb, stride_qposb, stride_kposb, stride_shiftsb, stride_sinkposb,
@@ -47,8 +47,8 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, bounds_ptr, key_mask_p
     if BIAS == TABLE:
         shifts_ptr += batch * stride_shiftsb
         table_ptr += head * num_distances
-    q_high, q_low, slope, bend, shift, bias_ahead, bias_behind = query_bias(
-        q_pos_ptr, shifts_ptr, slopes_ptr, bends_ptr, table_ptr, head, block_id * BLOCK_M, offs_m, num_queries,
+    q_high, q_low, slope, curve_param, shift, bias_ahead, bias_behind = query_bias(
+        q_pos_ptr, shifts_ptr, slopes_ptr, curve_params_ptr, table_ptr, head, block_id * BLOCK_M, offs_m, num_queries,
         num_distances, BLOCK_M, BIAS,
     )  # fmt: skip
     first_key, last_key, first_key2, last_key2, unmasked, masked = key_segments(
@@ -85,7 +85,7 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, bounds_ptr, key_mask_p
         if BIAS == TABLE:
             far_bias = tl.where(t < unmasked[1], bias_behind, bias_ahead)
         scores, _, _ = score_tile(
-            qk, distance, slope, bend, table_ptr, min_distance, num_distances, far_bias, scale, softcap,
+            qk, distance, slope, curve_param, table_ptr, min_distance, num_distances, far_bias, scale, softcap,
             BIAS, HAS_SOFTCAP, False,
         )  # fmt: skip
         if HAS_KEY_MASK:
@@ -103,11 +103,11 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, bounds_ptr, key_mask_p
             k_high, k_low = load_positions(k_pos_ptr, start, num_keys, BLOCK_N)
             distance = distances(q_high, q_low, k_high[None, :], k_low[None, :])
         scores, _, _ = score_tile(
-            qk, distance, slope, bend, table_ptr, min_distance, num_distances, 0.0, scale, softcap,
+            qk, distance, slope, curve_param, table_ptr, min_distance, num_distances, 0.0, scale, softcap,
             BIAS, HAS_SOFTCAP, True,
         )  # fmt: skip
         if HAS_SINK_QUERIES:  # noqa: SIM102 (the first is known when the kernel is compiled, the second is not)
-            if start < sinks_end:  # sink tokens have queries and positions of their own
+            if start < sinks_end:  # sink tokens have other queries and positions
                 sink_q = load_tile(
                     sink_q_ptr, block_id * BLOCK_M, num_heads * HEAD_DIM, num_queries, BLOCK_M, BLOCK_D, HEAD_DIM, False
                 )
@@ -116,7 +116,7 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, bounds_ptr, key_mask_p
                     sink_high, sink_low = load_positions(sink_pos_ptr, block_id * BLOCK_M, num_queries, BLOCK_M)
                     distance = distances(sink_high[:, None], sink_low[:, None], k_high[None, :], k_low[None, :])
                 sink_scores, _, _ = score_tile(
-                    qk, distance, slope, bend, table_ptr, min_distance, num_distances, 0.0, scale, softcap,
+                    qk, distance, slope, curve_param, table_ptr, min_distance, num_distances, 0.0, scale, softcap,
                     BIAS, HAS_SOFTCAP, True,
                 )  # fmt: skip
                 scores = tl.where((offs_n >= first_key2) & (offs_n <= last_key2), sink_scores, scores)

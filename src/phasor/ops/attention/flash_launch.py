@@ -151,7 +151,7 @@ def mask_and_bias(args: FlashArgs) -> dict[str, Tensor | None]:
     return {
         "bounds_ptr": args.bounds, "key_mask_ptr": args.key_mask, "q_pos_ptr": args.query_positions,
         "k_pos_ptr": args.key_positions, "shifts_ptr": args.shifts, "slopes_ptr": args.slopes,
-        "bends_ptr": args.powers if args.rates is None else args.rates, "table_ptr": args.table,
+        "curve_params_ptr": args.powers if args.rates is None else args.rates, "table_ptr": args.table,
     }  # fmt: skip
 
 

@@ -92,59 +92,59 @@ def query_block(num_queries, num_heads, BLOCK_M: tl.constexpr):
 
 
 @triton.jit
-def load_slope(slopes_ptr, bends_ptr, head, BIAS: tl.constexpr):
-    """The slope of a head, to base 2, and what bends its curve: a rate or a power."""
-    slope, bend = 0.0, 0.0
+def load_slope(slopes_ptr, curve_params_ptr, head, BIAS: tl.constexpr):
+    """The slope of a head, to base 2, and the parameter of its curve, a rate or a power."""
+    slope, curve_param = 0.0, 0.0
     if BIAS >= LINEAR:
         slope = tl.load(slopes_ptr + head) * LOG2E
     if BIAS > LINEAR:
-        bend = tl.load(bends_ptr + head)
-    return slope, bend
+        curve_param = tl.load(curve_params_ptr + head)
+    return slope, curve_param
 
 
 @triton.jit
-def curve(distance, bend, BIAS: tl.constexpr):
-    """What the slope multiplies: the distance to either side, `log(1 + bend d)` or `d^bend`."""
+def curve(distance, curve_param, BIAS: tl.constexpr):
+    """What the slope multiplies: the distance to either side, `log(1 + curve_param d)` or `d^curve_param`."""
     far = tl.abs(distance)
     if BIAS == LOG:
-        far = tl.log(1.0 + bend * far)
+        far = tl.log(1.0 + curve_param * far)
     if BIAS == POWER:
-        far = tl.where(far > 0.0, tl.exp2(bend * tl.log2(tl.maximum(far, 1.0))), 0.0)
+        far = tl.where(far > 0.0, tl.exp2(curve_param * tl.log2(tl.maximum(far, 1.0))), 0.0)
     return far
 
 
 @triton.jit
-def curve_by_bend(distance, bend, BIAS: tl.constexpr):
-    """The derivative of the curve by what bends it."""
+def curve_derivative(distance, curve_param, BIAS: tl.constexpr):
+    """The derivative of the curve by its parameter."""
     far, grad = tl.abs(distance), distance * 0.0
     if BIAS == LOG:
-        grad = far / (1.0 + bend * far)
+        grad = far / (1.0 + curve_param * far)
     if BIAS == POWER:  # 0 at the distances 0 and 1
         log = tl.log2(tl.maximum(far, 1.0))
-        grad = tl.exp2(bend * log) * (log / LOG2E)
+        grad = tl.exp2(curve_param * log) * (log / LOG2E)
     return grad
 
 
 @triton.jit
-def query_bias(q_pos_ptr, shifts_ptr, slopes_ptr, bends_ptr, table_ptr, head, start, offs_m, num_queries,
+def query_bias(q_pos_ptr, shifts_ptr, slopes_ptr, curve_params_ptr, table_ptr, head, start, offs_m, num_queries,
                num_distances, BLOCK_M: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
     """What the bias of a block of queries needs, from pointers to its row of the batch and its head's part of a table.
 
-    The positions, as `load_positions` gives them; the slope and what bends its curve; the shift between positions and
-    offsets; and the entries of the table for keys that are far ahead and far behind.
+    The positions, as `load_positions` gives them; the slope and the parameter of its curve; the shift between positions
+    and offsets; and the entries of the table for keys that are far ahead and far behind.
     """
     q_high, q_low, shift, bias_ahead, bias_behind = offs_m, offs_m, 0, 0.0, 0.0
     if BIAS != NO_BIAS:
         q_high, q_low = load_positions(q_pos_ptr, start, num_queries, BLOCK_M)
-    slope, bend = load_slope(slopes_ptr, bends_ptr, head, BIAS)
+    slope, curve_param = load_slope(slopes_ptr, curve_params_ptr, head, BIAS)
     if BIAS == TABLE:
         shift = tl.load(shifts_ptr)
         bias_ahead, bias_behind = tl.load(table_ptr), tl.load(table_ptr + num_distances - 1)
-    return q_high[:, None], q_low[:, None], slope, bend, shift, bias_ahead, bias_behind
+    return q_high[:, None], q_low[:, None], slope, curve_param, shift, bias_ahead, bias_behind
 
 
 @triton.jit
-def score_tile(qk, distance, slope, bend, table_ptr, min_distance, num_distances, far_bias, scale, softcap,
+def score_tile(qk, distance, slope, curve_param, table_ptr, min_distance, num_distances, far_bias, scale, softcap,
                BIAS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, USE_TABLE: tl.constexpr):  # fmt: skip
     """Scores to base 2, the tanh of a soft-cap, and with USE_TABLE the entry of the bias table."""
     tanh = qk
@@ -155,7 +155,7 @@ def score_tile(qk, distance, slope, bend, table_ptr, min_distance, num_distances
         scores = qk * (scale * LOG2E)
     entry = distance
     if BIAS >= LINEAR:
-        scores -= slope * curve(distance, bend, BIAS)
+        scores -= slope * curve(distance, curve_param, BIAS)
     elif BIAS == TABLE:
         if USE_TABLE:
             entry = tl.minimum(tl.maximum(distance - min_distance, 0.0), num_distances - 1.0).to(tl.int32)

@@ -14,10 +14,10 @@ from phasor.ops.attention.mask import Mask
 NON_CONTIGUOUS = -(1 << 30)  # the shift of rows whose positions do not increase with the index
 
 
-def why_not(mask: Mask) -> str | None:
+def intervals_unsupported_reason(mask: Mask) -> str | None:
     """Why a mask is not intervals of keys; None where it is.
 
-    >>> why_not(Mask(causal=True, window=3)) is None
+    >>> intervals_unsupported_reason(Mask(causal=True, window=3)) is None
     True
     """
     if mask.pattern is not None:

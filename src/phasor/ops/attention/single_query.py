@@ -10,7 +10,7 @@ from phasor.ops.attention.score_mod import ScoreMod
 from phasor.ops.attention.sdpa import unsupported_scores
 
 
-def why_not(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> str | None:
+def sums_unsupported_reason(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> str | None:
     """Why attention is not written as sums; None where it is."""
     if not torch.compiler.is_compiling():
         return "only a compiler fuses sums"

@@ -26,7 +26,7 @@ from phasor.ops.decode.tiles import Tiles
 from phasor.ops.pdl import pdl_launch, pdl_start_next, pdl_wait, pdl_wait_alone
 from phasor.ops.quantized import Matrix
 
-MAX_ROUTER_BYTES = 32 * 1024  # all programs read the router: a larger one is read once, in a kernel of its own
+MAX_ROUTER_BYTES = 32 * 1024  # all programs read the router: a larger one is read once, in a separate kernel
 ROUTER_TILE = 8192  # weights of the router that a program holds at a time
 MAX_PARTS = 64  # of an output, which one program combines
 DOWN_PROGRAMS = 264  # how many keep a large GPU busy

@@ -1,7 +1,7 @@
 """A few rows times a weight matrix, bound by reading it: the part that all projections of a decoding step share.
 
 One row is multiplied element by element (GEMV), several rows by `tl.dot`. The RMS norm before a projection needs no
-pass of its own: its weights multiply the row, and the mean square, summed along the way, divides the result. Int8
+separate pass: its weights multiply the row, and the mean square, summed along the way, divides the result. Int8
 weights are multiplied as integers, and the result by the scale of its output.
 
 With USE_PDL a kernel begins while the one before it ends: it loads its first weights, which no kernel writes, and only

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-SMALL_N = 2560  # up to so many outputs, larger tiles would leave parts of the device idle
+SMALL_N = 2560  # up to this many outputs, larger tiles would leave parts of the device idle
 LARGE_N = 8192
-SMALL_K = 1024  # up to so many inputs, one tile has them all
+SMALL_K = 1024  # up to this many inputs, one tile has them all
 LARGE_K = 4096
 MAX_EXPERT_ROWS = 64  # rows of a mixture of experts; for more, grouped matrix products of torch are faster
 

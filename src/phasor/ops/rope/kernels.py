@@ -1,7 +1,7 @@
 """Rotation of queries and keys in one pass over memory; the angles are computed from positions inside the kernel.
 
 A program takes one token: it computes the token's cosines and sines once and rotates its heads by them. Inputs and
-outputs are addressed by strides, so the heads may lie in tensors of their own or inside a fused projection.
+outputs are addressed by strides, so the heads may lie in separate tensors or inside a fused projection.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 

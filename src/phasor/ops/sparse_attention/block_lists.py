@@ -18,11 +18,11 @@ from phasor.ops.sparse_attention.selection import mean_keys
 from phasor.ops.sparse_attention.tile_lists import key_block_lists, selected_block_lists
 
 MIN_TILE = 16  # tokens, for a matrix product
-# Outputs of all slots of a query are held at once, for as many heads at a time as make up so many elements.
+# Outputs of all slots of a query are held at once, for as many heads at a time as make up at most this many elements.
 MAX_SLOT_ELEMENTS = 1 << 30
 
 
-def why_not(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> str | None:
+def block_lists_unsupported_reason(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> str | None:
     """Why the kernel over lists of key blocks does not support this call; None where it does."""
     pattern = mask.pattern
     if not isinstance(pattern, KeyBlocks | TopBlocks):

@@ -1,4 +1,4 @@
-"""Dilated and chunked attention as plain attention: tokens that see each other become rows of their own.
+"""Dilated and chunked attention as plain attention: tokens that see each other become separate rows.
 
 Tokens whose indices have the same remainder by the dilation, in the same segment, attend to each other and to nothing
 else. Gathered, they are a row under an ordinary mask, which any path of `attention` takes.
@@ -16,14 +16,14 @@ from phasor.ops.attention import ATTENTION, Mask, ScoreMod, SumBias, prepare_mas
 from phasor.ops.attention.mask import PreparedMask
 from phasor.ops.sparse_attention.patterns import Dilated
 
-MAX_PADDING = 8  # segments are rows of their own where that pads by at most one in so many tokens
+MAX_PADDING = 8  # segments become rows where that pads by at most one in this many tokens
 
 
-def why_not(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> str | None:
+def fold_unsupported_reason(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> str | None:
     """Why tokens are not gathered into rows; None where they are.
 
     >>> x = torch.zeros(1, 8, 2, 4)
-    >>> why_not(x, x, x, Mask(causal=True, pattern=Dilated(dilation=2)), ScoreMod(scale=1.0)) is None
+    >>> fold_unsupported_reason(x, x, x, Mask(causal=True, pattern=Dilated(dilation=2)), ScoreMod(scale=1.0)) is None
     True
     """
     if not isinstance(mask.pattern, Dilated):
@@ -50,7 +50,7 @@ class Fold:
     keys: int
 
     def fold(self, x: Tensor, front: int, tokens: int) -> Tensor:
-        """Tokens gathered into rows, after padding to `front` more and to so many in all."""
+        """Tokens gathered into rows, after padding with `front` zeros before them, to `tokens` in all."""
         end = tokens - front - x.shape[1]
         if front or end:
             x = F.pad(x, (0, 0) * (x.dim() - 2) + (front, end))

@@ -44,8 +44,12 @@ def top_blocks_in_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod:
 
 
 SPARSE_ATTENTION = Dispatch(
-    Path("rows of tokens that see each other", fold.folded_attention, fold.why_not, fold.explain),
-    Path("Triton kernel over lists of key blocks", block_lists.block_list_attention, block_lists.why_not),
+    Path("rows of tokens that see each other", fold.folded_attention, fold.fold_unsupported_reason, fold.explain),
+    Path(
+        "Triton kernel over lists of key blocks",
+        block_lists.block_list_attention,
+        block_lists.block_lists_unsupported_reason,
+    ),
     Path("masks of queries by keys", ATTENTION, by_index_why_not, ATTENTION.explain),
     Path("selected blocks as masks, in blocks of queries", top_blocks_in_blocks),
 )
