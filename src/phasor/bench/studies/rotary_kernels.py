@@ -214,7 +214,7 @@ class KernelTimes:
             q, k, v = split(projected)
             return *(rotate_pairs_ref(x, cos, sin, "half") for x in (q, k)), v.contiguous()
 
-        ways: dict[str, Callable[..., Any]] = {"phasor": lambda x: rope_qkv_op(x, *args, False, False)}
+        ways: dict[str, Callable[..., Any]] = {"phasor": lambda x: rope_qkv_op(x, args, False, False)}
         if self.study.machine.compiles:
             ways["torch.compile"] = torch.compile(plain, dynamic=False)
         if "Liger" in rotations:

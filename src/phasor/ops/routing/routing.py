@@ -94,8 +94,6 @@ def kernels_why_not(
     tokens: Tensor, logits: Tensor, top_k: int, normalize: bool, first_expert: int, num_experts: int
 ) -> str | None:
     """Why Triton kernels do not group these tokens; None where they do."""
-    if torch.compiler.is_compiling():
-        return "the compiler fuses the reference with the operations around it"
     reason = triton_why_not(tokens, logits)
     if reason is not None:
         return reason
