@@ -1,7 +1,7 @@
 """The command line: parse, call one library function, print.
 
-Every verb is a module of its own with `add_options`, which says what it takes, and `run`, which does it. It is imported
-when it is used, so that help is quick.
+Every command is a module with `add_options`, which declares its options, and `run`, which runs it. It is imported when
+the command is used, so that help is quick.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ VERBS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit code is 0, or 2 for a mistake of the user, explained in one sentence.
 
-    A verb may end in other ways and says so in its help.
+    A command may have other exit codes, which its help lists.
     """
     before, warnings.formatwarning = warnings.formatwarning, format_warning
     try:
@@ -89,7 +89,7 @@ def parse(parser: argparse.ArgumentParser, typed: list[str]) -> argparse.Namespa
 
 
 def describe_error(error: Exception) -> str:
-    """What an error says; of one that the system raised its file and the reason, without the number.
+    """The message of an error; for one of the operating system its file and the reason, without the number.
 
     >>> describe_error(PermissionError(13, "Permission denied", "run/model"))
     'run/model: Permission denied'

@@ -80,7 +80,7 @@ class StreamDisplay:
             print(format_progress(progress), file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Take the live line away."""
+        """Erase the live line."""
         if self.live:
             print(CLEAR, end="", file=sys.stderr, flush=True)
 

@@ -62,7 +62,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_number(group: Any, name: str, kind: Any, metavar: str, line: str) -> None:
-    """An option for training; left out, it has the default of the function."""
+    """Add an option for training; without it the function's default applies."""
     group.add_argument(f"--{name}", type=kind, metavar=metavar, default=argparse.SUPPRESS, help=line)
 
 

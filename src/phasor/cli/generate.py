@@ -111,7 +111,7 @@ def check_finite(generated: list[Generated]) -> None:
 
 
 def one_line(text: str) -> str:
-    """A text on one line, from which it can be told again.
+    """A text on one line, with escapes from which it can be restored.
 
     >>> print(one_line("a\\nb"))
     a\\nb

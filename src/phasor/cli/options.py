@@ -83,7 +83,7 @@ def add_extension_fields(parser: argparse.ArgumentParser, classes: list[type[Any
 def add_fields(
     parser: argparse.ArgumentParser, title: str, *classes: type[Any], helps: dict[str, str] | None = None
 ) -> None:
-    """An option for every field of some configurations; left out, a field keeps its default."""
+    """Add an option for every field of some configurations; a field that is not given keeps its default."""
     group = parser.add_argument_group(title)
     for name, parse in field_parsers(*classes).items():
         kind = METAVARS.get(parse.__name__, "N")

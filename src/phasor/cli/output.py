@@ -47,7 +47,7 @@ def clock(seconds: float) -> str:
 
 
 def printable(text: str) -> str:
-    """A text that a model wrote, as it can be shown anywhere: without what would move a terminal's cursor.
+    """A text that a model wrote, without the control characters that would move a terminal's cursor.
 
     >>> printable("a\\tb\\x1b[2J")
     'a\\tb�[2J'
@@ -66,7 +66,7 @@ def print_json(value: Any, file: IO[str] | None = None) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Records and paths as what JSON has for them; it has no numbers that are not finite.
+    """Records and paths as JSON values; numbers that are not finite become null.
 
     >>> plain({"folder": Path("run"), "loss": float("nan"), "step": 3})
     {'folder': 'run', 'loss': None, 'step': 3}

@@ -1,4 +1,4 @@
-"""`phasor plan`: a training step on many devices, on paper."""
+"""`phasor plan`: what a training step on many devices takes, computed without running it."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def run(given: argparse.Namespace) -> None:
 
 
 def lines(found: ParallelPlan) -> list[str]:
-    """What is planned and what comes of it."""
+    """The plan and its results, as lines."""
     usable = f"{found.memory.peak / GIB:,.1f} of {found.hardware.usable / GIB:,.1f} GiB"
     share = getattr(found.seconds, found.seconds.largest) / found.seconds.total
     bound = f"{found.bound_by} ({share:.0%} of the step)" if found.fits else f"memory, most of which is {most(found)}"
@@ -118,7 +118,7 @@ def lines(found: ParallelPlan) -> list[str]:
 
 
 def most(found: ParallelPlan) -> str:
-    """The kind of memory that there is most of."""
+    """The largest kind of memory."""
     return max(KINDS, key=lambda kind: int(getattr(found.memory, kind)))
 
 

@@ -67,7 +67,7 @@ class LiveProgress(Display):
         write_stderr(f"{CLEAR}{text}\n{self.line}", end="")
 
     def draw(self, text: str, share: float | None, at_once: bool) -> None:
-        """What is going on, with a bar as long as there is room for where its share is known."""
+        """Draw what is going on, with a bar that fills the line where the share done is known."""
         now = time.monotonic()
         if now - self.drawn < REFRESH_SECONDS and not at_once:
             return
@@ -78,7 +78,7 @@ class LiveProgress(Display):
 
 
 class PlainProgress(Display):
-    """A line about every tenth of a run and at every evaluation, for logs; about preparation if it takes long."""
+    """For logs: a line at every tenth of a run, at every evaluation, and about preparation if it takes long."""
 
     def __init__(self, typed: Mapping[str, str] | None = None) -> None:
         super().__init__(typed)
@@ -101,11 +101,11 @@ class PlainProgress(Display):
             write_stderr(format_step(report))
 
     def close(self) -> None:
-        """Nothing is left to take away."""
+        """Plain lines stay: there is nothing to remove."""
 
 
 def write_stderr(text: str, end: str = "\n") -> None:
-    """Write to standard error; a run does not end because nobody reads that."""
+    """Write to standard error; a closed one does not end a run."""
     with contextlib.suppress(OSError):
         print(text, end=end, file=sys.stderr, flush=True)
 

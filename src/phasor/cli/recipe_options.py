@@ -35,7 +35,7 @@ BELOW_MODEL = (
 
 
 class Change(argparse.Action):
-    """Notes a field's dotted name and its new value, the last one given being the one that counts."""
+    """Stores the new value of a field under its dotted name; the last one given counts."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         name, text = str(option_string).removeprefix("--"), values

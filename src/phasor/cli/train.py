@@ -69,7 +69,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def train_recipe(given: argparse.Namespace) -> int:
-    """Train, and show what came of it; the exit code. Of several processes the first one shows it."""
+    """Train and print the result; returns the exit code. Of several processes the first one prints."""
     try:
         recipe = build_recipe(given.recipe, given.changes, given.resume)
     except (ValueError, OSError):
@@ -180,7 +180,7 @@ def show(result: TrainingResult, recipe: Recipe) -> None:
 
 
 def next_command(result: TrainingResult, recipe: Recipe) -> str:
-    """What one would type now."""
+    """The command to try next."""
     folder = shlex.quote(str(result.folder))
     if result.status != "finished":
         return f"phasor train --resume --out {folder}"

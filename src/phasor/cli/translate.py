@@ -88,7 +88,7 @@ def run_translation(texts: list[str], given: argparse.Namespace, processes: Join
 
 
 def check_destination(name: str | None) -> None:
-    """Refuse what cannot be written to before there is anything to write."""
+    """Refuse a destination that cannot be written to, before translating."""
     if name is not None and Path(name).is_dir():
         raise ValueError(f"{name} cannot be written: it is a folder")
     if name is not None and not os.access(Path(name).parent, os.W_OK):
@@ -98,7 +98,7 @@ def check_destination(name: str | None) -> None:
 
 @contextmanager
 def destination(name: str | None) -> Iterator[TextIO]:
-    """Standard output, or a file that is there under its name once it is whole; a pipe or device as it is."""
+    """Standard output, a file that appears under its name when it is complete, or a pipe or device as it is."""
     if name is None:
         yield sys.stdout
         return

@@ -162,7 +162,7 @@ class GenerationConfig(Config):
 class SpecialTokens(Config):
     """The tokens a model's folder names: where texts end, and how a decoder begins.
 
-    Three of them bind a model whatever it finds likely: `forced_first` is the second token of a text (in an
+    Three of them override what the model finds likely: `forced_first` is the second token of a text (in an
     encoder-decoder, the first after `start`), `forced_last` the one with which `max_new_tokens` are reached, and
     `never` are tokens that are not generated, unless `bad_words_ids` are given instead.
     """

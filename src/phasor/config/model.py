@@ -193,7 +193,7 @@ class ModelConfig(Config):
         return list(dict.fromkeys(self.layer(i).position for i in range(max(1, len(self.layers)))))
 
     def with_extension(self, extension: Extension | None) -> ModelConfig:
-        """The same model with its rotary scheme extended another way; layers with a rotary scheme of their own keep it.
+        """The same model with another extension of its rotary scheme; layers that set their own rotary scheme keep it.
 
         Its `max_length` is the length that the extension reaches; where an extension is removed, the length before it.
         Where frequencies are chosen by the length of the text (dynamic extensions) it is the length from which they

@@ -196,7 +196,7 @@ class TrainConfig(Config):
             )
 
     def num_steps(self, batches_per_epoch: int) -> int:
-        """The number of optimizer steps of a run whose data are so many batches per epoch."""
+        """The number of optimizer steps of a run whose epochs have `batches_per_epoch` batches."""
         if self.steps is not None:
             return self.steps
         steps = (1.0 if self.epochs is None else self.epochs) * batches_per_epoch / self.gradient_accumulation_steps
@@ -223,9 +223,9 @@ class MeshConfig(Config):
     """How the processes that `torchrun` starts share a run: as a mesh of four axes, `tensor` innermost.
 
     Weights, gradients and optimizer state are cut over the processes along `shard` (FSDP), and held once for each of
-    the `replicate` groups; both axes take rows of their own of each batch. Along `context` each row of tokens is cut,
-    along `tensor` the heads, hidden features and experts of each block. Without `shard` it is what is left of the
-    processes.
+    the `replicate` groups; along both axes each process takes different rows of a batch. Along `context` each row of
+    tokens is cut, along `tensor` the heads, hidden features and experts of each block. Without `shard` it is what is
+    left of the processes.
 
     >>> MeshConfig(replicate=2, tensor=2).sizes(8)
     (2, 2, 1, 2)

@@ -24,7 +24,7 @@ class SparseConfig(Choice, what="sparse attention pattern"):
         return False
 
     def visible_keys(self, length: int, causal: bool, window: int | None) -> float:
-        """How many keys a query sees, on average over a row of so many tokens; the window narrows the pattern."""
+        """How many keys a query sees, on average over a row of `length` tokens; the window narrows the pattern."""
         raise NotImplementedError(f"{type(self).__name__} does not define its pattern")
 
 
@@ -100,7 +100,7 @@ class StridedConfig(SparseConfig, kind="strided"):
         return seen / length
 
     def shows(self, distance: int) -> bool:
-        """Whether blocks so far apart see each other, unless one of them is global."""
+        """Whether blocks at this distance see each other, unless one of them is global."""
         return distance < self.local or (self.stride is not None and distance % self.stride == 0)
 
     def count_shown(self, furthest: int) -> int:

@@ -35,7 +35,7 @@ def from_yaml(text: str, where: str) -> Any:
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ValueError(f"{where}{line}: this is not YAML: {error.problem}") from None
-    except Exception as error:  # YAML's own tags raise whatever they run into
+    except Exception as error:  # YAML's own tags raise errors of any type
         raise ValueError(f"{where}: this is not YAML: {' '.join(str(error).split())}") from None
     if problem is not None:
         raise ValueError(f"{where}{problem}")

@@ -25,7 +25,7 @@ class Batch:
     - `repeated`, `whole_count`: of a share of a batch, how many rows at its end only repeat another one, and how many
       tokens are predicted in the whole batch.
 
-    Padding is at the end of rows. In packed rows it is a document of its own; in a decoder's rows nothing before it
+    Padding is at the end of rows. In packed rows it is a separate document; in a decoder's rows nothing before it
     sees it; its weight is 0.
 
     >>> batch = Batch(tokens=torch.ones(2, 3).long(), targets=torch.ones(2, 3).long(), weights=torch.ones(2, 3))

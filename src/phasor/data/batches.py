@@ -139,7 +139,7 @@ class Rows:
         rows[: last - first] = epoch.batches[first:last]
         places = rows[:, None] * self.length + np.arange(self.length)
         real = places < self.total
-        documents = np.full(shape, len(epoch.order))  # padding is a document of its own
+        documents = np.full(shape, len(epoch.order))  # padding is a separate document
         documents[real] = np.searchsorted(epoch.ends, places[real], side="right")
         examples = epoch.order[documents[real]]
         address = self.store.ends[0][examples] + places[real] - (epoch.ends[documents[real]] - self.sizes[examples])
@@ -208,7 +208,7 @@ class Pairs:
     """Pairs of about the same length together, as many as fit into a batch with their padding.
 
     Examples are sorted by length, and those of one length shuffled anew each epoch. Where batches begin and end then
-    depends on the lengths alone, so that every epoch has as many, and they come in an order of its own.
+    depends on the lengths alone, so that every epoch has as many, in a new order.
     """
 
     def __init__(self, store: TokenStore, recipe: Recipe, seed: int, special: SpecialIds, shuffled: bool) -> None:

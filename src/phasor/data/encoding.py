@@ -90,7 +90,7 @@ def tokenizers_for(recipe: Recipe, texts: Callable[[], Iterable[Example]], chara
 
 
 def sample_texts(examples: Iterable[Example], share: float) -> Iterator[str]:
-    """About a share of the texts, spread over all of them, long ones in pieces."""
+    """About this share of the texts, taken evenly from all of them, long ones in pieces."""
     number = 0
     for example in examples:
         for text in example:

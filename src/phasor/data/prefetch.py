@@ -46,7 +46,7 @@ class Prefetcher(Generic[Item]):
         return batch.result() if isinstance(batch, Future) else batch
 
     def close(self, *, wait: bool = False) -> None:
-        """Let the threads go; without `wait`, what they are making is not waited for."""
+        """Stop the threads; without `wait`, batches that they are making are not waited for."""
         if self.pool is not None:
             self.pool.shutdown(wait=wait, cancel_futures=True)
 
@@ -54,7 +54,7 @@ class Prefetcher(Generic[Item]):
 class StepBatches:
     """The batches of each optimizer step, prefetched and on the device.
 
-    Step `step` takes the batches `step * accumulation_steps` and the following; nothing else decides what they are.
+    Step `step` takes `accumulation_steps` batches from `step * accumulation_steps` on; they depend on nothing else.
     With `workers`, as many threads make batches of later steps. Without, `prefetch` makes those of a step on the spot,
     which is best called while a device is busy. `share` is which part of each batch to take, and of how many.
 
@@ -93,7 +93,7 @@ class StepBatches:
         return [batch.to(self.device) for batch in batches], sum(counts)
 
     def close(self) -> None:
-        """Let the threads go; what they are making is not waited for."""
+        """Stop the threads; batches that they are making are not waited for."""
         self.prefetcher.close()
 
     def _make(self, index: int) -> Batch:

@@ -1,7 +1,7 @@
 """Holding out examples for validation, by their text and not by their place.
 
 An example is held out if a hash of its text (of a pair: its source) is below a threshold. The same text is thus
-always on the same side, whatever is added to the corpus later. A corpus of a few long documents has too few of them
+always on the same side, also when the corpus grows later. A corpus of a few long documents has too few of them
 for that; it gives the last lines of each.
 """
 

@@ -110,7 +110,7 @@ def prepare(
 
 
 def check_fingerprint(prepared: PreparedData, recipe: Recipe, fingerprint: str | None) -> PreparedData:
-    """Prepared data as they are, unless they should have been others."""
+    """The prepared data, if their fingerprint is the expected one."""
     if fingerprint is not None and prepared.fingerprint != fingerprint:
         name = recipe.data.train or f"data.format {recipe.data.format!r}"
         raise ValueError(f"{name} gives other tokens than those the run was trained on, so it cannot be resumed")
@@ -168,7 +168,7 @@ def load_prepared_data(folder: Path, names: Iterable[str] | None = None) -> Prep
 
 
 def read_prepared_data(folder: Path) -> PreparedData:
-    """A folder that holds prepared data, without a look at its manifest."""
+    """The prepared data of a folder, without comparing its manifest."""
     try:
         description = read_json(folder / DESCRIPTION)
         tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))

@@ -135,7 +135,7 @@ class TaskProblems:
         self.first = special.start if special.bos is None else special.bos
 
     def train_batch(self, step: int, rows: int, longest: int) -> Batch:
-        """Problems of all sizes up to the longest, each as often."""
+        """Problems of all sizes up to the longest, equally often."""
         draw = random.Random(f"{self.name} {self.seed} train {step}")
         sizes = [draw.randint(self.task.shortest, longest) for _ in range(rows)]
         return self.batch([self.task.make(draw, size) for size in sizes], step)
@@ -170,13 +170,13 @@ class TaskProblems:
         return {}
 
     def tokens_of(self, size: int) -> int:
-        """How many tokens of a problem of a size are read."""
+        """How many tokens the model reads of a problem of this size."""
         problem = self.task.make(random.Random(0), size)
         return 1 + len(problem.prompt) + len(problem.answer)
 
 
 def spell(name: str, tokenizer: Tokenizer) -> dict[str, int]:
-    """The token of every character of a task; ValueError where a character is no token of its own.
+    """The token of every character of a task; ValueError where a character is not exactly one token.
 
     >>> from phasor.data.tokenizers import byte_tokenizer
     >>> spell("parity", byte_tokenizer())

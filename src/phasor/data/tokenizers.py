@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, BPE and unigram with our five special tokens, or whatever a folder has."""
+"""Tokenizers: bytes, BPE and unigram with our five special tokens, or that of a folder."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def byte_letters() -> dict[int, str]:
 
 
 def configure(tokenizer: Tokenizer, task: Task) -> Tokenizer:
-    """Reads as it writes, and gives a model's text the ends it was trained with."""
+    """Have the tokenizer decode what it encodes, and add the ends of text that the model was trained with."""
     tokenizer.decoder = decoders.ByteLevel()
     ends = {"lm": "<bos> $A", "translation": "$A <eos>", "mlm": "<bos> $A <eos>"}[task]
     tokenizer.post_processor = processors.TemplateProcessing(single=ends, special_tokens=[("<bos>", 1), ("<eos>", 2)])
@@ -102,7 +102,7 @@ def load_tokenizer(folder: str | Path) -> tuple[Tokenizer, SpecialIds]:
 
 
 def special_of(tokenizer: Tokenizer, folder: Path) -> SpecialIds:
-    """The special tokens by the folder's files, else by the names that are usual."""
+    """The special tokens that the folder's files name, or else those with the usual names."""
     named = {}
     for role, candidates in NAMES.items():
         ids = (tokenizer.token_to_id(name) for name in candidates)
@@ -122,7 +122,7 @@ def special_of(tokenizer: Tokenizer, folder: Path) -> SpecialIds:
 
 
 def is_bytes(tokenizer: Tokenizer) -> bool:
-    """Whether a tokenizer is the one of bytes, which numpy is quicker at."""
+    """Whether a tokenizer is that of bytes, which numpy encodes faster."""
     return tokenizer.get_vocab_size() == BYTE_VOCABULARY and all(
         tokenizer.token_to_id(letter) == len(SPECIALS) + byte for byte, letter in byte_letters().items()
     )

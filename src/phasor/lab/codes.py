@@ -154,7 +154,7 @@ def plain_vector(module: Position, dim: int) -> Tensor:
 
 
 def finite(values: Tensor) -> Tensor:
-    """The values, which a picture needs to be finite."""
+    """The values, refused where they are not finite, since they cannot be drawn."""
     if not bool(values.isfinite().all()):
         raise ValueError("the values of this scheme overflow at these positions: choose smaller ones")
     return values

@@ -1,6 +1,6 @@
 """The four criteria of a position encoding, measured on what a scheme gives; and positions added or concatenated.
 
-The criteria: every position has a code of its own; two positions are as far apart in a long sentence as in a short one;
+The criteria: every position has a different code; two positions are as far apart in a long sentence as in a short one;
 codes go on past the sentences seen, and stay bounded; the same position always gets the same code.
 """
 

@@ -106,7 +106,7 @@ def check_elements(field: str, *shape: int) -> None:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Numbers that travel as float32 bytes, row by row, with their shape; `notes` are a few plain values beside them.
+    """Values that are sent as float32 bytes, row by row, with their shape; `notes` are a few plain values beside them.
 
     >>> Matrix.of([[1.0, 2.0], [3.0, 4.0]]).shape
     (2, 2)

@@ -19,7 +19,7 @@ from phasor.lab.endpoints import FieldError
 
 CONFIG, MARKER, LENGTHS = "config.json", "run.json", "lengths.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "snapshots")
-PARTS = ("checkpoints", "data", "events", "model", "tokenizer")  # of a run, which are not folders of their own
+PARTS = ("checkpoints", "data", "events", "model", "tokenizer")  # of a run, which are not listed as folders
 LEVELS = 2  # below a folder of the command line
 MOST = 500  # folders that are found inside of one that was given, and entries of a folder that are looked at
 

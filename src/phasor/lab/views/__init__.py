@@ -1,7 +1,7 @@
 """What the page asks for, a module per view: records of the requests, and the functions that answer them.
 
 A module here registers its endpoints when it is imported, and imports torch inside of its functions only, so that the
-page is served before torch is loaded. `import_views` finds the modules by themselves.
+page is served before torch is loaded. `import_views` finds the modules.
 """
 
 from __future__ import annotations

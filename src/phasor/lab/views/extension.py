@@ -177,7 +177,7 @@ def rotary_position(config: ModelConfig) -> RotaryConfig:
 
 
 def one_sentence(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Numbers that leave the range of floats become a mistake of the request."""
+    """Report values beyond the range of floats as a mistake in the request."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
