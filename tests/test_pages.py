@@ -114,6 +114,7 @@ READMES = {
         "positions": "Positions",
         "parts": "Parts",
         "commands": "Commands",
+        "attention": "attention",
         "sparse": "sparse attention",
         "activations": "feed-forward",
         "norms": "norm",
@@ -125,6 +126,7 @@ READMES = {
         "positions": "位置编码",
         "parts": "部件",
         "commands": "命令行",
+        "attention": "注意力",
         "sparse": "稀疏注意力",
         "activations": "前馈网络",
         "norms": "归一化",
@@ -146,7 +148,7 @@ LISTINGS = [
             listing(page, words["positions"], class_names, EXTENSION_CLASSES, "extensions"),
             listing(page, words["commands"], commands, VERBS, "commands"),
             *(
-                listing(page, words["parts"], row(words[group]), CHOICES[group].kinds, group)
+                listing(page, words["parts"], row(words.get(group, group)), CHOICES[group].kinds, group)
                 for group in CHOICES
                 if group not in LISTED_ELSEWHERE
             ),
@@ -156,7 +158,7 @@ LISTINGS = [
         listing(
             "docs/model.md",
             "Parts and their choices",
-            row(READMES["README.md"][group]),
+            row(READMES["README.md"].get(group, group)),
             CHOICES[group].kinds,
             group,
             others=True,
@@ -226,7 +228,7 @@ def test_lists_are_complete(listing):
 def test_every_group_of_kinds_has_a_row():
     for page, words in READMES.items():
         groups = set(CHOICES) - LISTED_ELSEWHERE - words.keys()
-        assert not groups, f"name in READMES the row of {page} that lists {', '.join(sorted(groups))}"
+        assert not groups, f"name in READMES of this file the row of {page} that lists {', '.join(sorted(groups))}"
 
 
 COUNTS = {
