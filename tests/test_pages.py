@@ -1,5 +1,6 @@
 """What the pages list is what there is: the registries, the command line, the configuration of the package."""
 
+import importlib
 import re
 import tomllib
 import typing
@@ -13,6 +14,7 @@ import pytest
 import phasor
 from phasor.bench import WORKLOADS
 from phasor.cli import VERBS
+from phasor.cli.parser import Verb
 from phasor.config import Extension, PositionConfig
 from phasor.config.recipe import DataConfig
 from phasor.data.tasks import TASKS
@@ -334,3 +336,22 @@ def test_commands_that_are_shown_exist(page):
     )
     unknown = shown - VERBS.keys()
     assert not unknown, f"{page.name} shows commands that there are not: {', '.join(sorted(unknown))}"
+
+
+def options_of(verb: str) -> tuple[set[str], tuple[str, ...]]:
+    """The options of a command, and the prefixes of those that it takes besides."""
+    parser = Verb(prog=f"phasor {verb}")
+    importlib.import_module(f"phasor.cli.{verb}").add_options(parser)
+    return set(parser._option_string_actions), () if parser.prefix is None else (parser.prefix,)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_options_that_are_shown_exist(page):
+    """In the commands of fenced blocks, each on a line or on several that end in a backslash."""
+    blocks = "\n".join(FENCE.findall(page.read_text(encoding="utf-8"))).replace("\\\n", " ")
+    commands = re.findall(r"^(?:\$ |.*-m )?phasor (\w+)([^#\n]*)", blocks, re.MULTILINE)
+    for verb, arguments in commands:
+        known, prefixes = options_of(verb)
+        shown = re.findall(r"(?<![\w-])--[a-z][\w.-]*", arguments)
+        unknown = [option for option in shown if option not in known and not option.startswith(prefixes)]
+        assert not unknown, f"{page.name} shows phasor {verb} with {', '.join(unknown)}, which it does not take"
