@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import phasor
-from phasor.bench import WORKLOADS
+from phasor.bench import STUDIES, WORKLOADS
 from phasor.cli import VERBS
 from phasor.cli.parser import Verb
 from phasor.config import Extension, PositionConfig
@@ -194,7 +194,7 @@ LISTINGS = [
     listing("docs/long-context.md", "Retrieval", first_column, RETRIEVAL_TASKS, "tasks"),
     listing("docs/compare.md", "On tasks", first_column, TASKS, "tasks", others=True),
     listing("docs/commands.md", "Installing", first_column, EXTRAS, "extras"),
-    listing("docs/speed.md", "Benchmarking", first_column, WORKLOADS, "workloads", others=True),
+    listing("docs/speed.md", "Benchmarking", first_column, {*WORKLOADS, *STUDIES}, "workloads"),
     listing(
         "docs/generation.md",
         "Decoding strategies",
@@ -355,3 +355,20 @@ def test_options_that_are_shown_exist(page):
         shown = re.findall(r"(?<![\w-])--[a-z][\w.-]*", arguments)
         unknown = [option for option in shown if option not in known and not option.startswith(prefixes)]
         assert not unknown, f"{page.name} shows phasor {verb} with {', '.join(unknown)}, which it does not take"
+
+
+def figures(text: str) -> list[str]:
+    return re.findall(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?![\w])", text)
+
+
+@pytest.mark.parametrize("page", READMES)
+def test_measurements_are_those_of_the_page_on_speed(page):
+    """Every figure of the table of workloads stands in docs/speed.md, perhaps with more digits."""
+    measured = [float(figure.replace(",", "")) for figure in figures(read("docs/speed.md"))]
+    table = rows(read(page)[: read(page).index("\n## ")])
+    shown = [figure for cells in table for figure in figures(" ".join(cells[1:]))]
+    assert len(shown) > 15
+    for figure in shown:
+        digits = len(figure.partition(".")[2])
+        rounded = {round(value, digits) for value in measured}
+        assert float(figure.replace(",", "")) in rounded, f"{page} shows {figure}, which docs/speed.md does not"
