@@ -9,6 +9,7 @@ import pkgutil
 import re
 import shlex
 import shutil
+import typing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -186,7 +187,8 @@ class Definitions:
             places = ROOT, ROOT / "src", ROOT / "benchmarks", ROOT / "benchmarks" / "tuning"
             return None if any((place / span).exists() for place in places) or any(PACKAGE.rglob(span)) else span
         if match := re.fullmatch(r"((?=\w*[a-z])[A-Z]\w*[A-Z]\w*)(?:\.(\w+))?", span):
-            known = match[1] in self.words or hasattr(builtins, match[1]) or hasattr(transformers, match[1])
+            elsewhere = any(hasattr(module, match[1]) for module in (builtins, typing, transformers))
+            known = match[1] in self.words or elsewhere
             if match[1] not in self.classes and not known:
                 return match[1]
             if match[2] and match[1] in self.classes and match[2] not in self.functions | self.attributes:

@@ -372,3 +372,11 @@ def test_measurements_are_those_of_the_page_on_speed(page):
         digits = len(figure.partition(".")[2])
         rounded = {round(value, digits) for value in measured}
         assert float(figure.replace(",", "")) in rounded, f"{page} shows {figure}, which docs/speed.md does not"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_spans_are_on_one_line(page):
+    """A span that is broken over lines would hide its name from these tests."""
+    lines = FENCE.sub("", page.read_text(encoding="utf-8")).splitlines()
+    broken = [line for line in lines if line.count("`") % 2]
+    assert not broken, f"{page.name} breaks a code span: {broken[0]}"
