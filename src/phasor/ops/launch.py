@@ -61,7 +61,10 @@ class KernelLauncher:
         """Launch on the device of `like`, with tensors in the order of the kernel's signature."""
         device, bits = like.device, 0
         addresses: list[int | None] = []
-        parts: list[Any] = [device, key, *scalars, *scalars.values()]
+        parts: list[Any] = [device, key]
+        if scalars:
+            parts += scalars
+            parts += scalars.values()
         for x in tensors.values():
             if x is None:
                 addresses.append(None)
@@ -72,16 +75,19 @@ class KernelLauncher:
                 parts.append(x.dtype)
                 bits |= address
         full_key, aligned = tuple(parts), bits % ALIGNMENT == 0 or self.is_aligned(tensors)
+        launch = self.compiled.get(full_key) if aligned else None
+        if launch is not None and not (like.is_cuda and device.index != torch._C._cuda_getDevice()):
+            launch(device, addresses)
+            return
         with on_device(like):
-            launch = self.compiled.get(full_key) if aligned else None
             if launch is not None:
                 launch(device, addresses)
-            else:
-                launch = self.launch_by_triton(tensors, key, scalars)
-                if launch is not None and aligned:
-                    if len(self.compiled) >= MAX_COMPILED:
-                        self.compiled.clear()
-                    self.compiled[full_key] = launch
+                return
+            launch = self.launch_by_triton(tensors, key, scalars)
+        if launch is not None and aligned:
+            if len(self.compiled) >= MAX_COMPILED:
+                self.compiled.clear()
+            self.compiled[full_key] = launch
 
     def is_aligned(self, tensors: Mapping[str, Tensor | None]) -> bool:
         """Whether all tensors begin at multiples of 16 bytes for which that makes a difference."""

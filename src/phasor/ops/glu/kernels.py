@@ -76,10 +76,13 @@ def _glu_backward_kernel(dy_ptr, x_ptr, dx_ptr, y_ptr, D, ACTIVATION: tl.constex
         tl.store(y_ptr + row * D + cols, y.to(y_ptr.dtype.element_ty), mask=cols < D)
 
 
-def prepare(rows: int, block_d: int, num_warps: int, *, D: int, **_: Any) -> tuple[tuple[int, int], dict[str, Any]]:
-    """The grid, rows by blocks of columns, the columns of a block, and the warps."""
-    block_d = min(block_d, next_power_of_2(D))
-    return (rows, cdiv(D, block_d)), {"BLOCK_D": block_d, "num_warps": num_warps}
+def prepare(
+    rows: int, half: int, activation: str, block_d: int, num_warps: int
+) -> tuple[tuple[int, int], dict[str, Any]]:
+    """The grid, rows by blocks of columns, the scalars, and the warps."""
+    block_d = min(block_d, next_power_of_2(half))
+    scalars = {"D": half, "ACTIVATION": activation, "BLOCK_D": block_d, "num_warps": num_warps}
+    return (rows, cdiv(half, block_d)), scalars
 
 
 launch_forward = KernelLauncher(_glu_forward_kernel, prepare)
@@ -92,7 +95,7 @@ def glu_forward(x: Tensor, activation: str, block_d: int = 2048, num_warps: int 
     y = x.new_empty((*x.shape[:-1], half))
     if y.numel():
         tensors = {"x_ptr": x.contiguous(), "y_ptr": y}
-        launch_forward(x, tensors, y.numel() // half, block_d, num_warps, D=half, ACTIVATION=activation)
+        launch_forward(x, tensors, y.numel() // half, half, activation, block_d, num_warps)
     return y
 
 
@@ -104,5 +107,5 @@ def glu_backward(
     if dy.numel():
         half = dy.shape[-1]
         tensors = {"dy_ptr": dy.contiguous(), "x_ptr": x.contiguous(), "dx_ptr": dx, "y_ptr": output}
-        launch_backward(x, tensors, dy.numel() // half, block_d, num_warps, D=half, ACTIVATION=activation)
+        launch_backward(x, tensors, dy.numel() // half, half, activation, block_d, num_warps)
     return dx

@@ -281,24 +281,39 @@ def _sum_kernel(x_ptr, y_ptr, M, D, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr
     tl.store(y_ptr + cols, tl.sum(total, 0).to(y_ptr.dtype.element_ty), mask=cols < D)
 
 
-def prepare_programs(
-    programs: int | None, num_warps: int | None, *, M: int, D: int, **_: Any
+def prepare_rows(
+    flag: str,
+    count: int,
+    width: int,
+    eps: float | None,
+    offset: float,
+    has_flag: bool,
+    centered: bool,
+    has_weight: bool,
+    has_bias: bool,
+    programs: int | None,
+    num_warps: int | None,
 ) -> tuple[tuple[int], dict[str, Any]]:
-    """The grid of some programs, or of one per block of rows, their blocks and warps."""
-    block_m, block_d, default_num_warps = block_sizes(D)
-    options = {"BLOCK_M": block_m, "BLOCK_D": block_d, "num_warps": num_warps or default_num_warps}
-    return (programs or cdiv(M, block_m),), options
+    """The grid of some programs, or of one per block of rows, and the scalars; `flag` is one that only a kernel has."""
+    block_m, block_d, default_num_warps = block_sizes(width)
+    scalars = {
+        "M": count, "D": width, "offset": offset, flag: has_flag, "CENTERED": centered, "HAS_WEIGHT": has_weight,
+        "HAS_BIAS": has_bias, "BLOCK_M": block_m, "BLOCK_D": block_d, "num_warps": num_warps or default_num_warps,
+    }  # fmt: skip
+    return (programs or cdiv(count, block_m),), scalars if eps is None else {**scalars, "eps": eps}
 
 
-def prepare_sum(*, M: int, D: int) -> tuple[tuple[int], dict[str, Any]]:
+def prepare_sum(rows: int, width: int) -> tuple[tuple[int], dict[str, int]]:
     """The grid of a program per block of columns, and its blocks."""
-    return (cdiv(D, SUM_COLUMNS),), {"BLOCK_M": SUM_ROWS, "BLOCK_D": SUM_COLUMNS}
+    return (cdiv(width, SUM_COLUMNS),), {"M": rows, "D": width, "BLOCK_M": SUM_ROWS, "BLOCK_D": SUM_COLUMNS}
 
 
-launch_norm_forward = KernelLauncher(_norm_forward_kernel, prepare_programs)
-launch_norm_backward = KernelLauncher(_norm_backward_kernel, prepare_programs)
-launch_norm_add_forward = KernelLauncher(_norm_add_forward_kernel, prepare_programs)
-launch_norm_add_norm_backward = KernelLauncher(_norm_add_norm_backward_kernel, prepare_programs)
+launch_norm_forward = KernelLauncher(_norm_forward_kernel, functools.partial(prepare_rows, "HAS_RESIDUAL"))
+launch_norm_backward = KernelLauncher(_norm_backward_kernel, functools.partial(prepare_rows, "HAS_RESIDUAL"))
+launch_norm_add_forward = KernelLauncher(_norm_add_forward_kernel, functools.partial(prepare_rows, "HAS_NEXT"))
+launch_norm_add_norm_backward = KernelLauncher(
+    _norm_add_norm_backward_kernel, functools.partial(prepare_rows, "HAS_DTOTAL")
+)
 launch_sum = KernelLauncher(_sum_kernel, prepare_sum)
 
 
@@ -325,8 +340,8 @@ def norm_forward(
             "b_ptr": contiguous(bias), "total_ptr": total, "y_ptr": y, "stats_ptr": stats,
         }  # fmt: skip
         launch_norm_forward(
-            x, tensors, None, num_warps, M=count, D=width, eps=eps, offset=offset, HAS_RESIDUAL=residual is not None,
-            CENTERED=centered, HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
+            x, tensors, count, width, eps, offset, residual is not None, centered, weight is not None, bias is not None,
+            None, num_warps,
         )  # fmt: skip
     return total, y, stats
 
@@ -355,8 +370,8 @@ def norm_backward(
         "w_ptr": contiguous(weight), "stats_ptr": stats, "dx_ptr": dx, "sums_ptr": sums,
     }  # fmt: skip
     launch_norm_backward(
-        x, tensors, programs, num_warps, M=count, D=width, offset=offset, HAS_RESIDUAL=dtotal is not None,
-        CENTERED=centered, HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
+        x, tensors, count, width, None, offset, dtotal is not None, centered, weight is not None, bias is not None,
+        programs, num_warps,
     )  # fmt: skip
     return dx, sum_over_programs(sums, dtype)
 
@@ -387,8 +402,7 @@ def norm_add_forward(
             "total_ptr": total, "y_ptr": y, "stats_ptr": stats,
         }  # fmt: skip
         launch_norm_add_forward(
-            x, tensors, None, None, M=count, D=width, eps=eps, offset=offset, HAS_NEXT=has_next,
-            CENTERED=centered, HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
+            x, tensors, count, width, eps, offset, has_next, centered, weight is not None, bias is not None, None, None,
         )  # fmt: skip
     return total, y, stats
 
@@ -418,8 +432,8 @@ def norm_add_norm_backward(
         "dx_ptr": dx, "dbranch_ptr": dbranch, "sums_ptr": sums,
     }  # fmt: skip
     launch_norm_add_norm_backward(
-        branch, tensors, programs, None, M=count, D=width, offset=offset, HAS_DTOTAL=dtotal is not None,
-        CENTERED=centered, HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
+        branch, tensors, count, width, None, offset, dtotal is not None, centered, weight is not None, bias is not None,
+        programs, None,
     )  # fmt: skip
     return dx, dbranch, sum_over_programs(sums, dtype)
 
@@ -429,7 +443,7 @@ def sum_over_programs(sums: Tensor, dtype: torch.dtype) -> Tensor:
     programs, weights, width = sums.shape
     total = sums.new_empty((weights, width), dtype=dtype)
     if total.numel():
-        launch_sum(sums, {"x_ptr": sums, "y_ptr": total}, M=programs, D=weights * width)
+        launch_sum(sums, {"x_ptr": sums, "y_ptr": total}, programs, weights * width)
     return total
 
 
