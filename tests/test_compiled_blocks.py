@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
-from device import DEVICE
+from device import DEVICE, ON_GPU
 from schemes import SCHEMES, build, relative_change, tiny, tokens
 from torch._dynamo.testing import CompileCounterWithBackend
 
 # In generated code on a GPU; elsewhere the traced operations run one by one, which takes no compiler of C++.
-BACKEND = "inductor" if DEVICE.type == "cuda" else "aot_eager"
+BACKEND = "inductor" if ON_GPU else "aot_eager"
 SAME = 2e-5  # relative, float32: compilers add and multiply in another order
 
 
@@ -23,10 +24,21 @@ def fresh_compiler() -> Iterator[None]:
     torch.compiler.reset()
 
 
+@contextmanager
+def no_default_device() -> Iterator[None]:
+    """Under a default device the compiler of torch 2.11 breaks graphs at some calls of torch."""
+    torch.set_default_device(None)
+    try:
+        yield
+    finally:
+        torch.set_default_device(DEVICE if ON_GPU else None)
+
+
 def logits_and_gradients(model: Any, *inputs: torch.Tensor, **args: Any) -> list[torch.Tensor]:
     model.zero_grad(set_to_none=True)
-    logits = model(*inputs, **args)
-    logits.logsumexp(-1).mean().backward()
+    with no_default_device():
+        logits = model(*inputs, **args)
+        logits.logsumexp(-1).mean().backward()
     return [logits.detach(), *(w.grad.clone() for w in model.parameters() if w.grad is not None)]
 
 
@@ -40,8 +52,9 @@ def check(config: Any, count: int = 40, graphs: int = 1, **args: Any) -> None:
     model.compile(fullgraph=True, backend=counter)
     found = logits_and_gradients(model, *inputs, **args)
     assert len(found) == len(expected)
-    for a, b in zip(found, expected, strict=True):
-        assert relative_change(a, b) < SAME
+    largest = max(float(b.abs().max()) for b in expected[1:])
+    for a, b in zip(found, expected, strict=True):  # some gradients are zero, but for rounding: FIRE's last bias
+        assert (a - b).abs().max() < SAME * max(float(b.abs().max()), 1e-3 * largest)
     assert counter.frame_count == graphs
 
 
@@ -107,7 +120,7 @@ def test_prompts_and_chunks_through_a_cache(window):
     model = build(tiny("rotary", num_layers=3, attention={"window": window})).to(DEVICE)
     ids = tokens(2, 40).to(DEVICE)
     sizes = (16, 12, 12)
-    with torch.no_grad():
+    with torch.no_grad(), no_default_device():
         eager = model.new_cache(2, 40)
         expected = [model(chunk, cache=eager) for chunk in ids.split(sizes, dim=1)]
         model.compile(fullgraph=True, backend=BACKEND)
@@ -120,13 +133,14 @@ def test_hooks_are_called():
     model, ids, seen = build(tiny("rotary")).to(DEVICE), tokens(1, 9).to(DEVICE), []
     model.compile(backend=BACKEND)
     model.decoder.blocks[1].register_forward_hook(lambda module, args, output: seen.append(output.shape))
-    model(ids)
+    with no_default_device():
+        model(ids)
     assert seen == [(1, 9, 32)]
 
 
 def test_autocast():
     model, ids = build(tiny("rotary", num_layers=2)).to(DEVICE), tokens(1, 20).to(DEVICE)
-    with torch.no_grad(), torch.autocast(DEVICE.type, torch.bfloat16):
+    with torch.no_grad(), torch.autocast(DEVICE.type, torch.bfloat16), no_default_device():
         expected = model(ids)
         model.compile(fullgraph=True, backend=BACKEND)
         assert relative_change(model(ids).float(), expected.float()) < 3e-2  # bfloat16 has 8 bits

@@ -6,6 +6,7 @@ from math import prod
 import pytest
 import torch
 import torch.nn.functional as F
+from device import DEVICE
 from schemes import build, tiny, tokens
 from torch import nn
 
@@ -119,7 +120,7 @@ def test_caches_equal_the_full_forward(attention, scheme, tmp_path):
     expected, cache = full(model, ids), model.new_cache(3, COUNT)
     pieces = [full(model, piece, cache=cache) for piece in ids[:, :8].split([5, 1, 2], dim=1)]
     cache.save(tmp_path / "cache")
-    cache = phasor.KVCache.load(tmp_path / "cache")
+    cache = phasor.KVCache.load(tmp_path / "cache", DEVICE)
     cache.reorder([2, 0, 1])
     ids, expected = ids[[2, 0, 1]], expected[[2, 0, 1]]
     pieces = [torch.cat(pieces, dim=1)[[2, 0, 1]], full(model, ids[:, 8:9], cache=cache)]
@@ -182,7 +183,7 @@ def test_parts_of_the_heads_add_up(attention):
 def test_a_folder_reads_back(attention, tmp_path):
     model, ids = build(tiny("rotary", attention=attention)), tokens(1, COUNT)
     phasor.save(model, tmp_path / "model")
-    other = phasor.load(tmp_path / "model")
+    other = phasor.load(tmp_path / "model", device=DEVICE)
     assert other.config == model.config
     assert torch.equal(full(other, ids), full(model, ids))
 

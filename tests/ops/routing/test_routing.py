@@ -222,7 +222,7 @@ def test_why_it_takes_its_reference():
         torch.testing.assert_close(compile_routing(x, logits), route(x, logits, 2, normalize=True).gather(x))
         gradient = torch.func.grad(lambda x: route(x, logits, 2, normalize=True).gather(x).square().sum())(x)
         torch.testing.assert_close(gradient, 4 * x)
-    assert reasons == ["the compiler fuses the reference with the operations around it"]
+    assert reasons == [None]
 
 
 def test_the_same_bits_each_time():

@@ -33,7 +33,9 @@ def prepare_mask(
         if mask.sees_all(keys) or mask.hides_only_padding(keys):
             return mask
         return mask.attach(PreparedMask(row=mask.find_row(keys, like.device)))
-    if dispatch.triton_why_not(like) is not None or intervals.intervals_unsupported_reason(mask) is not None:
+    if compute_dtype(like) not in dispatch.KERNEL_DTYPES or dispatch.triton_why_not(like) is not None:
+        return mask
+    if intervals.intervals_unsupported_reason(mask) is not None:
         return mask
     if plain_scores and mask.sees_all(keys) and mask.offset == 0:
         return mask
