@@ -22,10 +22,11 @@ from phasor.bench.studies.rotary_kernels import rope_args
 from phasor.bench.studies.sparse import SparseInputs, patterns
 from phasor.bench.study import first_line
 from phasor.ops.attention import flash_launch, flash_tiles
+from phasor.ops.attention.flash_args import FlashArgs
 from phasor.ops.attention.flash_tiles import Tiling
 from phasor.ops.attention.intervals import intervals, query_ranges, shifts
 from phasor.ops.cross_entropy import kernels as cross_entropy_kernels
-from phasor.ops.cross_entropy.cross_entropy import linear_cross_entropy_op
+from phasor.ops.cross_entropy.cross_entropy import CrossEntropyOptions, linear_cross_entropy_op
 from phasor.ops.glu import kernels as glu_kernels
 from phasor.ops.norm import kernels as norm_kernels
 from phasor.ops.rope import split_qkv
@@ -52,37 +53,42 @@ class FlashLaunch:
         bias: Any = score_mod.bias
         positions = (None, None) if bias is None else (case.positions, case.positions)
         slopes, table = (None, None) if bias is None else (bias.slopes, bias.table)
-        self.tokens, self.q, self.table = tokens, case.inputs[0], None if table is None else table.detach()
+        table = None if table is None else table.detach()
+        self.tokens, self.q = tokens, case.inputs[0]
         self.bounds = intervals(mask, tokens, tokens, DEVICE)
         shift = None if table is None else shifts(mask, case.positions, case.positions)
-        self.args = flash_launch.kernel_args(
-            *case.inputs, self.bounds, None, *positions, shift, slopes, self.table, 0, score_mod.scale, 0.0
-        )
-        self.out, self.lse = flash_launch.forward(None, None, None, self.args)
-        grad = torch.randn_like(self.out)
-        strides = flash_launch.token_strides(flash_launch.GRAD_STRIDES, grad)
-        self.extra = {"do_ptr": grad, "lse_ptr": self.lse, "delta_ptr": torch.zeros_like(self.lse), **strides}
+        args = FlashArgs(
+            *case.inputs, bounds=self.bounds, ranges=None, key_mask=None, query_positions=positions[0],
+            key_positions=positions[1], shifts=shift, slopes=slopes, rates=None, powers=None, table=table,
+            sink_logits=None, sink_queries=None, sink_positions=None, min_distance=0, scale=score_mod.scale,
+            softcap=0.0,
+        )  # fmt: skip
+        self.out, self.lse = flash_launch.forward(args)
+        self.args = flash_launch.for_kernels(args)
+        self.layout, self.grad = flash_launch.flash_layout(self.args), torch.randn_like(self.out)
+        self.qkv = {"q_ptr": self.args.q, "k_ptr": self.args.k, "v_ptr": self.args.v}
+        self.extra = {"do_ptr": self.grad, "lse_ptr": self.lse, "delta_ptr": torch.zeros_like(self.lse)}
         self.dq, self.dk, self.dv = (torch.empty_like(x) for x in case.inputs)
 
     def launch(self, kernel: str, tiling: tuple[int, ...], warm: bool = False) -> None:
-        tile = dict(zip(("BLOCK_M", "BLOCK_N", "num_warps", "num_stages"), tiling, strict=True))
-        blocks = -(-self.tokens // tiling[0])
+        tiles, layout, strides = Tiling(*tiling), self.layout, self.grad.stride()
+        tensors: dict[str, Any] = {**self.qkv, **flash_launch.mask_and_bias(self.args)}
         if kernel == "forward":
-            jit, grid = flash_launch.forward_kernel, blocks * HEADS
-            rest: dict[str, Any] = {"out_ptr": self.out, "lse_ptr": self.lse, "sink_logits_ptr": None}
-            rest |= {"HAS_SINKS": False, "sink_q_ptr": None, "sink_pos_ptr": None, "stride_sinkposb": 0}
-            rest["HAS_SINK_QUERIES"] = False
+            jit = flash_launch.forward_kernel
+            grid, scalars = flash_launch.prepare_forward(layout, tiles, 0, False, False)
+            tensors |= {"out_ptr": self.out, "lse_ptr": self.lse}
+            tensors |= {"sink_logits_ptr": None, "sink_q_ptr": None, "sink_pos_ptr": None}
         elif kernel == "dq":
-            jit, grid = flash_launch.dq_kernel, blocks * HEADS
-            width = 0 if self.table is None else self.args["num_distances"]
-            dtable = torch.zeros(HEADS * blocks, width, device=DEVICE)
-            rest = {**self.extra, "dq_ptr": self.dq, "dtable_ptr": dtable, "HAS_TABLE_GRAD": self.table is not None}
+            jit, has_table = flash_launch.dq_kernel, self.args.table is not None
+            grid, scalars = flash_launch.prepare_dq(layout, tiles, strides, has_table, False)
+            dtable = torch.zeros(*grid, layout.num_distances, device=DEVICE)
+            tensors |= {**self.extra, "dq_ptr": self.dq, "dtable_ptr": dtable, "dcurve_ptr": dtable}
         else:
-            jit, grid = flash_launch.dkdv_kernel, -(-self.tokens // tiling[1]) * KV_HEADS
-            ranges = query_ranges(self.bounds, self.tokens, tiling[1])
-            rest = {**self.extra, "dk_ptr": self.dk, "dv_ptr": self.dv, "ranges_ptr": ranges, "stride_rangesb": 0}
-        run = (lambda **a: jit.warmup(grid=(grid,), **a)) if warm else jit[(grid,)]
-        run(**self.args, **rest, **tile)
+            jit, ranges = flash_launch.dkdv_kernel, query_ranges(self.bounds, self.tokens, tiles.block_n)
+            grid, scalars = flash_launch.prepare_dkdv(layout, tiles, strides, 0)
+            tensors |= {**self.extra, "dk_ptr": self.dk, "dv_ptr": self.dv, "ranges_ptr": ranges}
+        run = (lambda **a: jit.warmup(grid=grid, **a)) if warm else jit[grid]
+        run(**tensors, **scalars)
 
     def compile(self, kernel: str, tiling: tuple[int, ...]) -> None:
         try:
@@ -180,7 +186,9 @@ def sweep_cross_entropy() -> None:
         rows = torch.zeros(TOKENS, dtype=torch.int64, device=DEVICE), torch.ones(TOKENS, device=DEVICE)
         options = (0.0, 0.0, 1.0, None, torch.bfloat16, [True, True, False])
         candidates = {
-            f"chunk_size={size}": partial(linear_cross_entropy_op, h, w, None, *rows, *options, size, True)
+            f"chunk_size={size}": partial(
+                linear_cross_entropy_op, h, w, None, *rows, CrossEntropyOptions(*options, size, True)
+            )
             for size in (1024, 2048, 4096, 8192)
         }
         rank(f"linear cross-entropy {TOKENS} x {DIM} x {vocabulary}", candidates, milliseconds)
