@@ -116,6 +116,10 @@ def must_be_deterministic() -> bool:
     return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
 
 
+# A constant to the compiler, which cannot trace the second call, and compiles anew where either changes.
+must_be_deterministic._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def compute_dtype(x: Tensor) -> torch.dtype:
     """The dtype a tensor is computed in: that of autocast where it is on.
 
