@@ -87,7 +87,7 @@ def check_logits(name: str, rows: int) -> None:
     if rows > 1:
         real[1, :4] = False
     with dispatch.force_path("triton"):
-        assert fused.why_not(model) is None
+        assert fused.fused_step_why_not(model) is None
     with torch.inference_mode():
         cache, plain = model.new_cache(rows, 24), model.new_cache(rows, 24)
         for each in (cache, plain):
@@ -204,20 +204,20 @@ REFUSED = {
 def test_models_without_a_fused_step(reason):
     model = speaker(**REFUSED[reason])
     with dispatch.force_path("triton"):
-        assert fused.why_not(model) == reason
-        assert (cuda_graph.why_not(model) is None) == ON_GPU  # a CUDA graph of the plain step needs no more
+        assert fused.fused_step_why_not(model) == reason
+        assert (cuda_graph.graph_step_why_not(model) is None) == ON_GPU  # a CUDA graph of the plain step needs no more
     assert len(phasor.generate(model, [1, 2], max_new_tokens=3)) == 3
 
 
 def test_models_without_a_cuda_graph():
     model = speaker()
-    assert cuda_graph.why_not(speaker().cpu()) == "the model is not on a GPU"
+    assert cuda_graph.graph_step_why_not(speaker().cpu()) == "the model is not on a GPU"
     with dispatch.force_path("reference"):
-        assert cuda_graph.why_not(model) == fused.why_not(model) == "the reference path is forced"
+        assert cuda_graph.graph_step_why_not(model) == fused.fused_step_why_not(model) == "the reference path is forced"
     with dispatch.force_path("triton"):
-        assert fused.why_not(model.double()).startswith("the weights are not float32")
+        assert fused.fused_step_why_not(model.double()).startswith("the weights are not float32")
         model.float().decoder.blocks[0].register_forward_hook(lambda *_: None)
-        assert cuda_graph.why_not(model) == "a part of the model has hooks, which run on the host"
+        assert cuda_graph.graph_step_why_not(model) == "a part of the model has hooks, which run on the host"
 
 
 class Script:
@@ -276,7 +276,7 @@ def test_replaced_parts_are_not_bypassed(where):
     plain = phasor.generate(model, [1, 2], max_new_tokens=4)
     adapt(model, where)
     with dispatch.force_path("triton"):
-        assert fused.why_not(model) == "a part of the model was replaced"
+        assert fused.fused_step_why_not(model) == "a part of the model was replaced"
         generated = phasor.generate(model, [1, 2], max_new_tokens=4)
     assert generated == phasor.generate(model, [1, 2], max_new_tokens=4)
     assert phasor.generate(model, [1, 2], max_new_tokens=4) != plain
@@ -286,15 +286,15 @@ def test_another_norm_forward_or_class_is_not_bypassed():
     model = speaker(num_layers=1)
     model.decoder.norm = torch.nn.RMSNorm(model.config.dim)
     with dispatch.force_path("triton"):
-        assert fused.why_not(model) == "a part of the model was replaced"
+        assert fused.fused_step_why_not(model) == "a part of the model was replaced"
     model = speaker(num_layers=1)
     model.__class__ = OtherTransformer
     with dispatch.force_path("triton"):
-        assert cuda_graph.why_not(model) == "the model has a class of its own"
+        assert cuda_graph.graph_step_why_not(model) == "the model has a class of its own"
     model = speaker(num_layers=1)
     model.decoder.blocks[0].forward = model.decoder.blocks[0].forward
     with dispatch.force_path("triton"):
-        assert cuda_graph.why_not(model) == "the forward of a part was replaced, and may need the host"
+        assert cuda_graph.graph_step_why_not(model) == "the forward of a part was replaced, and may need the host"
 
 
 @pytest.mark.usefixtures("large_tiles", "on_the_device")

@@ -1,4 +1,4 @@
-"""A Llama written out in plain torch: the reference for whole models in float64, and a implementation."""
+"""A Llama written out in plain torch: the reference for whole models in float64, and one of those that are timed."""
 
 from __future__ import annotations
 

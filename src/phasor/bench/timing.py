@@ -239,7 +239,7 @@ def arithmetic(timer: Timer, side: int, dtype: torch.dtype) -> float:
 
 
 def calls_within(seconds: float, call: Callable[[], object], warmups: int = 1) -> int:
-    """How many GPU calls one after the other fit into so many seconds, 3 to 50; one is made to know."""
+    """How many consecutive GPU calls fit into some seconds, 3 to 50, estimated from one call."""
     for _ in range(warmups):
         call()
     torch.cuda.synchronize()

@@ -32,12 +32,12 @@ def beam_search(request: GenerationRequest) -> list[list[Hypothesis]]:
         texts = Texts(request, prompts) if request.options.penalizes or request.constraints.any else None
         while True:
             parents, tokens = beams.extend(candidates(request, beams, logits, rows.places, texts))
-            following = rows.following(parents, tokens)
-            if following is None or beams.length == options.max_new_tokens:
+            next_rows = rows.advance(parents, tokens)
+            if next_rows is None or beams.length == options.max_new_tokens:
                 break
             if texts is not None:
                 texts.extend(parents, tokens)
-            order, tokens = following
+            order, tokens = next_rows
             runner.reorder(order)
             logits = runner.step(tokens)
     return beams.hypotheses(options.num_return_sequences)[:count]
@@ -61,7 +61,7 @@ class ShrinkingRows:
         self.beams = beams
         self.places: Tensor | None = None
 
-    def following(self, parents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor] | None:
+    def advance(self, parents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor] | None:
         """The order of rows and the tokens of the next step; None where all searches are done."""
         host = torch.cat((parents, self.beams.done[:, None]), 1).cpu()
         held = torch.arange(len(host), device=host.device) if self.places is None else self.places.cpu()
@@ -91,7 +91,7 @@ class FixedRows:
         self.flags = torch.zeros(LOOKAHEAD + 1, dtype=torch.bool, device="cpu", pin_memory=on_gpu)  # by step, in a ring
         self.copied = [torch.cuda.Event() for _ in self.flags] if on_gpu else []
 
-    def following(self, parents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor] | None:
+    def advance(self, parents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor] | None:
         """The order of rows and the tokens of the next step; None where all searches were done two steps ago."""
         self._copy_flag()
         return None if self._were_done() else ((self.first_rows + parents).flatten(), tokens.flatten())
@@ -146,7 +146,7 @@ def candidates(
     steps = rows.view(*sums.shape, -1)
     totals, indices = (steps + sums[..., None]).flatten(1).topk(beams.num_candidates)
     best = Candidates(totals, indices, steps.flatten(1).gather(1, indices))
-    return best if places is None else spread(best, places, len(beams.sums))
+    return best if places is None else scatter_candidates(best, places, len(beams.sums))
 
 
 def live_searches(beams: Beams, places: Tensor | None) -> list[int]:
@@ -157,7 +157,7 @@ def live_searches(beams: Beams, places: Tensor | None) -> list[int]:
     return [live if done[search] else search for search in held]
 
 
-def spread(best: Candidates, places: Tensor, searches: int) -> Candidates:
+def scatter_candidates(best: Candidates, places: Tensor, searches: int) -> Candidates:
     """The candidates of some searches among those of all; the others have none."""
     fills = MINUS_INFINITY, 0, 0.0
     return Candidates(

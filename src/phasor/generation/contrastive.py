@@ -32,12 +32,12 @@ def contrastive_search(request: GenerationRequest) -> Iterator[list[SequenceStat
             scores = request.score(logits, row.prompt, row.new)
             probabilities, candidates = scores.softmax(-1).topk(width)
             record = Record("hidden")
-            following = model(candidates[:, None], cache=cache, record=record)[:, -1]
+            next_logits = model(candidates[:, None], cache=cache, record=record)[:, -1]
             assert record.hidden is not None
             hidden = F.normalize(record.hidden[-1][:, -1].float(), dim=-1)  # [width, dim]
             similarity = (hidden @ past.mT).amax(-1)
             best = int(((1 - alpha) * probabilities - alpha * similarity).argmax())
             request.add_token(row, int(candidates[best]), scores)
             cache.reorder([best] * width)
-            past, logits = torch.cat((past, hidden[best][None])), following[best]
+            past, logits = torch.cat((past, hidden[best][None])), next_logits[best]
             yield rows

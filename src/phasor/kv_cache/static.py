@@ -91,7 +91,7 @@ class StaticKVCache:
             self._copy_source(cache.memory, cache.cross)
 
     def _copy_source(self, memory: EncoderOutput, cross: list[dict[str, Tensor]]) -> None:
-        """Fill the room for a source; what is left of it is padding."""
+        """Copy a source into the memory reserved for it; the rest is padding."""
         assert self.memory is not None
         assert self.memory.attention_mask is not None
         size, real = memory.hidden.shape[1], self.memory.attention_mask

@@ -23,9 +23,9 @@ class Norm(nn.Module):
         total: Tensor = x + self(branch)
         return total
 
-    def norm_add_norm(self, x: Tensor, branch: Tensor, following: Norm) -> tuple[Tensor, Tensor]:
-        """`x + norm(branch)`, and the norm `following` of it."""
-        return following.add_norm(x, self(branch))
+    def norm_add_norm(self, x: Tensor, branch: Tensor, next_norm: Norm) -> tuple[Tensor, Tensor]:
+        """`x + norm(branch)`, and the norm `next_norm` of it."""
+        return next_norm.add_norm(x, self(branch))
 
 
 class NoNorm(Norm):
@@ -58,10 +58,10 @@ class RowNorm(Norm):
             return super().norm_add(x, branch)
         return norm_add(x, branch, self.weight, self.bias, eps=self.eps, offset=self.offset, centered=self.centered)
 
-    def norm_add_norm(self, x: Tensor, branch: Tensor, following: Norm) -> tuple[Tensor, Tensor]:
-        if not (isinstance(following, RowNorm) and self.fuses_with(following)):
-            return super().norm_add_norm(x, branch, following)
-        weights = self.weight, self.bias, following.weight, following.bias
+    def norm_add_norm(self, x: Tensor, branch: Tensor, next_norm: Norm) -> tuple[Tensor, Tensor]:
+        if not (isinstance(next_norm, RowNorm) and self.fuses_with(next_norm)):
+            return super().norm_add_norm(x, branch, next_norm)
+        weights = self.weight, self.bias, next_norm.weight, next_norm.bias
         return norm_add_norm(x, branch, *weights, eps=self.eps, offset=self.offset, centered=self.centered)
 
     def fuses_with(self, other: RowNorm) -> bool:

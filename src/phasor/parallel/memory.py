@@ -206,7 +206,7 @@ class MemoryCosts:
         kept, recomputed = sum(each * count for each, count in saved), 0
         if checkpointing:
             kept, recomputed = self.depth * stream, max(each for each, _ in saved) - stream
-        gradients = max(self.working(layer, mesh, rows) for (layer, _), _ in self.layers)
+        gradients = max(self.workspace_bytes(layer, mesh, rows) for (layer, _), _ in self.layers)
         return Activations(kept, stream, recomputed, gradients, *self.head_bytes(tokens))
 
     def saved_bytes(self, layer: Layer, crosses: bool, mesh: Mesh, rows: MicroBatches) -> int:
@@ -260,7 +260,7 @@ class MemoryCosts:
         choices = experts.top_k * (width * hidden + 2 * self.model.dim)
         return choices + width * (experts.shared_dim or 0) // tensor
 
-    def working(self, layer: Layer, mesh: Mesh, rows: MicroBatches) -> int:
+    def workspace_bytes(self, layer: Layer, mesh: Mesh, rows: MicroBatches) -> int:
         """Bytes of gradients inside of a block: of its feed-forward network, or of attention after that is done."""
         model, tokens = self.model, self.tokens(mesh, rows)
         network = tokens * self.network_elements(layer, mesh.tensor)

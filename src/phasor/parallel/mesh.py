@@ -89,7 +89,7 @@ def parse_axes(text: str) -> dict[str, int]:
     return sizes
 
 
-def why_not(
+def mesh_why_not(
     model: ModelConfig, mesh: Mesh, length: int, *, prefix: str = "", row: str = "a row of {:,} tokens"
 ) -> str | None:
     """Why a model cannot be cut by a mesh, with what would fit; None where it can.
@@ -97,7 +97,7 @@ def why_not(
     `prefix` stands before the names of axes, and `row` says what is as long as a row.
 
     >>> from phasor.models.presets import preset
-    >>> why_not(preset("llama-3.1"), Mesh(tensor=16), 8192)
+    >>> mesh_why_not(preset("llama-3.1"), Mesh(tensor=16), 8192)
     'tensor=16 does not divide the 8 key/value heads: tensor can be 1, 2, 4 or 8'
     """
     cut = 2 * mesh.context * mesh.tensor

@@ -11,7 +11,7 @@ from phasor.config.schema import check_integer, quote, unknown
 from phasor.parallel.cost import Costs, Exchange, StepTime
 from phasor.parallel.hardware import Hardware, find_hardware
 from phasor.parallel.memory import PARAM_BYTES, Memory, MicroBatches
-from phasor.parallel.mesh import Mesh, meshes, why_not
+from phasor.parallel.mesh import Mesh, mesh_why_not, meshes
 
 UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 BATCH_TOKENS = 1 << 22
@@ -127,7 +127,7 @@ def plan(
     batch = BATCH_TOKENS if batch_tokens is None else parse_tokens("batch_tokens", batch_tokens)
     given = None if mesh is None else as_mesh(mesh, devices)
     if given is not None:
-        reason = why_not(model, given, length)
+        reason = mesh_why_not(model, given, length)
         if reason is not None:
             raise ValueError(reason)
     planner = Planner(
@@ -158,7 +158,7 @@ class Planner:
         fitting = [
             mesh
             for mesh in meshes(devices, self.costs.per_node)
-            if why_not(self.costs.model, mesh, self.length) is None
+            if mesh_why_not(self.costs.model, mesh, self.length) is None
         ]
         if not fitting:
             raise ValueError(f"no mesh of {devices} devices cuts rows of {self.length:,} tokens evenly")
@@ -173,7 +173,7 @@ class Planner:
         if not fitting:
             return min(plans, key=lambda each: each.memory.peak)
         fastest = max(each.tokens_per_second for each in fitting)
-        return max((each for each in fitting if each.tokens_per_second > 0.995 * fastest), key=simplicity)
+        return max((each for each in fitting if each.tokens_per_second > 0.995 * fastest), key=prefer_simpler)
 
     def plans(self, mesh: Mesh, checkpointing: bool) -> Iterator[ParallelPlan]:
         """The plans on a mesh that fit, by the rows at once; that with the fewest where none fits."""
@@ -213,7 +213,7 @@ class Planner:
                 yield MicroBatches(self.length, rows, each // rows)
 
 
-def simplicity(each: ParallelPlan) -> tuple[int, int, int]:
+def prefer_simpler(each: ParallelPlan) -> tuple[int, int, int]:
     """What is preferred among plans of the same speed: fewer axes, no recomputation, fewer bytes exchanged."""
     axes = sum(size > 1 for size in asdict(each.mesh).values())
     return -axes, -int(each.activation_checkpointing), -each.exchange.total

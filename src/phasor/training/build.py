@@ -20,7 +20,7 @@ from phasor.config.recipe import Recipe
 from phasor.models.extensions import trained_length
 from phasor.models.presets import preset
 from phasor.parallel.fresh import fresh_weights
-from phasor.parallel.mesh import Mesh, why_not
+from phasor.parallel.mesh import Mesh, mesh_why_not
 from phasor.training.datasets import Datasets
 from phasor.training.state import TrainingState
 from phasor.transformer import Transformer
@@ -110,7 +110,7 @@ def check_mesh(config: ModelConfig, recipe: Recipe, processes: int) -> None:
     replicate, shard, context, tensor = recipe.parallel.sizes(processes)
     mesh = Mesh(replicate=replicate, shard=shard, context=context, tensor=tensor)
     length = recipe.data.sequence_length
-    reason = why_not(config, mesh, length, prefix="parallel.", row="data.sequence_length {:,}")
+    reason = mesh_why_not(config, mesh, length, prefix="parallel.", row="data.sequence_length {:,}")
     if reason is not None:
         raise ValueError(reason)
 

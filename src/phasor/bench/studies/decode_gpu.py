@@ -125,7 +125,7 @@ def check_tokens(study: Study) -> None:
     for (name, changes), rows in itertools.product(cases.items(), study.settings.checked_tokens):
         model = build(study, torch.float32, **SMALL, init="fan-in", **changes)
         model = quantize(model) if "int8" in name else model
-        assert (fused.why_not(model) is None) == name.startswith("fused"), fused.why_not(model)
+        assert (fused.fused_step_why_not(model) is None) == name.startswith("fused"), fused.fused_step_why_not(model)
         prompts = [p[: 1 + (37 * i) % 90] for i, p in enumerate(random_prompts(rows, 90, 1000))]
         for stop in [None, tuple(range(0, 1000, 50))] if rows == 3 else [None]:
             options: dict[str, Any] = {"max_new_tokens": 40} | ({"stop": stop} if stop else {})
@@ -198,7 +198,7 @@ class DecodeTimes:
         if "variants" not in skip:
             with replace_attribute(fused, "supports_pdl", lambda device: False):
                 self.measure("phasor, kernels one after the other", ours)
-            with replace_attribute(fused, "why_not", lambda *_: "for comparison"):
+            with replace_attribute(fused, "fused_step_why_not", lambda *_: "for comparison"):
                 self.measure("phasor, plain step as a graph", ours)
         if "eager" not in skip:
             with dispatch.force_path("reference"):

@@ -87,10 +87,10 @@ def applies(extension: type[Extension]) -> bool:
 
 def comparable_kinds() -> list[str]:
     """The kinds of positions that rows of text can have."""
-    return [kind for kind, cls in PositionConfig.kinds.items() if why_not(cls) is None]
+    return [kind for kind, cls in PositionConfig.kinds.items() if comparison_why_not(cls) is None]
 
 
-def why_not(cls: type[PositionConfig]) -> str | None:
+def comparison_why_not(cls: type[PositionConfig]) -> str | None:
     """Why a kind of positions cannot be compared, in words; None where it can be."""
     missing = [field.name for field in fields(cls) if has_no_default(field)]
     if missing:
@@ -116,7 +116,7 @@ def parse_scheme(name: str, task: str | None) -> ComparedScheme:
     for part in parts:
         if part not in PositionConfig.kinds:
             raise unknown("scheme", part, [*PositionConfig.kinds, ALL])
-        reason = why_not(PositionConfig.kinds[part])
+        reason = comparison_why_not(PositionConfig.kinds[part])
         if reason is not None:
             raise ValueError(f"the scheme {part!r} cannot be compared: {reason}")
     if not mark:

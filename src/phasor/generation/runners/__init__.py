@@ -24,16 +24,16 @@ from phasor.transformer import Transformer
 
 def fused_why_not(spec: StepSpec) -> str | None:
     model, weight = spec.model, spec.weight
-    reason = cuda_graph.model_why_not(model) or fused.why_not(model, weight)
+    reason = cuda_graph.model_why_not(model) or fused.fused_step_why_not(model, weight)
     return reason or cuda_graph.autocast_why_not(weight) or cuda_graph.spec_why_not(spec)
 
 
 def cuda_graph_why_not(spec: StepSpec) -> str | None:
-    return cuda_graph.why_not(spec.model, spec.weight) or cuda_graph.spec_why_not(spec)
+    return cuda_graph.graph_step_why_not(spec.model, spec.weight) or cuda_graph.spec_why_not(spec)
 
 
 def compiled_why_not(spec: StepSpec) -> str | None:
-    return compiled.why_not(spec.model) if spec.compile else "only generate(compile=True) compiles steps"
+    return compiled.compiled_step_why_not(spec.model) if spec.compile else "only generate(compile=True) compiles steps"
 
 
 FUSED = Path("fused kernels in one CUDA graph", FusedRunner, fused_why_not)

@@ -138,11 +138,11 @@ class CompiledRunner(EagerRunner):
         return self.repeat()
 
 
-def why_not(model: Transformer) -> str | None:
+def compiled_step_why_not(model: Transformer) -> str | None:
     """Why one graph does not serve all steps of a model; None where it does.
 
     >>> from phasor import preset
-    >>> why_not(Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=1, vocab_size=50))) is None
+    >>> compiled_step_why_not(Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=1, vocab_size=50))) is None
     True
     """
     if cast(Stack, model.decoder).needs_length:

@@ -213,11 +213,11 @@ def capture(body: Callable[[], Tensor]) -> Callable[[], Tensor]:
     return run
 
 
-def why_not(model: Transformer, weight: Tensor | None = None) -> str | None:
+def graph_step_why_not(model: Transformer, weight: Tensor | None = None) -> str | None:
     """Why the steps of a model are no CUDA graph; None where they are.
 
     >>> from phasor import preset
-    >>> why_not(Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=1, vocab_size=50)))
+    >>> graph_step_why_not(Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=1, vocab_size=50)))
     'the model is not on a GPU'
     """
     weight = model.tokens.weight if weight is None else weight
@@ -243,7 +243,7 @@ def length_why_not(spec: StepSpec) -> str | None:
     """Why steps whose frequencies depend on the length are no CUDA graph."""
     if len({frequency_tables(spec.model, length) for length in set(row_lengths(spec))}) > 1:
         return "rows are planned for different lengths, which frequencies depend on"
-    return None if compiled.why_not(spec.model) is None or not spec.compile else compiled.why_not(spec.model)
+    return compiled.compiled_step_why_not(spec.model) if spec.compile else None
 
 
 def row_lengths(spec: StepSpec) -> Sequence[int]:

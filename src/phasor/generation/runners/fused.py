@@ -34,12 +34,12 @@ from phasor.transformer import Stack, Transformer
 TORCH_MODULES = (nn.Linear, nn.ModuleList, nn.ParameterDict, nn.Identity, nn.Dropout)  # modules of torch in phasor's
 
 
-def why_not(model: Transformer, weight: Tensor | None = None) -> str | None:
+def fused_step_why_not(model: Transformer, weight: Tensor | None = None) -> str | None:
     """Why the fused step is not for this model; None where it is.
 
     >>> from phasor import preset
     >>> with dispatch.force_path("triton"):
-    ...     why_not(Transformer(preset("gpt-2", dim=32, num_heads=2, num_layers=1, vocab_size=50)))
+    ...     fused_step_why_not(Transformer(preset("gpt-2", dim=32, num_heads=2, num_layers=1, vocab_size=50)))
     'the norm is not an RMS norm'
     """
     return model_why_not(model) or dispatch.triton_why_not(model.tokens.weight if weight is None else weight)
