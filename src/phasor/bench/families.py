@@ -320,7 +320,7 @@ def decoding(models: FamilyModels, rows: int) -> Workload:
 
 
 def decode_bytes(model: Transformer, rows: int, length: int) -> float:
-    """Bytes that a decoding step has to read: weights once, of experts those that so many rows choose, and the cache.
+    """Bytes that a decoding step has to read: weights once, of experts those that that many rows choose, and the cache.
 
     >>> from phasor.models.presets import preset
     >>> model = Transformer(preset("gpt-2", dim=32, num_heads=2, num_layers=2, vocab_size=50, max_length=64))

@@ -226,7 +226,7 @@ def host_seconds(call: Callable[[], object]) -> float:
 
 
 def bandwidth(timer: Timer, size: int) -> float:
-    """Bytes per second, read and written, of a plain copy of so many bytes."""
+    """Bytes per second, read and written, of a plain copy of that many bytes."""
     source = torch.zeros(size, dtype=torch.int8, device=timer.device)
     copy = torch.empty_like(source)
     return 2 * size / timer(lambda: copy.copy_(source))

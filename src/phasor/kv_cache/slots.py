@@ -58,7 +58,7 @@ class SlotLayout:
         return torch.where(tokens < self.sinks, tokens, self.sinks + (tokens - self.sinks) % self.ring)
 
     def slots_in_use(self, tokens: int) -> int:
-        """How many of the slots, from the first on, can hold something after so many tokens."""
+        """How many of the slots, from the first on, can hold something after that many tokens."""
         return min(tokens, self.slots)
 
     def in_order(self, tokens: int) -> list[slice]:

@@ -159,7 +159,7 @@ class Experts(nn.Module):
         return activate(routing.add_bias(hidden, self.up_bias), activation)
 
     def waits_for_router(self, rows: int, device: torch.device) -> bool:
-        """Whether the host has to wait for the router of a decoding step of so many rows on a GPU."""
+        """Whether the host has to wait for the router of a decoding step of that many rows on a GPU."""
         dtype = self.up.dtype
         if rows <= MAX_EXPERT_ROWS and dispatch.TRITON_INSTALLED and dtype in dispatch.KERNEL_DTYPES:
             return False

@@ -1,4 +1,4 @@
-"""Norms, computed in at least float32 whatever the dtype of the activations."""
+"""Norms, computed in at least float32 for activations of any dtype."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ class MemoryCosts:
         return ACTIVATION_BYTES * (self.sizes(1, 1).blocks - self.model.dim * fused)
 
     def block_gradients(self, done: int, mesh: Mesh, rows: MicroBatches) -> int:
-        """Bytes of the gradients of so many blocks, as far as they are not added to those of earlier backward passes.
+        """Bytes of the gradients of that many blocks, as far as they are not added to those of earlier backward passes.
 
         FSDP2 holds their sums in float32 to the end of the backward pass; in another dtype gradients are copies.
         """

@@ -92,7 +92,7 @@ class Attention(KindModule):
     """
 
     def prepare_mask(self, mask: Mask, x: Tensor, keys: int, positions: tuple[Tensor, Tensor] | None = None) -> Mask:
-        """A call's mask as this kind of attention takes it, for an input `[B, T, dim]` and so many keys.
+        """A call's mask as this kind of attention takes it, for an input `[B, T, dim]` and that many keys.
 
         It is asked once for all layers with the same configuration. `positions`, of queries and of keys, are given
         where the layer's scheme acts on scores.

@@ -17,7 +17,7 @@ class Pattern(Protocol):
         ...
 
     def key_ranges(self, start: int, stop: int, keys: int) -> list[tuple[int, int]]:
-        """Ranges in rising order of the keys that the queries `start` to `stop` may see, out of so many."""
+        """Ranges in rising order of the keys that the queries `start` to `stop` may see, out of that many."""
         ...
 
     @property

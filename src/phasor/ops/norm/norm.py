@@ -1,4 +1,4 @@
-"""RMSNorm and LayerNorm over the last dimension, computed in at least float32 whatever the dtype.
+"""RMSNorm and LayerNorm over the last dimension, computed in at least float32 for any dtype.
 
 `centered` subtracts the mean first (LayerNorm; without it, RMSNorm). The result is scaled by `offset + weight`.
 `add_norm` also returns the sum that it normalizes, so the residual stream is written once.
