@@ -50,8 +50,8 @@ class StaticKVCache:
 
     `counts` `[B]` are the tokens held, `next_positions` `[B, 1]` the positions of the next ones, `origins` `[B, 1]`
     those of the first ones. The dynamic cache itself is not updated. With `source_length`, an encoder-decoder's cache
-    has room for sources of up to that many tokens, which `continue_from` fills; without, it has the source of the dynamic
-    cache. `length` is the one that frequencies are planned for, where they depend on it.
+    has memory for sources of up to that many tokens, which `continue_from` fills; without, it has the source of the
+    dynamic cache. `length` is the one that frequencies are planned for, where they depend on it.
 
     >>> from phasor import Transformer, preset
     >>> model = Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=2, vocab_size=50)).eval()
