@@ -27,7 +27,7 @@ browser:
 		echo "the lab's browser tests are skipped: apt-get install --no-install-recommends chromium"
 
 # The contract tests with CUDA tensors and compiled Triton kernels: position schemes, caches, kernels, generation.
-GPU_TESTS := tests/nn tests/kv_cache tests/ops tests/generation tests/training/test_resume_on_gpu.py
+GPU_TESTS := tests/nn tests/kv_cache tests/ops tests/generation tests/test_compiled_blocks.py tests/training/test_resume_on_gpu.py
 test-gpu: .venv/ready
 	PHASOR_TEST_DEVICE=cuda $(BIN)/python -m pytest -n 8 -m "not slow" $(GPU_TESTS)
 
