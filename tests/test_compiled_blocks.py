@@ -129,6 +129,19 @@ def test_prompts_and_chunks_through_a_cache(window):
             assert relative_change(model(chunk, cache=cache), logits) < SAME
 
 
+def test_the_router_of_many_layers_is_recorded_by_one_graph():
+    experts = {"activation": "swiglu", "experts": {"num_experts": 4, "top_k": 2}}
+    model, ids = build(tiny("rotary", num_layers=12, feedforward=experts)).to(DEVICE).train(), tokens(2, 20).to(DEVICE)
+    expected = model.loss(ids[:, :-1], targets=ids[:, 1:])
+    counter = CompileCounterWithBackend(BACKEND)
+    model.compile(fullgraph=True, backend=counter)
+    with no_default_device():
+        found = model.loss(ids[:, :-1], targets=ids[:, 1:])
+    assert relative_change(found.total, expected.total) < SAME
+    assert relative_change(found.balance, expected.balance) < SAME
+    assert counter.frame_count == 1
+
+
 def test_hooks_are_called():
     model, ids, seen = build(tiny("rotary")).to(DEVICE), tokens(1, 9).to(DEVICE), []
     model.compile(backend=BACKEND)

@@ -26,6 +26,7 @@ from phasor.nn.checks import (
     check_token_types,
     check_tokens,
     prefix_lengths,
+    require_tokens,
 )
 from phasor.nn.embedding import Embedding
 from phasor.nn.heads import BALANCE_WEIGHT, Loss, Pooler, build_head, experts_per_token, head_loss
@@ -82,17 +83,18 @@ class Stack(nn.Module):
         if self.token_types is not None:
             x = x + (self.token_types.weight[0] if token_types is None else self.token_types(token_types))
         x = self.project(self.dropout(self.embedding_norm(x)))
-        contexts = self._self_attention_contexts(x, seq, prefix_length, cache, record)
+        records = record.per_layer(len(self.blocks))
+        contexts = self._self_attention_contexts(x, seq, prefix_length, cache, records)
         cross_contexts: list[AttentionContext] = []
         if memory is not None:
-            cross_contexts = self._cross_attention_contexts(x, seq, memory, cache, record)
-        for block, ctx, cross_ctx in zip(self.blocks, contexts, cross_contexts or repeat(None), strict=False):
-            if record.hidden is not None:
-                record.hidden.append(x)
-            x = block(x, ctx, cross_ctx, record)
+            cross_contexts = self._cross_attention_contexts(x, seq, memory, cache, records)
+        layers = zip(self.blocks, contexts, cross_contexts or repeat(None), records, strict=False)
+        for block, ctx, cross_ctx, layer_record in layers:
+            record.add_hidden(x)
+            x = block(x, ctx, cross_ctx, layer_record)
+        record.collect(records)
         x = self.norm(x)
-        if record.hidden is not None:
-            record.hidden.append(x)
+        record.add_hidden(x)
         if cache is not None:
             cache.commit()
             if memory is not None and cache.memory is None:
@@ -110,7 +112,7 @@ class Stack(nn.Module):
         seq: SequenceInfo,
         prefix_length: Tensor | None,
         cache: KVCacheProtocol | None,
-        record: Record,
+        records: Sequence[Record],
     ) -> list[AttentionContext]:
         """The context of each layer's attention; every scheme prepares once for all the layers that use it."""
         schemes = [cast(Position, scheme) for scheme in self.positions]
@@ -153,7 +155,7 @@ class Stack(nn.Module):
                 shared[key] = scheme.prepare_keys(prepared[which, windows[index]], keys, x), sinks
             weights = scheme.layer_weights(self.index_in_scheme[index])
             ctx = AttentionContext(masks[mask_key], scheme, step, shared[key][0], weights, rows)
-            ctx.capped_sinks, ctx.weights = shared[key][1], record.attention
+            ctx.capped_sinks, ctx.weights = shared[key][1], records[index].attention
             contexts.append(ctx)
         return contexts
 
@@ -173,7 +175,12 @@ class Stack(nn.Module):
         return list(dict.fromkeys([*own, *in_layers]))
 
     def _cross_attention_contexts(
-        self, x: Tensor, seq: SequenceInfo, memory: EncoderOutput, cache: KVCacheProtocol | None, record: Record
+        self,
+        x: Tensor,
+        seq: SequenceInfo,
+        memory: EncoderOutput,
+        cache: KVCacheProtocol | None,
+        records: Sequence[Record],
     ) -> list[AttentionContext]:
         """The context of each layer's cross-attention: the encoder's output, without positions.
 
@@ -191,7 +198,10 @@ class Stack(nn.Module):
         if cache is not None and cache.memory is not None:
             kept = cache.cross
         steps = [CrossStep(mask, None, memory.hidden, own) for own in kept]
-        return [AttentionContext(mask, NO_POSITION, step, weights=record.cross_attention) for step in steps]
+        return [
+            AttentionContext(mask, NO_POSITION, step, weights=record.cross_attention)
+            for step, record in zip(steps, records, strict=True)
+        ]
 
 
 class Transformer(nn.Module):
@@ -227,8 +237,7 @@ class Transformer(nn.Module):
         super().__init__()
         if not isinstance(config, ModelConfig):
             raise ValueError(f"Transformer takes a ModelConfig, not {type(config).__name__}")
-        self.config = config
-        self.padding_token = getattr(config.input_position, "padding_token", None)  # that positions do not count
+        self.config, self.padding_token = config, getattr(config.input_position, "padding_token", None)
         self.tokens = Embedding(config, config.vocab_size)
         source_size = config.embedding.source_vocab_size
         self.source_tokens = None if source_size is None else Embedding(config, source_size)
@@ -272,18 +281,15 @@ class Transformer(nn.Module):
         head: bool = True,
     ) -> Tensor:
         record = as_record(record)
-        args: SequenceArgs = {
-            "positions": positions,
-            "attention_mask": attention_mask,
-            "document_ids": document_ids,
-            "length": length,
-        }
-        target_args: SequenceArgs = {
-            "positions": target_positions,
-            "attention_mask": target_attention_mask,
-            "document_ids": target_document_ids,
-            "length": target_length,
-        }
+        args = SequenceArgs(
+            positions=positions, attention_mask=attention_mask, document_ids=document_ids, length=length
+        )
+        target_args = SequenceArgs(
+            positions=target_positions,
+            attention_mask=target_attention_mask,
+            document_ids=target_document_ids,
+            length=target_length,
+        )
         if self.config.shape == "encoder-decoder":
             if target is None:
                 raise ValueError("an encoder-decoder takes a source and a target: model(source, target)")
@@ -331,7 +337,8 @@ class Transformer(nn.Module):
     def compile(self, *args: Any, **options: Any) -> None:
         """Compile the blocks, in place: one graph serves all that are alike. Arguments are those of `torch.compile`.
 
-        The model around its blocks stays eager, and so do the checks of arguments.
+        The model around its blocks stays eager. Hooks of modules inside blocks have to be there before the first call:
+        torch does not look for new ones.
 
         >>> model = Transformer(ModelConfig(vocab_size=50, dim=32, num_layers=3, num_heads=4))
         >>> tokens = torch.randint(0, 50, (2, 8))
@@ -489,9 +496,3 @@ class Transformer(nn.Module):
         if self.padding_token is not None and all(value is None for value in given):
             args["positions"] = count_text(tokens, self.padding_token)
         return sequence_info(rows, count, tokens.device, needs_length=stack.needs_length, **args)
-
-
-def require_tokens(tokens: Tensor | None) -> Tensor:
-    if tokens is None:
-        raise ValueError("tokens are missing; only an encoder-decoder whose cache holds its source goes without")
-    return tokens

@@ -35,7 +35,7 @@ def results(model, x, positions_like):
     """What attention and the feed-forward network of the first block make of an input."""
     stack, block = model.decoder, model.decoder.blocks[0]
     seq = sequence_info(len(x), x.shape[1], x.device, document_ids=positions_like, needs_length=stack.needs_length)
-    ctx = stack._self_attention_contexts(x, seq, None, None, Record())[0]
+    ctx = stack._self_attention_contexts(x, seq, None, None, [Record()] * 9)[0]
     return block.attention(x, ctx), block.feedforward(x)
 
 

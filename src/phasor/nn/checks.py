@@ -154,3 +154,9 @@ def describe_tensor(given: object) -> str:
 
 def value_range(x: Tensor) -> str:
     return f"{int(x.min())} to {int(x.max())}"
+
+
+def require_tokens(tokens: Tensor | None) -> Tensor:
+    if tokens is None:
+        raise ValueError("tokens are missing; only an encoder-decoder whose cache holds its source goes without")
+    return tokens

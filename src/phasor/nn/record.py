@@ -38,6 +38,22 @@ class Record:
         self.keep = keep
         self.encoder: Record = self
 
+    def add_hidden(self, x: Tensor) -> None:
+        """Keep hidden states, where they are asked for."""
+        if self.hidden is not None:
+            self.hidden.append(x)
+
+    def per_layer(self, layers: int) -> list[Record]:
+        """An empty record for each layer, so that one compiled block serves them all; itself where nothing is kept."""
+        return [Record(*self.keep) if self.keep else self for _ in range(layers)]
+
+    def collect(self, layers: list[Record]) -> None:
+        """Add what the layers have kept, in their order."""
+        for name in ("attention", "cross_attention", "router") if self.keep else ():
+            kept = getattr(self, name)
+            if kept is not None:
+                kept.extend(x for layer in layers for x in getattr(layer, name))
+
 
 def as_record(record: Record | None) -> Record:
     if not isinstance(record, Record | None):

@@ -173,7 +173,7 @@ def test_parts_of_the_heads_add_up(attention):
 
     def attended(model):
         seq = sequence_info(2, COUNT, x.device)
-        ctx = model.decoder._self_attention_contexts(x, seq, None, None, Record())[0]
+        ctx = model.decoder._self_attention_contexts(x, seq, None, None, [Record()] * 9)[0]
         with torch.no_grad():
             return model.decoder.blocks[0].attention(x, ctx)
 
@@ -213,7 +213,7 @@ def test_values_may_be_wider_than_keys(attention):
     config = tiny("none", attention=attention)
     model, x = build(config).double(), torch.randn(1, COUNT, 32, dtype=torch.float64)
     module = model.decoder.blocks[0].attention
-    ctx = model.decoder._self_attention_contexts(x, sequence_info(1, COUNT, x.device), None, None, Record())[0]
+    ctx = model.decoder._self_attention_contexts(x, sequence_info(1, COUNT, x.device), None, None, [Record()] * 9)[0]
     heads = []
     for head in range(config.num_heads):
         own = head // (config.num_heads // config.num_kv_heads)
