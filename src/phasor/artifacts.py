@@ -116,6 +116,12 @@ class ArtifactFolder:
         patterns = [f".{name}-{TOKEN}{suffix}" for name in names for suffix in (PART, OLD)]
         return [path for pattern in patterns for path in self.path.glob(pattern)]
 
+    def inside(self, path: Path) -> ArtifactFolder:
+        """A folder inside this one, which its lock protects too."""
+        inner = ArtifactFolder(path)
+        inner.is_locked = self.is_locked
+        return inner
+
     def remove_leftovers(self, *names: str) -> None:
         """Remove what killed processes left of these names, half written or half deleted.
 

@@ -237,7 +237,7 @@ class RunFolder:
 
     def start(self, step: int) -> None:
         """Write the recipe as run, and drop the metrics after a step; at step 0, also what an earlier run left."""
-        ArtifactFolder(self.checkpoints).remove_leftovers("step-[0-9]*")
+        self.artifact.inside(self.checkpoints).remove_leftovers("step-[0-9]*")
         if step == 0:
             self.remove_run()
         else:
