@@ -11,7 +11,7 @@ from commands import CommandRunner
 import phasor
 from phasor.models.presets import PRESETS
 from phasor.parallel import Mesh, ParallelPlan, plan
-from phasor.parallel.mesh import meshes, why_not
+from phasor.parallel.mesh import mesh_why_not, meshes
 from phasor.parallel.parameters import parameters_of
 
 LLAMA = phasor.preset("llama-3.1")
@@ -96,7 +96,7 @@ def test_suggested_meshes_are_the_fastest_that_fit():
     found = plan(LLAMA, devices=12, context="96k")
     assert found.fits
     for mesh in meshes(12, 8):
-        if why_not(LLAMA, mesh, 96 << 10) is None:
+        if mesh_why_not(LLAMA, mesh, 96 << 10) is None:
             other = plan(LLAMA, devices=12, context="96k", mesh=mesh)
             assert not other.fits or other.seconds.total > 0.99 * found.seconds.total
 

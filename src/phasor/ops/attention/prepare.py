@@ -33,7 +33,7 @@ def prepare_mask(
         if mask.sees_all(keys) or mask.hides_only_padding(keys):
             return mask
         return mask.attach(PreparedMask(row=mask.find_row(keys, like.device)))
-    if compute_dtype(like) not in dispatch.KERNEL_DTYPES or dispatch.triton_why_not(like) is not None:
+    if dispatch.triton_why_not(like) is not None or compute_dtype(like) not in dispatch.KERNEL_DTYPES:
         return mask
     if intervals.intervals_unsupported_reason(mask) is not None:
         return mask
