@@ -281,15 +281,18 @@ class Transformer(nn.Module):
         head: bool = True,
     ) -> Tensor:
         record = as_record(record)
-        args = SequenceArgs(
-            positions=positions, attention_mask=attention_mask, document_ids=document_ids, length=length
-        )
-        target_args = SequenceArgs(
-            positions=target_positions,
-            attention_mask=target_attention_mask,
-            document_ids=target_document_ids,
-            length=target_length,
-        )
+        args: SequenceArgs = {
+            "positions": positions,
+            "attention_mask": attention_mask,
+            "document_ids": document_ids,
+            "length": length,
+        }
+        target_args: SequenceArgs = {
+            "positions": target_positions,
+            "attention_mask": target_attention_mask,
+            "document_ids": target_document_ids,
+            "length": target_length,
+        }
         if self.config.shape == "encoder-decoder":
             if target is None:
                 raise ValueError("an encoder-decoder takes a source and a target: model(source, target)")
@@ -337,8 +340,7 @@ class Transformer(nn.Module):
     def compile(self, *args: Any, **options: Any) -> None:
         """Compile the blocks, in place: one graph serves all that are alike. Arguments are those of `torch.compile`.
 
-        The model around its blocks stays eager. Hooks of modules inside blocks have to be there before the first call:
-        torch does not look for new ones.
+        The model around its blocks stays eager. Hooks inside blocks have to be there before the first call.
 
         >>> model = Transformer(ModelConfig(vocab_size=50, dim=32, num_layers=3, num_heads=4))
         >>> tokens = torch.randint(0, 50, (2, 8))
