@@ -388,3 +388,17 @@ def test_a_name_that_is_not_utf8_leaves_nothing(place, option, said, capsys):
     assert main(arguments) == 2
     assert f"phasor: {said} UTF-8 text" in capsys.readouterr().err
     assert [path.name for path in place.iterdir()] == ["corpus.txt"]
+
+
+def test_markers_half_written_go_and_what_only_has_their_name_stays(tmp_path):
+    run(recipe(tmp_path / "run", train__steps=2))
+    marker = (tmp_path / "run" / MARKER).read_bytes()
+    left = {"0123456789ab": marker[:50], "0123456789ac": marker[:5], "0123456789ad": b""}
+    mine = {"0123456789ae": b"my notes", "0123456789af": b"{}"}
+    for token, content in (left | mine).items():
+        (tmp_path / "run" / f".{MARKER}-{token}.part").write_bytes(content)
+    folder = tmp_path / "run" / f".{MARKER}-0123456789b0.part"
+    folder.mkdir()
+    run(recipe(tmp_path / "run", train__steps=4), resume=True)
+    found = {path.name[-17:-5] for path in (tmp_path / "run").glob(f".{MARKER}-*.part")}
+    assert found == {*mine, "0123456789b0"}

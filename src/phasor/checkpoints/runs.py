@@ -179,3 +179,11 @@ def is_whole(folder: Path) -> bool:
         return not any(ArtifactFolder(folder).find_damage())
     except ValueError:
         return False
+
+
+def is_marker_part(path: Path) -> bool:
+    """Whether a file is what a kill left of a marker: it begins as one does, or ends before that could be seen."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    content = path.read_bytes()
+    return content.startswith(BEGINNING) or BEGINNING.startswith(content)

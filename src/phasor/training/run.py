@@ -28,6 +28,7 @@ from phasor.checkpoints.runs import (
     TOKENIZER_FOLDER,
     RunMarker,
     entries,
+    is_marker_part,
 )
 from phasor.checkpoints.tensors import TensorSource
 from phasor.config.recipe import Recipe
@@ -219,7 +220,11 @@ class RunFolder:
         names = [name for name in (*FILES, *FOLDERS) if name in self.marker.names]
         for name in names:
             ArtifactFolder(self.path / name).restore()
-        self.artifact.remove_leftovers(MARKER, *names)
+        self.artifact.remove_leftovers(*names)
+        for path in self.artifact.leftovers(MARKER):  # the run does not own this name: what is in it decides
+            with contextlib.suppress(OSError):
+                if is_marker_part(path):
+                    path.unlink()
 
     def claim(self, name: str) -> Path:
         """The place of something the run writes, which is the run's from now on."""
