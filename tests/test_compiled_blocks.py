@@ -157,3 +157,33 @@ def test_autocast():
         expected = model(ids)
         model.compile(fullgraph=True, backend=BACKEND)
         assert relative_change(model(ids).float(), expected.float()) < 3e-2  # bfloat16 has 8 bits
+
+
+def test_many_models_of_a_process_stay_compiled():
+    with torch._dynamo.config.patch(recompile_limit=8):
+        counter = CompileCounterWithBackend("eager")
+        for dim in range(8, 48, 4):
+            model = build(tiny("rotary", num_layers=2, dim=dim, num_heads=2, head_dim=4)).to(DEVICE)
+            model.compile(fullgraph=True, backend=counter, dynamic=False)
+            with no_default_device():
+                model(tokens(1, 9).to(DEVICE))
+        assert counter.frame_count == 10
+
+
+@pytest.mark.skipif(not ON_GPU, reason="CUDA graphs need a GPU")
+@pytest.mark.filterwarnings("ignore:Unable to hit fast path")  # blocks alike share a function, which torch warns of
+@pytest.mark.parametrize("name", ["llama", "experts", "local and global"])
+def test_cuda_graphs_of_blocks_in_training(name):
+    changes: dict[str, Any] = {"num_layers": 3, **(PARTS[name][1] if name in PARTS else {})}
+    models = [build(tiny("rotary", **changes)).to(DEVICE).train() for _ in range(2)]
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in models]
+    models[1].compile(fullgraph=True, mode="reduce-overhead")
+    for seed in range(6):
+        ids = torch.randint(1, 40, (2, 24), generator=torch.Generator().manual_seed(seed), device="cpu").to(DEVICE)
+        found = []
+        for model, optimizer in zip(models, optimizers, strict=True):
+            torch.compiler.cudagraph_mark_step_begin()
+            found.append(logits_and_gradients(model, ids))
+            optimizer.step()
+        for a, b in zip(*found, strict=True):
+            assert (a - b).abs().max() < 1e-4 * max(float(b.abs().max()), 1e-2)

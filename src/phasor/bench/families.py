@@ -222,6 +222,7 @@ def training(models: FamilyModels, rows: int, count: int) -> Workload:
     def case(model: Any, compiled: bool = False) -> BenchmarkCase:
         def step() -> None:
             model.zero_grad(set_to_none=True)
+            torch.compiler.cudagraph_mark_step_begin()
             logits = logits_of(model, tokens)
             logits.backward(torch.ones_like(logits))
 
@@ -241,14 +242,16 @@ def training(models: FamilyModels, rows: int, count: int) -> Workload:
             compile_seconds=cold_compile if compiled else None,
         )
 
-    def compiled_case() -> BenchmarkCase:
+    def compiled_case(mode: str) -> BenchmarkCase:
         model = copy.deepcopy(models.pair[0])
-        model.compile(dynamic=False)
+        model.compile(dynamic=False, mode=mode)
         return case(model, compiled=True)
 
     implementations = models.implementations(case)
     if machine.on_gpu or machine.compiles:
-        implementations.insert(1, ("phasor, compiled", compiled_case))
+        implementations.insert(-1, ("phasor, compiled", partial(compiled_case, "default")))
+    if machine.on_gpu:
+        implementations.insert(-1, ("phasor, CUDA graphs", partial(compiled_case, "reduce-overhead")))
     part = f"{rows} x {count:,} tokens"
     return Workload(
         name="families",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from phasor.config import ModelConfig
@@ -13,6 +15,8 @@ from phasor.nn.feed_forward import FeedForward
 from phasor.nn.moe import Experts
 from phasor.nn.record import Record
 from phasor.nn.residual import build_residual
+
+RECOMPILE_LIMIT = 128  # graphs of `Block.forward` in a process: blocks of all models are one function to the compiler
 
 
 class Block(nn.Module):
@@ -32,3 +36,9 @@ class Block(nn.Module):
         feed_forward = partial(self.feedforward, router_logits=record.router) if routed else self.feedforward
         cross = () if self.cross is None else (partial(self.cross, ctx=cross_ctx),)
         return self.residual(x, partial(self.attention, ctx=ctx), *cross, feed_forward)
+
+    def compile(self, *args: Any, **options: Any) -> None:
+        """As `Module.compile`. Models beyond torch's limit of eight graphs per function would silently run eagerly."""
+        limits = torch._dynamo.config
+        limits.recompile_limit = max(limits.recompile_limit, RECOMPILE_LIMIT)
+        super().compile(*args, **options)
