@@ -26,6 +26,7 @@ FULL_WORKLOADS = tuple(name for name in WORKLOADS if name != "families")  # what
 STUDIES = {
     "rotary-kernels": "rotary kernels beside Liger, torch.compile and transformers, single tokens included",
     "attention-kernels": "SDPA's backends, FlexAttention and phasor's kernel, in TFLOP/s",
+    "schemes": "attention with every position scheme beside plain attention, under any mask",
     "sparse": "sparse attention beside full attention and FlexAttention",
     "scaling": "time and memory of attention against the length",
     "fused": "cross-entropy, norms, gated activations, float8 and AdamW beside torch, torch.compile and Liger",

@@ -20,6 +20,7 @@ from phasor.ops.attention import Bias, Mask, ScoreMod, SumBias, attention
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # sums of some thousand terms, rounded at the end
 CHECKED = 64  # queries whose result is compared; a whole reference would be a matrix of queries by keys
+ROUNDING = 1e-3  # of the largest gradient: one that is zero in exact arithmetic is a sum of many roundings
 LARGEST = 1 << 28  # elements of a mask or bias that an implementation may hold
 
 Call = Callable[[], Tensor]  # gives [1, T, H, D]
@@ -177,10 +178,17 @@ def sample_error(y: Tensor, inputs: Sequence[Tensor], visible: VisibleFn, bias: 
 def gradient_errors(
     y: Tensor, inputs: Sequence[Tensor], expected: Tensor, exact: Sequence[Tensor], kept: slice = slice(None)
 ) -> tuple[float, float]:
-    """The relative errors of a result and of its worst gradient against float64; `kept` are the tokens that count."""
+    """The relative errors of a result and of its worst gradient against float64; `kept` are the tokens that count.
+
+    A gradient that is zero but for rounding, as that of a constant added to all scores, is compared with the largest.
+    """
     y, expected = y[:, kept], expected[:, kept]
     direction = torch.randn_like(expected)
     found = torch.autograd.grad(y, inputs, direction.to(y.dtype))
     reference = torch.autograd.grad(expected, exact, direction)
-    worst = max(relative_error([a], [b]) for a, b in zip(found, reference, strict=True))
+    least = ROUNDING * max(float(b.norm()) for b in reference)
+    worst = max(
+        relative_error([a], [b]) * float(b.norm()) / max(float(b.norm()), least)
+        for a, b in zip(found, reference, strict=True)
+    )
     return relative_error([y], [expected]), worst
