@@ -58,6 +58,17 @@ def test_cached_and_chunked_equal_full(view):
     assert (record.attention[0] > 0).float().mean() < 0.45
 
 
+@pytest.mark.parametrize("clip", [0.5, 0.3])
+def test_equal_scores_of_blocks_choose_the_same_blocks_in_every_chunk(clip):
+    """Clipped queries and keys have few values, and blocks many equal scores."""
+    attention = {"clip": clip, "sparse": {"kind": "top-k", "block": 2, "top_k": 3}}
+    model = build(tiny("alibi", attention=attention, init={"kind": "normal", "std": 1.0}))
+    ids = tokens(2, 60)
+    expected = full(model, ids)
+    for logits in (full(model, ids[:, :37]), feed(model, ids, 1), feed(model, ids, 16, 1, 3)):
+        assert (logits - expected[:, : logits.shape[1]]).abs().max() < SAME * expected.abs().max()
+
+
 @pytest.mark.parametrize("length", [5, COUNT, 48])
 def test_visible_keys_are_counted_for_plans(length):
     for view in VIEWS.values():

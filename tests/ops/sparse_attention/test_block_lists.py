@@ -73,13 +73,32 @@ def test_the_kernel_equals_the_reference_in_float64(name, monkeypatch):
 def test_the_kernel_chooses_the_same_blocks_as_torch(dtype, top_k, monkeypatch):
     """In half precision too: mean keys are as precise as in float32, by the rest that their rounding leaves."""
     monkeypatch.setattr(list_launch, "SELECT_TILE", {2: 16, 4: 32})
-    q, k, _ = (x.detach() for x in qkv(32, 150, dtype))
-    means = k.float()[:, :148].unflatten(1, (37, 4)).mean(2)
-    chosen = list_launch.choose_blocks(q, means, 4, top_k, 118)
-    own = (torch.arange(32)[None] + 118) // 4
+    q, k, _ = (x.detach() for x in qkv(32, 148, dtype))
+    means = k.float().unflatten(1, (37, 4)).mean(2)
+    chosen = list_launch.choose_blocks(q, means, 4, top_k, 115)
+    own = (torch.arange(32)[None] + 115) // 4
     expected = select_blocks(q, means, own, own * 0, top_k)
     assert torch.equal(chosen[..., 0].long(), expected[..., 0])
     assert torch.equal(chosen.long().sort(-1).values, expected.sort(-1).values)
+
+
+def test_of_equal_scores_the_lowest_block_is_chosen(monkeypatch):
+    """By torch and by the kernel, over several tiles of blocks; the oracle sorts by score and number in Python."""
+    monkeypatch.setattr(list_launch, "SELECT_TILE", {2: 16, 4: 16})
+    top_k = 5
+    q, means = (normal(1, n, h, DIM, seed=i).sign() / 2 for i, (n, h) in enumerate(((32, HEADS), (37, KV_HEADS))))
+    own = (torch.arange(32)[None] + 115) // 4
+    scores = torch.einsum("tkgd,nkd->kgtn", q[0].unflatten(1, (KV_HEADS, -1)), means[0]).flatten(0, 1)
+    expected = [
+        [[own_block, *sorted(range(own_block), key=lambda n: (-row[n], n))[: top_k - 1]] for own_block, row in pairs]
+        for pairs in ([*zip(own[0].tolist(), head.tolist(), strict=True)] for head in scores)
+    ]
+    assert any(len({row[n] for n in range(28)}) < 20 for row in scores[0].tolist())  # there are ties
+    for chosen in (
+        select_blocks(q, means, own, own * 0, top_k),
+        list_launch.choose_blocks(q.float(), means.float(), 4, top_k, 115),
+    ):
+        assert torch.equal(chosen[0].long().sort(-1).values, torch.tensor(expected).sort(-1).values)
 
 
 REASONS = {

@@ -16,8 +16,8 @@ def select_kernel(q_ptr, means_ptr, rest_ptr, chosen_ptr, num_queries, num_heads
                   BLOCK_K: tl.constexpr, TOP_K: tl.constexpr, HAS_REST: tl.constexpr):  # fmt: skip
     """The blocks that queries attend to, `[B, H, Tq, TOP_K]`: their own, then those of highest score; -1 for none.
 
-    The best BLOCK_K blocks so far are kept while the mean keys go by, BLOCK_N at a time. Means of half precision have a
-    rest that their rounding left, so that scores are those of precise means.
+    The best BLOCK_K blocks so far are kept while the mean keys go by, BLOCK_N at a time, of equal ones the
+    lowest. Means of half precision have a rest that their rounding left, so that scores are those of precise means.
     """
     block_id, head, batch, offs_m = query_block(num_queries, num_heads, BLOCK_M)
     valid_m = offs_m < num_queries
@@ -33,7 +33,7 @@ def select_kernel(q_ptr, means_ptr, rest_ptr, chosen_ptr, num_queries, num_heads
         offs_n, offs_k = tl.arange(0, BLOCK_N)[None, :], tl.arange(0, BLOCK_K)[None, :]
         unused = tl.where(offs_k < TOP_K - 1, float("-inf"), float("inf"))
         best = tl.zeros([BLOCK_M, BLOCK_K], tl.float32) + unused
-        number = tl.full([BLOCK_M, BLOCK_K], -1, tl.int32)
+        number = tl.zeros([BLOCK_M, BLOCK_K], tl.int32) + num_blocks + offs_k  # of slots that are empty, all different
         for start in range(0, tl.max(own), BLOCK_N):
             means = load_tile(means_ptr, start, stride_mt, num_blocks, BLOCK_N, BLOCK_D, HEAD_DIM, False)
             scores = tl.dot(q, tl.trans(means), input_precision="ieee")
@@ -43,9 +43,11 @@ def select_kernel(q_ptr, means_ptr, rest_ptr, chosen_ptr, num_queries, num_heads
             scores = tl.where(start + offs_n < own[:, None], scores, float("-inf"))
             for _ in range(TOP_K - 1):
                 top, place = tl.max(scores, 1, return_indices=True)
-                lowest, slot = tl.min(best, 1, return_indices=True)
-                replaced = (offs_k == slot[:, None]) & (top > lowest)[:, None]
+                lowest = tl.min(best, 1)
+                last = tl.max(tl.where(best == lowest[:, None], number, -1), 1)
+                replaced = (number == last[:, None]) & (top > lowest)[:, None]
                 best = tl.where(replaced, top[:, None], best)
                 number = tl.where(replaced, (start + place)[:, None], number)
                 scores = tl.where(offs_n == place[:, None], float("-inf"), scores)
+        number = tl.where(best > float("-inf"), number, -1)
         tl.store(chosen_ptr[:, None] + 1 + offs_k, number, mask=valid_m[:, None] & (offs_k < TOP_K - 1))

@@ -67,23 +67,27 @@ def packed_mean_keys(k: Tensor, mask: Mask, blocks: BlockIndex, block: int) -> T
 def select_blocks(q: Tensor, means: Tensor, own: Tensor, first: Tensor, top_k: int) -> Tensor:
     """The blocks that queries `[B, Tq, H, D]` attend to, `[B, H, Tq, top_k]`: their own, then those of highest score.
 
-    Blocks between the first of a query's document and its own are chosen by score; -1 where there are no more.
+    Blocks between the first of a query's document and its own are chosen by score; -1 where there are no more. Of equal
+    scores the lower block is chosen: which one `topk` takes depends on how many blocks come later. Sums are in float64
+    and compared in float32, so that equal ones stay equal in whatever order a matrix product adds.
 
-    >>> means = torch.tensor([1.0, 3.0, 2.0, 9.0])[None, :, None, None]
-    >>> own = torch.tensor([[0, 2, 3]])
-    >>> select_blocks(torch.ones(1, 3, 1, 1), means, own, own * 0, 3).tolist()
-    [[[[0, -1, -1], [2, 1, 0], [3, 1, 2]]]]
+    >>> means = torch.tensor([1.0, 3.0, 3.0, 2.0, 9.0])[None, :, None, None]
+    >>> own = torch.tensor([[0, 3, 4]])
+    >>> select_blocks(torch.ones(1, 3, 1, 1), means, own, own * 0, 2).tolist()
+    [[[[0, -1], [3, 1], [4, 1]]]]
     """
-    q = q.to(means.dtype).unflatten(2, (means.shape[2], -1))
-    scores = torch.einsum("btkgd,bnkd->bkgtn", q, means).flatten(1, 2)
-    number = torch.arange(means.shape[1], device=q.device)
+    q = q.unflatten(2, (means.shape[2], -1))
+    scores = torch.einsum("btkgd,bnkd->bkgtn", q.double(), means.double()).float().flatten(1, 2)
+    number = torch.arange(means.shape[1], dtype=torch.int32, device=q.device)
+    is_own = (number == own[:, :, None])[:, None]
     earlier = (number >= first[:, :, None]) & (number < own[:, :, None])
-    scores = scores.masked_fill(~earlier[:, None], float("-inf"))
-    best = scores.topk(min(top_k - 1, scores.shape[-1]), dim=-1)
-    chosen = torch.where(best.values > float("-inf"), best.indices, -1)
-    own = own[:, None, :, None].expand(*scores.shape[:3], 1)
-    missing = chosen.new_full((1,), -1).expand(*scores.shape[:3], top_k - 1 - chosen.shape[-1])
-    return torch.cat((own, chosen, missing), dim=-1)
+    scores = scores.masked_fill(~earlier[:, None], float("-inf")).masked_fill(is_own, float("inf"))
+    count = min(top_k, len(number))
+    least = scores.topk(count, dim=-1).values[..., -1:]
+    rank = (is_own.int() + (scores > least) + (scores >= least)) * len(number) - number
+    chosen = rank.topk(count, dim=-1).indices
+    chosen = torch.where(scores.gather(-1, chosen) > float("-inf"), chosen, -1)
+    return torch.nn.functional.pad(chosen, (0, top_k - count), value=-1)
 
 
 @torch.no_grad()
