@@ -33,6 +33,15 @@ def draw_pairs():
     return [(ids(context), ids(continuation)) for context, continuation in ((9, 3), (1, 1), (4, 7), (17, 2), (9, 3))]
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=str)
+def test_weights_that_are_not_finite_are_an_error(value):
+    model = phasor.Transformer(phasor.preset("gpt-2", dim=32, num_heads=2, num_layers=2, vocab_size=40, max_length=64))
+    with torch.no_grad():
+        model.get_parameter("decoder.blocks.0.attention.out.weight")[0, 0] = value
+    with pytest.raises(ValueError, match="the log-probability of a continuation is nan"):
+        score_continuations(model, draw_pairs())
+
+
 @pytest.mark.parametrize("batch", [{}, {"batch_rows": 1}, {"batch_rows": 2}, {"batch_tokens": 24}], ids=str)
 def test_equal_those_of_transformers(both, batch):
     theirs, ours = both

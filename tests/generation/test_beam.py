@@ -108,7 +108,16 @@ def test_all_prompts_are_searched_together() -> None:
 def test_more_beams_than_continuations() -> None:
     model = speaker(vocab_size=3)
     found = generate(model, [0], max_new_tokens=2, num_beams=20, num_return_sequences=20)
-    assert sorted(found) == [[a, b] for a in range(3) for b in range(3)]
+    assert sorted(found[:9]) == [[a, b] for a in range(3) for b in range(3)]
+    assert found[9:18] == found[:9]
+
+
+def test_where_one_text_is_possible_it_is_returned_as_often_as_transformers_returns_it() -> None:
+    theirs, ours = pair("llama_plain")
+    banned = [token for token in range(ours.config.vocab_size) if token != 7]
+    options = {"num_beams": 3, "num_return_sequences": 3, "suppress_tokens": banned}
+    expected, _ = their_texts(theirs, PROMPTS[0], [], **options)
+    assert generate(ours, PROMPTS[0], max_new_tokens=COUNT, stop=(), **options) == expected == [[7] * COUNT] * 3
 
 
 @pytest.mark.parametrize("view", [{"window": 4}, {"window": 4, "sink_tokens": 2}])

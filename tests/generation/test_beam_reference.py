@@ -84,9 +84,9 @@ def search_ref(logits: Logits, prompt: Text, options: GenerationConfig, stop: se
         totals = rows + torch.tensor([total for _, _, total in beams], dtype=rows.dtype)[:, None]
         impossible = totals.new_full((width - len(beams), rows.shape[1]), NEVER)
         flat = torch.cat((totals, impossible)).flatten()
-        best = flat.topk(min((1 + len(stop)) * width, len(flat)))
+        best = sorted(enumerate(flat.tolist()), key=lambda one: (-one[1], one[0]))  # of equal ones the first
         following = []
-        for rank, (total, index) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
+        for rank, (index, total) in enumerate(best[: (1 + len(stop)) * width]):
             if total == NEVER:
                 continue
             parent, token = divmod(index, rows.shape[1])
@@ -136,7 +136,8 @@ def compare(
     with torch.inference_mode():
         found = beam.beam_search(request)
     for prompt, ours in zip(PROMPTS, found, strict=True):
-        expected = search_ref(logits, tuple(prompt), options, set(request.stop))[: options.num_return_sequences]
+        texts = search_ref(logits, tuple(prompt), options, set(request.stop))[: options.num_return_sequences]
+        expected = [texts[i % len(texts)] for i in range(options.num_return_sequences)]
         assert [(one.tokens, one.log_probabilities, one.score) for one in ours] == expected
     return {len(best[0].tokens) for best in found if best}
 

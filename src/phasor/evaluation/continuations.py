@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -70,6 +71,11 @@ def score_continuations(
                 progress(done, len(pairs))
     for chosen, scores in parts:
         for i, (log_probability, missed) in zip(chosen, scores.tolist(), strict=True):
+            if not math.isfinite(log_probability):
+                raise ValueError(
+                    f"the log-probability of a continuation is {log_probability}: the model's weights are not finite, "
+                    "or an activation exceeds its dtype's range"
+                )
             results[i] = ContinuationScore(log_probability, missed == 0)
     return results
 

@@ -142,7 +142,8 @@ def stream(
 
     With `details` a `Generated` per step: its tokens, their log-probabilities, and the text that is final by then.
 
-    With `max_new_tokens=None` a model with a window in every layer goes on without end, in constant memory.
+    With `max_new_tokens=None` a model with a window in every layer goes on without end, in constant memory; penalties
+    and `no_repeat_ngram_size` alone need all tokens so far.
 
     >>> from phasor import preset
     >>> model = Transformer(preset("gpt-2", dim=32, num_heads=2, num_layers=2, vocab_size=50, max_length=64))
@@ -162,7 +163,7 @@ def stream(
 
 
 def stream_steps(request: GenerationRequest) -> Iterator[Any]:
-    endless = request.options.max_new_tokens is None and not request.options.penalizes
+    needed = None if request.options.penalizes else request.constraints.num_deciding_tokens
     tracker, steps = TextTracker(request), decode(request)
     while True:
         with eval_mode(request.model, request.draft), torch.inference_mode():
@@ -172,8 +173,9 @@ def stream_steps(request: GenerationRequest) -> Iterator[Any]:
             row, first = rows[0], rows[0].num_read
             text = tracker.read(rows)[0]
         yield from stream_items(request, row.new[first:], row.log_probabilities[first:], text)
-        if endless:  # nobody reads these again, and memory stays constant
-            row.new, row.log_probabilities, row.num_read = row.new[-1:], row.log_probabilities[-1:], 1
+        if request.options.max_new_tokens is None and needed is not None:  # nothing reads the others again
+            row.new, row.log_probabilities = row.new[-needed:], row.log_probabilities[-needed:]
+            row.num_read = len(row.new)
     for rest in filter(None, tracker.flush()):
         yield from stream_items(request, [], [], rest)
 

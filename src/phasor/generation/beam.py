@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import cycle, islice
 
 import torch
 from torch import Tensor
@@ -12,13 +13,18 @@ from phasor.generation.constraints import MINUS_INFINITY
 from phasor.generation.request import GenerationRequest
 from phasor.generation.runners import runs_cuda_graph, step_runner
 from phasor.generation.runners.protocol import round_up
+from phasor.generation.sampling import check_best
 from phasor.nn.norm import at_least_float32
+from phasor.ops.topk import stable_topk
 
 LOOKAHEAD = 2  # steps launched before the host reads whether all searches were done
 
 
 def beam_search(request: GenerationRequest) -> list[list[Hypothesis]]:
-    """The `num_return_sequences` best continuations of every prompt, best first."""
+    """The `num_return_sequences` best continuations of every prompt, best first.
+
+    Where fewer are possible, they are repeated, as in `transformers`.
+    """
     options, width, count = request.options, request.options.num_beams, len(request.prompts)
     assert options.max_new_tokens is not None
     request = pad_request(request)
@@ -40,7 +46,10 @@ def beam_search(request: GenerationRequest) -> list[list[Hypothesis]]:
             order, tokens = next_rows
             runner.reorder(order)
             logits = runner.step(tokens)
-    return beams.hypotheses(options.num_return_sequences)[:count]
+    found = beams.hypotheses(options.num_return_sequences)[:count]
+    for hypotheses in found:
+        check_best(hypotheses[0].score if hypotheses else MINUS_INFINITY)
+    return [list(islice(cycle(hypotheses), options.num_return_sequences)) for hypotheses in found]
 
 
 def pad_request(request: GenerationRequest) -> GenerationRequest:
@@ -144,7 +153,7 @@ def candidates(
         rows = rows.log_softmax(-1) if request.options.renormalize_logits else rows
     sums = beams.sums if places is None else beams.sums[places]
     steps = rows.view(*sums.shape, -1)
-    totals, indices = (steps + sums[..., None]).flatten(1).topk(beams.num_candidates)
+    totals, indices = stable_topk((steps + sums[..., None]).flatten(1), beams.num_candidates)
     best = Candidates(totals, indices, steps.flatten(1).gather(1, indices))
     return best if places is None else scatter_candidates(best, places, len(beams.sums))
 

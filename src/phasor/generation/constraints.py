@@ -43,6 +43,13 @@ class Constraints:
         sizes = self.no_repeat_ngram_size or (self.min_new_tokens and self.stop)
         return forced or bool(self.banned_first or self.banned_sequences or sizes)
 
+    @cached_property
+    def num_deciding_tokens(self) -> int | None:
+        """How many of the last new tokens decide what may come next; None where all of them do."""
+        if self.no_repeat_ngram_size:
+            return None
+        return max(2, self.min_new_tokens, *map(len, self.banned_sequences))
+
     def forced_token(self, prompt: Sequence[int], new: Sequence[int]) -> int | None:
         """The token that has to come next, where one does."""
         if self.forced_last is not None and len(new) + 1 == self.max_new_tokens:

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
+from phasor.generation.constraints import MINUS_INFINITY
 from phasor.generation.request import GenerationRequest, SequenceState
+from phasor.generation.sampling import check_best
 from phasor.nn.record import Record
+from phasor.ops.topk import stable_topk
 
 
 def contrastive_search(request: GenerationRequest) -> Iterator[list[SequenceState]]:
@@ -30,13 +33,16 @@ def contrastive_search(request: GenerationRequest) -> Iterator[list[SequenceStat
         past = F.normalize(record.hidden[-1][0].float(), dim=-1)  # [T, dim]
         while not row.done:
             scores = request.score(logits, row.prompt, row.new)
-            probabilities, candidates = scores.softmax(-1).topk(width)
+            check_best(float(scores.max()))
+            values, candidates = stable_topk(scores, width)
+            probabilities = scores.softmax(-1)[candidates]
             record = Record("hidden")
             next_logits = model(candidates[:, None], cache=cache, record=record)[:, -1]
             assert record.hidden is not None
             hidden = F.normalize(record.hidden[-1][:, -1].float(), dim=-1)  # [width, dim]
             similarity = (hidden @ past.mT).amax(-1)
-            best = int(((1 - alpha) * probabilities - alpha * similarity).argmax())
+            merits = (1 - alpha) * probabilities - alpha * similarity
+            best = int(merits.masked_fill(values == MINUS_INFINITY, MINUS_INFINITY).argmax())
             request.add_token(row, int(candidates[best]), scores)
             cache.reorder([best] * width)
             past, logits = torch.cat((past, hidden[best][None])), next_logits[best]

@@ -9,7 +9,7 @@ from torch import Tensor
 from phasor.generation.request import GenerationRequest, SequenceState
 from phasor.generation.runners import StepRunner, step_runner
 from phasor.generation.runners.cuda_graph import AsyncSteps, CudaGraphRunner, run_async
-from phasor.generation.sampling import choose_token
+from phasor.generation.sampling import choose_token, likeliest_tokens
 
 
 def decode_loop(request: GenerationRequest) -> Iterator[list[SequenceState]]:
@@ -18,6 +18,7 @@ def decode_loop(request: GenerationRequest) -> Iterator[list[SequenceState]]:
     with step_runner(request.step_spec()) as runner:
         logits = runner.prefill([row.prompt for row in rows], request.encode(), request.prompt_positions())
         if request.is_argmax_only and isinstance(runner, CudaGraphRunner):
+            likeliest_tokens(logits)  # the only look at scores: later ones stay on the device
             runner.start(logits.argmax(-1))
             yield from decode_async(request, rows, runner)
         else:
@@ -44,7 +45,7 @@ def decode_sync(
     options, constraints = request.options, request.constraints
     argmax_only = not (options.samples or options.penalizes or request.details or constraints.depends_on_text)
     while True:
-        likeliest = constraints.mask(logits).max(-1).indices.tolist() if argmax_only else None
+        likeliest = likeliest_tokens(constraints.mask(logits)) if argmax_only else None
         for i, row in enumerate(rows):
             if row.done:
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -112,8 +113,38 @@ def random_streams(options: GenerationConfig, rows: int) -> list[RandomStream]:
     return [RandomStream(None if seed is None else seed + i) for seed in of_prompts for i in range(samples)]
 
 
+def check_best(score: float) -> None:
+    """Refuse the best score of a row where no token can be chosen by it.
+
+    >>> check_best(float("nan"))
+    Traceback (most recent call last):
+    ValueError: the largest logit is nan: the model's weights are not finite, or an activation exceeds its dtype's range
+    """
+    if score == MINUS_INFINITY:
+        raise ValueError(
+            "no token may come next: suppress_tokens, bad_words_ids, no_repeat_ngram_size and min_new_tokens "
+            "together leave none of the vocabulary"
+        )
+    if not math.isfinite(score):
+        raise ValueError(
+            f"the largest logit is {score}: the model's weights are not finite, or an activation exceeds its dtype's range"
+        )
+
+
+def likeliest_tokens(scores: Tensor) -> list[int]:
+    """The likeliest token of each row `[B, vocab]`, read together with its score, which has to be finite."""
+    best = scores.max(-1)
+    values, tokens = torch.stack((best.values.double(), best.indices.double())).tolist()
+    for value in values:
+        check_best(value)
+    return [int(token) for token in tokens]
+
+
 def choose_token(scores: Tensor, options: GenerationConfig, random: RandomStream) -> int:
     """The next token from penalized logits `[vocab]`: the likeliest, or a sample."""
     if not options.samples:
-        return int(scores.argmax())
-    return int(draw(filter_logits(scores, options).softmax(-1), random.next().to(scores.device)))
+        return likeliest_tokens(scores[None])[0]
+    token = draw(filter_logits(scores, options).softmax(-1), random.next().to(scores.device))
+    best, chosen = torch.stack((scores.max().double(), token.double())).tolist()
+    check_best(best)
+    return int(chosen)

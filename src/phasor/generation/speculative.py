@@ -14,7 +14,7 @@ from torch import Tensor
 
 from phasor.config.generation import GenerationConfig
 from phasor.generation.request import GenerationRequest, SequenceState
-from phasor.generation.sampling import draw, filter_logits
+from phasor.generation.sampling import check_best, draw, filter_logits
 from phasor.kv_cache.dynamic import KVCache
 from phasor.transformer import Transformer
 
@@ -79,6 +79,7 @@ def one_hot(token: int, vocab_size: int) -> Tensor:
 
 def next_distribution(scores: Tensor, options: GenerationConfig) -> Tensor:
     """The distribution the next token is drawn from: all on the likeliest for greedy decoding."""
+    check_best(float(scores.max()))
     if options.samples:
         return filter_logits(scores, options).softmax(-1)
     return one_hot(int(scores.argmax()), len(scores)).to(scores.device)

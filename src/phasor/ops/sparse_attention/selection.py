@@ -9,6 +9,7 @@ from torch import Tensor
 
 from phasor.ops.attention.mask import Mask
 from phasor.ops.sparse_attention.patterns import TopBlocks
+from phasor.ops.topk import stable_topk
 
 
 class BlockIndex(NamedTuple):
@@ -68,8 +69,8 @@ def select_blocks(q: Tensor, means: Tensor, own: Tensor, first: Tensor, top_k: i
     """The blocks that queries `[B, Tq, H, D]` attend to, `[B, H, Tq, top_k]`: their own, then those of highest score.
 
     Blocks between the first of a query's document and its own are chosen by score; -1 where there are no more. Of equal
-    scores the lower block is chosen: which one `topk` takes depends on how many blocks come later. Sums are in float64
-    and compared in float32, so that equal ones stay equal in whatever order a matrix product adds.
+    scores the lower block is chosen, however many blocks come later. Sums are in float64 and compared in float32, so
+    that equal ones stay equal in whatever order a matrix product adds.
 
     >>> means = torch.tensor([1.0, 3.0, 3.0, 2.0, 9.0])[None, :, None, None]
     >>> own = torch.tensor([[0, 3, 4]])
@@ -78,16 +79,12 @@ def select_blocks(q: Tensor, means: Tensor, own: Tensor, first: Tensor, top_k: i
     """
     q = q.unflatten(2, (means.shape[2], -1))
     scores = torch.einsum("btkgd,bnkd->bkgtn", q.double(), means.double()).float().flatten(1, 2)
-    number = torch.arange(means.shape[1], dtype=torch.int32, device=q.device)
-    is_own = (number == own[:, :, None])[:, None]
-    earlier = (number >= first[:, :, None]) & (number < own[:, :, None])
-    scores = scores.masked_fill(~earlier[:, None], float("-inf")).masked_fill(is_own, float("inf"))
-    count = min(top_k, len(number))
-    least = scores.topk(count, dim=-1).values[..., -1:]
-    rank = (is_own.int() + (scores > least) + (scores >= least)) * len(number) - number
-    chosen = rank.topk(count, dim=-1).indices
-    chosen = torch.where(scores.gather(-1, chosen) > float("-inf"), chosen, -1)
-    return torch.nn.functional.pad(chosen, (0, top_k - count), value=-1)
+    number = torch.arange(means.shape[1], device=q.device)
+    own, first = own[:, None, :, None], first[:, None, :, None]
+    scores = scores.masked_fill((number < first) | (number > own), float("-inf"))
+    values, chosen = stable_topk(scores.masked_fill(number == own, float("inf")), min(top_k, len(number)))
+    chosen = torch.where(values > float("-inf"), chosen, -1)
+    return torch.nn.functional.pad(chosen, (0, top_k - chosen.shape[-1]), value=-1)
 
 
 @torch.no_grad()
