@@ -3,13 +3,14 @@
 import pytest
 import torch
 from mask_rules import CROSS, HEADS, RULES, Rule, compare
-from references import normal
+from references import normal, plain_attention
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from phasor import backends, preset
 from phasor.config import DropoutConfig
 from phasor.ops.attention import (
+    DistanceBias,
     Mask,
     ScoreMod,
     attention,
@@ -252,3 +253,40 @@ def test_only_a_compiler_takes_sums():
     step = torch.compile(lambda q, k, v: attention(q, k, v, *how), backend=record)
     torch.testing.assert_close(step(q, k, k), attention(q, k, k, *how))
     assert not any("scaled_dot_product" in name for name in taken)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 40), (23, 63), (63, 63)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_large_bias_is_not_rounded_to_half_precision(dtype, queries, keys, learns, autocast):
+    """Biases near 300, where bfloat16 has steps of 2 and float16 of a quarter, against float64."""
+    q, k, v = (normal(2, t, h, 16, seed=i).to(dtype) for i, (t, h) in enumerate(((queries, 4), (keys, 2), (keys, 2))))
+    table = (300 + 2 * normal(keys, 4, seed=4)).float().requires_grad_(learns)
+    positions = torch.arange(keys)[None]
+    mask = Mask(causal=True, offset=keys - queries)
+    score_mod = ScoreMod(
+        scale=0.25,
+        bias=DistanceBias(table=table),
+        query_positions=positions[:, keys - queries :],
+        key_positions=positions,
+    )
+    inputs = [x.float() if autocast else x for x in (q, k, v)]
+    inputs = [x.requires_grad_() for x in inputs]
+    with torch.autocast("cpu", dtype, enabled=autocast):
+        ours = attention(*inputs, mask, score_mod)
+    assert ours.dtype == dtype
+    exact = [x.double().detach().requires_grad_() for x in (q, k, v)]
+    distance = (positions[:, keys - queries :].mT - positions).clamp(min=0)
+    wide = table.detach().double().requires_grad_()
+    expected = plain_attention(
+        *exact, torch.ones(queries, keys).tril(keys - queries), 0.25, bias=(wide[distance] - 300).permute(2, 0, 1)[None]
+    )
+    # Weights and values are rounded to `dtype`, whose unit is 2^-7 or 2^-10; values reach 4.
+    close = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(ours.double(), expected, rtol=close, atol=close)
+    direction = normal(*expected.shape, seed=9)
+    leaves, wide_leaves = (([*own, bias] if learns else own) for own, bias in ((inputs, table), (exact, wide)))
+    grads = torch.autograd.grad(ours, leaves, direction.to(dtype))
+    for got, right in zip(grads, torch.autograd.grad(expected, wide_leaves, direction), strict=True):
+        torch.testing.assert_close(got.double(), right, rtol=0, atol=2 * close * float(right.abs().max()))
