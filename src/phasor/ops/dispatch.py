@@ -127,9 +127,12 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     ...     compute_dtype(torch.zeros(1))
     torch.bfloat16
     """
-    if x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type):
-        return torch.get_autocast_dtype(x.device.type)
-    return x.dtype
+    return torch.get_autocast_dtype(x.device.type) if x.dtype != torch.float64 and is_autocast(x) else x.dtype
+
+
+def is_autocast(x: Tensor) -> bool:
+    """Whether autocast is on where a tensor is."""
+    return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
 
 
 def supports_all(*args: Any) -> None:

@@ -96,3 +96,37 @@ def test_layers_that_differ_in_the_cap_of_their_sinks_only(capped: tuple[bool, b
     model, ids = build(config).double(), tokens(1, 20)
     with torch.no_grad():
         torch.testing.assert_close(model(ids, cache=model.new_cache(1, 20)), model(ids))
+
+
+def test_float16_reaches_the_end_of_its_span() -> None:
+    """Scores of queries and keys of size 10 over all of 4,096 positions, against the paper's formula in float64."""
+    count, width = 4096, 8
+    draw = torch.Generator().manual_seed(0)
+    q, k = (10 * torch.randn(1, 1, count, width, generator=draw, dtype=torch.float64) for _ in range(2))
+    q, k = q.half(), k.half()
+    positions = torch.arange(count)
+    ours = torch.stack(phasor.Rotary(phasor.XPosConfig(), head_dim=width).rotate(q, k, positions)).double()
+    assert ours.isfinite().all()
+    angle = positions[:, None] * 10000.0 ** -(torch.arange(4, dtype=torch.float64) / 4)
+    u, v = torch.stack((q, k)).double()[:, 0, 0].chunk(2, dim=-1)
+    turned = torch.polar(torch.ones_like(angle), angle) * torch.complex(u, v)
+    zeta = (torch.arange(4, dtype=torch.float64) / 4 + 0.4) / 1.4
+    early, late = positions[:, None] * 1.0, positions[None] * 1.0
+    for i in range(0, count, 511):
+        decay = zeta ** ((early[i:] - late[0, i]) / 512)
+        expected = (decay * turned[0, i:] * turned[1, i].conj()).real.sum(-1)
+        found = ours[0, 0, 0, i:] @ ours[1, 0, 0, i]
+        # Each of 8 products of size 100 has two factors rounded to 11 bits.
+        assert (found - expected).abs().max() < 8 * 500 * 2 * 2**-11
+
+
+def test_a_float16_stream_uses_all_of_its_span() -> None:
+    """A window of half the span, and calls of the other half; keys of size 10."""
+    attention = phasor.SoftmaxAttentionConfig(window=32)
+    model, ids = build(tiny(phasor.XPosConfig(decay=8.0), attention=attention, num_layers=1)), tokens(1, 165)
+    with torch.no_grad():
+        model.get_parameter("decoder.blocks.0.attention.qkv.weight").mul_(10)
+    expected = feed(model, ids, 33, max_length=32)
+    found = feed(model.half(), ids, 33, max_length=32)
+    # Scores of some hundreds have eleven bits, an error of a tenth, and weights are off by as much, relatively.
+    assert (found - expected).abs().max() < 0.1 * expected.abs().max()

@@ -13,7 +13,7 @@ from torch.nn.attention import sdpa_kernel
 from phasor.ops.attention import cudnn, split_large
 from phasor.ops.attention.mask import Mask
 from phasor.ops.attention.score_mod import ScoreMod
-from phasor.ops.dispatch import compute_dtype, needs_grad
+from phasor.ops.dispatch import compute_dtype, is_autocast, needs_grad
 
 PIECES = "distances have several pieces, with queries and keys of their own"
 
@@ -92,6 +92,14 @@ def sdpa(
 
     A bias stays in at least float32: far keys have biases of hundreds, where bfloat16 has steps of 2.
     """
+    wide = torch.promote_types(q.dtype, torch.float32)
+    if bias is not None and is_autocast(q):  # which would round the bias
+        q, k, v = (x.to(compute_dtype(x)) for x in (q, k, v))
+        with torch.autocast(q.device.type, enabled=False):
+            return sdpa(q, k, v, visible, bias, score_mod=score_mod, causal=causal)
+    if bias is not None and q.is_cuda and q.dtype != wide:  # whose kernels take one dtype
+        y = sdpa(q.to(wide), k.to(wide), v.to(wide), visible, bias, score_mod=score_mod, causal=causal)
+        return y.to(v.dtype)
     if split_large.has_int32_kernels(q) and needs_grad(q, k, v, bias):
         if split_large.exceeds_int32(q, k, v):
             return split_large.attend_in_halves(
@@ -106,21 +114,9 @@ def sdpa(
             k, v = (x.repeat_interleave(group_size, dim=2) for x in (k, v))
     if bias is not None and q.is_cuda and needs_grad(bias) and not q.requires_grad:
         q = q.detach().requires_grad_()  # torch's backward for a bias alone accesses memory that is not its own
-    if bias is None:
-        return _choose_layout(q, k, v, visible, score_mod, causal)
-    dtype = compute_dtype(v)
-    wide = torch.promote_types(dtype, torch.float32)
-    # On a CPU a mask may be wider than the queries; a GPU's kernels need one dtype.
-    q, k, v = (x.to(wide if x.is_cuda else compute_dtype(x)) for x in (q, k, v))
-    attn_mask = (bias if visible is None else bias.masked_fill(~visible, float("-inf"))).to(wide)
-    with torch.autocast(q.device.type, enabled=False):  # it would round the bias
-        return _choose_layout(q, k, v, attn_mask, score_mod, causal).to(dtype)
-
-
-def _choose_layout(
-    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, score_mod: ScoreMod, causal: bool
-) -> Tensor:
-    """SDPA of `[B, Tq, H, D]` with heads as its batch, or where there is one query, heads that share a key as queries."""
+    attn_mask = visible
+    if bias is not None:
+        attn_mask = (bias if visible is None else bias.masked_fill(~visible, float("-inf"))).to(wide)
     if q.shape[1] == 1 and q.shape[2] != k.shape[2]:
         return _sdpa_single_query(q, k, v, score_mod, attn_mask)
     y = _call_sdpa(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask, score_mod, causal)

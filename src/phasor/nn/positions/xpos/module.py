@@ -17,11 +17,15 @@ from phasor.ops.dispatch import compute_dtype
 from phasor.ops.rope import RopeArgs
 
 
+FLOAT16_SPANS = 8  # make one span of float32
+
+
 class XPos(Rotary, config=XPosConfig):
     """Cosines and sines of queries times `zeta^((m - c) / decay)`, those of keys over it.
 
-    The reference `c` is the first position of the row or document. A layer with a window caches keys without the decay,
-    which each call applies from its own first position on, so that a stream of any length stays in range.
+    The reference `c` is half the span of float16 after the first position of the row or document, so that factors of
+    queries and keys are at most the root of what they differ by. A layer with a window caches keys without the decay,
+    which each call applies around the middle of its own positions, so that a stream of any length stays in range.
     """
 
     config: XPosConfig
@@ -40,21 +44,21 @@ class XPos(Rotary, config=XPosConfig):
             return Angles(both, both)
         since = seq.positions - seq.origin()
         self._check_span(since, like, seq.order is None)
-        scale = self._scale(since, cos.dtype)
+        scale = self._scale(since - self.config.max_positions // (2 * FLOAT16_SPANS), cos.dtype)
         query = headwise(cos * scale), headwise(sin * scale)
         return Angles(query, (headwise(cos / scale), headwise(sin / scale)))
 
     def prepare_keys(self, prepared: Angles, keys: KeyInfo, like: Tensor) -> Angles:
-        """With the factors of queries and keys from the call's first position on, which sink tokens have another of."""
+        """With the factors of queries and keys around the middle of the call, which sink tokens have another of."""
         if not self._decays_after_cache(keys.seq, like):
             return prepared
         queries, sink_queries, of_sinks = keys.seq.rows, keys.sink_query_positions, None
-        reference = queries[:, :1]
+        reference = self._middle(queries, keys.seq)
         of_queries = self._decay(queries - reference, like)
         if sink_queries is not None:
-            of_sinks = self._decay(sink_queries - sink_queries[:, :1], like)
+            of_sinks = self._decay(sink_queries - self._middle(sink_queries, keys.seq), like)
             index = torch.arange(keys.positions.shape[1], device=like.device)
-            reference = torch.where(keys.mask.is_sink(index), sink_queries[:, :1], reference)
+            reference = torch.where(keys.mask.is_sink(index), self._middle(sink_queries, keys.seq), reference)
         return prepared._replace(decay=Decay(of_queries, self._decay(reference - keys.positions, like), of_sinks))
 
     def on_attention(
@@ -81,11 +85,16 @@ class XPos(Rotary, config=XPosConfig):
         """Whether a call of some tokens and its window stay in the range of floats."""
         return window <= self._span(like) // 2
 
+    def _middle(self, queries: Tensor, seq: SequenceInfo) -> Tensor:
+        """The position `[B, 1]` in the middle of queries and of the window before them."""
+        assert seq.cached_window is not None
+        return (queries[:, :1] + queries[:, -1:] - seq.cached_window) // 2
+
     def _decay(self, since: Tensor, like: Tensor) -> Tensor:
         """Factors `[B or 1, T, 1, D]` of queries `since` positions after a reference; keys have the inverse."""
         # What comes long after the reference is hidden from all queries, and has to stay finite.
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-        least = -self._span(like.new_empty(0, dtype=compute_dtype(like)))
+        least = -self._span(like.new_empty(0, dtype=compute_dtype(like))) * 3 // 4
         scale = self._scale(since.clamp(min=least), dtype)
         pairs = (scale, scale) if self.config.pairing == "half" else (scale[..., None], scale[..., None])
         both = torch.cat(pairs, dim=-1).flatten(2)
@@ -99,7 +108,7 @@ class XPos(Rotary, config=XPosConfig):
 
     def _span(self, like: Tensor) -> int:
         """How far from the reference positions may be; float16 reaches 2^16 where float32 reaches 2^127."""
-        return self.config.max_positions // (8 if like.dtype == torch.float16 else 1)
+        return self.config.max_positions // (FLOAT16_SPANS if like.dtype == torch.float16 else 1)
 
     def _check_span(self, since: int | Tensor, like: Tensor, is_one_sequence: bool = False) -> None:
         """Refuse positions too far from the reference; of values on a GPU only their number is known here."""
