@@ -328,3 +328,27 @@ def test_a_scheme_nobody_computes_says_so():
             Transformer(ModelConfig(**SIZES, position="orphan"))
     finally:
         del PositionConfig.kinds["orphan"]
+
+
+def test_a_scheme_that_no_layer_uses_has_no_weights():
+    own = phasor.LayerConfig(position="rotary")
+    unused = Transformer(ModelConfig(**SIZES, position="t5", layers=(own,)))
+    assert [name for name, _ in unused.named_parameters() if "positions" in name] == []
+    used = Transformer(ModelConfig(**SIZES, position="t5", layers=(own, phasor.LayerConfig())))
+    assert [name for name, _ in used.named_parameters() if "positions" in name] == ["decoder.positions.0.weight"]
+    on_input = Transformer(ModelConfig(**SIZES, position="learned", layers=(own,)))
+    assert [name for name, _ in on_input.named_parameters() if "positions" in name] == ["decoder.positions.0.weight"]
+
+
+def test_a_scheme_that_every_layer_overrides_is_checked():
+    wide = phasor.RotaryConfig(rotary_dim=512)
+    with pytest.raises(ValueError, match="rotary_dim is 512, wider than the head"):
+        ModelConfig(**SIZES, position=wide, layers=(phasor.LayerConfig(position="alibi"),))
+
+
+def test_capped_sinks_name_the_scheme_that_they_do_not_go_with():
+    capped = {"window": 4, "sink_tokens": 1, "cap_sinks": True}
+    with pytest.raises(ValueError, match="and not 'axial'"):
+        ModelConfig(**SIZES, position="rotary", attention=capped, layers=(phasor.LayerConfig(position="axial"),))
+    with pytest.raises(ValueError, match="and not 'learned'"):
+        ModelConfig(**SIZES, position="learned", attention=capped, layers=(phasor.LayerConfig(position="rotary"),))

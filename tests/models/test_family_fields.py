@@ -220,3 +220,16 @@ def test_a_model_without_special_tokens_does_not_get_the_usual_ones(tmp_path):
     phasor.save(model, tmp_path / "model", format="hf")
     config = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "model").config
     assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (None, None, None)
+
+
+def test_a_share_of_zero_is_not_a_whole_head():
+    """transformers rotates nothing then, which a rotary scheme cannot say; also not where a factor or length is 0."""
+    _, whole = drawn("gpt_neox", 0)
+    old = {name: value for name, value in whole.items() if name != "rope_parameters"}
+    with pytest.raises(ValueError, match="rotary_dim must be even and at least 2, not 0"):
+        read("gpt_neox", old | {"rotary_pct": 0.0})
+    _, whole = drawn("llama", 0)
+    scaling = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16}
+    for field in ("factor", "original_max_position_embeddings"):
+        with pytest.raises(ValueError, match=rf"{field.partition('_max')[0]}.* 0"):
+            read("llama", whole | {"rope_parameters": scaling | {field: 0}})

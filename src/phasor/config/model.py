@@ -119,20 +119,19 @@ class ModelConfig(Config):
                 "it is a pattern repeated over the depth"
             )
         for layer in map(self.layer, range(max(1, len(self.layers)))):
-            unfit = "input" in self.position.acts_on or layer.position.axes > 1
+            unfit = self.position if "input" in self.position.acts_on else layer.position
             name = type(layer.attention).__name__
             if layer.attention.cap_sinks and layer.position.follows_input:
                 raise ValueError(
                     f"{name}.cap_sinks caps the distance to sink tokens, "
                     f"and the positions {layer.position.kind!r} follow the input instead"
                 )
-            if layer.attention.cap_sinks and unfit:
+            if layer.attention.cap_sinks and ("input" in unfit.acts_on or unfit.axes > 1):
                 raise ValueError(
-                    f"{name}.cap_sinks needs positions of one axis that act inside layers, "
-                    f"and this model's are {self.position.kind!r}"
+                    f"{name}.cap_sinks needs positions of one axis that act inside layers, and not {unfit.kind!r}"
                 )
             layer.attention.check_model(self)
-        for position in self.layer_positions():
+        for position in dict.fromkeys([self.position, *self.layer_positions()]):
             position.check_model(self)
         for index in range(max(1, len(self.layers))):
             self.cached_per_token(index)  # or refused
@@ -154,8 +153,12 @@ class ModelConfig(Config):
 
     @property
     def input_position(self) -> PositionConfig:
-        """The model's own scheme, with what follows from the model filled in: the length of a learned table."""
-        return self.position.resolve(self)
+        """The model's own scheme, with what follows from the model filled in: the length of a learned table.
+
+        Where it acts inside layers and each of them has its own, nothing of it is left, and it is none.
+        """
+        used = "input" in self.position.acts_on or self.position in self.layer_positions()
+        return self.position.resolve(self) if used else PositionConfig.from_dict({"kind": "none"})
 
     def depth(self, side: Side) -> int:
         """How many layers the encoder or the decoder has."""

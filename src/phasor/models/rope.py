@@ -115,7 +115,7 @@ def read_rotary(
     """
     rope = f.inside(parameters(f, layer_type, usual or {}), "rope_parameters.")
     base = rope.get("rope_theta", f.get("rope_theta", base))
-    share = rope.get("partial_rotary_factor", f.get("partial_rotary_factor", partial or 1.0))
+    share = rope.get("partial_rotary_factor", f.get("partial_rotary_factor", 1.0 if partial is None else partial))
     kind = rope.get("rope_type", rope.get("type", "default"))
     rope.get("type", None)
     extension = read_extension(rope, kind, max_length, f.get("original_max_position_embeddings", None))
@@ -152,13 +152,17 @@ def read_extension(rope: Fields, kind: str, max_length: int, original: int | Non
 
     def original_length() -> int:
         inside = rope.get("original_max_position_embeddings", None)
-        length = original or inside or max_length
+        length = next(n for n in (original, inside, max_length) if n is not None)
         if type(length) is not int or length < 1:
             raise ValueError(
                 f"{rope.file}: original_max_position_embeddings must be an integer of at least 1, "
                 f"not {json_repr(length)}"
             )
         return length
+
+    def factor(length: int) -> float:
+        given = rope.get("factor", None)
+        return max_length / length if given is None else given
 
     if kind == "default":
         return None
@@ -172,7 +176,7 @@ def read_extension(rope: Fields, kind: str, max_length: int, original: int | Non
         given = {ours: rope.get(theirs, None) for ours, theirs in YARN.items()}
         given["truncate"] = rope.flag("truncate", True)
         given = {name: value for name, value in given.items() if value is not None}
-        return YaRN(factor=rope.get("factor", None) or max_length / length, original_length=length, **given)
+        return YaRN(factor=factor(length), original_length=length, **given)
     if kind == "llama3":
         names = ("factor", "low_freq_factor", "high_freq_factor")
         return Llama3Scaling(original_length=original_length(), **{name: rope.get(name) for name in names})
@@ -182,7 +186,7 @@ def read_extension(rope: Fields, kind: str, max_length: int, original: int | Non
             short_factor=rope.get("short_factor"),
             long_factor=rope.get("long_factor"),
             original_length=length,
-            factor=rope.get("factor", None) or max_length / length,
+            factor=factor(length),
             attention=rope.get("attention_factor", None),
         )
     if kind == "proportional":
