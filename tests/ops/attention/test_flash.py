@@ -271,11 +271,12 @@ def test_kernel_of_cross_attention_whose_padding_sees_nothing():
         torch.testing.assert_close(a, b, rtol=10 * SINGLE, atol=10 * SINGLE)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("far", [2**40, 2**49 + 3 * 2**23 + 1, 2**61 + 3 * 2**35 + 1])
 @pytest.mark.parametrize("bias", ["slopes", "behind"])
-def test_bias_with_gaps_between_positions_and_at_large_positions(bias):
-    """Distances by position and not by index, exact at 2^40."""
-    positions = torch.arange(37)[None] * torch.tensor([[3], [1]]) + torch.tensor([[0], [2**40]])
+def test_bias_with_gaps_between_positions_and_at_large_positions(bias, far):
+    """Distances by position and not by index, exact at any position."""
+    positions = torch.arange(37)[None] * torch.tensor([[3], [1]]) + torch.tensor([[0], [far]])
     positions[1, 20:] += 5
     assert (intervals.shifts(Mask(causal=True), positions, positions) == intervals.NON_CONTIGUOUS).all()
     compare(Mask(causal=True), positions=(positions, positions), bias=bias)
@@ -310,7 +311,7 @@ CAPPED = {
 
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize("gap", [0, 2**33], ids=["contiguous", "gap"])
+@pytest.mark.parametrize("gap", [0, 2**33, 2**61], ids=["contiguous", "gap", "wide gap"])
 @pytest.mark.parametrize("bias", [None, "slopes", "behind"])
 @pytest.mark.parametrize("name", [*CAPPED, "documents"])
 def test_kernel_with_other_queries_for_sink_tokens(name, bias, gap):

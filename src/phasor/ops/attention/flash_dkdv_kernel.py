@@ -65,11 +65,12 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
     kv_head = pid // blocks % num_kv_heads
     batch = (pid // blocks // num_kv_heads).to(tl.int64)
     offs_n = block_id * BLOCK_N + tl.arange(0, BLOCK_N)
-    shift, k_high, k_low = 0, offs_n, offs_n
+    base, shift, k_high, k_low = 0, 0, offs_n, offs_n
     if BIAS != NO_BIAS:
         q_pos_ptr += batch * stride_qposb
         k_pos_ptr += batch * stride_kposb
-        k_high, k_low = load_positions(k_pos_ptr, block_id * BLOCK_N, num_keys, BLOCK_N)
+        base = tl.load(q_pos_ptr + num_queries - 1)
+        k_high, k_low = load_positions(k_pos_ptr, block_id * BLOCK_N, num_keys, base, BLOCK_N)
     if BIAS == TABLE:
         shift = tl.load(shifts_ptr + batch * stride_shiftsb)
     if HAS_KEY_MASK:
@@ -101,7 +102,7 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
         distance, far_bias = 0.0, 0.0
         slope, curve_param = load_slope(slopes_ptr, curve_params_ptr, kv_head * group_size + head, BIAS)
         if BIAS >= LINEAR:
-            q_high, q_low = load_positions(q_pos_ptr, start, num_queries, BLOCK_M)
+            q_high, q_low = load_positions(q_pos_ptr, start, num_queries, base, BLOCK_M)
             distance = distances(q_high[None, :], q_low[None, :], k_high[:, None], k_low[:, None])
         if BIAS == TABLE:
             far_entry = tl.where(u < unmasked[1], 0, num_distances - 1)
@@ -128,7 +129,7 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
         distance, head_table = 0.0, table_ptr
         slope, curve_param = load_slope(slopes_ptr, curve_params_ptr, kv_head * group_size + head, BIAS)
         if BIAS != NO_BIAS:
-            q_high, q_low = load_positions(q_pos_ptr, start, num_queries, BLOCK_M)
+            q_high, q_low = load_positions(q_pos_ptr, start, num_queries, base, BLOCK_M)
             distance = distances(q_high[None, :], q_low[None, :], k_high[:, None], k_low[:, None])
         if BIAS == TABLE:
             head_table = table_ptr + (kv_head * group_size + head) * num_distances

@@ -59,7 +59,7 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_pt
     if BIAS == TABLE:
         shifts_ptr += batch * stride_shiftsb
         table_ptr += head * num_distances
-    q_high, q_low, slope, curve_param, shift, bias_ahead, bias_behind = query_bias(
+    base, q_high, q_low, slope, curve_param, shift, bias_ahead, bias_behind = query_bias(
         q_pos_ptr, shifts_ptr, slopes_ptr, curve_params_ptr, table_ptr, head, block_id * BLOCK_M, offs_m, num_queries,
         num_distances, BLOCK_M, BIAS,
     )  # fmt: skip
@@ -91,7 +91,7 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_pt
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
         distance, far_bias = 0.0, 0.0
         if BIAS >= LINEAR:
-            k_high, k_low = load_positions(k_pos_ptr, start, num_keys, BLOCK_N)
+            k_high, k_low = load_positions(k_pos_ptr, start, num_keys, base, BLOCK_N)
             distance = distances(q_high, q_low, k_high[None, :], k_low[None, :])
         if BIAS == TABLE:
             far_bias = tl.where(t < unmasked[1], bias_behind, bias_ahead)
@@ -121,7 +121,7 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_pt
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
         distance = 0.0
         if BIAS != NO_BIAS:
-            k_high, k_low = load_positions(k_pos_ptr, start, num_keys, BLOCK_N)
+            k_high, k_low = load_positions(k_pos_ptr, start, num_keys, base, BLOCK_N)
             distance = distances(q_high, q_low, k_high[None, :], k_low[None, :])
         scores, tanh, entry = score_tile(
             qk, distance, slope, curve_param, table_ptr, min_distance, num_distances, 0.0, scale, softcap,

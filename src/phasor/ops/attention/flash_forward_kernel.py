@@ -47,7 +47,7 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, bounds_ptr, key_mask_p
     if BIAS == TABLE:
         shifts_ptr += batch * stride_shiftsb
         table_ptr += head * num_distances
-    q_high, q_low, slope, curve_param, shift, bias_ahead, bias_behind = query_bias(
+    base, q_high, q_low, slope, curve_param, shift, bias_ahead, bias_behind = query_bias(
         q_pos_ptr, shifts_ptr, slopes_ptr, curve_params_ptr, table_ptr, head, block_id * BLOCK_M, offs_m, num_queries,
         num_distances, BLOCK_M, BIAS,
     )  # fmt: skip
@@ -80,7 +80,7 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, bounds_ptr, key_mask_p
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
         distance, far_bias = 0.0, 0.0
         if BIAS >= LINEAR:
-            k_high, k_low = load_positions(k_pos_ptr, start, num_keys, BLOCK_N)
+            k_high, k_low = load_positions(k_pos_ptr, start, num_keys, base, BLOCK_N)
             distance = distances(q_high, q_low, k_high[None, :], k_low[None, :])
         if BIAS == TABLE:
             far_bias = tl.where(t < unmasked[1], bias_behind, bias_ahead)
@@ -100,7 +100,7 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, bounds_ptr, key_mask_p
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
         distance = 0.0
         if BIAS != NO_BIAS:
-            k_high, k_low = load_positions(k_pos_ptr, start, num_keys, BLOCK_N)
+            k_high, k_low = load_positions(k_pos_ptr, start, num_keys, base, BLOCK_N)
             distance = distances(q_high, q_low, k_high[None, :], k_low[None, :])
         scores, _, _ = score_tile(
             qk, distance, slope, curve_param, table_ptr, min_distance, num_distances, 0.0, scale, softcap,
@@ -113,8 +113,10 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, bounds_ptr, key_mask_p
                 )
                 qk = tl.dot(sink_q, tl.trans(k), input_precision="ieee")
                 if BIAS != NO_BIAS:
-                    sink_high, sink_low = load_positions(sink_pos_ptr, block_id * BLOCK_M, num_queries, BLOCK_M)
-                    distance = distances(sink_high[:, None], sink_low[:, None], k_high[None, :], k_low[None, :])
+                    base_s = tl.load(sink_pos_ptr + num_queries - 1)
+                    s_high, s_low = load_positions(sink_pos_ptr, block_id * BLOCK_M, num_queries, base_s, BLOCK_M)
+                    ks_high, ks_low = load_positions(k_pos_ptr, start, num_keys, base_s, BLOCK_N)
+                    distance = distances(s_high[:, None], s_low[:, None], ks_high[None, :], ks_low[None, :])
                 sink_scores, _, _ = score_tile(
                     qk, distance, slope, curve_param, table_ptr, min_distance, num_distances, 0.0, scale, softcap,
                     BIAS, HAS_SOFTCAP, True,

@@ -63,17 +63,20 @@ def load_tile(ptr, start, stride, limit, BLOCK: tl.constexpr, BLOCK_D: tl.conste
 
 
 @triton.jit
-def load_positions(ptr, start, limit, BLOCK: tl.constexpr):
-    """Positions of 64 bits, each as a float and the rest that it rounds away: exact up to 2^48."""
+def load_positions(ptr, start, limit, base, BLOCK: tl.constexpr):
+    """Positions of 64 bits from `base` on, each as a float and the rest that it rounds away: exact up to 2^48."""
     offs = start + tl.arange(0, BLOCK)
-    position = tl.load(ptr + offs, mask=offs < limit, other=0)
+    position = tl.where(offs < limit, tl.load(ptr + offs, mask=offs < limit, other=0) - base, 0)
     high = position.to(tl.float32)
     return high, (position - high.to(tl.int64)).to(tl.float32)
 
 
 @triton.jit
 def distances(query_high, query_low, key_high, key_low):
-    """Query positions minus key positions: exact up to 2^24, and to float32's precision beyond."""
+    """Query positions minus key positions: exact up to 2^24, and to float32's precision beyond.
+
+    At any positions, where the queries of a row are within 2^48 of the last, from which positions are counted.
+    """
     return (query_high - key_high) + (query_low - key_low)
 
 
@@ -130,17 +133,19 @@ def query_bias(q_pos_ptr, shifts_ptr, slopes_ptr, curve_params_ptr, table_ptr, h
                num_distances, BLOCK_M: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
     """What the bias of a block of queries needs, from pointers to its row of the batch and its head's part of a table.
 
-    The positions, as `load_positions` gives them; the slope and the parameter of its curve; the shift between positions
-    and offsets; and the entries of the table for keys that are far ahead and far behind.
+    The position of the row's last query, and those of the block from there on, as `load_positions` gives them; the
+    slope and the parameter of its curve; the shift between positions and offsets; and the entries of the table for keys
+    that are far ahead and far behind.
     """
-    q_high, q_low, shift, bias_ahead, bias_behind = offs_m, offs_m, 0, 0.0, 0.0
+    base, q_high, q_low, shift, bias_ahead, bias_behind = 0, offs_m, offs_m, 0, 0.0, 0.0
     if BIAS != NO_BIAS:
-        q_high, q_low = load_positions(q_pos_ptr, start, num_queries, BLOCK_M)
+        base = tl.load(q_pos_ptr + num_queries - 1)
+        q_high, q_low = load_positions(q_pos_ptr, start, num_queries, base, BLOCK_M)
     slope, curve_param = load_slope(slopes_ptr, curve_params_ptr, head, BIAS)
     if BIAS == TABLE:
         shift = tl.load(shifts_ptr)
         bias_ahead, bias_behind = tl.load(table_ptr), tl.load(table_ptr + num_distances - 1)
-    return q_high[:, None], q_low[:, None], slope, curve_param, shift, bias_ahead, bias_behind
+    return base, q_high[:, None], q_low[:, None], slope, curve_param, shift, bias_ahead, bias_behind
 
 
 @triton.jit
