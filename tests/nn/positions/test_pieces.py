@@ -45,6 +45,29 @@ def weights_by_distance(q, k, distances):
     return scores.masked_fill(torch.ones_like(scores).triu(1).bool(), float("-inf")).softmax(-1)
 
 
+@pytest.mark.parametrize("name", SCHEMES)
+def test_keys_at_later_positions_have_the_mirrored_distance_in_a_decoder(name):
+    """Coupled positions: earlier tokens with later positions, as many before as after the query."""
+    config, distance = SCHEMES[name]
+    module = build_position(config, tiny(config, num_heads=2, num_kv_heads=2), "decoder")
+    positions = torch.cat((torch.arange(15), torch.arange(29, 14, -1)))  # of chunks of 6 there are 5
+    q, k, v = (normal(1, len(positions), 2, HEAD_DIM, seed=s) for s in (1, 2, 3))
+    prepared = module.prepare(SequenceInfo(positions, 30), q)
+    rotated_q, rotated_k, _ = module.on_heads(q, k, v, prepared)
+    score_mod = ScoreMod(scale=0.5, query_positions=positions[None], key_positions=positions[None])
+    mask = Mask(causal=True)
+    *heads, score_mod = module.on_attention(rotated_q, rotated_k, mask, score_mod, prepared)
+    _, ours = attention_ref(*heads, v, mask, score_mod)
+
+    def both_ways(m, n):
+        if m >= n:
+            return distance(m, n)
+        return -distance(29 - m, 29 - n) if name == "dualchunk" else -distance(n, m)  # whose chunks begin at the end
+
+    expected = torch.tensor([[both_ways(m, n) for n in positions.tolist()] for m in positions.tolist()])
+    torch.testing.assert_close(ours[0], weights_by_distance(q, k, expected), rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("start", [0, 2**36 - 30])
 @pytest.mark.parametrize("name", SCHEMES)
 def test_scores_are_those_of_the_distances(name, start):

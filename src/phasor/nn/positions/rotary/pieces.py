@@ -7,10 +7,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from phasor.nn.checks import can_check_values
 from phasor.nn.positions.rotary.config import PiecewiseRotaryConfig
 from phasor.nn.positions.rotary.module import Angles, Rotary, headwise
 from phasor.ops.attention import Mask, ScoreMod, ScorePiece
 from phasor.ops.rope import RopeArgs, rotate_pairs
+
+
+def counts_up(positions: Tensor) -> bool:
+    """Whether positions `[B or 1, T]` are known never to decrease, without waiting for a GPU."""
+    return can_check_values(positions) and bool((positions.diff(dim=-1) >= 0).all())
 
 
 class PiecewiseRotary(Rotary):
@@ -27,14 +33,15 @@ class PiecewiseRotary(Rotary):
         queries, keys = score_mod.query_positions, score_mod.key_positions
         assert queries is not None
         assert keys is not None
-        causal = mask.causal and mask.prefix_length is None
-        pieces = self.pieces(q, k, queries, keys, causal)
+        behind = mask.causal and mask.prefix_length is None and counts_up(keys)
+        pieces = self.pieces(q, k, queries, keys, behind)
         return q, k, replace(score_mod, pieces=(*score_mod.pieces, *pieces))
 
     def pieces(self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, causal: bool) -> tuple[ScorePiece, ...]:
         """Other queries and keys for some of their pairs, made of those with positions in them.
 
-        `queries` and `keys` are their positions, `[B or 1, T]`. Where not `causal`, queries may see keys ahead.
+        `queries` and `keys` are their positions, `[B or 1, T]`. Where not `causal`, queries may see keys ahead: also in a
+        decoder, whose earlier tokens may have later positions where these are given.
         """
         raise NotImplementedError(f"{type(self).__name__} does not implement pieces")
 
