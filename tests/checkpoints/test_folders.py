@@ -328,6 +328,11 @@ def test_broken_json(folder: Path, file: str, text: str) -> None:
     assert_refuses(folder, file, "JSON")
 
 
+def test_an_empty_object_is_no_model(folder: Path) -> None:
+    (folder / "config.json").write_text("{}")
+    assert_refuses(folder, "config.json is empty: it has neither Hugging Face's model_type nor fields of phasor")
+
+
 def test_fields_nobody_knows(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"vocab_sise": 3}))

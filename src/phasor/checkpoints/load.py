@@ -121,7 +121,10 @@ def is_hf(folder: Path) -> bool:
         raise ValueError(f"{folder} {what}")
     if not (folder / CONFIG).exists():
         raise ValueError(f"{folder} is not a model folder: it has no {CONFIG}")
-    return "model_type" in read_json(folder / CONFIG)
+    config = read_json(folder / CONFIG)
+    if not config:
+        raise ValueError(f"{folder / CONFIG} is empty: it has neither Hugging Face's model_type nor fields of phasor")
+    return "model_type" in config
 
 
 @contextmanager

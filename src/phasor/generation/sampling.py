@@ -127,7 +127,8 @@ def check_best(score: float) -> None:
         )
     if not math.isfinite(score):
         raise ValueError(
-            f"the largest logit is {score}: the model's weights are not finite, or an activation exceeds its dtype's range"
+            f"the largest logit is {score}: the model's weights are not finite, or an activation exceeds its dtype's "
+            "range"
         )
 
 

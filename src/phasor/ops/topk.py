@@ -1,4 +1,4 @@
-"""The largest elements in a fixed order: which of equal ones `torch.topk` takes depends on how many elements there are."""
+"""The largest elements in a fixed order; which of equal ones `torch.topk` takes depends on how many there are."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ class DualChunk(PiecewiseRotary, config=DualChunkConfig):
     """With chunks of `s` tokens and a trained length `c`, keys are at `n mod s`, and queries at `m mod s` in their own
     chunk, at `min(m mod s + s, c - 1)` for the chunk before it, and at `c - 1` for all earlier ones.
 
-    For keys ahead it is the same in the mirror.
+    For keys ahead it is the same in the mirror. This is the paper; its code, ChunkLlama, has `c` in place of `c - 1`,
+    a distance that training did not show.
     """
 
     config: DualChunkConfig

@@ -15,7 +15,8 @@ class FIREConfig(PositionConfig, kind="fire"):
     """A small learned network of the distance as a share of the query's position, added to the scores.
 
     `hidden_dim` is the width of the network. `rate` and `threshold` are where the logarithm's rate and the least
-    position to divide by start; both are learned. All layers share the weights.
+    position to divide by start; both are learned. All layers share the weights, as in the paper's FIRE-S; its
+    FIRE has weights for each layer.
     """
 
     hidden_dim: int = 32

@@ -40,8 +40,8 @@ class PiecewiseRotary(Rotary):
     def pieces(self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, causal: bool) -> tuple[ScorePiece, ...]:
         """Other queries and keys for some of their pairs, made of those with positions in them.
 
-        `queries` and `keys` are their positions, `[B or 1, T]`. Where not `causal`, queries may see keys ahead: also in a
-        decoder, whose earlier tokens may have later positions where these are given.
+        `queries` and `keys` are their positions, `[B or 1, T]`. Where not `causal`, queries may see keys ahead, as in a
+        decoder whose earlier tokens have later positions.
         """
         raise NotImplementedError(f"{type(self).__name__} does not implement pieces")
 

@@ -19,8 +19,9 @@ class TemperatureConfig(PositionConfig, kind="temperature"):
     """Queries are scaled by how many tokens there are up to them, so that attention stays sharp over long contexts.
 
     With `n` the query's position plus one, the form `"log"` multiplies by `max(scale log n, minimum)`, and with
-    `learned` the scale is learned per head, shared by all layers. The form `"floor"`, Llama 4's, multiplies by
-    `1 + scale log(1 + floor(n / floor_length))`. The scale is 0.168 and 0.1 unless given.
+    `learned` the scale is learned per head, shared by all layers; Scalable-Softmax has one per head and layer. The form
+    `"floor"`, Llama 4's, multiplies by `1 + scale log(1 + floor(n / floor_length))`. The scale is 0.168 and 0.1 unless
+    given.
     """
 
     form: Literal["log", "floor"] = "log"

@@ -16,7 +16,6 @@ from phasor.ops.attention import Mask, ScoreMod, SinkQueries
 from phasor.ops.dispatch import compute_dtype
 from phasor.ops.rope import RopeArgs
 
-
 FLOAT16_SPANS = 8  # make one span of float32
 
 
