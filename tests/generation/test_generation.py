@@ -325,8 +325,8 @@ def test_an_endless_stream_does_not_keep_its_tokens() -> None:
     for _ in itertools.islice(tokens, 100):
         pass
     row = tokens.gi_frame.f_locals["row"]
-    assert len(row.new) <= 2
-    assert len(row.log_probabilities) <= 2
+    assert len(row.new) <= 3
+    assert len(row.log_probabilities) <= 3
 
 
 def test_generation_without_end_may_end_at_a_stop_token() -> None:
