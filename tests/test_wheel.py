@@ -38,7 +38,7 @@ def installed(tmp_path_factory):
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     offline = ["--no-deps", "--no-index"]
     call(*pip, "wheel", *offline, "--no-build-isolation", "--wheel-dir", folder, copy, cwd=folder)
-    (wheel,) = folder.glob("phasor-*.whl")
+    (wheel,) = folder.glob("phasor_transformer-*.whl")
     call(*pip, "install", *offline, "--target", site, wheel, cwd=folder)
     return site
 

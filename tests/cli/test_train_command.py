@@ -462,7 +462,7 @@ def test_mistakes_in_a_process_have_no_traceback(files: None, place: Path) -> No
 def test_yaml_needs_a_package(monkeypatch: pytest.MonkeyPatch, place: Path, run_phasor: CommandRunner) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
     (place / "r.yaml").write_text("task: lm")
-    assert "pip install 'phasor[train]'" in run_phasor.expect_error("train", "r.yaml")
+    assert "pip install 'phasor-transformer[train]'" in run_phasor.expect_error("train", "r.yaml")
     assert parse_recipe("--data.train", "notes.txt").data.train == "notes.txt"
     (place / "r.json").write_text(DEFAULT.to_json())
     assert parse_recipe("r.json") == DEFAULT

@@ -44,7 +44,7 @@ def test_an_address_that_cannot_be_had_is_one_sentence(capsys, words):
 @pytest.mark.parametrize("name", ["starlette", "uvicorn"])
 def test_a_missing_extra_is_one_sentence(capsys, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
-    assert "pip install 'phasor[lab]'" in refuse(capsys)
+    assert "pip install 'phasor-transformer[lab]'" in refuse(capsys)
 
 
 def test_only_loopback_is_listened_at_unless_a_host_is_given():

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from phasor.bench.report import Report, WorkloadResult
+from phasor.config.extras import missing_package
 
 OURS, OTHERS, LIMIT = "#0072b2", "#b0b0b0", "#d55e00"
 WIDEST = 4.0  # the axis ends at this many times the longest bar, even where the limit lies beyond
@@ -17,7 +18,7 @@ def check_chart(path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ValueError("a chart needs the package matplotlib: pip install 'phasor[plot]'") from None
+        raise missing_package("a chart needs the package matplotlib", "plot") from None
     known = sorted(Figure().canvas.get_supported_filetypes())
     if path.suffix.removeprefix(".").lower() not in known:
         raise ValueError(f"a chart is written as one of {', '.join(known)}, and {path} does not end in any of them")

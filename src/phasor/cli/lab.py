@@ -8,7 +8,9 @@ import os
 import socket
 import sys
 import threading
-from importlib.metadata import version
+
+from phasor import __version__
+from phasor.config.extras import missing_package
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -27,12 +29,12 @@ def run(given: argparse.Namespace) -> None:
         import starlette  # noqa: F401
         import uvicorn
     except ImportError:
-        raise ValueError("the lab needs the packages starlette and uvicorn: pip install 'phasor[lab]'") from None
+        raise missing_package("the lab needs the packages starlette and uvicorn", "lab") from None
     from phasor.lab.guard import LOCAL
     from phasor.lab.server import build_app
 
     exposed = not is_loopback(given.host)
-    app = build_app(given.folders, hosts=(*LOCAL, given.host), numeric_hosts=exposed, version=version("phasor"))
+    app = build_app(given.folders, hosts=(*LOCAL, given.host), numeric_hosts=exposed, version=__version__)
     with listen(given.host, given.port) as server_socket:
         port = server_socket.getsockname()[1]
         shown = f"[{given.host}]" if ":" in given.host else given.host

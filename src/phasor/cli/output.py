@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from phasor.config.extras import missing_package
+
 # Control characters that JSON allows in strings and a terminal obeys.
 JSON_ESCAPES = {code: f"\\u{code:04x}" for code in range(127, 160)}
 
@@ -86,7 +88,7 @@ def console() -> Any:
     try:
         from rich.console import Console
     except ImportError:
-        raise ValueError("tables need the package rich: pip install 'phasor[cli]', or add --json") from None
+        raise missing_package("without --json there are tables, which need the package rich", "cli") from None
     return Console(width=None if sys.stdout.isatty() else 140)
 
 

@@ -6,6 +6,8 @@ import functools
 import re
 from typing import Any
 
+from phasor.config.extras import missing_package
+
 MOST_DEPTH = 100
 MOST_VALUES = 100_000  # of one text
 # Tag, pattern and the characters such a scalar may begin with.
@@ -26,7 +28,7 @@ def from_yaml(text: str, where: str) -> Any:
     try:
         import yaml  # type: ignore[import-untyped]
     except ImportError:
-        raise ValueError(f"{where}: YAML needs the package pyyaml: pip install 'phasor[train]'") from None
+        raise missing_package(f"{where}: YAML needs the package pyyaml", "train") from None
     try:
         load = loader()(text)
         node = load.get_single_node()

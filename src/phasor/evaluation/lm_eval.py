@@ -20,6 +20,7 @@ import torch
 
 from phasor.checkpoints.open_model import open_model
 from phasor.checkpoints.swap_positions import swap_config
+from phasor.config.extras import missing_package
 from phasor.config.schema import check_integer, quote
 from phasor.data.tokenizers import special_of
 from phasor.evaluation.continuations import check_scorable, score_continuations
@@ -345,8 +346,8 @@ def register() -> type[Any]:
         if NAME not in model_registry:
             model_registry.register(NAME, target=TARGET)
     except ImportError:
-        raise ValueError(
-            "lm-evaluation-harness is the package lm_eval, of version 0.4.10 or later: pip install 'phasor[lm-eval]'"
+        raise missing_package(
+            "lm-evaluation-harness is the package lm_eval, of version 0.4.10 or later", "lm-eval"
         ) from None
     return get_model(NAME)
 

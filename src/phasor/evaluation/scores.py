@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from phasor.config.extras import missing_package
+
 IDEOGRAPH = re.compile(r"[〇一-鿿㐀-䶿豈-﫿\U00020000-\U0003ffff]")
 KANA = re.compile(r"[\u3041-\u30ff]")
 
@@ -20,7 +22,7 @@ def scores(translations: Sequence[str], references: Sequence[str]) -> dict[str, 
         from sacrebleu.metrics.bleu import BLEU
         from sacrebleu.metrics.chrf import CHRF
     except ImportError:
-        raise ValueError("BLEU and chrF need the package sacrebleu: pip install sacrebleu") from None
+        raise missing_package("BLEU and chrF need the package sacrebleu", "train") from None
     bleu, chrf = BLEU(tokenize="zh" if mostly_chinese(references) else "13a"), CHRF()
     same = sum(a.strip() == b.strip() for a, b in zip(translations, references, strict=True))
     return {

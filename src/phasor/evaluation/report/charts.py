@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
+from phasor.config.extras import missing_package
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -36,7 +38,7 @@ def check_charts() -> None:
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
-        raise ValueError("a report needs the package matplotlib: pip install 'phasor[plot]'") from None
+        raise missing_package("a report needs the package matplotlib", "plot") from None
 
 
 def draw_curves(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 from typing import Any
 
 import torch
+
+from phasor import __version__
 
 
 def provenance(command: str | None, device: torch.device | str, **values: Any) -> dict[str, Any]:
@@ -18,13 +19,5 @@ def provenance(command: str | None, device: torch.device | str, **values: Any) -
     """
     device = torch.device(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
-    versions = {"phasor": installed_version(), "torch": torch.__version__, "python": platform.python_version()}
+    versions = {"phasor": __version__, "torch": torch.__version__, "python": platform.python_version()}
     return {"command": command, "device": name, **versions, **values}
-
-
-def installed_version() -> str:
-    """The version of phasor; "unknown" in a source tree that is not installed."""
-    try:
-        return importlib.metadata.version("phasor")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
