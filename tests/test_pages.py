@@ -357,6 +357,14 @@ def test_options_that_are_shown_exist(page):
         assert not unknown, f"{page.name} shows phasor {verb} with {', '.join(unknown)}, which it does not take"
 
 
+def test_the_usage_of_convert_is_complete():
+    parser = Verb(prog="phasor convert")
+    importlib.import_module("phasor.cli.convert").add_options(parser)
+    (usage,) = re.findall(r"^phasor convert SOURCE DESTINATION \[.*?^```$", read("docs/checkpoints.md"), re.M | re.S)
+    options = {option for action in parser._optionals._group_actions for option in action.option_strings[-1:]}
+    assert set(re.findall(r"--[a-z-]+", usage)) == options - {"--help"}
+
+
 def figures(text: str) -> list[str]:
     return re.findall(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?![\w])", text)
 

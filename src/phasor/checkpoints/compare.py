@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from phasor.checkpoints.exact_rotary import exact_rotary
-from phasor.checkpoints.folder import CONFIG, read_json
+from phasor.checkpoints.folder import CONFIG, SOURCE_TOKENIZER, TOKENIZER, read_json
 from phasor.checkpoints.hf import family_of
 from phasor.config import ModelConfig
 from phasor.nn.positions import LearnedConfig, RotaryConfig
@@ -22,6 +22,7 @@ TOLERANCE = 1e-4  # of the logits' standard deviation: float32 sums through a de
 SHORT = 32  # tokens of the texts that are always compared
 BUDGET = 2e12  # multiplications that both models may take for the long text: a minute or so on a CPU
 MOST_SCORES = 1 << 28  # attention scores of one layer, which transformers may hold at once
+TEXTS = ("The cat sat on 12 mats.", "naïve  北京 🙂\n\tdef f(x):")  # what both tokenize
 BEYOND = 16  # tokens past what is crossed
 
 
@@ -35,10 +36,13 @@ class Comparison:
     length: int  # of the longest text
     missed: tuple[str, ...] = ()  # what no text was long enough for
     note: str | None = None  # where transformers is known to compute something else
+    tokenizer: str | None = None  # what transformers' tokenizer of the folder lacks
 
 
 def compare(model: Transformer, folder: Path, length: int | None = None, seed: int = 0) -> Comparison:
-    """Compare a model's logits with those `transformers` computes from a Hugging Face folder; raises if they differ.
+    """Compare a model with what `transformers` computes from a Hugging Face folder; raises if they differ.
+
+    Of text its tokenizer must give the same token ids, and of tokens its model the same logits.
 
     Two short texts, and one of `length` tokens: by default so long that it goes past every window and length that
     changes what is computed, as far as that is affordable. In the long one transformers gets exact rotary angles, since
@@ -68,7 +72,32 @@ def compare(model: Transformer, folder: Path, length: int | None = None, seed: i
                 f"in {count:,} tokens, where their standard deviation is {deviation:.2g}; nothing is written"
             )
     missed = tuple(what for what, at in marks.items() if at >= long)
-    return Comparison(2 * SHORT + long, largest, size, long, missed, family.differs_from_transformers(config))
+    note, lacks = family.differs_from_transformers(config), compare_tokenizers(model, folder)
+    return Comparison(2 * SHORT + long, largest, size, long, missed, note, lacks)
+
+
+def compare_tokenizers(model: Transformer, folder: Path) -> str | None:
+    """What transformers' tokenizer of a folder lacks, None where it has all; raises where its token ids are others."""
+    from transformers import AutoTokenizer
+
+    if model.source_tokenizer is not None and (folder / SOURCE_TOKENIZER).exists():
+        return "transformers has one tokenizer for both sides: it does not read that of the source"
+    if model.tokenizer is None or not (folder / TOKENIZER).exists():
+        return None
+    try:
+        theirs = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        found = [list(theirs(text)["input_ids"]) for text in TEXTS]
+    except Exception as error:  # of any type: it is whatever the tokenizer's class raises
+        raise ValueError(f"transformers does not read the tokenizer of {folder}: {error}; nothing is written") from None
+    for text, ids in zip(TEXTS, found, strict=True):
+        expected = model.tokenizer.encode(text).ids
+        if ids != expected:
+            raise ValueError(
+                f"transformers tokenizes {text!r} as {ids} from {folder}, and not as {expected}; nothing is written"
+            )
+    special = {"bos": model.special.bos, "eos": next(iter(model.special.stop), None), "pad": model.special.pad}
+    lost = [f"{n}_token" for n, i in special.items() if i is not None and getattr(theirs, f"{n}_token_id") is None]
+    return f"the tokenizer of transformers has no {' and no '.join(lost)}" if lost else None
 
 
 def lengths_that_matter(config: ModelConfig) -> dict[str, int]:

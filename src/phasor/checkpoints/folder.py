@@ -18,12 +18,13 @@ from phasor.config.text_files import from_json, path_of, read_text
 from phasor.manifest import MANIFEST, DamagedError, Manifest
 
 CONFIG, WEIGHTS, SPECIAL, TOKENIZER = "config.json", "model.safetensors", "generation_config.json", "tokenizer.json"
+TOKENIZER_CONFIG, TOKENS_MAP = "tokenizer_config.json", "special_tokens_map.json"  # what transformers reads besides
 SOURCE_TOKENIZER = "source_tokenizer.json"  # ours alone: where an encoder-decoder reads with another than it writes
 QUANTIZATION = "quantization.json"  # ours alone: where weights are in 8 or 4 bits
 INDEX = "model.safetensors.index.json"
 SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 TOKENIZER_FILES = (
-    *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
+    *(TOKENIZER, TOKENIZER_CONFIG, TOKENS_MAP, "added_tokens.json", "chat_template.jinja"),
     *(SOURCE_TOKENIZER, "chat_template.json", "tekken.json"),
     *("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
     *("source.spm", "target.spm", "target_vocab.json"),
@@ -39,6 +40,12 @@ SPECIAL_NAMES = {  # our names and those of the file, which are the field's own
     "forced_last": "forced_eos_token_id",
     "bos": "bos_token_id",
     "pad": "pad_token_id",
+}
+USUAL_TOKENS = {  # special tokens that only a tokenizer knows, by their usual texts
+    "unk_token": ("<unk>", "[UNK]"),
+    "mask_token": ("<mask>", "[MASK]"),
+    "cls_token": ("[CLS]",),
+    "sep_token": ("[SEP]",),
 }
 BAD_WORDS = "bad_words_ids"  # sequences; those of one token each are tokens that are never generated
 
@@ -172,6 +179,22 @@ def write_tokenizers(model: Any, origin: Path | None, folder: Path) -> None:
             (folder / name).write_text(tokenizer.to_str(), encoding="utf-8")
     if model.source_tokenizer is None:
         (folder / SOURCE_TOKENIZER).unlink(missing_ok=True)
+
+
+def write_tokenizer_config(tokenizer: Tokenizer, special: SpecialTokens, folder: Path) -> None:
+    """Tell transformers how to load a tokenizer and which of its tokens are special, where no file does yet."""
+    if (folder / TOKENIZER_CONFIG).exists() or (folder / TOKENS_MAP).exists():
+        return
+    ids = {"bos_token": special.bos, "eos_token": next(iter(special.stop), None), "pad_token": special.pad}
+    named = {role: None if i is None else tokenizer.id_to_token(i) for role, i in ids.items()}
+    for role, texts in USUAL_TOKENS.items():
+        named[role] = next((text for text in texts if tokenizer.token_to_id(text) is not None), None)
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_input_names": ["input_ids", "attention_mask"],
+        "clean_up_tokenization_spaces": False,
+    }
+    write_json(folder / TOKENIZER_CONFIG, settings | {role: text for role, text in named.items() if text is not None})
 
 
 def copy_own_file(origin: Path, name: str, folder: Path) -> None:

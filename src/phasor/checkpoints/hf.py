@@ -22,6 +22,7 @@ from phasor.checkpoints.folder import (
     read_tokenizers,
     special_fields,
     write_json,
+    write_tokenizer_config,
     write_tokenizers,
 )
 from phasor.checkpoints.mxfp4 import MXFP4Tensors, is_mxfp4
@@ -253,6 +254,9 @@ def save_hf(model: Transformer, folder: Path, progress: Progress | None = None) 
     write_tokenizers(model, None if origin is None else origin.folder, folder)
     if origin is None or not (origin.folder / TOKENIZER).exists():
         remove_copies(model, folder)
+    as_there = origin is not None and origin.family != "phasor" and (origin.folder / TOKENIZER).exists()
+    if (folder / TOKENIZER).exists() and not as_there:
+        write_tokenizer_config(model.tokenizer, model.special, folder)
     if isinstance(model.config.head, PooledHeadConfig):
         write_pooling(model.config.head, model.config, folder, None if origin is None else origin.folder)
     bare = family.prefix if model.config.head.kind in ("none", "pooled") else ""

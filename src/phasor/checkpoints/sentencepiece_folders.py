@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
-from phasor.checkpoints.folder import CONFIG, SOURCE_TOKENIZER, TOKENIZER, read_json
+from phasor.checkpoints.folder import CONFIG, SOURCE_TOKENIZER, TOKENIZER, TOKENIZER_CONFIG, read_json
 from phasor.checkpoints.sentencepiece import add_ends, add_tokens, build_tokenizer, read_sentencepiece
 from phasor.checkpoints.tokenizer_errors import tokenizer_errors
 from phasor.config.schema import quote
 
-SETTINGS = "tokenizer_config.json"
 # The languages of M2M-100 and of WMT21's models, in the order of their tokens.
 LANGUAGES = {
     "m2m100": """
@@ -39,7 +38,7 @@ def read_sentencepiece_tokenizers(folder: Path) -> FolderTokenizers | None:
     reader = READERS.get(str(config.get("model_type")))
     if reader is None:
         return None
-    settings = read_json(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
+    settings = read_json(folder / TOKENIZER_CONFIG) if (folder / TOKENIZER_CONFIG).exists() else {}
     files, read = reader
     if not all((folder / file).exists() for file in files):
         return None

@@ -34,8 +34,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check",
         action="store_true",
-        help="write only if transformers computes the same logits, of short texts and of one past windows and the "
-        "trained length where that is affordable",
+        help="write only if transformers has the same token ids and logits, of short texts and of one past windows and "
+        "the trained length where that is affordable",
     )
     parser.add_argument("--check-length", type=int, metavar="TOKENS", help="the same with a text of TOKENS tokens")
     parser.add_argument("--part", metavar="PART", help="text: the text part of a multimodal Hugging Face folder")
@@ -79,8 +79,8 @@ def run(given: argparse.Namespace) -> None:
             f"the largest difference is {check.largest:.1e}, where their standard deviation is {check.size:.2g}"
         )
         print(f"the longest text has {check.length:,} tokens" + "".join(f"; not crossed: {x}" for x in check.missed))
-        if check.note:
-            print(f"note: {check.note}")
+        for note in filter(None, (check.note, check.tokenizer)):
+            print(f"note: {note}")
 
 
 def parse_dtype(name: str | None) -> Any:
