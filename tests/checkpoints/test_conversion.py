@@ -1,6 +1,7 @@
 """Hugging Face folders around the families: tying, types, shards, caches, tokenizers, bad folders, other positions."""
 
 import json
+import re
 import runpy
 import shutil
 import struct
@@ -313,11 +314,32 @@ def test_a_model_no_family_can_say(tmp_path):
 
 def test_the_family_that_comes_nearest_is_named(tmp_path):
     sizes = {"vocab_size": 61, "dim": 48, "num_heads": 4, "num_layers": 2, "max_length": 64}
-    with pytest.raises(ValueError, match=r"does; \w+: the family.s rules .*residual\.norms\.2"):
+    with pytest.raises(ValueError, match=r"does; the nearest is \w+: the family.s rules .*residual\.norms\.2"):
         phasor.save(phasor.Transformer(phasor.preset("grok-1", **sizes)), tmp_path / "none", format="hf")
     steeper = phasor.preset("mpt", **sizes).replace(position={"kind": "alibi", "max_bias": 16.0})
     with pytest.raises(ValueError, match="max_bias is 16, and 8 in transformers whatever the file says"):
         phasor.save(phasor.Transformer(steeper), tmp_path / "none", format="hf")
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "kind", "family", "theirs"),
+    [
+        ("llama-2", "position", "alibi", "llama", "rotary"),
+        ("llama-2", "position", "none", "llama", "rotary"),
+        ("llama-2", "position", "learned", "llama", "rotary"),
+        ("bert", "position", "alibi", "bert", "learned"),
+        ("t5", "position", "rotary", "t5", "t5"),
+        ("bloom", "norm", "rmsnorm", "bloom", "layernorm"),
+        ("bloom", "placement", "post", "bloom", "pre"),
+    ],
+)
+def test_the_part_is_named_with_which_a_family_would_fit(tmp_path, name, part, kind, family, theirs):
+    config = phasor.preset(name, vocab_size=61, dim=24, num_heads=2, num_layers=2, **{part: kind})
+    said = re.escape(f"the nearest is {family}: it would differ in {part} ('{kind}' and '{theirs}')")
+    with pytest.raises(ValueError, match=said):
+        phasor.save(phasor.Transformer(config), tmp_path / "none", format="hf")
+    phasor.save(phasor.Transformer(config.replace(**{part: theirs})), tmp_path / "made", format="hf")
+    assert json.loads((tmp_path / "made" / "config.json").read_text())["model_type"] == family
 
 
 @pytest.mark.parametrize("name", ["llama-2", "llama-3.1"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -296,20 +296,55 @@ def choose_family(model: Transformer) -> tuple[Family, dict[str, Any]]:
             return family, write_config(model, family)
         except ValueError as error:
             why[family.model_type] = str(error)
-    first = own if own in why else family_without_extension(model) or nearest_family(why)
-    raise ValueError(f"no family of transformers computes what this model does; {first}: {why[first]}")
+    first, reason = (own, why[own]) if own in why else explain_misfit(model.config, known, why)
+    raise ValueError(f"no family of transformers computes what this model does; the nearest is {first}: {reason}")
 
 
-def family_without_extension(model: Transformer) -> str | None:
-    """The family of a model with an extension that would fit it without that one, whose reason is the extension's."""
-    if getattr(model.config.extendable_position(), "extension", None) is None:
+def explain_misfit(config: ModelConfig, known: list[Family], why: dict[str, str]) -> tuple[str, str]:
+    """The family nearest to a model that none fits, and what differs; `why` has the first obstacle of each family.
+
+    It is one that would fit without the model's extension, or with one other field, or with another kind of positions,
+    norm or placement.
+    """
+    if getattr(config.extendable_position(), "extension", None) is not None:
+        fitting = find_family(config.with_extension(None), known)
+        if fitting is not None:
+            return fitting, why[fitting]
+    nearest = nearest_family(why)
+    if why[nearest].startswith("it would differ") and "; " not in why[nearest]:
+        return nearest, why[nearest]
+    for name, usual in {"position": "rotary", "norm": None, "placement": None}.items():
+        for kind in dict.fromkeys([usual, *(family.parts.get(name) for family in known)]):
+            try:
+                other = config if kind is None else config.replace(**{name: kind})
+            except ValueError:  # the other parts do not go with this kind
+                continue
+            fitting = find_family(other, known)
+            if fitting is not None:
+                return fitting, f"it would differ in {name} ({getattr(config, name).kind!r} and {kind!r})"
+    return nearest, why[nearest]
+
+
+def find_family(config: ModelConfig, known: list[Family]) -> str | None:
+    """The family that a model with this configuration would be written as."""
+    able = [family for family in known if can_write(family, config)]
+    if not able:
         return None
     with torch.device("meta"):
-        plain = Transformer(model.config.with_extension(None))
+        model = Transformer(config)
+    for family in sorted(able, key=lambda family: (not family.first_choice, family.model_type)):
+        with suppress(ValueError):
+            write_config(model, family)
+            return family.model_type
+    return None
+
+
+def can_write(family: Family, config: ModelConfig) -> bool:
     try:
-        return choose_family(plain)[0].model_type
+        family.write(config)
     except ValueError:
-        return None
+        return False
+    return True
 
 
 def nearest_family(why: dict[str, str]) -> str:

@@ -180,12 +180,15 @@ def differences(one: ModelConfig, other: ModelConfig) -> list[str]:
     ["norm ('layernorm' and 'rmsnorm')"]
     >>> differences(config, config.replace(norm={"kind": "layernorm", "eps": 0.01}))
     ['norm.eps (1e-05 and 0.01)']
+    >>> differences(config, config.replace(position="rotary"))
+    ["position ('none' and 'rotary')"]
     """
     a, b = computation_fields(one), computation_fields(other)
     lines = [
         re.sub(r"^layer \d+ ", "layers' ", line) for name in a for line in list_differences(name, a[name], b[name])
     ]
-    return list(dict.fromkeys(lines))
+    once = dict.fromkeys(lines)
+    return [line for line in once if not line.startswith("layers' ") or line.removeprefix("layers' ") not in once]
 
 
 def list_differences(name: str, a: Any, b: Any) -> list[str]:
