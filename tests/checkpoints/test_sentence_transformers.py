@@ -27,6 +27,8 @@ SENTENCE_CLASSES = [
     transformers.DistilBertModel,
     transformers.RoFormerModel,
     transformers.ModernBertModel,
+    transformers.T5EncoderModel,
+    transformers.MT5EncoderModel,
 ]
 
 

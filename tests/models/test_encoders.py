@@ -319,3 +319,14 @@ def test_roberta_counts_tokens_other_than_padding_where_no_mask_is_given(tmp_pat
     torch.testing.assert_close(
         ours(tokens, positions=positions.clamp(min=0))[2], theirs(tokens).logits[2], atol=2e-5, rtol=0
     )
+
+
+@pytest.mark.parametrize("types", [["full_attention"] * 2, ["full_attention", "sliding_attention"]])
+def test_modernbert_has_rotary_parameters_of_its_layers_alone(tmp_path, types):
+    theirs = theirs_of(transformers.ModernBertModel, layer_types=types, pad_token_id=0)
+    theirs.save_pretrained(tmp_path / "theirs")
+    phasor.save(phasor.load(tmp_path / "theirs"), tmp_path / "ours", format="hf")
+    written = json.loads((tmp_path / "ours/config.json").read_text())["rope_parameters"]
+    assert written.keys() == set(types)
+    back = transformers.ModernBertModel.from_pretrained(tmp_path / "ours")
+    assert back.config.rope_parameters == theirs.config.rope_parameters

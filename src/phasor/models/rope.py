@@ -13,7 +13,7 @@ from typing import Any
 from phasor.config import ModelConfig
 from phasor.models.entries import Draft, FieldEntry, require_kind
 from phasor.models.fields import Fields, json_repr
-from phasor.models.layer_types import FULL, SLIDING, layer_type
+from phasor.models.layer_types import FULL, layer_type
 from phasor.nn.positions import (
     DynamicNTKScaling,
     LinearScaling,
@@ -93,8 +93,7 @@ class RopeParametersByLayer(FieldEntry):
 
     def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
         layers = [config.layer(i) for i in range(config.num_layers)]
-        schemes = {FULL: config.position, SLIDING: RotaryConfig()}
-        schemes |= {layer_type(layer.attention.window): layer.position for layer in layers}
+        schemes = {FULL: config.position} | {layer_type(layer.attention.window): layer.position for layer in layers}
         return {name: {kind: write_rotary(require_kind(p, RotaryConfig), config) for kind, p in schemes.items()}}
 
 

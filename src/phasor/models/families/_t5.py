@@ -106,7 +106,7 @@ class T5Like(Family):
         return super().write(config)
 
     def architecture(self, config: ModelConfig, passthrough: Iterable[str] = ()) -> str:
-        alone = config.shape == "encoder" and config.head.kind == "none"
+        alone = config.shape == "encoder" and not config.has_logits
         return self.encoder if alone else super().architecture(config, passthrough)
 
     def rules(self, config: ModelConfig) -> Iterator[Rule]:
