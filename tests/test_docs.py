@@ -19,6 +19,7 @@ from decoding import byte_tokenizer
 
 import phasor
 from phasor.cli import VERBS, main
+from phasor.data.tokenizers import byte_tokenizer as with_bos
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "phasor"
@@ -58,12 +59,12 @@ def commands(document: Path) -> list[tuple[str, list[str]]]:
 SHOWN = {f"{d.name}: {c}": (c, lines) for d in DOCUMENTS for c, lines in commands(d) if c.startswith("phasor ")}
 
 
-@pytest.fixture(scope="module")
-def llama_folder(tmp_path_factory) -> Path:
-    """The folder that documents call path/to/llama: a tiny Llama as Hugging Face keeps one, with a tokenizer."""
+@pytest.fixture(scope="module", params=[(byte_tokenizer, 4096), (with_bos, 8192)], ids=["", "bos"])
+def llama_folder(request, tmp_path_factory) -> Path:
+    """The folder that documents call path/to/llama: tiny Llamas as Hugging Face keeps them, with unlike tokenizers."""
     folder = tmp_path_factory.mktemp("documents") / "llama"
-    tokenizer = byte_tokenizer()
-    sizes = {"dim": 32, "num_heads": 2, "num_layers": 2, "max_length": 4096}
+    tokenizer, length = request.param[0](), request.param[1]
+    sizes = {"dim": 32, "num_heads": 2, "num_layers": 2, "max_length": length}
     model = phasor.Transformer(phasor.preset("llama-2", vocab_size=tokenizer.get_vocab_size(), **sizes))
     model.tokenizer = tokenizer
     phasor.save(model, folder, format="hf")
@@ -80,6 +81,15 @@ def test_python_blocks_run(document, monkeypatch, tmp_path, llama_folder):
     for block in found:
         # Empty lines in front make a traceback name the line of the document.
         exec(compile("\n" * (block.line - 1) + block.text, str(document), "exec"), namespace)
+
+
+@pytest.mark.parametrize("document", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
+def test_python_blocks_import_phasor(document):
+    """A reader copies one block of a page."""
+    for block in blocks(document, "python"):
+        names = {node.id for node in ast.walk(ast.parse(block.text)) if isinstance(node, ast.Name)}
+        imports = re.search(r"^import phasor$", block.text, re.MULTILINE)
+        assert imports or "phasor" not in names, f"{document.name}:{block.line} does not import phasor"
 
 
 @pytest.mark.parametrize("shown", SHOWN)

@@ -357,6 +357,15 @@ def test_options_that_are_shown_exist(page):
         assert not unknown, f"{page.name} shows phasor {verb} with {', '.join(unknown)}, which it does not take"
 
 
+@pytest.mark.parametrize("page", READMES)
+def test_losses_by_length_of_a_model_folder_name_their_data(page):
+    """A run has validation data, and MODEL may be any folder."""
+    shown = re.findall(r"^\$ phasor evaluate MODEL (.*--lengths.*)$", read(page), re.MULTILINE)
+    assert shown
+    for arguments in shown:
+        assert "--data" in arguments or "--retrieval" in arguments
+
+
 def test_the_usage_of_convert_is_complete():
     parser = Verb(prog="phasor convert")
     importlib.import_module("phasor.cli.convert").add_options(parser)

@@ -18,7 +18,7 @@ METHODS = {
     "ntk": "a greater base",
     "yarn": "divide slow frequencies, and sharpen the softmax",
     "longrope": "a divisor for each pair, by --short-factor and --long-factor, or else those of YaRN's ramp",
-    "drop": "no positions at all, which needs --train",
+    "drop": "no positions at all, of use after training alone (--train)",
 }
 EPILOG = """
 A run that was stopped is resumed by the same command. Exit codes are those of phasor train.
