@@ -10,7 +10,7 @@ import pytest
 
 from phasor import recipes
 from phasor.cli import main
-from phasor.config.extras import DISTRIBUTION
+from phasor.config.distribution import DISTRIBUTION
 from phasor.config.recipe import Recipe
 
 ROOT = Path(__file__).parents[1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import gzip
 import importlib
 import io
@@ -9,6 +11,7 @@ import json
 import math
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +23,7 @@ from decoding import byte_tokenizer, reciter, speaker
 
 import phasor
 from phasor.cli import VERBS
-from phasor.cli.parser import Parser
+from phasor.cli.parser import Parser, Verb
 from phasor.config import Extension
 from phasor.config.schema import names
 from phasor.models.presets import PRESETS
@@ -58,15 +61,29 @@ def test_help_tells_of_every_option_of_generation() -> None:
         assert f"--{name.replace('_', '-')}" in text
 
 
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_shows_defaults(verb: str) -> None:
+    parser = Verb(prog=f"phasor {verb}")
+    importlib.import_module(f"phasor.cli.{verb}").add_options(parser)
+    classes = (phasor.GenerationConfig, *Extension.kinds.values()) if verb in ("generate", "convert") else ()
+    fields = {(field.name, field.default) for cls in classes for field in dataclasses.fields(cls)}
+    count = Counter(name for name, _ in fields)
+    of_fields = {name: default for name, default in fields if count[name] == 1}  # the same in all that have it
+    for action in parser._actions:
+        default = of_fields.get(action.dest) if action.default == argparse.SUPPRESS else action.default
+        if isinstance(default, int | float | str) and action.default is not False and action.help != argparse.SUPPRESS:
+            shown = str(default).lower() if isinstance(default, bool | str) else f"{default:g}"
+            assert shown in (action.help or "") % {"default": default}, action.option_strings
+
+
 @pytest.mark.parametrize("verb", ["generate", "convert", "explain"])
 def test_help_explains_every_field(verb: str) -> None:
     """No option stands without a line about it."""
     parser = Parser()
     importlib.import_module(f"phasor.cli.{verb}").add_options(parser)
     assert [action.dest for action in parser._actions if not action.help] == []
-    if verb != "generate":
-        fields = {name for cls in Extension.kinds.values() for name in names(cls)}
-        assert fields <= {action.dest for action in parser._actions}
+    fields = {name for cls in Extension.kinds.values() for name in names(cls)}
+    assert fields <= {action.dest for action in parser._actions}
 
 
 def test_as_a_module() -> None:

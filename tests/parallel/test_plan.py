@@ -192,3 +192,11 @@ def test_command_mistakes(run_phasor):
     assert "--devices must be an integer" in run_phasor.expect_error(*command, "--devices", "-1")
     assert "unknown preset" in run_phasor.expect_error("plan", "--model", "preset:llama-9")
     assert "required: --model" in run_phasor.expect_error("plan")
+
+
+def test_a_small_model_is_told_that_its_time_is_not_known(run_phasor):
+    small = phasor.ModelConfig(vocab_size=256, dim=128, num_layers=4, num_heads=4, max_length=512)
+    assert plan(LLAMA).note is None
+    assert f"{plan(small).parameters:,} reach less of the peak" in plan(small).note
+    assert plan(small).to_dict()["note"] == plan(small).note
+    assert "note: times hold for models of a billion" in run_phasor("plan", "--model", "preset:gpt-2")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from phasor.bench.report import Report, WorkloadResult
-from phasor.config.extras import missing_package
+from phasor.config.distribution import missing_package
 
 OURS, OTHERS, LIMIT = "#0072b2", "#b0b0b0", "#d55e00"
 WIDEST = 4.0  # the axis ends at this many times the longest bar, even where the limit lies beyond

@@ -301,7 +301,7 @@ def choose_family(model: Transformer) -> tuple[Family, dict[str, Any]]:
 
 
 def explain_misfit(config: ModelConfig, known: list[Family], why: dict[str, str]) -> tuple[str, str]:
-    """The family nearest to a model that none fits, and what differs; `why` has the first obstacle of each family.
+    """The family nearest to a model that none fits, and what differs; `why` has the first reason of each family.
 
     It is one that would fit without the model's extension, or with one other field, or with another kind of positions,
     norm or placement.

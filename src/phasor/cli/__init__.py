@@ -22,20 +22,20 @@ from phasor.config.schema import shorten
 from phasor.parallel.launch import is_first_process, leave_report
 
 VERBS = {
-    "kinds": "list the choices for a part",
-    "explain": "show what a model's positions do, pair by pair",
-    "convert": "write a model folder in another format",
     "generate": "continue a prompt with a model folder",
-    "train": "train a model with a recipe",
-    "extend": "write a model that reads further than it was trained",
     "recipes": "list the recipes in the package, or print one",
+    "train": "train a model with a recipe",
     "evaluate": "evaluate a trained model",
-    "compare": "compare position schemes beyond the length they are trained at",
     "translate": "translate texts with a trained model",
-    "plan": "plan training on many devices: mesh, memory, exchange, step time",
+    "convert": "write a model folder in another format",
+    "extend": "write a model that reads further than it was trained",
     "lab": "open a local page on which positions become visible",
-    "verify": "compare what phasor wrote with its manifests",
+    "explain": "show what a model's positions do, pair by pair",
+    "kinds": "list the choices for a part",
+    "compare": "compare position schemes beyond the length they are trained at",
+    "plan": "plan training on many devices: mesh, memory, exchange, step time",
     "bench": "time workloads beside other libraries and the limit, or say which path is taken",
+    "verify": "compare what phasor wrote with its manifests",
 }
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from phasor.cli.options import (
     add_checkpoint,
     add_extension_fields,
+    add_positions,
     add_weights,
     choose_weights,
-    extension_classes,
-    given_fields,
+    chosen_extension,
+    parse_dtype,
     quantized_bits,
 )
 from phasor.cli.output import Bar, print_json
@@ -27,10 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", metavar="FORMAT", help="phasor or hf; by default the other one than the source's")
     parser.add_argument("--dtype", metavar="DTYPE", help="write another dtype: float32, bfloat16, float16, float64")
     add_weights(parser, "write the large weights in 8 or 4 bits, in phasor's format")
-    parser.add_argument("--position", metavar="KIND", help="another position scheme (see: phasor kinds positions)")
-    parser.add_argument(
-        "--extension", metavar="KIND", help="another rotary extension, or none (see: phasor kinds extensions)"
-    )
+    add_positions(parser)
     parser.add_argument(
         "--check",
         action="store_true",
@@ -47,22 +44,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> None:
     from phasor.checkpoints import convert
     from phasor.checkpoints.load import read_config
-    from phasor.models.extensions import make_extension
 
     source = choose_weights(given.source, given.checkpoint)
-    fields = given_fields(given, *extension_classes())
-    if fields and given.extension in (None, "none"):
-        raise ValueError(f"--{next(iter(fields)).replace('_', '-')} belongs to an extension: add --extension KIND")
-    extension = given.extension
-    if extension not in (None, "none"):
-        extension = make_extension(extension, read_config(source, given.part), **fields)
     check = convert(
         source,
         given.destination,
         given.format,
         dtype=parse_dtype(given.dtype),
         position=given.position,
-        extension=extension,
+        extension=chosen_extension(given, lambda: read_config(source, given.part)),
         check=given.check if given.check_length is None else given.check_length,
         part=given.part,
         strict=given.strict,
@@ -81,13 +71,3 @@ def run(given: argparse.Namespace) -> None:
         print(f"the longest text has {check.length:,} tokens" + "".join(f"; not crossed: {x}" for x in check.missed))
         for note in filter(None, (check.note, check.tokenizer)):
             print(f"note: {note}")
-
-
-def parse_dtype(name: str | None) -> Any:
-    """A floating-point dtype of torch by its name."""
-    import torch
-
-    known = ("float32", "bfloat16", "float16", "float64")
-    if name is not None and name not in known:
-        raise ValueError(f"--dtype must be one of {', '.join(known)}, not {name!r}")
-    return None if name is None else getattr(torch, name)

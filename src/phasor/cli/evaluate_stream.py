@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from phasor.cli.convert import parse_dtype
+from phasor.cli.options import parse_dtype
 from phasor.cli.output import bar, clock, print_json
 
 if TYPE_CHECKING:

@@ -57,7 +57,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     training.add_argument("--run", metavar="FOLDER", help="where the run is kept (DESTINATION-run)")
     add_number(training, "seed", int, "N", "of the order of the texts and of skipped positions (0)")
-    training.add_argument("--device", default="auto", metavar="DEVICE", help="cpu or cuda (a GPU where there is one)")
+    training.add_argument(
+        "--device", default="auto", metavar="DEVICE", help="cpu, cuda, ...; auto is a GPU where there is one"
+    )
     add_extension_fields(parser, extended_by())
 
 

@@ -7,9 +7,20 @@ import math
 import random
 import sys
 import time
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from phasor.cli.options import add_checkpoint, add_fields, add_weights, given_fields, quantized_bits
+from phasor.cli.options import (
+    add_checkpoint,
+    add_extension_fields,
+    add_fields,
+    add_positions,
+    add_weights,
+    chosen_extension,
+    given_fields,
+    parse_dtype,
+    quantized_bits,
+)
 from phasor.cli.output import print_json
 from phasor.cli.parallel import add_mesh, from_first, join_command, refuse_processes
 from phasor.cli.streams import check_argument, print_text, read_file, read_lines, read_stdin
@@ -20,6 +31,8 @@ if TYPE_CHECKING:
     from phasor.generation import Generated
     from phasor.parallel.processes import JoinedProcesses
     from phasor.transformer import Transformer
+
+WARMUP_STEPS = 3  # the prompt, the step that is compiled, and one that repeats it
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -40,10 +53,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--stream", action="store_true", help="print the text as it comes")
     parser.add_argument("--draft", metavar="FOLDER", help="a smaller model for speculative decoding")
-    parser.add_argument("--device", default="cpu", help="where to run: cpu, cuda, ...")
+    parser.add_argument("--device", default="cpu", help="where to run: cpu, cuda, ... (default: %(default)s)")
+    parser.add_argument("--dtype", metavar="DTYPE", help="load another dtype: float32, bfloat16, float16, float64")
+    add_positions(parser)
     add_weights(parser, "quantize the large weights to 8 or 4 bits; by default they are as the folder has them")
     parser.add_argument("--json", action="store_true", help="print JSON: tokens, their log-probabilities, text")
     add_fields(parser, "how tokens are chosen", GenerationConfig, helps=OPTIONS)
+    add_extension_fields(parser)
     add_mesh(parser)
 
 
@@ -65,7 +81,7 @@ def continue_prompts(given: argparse.Namespace, processes: JoinedProcesses | Non
         raise ValueError("give --stream or --json, not both: JSON is complete only at the end")
     if given.stream and given.prompts is not None:
         raise ValueError("give --stream or --prompts, not both: a stream continues one prompt")
-    model = read_model(given.folder, given, processes, given.checkpoint)
+    model = read_model(given.folder, given, processes, given.checkpoint, swaps=True)
     draft = None if given.draft is None else read_model(given.draft, given, processes)
     options = merge_options(model.generation_settings, None, fields)
     if "seed" in fields and not options.samples:
@@ -74,6 +90,7 @@ def continue_prompts(given: argparse.Namespace, processes: JoinedProcesses | Non
     if processes is not None and options.samples and options.seed is None:
         count = 1 if given.prompts is None else len(prompt)
         fields["seed"] = from_first(processes, lambda: [random.getrandbits(31) for _ in range(count)])
+    compiling = compile_steps(model, prompt, draft, fields) if options.compile else 0.0
     begun = time.perf_counter()
     if given.stream:
         count = sum(show_step(step) for step in stream(model, prompt, draft=draft, details=True, **fields))
@@ -89,11 +106,28 @@ def continue_prompts(given: argparse.Namespace, processes: JoinedProcesses | Non
             text = one.text if one.text is not None else " ".join(map(str, one.tokens))
             print_text(text if given.prompts is None else one_line(text))
     took = time.perf_counter() - begun
-    print(f"{count} tokens in {took:.2f} s, {count / took:.1f} tokens/s", file=sys.stderr)
+    before = f", after {compiling:.1f} s of compiling" if compiling else ""
+    print(f"{count} tokens in {took:.2f} s, {count / took:.1f} tokens/s{before}", file=sys.stderr)
     if given.prompts is None:
         prompt, results = [prompt], [count if given.stream else results]
     lengths = [one if isinstance(one, int) else max(len(new.tokens) for new in flatten(one)) for one in results]
     warn_past_length(model, prompt, lengths)
+
+
+def compile_steps(model: Transformer, prompt: Any, draft: Transformer | None, fields: dict[str, Any]) -> float:
+    """Compile the decoding step by the first steps of a continuation; how long that took, in seconds."""
+    import torch
+
+    from phasor.generation.api import decode
+    from phasor.generation.request import build_request
+    from phasor.nn.mode import eval_mode
+
+    begun = time.perf_counter()
+    request = build_request(model, prompt, None, fields, draft=draft)
+    with eval_mode(model, draft), torch.inference_mode():
+        for _ in islice(decode(request), WARMUP_STEPS):
+            pass
+    return time.perf_counter() - begun
 
 
 def flatten(results: Any) -> list[Generated]:
@@ -120,18 +154,32 @@ def one_line(text: str) -> str:
 
 
 def read_model(
-    folder: str, given: argparse.Namespace, processes: JoinedProcesses | None, checkpoint: str | None = None
+    folder: str,
+    given: argparse.Namespace,
+    processes: JoinedProcesses | None,
+    checkpoint: str | None = None,
+    swaps: bool = False,
 ) -> Transformer:
-    """The model of a folder, with weights of the dtype that was asked for, or cut over several processes."""
-    from phasor.checkpoints.open_model import open_model
+    """The model of a folder, with weights of the dtype that was asked for, or cut over several processes.
 
+    With `swaps` it has the position scheme and the extension that were asked for.
+    """
+    from phasor.checkpoints.open_model import open_model
+    from phasor.checkpoints.swap_positions import swap_positions
+
+    for option in ("weights", "position", "extension"):
+        if getattr(given, option) is not None:
+            refuse_processes(processes, f"--{option} {getattr(given, option)}")
+    device = given.device if given.weights is None else "cpu"
+    model, _ = open_model(folder, device, parse_dtype(given.dtype), checkpoint=checkpoint, processes=processes)
+    extension = chosen_extension(given, lambda: model.config)
+    if swaps and (given.position is not None or extension is not None):
+        model = swap_positions(model, given.position, extension)
     if given.weights is None:
-        return open_model(folder, given.device, checkpoint=checkpoint, processes=processes)[0]
-    refuse_processes(processes, f"--weights {given.weights}")
+        return model
     from phasor.device import resolve_device
     from phasor.quantization import quantize
 
-    model, _ = open_model(folder, "cpu", checkpoint=checkpoint)
     return quantize(model, quantized_bits(given.weights)).to(resolve_device(given.device))  # the small weights alone
 
 

@@ -9,8 +9,7 @@ import socket
 import sys
 import threading
 
-from phasor import __version__
-from phasor.config.extras import missing_package
+from phasor.config.distribution import installed_version, missing_package
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +33,7 @@ def run(given: argparse.Namespace) -> None:
     from phasor.lab.server import build_app
 
     exposed = not is_loopback(given.host)
-    app = build_app(given.folders, hosts=(*LOCAL, given.host), numeric_hosts=exposed, version=__version__)
+    app = build_app(given.folders, hosts=(*LOCAL, given.host), numeric_hosts=exposed, version=installed_version())
     with listen(given.host, given.port) as server_socket:
         port = server_socket.getsockname()[1]
         shown = f"[{given.host}]" if ":" in given.host else given.host

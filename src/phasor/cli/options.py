@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import typing
+from collections.abc import Callable
 from typing import Any, cast
 
-from phasor.config import Extension
+from phasor.config import Extension, ModelConfig
 from phasor.config.schema import field_types, names
 
 METAVARS = {
@@ -21,14 +23,14 @@ METAVARS = {
 EXTENSION_FIELDS = {
     "factor": "how many times longer than the original length the model is to read",
     "original_length": "length the model was trained at (by default its own)",
-    "beta_fast": "yarn: pairs with more rotations than this in the original length keep their frequency (32)",
-    "beta_slow": "yarn: pairs with fewer rotations than this are divided by the factor (1)",
-    "truncate": "yarn: whether the ends of the ramp between both are rounded to whole pairs (true)",
+    "beta_fast": "yarn: pairs with more rotations than this in the original length keep their frequency",
+    "beta_slow": "yarn: pairs with fewer rotations than this are divided by the factor",
+    "truncate": "yarn: whether the ends of the ramp between both are rounded to whole pairs",
     "attention": "yarn, longrope: what rotated queries and keys are multiplied by (by default it follows the factor)",
     "mscale": "yarn: weight of ln(factor) in that multiplier, above the line of its fraction",
     "mscale_all_dim": "yarn: the same, below the line",
-    "low_freq_factor": "llama3: pairs with fewer rotations than this in the original length are divided (1)",
-    "high_freq_factor": "llama3: pairs with more rotations than this keep their frequency (4)",
+    "low_freq_factor": "llama3: pairs with fewer rotations than this in the original length are divided",
+    "high_freq_factor": "llama3: pairs with more rotations than this keep their frequency",
     "short_factor": "longrope: divisor of each pair, for texts up to the original length",
     "long_factor": "longrope: divisor of each pair, for longer texts",
     "fraction": "proportional: fraction of the pairs that rotate",
@@ -65,6 +67,36 @@ def choose_weights(folder: str, checkpoint: str | None) -> str:
     return str(resolve_folder(folder, checkpoint))
 
 
+def add_positions(parser: argparse.ArgumentParser) -> None:
+    """Options for other positions than a model has; the fields of an extension are added by `add_extension_fields`."""
+    parser.add_argument("--position", metavar="KIND", help="another position scheme (see: phasor kinds positions)")
+    parser.add_argument(
+        "--extension", metavar="KIND", help="another rotary extension, or none (see: phasor kinds extensions)"
+    )
+
+
+def chosen_extension(given: argparse.Namespace, read_config: Callable[[], ModelConfig]) -> Any:
+    """The extension that was asked for, whose fields follow from a model's configuration where they are not given."""
+    fields = given_fields(given, *extension_classes())
+    if given.extension in (None, "none"):
+        if fields:
+            raise ValueError(f"--{next(iter(fields)).replace('_', '-')} belongs to an extension: add --extension KIND")
+        return given.extension
+    from phasor.models.extensions import make_extension
+
+    return make_extension(given.extension, read_config(), **fields)
+
+
+def parse_dtype(name: str | None) -> Any:
+    """A floating-point dtype of torch by its name."""
+    import torch
+
+    known = ("float32", "bfloat16", "float16", "float64")
+    if name is not None and name not in known:
+        raise ValueError(f"--dtype must be one of {', '.join(known)}, not {name!r}")
+    return None if name is None else getattr(torch, name)
+
+
 def extension_classes() -> list[type[Any]]:
     return list(Extension.kinds.values())
 
@@ -87,10 +119,32 @@ def add_fields(
     group = parser.add_argument_group(title)
     for name, parse in field_parsers(*classes).items():
         kind = METAVARS.get(parse.__name__, "N")
-        line = (helps or {}).get(name)
+        line = (helps or {}).get(name, "") + default_of(name, *classes)
         group.add_argument(
             f"--{name.replace('_', '-')}", type=parse, metavar=kind, default=argparse.SUPPRESS, help=line
         )
+
+
+def default_of(name: str, *classes: type[Any]) -> str:
+    """The default of a field, behind its help; nothing where there is none, or not the same in all classes.
+
+    >>> from phasor.config.generation import GenerationConfig
+    >>> default_of("max_new_tokens", GenerationConfig), default_of("top_k", GenerationConfig)
+    (' (64)', '')
+    """
+    fields = [field for cls in classes for field in dataclasses.fields(cls) if field.name == name]
+    defaults = {"" if f.default in (dataclasses.MISSING, ()) else format_value(f.default) for f in fields}
+    (default,) = defaults if len(defaults) == 1 else ("",)
+    return f" ({default})" if default else ""
+
+
+def format_value(value: Any) -> str:
+    """A value as the command line takes it; nothing for none."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def given_fields(given: argparse.Namespace, *classes: type[Any]) -> dict[str, Any]:

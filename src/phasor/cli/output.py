@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from phasor.config.extras import missing_package
+from phasor.config.distribution import missing_package
 
 # Control characters that JSON allows in strings and a terminal obeys.
 JSON_ESCAPES = {code: f"\\u{code:04x}" for code in range(127, 160)}

@@ -114,6 +114,7 @@ def lines(found: ParallelPlan) -> list[str]:
         f"{'fits' if found.fits else 'does not fit'}: {usable}",
         f"{found.seconds.total:,.3g} s per step, {found.tokens_per_second:,.0f} tokens/s, MFU {found.mfu:.1%}",
         f"bound by {bound}",
+        *([] if found.note is None else [f"note: {found.note}"]),
     ]
 
 

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin
 
+from phasor.cli.options import format_value
 from phasor.cli.parser import Verb
 from phasor.config.model import ModelConfig
 from phasor.config.overrides import fields_of, is_choice, without_none
@@ -129,15 +130,6 @@ def default_of(name: str) -> str:
         agreed = set(values.values())
         return agreed.pop() if len(agreed) == 1 else ", ".join(f"{kind} {value}" for kind, value in values.items())
     return format_value(getattr(record, field))
-
-
-def format_value(value: Any) -> str:
-    """A value as the command line takes it; nothing for none."""
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:g}"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def without_recipe() -> str:

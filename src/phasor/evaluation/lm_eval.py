@@ -20,7 +20,7 @@ import torch
 
 from phasor.checkpoints.open_model import open_model
 from phasor.checkpoints.swap_positions import swap_config
-from phasor.config.extras import missing_package
+from phasor.config.distribution import missing_package
 from phasor.config.schema import check_integer, quote
 from phasor.data.tokenizers import special_of
 from phasor.evaluation.continuations import check_scorable, score_continuations

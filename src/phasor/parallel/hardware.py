@@ -10,7 +10,7 @@ GIB = 1 << 30
 
 # Shares of the peak that training reaches. Calibrated on three published steps on H200s in nodes of four: 8 B on one
 # device (3.13 s), 8 B with tensor 4 (1.30 s), 70 B with tensor 4 and shard 8 (14.03 s). Their source and how these
-# numbers follow from them is in tests/parallel/test_published.py.
+# numbers follow from them is in tests/parallel/test_published_steps.py.
 MATMUL_SHARE = 0.720
 NVLINK_SHARE = 0.333
 NETWORK_SHARE = 0.597

@@ -18,6 +18,7 @@ BATCH_TOKENS = 1 << 22
 GRADIENT_SYNC = ("every", "last")
 MOST_DEVICES = 1 << 20
 MOST_ROWS = 1 << 10  # at once: more are no faster
+LEAST_PARAMETERS = 1_000_000_000  # of the models that predicted times have been compared with
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,16 @@ class ParallelPlan:
     def bound_by(self) -> str:
         return self.seconds.largest if self.fits else "memory"
 
+    @property
+    def note(self) -> str | None:
+        """Where the predicted time does not apply, a sentence."""
+        if self.parameters >= LEAST_PARAMETERS:
+            return None
+        return (
+            f"times hold for models of a billion parameters and more: matrix products of one with {self.parameters:,} "
+            "reach less of the peak, so that a step takes longer than this"
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts and numbers, for JSON."""
         return {
@@ -78,6 +89,7 @@ class ParallelPlan:
             "mfu": self.mfu,
             "fits": self.fits,
             "bound_by": self.bound_by,
+            "note": self.note,
         }
 
 

@@ -73,10 +73,11 @@ def extend(
     """Write a model that is to read `to` tokens, by a method: "linear", "ntk", "yarn", "longrope" or "drop".
 
     The factor of an extension follows from `to` and the length the model was trained at; `fields` are its other
-    fields. "drop" removes the positions (as in DroPE), of use after training alone. Without `train` only the configuration
-    changes, and every weight is as it was. With `train`, a text, the model is fine-tuned for `steps` steps: on rows of
-    `to` tokens, or with `positions="skipped"` on rows of the trained length whose positions lie below `to` (PoSE). The
-    run is kept in `run`, by default beside the destination; the same call resumes it where it was stopped.
+    fields. "drop" removes the positions (as in DroPE), of use after training alone. Without `train` only the
+    configuration changes, and every weight is as it was. With `train`, a text, the model is fine-tuned for `steps`
+    steps: on rows of `to` tokens, or with `positions="skipped"` on rows of the trained length whose positions lie
+    below `to` (PoSE). The run is kept in `run`, by default beside the destination; the same call resumes it where it
+    was stopped.
 
     `format` is "phasor" or "hf", by default that of the model. Special tokens, tokenizer, generation settings and dtype
     are the model's.

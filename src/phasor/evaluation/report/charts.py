@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-from phasor.config.extras import missing_package
+from phasor.config.distribution import missing_package
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
