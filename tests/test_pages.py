@@ -1,6 +1,7 @@
 """What the pages list is what there is: the registries, the command line, the configuration of the package."""
 
 import importlib
+import json
 import re
 import tomllib
 import typing
@@ -389,6 +390,20 @@ def test_measurements_are_those_of_the_page_on_speed(page):
         digits = len(figure.partition(".")[2])
         rounded = {round(value, digits) for value in measured}
         assert float(figure.replace(",", "")) in rounded, f"{page} shows {figure}, which docs/speed.md does not"
+
+
+@pytest.mark.parametrize("page", READMES)
+def test_findings_are_those_of_the_results(page):
+    """The stream of a billion tokens and the translations, as benchmarks/results has them."""
+    stream = json.loads(read("benchmarks/results/stream.json"))
+    longest = max(stream["one stream, by phasor evaluate --stream"], key=lambda run: run["tokens"])
+    millions = parameters_of(phasor.preset("llama-2", **stream["sizes"])).in_blocks / 1e6
+    systems = json.loads(read("benchmarks/results/translation-en-es.json"))["systems"]
+    measured = [longest["seconds"], round(millions) * (1 if page == "README.md" else 100)]
+    for name in ("translation-modern", "Marian of transformers"):
+        measured += [systems[name]["bleu"], systems[name]["train_s"]]
+    for figure in measured:
+        assert {f"{figure:.0f}", f"{figure:.1f}"} & set(figures(read(page))), f"{page} does not show {figure}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
