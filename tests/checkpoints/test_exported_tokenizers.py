@@ -87,3 +87,20 @@ def test_a_second_tokenizer_is_noted(trained, tmp_path):
     phasor.save(model, tmp_path / "native")
     check = phasor.convert(tmp_path / "native", tmp_path / "hf", check=True)
     assert "does not read that of the source" in check.tokenizer
+
+
+def test_a_tokenizer_that_pads_and_truncates_is_the_same(tmp_path):
+    model = tiny("bert")
+    model.tokenizer, model.special = byte_tokenizer("mlm"), phasor.SpecialTokens(stop=(2,), bos=1, pad=0)
+    model.tokenizer.enable_padding(length=20)
+    model.tokenizer.enable_truncation(20)
+    phasor.save(model, tmp_path / "native")
+    assert phasor.convert(tmp_path / "native", tmp_path / "hf", check=True).tokenizer is None
+
+
+def test_a_model_without_its_tokenizer_is_saved(trained, tmp_path):
+    phasor.save(trained, tmp_path / "native")
+    model = phasor.load(tmp_path / "native")
+    model.tokenizer = None
+    phasor.save(model, tmp_path / "hf", format="hf")
+    assert phasor.load(tmp_path / "hf").config == model.config

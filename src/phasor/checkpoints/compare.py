@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from phasor.checkpoints.exact_rotary import exact_rotary
-from phasor.checkpoints.folder import CONFIG, SOURCE_TOKENIZER, TOKENIZER, read_json
+from phasor.checkpoints.folder import CONFIG, SOURCE_TOKENIZER, TOKENIZER, read_json, remove_limits
 from phasor.checkpoints.hf import family_of
 from phasor.config import ModelConfig
 from phasor.nn.positions import LearnedConfig, RotaryConfig
@@ -89,8 +90,9 @@ def compare_tokenizers(model: Transformer, folder: Path) -> str | None:
         found = [list(theirs(text)["input_ids"]) for text in TEXTS]
     except Exception as error:  # of any type: it is whatever the tokenizer's class raises
         raise ValueError(f"transformers does not read the tokenizer of {folder}: {error}; nothing is written") from None
+    ours = remove_limits(Tokenizer.from_str(model.tokenizer.to_str()))  # transformers has its own
     for text, ids in zip(TEXTS, found, strict=True):
-        expected = model.tokenizer.encode(text).ids
+        expected = ours.encode(text).ids
         if ids != expected:
             raise ValueError(
                 f"transformers tokenizes {text!r} as {ids} from {folder}, and not as {expected}; nothing is written"

@@ -255,7 +255,7 @@ def save_hf(model: Transformer, folder: Path, progress: Progress | None = None) 
     if origin is None or not (origin.folder / TOKENIZER).exists():
         remove_copies(model, folder)
     as_there = origin is not None and origin.family != "phasor" and (origin.folder / TOKENIZER).exists()
-    if (folder / TOKENIZER).exists() and not as_there:
+    if model.tokenizer is not None and (folder / TOKENIZER).exists() and not as_there:
         write_tokenizer_config(model.tokenizer, model.special, folder)
     if isinstance(model.config.head, PooledHeadConfig):
         write_pooling(model.config.head, model.config, folder, None if origin is None else origin.folder)
