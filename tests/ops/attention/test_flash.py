@@ -16,12 +16,14 @@ from phasor.ops.attention import (
     Mask,
     ScoreMod,
     SinkQueries,
+    SumBias,
     attention,
     attention_ref,
     dense_mask,
     flash,
     intervals,
 )
+from phasor.ops.attention.flash_args import FlashArgs
 
 tiles = pytest.importorskip("phasor.ops.attention.flash_tiles")
 flash_launch = pytest.importorskip("phasor.ops.attention.flash_launch")
@@ -138,11 +140,31 @@ def table_of(heads, bidirectional, seed=5):
     return scheme
 
 
+def sum_bias(rows, offset, queries, keys, heads, start, dtype):
+    """Sums of forget gates in multiples of 2^-32 from `start` on, as int64 wraps around; and zeros with gradients."""
+    steps = torch.randint(-(2**33), 0, (rows, keys, heads), generator=torch.Generator().manual_seed(7), device="cpu")
+    sums = steps.to(DEVICE).cumsum(1) + start
+    own = sums[:, offset : offset + queries]
+    zeros = [torch.zeros(x.shape, dtype=dtype).requires_grad_() for x in (own, sums)]
+    return SumBias(own, sums, 2.0**-32, *zeros), zeros
+
+
 CURVES = {"slopes": ["slopes"], "log": ["slopes", "rates"], "power": ["slopes", "powers"]}
 
 
 def compare(
-    mask, *, queries=37, keys=None, heads=(2, 1), width=16, rows=2, bias=None, positions=None, slope=1.0, **options
+    mask,
+    *,
+    queries=37,
+    keys=None,
+    heads=(2, 1),
+    width=16,
+    rows=2,
+    bias=None,
+    positions=None,
+    slope=1.0,
+    start=0,
+    **options,
 ):
     """Values and all gradients of the kernel in float32 against all scores at once in float64."""
     keys = keys or queries
@@ -161,6 +183,8 @@ def compare(
             curve = [slopes, *([] if bias == "slopes" else [torch.linspace(0.3, 1.4, heads[0], dtype=dtype)])]
             curve = [x.requires_grad_() for x in curve]
             given = DistanceBias(**dict(zip(CURVES[bias], curve, strict=True)))
+        elif bias == "sums":
+            given, curve = sum_bias(rows, mask.offset, queries, keys, heads[0], start, dtype)
         elif bias is not None:
             module = table_of(heads[0], bias == "both-ways").to(dtype)
             given = module.on_scores(None)
@@ -244,6 +268,29 @@ def test_kernel_under_masks_that_differ_by_row(rule, options):
     mask = cut(rule)
     positions = (mask.order, mask.order) if "bias" in options else None
     compare(mask, positions=positions, **options)
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("start", [0, -(2**52) - 5, 2**63 - 2**35])
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [
+        ("causal", {"heads": (4, 2), "softcap": 2.0}),
+        ("causal", {"queries": 64, "sinks": True}),
+        ("window-both-ways", {}),
+        ("causal-padding", {"heads": (2, 2)}),
+        ("sinks-documents", {}),
+        ("everything", {"queries": 19}),
+    ],
+)
+def test_kernel_with_differences_of_sums(rule, options, start):
+    """Forget gates, whose sums wrap around in 64 bits."""
+    mask = cut(rule) if "-" in rule and rule != "window-both-ways" else Mask(**RULES[rule].fields)
+    compare(mask, bias="sums", start=start, **options)
+
+
+def test_kernel_with_differences_of_sums_in_a_chunk_after_a_cache():
+    compare(Mask(causal=True, offset=23, window=12), queries=18, keys=41, heads=(2, 1), bias="sums", rows=1)
 
 
 def test_kernel_of_a_chunk_after_a_cache():
@@ -409,9 +456,16 @@ def test_operation_passes_opcheck_and_compiles():
     bounds, shifts = intervals.intervals(mask, 9, 9, DEVICE), intervals.shifts(mask, positions, positions)
     slopes, rates = (normal(2, dtype=torch.float32).abs().requires_grad_() for _ in range(2))
     every = "test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"
-    for bias, checks in (((None, None, None, table), every), ((slopes, rates, None, None), every[:3])):
-        inputs = (q, q, q, bounds, None, None, positions, positions, shifts, *bias, sinks, None, None, 0, 0.3, 0.0)
-        torch.library.opcheck(flash.interval_attention.op, inputs, test_utils=checks)
+    sums, zeros = torch.arange(18).view(1, 2, 9), torch.zeros(1, 9, 2, requires_grad=True)
+    args = FlashArgs(*(None,) * len(FlashArgs._fields))._replace(q=q, k=q, v=q, bounds=bounds, sink_logits=sinks)
+    args = args._replace(min_distance=0, scale=0.3, softcap=0.0, query_positions=positions, key_positions=positions)
+    of_sums = {"query_positions": sums, "key_positions": sums, "query_zeros": zeros, "key_zeros": zeros}
+    for bias, checks in (
+        ({"table": table, "shifts": shifts}, every),
+        ({"slopes": slopes, "rates": rates}, every[:3]),
+        ({"slopes": slopes.detach(), **of_sums}, every[:3]),
+    ):
+        torch.library.opcheck(flash.interval_attention.op, tuple(args._replace(**bias)), test_utils=checks)
 
     def run(q):
         return attention(q, q, q, Mask(causal=True, window=4), ScoreMod(scale=0.3))
@@ -427,6 +481,7 @@ SIZES = {"vocab_size": 31, "dim": 32, "num_layers": 2, "num_heads": 2, "head_dim
 MODELS = {
     "t5": {"shape": "encoder-decoder", "position": "t5"},
     "bloom": {"position": "alibi"},
+    "forget gates": {"position": "forget", "num_kv_heads": 1},
     "gpt-oss": {
         "num_kv_heads": 1,
         "position": "rotary",

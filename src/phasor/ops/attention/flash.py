@@ -19,6 +19,7 @@ from phasor.ops.dispatch import compute_dtype, must_be_deterministic, needs_grad
 from phasor.ops.launch import empty_dense
 
 MAX_HEAD_DIM = 256
+LEARNED = ("slopes", "rates", "powers", "table", "query_zeros", "key_zeros")  # what a bias may get gradients of
 
 
 def flash_unsupported_reason(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> str | None:
@@ -35,11 +36,9 @@ def flash_unsupported_reason(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_
             return "the distance to sink tokens is capped, for which the kernel has no backward pass"
         if mask.prefix_length is not None or mask.window is None:
             return "the distance to sink tokens is capped, and they are not all of the keys outside of a window"
-    if isinstance(score_mod.bias, SumBias):
-        return "the bias is a difference of running sums, which the kernel does not have"
-    if score_mod.bias is not None and not isinstance(score_mod.bias, DistanceBias):
-        return "the bias is not a DistanceBias"
-    if score_mod.bias is not None and must_be_deterministic() and needs_grad(score_mod.bias.table):
+    if score_mod.bias is not None and not isinstance(score_mod.bias, DistanceBias | SumBias):
+        return "the bias is neither a DistanceBias nor a SumBias"
+    if isinstance(score_mod.bias, DistanceBias) and must_be_deterministic() and needs_grad(score_mod.bias.table):
         return "the gradient of the bias's table is summed in any order, and deterministic algorithms are asked for"
     return unsupported_heads(q, k, v)
 
@@ -59,8 +58,12 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: Scor
     """Queries `[B, Tq, H, D]` over keys and values `[B, Tk, K, D]`, as `[B, Tq, H, D]`."""
     q, k, v = (x.to(compute_dtype(x)) for x in (q, k, v))
     queries, keys = q.shape[1], k.shape[1]
-    bias, q_pos, k_pos, shifts = None, score_mod.query_positions, score_mod.key_positions, None
-    if isinstance(score_mod.bias, DistanceBias) and q_pos is not None and k_pos is not None:
+    bias, sums, q_pos, k_pos, shifts = None, None, score_mod.query_positions, score_mod.key_positions, None
+    if isinstance(score_mod.bias, SumBias):
+        sums = score_mod.bias
+        q_pos, k_pos = sums.queries.mT, sums.keys.mT  # [B, H, T]
+        bias = DistanceBias(slopes=q.new_full((q.shape[2],), sums.unit, dtype=torch.float32))
+    elif isinstance(score_mod.bias, DistanceBias) and q_pos is not None and k_pos is not None:
         bias = score_mod.bias
         if bias.table is not None:
             shifts = mask.prepared.shifts
@@ -77,6 +80,8 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: Scor
         key_mask=mask.key_mask,
         query_positions=None if bias is None or q_pos is None else q_pos.contiguous(),
         key_positions=None if bias is None or k_pos is None else k_pos.contiguous(),
+        query_zeros=None if sums is None else sums.query_zeros,
+        key_zeros=None if sums is None else sums.key_zeros,
         shifts=shifts,
         slopes=None if bias is None else bias.slopes,
         rates=None if bias is None else bias.rates,
@@ -110,9 +115,9 @@ def _(args: FlashArgs) -> tuple[Tensor, Tensor]:
 @custom_op("phasor::interval_attention_backward")
 def interval_attention_backward(
     grad: Tensor, out: Tensor, lse: Tensor, args: FlashArgs, bias_needs_grad: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of queries, keys, values, then where they need one of a bias table, of slopes with the rates or
-    powers of their curve, `[2, H]`, and of sink logits; else empty.
+    powers of their curve, `[2, H]`, of the sums of queries and of keys, `[B, H, T]`, and of sink logits; else empty.
     """
     from phasor.ops.attention import flash_launch
 
@@ -123,11 +128,15 @@ def interval_attention_backward(
 def _(grad: Tensor, out: Tensor, lse: Tensor, args: FlashArgs, bias_needs_grad: bool) -> tuple[Tensor, ...]:
     heads, table = args.q.shape[2], args.table
     distances = len(table) if bias_needs_grad and table is not None else 0
-    curves = 2 if bias_needs_grad and table is None else 0
+    has_sums = args.query_zeros is not None
+    curves = 2 if bias_needs_grad and table is None and not has_sums else 0
+    rows, summed = args.q.shape[0], heads if bias_needs_grad and has_sums else 0
     return (
         *(empty_dense(x) for x in (args.q, args.k, args.v)),
         lse.new_empty((distances, heads)),
         lse.new_empty((curves, heads)),
+        lse.new_empty((rows, summed, args.q.shape[1])),
+        lse.new_empty((rows, summed, args.k.shape[1])),
         lse.new_empty((0 if args.sink_logits is None else heads,)),
     )
 
@@ -142,10 +151,13 @@ def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
 def backward(ctx: Any, grad: Tensor, _: Tensor) -> dict[str, Tensor | None]:
     """The gradients of all inputs of `interval_attention` that have one."""
     args, out, lse = saved_record(ctx)
-    of_bias = [name for name in ("slopes", "rates", "powers", "table") if interval_attention.needs_grad(ctx, name)]
-    dq, dk, dv, dtable, dcurve, dsinks = interval_attention_backward(grad, out, lse, args, bool(of_bias))
+    of_bias = [name for name in LEARNED if interval_attention.needs_grad(ctx, name)]
+    dq, dk, dv, dtable, dcurve, dq_sums, dk_sums, dsinks = interval_attention_backward(
+        grad, out, lse, args, bool(of_bias)
+    )
     dslopes, dparams = dcurve if len(dcurve) else (None, None)
     grads = {"slopes": dslopes, "rates": dparams, "powers": dparams, "table": dtable}
+    grads |= {"query_zeros": dq_sums.mT, "key_zeros": dk_sums.mT}
     dbias = {name: grads[name].to(getattr(args, name).dtype) for name in of_bias}
     dsinks = None if args.sink_logits is None else dsinks.to(args.sink_logits.dtype)
     return {"q": dq, "k": dk, "v": dv, "sink_logits": dsinks, **dbias}

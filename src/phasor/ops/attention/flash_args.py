@@ -12,9 +12,10 @@ class FlashArgs(NamedTuple):
 
     `bounds` and `shifts` are what the functions of that name in `intervals` give; `key_mask` is False for padding.
     `ranges` are the queries that the backward pass visits for each block of keys; where it is None, that finds them.
-    Positions are given where there is a bias by distance: a table, or slopes with rates or powers. Where there are
-    `sink_queries` and their positions, they replace queries and positions for the second interval of keys; they have
-    no backward pass.
+    Positions, `[B or 1, T]`, are given where there is a bias by distance: a table, or slopes with rates or powers. Sums
+    of heads, `[B, H, T]`, take their place; their gradients go through `query_zeros` and `key_zeros`, `[B, T, H]`.
+    Where there are `sink_queries` and their positions, they replace queries and positions for the second interval of
+    keys; they have no backward pass.
     """
 
     q: Tensor
@@ -25,6 +26,8 @@ class FlashArgs(NamedTuple):
     key_mask: Tensor | None
     query_positions: Tensor | None
     key_positions: Tensor | None
+    query_zeros: Tensor | None
+    key_zeros: Tensor | None
     shifts: Tensor | None
     slopes: Tensor | None
     rates: Tensor | None

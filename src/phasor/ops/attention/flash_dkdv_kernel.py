@@ -20,6 +20,7 @@ from phasor.ops.attention.flash_tiles import (
     round_down,
     round_up,
     score_tile,
+    sign,
     unmasked_start,
     visible_keys,
 )
@@ -49,16 +50,20 @@ def query_segments(ranges_ptr, low_key, high_key, num_queries, shift, min_distan
 
 
 @triton.jit
-def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, ranges_ptr,
+def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, dsums_ptr, ranges_ptr,
                 bounds_ptr, key_mask_ptr, q_pos_ptr, k_pos_ptr, shifts_ptr, slopes_ptr, curve_params_ptr, table_ptr,
                 num_queries, num_keys, num_heads, group_size, min_distance, num_distances, scale, softcap,
                 stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
-                stride_dob, stride_dot, stride_doh, stride_rangesb, stride_boundsb, stride_qposb, stride_kposb,
-                stride_shiftsb,
+                stride_dob, stride_dot, stride_doh, stride_rangesb, stride_boundsb, stride_qposb, stride_qposh,
+                stride_kposb, stride_kposh, stride_shiftsb, stride_dsums,
                 HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                 BIAS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, TWO_INTERVALS: tl.constexpr,
-                HAS_KEY_MASK: tl.constexpr):  # fmt: skip
-    """Gradients of keys and values, summed over the query heads that share them."""
+                HAS_KEY_MASK: tl.constexpr, HAS_SUMS: tl.constexpr, HAS_SUM_GRAD: tl.constexpr):  # fmt: skip
+    """Gradients of keys and values, summed over the query heads that share them.
+
+    With HAS_SUMS every query head has its own positions. With HAS_SUM_GRAD, their gradients by keys are stored in two
+    parts, those of the unmasked tiles and those of the masked ones.
+    """
     blocks, num_kv_heads = tl.cdiv(num_keys, BLOCK_N), num_heads // group_size
     pid = tl.program_id(0)
     block_id = pid % blocks
@@ -67,8 +72,8 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
     offs_n = block_id * BLOCK_N + tl.arange(0, BLOCK_N)
     base, shift, k_high, k_low = 0, 0, offs_n, offs_n
     if BIAS != NO_BIAS:
-        q_pos_ptr += batch * stride_qposb
-        k_pos_ptr += batch * stride_kposb
+        q_pos_ptr += batch * stride_qposb + kv_head * group_size * stride_qposh
+        k_pos_ptr += batch * stride_kposb + kv_head * group_size * stride_kposh
         base = tl.load(q_pos_ptr + num_queries - 1)
         k_high, k_low = load_positions(k_pos_ptr, block_id * BLOCK_N, num_keys, base, BLOCK_N)
     if BIAS == TABLE:
@@ -91,6 +96,11 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
     v = load_tile(v_ptr, block_id * BLOCK_N, stride_vt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, False)
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    by_sum = tl.zeros([BLOCK_N], tl.float32)
+    dsums_ptr += (batch * num_heads + kv_head * group_size) * num_keys + offs_n
+    is_real = offs_n < num_keys
+    if HAS_KEY_MASK:  # unmasked tiles include padding, which nobody sees
+        is_real = tl.load(key_mask_ptr + offs_n, mask=is_real, other=0) != 0
     masked_tiles = masked[1] + masked[3] + masked[5] + masked[7]
     unmasked_tiles = unmasked[1] + unmasked[3]
     for t in range(unmasked_tiles * group_size):
@@ -101,8 +111,11 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
         kq = tl.dot(k, tl.trans(q), input_precision="ieee")
         distance, far_bias = 0.0, 0.0
         slope, curve_param = load_slope(slopes_ptr, curve_params_ptr, kv_head * group_size + head, BIAS)
+        if HAS_SUMS:
+            base = tl.load(q_pos_ptr + head * stride_qposh + num_queries - 1)
+            k_high, k_low = load_positions(k_pos_ptr + head * stride_kposh, block_id * BLOCK_N, num_keys, base, BLOCK_N)
         if BIAS >= LINEAR:
-            q_high, q_low = load_positions(q_pos_ptr, start, num_queries, base, BLOCK_M)
+            q_high, q_low = load_positions(q_pos_ptr + head * stride_qposh, start, num_queries, base, BLOCK_M)
             distance = distances(q_high[None, :], q_low[None, :], k_high[:, None], k_low[:, None])
         if BIAS == TABLE:
             far_entry = tl.where(u < unmasked[1], 0, num_distances - 1)
@@ -117,6 +130,11 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
         do = load_tile(do_ptr + head * stride_doh, start, stride_dot, num_queries, BLOCK_M, BLOCK_D, HEAD_DIM, False)
         dv = tl.dot(p.to(do.dtype), do, dv, input_precision="ieee")
         ds = p * (tl.dot(v, tl.trans(do), input_precision="ieee") - delta)
+        if HAS_SUM_GRAD:
+            by_sum += tl.sum(ds * sign(distance), 1)
+            if u == unmasked_tiles - 1:
+                tl.store(dsums_ptr + head * num_keys, by_sum, mask=is_real)
+                by_sum = tl.zeros([BLOCK_N], tl.float32)
         if HAS_SOFTCAP:
             ds *= 1.0 - tanh * tanh
         dk = tl.dot(ds.to(q.dtype), q, dk, input_precision="ieee")
@@ -128,8 +146,11 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
         kq = tl.dot(k, tl.trans(q), input_precision="ieee")
         distance, head_table = 0.0, table_ptr
         slope, curve_param = load_slope(slopes_ptr, curve_params_ptr, kv_head * group_size + head, BIAS)
+        if HAS_SUMS:
+            base = tl.load(q_pos_ptr + head * stride_qposh + num_queries - 1)
+            k_high, k_low = load_positions(k_pos_ptr + head * stride_kposh, block_id * BLOCK_N, num_keys, base, BLOCK_N)
         if BIAS != NO_BIAS:
-            q_high, q_low = load_positions(q_pos_ptr, start, num_queries, base, BLOCK_M)
+            q_high, q_low = load_positions(q_pos_ptr + head * stride_qposh, start, num_queries, base, BLOCK_M)
             distance = distances(q_high[None, :], q_low[None, :], k_high[:, None], k_low[:, None])
         if BIAS == TABLE:
             head_table = table_ptr + (kv_head * group_size + head) * num_distances
@@ -154,15 +175,19 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
         do = load_tile(do_ptr + head * stride_doh, start, stride_dot, num_queries, BLOCK_M, BLOCK_D, HEAD_DIM, False)
         dv = tl.dot(p.to(do.dtype), do, dv, input_precision="ieee")
         ds = p * (tl.dot(v, tl.trans(do), input_precision="ieee") - delta)
+        if HAS_SUM_GRAD:
+            by_sum += tl.sum(ds * sign(distance), 1)
+            if u == masked_tiles - 1:
+                tl.store(dsums_ptr + stride_dsums + head * num_keys, by_sum, mask=is_real)
+                by_sum = tl.zeros([BLOCK_N], tl.float32)
         if HAS_SOFTCAP:
             ds *= 1.0 - tanh * tanh
         dk = tl.dot(ds.to(q.dtype), q, dk, input_precision="ieee")
     offs_d = tl.arange(0, BLOCK_D)
     offsets = ((batch * num_keys + offs_n)[:, None] * num_kv_heads + kv_head) * HEAD_DIM + offs_d[None, :]
     in_range = (offs_n < num_keys)[:, None] & (offs_d < HEAD_DIM)[None, :]
-    if HAS_KEY_MASK:  # unmasked tiles include padding, which nobody sees
-        is_real = (tl.load(key_mask_ptr + offs_n, mask=offs_n < num_keys, other=0) != 0)[:, None]
-        dk = tl.where(is_real, dk, 0.0)
-        dv = tl.where(is_real, dv, 0.0)
+    if HAS_KEY_MASK:
+        dk = tl.where(is_real[:, None], dk, 0.0)
+        dv = tl.where(is_real[:, None], dv, 0.0)
     tl.store(dk_ptr + offsets, (dk * scale).to(dk_ptr.dtype.element_ty), mask=in_range)
     tl.store(dv_ptr + offsets, dv.to(dv_ptr.dtype.element_ty), mask=in_range)

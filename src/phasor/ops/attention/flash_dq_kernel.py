@@ -20,6 +20,7 @@ from phasor.ops.attention.flash_tiles import (
     query_bias,
     query_block,
     score_tile,
+    sign,
     unmasked_start,
     visible_keys,
 )
@@ -40,22 +41,24 @@ def delta_kernel(out_ptr, do_ptr, delta_ptr, num_queries, num_heads, rows, strid
 
 
 @triton.jit
-def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_ptr, dcurve_ptr,
+def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_ptr, dcurve_ptr, dsums_ptr,
               bounds_ptr, key_mask_ptr, q_pos_ptr, k_pos_ptr, shifts_ptr, slopes_ptr, curve_params_ptr, table_ptr,
               num_queries, num_keys, num_heads, group_size, min_distance, num_distances, scale, softcap,
               stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
-              stride_dob, stride_dot, stride_doh, stride_boundsb, stride_qposb, stride_kposb, stride_shiftsb,
+              stride_dob, stride_dot, stride_doh, stride_boundsb, stride_qposb, stride_qposh, stride_kposb,
+              stride_kposh, stride_shiftsb,
               HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
               BIAS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_TABLE_GRAD: tl.constexpr, HAS_CURVE_GRAD: tl.constexpr,
-              TWO_INTERVALS: tl.constexpr, HAS_KEY_MASK: tl.constexpr):  # fmt: skip
+              HAS_SUM_GRAD: tl.constexpr, TWO_INTERVALS: tl.constexpr, HAS_KEY_MASK: tl.constexpr):  # fmt: skip
     """Gradients of queries; with HAS_TABLE_GRAD also every program's part of the gradient of the bias table, and with
     HAS_CURVE_GRAD its part of the sums that the gradients of slopes and of the parameter of their curve are made of.
+    With HAS_SUM_GRAD the gradients of the sums of queries.
     """
     block_id, head, batch, offs_m = query_block(num_queries, num_heads, BLOCK_M)
     valid_m = offs_m < num_queries
     if BIAS != NO_BIAS:
-        q_pos_ptr += batch * stride_qposb
-        k_pos_ptr += batch * stride_kposb
+        q_pos_ptr += batch * stride_qposb + head * stride_qposh
+        k_pos_ptr += batch * stride_kposb + head * stride_kposh
     if BIAS == TABLE:
         shifts_ptr += batch * stride_shiftsb
         table_ptr += head * num_distances
@@ -85,6 +88,7 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_pt
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     dbias_behind, dbias_ahead = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
     by_slope, by_param = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
+    by_sum = tl.zeros([BLOCK_M], tl.float32)
     for t in range(unmasked[1] + unmasked[3]):
         start = unmasked_start(t, unmasked, BLOCK_N, BIAS)
         k = load_tile(k_ptr, start, stride_kt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, True)
@@ -111,6 +115,8 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_pt
         if HAS_CURVE_GRAD:
             by_slope += tl.sum(ds * curve(distance, curve_param, BIAS), 1)
             by_param += tl.sum(ds * curve_derivative(distance, curve_param, BIAS), 1)
+        if HAS_SUM_GRAD:
+            by_sum -= tl.sum(ds * sign(distance), 1)
         if HAS_SOFTCAP:
             ds *= 1.0 - tanh * tanh
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision="ieee")
@@ -138,6 +144,8 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_pt
         if HAS_CURVE_GRAD:
             by_slope += tl.sum(ds * curve(distance, curve_param, BIAS), 1)
             by_param += tl.sum(ds * curve_derivative(distance, curve_param, BIAS), 1)
+        if HAS_SUM_GRAD:
+            by_sum -= tl.sum(ds * sign(distance), 1)
         if HAS_SOFTCAP:
             ds *= 1.0 - tanh * tanh
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision="ieee")
@@ -148,6 +156,8 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_pt
         dcurve_ptr += tl.cast(tl.program_id(0), tl.int64) * 2
         tl.store(dcurve_ptr, tl.sum(by_slope))
         tl.store(dcurve_ptr + 1, tl.sum(by_param))
+    if HAS_SUM_GRAD:
+        tl.store(dsums_ptr + row, by_sum, mask=valid_m)
     offs_d = tl.arange(0, BLOCK_D)
     offsets = ((batch * num_queries + offs_m)[:, None] * num_heads + head) * HEAD_DIM + offs_d[None, :]
     in_range = valid_m[:, None] & (offs_d < HEAD_DIM)[None, :]

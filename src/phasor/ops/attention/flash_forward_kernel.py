@@ -34,7 +34,8 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, bounds_ptr, key_mask_p
                    shifts_ptr, slopes_ptr, curve_params_ptr, table_ptr, sink_logits_ptr, sink_q_ptr, sink_pos_ptr,
                    num_queries, num_keys, num_heads, group_size, min_distance, num_distances, scale, softcap,
                    stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
-                   stride_boundsb, stride_qposb, stride_kposb, stride_shiftsb, stride_sinkposb,
+                   stride_boundsb, stride_qposb, stride_qposh, stride_kposb, stride_kposh, stride_shiftsb,
+                   stride_sinkposb,
                    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                    BIAS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, TWO_INTERVALS: tl.constexpr,
                    HAS_KEY_MASK: tl.constexpr, HAS_SINK_QUERIES: tl.constexpr):  # fmt: skip
@@ -42,8 +43,8 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, bounds_ptr, key_mask_p
     block_id, head, batch, offs_m = query_block(num_queries, num_heads, BLOCK_M)
     valid_m = offs_m < num_queries
     if BIAS != NO_BIAS:
-        q_pos_ptr += batch * stride_qposb
-        k_pos_ptr += batch * stride_kposb
+        q_pos_ptr += batch * stride_qposb + head * stride_qposh
+        k_pos_ptr += batch * stride_kposb + head * stride_kposh
     if BIAS == TABLE:
         shifts_ptr += batch * stride_shiftsb
         table_ptr += head * num_distances

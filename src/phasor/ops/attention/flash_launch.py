@@ -34,6 +34,7 @@ class FlashLayout(NamedTuple):
     v_strides: Sequence[int]
     two_intervals: bool
     row_strides: tuple[int, int, int, int]  # of bounds, positions of queries and of keys, and shifts
+    head_strides: tuple[int, int]  # of positions of queries and of keys, where they are sums; else 0
     has_key_mask: bool
     bias: int
     num_distances: int
@@ -49,10 +50,11 @@ def flash_layout(args: FlashArgs) -> FlashLayout:
     bias = NO_BIAS if args.query_positions is None else curve if table is None else TABLE
     by_row = args.bounds, args.query_positions, args.key_positions, args.shifts
     bounds, q_pos, k_pos, shifts = map(row_stride, by_row)
+    heads = head_stride(args.query_positions), head_stride(args.key_positions)
     return FlashLayout(
         q.shape, q.stride(), k.shape, k.stride(), v.stride(), args.bounds.shape[1] == 4, (bounds, q_pos, k_pos, shifts),
-        args.key_mask is not None, bias.value, 0 if table is None else table.shape[1], args.min_distance, args.scale,
-        args.softcap,
+        heads, args.key_mask is not None, bias.value, 0 if table is None else table.shape[1], args.min_distance,
+        args.scale, args.softcap,
     )  # fmt: skip
 
 
@@ -67,6 +69,7 @@ def shared_scalars(layout: FlashLayout, tiles: Tiling) -> dict[str, Any]:
         "softcap": float(layout.softcap), **token_strides("q", layout.q_strides),
         **token_strides("k", layout.k_strides), **token_strides("v", layout.v_strides),
         "stride_boundsb": stride_bounds, "stride_qposb": stride_q_pos, "stride_kposb": stride_k_pos,
+        "stride_qposh": layout.head_strides[0], "stride_kposh": layout.head_strides[1],
         "stride_shiftsb": stride_shifts, "HEAD_DIM": head_dim, "BLOCK_D": block_d(head_dim), "BIAS": layout.bias,
         "HAS_SOFTCAP": layout.softcap > 0, "TWO_INTERVALS": layout.two_intervals, "HAS_KEY_MASK": layout.has_key_mask,
         "BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n, "num_warps": tiles.num_warps,
@@ -91,17 +94,31 @@ def prepare_delta(shape: Sequence[int], grad_strides: Sequence[int]) -> Launch:
 
 
 def prepare_dq(
-    layout: FlashLayout, tiles: Tiling, grad_strides: Sequence[int], table_needs_grad: bool, curve_needs_grad: bool
+    layout: FlashLayout,
+    tiles: Tiling,
+    grad_strides: Sequence[int],
+    table_needs_grad: bool,
+    curve_needs_grad: bool,
+    sums_need_grad: bool,
 ) -> Launch:
     rows, queries, heads, _ = layout.q_shape
-    flags = {"HAS_TABLE_GRAD": table_needs_grad, "HAS_CURVE_GRAD": curve_needs_grad}
+    flags = {"HAS_TABLE_GRAD": table_needs_grad, "HAS_CURVE_GRAD": curve_needs_grad, "HAS_SUM_GRAD": sums_need_grad}
     scalars = shared_scalars(layout, tiles) | token_strides("do", grad_strides) | flags
     return (cdiv(queries, tiles.block_m) * heads * rows,), scalars
 
 
-def prepare_dkdv(layout: FlashLayout, tiles: Tiling, grad_strides: Sequence[int], stride_rangesb: int) -> Launch:
+def prepare_dkdv(
+    layout: FlashLayout,
+    tiles: Tiling,
+    grad_strides: Sequence[int],
+    stride_rangesb: int,
+    stride_dsums: int,
+    sums_need_grad: bool,
+) -> Launch:
     rows, keys, kv_heads, _ = layout.k_shape
-    scalars = shared_scalars(layout, tiles) | token_strides("do", grad_strides) | {"stride_rangesb": stride_rangesb}
+    flags = {"stride_dsums": stride_dsums, "HAS_SUMS": layout.head_strides != (0, 0), "HAS_SUM_GRAD": sums_need_grad}
+    flags |= {"stride_rangesb": stride_rangesb}
+    scalars = shared_scalars(layout, tiles) | token_strides("do", grad_strides) | flags
     return (cdiv(keys, tiles.block_n) * kv_heads * rows,), scalars
 
 
@@ -125,6 +142,11 @@ def stride_names(name: str) -> tuple[str, ...]:
 def row_stride(x: Tensor | None) -> int:
     """The stride between rows; 0 where one row serves the whole batch."""
     return 0 if x is None or x.shape[0] == 1 else x.stride(0)
+
+
+def head_stride(x: Tensor | None) -> int:
+    """The stride between heads of `[B, H, T]`; 0 where there are none."""
+    return 0 if x is None or x.dim() == 2 else x.stride(1)
 
 
 def contiguous_features(x: Tensor) -> Tensor:
@@ -187,9 +209,9 @@ def output_dot_gradient(out: Tensor, grad: Tensor, lse: Tensor) -> Tensor:
 
 def backward(
     grad: Tensor, out: Tensor, lse: Tensor, args: FlashArgs, bias_needs_grad: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of queries, keys and values, of a bias table `[distances, H]`, of slopes and of the rates or powers
-    of their curve `[2, H]`, and of sink logits `[H]`.
+    of their curve `[2, H]`, of the sums of queries and of keys `[B, H, T]`, and of sink logits `[H]`.
     """
     args, grad = for_kernels(args), contiguous_features(grad)
     q, k, v, table = args.q, args.k, args.v, args.table
@@ -199,7 +221,12 @@ def backward(
     tiles = tiling("dq", q)
     blocks = cdiv(queries, tiles.block_m)
     dtable, dcurve, dsinks = lse.new_empty(0, heads), lse.new_empty(0, heads), lse.new_empty(0)
-    table_needs_grad, curve_needs_grad = bias_needs_grad and table is not None, bias_needs_grad and table is None
+    sums_need_grad = bias_needs_grad and args.query_zeros is not None
+    table_needs_grad = bias_needs_grad and table is not None
+    curve_needs_grad = bias_needs_grad and not (table_needs_grad or sums_need_grad)
+    summed = heads if sums_need_grad else 0
+    dq_sums = lse.new_empty((rows, summed, queries))
+    dk_sums = lse.new_zeros((2, rows, summed, k.shape[1]))  # of unmasked and of masked tiles
     if table_needs_grad:
         dtable = torch.zeros(rows, heads, blocks, layout.num_distances, device=q.device)
     if curve_needs_grad:
@@ -207,11 +234,11 @@ def backward(
     delta = output_dot_gradient(out, grad, lse)
     shared = {"q_ptr": q, "k_ptr": k, "v_ptr": v, "do_ptr": grad, "lse_ptr": lse, "delta_ptr": delta}
     read = mask_and_bias(args)
-    tensors = {**shared, "dq_ptr": dq, "dtable_ptr": dtable, "dcurve_ptr": dcurve, **read}
-    launch_dq(q, tensors, layout, tiles, strides, table_needs_grad, curve_needs_grad)
+    tensors = {**shared, "dq_ptr": dq, "dtable_ptr": dtable, "dcurve_ptr": dcurve, "dsums_ptr": dq_sums, **read}
+    launch_dq(q, tensors, layout, tiles, strides, table_needs_grad, curve_needs_grad, sums_need_grad)
     ranges = key_block_ranges(args.bounds, k.shape[1], q) if args.ranges is None else args.ranges
-    tensors = {**shared, "dk_ptr": dk, "dv_ptr": dv, "ranges_ptr": ranges, **read}
-    launch_dkdv(q, tensors, layout, tiling("dkdv", q), strides, row_stride(ranges))
+    tensors = {**shared, "dk_ptr": dk, "dv_ptr": dv, "dsums_ptr": dk_sums, "ranges_ptr": ranges, **read}
+    launch_dkdv(q, tensors, layout, tiling("dkdv", q), strides, row_stride(ranges), dk_sums.stride(0), sums_need_grad)
     if args.sink_logits is not None:
         p = torch.exp2(args.sink_logits.float()[:, None] * LOG2E.value - lse)
         dsinks = -(p * delta).sum((0, 2))
@@ -221,4 +248,4 @@ def backward(
         assert args.slopes is not None
         by_slope, by_param = -dcurve.sum((0, 2)).t()
         dcurve = torch.stack((by_slope, by_param * args.slopes))
-    return dq, dk, dv, dtable, dcurve, dsinks
+    return dq, dk, dv, dtable, dcurve, dq_sums, dk_sums.sum(0), dsinks

@@ -81,6 +81,12 @@ def distances(query_high, query_low, key_high, key_low):
 
 
 @triton.jit
+def sign(x):
+    """1, 0 or -1."""
+    return tl.where(x > 0.0, 1.0, tl.where(x < 0.0, -1.0, 0.0))
+
+
+@triton.jit
 def query_block(num_queries, num_heads, BLOCK_M: tl.constexpr):
     """The block of queries of this program, its head and row of the batch, and the offsets of its queries.
 
