@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import warnings
 
 import pytest
@@ -118,6 +119,30 @@ def test_a_stopped_extension_is_resumed_to_the_same_bits(place, tmp_path, monkey
     assert phasor.load(tmp_path / "out").config == phasor.load(tmp_path / "whole").config
     assert phasor.load(tmp_path / "out").config.max_length == TO
     assert (tmp_path / "out-run/recipe.json").exists()
+
+
+@pytest.mark.parametrize("format", ["phasor", "hf"])
+def test_a_run_of_another_source_or_learning_rate_is_not_taken_for_this_one(place, tmp_path, format):
+    model = phasor.load(place / "ours")
+    source, out, run = tmp_path / "source", tmp_path / "out", tmp_path / "out-run"
+    phasor.save(model, source, format)
+    (source / "phasor_manifest.json").unlink()  # as in a folder that others wrote
+    how = {"to": TO, "train": place / "notes.txt", "progress": Notes(), **TUNE}
+    extend(source, out, **how)
+    before = weights(out)
+    shutil.rmtree(out)
+    with pytest.raises(ValueError, match=r"out-run holds a run of other settings: optimizer\.lr was 0\.01 and is 0\.02"):
+        extend(source, out, **how | {"lr": 2e-2})
+    with torch.no_grad():
+        model.tokens.weight.mul_(2.0)
+    phasor.save(model, tmp_path / "changed", format)
+    (source / "model.safetensors").write_bytes((tmp_path / "changed/model.safetensors").read_bytes())
+    with pytest.raises(ValueError, match=rf"the files of {source} are not those it began with; name another folder"):
+        extend(source, out, **how)
+    assert not out.exists()
+    shutil.rmtree(run)
+    extend(source, out, **how)
+    assert not same(weights(out), before)
 
 
 def test_positions_are_dropped(place, tmp_path):

@@ -328,6 +328,19 @@ def test_a_run_without_its_checkpoints_keeps_its_model(folder):
     assert contents(folder) == before
 
 
+@pytest.mark.parametrize("left", ["nothing", "an empty folder"])
+def test_a_stopped_run_without_its_checkpoints_does_not_begin_again(folder, left):
+    run(recipe(folder, save__every=100, train__evaluate_every=100), notes=Notes(each=StopAt(3)))
+    shutil.rmtree(folder / "checkpoints")
+    if left != "nothing":  # as where its disk is not mounted
+        (folder / "checkpoints").mkdir()
+    before = contents(folder)
+    with pytest.raises(ValueError, match=r"a checkpoint of step 3 .*checkpoints holds none: bring it back.*overwrite"):
+        run(recipe(folder), resume=True)
+    assert contents(folder) == before
+    assert RunMarker.read(folder).saved == 3
+
+
 def test_a_marker_that_is_no_longer_json_is_damaged_and_not_missing(folder, capsys):
     run(recipe(folder, train__steps=2))
     content = bytearray((folder / MARKER).read_bytes())

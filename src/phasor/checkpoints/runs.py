@@ -31,7 +31,8 @@ class RunMarker:
     """`run.json`, the first file of a run folder: it is written while the folder is empty.
 
     It lists the names that the run uses in its folder. Any other belongs to somebody else, and is never replaced or
-    deleted. It also holds the recipes of the run, each with the step from which it was in use.
+    deleted. It also holds the recipes of the run, each with the step from which it was in use, and the step of the newest
+    checkpoint.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -41,8 +42,11 @@ class RunMarker:
     (True, ['metrics.jsonl'])
     """
 
-    def __init__(self, folder: Path, recipes: list[dict[str, Any]], names: dict[str, str | None]) -> None:
+    def __init__(
+        self, folder: Path, recipes: list[dict[str, Any]], names: dict[str, str | None], saved: int | None = None
+    ) -> None:
         self.folder, self.recipes, self.names = folder, recipes, names  # a name with a text is a link to that
+        self.saved = saved  # the step of the newest checkpoint
 
     @classmethod
     def create(cls, folder: Path, recipe: Recipe, names: Iterable[str] = ()) -> Self:
@@ -75,10 +79,11 @@ class RunMarker:
             data = {}
         if data.pop("sha256", None) != digest(data):
             raise DamagedError(f"{folder / MARKER} is damaged, or was changed after it was written")
-        return cls(folder, data["recipes"], data["names"])
+        return cls(folder, data["recipes"], data["names"], data.get("saved"))
 
     def write(self, *, unique: bool = False) -> None:
         data: dict[str, Any] = {"phasor": KIND, "version": VERSION, "names": self.names, "recipes": self.recipes}
+        data["saved"] = self.saved
         data["sha256"] = digest(data)
         self.remove_manifest()
         text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
@@ -94,9 +99,19 @@ class RunMarker:
         """The recipe that the run had last."""
         return self.recipes[-1]["recipe"]
 
+    def start(self, recipe: Recipe, source: str | None) -> None:
+        """Note a run from the beginning, with the fingerprint of the model that it starts from, if any."""
+        self.recipes = [{"step": 0, "changes": [], "recipe": recipe.to_dict(), "source": source}]
+        self.write()
+
     def add_recipe(self, step: int, recipe: Recipe, changes: list[str]) -> None:
         """Note that from a step on the run has another recipe."""
         self.recipes.append({"step": step, "changes": changes, "recipe": recipe.to_dict()})
+        self.write()
+
+    def record_checkpoint(self, step: int | None) -> None:
+        """Note that there is a checkpoint of a step, or none."""
+        self.saved = step
         self.write()
 
     def claim(self, name: str, link: str | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
@@ -17,9 +18,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from phasor.checkpoints.folder import INDEX, WEIGHTS, read_json, write_json
+from phasor.checkpoints.folder import CONFIG, INDEX, SPECIAL, TOKENIZER_FILES, WEIGHTS, read_json, write_json
 from phasor.config.schema import name_some
 from phasor.config.text_files import open_regular
+from phasor.manifest import Manifest
 
 SHARD_BYTES = 4 << 30
 # How far a read or write is: (bytes done, bytes in all).
@@ -153,6 +155,15 @@ def safetensors_files(folder: Path) -> list[Path]:
             "If you trust it, load it with transformers and save it with save_pretrained, which writes safetensors"
         )
     raise ValueError(f"{folder} has no {WEIGHTS} and no {INDEX}")
+
+
+def fingerprint_model(folder: Path) -> str:
+    """A hash of the files that make a model: by the manifest of its folder, or where that has none by reading them."""
+    manifest = Manifest.read(folder)
+    if manifest is None:
+        names = {CONFIG, SPECIAL, *TOKENIZER_FILES, *(file.name for file in safetensors_files(folder))}
+        manifest = Manifest.compute(folder, "model", names)
+    return hashlib.sha256(manifest.to_json().encode()).hexdigest()
 
 
 def byte_ranges(file: Path) -> dict[str, tuple[int, int]]:

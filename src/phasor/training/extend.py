@@ -12,10 +12,10 @@ from typing import Any
 from phasor.checkpoints.hf import choose_family
 from phasor.checkpoints.hub import resolve_folder
 from phasor.checkpoints.load import is_hf, load
-from phasor.checkpoints.runs import is_run
+from phasor.checkpoints.runs import RunMarker
 from phasor.checkpoints.save import FORMATS, save
 from phasor.checkpoints.swap_positions import swap_config
-from phasor.checkpoints.tensors import Progress
+from phasor.checkpoints.tensors import Progress, fingerprint_model
 from phasor.config import ModelConfig
 from phasor.config.recipe import DataConfig, OptimizerConfig, Recipe, SaveConfig, TrainConfig
 from phasor.config.schedules import ConstantSchedule
@@ -25,6 +25,7 @@ from phasor.models.extensions import DROP, check_extendable, extend_config, ntk_
 from phasor.training.loop import train as train_recipe
 from phasor.training.progress import TrainingProgress
 from phasor.training.result import Status
+from phasor.training.state import describe_changes
 from phasor.transformer import Transformer
 
 METHODS = ("linear", "ntk", "yarn", "longrope", DROP)
@@ -77,7 +78,7 @@ def extend(
     configuration changes, and every weight is as it was. With `train`, a text, the model is fine-tuned for `steps`
     steps: on rows of `to` tokens, or with `positions="skipped"` on rows of the trained length whose positions lie
     below `to` (PoSE). The run is kept in `run`, by default beside the destination; the same call resumes it where it
-    was stopped.
+    was stopped, and is refused after the model or the learning rate has changed.
 
     `format` is "phasor" or "hf", by default that of the model. Special tokens, tokenizer, generation settings and dtype
     are the model's.
@@ -118,7 +119,10 @@ def extend(
         init_from=str(folder), out=str(run), optimizer=OptimizerConfig(lr=lr, weight_decay=0.0)
     )
     recipe = with_texts(recipe, train, valid, steps, batch_tokens, seed, device)
-    result = train_recipe(recipe, is_run(run), progress)
+    begun = RunMarker.read(run)
+    if begun is not None:
+        check_begun(begun, recipe, folder)
+    result = train_recipe(recipe, begun is not None, progress)
     if result.status == "finished":
         trained = load(run, dtype=next(source.parameters()).dtype)
         carry_over(source, trained)
@@ -195,6 +199,18 @@ def with_texts(
     options |= {} if batch_tokens is None else {"batch_tokens": batch_tokens}
     recipe = recipe.replace(data=recipe.data.replace(**texts), train=recipe.train.replace(**options))
     return recipe.replace(schedule=ConstantSchedule(warmup=min(WARMUP, math.ceil(steps / 10))))
+
+
+def check_begun(begun: RunMarker, recipe: Recipe, source: Path) -> None:
+    """Refuse to continue a run that began with another model, or with another optimizer: its weights are not these."""
+    changes = describe_changes(begun.recipe["optimizer"], recipe.to_dict()["optimizer"], "optimizer")
+    if begun.saved is not None and begun.recipes[0].get("source") != fingerprint_model(source):
+        changes.insert(0, f"the files of {source} are not those it began with")
+    if changes:
+        raise ValueError(
+            f"{begun.folder} holds a run of other settings: {'; '.join(changes)}; name another folder for the run, or "
+            "delete this one"
+        )
 
 
 def carry_over(source: Transformer, trained: Transformer) -> None:

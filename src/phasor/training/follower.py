@@ -51,6 +51,9 @@ class FollowerRunFolder(RunFolder):
     def log(self, step: int, **values: Any) -> None:
         pass
 
+    def record_checkpoint(self, step: int) -> None:
+        pass
+
     def sync(self) -> None:
         pass
 

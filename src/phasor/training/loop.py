@@ -357,6 +357,7 @@ class TrainingLoop:
             return False
         self.folder.sync()
         self.trainer.save(self.folder.checkpoints, self.step, self.values())
+        self.folder.record_checkpoint(self.step)
         self.saved = self.step
         self.prune()
         return True

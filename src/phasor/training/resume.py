@@ -48,6 +48,11 @@ def resumed_state(run: RunFolder, processes: int) -> TrainingState | None:
             f"{run.path} has a model and no checkpoint to resume from: continue from its weights in another folder "
             "(init_from), or overwrite it to start from the beginning"
         )
+    elif run.marker.saved is not None:
+        raise ValueError(
+            f"{run.path} has been trained to a checkpoint of step {run.marker.saved} at least, and {run.checkpoints} "
+            "holds none: bring it back (is its disk mounted?), or overwrite the run to start from the beginning"
+        )
     else:
         check_model(run.recipe, processes)
         run.notify(f"{run.path} has no checkpoint yet: the run starts from the beginning")

@@ -18,6 +18,7 @@ from phasor.artifacts import LOCK, ArtifactFolder
 from phasor.checkpoints import save
 from phasor.checkpoints.folder import listed_files, model_folder, unreplaceable_reason, write_tokenizers
 from phasor.checkpoints.hf import Origin
+from phasor.checkpoints.hub import resolve_folder
 from phasor.checkpoints.native import save_native
 from phasor.checkpoints.runs import (
     CHECKPOINTS,
@@ -30,7 +31,7 @@ from phasor.checkpoints.runs import (
     entries,
     is_marker_part,
 )
-from phasor.checkpoints.tensors import TensorSource
+from phasor.checkpoints.tensors import TensorSource, fingerprint_model
 from phasor.config.recipe import Recipe
 from phasor.config.schema import name_some, shorten
 from phasor.files import remove, write_errors
@@ -258,6 +259,7 @@ class RunFolder:
 
     def remove_run(self) -> None:
         """Delete what an earlier run in this folder has trained."""
+        self.marker.record_checkpoint(None)
         for name in (METRICS, SAMPLES, PLOT, MODEL):
             if name in self.marker.names:
                 remove(self.path / name)
@@ -270,8 +272,8 @@ class RunFolder:
         before, now = ({**recipe, "out": None} for recipe in (self.marker.recipe, self.recipe.to_dict()))
         changes = describe_changes(before, now)
         if step == 0:
-            self.marker.recipes.clear()
-            self.marker.add_recipe(step, self.recipe, [])
+            source = self.recipe.init_from
+            self.marker.start(self.recipe, None if source is None else fingerprint_model(resolve_folder(source)))
         elif changes:
             self.marker.add_recipe(step, self.recipe, changes)
             self.notify(f"from step {step} on the recipe is another one, as {MARKER} records: {'; '.join(changes)}")
@@ -313,6 +315,10 @@ class RunFolder:
             with self.guard_writer():
                 for name, value in numbers.items():
                     self.writer.add_scalar(name, value, step)
+
+    def record_checkpoint(self, step: int) -> None:
+        """Note in the marker that a checkpoint was written."""
+        self.marker.record_checkpoint(step)
 
     def sync(self) -> None:
         """Have the disk hold the metrics so far, so that a checkpoint is never ahead of them."""
