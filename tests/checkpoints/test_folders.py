@@ -191,6 +191,37 @@ def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "precious"
 
 
+def resize(model: Transformer) -> None:
+    model.tokens.weight = torch.nn.Parameter(torch.zeros(64, 32))
+
+
+def make_integer(model: Transformer) -> None:
+    model.tokens.weight = torch.nn.Parameter(model.tokens.weight.to(torch.int32), requires_grad=False)
+
+
+@pytest.mark.parametrize("format", ["phasor", "hf"])
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda model: model.to(torch.float8_e4m3fn), r"one dtype, .*not torch\.float8_e4m3fn"),
+        (make_integer, r"one dtype, .*not torch\.int32 \(tokens\.weight\) and torch\.float32"),
+        (lambda model: model.tokens.to(torch.bfloat16), r"one dtype, .*not torch\.bfloat16 .* and torch\.float32"),
+        (resize, r"could not be loaded again: tokens\.weight has the shape \[64, 32\], not \[61, 32\]"),
+        (lambda model: model.add_module("adapter", torch.nn.Linear(3, 3)), "adapter.weight is not the model's"),
+        (lambda model: model.register_buffer("steps", torch.zeros(3)), "steps is not the model's"),
+        (lambda model: model.to("meta"), "on the meta device has no weights to save"),
+    ],
+)
+def test_what_could_not_be_loaded_again_does_not_replace_a_model(tmp_path: Path, change, sentence, format) -> None:
+    model = speaker()
+    phasor.save(model, tmp_path / "model", format)
+    before = {file.name: file.read_bytes() for file in (tmp_path / "model").iterdir()}
+    change(model)
+    with pytest.raises(ValueError, match=sentence):
+        phasor.save(model, tmp_path / "model", format)
+    assert {file.name: file.read_bytes() for file in (tmp_path / "model").iterdir()} == before
+
+
 @pytest.mark.parametrize("there", [True, False])
 @pytest.mark.parametrize("format", ["phasor", "hf"])
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from phasor.checkpoints.compare import Comparison, compare
 from phasor.checkpoints.folder import model_folder
 from phasor.checkpoints.hub import resolve_folder
 from phasor.checkpoints.load import is_hf, load
-from phasor.checkpoints.save import FORMATS, check_quantization
+from phasor.checkpoints.save import FORMATS, check_savable
 from phasor.checkpoints.tensors import Progress
 from phasor.config import Extension, PositionConfig
 from phasor.config.schema import quote, unknown
@@ -71,7 +71,7 @@ def convert(
         source, dtype=dtype, position=position, extension=extension, part=part, strict=strict, progress=bar("reading")
     )
     model = model if bits is None else quantize(model, bits)
-    check_quantization(model, format)
+    check_savable(model, format)
     with model_folder(destination).replace() as staged:
         FORMATS[format](model, staged, bar("writing"))
         if check is False:

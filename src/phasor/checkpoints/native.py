@@ -135,7 +135,19 @@ def read_native_config(folder: Path) -> ModelConfig:
 
 def check_tensors(expected: dict[str, tuple[int, ...]], tensors: Tensors) -> None:
     """One error that lists every missing, extra and misshapen tensor."""
-    found = {name: tensors.shape(name) for name in tensors.names}
+    wrong = find_misfits(expected, {name: tensors.shape(name) for name in tensors.names})
+    if wrong:
+        files = sorted({file.name for file in tensors.file_of.values()})
+        shown = tensors.folder / files[0] if len(files) == 1 else tensors.folder
+        raise ValueError(f"{shown} does not fit its configuration: {name_some(wrong, separator='; ')}")
+
+
+def find_misfits(expected: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> list[str]:
+    """Every missing, extra and misshapen tensor, each with what is wrong with it.
+
+    >>> find_misfits({"wq": (4, 2), "wk": (4, 2)}, {"wq": (4, 3)})
+    ['wk is missing', 'wq has the shape [4, 3], not [4, 2]']
+    """
     wrong = [f"{name} is missing" for name in expected if name not in found]
     wrong += [f"{name} is not the model's" for name in found if name not in expected]
     wrong += [
@@ -143,10 +155,7 @@ def check_tensors(expected: dict[str, tuple[int, ...]], tensors: Tensors) -> Non
         for name, shape in expected.items()
         if name in found and found[name] != shape
     ]
-    if wrong:
-        files = sorted({file.name for file in tensors.file_of.values()})
-        shown = tensors.folder / files[0] if len(files) == 1 else tensors.folder
-        raise ValueError(f"{shown} does not fit its configuration: {name_some(wrong, separator='; ')}")
+    return wrong
 
 
 def check_dtypes(tensors: Tensors, dtype: torch.dtype | None, quantized: Collection[str] = ()) -> None:

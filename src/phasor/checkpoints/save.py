@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from phasor.checkpoints.folder import model_folder
 from phasor.checkpoints.hf import save_hf
-from phasor.checkpoints.native import save_native
-from phasor.checkpoints.tensors import Progress
+from phasor.checkpoints.native import find_misfits, save_native
+from phasor.checkpoints.tensors import TYPES, Progress
 from phasor.config.schema import name_some, quote, unknown
+from phasor.nn.quantized import quantized_tensors
 from phasor.quantization import has_quantized_weights, quantize_like
 from phasor.transformer import Transformer
 
@@ -40,32 +41,46 @@ def save(model: Transformer, folder: str | Path, format: str = "phasor", *, prog
         raise unknown("format", format, FORMATS)
     if not isinstance(model, Transformer):
         raise ValueError(f"only a phasor.Transformer can be saved, not {quote(model)}")
-    check_quantization(model, format)
+    check_savable(model, format)
     with model_folder(folder, None if model.origin is None else model.origin.folder).replace() as staged:
         FORMATS[format](model, staged, progress)
 
 
-def check_quantization(model: Transformer, format: str) -> None:
-    """Refuse quantized weights that cannot be written, or could not be loaded again.
+def check_savable(model: Transformer, format: str) -> None:
+    """Refuse weights that cannot be written in a format, or could not be loaded again.
 
     >>> from phasor import preset, quantize
     >>> small = quantize(Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=2, vocab_size=50)))
-    >>> check_quantization(small, "phasor")
+    >>> check_savable(small, "phasor")
     """
-    if not has_quantized_weights(model):
-        return
-    if format != "phasor":
+    is_quantized = has_quantized_weights(model)
+    if is_quantized and format != "phasor":
         raise ValueError(f"quantized weights are saved in the format phasor, not {format}: save the original model")
     with torch.device("meta"):
-        expected = quantize_like(Transformer(model.config), model).state_dict()
-    found = model.state_dict()
-    other = [name for name in expected | found if layout(expected.get(name)) != layout(found.get(name))]
-    if other:
+        like = Transformer(model.config)
+        expected = (quantize_like(like, model) if is_quantized else like).state_dict()
+    found, fixed = model.state_dict(), quantized_tensors(model)
+    if empty := [name for name, x in found.items() if x.is_meta]:
+        raise ValueError(f"a model on the meta device has no weights to save: {name_some(empty, 5)}")
+    wrong = find_misfits(shapes(expected), shapes(found))
+    wrong += [
+        f"{name} is {x.dtype}, not {expected[name].dtype}"
+        for name, x in found.items()
+        if name in fixed & expected.keys() and x.dtype != expected[name].dtype
+    ]
+    if wrong:
         raise ValueError(
-            f"a quantized model with parts of its own cannot be saved: {name_some(other)}; save the original model"
+            "a model with parts of its own cannot be saved, since it could not be loaded again: "
+            f"{name_some(wrong, 5, separator='; ')}"
+        )
+    dtypes = {x.dtype: name for name, x in found.items() if name not in fixed}
+    if len(dtypes) > 1 or not dtypes.keys() <= {*TYPES.values()}:
+        given = " and ".join(f"{dtype} ({name})" for dtype, name in dtypes.items())
+        known = ", ".join(map(str, TYPES.values()))
+        raise ValueError(
+            f"weights are saved in one dtype, one of {known}, not {given}: convert the model first, with model.to(dtype)"
         )
 
 
-def layout(x: Tensor | None) -> tuple[Any, ...]:
-    """The shape of a tensor, and its dtype where that is an integer one."""
-    return () if x is None else (x.shape, None if x.is_floating_point() else x.dtype)
+def shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(x.shape) for name, x in tensors.items()}
