@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -136,6 +137,35 @@ def test_a_long_document_is_whole_in_spite_of_its_pieces(tmp_path):
     both = [prepared.tokenizer.decode(s[0][0].tolist()) for s in (prepared.train, prepared.valid)]
     assert "".join(both) == text
     assert len(both[1]) == pytest.approx(0.1 * len(text), rel=0.01)
+
+
+@pytest.mark.parametrize("how", ["replaced", "written in place"])
+def test_another_text_of_the_same_size_and_time_is_seen(tmp_path, monkeypatch, how):
+    recipe = corpus(tmp_path, cache=str(tmp_path / "cache"))
+    source = Path(recipe.data.train)
+    first = prepare(recipe, tmp_path / "run")
+    before = source.stat()
+    other = tmp_path / "other" if how == "replaced" else source
+    other.write_bytes(source.read_bytes().replace(b"foxes", b"boxes"))
+    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+    other.replace(source)
+    assert (source.stat().st_size, source.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    assert find_prepared_data(recipe, first.folder, first.fingerprint)[1] is False
+    second = prepare(recipe, tmp_path / "run")
+    assert second.fingerprint != first.fingerprint
+    assert "boxes" in second.tokenizer.decode(second.train[0][0].tolist())
+    monkeypatch.setattr(module, "write", pytest.fail)
+    source.chmod(0o600)  # another time of change and the same text: it is read, and nothing is prepared again
+    assert prepare(recipe, tmp_path / "run").fingerprint == second.fingerprint
+
+
+def test_a_text_that_is_as_it_was_is_not_read_again(tmp_path, monkeypatch):
+    recipe = corpus(tmp_path)
+    prepare(recipe, tmp_path / "data")
+    read = []
+    monkeypatch.setattr(module, "hashes", lambda files: read.extend(files) or [])
+    prepare(recipe, tmp_path / "data")
+    assert read == []
 
 
 def test_prepared_data_is_used_again_until_something_changes(tmp_path):

@@ -24,7 +24,7 @@ from phasor.data.token_files import TokenStore as TokenStore
 from phasor.data.token_files import TokenWriter
 from phasor.data.tokenizers import SpecialIds
 from phasor.files import lock_folder, write_errors
-from phasor.manifest import MANIFEST, DamagedError
+from phasor.manifest import MANIFEST, DamagedError, fingerprints
 
 Progress = Callable[[str, int, int | None], None]  # what is done, how far it is, and out of how much
 DESCRIPTION, VALID_TEXTS = "data.json", "valid.jsonl"
@@ -123,7 +123,7 @@ def find_prepared_data(recipe: Recipe, folder: Path, fingerprint: str) -> tuple[
     if found is None or found.fingerprint != fingerprint:
         return None
     try:
-        return found, read_json(folder / DESCRIPTION).get("origin") == data_origin(recipe)
+        return found, is_current(folder, data_origin(recipe))
     except (ValueError, OSError):  # they are gone
         return found, False
 
@@ -139,12 +139,34 @@ def data_origin(recipe: Recipe) -> dict[str, Any]:
     files = [*source_files(data.train, data), *(f for path in paths if path for f in source_files(path, data))]
     stats = [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
     given = given_tokenizer(recipe)
-    tokenizer = None if given is None else [file_hash(file) for file in sorted(given.glob("*.json"))]
+    tokenizer = None if given is None else hashes(sorted(given.glob("*.json")))
     return {"version": VERSION, "task": recipe.task, "data": fields, "files": stats, "tokenizer": tokenizer}
 
 
-def file_hash(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+def is_current(folder: Path, origin: dict[str, Any]) -> bool:
+    """Whether data were prepared from what there is now.
+
+    A file with the name, size and time it had, but another inode or time of change, may have been replaced by one that
+    was given the same time (as `rsync -t` does): its content decides. Others are not read.
+    """
+    before = read_json(folder / DESCRIPTION).get("origin", {})
+    contents = before.pop("contents", None)
+    if contents is None or before != origin:
+        return False
+    files = [Path(name) for name, _, _ in origin["files"]]
+    touched = {file: sha256 for file, (*state, sha256) in zip(files, contents, strict=True) if state != inode(file)}
+    return hashes(touched) == [*touched.values()]
+
+
+def inode(file: Path) -> list[int]:
+    """What changes whenever a file is replaced or written, whatever time it is given: its inode and time of change."""
+    found = file.stat()
+    return [found.st_ino, found.st_ctime_ns]
+
+
+def hashes(files: Iterable[Path]) -> list[str | None]:
+    """The SHA-256 of files, several at a time."""
+    return [None if found is None else found.sha256 for found in fingerprints(Path(), map(str, files))]
 
 
 def open_prepared_data(folder: Path, origin: dict[str, Any]) -> PreparedData | None:
@@ -152,7 +174,7 @@ def open_prepared_data(folder: Path, origin: dict[str, Any]) -> PreparedData | N
     try:
         if not ArtifactFolder(folder, "data").verify([DESCRIPTION]):
             return None
-        if read_json(folder / DESCRIPTION).get("origin") != origin:
+        if not is_current(folder, origin):
             return None
         return load_prepared_data(folder)
     except DamagedError:  # it is prepared again
@@ -202,6 +224,10 @@ def holds_only_data(folder: Path) -> bool:
 
 def write(recipe: Recipe, folder: Path, origin: dict[str, Any], report: Progress) -> None:
     """Prepare a recipe's data in a folder."""
+    report("reading", 0, None)
+    files = [Path(name) for name, _, _ in origin["files"]]
+    states = [inode(file) for file in files]  # before their content, so that a change in between is seen
+    origin = origin | {"contents": [[*state, sha256] for state, sha256 in zip(states, hashes(files), strict=True)]}
     data = recipe.data
     own_valid = data.valid is not None or data.format == "dates"
     name = data.train if data.train is not None else data.format
