@@ -46,6 +46,16 @@ from phasor import (
 from phasor.config.schema import Choice, Config
 from phasor.nn.positions import configs
 
+
+
+def nested(depth):
+    """Combined schemes inside each other."""
+    scheme = {"kind": "alibi"}
+    for _ in range(depth):
+        scheme = {"kind": "combined", "schemes": [scheme, {"kind": "alibi"}]}
+    return scheme
+
+
 UNKNOWN = {
     "kind-by-name": (lambda: config(position="rotari"), "'rotari'", "did you mean 'rotary'", "alibi", "sinusoidal"),
     "kind-in-dict": (lambda: config(norm={"kind": "rmsnrm"}), "'rmsnrm'", "did you mean 'rmsnorm'", "layernorm"),
@@ -192,6 +202,28 @@ SETTINGS = {
     "number-for-a-part": (lambda: config(norm=3), "norm", "layernorm", "3"),
     "other-part": (lambda: config(norm=RotaryConfig()), "norm", "RotaryConfig"),
     "tensor-for-a-number": (lambda: config(dim=torch.zeros(3, 3)), "dim", "tensor"),
+    "layers-by-the-billion": (lambda: config(num_layers=10**9), "ModelConfig.num_layers", "at most 10,000"),
+    "encoder-layers-by-the-billion": (
+        lambda: config(shape="encoder-decoder", num_encoder_layers=10**9),
+        "num_encoder_layers must be at most 10,000",
+    ),
+    "layers-listed-by-the-million": (
+        lambda: config(num_layers=10**6, layers=[{}] * 10**6),
+        "ModelConfig.layers",
+        "at most 10,000 entries, not 1,000,000",
+    ),
+    "dim-past-memory": (lambda: config(dim=10**12), "ModelConfig.dim", "at most 262,144, not 1,000,000,000,000"),
+    "head-dim-past-memory": (lambda: config(head_dim=10**12), "ModelConfig.head_dim", "at most 16,384"),
+    "heads-past-memory": (lambda: config(num_heads=10**12, head_dim=2), "ModelConfig.num_heads", "at most 262,144"),
+    "vocabulary-past-memory": (lambda: config(vocab_size=10**12), "ModelConfig.vocab_size", "at most 268,435,456"),
+    "length-past-memory": (lambda: config(max_length=1 << 62), "ModelConfig.max_length", "at most 1,099,511,627,776"),
+    "experts-past-memory": (lambda: ExpertsConfig(num_experts=10**12), "num_experts", "at most 268,435,456"),
+    "codes-past-memory": (
+        lambda: config(position={"kind": "sandwich", "width": 10**9}),
+        "SandwichPositionConfig.width",
+        "at most 262,144",
+    ),
+    "schemes-in-schemes": (lambda: config(position=nested(300)), "nested too deeply"),
     "number-past-64-bits": (lambda: config(max_length=2**70), "max_length", "63 bits"),
     "number-past-float": (lambda: RotaryConfig(base=10**400), "base", "finite"),
     "scale-text": (lambda: EmbeddingConfig(scale="sqr"), "scale", "'sqr'"),

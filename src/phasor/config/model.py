@@ -22,7 +22,17 @@ from phasor.config.parts import (
     PreConfig,
 )
 from phasor.config.positions import Extension, PositionConfig
-from phasor.config.schema import Config, by_kind, derived_field, positive
+from phasor.config.schema import (
+    MOST_FEATURES,
+    MOST_HEAD_DIM,
+    MOST_LAYERS,
+    MOST_LENGTH,
+    MOST_WIDTH,
+    Config,
+    by_kind,
+    derived_field,
+    positive,
+)
 
 SHAPES = {
     "encoder": "every token attends to every token",
@@ -94,8 +104,11 @@ class ModelConfig(Config):
     layers: tuple[LayerConfig, ...] = ()
 
     def check(self) -> None:
-        sizes = ("vocab_size", "dim", "num_layers", "num_heads", "num_encoder_layers", "num_kv_heads")
-        positive(self, *sizes, "head_dim", "hidden_dim", "max_length", "trained_length")
+        positive(self, "num_layers", "num_encoder_layers", most=MOST_LAYERS)
+        positive(self, "dim", "num_heads", "num_kv_heads", most=MOST_FEATURES)
+        positive(self, "head_dim", most=MOST_HEAD_DIM)
+        positive(self, "vocab_size", "hidden_dim", most=MOST_WIDTH)
+        positive(self, "max_length", "trained_length", most=MOST_LENGTH)
         if "head_dim" in self.left_out and self.dim % self.num_heads:
             raise ValueError(
                 f"ModelConfig.dim ({self.dim}) is not divisible by num_heads ({self.num_heads}); "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from phasor.config.activations import ActivationConfig, GELUConfig, ReLUConfig
-from phasor.config.schema import Choice, Config, not_negative, positive, unknown
+from phasor.config.schema import MOST_FEATURES, MOST_WIDTH, Choice, Config, not_negative, positive, unknown
 from phasor.config.weights import Weight, Weights, linear, with_prefixes
 
 
@@ -25,7 +25,7 @@ class ExpertsConfig(Config):
     shared_gate: bool = False
 
     def check(self) -> None:
-        positive(self, "num_experts", "top_k", "hidden_dim", "shared_dim")
+        positive(self, "num_experts", "top_k", "hidden_dim", "shared_dim", most=MOST_WIDTH)
         if self.top_k > self.num_experts:
             raise ValueError(f"ExpertsConfig.top_k ({self.top_k}) exceeds num_experts ({self.num_experts})")
         if self.shared_gate and self.shared_dim is None:
@@ -176,7 +176,8 @@ class EmbeddingConfig(Config):
     source_vocab_size: int | None = None
 
     def check(self) -> None:
-        positive(self, "width", "source_vocab_size")
+        positive(self, "width", most=MOST_FEATURES)
+        positive(self, "source_vocab_size", most=MOST_WIDTH)
         if self.project == "sum" and self.width is None:
             raise ValueError("EmbeddingConfig.project='sum' needs width: without one there is nothing to project")
         if self.scale != "sqrt":

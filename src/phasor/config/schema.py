@@ -24,6 +24,8 @@ C = TypeVar("C", bound="Config")
 
 QUOTE_LENGTH = 120  # characters of a value in an error message
 SENTENCE_LENGTH = 1000  # characters of an error message
+# The most that a model may have, far beyond any there is: a file with more would take all time and memory to read.
+MOST_LAYERS, MOST_HEAD_DIM, MOST_FEATURES, MOST_WIDTH, MOST_LENGTH = 10_000, 1 << 14, 1 << 18, 1 << 28, 1 << 40
 
 
 def did_you_mean(name: object, known: Iterable[object]) -> str:
@@ -322,6 +324,8 @@ def coerce(value: Any, hint: Any, where: str) -> Any:
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
             raise ValueError(f"{where} must be a list, not {quote(value)}")
+        if isinstance(args[0], type) and issubclass(args[0], Config) and len(value) > MOST_LAYERS:
+            raise ValueError(f"{where} must have at most {MOST_LAYERS:,} entries, not {len(value):,}")
         return tuple(coerce(v, args[0], f"{where}[{i}]") for i, v in enumerate(value))
     if origin is dict:
         if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
@@ -333,7 +337,10 @@ def coerce(value: Any, hint: Any, where: str) -> Any:
         if isinstance(value, str) and issubclass(hint, Choice):
             return hint.from_dict({"kind": value})
         if isinstance(value, Mapping):
-            return hint.from_dict(value)
+            try:
+                return hint.from_dict(value)
+            except RecursionError:
+                raise ValueError(f"{where} is nested too deeply") from None
         raise ValueError(f"{where} must be {describe_type(hint)}, not {quote(value)}")
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         if not abs(value) <= sys.float_info.max:
@@ -385,11 +392,13 @@ def greater_than_one(config: Config, name: str) -> None:
         raise ValueError(f"{type(config).__name__}.{name} must be greater than 1, not {getattr(config, name)}")
 
 
-def positive(config: Config, *fields: str) -> None:
+def positive(config: Config, *fields: str, most: int | None = None) -> None:
     for name in fields:
         value = getattr(config, name)
         if value is not None and not value > 0:
             raise ValueError(f"{type(config).__name__}.{name} must be greater than 0, not {value}")
+        if value is not None and most is not None and value > most:
+            raise ValueError(f"{type(config).__name__}.{name} must be at most {most:,}, not {value:,}")
 
 
 def not_negative(config: Config, *fields: str) -> None:

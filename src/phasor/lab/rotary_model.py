@@ -13,7 +13,6 @@ from phasor.config import ModelConfig
 from phasor.config.schema import quote
 from phasor.config.text_files import from_json
 from phasor.lab.endpoints import MAX_HEAD_DIM, MAX_POSITION, FieldError, LabRequest, bounded_field
-from phasor.models.fields import MOST_LAYERS
 from phasor.models.presets import PRESETS, preset
 from phasor.nn.positions import RotaryConfig
 
@@ -106,8 +105,6 @@ def rotary_models(config: ModelConfig) -> list[tuple[RotaryModel, tuple[int, ...
     """
     if config.head_dim > MAX_HEAD_DIM:
         raise ValueError(f"the heads of this model have {config.head_dim:,} features, and {MAX_HEAD_DIM} are the most")
-    if config.num_layers > MOST_LAYERS:
-        raise ValueError(f"this model has {config.num_layers:,} layers, and {MOST_LAYERS:,} are the most")
     used: dict[RotaryConfig, list[int]] = {}
     for index in range(config.num_layers):
         position = config.layer(index).position

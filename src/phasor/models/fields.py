@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from phasor.config.schema import name_some, quote
+from phasor.config.schema import MOST_LAYERS, MOST_LENGTH, MOST_WIDTH, name_some, quote
 
 REQUIRED: Any = object()
 KINDS: dict[tuple[type, ...], str] = {
@@ -45,8 +45,6 @@ SIZE_NAMES = frozenset(
     num_key_value_heads num_kv_heads num_local_experts rotary_dim vocab_size
     """.split()  # noqa: SIM905
 )
-MOST_LAYERS, MOST_WIDTH = 10_000, 1 << 28  # where there are no tensors to compare with
-MOST = 1 << 40  # of any number: positions and bases have less
 
 # Fields that transformers reads for every model, and phasor only where a family takes them: masks, caches, weights.
 UNSUPPORTED = frozenset(
@@ -107,7 +105,7 @@ class Fields:
         """The same, of any kind."""
         self.taken.add(name)
         value = self.data.get(name, self.defaults.get(name))
-        if isinstance(value, int | float) and not abs(value) < MOST:
+        if isinstance(value, int | float) and not abs(value) < MOST_LENGTH:
             raise ValueError(f"{self.file}: {self.prefix}{name} is out of range: {json_repr(value)}")
         if value is not None:
             self.check_size(name, value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from phasor.config.positions import PositionConfig
-from phasor.config.schema import at_least_one, positive
+from phasor.config.schema import MOST_FEATURES, positive
 
 if TYPE_CHECKING:
     from phasor.config.model import ModelConfig
@@ -25,7 +25,7 @@ class FIREConfig(PositionConfig, kind="fire"):
     acts_on: ClassVar[tuple[str, ...]] = ("scores",)
 
     def check(self) -> None:
-        at_least_one(self, "hidden_dim")
+        positive(self, "hidden_dim", most=MOST_FEATURES)
         positive(self, "rate", "threshold")
 
     def weight_shapes(self, model: ModelConfig) -> tuple[tuple[int, ...], ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from phasor.config.positions import PositionConfig
-from phasor.config.schema import not_negative, positive
+from phasor.config.schema import MOST_WIDTH, not_negative, positive
 
 if TYPE_CHECKING:
     from phasor.config.model import ModelConfig
@@ -24,7 +24,7 @@ class LearnedConfig(PositionConfig, kind="learned"):
     acts_on: ClassVar[tuple[str, ...]] = ("input",)
 
     def check(self) -> None:
-        positive(self, "max_length")
+        positive(self, "max_length", most=MOST_WIDTH)
         not_negative(self, "offset", "padding_token")
         if self.padding_token is not None and self.offset == 0:
             raise ValueError("LearnedConfig.padding_token needs offset: its row stands before the first position's")

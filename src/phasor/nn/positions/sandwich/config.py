@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from phasor.config.positions import PositionConfig
-from phasor.config.schema import greater_than_one, positive
+from phasor.config.schema import MOST_FEATURES, greater_than_one, positive
 
 
 class SandwichPositionConfig(PositionConfig, kind="sandwich"):
@@ -23,6 +23,7 @@ class SandwichPositionConfig(PositionConfig, kind="sandwich"):
     def check(self) -> None:
         greater_than_one(self, "base")
         positive(self, "max_ratio")
+        positive(self, "width", most=MOST_FEATURES)
         if self.width < 2 or self.width % 2:
             raise ValueError(f"SandwichPositionConfig.width must be even and at least 2, not {self.width}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from phasor.config.positions import PositionConfig
-from phasor.config.schema import greater_than_one, not_negative, positive
+from phasor.config.schema import MOST_FEATURES, greater_than_one, not_negative, positive
 from phasor.nn.positions.frequencies import Spacing
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class SinusoidalConfig(PositionConfig, kind="sinusoidal"):
 
     def check(self) -> None:
         greater_than_one(self, "base")
-        positive(self, "width")
+        positive(self, "width", most=MOST_FEATURES)
         not_negative(self, "offset", "padding_token")
         if self.width is not None and self.combine == "add":
             raise ValueError("SinusoidalConfig.width is for combine='concat'; added codes have the model's width")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from phasor.config.positions import PositionConfig
+from phasor.config.schema import MOST_FEATURES, positive
 
 if TYPE_CHECKING:
     from phasor.config.model import ModelConfig
@@ -19,6 +20,7 @@ class T5PositionConfig(PositionConfig, kind="t5"):
     shift_invariant: ClassVar[bool] = True
 
     def check(self) -> None:
+        positive(self, "num_buckets", most=MOST_FEATURES)
         if self.num_buckets < 4 or self.num_buckets % 4:
             raise ValueError(f"T5PositionConfig.num_buckets must be a multiple of 4, not {self.num_buckets}")
         if self.max_distance <= self.num_buckets // 2:
