@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -492,3 +493,35 @@ def test_events_have_every_step_once_after_a_run_was_cut_off(tmp_path, stop, mon
     run(recipe(tmp_path, save__every=4), resume=True)
     events = EventAccumulator(str(tmp_path / "events")).Reload()
     assert [point.step for point in events.Scalars("loss")] == list(range(1, 13))
+
+
+def test_the_speed_is_that_of_the_steps_since_the_last_line(tmp_path, monkeypatch):
+    now, speeds, count = [0.0], {}, []
+    train_step, validation_loss, save = Trainer.train_step, Trainer.validation_loss, Trainer.save
+
+    def take(seconds, method):
+        def run_slowly(self, *given):
+            now[0] += seconds(*given)
+            return method(self, *given)
+
+        return run_slowly
+
+    def step_seconds(step, batches, tokens):
+        count.append(tokens)
+        return 2.0 if step < 6 else 8.0
+
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(Trainer, "train_step", take(step_seconds, train_step))
+    monkeypatch.setattr(Trainer, "validation_loss", take(lambda *given: 100.0, validation_loss))
+    monkeypatch.setattr(Trainer, "save", take(lambda *given: 1000.0, save))
+    notes = Notes()
+    monkeypatch.setattr(notes, "on_step", lambda report: speeds.update({report.step: report.tokens_per_second}))
+    run(recipe(tmp_path, train__log_every=3, train__steps=10, train__evaluate_every=2), notes=notes)
+    expected = {}
+    for step in range(1, 11):
+        window = range((step - 1) // 3 * 3, step)  # the steps since the last line
+        expected[step] = sum(count[i] for i in window) / sum(2.0 if i < 6 else 8.0 for i in window)
+    assert speeds == pytest.approx(expected)
+    read = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    logged = {line["step"]: line["tokens_per_second"] for line in read if "loss" in line}
+    assert logged == pytest.approx({step: expected[step] for step in (3, 6, 9, 10)}, abs=0.05)  # rounded to tenths

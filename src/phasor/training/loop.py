@@ -200,10 +200,12 @@ class TrainingLoop:
         self.best_loss: float | None = None
         self.best_step: int | None = None
         self.evaluations_since_best = 0
-        self.pending: tuple[StepHandle, float] | None = None  # a step not waited for, and its tokens
+        self.pending: StepHandle | None = None  # a step not waited for
         self.before = 0.0  # seconds that earlier parts of the run took
         self.began = time.perf_counter()
         self.first, self.busy = 0, 0.0  # the step this process began at, and its seconds in model and optimizer
+        self.paused = 0.0  # seconds of this process in evaluations and checkpoints
+        self.logged = 0, 0.0  # tokens, and seconds of training, when the last line was logged
 
     def summary(self) -> RunSummary:
         """What the run is about to do."""
@@ -234,7 +236,7 @@ class TrainingLoop:
             share=self.processes.share,
         )
         self.stop.graceful = True
-        self.began, self.first = time.perf_counter(), self.step
+        self.began, self.first, self.logged = time.perf_counter(), self.step, (self.tokens, 0.0)
         try:
             status = self.run(batches)
             seconds = time.perf_counter() - self.began
@@ -274,27 +276,27 @@ class TrainingLoop:
         self.finish_step()
         self.step += 1
         self.tokens += int(count)
-        self.pending = handle, count
+        self.pending = handle
         if self.trainer.device.type == "cpu" or self.due():
             self.finish_step()
 
     def finish_step(self) -> None:
         """Wait for the last step if it was not waited for, and log it."""
         if self.pending is not None:
-            (handle, count), self.pending = self.pending, None
+            handle, self.pending = self.pending, None
             started = time.perf_counter()
             result = handle.result()
             self.busy += time.perf_counter() - started
             if result.stop:
                 self.stop.agree()
-            self.log_step(result, count)
+            self.log_step(result)
 
     def due(self) -> bool:
         """Whether something is to be done after this step that has to know what came of it."""
         return self.step >= self.steps or self.stop.requested or self.evaluation_due() or self.save_due()
 
-    def log_step(self, result: StepResult, count: float) -> None:
-        """Report a step, and log it every `log_every` of them."""
+    def log_step(self, result: StepResult) -> None:
+        """Report a step, and log it every `log_every` of them; the speed is that since the last line was logged."""
         self.loss = result.loss
         if result.not_finite:
             self.skips += 1
@@ -303,13 +305,13 @@ class TrainingLoop:
             self.folder.notify(f"step {self.step} is skipped, and no weight changed: not finite are {names}")
             self.folder.log(self.step, skipped=list(wrong))
         seconds = time.perf_counter() - self.began
-        each = seconds / (self.step - self.first)
-        report = StepReport(
-            self.step, self.steps, result.loss, result.lr, count / each, each * (self.steps - self.step)
-        )
+        tokens, trained = self.tokens - self.logged[0], seconds - self.paused - self.logged[1]
+        left = seconds / (self.step - self.first) * (self.steps - self.step)
+        report = StepReport(self.step, self.steps, result.loss, result.lr, tokens / trained, left)
         self.progress.on_step(report)
         if not result.not_finite and (self.step % self.recipe.train.log_every == 0 or self.step == self.steps):
             speed = round(report.tokens_per_second, 1)
+            self.logged = self.tokens, seconds - self.paused
             values = {"loss": result.loss, "lr": result.lr, "grad_norm": result.grad_norm}
             self.folder.log(self.step, **values, tokens=self.tokens, tokens_per_second=speed)
 
@@ -329,7 +331,8 @@ class TrainingLoop:
         started = time.perf_counter()
         batches = (self.datasets.valid[i] for i in range(min(VALIDATION_BATCHES, self.datasets.valid.per_epoch)))
         loss = self.trainer.validation_loss(batches, lambda: self.stop.requested)
-        self.busy += time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        self.busy, self.paused = self.busy + seconds, self.paused + seconds
         if loss is None:
             return
         self.evaluated, self.validation_loss = self.step, loss
@@ -355,11 +358,13 @@ class TrainingLoop:
                 f"at step {self.step} weights are not finite ({', '.join(wrong[:3])}): they are not saved"
             )
             return False
+        started = time.perf_counter()
         self.folder.sync()
         self.trainer.save(self.folder.checkpoints, self.step, self.values())
         self.folder.record_checkpoint(self.step)
         self.saved = self.step
         self.prune()
+        self.paused += time.perf_counter() - started
         return True
 
     def prune(self) -> None:
