@@ -127,6 +127,9 @@ def tokenizer_with(**parts: Any) -> str:
 REPLACE = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 50}
 SEQUENCE = {"type": "Sequence"}
 SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
+BERT = {"type": "BertProcessing", "sep": ["a", 0], "cls": ["a", 0]}
+WHOLE_TEXT = {"Sequence": {"id": "A", "type_id": 0}}
+TEMPLATE = {"type": "TemplateProcessing", "pair": [], "special_tokens": {}}
 BAD_TOKENIZERS = {
     "panic-charsmap": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
     "regex": {"pre_tokenizer": SPLIT | {"pattern": {"Regex": "(a"}}},
@@ -134,6 +137,12 @@ BAD_TOKENIZERS = {
     "runaway-decoder": {"decoder": {"type": "Sequence", "decoders": [REPLACE] * 8}},
     "runaway-nested": {"normalizer": SEQUENCE | {"normalizers": [SEQUENCE | {"normalizers": [REPLACE] * 4}]}},
     "runaway-prefix": {"normalizer": {"type": "Prepend", "prepend": "a" * 5000}},
+    "runaway-processors": {"post_processor": SEQUENCE | {"processors": [BERT] * 900}},
+    "runaway-template": {"post_processor": TEMPLATE | {"single": [WHOLE_TEXT] * 2000}},
+    "runaway-templates": {
+        "post_processor": SEQUENCE
+        | {"processors": [SEQUENCE | {"processors": [TEMPLATE | {"single": [WHOLE_TEXT] * 8}] * 4}]}
+    },
     "no-model": {"model": None},
     "vocabulary": {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "zz"]]}},
 }

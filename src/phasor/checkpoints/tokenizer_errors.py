@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from phasor.config.schema import shorten
 
-MOST_GROWTH = 1000  # times that normalizing or decoding may lengthen a text
+MOST_GROWTH = 1000  # times that normalizing, adding special tokens or decoding may lengthen a text
 TOKENIZER_BYTES = 1 << 29
 
 
@@ -36,8 +36,8 @@ def tokenizer_errors(what: str) -> Iterator[None]:
 
 
 def check_growth(tokenizer: Tokenizer, where: str) -> None:
-    """Refuse a tokenizer whose replacements lengthen a text without measure, which would take all memory."""
-    for name in ("normalizer", "decoder"):
+    """Refuse a tokenizer whose parts lengthen a text without measure, which would take all time and memory."""
+    for name in ("normalizer", "post_processor", "decoder"):
         part = getattr(tokenizer, name)
         factor = 1.0 if part is None else growth(json.loads(part.__getstate__()))
         if factor > MOST_GROWTH:
@@ -45,7 +45,7 @@ def check_growth(tokenizer: Tokenizer, where: str) -> None:
 
 
 def growth(part: Any) -> float:
-    """How many times as long a normalizer or a decoder may make a text.
+    """How many times as long a normalizer, a post-processor or a decoder may make a text.
 
     >>> growth({"type": "Replace", "pattern": {"String": "ab"}, "content": "abcd"})
     2.0
@@ -53,9 +53,13 @@ def growth(part: Any) -> float:
     if not isinstance(part, dict):
         return 1.0
     factor = 1.0
-    inner = [part.get(name) for name in ("normalizers", "decoders")]
+    inner = [part.get(name) for name in ("normalizers", "processors", "decoders")]
     for one in (one for parts in inner if isinstance(parts, list) for one in parts):
         factor = min(factor * growth(one), 1e300)
+    templates = [part[name] for name in ("single", "pair") if isinstance(part.get(name), list)]
+    if part.get("type") in ("BertProcessing", "RobertaProcessing"):
+        templates = [["cls", "sequence", "sep"]]
+    factor = min(factor * max([1, *map(len, templates)]), 1e300)
     if part.get("type") == "Prepend" and isinstance(part.get("prepend"), str):
         factor = min(factor * (1 + len(part["prepend"])), 1e300)
     if part.get("type") == "Replace" and isinstance(part.get("content"), str):
