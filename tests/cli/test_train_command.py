@@ -299,6 +299,24 @@ def test_a_loaded_model_brings_its_own_parts() -> None:
     assert (recipe.model, recipe.data.tokenizer, recipe.optimizer.lr) == ({}, "auto", 3e-4)
 
 
+@pytest.mark.parametrize(
+    ("lengths", "row", "batch"),
+    [
+        ({"max_length": 4096}, 4096, 16384),
+        ({"max_length": 4096, "trained_length": 640}, 640, 2560),
+        ({"max_length": 1 << 17}, 4096, 16384),
+        ({"max_length": 64}, 64, 1024),
+    ],
+)
+def test_a_loaded_model_brings_its_own_length(tmp_path: Path, lengths: dict[str, int], row: int, batch: int) -> None:
+    model = phasor.ModelConfig(vocab_size=9, dim=8, num_layers=1, num_heads=2, position="rotary", **lengths)
+    phasor.save(phasor.Transformer(model), tmp_path / "base")
+    recipe = parse_recipe("--init-from", str(tmp_path / "base"))
+    assert (recipe.data.sequence_length, recipe.train.batch_tokens) == (row, batch)
+    given = parse_recipe("--init-from", str(tmp_path / "base"), "--data.sequence-length", "32")
+    assert given.data.sequence_length == 32
+
+
 def every_field(record: Any = Recipe, above: str = "") -> Iterator[str]:
     """The dotted names of the fields of a recipe, and of the model's own ones."""
     for name, hint in fields_of(record).items():

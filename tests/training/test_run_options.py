@@ -96,7 +96,7 @@ def test_a_dry_run_says_what_it_would_do_and_leaves_nothing(place, capsys):
     assert [line.split()[0] for line in lines] == ["model", "data", "training", "run"]
     assert "vocabulary of 261" in lines[0]
     assert "79 examples" in lines[1]
-    assert "7 steps of up to 96 tokens, on cpu in float32" in lines[2]
+    assert "7 steps of up to 96 tokens, in rows of up to 48, on cpu in float32" in lines[2]
     assert sorted(place.rglob("*")) == before
     assert main(["train", *NEW, "--train.steps", "2", "--out", "run"]) == 0
     files = {path: path.read_bytes() for path in (place / "run").rglob("*") if path.is_file()}

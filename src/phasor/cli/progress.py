@@ -126,7 +126,7 @@ def format_summary(summary: RunSummary) -> list[str]:
         f"model    {summary.parameters:,} parameters, vocabulary of {summary.vocab_size:,}",
         "data     {} to train on, {} to validate with".format(*splits),
         f"training {summary.steps:,} steps of up to {summary.tokens_per_step:,} tokens{begun}, "
-        f"on {summary.device} in {summary.precision}",
+        f"in rows of up to {summary.sequence_length:,}, on {summary.device} in {summary.precision}",
         f"run      {summary.folder}",
     ]
 

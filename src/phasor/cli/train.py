@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from phasor.training import TrainingResult
 
 SAMPLING = "--temperature 0.8 --top-p 0.95"  # the most likely tokens of a small model repeat themselves
+ROWS, LONGEST_ROW = 4, 4096  # rows of a batch, and tokens of a row, of a model that is fine-tuned
 EXIT_CODES = """
 exit codes:
   0    finished
@@ -136,11 +137,27 @@ def modified_at(marker: RunMarker) -> int:
 
 
 def starting_point(changes: dict[str, str]) -> dict[str, Any]:
-    """The default recipe; a model that is loaded brings its own parts and tokenizer, and takes the default lr."""
+    """The default recipe; a model that is loaded brings its own parts, tokenizer and length, and takes the default lr."""
     if "init_from" not in changes:
         return DEFAULT.to_dict()
-    data = DEFAULT.data.replace(tokenizer="auto")
-    return DEFAULT.replace(model={}, data=data, optimizer=Recipe().optimizer).to_dict()
+    length = row_length(changes["init_from"])
+    return DEFAULT.replace(
+        model={},
+        data=DEFAULT.data.replace(tokenizer="auto", sequence_length=length),
+        train=DEFAULT.train.replace(batch_tokens=max(DEFAULT.train.batch_tokens, ROWS * length)),
+        optimizer=Recipe().optimizer,
+    ).to_dict()
+
+
+def row_length(folder: str) -> int:
+    """The length of rows to fine-tune a model on: the one it was trained at, within what most devices can train."""
+    from phasor.checkpoints.load import read_config
+    from phasor.models.extensions import trained_length
+
+    try:
+        return min(trained_length(read_config(folder)), LONGEST_ROW)
+    except (ValueError, OSError):  # which training reports, once the whole recipe is known
+        return DEFAULT.data.sequence_length
 
 
 def with_own_data(recipe: dict[str, Any], changes: dict[str, str]) -> dict[str, Any]:

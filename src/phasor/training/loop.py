@@ -221,6 +221,7 @@ class TrainingLoop:
             step=self.step,
             steps=self.steps,
             tokens_per_step=self.recipe.train.batch_tokens * self.recipe.train.gradient_accumulation_steps,
+            sequence_length=self.recipe.data.sequence_length,
         )
 
     def run_to_end(self) -> TrainingResult:

@@ -29,6 +29,7 @@ class RunSummary:
     step: int
     steps: int
     tokens_per_step: int
+    sequence_length: int
 
 
 @dataclass(frozen=True)
