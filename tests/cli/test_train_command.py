@@ -176,7 +176,7 @@ def test_steps_take_the_place_of_epochs_and_epochs_of_steps(place: Path) -> None
 
 
 def test_a_run_stopped_while_it_prepares_is_resumed_by_its_own_recipe(
-    place: Path, monkeypatch: pytest.MonkeyPatch, run_phasor: CommandRunner
+    place: Path, monkeypatch: pytest.MonkeyPatch, run_phasor: CommandRunner, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupt(*given: object) -> None:
         raise KeyboardInterrupt
@@ -184,6 +184,7 @@ def test_a_run_stopped_while_it_prepares_is_resumed_by_its_own_recipe(
     with monkeypatch.context() as patch:
         patch.setattr(store, "write", interrupt)
         assert main(["train", "--data.train", "notes.txt", *SMALL, "--train.steps", "3", "--out", "run"]) == 130
+    assert capsys.readouterr().err == "phasor: stopped at once: --resume continues from what was saved\n"
     assert sorted(path.name for path in (place / "run").iterdir()) == [".lock", "recipe.json", "run.json"]
     run_phasor("train", "--resume", "--out", "run")
     assert Recipe.from_file("run/recipe.json").data.train == "notes.txt"

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from phasor import manifest
 from phasor.config.recipe import DataConfig, Recipe
+from phasor.data import encoding
 from phasor.data import store as module
 from phasor.data.encoding import PIECE, pieces, sample_texts
 from phasor.data.store import find_prepared_data, load_prepared_data, prepare
@@ -159,6 +161,21 @@ def test_another_text_of_the_same_size_and_time_is_seen(tmp_path, monkeypatch, h
     assert prepare(recipe, tmp_path / "run").fingerprint == second.fingerprint
 
 
+def test_one_long_document_is_encoded_a_part_at_a_time(tmp_path, monkeypatch):
+    text = "".join(f"line {n} of one document\n" for n in range(8000))
+    file = tmp_path / "book.txt"
+    file.write_text(text)
+    data = DataConfig(train=str(file), tokenizer="bpe", vocab_size=300, validation_fraction=0.1)
+    whole = prepare(Recipe(data=data), tmp_path / "whole").fingerprint
+    monkeypatch.setattr(encoding, "GROUP", 10_000)
+    reports = []
+    parts = prepare(Recipe(data=data), tmp_path / "parts", lambda *report: reports.append(report))
+    done = [count for what, count, total in reports if what == "tokenizing" and total == len(text)]
+    assert (done[0], done[-1]) == (0, len(text))
+    assert max(after - before for before, after in pairwise(done)) <= PIECE
+    assert parts.fingerprint == whole
+
+
 def test_a_text_that_is_as_it_was_is_not_read_again(tmp_path, monkeypatch):
     recipe = corpus(tmp_path)
     prepare(recipe, tmp_path / "data")
@@ -178,7 +195,7 @@ def test_prepared_data_is_used_again_until_something_changes(tmp_path):
 
     recipe = corpus(tmp_path)
     assert prepares(recipe)
-    assert reports[-1] == ("tokenizing", 80, 80)
+    assert reports[-1] == ("tokenizing", sum(map(len, TEXTS)), sum(map(len, TEXTS)))
     assert not prepares(recipe)
     assert not prepares(
         recipe.replace(data=recipe.data.replace(sequence_length=17, workers=3))

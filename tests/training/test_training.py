@@ -525,3 +525,10 @@ def test_the_speed_is_that_of_the_steps_since_the_last_line(tmp_path, monkeypatc
     read = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     logged = {line["step"]: line["tokens_per_second"] for line in read if "loss" in line}
     assert logged == pytest.approx({step: expected[step] for step in (3, 6, 9, 10)}, abs=0.05)  # rounded to tenths
+
+
+def test_validation_is_reported_batch_by_batch(tmp_path, monkeypatch):
+    notes, reports = Notes(), []
+    monkeypatch.setattr(notes, "on_prepare", lambda *report: reports.append(report))
+    run(recipe(tmp_path, train__steps=4), notes=notes)
+    assert reports == [("validating", index, 4) for index in range(4)]

@@ -84,6 +84,10 @@ def train_recipe(given: argparse.Namespace) -> int:
     progress = progress_display(given.typed)
     try:
         result = train(recipe, given.resume, progress, overwrite=given.overwrite, dry_run=given.dry_run)
+    except KeyboardInterrupt:
+        if is_first_process():
+            progress.on_message("stopped at once: --resume continues from what was saved")
+        raise
     finally:
         progress.close()
     if not is_first_process():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ from phasor.data.split import Example
 from phasor.data.tokenizers import SPECIALS, SpecialIds, byte_tokenizer, is_bytes, load_tokenizer, train_tokenizer
 
 Tokens = NDArray[np.uint32]
+T = TypeVar("T")
+Report = Callable[[int], None]
 GROUP = 1 << 20  # characters that are encoded at a time
 PIECE = 1 << 16  # characters after which a long document is cut at a line, since a tokenizer reads texts whole
 NEW = ("bytes", "bpe", "unigram")  # tokenizers that are made, and not read from a folder
@@ -116,53 +118,73 @@ def pieces(text: str) -> list[str]:
 
 
 def encode_examples(
-    examples: Iterable[tuple[Split, Example]], tokenizers: Tokenizers, task: Task
+    examples: Iterable[tuple[Split, Example]], tokenizers: Tokenizers, task: Task, report: Report = lambda characters: None
 ) -> Iterator[tuple[Split, Example, tuple[Tokens, ...]]]:
-    """Every example with its tokens, the ends of texts included.
+    """Every example with its tokens, the ends of texts included; `report` is told of characters that are encoded.
 
     A document is between `bos` and `eos`. A source is as its tokenizer ends texts; a target besides begins with the
     token that a decoder starts from.
     """
     special = tokenizers.special
-    for group in group_examples(examples):
+    for group in group_by_size(examples, lambda one: sum(map(len, one[1]))):
         texts = list(zip(*(example for _, example in group), strict=True))
         if task == "translation":
-            sources = encode_texts(texts[0], tokenizers.source, True, special)
-            targets = encode_texts(texts[1], tokenizers.target, True, special)
+            sources = encode_texts(texts[0], tokenizers.source, True, special, report)
+            targets = encode_texts(texts[1], tokenizers.target, True, special, report)
             sides: list[tuple[Tokens, ...]] = list(
                 zip(sources, (add_ends([special.start], ids, special.eos) for ids in targets), strict=True)
             )
         else:
             first = [] if special.bos is None else [special.bos]
-            documents = encode_texts(texts[0], tokenizers.target, False, special)
+            documents = encode_texts(texts[0], tokenizers.target, False, special, report)
             sides = [(add_ends(first, ids, special.eos),) for ids in documents]
         for (split, example), tokens in zip(group, sides, strict=True):
             yield split, example, tokens
 
 
-def group_examples(examples: Iterable[tuple[Split, Example]]) -> Iterator[list[tuple[Split, Example]]]:
-    """Examples in lists of a good size to encode at once."""
-    group, size = [], 0
-    for split, example in examples:
-        group.append((split, example))
-        size += sum(map(len, example))
-        if size >= GROUP:
+def group_by_size(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
+    """Items in lists of a good size to encode at once.
+
+    >>> [len(group) for group in group_by_size(["x" * GROUP, "short", "texts"], len)]
+    [1, 2]
+    """
+    group, total = [], 0
+    for item in items:
+        group.append(item)
+        total += size(item)
+        if total >= GROUP:
             yield group
-            group, size = [], 0
+            group, total = [], 0
     if group:
         yield group
 
 
-def encode_texts(texts: Iterable[str], tokenizer: Tokenizer, ends: bool, special: SpecialIds) -> list[Tokens]:
-    """The tokens of each text, with the ends its tokenizer gives it or without."""
+def encode_texts(
+    texts: Iterable[str],
+    tokenizer: Tokenizer,
+    ends: bool,
+    special: SpecialIds,
+    report: Report = lambda characters: None,
+) -> list[Tokens]:
+    """The tokens of each text, with the ends its tokenizer gives it or without.
+
+    A long text is encoded a part at a time, so that Ctrl-C is not kept waiting; `report` is told of each.
+    """
+    texts = list(texts)
     if is_bytes(tokenizer):
+        report(sum(map(len, texts)))
         raw = [np.frombuffer(text.encode(), np.uint8).astype(np.uint32) + len(SPECIALS) for text in texts]
         return [np.append(ids, np.uint32(special.eos)) for ids in raw] if ends else raw
     tokenizer.encode_special_tokens = True  # the name of one, in a text, is text
     cut = [[text] if ends else pieces(text) for text in texts]
-    with tokenizer_errors("the tokenizer cannot encode the data"):
-        encodings = iter(tokenizer.encode_batch_fast([piece for one in cut for piece in one], add_special_tokens=ends))
-    return [np.concatenate([np.array(next(encodings).ids, np.uint32) for _ in one]) for one in cut]
+    ids: list[Tokens] = []
+    for group in group_by_size((piece for one in cut for piece in one), len):
+        with tokenizer_errors("the tokenizer cannot encode the data"):
+            encodings = tokenizer.encode_batch_fast(group, add_special_tokens=ends)
+        ids += [np.array(encoding.ids, np.uint32) for encoding in encodings]
+        report(sum(map(len, group)))
+    found = iter(ids)
+    return [np.concatenate([next(found) for _ in one]) for one in cut]
 
 
 def add_ends(first: list[int], ids: Tokens, eos: int) -> Tokens:

@@ -239,13 +239,13 @@ def write(recipe: Recipe, folder: Path, origin: dict[str, Any], report: Progress
         return ((text,) for text in documents(path, data))
 
     plan = plan_split(
-        lambda: with_progress(read("train"), "reading", None, report), data.validation_fraction, name, not own_valid
+        lambda: with_progress(read("train"), report), data.validation_fraction, name, not own_valid
     )
-    total = plan.examples
+    total, done = plan.characters, 0
     if own_valid:
         total += plan_split(
             lambda: read("valid"), data.validation_fraction, data.valid or name, holds_out=False
-        ).examples
+        ).characters
 
     def train_texts() -> Iterable[Example]:
         return (example for side, example in split(read("train"), plan) if side == "train")
@@ -254,11 +254,17 @@ def write(recipe: Recipe, folder: Path, origin: dict[str, Any], report: Progress
     tokenizers = tokenizers_for(recipe, train_texts, plan.characters)
 
     def everything() -> Iterator[tuple[Split, Example]]:
-        yield from split(with_progress(read("train"), "tokenizing", total, report), plan)
+        yield from split(read("train"), plan)
         if own_valid:
             yield from (("valid", example) for example in read("valid"))
 
-    write_tokens(recipe, folder, origin, tokenizers, everything())
+    def on_encoded(characters: int) -> None:
+        nonlocal done
+        done += characters
+        report("tokenizing", done, total)
+
+    report("tokenizing", 0, total)
+    write_tokens(recipe, folder, origin, tokenizers, everything(), on_encoded)
     report("tokenizing", total, total)
 
 
@@ -268,6 +274,7 @@ def write_tokens(
     origin: dict[str, Any],
     tokenizers: Tokenizers,
     examples: Iterator[tuple[Split, Example]],
+    on_encoded: Callable[[int], None],
 ) -> None:
     """The files of both splits, the tokenizers, and what has to be known to read them."""
     sides = 2 if recipe.task == "translation" else 1
@@ -277,7 +284,7 @@ def write_tokens(
     with ExitStack() as stack:
         writers = {name: stack.enter_context(TokenWriter(folder, name, sides, vocab_size)) for name in splits}
         texts = stack.enter_context((folder / VALID_TEXTS).open("w", encoding="utf-8"))
-        for side, example, tokens in encode_examples(examples, tokenizers, recipe.task):
+        for side, example, tokens in encode_examples(examples, tokenizers, recipe.task, on_encoded):
             if sides == 2 and too_long(example, tokens, recipe):
                 skipped += 1
                 continue
@@ -310,9 +317,9 @@ def too_long(example: Example, tokens: tuple[Any, ...], recipe: Recipe) -> bool:
     return longest > recipe.data.sequence_length
 
 
-def with_progress(examples: Iterable[Example], what: str, total: int | None, report: Progress) -> Iterator[Example]:
-    """Examples as they pass, reported now and then."""
+def with_progress(examples: Iterable[Example], report: Progress) -> Iterator[Example]:
+    """Examples as they are read, reported now and then."""
     for number, example in enumerate(examples):
         if number % REPORT_EVERY == 0:
-            report(what, number, total)
+            report("reading", number, None)
         yield example

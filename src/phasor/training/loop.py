@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from safetensors import SafetensorError
 
 from phasor.checkpoints.runs import checkpoint_name
 from phasor.config.recipe import Recipe
+from phasor.data.batch import Batch
 from phasor.data.prefetch import StepBatches
 from phasor.device import deterministic_algorithms, resolve_device
 from phasor.parallel.processes import JoinedProcesses, Processes, join_processes
@@ -330,8 +332,7 @@ class TrainingLoop:
     def evaluate(self) -> None:
         """Compute the validation loss, unless a signal comes in between."""
         started = time.perf_counter()
-        batches = (self.datasets.valid[i] for i in range(min(VALIDATION_BATCHES, self.datasets.valid.per_epoch)))
-        loss = self.trainer.validation_loss(batches, lambda: self.stop.requested)
+        loss = self.trainer.validation_loss(self.validation_batches(), lambda: self.stop.requested)
         seconds = time.perf_counter() - started
         self.busy, self.paused = self.busy + seconds, self.paused + seconds
         if loss is None:
@@ -343,6 +344,13 @@ class TrainingLoop:
             self.evaluations_since_best += 1
         self.folder.log(self.step, validation_loss=loss)
         self.progress.on_evaluation(self.step, loss)
+
+    def validation_batches(self) -> Iterator[Batch]:
+        """The batches that a run evaluates, reported one by one."""
+        total = min(VALIDATION_BATCHES, self.datasets.valid.per_epoch)
+        for index in range(total):
+            self.progress.on_prepare("validating", index, total)
+            yield self.datasets.valid[index]
 
     def save_due(self) -> bool:
         """Whether this step ends with a checkpoint."""

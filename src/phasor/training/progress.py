@@ -55,7 +55,7 @@ class TrainingProgress:
     """
 
     def on_prepare(self, what: str, done: int, total: int | None) -> None:
-        """Data are being prepared: `done` of `total`, where that is known."""
+        """Data are being prepared, or the validation loss computed: `done` of `total`, where that is known."""
 
     def on_start(self, summary: RunSummary) -> None:
         """Everything is prepared, and the first step is next."""
