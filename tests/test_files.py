@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -177,3 +179,14 @@ def test_a_link_is_replaced_and_not_what_it_points_to(folder: Path) -> None:
     assert sorted(os.listdir(folder)) == ["link", "target"]
     assert not (folder / "link").is_symlink()
     assert (folder / "target" / "thesis").read_text() == "years"
+
+
+@pytest.mark.parametrize("write", ["file", "folder"])
+def test_a_full_disk_names_what_could_not_be_written(tmp_path: Path, write: str) -> None:
+    place = tmp_path / "place"
+    with (
+        pytest.raises(OSError, match=re.escape(f"No space left on device: '{place}'")),
+        atomic_write(place) if write == "file" else ArtifactFolder(place, "model").replace(),
+    ):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # without a name, as streams raise it
+    assert not list(tmp_path.iterdir())

@@ -26,6 +26,7 @@ from phasor.files import (
     hidden_name,
     lock,
     lock_folder,
+    name_file,
     remove,
     replace_folder,
     write_errors,
@@ -78,7 +79,11 @@ class ArtifactFolder:
                     staged.mkdir()
                     stack.callback(remove, staged)
                     stack.enter_context(lock_folder(staged))
-            yield staged
+            try:
+                yield staged
+            except OSError as error:
+                name_file(error, self.path)
+                raise
 
     def publish(self, staged: Path) -> None:
         """Put a staged folder in place in one step; the one that was there, or the link, is deleted only afterward."""

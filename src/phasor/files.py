@@ -46,6 +46,9 @@ def atomic_write(file: Path, *, unique: bool = False) -> Iterator[Path]:
             fsync(staged)
         os.replace(staged, file)
         fsync(file.parent)
+    except OSError as error:
+        name_file(error, file)
+        raise
     finally:
         staged.unlink(missing_ok=True)
 
@@ -118,6 +121,12 @@ def remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     finally:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def name_file(error: OSError, path: Path) -> None:
+    """Give an error of the file system that names no file, as that of a full disk, the name of what was written."""
+    if error.errno is not None and error.filename is None:
+        error.filename = str(path)
 
 
 @contextmanager

@@ -5,11 +5,15 @@ from __future__ import annotations
 import io
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
 from phasor.cli.progress import LiveProgress, PlainProgress
-from phasor.training import StepReport
+from phasor.cli.train import show
+from phasor.config.recipe import Recipe
+from phasor.training import RunSummary, StepReport, TrainingResult
+from phasor.training.progress import SplitSize
 
 
 def report(step: int) -> StepReport:
@@ -89,3 +93,18 @@ def test_a_run_goes_on_when_nobody_reads_any_more(
     display.on_evaluation(1, 2.0)
     display.on_message("something happened")
     display.close()
+
+
+def test_names_of_folders_do_not_reach_a_terminal_raw(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    name = "run\x1b[2J"
+    sizes = {"train": SplitSize(1, 1), "valid": SplitSize(1, 1), "sequence_length": 8, "tokens_per_step": 8}
+    about = {"parameters": 1, "vocab_size": 1, "device": "cpu", "precision": "float32", "step": 0, "steps": 1}
+    folder = tmp_path / name
+    (folder / "model").mkdir(parents=True)
+    for stream in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, stream, Terminal())
+    PlainProgress().on_start(RunSummary(folder=folder, **sizes, **about))
+    show(TrainingResult(folder=folder, status="finished", exit_code=0, step=1, steps=1), Recipe())
+    assert "\x1b[2J" not in sys.stderr.getvalue() + sys.stdout.getvalue()
+    assert "run\\x1b[2J" in sys.stderr.getvalue()
+    assert sys.stdout.getvalue().count("run\\x1b[2J") == 3  # the run, its model, and the next command

@@ -47,7 +47,6 @@ from phasor.config.schema import Choice, Config
 from phasor.nn.positions import configs
 
 
-
 def nested(depth):
     """Combined schemes inside each other."""
     scheme = {"kind": "alibi"}

@@ -196,3 +196,18 @@ def test_files_that_lie_about_a_cache(tmp_path: Path) -> None:
         save_file(stored, changed, {"cache": text})
         with pytest.raises(ValueError, match="not a cache that phasor saved"):
             KVCache.load(changed)
+
+
+@pytest.mark.parametrize("kind", ["forget", "selective"])
+def test_a_cache_file_without_what_a_scheme_keeps_names_it(tmp_path: Path, kind: str) -> None:
+    config = phasor.ModelConfig(vocab_size=9, dim=8, num_layers=2, num_heads=2, position=kind)
+    cache = KVCache(config, 1, 16)
+    Transformer(config)(torch.tensor([[1, 2, 3]]), cache=cache)
+    cache.save(tmp_path / "cache")
+    with safe_open(tmp_path / "cache", framework="pt") as file:
+        metadata, stored = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    own = [name for name in config.cached_per_token(0) if name not in ("keys", "values")]
+    kept = {name: x for name, x in stored.items() if name.rpartition(".")[0] not in own}
+    save_file(kept, tmp_path / "cache", metadata)
+    with pytest.raises(ValueError, match=rf"it lacks {own[0]}\.0, {own[0]}\.1\): read its tokens again with the model"):
+        KVCache.load(tmp_path / "cache")

@@ -131,7 +131,9 @@ def test_a_run_of_another_source_or_learning_rate_is_not_taken_for_this_one(plac
     extend(source, out, **how)
     before = weights(out)
     shutil.rmtree(out)
-    with pytest.raises(ValueError, match=r"out-run holds a run of other settings: optimizer\.lr was 0\.01 and is 0\.02"):
+    with pytest.raises(
+        ValueError, match=r"out-run holds a run of other settings: optimizer\.lr was 0\.01 and is 0\.02"
+    ):
         extend(source, out, **how | {"lr": 2e-2})
     with torch.no_grad():
         model.tokens.weight.mul_(2.0)

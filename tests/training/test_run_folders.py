@@ -415,3 +415,17 @@ def test_markers_half_written_go_and_what_only_has_their_name_stays(tmp_path):
     run(recipe(tmp_path / "run", train__steps=4), resume=True)
     found = {path.name[-17:-5] for path in (tmp_path / "run").glob(f".{MARKER}-*.part")}
     assert found == {*mine, "0123456789b0"}
+
+
+def test_the_plot_has_names_that_people_read(folder, monkeypatch):
+    import matplotlib.figure
+
+    labels, savefig = [], matplotlib.figure.Figure.savefig
+
+    def note(self, *given, **how):
+        labels.extend(text.get_text() for text in self.axes[0].get_legend().get_texts())
+        savefig(self, *given, **how)
+
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", note)
+    run(recipe(folder, train__steps=4))
+    assert labels == ["training loss", "validation loss"]

@@ -15,6 +15,7 @@ from phasor.cli.options import (
     quantized_bits,
 )
 from phasor.cli.output import Bar, print_json
+from phasor.cli.streams import print_text
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +63,7 @@ def run(given: argparse.Namespace) -> None:
     if given.json:
         print_json({"destination": given.destination, "check": check})
         return
-    print(f"written: {given.destination}")
+    print_text(f"written: {given.destination}")
     if check is not None:
         print(
             f"transformers computes the same logits of {check.tokens} random tokens: "

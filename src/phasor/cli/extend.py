@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from phasor.cli.options import add_checkpoint, add_extension_fields, choose_weights, given_fields
 from phasor.cli.output import Bar, print_json
+from phasor.cli.streams import print_text
 from phasor.config import Extension
 
 if TYPE_CHECKING:
@@ -116,11 +117,11 @@ def show(result: Extended) -> None:
         print(f"{result.status}: nothing is written yet; the run is in {result.run}, and the same command resumes it")
         return
     loss = "" if result.loss is None else f", loss {result.loss:.3f}"
-    print(f"written: {result.destination}")
+    print_text(f"written: {result.destination}")
     print(
         f"{result.method} from {result.original_length:,} to {result.max_length:,} tokens, "
         f"trained at {result.trained_length:,}{loss}"
     )
     if result.run is not None:
         print(f"the run is kept in {result.run}")
-    print(f"next     phasor explain {shlex.quote(str(result.destination))}")
+    print_text(f"next     phasor explain {shlex.quote(str(result.destination))}")

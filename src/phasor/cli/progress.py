@@ -127,7 +127,7 @@ def format_summary(summary: RunSummary) -> list[str]:
         "data     {} to train on, {} to validate with".format(*splits),
         f"training {summary.steps:,} steps of up to {summary.tokens_per_step:,} tokens{begun}, "
         f"in rows of up to {summary.sequence_length:,}, on {summary.device} in {summary.precision}",
-        f"run      {summary.folder}",
+        f"run      {escape_controls(str(summary.folder))}",
     ]
 
 

@@ -46,7 +46,7 @@ def escape_controls(text: str) -> str:
 
 
 def print_text(text: str, end: str = "\n", file: IO[str] | None = None) -> None:
-    """Print a text that a model wrote: to a terminal without control characters, to a pipe or file as it is."""
+    """Print a text that others wrote, or a name: to a terminal without control characters, else as it is."""
     file = sys.stdout if file is None else file
     print(escape_controls(text) if file.isatty() else text, end=end, file=file, flush=True)
 

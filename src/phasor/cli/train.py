@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from phasor.cli.output import clock, print_json, printable
 from phasor.cli.parser import Verb
 from phasor.cli.recipe_options import add_recipe_options, name_options, without_recipe
+from phasor.cli.streams import print_text
 from phasor.config.overrides import apply_overrides
 from phasor.config.recipe import DEFAULT, GENERATED, Recipe, read_recipe
 from phasor.parallel.launch import is_first_process, leave_report
@@ -95,7 +96,7 @@ def train_recipe(given: argparse.Namespace) -> int:
     if given.json:
         print_json(result)
     elif given.dry_run:
-        print(f"nothing is written: without --dry-run the run goes to {result.folder}")
+        print_text(f"nothing is written: without --dry-run the run goes to {result.folder}")
     else:
         show(result, recipe)
     return result.exit_code
@@ -141,7 +142,7 @@ def modified_at(marker: RunMarker) -> int:
 
 
 def starting_point(changes: dict[str, str]) -> dict[str, Any]:
-    """The default recipe; a model that is loaded brings its own parts, tokenizer and length, and takes the default lr."""
+    """The default recipe; a model that is loaded brings its parts, tokenizer and length, and takes the default lr."""
     if "init_from" not in changes:
         return DEFAULT.to_dict()
     length = row_length(changes["init_from"])
@@ -192,12 +193,12 @@ def show(result: TrainingResult, recipe: Recipe) -> None:
     print(f"{result.status} after {result.step:,} of {result.steps:,} steps in {clock(result.seconds)}{summary}")
     for what, name in (("run", ""), ("model", "model"), ("losses", "loss.png"), ("metrics", "metrics.jsonl")):
         if (result.folder / name).exists():
-            print(f"{what:<8} {result.folder / name}")
+            print_text(f"{what:<8} {result.folder / name}")
     if result.model_step not in (None, result.step):
         print(f"         of step {result.model_step:,}, which has the lowest validation loss")
     if (result.folder / "events").exists():
-        print(f"events   tensorboard --logdir {shlex.quote(str(result.folder / 'events'))}")
-    print(f"next     {next_command(result, recipe)}")
+        print_text(f"events   tensorboard --logdir {shlex.quote(str(result.folder / 'events'))}")
+    print_text(f"next     {next_command(result, recipe)}")
 
 
 def next_command(result: TrainingResult, recipe: Recipe) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from phasor.cli.output import print_json
+from phasor.cli.streams import print_text
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +32,7 @@ def run(given: argparse.Namespace) -> int:
         return int(damaged)
     for report in reports:
         for name, what in report.wrong:
-            print(f"{report.folder / name} {what}")
+            print_text(f"{report.folder / name} {what}")
         if not report.wrong:
-            print(f"{report.folder}: {report.kind}, {report.files} files as they were written")
+            print_text(f"{report.folder}: {report.kind}, {report.files} files as they were written")
     return int(damaged)

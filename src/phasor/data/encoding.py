@@ -118,7 +118,10 @@ def pieces(text: str) -> list[str]:
 
 
 def encode_examples(
-    examples: Iterable[tuple[Split, Example]], tokenizers: Tokenizers, task: Task, report: Report = lambda characters: None
+    examples: Iterable[tuple[Split, Example]],
+    tokenizers: Tokenizers,
+    task: Task,
+    report: Report = lambda characters: None,
 ) -> Iterator[tuple[Split, Example, tuple[Tokens, ...]]]:
     """Every example with its tokens, the ends of texts included; `report` is told of characters that are encoded.
 

@@ -238,9 +238,7 @@ def write(recipe: Recipe, folder: Path, origin: dict[str, Any], report: Progress
             return pairs(path, data, target, which)
         return ((text,) for text in documents(path, data))
 
-    plan = plan_split(
-        lambda: with_progress(read("train"), report), data.validation_fraction, name, not own_valid
-    )
+    plan = plan_split(lambda: with_progress(read("train"), report), data.validation_fraction, name, not own_valid)
     total, done = plan.characters, 0
     if own_valid:
         total += plan_split(

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from phasor.config import ModelConfig
-from phasor.config.schema import quote
+from phasor.config.schema import name_some, quote
 from phasor.files import atomic_write
 from phasor.kv_cache.protocol import EncoderOutput
 
@@ -119,8 +119,13 @@ def activation_dtype(config: ModelConfig, tensors: dict[str, Tensor]) -> torch.d
 def fill(cache: Cache, tensors: dict[str, Tensor]) -> Cache:
     """Put tensors in the place of those that a cache on the meta device stands for."""
     expected = tensors_of(cache)
-    if set(expected) != set(tensors):
-        raise ValueError(f"its tensors are not those of a cache: {quote(sorted(set(expected) ^ set(tensors)))}")
+    missing, extra = (sorted(one.keys() - other.keys()) for one, other in ((expected, tensors), (tensors, expected)))
+    if missing or extra:
+        wrong = [f"{what} {name_some(names, 5)}" for what, names in (("lacks", missing), ("has", extra)) if names]
+        raise ValueError(
+            f"its tensors are not those that a cache of this version has (it {' and '.join(wrong)}): read its tokens "
+            "again with the model, and save that cache"
+        )
     for name, x in expected.items():
         stored = tensors[name]
         if x.shape != stored.shape or x.dtype != stored.dtype:

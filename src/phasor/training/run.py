@@ -370,10 +370,10 @@ class RunFolder:
             return
         figure = Figure(figsize=(8, 4.5), layout="constrained")
         axes = figure.add_subplot(xlabel="step", ylabel="loss")
-        for name in ("loss", "validation_loss"):
+        for name, label in (("loss", "training loss"), ("validation_loss", "validation loss")):
             points = [(line["step"], line[name]) for line in self.metrics() if is_finite(line.get(name))]
             if points:
-                axes.plot(*zip(*points, strict=True), label=name, marker="o" if name == "validation_loss" else None)
+                axes.plot(*zip(*points, strict=True), label=label, marker="o" if name == "validation_loss" else None)
         if axes.lines:
             axes.legend()
         with self.artifact.write(self.claim(PLOT).name) as file:
