@@ -31,8 +31,8 @@ class RunMarker:
     """`run.json`, the first file of a run folder: it is written while the folder is empty.
 
     It lists the names that the run uses in its folder. Any other belongs to somebody else, and is never replaced or
-    deleted. It also holds the recipes of the run, each with the step from which it was in use, and the step of the newest
-    checkpoint.
+    deleted. It also holds the recipes of the run, each with the step from which it was in use, and the step of
+    the newest checkpoint.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

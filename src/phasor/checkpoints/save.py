@@ -70,7 +70,7 @@ def check_savable(model: Transformer, format: str) -> None:
     ]
     if wrong:
         raise ValueError(
-            "a model with parts of its own cannot be saved, since it could not be loaded again: "
+            "a model with other tensors than its configuration's cannot be saved: "
             f"{name_some(wrong, 5, separator='; ')}"
         )
     dtypes = {x.dtype: name for name, x in found.items() if name not in fixed}
@@ -78,7 +78,7 @@ def check_savable(model: Transformer, format: str) -> None:
         given = " and ".join(f"{dtype} ({name})" for dtype, name in dtypes.items())
         known = ", ".join(map(str, TYPES.values()))
         raise ValueError(
-            f"weights are saved in one dtype, one of {known}, not {given}: convert the model first, with model.to(dtype)"
+            f"weights are saved in one dtype, one of {known}, not {given}: convert the model with model.to(dtype)"
         )
 
 
