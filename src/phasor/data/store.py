@@ -256,13 +256,13 @@ def write(recipe: Recipe, folder: Path, origin: dict[str, Any], report: Progress
         if own_valid:
             yield from (("valid", example) for example in read("valid"))
 
-    def on_encoded(characters: int) -> None:
+    def count_characters(characters: int) -> None:
         nonlocal done
         done += characters
         report("tokenizing", done, total)
 
     report("tokenizing", 0, total)
-    write_tokens(recipe, folder, origin, tokenizers, everything(), on_encoded)
+    write_tokens(recipe, folder, origin, tokenizers, everything(), count_characters)
     report("tokenizing", total, total)
 
 
@@ -272,7 +272,7 @@ def write_tokens(
     origin: dict[str, Any],
     tokenizers: Tokenizers,
     examples: Iterator[tuple[Split, Example]],
-    on_encoded: Callable[[int], None],
+    count_characters: Callable[[int], None],
 ) -> None:
     """The files of both splits, the tokenizers, and what has to be known to read them."""
     sides = 2 if recipe.task == "translation" else 1
@@ -282,7 +282,7 @@ def write_tokens(
     with ExitStack() as stack:
         writers = {name: stack.enter_context(TokenWriter(folder, name, sides, vocab_size)) for name in splits}
         texts = stack.enter_context((folder / VALID_TEXTS).open("w", encoding="utf-8"))
-        for side, example, tokens in encode_examples(examples, tokenizers, recipe.task, on_encoded):
+        for side, example, tokens in encode_examples(examples, tokenizers, recipe.task, count_characters):
             if sides == 2 and too_long(example, tokens, recipe):
                 skipped += 1
                 continue
