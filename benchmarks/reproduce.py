@@ -30,6 +30,7 @@ from phasor.evaluation.compare.comparison import (
     StoppedError,
     describe_provenance,
     ignore,
+    open_comparison,
     run_comparison,
     write_comparison,
 )
@@ -37,7 +38,6 @@ from phasor.evaluation.compare.report import describe_orders, exact_rows
 from phasor.evaluation.compare.results import order_pairs
 from phasor.evaluation.compare.schemes import ROTARY
 from phasor.evaluation.compare.settings import check_compare_settings
-from phasor.evaluation.compare.state import ComparisonFolder
 from phasor.evaluation.report import Page, check_out, write_report
 from phasor.training.progress import TrainingProgress
 
@@ -68,12 +68,12 @@ def reproduce(
         result = reproduce_tasks(published, out, options, progress, bar, command)
     else:
         settings = dataclasses.replace(check_compare_settings(**options), schemes=published.schemes)
-        folder = ComparisonFolder(out)
-        result = run_comparison(settings, folder, progress, bar)
-        result["provenance"] = describe_provenance(settings, result, command)
-        pairs = text_pairs(result)
-        result |= describe_publication(published, text_table(published, result), check_claims(published, pairs))
-        write_comparison(folder.path, result, lambda page: add_publication(page, result))
+        with open_comparison(out, settings) as folder:
+            result = run_comparison(settings, folder, progress, bar)
+            result["provenance"] = describe_provenance(settings, result, command)
+            pairs = text_pairs(result)
+            result |= describe_publication(published, text_table(published, result), check_claims(published, pairs))
+            write_comparison(folder.path, result, lambda page: add_publication(page, result))
     return result
 
 
@@ -86,23 +86,23 @@ def reproduce_tasks(
     command: str | None,
 ) -> dict[str, Any]:
     """Several tasks, each a comparison in its own folder, and the orders over all of their problems."""
-    check_out(out)
+    check_out(out, (TASK_FILE, PAGE))
     place = Path(out)
-    place.mkdir(exist_ok=True)
+    write_report(place, {})  # marks the folder, before the comparisons in it
     results: dict[str, dict[str, Any]] = {}
     wrong: dict[tuple[str, int], list[Any]] = {}
     for task in published.tasks:
         settings = dataclasses.replace(check_compare_settings(**options, task=task), schemes=published.schemes)
-        folder = ComparisonFolder(place / task)
-        result = run_comparison(settings, folder, progress, bar)
-        result["provenance"] = describe_provenance(settings, result, command)
-        write_comparison(folder.path, result)
-        results[task] = result
-        for scheme in result["schemes"]:
-            measured = [folder.read_measurement(scheme, seed) or {} for seed in range(settings.seeds)]
-            for times in published.times:
-                exact = np.array([each["exact"][str(times * settings.length)] for each in measured])
-                wrong.setdefault((scheme, times), []).append(1.0 - exact)
+        with open_comparison(place / task, settings) as folder:
+            result = run_comparison(settings, folder, progress, bar)
+            result["provenance"] = describe_provenance(settings, result, command)
+            write_comparison(folder.path, result)
+            results[task] = result
+            for scheme in result["schemes"]:
+                measured = [folder.read_measurement(scheme, seed) or {} for seed in range(settings.seeds)]
+                for times in published.times:
+                    exact = np.array([each["exact"][str(times * settings.length)] for each in measured])
+                    wrong.setdefault((scheme, times), []).append(1.0 - exact)
     joined = {key: np.concatenate(each, axis=1) for key, each in wrong.items() if len(each) == len(results)}
     table = [
         [label, *(f"{100 * (1 - float(joined[scheme, times].mean())):.0f} %" for times in published.times)]

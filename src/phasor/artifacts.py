@@ -9,15 +9,18 @@ alone.
 from __future__ import annotations
 
 import glob
+import io
+import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
+from typing import Any
 
 from phasor.config.schema import name_some
-from phasor.config.text_files import path_of
+from phasor.config.text_files import from_json, path_of, read_text
 from phasor.files import (
     OLD,
     PART,
@@ -31,10 +34,11 @@ from phasor.files import (
     replace_folder,
     write_errors,
 )
-from phasor.manifest import MANIFEST, DamagedError, Kind, Manifest
+from phasor.manifest import MANIFEST, DamagedError, Kind, Manifest, digest, stream_fingerprint
 
 RUN_MARKER = "run.json"  # in run folders
 LOCK = ".lock"  # in folders that one process at a time writes to
+ANOTHER = "name another folder (--out)"
 
 
 class ArtifactFolder:
@@ -115,6 +119,69 @@ class ArtifactFolder:
     def write_text(self, name: str, text: str, *, unique: bool = False) -> None:
         with self.write(name, unique=unique) as staged:
             staged.write_text(text, encoding="utf-8")
+
+    def write_sealed(self, name: str, data: Mapping[str, Any]) -> None:
+        """Write a JSON object with its SHA-256 in it, by which `read_sealed` knows that it is as it was written."""
+        self.write_text(name, json.dumps({**data, "sha256": digest(data)}, indent=2) + "\n")
+
+    def read_sealed(self, name: str) -> dict[str, Any] | None:
+        """What `write_sealed` wrote; None where there is nothing, a `DamagedError` where it is something else."""
+        file = self.path / name
+        if not os.path.lexists(file):
+            return None
+        data = from_json(read_text(file), file)
+        if not isinstance(data, dict) or data.pop("sha256", None) != digest(data):
+            raise DamagedError(f"{file} is damaged, or was changed after it was written")
+        return data
+
+    def check_kind(self) -> None:
+        """Refuse a folder that neither is empty nor has a manifest of this kind."""
+        manifest = Manifest.read(self.path)
+        if manifest is not None and manifest.kind != self.kind:
+            raise ValueError(f"{self.path} is a {manifest.kind} folder, and no {self.kind} goes there: {ANOTHER}")
+        if manifest is None and self.path.is_dir():
+            own = {self.path / LOCK, *self.leftovers("*")}
+            if others := sorted(path.name for path in self.path.iterdir() if path not in own):
+                raise ValueError(
+                    f"{self.path} is not empty and holds no {self.kind} (but {name_some(others, 3)}): {ANOTHER}"
+                )
+
+    def check_names(self, names: Iterable[str]) -> None:
+        """Refuse names under which there is something that the manifest does not list."""
+        manifest = Manifest.read(self.path)
+        listed = {} if manifest is None or manifest.kind != self.kind else manifest.files
+        for name in names:
+            if name not in listed and os.path.lexists(self.path / name):
+                raise ValueError(
+                    f"{self.path / name} is not by the {self.kind} in this folder, and is not replaced: move it away, "
+                    f"or {ANOTHER}"
+                )
+
+    def update(self, files: Mapping[str, bytes]) -> None:
+        """Write files into the folder, and into its manifest first; only files that this lists are replaced.
+
+        One process at a time writes, while others wait. After a kill the manifest names what is missing.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     report = ArtifactFolder(Path(place), "report")
+        ...     report.update({"lengths.json": b"{}"})
+        ...     report.update({"retrieval.json": b"[]"})
+        ...     report.verify(), sorted(os.listdir(place))
+        (True, ['lengths.json', 'phasor_manifest.json', 'retrieval.json'])
+        """
+        assert self.kind is not None
+        with write_errors(self.path):
+            self.path.mkdir(exist_ok=True)
+        with lock_folder(self.path):
+            self.check_names(files)
+            before = Manifest.read(self.path)
+            entries = {name: stream_fingerprint(io.BytesIO(content)) for name, content in files.items()}
+            manifest = Manifest(self.kind, {**({} if before is None else before.files), **entries})
+            with write_errors(self.path):
+                for name, content in {MANIFEST: manifest.to_json().encode("utf-8"), **files}.items():
+                    with self.write(name) as staged:
+                        staged.write_bytes(content)
 
     def leftovers(self, *names: str) -> list[Path]:
         """What has the hidden name of one of these names in the folder, which are patterns of `glob`."""
@@ -263,6 +330,16 @@ def report_of(folder: Path, kind: Kind | None) -> ArtifactReport:
     if kind is not None and found != kind:
         wrong.append((MANIFEST, f"is that of a {found} folder, not of a {kind} folder"))
     return ArtifactReport(folder, found, 0 if manifest is None else len(manifest.files), wrong)
+
+
+def refuse_artifact_file(file: Path) -> None:
+    """Refuse to replace a file that the manifest of a folder above it lists, or such a manifest itself."""
+    file = file.resolve()
+    for folder in file.parents:
+        manifest = Manifest.read(folder)
+        name = file.relative_to(folder).as_posix()
+        if manifest is not None and (name == MANIFEST or name in manifest.files):
+            raise ValueError(f"{file} is part of the {manifest.kind} in {folder}, which is left alone: name another")
 
 
 def accept(folder: str | Path) -> None:

@@ -11,16 +11,16 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import IO, Any, Literal, NamedTuple, Self, get_args
 
 MANIFEST = "phasor_manifest.json"
 FORMAT = 1
-Kind = Literal["run", "model", "data", "checkpoint"]
-KINDS: tuple[Kind, ...] = ("run", "model", "data", "checkpoint")
+Kind = Literal["run", "model", "data", "checkpoint", "report", "comparison"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 ENTRY = ("bytes", "crc32", "sha256")  # the fields of a file
 THREADS = 8
 LARGEST = 64 << 20  # bytes of a manifest; one of a file per tensor has less
@@ -159,10 +159,25 @@ def fingerprint(file: Path, thorough: bool = True) -> Fingerprint | None:
     """The fingerprint of one file, with its SHA-256 if it is to be thorough."""
     if not file.is_file():
         return None
-    size, crc32, sha256 = 0, 0, hashlib.sha256()
     with file.open("rb", buffering=0) as stream:
-        while block := stream.read(BLOCK):
-            size, crc32 = size + len(block), zlib.crc32(block, crc32)
-            if thorough:
-                sha256.update(block)
+        return stream_fingerprint(stream, thorough)
+
+
+def stream_fingerprint(stream: IO[bytes], thorough: bool = True) -> Fingerprint:
+    """The fingerprint of what a stream has left.
+
+    >>> import io
+    >>> stream_fingerprint(io.BytesIO(b"{}"), thorough=False)
+    Fingerprint(size=2, crc32=2745614147, sha256=None)
+    """
+    size, crc32, sha256 = 0, 0, hashlib.sha256()
+    while block := stream.read(BLOCK):
+        size, crc32 = size + len(block), zlib.crc32(block, crc32)
+        if thorough:
+            sha256.update(block)
     return Fingerprint(size, crc32, sha256.hexdigest() if thorough else None)
+
+
+def digest(data: Mapping[str, Any]) -> str:
+    """The SHA-256 of a JSON object."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()

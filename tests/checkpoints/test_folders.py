@@ -511,6 +511,20 @@ def test_transformers_reads_a_folder_with_a_manifest(tmp_path: Path) -> None:
         assert torch.allclose(theirs(tokens).logits, model(tokens), atol=1e-4)
 
 
+def test_a_folder_with_a_broken_manifest_is_not_replaced(tmp_path: Path) -> None:
+    phasor.save(speaker(), tmp_path / "mine")
+    phasor.save(speaker(), tmp_path / "there")
+    (tmp_path / "there" / "vocab.json").write_text("mine")
+    (tmp_path / "there" / MANIFEST).write_text("{")
+    for write in (
+        lambda place: phasor.convert(tmp_path / "mine", place),
+        lambda place: phasor.save(speaker(), place),
+    ):
+        with pytest.raises(ValueError, match=f"has a damaged {MANIFEST}, so that nobody knows what phasor wrote there"):
+            write(tmp_path / "there")
+        assert (tmp_path / "there" / "vocab.json").read_text() == "mine"
+
+
 def test_a_model_that_others_wrote_is_not_replaced(tmp_path):
     """Except for the folder that the model was loaded from."""
     mine, theirs = tmp_path / "mine", tmp_path / "theirs"

@@ -8,9 +8,11 @@ import shutil
 import pytest
 import sacrebleu
 import torch
+from commands import CommandRunner
 from training_runs import Notes, StopAt, recipe
 
 import phasor
+from phasor.bench.chart import check_folder
 from phasor.checkpoints import open_model as opening
 from phasor.checkpoints import runs
 from phasor.data.store import prepare
@@ -411,3 +413,24 @@ def test_a_hugging_face_folder_translates(tmp_path, speaker):
     phasor.save(model, tmp_path / "t5", format="hf")
     expected = phasor.generate(model, TEXTS[:1], num_beams=2, max_new_tokens=9)
     assert translate(tmp_path / "t5", TEXTS[:1], num_beams=2, max_new_tokens=9) == expected
+
+
+def test_translations_do_not_replace_parts_of_models(tmp_path, speaker, capsys):
+    run_phasor = CommandRunner(capsys)
+    phasor.save(phasor.load(speaker / "model"), tmp_path / "other")
+    theirs = tmp_path / "theirs"
+    phasor.save(phasor.load(speaker / "model"), theirs)
+    (theirs / "phasor_manifest.json").unlink()
+    given = ["a text", "--max-new-tokens", "2", "--num-beams", "1", "--device", "cpu", "--out"]
+    for run, out, said in (
+        (speaker, speaker / "model" / "model.safetensors", "is part of the model in"),
+        (speaker, tmp_path / "other" / "phasor_manifest.json", "is part of the model in"),
+        (theirs, theirs / "model.safetensors", f"is part of {theirs}, and is not replaced"),
+    ):
+        before = out.read_bytes()
+        assert said in run_phasor.expect_error("translate", str(run), *given, str(out))
+        assert out.read_bytes() == before
+    for _ in range(2):  # its own output is replaced
+        run_phasor("translate", str(speaker), *given, str(tmp_path / "translations.txt"))
+    with pytest.raises(ValueError, match="is part of the model in"):
+        check_folder(tmp_path / "other" / "config.json")

@@ -1,11 +1,16 @@
 """Reports: one page without network or other files, charts, a folder whose files land whole."""
 
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 
 import pytest
 
+import phasor
 from phasor.evaluation.report import Curve, Page, check_out, draw_curves, provenance, to_png, to_svg, write_report
+
+TINY = {"dim": 16, "num_heads": 2, "num_layers": 1, "vocab_size": 50}
 
 
 class Tags(HTMLParser):
@@ -54,10 +59,38 @@ def test_charts_are_png_and_svg():
     assert "<image" not in svg
 
 
-def test_a_report_lands_beside_what_is_there(tmp_path):
-    (tmp_path / "mine.txt").write_text("kept")
-    write_report(check_out(tmp_path), {"results.json": "{}", "loss.png": b"\x89PNG"})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["loss.png", "mine.txt", "results.json"]
+def test_a_report_replaces_reports_and_nothing_else(tmp_path):
+    report = {"results.json": "{}", "loss.png": b"\x89PNG"}
+    folder = check_out(tmp_path / "report", report)
+    write_report(folder, report)
+    (folder / "mine.json").write_text("kept")
+    write_report(check_out(folder, report), report | {"results.json": "[]"})
+    assert (folder / "results.json").read_text() == "[]"
+    with pytest.raises(ValueError, match=r"mine\.json is not by the report in this folder"):
+        check_out(folder, ["mine.json"])
+    with pytest.raises(ValueError, match=r"mine\.json is not by the report in this folder"):
+        write_report(folder, {"mine.json": "{}"})
+    assert (folder / "mine.json").read_text() == "kept"
+    with pytest.raises(ValueError, match=r"is not empty and holds no report \(but report\): name another folder"):
+        check_out(tmp_path)
+    phasor.save(phasor.Transformer(phasor.preset("llama-2", **TINY)), tmp_path / "model")
+    with pytest.raises(ValueError, match="is a model folder, and no report goes there"):
+        check_out(tmp_path / "model", report)
+    assert [report.wrong for report in phasor.verify(folder)] == [[]]
+    (folder / "results.json").write_text("{}")
+    assert [name for report in phasor.verify(folder) for name, _ in report.wrong] == ["results.json"]
+
+
+def test_reports_that_are_written_at_once_are_each_whole(tmp_path):
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom phasor.evaluation.report import write_report\n"
+        "for _ in range(40):\n"
+        "    write_report(Path(sys.argv[1]), {name: sys.argv[2] * 9999 for name in ('a.json', 'b.html')})\n"
+    )
+    running = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "report"), which]) for which in "1234"]
+    assert [process.wait() for process in running] == [0] * 4
+    assert (tmp_path / "report" / "a.json").read_text() == (tmp_path / "report" / "b.html").read_text()
+    assert [report.wrong for report in phasor.verify(tmp_path / "report")] == [[]]
 
 
 def test_folders_that_cannot_be_written_are_refused_first(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,8 @@ from phasor.evaluation.compare.results import order_pairs
 from phasor.evaluation.compare.schemes import ComparedScheme, comparable_kinds
 from phasor.evaluation.compare.settings import SIZES, check_compare_settings
 from phasor.evaluation.intervals import paired_interval
+from phasor.evaluation.report import check_out
+from phasor.manifest import DamagedError
 from phasor.training import TrainingProgress
 
 TINY = replace(
@@ -233,6 +236,98 @@ def test_mistakes_are_one_sentence(tmp_path, run_phasor):
     ):
         assert said in run_phasor.expect_error("compare", "--steps", "1", *out, *given), given
     assert not (tmp_path / "new").exists()
+
+
+TASK = {"task": "copy", "length": 2, "steps": 1, "rows": 4, "device": "cpu"}
+
+
+def contents(folder):
+    return {str(file): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+@pytest.mark.parametrize("options", [TASK, OPTIONS], ids=["task", "texts"])
+def test_a_folder_with_a_run_of_somebody_else_is_left_alone(tmp_path, options):
+    options = {**options, "schemes": "alibi", "progress": Silent()}
+    for linked in (False, True):
+        out = tmp_path / f"linked-{linked}"
+        place = tmp_path / "elsewhere" if linked else out / "runs" / "alibi-0"
+        phasor.save(phasor.Transformer(phasor.preset("llama-2", **TINY.model, vocab_size=50)), place)
+        (place / "notes.txt").write_text("mine")
+        if linked:
+            (out / "runs").mkdir(parents=True)
+            (out / "runs" / "alibi-0").symlink_to(place)
+        before = contents(tmp_path)
+        with pytest.raises(ValueError, match="is not empty and holds no comparison"):
+            compare(out, **options)
+        assert contents(tmp_path) == before
+
+
+def test_a_run_that_a_comparison_did_not_train_is_left_alone(tmp_path):
+    out, place = tmp_path / "out", tmp_path / "out" / "runs" / "t5-0"
+    compare(out, schemes="alibi", progress=Silent(), **TASK)
+    (out / "runs" / "alibi-0").rename(place)
+    before = contents(place)
+    with pytest.raises(ValueError, match="t5-0 was not written by this comparison, and is left alone"):
+        compare(out, schemes="alibi,t5", progress=Silent(), **TASK)
+    assert contents(place) == before
+    place.rename(out / "runs" / "alibi-0")
+    (out / "runs" / "alibi-0" / "notes.txt").write_text("mine")
+    (out / "measured" / "alibi-0.json").unlink()
+    with pytest.raises(ValueError, match=r"holds more than a model \(notes\.txt\)"):
+        compare(out, schemes="alibi", progress=Silent(), **TASK)
+    assert (out / "runs" / "alibi-0" / "notes.txt").read_text() == "mine"
+
+
+def test_what_was_measured_is_as_it_was_written_and_of_this_comparison(tmp_path):
+    out = tmp_path / "out"
+    compare(out, schemes="alibi", progress=Silent(), **TASK)
+    for name in ("comparison.json", "measured/alibi-0.json"):
+        text = (out / name).read_text()
+        changed = text.replace('"steps": 1', '"steps": 2') if "comparison" in name else text.replace("0,", "1,", 1)
+        assert changed != text
+        (out / name).write_text(changed)
+        with pytest.raises(DamagedError, match="is damaged, or was changed after it was written"):
+            compare(out, schemes="alibi", progress=Silent(), **TASK)
+        (out / name).write_text(text)
+    (out / "measured" / "t5-0.json").write_text((out / "measured" / "alibi-0.json").read_text())
+    with pytest.raises(ValueError, match="is of another comparison, scheme or seed"):
+        compare(out, schemes="alibi,t5", progress=Silent(), **TASK)
+
+
+def test_a_run_of_another_recipe_is_not_adopted(tmp_path):
+    data = write_texts(tmp_path / "texts.jsonl")
+    options = {**OPTIONS, "data": data, "schemes": "alibi", "progress": Silent()}
+    compare(tmp_path / "two", **options)
+    compare(tmp_path / "four", **options | {"steps": 4})
+    (tmp_path / "two" / "measured" / "alibi-0.json").unlink()
+    shutil.rmtree(tmp_path / "two" / "runs" / "alibi-0")
+    shutil.move(tmp_path / "four" / "runs" / "alibi-0", tmp_path / "two" / "runs")
+    with pytest.raises(ValueError, match=r"is a run of another recipe \(.*steps was 4 and is 2"):
+        compare(tmp_path / "two", **options)
+
+
+def test_short_documents_are_refused_before_anything_is_trained(tmp_path, monkeypatch):
+    data = write_texts(tmp_path / "texts.jsonl")
+    out = tmp_path / "out"
+    options = {**OPTIONS, "data": data, "schemes": "alibi", "progress": Silent()}
+    trained = []
+    monkeypatch.setattr("phasor.evaluation.compare.comparison.train_recipe", lambda *given: trained.append(given))
+    with pytest.raises(ValueError, match="a length of 16,384 needs documents of 16,385 tokens"):
+        compare(out, **options | {"length": 1024})
+    assert not trained
+    monkeypatch.undo()
+    monkeypatch.setitem(settings.SIZES, "small", TINY)
+    assert compare(out, **options)["lengths"][-1] == 128  # the same folder takes settings that fit
+
+
+def test_the_report_of_a_comparison_is_not_that_of_another_command(tmp_path):
+    out = tmp_path / "out"
+    compare(out, schemes="alibi", progress=Silent(), **TASK)
+    with pytest.raises(ValueError, match="is a comparison folder, and no report goes there"):
+        check_out(out)
+    (out / "phasor_manifest.json").unlink()
+    with pytest.raises(ValueError, match=r"tasks\.json is not by the comparison in this folder"):
+        compare(out, schemes="alibi", progress=Silent(), **TASK)
 
 
 @pytest.mark.slow

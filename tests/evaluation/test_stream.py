@@ -13,6 +13,7 @@ from processes import forkserver
 from safetensors import SafetensorError
 
 from phasor import ModelConfig, Transformer, quantize, save
+from phasor.artifacts import ArtifactFolder
 from phasor.data.tokenizers import byte_tokenizer
 from phasor.evaluation import evaluate_stream
 from phasor.evaluation.stream import split_at_powers_of_two
@@ -459,14 +460,19 @@ def test_what_a_resumed_stream_may_not_change(tmp_path):
     refused("the file has changed since the stream in .*out was begun", model, path, resume=True, **options)
     write_ids(tmp_path, 100)
     assert evaluate_stream(model, path, resume=True, **options)["resumed_at"] == 99
-    state = (out / "state.json").read_text()
-    (out / "state.json").write_text(state.replace('"device": "cpu"', '"device": "cuda"'))
+    state = json.loads((out / "state.json").read_text())
+    state["state"]["nats"][0] += 1
+    (out / "state.json").write_text(json.dumps(state))
+    refused(r"state\.json is damaged, or was changed", model, path, resume=True, **options)
+    state["state"]["nats"][0] -= 1
+    del state["sha256"]
+    ArtifactFolder(out).write_sealed("state.json", state | {"device": "cuda"})
     with pytest.warns(UserWarning, match="was begun on cuda and is continued on cpu"):
         evaluate_stream(model, path, resume=True, **options)
     cache = next(out.glob("cache-*"))
     cache.write_bytes(cache.read_bytes()[:-1] + b"x")
     refused("not as it was written", model, path, resume=True, **options)
-    (out / "state.json").write_text("{}")
+    ArtifactFolder(out).write_sealed("state.json", {"format": 0})
     refused("is not the state of a stream", model, path, resume=True, **options)
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "mine.txt").write_text("x")

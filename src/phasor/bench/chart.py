@@ -6,6 +6,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from phasor.artifacts import refuse_artifact_file
 from phasor.bench.report import Report, WorkloadResult
 from phasor.config.distribution import missing_package
 
@@ -28,6 +29,7 @@ def check_chart(path: Path) -> None:
 def check_folder(path: Path) -> None:
     if not path.absolute().parent.is_dir():
         raise ValueError(f"there is no folder {path.absolute().parent} to write {path.name} to")
+    refuse_artifact_file(path)
 
 
 def draw(report: Report, path: Path) -> None:

@@ -85,7 +85,10 @@ def unreplaceable_reason(folder: Path, foreign: bool = False) -> str | None:
         - {CONFIG, SPECIAL, QUANTIZATION, MANIFEST, *TOKENIZER_FILES, *SENTENCE_FILES}
     )
     if not foreign:
-        others |= names - listed_files(folder, names)
+        try:
+            others |= names - listed_files(folder, names)
+        except DamagedError:
+            return f"has a damaged {MANIFEST}, so that nobody knows what phasor wrote there: write to another folder"
     if names and (CONFIG not in names or not weights):
         return "exists and is not a model folder: it is left alone"
     if others:
@@ -96,11 +99,8 @@ def unreplaceable_reason(folder: Path, foreign: bool = False) -> str | None:
 
 
 def listed_files(folder: Path, names: set[str]) -> set[str]:
-    """Those of some names that phasor wrote, by the folder's manifest; all of them where it has none that says so."""
-    try:
-        manifest = Manifest.read(folder)
-    except DamagedError:
-        manifest = None
+    """Those of some names that phasor wrote, by the folder's manifest; all of them where it has none."""
+    manifest = Manifest.read(folder)
     return names if manifest is None else {MANIFEST, *manifest.files}
 
 

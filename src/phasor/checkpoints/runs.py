@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -17,7 +16,7 @@ from phasor.checkpoints.folder import read_json
 from phasor.config.recipe import Recipe
 from phasor.config.schema import name_some, quote
 from phasor.files import PART, TOKEN
-from phasor.manifest import MANIFEST, DamagedError
+from phasor.manifest import MANIFEST, DamagedError, digest
 
 MARKER, RECIPE, MODEL, CHECKPOINTS, DATA = RUN_MARKER, "recipe.json", "model", "checkpoints", "data"
 TOKENIZER_FOLDER = "tokenizer"  # the files of the tokenizer of a model that is fine-tuned
@@ -129,11 +128,6 @@ class RunMarker:
         if name not in self.names:
             return not os.path.lexists(path)
         return self.names[name] == os.readlink(path) if path.is_symlink() else True
-
-
-def digest(data: dict[str, Any]) -> str:
-    """The SHA-256 of a JSON object."""
-    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
 def is_run(folder: Path) -> bool:

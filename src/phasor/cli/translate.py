@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from phasor.artifacts import refuse_artifact_file
 from phasor.cli.output import Bar, print_json
 from phasor.cli.parallel import add_mesh, from_first, join_command, processes_argument
 from phasor.cli.streams import check_argument, print_text, read_lines
@@ -53,7 +54,7 @@ def read_texts(given: argparse.Namespace) -> list[str]:
     """The texts to translate, from the command line, a file or standard input."""
     if given.texts and given.file is not None:
         raise ValueError("give texts or --file, not both")
-    check_destination(given.out)
+    check_destination(given.out, given.run)
     return [check_argument(text, "TEXT") for text in given.texts] or read_lines(
         given.file or "-", "the texts, one per line"
     )
@@ -87,8 +88,12 @@ def run_translation(texts: list[str], given: argparse.Namespace, processes: Join
     )
 
 
-def check_destination(name: str | None) -> None:
-    """Refuse a destination that cannot be written to, before translating."""
+def check_destination(name: str | None, run: str) -> None:
+    """Refuse a destination that cannot be written to, or is part of a model, before translating."""
+    if name is not None and Path(name).is_file():
+        refuse_artifact_file(Path(name))
+        if Path(name).resolve().is_relative_to(Path(run).resolve()):
+            raise ValueError(f"{name} is part of {run}, and is not replaced: name another file")
     if name is not None and Path(name).is_dir():
         raise ValueError(f"{name} cannot be written: it is a folder")
     if name is not None and not os.access(Path(name).parent, os.W_OK):

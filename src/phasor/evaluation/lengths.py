@@ -27,6 +27,9 @@ from phasor.generation.translation import Progress
 from phasor.models.extensions import original_length, trained_length
 from phasor.transformer import Transformer
 
+DATA, PAGE = "lengths.json", "lengths.html"
+FILES = (DATA, PAGE, "loss-by-length.png", "loss-by-position.png")
+
 
 def evaluate_lengths(
     model: str | Path | Transformer,
@@ -83,7 +86,7 @@ def evaluate_lengths(
     24
     """
     settings = check_settings(lengths, extensions, protocol, factor, targets, stride, limit, batch_tokens)
-    folder = check_out(out)
+    folder = check_out(out, FILES)
     evaluated = open_evaluated_model(model, device, checkpoint)
     variants = make_variants(evaluated.model, settings)
     documents, where = read_documents(evaluated, data)
@@ -97,7 +100,7 @@ def evaluate_lengths(
         figures = charts(result)
         pictures = {f"{name}.png": png for name, (png, _) in figures.items()}
         html = page(result, {name: svg for name, (_, svg) in figures.items()})
-        write_report(folder, {"lengths.json": json.dumps(result, indent=2), **pictures, "lengths.html": html})
+        write_report(folder, {DATA: json.dumps(result, indent=2), **pictures, PAGE: html})
     return result
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
 from phasor.checkpoints.open_model import open_model
 from phasor.checkpoints.runs import is_run
@@ -115,27 +116,32 @@ def read_documents(evaluated: EvaluatedModel, data: str | Path | None) -> tuple[
     A token file is one document. Texts are documents as training reads them: a text file is one, a line of JSON is one.
     """
     run = evaluated.run
+
+    def encode(texts: Iterable[str]) -> Iterator[Tokens]:
+        tokenizer = evaluated.model.tokenizer
+        if tokenizer is None:
+            raise ValueError(
+                f"{evaluated.name} has no tokenizer, so --data must be a token file: {', '.join(TOKEN_FILES)}"
+            )
+        return encode_documents(tokenizer, evaluated.bos, evaluated.eos, texts)
+
     if data is None:
         if run is None:
             raise ValueError(f"{evaluated.name} is no run with validation data of its own: give --data to evaluate on")
-        return encode_documents(evaluated, (text for (text,) in run.valid_texts())), "the validation data"
+        return encode(text for (text,) in run.valid_texts()), "the validation data"
     path = path_of(data, "the data")
     if path.suffix in TOKEN_FILES:
         with closing(open_tokens(path, evaluated.model)) as source:
             parts = [chunk.astype(np.uint32) for chunk in source.chunks(CHUNK)]
         return [np.concatenate([np.zeros(0, np.uint32), *parts])], str(path)
     config = DataConfig(format="auto") if run is None or run.recipe.data.generates_data else run.recipe.data
-    return encode_documents(evaluated, documents(str(path), config)), str(path)
+    return encode(documents(str(path), config)), str(path)
 
 
-def encode_documents(evaluated: EvaluatedModel, texts: Iterable[str]) -> Iterator[Tokens]:
-    """The tokens of documents between `bos` and `eos`, where the model has them."""
-    tokenizer = evaluated.model.tokenizer
-    if tokenizer is None:
-        raise ValueError(f"{evaluated.name} has no tokenizer, so --data must be a token file: {', '.join(TOKEN_FILES)}")
+def encode_documents(tokenizer: Tokenizer, bos: int | None, eos: int | None, texts: Iterable[str]) -> Iterator[Tokens]:
+    """The tokens of documents between `bos` and `eos`, where there are such."""
     tokenizer = without_limits(tokenizer)
-    first = [] if evaluated.bos is None else [evaluated.bos]
+    first, last = (np.array([] if token is None else [token], np.uint32) for token in (bos, eos))
     for text in texts:
         (ids,) = encode_texts([text], tokenizer, False, SpecialIds())
-        last = [] if evaluated.eos is None else [evaluated.eos]
-        yield np.concatenate([np.array(first, np.uint32), ids, np.array(last, np.uint32)])
+        yield np.concatenate([first, ids, last])

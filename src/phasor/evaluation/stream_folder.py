@@ -15,11 +15,10 @@ import torch
 
 from phasor.artifacts import LOCK, ArtifactFolder
 from phasor.config.schema import quote
-from phasor.config.text_files import from_json, read_text
 from phasor.kv_cache.dynamic import KVCache
 from phasor.transformer import Transformer
 
-STATE, RESULT, FORMAT = "state.json", "result.json", 1
+STATE, RESULT, FORMAT = "state.json", "result.json", 2
 CACHES = "cache-*.safetensors"
 NAMES = (STATE, RESULT, CACHES)
 NAMED = {  # settings as a user gives them, those first that explain why a later one differs
@@ -81,9 +80,9 @@ class StreamFolder:
         A warning says that a stream goes on on another kind of device, which rounds differently.
         """
         file = self.path / STATE
-        if not file.is_file():
+        saved = ArtifactFolder(self.path).read_sealed(STATE)
+        if saved is None:
             return None
-        saved = from_json(read_text(file), file)
         try:
             if saved["format"] != FORMAT:
                 raise ValueError(f"its format is {quote(saved['format'])}, and this version of phasor reads {FORMAT}")
@@ -126,17 +125,14 @@ class StreamFolder:
             digest = sha256(self.path / name)
         state = asdict(StreamState(tokens, nats, mark, name, digest))
         content = {"format": FORMAT, "settings": self.settings, "device": self.device.type, "state": state}
-        self._write(STATE, content)
+        ArtifactFolder(self.path).write_sealed(STATE, content)
         for file in self.path.glob(CACHES):
             if file.name != name:
                 file.unlink()
 
     def write_result(self, result: dict[str, Any]) -> None:
         """Write what the stream came to."""
-        self._write(RESULT, result)
-
-    def _write(self, name: str, content: dict[str, Any]) -> None:
-        ArtifactFolder(self.path).write_text(name, json.dumps(content, indent=2) + "\n")
+        ArtifactFolder(self.path).write_text(RESULT, json.dumps(result, indent=2) + "\n")
 
 
 def sha256(file: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from phasor.training.progress import TrainingProgress
 
 Evaluating = Callable[[str], Progress]  # a progress bar by what is evaluated
 TEXT_FILE, TASK_FILE, PAGE = "lengths.json", "tasks.json", "compare.html"
+CHARTS = ("compare", "difference", "rotary")
 
 
 class StoppedError(Exception):
@@ -64,11 +66,21 @@ def compare(
     [('rotary', 8), ('learned:coupled', 2), ('learned:coupled', 4)]
     """
     settings = check_compare_settings(**options)
-    folder = ComparisonFolder(out)
-    result = run_comparison(settings, folder, progress or TrainingProgress(), evaluating or (lambda what: ignore))
-    result["provenance"] = describe_provenance(settings, result, command)
-    write_comparison(folder.path, result)
+    with open_comparison(out, settings) as folder:
+        result = run_comparison(settings, folder, progress or TrainingProgress(), evaluating or (lambda what: ignore))
+        result["provenance"] = describe_provenance(settings, result, command)
+        write_comparison(folder.path, result)
     return result
+
+
+def open_comparison(out: str | Path, settings: CompareSettings) -> AbstractContextManager[ComparisonFolder]:
+    """The folder of a comparison, after the settings were compared with what can be trained."""
+    if settings.task is None:
+        check_schemes(settings, Path(out))
+    else:
+        check_task(settings)
+    data = TEXT_FILE if settings.task is None else TASK_FILE
+    return ComparisonFolder.open(out, settings, (data, PAGE, *(f"{name}.png" for name in CHARTS)))
 
 
 def ignore(done: int, total: int) -> None:
@@ -79,13 +91,9 @@ def run_comparison(
     settings: CompareSettings, folder: ComparisonFolder, progress: TrainingProgress, evaluating: Evaluating
 ) -> dict[str, Any]:
     """Train and measure what is not measured yet, and combine all of it."""
-    if settings.task is None:
-        check_schemes(settings, folder.path)
-        fingerprint = prepare_texts(settings, folder.path, progress)
-    else:
-        check_task(settings)
-        fingerprint = task_fingerprint(settings)
-    folder.begin(settings, fingerprint)
+    texts = settings.task is None
+    fingerprint = prepare_texts(settings, folder.path, progress) if texts else task_fingerprint(settings)
+    folder.begin(fingerprint)
     parts: dict[tuple[str, int], dict[str, Any]] = {}
     diverged: list[tuple[str, int]] = []
     total = settings.seeds * len(settings.schemes)
@@ -122,7 +130,7 @@ def measure_scheme(
     evaluating: Evaluating,
 ) -> dict[str, Any]:
     """Train one scheme with one seed, from where its run stands, and measure it."""
-    place = folder.run(scheme.name, seed)
+    place = folder.claim_run(scheme.name, seed)
     bar = evaluating(f"{scheme.name}, seed {seed}: evaluating")
     if settings.task is not None:
         model = train_task(settings, scheme, seed, place, progress)
@@ -160,4 +168,4 @@ def write_comparison(folder: Path, result: dict[str, Any], first: Callable[[Page
     pictures = {f"{name}.png": png for name, (png, _) in charts.items()}
     html = page.provenance(result["provenance"]).html()
     data = json.dumps(result, indent=2)
-    write_report(folder, {TEXT_FILE if on_text else TASK_FILE: data, **pictures, PAGE: html})
+    write_report(folder, {TEXT_FILE if on_text else TASK_FILE: data, **pictures, PAGE: html}, "comparison")

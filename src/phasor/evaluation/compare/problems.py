@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from phasor.checkpoints import save
+from phasor.checkpoints.folder import model_folder
 from phasor.config.generation import SpecialTokens
 from phasor.config.recipe import DataConfig, OptimizerConfig, Recipe, TrainConfig
 from phasor.config.schedules import CosineSchedule
@@ -20,7 +21,6 @@ from phasor.data.tokenizers import SpecialIds, byte_tokenizer, load_tokenizer
 from phasor.device import resolve_device
 from phasor.evaluation.compare.schemes import ComparedScheme, model_fields
 from phasor.evaluation.compare.settings import CompareSettings
-from phasor.files import remove
 from phasor.generation.translation import Progress
 from phasor.nn.mode import eval_mode
 from phasor.training.build import model_config
@@ -89,6 +89,7 @@ def train_task(
     settings: CompareSettings, scheme: ComparedScheme, seed: int, folder: Path, progress: TrainingProgress
 ) -> Transformer:
     """Train one model on problems up to the trained size, and save it in a folder."""
+    model_folder(folder)  # is refused if it holds more than a model
     problems = problems_of(settings, scheme, seed)
     largest = count_positions(settings, scheme.positions, problems)
     recipe = task_recipe(settings, scheme, seed, largest)
@@ -112,9 +113,6 @@ def train_task(
     model = trainer.model
     model.tokenizer = problems.tokenizer
     model.special = SpecialTokens(stop=(special.eos,), bos=special.bos, pad=special.pad)
-    if folder.exists():  # of a run that was killed while it was saved
-        remove(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     save(model, folder)
     return model
 

@@ -2,73 +2,114 @@
 
 from __future__ import annotations
 
-import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from phasor.artifacts import ArtifactFolder
+from phasor.artifacts import ANOTHER, ArtifactFolder
 from phasor.config.schema import quote
-from phasor.config.text_files import from_json, read_text
 from phasor.evaluation.compare.settings import CompareSettings
 from phasor.evaluation.report import check_out
 
 MARKER, RUNS, MEASURED = "comparison.json", "runs", "measured"
-VERSION = 1
+VERSION = 2
 
 
 class ComparisonFolder:
     """The folder `out`: `runs` holds a run per scheme and seed, `measured` what came of each.
 
-    A run that is measured is not trained again, so a comparison that was killed goes on where it stood.
+    `comparison.json` says what is compared and which runs are the comparison's; it and the measurements hold their own
+    SHA-256. A run that is measured is not trained again, so a comparison that was killed goes on where it stood.
     """
 
-    def __init__(self, out: str | Path) -> None:
-        checked = check_out(out)
-        assert checked is not None
-        self.path = checked
+    def __init__(self, path: Path, settings: CompareSettings) -> None:
+        self.path, self.artifact = path, ArtifactFolder(path, "comparison")
+        self.about: dict[str, Any] = {"version": VERSION, "settings": settings.fixed_values(), "data": None}
+        self.runs: list[str] = []
 
-    def begin(self, settings: CompareSettings, fingerprint: str) -> None:
-        """Write down what is compared, or refuse to go on with anything else."""
-        marker = self.path / MARKER
-        now: dict[str, Any] = {"version": VERSION, "settings": settings.fixed_values(), "data": fingerprint}
-        if not marker.exists():
-            if self.path.is_dir() and any(entry.name not in (RUNS, "data") for entry in self.path.iterdir()):
-                raise ValueError(f"{self.path} exists and holds no comparison: name a new folder (--out)")
-            self.path.mkdir(exist_ok=True)
-            ArtifactFolder(self.path).write_text(MARKER, json.dumps(now))
-            return
-        before = from_json(read_text(marker, "the comparison"), marker)
-        if not isinstance(before, dict) or before.get("version") != VERSION or not isinstance(before["settings"], dict):
-            raise ValueError(f"{marker} is not the file of a comparison that this version can go on with")
-        for name, value in now["settings"].items():
-            earlier = before["settings"].get(name)
+    @classmethod
+    @contextmanager
+    def open(cls, out: str | Path, settings: CompareSettings, reports: Iterable[str]) -> Iterator[ComparisonFolder]:
+        """The folder, locked: a new or empty one, or that of a comparison with these settings.
+
+        `reports` are the files of the report, which replace no others.
+        """
+        path = check_out(out, reports, "comparison")
+        assert path is not None
+        folder = cls(path, settings)
+        folder.read_marker()  # what is refused stays as it is
+        path.mkdir(exist_ok=True)
+        with folder.artifact.lock(f"another process compares in {path}"):
+            folder.artifact.remove_leftovers(MARKER)
+            if not folder.read_marker():
+                folder.write_marker()
+            yield folder
+
+    def read_marker(self) -> bool:
+        """Whether runs were begun here, with what is compared now; other settings and other folders are refused."""
+        found = self.artifact.read_sealed(MARKER)
+        if found is None:
+            self.artifact.check_kind()
+            return False
+        if found.get("version") != VERSION:
+            raise ValueError(f"{self.path / MARKER} is by another version of phasor: {ANOTHER}")
+        if not found["runs"]:
+            return False
+        for name, value in self.about["settings"].items():
+            earlier = found["settings"].get(name)
             if earlier != value:
                 raise ValueError(
                     f"{self.path} was begun with {name} {quote(earlier)}, and this is {quote(value)}: give the same "
                     "options to go on, or another --out"
                 )
-        if before["data"] != fingerprint:
+        self.about["data"], self.runs = found["data"], found["runs"]
+        return True
+
+    def write_marker(self) -> None:
+        self.artifact.write_sealed(MARKER, {**self.about, "runs": self.runs})
+
+    def begin(self, fingerprint: str) -> None:
+        """Note what the data are, or refuse to go on with others."""
+        if self.about["data"] not in (None, fingerprint):
             raise ValueError(
                 f"the data of the comparison in {self.path} have changed since it was begun, so that it cannot go on: "
                 "give another --out"
             )
+        self.about["data"] = fingerprint
 
     def run(self, scheme: str, seed: int) -> Path:
         """The folder of one run."""
         return self.path / RUNS / f"{scheme.replace(':', '-').replace('+', '-')}-{seed}"
 
+    def claim_run(self, scheme: str, seed: int) -> Path:
+        """The folder of a run that is trained now; refused where somebody else has put something there."""
+        place = self.run(scheme, seed)
+        if place.is_symlink() or (place.name not in self.runs and os.path.lexists(place)):
+            raise ValueError(f"{place} was not written by this comparison, and is left alone: move it away")
+        if place.name not in self.runs:
+            self.runs.append(place.name)
+            self.write_marker()
+        return place
+
     def read_measurement(self, scheme: str, seed: int) -> dict[str, Any] | None:
-        """What was measured of a run, if it was."""
-        file = self.path / MEASURED / f"{self.run(scheme, seed).name}.json"
-        if not file.exists():
+        """What was measured of a run, if it was; refused where it is not that of this comparison."""
+        name = f"{MEASURED}/{self.run(scheme, seed).name}.json"
+        found = self.artifact.read_sealed(name)
+        if found is None:
             return None
-        found = from_json(read_text(file, "the measurement"), file)
-        if not isinstance(found, dict):
-            raise ValueError(f"{file} does not hold a measurement: delete it to measure again")
-        return found
+        if found.get("of") != self.describe(scheme, seed):
+            raise ValueError(f"{self.path / name} is of another comparison, scheme or seed: move it away")
+        result: dict[str, Any] = found["result"]
+        return result
 
     def keep(self, scheme: str, seed: int, result: dict[str, Any]) -> None:
         """Keep what was measured of a run."""
-        measured = ArtifactFolder(self.path / MEASURED)
-        measured.path.mkdir(exist_ok=True)
-        measured.write_text(f"{self.run(scheme, seed).name}.json", json.dumps(result))
+        (self.path / MEASURED).mkdir(exist_ok=True)
+        name = f"{MEASURED}/{self.run(scheme, seed).name}.json"
+        self.artifact.write_sealed(name, {"of": self.describe(scheme, seed), "result": result})
+
+    def describe(self, scheme: str, seed: int) -> dict[str, Any]:
+        """What a measurement is of."""
+        return {"scheme": scheme, "seed": seed, **self.about}

@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from phasor.checkpoints.load import read_config
-from phasor.checkpoints.runs import MODEL, is_run
+from phasor.checkpoints.runs import MODEL, RunMarker
 from phasor.config.recipe import DataConfig, OptimizerConfig, Recipe, SaveConfig, TrainConfig
 from phasor.config.schedules import ConstantSchedule, CosineSchedule
+from phasor.config.schema import name_some
 from phasor.data.store import prepare
 from phasor.evaluation.compare.schemes import ComparedScheme, model_fields
 from phasor.evaluation.compare.settings import CompareSettings
 from phasor.evaluation.length_settings import STRIDE
 from phasor.evaluation.lengths import evaluate_lengths
+from phasor.evaluation.rows import cut_rows, encode_documents
 from phasor.generation.translation import Progress
 from phasor.models.extensions import extend_config
 from phasor.training.build import model_config
@@ -21,6 +23,7 @@ from phasor.training.extend import fine_tuning
 from phasor.training.loop import train
 from phasor.training.progress import TrainingProgress
 from phasor.training.result import TrainingResult
+from phasor.training.state import describe_changes
 
 HELD_OUT = 0.1  # of the documents
 TUNED = 5  # fine-tuning has a fifth of the steps, at a fifth of the learning rate
@@ -93,17 +96,35 @@ def check_schemes(settings: CompareSettings, out: Path) -> None:
 
 
 def prepare_texts(settings: CompareSettings, out: Path, progress: TrainingProgress) -> str:
-    """Tokenize the texts, once for all schemes; a hash of the tokens."""
+    """Tokenize the texts, once for all schemes; a hash of the tokens. Texts that are too short are refused."""
     recipe = text_recipe(settings, settings.schemes[0], 0, out)
-    return prepare(recipe, out / "data", progress.on_prepare, notify=progress.on_message).fingerprint
+    prepared = prepare(recipe, out / "data", progress.on_prepare, notify=progress.on_message)
+    special = prepared.special
+    texts = (text for (text,) in prepared.valid_texts())
+    documents = encode_documents(prepared.tokenizer, special.bos, special.eos, texts)
+    cut_rows(documents, settings.lengths[-1], settings.rows, settings.join, "the validation data")  # or refused
+    return prepared.fingerprint
+
+
+def settle(recipe: dict[str, Any]) -> dict[str, Any]:
+    """A recipe without places and devices, which may change between two parts of a run."""
+    data, training = recipe["data"] | {"cache": None}, recipe["train"] | {"device": None}
+    return recipe | {"out": None, "init_from": None, "data": data, "train": training}
 
 
 def train_recipe(recipe: Recipe, folder: Path, progress: TrainingProgress) -> TrainingResult | None:
-    """Train a recipe in a folder to its end, from where it stands; None where that was done before."""
-    if (folder / MODEL).exists():
+    """Train a recipe in a folder to its end, from where it stands; None where that was done before.
+
+    A run of another recipe is refused.
+    """
+    recipe = recipe.replace(out=str(folder))
+    marker = RunMarker.read(folder)
+    if marker is not None and (changes := describe_changes(settle(marker.recipe), settle(recipe.to_dict()))):
+        raise ValueError(f"{folder} is a run of another recipe ({name_some(changes, 3)}): move it away")
+    if marker is not None and (folder / MODEL).exists():
         return None
     folder.parent.mkdir(parents=True, exist_ok=True)
-    return train(recipe.replace(out=str(folder)), is_run(folder), progress)
+    return train(recipe, marker is not None, progress)
 
 
 def measure_run(

@@ -25,6 +25,7 @@ from phasor.models.extensions import trained_length
 from phasor.transformer import Transformer
 
 DEPTHS, TRIALS = 5, 10
+DATA, CHART, PAGE = "retrieval.json", "retrieval.png", "retrieval.html"
 WIDE = 0.3  # an interval from which on a note says how wide it is
 
 
@@ -71,7 +72,7 @@ def evaluate_retrieval(
     sizes = parse_lengths(lengths)
     for name, value in (("depths", depths), ("trials", trials), ("batch_tokens", batch_tokens)):
         check_integer(name, value, below=1 << 31)
-    folder = check_out(out)
+    folder = check_out(out, (DATA, CHART, PAGE))
     evaluated = open_evaluated_model(model, device, checkpoint)
     variants = make_variants(evaluated.model, names, sizes)
     builder = PromptBuilder(evaluated.model, haystack, sizes[-1])
@@ -94,12 +95,7 @@ def evaluate_retrieval(
         from phasor.evaluation.retrieval.heat_map import chart, page
 
         png, svg = chart(result)
-        files: dict[str, str | bytes] = {
-            "retrieval.json": json.dumps(result, indent=2),
-            "retrieval.png": png,
-            "retrieval.html": page(result, svg),
-        }
-        write_report(folder, files)
+        write_report(folder, {DATA: json.dumps(result, indent=2), CHART: png, PAGE: page(result, svg)})
     return result
 
 
