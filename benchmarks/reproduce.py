@@ -34,10 +34,11 @@ from phasor.evaluation.compare.comparison import (
     run_comparison,
     write_comparison,
 )
-from phasor.evaluation.compare.report import describe_orders, exact_rows
+from phasor.evaluation.compare.report import exact_rows
 from phasor.evaluation.compare.results import order_pairs
 from phasor.evaluation.compare.schemes import ROTARY
 from phasor.evaluation.compare.settings import check_compare_settings
+from phasor.evaluation.lengths_report import describe_orders
 from phasor.evaluation.report import Page, check_out, write_report
 from phasor.training.progress import TrainingProgress
 

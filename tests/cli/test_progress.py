@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from phasor.cli.output import Bar
 from phasor.cli.progress import LiveProgress, PlainProgress
 from phasor.cli.train import show
 from phasor.config.recipe import Recipe
@@ -47,6 +48,18 @@ def test_a_terminal_shows_one_line_that_changes(monkeypatch: pytest.MonkeyPatch)
         f"phasor: something happened\n{live}",
         "",
     ]
+
+
+def test_a_bar_says_how_much_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first call begins the time: what was done before it took as long as nobody knows."""
+    for screen, expected in ((Terminal(), ["20 %", "40 %, 1:00 left", "100 %"]), (io.StringIO(), ["40 %, 1:00 left"])):
+        monkeypatch.setattr(sys, "stderr", screen)
+        now = iter([0.0, 25.0, 45.0, 50.0])
+        monkeypatch.setattr("phasor.cli.output.time.monotonic", lambda now=now: next(now))
+        bar = Bar("evaluating")
+        for done in (20, 40, 100):
+            bar(done, 100)
+        assert re.findall(r"(\d+ %.*?)(?=[\r\n])", screen.getvalue()) == expected
 
 
 def test_a_terminal_is_not_written_to_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,9 @@
 
 import json
 import math
+import random
+import re
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -217,9 +220,24 @@ def test_a_dynamic_extension_follows_the_length_whatever_the_factor(model, data)
 def test_every_order_that_is_shown_is_printed():
     pairs = {"ab": False, "ac": True, "ad": True, "bc": False, "bd": True, "cd": True}
     orders = [{"length": 8, "first": a, "second": b, "shown": shown} for (a, b), shown in pairs.items()]
-    assert order_lines({"lengths": [8], "orders": orders}) == [
-        "8: a < b: not shown; b < c: not shown; c < d; a < c; b < d"
-    ]
+    assert order_lines({"lengths": [8], "orders": orders}) == ["8: {a, b, c} < d, and a < c"]
+    draw = random.Random(0)
+    for _ in range(300):
+        chance = draw.random()
+        shown = {pair for pair in combinations("abcdef", 2) if draw.random() < chance}
+        shown |= {(a, c) for a, b in shown for other, c in shown if other == b}
+        shown |= {(a, c) for a, b in shown for other, c in shown if other == b}
+        orders = [
+            {"length": 8, "first": a, "second": b, "shown": (a, b) in shown} for a, b in combinations("abcdef", 2)
+        ]
+        (line,) = order_lines({"lengths": [8], "orders": orders})
+        groups, *within = line.removeprefix("8: ").split(", and ")
+        stated = {tuple(pair.split(" < ")) for text in within for pair in text.split(", ")}
+        tiers = [re.findall("[a-f]", group) for group in groups.split(" < ")]
+        stated |= {(a, b) for one, other in combinations(tiers, 2) for a in one for b in other}
+        for _ in range(6):
+            stated |= {(a, c) for a, b in stated for other, c in stated if other == b}
+        assert stated == shown
 
 
 def test_curves_of_many_models_are_told_apart():
@@ -349,10 +367,13 @@ def test_the_command_prints_tables_and_writes_a_report(folder, data, tmp_path, r
         "16: ",
         "48: ",
         "Protocol last",
+        f"report   {tmp_path / 'report' / 'lengths.html'}",
     ):
         assert text in out
     files = sorted(path.name for path in (tmp_path / "report").iterdir())
-    assert files == ["lengths.html", "lengths.json", "loss-by-length.png", "loss-by-position.png"]
+    assert files == [
+        "lengths.html", "lengths.json", "loss-by-length.png", "loss-by-position.png", "phasor_manifest.json"
+    ]  # fmt: skip
     printed = json.loads(run_phasor("evaluate", str(folder), *options, "--json"))
     saved = json.loads((tmp_path / "report" / "lengths.json").read_text())
     assert saved["rows"] == printed["rows"]

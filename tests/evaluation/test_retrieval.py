@@ -195,11 +195,16 @@ def test_command(small, tmp_path, run_phasor):
     command = ["evaluate", str(tmp_path / "model"), "--retrieval", "recall", "--lengths", "48,64", "--device", "cpu"]
     out = run_phasor(*command, "--extension", "none,ntk", "--depths", "2", "--trials", "3")
     assert "recall, ntk" in out
+    assert out.startswith("exact match (mean log-probability of the answer, in nats), by depth and length\n")
     assert "exactly the tokens of the length" in out
     assert "its 95 % interval is up to" in out
     result = json.loads(run_phasor(*command, "--depths", "2", "--trials", "3", "--seed", "5", "--json"))
     assert result["provenance"]["seed"] == 5
     assert len(result["cells"]) == 4
+    command[5] = "128"
+    out = run_phasor(*command, "--extension", "ntk", "--trials", "1", "--out", str(tmp_path / "report"))
+    assert out.index("recall, own") < out.index("recall, ntk (factor 2)")
+    assert f"report   {tmp_path / 'report' / 'retrieval.html'}" in out
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def run(given: argparse.Namespace) -> int:
 
 def print_result(result: dict[str, Any], out: Path) -> None:
     """Print tables and orders, and where the report is."""
-    from phasor.evaluation.compare.report import describe_orders
+    from phasor.evaluation.lengths_report import describe_orders
 
     if "task" in result:
         print_task(result)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from pathlib import Path
 
 from phasor.cli.output import Bar, new_table, print_json, show, show_text
 
@@ -30,8 +31,10 @@ def add_options(group: argparse._ArgumentGroup) -> None:
 
 def run(given: argparse.Namespace) -> None:
     from phasor.evaluation import evaluate_lengths
+    from phasor.evaluation.lengths import PAGE
     from phasor.evaluation.lengths_report import (
         describe_factor,
+        describe_orders,
         describe_protocol,
         length_name,
         order_lines,
@@ -73,4 +76,6 @@ def run(given: argparse.Namespace) -> None:
                 table.add_row(*row)
             show(table)
     show_text("orders, lowest loss first", order_lines(result))
-    show_text("how", [describe_protocol(result), *describe_factor(result), *result["notes"]])
+    show_text("how", [describe_orders(result), describe_protocol(result), *describe_factor(result), *result["notes"]])
+    if hasattr(given, "out"):
+        print(f"\nreport   {Path(given.out) / PAGE}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from pathlib import Path
 
 from phasor.cli.output import Bar, new_table, print_json, show, show_text
 
@@ -32,6 +33,7 @@ def add_options(group: argparse._ArgumentGroup) -> None:
 def run(given: argparse.Namespace) -> None:
     from phasor.evaluation import evaluate_retrieval
     from phasor.evaluation.lengths_report import length_name
+    from phasor.evaluation.retrieval.evaluate import PAGE
     from phasor.evaluation.retrieval.heat_map import depth_rows, describe_map, length_rows, model_name
 
     if not hasattr(given, "lengths"):
@@ -54,6 +56,7 @@ def run(given: argparse.Namespace) -> None:
         print_json(result)
         return
     lengths = [length_name(length) for length in result["lengths"]]
+    print("exact match (mean log-probability of the answer, in nats), by depth and length\n")
     for task, summary in result["tasks"].items():
         for name in result["extensions"]:
             table = new_table(f"{task}, {model_name(result, name)}", ["depth", *lengths])
@@ -65,3 +68,5 @@ def run(given: argparse.Namespace) -> None:
             table.add_row(*row)
         show(table)
     show_text("how", [*describe_map(result).replace(". ", ".\n").splitlines(), *result["notes"]])
+    if hasattr(given, "out"):
+        print(f"\nreport   {Path(given.out) / PAGE}")

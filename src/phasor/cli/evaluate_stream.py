@@ -8,15 +8,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from phasor.cli.options import parse_dtype
-from phasor.cli.output import bar, clock, print_json
+from phasor.cli.output import CLEAR, LINE_SECONDS, bar, clock, print_json
 
 if TYPE_CHECKING:
     from phasor.evaluation.stream import StreamProgress
 
 SHARED = ("out",)
 OPTIONAL = argparse.SUPPRESS
-LINE_SECONDS = 30.0  # seconds between two lines of progress, where they are not for a terminal
-CLEAR = "\r\x1b[K"
 
 
 def add_options(group: Any) -> None:

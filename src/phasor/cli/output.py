@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -16,18 +17,40 @@ from phasor.config.distribution import missing_package
 JSON_ESCAPES = {code: f"\\u{code:04x}" for code in range(127, 160)}
 
 
+LINE_SECONDS = 30.0  # between two lines of progress, where they are not for a terminal
+CLEAR = "\r\x1b[K"
+
+
 class Bar:
-    """A progress bar on standard error, if that is a terminal."""
+    """Progress on standard error with the time left: a live line on a terminal, a line now and then elsewhere."""
 
     def __init__(self, what: str) -> None:
         self.what, self.shown = what, ""
+        self.first: tuple[float, int] | None = None  # when it was first called, and what was done by then
+        self.printed_at = time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
-        share = done / max(total, 1)
-        line = f"{self.what} {bar(share)} {100 * share:3.0f} %"
-        if line != self.shown and sys.stderr.isatty():
-            print(f"\r{line}", end="\n" if done >= total else "", file=sys.stderr, flush=True)
+        now = time.monotonic()
+        self.first = self.first or (now, done)
+        line = format_bar(self.what, done, total, now - self.first[0], done - self.first[1])
+        if sys.stderr.isatty():
+            if line != self.shown:
+                print(f"{CLEAR}{line}", end="\n" if done >= total else "", file=sys.stderr, flush=True)
+        elif now - self.printed_at >= LINE_SECONDS:
+            self.printed_at = now
+            print(line, file=sys.stderr, flush=True)
         self.shown = line
+
+
+def format_bar(what: str, done: int, total: int, seconds: float, measured: int) -> str:
+    """One line of progress; `measured` of what is done took these seconds.
+
+    >>> format_bar("evaluating", 500, 1000, 8.0, 400)
+    'evaluating ███████████████░░░░░░░░░░░░░░░  50 %, 0:10 left'
+    """
+    share = done / max(total, 1)
+    left = f", {clock(seconds / measured * (total - done))} left" if measured > 0 and done < total else ""
+    return f"{what} {bar(share)} {100 * share:3.0f} %{left}"
 
 
 def bar(share: float, width: int = 30) -> str:

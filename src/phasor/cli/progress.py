@@ -9,14 +9,12 @@ import sys
 import time
 from collections.abc import Mapping
 
-from phasor.cli.output import bar, clock
+from phasor.cli.output import CLEAR, LINE_SECONDS, bar, clock
 from phasor.cli.recipe_options import name_options
 from phasor.cli.streams import escape_controls
 from phasor.training import RunSummary, StepReport, TrainingProgress
 
 REFRESH_SECONDS = 0.1  # between two refreshes of the live line
-LINE_SECONDS = 30.0  # between two lines about preparation
-CLEAR = "\r\x1b[K"
 
 
 def progress_display(typed: Mapping[str, str] | None = None) -> LiveProgress | PlainProgress:

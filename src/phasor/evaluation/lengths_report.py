@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any
 
 from phasor.evaluation.protocols import PROTOCOLS
@@ -66,19 +66,47 @@ def factor_of(rows: list[dict[str, Any]]) -> str:
 
 
 def order_lines(result: Result) -> list[str]:
-    """One line per length: the chains of `order_chains`.
+    """One line per length: the groups of `order_groups`, and the orders that are shown within them.
 
     >>> pairs = [("a", "b", True), ("a", "c", True), ("b", "c", False)]
     >>> orders = [{"length": 8, "first": a, "second": b, "shown": shown} for a, b, shown in pairs]
     >>> order_lines({"lengths": [8], "orders": orders})
-    ['8: a < b; b < c: not shown; a < c']
+    ['8: a < {b, c}']
     """
     lines = []
     for length in result["lengths"]:
-        chains = order_chains(result, length)
-        parts = [f"{' < '.join(names)}{'' if shown else ': not shown'}" for names, shown in chains]
-        lines.append(f"{length_name(length)}: {'; '.join(parts) or 'one model, nothing to compare'}")
+        groups, within = order_groups(result, length)
+        text = " < ".join(names[0] if len(names) == 1 else f"{{{', '.join(names)}}}" for names in groups)
+        also = f", and {', '.join(f'{a} < {b}' for a, b in within)}" if within else ""
+        lines.append(f"{length_name(length)}: {text or 'one model, nothing to compare'}{also}")
     return lines
+
+
+def order_groups(result: Result, length: int) -> tuple[list[list[str]], list[tuple[str, str]]]:
+    """Names in the order of their losses at a length, in the smallest groups between which every order is shown.
+
+    Behind them, the pairs within a group whose order is shown, but for those that follow from others.
+
+    >>> pairs = [("a", "b", False), ("a", "c", True), ("b", "c", False)]
+    >>> orders = [{"length": 8, "first": a, "second": b, "shown": shown} for a, b, shown in pairs]
+    >>> order_groups({"orders": orders}, 8)
+    ([['a', 'b', 'c']], [('a', 'c')])
+    """
+    pairs = [pair for pair in result["orders"] if pair["length"] == length]
+    names = list(dict.fromkeys(pair["first"] for pair in pairs)) + [pair["second"] for pair in pairs[-1:]]
+    shown = {(pair["first"], pair["second"]) for pair in pairs if pair["shown"]}
+    groups: list[list[str]] = []
+    for index, name in enumerate(names):
+        if all((a, b) in shown for a in names[:index] for b in names[index:]):
+            groups.append([])
+        groups[-1].append(name)
+    within = [
+        (a, b)
+        for group in groups
+        for a, b in combinations(group, 2)
+        if (a, b) in shown and not any({(a, c), (c, b)} <= shown for c in group)
+    ]
+    return groups, within
 
 
 def order_chains(result: Result, length: int) -> list[tuple[list[str], bool]]:
@@ -122,6 +150,17 @@ def describe_protocol(result: Result) -> str:
         f"Protocol {result['protocol']}: {PROTOCOLS[result['protocol']]} ({what}). {result['targets']:,} targets in "
         f"{plural(result['row_count'], 'row')} of {plural(result['documents']['used'], 'document')}, the same at every "
         f"length; intervals of 95 % over {plural(result['units'], result['unit'])}."
+    )
+
+
+def describe_orders(result: Result) -> str:
+    """What has to be the case for an order to be stated."""
+    seeds = result.get("seeds", 1)
+    each = "the interval" if seeds == 1 else f"in each of the {seeds} seeds the interval"
+    return (
+        f"An order is stated where {each} of the paired difference excludes 0; within braces none is shown but those "
+        "behind them. Each interval has the level by itself: of twenty pairs that do not differ, one is shown on "
+        "average."
     )
 
 
@@ -184,7 +223,7 @@ def page(result: Result, figures: dict[str, str]) -> str:
         made.heading(f"Difference to {result['baseline']}, paired")
         made.table(heads, table_rows(result, "difference"), "Below 0: better than the baseline")
         made.heading("Orders, lowest loss first").bullets(order_lines(result))
-        made.paragraph("An order is stated where the interval of the paired difference excludes 0.")
+        made.paragraph(describe_orders(result))
     made.heading("Loss by position").figure(
         figures["loss-by-position"], f"Loss by position in a context of {result['positions']['length']:,} tokens"
     )

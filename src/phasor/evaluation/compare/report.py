@@ -10,6 +10,7 @@ from phasor.data.tasks import TASKS
 from phasor.evaluation.compare.schemes import ROTARY
 from phasor.evaluation.lengths_report import (
     describe_factor,
+    describe_orders,
     describe_protocol,
     draw_losses,
     factor_of,
@@ -101,15 +102,6 @@ def task_charts(result: Result) -> dict[str, tuple[bytes, str]]:
     )
     figure.axes[0].set_ylim(-3, 103)
     return {"compare": (to_png(figure), to_svg(figure))}
-
-
-def describe_orders(result: Result) -> str:
-    """What has to be the case for an order to be stated."""
-    each = "the interval" if result["seeds"] == 1 else f"in each of the {result['seeds']} seeds the interval"
-    return (
-        f"An order is stated where {each} of the paired difference excludes 0; elsewhere it says: not shown. Each "
-        "interval has the level by itself: of twenty pairs that do not differ, one is shown on average."
-    )
 
 
 def text_page(result: Result, figures: dict[str, str], first: Sections) -> Page:

@@ -51,7 +51,8 @@ def evaluate_retrieval(
     `model` is any folder that `phasor.load` reads, a run, or a model; `tasks` are names of `TASKS`, such as "passkey".
     Prompt and answer together have exactly as many tokens as each of `lengths` says; a prompt that does not fit is
     refused. `depths` is the number of depths, evenly from 0, the beginning of the haystack, to 1, right before the
-    question. `extensions` are as in `evaluate_lengths`, each made for the largest length.
+    question. `extensions` are as in `evaluate_lengths`, each made for the largest length; the model as it was saved is
+    always beside them.
 
     Every cell of the map has `trials` prompts, which are the same for every extension: a function of `seed`, the task,
     the length, the depth and the number of the trial. The haystack repeats a few sentences, or is cut from the text or
@@ -79,11 +80,10 @@ def evaluate_retrieval(
     places = [0.5] if depths == 1 else [index / (depths - 1) for index in range(depths)]
     cells = [Cell(task, length, depth) for task in chosen for length in sizes for depth in places]
     pieces = {cell: [cell.encode(builder, seed, trial) for trial in range(trials)] for cell in cells}  # or refused
-    total, done = len(names) * len(cells) * trials, 0
+    total, done = len(variants) * len(cells) * trials, 0
     report = progress or (lambda done, total: None)
     rows = []
-    for name in names:
-        config = variants[name].config
+    for name, (config, _) in variants.items():
         current = evaluated.model if config == evaluated.model.config else swap_config(evaluated.model, config)
         for cell in cells:
             scores = score_cell(current, builder, cell, pieces[cell], seed, batch_tokens)
@@ -108,14 +108,19 @@ def split_names(names: Sequence[str] | str) -> list[str]:
 
 
 def make_variants(model: Transformer, names: Sequence[str], lengths: Sequence[int]) -> dict[str, Variant]:
-    """The configurations that are compared, for the largest length; what the model cannot read is refused."""
+    """The configurations that are compared, for the largest length; what the model cannot read is refused.
+
+    The model as it was saved is always among them.
+    """
     check_scorable(model)
     limit = min(known_limits(model), default=lengths[-1])
     if lengths[-1] > limit:
         raise ValueError(
             f"--lengths {lengths[-1]:,} is beyond this model's table of {limit:,} positions, which has no more"
         )
-    return {name: make_variant(model.config, name, lengths[-1]) for name in names}
+    found = {name: make_variant(model.config, name, lengths[-1]) for name in names}
+    plain = any(variant.config == model.config for variant in found.values())
+    return found if plain else {OWN: Variant(model.config), **found}
 
 
 @dataclass(frozen=True)
