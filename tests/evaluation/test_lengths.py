@@ -16,7 +16,7 @@ import phasor
 from phasor.evaluation import evaluate_lengths
 from phasor.evaluation.intervals import paired_interval
 from phasor.evaluation.length_settings import parse_lengths
-from phasor.evaluation.lengths_report import order_lines
+from phasor.evaluation.lengths_report import loss_headline, order_lines
 from phasor.evaluation.report import Curve, draw_curves
 from phasor.evaluation.rows import cut_rows
 
@@ -220,7 +220,7 @@ def test_a_dynamic_extension_follows_the_length_whatever_the_factor(model, data)
 def test_every_order_that_is_shown_is_printed():
     pairs = {"ab": False, "ac": True, "ad": True, "bc": False, "bd": True, "cd": True}
     orders = [{"length": 8, "first": a, "second": b, "shown": shown} for (a, b), shown in pairs.items()]
-    assert order_lines({"lengths": [8], "orders": orders}) == ["8: {a, b, c} < d, and a < c"]
+    assert order_lines({"lengths": [8], "orders": orders})[0].en == "8: {a, b, c} < d, and a < c"
     draw = random.Random(0)
     for _ in range(300):
         chance = draw.random()
@@ -231,7 +231,7 @@ def test_every_order_that_is_shown_is_printed():
             {"length": 8, "first": a, "second": b, "shown": (a, b) in shown} for a, b in combinations("abcdef", 2)
         ]
         (line,) = order_lines({"lengths": [8], "orders": orders})
-        groups, *within = line.removeprefix("8: ").split(", and ")
+        groups, *within = line.en.removeprefix("8: ").split(", and ")
         stated = {tuple(pair.split(" < ")) for text in within for pair in text.split(", ")}
         tiers = [re.findall("[a-f]", group) for group in groups.split(" < ")]
         stated |= {(a, b) for one, other in combinations(tiers, 2) for a in one for b in other}
@@ -240,10 +240,50 @@ def test_every_order_that_is_shown_is_printed():
         assert stated == shown
 
 
+def headline_pairs(shown, gaps):
+    pairs = [(a, b, (a, b) in shown, gaps["abcd".index(b)] - gaps["abcd".index(a)]) for a, b in combinations("abcd", 2)]
+    return [
+        {"length": 64, "first": a, "second": b, "shown": stated, "difference": {"estimate": -gap}}
+        for a, b, stated, gap in pairs
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shown", "english", "chinese"),
+    [
+        (
+            ["ab", "ac", "ad"],
+            "a has a lower loss than all others, by 0.250 nats",
+            "a 的损失低于其余所有模型，每词元至少低 0.250",
+        ),
+        (
+            ["ad", "bd", "cd"],
+            "d has a higher loss than all others, by 1.500 nats",
+            "d 的损失高于其余所有模型，每词元至少高 1.500",
+        ),
+        (
+            ["ac", "ad", "bc", "bd"],
+            "a and b have lower losses than all others, by 0.250",
+            "a、b 的损失低于其余所有模型",
+        ),
+        (["ab", "ac", "bd"], "no model is shown to be better or worse than all others", "没有模型被证明优于或劣于"),
+    ],
+)
+def test_the_headline_states_what_is_shown(shown, english, chinese):
+    orders = headline_pairs({tuple(pair) for pair in shown}, [1.0, 1.25, 1.5, 3.0])
+    found = loss_headline({"lengths": [16, 64], "trained_length": 16, "orders": orders})
+    assert found.en.startswith("At 64 tokens, 4 times the trained length, ")
+    assert english in found.en
+    assert chinese in found.zh
+    found = loss_headline({"lengths": [64], "trained_length": 64, "orders": orders, "seeds": 3})
+    assert found.en.startswith("At 64 tokens ")
+    assert ("in each of 3 seeds" in found.en) == ("no model" not in found.en)
+
+
 def test_curves_of_many_models_are_told_apart():
     curves = [Curve(str(number), [1, 2], [1, 2]) for number in range(10)]
     figure = draw_curves([*curves, Curve("window", [1, 2], [1, 2], baseline=True)], x_label="x", y_label="y")
-    looks = {(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines}
+    looks = {(line.get_color(), line.get_linestyle()) for line in figure.figure.axes[0].lines}
     assert len(looks) == 11
 
 

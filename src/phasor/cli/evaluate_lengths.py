@@ -75,7 +75,8 @@ def run(given: argparse.Namespace) -> None:
             for row in rows:
                 table.add_row(*row)
             show(table)
-    show_text("orders, lowest loss first", order_lines(result))
-    show_text("how", [describe_orders(result), describe_protocol(result), *describe_factor(result), *result["notes"]])
+    show_text("orders, lowest loss first", [line.en for line in order_lines(result)])
+    how = [describe_orders(result), describe_protocol(result), *describe_factor(result)]
+    show_text("how", [*(text.en for text in how), *result["notes"]])
     if hasattr(given, "out"):
         print(f"\nreport   {Path(given.out) / PAGE}")

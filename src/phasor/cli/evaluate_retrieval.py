@@ -67,6 +67,6 @@ def run(given: argparse.Namespace) -> None:
         for row in length_rows(result, task):
             table.add_row(*row)
         show(table)
-    show_text("how", [*describe_map(result).replace(". ", ".\n").splitlines(), *result["notes"]])
+    show_text("how", [*describe_map(result).en.replace(". ", ".\n").splitlines(), *result["notes"]])
     if hasattr(given, "out"):
         print(f"\nreport   {Path(given.out) / PAGE}")

@@ -12,7 +12,7 @@ from phasor.config.schema import with_article
 from phasor.evaluation.intervals import compare_pairs, paired_interval
 from phasor.evaluation.length_losses import Key, Measured, measure
 from phasor.evaluation.length_settings import BATCH_TOKENS, STRIDE, LengthSettings, check_settings
-from phasor.evaluation.report import check_out, provenance, write_report
+from phasor.evaluation.report import Text, check_out, chinese, provenance, write_report
 from phasor.evaluation.rows import (
     MANY_DOCUMENTS,
     EvaluatedModel,
@@ -160,6 +160,7 @@ def describe(
         for length in settings.lengths
         for pair in compare_pairs({name: units[name, length] for name in settings.names}, rows.weights)
     ]
+    said = notes(rows, variants, settings, trained_length(config), original_length(config))
     per_row = settings.targets if settings.protocol == "last" else settings.largest
     return {
         "model": evaluated.name,
@@ -180,10 +181,12 @@ def describe(
         "unit_weights": rows.weights,
         "baseline": BASELINE,
         "names": {name: variant_names()[name] for name in settings.names},
+        "names_zh": {name: chinese.MODELS.get(name, variant_names()[name]) for name in settings.names},
         "rows": table,
         "orders": orders,
         "positions": describe_positions(found, settings),
-        "notes": notes(rows, variants, settings, trained_length(config), original_length(config)),
+        "notes": [note.en for note in said],
+        "notes_zh": [note.zh for note in said],
         "provenance": provenance(
             command,
             evaluated.model.tokens.weight.device,
@@ -209,27 +212,43 @@ def finite(value: float) -> float | None:
 
 def notes(
     rows: LongRows, variants: dict[tuple[str, int], Variant], settings: LengthSettings, trained: int, original: int
-) -> list[str]:
+) -> list[Text]:
     """What a reader must know beside the numbers."""
     said = []
     if len(rows.documents) < rows.found:
         said.append(
-            f"{len(rows.documents):,} of {rows.found:,} documents are used: the others have fewer than the "
-            f"{rows.length + 1:,} tokens that a length of {rows.length:,} needs, or are beyond --limit"
+            Text(
+                f"{len(rows.documents):,} of {rows.found:,} documents are used: the others have fewer than the "
+                f"{rows.length + 1:,} tokens that a length of {rows.length:,} needs, or are beyond --limit",
+                f"使用了 {rows.found:,} 篇文档中的 {len(rows.documents):,} 篇：其余的不足长度 {rows.length:,} 所需的 "
+                f"{rows.length + 1:,} 个词元，或超出 --limit",
+            )
         )
     if len(rows.weights) == 1:
-        said.append("one row gives no interval and shows no order")
+        said.append(Text("one row gives no interval and shows no order", "只有一行，没有区间，也不能证明次序"))
     elif rows.unit == "row":
         said.append(
-            f"with fewer than {MANY_DOCUMENTS} documents, the intervals take the {sum(rows.counts):,} rows to be "
-            "independent"
+            Text(
+                f"with fewer than {MANY_DOCUMENTS} documents, the intervals take the {sum(rows.counts):,} rows to be "
+                "independent",
+                f"文档不足 {MANY_DOCUMENTS} 篇，区间把 {sum(rows.counts):,} 行视为相互独立",
+            )
         )
     same = sorted({length for (_, length), variant in variants.items() if variant.factor == 1.0})
     if same:
+        at = ", ".join(f"{length:,}" for length in same)
         said.append(
-            f"at {', '.join(f'{length:,}' for length in same)} the factor would be 1 or less: an extension leaves the "
-            f"positions of a model trained at {original:,} as they are"
+            Text(
+                f"at {at} the factor would be 1 or less: an extension leaves the positions of a model trained at "
+                f"{original:,} as they are",
+                f"在长度 {at} 上因子不大于 1：扩展不改变在 {original:,} 个词元上训练的模型的位置",
+            )
         )
     if settings.largest <= trained:
-        said.append(f"no length is beyond the {trained:,} tokens the model was trained at")
+        said.append(
+            Text(
+                f"no length is beyond the {trained:,} tokens the model was trained at",
+                f"没有长度超过模型的训练长度 {trained:,} 个词元",
+            )
+        )
     return said

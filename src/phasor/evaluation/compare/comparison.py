@@ -23,7 +23,7 @@ from phasor.training.progress import TrainingProgress
 
 Evaluating = Callable[[str], Progress]  # a progress bar by what is evaluated
 TEXT_FILE, TASK_FILE, PAGE = "lengths.json", "tasks.json", "compare.html"
-CHARTS = ("compare", "difference", "rotary")
+CHARTS = ("ranking", "compare", "difference", "rotary")
 
 
 class StoppedError(Exception):
@@ -116,8 +116,10 @@ def run_comparison(
     result = combine_texts(left, parts) if settings.task is None else combine_tasks(left, parts)
     sizes = settings.sizes.model if settings.task is None else settings.sizes.task_model
     result["model"] = f"{plural(sizes['num_layers'], 'layer')} of {sizes['dim']} features"
+    result["model_zh"] = f"{sizes['num_layers']} 层，{sizes['dim']} 维"
     result["steps"], result["fingerprint"] = settings.steps, fingerprint
     result["notes"] += [f"{name} diverged with seed {seed}, and is left out" for name, seed in diverged]
+    result["notes_zh"] += [f"{name} 在随机种子 {seed} 下发散，未计入" for name, seed in diverged]
     return result
 
 

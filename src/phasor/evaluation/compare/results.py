@@ -16,6 +16,7 @@ from phasor.evaluation.compare.schemes import JOIN, ROTARY, ComparedScheme
 from phasor.evaluation.compare.settings import CompareSettings
 from phasor.evaluation.intervals import binomial_interval, paired_interval
 from phasor.evaluation.lengths import finite
+from phasor.evaluation.report import Text, chinese
 from phasor.evaluation.variants import NONE, WINDOW, variant_names
 
 Parts = Mapping[tuple[str, int], Mapping[str, Any]]  # what was measured, by scheme and seed
@@ -93,6 +94,7 @@ def combine_texts(settings: CompareSettings, parts: Parts) -> dict[str, Any]:
             )
     own = {short_name(label): label for label in labels if label.partition(" (")[0] == ROTARY}
     variants = {(short, length): values[label, length] for short, label in own.items() for length in settings.lengths}
+    said = text_notes(settings)
     copied = ("protocol", "lengths", "targets_per_row", "stride", "bos", "documents", "row_count", "targets")
     return {
         "data": settings.data or "the sources of Python's standard library",
@@ -106,14 +108,16 @@ def combine_texts(settings: CompareSettings, parts: Parts) -> dict[str, Any]:
         "baseline": baseline,
         "schemes": plain,
         "seeds": settings.seeds,
-        "names": descriptions,
+        "names": {label: text.en for label, text in descriptions.items()},
+        "names_zh": {label: text.zh for label, text in descriptions.items()},
         "rows": rows,
         "orders": [
             pair for length in settings.lengths for pair in order_pairs(values, [*plain, baseline], length, weights)
         ],
         "rotary_orders": [pair for length in settings.lengths for pair in order_pairs(variants, own, length, weights)],
         "positions": combine_positions(settings, parts),
-        "notes": [*(note.replace("--limit", "--rows") for note in first["notes"]), *text_notes(settings)],
+        "notes": [*(note.replace("--limit", "--rows") for note in first["notes"]), *(note.en for note in said)],
+        "notes_zh": [*(note.replace("--limit", "--rows") for note in first["notes_zh"]), *(note.zh for note in said)],
     }
 
 
@@ -128,11 +132,11 @@ def short_name(label: str) -> str:
 
 def gather_losses(
     settings: CompareSettings, parts: Parts
-) -> tuple[Values, dict[tuple[str, int], float | None], dict[str, str]]:
+) -> tuple[Values, dict[tuple[str, int], float | None], dict[str, Text]]:
     """The losses by label and length, the factors of extensions, and what every label is."""
     values: Values = {}
     factors: dict[tuple[str, int], float | None] = {}
-    descriptions: dict[str, str] = {}
+    descriptions: dict[str, Text] = {}
     for scheme in settings.schemes:
         each = [parts[scheme.name, seed] for seed in range(settings.seeds)]
         for extension in each[0]["names"]:
@@ -152,13 +156,20 @@ def row_of(part: Mapping[str, Any], extension: str, length: int) -> Mapping[str,
     return found
 
 
-def describe_label(scheme: ComparedScheme, extension: str) -> str:
-    kinds = [PositionConfig.kinds[kind] for kind in scheme.kind.split(JOIN)]
-    what = "; ".join((kind.__doc__ or "").strip().partition("\n")[0].rstrip(".") for kind in kinds)
-    if scheme.method is not None:
-        what += f"; fine-tuned at the largest length with {scheme.method}"
-        what += "".join(f", {name} {value:g}" for name, value in scheme.fields)
-    return what if scheme.label(extension) == scheme.name else f"{scheme.name}, {variant_names()[extension]}"
+def describe_label(scheme: ComparedScheme, extension: str) -> Text:
+    english = variant_names()[extension]
+    if scheme.label(extension) != scheme.name:
+        return Text(f"{scheme.name}, {english}", f"{scheme.name}，{chinese.MODELS.get(extension, english)}")
+    kinds = scheme.kind.split(JOIN)
+    lines = {kind: (PositionConfig.kinds[kind].__doc__ or "").strip().partition("\n")[0].rstrip(".") for kind in kinds}
+    what = Text("; ".join(lines.values()), "；".join(chinese.SCHEMES.get(kind, lines[kind]) for kind in kinds))
+    if scheme.method is None:
+        return what
+    fields = "".join(f", {name} {value:g}" for name, value in scheme.fields)
+    return Text(
+        f"{what.en}; fine-tuned at the largest length with {scheme.method}{fields}",
+        f"{what.zh}；在最大长度上用 {scheme.method} 微调{fields}",
+    )
 
 
 def combine_positions(settings: CompareSettings, parts: Parts) -> dict[str, Any]:
@@ -173,16 +184,25 @@ def combine_positions(settings: CompareSettings, parts: Parts) -> dict[str, Any]
     return {"length": first["length"], "edges": first["edges"], "loss": curves}
 
 
-def text_notes(settings: CompareSettings) -> list[str]:
+def text_notes(settings: CompareSettings) -> list[Text]:
     """What a reader must know of the schemes and seeds."""
     said = []
     if any(scheme.kind == "learned" for scheme in settings.schemes):
+        rows, reached = settings.lengths[-1], settings.length
         said.append(
-            f"the table of 'learned' has {settings.lengths[-1]:,} rows, of which training reached {settings.length:,}: "
-            "the others are as they were drawn"
+            Text(
+                f"the table of 'learned' has {rows:,} rows, of which training reached {reached:,}: the others are as "
+                "they were drawn",
+                f"'learned' 的表有 {rows:,} 行，训练只到达其中 {reached:,} 行：其余仍是初始值",
+            )
         )
     if settings.seeds == 1:
-        said.append("one seed: orders hold for these trained models, and say nothing of others trained the same way")
+        said.append(
+            Text(
+                "one seed: orders hold for these trained models, and say nothing of others trained the same way",
+                "只有一个随机种子：次序只对这些训练好的模型成立，不说明同样训练的其他模型",
+            )
+        )
     return said
 
 
@@ -206,7 +226,8 @@ def combine_tasks(settings: CompareSettings, parts: Parts) -> dict[str, Any]:
             )
     notes = text_notes(settings)[-1:] if settings.seeds == 1 else []
     if task.chance:
-        notes.append(f"a guess is right in {100 * task.chance:.0f} % of the problems")
+        share = f"{100 * task.chance:.0f} %"
+        notes.append(Text(f"a guess is right in {share} of the problems", f"随机猜测能答对 {share} 的题目"))
     return {
         "task": settings.task,
         "item": task.item,
@@ -217,5 +238,6 @@ def combine_tasks(settings: CompareSettings, parts: Parts) -> dict[str, Any]:
         "problems": settings.rows,
         "rows": rows,
         "orders": [pair for size in settings.lengths for pair in order_pairs(wrong, names, size, None)],
-        "notes": notes,
+        "notes": [note.en for note in notes],
+        "notes_zh": [note.zh for note in notes],
     }

@@ -1,102 +1,185 @@
-"""One HTML page that needs no network and no other file."""
+"""One HTML page in English and Chinese, light and dark, that needs no network and no other file."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import Any, Self
+from importlib import resources
+from typing import Any, NamedTuple, Self
 
+from phasor.evaluation.report.chinese import PROVENANCE, TABLE_HEADS
+
+LANGUAGES = ("en", "zh-CN")
 STYLE = """
-:root { color-scheme: light; }
-body { margin: 0; background: #f7f7f5; color: #1d1d1f; font: 16px/1.55 system-ui, sans-serif; }
-main { max-width: 60rem; margin: 0 auto; padding: 2rem 1.25rem 4rem; }
-h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 .25rem; }
-h2 { font-size: 1.15rem; margin: 2.25rem 0 .5rem; }
-p { margin: .5rem 0; max-width: 46rem; }
-.summary { color: #555; }
-.wide { overflow-x: auto; background: #fff; border: 1px solid #ddd; border-radius: 6px; margin: .75rem 0; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .92rem; }
-caption { text-align: left; padding: .6rem .8rem; color: #555; }
-th, td { text-align: left; padding: .4rem .8rem; border-top: 1px solid #eee; vertical-align: top; }
-th { background: #fafafa; font-weight: 600; }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--paper); color: var(--ink); overflow-wrap: break-word; }
+:root:not(:lang(zh)) [lang="zh-CN"], :root:lang(zh) [lang="en"] { display: none; }
+:focus-visible { outline: 2px solid var(--query); outline-offset: 2px; }
+header { display: flex; align-items: center; gap: 8px; padding: 10px 32px; border-bottom: 1px solid var(--line); }
+header i { color: var(--soft); flex: 1; }
+button { font: inherit; color: inherit; background: var(--card); border: 1px solid var(--faint); border-radius: 6px;
+         padding: 4px 11px; min-height: 32px; cursor: pointer; }
+button:hover { background: var(--hover); }
+main { max-width: 1120px; margin: 0 auto; padding: 24px 32px 56px; }
+h1 { font-size: 32px; line-height: 1.2; letter-spacing: -0.01em; margin: 0; max-width: 820px; text-wrap: balance; }
+h2 { font-size: 19px; line-height: 1.35; margin: 36px 0 8px; }
+p, ul { margin: 12px 0; max-width: 820px; }
+.lead { color: var(--soft); font-size: 17px; line-height: 1.42; margin-top: 6px; }
+.wide { overflow-x: auto; margin: 12px 0; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 15px; }
+caption { text-align: left; padding: 4px 0; color: var(--soft); }
+th, td { text-align: left; padding: 6px 16px 6px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+th { color: var(--soft); font-weight: 600; }
 th, .number { white-space: nowrap; }
-.number { text-align: right; }
-figure { margin: .75rem 0; }
-figure svg, figure img { display: block; max-width: 100%; min-width: 36rem; height: auto; margin: 0 auto; }
-figcaption { color: #555; font-size: .92rem; }
-pre { overflow-x: auto; background: #fff; border: 1px solid #ddd; border-radius: 6px; padding: .75rem .9rem;
-      font: .88rem/1.5 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; }
-li { margin: .2rem 0; }
+.number { text-align: right; padding: 6px 0 6px 16px; }
+figure { margin: 20px 0; }
+figure svg { display: block; width: 100%; min-width: 720px; height: auto; }
+figure svg text { font-family: inherit !important; fill: var(--ink); }
+figcaption { color: var(--soft); font-size: 15px; }
+pre { overflow-x: auto; background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: 12px 14px;
+      font: 14px/1.5 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; }
+li { margin: 3px 0; }
+@media (max-width: 620px) {
+  header { padding: 10px 16px; }
+  main { padding: 18px 16px 40px; }
+  h1 { font-size: 25px; }
+}
 """
+SCRIPT = """
+const root = document.documentElement, system = matchMedia("(prefers-color-scheme: dark)");
+const [language, theme] = document.querySelectorAll("button");
+let chosen;
+const paint = () => { root.dataset.theme = chosen ?? (system.matches ? "dark" : "light"); };
+const speak = (name) => { root.lang = name; document.title = document.querySelector("h1").innerText; };
+language.onclick = () => speak(root.lang === "en" ? "zh-CN" : "en");
+theme.onclick = () => { chosen = root.dataset.theme === "dark" ? "light" : "dark"; paint(); };
+system.addEventListener("change", paint);
+paint();
+speak(navigator.language.startsWith("zh") ? "zh-CN" : "en");
+"""
+
+
+class Text(NamedTuple):
+    """A text in both languages."""
+
+    en: str
+    zh: str
+
+
+@functools.cache
+def theme() -> str:
+    """The colors and fonts of the lab, light and dark: the variables of its style sheet."""
+    style = (resources.files("phasor") / "lab" / "page" / "style.css").read_text(encoding="utf-8")
+    return "\n".join(re.findall(r"^:root.*?^\}", style, flags=re.MULTILINE | re.DOTALL))
+
+
+def light_color(name: str) -> str:
+    """A color of the light theme.
+
+    >>> light_color("c1")
+    '#0072b2'
+    """
+    return re.findall(rf"--{name}: (#\w+);", theme())[0]
+
+
+def mark_up(text: Text | Any, tag: str = "span") -> str:
+    """HTML of a text in both languages, of which the page shows one; of a text that is the same in both as it is.
+
+    >>> mark_up("a < b"), mark_up(Text("loss", "损失"))
+    ('a &lt; b', '<span lang="en">loss</span><span lang="zh-CN">损失</span>')
+    """
+    if not isinstance(text, Text):
+        return escape(str(text))
+    return "".join(
+        f'<{tag} lang="{language}">{escape(each)}</{tag}>' for language, each in zip(LANGUAGES, text, strict=True)
+    )
 
 
 class Page:
     """A page that grows block by block; every method returns the page.
 
-    Texts are escaped; figures are SVG as text, as `to_svg` gives it.
+    Texts are in both languages (`Text`) or the same in both, and are escaped. The title is what was found. Figures are
+    SVG as text, as `to_svg` gives it.
 
     >>> page = Page("Loss by length", "a small model").heading("Losses").table(["length", "loss"], [["4k", 2.5]])
     >>> "<td class=\\"number\\">2.5</td>" in page.html()
     True
     """
 
-    def __init__(self, title: str, summary: str = "") -> None:
-        self.title, self.blocks = title, [f"<h1>{escape(title)}</h1>"]
+    def __init__(self, title: Text | str, summary: Text | str = "") -> None:
+        self.title, self.blocks = title, [f"<h1>{mark_up(title)}</h1>"]
         if summary:
-            self.blocks.append(f'<p class="summary">{escape(summary)}</p>')
+            self.blocks.append(f'<p class="lead">{mark_up(summary)}</p>')
 
-    def heading(self, text: str) -> Self:
+    def heading(self, text: Text | str) -> Self:
         """Begin a section."""
-        return self._add(f"<h2>{escape(text)}</h2>")
+        return self._add(f"<h2>{mark_up(text)}</h2>")
 
-    def paragraph(self, text: str) -> Self:
+    def paragraph(self, text: Text | str) -> Self:
         """A paragraph of text."""
-        return self._add(f"<p>{escape(text)}</p>")
+        return self._add(f"<p>{mark_up(text)}</p>")
 
-    def bullets(self, lines: Sequence[str]) -> Self:
+    def bullets(self, lines: Iterable[Text | str]) -> Self:
         """A list of short lines."""
-        return self._add(f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>") if lines else self
+        items = "".join(f"<li>{mark_up(line)}</li>" for line in lines)
+        return self._add(f"<ul>{items}</ul>") if items else self
 
     def code(self, text: str) -> Self:
         """Text as it was typed, such as a command."""
         return self._add(f"<pre>{escape(text)}</pre>")
 
-    def table(self, heads: Sequence[str], rows: Sequence[Sequence[Any]], caption: str = "") -> Self:
-        """A table; a column whose cells are numbers is aligned to the right.
+    def table(self, heads: Sequence[Text | str], rows: Sequence[Sequence[Any]], caption: Text | str = "") -> Self:
+        """A table; a column whose cells are numbers is aligned to the right, unless it is the first.
 
         Numbers that are formatted already count as such when they begin with a digit or a sign.
         """
-        right = [all(is_number(row[column]) for row in rows) for column in range(len(heads))]
-        title = f"<caption>{escape(caption)}</caption>" if caption else ""
-        head = "".join(cell("th", text, side) for text, side in zip(heads, right, strict=True))
+        right = [column > 0 and all(is_number(row[column]) for row in rows) for column in range(len(heads))]
+        title = f"<caption>{mark_up(caption)}</caption>" if caption else ""
+        named = [Text(text, TABLE_HEADS[text]) if text in TABLE_HEADS else text for text in heads]
+        head = "".join(cell("th", text, side) for text, side in zip(named, right, strict=True))
         body = "".join(
             f"<tr>{''.join(cell('td', text, side) for text, side in zip(row, right, strict=True))}</tr>" for row in rows
         )
         return self._add(
-            f'<div class="wide"><table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+            f'<div class="wide" tabindex="0"><table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+            "</div>"
         )
 
-    def figure(self, svg: str, caption: str) -> Self:
-        """A chart; on a narrow screen it scrolls instead of shrinking."""
-        chart = svg[svg.index("<svg") :].replace("<svg ", f'<svg role="img" aria-label="{escape(caption)}" ', 1)
-        return self._add(f'<figure><div class="wide">{chart}</div><figcaption>{escape(caption)}</figcaption></figure>')
+    def figure(self, svg: str, caption: Text | str) -> Self:
+        """A chart as wide as the page; on a narrow screen it scrolls instead of shrinking."""
+        number = sum(block.startswith("<figure") for block in self.blocks)
+        chart = svg[svg.index("<svg") :].replace("<svg ", f'<svg role="img" aria-labelledby="caption-{number}" ', 1)
+        return self._add(
+            f'<figure><figcaption id="caption-{number}">{mark_up(caption)}</figcaption>'
+            f'<div class="wide" tabindex="0">{chart}</div></figure>'
+        )
 
     def provenance(self, values: Mapping[str, Any]) -> Self:
         """How to get these numbers again: the command, versions, device and seeds, as `provenance` collects them."""
-        self.heading("How to get these numbers again")
+        self.heading(Text("How to get these numbers again", "如何重现这些数字"))
         if values.get("command"):
             self.code(str(values["command"]))
-        rows = [(name.replace("_", " "), value) for name, value in values.items() if name != "command"]
+        rows = [
+            (Text(name.replace("_", " "), PROVENANCE[name]) if name in PROVENANCE else name, value)
+            for name, value in values.items()
+            if name != "command"
+        ]
         return self.table(["what", "value"], rows)
 
     def html(self) -> str:
         """The page as one file."""
+        title = self.title.en if isinstance(self.title, Text) else self.title
         blocks = "\n".join(self.blocks)
         return (
             f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            f"<title>{escape(self.title)}</title>\n<style>{STYLE}</style>\n</head>\n"
-            f"<body>\n<main>\n{blocks}\n</main>\n</body>\n</html>\n"
+            f"<title>{escape(title)}</title>\n<style>{theme()}{STYLE}</style>\n</head>\n"
+            f"<body>\n<header><b>phasor</b> <i>{mark_up(Text('report', '报告'))}</i>"
+            f"<button>{mark_up(Text('中文', 'English'))}</button>"
+            f"<button>{mark_up(Text('Light or dark', '浅色或深色'))}</button></header>\n"
+            f"<main>\n{blocks}\n</main>\n<script>{SCRIPT}</script>\n</body>\n</html>\n"
         )
 
     def _add(self, block: str) -> Self:
@@ -110,7 +193,7 @@ def cell(tag: str, value: Any, right: bool) -> str:
     '<td>a &lt; b</td>'
     """
     mark = ' class="number"' if right else ""
-    return f"<{tag}{mark}>{escape(str(value))}</{tag}>"
+    return f"<{tag}{mark}>{mark_up(value)}</{tag}>"
 
 
 def is_number(value: Any) -> bool:
@@ -118,4 +201,5 @@ def is_number(value: Any) -> bool:
     >>> is_number(3), is_number("-0.2 [-0.3, -0.1]"), is_number("yarn"), is_number("4k")
     (True, True, False, True)
     """
-    return isinstance(value, int | float) or str(value).lstrip("-+\N{MINUS SIGN}")[:1].isdecimal()
+    text = value.en if isinstance(value, Text) else str(value)
+    return text.lstrip("-+\N{MINUS SIGN}")[:1].isdecimal()

@@ -14,7 +14,7 @@ from phasor.config.schema import check_integer
 from phasor.evaluation.continuations import BATCH_TOKENS, ContinuationScore, check_scorable, score_continuations
 from phasor.evaluation.intervals import Interval, binomial_interval
 from phasor.evaluation.length_settings import parse_lengths
-from phasor.evaluation.report import check_out, provenance, write_report
+from phasor.evaluation.report import Text, check_out, provenance, write_report
 from phasor.evaluation.retrieval.prompts import PromptBuilder, PromptPieces
 from phasor.evaluation.retrieval.tasks import RetrievalTask, find_tasks
 from phasor.evaluation.rows import EvaluatedModel, open_evaluated_model
@@ -214,7 +214,8 @@ def describe(
         "factors": {name: variant.factor for name, variant in variants.items()},
         "cells": rows,
         "all_depths": list(all_depths(rows)),
-        "notes": notes(trials, len(depths)),
+        "notes": [note.en for note in notes(trials, len(depths))],
+        "notes_zh": [note.zh for note in notes(trials, len(depths))],
         "provenance": provenance(
             command,
             evaluated.model.tokens.weight.device,
@@ -224,23 +225,33 @@ def describe(
     }
 
 
-def notes(trials: int, depths: int) -> list[str]:
+def notes(trials: int, depths: int) -> list[Text]:
     """What a reader must know beside the numbers: how wide the intervals can be.
 
-    >>> notes(10, 5)[0]
+    >>> notes(10, 5)[0].en
     'a cell has 10 trials: its 95 % interval is up to 53 points wide, and 10 of 10 is 72 % to 100 %'
     """
     said = []
     cell, whole = widest(trials), widest(trials * depths)
     if cell.high - cell.low > WIDE:
         full = binomial_interval(trials, trials)
+        wide, least = f"{100 * (cell.high - cell.low):.0f}", f"{100 * full.low:.0f} %"
         said.append(
-            f"a cell has {trials:,} trial{'s' * (trials > 1)}: its 95 % interval is up to "
-            f"{100 * (cell.high - cell.low):.0f} points wide, and {trials:,} of {trials:,} is {100 * full.low:.0f} % "
-            "to 100 %"
+            Text(
+                f"a cell has {trials:,} trial{'s' * (trials > 1)}: its 95 % interval is up to {wide} points wide, and "
+                f"{trials:,} of {trials:,} is {least} to 100 %",
+                f"一个格子有 {trials:,} 次试验：其 95 % 区间最宽 {wide} 个百分点，"
+                f"{trials:,} 次全对意味着 {least} 至 100 %",
+            )
         )
     if whole.high - whole.low > WIDE:
-        said.append(f"all depths of a length together are up to {100 * (whole.high - whole.low):.0f} points wide")
+        wide = f"{100 * (whole.high - whole.low):.0f}"
+        said.append(
+            Text(
+                f"all depths of a length together are up to {wide} points wide",
+                f"一个长度的所有深度合起来，区间最宽 {wide} 个百分点",
+            )
+        )
     return said
 
 

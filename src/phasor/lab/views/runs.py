@@ -250,7 +250,7 @@ def read_report(request: ReportRequest, folders: Folders) -> dict[str, Any]:
                 for length in report["lengths"]
                 for chains in [order_chains(report, length)]
             ],
-            "how": describe_protocol(report),
+            "how": describe_protocol(report).en,
             "documents": report["documents"]["used"],
             **{name: report[name] for name in ("targets", "targets_per_row", "stride", "row_count", "units", "unit")},
             "positions": {name: report["positions"][name] for name in ("length", "edges", "loss")},
