@@ -181,8 +181,8 @@ def test_titles_of_narrow_maps_do_not_run_into_each_other(small, monkeypatch):
     figures = []
     monkeypatch.setattr(heat_map, "to_png", figures.append)
     heat_map.chart(evaluate_retrieval(small, "recall", lengths="512", extensions="linear,yarn,longrope", trials=1))
-    figures[0].canvas.draw()
-    boxes = [axes._left_title.get_window_extent() for axes in figures[0].axes[:3]]
+    figures[0].figure.canvas.draw()
+    boxes = [axes._left_title.get_window_extent() for axes in figures[0].figure.axes[:3]]
     assert all(before.x1 < after.x0 for before, after in pairwise(boxes))
 
 
