@@ -134,12 +134,16 @@ class ArtifactFolder:
             raise DamagedError(f"{file} is damaged, or was changed after it was written")
         return data
 
-    def check_kind(self) -> None:
-        """Refuse a folder that neither is empty nor has a manifest of this kind."""
+    def read_own_manifest(self) -> Manifest | None:
+        """The manifest of the folder, where it has one; refused where it is that of another kind."""
         manifest = Manifest.read(self.path)
         if manifest is not None and manifest.kind != self.kind:
             raise ValueError(f"{self.path} is a {manifest.kind} folder, and no {self.kind} goes there: {ANOTHER}")
-        if manifest is None and self.path.is_dir():
+        return manifest
+
+    def check_kind(self) -> None:
+        """Refuse a folder that neither is empty nor has a manifest of this kind."""
+        if self.read_own_manifest() is None and self.path.is_dir():
             own = {self.path / LOCK, *self.leftovers("*")}
             if others := sorted(path.name for path in self.path.iterdir() if path not in own):
                 raise ValueError(
@@ -148,8 +152,8 @@ class ArtifactFolder:
 
     def check_names(self, names: Iterable[str]) -> None:
         """Refuse names under which there is something that the manifest does not list."""
-        manifest = Manifest.read(self.path)
-        listed = {} if manifest is None or manifest.kind != self.kind else manifest.files
+        manifest = self.read_own_manifest()
+        listed = {} if manifest is None else manifest.files
         for name in names:
             if name not in listed and os.path.lexists(self.path / name):
                 raise ValueError(
@@ -175,7 +179,7 @@ class ArtifactFolder:
             self.path.mkdir(exist_ok=True)
         with lock_folder(self.path):
             self.check_names(files)
-            before = Manifest.read(self.path)
+            before = self.read_own_manifest()
             entries = {name: stream_fingerprint(io.BytesIO(content)) for name, content in files.items()}
             manifest = Manifest(self.kind, {**({} if before is None else before.files), **entries})
             with write_errors(self.path):

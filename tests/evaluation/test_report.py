@@ -1,5 +1,6 @@
 """Reports: one page without network or other files, charts, a folder whose files land whole."""
 
+import math
 import re
 import subprocess
 import sys
@@ -91,6 +92,14 @@ def test_dots_are_sorted_and_one_far_out_is_at_the_edge():
     assert {text.get_text() for text in axes.texts} == {f"{end:.3f}" for end in ends}
 
 
+def test_dots_without_a_value_stand_last():
+    for ends in ([math.nan], [2.0, math.nan, 1.0]):
+        dots = [Dot(str(end), end, end) for end in ends]
+        axes = draw_dots(dots, x_label="loss", title="t", legend=("first", "last")).figure.axes[0]
+        assert axes.get_yticklabels()[0].get_text() == "nan"
+        assert axes.texts[0].get_text() == "–"
+
+
 def test_a_report_replaces_reports_and_nothing_else(tmp_path):
     report = {"results.json": "{}", "loss.png": b"\x89PNG"}
     folder = check_out(tmp_path / "report", report)
@@ -106,8 +115,9 @@ def test_a_report_replaces_reports_and_nothing_else(tmp_path):
     with pytest.raises(ValueError, match=r"is not empty and holds no report \(but report\): name another folder"):
         check_out(tmp_path)
     phasor.save(phasor.Transformer(phasor.preset("llama-2", **TINY)), tmp_path / "model")
-    with pytest.raises(ValueError, match="is a model folder, and no report goes there"):
-        check_out(tmp_path / "model", report)
+    for write in (check_out, write_report):
+        with pytest.raises(ValueError, match="is a model folder, and no report goes there"):
+            write(tmp_path / "model", report)
     assert [report.wrong for report in phasor.verify(folder)] == [[]]
     (folder / "results.json").write_text("{}")
     assert [name for report in phasor.verify(folder) for name, _ in report.wrong] == ["results.json"]

@@ -151,10 +151,12 @@ def draw_dots(
     ordered = sorted(dots, key=lambda dot: (not math.isfinite(dot.end), dot.end), reverse=True)
     chart = Chart(11, 1.2 + 0.27 * len(ordered))
     axes = chart.axes(x_label, "", title)
-    first, third = np.nanpercentile([dot.end for dot in ordered], [25, 75])
-    near = [dot for dot in ordered if dot.end <= third + FAR * (third - first)]
-    values = [value for dot in near for value in (dot.start, dot.end, dot.low, dot.high) if value is not None]
-    least, edge = np.nanmin(values), np.nanmax(values)
+    ends = [dot.end for dot in ordered if math.isfinite(dot.end)] or [0.0]
+    first, third = np.percentile(ends, [25, 75])
+    near = [dot for dot in ordered if not dot.end > third + FAR * (third - first)]
+    found = [value for dot in near for value in (dot.start, dot.end, dot.low, dot.high) if value is not None]
+    values = [value for value in found if math.isfinite(value)] or ends
+    least, edge = min(values), max(values)
     margin = 0.04 * (edge - least) or 1.0
     axes.set_xlim(least - margin, edge + (1 if len(near) == len(ordered) else 2.5) * margin)
     for y, dot in enumerate(ordered):
