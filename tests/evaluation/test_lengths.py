@@ -16,7 +16,7 @@ import phasor
 from phasor.evaluation import evaluate_lengths
 from phasor.evaluation.intervals import paired_interval
 from phasor.evaluation.length_settings import parse_lengths
-from phasor.evaluation.lengths_report import loss_headline, order_lines
+from phasor.evaluation.lengths_report import describe_orders, loss_headline, order_lines
 from phasor.evaluation.report import Curve, draw_curves
 from phasor.evaluation.rows import cut_rows
 
@@ -238,6 +238,16 @@ def test_every_order_that_is_shown_is_printed():
         for _ in range(6):
             stated |= {(a, c) for a, b in stated for other, c in stated if other == b}
         assert stated == shown
+
+
+def test_what_is_said_of_chance_is_that_of_one_seed():
+    """Of pairs that do not differ, one in twenty has an interval that excludes 0; hardly any has one in every seed."""
+    draw = np.random.default_rng(0)
+    pairs = [[paired_interval(row.tolist()).excludes_zero for row in draw.normal(0, 1, (3, 30))] for _ in range(400)]
+    assert np.mean(pairs) == pytest.approx(1 / 20, abs=3 * (0.05 * 0.95 / 1200) ** 0.5)
+    assert np.mean(np.all(pairs, axis=1)) < 1 / 100
+    assert "of twenty pairs that do not differ, one is shown on average" in describe_orders({}).en
+    assert "of twenty pairs that do not differ, one seed alone shows one on average" in describe_orders({"seeds": 3}).en
 
 
 def headline_pairs(shown, gaps):

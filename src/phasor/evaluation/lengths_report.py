@@ -240,12 +240,16 @@ def describe_orders(result: Result) -> Text:
     seeds = result.get("seeds", 1)
     each = "the interval" if seeds == 1 else f"in each of the {seeds} seeds the interval"
     every = "" if seeds == 1 else f"在 {seeds} 个随机种子的每一个中，"
+    one = (
+        Text("one is shown", "平均会有一对")
+        if seeds == 1
+        else Text("one seed alone shows one", "单个随机种子平均会有一对")
+    )
     return Text(
         f"An order is stated where {each} of the paired difference excludes 0; within braces none is shown but those "
-        "behind them. Each interval has the level by itself: of twenty pairs that do not differ, one is shown on "
-        "average.",
+        f"behind them. Each interval has the level by itself: of twenty pairs that do not differ, {one.en} on average.",
         f"{every}配对差的区间不含 0 时才写出次序；花括号之内，除其后写出的以外，没有次序被证明。"
-        "每个区间各自具有该置信水平：二十对并无差别的模型中，平均会有一对被写出次序。",
+        f"每个区间各自具有该置信水平：二十对并无差别的模型中，{one.zh}被写出次序。",
     )
 
 
