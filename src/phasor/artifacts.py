@@ -120,12 +120,12 @@ class ArtifactFolder:
         with self.write(name, unique=unique) as staged:
             staged.write_text(text, encoding="utf-8")
 
-    def write_sealed(self, name: str, data: Mapping[str, Any]) -> None:
-        """Write a JSON object with its SHA-256 in it, by which `read_sealed` knows that it is as it was written."""
+    def write_checksummed(self, name: str, data: Mapping[str, Any]) -> None:
+        """Write a JSON object with its SHA-256 in it, by which `read_checksummed` knows that it is as it was written."""
         self.write_text(name, json.dumps({**data, "sha256": digest(data)}, indent=2) + "\n")
 
-    def read_sealed(self, name: str) -> dict[str, Any] | None:
-        """What `write_sealed` wrote; None where there is nothing, a `DamagedError` where it is something else."""
+    def read_checksummed(self, name: str) -> dict[str, Any] | None:
+        """What `write_checksummed` wrote; None where there is nothing, a `DamagedError` where it is something else."""
         file = self.path / name
         if not os.path.lexists(file):
             return None

@@ -466,13 +466,13 @@ def test_what_a_resumed_stream_may_not_change(tmp_path):
     refused(r"state\.json is damaged, or was changed", model, path, resume=True, **options)
     state["state"]["nats"][0] -= 1
     del state["sha256"]
-    ArtifactFolder(out).write_sealed("state.json", state | {"device": "cuda"})
+    ArtifactFolder(out).write_checksummed("state.json", state | {"device": "cuda"})
     with pytest.warns(UserWarning, match="was begun on cuda and is continued on cpu"):
         evaluate_stream(model, path, resume=True, **options)
     cache = next(out.glob("cache-*"))
     cache.write_bytes(cache.read_bytes()[:-1] + b"x")
     refused("not as it was written", model, path, resume=True, **options)
-    ArtifactFolder(out).write_sealed("state.json", {"format": 0})
+    ArtifactFolder(out).write_checksummed("state.json", {"format": 0})
     refused("is not the state of a stream", model, path, resume=True, **options)
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "mine.txt").write_text("x")

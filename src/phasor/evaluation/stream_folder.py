@@ -80,7 +80,7 @@ class StreamFolder:
         A warning says that a stream goes on on another kind of device, which rounds differently.
         """
         file = self.path / STATE
-        saved = ArtifactFolder(self.path).read_sealed(STATE)
+        saved = ArtifactFolder(self.path).read_checksummed(STATE)
         if saved is None:
             return None
         try:
@@ -125,7 +125,7 @@ class StreamFolder:
             digest = sha256(self.path / name)
         state = asdict(StreamState(tokens, nats, mark, name, digest))
         content = {"format": FORMAT, "settings": self.settings, "device": self.device.type, "state": state}
-        ArtifactFolder(self.path).write_sealed(STATE, content)
+        ArtifactFolder(self.path).write_checksummed(STATE, content)
         for file in self.path.glob(CACHES):
             if file.name != name:
                 file.unlink()

@@ -49,7 +49,7 @@ class ComparisonFolder:
 
     def read_marker(self) -> bool:
         """Whether runs were begun here, with what is compared now; other settings and other folders are refused."""
-        found = self.artifact.read_sealed(MARKER)
+        found = self.artifact.read_checksummed(MARKER)
         if found is None:
             self.artifact.check_kind()
             return False
@@ -68,7 +68,7 @@ class ComparisonFolder:
         return True
 
     def write_marker(self) -> None:
-        self.artifact.write_sealed(MARKER, {**self.about, "runs": self.runs})
+        self.artifact.write_checksummed(MARKER, {**self.about, "runs": self.runs})
 
     def begin(self, fingerprint: str) -> None:
         """Note what the data are, or refuse to go on with others."""
@@ -96,7 +96,7 @@ class ComparisonFolder:
     def read_measurement(self, scheme: str, seed: int) -> dict[str, Any] | None:
         """What was measured of a run, if it was; refused where it is not that of this comparison."""
         name = f"{MEASURED}/{self.run(scheme, seed).name}.json"
-        found = self.artifact.read_sealed(name)
+        found = self.artifact.read_checksummed(name)
         if found is None:
             return None
         if found.get("of") != self.describe(scheme, seed):
@@ -108,7 +108,7 @@ class ComparisonFolder:
         """Keep what was measured of a run."""
         (self.path / MEASURED).mkdir(exist_ok=True)
         name = f"{MEASURED}/{self.run(scheme, seed).name}.json"
-        self.artifact.write_sealed(name, {"of": self.describe(scheme, seed), "result": result})
+        self.artifact.write_checksummed(name, {"of": self.describe(scheme, seed), "result": result})
 
     def describe(self, scheme: str, seed: int) -> dict[str, Any]:
         """What a measurement is of."""
