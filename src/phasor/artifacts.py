@@ -121,7 +121,7 @@ class ArtifactFolder:
             staged.write_text(text, encoding="utf-8")
 
     def write_checksummed(self, name: str, data: Mapping[str, Any]) -> None:
-        """Write a JSON object with its SHA-256 in it, by which `read_checksummed` knows that it is as it was written."""
+        """Write a JSON object with its SHA-256 in it, by which `read_checksummed` knows that nobody has changed it."""
         self.write_text(name, json.dumps({**data, "sha256": digest(data)}, indent=2) + "\n")
 
     def read_checksummed(self, name: str) -> dict[str, Any] | None:
