@@ -151,6 +151,29 @@ def test_hooks_are_called():
     assert seen == [(1, 9, 32)]
 
 
+@pytest.mark.parametrize("index", [0, 2])
+def test_hooks_inside_one_block_are_called_for_that_block(index):
+    """Blocks alike share a graph: the hook must neither be left out nor run in the others, also if it comes later."""
+    model, ids, seen = build(tiny("rotary", num_layers=3)).to(DEVICE), tokens(1, 9).to(DEVICE), []
+    first = model.decoder.blocks[index].attention
+    handle = first.register_forward_hook(lambda module, args, output: seen.append(module is first))
+    model.compile(backend=BACKEND)
+    with torch.no_grad(), no_default_device():
+        plain = model(ids)
+        assert torch.equal(model(ids), plain)
+        assert seen == [True, True]
+        handle.remove()
+        last = model.decoder.blocks[2 - index].feedforward
+        handle = last.register_forward_hook(lambda module, args, output: torch.zeros_like(output))
+        found = model(ids)
+        with torch.compiler.set_stance("force_eager"):
+            assert relative_change(found, model(ids)) < SAME
+        assert relative_change(found, plain) > 1e-3
+        handle.remove()
+        assert relative_change(model(ids), plain) < SAME
+    assert seen == [True, True]
+
+
 def test_autocast():
     model, ids = build(tiny("rotary", num_layers=2)).to(DEVICE), tokens(1, 20).to(DEVICE)
     with torch.no_grad(), torch.autocast(DEVICE.type, torch.bfloat16), no_default_device():

@@ -339,8 +339,8 @@ class Transformer(nn.Module):
 
     def compile(self, *args: Any, **options: Any) -> None:
         """Compile the blocks, in place: one graph serves all that are alike. Arguments are those of `torch.compile`.
-        The model around its blocks stays eager. Hooks inside blocks have to be there before the first call. On a GPU,
-        small batches are fastest with `mode="reduce-overhead"`, torch's CUDA graphs.
+        The model around its blocks stays eager. A block whose inner hooks change is compiled again. On a GPU, small
+        batches are fastest with `mode="reduce-overhead"`, torch's CUDA graphs.
 
         >>> model = Transformer(ModelConfig(vocab_size=50, dim=32, num_layers=3, num_heads=4))
         >>> tokens = torch.randint(0, 50, (2, 8))

@@ -38,7 +38,12 @@ class Block(nn.Module):
         return self.residual(x, partial(self.attention, ctx=ctx), *cross, feed_forward)
 
     def compile(self, *args: Any, **options: Any) -> None:
-        """As `Module.compile`. Models beyond torch's limit of eight graphs per function would silently run eagerly."""
-        limits = torch._dynamo.config
-        limits.recompile_limit = max(limits.recompile_limit, RECOMPILE_LIMIT)
+        """As `Module.compile`, with settings of the compiler without which a block may run code that is not its own.
+
+        Beyond torch's limit of eight graphs per function models would silently run eagerly. Blocks share graphs: by
+        default the hooks inside a block are those of the block that was compiled first.
+        """
+        settings = torch._dynamo.config
+        settings.recompile_limit = max(settings.recompile_limit, RECOMPILE_LIMIT)
+        settings.skip_nnmodule_hook_guards = False
         super().compile(*args, **options)

@@ -32,10 +32,19 @@ class PartialLinear(nn.Linear):
 def cut_blocks(model: Transformer, axis: Axis) -> None:
     """Leave this process's part of every block, with exchanges around the parts of blocks."""
     cut_weights(model, axis.index, axis.size)
+
+    def enter(part: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return gather_tokens(args[0], axis), *args[1:]
+
+    def leave(part: nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
+        return scatter_sums(y, axis)
+
+    # All blocks have the same hooks, so that the compiler sees blocks that are alike.
     for block in (part for part in model.modules() if isinstance(part, Block)):
         for part in (block.attention, block.cross, block.feedforward):
             if part is not None:
-                exchange_around(part, axis)
+                part.register_forward_pre_hook(enter)
+                part.register_forward_hook(leave)
     for stack in (part for part in model.modules() if isinstance(part, Stack)):
         stack.blocks[0].register_forward_pre_hook(
             lambda _, args: (own_slice(args[0], axis.index, axis.size), *args[1:])
@@ -70,16 +79,3 @@ def end_in_sum(linear: nn.Linear, index: int) -> None:
     """Have the first process alone add the bias of a projection whose results are summed."""
     if linear.bias is not None and index > 0:
         linear.__class__ = PartialLinear
-
-
-def exchange_around(part: nn.Module, axis: Axis) -> None:
-    """Gather tokens before a module, and scatter the sum of the results after it."""
-
-    def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return gather_tokens(args[0], axis), *args[1:]
-
-    def leave(module: nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
-        return scatter_sums(y, axis)
-
-    part.register_forward_pre_hook(enter)
-    part.register_forward_hook(leave)
