@@ -32,10 +32,9 @@ test-gpu: .venv/ready
 	PHASOR_TEST_DEVICE=cuda $(BIN)/python -m pytest -n 8 -m "not slow" $(GPU_TESTS)
 
 families: .venv/ready
-	rm -rf .notes && mkdir .notes
-	OMP_NUM_THREADS=1 PHASOR_EXAMPLES=full PHASOR_FAMILY_NOTES=.notes $(BIN)/python -m pytest -n auto tests/models/test_families.py
-	$(BIN)/python tests/families/table.py .notes
-	rm -rf .notes
+	rm -rf .venv/families && mkdir .venv/families
+	OMP_NUM_THREADS=1 PHASOR_EXAMPLES=full PHASOR_FAMILY_NOTES=.venv/families $(BIN)/python -m pytest -n auto tests/models/test_families.py
+	$(BIN)/python tests/families/table.py .venv/families
 
 lint: .venv/ready
 	$(BIN)/ruff check .
