@@ -308,7 +308,7 @@ def test_bad_input() -> None:
     assert_refuses(lambda: model(ids, cache=cache), "holds at most 10 tokens")
     assert cache.used == 8
     assert_refuses(lambda: model(ids[:1], cache=cache), "2 rows")
-    assert_refuses(lambda: model(ids[:, :1], cache=cache, length=30), "length of its own")
+    assert_refuses(lambda: model(ids[:, :1], cache=cache, length=30), "is given its length when it is created")
     assert_refuses(lambda: cache.crop(9), "undoes 0 to 8")
     assert_refuses(lambda: cache.reorder([0, 2]), "row number below 2")
     assert_refuses(lambda: cache.reorder([0, 1, 0]), "reorder takes")

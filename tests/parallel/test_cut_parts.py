@@ -106,8 +106,8 @@ def test_slices_of_all_processes_are_every_element_once(name):
     for weight, shape in slices[0].shapes.items():
         seen = torch.zeros(shape, device="cpu")
         for each in slices:
-            for region in each.regions(weight):
-                seen[region] += 1
+            for part in each.slices_of(weight):
+                seen[part] += 1
         assert bool((seen == (2 if slices[0].is_copied(weight) else 1)).all()), weight
     taken = sum(slices[0].take(n, torch.empty(s, device="meta")).numel() for n, s in slices[0].shapes.items())
     assert taken == parameters_of(config(name)).local(tensor=2, shards=6)

@@ -160,7 +160,7 @@ class KVCache:
         if rows != self.batch_size:
             raise ValueError(f"the cache has {self.batch_size} rows, and the tokens have {rows}")
         if args.get("length") is not None:
-            raise ValueError("a cache has a length of its own, given when it is created: new_cache(..., length=...)")
+            raise ValueError("a cache is given its length when it is created: new_cache(..., length=...)")
         document_ids, attention_mask = args.get("document_ids"), args.get("attention_mask")
         check_attention_mask(attention_mask, tokens, self.windowed, has_cache=True)
         held = max(self.counts) > 0
@@ -309,7 +309,7 @@ class KVCache:
             same = len(set(added)) == 1
             self.next_positions += added[0] if same else torch.tensor(added, device=seq.positions.device)
         else:
-            self.next_positions = self._following()
+            self.next_positions = self._positions_after_last()
 
     def _origins(self, seq: SequenceInfo) -> Tensor:
         """For each row the first position of the document that its last real token belongs to, `[B, 1]`."""
@@ -322,7 +322,7 @@ class KVCache:
         own = origins.gather(1, last)
         return own if self.origins is None else torch.where(seq.attention_mask.any(-1, True), own, self.origins)
 
-    def _following(self) -> Tensor:
+    def _positions_after_last(self) -> Tensor:
         """The position after each row's last token, `[B]`; zero for rows that hold none."""
         last = self._last(self.positions)
         return last + (torch.tensor(self.counts, device=last.device) > 0).to(last.dtype)
@@ -365,7 +365,7 @@ class KVCache:
         if isinstance(self.next_positions, int) and self.uniform:
             self.next_positions -= undo[0]
         else:
-            self.next_positions = self._following()
+            self.next_positions = self._positions_after_last()
         if max(after) == 0:
             self.next_positions, self.origins, self.document_ids = 0, None, None
 

@@ -1,6 +1,6 @@
 """How a mesh cuts every weight: by heads, hidden features and experts over the tensor axis, by rows over the others.
 
-Weights of blocks are cut over the tensor axis where a part of a module is a smaller module of its own. What is left is
+Weights of blocks are cut over the tensor axis where a part of a module is a smaller one of its kind. What is left is
 cut along its first dimension over the processes of the shard and context axes (FSDP); experts that these cannot share
 evenly are cut along their second. Weights outside of blocks are cut over the tensor axis as well.
 """
@@ -20,7 +20,7 @@ from phasor.nn.block import Block
 from phasor.parallel.parameters import sides_of, stack_blocks
 from phasor.transformer import Transformer
 
-Region = tuple[slice, ...]
+Slices = tuple[slice, ...]
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,9 @@ class WeightSlices:
     >>> with torch.device("meta"):
     ...     model = Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=1, hidden_dim=8, vocab_size=50))
     >>> slices = WeightSlices(model, Place(shard=(1, 3), tensor=(1, 2)))
-    >>> slices.regions("decoder.blocks.0.feedforward.up.weight")
+    >>> slices.slices_of("decoder.blocks.0.feedforward.up.weight")
     [(slice(7, 8, None),), (slice(12, 14, None),)]
-    >>> slices.regions("decoder.blocks.0.attention.out.weight"), slices.regions("tokens.weight")
+    >>> slices.slices_of("decoder.blocks.0.attention.out.weight"), slices.slices_of("tokens.weight")
     ([(slice(11, 22, None), slice(16, 32, None))], [(slice(27, 36, None),)])
     """
 
@@ -114,7 +114,7 @@ class WeightSlices:
         """Whether every process of the tensor axis holds the same of a weight."""
         return name in self.in_blocks and name not in self.cuts
 
-    def regions(self, name: str) -> list[Region]:
+    def slices_of(self, name: str) -> list[Slices]:
         """Slices of the whole weight, which one after the other along the first dimension are this process's part."""
         first, *_ = shape = self.shapes[name]
         cut, (index, count) = self.cuts.get(name), self.place.tensor
@@ -133,7 +133,7 @@ class WeightSlices:
 
     def take(self, name: str, whole: Tensor) -> Tensor:
         """This process's part of a weight, or of something of its shape; empty where nothing is left for it."""
-        parts = [whole[region] for region in self.regions(name)]
+        parts = [whole[slices] for slices in self.slices_of(name)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

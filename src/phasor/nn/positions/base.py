@@ -106,7 +106,11 @@ class Position(KindModule):
         return self.on_heads(q.flatten(-3, -2), k, v, prepared)
 
     def on_scores(self, prepared: Any) -> Bias | SumBias | None:
-        """What positions add to scores, which is called block by block; None for nothing."""
+        """What positions add to scores; None for nothing.
+
+        It is called block by block: positions of queries `[B or 1, T]` and of keys `[B or 1, S]` to `[B or 1, H, T, S]`.
+        A `DistanceBias` or a `SumBias` is data that kernels read.
+        """
         return None
 
     def on_attention(

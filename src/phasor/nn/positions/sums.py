@@ -21,8 +21,8 @@ class Steps(NamedTuple):
     fixed: Tensor
     values: Tensor
 
-    def at(self, real: Tensor | None) -> Steps:
-        """The same steps, none at tokens `[B, T]` that are not real."""
+    def mask_padding(self, real: Tensor | None) -> Steps:
+        """The same steps, with zeros for tokens that are padding, False in `real` `[B, T]`."""
         if real is None:
             return self
         return Steps(self.fixed * real[..., None], self.values.masked_fill(~real[..., None], 0.0))

@@ -56,7 +56,7 @@ class ForgetGate(Position, config=ForgetGateConfig):
             x = at_least_float32(x)
             logits = nn.functional.linear(x, *(weight.to(x.dtype) for weight in weights))
             logs = nn.functional.logsigmoid(self.own_heads(logits)).clamp(min=LEAST)
-        return Steps((logs.detach().double() / UNIT).round().to(torch.int64), logs).at(prepared)
+        return Steps((logs.detach().double() / UNIT).round().to(torch.int64), logs).mask_padding(prepared)
 
     def for_layer(self, x: Tensor, prepared: Tensor | None, weights: tuple[Tensor, Tensor], step: LayerStep) -> SumBias:
         queries, keys = running_sums("gate_sums", self.steps(x, weights, prepared), step)

@@ -79,7 +79,7 @@ class SelectiveRotary(Position, config=SelectiveRotaryConfig):
         turns = radians.detach().double() / (2 * math.pi)
         learned = ((turns - turns.round()) * 2**LEARNED_BITS).round().to(torch.int64) * 2 ** (64 - LEARNED_BITS)
         own = constant(self.increments * self.own_kv_heads, x.device, torch.int64)
-        return Steps(own + learned, radians).at(prepared)
+        return Steps(own + learned, radians).mask_padding(prepared)
 
     def for_layer(self, x: Tensor, prepared: Tensor | None, weights: tuple[Tensor], step: LayerStep) -> Rotations:
         sums, _ = running_sums("angle_sums", self.steps(x, weights, prepared), step)
