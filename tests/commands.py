@@ -1,4 +1,4 @@
-"""Commands for the tests: in this process, where that is quicker, or in one of their own."""
+"""Commands for the tests: in this process, where that is quicker, or in a separate one."""
 
 from __future__ import annotations
 

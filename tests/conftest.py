@@ -60,7 +60,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def drop_cases(config, items):
-    """Of a test marked `sample(count)`, retain so many of its cases: always the same ones, drawn by its name."""
+    """Of a test marked `sample(count)`, keep that many of its cases: always the same ones, drawn by its name."""
     cases = defaultdict(list)
     for item in items:
         if item.get_closest_marker("sample") and not item.get_closest_marker("slow"):

@@ -129,7 +129,7 @@ def byte_tokenizer(*merges: tuple[str, str], special: Sequence[str] = ("<end>",)
 
 
 def reciter(script: Sequence[int], tokenizer: Tokenizer, prompt: int) -> Transformer:
-    """A model that generates `script` after any prompt of so many tokens: its logits depend on positions only."""
+    """A model that generates `script` after any prompt of that many tokens: its logits depend on positions only."""
     count = prompt + len(script)
     sizes = {"vocab_size": tokenizer.get_vocab_size(), "dim": count, "num_layers": 1, "num_heads": 1}
     embedding = phasor.EmbeddingConfig(tied=False)

@@ -1,4 +1,4 @@
-"""Tiny runs of every task in processes of their own, killed at the n-th operation on the files of their run."""
+"""Tiny runs of every task in separate processes, killed at the n-th operation on the files of their run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams in processes of their own, killed at the n-th operation on the files of their folder."""
+"""Streams in separate processes, killed at the n-th operation on the files of their folder."""
 
 from __future__ import annotations
 

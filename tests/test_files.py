@@ -26,7 +26,7 @@ from phasor.training.state import load_newest, save_state
 
 
 def states_of(folder: Path, code: Any, tmp_path: Path) -> list[tuple[Tree, Path]]:
-    """The states that crashes leave, written to folders of their own."""
+    """The states that crashes leave, written to separate folders."""
     found = []
     for number, tree in enumerate(CrashRecorder(folder).run(code)):
         place = tmp_path / f"crash-{number}"

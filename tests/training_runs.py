@@ -1,4 +1,4 @@
-"""Tiny runs for the tests of training: data made by code, and a run in a process of its own."""
+"""Tiny runs for the tests of training: data made by code, and a run in a separate process."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def run_phasor(capsys: pytest.CaptureFixture[str]) -> CommandRunner:
 
 @pytest.fixture(scope="module")
 def report() -> Report:
-    """Every workload but the families, which have tests of their own, at sizes that take no time."""
+    """Every workload but the families, which are tested elsewhere, at sizes that take no time."""
     return measure(FULL_WORKLOADS, device="cpu", sizes=TINY)
 
 

@@ -43,7 +43,7 @@ def test_only_adjacent_tensors_are_one(tmp_path):
 
 
 def apart(folder):
-    """Every tensor in a file of its own."""
+    """Every tensor in its own file."""
     transformers.LlamaForCausalLM.from_pretrained(folder).save_pretrained(folder, max_shard_size="1KB")
     (folder / "model.safetensors").unlink()
 

@@ -70,7 +70,7 @@ def test_parts_that_are_not_there_are_refused(tmp_path):
     phasor.save(model, tmp_path / "theirs", format="hf")
     with pytest.raises(ValueError, match="has no parts"):
         phasor.load(tmp_path / "mine", part="text")
-    with pytest.raises(ValueError, match="has no part of its own for text"):
+    with pytest.raises(ValueError, match="has no separate part for text"):
         phasor.load(tmp_path / "theirs", part="text")
     for wrong in ("vision", 3):
         with pytest.raises(ValueError, match="unknown part"):

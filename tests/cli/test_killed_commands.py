@@ -24,7 +24,7 @@ ARGUMENTS = [*MODEL.split(), *DATA.split(), *TRAIN.split(), *ACCUMULATE.split(),
 
 
 def start_run(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    """A run in a process of its own that has come so far that it has its folder."""
+    """A run in a separate process that has created its folder."""
     command = [sys.executable, "-m", "phasor", "train", *ARGUMENTS, "--out", folder.name, *arguments]
     (folder / ".lock").unlink(missing_ok=True)
     log = folder.with_suffix(".log").open("ab")

@@ -141,7 +141,7 @@ def test_bytes_that_are_not_utf8(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff"), "ascii"))
     assert run_phasor.expect_error(*given) == "phasor: standard input, line 1: the byte 0 is not UTF-8\n"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("Grüß.".encode()), "ascii"))
-    run_phasor(*given)  # read as UTF-8, whatever the locale
+    run_phasor(*given)  # read as UTF-8 in any locale
 
 
 def test_several_prompts(folder: str, tmp_path: Path, run_phasor: CommandRunner) -> None:

@@ -141,7 +141,7 @@ def test_rows_are_cut_from_documents_end_to_end_and_shuffled(tmp_path):
 @pytest.mark.parametrize("task", ["lm", "mlm"])
 def test_packing_never_mixes_documents(tmp_path, task):
     """Within a run of one id there is one document: it begins with bos nowhere but at its start."""
-    examples = [([1, *[10 + i] * (3 + 5 * i), 2],) for i in range(9)]  # every document of a token of its own
+    examples = [([1, *[10 + i] * (3 + 5 * i), 2],) for i in range(9)]  # every document repeats its own token
     batches = Batches(write_store(tmp_path, examples), recipe(task), seed=0, vocab_size=VOCABULARY)
     for batch in epoch(batches, 0):
         documents = batch.document_ids

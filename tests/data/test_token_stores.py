@@ -228,7 +228,7 @@ def test_a_failure_leaves_what_was_there_and_nothing_half(tmp_path, monkeypatch)
 
 
 def prepared_alone(folder, recipe, note, *others):
-    """A process of its own that prepares, and says so by a note before it ends; it waits for the other notes."""
+    """A separate process that prepares, and says so by a note before it ends; it waits for the other notes."""
     notes = [str(folder / name) for name in (note, *others)]
     process = forkserver().Process(
         target=training_runs.prepare_alone, args=(recipe.to_json(), folder / "data", notes[0], notes[1:]), daemon=True
@@ -424,7 +424,7 @@ def test_data_that_cannot_be_read_are_not_taken_for_damaged(tmp_path, monkeypatc
 
 
 def test_what_a_link_points_to_is_not_replaced(tmp_path):
-    """Neither other data, of which the link becomes data of its own, nor what is no data at all."""
+    """Neither other data, which take the place of the link, nor what is no data at all."""
     other = prepare(corpus(tmp_path, validation_fraction=0.4), tmp_path / "theirs").fingerprint
     (tmp_path / "data").symlink_to(tmp_path / "theirs")
     recipe = corpus(tmp_path)

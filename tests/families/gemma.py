@@ -85,7 +85,7 @@ def gemma2_without_head(rng: random.Random) -> Case:
 
 
 def gemma3_config(rng: random.Random, **more: Any) -> transformers.Gemma3TextConfig:
-    """Either type of layer with rotary parameters of its own."""
+    """Either type of layer with its own rotary parameters."""
     sizes = llama_sizes(rng)
     return transformers.Gemma3TextConfig(
         **sizes,

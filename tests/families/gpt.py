@@ -168,7 +168,7 @@ def mpt(rng: random.Random) -> Case:
 
 
 def mpt_other_slopes(rng: random.Random) -> Case:
-    """transformers computes the slopes for `alibi_bias_max` 8, whatever the file says: theirs is told to heed it."""
+    """transformers computes the slopes for `alibi_bias_max` 8, not for the file's: theirs is given the file's."""
 
     def use_alibi_bias_max(patch: pytest.MonkeyPatch) -> None:
         def build(model: Any, heads: int, length: int, device: torch.device) -> torch.Tensor:

@@ -15,7 +15,7 @@ REACH = 70  # more positions than anything here needs, for models that have a ta
 
 
 class OwnHead(transformers.T5ForConditionalGeneration):
-    """T5 with a head of its own, as the files of v1.1 have it; a new T5 ties them whatever its configuration says."""
+    """T5 with an untied head, as the files of v1.1 have it; a new T5 of transformers ties it in any case."""
 
     def __init__(self, config: transformers.T5Config) -> None:
         super().__init__(config)

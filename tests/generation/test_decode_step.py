@@ -258,7 +258,7 @@ class LinearWithAdapter(torch.nn.Linear):
 
 
 class OtherTransformer(phasor.Transformer):
-    """A model that may decode in a way of its own."""
+    """A model that may decode in another way."""
 
 
 def adapt(model, where):

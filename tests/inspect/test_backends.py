@@ -159,7 +159,7 @@ def test_reasons_of_norms_and_decoding() -> None:
     assert "add nothing to their weight" in path_of(offset, "norm", device="cpu")[1]
     assert path_of(small(norm="rmsnorm"), "norm", device="cpu")[0] == "one operation of torch"
     headwise = small(norm="rmsnorm", attention=phasor.SoftmaxAttentionConfig(qk_norm="heads"))
-    assert "weights of its own" in path_of(headwise, "query and key norm", device="cpu")[1]
+    assert "its own weights" in path_of(headwise, "query and key norm", device="cpu")[1]
     dynamic = phasor.RotaryConfig(extension=phasor.DynamicNTKScaling(factor=2.0, original_length=64))
     for position in (dynamic, "rotary"):  # frequencies by length are planned before the first step
         found, reason = path_of(small(position=position), "decoding step", device="cuda")

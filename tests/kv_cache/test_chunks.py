@@ -165,7 +165,7 @@ def test_a_chunk_reads_no_value_on_the_host(view: str, monkeypatch: pytest.Monke
 
 
 def test_static_steps_from_an_empty_cache_begin_where_it_does() -> None:
-    """The distance to sinks is capped from the first position on, whatever that is."""
+    """The distance to sinks is capped from the first position on, which may be any."""
     model, ids = build(tiny("rotary", attention=VIEWS["capped sinks"])), tokens(1, 30)
     cache, other = model.new_cache(1, WINDOW), model.new_cache(1, WINDOW)
     cache.next_positions = other.next_positions = 1000

@@ -1,4 +1,4 @@
-"""The API, fuzzed from its own schema: whatever is sent, the answer is data or one sentence, never a failure."""
+"""The API, fuzzed from its own schema: to any request the answer is data or one sentence, never a failure."""
 
 import math
 import os

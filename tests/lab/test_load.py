@@ -26,7 +26,7 @@ def resident(pid):
 
 @pytest.fixture
 def server():
-    """`phasor lab` in a process of its own, and its address."""
+    """`phasor lab` in a separate process, and its address."""
     command = [sys.executable, "-m", "phasor", "lab", "--no-browser", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         yield process, process.stdout.readline().split()[2].rstrip("/")

@@ -102,7 +102,7 @@ def test_requests_of_other_pages_are_refused(example, headers):
 
 
 def test_a_link_on_another_page_is_followed():
-    """By a browser in a window of its own, and not into a frame."""
+    """By a browser in its own window, and not into a frame."""
     link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
     with client() as page:
         assert page.get("/", headers=link).status_code == 200

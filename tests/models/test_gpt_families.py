@@ -277,7 +277,7 @@ def test_masks_of_old_files_are_left_out(tmp_path):
 
 @torch.no_grad()
 def test_a_clip_that_is_an_integer_comes_back_as_transformers_takes_it(tmp_path):
-    """MPT-7B-storywriter has `"clip_qkv": 6` and slopes of its own, and transformers refuses the 6."""
+    """MPT-7B-storywriter has `"clip_qkv": 6` and its own slopes, and transformers refuses the 6."""
     write_hub_folder(tmp_path / "theirs", "mpt")
     fields = MPT | {"attn_config": MPT["attn_config"] | {"clip_qkv": 6, "alibi_bias_max": 16}}
     (tmp_path / "theirs" / "config.json").write_text(json.dumps(fields))

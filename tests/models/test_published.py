@@ -31,7 +31,7 @@ def test_a_published_configuration_means_what_transformers_reads(name, tmp_path)
     theirs = transformers.AutoConfig.from_pretrained(tmp_path)
     spelled = theirs.to_dict() | {"architectures": data["architectures"]}
     again = family(data["model_type"]).read_whole(Fields(spelled, Path("config.json")))
-    # Whether a head is tied shows in the tensors: a T5 of transformers says that it is whatever the file says.
+    # Whether a head is tied shows in the tensors: a T5 of transformers says that it is, against the file.
     assert differences(ours, again.replace(embedding=again.embedding.replace(tied=ours.embedding.tied))) == []
     assert ours.max_length == again.max_length
     assert ours.dim == theirs.hidden_size

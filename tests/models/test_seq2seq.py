@@ -87,7 +87,7 @@ def new_tokens(theirs, source, **options):
     return new[: new.index(stop) + 1] if stop in new else new
 
 
-MODELS = {  # with heads of their own: a tied one repeats what it reads
+MODELS = {  # with untied heads: a tied one repeats what it reads
     "t5": lambda: OwnHead(transformers.T5Config(**T5)),
     "mt5": lambda: OwnHeadMT5(transformers.MT5Config(**T5)),
     "bart": lambda: transformers.BartForConditionalGeneration(transformers.BartConfig(**UNTIED)),

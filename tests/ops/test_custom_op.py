@@ -155,7 +155,7 @@ def test_a_parameter_is_a_plain_tensor(x):
 
 
 def test_a_map_over_gradients_sees_it(x):
-    """`is_grads_batched` maps the backward pass, whose tensors have no memory of their own then."""
+    """`is_grads_batched` maps the backward pass, whose tensors then have no storage."""
     by = torch.randn(4, 3)
     (grads,) = torch.autograd.grad(cube(x, 0.5)[0], x, by, is_grads_batched=True)
     assert torch.equal(grads, torch.stack([torch.autograd.grad(cube(x, 0.5)[0], x, one)[0] for one in by]))

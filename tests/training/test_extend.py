@@ -22,7 +22,7 @@ TUNE = {"steps": 4, "batch_tokens": 256, "lr": 1e-2, "device": "cpu"}
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with a text, a run at 32 tokens, and its model as a Hugging Face folder with settings of its own."""
+    """A folder with a text, a run at 32 tokens, and its model as a Hugging Face folder with its own settings."""
     folder = tmp_path_factory.mktemp("extend")
     (folder / "notes.txt").write_text(TEXT)
     phasor.train(make_recipe(folder, "run"), progress=Notes())

@@ -15,7 +15,7 @@ POINTS = 40  # per task
 
 
 def start(made: Any, resume: bool, point: int | None, report: Path) -> int | None:
-    """Run in a process of its own, and how it ended."""
+    """Run in a separate process, and how it ended."""
     process = forkserver().Process(target=kill_points.run_and_die, args=(made.to_json(), resume, point, str(report)))
     process.start()
     process.join(300)

@@ -59,7 +59,7 @@ def write_recipe(folder, changes):
 
 
 def train_until(folder, out, *, resume=False, kill_at=None):
-    """Train in a process of its own; it is killed once it has logged so many steps."""
+    """Train in a separate process; it is killed once it has logged that many steps."""
     command = [sys.executable, "-m", "phasor", "train", *([] if resume else [str(folder / "recipe.json")])]
     command += ["--out", str(out), *(["--resume"] if resume else [])]
     with (folder / "log.txt").open("ab") as log:

@@ -142,7 +142,7 @@ def test_what_others_put_into_a_run_is_refused_before_the_first_step(place, name
 
 
 def test_the_report_of_lost_files(place, capsys):
-    """What once emptied a folder: `--out .` beside a folder of data with a manifest of its own."""
+    """What once emptied a folder: `--out .` beside a folder of data with its own manifest."""
     data = place / "data"
     data.mkdir()
     for name in ("manifest.json", "corpus.txt", "labels.csv"):

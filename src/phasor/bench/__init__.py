@@ -22,7 +22,7 @@ WORKLOADS = {
     "families": "ten families beside transformers: forward and backward, and decoding",
 }
 FULL_WORKLOADS = tuple(name for name in WORKLOADS if name != "families")  # what runs where all are
-# Each runs alone, has settings (`--set`), and a result of its own shape.
+# Each runs alone, has settings (`--set`), and a result in its own format.
 STUDIES = {
     "rotary-kernels": "rotary kernels beside Liger, torch.compile and transformers, single tokens included",
     "attention-kernels": "SDPA's backends, FlexAttention and phasor's kernel, in TFLOP/s",

@@ -1,4 +1,4 @@
-"""CTranslate2 as a peer: greedy decoding of a Llama of transformers, in processes of its own.
+"""CTranslate2 as a peer: greedy decoding of a Llama of transformers, in separate processes.
 
 In one process with torch, CTranslate2's OpenMP calls bind to torch's library, and compiled steps are slower after them.
 """

@@ -22,7 +22,7 @@ RotateFn = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # queries and keys
 
 
 def workloads(machine: Machine, packed: bool) -> Iterator[Workload]:
-    """Forward, and forward with backward; `packed` gives every token a position of its own."""
+    """Forward, and forward with backward; `packed` gives every token another position."""
     rows, count, heads, groups, width = machine.sizes.rotary
     positions = torch.arange(count, device=machine.device)
     if packed:

@@ -1,4 +1,4 @@
-"""Studies: workloads whose results have a shape of their own, such as times by length or by batch size."""
+"""Studies: workloads whose results have their own format, such as times by length or by batch size."""
 
 from __future__ import annotations
 

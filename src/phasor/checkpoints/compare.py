@@ -47,7 +47,7 @@ def compare(model: Transformer, folder: Path, length: int | None = None, seed: i
 
     Two short texts, and one of `length` tokens: by default so long that it goes past every window and length that
     changes what is computed, as far as that is affordable. In the long one transformers gets exact rotary angles, since
-    the rounding of its own grows with the position.
+    the rounding of its own angles grows with the position.
     """
     try:
         import transformers

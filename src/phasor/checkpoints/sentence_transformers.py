@@ -1,6 +1,6 @@
 """Folders of sentence-transformers: a Hugging Face folder, and beside it how hidden states are pooled into one vector.
 
-`modules.json` lists the modules: the Transformer, a pooling with settings in a folder of its own, and perhaps a
+`modules.json` lists the modules: the Transformer, a pooling with settings in another folder, and perhaps a
 normalization. In phasor the last two are the model's head.
 """
 

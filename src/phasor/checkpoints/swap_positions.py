@@ -107,7 +107,7 @@ def copy_rows(new: Tensor, old: Tensor | None, scheme: PositionConfig, before: P
 def replace_positions(
     config: ModelConfig, position: PositionConfig | Named | None, extension: Extension | Named | None
 ) -> ModelConfig:
-    """A configuration with another scheme, in every layer that has positions, or another extension of its own."""
+    """A configuration with another scheme, in every layer that has positions, or the same with another extension."""
     if position is not None:
         layers = [
             layer if isinstance(layer.position, NoPositionConfig) else layer.replace(position=None)

@@ -183,7 +183,7 @@ def index_of(file: Path) -> dict[str, str]:
     """Which file each tensor is in, by a folder's index."""
     listed = read_json(file).get("weight_map")
     if not isinstance(listed, dict) or not all(isinstance(f, str) and Path(f).name == f for f in listed.values()):
-        raise ValueError(f"{file} must hold a weight_map from names to files of its own folder")
+        raise ValueError(f"{file} must hold a weight_map from names to files of the same folder")
     return listed
 
 

@@ -1,4 +1,4 @@
-"""The text part of a multimodal Hugging Face folder: its fields and tensors, as a folder of its own has them."""
+"""The text part of a multimodal Hugging Face folder: its fields and tensors, as the folder of a text model has them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def text_fields(data: dict[str, Any], file: Path) -> dict[str, Any]:
     """
     given = data.get(TEXT)
     if not isinstance(given, dict):
-        raise ValueError(f"{file} has no part of its own for text: leave out part='text' (--part text)")
+        raise ValueError(f"{file} has no separate part for text: leave out part='text' (--part text)")
     kind = given.get("model_type") or USUAL.get(str(data.get("model_type")))
     tied = {} if data.get(TIED) is None else {TIED: data[TIED]}  # which holds for the whole
     beside = {name: data[name] for name in SHARED if data.get(name) is not None}

@@ -1,6 +1,6 @@
 """Slots: where a layer's cache keeps its tokens, and how new tokens are written into it.
 
-The first `sinks` tokens of a row have slots of their own; the others go into a ring buffer.
+The first `sinks` tokens of a row have fixed slots; the others go into a ring buffer.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class FeedForward(nn.Module):
         if self.config.activation.kind not in GLU_ACTIVATIONS:
             return "the activation has no kernel"
         if type(down) is not nn.Linear or down.bias is not None or not calls_own_forward(down):
-            return "the down projection is not a plain matrix product: it has a bias, hooks or a class of its own"
+            return "the down projection is not a plain matrix product: it has a bias or hooks, or is not an nn.Linear"
         return (
             "dropout comes between the activation and the down projection" if self.dropout and self.training else None
         )

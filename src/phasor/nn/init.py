@@ -85,7 +85,7 @@ def initialize(module: nn.Module, model: ModelConfig, side: Side) -> None:
 
 
 def rows_by_role(module: nn.Module) -> Iterator[tuple[nn.Linear, list[tuple[Tensor, str, int]]]]:
-    """The projections with roles of their own, each split into (rows, role, number of rows)."""
+    """The projections that are initialized by role, each split into (rows, role, number of rows)."""
     for part in module.modules():
         if isinstance(part, Attention):
             yield from part.rows_by_role()

@@ -1,6 +1,6 @@
 """Modules with quantized weights: linear layers, the token embedding, and the output projection of the head.
 
-They hold their weights as buffers: integers, and scales that keep their dtype whatever the model is converted to. On
+They hold their weights as buffers: integers, and scales that keep their dtype when the model is converted. On
 a CPU, 4-bit weights are held again, as the kernels of the machine read them. These modules are for inference
 and cannot be trained.
 """
@@ -182,7 +182,7 @@ class QuantizedHead(Quantized, LogitsHead):
 
 
 def quantized_tensors(model: nn.Module) -> frozenset[str]:
-    """The names of the tensors that keep their dtype whatever the model is converted to.
+    """The names of the tensors that keep their dtype when the model is converted.
 
     >>> sorted(quantized_tensors(nn.Sequential(QuantizedLinear(nn.Linear(64, 32)))))
     ['0.scales', '0.weight']

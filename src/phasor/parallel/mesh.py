@@ -64,7 +64,7 @@ class Mesh:
 
     @property
     def data(self) -> int:
-        """How many groups of devices read rows of their own."""
+        """How many groups of devices there are that read different rows."""
         return self.replicate * self.shard
 
     def __str__(self) -> str:

@@ -49,7 +49,7 @@ class Parameters:
         return sum(w.size for w in self.outside) - self.embedding
 
     def active(self, weight: Weight) -> float:
-        """Elements of a weight that one token is multiplied with: those of its own experts."""
+        """Elements of a weight that one token is multiplied with: those of the experts it is routed to."""
         return weight.size * self.top_k / weight.experts if weight.experts else weight.size
 
     def local(self, tensor: int, shards: int) -> int:

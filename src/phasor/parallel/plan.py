@@ -25,7 +25,7 @@ LEAST_PARAMETERS = 1_000_000_000  # of the models that predicted times have been
 class ParallelPlan:
     """One training step of a model on a mesh; bytes are those of one device, seconds those of the step.
 
-    `rows` of `length` tokens are computed at once on each group of devices that reads rows of its own, and
+    `rows` of `length` tokens are computed at once on each group of devices that reads the same rows, and
     `accumulation` times in a step. `bound_by` is what takes most of the step, or "memory" where it does not fit.
     """
 

@@ -27,8 +27,8 @@ class Shards:
 
     They share their memory with the model. The optimizer and averages work on them as on any parameters. `slices` says
     which parts they are; a process for which nothing is left of a weight does not list it. `tokens` says which tokens
-    of the rows that the model is given this process computes. Of a model on the meta device only the parts come into
-    being, with whatever is in their memory: `load` fills them.
+    of the rows that the model is given this process computes. Of a model on the meta device only the parts are
+    allocated, uninitialized: `load` fills them.
     """
 
     def __init__(self, model: Transformer, mesh: DeviceMesh) -> None:

@@ -1,7 +1,7 @@
 """What holds for every registered position scheme, each stated once and run over all it applies to.
 
 Where one computation is compared in two arrangements, both run in float64: rounding is then near 1e-15, and a
-wrong angle, bias or mask shows whatever its size.
+wrong angle, bias or mask shows at any size.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Phases are exact: cosines and sines against mpmath, at positions up to 2^36, whatever became of the model."""
+"""Phases are exact: cosines and sines against mpmath, at positions up to 2^36, after any conversion of the model."""
 
 import random
 

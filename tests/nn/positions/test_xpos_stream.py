@@ -82,7 +82,7 @@ def test_what_one_call_cannot_span_is_refused() -> None:
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_first_call_spans_what_a_call_without_a_cache_does(view: str) -> None:
-    """Nothing comes before it, so that its window takes no span of its own."""
+    """Nothing comes before it, so that its window takes no separate span."""
     model, ids = xpos(view), tokens(1, 64)
     with torch.no_grad():
         torch.testing.assert_close(model(ids, cache=model.new_cache(1, 64)), model(ids), rtol=1e-4, atol=1e-4)

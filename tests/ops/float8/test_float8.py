@@ -232,7 +232,7 @@ def test_zero_tokens_have_a_gradient_of_zeros():
 
 
 def test_float8_values_are_contiguous():
-    """As matrix products on a GPU need them, whatever the layout of the input."""
+    """As matrix products on a GPU need them, for any layout of the input."""
     values, _ = quantize_rows(torch.randn(32, 16).t())
     assert values.is_contiguous()
 

@@ -13,7 +13,7 @@ from phasor.ops.norm.norm_add import norm_add_norm_op, norm_add_norm_why_not, no
 
 
 def random_inputs(shape, kind, dtype=torch.float32, branch_dtype=None):
-    """`x` and a branch with a mean of its own, weight and bias of both norms; and the flags."""
+    """`x` and a branch with another mean, weight and bias of both norms; and the flags."""
     centered, offset, weighted, biased = KINDS[kind]
     x = normal(*shape).to(dtype).requires_grad_()
     branch = (3 * normal(*shape, seed=1) + 1).to(branch_dtype or dtype).requires_grad_()
@@ -167,7 +167,7 @@ def test_why_not():
         assert norm_add_why_not(x, branch[:1], weight, None) == "the summands have different shapes"
         assert norm_add_why_not(x, branch.double(), weight, None) == "float64 has no kernel"
         several = weight.expand(2, -1)
-        assert norm_add_norm_why_not(x, branch, weight, None, several, None) == "each head has weights of its own"
+        assert norm_add_norm_why_not(x, branch, weight, None, several, None) == "each head has its own weights"
         reason = norm_add_norm_why_not(x, branch, weight, None, None, None)
         assert reason == "only one of the norms has a weight, or a bias"
 

@@ -19,7 +19,7 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 
 def random_inputs(shape, kind, dtype=torch.float32, other=None):
-    """`x` and `r` with means of their own, weight and bias; and the flags."""
+    """`x` and `r` with different means, weight and bias; and the flags."""
     centered, offset, weighted, biased = KINDS[kind]
     x = (3 * normal(*shape) + 1).to(dtype).requires_grad_()
     r = normal(*shape, seed=1).to(other or dtype).requires_grad_()
@@ -166,7 +166,7 @@ def test_why_a_norm_takes_its_reference():
     with dispatch.force_path("triton"):
         assert norm_why_not(x, weight, None) is None
         assert norm_why_not(x.double(), weight, None) == "float64 has no kernel"
-        assert norm_why_not(x, weight.expand(2, -1), None) == "each head has weights of its own"
+        assert norm_why_not(x, weight.expand(2, -1), None) == "each head has its own weights"
         assert "wider than 16384" in str(norm_why_not(x.new_empty(1, 16385), None, None))
 
 

@@ -1,4 +1,4 @@
-"""Routing by kernels: the order of a stable sort, weights and gradients against float64, whatever the sizes."""
+"""Routing by kernels: the order of a stable sort, weights and gradients against float64, at all sizes."""
 
 import math
 

@@ -14,7 +14,7 @@ Spacing = Literal["width", "ends"]
 
 
 def high_precision(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Run a function of decimals with fifty digits, whatever the caller's own decimal context is."""
+    """Run a function of decimals with fifty digits, in any decimal context of the caller."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:

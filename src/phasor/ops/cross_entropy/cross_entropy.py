@@ -250,7 +250,7 @@ linear_cross_entropy_op.register_autograd(_backward, setup_context=_setup_contex
 
 @custom_op("phasor::scale")
 def scale_op(x: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
-    """`x` times a scalar in float32, in one pass whatever the dtypes; a 0-d factor would be rounded first."""
+    """`x` times a scalar in float32, in one pass for all dtypes; a 0-d factor would be rounded first."""
     return torch.mul(x, factor.view((1,) * x.dim()), out=torch.empty_like(x, dtype=dtype))
 
 

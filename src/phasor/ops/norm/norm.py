@@ -86,7 +86,7 @@ def add_norm_why_not(
 def rows_why_not(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> str | None:
     """Why the Triton kernel does not normalize rows like these; None where it does."""
     if has_weights_by_head(weight, bias):
-        return "each head has weights of its own"
+        return "each head has its own weights"
     if x.shape[-1] > MAX_WIDTH:
         return f"a row of {x.shape[-1]} elements is wider than {MAX_WIDTH}"
     return None
@@ -118,7 +118,7 @@ def torch_norm_why_not(x: Tensor, weight: Tensor | None, bias: Tensor | None, op
     if options.offset:
         return "torch's own norms add nothing to their weight"
     if has_weights_by_head(weight, bias):
-        return "each head has weights of its own"
+        return "each head has its own weights"
     given = [w for w in (weight, bias) if w is not None]
     for w in given:
         if w.dtype != x.dtype and w.element_size() < x.element_size():

@@ -1,6 +1,6 @@
 """Products with 4-bit weights on x86 processors with VNNI instructions: `int4_vnni.cpp`, compiled on first use.
 
-Every 32 elements of a row are rounded to 255 values of their own, and multiplied with the weights as integers.
+Every 32 elements of a row are rounded to 255 values by one scale, and multiplied with the weights as integers.
 """
 
 from __future__ import annotations

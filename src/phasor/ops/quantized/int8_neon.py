@@ -1,7 +1,7 @@
 """Products with 8-bit weights on ARM processors: `int8_neon.cpp`, compiled on first use.
 
-Every 64 elements of a row, or 32 where 64 do not divide it, are rounded to 255 values of their own, and multiplied with
-the weights as integers.
+Every 64 elements of a row, or 32 where 64 do not divide it, are rounded to 255 values by a
+scale for each such group, and multiplied with the weights as integers.
 """
 
 from __future__ import annotations

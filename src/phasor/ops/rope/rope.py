@@ -20,7 +20,7 @@ from phasor.ops.rope.reference import RopeArgs, rope_qkv_ref, rope_ref, rotate_p
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
     """Rotate the first `2 * cos.shape[-1]` features of `x` in pairs; the rest pass through.
 
-    The arithmetic is at least float32 whatever the dtype of `x`, and the result has the dtype of `x`.
+    The arithmetic is at least float32 for any dtype of `x`, and the result has the dtype of `x`.
 
     >>> x, quarter = torch.tensor([1.0, 2.0, 3.0, 4.0]), (torch.zeros(2), torch.ones(2))
     >>> rotate_pairs(x, *quarter, "half").tolist(), rotate_pairs(x, *quarter, "adjacent").tolist()

@@ -7,6 +7,6 @@ from phasor.nn.positions.rotary.axes import MultiAxisRotary
 
 
 class AxialRotary(MultiAxisRotary, config=AxialConfig):
-    """Two position rows, the row and the column in a grid, each with a frequency table of its own."""
+    """Two position rows, the row and the column in a grid, each with its own frequency table."""
 
     config: AxialConfig

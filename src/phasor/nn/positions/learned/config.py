@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class LearnedConfig(PositionConfig, kind="learned"):
     """A table of learned vectors, one per position, added to the input; it ends at its maximum length.
 
-    Without a `max_length` of its own the table has the model's. Where neither positions nor an attention mask is given,
+    Without a `max_length` the table has the model's. Where neither positions nor an attention mask is given,
     positions count tokens other than `padding_token`, which itself has the row before the first (RoBERTa).
     """
 

@@ -133,7 +133,7 @@ class PiecewiseRotaryConfig(RotaryConfig):
             if attention.cap_sinks or attention.sparse is not None:
                 what = f"{type(attention).__name__}.{'cap_sinks' if attention.cap_sinks else 'sparse'}"
                 raise ValueError(
-                    f"{self.kind!r} positions and {what} both have queries of their own for some keys: "
+                    f"{self.kind!r} positions and {what} both replace the queries for some keys: "
                     "leave out one of the two"
                 )
 
