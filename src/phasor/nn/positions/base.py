@@ -108,8 +108,8 @@ class Position(KindModule):
     def on_scores(self, prepared: Any) -> Bias | SumBias | None:
         """What positions add to scores; None for nothing.
 
-        It is called block by block: positions of queries `[B or 1, T]` and of keys `[B or 1, S]` to `[B or 1, H, T, S]`.
-        A `DistanceBias` or a `SumBias` is data that kernels read.
+        It is called block by block with positions of queries `[B or 1, T]` and of keys `[B or 1, S]`, and gives
+        `[B or 1, H, T, S]`. A `DistanceBias` or a `SumBias` is data that kernels read.
         """
         return None
 
