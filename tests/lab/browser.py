@@ -118,13 +118,14 @@ class Visit:
 
 
 @contextmanager
-def serve(folders=()):
+def serve(folders=(), **options):
     """The address of a server in a thread, until the block is left."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen(128)
         base = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        server = uvicorn.Server(uvicorn.Config(build_app(folders), log_level="warning", lifespan="off", ws="none"))
+        app = build_app(folders, **options)
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         while not server.started:

@@ -4,8 +4,10 @@ import importlib
 import re
 import sys
 import textwrap
+from functools import partial
 
 import pytest
+from browser import serve
 from starlette.testclient import TestClient
 
 from phasor.config import PositionConfig
@@ -86,7 +88,12 @@ def staircase(tmp_path, monkeypatch):
     ],
 )
 def test_a_new_folder_is_on_the_page(staircase, open_page, language, name, title, about, properties):
-    one = open_page("encodings?s=staircase", language=language)
+    with serve(modules=["staircase.config"]) as base:
+        look_at_the_new_scheme(partial(open_page, base=base, language=language), name, title, about, properties)
+
+
+def look_at_the_new_scheme(open_page, name, title, about, properties):
+    one = open_page("encodings?s=staircase")
     assert one.control("s").locator("option:checked").inner_text() == name
     assert one.page.locator("h1").inner_text() == title
     assert about in one.page.locator(".lead").inner_text()
@@ -94,7 +101,7 @@ def test_a_new_folder_is_on_the_page(staircase, open_page, language, name, title
     row = one.page.locator(".criteria tr.chosen")
     assert row.locator("th").inner_text() == name
     assert row.locator(".no").count() == 2  # distances on a step are alike, and the penalty has no bound
-    one = open_page("order?pos=staircase", language=language)
+    one = open_page("order?pos=staircase")
     assert name in one.page.locator("h1").inner_text()
 
 

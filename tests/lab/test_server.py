@@ -1,34 +1,29 @@
 """The server: files of the page, headers, refusals, limits."""
 
+import importlib
 import json
-import threading
+import sys
 
 import numpy
 import pytest
 from starlette.testclient import TestClient
 
-from phasor.lab.endpoints import ENDPOINTS, LabRequest, Matrix, bounded_field, register
-from phasor.lab.server import COMPUTING, MAX_BODY, PAGE, WAITING, build_app
+from phasor.lab.endpoints import ENDPOINTS
+from phasor.lab.server import MAX_BODY, PAGE, build_app
 
 HERE = "http://127.0.0.1:8765"
 
 
-class EchoRequest(LabRequest):
-    number: float = bounded_field(1.0, -10, 10)
-    size: int = bounded_field(2, 1, 3000)
-
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def example():
-    """A table with one function whose answer the test chooses."""
+    """A client of a lab that has the endpoints of example_endpoints.py as well."""
     before = dict(ENDPOINTS)
-
-    def add(name, function):
-        register("example", name, EchoRequest, function)
-
-    yield add
+    importlib.import_module("example_endpoints")
+    with client(modules=["example_endpoints"]) as page:
+        yield page
     ENDPOINTS.clear()
     ENDPOINTS.update(before)
+    del sys.modules["example_endpoints"]
 
 
 def client(**options):
@@ -95,10 +90,8 @@ def test_numeric_hosts_are_known_where_the_server_is_open_to_a_network():
     ],
 )
 def test_requests_of_other_pages_are_refused(example, headers):
-    example("echo", lambda request: {})
-    with client() as page:
-        assert page.post("/api/example/echo", json={}, headers=headers).status_code == 403
-        assert page.post("/api/example/echo", json={}, headers={"Origin": HERE}).status_code == 200
+    assert example.post("/api/example/echo", json={}, headers=headers).status_code == 403
+    assert example.post("/api/example/echo", json={}, headers={"Origin": HERE}).status_code == 200
 
 
 def test_a_link_on_another_page_is_followed():
@@ -112,22 +105,17 @@ def test_a_link_on_another_page_is_followed():
 
 
 def test_half_of_a_character_is_no_failure(example):
-    example("echo", lambda request: {})
-    with client() as page:
-        for body in (b'{"\\ud800": 1}', b'{"number": "\\ud800"}'):
-            answer = page.post("/api/example/echo", content=body, headers={"Content-Type": "application/json"})
-            assert answer.status_code == 400
+    for body in (b'{"\\ud800": 1}', b'{"number": "\\ud800"}'):
+        answer = example.post("/api/example/echo", content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 400
 
 
 def test_answers_are_json_or_bytes(example):
-    example("plain", lambda request: {"number": request.number, "nothing": [float("nan"), float("inf")]})
-    example("matrix", lambda request: Matrix.of(numpy.arange(6).reshape(2, 3), most=5))
-    with client() as page:
-        assert page.post("/api/example/plain", json={"number": 2}).json() == {"number": 2.0, "nothing": [None, None]}
-        answer = page.post("/api/example/matrix", json={})
-        assert answer.headers["x-shape"] == "2,3"
-        assert json.loads(answer.headers["x-notes"]) == {"most": 5}
-        assert numpy.frombuffer(answer.content, "<f4").tolist() == [0, 1, 2, 3, 4, 5]
+    assert example.post("/api/example/echo", json={"number": 2}).json() == {"number": 2.0, "nothing": [None, None]}
+    answer = example.post("/api/example/matrix", json={})
+    assert answer.headers["x-shape"] == "2,3"
+    assert json.loads(answer.headers["x-notes"]) == {"most": 5}
+    assert numpy.frombuffer(answer.content, "<f4").tolist() == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(
@@ -142,67 +130,26 @@ def test_answers_are_json_or_bytes(example):
         (b"9" * 5000, "this is not JSON", None),
         (b"\xff\xfe\xfd", "this is not JSON", None),
         (b"", "this is not JSON", None),
-        (b"[]", "EchoRequest is read from a mapping of its fields, not from []", None),
+        (b"[]", "ExampleRequest is read from a mapping of its fields, not from []", None),
     ],
 )
 def test_a_mistake_is_a_400_of_one_sentence(example, body, sentence, field):
-    example("square", lambda request: Matrix.of(numpy.zeros((request.size, request.size), "f4")))
-    with client() as page:
-        answer = page.post("/api/example/square", content=body, headers={"Content-Type": "application/json"})
-        assert answer.status_code == 400
-        assert answer.json()["error"].startswith(sentence)
-        assert answer.json()["field"] == field
+    answer = example.post("/api/example/square", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith(sentence)
+    assert answer.json()["field"] == field
 
 
 def test_a_body_has_a_type_and_a_greatest_size(example):
-    example("echo", lambda request: {})
-    with client() as page:
-        assert page.post("/api/example/echo", content=b"{}", headers={"Content-Type": "text/plain"}).status_code == 415
-        answer = page.post(
-            "/api/example/echo", content=b" " * (MAX_BODY + 1), headers={"Content-Type": "application/json"}
-        )
-        assert answer.status_code == 413
-        assert page.post("/api/example/nothing", json={}).status_code == 404
-        assert page.get("/api/example/echo").status_code == 405
+    path, headers = "/api/example/echo", {"Content-Type": "application/json"}
+    assert example.post(path, content=b"{}", headers={"Content-Type": "text/plain"}).status_code == 415
+    assert example.post(path, content=b" " * (MAX_BODY + 1), headers=headers).status_code == 413
+    assert example.post("/api/example/nothing", json={}).status_code == 404
+    assert example.get(path).status_code == 405
 
 
 def test_a_failure_of_the_lab_is_a_500_without_its_inside(example):
-    def fail(request):
-        raise ZeroDivisionError("a secret")
-
-    example("fail", fail)
-    with client() as page:
-        answer = page.post("/api/example/fail", json={})
-        assert answer.status_code == 500
-        assert "secret" not in answer.text
-        assert answer.headers["content-security-policy"] == "default-src 'self'"
-
-
-def test_two_compute_at_once_and_32_wait_and_more_are_refused(example):
-    running, peak, gate, lock = [0], [0], threading.Event(), threading.Lock()
-
-    def wait(request):
-        with lock:
-            running[0] += 1
-            peak[0] = max(peak[0], running[0])
-        gate.wait(20)
-        with lock:
-            running[0] -= 1
-        return {}
-
-    example("wait", wait)
-    statuses = []
-    with client() as page:
-
-        def ask():
-            statuses.append(page.post("/api/example/wait", json={}).status_code)
-            if statuses.count(503) == 6:
-                gate.set()
-
-        threads = [threading.Thread(target=ask) for _ in range(COMPUTING + WAITING + 6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-    assert sorted(statuses) == [200] * (COMPUTING + WAITING) + [503] * 6
-    assert peak[0] == COMPUTING
+    answer = example.post("/api/example/fail", json={})
+    assert answer.status_code == 500
+    assert "secret" not in answer.text
+    assert answer.headers["content-security-policy"] == "default-src 'self'"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import threading
 from decimal import Decimal
 from typing import cast
 
@@ -23,7 +22,6 @@ from phasor.transformer import Stack, Transformer
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 METHODS = ("phasor", *DTYPES)
 TOKENS, VOCAB_SIZE = 12, 48  # of the text whose logits are compared
-EXCHANGE = threading.Lock()  # held while a model has the positions of one request
 
 
 def rope_of(method: str, config: RotaryConfig, head_dim: int) -> Rotary:
@@ -114,7 +112,7 @@ def logits_at(config: RotaryConfig, head_dim: int, offsets: list[int], seed: int
     tokens = torch.randint(0, VOCAB_SIZE, (TOKENS,), generator=torch.Generator().manual_seed(seed))
     positions = (torch.tensor(offsets)[:, None] + torch.arange(TOKENS)).repeat(len(METHODS), 1)
     rope = RowwiseRotary([rope_of(method, config, head_dim) for method in METHODS])
-    with EXCHANGE, torch.inference_mode():
+    with torch.inference_mode():
         model = small_decoder(head_dim, seed)
         schemes = cast(Stack, model.decoder).positions
         schemes[next(i for i, scheme in enumerate(schemes) if isinstance(scheme, Rotary))] = rope

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any, Self
 
 from phasor.config.text_files import path_of
 from phasor.lab.endpoints import FieldError
@@ -35,6 +36,15 @@ class Folder:
     name: str
     path: Path
     root: Path
+
+    def to_plain(self) -> tuple[int, str, str, str]:
+        """What another process makes the same folder from, by `from_plain`."""
+        return self.number, self.name, str(self.path), str(self.root)
+
+    @classmethod
+    def from_plain(cls, fields: Sequence[Any]) -> Self:
+        number, name, path, root = fields
+        return cls(number, name, Path(path), Path(root))
 
     def file(self, *names: str) -> Path:
         """The place of a file below the folder; ValueError where that is a link out of the folder that was given."""
@@ -81,7 +91,26 @@ class Folder:
         return self.has(LENGTHS)
 
 
-class Folders:
+class FolderList:
+    """Folders by their numbers."""
+
+    def __init__(self, folders: Sequence[Folder] = ()) -> None:
+        self.folders = folders
+
+    def list(self) -> list[Folder]:
+        """All folders, by their numbers."""
+        return list(self.folders)
+
+    def get(self, number: int, field: str = "folder") -> Folder:
+        """The folder of a number; `field` names the field of the request that holds it."""
+        folders = self.list()
+        if not 0 <= number < len(folders):
+            there = f"0 to {len(folders) - 1}" if folders else "none: give one, as in phasor lab FOLDER"
+            raise FieldError(field, f"there is no folder {number}; there are {there}")
+        return folders[number]
+
+
+class Folders(FolderList):
     """The folders that were given, first and in their order; then those found inside of them, as they appear.
 
     A number stays that of its folder for as long as the page is served.
@@ -121,14 +150,6 @@ class Folders:
                         name = f"{folder.name}/{path.relative_to(folder.root).as_posix()}"
                         self.add(name, path, folder.root)
             return list(self.known.values())
-
-    def get(self, number: int, field: str = "folder") -> Folder:
-        """The folder of a number; `field` names the field of the request that holds it."""
-        folders = self.list()
-        if not 0 <= number < len(folders):
-            there = f"0 to {len(folders) - 1}" if folders else "none: give one, as in phasor lab FOLDER"
-            raise FieldError(field, f"there is no folder {number}; there are {there}")
-        return folders[number]
 
 
 def inner_folders(folder: Folder, levels: int) -> Iterator[Path]:

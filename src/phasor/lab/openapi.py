@@ -18,7 +18,7 @@ MISTAKE = {
     "required": ["error"],
 }
 STATUSES = {
-    400: "A mistake in the request, in one sentence, and the field it is in.",
+    400: "A mistake in the request, or that it needs too much time or memory: one sentence, and the field it is in.",
     403: "The Host or Origin header names another place than this server.",
     413: "The body is too large.",
     415: "The body is not application/json.",

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import json
-import math
-import threading
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-import anyio
 import anyio.to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -21,48 +15,27 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from phasor.config.schema import shorten, to_plain, unique_keys
-from phasor.lab.endpoints import ENDPOINTS, MAX_ELEMENTS, Endpoint, Matrix
+from phasor.lab.answers import Answer, mistake
+from phasor.lab.endpoints import ENDPOINTS
 from phasor.lab.figures import FIGURES
 from phasor.lab.folders import Folders
 from phasor.lab.guard import HEADERS, LOCAL, Guard
 from phasor.lab.openapi import openapi
 from phasor.lab.schemes import describe_schemes
 from phasor.lab.views import import_views
+from phasor.lab.workers import WorkerPool
 
 PAGE = Path(__file__).parent / "page"
 VIEWS = ("extension", "phasors", "encodings", "order", "precision", "parts", "runs", "sources")
 
 MAX_BODY = 2 << 20  # bytes; a config.json of 1 MB, escaped in JSON
 COMPUTING = 2  # at once
-WAITING = 32  # more are refused
+MEMORY = 1 << 30  # bytes that a computation may take
+SECONDS, GRACE = 20.0, 1.0  # that it may take, and that it has to finish when its client has left
+# A model of a folder takes the memory of its weights, and its loading goes on for a while when a client has left.
+FOLDER_SECONDS, FOLDER_GRACE = 600.0, 20.0
 
 MEDIA_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-
-
-class ComputeQueue:
-    """Runs functions in threads: two at once, 32 waiting for their turn, no more."""
-
-    def __init__(self) -> None:
-        self.turns = anyio.Semaphore(COMPUTING)
-        self.threads = anyio.CapacityLimiter(COMPUTING)
-        self.waiting = 0
-
-    async def run(self, request: Request, function: Any, *arguments: Any) -> Response:
-        """The response that a function returns when it is its turn, or 503 where too many wait already."""
-        if self.waiting >= WAITING:
-            return mistake("too many computations are waiting: try again in a moment", 503, retry=1)
-        self.waiting += 1
-        try:
-            await self.turns.acquire()
-        finally:
-            self.waiting -= 1
-        try:
-            if await request.is_disconnected():
-                return Response(status_code=499)  # the page has asked for something newer
-            return await anyio.to_thread.run_sync(function, *arguments, limiter=self.threads)
-        finally:
-            self.turns.release()
 
 
 def build_app(
@@ -71,8 +44,11 @@ def build_app(
     hosts: Iterable[str] = LOCAL,
     numeric_hosts: bool = False,
     version: str = "",
+    modules: Sequence[str] = (),
 ) -> Starlette:
     """The application: `hosts` are the names by which it may be asked for, with `numeric_hosts` any address too.
+
+    `modules` are imported by the worker processes too: they may register position schemes and endpoints.
 
     >>> [route.path for route in build_app().routes][:2]
     ['/', '/openapi.json']
@@ -81,14 +57,20 @@ def build_app(
     shared = Folders(folders)
     files = {path.relative_to(PAGE).as_posix(): path for path in PAGE.rglob("*") if path.suffix in MEDIA_TYPES}
     document = openapi(ENDPOINTS.values(), version)
-    queue = ComputeQueue()
+    pool = WorkerPool(COMPUTING, seconds=SECONDS, grace=GRACE, memory=MEMORY, modules=modules)
+    # Views that read folders have a worker each, which keeps the model it has loaded, or the metrics it has read.
+    readers = {
+        endpoint.view: WorkerPool(1, seconds=FOLDER_SECONDS, grace=FOLDER_GRACE, memory=None, modules=modules)
+        for endpoint in ENDPOINTS.values()
+        if endpoint.folders and folders
+    }
 
     async def page(request: Request) -> Response:
         if request.url.path in ENDPOINTS:
             raise HTTPException(405, "this endpoint answers POST", {"Allow": "POST"})
         path = files.get(request.path_params.get("path", "index.html"))
         if path is None:
-            return mistake("there is no such file", 404)
+            return respond(mistake("there is no such file", 404))
         return Response(path.read_bytes(), media_type=MEDIA_TYPES[path.suffix])
 
     async def about(request: Request) -> Response:
@@ -111,16 +93,29 @@ def build_app(
     async def compute(request: Request) -> Response:
         endpoint = ENDPOINTS.get(request.url.path)
         if endpoint is None:
-            return mistake("there is no such endpoint; /openapi.json lists them", 404)
+            return respond(mistake("there is no such endpoint; /openapi.json lists them", 404))
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            return mistake("the body must be application/json", 415)
+            return respond(mistake("the body must be application/json", 415))
         try:
             body = await read_body(request)
         except ValueError as error:
-            return mistake(str(error), 413)
+            return respond(mistake(str(error), 413))
         except ClientDisconnect:
             return Response(status_code=499)
-        return await queue.run(request, answer, endpoint, body, shared)
+        reader = readers.get(endpoint.view) if endpoint.folders else None
+        if reader is None:
+            return respond(await pool.run(request, endpoint.path, body))
+        found = await anyio.to_thread.run_sync(shared.list)  # here, so that numbers are the same in all workers
+        return respond(await reader.run(request, endpoint.path, body, [folder.to_plain() for folder in found]))
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        pools = [pool, *readers.values()]
+        for one in pools:
+            one.start()
+        yield
+        for one in pools:
+            one.stop()
 
     return Starlette(
         routes=[
@@ -133,15 +128,8 @@ def build_app(
         ],
         middleware=[Middleware(Guard, hosts=hosts, numeric=numeric_hosts)],
         exception_handlers={HTTPException: refuse, Exception: fail},
-        lifespan=warm_up,
+        lifespan=lifespan,
     )
-
-
-@asynccontextmanager
-async def warm_up(app: Starlette) -> AsyncIterator[None]:
-    """Import torch in the background, once the page can be served."""
-    threading.Thread(target=importlib.import_module, args=("torch",), daemon=True).start()
-    yield
 
 
 async def read_body(request: Request) -> bytes:
@@ -154,59 +142,8 @@ async def read_body(request: Request) -> bytes:
     return bytes(body)
 
 
-def answer(endpoint: Endpoint, body: bytes, folders: Folders) -> Response:
-    """The response of an endpoint to the body of a request."""
-    try:
-        result = endpoint.answer(parse(body), folders)
-        if isinstance(result, Matrix) and math.prod(result.shape) > MAX_ELEMENTS:
-            raise ValueError(f"this matrix has {math.prod(result.shape):,} elements; at most {MAX_ELEMENTS:,} are sent")
-    except ValueError as error:
-        return mistake(str(error), field=getattr(error, "field", None))
-    if isinstance(result, Matrix):
-        headers = {"X-Shape": ",".join(map(str, result.shape)), "X-Notes": json.dumps(finite(dict(result.notes)))}
-        return Response(result.data, media_type="application/octet-stream", headers=headers)
-    return Response(encode(result), media_type="application/json")
-
-
-def parse(body: bytes) -> Any:
-    """The JSON of a body; NaN, infinities and keys that stand twice are refused."""
-    try:
-        return json.loads(body, object_pairs_hook=unique_keys, parse_constant=refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"this is not JSON: {shorten(str(error), 300)}") from None
-
-
-def refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a number of JSON")
-
-
-def encode(result: Any) -> bytes:
-    """JSON, in which numbers that are not finite are null.
-
-    >>> encode({"loss": float("nan")})
-    b'{"loss": null}'
-    """
-    result = to_plain(result)
-    try:
-        return json.dumps(result, allow_nan=False, ensure_ascii=False).encode("utf-8", "replace")
-    except ValueError:
-        return json.dumps(finite(result), ensure_ascii=False).encode("utf-8", "replace")
-
-
-def finite(value: Any) -> Any:
-    """Plain data with None in place of numbers that are not finite."""
-    if isinstance(value, dict):
-        return {name: finite(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def mistake(sentence: str, status: int = 400, field: str | None = None, retry: int | None = None) -> Response:
-    """A refusal of one sentence."""
-    headers = {} if retry is None else {"Retry-After": str(retry)}
-    body = encode({"error": " ".join(sentence.split()), "field": field})
-    return Response(body, status, headers, media_type="application/json")
+def respond(answer: Answer) -> Response:
+    return Response(answer.content, answer.status, answer.headers)
 
 
 async def refuse(request: Request, error: Exception) -> Response:
@@ -217,6 +154,6 @@ async def refuse(request: Request, error: Exception) -> Response:
 
 async def fail(request: Request, error: Exception) -> Response:
     """A mistake of the lab itself, whose traceback the server logs."""
-    response = mistake(f"the lab failed with {type(error).__name__}; the terminal says where", 500)
+    response = respond(mistake(f"the lab failed with {type(error).__name__}; the terminal says where", 500))
     response.headers.update(HEADERS)  # the guard does not see this one
     return response

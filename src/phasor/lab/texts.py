@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -35,22 +34,20 @@ class LastUsed(Generic[V]):
     """
 
     def __init__(self, most: int) -> None:
-        self.most, self.lock = most, threading.Lock()
+        self.most = most
         self.values: OrderedDict[Hashable, V] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], V]) -> V:
-        """The value of a key, made where there is none; one at a time."""
-        with self.lock:
-            if key not in self.values:
-                while len(self.values) >= self.most:
-                    self.values.popitem(last=False)
-                self.values[key] = make()
-            self.values.move_to_end(key)
-            return self.values[key]
+        """The value of a key, made where there is none."""
+        if key not in self.values:
+            while len(self.values) >= self.most:
+                self.values.popitem(last=False)
+            self.values[key] = make()
+        self.values.move_to_end(key)
+        return self.values[key]
 
     def clear(self) -> None:
-        with self.lock:
-            self.values.clear()
+        self.values.clear()
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,6 @@ MAX_CARDS = 100  # more than there are schemes
 MAX_AXES = 8
 MAX_WEIGHTS = 1 << 22  # of a scheme
 
-# What integers of a scheme may be at most, by field, so that no request needs more memory than there is.
-LIMITS = {"max_length": 4096, "num_buckets": 256, "max_distance": 1 << 20, "width": MAX_HEAD_DIM, "hidden_dim": 64}
-
 
 class SchemeRequest(LabRequest):
     """A position scheme for `dim` features: of the input, or of a head where it acts on queries and keys.
@@ -42,12 +39,13 @@ class SchemeRequest(LabRequest):
         super().check()
         for scheme in self.position.parts:
             for name in names(type(scheme)):
-                value, most = getattr(scheme, name), LIMITS.get(name, MAX_POSITION)
-                if isinstance(value, int) and value > most:
-                    raise FieldError(f"position.{name}", f"{name} must be at most {most:,} here")
+                value = getattr(scheme, name)
+                if isinstance(value, int) and value > MAX_POSITION:
+                    raise FieldError(f"position.{name}", f"{name} must be at most {MAX_POSITION:,} here")
         if self.position.axes > MAX_AXES:
             raise FieldError("position", f"positions must have at most {MAX_AXES} axes here, not {self.position.axes}")
-        weights = sum(map(math.prod, self.position.weight_shapes(self.model)))
+        shapes = self.position.weight_shapes(self.model) + self.position.layer_weight_shapes(self.model)
+        weights = sum(map(math.prod, shapes))
         if weights > MAX_WEIGHTS:
             raise FieldError("position", f"a scheme must have at most {MAX_WEIGHTS:,} weights here, not {weights:,}")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import threading
 import time
 from collections.abc import Sequence
 from itertools import pairwise
@@ -54,7 +53,6 @@ class MetricsFile:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self.lock = threading.Lock()
         self.restart(None)
 
     def restart(self, identity: tuple[int, int] | None) -> None:
@@ -64,7 +62,7 @@ class MetricsFile:
 
     def update(self) -> None:
         """Read the lines that are new."""
-        with self.lock, open_regular_file(self.file) as file:
+        with open_regular_file(self.file) as file:
             found = os.fstat(file.fileno())
             identity = (found.st_dev, found.st_ino)
             if identity != self.identity or found.st_size < self.offset:
@@ -108,24 +106,16 @@ def open_regular_file(file: Path) -> Any:
     return open_regular(file, file.name)
 
 
-class RunReader:
-    """The metrics of all runs that were asked for, by folder."""
-
-    def __init__(self) -> None:
-        self.files: dict[Path, MetricsFile] = {}
-        self.lock = threading.Lock()
-
-    def metrics(self, folder: Folder) -> MetricsFile:
-        """The metrics of a run as they are now; none before its first line."""
-        file = folder.file(METRICS)
-        with self.lock:
-            metrics = self.files.setdefault(file, MetricsFile(file))
-        if file.exists():
-            metrics.update()
-        return metrics
+FILES: dict[Path, MetricsFile] = {}  # of all runs that were asked for
 
 
-READER = RunReader()
+def read_metrics(folder: Folder) -> MetricsFile:
+    """The metrics of a run as they are now; none before its first line."""
+    file = folder.file(METRICS)
+    metrics = FILES.setdefault(file, MetricsFile(file))
+    if file.exists():
+        metrics.update()
+    return metrics
 
 
 def read_curves(request: CurvesRequest, folders: Folders) -> dict[str, Any]:
@@ -153,7 +143,7 @@ def describe_run(folder: Folder, request: CurvesRequest) -> dict[str, Any]:
     about: dict[str, Any] = {"folder": folder.number, "name": folder.name}
     try:
         marker = RunMarker.read(folder.path)
-        metrics = READER.metrics(folder)
+        metrics = read_metrics(folder)
         state = run_state(folder)
     except (ValueError, OSError) as error:
         return {**about, "error": folder.error_text(error)}
@@ -161,11 +151,8 @@ def describe_run(folder: Folder, request: CurvesRequest) -> dict[str, Any]:
         return {**about, "error": f"{folder.name}/run.json is not the marker of a run"}
     recipe = marker.recipe
     names = [request.metric, VALID] if request.metric == TRAIN else [request.metric]
-    with metrics.lock:
-        curves = {name: downsample(*metrics.curves[name], request.points) for name in names if name in metrics.curves}
-        final = {name: values[-1] for name, (_, values) in metrics.curves.items() if name in (TRAIN, VALID)}
-        best = lowest(metrics.curves.get(VALID))
-        known = sorted(metrics.curves)
+    curves = {name: downsample(*metrics.curves[name], request.points) for name in names if name in metrics.curves}
+    final = {name: values[-1] for name, (_, values) in metrics.curves.items() if name in (TRAIN, VALID)}
     return {
         **about,
         "task": recipe.get("task"),
@@ -174,8 +161,8 @@ def describe_run(folder: Folder, request: CurvesRequest) -> dict[str, Any]:
         "step": metrics.step,
         "state": state,
         "last": final,
-        "best": best,
-        "metrics": known,
+        "best": lowest(metrics.curves.get(VALID)),
+        "metrics": sorted(metrics.curves),
         "curves": curves,
     }
 

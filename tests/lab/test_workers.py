@@ -1,0 +1,190 @@
+"""Worker processes: what a computation may take, and that it ends with its client."""
+
+import importlib
+import os
+import socket
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from browser import serve
+
+from phasor.lab import server
+from phasor.lab.endpoints import ENDPOINTS
+from phasor.lab.workers import WAITING
+
+CLIENT = httpx.Client(timeout=60)
+LINUX = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is bounded on Linux alone")
+
+
+@pytest.fixture(scope="module")
+def limits():
+    """Bounds that tests can wait for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server, "SECONDS", 2.0)
+        patch.setattr(server, "GRACE", 0.2)
+        patch.setattr(server, "MEMORY", 256 << 20)
+        yield
+
+
+@pytest.fixture(scope="module")
+def lab(limits):
+    """The address of a lab that has the endpoints of example_endpoints.py as well."""
+    before = dict(ENDPOINTS)
+    importlib.import_module("example_endpoints")
+    with serve(modules=["example_endpoints"]) as base:
+        warm(base)
+        yield base
+    ENDPOINTS.clear()
+    ENDPOINTS.update(before)
+    del sys.modules["example_endpoints"]
+
+
+def ask(base, name, path="/api/example/", **body):
+    return CLIENT.post(f"{base}{path}{name}", json=body)
+
+
+def ask_together(base, count, name, **body):
+    """The answers to a number of requests at once."""
+    answers = []
+    threads = [threading.Thread(target=lambda: answers.append(ask(base, name, **body))) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answers
+
+
+def warm(base):
+    """Wait until both workers are there."""
+    assert {answer.status_code for answer in ask_together(base, 2, "work", number=0.1)} == {200}
+
+
+@contextmanager
+def leave_early(base, name, body=b"{}"):
+    """A client that asks, and hangs up at the end of the block."""
+    host, port = base.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as client:
+        head = f"POST /api/example/{name} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
+        client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        yield
+
+
+def test_two_compute_at_once_and_32_wait_and_more_are_refused(lab):
+    start = time.monotonic()
+    answers = ask_together(lab, server.COMPUTING + WAITING + 6, "work", number=0.2)
+    assert sorted(answer.status_code for answer in answers) == [200] * (server.COMPUTING + WAITING) + [503] * 6
+    assert time.monotonic() - start >= 0.2 * (1 + WAITING / server.COMPUTING)
+    assert len({answer.json()["worker"] for answer in answers if answer.status_code == 200}) == server.COMPUTING
+
+
+def test_what_computes_too_long_is_ended_and_others_go_on(lab):
+    answers = ask_together(lab, 2, "work", number=10)
+    assert [answer.status_code for answer in answers] == [400, 400]
+    assert answers[0].json()["error"] == "this takes more than 2 seconds: choose smaller sizes"
+    warm(lab)
+
+
+def test_what_computes_for_nobody_is_ended(lab):
+    warm(lab)
+    start = time.monotonic()
+    before = {answer.json()["worker"] for answer in ask_together(lab, 2, "work", number=0.1)}
+    for _ in before:
+        with leave_early(lab, "work", b'{"number": 9}'):
+            time.sleep(0.2)
+    while any(Path(f"/proc/{pid}").exists() for pid in before):
+        assert time.monotonic() - start < 1.9  # below the bound on every computation
+        time.sleep(0.02)
+    warm(lab)
+
+
+def test_a_worker_outlives_a_client_that_leaves_a_moment_before_the_answer(lab):
+    warm(lab)
+    before = {answer.json()["worker"] for answer in ask_together(lab, 2, "work", number=0.1)}
+    for _ in range(4):
+        with leave_early(lab, "work", b'{"number": 0.15}'):
+            time.sleep(0.1)
+    assert {answer.json()["worker"] for answer in ask_together(lab, 2, "work", number=0.1)} == before
+
+
+@LINUX
+def test_more_memory_than_a_request_may_have_is_one_sentence(lab):
+    assert ask(lab, "allocate", size=100 << 20).json() == {"last": 1}
+    for size in (300 << 20, 1 << 40):
+        answer = ask(lab, "allocate", size=size)
+        assert answer.status_code == 400
+        assert answer.json()["error"] == "this needs more than 268,435,456 bytes of memory: choose smaller sizes"
+
+
+@LINUX
+def test_a_worker_that_keeps_memory_is_replaced(lab):
+    """So that what requests leave in caches does not add up."""
+    workers = [ask(lab, "keep", size=100 << 20).json()["worker"] for _ in range(7)]
+    assert len(set(workers)) > 2
+
+
+def test_a_worker_that_crashes_is_replaced(lab):
+    answer = ask(lab, "crash")
+    assert answer.status_code == 500
+    assert answer.json()["error"] == "the process that computed this ended with the exit code 3"
+    warm(lab)
+
+
+def test_a_recursion_without_end_is_one_sentence(lab):
+    answer = ask(lab, "nest")
+    assert (answer.status_code, answer.json()["error"]) == (400, "this request is nested too deeply")
+
+
+SCHEMES = {
+    "fire": {"kind": "fire", "hidden_dim": 10**9},
+    "learned": {"kind": "learned", "max_length": 2**36},
+    "t5": {"kind": "t5", "num_buckets": 2**35, "max_distance": 2**36},
+}
+NESTED = {"kind": "combined"}
+for _ in range(150):
+    NESTED = {"kind": "combined", "schemes": [NESTED, "alibi"]}
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        *SCHEMES.values(),
+        *({"kind": "combined", "schemes": ["rotary", one]} for one in SCHEMES.values()),
+        {"kind": "fire", "hidden_dim": 4096},  # few weights, and 4 GB between them and the scores
+        NESTED,
+    ],
+)
+@pytest.mark.parametrize("name", ["matrix", "facts", "rotation"])
+def test_no_scheme_takes_the_memory_of_the_machine(lab, name, scheme):
+    length = {} if name == "rotation" else {"length": 1024}
+    answer = ask(lab, name, "/api/encodings/", position=scheme, **length)
+    assert answer.status_code in (200, 400), answer.text
+    if answer.status_code == 400:
+        assert "\n" not in answer.json()["error"]
+
+
+def test_workers_end_with_the_server():
+    with serve() as base:
+        children = set(child_processes())
+        assert len(children) >= server.COMPUTING
+        assert httpx.get(base).status_code == 200
+    deadline = time.monotonic() + 5
+    while children & set(child_processes()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(children & set(child_processes())) <= len(children) - server.COMPUTING
+
+
+def child_processes():
+    """The ids of workers that this process has started and that still run."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+            command = path.with_name("cmdline").read_text()
+        except OSError:
+            continue
+        if int(fields[1]) == os.getpid() and fields[0] != "Z" and "phasor.lab.worker" in command:
+            yield int(path.parent.name)
