@@ -11,7 +11,7 @@ from test_browser import QUICK, check_figures, check_look
 from test_order import build
 
 from phasor import ModelConfig, Transformer
-from phasor.config.recipe import Recipe
+from phasor.config.recipe import DataConfig, Recipe
 from phasor.evaluation import evaluate_lengths
 from phasor.training.run import RunFolder
 
@@ -152,6 +152,28 @@ def test_curves_grow_while_the_page_is_open(open_page, lab_with_folders, folders
     assert visit.page.locator("td.state").first.inner_text() == "training"
     for address in ("runs?log=1", "runs?m=lr"):
         assert open_page(address, base=lab_with_folders).picture() != visit.picture()
+
+
+def test_only_runs_on_the_same_data_are_compared(open_page, tmp_path):
+    """In the title, in the plot and in the table; the others have their own plot."""
+    texts = Recipe(model={"preset": "llama-2"}, data=DataConfig(train="notes.txt"))
+    dates = Recipe(task="translation", data=DataConfig(format="dates"), model={"preset": "transformer-base"})
+    recipes = {"notes-1": texts, "notes-2": texts, "dates": dates}
+    for loss, (name, recipe) in zip((2.0, 3.0, 0.5), recipes.items(), strict=True):
+        with RunFolder(tmp_path / name, recipe, resume=False) as run:
+            run.start(0)
+            run.log(10, loss=loss)
+            run.log(10, validation_loss=loss)
+    with serve([tmp_path]) as base:
+        visit = open_page("runs", base=base)
+        title, rows = visit.page.locator("h1"), visit.page.locator("table.runs tbody tr")
+        assert title.inner_text() == "Of 2 runs on notes.txt, notes-1 has the lowest validation loss: 2.000 at step 10"
+        assert [row.split("\t")[:2] for row in rows.all_inner_texts()] == [["notes-1", "rotary"], ["notes-2", "rotary"]]
+        visit.control("g").select_option(index=1)
+        wait_for_text(visit, "h1", "dates")
+        assert "0.500" in title.inner_text()
+        assert [row.split("\t")[:2] for row in rows.all_inner_texts()] == [["dates", "sinusoidal"]]
+        assert open_page(visit.address(), base=base).picture() == visit.settle().picture()
 
 
 def test_a_run_is_hidden_and_shown(open_page, lab_with_folders):

@@ -156,7 +156,7 @@ def test_the_score_card_says_what_holds():
         "counting": ["bounded"],
         "dualchunk": [],
         "fire": [],
-        "forget": ["bounded"],
+        "forget": ["consistent", "bounded", "deterministic"],
         "kerple": ["bounded"],
         "learned": ["bounded"],
         "mrope": [],
@@ -164,7 +164,7 @@ def test_the_score_card_says_what_holds():
         "normalized": ["consistent"],
         "rotary": [],
         "sandwich": [],
-        "selective": [],
+        "selective": ["consistent", "deterministic"],
         "selfextend": [],
         "sinusoidal": [],
         "t5": ["unique"],
@@ -177,9 +177,11 @@ def test_the_score_card_says_what_holds():
     assert {kind for kind in expected if cards[kind]["deterministic"]["learned"]} == {
         "counting",
         "fire",
+        "forget",
         "kerple",
         "learned",
         "normalized",
+        "selective",
         "t5",
     }
     # one step of t/(n - 1) is half as long in a sentence of twice the length
@@ -188,7 +190,8 @@ def test_the_score_card_says_what_holds():
 
 def test_the_score_card_agrees_with_what_schemes_state():
     for card in ask("criteria", dim=32, length=16):
-        assert PositionConfig.kinds[card["kind"]]().depends_on_length != card["consistent"]["holds"]
+        config = PositionConfig.kinds[card["kind"]]()
+        assert (config.depends_on_length or config.follows_input) != card["consistent"]["holds"]
 
 
 def test_concatenation_is_a_sum_of_two_projections():
@@ -262,3 +265,26 @@ def test_a_request_takes_little_time():
             ask(name, **{field: value + start}, **few)
             times.append(time.process_time() - began)
         assert min(times) < 0.030, name  # the least: others may be using the same cores
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_codes_are_the_same_in_every_sentence_unless_a_scheme_follows_the_input(kind):
+    """By the layer itself, on two texts of random tokens."""
+    config = PositionConfig.kinds[kind]()
+    (card,) = [one for one in ask("criteria", dim=64, length=24) if one["kind"] == kind]
+    assert card["deterministic"]["holds"] is not config.follows_input
+    if config.follows_input:
+        assert not card["consistent"]["holds"]
+        assert card["deterministic"]["learned"]
+
+
+def test_sums_over_a_text_are_those_of_its_gates():
+    """The bias of forget gates by their formula, -sum of log sigmoid(w x + b) over the tokens after the first."""
+    scheme = build_scheme(PositionConfig.kinds["forget"](), 16, heads=3)
+    text = torch.randn(9, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    codes = scheme.codes(torch.arange(9), 9, text=text)
+    weight, bias = (one.detach().double() for one in scheme.module.layer_weights(0))
+    logs = torch.nn.functional.logsigmoid(text @ weight.T + bias)
+    expected = logs.cumsum(0) - logs[:1]
+    # Sums are in units of 2^-32 nats: nine roundings of half a unit.
+    assert (codes - expected).abs().max() < 9 * 2.0**-33 + 1e-12

@@ -251,3 +251,20 @@ def test_attention_equals_that_of_transformers(tmp_path):
     probabilities = expected.logits[0, -1].softmax(-1)
     assert [each["id"] for each in likely] == probabilities.topk(10).indices.tolist()
     assert likely[0]["probability"] == pytest.approx(float(probabilities.max()), rel=1e-5)
+
+
+class TwoLooks:
+    """A tokenizer in which two tokens are read alike, as " A" and "A" are beside others."""
+
+    words = ("A", "ĠA", "B", "Ġ")
+
+    def decode(self, ids, skip_special_tokens):
+        return self.words[ids[0]].replace("Ġ", " ")
+
+    def id_to_token(self, token):
+        return self.words[token]
+
+
+def test_tokens_that_look_alike_are_told_apart():
+    assert texts.distinct_texts(TwoLooks(), [0, 1, 2, 3]) == ["A", "ĠA", "B", "␣"]
+    assert texts.distinct_texts(TwoLooks(), [1, 2]) == [" A", "B"]

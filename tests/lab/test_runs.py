@@ -7,7 +7,7 @@ import numpy
 import pytest
 
 from phasor import ModelConfig, Transformer
-from phasor.config.recipe import Recipe
+from phasor.config.recipe import DataConfig, Recipe
 from phasor.evaluation import evaluate_lengths
 from phasor.lab.endpoints import ENDPOINTS
 from phasor.lab.folders import Folders
@@ -54,6 +54,44 @@ def test_a_new_run_appears(run, tmp_path):
     with RunFolder(tmp_path / "runs" / "lm-2", Recipe(), resume=False) as other:
         other.start(0)
         assert [each["name"] for each in answer("curves", {}, folders)["runs"]] == ["runs/lm-1", "runs/lm-2"]
+
+
+def test_runs_are_alike_where_they_are_validated_on_the_same_tokens(tmp_path):
+    """And only then: not with another file, tokenizer, row length or task; what changes no loss does not count."""
+    first = Recipe(model={"preset": "llama-2"}, data=DataConfig(train="texts/notes.txt"))
+    recipes = {
+        "first": first,
+        "model": first.replace(model={"preset": "llama-2", "position": {"kind": "alibi"}}),
+        "workers": first.replace(data=first.data.replace(workers=3, cache="cache")),
+        "file": first.replace(data=DataConfig(train="other/notes.txt")),
+        "tokens": first.replace(data=first.data.replace(tokenizer="bytes")),
+        "length": first.replace(data=first.data.replace(sequence_length=32)),
+        "task": first.replace(task="mlm", model={"preset": "bert"}),
+    }
+    for name, recipe in recipes.items():
+        with RunFolder(tmp_path / name, recipe, resume=False) as folder:
+            folder.start(0)
+    runs = {run["name"].split("/")[1]: run for run in answer("curves", {}, Folders([tmp_path]))["runs"]}
+    alike = {name for name, run in runs.items() if run["validation"] == runs["first"]["validation"]}
+    assert alike == {"first", "model", "workers"}
+    assert runs["first"]["data"] == {"name": "notes.txt", "tokenizer": "auto", "sequence_length": 256}
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        ({"preset": "llama-2"}, "rotary"),
+        ({"preset": "transformer-base", "shape": "decoder"}, "sinusoidal"),
+        ({"preset": "llama-2", "position": {"kind": "alibi"}}, "alibi"),
+        ({"dim": 64, "num_heads": 2, "num_layers": 1}, "none"),
+        ({"dim": 7, "num_heads": 2, "num_layers": 1}, None),  # which no run trains
+    ],
+)
+def test_positions_are_those_of_the_model_that_a_recipe_builds(tmp_path, model, kind):
+    with RunFolder(tmp_path / "run", Recipe(model=model), resume=False) as folder:
+        folder.start(0)
+    (run,) = answer("curves", {}, Folders([tmp_path / "run"]))["runs"]
+    assert run["position"] == kind
 
 
 def test_a_run_that_is_resumed_continues_its_curve(tmp_path):

@@ -18,7 +18,7 @@ from phasor.config import PositionConfig
 from phasor.config.model import Side
 from phasor.lab.schemes import TABLE_LENGTH, plain_model
 from phasor.lab.seeding import use_seed
-from phasor.nn.layer_step import LayerStep
+from phasor.nn.layer_step import LayerStep, cumsum_tokens
 from phasor.nn.positions.base import Position, build_position
 from phasor.nn.positions.phase import cos_sin_of
 from phasor.nn.positions.rotary.module import Rotary, table_of
@@ -50,8 +50,11 @@ class EncodingScheme:
         return any(True for _ in self.module.parameters())
 
     @torch.no_grad()
-    def codes(self, positions: Tensor, length: int, *, key: bool = False) -> Tensor:
+    def codes(self, positions: Tensor, length: int, *, key: bool = False, text: Tensor | None = None) -> Tensor:
         """The codes `[T, features]` of int64 positions `[T]` in a sequence of some length, or those that keys have.
+
+        Schemes that follow the input read tokens of zeros, or those of a `text` `[length, dim]`; positions are then
+        0, 1, 2 and so on.
 
         >>> from phasor.nn.positions import SinusoidalConfig
         >>> build_scheme(SinusoidalConfig(layout="halves"), 4).codes(torch.arange(1), 1).tolist()
@@ -59,11 +62,11 @@ class EncodingScheme:
         """
         module = self.module
         if self.on_scores:
-            return self.bias(positions, torch.zeros(1, dtype=torch.int64))[:, :, 0].T
+            return self.bias(positions, torch.zeros(1, dtype=torch.int64), text=text)[:, :, 0].T
         seq = SequenceInfo(grid_positions(positions, module.axes), length)
         if "queries" in module.config.acts_on:
             vector = plain_vector(module, self.dim).expand(1, len(positions), self.heads, -1)
-            prepared = self.for_layer(module.prepare(seq, vector), positions)
+            prepared = self.for_layer(module.prepare(seq, vector), positions, text)
             return finite((module.on_key if key else module.on_query)(vector, prepared)[0, :, 0])
         if isinstance(module, Sinusoidal):
             return module.table(positions, torch.float64)
@@ -71,25 +74,28 @@ class EncodingScheme:
         return finite(module.on_input(nothing, seq)[0])
 
     @torch.no_grad()
-    def bias(self, queries: Tensor, keys: Tensor) -> Tensor:
+    def bias(self, queries: Tensor, keys: Tensor, *, text: Tensor | None = None) -> Tensor:
         """What the scheme adds to the scores between positions, `[heads, queries, keys]`."""
         like = torch.zeros(1, len(queries), 1, dtype=torch.float64)
         prepared = self.module.prepare(SequenceInfo(queries, len(queries)), like)
-        add = self.module.on_scores(self.for_layer(prepared, torch.cat((queries, keys))))
+        add = self.module.on_scores(self.for_layer(prepared, torch.cat((queries, keys)), text))
         assert add is not None
         if isinstance(add, SumBias):
             first, second = torch.arange(len(queries)), torch.arange(len(keys)) + len(queries)
             return finite(add.block(first, second, torch.float64)[0])
         return finite(add(queries[None], keys[None])[0].double())
 
-    def for_layer(self, prepared: Any, positions: Tensor) -> Any:
-        """Positions in a layer whose input is all zeros."""
+    def for_layer(self, prepared: Any, positions: Tensor, text: Tensor | None = None) -> Any:
+        """Positions in a layer whose input is all zeros, or a text."""
         if not self.module.config.follows_input:
             return prepared
-        x = torch.zeros(1, len(positions), self.dim, dtype=torch.float64)
-        return self.module.for_layer(
-            x, prepared, self.module.layer_weights(0), EqualTokens(Mask(), positions[None], positions)
-        )
+        step: LayerStep
+        if text is None:
+            x = torch.zeros(1, len(positions), self.dim, dtype=torch.float64)
+            step = EqualTokens(Mask(), positions[None], positions)
+        else:
+            x, step = text[None, positions], TextTokens(Mask(), positions[None], positions)
+        return self.module.for_layer(x, prepared, self.module.layer_weights(0), step)
 
 
 @dataclass(slots=True, eq=False)
@@ -100,6 +106,16 @@ class EqualTokens(LayerStep):
 
     def cumsum(self, x: Tensor) -> Tensor:
         return x * self.positions[None, :, None]
+
+
+@dataclass(slots=True, eq=False)
+class TextTokens(LayerStep):
+    """Tokens of a text at positions `[T]` that count through it first: sums up to each of them."""
+
+    positions: Tensor
+
+    def cumsum(self, x: Tensor) -> Tensor:
+        return cumsum_tokens(x[:, : int(self.positions.max()) + 1])[:, self.positions]
 
 
 @functools.lru_cache(maxsize=64)

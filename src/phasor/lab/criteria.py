@@ -1,7 +1,8 @@
 """The four criteria of a position encoding, measured on what a scheme gives; and positions added or concatenated.
 
-The criteria: every position has a different code; two positions are as far apart in a long sentence as in a short one;
-codes go on past the sentences seen, and stay bounded; the same position always gets the same code.
+The criteria: every position has a different code; two positions are as far apart in another, longer sentence; codes go
+on past the sentences seen, and stay bounded; a position has the same code in every sentence. The sentences of the
+second and the last differ in their tokens as well, which are random vectors.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def score_card(position: PositionConfig, dim: int, length: int, heads: int = 8) 
     positions = torch.arange(length)
     rows = scheme.codes(positions, length)
     nearest = nearest_pair(rows)
-    apart, later = distances(rows), distances(scheme.codes(positions, 2 * length))
+    short, long = random_text(length, dim, seed=0), random_text(2 * length, dim, seed=1)
+    apart = distances(scheme.codes(positions, length, text=short))
+    later = distances(scheme.codes(positions, 2 * length, text=long))
     change = float((later - apart).abs().max() / apart.max()) if bool(apart.any()) else 0.0
     is_table = position.resolve(plain_model(dim, heads)) != position  # which ends with the sentences seen
     ending = build_scheme(position, dim, heads=heads, table_length=length) if is_table else scheme
@@ -54,14 +57,20 @@ def score_card(position: PositionConfig, dim: int, length: int, heads: int = 8) 
     }
 
 
+def random_text(length: int, dim: int, seed: int) -> Tensor:
+    """Tokens `[length, dim]` with features of mean 0 and variance 1."""
+    return torch.randn(length, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
 @functools.lru_cache(maxsize=256)
 def determinism(position: PositionConfig, dim: int, heads: int) -> dict[str, bool]:
-    """Whether codes come out the same again, and whether they are learned: others with other initial weights."""
+    """Whether codes are the same in two sentences, and whether they are learned: others with other initial weights."""
     scheme, positions = build_scheme(position, dim, heads=heads), torch.arange(SENTENCE)
-    rows, again = (scheme.codes(positions, SENTENCE) for _ in range(2))
+    first, second = (random_text(SENTENCE, dim, seed) for seed in (0, 1))
+    rows = scheme.codes(positions, SENTENCE, text=first)
     other = build_scheme(position, dim, heads=heads, seed=1) if scheme.has_weights else scheme
-    learned = scheme.has_weights and not torch.equal(rows, other.codes(positions, SENTENCE))
-    return {"holds": torch.equal(rows, again), "learned": learned}
+    learned = scheme.has_weights and not torch.equal(rows, other.codes(positions, SENTENCE, text=first))
+    return {"holds": torch.equal(rows, scheme.codes(positions, SENTENCE, text=second)), "learned": learned}
 
 
 def boundedness(scheme: EncodingScheme, length: int, near: float) -> dict[str, Any]:

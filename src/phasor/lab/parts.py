@@ -29,6 +29,8 @@ BATCH = 8  # rows whose residual streams are measured
 def score_statistics(head_dim: int, keys: int, seed: int) -> dict[str, dict[str, Any]]:
     """Scores of random queries and keys, "divided" by sqrt(head_dim) or "plain": variance, softmax and its gradient.
 
+    All are means over the queries; `weights` are those of the key with the largest weight, the second and so on.
+
     >>> found = score_statistics(64, 32, 0)
     >>> round(found["divided"]["variance"]), found["plain"]["gradient"] < found["divided"]["gradient"]
     (1, True)
@@ -45,8 +47,7 @@ def score_statistics(head_dim: int, keys: int, seed: int) -> dict[str, dict[str,
             "variance": float(scores.var(correction=0)),
             "largest": float(weights.amax(dim=-1).mean()),
             "gradient": float(softmax_gradient(weights).mean()),
-            "weights": weights[0].sort(descending=True).values.tolist(),
-            "scores": scores[:keys].tolist(),
+            "weights": weights.sort(dim=-1, descending=True).values.mean(dim=0).tolist(),
         }
     return found
 

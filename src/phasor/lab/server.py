@@ -110,11 +110,9 @@ def build_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        pools = [pool, *readers.values()]
-        for one in pools:
-            one.start()
+        pool.start()
         yield
-        for one in pools:
+        for one in (pool, *readers.values()):
             one.stop()
 
     return Starlette(

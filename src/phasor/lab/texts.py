@@ -74,9 +74,12 @@ class Reading:
         with torch.no_grad():
             logits = self.model.head(self.hidden[None, index, None], self.model.tokens.table)[0, 0]
             found = at_least_float32(logits).softmax(-1).topk(min(most, logits.shape[-1]))
+        tokens = found.indices.tolist()
         return [
-            {"token": token_text(self.model.tokenizer, token), "id": token, "probability": probability}
-            for probability, token in zip(found.values.tolist(), found.indices.tolist(), strict=True)
+            {"token": text, "id": token, "probability": probability}
+            for text, token, probability in zip(
+                distinct_texts(self.model.tokenizer, tokens), tokens, found.values.tolist(), strict=True
+            )
         ]
 
 
@@ -230,6 +233,20 @@ def encode_plain(tokenizer: Any, text: str) -> list[int]:
 
     with tokenizer_errors("the tokenizer cannot encode this text"):
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def distinct_texts(tokenizer: Any, tokens: list[int]) -> list[str]:
+    """The texts of tokens; those that look alike are as they are in the vocabulary.
+
+    >>> distinct_texts(None, [17, 3])
+    ['17', '3']
+    """
+    texts = [token_text(tokenizer, token) for token in tokens]
+    looks = [text.strip() for text in texts]
+    return [
+        tokenizer.id_to_token(token) if looks.count(look) > 1 else text
+        for text, look, token in zip(texts, looks, tokens, strict=True)
+    ]
 
 
 def token_text(tokenizer: Any, token: int) -> str:

@@ -25,15 +25,16 @@ def scale(request: ScaleRequest) -> dict[str, Any]:
 
     `curves` has the same for head dimensions from 1 to 512.
     """
-    from phasor.lab.parts import score_statistics
+    from phasor.lab.parts import QUERIES, score_statistics
 
     by_dim = [score_statistics(head_dim, request.keys, request.seed) for head_dim in HEAD_DIMS]
     names = ("variance", "largest", "gradient")
     return score_statistics(request.head_dim, request.keys, request.seed) | {
+        "queries": QUERIES,
         "curves": {
             "head_dim": list(HEAD_DIMS),
             **{way: {name: [one[way][name] for one in by_dim] for name in names} for way in ("divided", "plain")},
-        }
+        },
     }
 
 

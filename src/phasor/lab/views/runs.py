@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from phasor.config import PositionConfig
 from phasor.lab.endpoints import LabRequest, bounded_field, register
 from phasor.lab.folders import LENGTHS, Folder, Folders
 
@@ -19,6 +21,8 @@ LIVE_SECONDS = 120  # since the last line of a run that is still taken to be tra
 MAX_RUNS, MAX_BYTES = 64, 256 << 20  # runs that are shown, bytes of metrics that are read of one
 LARGEST = 1e300  # that can be drawn
 TRAIN, VALID = "loss", "validation_loss"
+# Fields of a recipe's data that change no validation loss.
+INDIFFERENT = ("cache", "workers", "pad_to_multiple_of", "replace_tokenizer")
 
 
 class CurvesRequest(LabRequest):
@@ -150,13 +154,16 @@ def describe_run(folder: Folder, request: CurvesRequest) -> dict[str, Any]:
     if marker is None:
         return {**about, "error": f"{folder.name}/run.json is not the marker of a run"}
     recipe = marker.recipe
+    data = recipe.get("data") or {}
     names = [request.metric, VALID] if request.metric == TRAIN else [request.metric]
     curves = {name: downsample(*metrics.curves[name], request.points) for name in names if name in metrics.curves}
     final = {name: values[-1] for name, (_, values) in metrics.curves.items() if name in (TRAIN, VALID)}
     return {
         **about,
         "task": recipe.get("task"),
-        "position": position_kind(recipe),
+        "data": {name: data.get(name) for name in ("tokenizer", "sequence_length")} | {"name": data_name(data)},
+        "validation": validation_key(recipe),
+        "position": position_kind(json.dumps(recipe)),
         "steps": (recipe.get("train") or {}).get("steps"),
         "step": metrics.step,
         "state": state,
@@ -167,11 +174,42 @@ def describe_run(folder: Folder, request: CurvesRequest) -> dict[str, Any]:
     }
 
 
-def position_kind(recipe: dict[str, Any]) -> str | None:
-    """The position scheme of a run's model, as its recipe gives it; None where the recipe leaves it open."""
-    model = recipe.get("model")
-    position = model.get("position") if isinstance(model, dict) else None
-    return position.get("kind") if isinstance(position, dict) else position if isinstance(position, str) else None
+def data_name(data: Mapping[str, Any]) -> str:
+    """What a run is validated on, in short: the name of a file, or the format of data that are generated.
+
+    >>> data_name({"train": "texts/notes.txt", "valid": None}), data_name({"format": "python"})
+    ('notes.txt', 'python')
+    """
+    path = data.get("valid") or data.get("train")
+    return Path(path).name if path else str(data.get("format"))
+
+
+def validation_key(recipe: Mapping[str, Any]) -> str:
+    """The same for runs whose validation losses can be compared: their task, their data and how it becomes tokens."""
+    data = {name: value for name, value in (recipe.get("data") or {}).items() if name not in INDIFFERENT}
+    tokenizer_of = recipe.get("init_from") if data.get("tokenizer") == "auto" else None
+    what = json.dumps([recipe.get("task"), data, tokenizer_of], sort_keys=True)
+    return hashlib.sha256(what.encode()).hexdigest()[:12]
+
+
+@functools.lru_cache(maxsize=MAX_RUNS)
+def position_kind(recipe: str) -> str | None:
+    """The position scheme that a recipe in JSON gives its model; None where the model is another's, or cannot be built.
+
+    >>> position_kind('{"model": {"preset": "llama-2"}}')
+    'rotary'
+    """
+    from phasor.config.recipe import Recipe
+    from phasor.training.build import model_config
+
+    try:
+        parsed = Recipe.from_json(recipe)
+        if parsed.init_from is None:
+            return model_config(parsed, vocab_size=1).position.kind
+        given = parsed.model.get("position")
+        return PositionConfig.from_dict(given).kind if given else None
+    except ValueError:
+        return None
 
 
 def run_state(folder: Folder) -> str:

@@ -249,8 +249,8 @@ export function render(root, state, tools) {
 		const found = {
 			unique: ({ nearest: pair }) => (pair.relative < 1e-9 ? t("sameCode", pair) : t("nearestIs", { percent: percent(pair.relative) })),
 			consistent: ({ change }) => (change < 1e-9 ? t("noChange") : t("changes", { percent: percent(change) })),
-			bounded: ({ refused, far, far_length: far_length }) => (refused ? t("refused", { length: compact(far_length) }) : t("upTo", { size: compact(far), length: compact(far_length) })),
-			deterministic: ({ learned }) => t(learned ? "learned" : "fixed"),
+			bounded: ({ holds, refused, near, far, far_length: length }) => (refused ? t("refused", { length: compact(length) }) : t(holds ? "upTo" : "grows", { from: compact(near), size: compact(far), length: compact(length) })),
+			deterministic: ({ holds, learned }) => t(!holds ? "follows" : learned ? "learned" : "fixed"),
 		};
 		const cell = (name, one) =>
 			h("td", { class: one.holds ? "yes" : "no" }, h("b", { "aria-label": t(one.holds ? "yes" : "no"), role: "img" }, one.holds ? "✓" : "✗"), h("span", {}, found[name](one)));

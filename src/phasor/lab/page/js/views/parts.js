@@ -64,11 +64,11 @@ function scaleSection({ t, controls, post }) {
 			if (!found) return;
 			const { divided, plain, curves } = found;
 			const percent = (value) => `${Math.round(100 * value)}\u00a0%`;
-			header.set(t("title.scale", { d: integer(d), keys, top: percent(plain.largest), kept: percent(divided.largest) }), t("lead.scale", { d: integer(d), variance: digits(plain.variance, 3) }));
+			header.set(t("title.scale", { d: integer(d), keys, top: percent(plain.largest), kept: percent(divided.largest) }), t("lead.scale", { variance: digits(plain.variance, 3), kept: digits(divided.variance, 3) }));
 			bars.forEach((chart, i) => {
 				const one = found[ways[i][0]];
-				chart.caption(t(`weights.${ways[i][0]}`), t("weightsNote", { largest: percent(one.weights[0]), variance: digits(one.variance, 2) }));
-				chart.draw({ values: one.weights, names: one.weights.map((_, j) => `${t("key")} ${j + 1}`), min: 0, max: 1 });
+				chart.caption(t(`weights.${ways[i][0]}`), t("weightsNote", { largest: percent(one.largest), queries: found.queries }));
+				chart.draw({ values: one.weights, names: one.weights.map((_, j) => t("rank", { rank: j + 1 })), min: 0, max: 1 });
 			});
 			const both = (name) => ways.map(([way, color, textColor]) => ({ x: curves.head_dim, y: curves[way][name], label: t(way), color, textColor }));
 			const rules = [{ x: d, label: `d = ${integer(d)}` }];
@@ -125,7 +125,9 @@ function activationSection({ t, controls, post }) {
 			const at = Array.from({ length: points }, (_, i) => axis(i));
 			const rows = [0, 0.25, 0.5, 0.75, 1].map((part) => Math.round(part * (points - 1)));
 			cuts.draw({ series: rows.map((row, i) => ({ x: at, y: matrix.data.subarray(row * points, (row + 1) * points), label: `${t("upValue")} ${digits(-axis(row), 3)}`, color: COLORS[i] })) });
-			put(text, h("strong", {}, a), ` = ${curves[a].line}. `, t("gateText"));
+			const open = matrix.data[points - 1] / reach; // what passes of the largest up projection through the widest gate
+			const near = (value) => Math.abs(open - value) < 0.05 * value;
+			put(text, h("strong", {}, a), " = ", h("span", { lang: "en" }, curves[a].line), t("stop"), t("gateText"), " ", t(near(1) ? "gateUp" : near(reach) ? "gateProduct" : "gateOther", { open: digits(open, 3) }));
 		},
 	};
 }
@@ -191,7 +193,7 @@ function placementSection({ t, controls, post }) {
 				stream.draw({ series: curves("stream"), xAxis, yAxis: steep("stream") ? { scale: "log" } : { min: 0 } });
 				gradient.draw({ series: curves("gradient"), xAxis, yAxis: steep("gradient") ? { scale: "log" } : { min: 0 } });
 				const [pre, post] = ["pre", "post"].map((kind) => found.get(kind));
-				if (pre && post) header.set(t("title.placements", { layers, pre: digits(pre.stream.at(-1) / pre.stream[0], 2), post: digits(post.stream.at(-1) / post.stream[0], 2) }), t("lead.placements", { pre: digits(pre.gradient.at(-1), 2), post: digits(post.gradient.at(-1), 2) }));
+				if (pre && post) header.set(t(norm === "none" ? "title.without" : "title.placements", { layers, pre: digits(pre.stream.at(-1) / pre.stream[0], 2), post: digits(post.stream.at(-1) / post.stream[0], 2) }), norm === "none" ? "" : t("lead.placements", { pre: digits(pre.gradient.at(-1), 2), post: digits(post.gradient.at(-1), 2), size: digits(post.stream.at(-1), 2) }));
 			};
 			const now = JSON.stringify([layers, gain, width, norm]);
 			if (now === asked) {

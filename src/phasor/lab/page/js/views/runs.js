@@ -16,12 +16,15 @@ export const texts = {
 		nothing: "No run yet to look at",
 		nothingLead: "Start the lab with the folder of a run, or with one that holds several, as in **phasor lab runs**. A run appears as soon as **phasor train** writes to it, and its curve grows while it trains.",
 		best: "{name} has the lowest validation loss: {loss} at step {step}",
-		bestOf: "Of {count} {task} runs, {name} has the lowest validation loss: {loss} at step {step}",
+		bestOf: "Of {count} runs on {data}, {name} has the lowest validation loss: {loss} at step {step}",
+		only: "The one run on {data}, {name}, has its lowest validation loss at step {step}: {loss}",
 		single: "Validation loss {loss} at step {step}, the lowest of this run",
 		fell: "The loss fell from {from} to {to} in {steps} steps",
 		started: "{name} has begun: its first line is yet to come",
 		onlyReports: "{name}: the loss by length",
-		lead: "Loss in nats per token by step. Thin lines are training, thick ones validation, and a dot marks its lowest value. Runs that train are read every two seconds.",
+		lead: "Loss in nats per token by step. Thin lines are training, thick ones validation, and a dot marks its lowest value. Losses on other data, or of other tasks, are not comparable and have their own plot. Runs that train are read every two seconds.",
+		group: "runs that can be compared", groupOption: "{task}, {data} ({count})", data: "{name}, {tokenizer}, {length} tokens",
+		"task.lm": "language model", "task.translation": "translation", "task.mlm": "masked language model",
 		metric: "metric", log: "logarithmic loss", reading: "report",
 		lossCurves: "Loss by step", curves: "{metric} by step", curvesNote: "choose a run below to hide or show it", step: "step",
 		run: "run", position: "positions", state: "state", steps: "step", last: "loss", lowest: "lowest validation loss", at: "at step",
@@ -38,12 +41,15 @@ export const texts = {
 		nothing: "还没有可看的训练",
 		nothingLead: "启动时给出一次训练的文件夹，或者包含多次训练的文件夹，例如 **phasor lab runs**。**phasor train** 一写入，这里就会出现，曲线随训练一起增长。",
 		best: "{name} 的验证损失最低：第 {step} 步时为 {loss}",
-		bestOf: "{count} 次 {task} 训练中，{name} 的验证损失最低：第 {step} 步时为 {loss}",
+		bestOf: "在 {data} 上的 {count} 次训练中，{name} 的验证损失最低：第 {step} 步时为 {loss}",
+		only: "{data} 上只有 {name} 这一次训练：验证损失在第 {step} 步最低，为 {loss}",
 		single: "验证损失在第 {step} 步最低：{loss}",
 		fell: "{steps} 步之内，损失从 {from} 降到 {to}",
 		started: "{name} 已经开始，第一行记录还没有写出",
 		onlyReports: "{name}：损失随长度的变化",
-		lead: "每步的损失，单位是每词元的奈特。细线是训练损失，粗线是验证损失，圆点是它的最低值。正在训练的每两秒读取一次。",
+		lead: "每步的损失，单位是每词元的奈特。细线是训练损失，粗线是验证损失，圆点是它的最低值。数据或任务不同的损失不能比较，分开画图。正在训练的每两秒读取一次。",
+		group: "可以比较的训练", groupOption: "{task}，{data}（{count}）", data: "{name}，{tokenizer}，{length} 个词元",
+		"task.lm": "语言模型", "task.translation": "翻译", "task.mlm": "掩码语言模型",
 		metric: "指标", log: "对数坐标", reading: "报告",
 		lossCurves: "损失随步数的变化", curves: "{metric} 随步数的变化", curvesNote: "在下表点击一次训练可以隐藏或显示它", step: "步",
 		run: "训练", position: "位置编码", state: "状态", steps: "步数", last: "损失", lowest: "最低验证损失", at: "所在步",
@@ -61,7 +67,7 @@ export const texts = {
 	},
 };
 
-export const defaults = { m: "loss", log: false, off: "", r: -1 };
+export const defaults = { g: "", m: "loss", log: false, off: "", r: -1 };
 
 const short = (name) => name.split("/").pop();
 
@@ -69,6 +75,13 @@ const short = (name) => name.split("/").pop();
 function shortNames(runs) {
 	const last = runs.map((run) => short(run.name));
 	return new Map(runs.map((run, i) => [run.folder, last.indexOf(last[i]) === last.lastIndexOf(last[i]) ? last[i] : run.name]));
+}
+
+/** Runs that are validated on the same data, as a list of lists; the group with the most runs comes first. */
+function groupRuns(runs) {
+	const groups = new Map();
+	for (const run of runs) groups.set(run.validation, [...(groups.get(run.validation) ?? []), run]);
+	return [...groups.values()].sort((a, b) => b.length - a.length);
 }
 
 /** A mean with half the width of its interval. */
@@ -84,6 +97,7 @@ export function render(root, state, tools) {
 	const body = h("div", { class: "stack", hidden: true });
 	root.append(body);
 	const controls = tools.controls(body, [
+		{ name: "g", kind: "select", label: t("group"), options: [] },
 		{ name: "m", field: "metric", kind: "select", label: t("metric"), options: [["loss", t("loss")]] },
 		{ name: "log", kind: "toggle", label: t("log") },
 	]);
@@ -127,9 +141,12 @@ export function render(root, state, tools) {
 	}
 
 	function draw() {
-		const runs = found.runs.filter((run) => !run.error);
+		const groups = groupRuns(found.runs.filter((run) => !run.error));
+		const runs = groups.find(([run]) => run.validation === state.g) ?? groups[0] ?? [];
+		controls.options("g", groups.map((group) => [group[0].validation, t("groupOption", { task: t(`task.${group[0].task}`), data: describeData(group[0], t), count: group.length })]));
+		controls.toggle("g", groups.length > 1);
 		body.hidden = found.runs.length === 0;
-		header.set(...describe(runs, found.reports, t));
+		header.set(...describe(runs, groups.length, found.reports, t));
 		const names = shortNames(runs);
 		const off = hidden();
 		const colors = new Map(runs.map((run, i) => [run.folder, [COLORS[i % COLORS.length], DASHES[Math.floor(i / COLORS.length) % DASHES.length]]]));
@@ -147,15 +164,15 @@ export function render(root, state, tools) {
 		});
 		const points = shown.filter((run) => run.best && state.m === "loss").map((run) => ({ x: run.best.step, y: run.best.value, color: colors.get(run.folder)[0] }));
 		controls.options("m", [...new Set(["loss", state.m, ...found.metrics.filter((name) => name !== "validation_loss")])].map((name) => [name, name === "loss" ? t("loss") : name]));
-		controls.refresh(state);
+		controls.refresh({ ...state, g: runs[0]?.validation });
 		chart.caption(state.m === "loss" ? t("lossCurves") : t("curves", { metric: state.m }), runs.length > 1 ? t("curvesNote") : "");
 		chart.draw({ series, points, yAxis: { scale: state.log ? "log" : "linear" } });
 		const focused = table.contains(document.activeElement) && document.activeElement.dataset.folder;
-		put(table, drawTable(found, names, colors, off), found.left_out > 0 && h("p", { class: "note" }, t("leftOut", { count: found.left_out })));
+		put(table, drawTable([...runs, ...found.runs.filter((run) => run.error)], names, colors, off), found.left_out > 0 && h("p", { class: "note" }, t("leftOut", { count: found.left_out })));
 		if (focused) table.querySelector(`[data-folder="${focused}"]`)?.focus({ preventScroll: true }); // it was made anew
 	}
 
-	function drawTable({ runs }, names, colors, off) {
+	function drawTable(runs, names, colors, off) {
 		const positioned = runs.some((run) => run.position);
 		const row = (run) => {
 			if (run.error) return h("tr", {}, h("td", {}, run.name), h("td", { colspan: 6, class: "error" }, run.error));
@@ -183,17 +200,19 @@ export function render(root, state, tools) {
 	};
 }
 
-/** The title and the sentence below it. */
-function describe(runs, reports, t) {
+/** What a run is trained and validated on. */
+const describeData = ({ data: { name, tokenizer, sequence_length: length } }, t) => t("data", { name, tokenizer, length: integer(length) });
+
+/** The title about runs that can be compared, of so many groups, and the sentence below it. */
+function describe(runs, groups, reports, t) {
 	if (!runs.length) return reports.length ? [t("onlyReports", { name: reports[0].name }), t("reportLead")] : [t("nothing"), t("nothingLead")];
 	const names = shortNames(runs);
 	const evaluated = runs.filter((run) => run.best).sort((a, b) => a.best.value - b.best.value);
 	if (evaluated.length) {
-		const most = (task) => evaluated.filter((run) => run.task === task); // losses of other tasks are other losses
-		const alike = [...new Set(evaluated.map((run) => run.task))].map(most).sort((a, b) => b.length - a.length)[0];
-		const [{ folder, best, task }] = alike;
-		const values = { name: names.get(folder), loss: fixed(best.value, 3), step: integer(best.step), task, count: alike.length };
-		return [t(runs.length === 1 ? "single" : alike.length < runs.length ? "bestOf" : "best", values), t("lead")];
+		const [{ folder, best }] = evaluated;
+		const values = { name: names.get(folder), loss: fixed(best.value, 3), step: integer(best.step), data: runs[0].data.name, count: evaluated.length };
+		const key = groups > 1 ? (runs.length === 1 ? "only" : "bestOf") : runs.length === 1 ? "single" : "best";
+		return [t(key, values), t("lead")];
 	}
 	const logged = runs.find((run) => run.curves.loss?.values.length);
 	if (!logged) return [t("started", { name: names.get(runs[0].folder) }), t("lead")];

@@ -23,7 +23,7 @@ class PairingFigure extends Figure {
 		const parts = [s("rect", { x: 0, y: line, width, height: 9, fill: "var(--never)" })];
 		features.forEach(([a, b], pair) => {
 			if (pair % every) return;
-			const opacity = 1 - (0.75 * pair) / features.length; // fast pairs dark, slow ones light
+			const opacity = 1 - (0.75 * pair) / features.length; // fast pairs strong, slow ones faint
 			parts.push(arc(a, b, { stroke: "var(--ink)", "stroke-width": 1.3, opacity }));
 			parts.push(cell(a, { fill: "var(--ink)", opacity }), cell(b, { fill: "var(--ink)", opacity }));
 		});
