@@ -42,7 +42,7 @@ def test_an_address_that_changes_while_its_view_loads_opens_one_view(open_page):
 def test_a_view_that_is_left_does_not_name_the_window(open_page):
     one = open_page("order")
     held = hold(one, "**/api/order/ticket")
-    one.control("pos").select_option("rotary")
+    one.control("pos").select_option("alibi")
     wait_for(one, lambda: held)
     go(one, "sources")
     one.page.wait_for_selector(".index a")

@@ -15,18 +15,20 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from phasor.config import NormConfig, PlacementConfig
 from phasor.lab.answers import Answer, mistake
 from phasor.lab.endpoints import ENDPOINTS
-from phasor.lab.figures import FIGURES
+from phasor.lab.figures import DOCUMENTS, FIGURES
 from phasor.lab.folders import Folders
 from phasor.lab.guard import HEADERS, LOCAL, Guard
 from phasor.lab.openapi import openapi
 from phasor.lab.schemes import describe_schemes
 from phasor.lab.views import import_views
+from phasor.lab.views.extension import method_names
 from phasor.lab.workers import WorkerPool
 
 PAGE = Path(__file__).parent / "page"
-VIEWS = ("extension", "phasors", "encodings", "order", "precision", "parts", "runs", "sources")
+VIEWS = ("order", "encodings", "phasors", "precision", "extension", "parts", "runs", "sources")  # as a story
 
 MAX_BODY = 2 << 20  # bytes; a config.json of 1 MB, escaped in JSON
 COMPUTING = 2  # at once
@@ -81,11 +83,14 @@ def build_app(
                 "views": views,
                 "folders": shared.names,
                 "schemes": describe_schemes(),
+                "extensions": method_names(),
+                "norms": list(NormConfig.kinds),
+                "placements": list(PlacementConfig.kinds),
             }
         )
 
     async def figures(request: Request) -> Response:
-        return JSONResponse([asdict(figure) for figure in FIGURES])
+        return JSONResponse({"documents": DOCUMENTS, "figures": [asdict(figure) for figure in FIGURES]})
 
     async def describe(request: Request) -> Response:
         return JSONResponse(document)

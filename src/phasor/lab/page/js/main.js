@@ -1,6 +1,6 @@
 // The frame of the page: navigation, language, theme, and the view that the address names.
 
-import { get } from "./core/api.js";
+import { about } from "./core/about.js";
 import { h, put } from "./core/dom.js";
 import { currentLanguage, setLanguage, translator } from "./core/i18n.js";
 import { redrawFigures } from "./core/plots/figure.js";
@@ -9,7 +9,6 @@ import { toggleTheme } from "./core/theme.js";
 import { openView } from "./core/view.js";
 
 const main = document.getElementById("view");
-const about = await get("/api/about");
 const t = translator({});
 let open = null;
 let module = null;

@@ -41,6 +41,13 @@ let ids = 0;
 /** A new id, for labels and descriptions. */
 export const newId = () => `i${++ids}`;
 
+/** A heading that breaks between words, also in Chinese, where no spaces are, and not between a number and what it counts. */
+export function breakable(text) {
+	const segmenter = new Intl.Segmenter(document.documentElement.lang, { granularity: "word" });
+	const words = (part) => [...segmenter.segment(part)].map(({ segment, isWordLike }) => [isWordLike && h("wbr", {}), segment]);
+	return text.split(/([\d.,]+ \p{Script=Han})/u).map((part, i) => (i % 2 ? [h("wbr", {}), h("span", { class: "whole" }, part)] : words(part)));
+}
+
 /** A text with parts in **bold**, {q:query} in blue and {k:key} in vermilion, as nodes. */
 export function rich(text) {
 	return text.split(/(\*\*[^*]+\*\*|\{[qk]:[^}]+\})/).map((part) => {

@@ -2,7 +2,7 @@
 
 import { abortAll, get, Mistake, post } from "./api.js";
 import { makeControls } from "./controls.js";
-import { h, put, rich } from "./dom.js";
+import { breakable, h, put, rich } from "./dom.js";
 import { schedule } from "./frame.js";
 import { currentLanguage, translator } from "./i18n.js";
 import { closeFigures } from "./plots/figure.js";
@@ -87,11 +87,11 @@ export function openView(module, query, main, about) {
 		/** The answer of an endpoint of this view; null where it is outdated or a mistake, which is shown. */
 		post: (name, body, key = name) => answered(key, post(id, name, body, `${id}/${key}`)),
 		/** The answer where the body is another than that of the last call; undefined where it is the same. */
-		async postChanged(name, body) {
+		async postChanged(name, body, key = name) {
 			const text = JSON.stringify(body);
-			if (posted.get(name) === text) return undefined;
-			posted.set(name, text);
-			return tools.post(name, body);
+			if (posted.get(key) === text) return undefined;
+			posted.set(key, text);
+			return tools.post(name, body, key);
 		},
 		/** What GET answers, or null likewise. */
 		get: (path) => answered(path, get(path)),
@@ -108,15 +108,15 @@ export function openView(module, query, main, about) {
 			rows.push(row);
 			return row;
 		},
-		/** The title and the sentence below it: header(parent).set(title, sentence). */
+		/** The title, the sentence below it, and the line that defines the view's words: header(parent).set(title, sentence). */
 		header(parent) {
 			const title = h("h1", {});
 			const sentence = h("p", { class: "lead" });
-			parent.append(h("div", { class: "header" }, title, sentence));
+			parent.append(h("div", { class: "header" }, title, sentence, h("p", { class: "words" }, rich(t(`words.${id}`)))));
 			return {
 				set(text, lead) {
 					if (closed) return; // the title of the window is that of another view
-					put(title, rich(text));
+					put(title, breakable(text));
 					document.title = `${title.textContent} · phasor lab`;
 					if (lead !== undefined) put(sentence, rich(lead));
 				},
@@ -130,6 +130,8 @@ export function openView(module, query, main, about) {
 	const rendered = render(root, state, tools);
 	if (typeof rendered === "function") update = rendered;
 	(root.querySelector(".header") ?? root).append(banner);
+	const next = about.views[about.views.indexOf(id) + 1];
+	if (next) root.append(h("p", { class: "next" }, h("a", { href: `#/${next}` }, t("nextView"), " ", h("b", {}, t(next)), " →"), h("span", { class: "note" }, t(`about.${next}`))));
 	schedule(run);
 
 	return {

@@ -63,7 +63,7 @@ export function render(root, state, tools) {
 		{ name: "max_distance", kind: "slider", label: t("max_distance"), min: 33, max: 512, step: 1, field: "position.max_distance" },
 	]);
 
-	const top = h("div", { class: "counter" });
+	const top = h("div", { class: "counter drawing" });
 	const left = h("div", {});
 	const right = h("div", { class: "stack" });
 	root.append(put(top, left, right));
@@ -123,6 +123,7 @@ export function render(root, state, tools) {
 		for (const name of FIELDS) first.toggle(name, scheme.fields.includes(name));
 		for (const name of ["head", "side"]) first.toggle(name, scores);
 		for (const name of ["start", "dim"]) first.toggle(name, !scores);
+		sumControls.hidden = !scheme.fields.includes("combine");
 		left.hidden = scores;
 		top.classList.toggle("wide", scores);
 		if (arranged === scores) return;
@@ -321,7 +322,7 @@ export function render(root, state, tools) {
 				if (codes) drawRotation();
 			}),
 			askCards({ dim, length: n }).then((answer) => answer && drawCard((cards = answer), n)),
-			tools.postChanged("combination", { base, dim, width, length: n, token_std: std }).then((answer) => answer && drawSum(answer, n)),
+			scheme.fields.includes("combine") && tools.postChanged("combination", { base, dim, width, length: n, token_std: std }).then((answer) => answer && drawSum(answer, n)),
 		];
 		await Promise.all(jobs);
 	};

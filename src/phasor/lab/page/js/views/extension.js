@@ -1,5 +1,6 @@
 // The view "extension": what each method of reading further does to the pairs of a rotary scheme.
 
+import { about } from "../core/about.js";
 import { h, makeTable, put, rich } from "../core/dom.js";
 import { digits, fixed, integer } from "../core/numbers.js";
 import { dials } from "../core/plots/dials.js";
@@ -9,9 +10,10 @@ import { texts } from "./extension.texts.js";
 export const id = "extension";
 export { texts };
 
-const METHODS = ["none", "linear", "ntk", "dynamic-ntk", "yarn", "dynamic-yarn", "llama3", "longrope", "proportional"];
+const METHODS = about.extensions;
+const SHOWN = ["none", "linear", "ntk", "yarn"]; // at first
 const HUES = { none: "c6", linear: "c1", ntk: "c4", "dynamic-ntk": "c4", yarn: "c3", "dynamic-yarn": "c3", llama3: "c5", longrope: "c5", proportional: "c1", model: "ink", other: "c2" };
-const colorOf = (row) => `var(--${HUES[row.id]})`;
+const colorOf = (row) => `var(--${HUES[row.id] ?? "c6"})`;
 const DASHES = { none: "5 4", "dynamic-ntk": "7 3", "dynamic-yarn": "7 3", longrope: "7 3", proportional: "2 3" };
 const EFFECTS = ["kept", "blended", "slowed", "faster", "still"];
 const HANDS = 8;
@@ -36,8 +38,7 @@ const FIELDS = {
 
 export const defaults = {
 	model: "llama-2", trained: 4096, times: 8, base: 10000, dim: 128, method: "yarn", other: "",
-	none: true, linear: true, ntk: true, "dynamic-ntk": false, yarn: true, "dynamic-yarn": false, llama3: false, longrope: false,
-	proportional: false,
+	...Object.fromEntries(METHODS.map((method) => [method, SHOWN.includes(method)])),
 	beta_fast: 32, beta_slow: 1, truncate: true, attention: "", mscale: "", mscale_all_dim: "", growth: 1, low_freq_factor: 1,
 	high_freq_factor: 4, short_factor: "", long_factor: "", fraction: 0.5,
 };
@@ -102,6 +103,7 @@ function makeRequest(state) {
 
 export function render(root, state, tools) {
 	const { t } = tools;
+	const methodName = (method) => (method in texts.en ? t(method) : method);
 	const header = tools.header(root);
 	header.set(t("titleStart"), t("lead"));
 	const opened = { model: null, other: null };
@@ -154,7 +156,7 @@ export function render(root, state, tools) {
 	const detail = h("div", { class: "controls joined" }); // the method and its fields stand in one grid
 	root.append(detail);
 	const methodRow = tools.controls(detail, [
-		{ name: "method", kind: "select", label: t("method"), options: METHODS.filter((method) => method !== "none").map((method) => [method, t(method)]) },
+		{ name: "method", kind: "select", label: t("method"), options: METHODS.filter((method) => method !== "none").map((method) => [method, methodName(method)]) },
 	]);
 	const fieldRows = Object.entries(FIELDS).map(([method, specs]) => {
 		const row = tools.controls(detail, specs.map(({ state: key, placeholder, ...spec }) => ({
@@ -163,12 +165,13 @@ export function render(root, state, tools) {
 		return { method, row, names: specs.map(({ name, state: key = name }) => key) };
 	});
 	// After the fields, so that a mistake in one of them is shown there.
-	tools.controls(shown, METHODS.map((method) => ({ name: method, kind: "toggle", label: t(method), field: `fields.${method}` })));
+	tools.controls(shown, METHODS.map((method) => ({ name: method, kind: "toggle", label: methodName(method), field: `fields.${method}` })));
 	pick(methodRow, "method", ({ value }) => tools.set({ [value]: true }));
 
 	const keys = h("p", { class: "keys" }, ["seen", "new", "never"].map((one) => h("span", {}, h("i", { style: { background: `var(--${one})` } }), t(one))));
 	const dialFigure = dials(root, { name: t("dials"), size: 56, gap: 12, least: 34 });
 	dialFigure.element.querySelector("figcaption").after(keys);
+	dialFigure.element.classList.add("drawing");
 
 	const left = h("div", { class: "stack" });
 	const right = h("div", { class: "stack" });
@@ -206,7 +209,7 @@ export function render(root, state, tools) {
 
 	const rowName = (row) => {
 		if (row.id === "model") return parseModel(state.model).name;
-		if (row.id !== "other") return t(row.id);
+		if (row.id !== "other") return methodName(row.id);
 		const name = parseModel(state.other).name;
 		return name === parseModel(state.model).name ? `${name} (2)` : name;
 	};

@@ -17,7 +17,6 @@ export const defaults = {
 };
 
 const PARTS = ["scale", "activations", "norms", "placements"];
-const PLACEMENTS = ["pre", "post", "sandwich", "deepnorm", "output", "parallel"];
 const COLORS = ["c1", "c2", "c3", "c4", "c5", "c6"].map((name) => `var(--${name})`);
 
 export function render(root, state, tools) {
@@ -49,7 +48,7 @@ function scaleSection({ t, controls, post }) {
 		{ name: "keys", kind: "slider", label: t("keys"), min: 2, max: 256, step: 1, scale: "log" },
 		{ name: "seed", kind: "slider", label: t("seed"), min: 0, max: 20, step: 1 },
 	]);
-	const upper = h("div", { class: "halves level" });
+	const upper = h("div", { class: "halves level drawing" });
 	const lower = h("div", { class: "halves level" });
 	element.append(upper, lower);
 	const ways = [["divided", "var(--query)", "var(--query-text)"], ["plain", "var(--key)", "var(--key-text)"]];
@@ -85,7 +84,7 @@ function activationSection({ t, controls, post }) {
 		{ name: "reach", kind: "slider", label: t("reach"), min: 1, max: 10, step: 0.5 },
 		{ name: "slopes", kind: "toggle", label: t("slopes") },
 	]);
-	const upper = h("div", { class: "halves level" });
+	const upper = h("div", { class: "halves level drawing" });
 	const lower = h("div", { class: "halves" });
 	element.append(upper, lower);
 	const plain = lineChart(upper, { name: t("plainCurves"), height: 300, x: { label: "x" } });
@@ -140,7 +139,7 @@ function normSection({ t, controls, post }) {
 		{ name: "outlier", kind: "slider", label: t("outlier"), min: 0, max: 100, step: 1 },
 		{ name: "dim", kind: "slider", label: t("dim"), min: 4, max: 128, step: 4 },
 	]);
-	const row = h("div", { class: "thirds level" });
+	const row = h("div", { class: "thirds level drawing" });
 	const text = h("p", { class: "aside" });
 	element.append(row, text);
 	const names = ["vector", "layernorm", "rmsnorm"];
@@ -164,16 +163,18 @@ function normSection({ t, controls, post }) {
 	};
 }
 
-function placementSection({ t, controls, post }) {
+const colorAt = (i) => COLORS[i % COLORS.length];
+
+function placementSection({ t, controls, post, about: { placements, norms } }) {
 	const element = h("section", { class: "stack" });
 	controls(element, [
 		{ name: "layers", kind: "slider", label: t("layers"), min: 1, max: 48, step: 1, field: "num_layers" },
 		{ name: "gain", kind: "slider", label: t("gain"), min: 0.1, max: 4, scale: "log" },
 		{ name: "width", kind: "slider", label: t("dim"), min: 8, max: 128, step: 8, field: "dim" },
-		{ name: "norm", kind: "select", label: t("norm"), options: ["rmsnorm", "layernorm", "none"].map((kind) => [kind, kind]) },
+		{ name: "norm", kind: "select", label: t("norm"), options: norms.map((kind) => [kind, kind]) },
 	]);
 	const pictures = blockDiagram(element, { name: t("diagrams"), note: t("diagramsNote") });
-	const row = h("div", { class: "halves level" });
+	const row = h("div", { class: "halves level drawing" });
 	element.append(row);
 	const stream = lineChart(row, { name: t("stream"), note: t("streamNote"), height: 300, x: { label: t("block") } });
 	const gradient = lineChart(row, { name: t("streamGradient"), note: t("streamGradientNote"), height: 300, x: { label: t("block") } });
@@ -182,11 +183,11 @@ function placementSection({ t, controls, post }) {
 	return {
 		element,
 		async update({ layers, gain, width, norm }, header) {
-			const equations = PLACEMENTS.map((kind, i) => ({ kind, equation: t(`equation.${kind}`), color: COLORS[i] }));
+			const equations = placements.map((kind, i) => ({ kind, equation: texts.en[`equation.${kind}`], color: colorAt(i) })).filter(({ equation }) => equation);
 			pictures.draw({ blocks: equations, words: { f: t("sublayer"), norm: "norm", attention: t("attention"), feedforward: t("feedforward") } });
 			const show = () => {
-				const curves = (name) => PLACEMENTS.map((kind, i) => ({ kind, i, y: found.get(kind)?.[name] })).filter(({ y }) => y?.length === layers + 1)
-					.map(({ kind, i, y }) => ({ y, label: kind, color: COLORS[i], dash: kind === "output" ? "2 4" : kind === "sandwich" ? "7 4" : undefined }));
+				const curves = (name) => placements.map((kind, i) => ({ kind, i, y: found.get(kind)?.[name] })).filter(({ y }) => y?.length === layers + 1)
+					.map(({ kind, i, y }) => ({ y, label: kind, color: colorAt(i), dash: kind === "output" ? "2 4" : kind === "sandwich" ? "7 4" : undefined }));
 				const steep = (name) => curves(name).some(({ y }) => Math.max(...y) > 100 * Math.min(...y));
 				const step = Math.max(1, Math.ceil(layers / 6));
 				const xAxis = { ticks: Array.from({ length: Math.floor(layers / step) + 1 }, (_, i) => i * step) };
@@ -201,7 +202,7 @@ function placementSection({ t, controls, post }) {
 				return;
 			}
 			asked = now;
-			await Promise.all(PLACEMENTS.map(async (kind) => {
+			await Promise.all(placements.map(async (kind) => {
 				const answer = await post("placement", { placement: kind, num_layers: layers, gain, dim: width, norm }, `placement/${kind}`);
 				if (!answer || now !== asked) return;
 				found.set(kind, answer);

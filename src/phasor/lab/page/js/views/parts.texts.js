@@ -20,7 +20,7 @@ export const texts = {
 		"title.placements": "Norms in the branches: {layers} blocks make the stream {pre} times as large; norms on the sum keep it at {post}",
 		"lead.placements": "Norms inside the branches leave the residual stream to grow, and the gradient at the last block shrinks to {pre}. Norms on the sum keep the stream at {size}, with a gradient of {post} there. Sub-layers are random matrices.",
 		"title.without": "Without norms, {layers} blocks make the stream {pre} times as large",
-		layers: "blocks", gain: "gain of a sub-layer", norm: "norm", diagrams: "Six placements", diagramsNote: "the residual stream upwards, one sub-layer to its right", stream: "Size of the residual stream", streamNote: "root mean square after each block",
+		layers: "blocks", gain: "gain of a sub-layer", norm: "norm", diagrams: "Placements", diagramsNote: "the residual stream upwards, one sub-layer to its right", stream: "Size of the residual stream", streamNote: "root mean square after each block",
 		streamGradient: "Gradient that reaches the stream", streamGradientNote: "from a random output", block: "block", sublayer: "f", attention: "attn", feedforward: "ffn",
 		"equation.pre": "x + f(norm(x))", "equation.post": "norm(x + f(x))", "equation.sandwich": "x + norm(f(norm(x)))", "equation.deepnorm": "norm(α x + f(x))", "equation.output": "x + norm(f(x))", "equation.parallel": "x + attn(h) + ffn(h)",
 	},
@@ -42,7 +42,7 @@ export const texts = {
 		"title.placements": "归一化放在支路里，{layers} 个块之后残差流增大到 {pre} 倍；放在相加之后，保持 {post} 倍",
 		"lead.placements": "归一化放在支路里，残差流会一直增大，最后一块处的梯度缩小到 {pre}。放在相加之后，残差流保持为 {size}，那里的梯度是 {post}。子层是随机矩阵。",
 		"title.without": "没有归一化，{layers} 个块之后残差流增大到 {pre} 倍",
-		layers: "块数", gain: "子层增益", norm: "归一化", diagrams: "六种位置", diagramsNote: "残差流自下而上，右边是一个子层", stream: "残差流的大小", streamNote: "每块之后的均方根",
+		layers: "块数", gain: "子层增益", norm: "归一化", diagrams: "归一化的位置", diagramsNote: "残差流自下而上，右边是一个子层", stream: "残差流的大小", streamNote: "每块之后的均方根",
 		streamGradient: "到达残差流的梯度", streamGradientNote: "输出的一个随机线性函数的梯度", block: "块",
 	},
 };

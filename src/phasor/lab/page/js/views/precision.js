@@ -62,7 +62,7 @@ export function render(root, state, tools) {
 		{ name: "seed", kind: "number", label: t("seed"), min: 0, max: 2 ** 31, step: 1 },
 		{ name: "method", kind: "select", label: t("method"), options: Object.keys(COLORS).map((name) => [name, name]) },
 	]);
-	const upper = h("div", { class: "halves" });
+	const upper = h("div", { class: "halves drawing" });
 	root.append(upper);
 	const axis = { scale: "log", min: 1, max: LAST, ticks: POWERS.map((p) => 2 ** p), format: position };
 	const move = (x) => tools.set({ at: Math.min(2 ** Math.round(Math.log2(Math.max(x, 1))), LAST) });

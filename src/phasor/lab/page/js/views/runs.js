@@ -102,6 +102,7 @@ export function render(root, state, tools) {
 		{ name: "log", kind: "toggle", label: t("log") },
 	]);
 	const chart = lineChart(body, { name: " ", height: 420, x: { label: t("step"), name: t("step"), format: integer } });
+	chart.element.classList.add("drawing");
 	const table = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": t("run") });
 	body.append(table);
 	const updateReport = renderReport(root, state, tools);

@@ -48,7 +48,8 @@ export class Figure {
 		this.tip = h("div", { class: "tip", hidden: true });
 		this.spoken = h("p", { class: "spoken", "aria-live": "polite", id: this.readoutId });
 		const head = h("figcaption", {}, h("span", {}, this.title, " ", this.note), this.buttons);
-		this.element = h("figure", { class: "figure" }, head, h("div", { class: "around" }, this.box, this.tip), this.spoken);
+		this.element = h("figure", { class: "figure empty" }, head, h("div", { class: "around" }, this.box, this.tip), this.spoken);
+		this.box.style.setProperty("min-height", `${this.options.height}px`); // its place, until there is something drawn
 		this.box.figure = this;
 		this.caption(options.name, options.note);
 		parent.append(this.element);
@@ -61,6 +62,8 @@ export class Figure {
 			this.width = width;
 			const start = performance.now();
 			this.paint(width, this.data);
+			this.element.classList.remove("empty");
+			this.box.style.removeProperty("min-height");
 			performance.measure("draw", { start, end: performance.now(), detail: this.name });
 		};
 	}

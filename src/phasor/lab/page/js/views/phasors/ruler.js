@@ -32,7 +32,7 @@ export function makeRuler(parent, { span, label, handles, move }) {
 	});
 	const marks = [...Array.from({ length: Math.ceil(span / 16) }, (_, i) => 16 * i), span - 1];
 	const svg = s("svg", { class: "ruler", role: "group", "aria-label": label, height: HEIGHT }, back, knobs);
-	const box = h("div", { class: "plot" }, svg);
+	const box = h("div", { class: "plot drawing" }, svg);
 	parent.append(box);
 
 	let values = {};
