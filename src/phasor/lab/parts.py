@@ -161,7 +161,6 @@ def depth_profile(
         raise ValueError("the residual stream overflows: choose fewer layers, a smaller gain or a norm")
     return {
         "kind": placement.kind,
-        "line": summary(type(placement)),
         "stream": [rms(stream.detach()) for stream in streams],
         "gradient": [rms(gradient) for gradient in gradients],
     }

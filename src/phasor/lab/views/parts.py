@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from phasor.config import ActivationConfig, NormConfig, PlacementConfig
-from phasor.config.schema import by_kind, summary
+from phasor.config.schema import by_kind
 from phasor.lab.endpoints import MAX_HEAD_DIM, FieldError, LabRequest, Matrix, bounded_field, register
 from phasor.lab.figures import ARCHITECTURE, FROM_SCRATCH, show
 
@@ -93,7 +93,7 @@ def norms(request: NormRequest) -> dict[str, Any]:
         "vector": vector,
         "moments": moments(vector),
         "norms": {
-            kind: {"line": summary(NormConfig.kinds[kind]), "vector": values, "moments": moments(values)}
+            kind: {"vector": values, "moments": moments(values)}
             for kind, values in after.items()
         },
     }

@@ -152,7 +152,7 @@ function normSection({ t, controls, post }) {
 			const show = (moments) => t("moments", { mean: fixed(Math.abs(moments.mean) < 5e-13 ? 0 : moments.mean, 2), std: fixed(moments.std, 2), rms: fixed(moments.rms, 2) });
 			const all = { vector: { vector: found.vector, moments: found.moments }, ...found.norms };
 			header.set(t("title.norms", { mean: fixed(found.moments.mean, 2), left: fixed(found.norms.rmsnorm.moments.mean, 2) }), t("lead.norms"));
-			put(text, ["layernorm", "rmsnorm"].map((name) => h("div", {}, h("strong", {}, t(`norm.${name}`)), ` = ${found.norms[name].line}`)));
+			put(text, ["layernorm", "rmsnorm"].map((name) => h("div", {}, h("strong", {}, t(`norm.${name}`)), ` = ${t(`formula.${name}`)}`)));
 			const after = names.slice(1).flatMap((name) => all[name].vector);
 			const most = Math.max(...after.map(Math.abs), 1e-3) * 1.05;
 			names.forEach((name, i) => {

@@ -16,7 +16,7 @@ export const texts = {
 		gateProduct: "At the far right it is open, and the output is about the product of the two.", gateOther: "At the far right it is open: the largest up projection is multiplied by {open}.",
 		"title.norms": "LayerNorm takes the mean of {mean} away; RMSNorm leaves {left} of it",
 		"lead.norms": "Both bring a vector to size 1. LayerNorm subtracts the mean and divides by the standard deviation; RMSNorm only divides by the root mean square.",
-		mean: "mean", std: "standard deviation", outlier: "one feature raised by", dim: "features", feature: "feature", "norm.vector": "Before", "norm.layernorm": "LayerNorm", "norm.rmsnorm": "RMSNorm", moments: "mean {mean}, std {std}, RMS {rms}", cuts: "Cuts through the map", cutsNote: "one up projection each",
+		mean: "mean", std: "standard deviation", outlier: "one feature raised by", dim: "features", feature: "feature", "norm.vector": "Before", "norm.layernorm": "LayerNorm", "norm.rmsnorm": "RMSNorm", "formula.layernorm": "(x − mean) / √(variance + ε) · weight + bias", "formula.rmsnorm": "x / √(mean(x²) + ε) · weight", moments: "mean {mean}, std {std}, RMS {rms}", cuts: "Cuts through the map", cutsNote: "one up projection each",
 		"title.placements": "Norms in the branches: {layers} blocks make the stream {pre} times as large; norms on the sum keep it at {post}",
 		"lead.placements": "Norms inside the branches leave the residual stream to grow, and the gradient at the last block shrinks to {pre}. Norms on the sum keep the stream at {size}, with a gradient of {post} there. Sub-layers are random matrices.",
 		"title.without": "Without norms, {layers} blocks make the stream {pre} times as large",
