@@ -29,25 +29,25 @@ RELATIVE_POSITIONS = "Transformer：位置编码"
 # What they are, in English and Chinese.
 DOCUMENTS = {
     FROM_SCRATCH: {
-        "en": "an article, in Chinese, that derives attention, sinusoidal and rotary positions step by step",
+        "en": "an article that derives attention, sinusoidal and rotary positions step by step",
         "zh": "一篇文章：逐步推导注意力、正弦位置编码和旋转位置编码",
     },
     READING_NOTES: {
-        "en": "reading notes of 2024, in Chinese, on “Why Are Sines and Cosines Used For Positional Encoding?” "
+        "en": "reading notes of 2024 on “Why Are Sines and Cosines Used For Positional Encoding?” "
         "(mfaizan.github.io) and “Transformer Architecture: The Positional Encoding” (Amirhossein Kazemnejad)",
         "zh": "2024 年的读书笔记，所读为 “Why Are Sines and Cosines Used For Positional Encoding?”（mfaizan.github.io）"
         "和 “Transformer Architecture: The Positional Encoding”（Amirhossein Kazemnejad）",
     },
     ROTARY_EXPLAINED: {
-        "en": "notes of a lecture, in Chinese, that derives rotary positions from rotations over the reals, with code",
+        "en": "notes of a lecture that derives rotary positions from rotations over the reals, with code",
         "zh": "讲座笔记：从实数域上的旋转推导旋转位置编码，并有代码",
     },
     ARCHITECTURE: {
-        "en": "a chapter, in Chinese, on the structure of the Transformer, its parts and its technical details",
+        "en": "a chapter on the structure of the Transformer, its parts and its technical details",
         "zh": "一章教材：Transformer 的整体结构、各个模块与技术细节",
     },
     RELATIVE_POSITIONS: {
-        "en": "notes, in Chinese, on the positions of “Attention Is All You Need” (Vaswani et al., 2017)",
+        "en": "notes on the positions of “Attention Is All You Need” (Vaswani et al., 2017)",
         "zh": "笔记：“Attention Is All You Need”（Vaswani 等，2017）的位置编码",
     },
 }

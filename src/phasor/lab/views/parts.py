@@ -92,10 +92,7 @@ def norms(request: NormRequest) -> dict[str, Any]:
     return {
         "vector": vector,
         "moments": moments(vector),
-        "norms": {
-            kind: {"vector": values, "moments": moments(values)}
-            for kind, values in after.items()
-        },
+        "norms": {kind: {"vector": values, "moments": moments(values)} for kind, values in after.items()},
     }
 
 

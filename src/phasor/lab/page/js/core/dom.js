@@ -41,7 +41,7 @@ let ids = 0;
 /** A new id, for labels and descriptions. */
 export const newId = () => `i${++ids}`;
 
-/** A heading that breaks between words, also in Chinese, where no spaces are, and not between a number and what it counts. */
+/** A heading that breaks between words, also in Chinese, and not between a number and what it counts. */
 export function breakable(text) {
 	const segmenter = new Intl.Segmenter(document.documentElement.lang, { granularity: "word" });
 	const words = (part) => [...segmenter.segment(part)].map(({ segment, isWordLike }) => [isWordLike && h("wbr", {}), segment]);

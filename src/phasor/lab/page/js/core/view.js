@@ -131,7 +131,7 @@ export function openView(module, query, main, about) {
 	if (typeof rendered === "function") update = rendered;
 	(root.querySelector(".header") ?? root).append(banner);
 	const next = about.views[about.views.indexOf(id) + 1];
-	if (next) root.append(h("p", { class: "next" }, h("a", { href: `#/${next}` }, t("nextView"), " ", h("b", {}, t(next)), " →"), h("span", { class: "note" }, t(`about.${next}`))));
+	if (next) root.append(h("p", { class: "next" }, h("a", { href: `#/${next}` }, t("nextView"), " ", h("b", {}, t(next)), " →")));
 	schedule(run);
 
 	return {

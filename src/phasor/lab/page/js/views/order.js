@@ -20,7 +20,6 @@ export const texts = {
 		same: "Without positions, both {what} are the same",
 		mask: "A causal mask alone tells the {what} apart, by {plain} %",
 		differ: "Without positions, both {what} are the same; with {scheme} positions they are {far} % apart",
-		alike: "Without positions, both {what} are the same, and with {scheme} positions too",
 		both: "A causal mask alone tells the {what} apart by {plain} %; with {scheme} positions it is {far} %",
 		without: "Without positions", with: "With {scheme} positions", equal: "the two lines are one", apart: "{far} % apart",
 		twice: "The same sentence twice: there is nothing to tell apart",
@@ -40,7 +39,6 @@ export const texts = {
 		same: "没有位置信息，两{what}就是同一{what}",
 		mask: "只靠因果掩码，也能分辨两{what}：相差 {plain} %",
 		differ: "没有位置信息，两{what}就是同一{what}；加上{scheme}位置，相差 {far} %",
-		alike: "没有位置信息，两{what}就是同一{what}；加上{scheme}位置也一样",
 		both: "只靠因果掩码，两{what}相差 {plain} %；加上{scheme}位置，相差 {far} %",
 		without: "没有位置编码", with: "{scheme}位置", equal: "两条线重合", apart: "相差 {far} %",
 		twice: "同一句话出现两次，没有什么可分辨",
@@ -69,12 +67,10 @@ function drawSentences(element, [first, second]) {
 	put(element, row(first, second, "ask"), row(second, first, "reply"));
 }
 
-/** Another sentence with the same words: the last one and the second before it, or the first, change places. */
+/** Another sentence with the same words: the first and the last change places. */
 function swapWords(sentence) {
-	const words = sentence.trim().split(/\s+/);
-	const [i, j] = words.length > 3 ? [words.length - 3, words.length - 1] : [0, words.length - 1];
-	[words[i], words[j]] = [words[j], words[i]];
-	return words.join(" ");
+	const [first, ...rest] = sentence.trim().split(/\s+/);
+	return [rest.pop(), ...rest, first].join(" ").trim();
 }
 
 export function render(root, state, tools) {
@@ -138,7 +134,7 @@ export function render(root, state, tools) {
 		const far = digits(100 * summary.distance, 3);
 		const scheme = schemes.find((one) => one.kind === position);
 		const alone = scheme.acts_on.length === 0;
-		let key = plain.summary.same ? (alone ? "same" : summary.same ? "alike" : "differ") : alone ? "mask" : "both";
+		let key = plain.summary.same ? (summary.same ? "same" : "differ") : alone ? "mask" : "both";
 		if (!sameWords) key = "other";
 		if (String(tokens[0]) === String(tokens[1])) key = "twice";
 		const token = summary.tokens[0];

@@ -126,7 +126,7 @@ function activationSection({ t, controls, post }) {
 			cuts.draw({ series: rows.map((row, i) => ({ x: at, y: matrix.data.subarray(row * points, (row + 1) * points), label: `${t("upValue")} ${digits(-axis(row), 3)}`, color: COLORS[i] })) });
 			const open = matrix.data[points - 1] / reach; // what passes of the largest up projection through the widest gate
 			const near = (value) => Math.abs(open - value) < 0.05 * value;
-			put(text, h("strong", {}, a), " = ", h("span", { lang: "en" }, curves[a].line), t("stop"), t("gateText"), " ", t(near(1) ? "gateUp" : near(reach) ? "gateProduct" : "gateOther", { open: digits(open, 3) }));
+			put(text, h("strong", {}, a), " = ", h("span", { lang: "en" }, curves[a].line), ". ", t("gateText"), " ", t(near(1) ? "gateUp" : near(reach) ? "gateProduct" : "gateOther", { open: digits(open, 3) }));
 		},
 	};
 }

@@ -7,12 +7,12 @@ export const id = "sources";
 export const texts = {
 	en: {
 		title: "{count} figures, tables and analogies, each opened by a link",
-		lead: "What five texts on positions draw and tell, computed here by the library and open to be changed. The texts are in Chinese; below each title stands what it is.",
+		lead: "What five texts on positions, in Chinese, draw and tell, computed here by the library and open to be changed.",
 		search: "search", none: "Nothing has these words.",
 	},
 	zh: {
 		title: "{count} 张图、表和比喻，每一个都能打开",
-		lead: "五篇讲位置编码的文章里画的、说的，这里都由本库算出来，而且可以动手改。每个标题下说明它是什么。",
+		lead: "五篇讲位置编码的文章里画的、说的，这里都由本库算出来，而且可以动手改。",
 		search: "搜索", none: "没有找到。",
 	},
 };
