@@ -51,7 +51,7 @@ def test_the_codes_of_the_page_are_those_of_the_library(open_page):
 
 def test_clicks_choose_a_position_and_a_scheme(open_page):
     visit = open_page("encodings")
-    visit.page.locator("figure canvas").first.click(position={"x": 100, "y": 300})
+    visit.page.locator("figure canvas").first.click(position={"x": 100, "y": 304})
     visit.settle()
     assert visit.address() == "encodings?t=40"
     assert visit.page.locator("figcaption", has_text="Row 40 the code").count() == 1

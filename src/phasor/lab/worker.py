@@ -97,8 +97,11 @@ def receive(file: IO[bytes], messages: queue.SimpleQueue[tuple[dict[str, Any], b
         os._exit(0)
 
 
-def main(modules: list[str]) -> None:
-    """Answer requests to the endpoints of the views, and of other modules, until the input ends."""
+def main(torch_first: bool, modules: list[str]) -> None:
+    """Answer requests to the endpoints of the views, and of other modules, until the input ends.
+
+    With `torch_first` torch is imported before the first request, else when a request needs it.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is for the server
     output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
@@ -107,10 +110,11 @@ def main(modules: list[str]) -> None:
     import_views()
     for module in modules:
         importlib.import_module(module)
-    import torch
+    if torch_first:
+        import torch
 
-    torch.set_num_threads(min(THREADS, torch.get_num_threads()))
-    importlib.import_module("phasor.transformer")
+        torch.set_num_threads(min(THREADS, torch.get_num_threads()))
+        importlib.import_module("phasor.transformer")
     before = used_memory()
     write_message(output, {})
     while True:
@@ -118,4 +122,4 @@ def main(modules: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1] == "torch", sys.argv[2:])

@@ -22,11 +22,11 @@ WAITING = 32  # requests; more are refused
 
 
 class Worker:
-    """A worker process. Importing torch takes it seconds, which the first request waits for."""
+    """A worker process. With `torch_first` it imports torch at once, seconds for which the first request waits."""
 
-    def __init__(self, modules: Sequence[str] = ()) -> None:
+    def __init__(self, torch_first: bool, modules: Sequence[str] = ()) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "phasor.lab.worker", *modules],
+            [sys.executable, "-P", "-m", "phasor.lab.worker", "torch" if torch_first else "", *modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -77,7 +77,11 @@ class WorkerPool:
 
     def start(self) -> None:
         """Start all workers, so that they are ready when they are needed."""
-        self.idle += [Worker(self.modules) for _ in range(self.count - len(self.idle))]
+        self.idle += [self.new_worker() for _ in range(self.count - len(self.idle))]
+
+    def new_worker(self) -> Worker:
+        # A bound on memory is one above what a worker has with torch.
+        return Worker(self.memory is not None, self.modules)
 
     def stop(self) -> None:
         """End the workers that compute nothing; those that do end with their requests."""
@@ -104,7 +108,7 @@ class WorkerPool:
 
     async def compute(self, request: Request, head: dict[str, Any], body: bytes) -> Answer:
         """The answer of a free worker, which is replaced where it had to be ended."""
-        worker = self.idle.pop() if self.idle else Worker(self.modules)
+        worker = self.idle.pop() if self.idle else self.new_worker()
         reply: dict[str, Any] = {"spent": True}
         found = Answer(499, {}, b"")
         try:
@@ -124,7 +128,7 @@ class WorkerPool:
         finally:
             if reply["spent"]:
                 worker.end()
-                worker = Worker(self.modules)
+                worker = self.new_worker()
             self.idle.append(worker)
         return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
@@ -12,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from phasor.config import PositionConfig
+from phasor.config import ModelConfig
 from phasor.lab.endpoints import LabRequest, bounded_field, register
 from phasor.lab.folders import LENGTHS, Folder, Folders
 
@@ -163,7 +162,7 @@ def describe_run(folder: Folder, request: CurvesRequest) -> dict[str, Any]:
         "task": recipe.get("task"),
         "data": {name: data.get(name) for name in ("tokenizer", "sequence_length")} | {"name": data_name(data)},
         "validation": validation_key(recipe),
-        "position": position_kind(json.dumps(recipe)),
+        "position": position_kind(recipe),
         "steps": (recipe.get("train") or {}).get("steps"),
         "step": metrics.step,
         "state": state,
@@ -192,24 +191,22 @@ def validation_key(recipe: Mapping[str, Any]) -> str:
     return hashlib.sha256(what.encode()).hexdigest()[:12]
 
 
-@functools.lru_cache(maxsize=MAX_RUNS)
-def position_kind(recipe: str) -> str | None:
-    """The position scheme that a recipe in JSON gives its model; None where the model is another's, or cannot be built.
+def position_kind(recipe: Mapping[str, Any]) -> str | None:
+    """The position scheme of a run's model: its recipe's, its preset's or the default; None if it is another model's.
 
-    >>> position_kind('{"model": {"preset": "llama-2"}}')
-    'rotary'
+    >>> position_kind({"model": {"preset": "llama-2"}}), position_kind({"model": {"position": "alibi"}})
+    ('rotary', 'alibi')
     """
-    from phasor.config.recipe import Recipe
-    from phasor.training.build import model_config
+    from phasor.models.presets import PRESETS, preset
 
-    try:
-        parsed = Recipe.from_json(recipe)
-        if parsed.init_from is None:
-            return model_config(parsed, vocab_size=1).position.kind
-        given = parsed.model.get("position")
-        return PositionConfig.from_dict(given).kind if given else None
-    except ValueError:
-        return None
+    model = recipe.get("model") or {}
+    given, name = model.get("position"), model.get("preset")
+    kind = given.get("kind") if isinstance(given, Mapping) else given
+    if kind is not None or recipe.get("init_from") is not None:
+        return kind
+    if name is None:
+        return ModelConfig(vocab_size=1, dim=2, num_layers=1, num_heads=1).position.kind
+    return preset(name).position.kind if name in PRESETS else None
 
 
 def run_state(folder: Folder) -> str:
