@@ -78,7 +78,7 @@ def test_serving_the_page_does_not_import_torch():
 import sys
 from starlette.testclient import TestClient
 from phasor.lab.server import build_app
-client = TestClient(build_app(), base_url="http://127.0.0.1")  # without its lifespan, which imports torch
+client = TestClient(build_app(), base_url="http://127.0.0.1")  # without its lifespan, which starts workers
 for path in ("/", "/api/about", "/api/figures", "/openapi.json"):
     assert client.get(path).status_code == 200
 assert "torch" not in sys.modules and "numpy" not in sys.modules, "torch is loaded"

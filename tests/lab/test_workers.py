@@ -169,22 +169,22 @@ def test_no_scheme_takes_the_memory_of_the_machine(lab, name, scheme):
 
 def test_workers_end_with_the_server():
     with serve() as base:
-        children = set(child_processes())
+        children = set(worker_processes(os.getpid()))
         assert len(children) >= server.COMPUTING
         assert httpx.get(base).status_code == 200
     deadline = time.monotonic() + 5
-    while children & set(child_processes()) and time.monotonic() < deadline:
+    while children & set(worker_processes(os.getpid())) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert len(children & set(child_processes())) <= len(children) - server.COMPUTING
+    assert len(children & set(worker_processes(os.getpid()))) <= len(children) - server.COMPUTING
 
 
-def child_processes():
-    """The ids of workers that this process has started and that still run."""
+def worker_processes(server_pid):
+    """The ids of workers that a process has started and that still run."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
             command = path.with_name("cmdline").read_text()
         except OSError:
             continue
-        if int(fields[1]) == os.getpid() and fields[0] != "Z" and "phasor.lab.worker" in command:
+        if int(fields[1]) == server_pid and fields[0] != "Z" and "phasor.lab.worker" in command:
             yield int(path.parent.name)
