@@ -218,12 +218,12 @@ def test_every_scheme_has_a_matrix_of_its_size(kind):
     [
         ({"position": "rotari"}, "position", "did you mean 'rotary'"),
         ({"position": {"kind": "sinusoidal", "base": 1}}, "position.base", "greater than 1"),
-        ({"position": {"kind": "learned", "max_length": 2**40}}, "position.max_length", "at most 68,719,476,736"),
+        ({"position": {"kind": "learned", "max_length": 2**40}}, "position.max_length", "at most 268,435,456"),
         ({"position": {"kind": "learned", "offset": 2**30}}, "position", "at most 4,194,304 weights"),
         (
             {"position": {"kind": "combined", "schemes": ["rotary", {"kind": "fire", "hidden_dim": 2**30}]}},
-            "position",
-            "at most 4,194,304 weights",
+            "position.schemes",
+            "FIREConfig.hidden_dim must be at most",
         ),
         ({"position": {"kind": "mrope", "sections": [1] * 64}}, "position", "at most 8 axes"),
         ({"position": "learned", "start": 2000}, "start", "ends after 1,024 positions"),

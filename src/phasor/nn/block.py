@@ -38,12 +38,17 @@ class Block(nn.Module):
         return self.residual(x, partial(self.attention, ctx=ctx), *cross, feed_forward)
 
     def compile(self, *args: Any, **options: Any) -> None:
-        """As `Module.compile`, with settings of the compiler without which a block may run code that is not its own.
-
-        Beyond torch's limit of eight graphs per function models would silently run eagerly. Blocks share graphs: by
-        default the hooks inside a block are those of the block that was compiled first.
-        """
-        settings = torch._dynamo.config
-        settings.recompile_limit = max(settings.recompile_limit, RECOMPILE_LIMIT)
-        settings.skip_nnmodule_hook_guards = False
+        """As `Module.compile`, with what the compiler has to know of blocks."""
+        set_up_compiler()
         super().compile(*args, **options)
+
+
+def set_up_compiler() -> None:
+    """Set what `torch.compile` has to know before blocks are compiled, which share their graphs.
+
+    Beyond torch's limit of eight graphs per function, blocks would silently run eagerly; and without guards on hooks,
+    those inside a block would be those of the block that was compiled first.
+    """
+    settings = torch._dynamo.config
+    settings.recompile_limit = max(settings.recompile_limit, RECOMPILE_LIMIT)
+    settings.skip_nnmodule_hook_guards = False

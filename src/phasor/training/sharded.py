@@ -15,6 +15,7 @@ from torch import Tensor
 from phasor.checkpoints.tensors import TensorSource, file_order
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
+from phasor.nn.block import set_up_compiler
 from phasor.parallel.load import prepare_inference, sharded_copy
 from phasor.parallel.loss import local_loss
 from phasor.parallel.processes import JoinedProcesses
@@ -52,6 +53,7 @@ class ShardedTrainer(Trainer):
 
     def compile(self, *, dynamic: bool) -> None:
         """Compile the forwards of blocks, and not the hooks around them that gather weights."""
+        set_up_compiler()
         for block in self.model.blocks():
             setattr(block, "forward", torch.compile(block.forward, dynamic=dynamic))  # noqa: B010
 
