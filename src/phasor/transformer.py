@@ -133,7 +133,9 @@ class Stack(nn.Module):
             order=seq.order,
         )
         rows = seq.rows
-        steps: Sequence[LayerStep] = [LayerStep(own_mask, rows)] * len(self.layers)
+        steps: Sequence[LayerStep] = [LayerStep(own_mask, rows, counted=seq.max_distance is not None)] * len(
+            self.layers
+        )
         if cache is not None:
             steps = cache.begin(seq, own_mask)
         contexts: list[AttentionContext] = []

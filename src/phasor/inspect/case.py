@@ -223,6 +223,7 @@ class Case:
                 bias=position.on_scores(prepared),
                 query_positions=seq.rows,
                 key_positions=seq.rows,
+                counted=max_distance is not None,
                 sink_queries=SinkQueries(self.queries, self.tensor(1, self.length)) if config.cap_sinks else None,
                 dropout=module.dropout if self.training else 0.0,
             )

@@ -6,7 +6,7 @@ Attention and position schemes declare what they keep by `cached_per_token`, and
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -36,6 +36,7 @@ class LayerStep:
 
     mask: Mask
     key_positions: Tensor | None  # [B or 1, S]
+    counted: bool = field(default=False, kw_only=True)  # whether they are known to count the tokens of each document
 
     def update(self, **new: Tensor) -> tuple[Tensor, ...]:
         """Store what the tokens of this call keep, `[B, T, ...]` by name, and return it for all keys, `[B, S, ...]`."""

@@ -15,7 +15,9 @@ from phasor.ops.attention import (
     DistanceBias,
     Mask,
     ScoreMod,
+    ScorePiece,
     SinkQueries,
+    Span,
     SumBias,
     attention,
     attention_ref,
@@ -293,6 +295,63 @@ def test_kernel_with_differences_of_sums_in_a_chunk_after_a_cache():
     compare(Mask(causal=True, offset=23, window=12), queries=18, keys=41, heads=(2, 1), bias="sums", rows=1)
 
 
+SPANS = {  # near pairs, and those with other queries and keys
+    "window": (Span(-4, 4), Span(5, None), Span(None, -5)),
+    "chunks": (Span(0, 0, 6), Span(1, 1, 6), Span(2, None, 6), Span(-1, -1, 6), Span(None, -2, 6)),
+}
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("spans", SPANS)
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [
+        ("causal", {"sinks": True}),
+        ("window-and-sinks", {}),
+        ("everything", {"bias": True}),
+        ("causal-padding", {"softcap": 2.0}),
+        ("prefix_length", {}),
+        ("sinks-documents", {"bias": True}),
+        ("documents-padding", {}),
+    ],
+)
+def test_kernel_with_other_queries_and_keys_for_some_distances(rule, options, spans):
+    mask = cut(rule) if "-" in rule or rule == "prefix_length" else Mask(**RULES[rule].fields)
+    positions = torch.arange(37)[None] if mask.order is None else mask.order
+    near, *others = SPANS[spans]
+    inputs = [normal(2, 37, 2, 16, seed=s) for s in range(len(SPANS[spans]))]
+    inputs += [normal(2, 37, 1, 16, seed=s + 20) for s in range(len(SPANS[spans]) + 1)]
+    inputs += [normal(2, seed=4)] if "sinks" in options else []
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        own = [x.to(dtype).requires_grad_() for x in inputs]
+        qs, ks = own[: len(SPANS[spans])], own[len(SPANS[spans]) :]
+        pieces = [ScorePiece(q, k, span) for q, k, span in zip(qs[1:], ks[1:], others, strict=False)]
+        score_mod = ScoreMod(
+            scale=0.3,
+            softcap=options.get("softcap"),
+            sink_logits=own[-1] if "sinks" in options else None,
+            bias=DistanceBias(slopes=torch.tensor([0.1, 0.7], dtype=dtype)) if "bias" in options else None,
+            query_positions=positions,
+            key_positions=positions,
+            pieces=tuple(pieces),
+            near=near,
+            counted=True,
+        )
+        inner = qs[0], ks[0], ks[len(SPANS[spans])]
+        if dtype == torch.float32:
+            with dispatch.force_path("triton"):
+                assert flash.flash_unsupported_reason(*inner, mask, score_mod) is None
+                y = flash.flash_attention(*inner, mask, score_mod)
+        else:
+            y = attention_ref(*inner, mask, score_mod)[0]
+        y = y if mask.key_mask is None else y[mask.key_mask]
+        grads = torch.autograd.grad((y * normal(*y.shape, seed=9).to(dtype)).sum(), own, allow_unused=True)
+        found.append([y, *(torch.zeros_like(x) if g is None else g for g, x in zip(grads, own, strict=True))])
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours.double(), expected, rtol=SINGLE, atol=SINGLE)
+
+
 def test_kernel_of_a_chunk_after_a_cache():
     compare(Mask(causal=True, offset=23, window=12), queries=18, heads=(1, 1), keys=41, bias="behind", rows=1)
 
@@ -482,6 +541,8 @@ MODELS = {
     "t5": {"shape": "encoder-decoder", "position": "t5"},
     "bloom": {"position": "alibi"},
     "forget gates": {"position": "forget", "num_kv_heads": 1},
+    "Self-Extend": {"position": {"kind": "selfextend", "window": 4, "group": 3}, "num_kv_heads": 1},
+    "dual chunk": {"position": {"kind": "dualchunk", "chunk_length": 5, "trained_length": 8}},
     "gpt-oss": {
         "num_kv_heads": 1,
         "position": "rotary",

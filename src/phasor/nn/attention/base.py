@@ -52,8 +52,8 @@ class AttentionContext:
 
     def score_mod(self, *, scale: float, **options: Any) -> ScoreMod:
         """How scores are modified, with what positions add to them; `options` are fields of `ScoreMod`."""
-        bias, key_positions = self.position.on_scores(self.prepared), self.step.key_positions
-        return ScoreMod(scale=scale, bias=bias, query_positions=self.positions, key_positions=key_positions, **options)
+        options |= {"bias": self.position.on_scores(self.prepared), "counted": self.step.counted}
+        return ScoreMod(scale=scale, query_positions=self.positions, key_positions=self.step.key_positions, **options)
 
 
 def cap_sinks(scheme: Position, seq: SequenceInfo, attention: AttentionConfig, x: Tensor) -> CappedSinks | None:

@@ -7,17 +7,17 @@ from phasor.ops.attention.bias import Bias, DistanceBias, SumBias
 from phasor.ops.attention.mask import Mask, dense_mask
 from phasor.ops.attention.prepare import prepare_mask
 from phasor.ops.attention.reference import attention_ref
-from phasor.ops.attention.score_mod import Applies, ScoreMod, ScorePiece, SinkQueries
+from phasor.ops.attention.score_mod import ScoreMod, ScorePiece, SinkQueries, Span
 
 __all__ = [
     "ATTENTION",
-    "Applies",
     "Bias",
     "DistanceBias",
     "Mask",
     "ScoreMod",
     "ScorePiece",
     "SinkQueries",
+    "Span",
     "SumBias",
     "attention",
     "attention_ref",

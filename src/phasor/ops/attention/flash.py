@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -27,8 +28,8 @@ def flash_unsupported_reason(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_
     reason = dispatch.triton_why_not(q, k, v) or intervals.intervals_unsupported_reason(mask)
     if reason is not None:
         return reason
-    if score_mod.pieces:
-        return PIECES
+    if score_mod.pieces and not score_mod.counted:
+        return f"{PIECES}, and positions may have any order"
     if score_mod.dropout > 0:
         return "attention weights are dropped out"
     if score_mod.sink_queries is not None:
@@ -94,8 +95,28 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: Scor
         scale=score_mod.scale,
         softcap=score_mod.softcap or 0.0,
     )
-    out, _ = interval_attention(args)
-    return out
+    if not score_mod.pieces:
+        return interval_attention(args)[0]  # type: ignore[no-any-return]
+    return attend_in_pieces(args, mask, score_mod)
+
+
+def attend_in_pieces(args: FlashArgs, mask: Mask, score_mod: ScoreMod) -> Tensor:
+    """Attention of each piece to the keys that it is for, put together by the weights that they have in the softmax."""
+    queries, keys, near = score_mod.query_positions, score_mod.key_positions, score_mod.near
+    assert queries is not None and keys is not None and near is not None  # noqa: PT018
+    pieces = [(args.q, args.k, near), *((p.queries, p.keys, p.span) for p in score_mod.pieces)]
+    outs, lses = [], []
+    for q, k, span in pieces:
+        bounds = intervals.restrict(args.bounds, span, mask, queries, keys)
+        q, k = q.to(args.q.dtype), k.to(args.k.dtype)
+        out, lse = interval_attention(args._replace(q=q, k=k, bounds=bounds, ranges=None))
+        outs.append(out)
+        lses.append(lse.masked_fill(lse == float("inf"), float("-inf")))  # no key of this piece
+        args = args._replace(sink_logits=None)  # which take part once
+    weights = (torch.stack(lses) * math.log(2.0)).softmax(0).nan_to_num()  # [pieces, B, H, T]
+    y = sum(out * weight.mT[..., None] for out, weight in zip(outs, weights, strict=True))
+    assert isinstance(y, Tensor)
+    return y.to(args.q.dtype)
 
 
 @custom_op("phasor::interval_attention")
@@ -114,18 +135,20 @@ def _(args: FlashArgs) -> tuple[Tensor, Tensor]:
 
 @custom_op("phasor::interval_attention_backward")
 def interval_attention_backward(
-    grad: Tensor, out: Tensor, lse: Tensor, args: FlashArgs, bias_needs_grad: bool
+    grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, args: FlashArgs, bias_needs_grad: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of queries, keys, values, then where they need one of a bias table, of slopes with the rates or
     powers of their curve, `[2, H]`, of the sums of queries and of keys, `[B, H, T]`, and of sink logits; else empty.
     """
     from phasor.ops.attention import flash_launch
 
-    return flash_launch.backward(grad, out, lse, args, bias_needs_grad)
+    return flash_launch.backward(grad, grad_lse, out, lse, args, bias_needs_grad)
 
 
 @interval_attention_backward.register_fake
-def _(grad: Tensor, out: Tensor, lse: Tensor, args: FlashArgs, bias_needs_grad: bool) -> tuple[Tensor, ...]:
+def _(
+    grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, args: FlashArgs, bias_needs_grad: bool
+) -> tuple[Tensor, ...]:
     heads, table = args.q.shape[2], args.table
     distances = len(table) if bias_needs_grad and table is not None else 0
     has_sums = args.query_zeros is not None
@@ -144,16 +167,16 @@ def _(grad: Tensor, out: Tensor, lse: Tensor, args: FlashArgs, bias_needs_grad: 
 def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
     """Keep the arguments and results, which the backward pass needs."""
     save_record(ctx, inputs.args, *output)
-    _, lse = output
-    ctx.mark_non_differentiable(lse)
+    ctx.set_materialize_grads(False)
 
 
-def backward(ctx: Any, grad: Tensor, _: Tensor) -> dict[str, Tensor | None]:
+def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> dict[str, Tensor | None]:
     """The gradients of all inputs of `interval_attention` that have one."""
     args, out, lse = saved_record(ctx)
+    grad = torch.zeros_like(out) if grad is None else grad
     of_bias = [name for name in LEARNED if interval_attention.needs_grad(ctx, name)]
     dq, dk, dv, dtable, dcurve, dq_sums, dk_sums, dsinks = interval_attention_backward(
-        grad, out, lse, args, bool(of_bias)
+        grad, grad_lse, out, lse, args, bool(of_bias)
     )
     dslopes, dparams = dcurve if len(dcurve) else (None, None)
     grads = {"slopes": dslopes, "rates": dparams, "powers": dparams, "table": dtable}

@@ -208,7 +208,7 @@ def output_dot_gradient(out: Tensor, grad: Tensor, lse: Tensor) -> Tensor:
 
 
 def backward(
-    grad: Tensor, out: Tensor, lse: Tensor, args: FlashArgs, bias_needs_grad: bool
+    grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, args: FlashArgs, bias_needs_grad: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of queries, keys and values, of a bias table `[distances, H]`, of slopes and of the rates or powers
     of their curve `[2, H]`, of the sums of queries and of keys `[B, H, T]`, and of sink logits `[H]`.
@@ -232,6 +232,8 @@ def backward(
     if curve_needs_grad:
         dcurve = torch.empty(rows, heads, blocks, 2, device=q.device)
     delta = output_dot_gradient(out, grad, lse)
+    if grad_lse is not None:  # a score's share of the logsumexp is its weight, as of the output
+        delta = delta - grad_lse * LOG2E.value
     shared = {"q_ptr": q, "k_ptr": k, "v_ptr": v, "do_ptr": grad, "lse_ptr": lse, "delta_ptr": delta}
     read = mask_and_bias(args)
     tensors = {**shared, "dq_ptr": dq, "dtable_ptr": dtable, "dcurve_ptr": dcurve, "dsums_ptr": dq_sums, **read}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from phasor.ops.attention.mask import Mask
+from phasor.ops.attention.score_mod import Span
 
 NON_CONTIGUOUS = -(1 << 30)  # the shift of rows whose positions do not increase with the index
 
@@ -56,6 +57,39 @@ def intervals(mask: Mask, queries: int, keys: int, device: torch.device) -> Tens
         first, last = trim_padding(mask.key_mask, first, last)
     bounds = [first, last] if extra is None else [first, last, begin, extra]
     return torch.stack(torch.broadcast_tensors(*bounds), dim=1).to(torch.int32)
+
+
+def restrict(bounds: Tensor, span: Span, mask: Mask, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+    """Intervals `[B or 1, 2 or 4, Tq]` of only those keys that are within a span, where positions count tokens.
+
+    >>> mask, positions = Mask(causal=True), torch.arange(4)[None]
+    >>> bounds = intervals(mask, 4, 4, torch.device("cpu"))
+    >>> restrict(bounds, Span(2, None), mask, positions, positions)[0].tolist()
+    [[0, 0, 0, 0], [-1, -1, 0, 1]]
+    """
+    highest = key_positions.shape[1]  # above all positions
+    group = query_positions // span.size
+    low, high = group.new_zeros(group.shape), group.new_full(group.shape, highest)
+    if span.last is not None:  # where their groups begin and end
+        low = ((group - span.last) * span.size).clamp(0, highest)
+    if span.first is not None:
+        high = ((group - span.first + 1) * span.size - 1).clamp(-1, highest)
+    if mask.key_document_ids is not None:  # positions of later documents come after all of those before
+        ids = mask.key_document_ids
+        start = torch.nn.functional.pad((ids[:, 1:] != ids[:, :-1]).cumsum(1), (1, 0)) * (highest + 1)
+        own = gather_rows(start, query_indices(mask, query_positions.shape[1], ids.device))
+        low, high, key_positions = low + own, high + own, key_positions + start
+    low, high, key_positions = expand_rows(low, high, key_positions)
+    low, high = torch.searchsorted(key_positions, low), torch.searchsorted(key_positions, high, right=True) - 1
+    pairs = bounds.to(torch.int64).split(2, dim=1)
+    narrower = [(pair[:, 0].maximum(low), pair[:, 1].minimum(high)) for pair in pairs]
+    return torch.stack([x for pair in narrower for x in pair], dim=1).to(torch.int32)
+
+
+def expand_rows(*tensors: Tensor) -> list[Tensor]:
+    """Tensors of one row or as many as the others, contiguous and all with as many."""
+    rows = max(len(x) for x in tensors)
+    return [x.expand(rows, *x.shape[1:]).contiguous() for x in tensors]
 
 
 def query_indices(mask: Mask, queries: int, device: torch.device) -> Tensor:

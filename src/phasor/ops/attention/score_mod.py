@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,17 +21,36 @@ class SinkQueries:
     positions: Tensor
 
 
-# Given the positions of some queries [B or 1, Tq, 1] and of some keys [B or 1, 1, Tk], for which of their pairs.
-Applies = Callable[[Tensor, Tensor], Tensor]
+class Span(NamedTuple):
+    """Pairs of positions whose groups of `size` are `first` to `last` apart, query minus key; None for any distance.
+
+    >>> Span(3, None).applies(torch.tensor([7]), torch.tensor([2, 4, 5])).tolist()
+    [True, True, False]
+    """
+
+    first: int | None
+    last: int | None
+    size: int = 1
+
+    def mirror(self) -> Span:
+        """The same span with keys ahead in place of keys behind."""
+        first, last = (None if x is None else -x for x in (self.last, self.first))
+        return Span(first, last, self.size)
+
+    def applies(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """For which pairs of positions, which are broadcast against each other."""
+        apart = queries // self.size - keys // self.size
+        inside = torch.ones_like(apart, dtype=torch.bool) if self.first is None else apart >= self.first
+        return inside if self.last is None else inside & (apart <= self.last)
 
 
 @dataclass(frozen=True)
 class ScorePiece:
-    """Queries `[B, Tq, H, D]` and keys `[B, Tk, K, D]` that are used for the pairs that `applies` gives."""
+    """Queries `[B, Tq, H, D]` and keys `[B, Tk, K, D]` that are used for the pairs of a span."""
 
     queries: Tensor
     keys: Tensor
-    applies: Applies
+    span: Span
 
 
 @dataclass(slots=True)
@@ -41,7 +60,8 @@ class ScoreMod:
     `bias` gives what to add for query and key positions, `softcap` bounds the scaled scores smoothly, and
     `sink_logits` (one per head) take part in the softmax without having a value. `sink_queries` replace the queries
     and their positions for sink tokens, whose distance they cap. `pieces` replace queries and keys for some pairs of
-    positions, where distances have several pieces.
+    positions, where distances have several pieces; all others are those of `near`. Positions are `counted` where they
+    are known to count the tokens of each document.
 
     >>> ScoreMod(scale=0.125, softcap=50.0).supported_by_sdpa
     False
@@ -56,6 +76,8 @@ class ScoreMod:
     sink_queries: SinkQueries | None = None
     dropout: float = 0.0
     pieces: tuple[ScorePiece, ...] = ()
+    near: Span | None = None
+    counted: bool = False
 
     @property
     def supported_by_sdpa(self) -> bool:
@@ -86,7 +108,7 @@ class ScoreMod:
         assert self.query_positions is not None
         assert self.key_positions is not None
         m, n = self.query_positions[:, queries][:, :, None], self.key_positions[:, keys][:, None, :]
-        return [(p.queries[:, queries], p.keys[:, keys], p.applies(m, n)[:, None]) for p in self.pieces]
+        return [(p.queries[:, queries], p.keys[:, keys], p.span.applies(m, n)[:, None]) for p in self.pieces]
 
     def concat_sink_queries(
         self, q: Tensor, k: Tensor, queries: slice, keys: Tensor, mask: Mask

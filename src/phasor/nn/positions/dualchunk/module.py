@@ -10,7 +10,7 @@ from phasor.nn.positions.dualchunk.config import DualChunkConfig
 from phasor.nn.positions.rotary.module import Angles
 from phasor.nn.positions.rotary.pieces import PiecewiseRotary
 from phasor.nn.sequence import SequenceInfo
-from phasor.ops.attention import Applies, ScorePiece
+from phasor.ops.attention import ScorePiece, Span
 from phasor.ops.rope import RopeArgs
 
 
@@ -30,20 +30,11 @@ class DualChunk(PiecewiseRotary, config=DualChunkConfig):
     def pieces(self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, causal: bool) -> tuple[ScorePiece, ...]:
         size, last = self.config.chunk_length, self.config.trained_length - 1
         own = queries % size
-        found = []
+        found = [ScorePiece(q, k, Span(None if causal else 0, 0, size))]
         for sign in (1,) if causal else (1, -1):
             inside = own if sign == 1 else size - 1 - own  # in the mirror
-            for chunks, at in ((1, (inside + size).clamp(max=last)), (2, inside * 0 + last)):
-                position = at if sign == 1 else size - 1 - at
-                found.append(ScorePiece(self.rotate_by(q, position - own), k, self.chunks_apart(sign, chunks)))
+            next_chunk, others = (inside + size).clamp(max=last), inside * 0 + last
+            for at, span in ((next_chunk, Span(1, 1, size)), (others, Span(2, None, size))):
+                position, span = (at, span) if sign == 1 else (size - 1 - at, span.mirror())
+                found.append(ScorePiece(self.rotate_by(q, position - own), k, span))
         return tuple(found)
-
-    def chunks_apart(self, sign: int, chunks: int) -> Applies:
-        """Whether a key's chunk is one before the query's, or two and more; with sign -1 after it."""
-        size = self.config.chunk_length
-
-        def applies(m: Tensor, n: Tensor) -> Tensor:
-            apart = (m // size - n // size) * sign
-            return apart == 1 if chunks == 1 else apart >= 2
-
-        return applies

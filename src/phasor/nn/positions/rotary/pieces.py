@@ -33,12 +33,12 @@ class PiecewiseRotary(Rotary):
         queries, keys = score_mod.query_positions, score_mod.key_positions
         assert queries is not None
         assert keys is not None
-        behind = mask.causal and mask.prefix_length is None and counts_up(keys)
-        pieces = self.pieces(q, k, queries, keys, behind)
-        return q, k, replace(score_mod, pieces=(*score_mod.pieces, *pieces))
+        behind = mask.causal and mask.prefix_length is None and (score_mod.counted or counts_up(keys))
+        near, *pieces = self.pieces(q, k, queries, keys, behind)
+        return q, k, replace(score_mod, near=near.span, pieces=tuple(pieces))
 
     def pieces(self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, causal: bool) -> tuple[ScorePiece, ...]:
-        """Other queries and keys for some of their pairs, made of those with positions in them.
+        """Near pairs with the queries and keys that are given, and others with others, made of those.
 
         `queries` and `keys` are their positions, `[B or 1, T]`. Where not `causal`, queries may see keys ahead, as in a
         decoder whose earlier tokens have later positions.

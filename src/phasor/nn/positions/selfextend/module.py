@@ -6,7 +6,7 @@ from torch import Tensor
 
 from phasor.nn.positions.rotary.pieces import PiecewiseRotary
 from phasor.nn.positions.selfextend.config import SelfExtendConfig
-from phasor.ops.attention import ScorePiece
+from phasor.ops.attention import ScorePiece, Span
 
 
 class SelfExtend(PiecewiseRotary, config=SelfExtendConfig):
@@ -19,10 +19,11 @@ class SelfExtend(PiecewiseRotary, config=SelfExtendConfig):
         shift = window if self.config.group is None else window - window // self.config.group
         far_keys = self.rotate_by(k, self.group_of(keys) - keys)
         grouped = self.group_of(queries) - queries
-        behind = ScorePiece(self.rotate_by(q, grouped + shift), far_keys, lambda m, n: m - n >= window)
+        near = ScorePiece(q, k, Span(None if causal else 1 - window, window - 1))
+        behind = ScorePiece(self.rotate_by(q, grouped + shift), far_keys, Span(window, None))
         if causal:
-            return (behind,)
-        return behind, ScorePiece(self.rotate_by(q, grouped - shift), far_keys, lambda m, n: n - m >= window)
+            return near, behind
+        return near, behind, ScorePiece(self.rotate_by(q, grouped - shift), far_keys, Span(None, -window))
 
     def group_of(self, positions: Tensor) -> Tensor:
         """The positions of groups; without groups all are one."""
