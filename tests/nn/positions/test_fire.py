@@ -56,6 +56,9 @@ def test_positions_below_the_threshold_are_divided_by_it():
     assert not torch.allclose(near, bias_of(module, torch.tensor([[400]]), torch.tensor([[393]]), torch.float64))
 
 
+NEITHER = "the bias is neither a DistanceBias nor a SumBias"
+
+
 def test_fire_is_computed_in_blocks_with_the_gradients_of_all_scores_at_once():
     module, positions = fire(hidden_dim=4, threshold=9.0).double(), torch.arange(300)[None]
     q, k, v = (normal(1, 300, HEADS, 4, seed=s).requires_grad_() for s in (1, 2, 3))
@@ -69,7 +72,7 @@ def test_fire_is_computed_in_blocks_with_the_gradients_of_all_scores_at_once():
     for ours, expected in zip(*found, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-11)
     with dispatch.force_path("triton"):
-        assert flash.flash_unsupported_reason(q, k, v, mask, score_mod) == "the bias is not a DistanceBias"
+        assert flash.flash_unsupported_reason(q, k, v, mask, score_mod) == NEITHER
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,8 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: Scor
         softcap=score_mod.softcap or 0.0,
     )
     if not score_mod.pieces:
-        return interval_attention(args)[0]  # type: ignore[no-any-return]
+        out: Tensor = interval_attention(args)[0]
+        return out
     return attend_in_pieces(args, mask, score_mod)
 
 
