@@ -77,7 +77,7 @@ def test_fire_is_computed_in_blocks_with_the_gradients_of_all_scores_at_once():
 
 @pytest.mark.parametrize(
     ("fields", "message"),
-    [({"hidden_dim": 0}, "at least 1"), ({"rate": 0.0}, "greater than 0"), ({"threshold": -1.0}, "greater than 0")],
+    [({"hidden_dim": 0}, "greater than 0"), ({"rate": 0.0}, "greater than 0"), ({"threshold": -1.0}, "greater than 0")],
 )
 def test_bad_configurations_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
