@@ -398,7 +398,7 @@ def test_models_that_cannot_be_read_so_far_are_refused(data, tmp_path):
     with pytest.raises(ValueError, match="of a decoder with a language head, and this is an encoder"):
         evaluate_lengths(encoder, data, lengths=[16])
     phasor.save(made, tmp_path / "model")
-    with pytest.raises(ValueError, match="is no run with validation data of its own: give --data"):
+    with pytest.raises(ValueError, match="is no run with validation data: give --data"):
         evaluate_lengths(tmp_path / "model", lengths=[16])
     with pytest.raises(ValueError, match="there is no text in the data to evaluate on"):
         cut_rows([], 16, None, True, "the data")

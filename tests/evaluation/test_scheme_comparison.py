@@ -215,7 +215,7 @@ def test_exact_answers_are_counted_as_greedy_decoding_writes_them(tmp_path):
 
 def test_mistakes_are_one_sentence(tmp_path, run_phasor):
     digits = Tokenizer(models.WordLevel({"1": 0, "<unk>": 1}, unk_token="<unk>"))
-    with pytest.raises(ValueError, match="cannot spell the task 'parity': '0' is no token of its own"):
+    with pytest.raises(ValueError, match="cannot spell the task 'parity': '0' is not a single token"):
         spell("parity", digits)
     out = ["--out", str(tmp_path / "new")]
     for given, said in (

@@ -182,7 +182,7 @@ def test_runners_are_retained_for_the_next_request_and_rebuilt_for_other_weights
 REFUSED = {
     "the norm is not an RMS norm": {"norm": "layernorm"},
     "the placement is not a norm before every sub-layer and at the end": {"placement": "post"},
-    "the embedding has a norm, token types or a width of its own": {"embedding": {"norm": True}},
+    "the embedding has a norm, token types or another width than the model": {"embedding": {"norm": True}},
     "the head does more than one projection": {"head": phasor.LanguageHeadConfig(softcap=30.0)},
     "positions are neither rotary nor absent": {"position": "alibi"},
     "positions are added to the embeddings": {
@@ -290,7 +290,7 @@ def test_another_norm_forward_or_class_is_not_bypassed():
     model = speaker(num_layers=1)
     model.__class__ = OtherTransformer
     with dispatch.force_path("triton"):
-        assert cuda_graph.graph_step_why_not(model) == "the model has a class of its own"
+        assert cuda_graph.graph_step_why_not(model) == "the model is of a subclass"
     model = speaker(num_layers=1)
     model.decoder.blocks[0].forward = model.decoder.blocks[0].forward
     with dispatch.force_path("triton"):

@@ -88,7 +88,7 @@ def compare_tokenizers(model: Transformer, folder: Path) -> str | None:
     try:
         theirs = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         found = [list(theirs(text)["input_ids"]) for text in TEXTS]
-    except Exception as error:  # of any type: it is whatever the tokenizer's class raises
+    except Exception as error:  # of any type that a tokenizer's class raises
         raise ValueError(f"transformers does not read the tokenizer of {folder}: {error}; nothing is written") from None
     ours = remove_limits(Tokenizer.from_str(model.tokenizer.to_str()))  # transformers has its own
     for text, ids in zip(TEXTS, found, strict=True):

@@ -42,7 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             *lines,
             f"Without any: {', '.join(DEFAULT_WORKLOADS)}; with --full: all but families.",
             "",
-            "workloads that run alone, with settings (--set) and JSON of their own:",
+            "workloads that run alone, with their own settings (--set) and JSON:",
             *studies,
         ]
     )

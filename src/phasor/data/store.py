@@ -159,7 +159,7 @@ def is_current(folder: Path, origin: dict[str, Any]) -> bool:
 
 
 def inode(file: Path) -> list[int]:
-    """What changes whenever a file is replaced or written, whatever time it is given: its inode and time of change."""
+    """What changes when a file is replaced or written, whichever time it is given: its inode and time of change."""
     found = file.stat()
     return [found.st_ino, found.st_ctime_ns]
 

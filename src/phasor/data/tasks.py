@@ -188,7 +188,7 @@ def spell(name: str, tokenizer: Tokenizer) -> dict[str, int]:
         ids = tokenizer.encode(character, add_special_tokens=False).ids
         if len(ids) != 1 or ids[0] == unknown or ids[0] in found.values():
             raise ValueError(
-                f"the tokenizer cannot spell the task {name!r}: {quote(character)} is no token of its own in it "
+                f"the tokenizer cannot spell the task {name!r}: {quote(character)} is not a single token in it "
                 "(the tokenizer 'bytes' has one for every character)"
             )
         found[character] = ids[0]

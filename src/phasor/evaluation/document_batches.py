@@ -1,4 +1,4 @@
-"""Documents as rows to evaluate on: each from its beginning, whatever else is evaluated."""
+"""Documents as rows to evaluate on: each from its beginning, and apart from the others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SEED = 0  # of the masks
 
 
 class DocumentBatches:
-    """Every document in a row of its own, or in several if it has more than `length` tokens; batches by length.
+    """Every document in its own row, or in several if it has more than `length` tokens; batches by length.
 
     Training packs documents end to end and cuts rows wherever they are full. Here a document that fits into a row is
     never cut, so that its metrics do not depend on its neighbors. With `vocab_size` tokens are masked,
@@ -73,7 +73,7 @@ class DocumentBatches:
         if self.vocab_size is not None:
             arrays |= mask_tokens(tokens, real, [SEED, number], self.special, self.vocab_size)
         if not real.all():
-            arrays["document_ids"] = (~real).astype(np.int64)  # padding is a document of its own
+            arrays["document_ids"] = (~real).astype(np.int64)  # padding is a separate document
         batch = Batch.from_arrays(arrays)
         if self.positions is None:
             return batch

@@ -62,7 +62,7 @@ def evaluate_lengths(
       `phasor extend`, and "sinks". Beside them there is always "window": the model as saved, every layer of which
       attends to as many tokens as the model was trained at.
     - `factor`: "largest" gives an extension one factor for all lengths, that of the largest: one model, as it would be
-      shipped. "per-length" gives it a factor of its own at every length, which is another model at every point; a
+      shipped. "per-length" gives it another factor at every length, which is another model at every point; a
       number is the factor itself. Where the factor would be below 1, the extension leaves the positions as they are.
     - `protocol`: "last", "sliding" or "truncated", as `phasor.evaluation.protocols` describes them. Under each the
       targets are the same at every length. Contexts begin with `bos`, in place of their first token, where the model

@@ -359,7 +359,7 @@ def describe_factor(result: Result) -> list[Text]:
             f"每种扩展在所有长度上用同一个因子，即最大长度的因子 {largest:,} / {original:,}。",
         ),
         "per-length": Text(
-            "Every extension has a factor of its own at each length: another model at every point.",
+            "Every extension has another factor at each length: another model at every point.",
             "每种扩展在每个长度上有各自的因子：每个点都是另一个模型。",
         ),
     }

@@ -81,7 +81,7 @@ def cut_rows(texts: Iterable[Tokens], length: int, limit: int | None, join: bool
     longest = max(map(len, every))
     if not kept:
         number = "the document" if len(every) == 1 else f"none of the {len(every):,} documents"
-        has = "has fewer" if len(every) == 1 else "has so many"
+        has = "has fewer" if len(every) == 1 else "has that many"
         raise ValueError(
             f"a length of {length:,} needs documents of {length + 1:,} tokens, and {number} in {where} {has}: the "
             f"longest has {longest:,}; give shorter lengths, longer documents, or --join to read all of them as one"
@@ -127,7 +127,7 @@ def read_documents(evaluated: EvaluatedModel, data: str | Path | None) -> tuple[
 
     if data is None:
         if run is None:
-            raise ValueError(f"{evaluated.name} is no run with validation data of its own: give --data to evaluate on")
+            raise ValueError(f"{evaluated.name} is no run with validation data: give --data to evaluate on")
         return encode(text for (text,) in run.valid_texts()), "the validation data"
     path = path_of(data, "the data")
     if path.suffix in TOKEN_FILES:

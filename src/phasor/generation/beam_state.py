@@ -37,7 +37,7 @@ class Beams:
     """`N` searches with `width` running beams each, and as many finished ones, the best.
 
     Texts are not moved from beam to beam: every step keeps its candidates and which of them run on, and
-    `hypotheses` reads the texts back at the end. Beams that are impossible have the sum -inf, whatever they hold.
+    `hypotheses` reads the texts back at the end. Beams that are impossible have the sum -inf.
 
     >>> options = GenerationConfig(max_new_tokens=1, num_beams=2)
     >>> beams = Beams(options, torch.zeros(1, 3), searches=1, stop=())
@@ -117,7 +117,7 @@ class Beams:
         indices, steps, chosen = (torch.stack(x).cpu() for x in zip(*history, strict=True))
         parents, ranks = indices // self.vocab_size, last.new_empty(len(history), *last.shape)
         beam = torch.zeros_like(last)
-        for step in reversed(range(len(history))):  # backwards: the rank of each text's candidate at every step
+        for step in reversed(range(len(history))):  # from the end: the rank of each text's candidate at every step
             ranks[step] = torch.where(last == step, rank, chosen[step].gather(1, beam))
             beam = parents[step].gather(1, ranks[step])
         tokens = (indices.gather(2, ranks) % self.vocab_size).permute(1, 2, 0).tolist()

@@ -1,4 +1,4 @@
-"""Which tokens may come next: tokens that are forced, and tokens that are banned, whatever the model finds likely."""
+"""Which tokens may come next: those that are forced, and those that are banned, however likely the model finds them."""
 
 from __future__ import annotations
 

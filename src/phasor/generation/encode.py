@@ -1,4 +1,4 @@
-"""Texts to token ids: all of a text and nothing else, whatever truncation and padding its tokenizer was saved with."""
+"""Texts to token ids: all of a text and nothing else, without truncation and padding, which a tokenizer may ask for."""
 
 from __future__ import annotations
 

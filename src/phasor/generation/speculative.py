@@ -26,7 +26,7 @@ class Drafter(Protocol):
 
 
 class ModelDrafter:
-    """Drafts by a smaller model of the same vocabulary, with a cache of its own."""
+    """Drafts by a smaller model of the same vocabulary, with its own cache."""
 
     def __init__(self, request: GenerationRequest, draft: Transformer, row: SequenceState) -> None:
         self.request, self.options, self.draft = request, request.options, draft

@@ -89,7 +89,7 @@ def respond(head: dict[str, Any], body: bytes, before: int | None) -> tuple[dict
 
 
 def receive(file: IO[bytes], messages: queue.SimpleQueue[tuple[dict[str, Any], bytes]]) -> None:
-    """Pass requests on, and end the process, whatever it computes, when the server has ended."""
+    """Pass requests on, and end the process, even while it computes, when the server has ended."""
     try:
         while True:
             messages.put(read_message(file))

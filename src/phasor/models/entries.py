@@ -369,7 +369,7 @@ class Pinned(FieldEntry):
 
 
 class Nested(FieldEntry):
-    """An object inside config.json, with a table and harmless fields of its own."""
+    """An object inside config.json, with its own table and harmless fields."""
 
     def __init__(self, fields: dict[str, FieldEntry], harmless: Iterable[str] = ()) -> None:
         self.fields, self.harmless = fields, harmless

@@ -57,7 +57,7 @@ def extend_config(config: ModelConfig, method: str, length: int, **fields: Any) 
     the layers that rotated them, as in DroPE). An extension's `original_length` is the length before any extension,
     and its `factor` the ratio of both lengths; `fields` set these and its other fields. Dynamic extensions start at the
     original length and follow the length of the text from there, so that the factor of `dynamic-ntk` is 1. Without
-    factors of its own, `longrope` divides each pair by as much as YaRN would, beyond the original length.
+    its own factors, `longrope` divides each pair by as much as YaRN would, beyond the original length.
 
     >>> from phasor.models.presets import preset
     >>> extended = extend_config(preset("llama-2"), "yarn", 16384)

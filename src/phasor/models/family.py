@@ -151,7 +151,7 @@ def trained_length_fields(config: ModelConfig) -> dict[str, int]:
     """The field of config.json for the length a model with rotary positions was trained at, where it is needed.
 
     Without an extension it is the original length, which transformers knows. The original length of an extension is
-    part of its formula, so that fine-tuning with it has a field of its own.
+    part of its formula, so that fine-tuning with it has a separate field.
 
     >>> from phasor.models.presets import preset
     >>> trained_length_fields(preset("llama-2", trained_length=512))

@@ -219,7 +219,7 @@ def projections(ours: str, theirs: str, names: tuple[str, str, str] = ("q_proj",
 def cross_projections(
     ours: str, theirs: str, names: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")
 ) -> Iterator[Rule]:
-    """The same for cross-attention, whose queries have a projection of their own."""
+    """The same for cross-attention, whose queries have a separate projection."""
     yield from linear(f"{ours}.q", f"{theirs}.{names[0]}")
     for part, name in zip("kv", names[1:], strict=True):
         yield from linear(f"{ours}.kv", f"{theirs}.{name}", Parts(part, "kv"))

@@ -139,7 +139,7 @@ def t5() -> ModelConfig:
 
 
 def t5_11() -> ModelConfig:
-    """T5 v1.1 base: gated GELU, a head of its own, no dropout in pre-training."""
+    """T5 v1.1 base: gated GELU, a head that is not tied, no dropout in pre-training."""
     return t5().replace(
         hidden_dim=2048,
         feedforward=FeedForwardConfig(activation=GEGLUTanhConfig()),

@@ -54,7 +54,7 @@ def check_compiler(device: torch.device) -> None:
     """Compile something small, to see that the tools which torch.compile needs are there."""
     try:
         torch.compile(lambda x: x * 2 + 1)(torch.ones(4, device=device))
-    except Exception as error:  # whatever is missing: a C++ compiler, its headers, Triton
+    except Exception as error:  # something is missing: a C++ compiler, its headers, Triton
         reason = " ".join(str(error).split()).partition(" Set TORCH")[0]
         raise ValueError(
             f"train.compile does not work on {device} here, set it to false: {shorten(reason, 300)}"

@@ -23,7 +23,7 @@ MATRICES: dict[type[nn.Module], tuple[str, ...]] = {
 def decay_names(model: nn.Module) -> Iterator[str]:
     """The names of the weights with weight decay: projections, experts and an untied head.
 
-    Norms, biases, embeddings and whatever positions learn are not among them.
+    Norms, biases, embeddings and what positions learn are not among them.
     """
     for prefix, part in model.named_modules():
         names = next((names for kind, names in MATRICES.items() if isinstance(part, kind)), ())

@@ -185,7 +185,7 @@ class ShardedTrainer(Trainer):
         return [name for name, flag in zip(self.shards.parts, wrong, strict=True) if flag]
 
     def seed(self, step: int, part: int) -> None:
-        """Seed the generators that dropout draws from; every process has seeds of its own."""
+        """Seed the generators that dropout draws from; every process has its own seeds."""
         rank = self.processes.rank
         seed = derive_seed(self.recipe.train.seed, step, part, *([rank] if rank else []))
         torch.default_generator.manual_seed(seed)

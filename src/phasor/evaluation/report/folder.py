@@ -24,7 +24,7 @@ def check_out(out: str | Path | None, names: Iterable[str] = (), kind: Kind = "r
         raise ValueError(f"there is no folder {folder.absolute().parent} to write {folder.name} to (--out)")
     check_charts()
     artifact = ArtifactFolder(folder, kind)
-    if kind == "report":  # a comparison has a file of its own that says so
+    if kind == "report":  # a comparison has a file that says so
         artifact.check_kind()
     artifact.check_names(names)
     return folder

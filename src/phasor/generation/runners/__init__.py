@@ -82,7 +82,7 @@ class RetainedGraphs:
 
 
 RETAINED: WeakKeyDictionary[Transformer, RetainedGraphs] = WeakKeyDictionary()
-MAX_RETAINED = 8  # graphs of a model, whatever their size: each also has some memory for what it computes
+MAX_RETAINED = 8  # graphs of a model, of any size: each also has some memory for what it computes
 
 
 @contextmanager

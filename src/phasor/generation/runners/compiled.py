@@ -75,13 +75,13 @@ def compiled_step(model: Transformer) -> Any:
 
 
 def copy_function(function: Callable[..., Tensor]) -> FunctionType:
-    """A function that does the same, with a code object of its own."""
+    """A function that does the same, with its own code object."""
     assert isinstance(function, FunctionType)
     return FunctionType(function.__code__.replace(), function.__globals__)
 
 
 def call_step(model: Transformer, cache: StaticKVCache, tokens: Tensor) -> Tensor:
-    """A compiled step, in a graph of its own where the model has other hooks, which Dynamo does not check by itself."""
+    """A compiled step, in a separate graph where the model has other hooks, which Dynamo does not check by itself."""
     with torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):
         logits: Tensor = compiled_step(model)(model, cache, tokens)
     return logits

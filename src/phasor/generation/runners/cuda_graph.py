@@ -69,7 +69,7 @@ class StepBuffers:
 
 
 class CudaGraphRunner:
-    """A cache of its own and the step over it as a CUDA graph, reused for all requests of similar length.
+    """A cache and the step over it as a CUDA graph, reused for all requests of similar length.
 
     On the CPU, which tests use, the step runs without a graph.
     """
@@ -307,7 +307,7 @@ def model_why_not(model: Transformer) -> str | None:
     if dispatch.forced_path() == "reference":
         return "the reference path is forced"
     if type(model) is not Transformer:
-        return "the model has a class of its own"
+        return "the model is of a subclass"
     if any(part._forward_hooks or part._forward_pre_hooks for part in modules):
         return "a part of the model has hooks, which run on the host"
     if any("forward" in vars(part) for part in modules):

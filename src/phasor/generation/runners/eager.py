@@ -50,7 +50,7 @@ def prefill(
     memory: EncoderOutput | None = None,
     positions: Sequence[Sequence[int]] | None = None,
 ) -> Tensor:
-    """Read prompts into a cache, at positions of their own if given; the logits `[B, vocab]` after each."""
+    """Read prompts into a cache, at positions that may be given; the logits `[B, vocab]` after each."""
     tokens, attention_mask = pad_rows(prompts, model.tokens.weight.device)
     given = None if positions is None else pad_rows(positions, tokens.device)[0]
     hidden = model.decode(tokens, memory, positions=given, attention_mask=attention_mask, cache=cache)

@@ -59,7 +59,7 @@ def model_why_not(model: Transformer) -> str | None:
             and placement.first_norm
             and config.ends_in_norm
         ),
-        "the embedding has a norm, token types or a width of its own": bool(
+        "the embedding has a norm, token types or another width than the model": bool(
             embedding.norm or embedding.token_types or embedding.width
         ),
         "positions are added to the embeddings": "input" in config.position.acts_on,

@@ -30,7 +30,7 @@ class StepRunner(Protocol):
         memory: EncoderOutput | None = None,
         positions: Sequence[Sequence[int]] | None = None,
     ) -> Tensor:
-        """Read the prompts of all rows, at positions of their own if given; the logits `[B, vocab]` after them."""
+        """Read the prompts of all rows, at positions that may be given; the logits `[B, vocab]` after them."""
         ...
 
     def step(self, tokens: Sequence[int] | Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""DistilBERT: BERT without token types and pooler, under names of its own."""
+"""DistilBERT: BERT without token types and pooler, under other names."""
 
 from __future__ import annotations
 

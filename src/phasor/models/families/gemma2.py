@@ -10,7 +10,7 @@ from phasor.models.rope import RopeParameters
 
 
 class Gemma2(GemmaLike):
-    """The scores' scale is a field of its own; a soft-cap of null is none, one left out is the usual."""
+    """The scores' scale is a field; a soft-cap of null is none, one left out is the usual."""
 
     model_type = "gemma2"
     title = "Gemma 2"

@@ -1,4 +1,4 @@
-"""Gemma 3, its text models: norms on queries and keys, and rotary positions of their own in local layers."""
+"""Gemma 3, its text models: norms on queries and keys, and other rotary positions in local layers."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class TwoVocabularies(Vocabulary):
 
 
 class Marian(BartLike):
-    """Post-norm, sines and then cosines of the position; encoder and decoder may have vocabularies of their own."""
+    """Post-norm, sines and then cosines of the position; encoder and decoder may have different vocabularies."""
 
     model_type = "marian"
     title = "Marian"

@@ -30,7 +30,7 @@ class MaxBias(Field):
         max_bias = require_kind(draft.config().position, ALiBiConfig).max_bias
         if max_bias != 8:
             text = f"{f.prefix}{name} is {max_bias:g}, and phasor follows it, as the model was trained"
-            f.note(f"{text}; transformers computes with 8 whatever the file says")
+            f.note(f"{text}; transformers computes with 8 all the same")
 
     def encode(self, value: Any, config: ModelConfig) -> Any:
         if value != int(value):
@@ -106,7 +106,7 @@ class MPT(Family):
 
     def ignored_by_transformers(self, config: ModelConfig) -> list[str]:
         bias = require_kind(config.position, ALiBiConfig).max_bias
-        return [] if bias == 8 else [f"position (max_bias is {bias:g}, and 8 in transformers whatever the file says)"]
+        return [] if bias == 8 else [f"position (max_bias is {bias:g}, and always 8 in transformers)"]
 
     def differs_from_transformers(self, config: ModelConfig) -> str | None:
         return next(iter(self.ignored_by_transformers(config)), None)

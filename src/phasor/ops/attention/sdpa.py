@@ -15,7 +15,7 @@ from phasor.ops.attention.mask import Mask
 from phasor.ops.attention.score_mod import ScoreMod
 from phasor.ops.dispatch import compute_dtype, is_autocast, needs_grad
 
-PIECES = "distances have several pieces, with queries and keys of their own"
+PIECES = "distances have several pieces, each with its own queries and keys"
 
 
 def one_call_why_not(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> str | None:

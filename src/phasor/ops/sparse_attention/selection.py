@@ -70,7 +70,7 @@ def select_blocks(q: Tensor, means: Tensor, own: Tensor, first: Tensor, top_k: i
 
     Blocks between the first of a query's document and its own are chosen by score; -1 where there are no more. Of equal
     scores the lower block is chosen, however many blocks come later. Sums are in float64 and compared in float32, so
-    that equal ones stay equal in whatever order a matrix product adds.
+    that equal ones stay equal in any order in which a matrix product adds.
 
     >>> means = torch.tensor([1.0, 3.0, 3.0, 2.0, 9.0])[None, :, None, None]
     >>> own = torch.tensor([[0, 3, 4]])
