@@ -302,7 +302,7 @@ def test_slopes_transformers_does_not_go_by_are_not_swapped_in(tmp_path, own):
             phasor.save(ours, tmp_path / "ours", format="hf")
             assert phasor.load(tmp_path / "ours").config.position.max_bias == swapped
         else:
-            with pytest.raises(ValueError, match=f"max_bias is {swapped:g}, and 8 in transformers whatever the file"):
+            with pytest.raises(ValueError, match=f"max_bias is {swapped:g}, and always 8 in transformers"):
                 phasor.save(ours, tmp_path / "ours", format="hf")
 
 
