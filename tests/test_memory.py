@@ -62,6 +62,15 @@ def test_masks_and_biases_are_never_square(name, shape, window, given):
     check_nothing_square(tiny(name, **NARROW, shape=shape, attention={"window": window}), **GIVEN[given])
 
 
+@pytest.mark.parametrize("shape", ["decoder", "encoder"])
+@pytest.mark.parametrize("name", ["shaw", "shaw-bert", "disentangled", "transformerxl"])
+def test_products_with_vectors_of_the_distance_are_never_square(name, shape):
+    check_nothing_square(tiny(name, **NARROW, shape=shape), **GIVEN["left padding"])
+    model = build(tiny(name, **NARROW, shape=shape))
+    with NothingSquare(), torch.no_grad():
+        model(tokens(1, COUNT))
+
+
 @pytest.mark.parametrize("given", GIVEN)
 @pytest.mark.parametrize("name", ["rotary", "t5"])
 def test_masks_of_cross_attention_are_never_square(name, given):

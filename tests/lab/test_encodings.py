@@ -154,6 +154,7 @@ def test_the_score_card_says_what_holds():
         "axial": [],
         "combined": ["bounded"],
         "counting": ["bounded"],
+        "disentangled": [],
         "dualchunk": [],
         "fire": [],
         "forget": ["consistent", "bounded", "deterministic"],
@@ -166,9 +167,11 @@ def test_the_score_card_says_what_holds():
         "sandwich": [],
         "selective": ["consistent", "deterministic"],
         "selfextend": [],
+        "shaw": ["unique"],
         "sinusoidal": [],
         "t5": ["unique"],
         "temperature": ["bounded"],
+        "transformerxl": [],
         "xpos": ["bounded"],
     }
     assert {kind: [name for name in criteria if not cards[kind][name]["holds"]] for kind in expected} == expected
@@ -176,13 +179,16 @@ def test_the_score_card_says_what_holds():
     assert cards["xpos"]["bounded"]["refused"]
     assert {kind for kind in expected if cards[kind]["deterministic"]["learned"]} == {
         "counting",
+        "disentangled",
         "fire",
         "forget",
         "kerple",
         "learned",
         "normalized",
         "selective",
+        "shaw",
         "t5",
+        "transformerxl",
     }
     # one step of t/(n - 1) is half as long in a sentence of twice the length
     assert cards["normalized"]["consistent"]["change"] == pytest.approx(1 - 47 / 95)
@@ -220,6 +226,7 @@ def test_every_scheme_has_a_matrix_of_its_size(kind):
         ({"position": {"kind": "sinusoidal", "base": 1}}, "position.base", "greater than 1"),
         ({"position": {"kind": "learned", "max_length": 2**40}}, "position.max_length", "at most 268,435,456"),
         ({"position": {"kind": "learned", "offset": 2**30}}, "position", "at most 4,194,304 weights"),
+        ({"position": {"kind": "shaw", "max_distance": 2**20}}, "position", "at most 4,194,304 weights"),
         (
             {"position": {"kind": "combined", "schemes": ["rotary", {"kind": "fire", "hidden_dim": 2**30}]}},
             "position.schemes",

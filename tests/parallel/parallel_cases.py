@@ -45,6 +45,10 @@ MODELS = {
     "selective": {"position": "selective"},
     "forget gates": {"position": {"kind": "combined", "schemes": ["rotary", "forget"]}},
     "sandwich": {"position": "sandwich"},
+    "shaw": {"position": {"kind": "shaw", "max_distance": 5, "share_heads": False}, "num_kv_heads": 2},
+    "transformerxl": {"position": "transformerxl"},
+    "disentangled": {"position": {"kind": "disentangled", "position_buckets": 8, "max_relative_positions": 12}},
+    "shared projections": {"position": {"kind": "disentangled", "share_att_key": True, "norm_rel_ebd": False}},
     "learned slopes": {"position": {"kind": "alibi", "learned": True}},
     "chunked": {"position": "rotary", "attention": {"sparse": {"kind": "chunked", "chunk": 5}}},
     "strided": {

@@ -49,7 +49,7 @@ FAST = {
     ],
     "replicated": [("tied llama", "")],
     "hybrid": [("tied llama", "")],
-    "tensor": [("alibi", ""), ("experts", "")],
+    "tensor": [("alibi", ""), ("experts", ""), ("transformerxl", ""), ("shared projections", "")],
     "context": [("tied llama", ""), ("encoder-decoder", "")],
     "shard and tensor": [("tied llama", "accumulated"), ("few experts", "")],
     "shard and context": [("alibi", "regularized")],
@@ -60,6 +60,8 @@ FAST = {
         ("deepnorm", ""),
         ("windows and sinks", ""),
         ("forget gates", ""),
+        ("shaw", ""),
+        ("disentangled", ""),
     ],
 }
 

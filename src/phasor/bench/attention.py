@@ -16,7 +16,7 @@ from phasor.config import ModelConfig
 from phasor.nn.positions import ALiBiConfig, T5PositionConfig
 from phasor.nn.positions.base import build_position
 from phasor.nn.sequence import SequenceInfo
-from phasor.ops.attention import Bias, Mask, ScoreMod, SumBias, attention
+from phasor.ops.attention import Bias, Mask, ScoreMod, TokenBias, attention
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # sums of some thousand terms, rounded at the end
 CHECKED = 64  # queries whose result is compared; a whole reference would be a matrix of queries by keys
@@ -116,7 +116,7 @@ def bias_of(machine: Machine, name: str, count: int) -> Bias | None:
         torch.nn.init.normal_(weight)
     places = SequenceInfo(torch.arange(count, device=machine.device), count)
     bias = position.on_scores(position.prepare(places, machine.random(1, 1, 1)))
-    assert not isinstance(bias, SumBias)
+    assert not isinstance(bias, TokenBias)
     return bias
 
 

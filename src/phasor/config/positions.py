@@ -67,6 +67,11 @@ class PositionConfig(Choice, what="position scheme"):
         return False
 
     @property
+    def reads_heads(self) -> bool:
+        """Whether what it adds to scores is computed from queries and keys, which no other scheme may change."""
+        return False
+
+    @property
     def decode_kernel_why_not(self) -> str | None:
         """Why decode kernels do not apply the scheme; None where they do: by `Position.rotary_args`, or not at all."""
         return "positions are neither rotary nor absent"

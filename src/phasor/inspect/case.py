@@ -215,7 +215,7 @@ class Case:
             k = torch.empty(1, self.length, self.config.num_kv_heads, self.config.head_dim, dtype=self.dtype)
             step, weights = LayerStep(self.mask, seq.rows), position.layer_weights(0)
             ctx = AttentionContext(self.mask, position, step, position.prepare(seq, x), weights)
-            prepared = ctx.for_layer(x).prepared
+            prepared = ctx.for_layer(x, module.project_heads).prepared
             score_mod = ScoreMod(
                 scale=module.scale,
                 softcap=config.softcap,

@@ -23,8 +23,8 @@ from phasor.nn.positions.base import Position, build_position
 from phasor.nn.positions.phase import cos_sin_of
 from phasor.nn.positions.rotary.module import Rotary, table_of
 from phasor.nn.positions.sinusoidal.module import Sinusoidal
-from phasor.nn.sequence import SequenceInfo
-from phasor.ops.attention import Mask, SumBias
+from phasor.nn.sequence import KeyInfo, SequenceInfo
+from phasor.ops.attention import Mask, ScoreMod
 from phasor.ops.rope import rotate_pairs
 
 ROUNDING = 1e-13  # of squared distances, relative to the largest square
@@ -75,19 +75,26 @@ class EncodingScheme:
 
     @torch.no_grad()
     def bias(self, queries: Tensor, keys: Tensor, *, text: Tensor | None = None) -> Tensor:
-        """What the scheme adds to the scores between positions, `[heads, queries, keys]`."""
-        like = torch.zeros(1, len(queries), 1, dtype=torch.float64)
-        prepared = self.module.prepare(SequenceInfo(queries, len(queries)), like)
-        add = self.module.on_scores(self.for_layer(prepared, torch.cat((queries, keys)), text))
-        assert add is not None
-        if isinstance(add, SumBias):
-            first, second = torch.arange(len(queries)), torch.arange(len(keys)) + len(queries)
-            return finite(add.block(first, second, torch.float64)[0])
-        return finite(add(queries[None], keys[None])[0].double())
+        """What the scheme adds to the scores between positions, `[heads, queries, keys]`.
+
+        Queries and keys are 1 in every feature, for schemes that read them.
+        """
+        module, mask, positions = self.module, Mask(), torch.cat((queries, keys))
+        seq = SequenceInfo(positions, len(queries))
+        ones = torch.ones((), dtype=torch.float64).expand(1, len(positions), self.heads, self.dim)
+        prepared = module.prepare_keys(module.prepare(seq, ones), KeyInfo(seq, mask, seq.rows), ones)
+        prepared = self.for_layer(prepared, positions, text)
+        score_mod = ScoreMod(self.dim**-0.5, None, None, module.on_scores(prepared), seq.rows, seq.rows)
+        score_mod = module.on_attention(ones, ones, mask, score_mod, prepared)[2]
+        first, second = torch.arange(len(queries)), torch.arange(len(keys)) + len(queries)
+        bias = score_mod.block_bias(first, second, mask, ones)
+        assert bias is not None
+        return finite(bias[0].double())
 
     def for_layer(self, prepared: Any, positions: Tensor, text: Tensor | None = None) -> Any:
-        """Positions in a layer whose input is all zeros, or a text."""
-        if not self.module.config.follows_input:
+        """Positions in a layer whose input is all zeros, or a text, and whose projections change nothing."""
+        module = self.module
+        if not module.config.follows_input:
             return prepared
         step: LayerStep
         if text is None:
@@ -95,7 +102,8 @@ class EncodingScheme:
             step = EqualTokens(Mask(), positions[None], positions)
         else:
             x, step = text[None, positions], TextTokens(Mask(), positions[None], positions)
-        return self.module.for_layer(x, prepared, self.module.layer_weights(0), step)
+        prepared = module.for_layer(x, prepared, module.layer_weights(0), step)
+        return module.with_projection(lambda vectors: (vectors[:, None].expand(-1, self.heads, -1),) * 2, prepared)
 
 
 @dataclass(slots=True, eq=False)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from phasor.config import AttentionConfig, ModelConfig
 from phasor.nn.kinds import KindModule
 from phasor.nn.layer_step import LayerStep
-from phasor.nn.positions.base import Position
+from phasor.nn.positions.base import Position, ProjectHeads
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops.attention import Mask, ScoreMod, attention, attention_ref
 from phasor.ops.sparse_attention import sparse_attention, sparse_attention_ref
@@ -44,11 +44,12 @@ class AttentionContext:
     capped_sinks: CappedSinks | None = None
     weights: list[Tensor] | None = None
 
-    def for_layer(self, x: Tensor) -> AttentionContext:
+    def for_layer(self, x: Tensor, project: ProjectHeads) -> AttentionContext:
         """The context with positions that follow the layer's input `[B, T, dim]`, where the scheme's do."""
         if not self.position.config.follows_input:
             return self
-        return replace(self, prepared=self.position.for_layer(x, self.prepared, self.position_weights, self.step))
+        prepared = self.position.for_layer(x, self.prepared, self.position_weights, self.step)
+        return replace(self, prepared=self.position.with_projection(project, prepared))
 
     def score_mod(self, *, scale: float, **options: Any) -> ScoreMod:
         """How scores are modified, with what positions add to them; `options` are fields of `ScoreMod`."""

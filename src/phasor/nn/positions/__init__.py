@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from phasor.nn.positions.axial.config import AxialConfig as AxialConfig
     from phasor.nn.positions.combined.config import CombinedConfig as CombinedConfig
     from phasor.nn.positions.counting.config import CountingConfig as CountingConfig
+    from phasor.nn.positions.disentangled.config import DisentangledConfig as DisentangledConfig
     from phasor.nn.positions.dualchunk.config import DualChunkConfig as DualChunkConfig
     from phasor.nn.positions.fire.config import FIREConfig as FIREConfig
     from phasor.nn.positions.forget.config import ForgetGateConfig as ForgetGateConfig
@@ -37,9 +38,11 @@ if TYPE_CHECKING:
     from phasor.nn.positions.sandwich.config import SandwichPositionConfig as SandwichPositionConfig
     from phasor.nn.positions.selective.config import SelectiveRotaryConfig as SelectiveRotaryConfig
     from phasor.nn.positions.selfextend.config import SelfExtendConfig as SelfExtendConfig
+    from phasor.nn.positions.shaw.config import ShawConfig as ShawConfig
     from phasor.nn.positions.sinusoidal.config import SinusoidalConfig as SinusoidalConfig
     from phasor.nn.positions.t5.config import T5PositionConfig as T5PositionConfig
     from phasor.nn.positions.temperature.config import TemperatureConfig as TemperatureConfig
+    from phasor.nn.positions.transformerxl.config import TransformerXLConfig as TransformerXLConfig
     from phasor.nn.positions.xpos.config import XPosConfig as XPosConfig
 
 

@@ -6,7 +6,7 @@ handed to the hooks of every layer, so that nothing is computed twice and nothin
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, Self, TypeVar
 
 import torch
@@ -17,10 +17,12 @@ from phasor.config.model import Side
 from phasor.nn.kinds import KindModule
 from phasor.nn.layer_step import LayerStep
 from phasor.nn.sequence import KeyInfo, SequenceInfo
-from phasor.ops.attention import Bias, Mask, ScoreMod, SumBias
+from phasor.ops.attention import Bias, Mask, ScoreMod, TokenBias
 from phasor.ops.decode.arguments import RotaryArgs
 from phasor.ops.rope import split_qkv
 
+# Given vectors [rows, dim], the queries [rows, H, D] and the keys [rows, K, D] that a layer projects them to.
+ProjectHeads = Callable[[Tensor], tuple[Tensor, Tensor]]
 PerHead = TypeVar("PerHead", Tensor, tuple[float, ...])
 
 
@@ -73,6 +75,10 @@ class Position(KindModule):
         """
         return prepared
 
+    def with_projection(self, project: ProjectHeads, prepared: Any) -> Any:
+        """What the later hooks of one layer take after `for_layer`, given how the layer projects queries and keys."""
+        return prepared
+
     def on_query(self, q: Tensor, prepared: Any) -> Tensor:
         """Queries `[B, T, H, D]` with positions in them."""
         return q
@@ -105,7 +111,7 @@ class Position(KindModule):
         q, k, v = split_qkv(projected)
         return self.on_heads(q.flatten(-3, -2), k, v, prepared)
 
-    def on_scores(self, prepared: Any) -> Bias | SumBias | None:
+    def on_scores(self, prepared: Any) -> Bias | TokenBias | None:
         """What positions add to scores; None for nothing.
 
         It is called block by block with positions of queries `[B or 1, T]` and of keys `[B or 1, S]`, and gives
@@ -155,6 +161,15 @@ def bias_dtype(like: Tensor) -> torch.dtype:
     torch.float32
     """
     return torch.float64 if like.dtype == torch.float64 else torch.float32
+
+
+def relative_init_std(model: ModelConfig) -> float:
+    """The standard deviation of what schemes learn inside layers, before training.
+
+    >>> relative_init_std(ModelConfig(vocab_size=9, dim=16, num_layers=1, num_heads=2, init="fan-in"))
+    0.25
+    """
+    return getattr(model.init, "std", model.dim**-0.5)
 
 
 def layers_with(config: PositionConfig, model: ModelConfig, side: Side) -> int:

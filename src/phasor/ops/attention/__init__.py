@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from phasor.ops.attention.attention import ATTENTION, attention
-from phasor.ops.attention.bias import Bias, DistanceBias, SumBias
+from phasor.ops.attention.bias import Bias, DistanceBias, SumBias, TokenBias
 from phasor.ops.attention.mask import Mask, dense_mask
 from phasor.ops.attention.prepare import prepare_mask
 from phasor.ops.attention.reference import attention_ref
+from phasor.ops.attention.relative import DistanceRows, ProductBias, RelativeValues
 from phasor.ops.attention.score_mod import ScoreMod, ScorePiece, SinkQueries, Span
 
 __all__ = [
     "ATTENTION",
     "Bias",
     "DistanceBias",
+    "DistanceRows",
     "Mask",
+    "ProductBias",
+    "RelativeValues",
     "ScoreMod",
     "ScorePiece",
     "SinkQueries",
     "Span",
     "SumBias",
+    "TokenBias",
     "attention",
     "attention_ref",
     "dense_mask",

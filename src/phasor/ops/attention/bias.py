@@ -1,4 +1,4 @@
-"""What positions add to scores: any function of positions, a function of distance, or a difference of sums."""
+"""What positions add to scores: any function of positions, a function of distance, or of what tokens hold."""
 
 from __future__ import annotations
 
@@ -59,8 +59,25 @@ class DistanceBias:
         return distance
 
 
+class TokenBias:
+    """A bias of what queries and keys hold beside their positions; subclasses compute it block by block."""
+
+    @property
+    def learned(self) -> tuple[Tensor | None, ...]:
+        """What may get a gradient."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement learned")
+
+    def map(self, of_queries: Callable[[Tensor], Tensor], of_keys: Callable[[Tensor], Tensor]) -> TokenBias:
+        """The same bias with the tensors `[B, T, ...]` of queries and of keys rearranged."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement map")
+
+    def block(self, queries: Tensor, keys: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The bias between queries and keys given by index, `[B, H, queries, keys]`."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement block")
+
+
 @dataclass(frozen=True)
-class SumBias:
+class SumBias(TokenBias):
     """Minus the difference to either side of two sums in fixed point: one of a query, one of a key.
 
     `queries` and `keys` are int64, `[B, Tq, H]` and `[B, Tk, H]`, in multiples of `unit`; differences are exact. The
@@ -80,17 +97,14 @@ class SumBias:
 
     @property
     def learned(self) -> tuple[Tensor | None, ...]:
-        """What gets the gradient of the bias."""
         return self.query_zeros, self.key_zeros
 
     def map(self, of_queries: Callable[[Tensor], Tensor], of_keys: Callable[[Tensor], Tensor]) -> SumBias:
-        """The same bias with the tensors of queries and of keys rearranged."""
         zeros = (self.query_zeros, of_queries), (self.key_zeros, of_keys)
         own = (None if x is None else change(x) for x, change in zeros)
         return SumBias(of_queries(self.queries), of_keys(self.keys), self.unit, *own)
 
     def block(self, queries: Tensor, keys: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The bias between queries and keys given by index, `[B, H, queries, keys]`."""
         of_queries, of_keys = (x.mT[..., index] for x, index in ((self.queries, queries), (self.keys, keys)))
         difference = (of_queries[..., :, None] - of_keys[..., None, :]).to(dtype) * self.unit
         if self.query_zeros is not None:

@@ -9,14 +9,13 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from phasor.ops.attention.mask import Mask
 from phasor.ops.attention.reference import attention_weights, weighted_values
 from phasor.ops.attention.score_mod import ScoreMod
-from phasor.ops.attention.sdpa import PIECES, sdpa
+from phasor.ops.attention.sdpa import PIECES, RELATIVE_VALUES, sdpa
 from phasor.ops.dispatch import needs_grad
 
 BLOCK, MIN_BLOCK = 512, 128  # queries at a time; the fewest are for narrow windows and learned biases
@@ -44,6 +43,8 @@ def sdpa_blocks_why_not(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: 
     """Why the blocks are not computed by SDPA; None where they are."""
     if score_mod.pieces:
         return PIECES
+    if score_mod.relative_values is not None:
+        return RELATIVE_VALUES
     return None if score_mod.supported_by_sdpa else "SDPA has no soft-cap and no sink logits"
 
 
@@ -107,7 +108,7 @@ def reference_block(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: Scor
     pieces = score_mod.block_pieces(queries, keys)
     q, k, v, visible, bias = slice_block(q, k, v, mask, score_mod, start, stop)
     weights = attention_weights(q, k, visible, bias, score_mod, pieces)
-    return weighted_values(F.dropout(weights, score_mod.dropout), v)
+    return weighted_values(weights, v, queries, keys, score_mod)
 
 
 def block_indices(q: Tensor, k: Tensor, mask: Mask, start: int, stop: int) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from phasor.ops.attention.bias import DistanceBias, SumBias
 from phasor.ops.attention.flash_args import FlashArgs
 from phasor.ops.attention.mask import Mask
 from phasor.ops.attention.score_mod import ScoreMod
-from phasor.ops.attention.sdpa import PIECES
+from phasor.ops.attention.sdpa import PIECES, RELATIVE_VALUES
 from phasor.ops.custom_op import custom_op, save_record, saved_record
 from phasor.ops.dispatch import compute_dtype, must_be_deterministic, needs_grad
 from phasor.ops.launch import empty_dense
@@ -30,6 +30,8 @@ def flash_unsupported_reason(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_
         return reason
     if score_mod.pieces and not score_mod.counted:
         return f"{PIECES}, and positions may have any order"
+    if score_mod.relative_values is not None:
+        return RELATIVE_VALUES
     if score_mod.dropout > 0:
         return "attention weights are dropped out"
     if score_mod.sink_queries is not None:

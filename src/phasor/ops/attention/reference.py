@@ -26,7 +26,7 @@ def attention_ref(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreM
     bias = score_mod.block_bias(queries, keys, mask, q)
     q, k = score_mod.concat_sink_queries(q, k, slice(None), keys, mask)
     weights = attention_weights(q, k, visible, bias, score_mod, score_mod.block_pieces(queries, keys))
-    return weighted_values(F.dropout(weights, score_mod.dropout), v), weights
+    return weighted_values(weights, v, queries, keys, score_mod), weights
 
 
 def attention_weights(
@@ -66,7 +66,12 @@ def products(q: Tensor, k: Tensor) -> Tensor:
     return torch.einsum("bqkgd,bskd->bkgqs", q.unflatten(2, (k.shape[2], -1)), k).flatten(1, 2)
 
 
-def weighted_values(weights: Tensor, v: Tensor) -> Tensor:
-    """Values `[B, Tk, K, D]` averaged with weights `[B, H, Tq, Tk]`, as `[B, Tq, H, D]`."""
+def weighted_values(weights: Tensor, v: Tensor, queries: Tensor, keys: Tensor, score_mod: ScoreMod) -> Tensor:
+    """Values `[B, Tk, K, D]` averaged with weights `[B, H, Tq, Tk]`, some of which are dropped, as `[B, Tq, H, D]`.
+
+    `queries` and `keys` are their indices, by which relative values are found.
+    """
+    weights = F.dropout(weights, score_mod.dropout)
     grouped = weights.unflatten(1, (v.shape[2], -1)).to(v.dtype)
-    return torch.einsum("bkgqs,bskd->bqkgd", grouped, v).flatten(2, 3)
+    y = torch.einsum("bkgqs,bskd->bqkgd", grouped, v).flatten(2, 3)
+    return y if score_mod.relative_values is None else y + score_mod.relative_values.block(weights, queries, keys)

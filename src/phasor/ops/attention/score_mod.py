@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from phasor.ops.attention.bias import Bias, SumBias
+from phasor.ops.attention.bias import Bias, TokenBias
 from phasor.ops.attention.mask import Mask
+from phasor.ops.attention.relative import RelativeValues
 from phasor.ops.dispatch import needs_grad
 
 
@@ -61,7 +62,7 @@ class ScoreMod:
     `sink_logits` (one per head) take part in the softmax without having a value. `sink_queries` replace the queries
     and their positions for sink tokens, whose distance they cap. `pieces` replace queries and keys for some pairs of
     positions, where distances have several pieces; all others are those of `near`. Positions are `counted` where they
-    are known to count the tokens of each document.
+    are known to count the tokens of each document. `relative_values` are averaged with the weights beside the values.
 
     >>> ScoreMod(scale=0.125, softcap=50.0).supported_by_sdpa
     False
@@ -70,7 +71,7 @@ class ScoreMod:
     scale: float
     softcap: float | None = None
     sink_logits: Tensor | None = None
-    bias: Bias | SumBias | None = None
+    bias: Bias | TokenBias | None = None
     query_positions: Tensor | None = None
     key_positions: Tensor | None = None
     sink_queries: SinkQueries | None = None
@@ -78,11 +79,13 @@ class ScoreMod:
     pieces: tuple[ScorePiece, ...] = ()
     near: Span | None = None
     counted: bool = False
+    relative_values: RelativeValues | None = None
 
     @property
     def supported_by_sdpa(self) -> bool:
-        """Whether `scaled_dot_product_attention` can compute these scores, the bias being part of its mask."""
-        return self.softcap is None and self.sink_logits is None and not self.pieces
+        """Whether `scaled_dot_product_attention` can compute this, the bias being part of its mask."""
+        plain = self.softcap is None and self.sink_logits is None
+        return plain and not self.pieces and self.relative_values is None
 
     @property
     def learns_bias(self) -> bool:
@@ -91,7 +94,7 @@ class ScoreMod:
 
     def block_bias(self, queries: Tensor, keys: Tensor, mask: Mask, like: Tensor) -> Tensor | None:
         """The bias between queries and keys given by index, `[B or 1, H, queries, keys]`, for queries like some."""
-        if isinstance(self.bias, SumBias):
+        if isinstance(self.bias, TokenBias):
             return self.bias.block(queries, keys, torch.promote_types(like.dtype, torch.float32))
         if self.bias is None or self.query_positions is None or self.key_positions is None:
             return None

@@ -16,6 +16,7 @@ from phasor.ops.attention.score_mod import ScoreMod
 from phasor.ops.dispatch import compute_dtype, is_autocast, needs_grad
 
 PIECES = "distances have several pieces, each with its own queries and keys"
+RELATIVE_VALUES = "values have vectors of the distance added, which differ by query"
 
 
 def one_call_why_not(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> str | None:
@@ -52,6 +53,8 @@ def unsupported_scores(score_mod: ScoreMod) -> str | None:
         return "the positions add a bias to the scores, which would be a tensor of queries by keys"
     if score_mod.pieces:
         return PIECES
+    if score_mod.relative_values is not None:
+        return RELATIVE_VALUES
     if score_mod.sink_queries is not None:
         return "the distance to sink tokens is capped, so that they have other queries"
     return None

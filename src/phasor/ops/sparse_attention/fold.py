@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from phasor.ops.attention import ATTENTION, Mask, ScoreMod, SumBias, prepare_mask
+from phasor.ops.attention import ATTENTION, Mask, ScoreMod, TokenBias, prepare_mask
 from phasor.ops.attention.mask import PreparedMask
 from phasor.ops.sparse_attention.patterns import Dilated
 
@@ -132,7 +132,9 @@ def fold_args(
     rows, queries, keys = q.shape[0], q.shape[1], k.shape[1]
     fold: Fold = mask.prepared.fold or new_fold(mask, rows, queries, keys, q)
     folded = replace(score_mod)
-    if isinstance(score_mod.bias, SumBias):
+    if score_mod.relative_values is not None:
+        folded.relative_values = score_mod.relative_values.map(rows, fold.fold_queries, fold.fold_keys)
+    if isinstance(score_mod.bias, TokenBias):
         folded.bias = score_mod.bias.map(fold.fold_queries, fold.fold_keys)
     elif score_mod.query_positions is not None and score_mod.key_positions is not None and score_mod.bias is not None:
         folded.query_positions = fold.fold_queries(score_mod.query_positions.expand(rows, -1))

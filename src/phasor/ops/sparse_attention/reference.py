@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from phasor.ops.attention import Mask, ScoreMod, attention_ref, dense_mask
@@ -28,4 +27,4 @@ def sparse_attention_ref(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod:
     shown = dense_mask(mask, q.shape[1], k.shape[1], q.device)
     visible = visible if shown is None else visible & shown[:, None]
     weights = attention_weights(q, k, visible, score_mod.block_bias(queries, keys, mask, q), score_mod)
-    return weighted_values(F.dropout(weights, score_mod.dropout), v), weights
+    return weighted_values(weights, v, queries, keys, score_mod), weights

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from phasor.ops.attention import ATTENTION, Mask, ScoreMod
-from phasor.ops.attention.blocks import in_blocks, slice_block
+from phasor.ops.attention.blocks import block_indices, in_blocks, slice_block
 from phasor.ops.attention.reference import attention_weights, weighted_values
 from phasor.ops.attention.sdpa import sdpa
 from phasor.ops.dispatch import Dispatch, Path
@@ -30,12 +29,14 @@ def top_blocks_block(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: Sco
     assert isinstance(mask.pattern, TopBlocks)
     selected = selected_keys(q, k, mask, mask.pattern, start, stop)
     last = mask.key_ranges(start, stop, k.shape[1])[-1][1]
-    q, k, v, shown, bias = slice_block(q, k, v, replace(mask, pattern=None), score_mod, start, stop)
+    mask = replace(mask, pattern=None)
+    queries, keys = block_indices(q, k, mask, start, stop)
+    q, k, v, shown, bias = slice_block(q, k, v, mask, score_mod, start, stop)
     visible = selected[..., :last] if shown is None else selected[..., :last] & shown[:, None]
     if score_mod.supported_by_sdpa:
         return sdpa(q, k, v, visible, bias, score_mod=score_mod)
     weights = attention_weights(q, k, visible, bias, score_mod)
-    return weighted_values(F.dropout(weights, score_mod.dropout), v)
+    return weighted_values(weights, v, queries, keys, score_mod)
 
 
 def top_blocks_in_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> Tensor:

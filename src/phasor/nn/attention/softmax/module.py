@@ -130,6 +130,11 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
         """Queries, keys and values of self-attention, `[B, T, K, H/K + 2, D]`."""
         return self.qkv(x).view(*x.shape[:-1], self.num_kv_heads, self.queries_per_kv + 2, self.head_dim)
 
+    def project_heads(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries `[rows, H, D]` and keys `[rows, K, D]` of vectors `[rows, dim]`, before positions."""
+        q, k, _ = split_qkv(self.project(vectors))
+        return self._bias_clip_norm("q", q.flatten(-3, -2)), self._bias_clip_norm("k", k)
+
     def project_kv(self, hidden: Tensor) -> dict[str, Tensor]:
         """Keys and values `[B, S, K, D]` of cross-attention, from the encoder's output `[B, S, dim]`."""
         k, v = self.kv(hidden).unflatten(-1, (self.num_kv_heads, 2, self.head_dim)).unbind(-2)  # [B, S, K, D]
@@ -164,7 +169,7 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
     def forward(self, x: Tensor, ctx: AttentionContext) -> Tensor:
         sink_queries: SinkQueries | None = None
         if not self.cross:
-            ctx = ctx.for_layer(x)
+            ctx = ctx.for_layer(x, self.project_heads)
             q, k, v, sink_queries = APPLY_POSITIONS(self, self.project(x), ctx)
             k, v = ctx.step.update(keys=k, values=v)  # [B, S, K, D]
         else:

@@ -35,6 +35,11 @@ class CombinedConfig(PositionConfig, kind="combined"):
                     f"CombinedConfig.schemes cannot contain {scheme.kind!r}, which acts on the model's input: set it "
                     "as ModelConfig.position, and the others as LayerConfig.position"
                 )
+            if scheme.reads_heads:
+                raise ValueError(
+                    f"CombinedConfig.schemes cannot contain {scheme.kind!r}, which multiplies queries or keys with "
+                    "vectors of the distance: give it layers of its own"
+                )
             if scheme.axes > 1:
                 raise ValueError(
                     f"CombinedConfig.schemes cannot contain {scheme.kind!r}, whose tokens have {scheme.axes} positions "

@@ -14,7 +14,7 @@ from phasor.nn.layer_step import LayerStep
 from phasor.nn.positions.base import Position, build_position
 from phasor.nn.positions.combined.config import CombinedConfig
 from phasor.nn.sequence import KeyInfo, SequenceInfo
-from phasor.ops.attention import Bias, Mask, ScoreMod, SumBias
+from phasor.ops.attention import Bias, Mask, ScoreMod, TokenBias
 
 Prepared = Sequence[Any]
 
@@ -134,7 +134,7 @@ class Combined(Position, config=CombinedConfig):
     def length_key(self, length: int) -> Hashable:
         return tuple(part.length_key(length) for part in self.parts)
 
-    def on_scores(self, prepared: Prepared) -> Bias | SumBias | None:
+    def on_scores(self, prepared: Prepared) -> Bias | TokenBias | None:
         found = [part.on_scores(own) for part, own in zip(self.parts, prepared, strict=True)]
         biases = [bias for bias in found if bias is not None]
         if len(biases) > 1:

@@ -11,7 +11,7 @@ from phasor.config import ModelConfig
 from phasor.config.model import Side
 from phasor.nn.layer_step import LayerStep
 from phasor.nn.norm import at_least_float32
-from phasor.nn.positions.base import Position, layers_with
+from phasor.nn.positions.base import Position, layers_with, relative_init_std
 from phasor.nn.positions.forget.config import ForgetGateConfig
 from phasor.nn.positions.sums import Steps, no_autocast, running_sums
 from phasor.nn.sequence import SequenceInfo
@@ -41,7 +41,7 @@ class ForgetGate(Position, config=ForgetGateConfig):
 
     def reset_parameters(self, config: ModelConfig) -> None:
         for weight, bias in zip(self.weight, self.bias, strict=True):
-            nn.init.normal_(weight, std=getattr(config.init, "std", config.dim**-0.5))
+            nn.init.normal_(weight, std=relative_init_std(config))
             nn.init.constant_(bias, self.config.initial_bias)
 
     def prepare(self, seq: SequenceInfo, like: Tensor) -> Tensor | None:

@@ -1,0 +1,1 @@
+"""Transformer-XL: queries and a bias multiplied with projected sinusoids of the distance."""
