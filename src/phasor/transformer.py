@@ -133,11 +133,8 @@ class Stack(nn.Module):
             order=seq.order,
         )
         rows = seq.rows
-        steps: Sequence[LayerStep] = [LayerStep(own_mask, rows, counted=seq.max_distance is not None)] * len(
-            self.layers
-        )
-        if cache is not None:
-            steps = cache.begin(seq, own_mask)
+        own_step = LayerStep(own_mask, rows, counted=seq.max_distance is not None)
+        steps = [own_step] * len(self.layers) if cache is None else cache.begin(seq, own_mask)
         contexts: list[AttentionContext] = []
         masks: dict[tuple[int, int, bool], Mask] = {}
         shared: dict[tuple[int, int, int], tuple[Any, CappedSinks | None]] = {}  # by layers with the same keys
@@ -341,6 +338,7 @@ class Transformer(nn.Module):
 
     def compile(self, *args: Any, **options: Any) -> None:
         """Compile the blocks, in place: one graph serves all that are alike. Arguments are those of `torch.compile`.
+
         The model around its blocks stays eager. A block whose inner hooks change is compiled again. On a GPU, small
         batches are fastest with `mode="reduce-overhead"`, torch's CUDA graphs.
 

@@ -194,10 +194,16 @@ def test_the_score_card_says_what_holds():
     assert cards["normalized"]["consistent"]["change"] == pytest.approx(1 - 47 / 95)
 
 
+def follows_text(config: PositionConfig) -> bool:
+    """Whether codes depend on the tokens; vectors of the distance that multiply queries are the same in every text."""
+    return config.follows_input and not config.reads_heads
+
+
 def test_the_score_card_agrees_with_what_schemes_state():
     for card in ask("criteria", dim=32, length=16):
         config = PositionConfig.kinds[card["kind"]]()
-        assert (config.depends_on_length or config.follows_input) != card["consistent"]["holds"]
+        varies = config.depends_on_length or follows_text(config)
+        assert varies != card["consistent"]["holds"]
 
 
 def test_concatenation_is_a_sum_of_two_projections():
@@ -279,8 +285,8 @@ def test_codes_are_the_same_in_every_sentence_unless_a_scheme_follows_the_input(
     """By the layer itself, on two texts of random tokens."""
     config = PositionConfig.kinds[kind]()
     (card,) = [one for one in ask("criteria", dim=64, length=24) if one["kind"] == kind]
-    assert card["deterministic"]["holds"] is not config.follows_input
-    if config.follows_input:
+    assert card["deterministic"]["holds"] is not follows_text(config)
+    if follows_text(config):
         assert not card["consistent"]["holds"]
         assert card["deterministic"]["learned"]
 

@@ -161,7 +161,7 @@ def test_max_bias_stretches_the_slopes():
     ("make", "message"),
     [
         (lambda: phasor.T5PositionConfig(num_buckets=6), "multiple of 4"),
-        (lambda: phasor.T5PositionConfig(num_buckets=0), "multiple of 4"),
+        (lambda: phasor.T5PositionConfig(num_buckets=0), "greater than 0"),
         (lambda: phasor.T5PositionConfig(num_buckets=32, max_distance=16), "half of"),
         (lambda: phasor.ALiBiConfig(max_bias=0.0), "greater than 0"),
     ],
