@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import os
@@ -20,6 +21,7 @@ import phasor
 from phasor.checkpoints.folder import read_tokenizer
 from phasor.checkpoints.hub import resolve_folder
 from phasor.checkpoints.sentencepiece import read_sentencepiece
+from phasor.checkpoints.tokenizer_errors import tokenizer_errors
 from phasor.config.recipe import DataConfig, Recipe, read_recipe
 from phasor.data import sources
 from phasor.data.sources import documents, lines, source_files
@@ -130,6 +132,13 @@ SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
 BERT = {"type": "BertProcessing", "sep": ["a", 0], "cls": ["a", 0]}
 WHOLE_TEXT = {"Sequence": {"id": "A", "type_id": 0}}
 TEMPLATE = {"type": "TemplateProcessing", "pair": [], "special_tokens": {}}
+SPECIAL_TOKEN = {"SpecialToken": {"id": "Q", "type_id": 0}}
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+CTC = {"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "", "cleanup": True}
+CHARSMAP = base64.b64encode((1024).to_bytes(4, "little") + bytes(1024) + b"a" * 2000 + b"\0").decode()
+LIMIT = {"direction": "Right", "strategy": "LongestFirst"}
+FILL = {"strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0,
+        "pad_token": "a"}  # fmt: skip
 BAD_TOKENIZERS = {
     "panic-charsmap": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
     "regex": {"pre_tokenizer": SPLIT | {"pattern": {"Regex": "(a"}}},
@@ -143,6 +152,19 @@ BAD_TOKENIZERS = {
         "post_processor": SEQUENCE
         | {"processors": [SEQUENCE | {"processors": [TEMPLATE | {"single": [WHOLE_TEXT] * 8}] * 4}]}
     },
+    "runaway-special-token": {
+        "post_processor": TEMPLATE
+        | {"single": [SPECIAL_TOKEN] * 40, "special_tokens": {"Q": {"id": "Q", "ids": [0] * 40, "tokens": ["a"] * 40}}}
+    },
+    "runaway-bytes": {"normalizer": SEQUENCE | {"normalizers": [{"type": "ByteLevel"}] * 30}},
+    "runaway-byte-words": {"pre_tokenizer": SEQUENCE | {"pretokenizers": [BYTE_LEVEL] * 30}},
+    "runaway-suffix": {"decoder": SEQUENCE | {"decoders": [{"type": "BPEDecoder", "suffix": ""}] * 40}},
+    "runaway-delimiter": {"decoder": SEQUENCE | {"decoders": [CTC] * 40}},
+    "runaway-charsmap": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": CHARSMAP}},
+    "runaway-together": {"normalizer": REPLACE, "post_processor": TEMPLATE | {"single": [WHOLE_TEXT] * 50}},
+    "runaway-overlap": {"truncation": LIMIT | {"max_length": 9000, "stride": 8999}},
+    "padding": {"padding": FILL | {"strategy": {"Fixed": 10**9}}},
+    "padding-multiple": {"padding": FILL | {"pad_to_multiple_of": 10**9}},
     "no-model": {"model": None},
     "vocabulary": {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "zz"]]}},
 }
@@ -161,19 +183,29 @@ BAD_WHEN_USED = {
 
 
 @pytest.mark.parametrize("name", BAD_TOKENIZERS)
-def test_tokenizers_that_panic_or_run_away(tmp_path: Path, name: str) -> None:
+def test_tokenizers_that_panic_or_run_away(tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "tokenizer.json").write_text(tokenizer_with(**BAD_TOKENIZERS[name]))
     said = sentence(lambda: read_tokenizer(tmp_path))
+    assert capfd.readouterr().err == ""
     assert "tokenizer.json" in said
     assert "runaway" not in name or "times as long" in said
 
 
 @pytest.mark.parametrize("name", BAD_WHEN_USED)
-def test_tokenizers_that_panic_when_they_are_used(tmp_path: Path, name: str) -> None:
+def test_tokenizers_that_panic_when_they_are_used(tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "tokenizer.json").write_text(tokenizer_with(**BAD_WHEN_USED[name]))
     tokenizer = read_tokenizer(tmp_path)
     assert tokenizer is not None
     assert "cannot encode the prompt" in sentence(lambda: encode_prompts(tokenizer, ["a" * 40 + " c"]))
+    assert capfd.readouterr().err == ""
+
+
+def test_what_others_write_to_stderr_is_kept_but_a_panic(capfd: pytest.CaptureFixture[str]) -> None:
+    with tokenizer_errors("outer"):
+        os.write(2, b"first ")
+        with tokenizer_errors("inner"):
+            os.write(2, b"second")
+    assert capfd.readouterr().err == "first second"
 
 
 def test_ordinary_replacements_are_read(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ the tokenizers of `transformers`, which need that package; where it is installed
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -154,3 +155,16 @@ def test_damaged_files(tmp_path: Path) -> None:
     (folder / "vocab.json").write_text('{"<unk>": 10000}')
     with pytest.raises(ValueError, match="the id of '<unk>' is 10000"):
         read_sentencepiece_tokenizers(folder)
+
+
+def test_tokenizers_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, config = {"spiece.model": "llama.model"}, {"model_type": "t5", "vocab_size": 900}
+    assert read_sentencepiece_tokenizers(write(tmp_path, files, config, {"extra_ids": 9})) is not None
+    with pytest.raises(ValueError, match="extra_ids is 1000000000, and the model has 900 tokens"):
+        read_sentencepiece_tokenizers(write(tmp_path, files, config, {"extra_ids": 10**9}))
+    long = dataclasses.replace(
+        read_sentencepiece(HERE / "llama.model"), charsmap=(1024).to_bytes(4, "little") + bytes(1024) + b"a" * 2000
+    )
+    monkeypatch.setattr("phasor.checkpoints.sentencepiece_folders.read_sentencepiece", lambda file: long)
+    with pytest.raises(ValueError, match="times as long by its normalizer"):
+        read_sentencepiece_tokenizers(write(tmp_path, files, config, {}))

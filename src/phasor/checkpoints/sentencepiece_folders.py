@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from phasor.checkpoints.folder import CONFIG, SOURCE_TOKENIZER, TOKENIZER, TOKENIZER_CONFIG, read_json
 from phasor.checkpoints.sentencepiece import add_ends, add_tokens, build_tokenizer, read_sentencepiece
-from phasor.checkpoints.tokenizer_errors import tokenizer_errors
+from phasor.checkpoints.tokenizer_errors import check_growth, tokenizer_errors
 from phasor.config.schema import quote
 
 # The languages of M2M-100 and of WMT21's models, in the order of their tokens.
@@ -43,7 +43,11 @@ def read_sentencepiece_tokenizers(folder: Path) -> FolderTokenizers | None:
     if not all((folder / file).exists() for file in files):
         return None
     with tokenizer_errors(f"the SentencePiece files of {folder} are not a tokenizer"):
-        return read(folder, config, settings)
+        found = read(folder, config, settings)
+    for tokenizer in found:
+        if tokenizer is not None:
+            check_growth(tokenizer, str(folder))
+    return found
 
 
 def load_sentencepiece(model: Any, folder: Path) -> None:
@@ -116,6 +120,8 @@ def read_t5(folder: Path, config: dict[str, Any], settings: dict[str, Any]) -> F
     """T5: the pieces of the file, and behind them the sentinels of masked spans, the first one last."""
     model = read_sentencepiece(folder / "spiece.model")
     count = int(settings.get("extra_ids", 100))
+    if count > int(config["vocab_size"]):
+        raise ValueError(f"extra_ids is {count}, and the model has {config['vocab_size']} tokens")
     sentinels = [f"<extra_id_{i}>" for i in reversed(range(count))]
     tokenizer = build_tokenizer(model)
     add_tokens(tokenizer, sentinels, special=True)
