@@ -1,9 +1,13 @@
 """Tokenizers and prepared tokens: nothing lost, written once, never half."""
 
 import fcntl
+import hashlib
 import json
 import os
+import signal
+import threading
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -447,3 +451,27 @@ def test_a_folder_with_files_of_others_is_left_alone_whatever_they_are_called(tm
     with pytest.raises(ValueError, match="does not hold prepared data: it is left alone"):
         prepare(corpus(tmp_path), tmp_path / "data")
     assert [(tmp_path / "data" / name).read_text() for name in names] == ["mine"] * len(names)
+
+
+def test_ctrl_c_while_a_tokenizer_is_learned() -> None:
+    ended = []
+
+    def texts() -> Iterator[str]:
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 10**7)  # seconds in which no signal is looked at
+        ended.append(True)
+        yield "text"
+
+    main = threading.main_thread().ident
+    threading.Timer(0.2, signal.pthread_kill, [main, signal.SIGINT]).start()
+    with pytest.raises(KeyboardInterrupt):
+        train_tokenizer(texts(), DataConfig(tokenizer="bpe", vocab_size=261))
+    assert not ended
+
+
+def test_what_a_text_raises_while_a_tokenizer_is_learned() -> None:
+    def texts() -> Iterator[str]:
+        yield "text"
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        train_tokenizer(texts(), DataConfig(tokenizer="bpe", vocab_size=261))

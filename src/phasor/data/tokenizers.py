@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +61,22 @@ def train_tokenizer(texts: Iterable[str], config: DataConfig, task: Task = "lm")
         tokenizer = Tokenizer(models.BPE())
         trainer = trainers.BpeTrainer(min_frequency=2, **shared)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.train_from_iterator(texts, trainer)
+    wait_for(lambda: tokenizer.train_from_iterator(texts, trainer))
     return configure(tokenizer, task)
+
+
+def wait_for(call: Callable[[], object]) -> None:
+    """Call in another thread what looks at no signal for a long time, so that Ctrl-C ends the wait for it at once."""
+    done: Future[object] = Future()
+
+    def work() -> None:
+        try:
+            done.set_result(call())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    done.result()
 
 
 def byte_tokenizer(task: Task = "lm") -> Tokenizer:
