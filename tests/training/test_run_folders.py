@@ -341,6 +341,17 @@ def test_a_stopped_run_without_its_checkpoints_does_not_begin_again(folder, left
     assert RunMarker.read(folder).saved == 3
 
 
+def test_metrics_prove_a_checkpoint_where_the_marker_names_none(folder):
+    """As in runs from before checkpoints were recorded in the marker."""
+    run(recipe(folder), notes=Notes(each=StopAt(3)))
+    shutil.rmtree(folder / "checkpoints")
+    RunMarker.read(folder).record_checkpoint(None)
+    before = contents(folder)
+    with pytest.raises(ValueError, match=r"a checkpoint of step 2 .*checkpoints holds none: bring it back.*overwrite"):
+        run(recipe(folder), resume=True)
+    assert contents(folder) == before
+
+
 def test_a_marker_that_is_no_longer_json_is_damaged_and_not_missing(folder, capsys):
     run(recipe(folder, train__steps=2))
     content = bytearray((folder / MARKER).read_bytes())

@@ -48,9 +48,9 @@ def resumed_state(run: RunFolder, processes: int) -> TrainingState | None:
             f"{run.path} has a model and no checkpoint to resume from: continue from its weights in another folder "
             "(init_from), or overwrite it to start from the beginning"
         )
-    elif run.marker.saved is not None:
+    elif (saved := run.saved_step()) is not None:
         raise ValueError(
-            f"{run.path} has been trained to a checkpoint of step {run.marker.saved} at least, and {run.checkpoints} "
+            f"{run.path} has been trained to a checkpoint of step {saved} at least, and {run.checkpoints} "
             "holds none: bring it back (is its disk mounted?), or overwrite the run to start from the beginning"
         )
     else:

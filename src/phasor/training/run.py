@@ -320,6 +320,11 @@ class RunFolder:
         """Note in the marker that a checkpoint was written."""
         self.marker.record_checkpoint(step)
 
+    def saved_step(self) -> int | None:
+        """The step of a checkpoint that there has been: the marker names it, or metrics of later steps prove it."""
+        every, last = self.marker.recipe["save"]["every"], max((line["step"] for line in self.metrics()), default=0)
+        return (last - 1) // every * every if self.marker.saved is None and last > every else self.marker.saved
+
     def sync(self) -> None:
         """Have the disk hold the metrics so far, so that a checkpoint is never ahead of them."""
         os.fsync(self.metrics_stream.fileno())
