@@ -267,6 +267,23 @@ def test_a_changed_recipe_is_recorded_and_said(folder):
     assert json.loads((folder / "recipe.json").read_text())["optimizer"]["lr"] == 2e-2
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"optimizer__lr": 0.5}, r"optimizer\.lr was 0\.01 and is 0\.5"),
+        ({"train__label_smoothing": 0.1}, r"train\.label_smoothing was 0\.0 and is 0\.1"),
+        ({"schedule": {"kind": "constant"}}, r"schedule\.kind was \"cosine\" and is \"constant\""),
+    ],
+)
+def test_a_finished_run_is_not_said_to_be_trained_otherwise(folder, changes, said):
+    run(recipe(folder, train__steps=2))
+    before = contents(folder)
+    with pytest.raises(ValueError, match=rf"has all of its 2 steps behind it.*{said}"):
+        run(recipe(folder, train__steps=2, **changes), resume=True)
+    assert contents(folder) == before
+    run(recipe(folder, train__steps=2, train__log_every=3), resume=True)
+
+
 def test_fewer_steps_than_done_are_refused(folder):
     run(recipe(folder, train__steps=4))
     before = contents(folder)

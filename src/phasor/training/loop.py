@@ -24,7 +24,7 @@ from phasor.training.datasets import Datasets, follow_datasets, load_datasets
 from phasor.training.follower import FollowerRunFolder, SilentProgress
 from phasor.training.progress import RunSummary, StepReport, TrainingProgress
 from phasor.training.result import Status, TrainingResult
-from phasor.training.resume import check_same, comparable, fixed_fields, is_restarted, shared_state
+from phasor.training.resume import check_same, check_steps_left, comparable, fixed_fields, is_restarted, shared_state
 from phasor.training.run import RunFolder, choose_run_folder
 from phasor.training.samples import sample_text
 from phasor.training.sharded import ShardedTrainer
@@ -403,6 +403,8 @@ class TrainingLoop:
             raise ValueError(
                 f"{self.folder.path} has {state.step} steps behind it, more than the {self.steps} that are asked for"
             )
+        if self.processes.is_first:
+            check_steps_left(self.folder, state.step, self.steps)
         self.trainer.restore(state)
         for name in SAVED:
             setattr(self, name, state.values[name])

@@ -17,6 +17,8 @@ from phasor.training.state import TrainingState, checkpoints, describe_changes, 
 
 # What may not change in a run that is resumed: the order of the data and what is saved follow from these.
 FIXED = ("seed", "batch_tokens", "gradient_accumulation_steps", "ema_decay")
+# What changes nothing where no step is left.
+OF_STEPS = ("max_grad_norm", "label_smoothing", "z_loss", "precision", "param_dtype")
 FREE_DATA = ("cache", "workers")
 
 
@@ -82,3 +84,20 @@ def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> Non
     if changed:
         listed = name_some(changed, 5, separator="; ")
         raise ValueError(f"{folder} cannot be resumed with another recipe: {listed}")
+
+
+def check_steps_left(run: RunFolder, step: int, steps: int) -> None:
+    """Refuse another way of training for a run that has all of its steps behind it: its weights are of the first."""
+    if step < steps:
+        return
+    before, now = (
+        {"optimizer": recipe["optimizer"], "schedule": recipe["schedule"]}
+        | {"train": {name: recipe["train"].get(name) for name in OF_STEPS}}
+        for recipe in (run.marker.recipe, run.recipe.to_dict())
+    )
+    if changed := describe_changes(before, now):
+        listed = name_some(changed, 5, separator="; ")
+        raise ValueError(
+            f"{run.path} has all of its {steps} steps behind it, and none is left for what is new: {listed}; give more "
+            "train.steps, or another folder to train from the beginning"
+        )
