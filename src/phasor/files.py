@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -127,6 +128,19 @@ def name_file(error: OSError, path: Path) -> None:
     """Give an error of the file system that names no file, as that of a full disk, the name of what was written."""
     if error.errno is not None and error.filename is None:
         error.filename = str(path)
+
+
+@contextmanager
+def safetensors_errors() -> Iterator[None]:
+    """Give what `safetensors` raises where a file cannot be written as the error of the file system that it was."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        found = re.search(r"(\w[^:]*) \(os error (\d+)\)", str(error))
+        code, reason = (errno.EIO, str(error)) if found is None else (int(found[2]), found[1])
+        raise OSError(code, reason) from None
 
 
 @contextmanager

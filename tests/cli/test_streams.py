@@ -274,3 +274,10 @@ def test_threads_generate_from_a_model_in_training_mode() -> None:
             thread.join()
         assert [found[i] for i in range(6)] == expected
     assert all(module.training for module in model.modules())
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no full device")
+def test_standard_output_on_a_full_disk_is_named() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "phasor", "kinds"], stdout=full, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr.decode()) == (2, "phasor: standard output: No space left on device\n")

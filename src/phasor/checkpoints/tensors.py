@@ -21,6 +21,7 @@ from torch import Tensor
 from phasor.checkpoints.folder import CONFIG, INDEX, SPECIAL, TOKENIZER_FILES, WEIGHTS, read_json, write_json
 from phasor.config.schema import name_some
 from phasor.config.text_files import open_regular
+from phasor.files import safetensors_errors
 from phasor.manifest import Manifest
 
 SHARD_BYTES = 4 << 30
@@ -200,10 +201,8 @@ def write_tensors(
     done = size = 0
 
     def flush() -> None:
-        try:
+        with safetensors_errors():
             save_file(held, folder / f"part-{len(shards)}", {"format": "pt"})
-        except SafetensorError as error:  # what a full disk raises
-            raise OSError(f"the tensors cannot be written: {error}") from None
         shards.append(dict.fromkeys(held))
         held.clear()
 

@@ -7,6 +7,7 @@ the command is used, so that help is quick.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import re
 import sys
@@ -96,7 +97,9 @@ def describe_error(error: Exception) -> str:
     """
     if not isinstance(error, OSError) or error.strerror is None:
         return str(error)
-    return error.strerror if error.filename is None else f"{os.fsdecode(error.filename)}: {error.strerror}"
+    # What phasor writes has its name in the error: on a full disk without one is what it prints.
+    where = "standard output" if error.filename is None and error.errno == errno.ENOSPC else error.filename
+    return error.strerror if where is None else f"{os.fsdecode(where)}: {error.strerror}"
 
 
 def name_options(message: str, arguments: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from phasor.config import ModelConfig
 from phasor.config.schema import name_some, quote
-from phasor.files import atomic_write
+from phasor.files import atomic_write, safetensors_errors
 from phasor.kv_cache.protocol import EncoderOutput
 
 if TYPE_CHECKING:
@@ -37,11 +37,8 @@ def write_cache(cache: KVCache, path: Path) -> None:
         "next_positions": cache.next_positions if isinstance(cache.next_positions, int) else None,
     }
     tensors = {name: x.contiguous() for name, x in tensors_of(cache).items()}
-    with atomic_write(path, unique=True) as staged:
-        try:
-            save_file(tensors, staged, {"cache": json.dumps(metadata)})
-        except SafetensorError as error:  # what a full disk raises
-            raise OSError(f"the cache cannot be written to {path}: {error}") from None
+    with atomic_write(path, unique=True) as staged, safetensors_errors():
+        save_file(tensors, staged, {"cache": json.dumps(metadata)})
 
 
 def read_cache(cls: type[Cache], path: Path, device: torch.device | str) -> Cache:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -23,6 +22,7 @@ from phasor.checkpoints.runs import VALUES, checkpoint_name
 from phasor.checkpoints.runs import checkpoints as checkpoints
 from phasor.checkpoints.tensors import TensorSource, write_sources
 from phasor.config.schema import name_some
+from phasor.files import safetensors_errors
 from phasor.manifest import MANIFEST, Manifest
 
 Notify = Callable[[str], None]
@@ -65,11 +65,12 @@ def save_state(folder: Path, step: int, tensors: Mapping[str, Tensors], values: 
                 file = staged / f"{group}.safetensors"
                 if isinstance(named, Mapping):
                     held = {name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}
-                    save_file(held, file, {"format": "pt"})
+                    with safetensors_errors():
+                        save_file(held, file, {"format": "pt"})
                 else:
                     write_sources(file, named)
             write_json(staged / VALUES, {"step": step, "values": dict(values)})
-    except (OSError, SafetensorError) as error:  # the latter is what a full disk raises under safetensors
+    except OSError as error:
         reason = getattr(error.__cause__ or error, "strerror", None) or str(error)
         message = f"the checkpoint of step {step} cannot be written to {folder}: {reason}; {describe_remaining(folder)}"
         raise NotSavedError(message) from None
