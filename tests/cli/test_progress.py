@@ -8,9 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from decoding import speaker
 
+import phasor
+from phasor.cli import main
 from phasor.cli.output import Bar
 from phasor.cli.progress import LiveProgress, PlainProgress
+from phasor.cli.streams import escape_controls
 from phasor.cli.train import show
 from phasor.config.recipe import Recipe
 from phasor.training import RunSummary, StepReport, TrainingResult
@@ -121,3 +125,16 @@ def test_names_of_folders_do_not_reach_a_terminal_raw(monkeypatch: pytest.Monkey
     assert "\x1b[2J" not in sys.stderr.getvalue() + sys.stdout.getvalue()
     assert "run\\x1b[2J" in sys.stderr.getvalue()
     assert sys.stdout.getvalue().count("run\\x1b[2J") == 3  # the run, its model, and the next command
+
+
+@pytest.mark.parametrize("name", ["model\x1b[2J", "model [red]"])
+def test_titles_are_names_and_no_controls_or_markup(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / name
+    phasor.save(speaker(), folder)
+    for arguments in (["explain", str(folder)], ["plan", "--model", str(folder)], ["bench", "--explain", str(folder)]):
+        assert main(arguments) == 0
+        shown = "".join(capsys.readouterr().out.split())
+        assert "".join(escape_controls(name).split()) in shown
+        assert "\x1b" not in shown

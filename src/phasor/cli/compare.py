@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from phasor.cli.output import Bar, new_table, print_json, show, show_text
+from phasor.cli.streams import print_text
 
 OPTIONAL = argparse.SUPPRESS
 OPTIONS = (
@@ -109,7 +110,7 @@ def print_result(result: dict[str, Any], out: Path) -> None:
     else:
         print_losses(result)
     show_text("how", [describe_orders(result).en, *result.get("notes", [])])
-    print(f"\nreport   {out / 'compare.html'}")
+    print_text(f"\nreport   {out / 'compare.html'}")
 
 
 def print_losses(result: dict[str, Any]) -> None:

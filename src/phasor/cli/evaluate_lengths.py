@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 from phasor.cli.output import Bar, new_table, print_json, show, show_text
+from phasor.cli.streams import print_text
 
 SHARED = ("lengths", "extension", "factor", "out", "data")
 OPTIONAL = argparse.SUPPRESS
@@ -79,4 +80,4 @@ def run(given: argparse.Namespace) -> None:
     how = [describe_orders(result), describe_protocol(result), *describe_factor(result)]
     show_text("how", [*(text.en for text in how), *result["notes"]])
     if hasattr(given, "out"):
-        print(f"\nreport   {Path(given.out) / PAGE}")
+        print_text(f"\nreport   {Path(given.out) / PAGE}")

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 from phasor.cli.output import Bar, new_table, print_json, show, show_text
+from phasor.cli.streams import print_text
 
 SHARED = ("lengths", "extension", "out")
 OPTIONAL = argparse.SUPPRESS
@@ -69,4 +70,4 @@ def run(given: argparse.Namespace) -> None:
         show(table)
     show_text("how", [*describe_map(result).en.replace(". ", ".\n").splitlines(), *result["notes"]])
     if hasattr(given, "out"):
-        print(f"\nreport   {Path(given.out) / PAGE}")
+        print_text(f"\nreport   {Path(given.out) / PAGE}")

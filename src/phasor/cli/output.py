@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from phasor.cli.streams import escape_controls
 from phasor.config.distribution import missing_package
 
 # Control characters that JSON allows in strings and a terminal obeys.
@@ -118,8 +119,9 @@ def console() -> Any:
 def new_table(title: str, heads: list[str]) -> Any:
     console()
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=title, title_justify="left", header_style="bold")
+    table = Table(title=Text(escape_controls(title), "table.title"), title_justify="left", header_style="bold")
     for head in heads:
         right = head in ("pair", "axis", "frequency", "wavelength", "rotations", "new wavelength", "ratio")
         table.add_column(head, justify="right" if right else "left", overflow="fold")
@@ -131,7 +133,11 @@ def show(table: Any) -> None:
 
 
 def show_text(title: str, lines: list[str]) -> None:
+    """Print lines below a title; either may contain names of folders."""
     screen = console()
-    screen.print(f"\n[bold]{title}[/bold]", highlight=False)
+    from rich.text import Text
+
+    screen.print()
+    screen.print(Text(escape_controls(title), "bold"))
     for line in lines:
-        screen.print(f"  {line}", highlight=False)
+        screen.print(Text(f"  {escape_controls(line)}"))
