@@ -479,7 +479,7 @@ class Transformer(nn.Module):
         **args: Unpack[SequenceArgs],
     ) -> SequenceInfo:
         """Check the tokens and their arguments; their positions and lengths."""
-        check_tokens(tokens, len(embedding.weight))
+        check_tokens(tokens, embedding.weight)
         rows, count = tokens.shape
         positions, attention_mask = args.get("positions"), args.get("attention_mask")
         if positions is not None:

@@ -424,6 +424,7 @@ def test_what_stream_refuses(unused_model: Transformer) -> None:
 def test_models_that_do_not_generate(unused_model: Transformer) -> None:
     both = generate, stream
     assert_refuses("an encoder does not generate", speaker(shape="encoder"), [1], *both)
+    assert_refuses("meta device has no weights to generate with", speaker().to("meta"), [1], *both)
     assert_refuses("needs logits", speaker(head="none"), [1], *both)
     assert_refuses("needs a Transformer", "folder", [1], *both)
     crossing = speaker(shape="encoder-decoder")

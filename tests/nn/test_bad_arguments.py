@@ -56,6 +56,7 @@ TOKEN_MISTAKES = {
     "negative": ("decoder", [TOKENS - 1], {}, "token id -1", "vocabulary of 20"),
     "target-too-large": ("encoder-decoder", [TOKENS, TOKENS + 11], {}, "token id 20"),
     "source-too-large": ("encoder-decoder", [TOKENS + 11, TOKENS], {}, "token id 20"),
+    "other-device": ("decoder", [TOKENS.to("meta")], {}, "tokens are on meta, and the model's weights on cpu"),
     "floats": ("decoder", [TOKENS.float()], {}, "tokens", "float32"),
     "booleans": ("decoder", [TOKENS.bool()], {}, "tokens", "bool"),
     "one-row": ("decoder", [TOKENS[0]], {}, "[batch, tokens]", "[5]"),

@@ -88,9 +88,14 @@ def check_integer(name: str, value: object, least: int = 1, below: int = 1 << 63
     >>> check_integer("length", 0)
     Traceback (most recent call last):
     ValueError: length must be an integer of at least 1, not 0
+    >>> check_integer("rows", 100, below=10)
+    Traceback (most recent call last):
+    ValueError: rows must be an integer below 10, not 100
     """
     if type(value) is not int or not least <= value < below:
-        raise ValueError(f"{name} must be an integer of at least {least}, not {quote(value)}")
+        above = type(value) is int and value >= below
+        bound = f"below {below:,}" if above else f"of at least {least}"
+        raise ValueError(f"{name} must be an integer {bound}, not {quote(value)}")
     return value
 
 

@@ -228,6 +228,8 @@ def build_request(
         raise ValueError(f"generation needs a Transformer, not {quote(model)}")
     if model.decoder is None:
         raise ValueError("an encoder does not generate: generation needs a decoder or an encoder-decoder")
+    if model.tokens.weight.is_meta:
+        raise ValueError("a model on the meta device has no weights to generate with")
     if not model.config.has_logits:
         raise ValueError(f"this model's head is {model.config.head.kind!r}: generation needs logits, the head 'lm'")
     if start is not None and model.config.shape != "encoder-decoder":

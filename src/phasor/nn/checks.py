@@ -33,12 +33,15 @@ def check_positions(positions: Tensor, axes: int = 1) -> Tensor:
     return positions
 
 
-def check_tokens(tokens: Tensor, vocab_size: int) -> None:
-    """Token ids `[B, T]` within the vocabulary."""
+def check_tokens(tokens: Tensor, weight: Tensor) -> None:
+    """Token ids `[B, T]` within the vocabulary, which has a row of the weight each, and on its device."""
+    vocab_size = len(weight)
     if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int64, torch.int32) or tokens.dim() != 2:
         raise ValueError(f"tokens must be an integer tensor [batch, tokens], not {describe_tensor(tokens)}")
     if tokens.numel() == 0:
         raise ValueError(f"tokens are empty: {list(tokens.shape)}")
+    if tokens.device != weight.device:
+        raise ValueError(f"tokens are on {tokens.device}, and the model's weights on {weight.device}")
     if can_check_values(tokens):
         low, high = (int(x) for x in tokens.aminmax())
         if low < 0 or high >= vocab_size:
