@@ -122,9 +122,9 @@ def own_growth(part: dict[str, Any]) -> float:
         case {"type": "Prepend", "prepend": str(text)}:
             return 1 + len(text)
         case {"type": "Replace", "pattern": pattern, "content": str(content)}:
-            return replaced(pattern.get("String") if isinstance(pattern, dict) else pattern, content)
+            return replacement_growth(pattern.get("String") if isinstance(pattern, dict) else pattern, content)
         case {"type": "BPEDecoder", "suffix": pattern} | {"type": "CTC", "word_delimiter_token": pattern}:
-            return replaced(pattern, " ")
+            return replacement_growth(pattern, " ")
         case {"type": "Precompiled", "precompiled_charsmap": str(charsmap)}:
             table = base64.b64decode(charsmap)  # the size of a tree, the tree, and texts that each end with a zero
             texts = table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")
@@ -132,7 +132,7 @@ def own_growth(part: dict[str, Any]) -> float:
     return GROWTH.get(str(part.get("type")), 1.0)
 
 
-def replaced(pattern: object, content: str) -> float:
+def replacement_growth(pattern: object, content: str) -> float:
     """Growth by a replacement: a regular expression may match between any two characters, and an empty text does."""
     return len(content) / len(pattern) if isinstance(pattern, str) and pattern else 1 + len(content)
 

@@ -93,7 +93,7 @@ def check_steps_left(run: RunFolder, step: int, steps: int) -> None:
     before, now = (
         {"optimizer": recipe["optimizer"], "schedule": recipe["schedule"]}
         | {"train": {name: recipe["train"].get(name) for name in OF_STEPS}}
-        for recipe in (run.marker.recipe, run.recipe.to_dict())
+        for recipe in (Recipe.from_dict(run.marker.recipe).to_dict(), run.recipe.to_dict())
     )
     if changed := describe_changes(before, now):
         listed = name_some(changed, 5, separator="; ")
