@@ -334,7 +334,7 @@ def test_logits_that_are_not_finite_are_an_error(how: list[str], tmp_path: Path,
     said = run_phasor.expect_error(
         "generate", str(tmp_path / "model"), "--prompt", "1 2", "--max-new-tokens", "3", *how
     )
-    assert "logits are not finite" in said
+    assert "the model's weights are not finite" in said
 
 
 @pytest.mark.parametrize(

@@ -397,7 +397,7 @@ MISTAKES = {
     "--data.train-target pairs.tsv": "--data.train-target is for translation",
     "--train.device meta": "the device 'meta' cannot be used",
     "--data.train number.jsonl": "number.jsonl, line 1: 'text' (--data.field) is 3, and not text",
-    "--model.dim 1000000000000": "there is not enough memory",
+    "--model.dim 1000000000000": "--model.dim must be at most 262,144",
     "--out notes.txt/run": "notes.txt/run cannot be written: Not a directory",
     "unhashable.yaml": "unhashable.yaml, line 1: this is not YAML: found unhashable key",
     "--train.steps ''": "--train.steps needs a value, or none, not empty text",

@@ -5,6 +5,8 @@ from playwright.sync_api import sync_playwright
 
 from browser import ARGUMENTS, CHROMIUM, MISSING, serve, visit  # isort: skip
 
+collect_ignore = ["example_endpoints.py"]  # importing it registers endpoints
+
 
 @pytest.fixture(scope="session")
 def chromium():

@@ -198,7 +198,7 @@ def test_a_report_is_in_chinese_but_for_its_notes(open_page, lab_with_folders):
     assert "方式 last：只预测每行末尾的" in words
     assert not re.search(r"not shown|Protocol|rows|\{", words)
     heads = visit.page.locator("table.runs th").all_inner_texts()
-    assert heads == ["训练", "状态", "步数", "损失", "最低验证损失", "所在步"]
+    assert heads == ["训练", "位置编码", "状态", "步数", "损失", "最低验证损失", "所在步"]
 
 
 def test_a_first_answer_that_takes_longer_than_the_pause_is_drawn_whole(open_page, lab_with_folders):

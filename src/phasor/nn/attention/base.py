@@ -24,6 +24,12 @@ class CappedSinks(NamedTuple):
     positions: Tensor
 
 
+def no_projection(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    raise ValueError(
+        "the positions take the layer's projections of queries and keys, which this attention does not give"
+    )
+
+
 @dataclass(slots=True)
 class AttentionContext:
     """What one layer's attention takes besides its input: the mask, and positions as its scheme prepared them.
@@ -44,8 +50,11 @@ class AttentionContext:
     capped_sinks: CappedSinks | None = None
     weights: list[Tensor] | None = None
 
-    def for_layer(self, x: Tensor, project: ProjectHeads) -> AttentionContext:
-        """The context with positions that follow the layer's input `[B, T, dim]`, where the scheme's do."""
+    def for_layer(self, x: Tensor, project: ProjectHeads = no_projection) -> AttentionContext:
+        """The context with positions that follow the layer's input `[B, T, dim]`, where the scheme's do.
+
+        `project` is how the layer projects vectors to queries and keys, for schemes that project theirs alike.
+        """
         if not self.position.config.follows_input:
             return self
         prepared = self.position.for_layer(x, self.prepared, self.position_weights, self.step)
