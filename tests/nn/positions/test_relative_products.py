@@ -215,6 +215,15 @@ def test_a_single_query_takes_the_products_of_its_keys_alone(table_heads):
     assert relative_change(torch.cat(singly, dim=2), together) < EXACT
 
 
+def test_products_of_half_precision_are_not_rounded_to_it():
+    generator = torch.Generator().manual_seed(6)
+    q, k, table = (torch.randn(*shape, 64, generator=generator).bfloat16() for shape in ((1, 9, 2), (1, 9, 2), (5, 2)))
+    rows, index = DistanceRows(torch.arange(9)[None], torch.arange(9)[None], reach=2), torch.arange(9)
+    exact = ProductBias(q.double(), k.double(), rows, 0.125, table.double(), table.double())
+    found = ProductBias(q, k, rows, 0.125, table, table).block(index, index)
+    assert relative_change(found.double(), exact.block(index, index, torch.float64)) < 1e-6  # float32
+
+
 def test_relative_values_are_averaged_with_the_weights_that_dropout_leaves():
     q = torch.randn(1, 5, 1, 4)
     at = torch.arange(5)[None]

@@ -79,11 +79,11 @@ class ProductBias(TokenBias):
         rows = self.rows.block(queries, keys)
         terms = []
         if self.query_table is not None:
-            terms.append(pick(products_by_row(self.q[:, queries], self.query_table), rows))
+            terms.append(pick(products_by_row(self.q[:, queries].to(dtype), self.query_table.to(dtype)), rows))
         if self.key_table is not None:
             k = self.k[:, keys].repeat_interleave(self.q.shape[2] // self.k.shape[2], dim=2)  # [B, Tk, H, D]
-            terms.append(key_products(k, self.key_table, rows))
-        return sum(terms[1:], terms[0]).to(dtype) * self.scale
+            terms.append(key_products(k.to(dtype), self.key_table.to(dtype), rows))
+        return sum(terms[1:], terms[0]) * self.scale
 
 
 def products_by_row(x: Tensor, table: Tensor) -> Tensor:
