@@ -106,6 +106,10 @@ class AttentionConfig(Choice, what="attention", default="softmax"):
         """Why tensor parallelism cannot cut the heads; None where it can."""
         return None
 
+    def rotated_width(self, model: ModelConfig) -> int:
+        """Features of a head, the first ones, that positions may rotate."""
+        return model.head_dim
+
     def query_width(self, model: ModelConfig) -> int:
         """Features of the queries of all heads."""
         return model.num_heads * model.head_dim

@@ -194,6 +194,12 @@ class ModelConfig(Config):
             feedforward=own.feedforward or self.feedforward,
         )
 
+    def rotated_width(self, position: PositionConfig) -> int:
+        """Features of a head that a scheme rotates unless it names fewer: all that attention in its layers allows."""
+        layers = (self.layer(index) for index in range(max(1, len(self.layers))))
+        widths = [layer.attention.rotated_width(self) for layer in layers if position in layer.position.parts]
+        return min(widths, default=self.head_dim)
+
     def cached_per_token(self, index: int) -> dict[str, CachedTensor]:
         """What one layer keeps for each token in a cache, by name: that of its attention and of its position scheme.
 

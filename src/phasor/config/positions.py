@@ -72,6 +72,11 @@ class PositionConfig(Choice, what="position scheme"):
         return False
 
     @property
+    def takes_latent_keys(self) -> bool:
+        """Whether keys may be wider than heads, so that at most the first features of a head are rotated."""
+        return not self.reads_heads and not {"keys", "values"} & set(self.acts_on)
+
+    @property
     def decode_kernel_why_not(self) -> str | None:
         """Why decode kernels do not apply the scheme; None where they do: by `Position.rotary_args`, or not at all."""
         return "positions are neither rotary nor absent"

@@ -167,7 +167,7 @@ def scheme_report(
 
 def rotary_pairs(position: RotaryConfig, config: ModelConfig, length: int) -> tuple[RotaryPair, ...]:
     """All pairs of features that a rotary scheme rotates."""
-    width = position.rotary_dim_of(config.head_dim)
+    width = position.rotary_dim_of(config.rotated_width(position))
     before = position.replace(extension=None).frequencies(width)
     after = position.frequencies(width, length)
     axes = [axis for axis, size in enumerate(position.section_sizes(width)) for _ in range(size)]

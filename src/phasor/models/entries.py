@@ -38,7 +38,7 @@ DERIVED: dict[str, Callable[[ModelConfig], Any]] = {
     "attention.scale": lambda config: config.head_dim**-0.5,
     "feedforward.experts.hidden_dim": lambda config: config.hidden_dim,
     "num_encoder_layers": lambda config: config.num_layers,
-    "position.rotary_dim": lambda config: config.head_dim,
+    "position.rotary_dim": lambda config: config.attention.rotated_width(config),
 }
 
 C = TypeVar("C", bound=Config)

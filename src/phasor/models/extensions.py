@@ -145,7 +145,7 @@ def ntk_as_base(config: ModelConfig) -> ModelConfig:
     position = config.extendable_position()
     if not isinstance(position, RotaryConfig) or not isinstance(position.extension, NTKScaling):
         return config
-    factor, dim = Decimal(position.extension.factor), position.rotary_dim_of(config.head_dim)
+    factor, dim = Decimal(position.extension.factor), position.rotary_dim_of(config.rotated_width(position))
     plain = position.replace(extension=None, base=float(ntk_base(position.base, factor, dim)))
     layers = tuple(layer.replace(position=plain) if layer.position == position else layer for layer in config.layers)
     return config.replace(
@@ -175,7 +175,7 @@ def ramp_factors(config: ModelConfig, factor: float, original: int) -> dict[str,
     """
     position = config.extendable_position()
     assert isinstance(position, RotaryConfig)
-    dim = position.replace(extension=None).rotary_dim_of(config.head_dim)
+    dim = position.replace(extension=None).rotary_dim_of(config.rotated_width(position))
     plain = position.replace(extension=None).frequencies(dim)
     scaled = YaRN(factor=factor, original_length=original).frequencies(position.base, dim)
     long = tuple(float(f / g) for f, g in zip(plain, scaled, strict=True))

@@ -224,7 +224,7 @@ def fill_rotary_dim(position: Config, config: ModelConfig) -> Config:
     """A position scheme with its rotary dimension resolved."""
     if not isinstance(position, RotaryConfig):
         return position
-    return position.replace(rotary_dim=position.rotary_dim_of(config.head_dim))
+    return position.replace(rotary_dim=position.rotary_dim_of(config.rotated_width(position)))
 
 
 def fill_expert_dim(network: FeedForwardConfig, config: ModelConfig) -> FeedForwardConfig:

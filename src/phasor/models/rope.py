@@ -55,7 +55,13 @@ class RopeParameters(FieldEntry):
     def scheme(self, f: Fields, draft: Draft, base: float, partial: float | None) -> RotaryConfig:
         config = draft.config()
         return read_rotary(
-            f, config.head_dim, config.max_length, base=base, partial=partial, pairing=self.pairing, usual=self.usual
+            f,
+            config.attention.rotated_width(config),
+            config.max_length,
+            base=base,
+            partial=partial,
+            pairing=self.pairing,
+            usual=self.usual,
         )
 
     def check(self, config: ModelConfig) -> None:
@@ -84,7 +90,9 @@ class RopeParametersByLayer(FieldEntry):
         for kind, base in self.bases.items():
             own = (given.get(kind) or {"rope_type": "default"}) | (scaling if kind in self.scaled else {})
             fields = f.inside({name: own})
-            schemes[kind] = read_rotary(fields, config.head_dim, config.max_length, base=f.get(*base))
+            schemes[kind] = read_rotary(
+                fields, config.attention.rotated_width(config), config.max_length, base=f.get(*base)
+            )
         draft["position"] = schemes[FULL]
         draft.layers["position"] = [schemes[layer_type(window)] for window in draft.layers["attention.window"]]
 
@@ -197,9 +205,10 @@ def read_extension(rope: Fields, kind: str, max_length: int, original: int | Non
 def write_rotary(position: RotaryConfig, model: ModelConfig) -> dict[str, Any]:
     """`rope_parameters` for a scheme; raises where the field has no name for it."""
     fields: dict[str, Any] = {"rope_type": "default", "rope_theta": position.base}
-    width = position.rotary_dim_of(model.head_dim)
-    if width != model.head_dim:
-        fields["partial_rotary_factor"] = partial_rotary_factor(width, model.head_dim)
+    most = model.rotated_width(position)
+    width = position.rotary_dim_of(most)
+    if width != most:
+        fields["partial_rotary_factor"] = partial_rotary_factor(width, most)
     extension = position.extension
     if isinstance(extension, LinearScaling):
         fields |= {"rope_type": "linear", "factor": extension.factor}

@@ -96,7 +96,7 @@ class Row:
         return scheme_report(self.config, self.position, self.layers, length)
 
     def frequencies(self, length: int) -> list[Decimal]:
-        return self.position.frequencies(self.position.rotary_dim_of(self.config.head_dim), length)
+        return self.position.frequencies(self.position.rotary_dim_of(self.config.rotated_width(self.position)), length)
 
 
 def method_names() -> list[str]:
@@ -161,7 +161,7 @@ def model_settings(config: ModelConfig) -> dict[str, Any]:
     return {
         "base": position.base,
         "head_dim": config.head_dim,
-        "rotary_dim": position.rotary_dim_of(config.head_dim),
+        "rotary_dim": position.rotary_dim_of(config.rotated_width(position)),
         "trained_length": original,
         "max_length": config.max_length,
         "factor": max(1.0, config.max_length / original),
@@ -242,7 +242,8 @@ def extend(config: ModelConfig, method: str, length: int, given: Mapping[str, An
     """A model extended by a method; a mistake names the field of the method."""
     try:
         extended = extend_config(config, method, length, **PLACEHOLDERS.get(method, {}) | dict(given))
-        rotary_position(extended).rotary_dim_of(extended.head_dim)
+        position = rotary_position(extended)
+        position.rotary_dim_of(extended.rotated_width(position))
         return extended
     except ValueError as error:
         match = re.match(r"\w+\.(\w+)", str(error))

@@ -53,8 +53,12 @@ class RotaryConfig(PositionConfig, kind="rotary"):
     def with_extension(self, extension: Extension | None) -> Self:
         return self.replace(extension=extension)
 
+    @property
+    def takes_latent_keys(self) -> bool:
+        return not self.rotate_values
+
     def check_model(self, model: ModelConfig) -> None:
-        self.rotary_dim_of(model.head_dim)
+        self.rotary_dim_of(model.rotated_width(self))
 
     def rotary_dim_of(self, head_dim: int) -> int:
         """How many features of a head are rotated; raises ValueError where the head does not allow it.
@@ -65,7 +69,7 @@ class RotaryConfig(PositionConfig, kind="rotary"):
         dim = head_dim if self.rotary_dim is None else self.rotary_dim
         check_rotary_dim(dim, "the rotary dimension of a head")
         if dim > head_dim:
-            raise ValueError(f"{type(self).__name__}.rotary_dim is {dim}, wider than the head ({head_dim})")
+            raise ValueError(f"{type(self).__name__}.rotary_dim is {dim}, wider than what it may rotate ({head_dim})")
         self.check_pairs(dim)
         return dim
 
@@ -122,6 +126,10 @@ class PiecewiseRotaryConfig(RotaryConfig):
 
     @property
     def extendable(self) -> bool:
+        return False
+
+    @property
+    def takes_latent_keys(self) -> bool:
         return False
 
     def with_extension(self, extension: Extension | None) -> Self:

@@ -91,6 +91,8 @@ class Rotary(Position, config=RotaryConfig):
 
     @classmethod
     def build(cls, config: RotaryConfig, model: ModelConfig, side: Side) -> Self:
+        if model.rotated_width(config) != model.head_dim:
+            config = config.replace(rotary_dim=config.rotary_dim_of(model.rotated_width(config)))
         return cls(config, head_dim=model.head_dim)
 
     def extra_repr(self) -> str:

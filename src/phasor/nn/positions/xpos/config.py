@@ -22,6 +22,10 @@ class XPosConfig(RotaryConfig, kind="xpos"):
     def max_positions(self) -> int:
         return min(SPAN, int(SPAN / 512 * self.decay))
 
+    @property
+    def takes_latent_keys(self) -> bool:
+        return False
+
     @classmethod
     def examples(cls) -> dict[str, PositionConfig]:
         return {"xpos": cls()}

@@ -1,0 +1,1 @@
+"""Multi-head latent attention (MLA): keys and values of all heads from one small vector per token."""

@@ -1,0 +1,134 @@
+"""The configuration of multi-head latent attention."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, Self
+
+from phasor.config.attention import AttentionConfig
+from phasor.config.cached import CachedTensor
+from phasor.config.model import ModelConfig
+from phasor.config.schema import MOST_WIDTH, positive
+from phasor.config.weights import Weights, linear, with_prefixes
+
+Projection = Literal["q_down", "kv_down", "out"]
+
+
+class LatentSizes(NamedTuple):
+    """Features of a head that positions may rotate, those that they may not, of its value, and of the latent vector."""
+
+    rope: int
+    nope: int
+    value: int
+    rank: int
+
+
+class LatentAttentionConfig(AttentionConfig, kind="latent"):
+    """Multi-head latent attention (MLA, DeepSeek V2): a token keeps one latent vector and one rotated key.
+
+    Keys and values of all heads are projections of the latent vector, `kv_rank` wide. The first `rope_dim` features of
+    a head's key are not: they are one key for all heads, and the only ones that positions rotate. `value_dim` is
+    the width of a head's value. Left out, the three are as in DeepSeek V2: a third of the head is rotated, values are
+    as wide as the rest of it, and the latent vector is four times as wide as a value. Queries come from a vector
+    `q_rank` wide, or straight from the input. Both vectors are normalized, with `norm_eps` in place of the norm's eps.
+    All heads have keys and values of their own: `num_kv_heads` is for layers with other attention.
+
+    >>> from phasor.config import ModelConfig
+    >>> model = ModelConfig(vocab_size=9, dim=5120, num_layers=1, num_heads=128, head_dim=192, attention="latent")
+    >>> model.attention.sizes(model)
+    LatentSizes(rope=64, nope=128, value=128, rank=512)
+    >>> model.attention.cached_elements(model)  # instead of 128 heads x (192 + 128)
+    576
+    """
+
+    q_rank: int | None = None
+    kv_rank: int | None = None
+    rope_dim: int | None = None
+    value_dim: int | None = None
+    bias: tuple[Projection, ...] = ()
+    scale: float | None = None
+    norm_eps: float | None = None
+
+    def check(self) -> None:
+        positive(self, "q_rank", "kv_rank", "rope_dim", "value_dim", most=MOST_WIDTH)
+        positive(self, "scale", "norm_eps")
+        if len(set(self.bias)) != len(self.bias):
+            raise ValueError(f"LatentAttentionConfig.bias names a projection twice: {list(self.bias)}")
+        if "q_down" in self.bias and self.q_rank is None:
+            raise ValueError("LatentAttentionConfig.bias names 'q_down', which there is with q_rank alone")
+
+    def check_model(self, model: ModelConfig) -> None:
+        super().check_model(model)
+        sizes = self.sizes(model)
+        if sizes.nope < 1:
+            raise ValueError(
+                f"LatentAttentionConfig.rope_dim is {sizes.rope}, and a head has {model.head_dim} features: at least "
+                "one has to come from the latent vector"
+            )
+        layers = (model.layer(index) for index in range(max(1, len(model.layers))))
+        for position in (part for layer in layers if layer.attention == self for part in layer.position.parts):
+            if not position.takes_latent_keys:
+                raise ValueError(
+                    f"latent attention takes positions that rotate the first features of a head or act on scores, "
+                    f"and not {position.kind!r}"
+                )
+
+    def sizes(self, model: ModelConfig) -> LatentSizes:
+        """The widths of a head's parts and of the latent vector."""
+        rope = max(2, model.head_dim // 6 * 2) if self.rope_dim is None else self.rope_dim
+        value = max(1, model.head_dim - rope) if self.value_dim is None else self.value_dim
+        return LatentSizes(rope, model.head_dim - rope, value, 4 * value if self.kv_rank is None else self.kv_rank)
+
+    def resolve(self, model: ModelConfig) -> Self:
+        rope, _, value, rank = self.sizes(model)
+        scale = model.head_dim**-0.5 if self.scale is None else self.scale
+        bias = tuple(sorted(self.bias))
+        norm_eps = getattr(model.norm, "eps", None) if self.norm_eps is None else self.norm_eps
+        return self.replace(kv_rank=rank, rope_dim=rope, value_dim=value, bias=bias, scale=scale, norm_eps=norm_eps)
+
+    def rotated_width(self, model: ModelConfig) -> int:
+        return self.sizes(model).rope
+
+    def cached_per_token(self, model: ModelConfig) -> dict[str, CachedTensor]:
+        """The rotated key and the latent vector after it, which all heads share."""
+        sizes = self.sizes(model)
+        return {"latents": CachedTensor((1, sizes.rope + sizes.rank))}
+
+    def cached_elements(self, model: ModelConfig, tensor: int = 1) -> int:
+        """All of it on every process, since all heads take it."""
+        return super().cached_elements(model)
+
+    def weights(self, model: ModelConfig, *, cross: bool = False) -> Weights:
+        """What gives all heads of a process their queries, keys and values is cut by heads, the rest is on each."""
+        sizes, queries = self.sizes(model), self.query_width(model)
+        found: dict[str, Weights] = {}
+        if self.q_rank is None:
+            found["q"] = linear(queries, model.dim, cut=0)
+        else:
+            found["q_down"] = linear(self.q_rank, model.dim, bias="q_down" in self.bias)
+            found["q_norm"] = model.norm.weights(self.q_rank)
+            found["q_up"] = linear(queries, self.q_rank, cut=0)
+        found["kv_down"] = linear(sizes.rope + sizes.rank, model.dim, bias="kv_down" in self.bias)
+        found["kv_norm"] = model.norm.weights(sizes.rank)
+        found["kv_up"] = linear(model.num_heads * (sizes.nope + sizes.value), sizes.rank, cut=0)
+        found["out"] = linear(model.dim, self.output_width(model), bias="out" in self.bias, cut=1)
+        return with_prefixes(found)
+
+    def heads_to_cut(self, model: ModelConfig) -> tuple[int, str]:
+        return model.num_heads, "heads"
+
+    def output_width(self, model: ModelConfig) -> int:
+        return model.num_heads * self.sizes(model).value
+
+    def kv_width(self, model: ModelConfig) -> int:
+        return self.query_width(model) + self.output_width(model)
+
+    def saved_elements(self, model: ModelConfig) -> int:
+        """The latent vectors too, before and after their norms."""
+        return super().saved_elements(model) + 2 * (self.cached_elements(model) + (self.q_rank or 0))
+
+    @classmethod
+    def examples(cls) -> dict[str, AttentionConfig]:
+        return {
+            "latent": cls(),
+            "latent-ranks": cls(q_rank=6, kv_rank=10, rope_dim=4, value_dim=3, bias=("q_down", "kv_down", "out")),
+        }
