@@ -167,14 +167,14 @@ class RampScaling(RotaryScaling):
     def attention_factor(self, length: int | None = None) -> float:
         if self.attention is not None:
             return self.attention
-        scale = self.scale(length)
-
-        def sharpening(weight: float) -> Decimal:
-            return Decimal(1) if scale <= 1 else Decimal("0.1") * Decimal(weight) * scale.ln() + 1
-
         if self.mscale and self.mscale_all_dim:
-            return float(sharpening(self.mscale) / sharpening(self.mscale_all_dim))
-        return float(sharpening(1.0))
+            return float(self.sharpening(self.mscale, length) / self.sharpening(self.mscale_all_dim, length))
+        return float(self.sharpening(1.0, length))
+
+    def sharpening(self, weight: float, length: int | None = None) -> Decimal:
+        """How much sharper attention gets for how far positions are stretched."""
+        scale = self.scale(length)
+        return Decimal(1) if scale <= 1 else Decimal("0.1") * Decimal(weight) * scale.ln() + 1
 
 
 class YaRN(RampScaling, kind="yarn"):
