@@ -92,7 +92,7 @@ def run_world(folder, cases, steps, timeout=300):
     """What four processes found in all cases."""
     (folder / "cases.json").write_text(json.dumps({name: case | {"steps": steps} for name, case in cases.items()}))
     command = [sys.executable, HERE / "world.py", "4", folder, folder / "cases.json"]
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    env = os.environ | {"OMP_NUM_THREADS": "1", "WORLD_SECONDS": str(timeout - 20)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0, done.stderr
     return folder, [json.loads((folder / f"results-{rank}.json").read_text()) for rank in range(4)]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import socket
 import sys
 import traceback
 from collections.abc import Callable
+
+
+# After which a process prints where it stands and ends; tests wait a little longer.
+PATIENCE_SECONDS = float(os.environ.get("WORLD_SECONDS", 280))
 
 
 def fork_processes(size: int, work: Callable[[], None]) -> int:
@@ -25,6 +30,7 @@ def fork_processes(size: int, work: Callable[[], None]) -> int:
 
 
 def run_and_exit(work: Callable[[], None]) -> None:
+    faulthandler.dump_traceback_later(PATIENCE_SECONDS, exit=True)
     try:
         work()
     except BaseException:
