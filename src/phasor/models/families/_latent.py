@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -160,7 +161,7 @@ class FirstDense(FieldEntry):
 
     def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
         dense = [config.layer(i).feedforward.experts is None for i in range(config.num_layers)]
-        if any(later and not earlier for earlier, later in zip(dense, dense[1:], strict=False)):
+        if any(later and not earlier for earlier, later in itertools.pairwise(dense)):
             raise ValueError("its layers without experts are the first ones")
         return {name: sum(dense)}
 

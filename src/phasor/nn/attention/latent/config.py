@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 from phasor.config.attention import AttentionConfig
 from phasor.config.cached import CachedTensor
 from phasor.config.model import ModelConfig
-from phasor.config.schema import MOST_WIDTH, positive
+from phasor.config.parts import LayerNormConfig
+from phasor.config.schema import MOST_FEATURES, MOST_LENGTH, MOST_WIDTH, Config, positive
 from phasor.config.weights import Weights, linear, with_prefixes
 
 Projection = Literal["q_down", "kv_down", "out"]
@@ -22,6 +23,33 @@ class LatentSizes(NamedTuple):
     rank: int
 
 
+class IndexerConfig(Config):
+    """A choice of the `top_k` tokens that a query attends to, by the scores of small heads (DeepSeek V3.2).
+
+    A token's score is the sum of `relu(q k)` over the heads, weighted by what the query's token says of each head.
+    Training leaves its weights as they are.
+    """
+
+    num_heads: int = 64
+    head_dim: int = 128
+    top_k: int = 2048
+    norm: ClassVar[LayerNormConfig] = LayerNormConfig(eps=1e-6)
+
+    def check(self) -> None:
+        positive(self, "num_heads", "head_dim", most=MOST_FEATURES)
+        positive(self, "top_k", most=MOST_LENGTH)
+
+    def weights(self, q_rank: int, dim: int) -> Weights:
+        """The weights by their names in the module; every process has all of them, and chooses the same tokens."""
+        projections = {
+            "q": linear(self.num_heads * self.head_dim, q_rank),
+            "k": linear(self.head_dim, dim),
+            "k_norm": self.norm.weights(self.head_dim),
+            "head_weights": linear(self.num_heads, dim),
+        }
+        return with_prefixes(projections)
+
+
 class LatentAttentionConfig(AttentionConfig, kind="latent"):
     """Multi-head latent attention (MLA, DeepSeek V2): a token keeps one latent vector and one rotated key.
 
@@ -30,7 +58,8 @@ class LatentAttentionConfig(AttentionConfig, kind="latent"):
     the width of a head's value. Left out, the three are as in DeepSeek V2: a third of the head is rotated, values are
     as wide as the rest of it, and the latent vector is four times as wide as a value. Queries come from a vector
     `q_rank` wide, or straight from the input. Both vectors are normalized, with `norm_eps` in place of the norm's eps.
-    All heads have keys and values of their own: `num_kv_heads` is for layers with other attention.
+    All heads have keys and values of their own: `num_kv_heads` is for layers with other attention. With an `indexer` a
+    query attends to a few chosen tokens.
 
     >>> from phasor.config import ModelConfig
     >>> model = ModelConfig(vocab_size=9, dim=5120, num_layers=1, num_heads=128, head_dim=192, attention="latent")
@@ -47,6 +76,7 @@ class LatentAttentionConfig(AttentionConfig, kind="latent"):
     bias: tuple[Projection, ...] = ()
     scale: float | None = None
     norm_eps: float | None = None
+    indexer: IndexerConfig | None = None
 
     def check(self) -> None:
         positive(self, "q_rank", "kv_rank", "rope_dim", "value_dim", most=MOST_WIDTH)
@@ -56,9 +86,17 @@ class LatentAttentionConfig(AttentionConfig, kind="latent"):
         if "q_down" in self.bias and self.q_rank is None:
             raise ValueError("LatentAttentionConfig.bias names 'q_down', which there is with q_rank alone")
 
+        if self.indexer is not None and self.q_rank is None:
+            raise ValueError("LatentAttentionConfig.indexer needs q_rank: its queries come from the same vector")
+
     def check_model(self, model: ModelConfig) -> None:
         super().check_model(model)
         sizes = self.sizes(model)
+        if self.indexer is not None and (self.indexer.head_dim < sizes.rope or model.shape != "decoder"):
+            raise ValueError(
+                f"LatentAttentionConfig.indexer is for decoders, with heads at least as wide as the {sizes.rope} "
+                f"rotated features, and this is an {model.shape} with {self.indexer.head_dim}"
+            )
         if sizes.nope < 1:
             raise ValueError(
                 f"LatentAttentionConfig.rope_dim is {sizes.rope}, and a head has {model.head_dim} features: at least "
@@ -70,6 +108,10 @@ class LatentAttentionConfig(AttentionConfig, kind="latent"):
                 raise ValueError(
                     f"latent attention takes positions that rotate the first features of a head or act on scores, "
                     f"and not {position.kind!r}"
+                )
+            if self.indexer is not None and "scores" in position.acts_on:
+                raise ValueError(
+                    f"LatentAttentionConfig.indexer takes no positions on scores, such as {position.kind!r}"
                 )
 
     def sizes(self, model: ModelConfig) -> LatentSizes:
@@ -89,9 +131,10 @@ class LatentAttentionConfig(AttentionConfig, kind="latent"):
         return self.sizes(model).rope
 
     def cached_per_token(self, model: ModelConfig) -> dict[str, CachedTensor]:
-        """The rotated key and the latent vector after it, which all heads share."""
+        """The rotated key and the latent vector after it, which all heads share, and the key of the indexer."""
         sizes = self.sizes(model)
-        return {"latents": CachedTensor((1, sizes.rope + sizes.rank))}
+        latents = {"latents": CachedTensor((1, sizes.rope + sizes.rank))}
+        return latents if self.indexer is None else latents | {"index_keys": CachedTensor((1, self.indexer.head_dim))}
 
     def cached_elements(self, model: ModelConfig, tensor: int = 1) -> int:
         """All of it on every process, since all heads take it."""
@@ -111,7 +154,16 @@ class LatentAttentionConfig(AttentionConfig, kind="latent"):
         found["kv_norm"] = model.norm.weights(sizes.rank)
         found["kv_up"] = linear(model.num_heads * (sizes.nope + sizes.value), sizes.rank, cut=0)
         found["out"] = linear(model.dim, self.output_width(model), bias="out" in self.bias, cut=1)
+        if self.indexer is not None:
+            assert self.q_rank is not None
+            found["indexer"] = self.indexer.weights(self.q_rank, model.dim)
         return with_prefixes(found)
+
+    def visible_keys(self, length: int, causal: bool) -> float:
+        if self.indexer is None:
+            return super().visible_keys(length, causal)
+        few = min(self.indexer.top_k, length)
+        return few - few * (few - 1) / 2 / length
 
     def heads_to_cut(self, model: ModelConfig) -> tuple[int, str]:
         return model.num_heads, "heads"
@@ -131,4 +183,5 @@ class LatentAttentionConfig(AttentionConfig, kind="latent"):
         return {
             "latent": cls(),
             "latent-ranks": cls(q_rank=6, kv_rank=10, rope_dim=4, value_dim=3, bias=("q_down", "kv_down", "out")),
+            "latent-indexer": cls(q_rank=6, rope_dim=4, indexer=IndexerConfig(num_heads=9, head_dim=6, top_k=5)),
         }

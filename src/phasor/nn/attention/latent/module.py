@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from phasor.config import ModelConfig
 from phasor.nn.attention.base import Attention, AttentionContext, attend
 from phasor.nn.attention.latent.config import LatentAttentionConfig
+from phasor.nn.attention.latent.indexer import Indexer, attend_to_chosen
 from phasor.nn.norm import build_norm
 from phasor.ops.attention import Mask, prepare_mask
 
@@ -18,7 +19,8 @@ class LatentAttention(Attention, config=LatentAttentionConfig):
     """`softmax(q k^T * scale) v` with `k, v = kv_up(latent)`, behind one key that is rotated and shared by all heads.
 
     For many queries keys and values of all heads are computed from the latent vectors. For a few over a long cache
-    `kv_up` is multiplied with the queries and the results instead, which attend to the latent vectors themselves.
+    `kv_up` is multiplied with the queries and the results instead, which attend to the latent vectors themselves; also
+    where an indexer chooses those that a query attends to.
     """
 
     def __init__(self, config: LatentAttentionConfig, model: ModelConfig, *, cross: bool = False) -> None:
@@ -39,6 +41,9 @@ class LatentAttention(Attention, config=LatentAttentionConfig):
         self.kv_norm = build_norm(norm, rank)
         self.kv_up = nn.Linear(rank, self.num_heads * (nope + value), bias=False)
         self.out = nn.Linear(self.num_heads * value, model.dim, bias="out" in config.bias)
+        self.indexer = (
+            None if config.indexer is None else Indexer(config.indexer, config.q_rank or model.dim, model.dim)
+        )
 
     def prepare_mask(self, mask: Mask, x: Tensor, keys: int, positions: tuple[Tensor, Tensor] | None = None) -> Mask:
         shape = x.shape[1], keys, self.head_dim
@@ -51,11 +56,6 @@ class LatentAttention(Attention, config=LatentAttentionConfig):
     def keep_part(self, index: int, count: int) -> None:
         self.num_heads //= count
 
-    def queries(self, x: Tensor) -> Tensor:
-        """Queries `[B, T, H, D]` before positions; the first features of each are those that positions may rotate."""
-        q = self.q(x) if self.config.q_rank is None else self.q_up(self.q_norm(self.q_down(x)))
-        return q.unflatten(-1, (self.num_heads, self.head_dim))
-
     def latents(self, x: Tensor) -> Tensor:
         """What tokens keep, `[B, T, 1, rope + rank]`, before positions: a key for all heads and a latent vector."""
         key, latent = self.kv_down(x).split((self.sizes.rope, self.sizes.rank), dim=-1)
@@ -63,19 +63,33 @@ class LatentAttention(Attention, config=LatentAttentionConfig):
 
     def forward(self, x: Tensor, ctx: AttentionContext) -> Tensor:
         ctx = ctx.for_layer(x)
-        q = ctx.position.on_query(self.queries(x), ctx.prepared)  # [B, T, H, D]
+        source = x if self.config.q_rank is None else self.q_norm(self.q_down(x))  # [B, T, q_rank]
+        q = (self.q if self.config.q_rank is None else self.q_up)(source).unflatten(-1, (self.num_heads, self.head_dim))
+        q = ctx.position.on_query(q, ctx.prepared)  # [B, T, H, D]
         (kept,) = ctx.step.update(latents=ctx.position.on_key(self.latents(x), ctx.prepared))  # [B, S, 1, rope + rank]
+        index = None if self.indexer is None else self.indexer(x, source, ctx)
         score_mod = ctx.score_mod(scale=self.scale, dropout=self.dropout if self.training else 0.0)
-        if self.absorbs(q.shape[1], kept.shape[1]):
-            rope, nope, value, rank = self.sizes
-            up = self.kv_up.weight.to(x.dtype).view(-1, nope + value, rank)  # [H, nope + value, rank]
-            rotated, rest = q.split((rope, nope), dim=-1)
-            q = torch.cat((rotated, torch.einsum("bthn,hnr->bthr", rest, up[:, :nope])), dim=-1)
-            y = attend(q, kept, kept[..., rope:], ctx, score_mod)  # [B, T, H, rank]
-            y = torch.einsum("bthr,hvr->bthv", y, up[:, nope:])
+        if index is not None and kept.shape[1] > index.top_k:
+            y = self.values(attend_to_chosen(self.absorb(q), kept, self.sizes.rank, index, ctx, score_mod))
+        elif self.absorbs(q.shape[1], kept.shape[1]):
+            y = self.values(attend(self.absorb(q), kept, kept[..., self.sizes.rope :], ctx, score_mod))
         else:
             y = attend(q, *self.expand(kept), ctx, score_mod)  # [B, T, H, value]
         return self.out(y.flatten(-2))  # [B, T, dim]
+
+    def up(self, x: Tensor) -> Tensor:
+        """The weight of `kv_up` by heads, `[H, nope + value, rank]`, in the dtype of `x`."""
+        return self.kv_up.weight.to(x.dtype).unflatten(0, (self.num_heads, -1))
+
+    def absorb(self, q: Tensor) -> Tensor:
+        """Queries `[B, T, H, rope + rank]` for latent vectors, of queries `[B, T, H, D]` for keys."""
+        rotated, rest = q.split((self.sizes.rope, self.sizes.nope), dim=-1)
+        latent = torch.einsum("bthn,hnr->bthr", rest, self.up(q)[:, : self.sizes.nope])
+        return torch.cat((rotated, latent), dim=-1)
+
+    def values(self, y: Tensor) -> Tensor:
+        """Weighted values `[B, T, H, value]` of weighted latent vectors `[B, T, H, rank]`."""
+        return torch.einsum("bthr,hvr->bthv", y, self.up(y)[:, self.sizes.nope :])
 
     def expand(self, kept: Tensor) -> tuple[Tensor, Tensor]:
         """Keys `[B, S, H, D]` and values `[B, S, H, value]` of what tokens keep."""
