@@ -1,11 +1,12 @@
-"""Random configurations of DeepSeek V2 and V3."""
+"""Random configurations of DeepSeek V2, V3 and V3.2, GLM-4.7-Flash and GLM-5."""
 
 from __future__ import annotations
 
 import random
 from typing import Any
 
-from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM
+import transformers
+from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
 
 from .cases import EPS, GATES, Case, Cases, coin, llama_sizes, rope
 
@@ -39,18 +40,61 @@ def latent_sizes(rng: random.Random) -> dict[str, Any]:
 
 
 def deepseek_v2(rng: random.Random) -> Case:
-    groups = {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2} if coin(rng) else {}
-    config = DeepseekV2Config(**latent_sizes(rng) | groups)
+    sizes = latent_sizes(rng) | {"qk_nope_head_dim": 6}  # theirs takes no odd number in front of rotated features
+    chosen = {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2} if coin(rng) else {}
+    config = DeepseekV2Config(**sizes | chosen)
     config._experts_implementation = "eager"
     return Case(DeepseekV2ForCausalLM, config)
 
 
-def deepseek_v3(rng: random.Random) -> Case:
-    groups = rng.choice([{"n_group": 4, "topk_group": 2}, {"n_group": 1, "topk_group": 1}])
-    options = {"norm_topk_prob": coin(rng), "rope_interleave": coin(rng)}
-    config = DeepseekV3Config(**latent_sizes(rng) | groups | options)
+def with_correction(name: str, **fields: Any) -> Case:
+    """A case whose experts have a correction, which checkpoints hold."""
+    config = getattr(transformers, f"{name}Config")(**fields)
     config._experts_implementation = "eager"
-    return Case(DeepseekV3ForCausalLM, config, buffers=lambda name: name.endswith("e_score_correction_bias"))
+    cls = getattr(transformers, f"{name}ForCausalLM")
+    return Case(cls, config, buffers=lambda buffer: buffer.endswith("e_score_correction_bias"))
 
 
-CASES: Cases = {"deepseek_v2": deepseek_v2, "deepseek_v3": deepseek_v3}
+def groups(rng: random.Random) -> dict[str, Any]:
+    chosen = rng.choice([{"n_group": 4, "topk_group": 2}, {"n_group": 1, "topk_group": 1}])
+    return chosen | {"norm_topk_prob": coin(rng)}
+
+
+def deepseek_v3(rng: random.Random) -> Case:
+    return with_correction("DeepseekV3", **latent_sizes(rng) | groups(rng), rope_interleave=coin(rng))
+
+
+def mixed_layers(rng: random.Random) -> dict[str, Any]:
+    """Layers with experts and without, in any order."""
+    sizes = latent_sizes(rng)
+    del sizes["first_k_dense_replace"]
+    kinds = ["sparse", *(rng.choice(["dense", "sparse"]) for _ in range(sizes["num_hidden_layers"] - 1))]
+    return sizes | groups(rng) | {"mlp_layer_types": rng.sample(kinds, len(kinds))}
+
+
+def glm4_moe_lite(rng: random.Random) -> Case:
+    return with_correction("Glm4MoeLite", **mixed_layers(rng), rope_interleave=coin(rng))
+
+
+def indexed(rng: random.Random) -> dict[str, Any]:
+    """More tokens than are chosen, by enough heads that no two scores are equal."""
+    fields = mixed_layers(rng)
+    width = fields["qk_rope_head_dim"] + rng.choice([0, 3])
+    return fields | {"q_lora_rank": 10, "index_topk": 17, "index_head_dim": width, "index_n_heads": 24}
+
+
+def deepseek_v32(rng: random.Random) -> Case:
+    return with_correction("DeepseekV32", **indexed(rng))
+
+
+def glm_moe_dsa(rng: random.Random) -> Case:
+    return with_correction("GlmMoeDsa", **indexed(rng))
+
+
+CASES: Cases = {
+    "deepseek_v2": deepseek_v2,
+    "deepseek_v3": deepseek_v3,
+    "deepseek_v32": deepseek_v32,
+    "glm4_moe_lite": glm4_moe_lite,
+    "glm_moe_dsa": glm_moe_dsa,
+}

@@ -9,7 +9,6 @@ import sys
 import traceback
 from collections.abc import Callable
 
-
 # After which a process prints where it stands and ends; tests wait a little longer.
 PATIENCE_SECONDS = float(os.environ.get("WORLD_SECONDS", 280))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -21,10 +20,9 @@ from phasor.models.entries import (
     get_path,
     require_kind,
 )
-from phasor.models.families._experts import WithExperts
 from phasor.models.families._llama import LlamaLike
 from phasor.models.fields import Fields
-from phasor.models.layout import Layout, Piece, Rule, linear
+from phasor.models.layout import Layout, Piece, Rule, experts, linear
 from phasor.models.rope import RopeParameters
 from phasor.nn.attention.latent.config import LatentAttentionConfig
 from phasor.nn.positions import RotaryConfig, YaRN
@@ -120,6 +118,19 @@ class LatentRope(RopeParameters):
         return super().write(name, config) | {"rope_interleave": position.pairing == "adjacent"}
 
 
+class AdjacentRope(LatentRope):
+    """Pairs are always adjacent, and no field says so."""
+
+    def interleaved(self, f: Fields) -> bool:
+        return True
+
+    def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
+        written = super().write(name, config)
+        if not written.pop("rope_interleave"):
+            raise ValueError("it rotates adjacent features, and position.pairing is 'half'")
+        return written
+
+
 def score_factor(position: RotaryConfig) -> float:
     """What YaRN multiplies the scores of latent attention by, besides what it does to rotated features.
 
@@ -161,18 +172,38 @@ class FirstDense(FieldEntry):
 
     def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
         dense = [config.layer(i).feedforward.experts is None for i in range(config.num_layers)]
-        if any(later and not earlier for earlier, later in itertools.pairwise(dense)):
+        if dense != sorted(dense, reverse=True):
             raise ValueError("its layers without experts are the first ones")
         return {name: sum(dense)}
 
 
-class LatentLike(WithExperts):
+class ExpertLayers(FirstDense):
+    """`mlp_layer_types`, "dense" or "sparse" for each layer; where it is missing the first layers are dense."""
+
+    def read(self, f: Fields, name: str, draft: Draft) -> None:
+        super().read(f, "first_k_dense_replace", draft)
+        config = draft.config()
+        types = f.get(name, None)
+        if types is None:
+            return
+        if not isinstance(types, list) or len(types) != config.num_layers or not set(types) <= {"dense", "sparse"}:
+            raise ValueError(f"{f.file}: {name} must have 'dense' or 'sparse' for each of {config.num_layers} layers")
+        mixture = config.feedforward.experts
+        draft.layers["feedforward.experts"] = [None if kind == "dense" else mixture for kind in types]
+
+    def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
+        networks = (config.layer(i).feedforward for i in range(config.num_layers))
+        return {name: ["dense" if network.experts is None else "sparse" for network in networks]}
+
+
+class LatentLike(LlamaLike):
     """Names and fields of DeepSeek's decoders."""
 
     parts = LlamaLike.parts | {"norm": "rmsnorm", "attention": "latent", "attention.norm_eps": 1e-6}
     fields: ClassVar[dict[str, FieldEntry]] = {
         name: entry for name, entry in LlamaLike.fields.items() if name not in ("head_dim", "num_key_value_heads")
     } | {
+        "n_routed_experts": Field("feedforward.experts.num_experts", default=256),
         "num_key_value_heads": SameHeads(),
         "qk_nope_head_dim": HeadWidths(),
         "q_lora_rank": Field("attention.q_rank", default=None, absent=1536),
@@ -184,7 +215,7 @@ class LatentLike(WithExperts):
         "rope_parameters": LatentRope(),
         "moe_layer_freq": Pinned(1),
     }
-    harmless = WithExperts.harmless | {"pretraining_tp", "aux_loss_alpha", "seq_aux", "ep_size"}
+    harmless = frozenset({"pretraining_tp", "output_router_logits", "aux_loss_alpha", "seq_aux", "ep_size"})
 
     def attention(self, ours: str, theirs: str) -> Iterator[Rule]:
         yield from linear(f"{ours}.q", f"{theirs}.q_proj", RotatedLast(by_head=True))
@@ -195,3 +226,10 @@ class LatentLike(WithExperts):
         yield from linear(f"{ours}.kv_norm", f"{theirs}.kv_a_layernorm")
         yield from linear(f"{ours}.kv_up", f"{theirs}.kv_b_proj")
         yield from linear(f"{ours}.out", f"{theirs}.o_proj")
+
+    def feedforward(self, ours: str, theirs: str) -> Iterator[Rule]:
+        yield from LlamaLike.feedforward(self, ours, theirs)
+        yield from linear(f"{ours}.router", f"{theirs}.gate")
+        yield Rule(f"{ours}.correction", f"{theirs}.gate.e_score_correction_bias")
+        yield from experts(ours, *(f"{theirs}.experts.{{e}}.{name}_proj.weight" for name in ("gate", "up", "down")))
+        yield from LlamaLike.feedforward(self, f"{ours}.shared", f"{theirs}.shared_experts")

@@ -6,21 +6,8 @@ from typing import Any
 
 from phasor.config import ModelConfig
 from phasor.models.entries import Draft, Field, FieldEntry, Pinned, get_path
-from phasor.models.families._latent import FirstDense, LatentLike, LatentRope, SharedWidth
+from phasor.models.families._latent import AdjacentRope, FirstDense, LatentLike, SharedWidth
 from phasor.models.fields import Fields
-
-
-class AdjacentRope(LatentRope):
-    """Pairs are always adjacent, and no field says so."""
-
-    def interleaved(self, f: Fields) -> bool:
-        return True
-
-    def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
-        written = super().write(name, config)
-        if not written.pop("rope_interleave"):
-            raise ValueError("it rotates adjacent features, and position.pairing is 'half'")
-        return written
 
 
 class ChoiceMethod(FieldEntry):

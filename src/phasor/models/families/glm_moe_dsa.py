@@ -1,0 +1,45 @@
+"""GLM-5."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from phasor.config import ModelConfig
+from phasor.models.entries import Draft, Field, FieldEntry, Pinned
+from phasor.models.families.deepseek_v32 import DeepSeekV32
+from phasor.models.fields import Fields
+from phasor.models.layout import SAME
+
+
+class OwnIndexers(FieldEntry):
+    """`indexer_types`: every layer has to have an indexer of its own, and take no other layer's choice."""
+
+    def read(self, f: Fields, name: str, draft: Draft) -> None:
+        f.expect(name, ["full"] * draft["num_layers"])
+
+    def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
+        return {name: ["full"] * config.num_layers}
+
+
+class GLMMoEDSA(DeepSeekV32):
+    """As DeepSeek V3.2, with pairs of the indexer that are adjacent too."""
+
+    model_type = "glm_moe_dsa"
+    title = "GLM-5"
+    architectures = {"lm": "GlmMoeDsaForCausalLM", "none": "GlmMoeDsaModel"}
+    fields = DeepSeekV32.fields | {
+        "max_position_embeddings": Field("max_length", default=202752),
+        "q_lora_rank": Field("attention.q_rank", default=2048),
+        "rms_norm_eps": Field("norm.eps", default=1e-5),
+        "n_group": Field("feedforward.experts.num_groups", default=1),
+        "topk_group": Field("feedforward.experts.top_groups", default=1),
+        "index_n_heads": Field("attention.indexer.num_heads", default=32),
+        "indexer_types": OwnIndexers(),
+        "index_topk_freq": Pinned(1),
+        "index_topk_pattern": Pinned(None),
+    }
+    harmless = DeepSeekV32.harmless | {"index_skip_topk_offset"}
+    index_layout = SAME
+
+
+FAMILY = GLMMoEDSA()
