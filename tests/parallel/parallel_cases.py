@@ -49,6 +49,11 @@ MODELS = {
     "transformerxl": {"position": "transformerxl"},
     "disentangled": {"position": {"kind": "disentangled", "position_buckets": 8, "max_relative_positions": 12}},
     "shared projections": {"position": {"kind": "disentangled", "share_att_key": True, "norm_rel_ebd": False}},
+    "latent": {"position": "rotary", "norm": "rmsnorm", "attention": {"kind": "latent", "q_rank": 12}},
+    "indexer": {
+        "position": "rotary",
+        "attention": {"kind": "latent", "q_rank": 12, "indexer": {"num_heads": 5, "head_dim": 6, "top_k": 7}},
+    },
     "learned slopes": {"position": {"kind": "alibi", "learned": True}},
     "chunked": {"position": "rotary", "attention": {"sparse": {"kind": "chunked", "chunk": 5}}},
     "strided": {

@@ -57,6 +57,8 @@ FAST = {
     "replicate and context": [("experts", "regularized")],
     "context and tensor": [
         ("encoder-decoder", "accumulated"),
+        ("latent", ""),
+        ("indexer", ""),
         ("deepnorm", ""),
         ("windows and sinks", ""),
         ("forget gates", ""),

@@ -21,7 +21,7 @@ from world_processes import fork_processes
 
 from phasor.config.recipe import MeshConfig
 from phasor.data.prefetch import StepBatches
-from phasor.nn.attention.softmax.module import SoftmaxAttention
+from phasor.nn.attention.base import Attention
 from phasor.parallel.fresh import fresh_weights
 from phasor.parallel.processes import Processes, join_processes
 from phasor.training.sharded import ShardedTrainer
@@ -46,8 +46,8 @@ def train_case(
         share=processes.share,
     )
     gathered = []
-    attention = next(module for module in trainer.model.modules() if isinstance(module, SoftmaxAttention))
-    hook = attention.register_forward_pre_hook(lambda module, _: gathered.append(str(module.qkv.weight.dtype)))
+    attention = next(module for module in trainer.model.modules() if isinstance(module, Attention))
+    hook = attention.register_forward_pre_hook(lambda module, _: gathered.append(str(module.out.weight.dtype)))
     first = trainer.train_step(0, *batches.take(0)).result()
     hook.remove()
     gradients = {}
