@@ -101,7 +101,7 @@ def open_hf(
         config = detect_tied_head(config, family, tensors, names)
         resolve_copies(names, family, config)
         with torch.device("meta"):
-            model = Transformer(config)
+            model = Transformer(config).to(dtype or config_dtype(data) or tensors.main_dtype())
         shapes = dict(model.state_dict())
         wanted = expand_rules(family.rules(config), config, shapes)
         passthrough = check_tensors(family, folder, tensors, names, wanted, shapes, config)
@@ -109,8 +109,8 @@ def open_hf(
         model.origin.passthrough = {name: tensors.get(names[name]).clone() for name in passthrough}
         read_special_files(model, folder, data)
         fields.warn()
-        dtype = dtype or config_dtype(data) or tensors.main_dtype()
-        yield OpenedModel(model, dtype, weight_reader(tensors, names, wanted, shapes, config, dtype), tensors.release)
+        read = weight_reader(tensors, names, wanted, shapes, config)
+        yield OpenedModel(model, model.tokens.weight.dtype, read, tensors.release)
 
 
 def read_special_files(model: Transformer, folder: Path, data: dict[str, Any]) -> None:
@@ -209,7 +209,6 @@ def weight_reader(
     wanted: list[Assignment],
     shapes: dict[str, Tensor],
     config: ModelConfig,
-    dtype: torch.dtype,
 ) -> Callable[[str, torch.device], Tensor]:
     """What reads our tensors: mapped where the file has the same memory, and otherwise copied piece by piece."""
     of_each: dict[str, list[Assignment]] = {}
@@ -223,7 +222,7 @@ def weight_reader(
         whole = tensors.get_adjacent(theirs) if in_memory_order(parts, like, config) else None
         if whole is not None:
             return whole.view(like.shape)
-        made = torch.empty(like.shape, dtype=dtype, device=device)
+        made = torch.empty(like.shape, dtype=like.dtype, device=device)
         for assignment, found in zip(parts, theirs, strict=True):
             assignment.layout.load(assignment.slice(made), tensors.get(found), config)
         return made

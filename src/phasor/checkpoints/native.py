@@ -72,14 +72,15 @@ def open_native(folder: Path, dtype: torch.dtype | None) -> Iterator[OpenedModel
         check_tensors({name: tuple(x.shape) for name, x in expected.items()}, tensors)
         quantized = quantized_tensors(model)
         check_quantized_dtypes({name: expected[name].dtype for name in quantized}, tensors)
-        check_dtypes(tensors, dtype, quantized)
+        buffers = dict(model.named_buffers())
+        check_dtypes(tensors, dtype, buffers)
         if (folder / SPECIAL).exists():
             special = read_json(folder / SPECIAL)
             model.special = read_special(special, folder / SPECIAL)
             model.generation_settings = read_generation_settings(special)
         read_tokenizers(model, folder)
         model.origin = Origin("phasor", folder, config)
-        floating = dtype or tensors.main_dtype(quantized)
+        floating = dtype or tensors.main_dtype(buffers)
         yield OpenedModel(model, floating, lambda name, device: tensors.get(name), tensors.release, quantized)
 
 
@@ -158,9 +159,9 @@ def find_misfits(expected: dict[str, tuple[int, ...]], found: dict[str, tuple[in
     return wrong
 
 
-def check_dtypes(tensors: Tensors, dtype: torch.dtype | None, quantized: Collection[str] = ()) -> None:
-    """Weights that are not quantized are floating-point numbers, all of one dtype unless another is asked for."""
-    dtypes = {name: tensors.dtype(name) for name in tensors.names if name not in quantized}
+def check_dtypes(tensors: Tensors, dtype: torch.dtype | None, buffers: Collection[str] = ()) -> None:
+    """Weights are floating-point numbers, all of one dtype unless another is asked for; buffers have their own."""
+    dtypes = {name: tensors.dtype(name) for name in tensors.names if name not in buffers}
     for name, kind in dtypes.items():
         if kind not in TYPES:
             raise ValueError(f"{tensors.file_of[name]}: {name} is stored as {kind}, and weights are {', '.join(TYPES)}")

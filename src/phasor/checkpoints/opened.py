@@ -18,8 +18,8 @@ class OpenedModel:
     """The model of a folder, on the meta device, and how its weights are read.
 
     `read(name, device)` gives a weight, in `dtype`: mapped from its file where it lies there as it is used, and
-    otherwise put together. `release()` unmaps the files; tensors in use keep what they are mapped from. Those of
-    `quantized` weights keep the dtype of the file.
+    otherwise put together. `release()` unmaps the files; tensors in use keep what they are mapped from. Buffers keep
+    their own dtype, those of `quantized` weights among them.
 
     >>> with torch.device("meta"):
     ...     model = torch.nn.Linear(2, 3)
@@ -46,11 +46,11 @@ class OpenedModel:
 
     def load(self, device: torch.device, progress: Progress | None = None) -> Transformer:
         """The model with all of its weights on a device."""
-        like = self.model.state_dict()
+        like, buffers = self.model.state_dict(), dict(self.model.named_buffers())
         total, done = sum(weight.numel() for weight in like.values()), 0
         weights: dict[str, Tensor] = {}
         for name, weight in like.items():
-            weights[name] = self.read(name, device).to(device, None if name in self.quantized else self.dtype)
+            weights[name] = self.read(name, device).to(device, weight.dtype if name in buffers else self.dtype)
             done += weight.numel()
             if progress is not None:
                 progress(done, total)

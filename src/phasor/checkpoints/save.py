@@ -13,7 +13,6 @@ from phasor.checkpoints.hf import save_hf
 from phasor.checkpoints.native import find_misfits, save_native
 from phasor.checkpoints.tensors import TYPES, Progress
 from phasor.config.schema import name_some, quote, unknown
-from phasor.nn.quantized import quantized_tensors
 from phasor.quantization import has_quantized_weights, quantize_like
 from phasor.transformer import Transformer
 
@@ -59,21 +58,21 @@ def check_savable(model: Transformer, format: str) -> None:
     with torch.device("meta"):
         like = Transformer(model.config)
         expected = (quantize_like(like, model) if is_quantized else like).state_dict()
-    found, fixed = model.state_dict(), quantized_tensors(model)
+    found, buffers = model.state_dict(), dict(model.named_buffers())
     if empty := [name for name, x in found.items() if x.is_meta]:
         raise ValueError(f"a model on the meta device has no weights to save: {name_some(empty, 5)}")
     wrong = find_misfits(shapes(expected), shapes(found))
     wrong += [
         f"{name} is {x.dtype}, not {expected[name].dtype}"
         for name, x in found.items()
-        if name in fixed & expected.keys() and x.dtype != expected[name].dtype
+        if name in buffers and name in expected and x.dtype != expected[name].dtype
     ]
     if wrong:
         raise ValueError(
             "a model with other tensors than its configuration's cannot be saved: "
             f"{name_some(wrong, 5, separator='; ')}"
         )
-    dtypes = {x.dtype: name for name, x in found.items() if name not in fixed}
+    dtypes = {x.dtype: name for name, x in found.items() if name not in buffers}
     if len(dtypes) > 1 or not dtypes.keys() <= {*TYPES.values()}:
         given = " and ".join(f"{dtype} ({name})" for dtype, name in dtypes.items())
         known = ", ".join(map(str, TYPES.values()))

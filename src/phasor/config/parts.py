@@ -12,8 +12,17 @@ from phasor.config.weights import Weight, Weights, linear, with_prefixes
 class ExpertsConfig(Config):
     """A mixture of experts in place of one feed-forward network.
 
-    `normalize` rescales the weights of the `top_k` experts to sum to 1. `shared_dim` adds a shared expert for every
-    token, weighted by a learned gate with `shared_gate`.
+    The router's `scores` are the softmax of its logits over all experts, or their sigmoid. A token takes the `top_k`
+    experts with the highest score, weighted by their scores, which `normalize` rescales to sum to 1 and `scale`
+    multiplies. With `correction` a bias per expert is added to the scores for the choice alone (DeepSeek V3); training
+    leaves it as it is. Of `num_groups` groups of experts the best `top_groups` remain, by their best expert ("max",
+    DeepSeek V2) or by the sum of their two best ("top2", DeepSeek V3).
+
+    `shared_dim` adds a shared expert for every token, weighted by a learned gate with `shared_gate`. Several shared
+    experts are one of their joint width.
+
+    >>> ExpertsConfig(num_experts=8, scores="sigmoid", num_groups=4, top_groups=2, correction=True, scale=2.5).top_k
+    2
     """
 
     num_experts: int
@@ -23,13 +32,48 @@ class ExpertsConfig(Config):
     router_bias: bool = False
     shared_dim: int | None = None
     shared_gate: bool = False
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    correction: bool = False
+    num_groups: int = 1
+    top_groups: int = 1
+    group_score: Literal["max", "top2"] = "top2"
+    scale: float = 1.0
+
+    @property
+    def kernel_why_not(self) -> str | None:
+        """Why kernels do not choose these experts; None where they do: by the softmax of the logits alone."""
+        if self.scores != "softmax":
+            return f"{self.scores} scores of experts have no kernel"
+        if self.correction:
+            return "a correction of the choice of experts has no kernel"
+        if self.num_groups > 1:
+            return "groups of experts have no kernel"
+        return None if self.scale == 1 else "scaled weights of experts have no kernel"
 
     def check(self) -> None:
         positive(self, "num_experts", "top_k", "hidden_dim", "shared_dim", most=MOST_WIDTH)
+        positive(self, "num_groups", "top_groups", "scale")
         if self.top_k > self.num_experts:
             raise ValueError(f"ExpertsConfig.top_k ({self.top_k}) exceeds num_experts ({self.num_experts})")
         if self.shared_gate and self.shared_dim is None:
             raise ValueError("ExpertsConfig.shared_gate needs shared_dim: there is no shared expert to gate")
+        if self.num_experts % self.num_groups:
+            raise ValueError(
+                f"ExpertsConfig.num_groups ({self.num_groups}) must divide num_experts ({self.num_experts})"
+            )
+        if self.top_groups > self.num_groups:
+            raise ValueError(f"ExpertsConfig.top_groups ({self.top_groups}) exceeds num_groups ({self.num_groups})")
+        size = self.num_experts // self.num_groups
+        if self.num_groups > 1 and self.group_score == "top2" and size < 2:
+            raise ValueError(
+                f"ExpertsConfig.group_score 'top2' needs two experts in a group, and {self.num_experts} experts in "
+                f"{self.num_groups} groups are {size}"
+            )
+        if self.top_k > self.top_groups * size:
+            raise ValueError(
+                f"ExpertsConfig.top_k ({self.top_k}) exceeds the {self.top_groups * size} experts of "
+                f"top_groups ({self.top_groups})"
+            )
 
 
 class FeedForwardConfig(Config):

@@ -16,7 +16,7 @@ from phasor.nn.attention.base import AttentionContext
 from phasor.nn.attention.softmax.module import SoftmaxAttention
 from phasor.nn.block import Block
 from phasor.nn.layer_step import LayerStep
-from phasor.nn.moe import Experts
+from phasor.nn.moe import Experts, RoutingArgs
 from phasor.nn.norm import build_norm
 from phasor.nn.positions.base import Position, build_position
 from phasor.nn.quantized import QuantizedLinear
@@ -79,7 +79,7 @@ class Case:
         return self.tensor(self.length, self.config.dim), self.tensor(self.length, count)
 
     @property
-    def routing_args(self) -> tuple[Tensor, Tensor, int, bool, int, int]:
+    def routing_args(self) -> RoutingArgs:
         """What the tokens of a layer with experts are routed with."""
         experts = self.block.feedforward
         assert isinstance(experts, Experts)

@@ -15,10 +15,9 @@ from phasor.config import (
     NoHeadConfig,
     PooledHeadConfig,
 )
-from phasor.config.model import Side
 from phasor.nn.feed_forward import activate
 from phasor.nn.hooks import calls_own_forward
-from phasor.nn.moe import balancing_loss
+from phasor.nn.moe import RoutedTokens, balance_of
 from phasor.nn.norm import at_least_float32, build_norm
 from phasor.ops.cross_entropy import (
     LossSums,
@@ -43,9 +42,9 @@ class Loss(NamedTuple):
     z: Tensor | None = None
     balance: Tensor | None = None
 
-    def add_balance(self, router_logits: list[Tensor], top_k: list[int], weight: float) -> Loss:
+    def add_balance(self, routed: list[RoutedTokens], weight: float) -> Loss:
         """The same with the routers' balancing loss added."""
-        balance = balancing_loss(router_logits, top_k)
+        balance = balance_of(routed)
         return self._replace(total=self.total + weight * balance, balance=balance.detach())
 
 
@@ -157,16 +156,6 @@ def head_loss(
     total = weights.sum()
     count = torch.where(total > 0, total, 1.0)
     return Loss(sums.loss / count, sums.cross_entropy / count, sums.z / count if z_loss else None)
-
-
-def experts_per_token(model: ModelConfig, side: Side) -> list[int]:
-    """How many experts each token is routed to, for every layer that has experts.
-
-    >>> experts_per_token(ModelConfig(vocab_size=9, dim=4, num_layers=1, num_heads=1), "decoder")
-    []
-    """
-    experts = (model.layer(i).feedforward.experts for i in range(model.depth(side)))
-    return [each.top_k for each in experts if each is not None]
 
 
 def build_head(model: ModelConfig) -> LogitsHead | ProjectedHead | None:

@@ -77,7 +77,7 @@ def initialize(module: nn.Module, model: ModelConfig, side: Side) -> None:
         elif isinstance(part, Experts):
             draw(part.up, "up", part.up.shape[1], part.down.shape[1])
             draw(part.down, "down", part.down.shape[1], part.down.shape[2])
-            zero(part.up_bias, part.down_bias)
+            zero(part.up_bias, part.down_bias, part.correction)
         elif isinstance(part, nn.Linear):
             for weight, role, fan_out in rows.get(id(part), [(part.weight, "other", part.out_features)]):
                 draw(weight, role, part.in_features, fan_out)

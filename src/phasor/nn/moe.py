@@ -2,32 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phasor.config import FeedForwardConfig, SwiGLUClampedConfig
+from phasor.config import ExpertsConfig, FeedForwardConfig, SwiGLUClampedConfig
 from phasor.config.schema import quote
 from phasor.nn.checks import describe_tensor
 from phasor.nn.feed_forward import FeedForward, activate
+from phasor.nn.norm import at_least_float32
 from phasor.ops import dispatch
 from phasor.ops.decode.arguments import ACTIVATIONS, ExpertsArgs
 from phasor.ops.decode.tiles import MAX_EXPERT_ROWS
 from phasor.ops.dispatch import Dispatch, Path
 from phasor.ops.glu import GLU_ACTIVATIONS
 from phasor.ops.launch import on_device
-from phasor.ops.routing import ROUTING, GroupedExpertsArgs, KernelRouting, Routing, grouped_experts_op
+from phasor.ops.routing import (
+    ROUTING,
+    GroupedExpertsArgs,
+    KernelRouting,
+    Routing,
+    grouped_experts_op,
+    route,
+    score_experts,
+)
 from phasor.ops.routing import kernels_why_not as routing_why_not
+
+RoutingArgs = tuple[Tensor, Tensor, ExpertsConfig, Tensor | None, int, int]
 
 
 class Experts(nn.Module):
-    """`sum_e weight_e(x) expert_e(x)` over the `top_k` experts with the highest router probability, plus a shared one.
+    """`sum_e weight_e(x) expert_e(x)` over the `top_k` experts that the router chooses, plus a shared one.
 
     Nothing waits for the router, and no shape depends on its choices. A few tokens are multiplied by the experts that
     any of them chose. Many are sorted by expert, so that each expert multiplies its own tokens once.
+
+    The router's `correction` is no parameter, but a buffer that is saved with the model and stays in float32.
     """
+
+    correction: Tensor | None
 
     def __init__(self, config: FeedForwardConfig, dim: int, hidden_dim: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -35,6 +51,7 @@ class Experts(nn.Module):
         self.config, self.experts = config, config.experts
         count, hidden = self.experts.num_experts, self.experts.hidden_dim or hidden_dim
         self.router = nn.Linear(dim, count, bias=self.experts.router_bias)
+        self.register_buffer("correction", torch.zeros(count) if self.experts.correction else None)
         self.up = nn.Parameter(torch.empty(count, dim, hidden * (2 if config.gated else 1)))
         self.down = nn.Parameter(torch.empty(count, hidden, dim))
         self.up_bias = nn.Parameter(torch.zeros(count, self.up.shape[-1])) if config.bias else None
@@ -49,6 +66,13 @@ class Experts(nn.Module):
     def routers(self) -> tuple[nn.Linear, ...]:
         """The layers that decide how much of which expert a token gets."""
         return (self.router,) if self.shared_gate is None else (self.router, self.shared_gate)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        before = self.correction
+        super()._apply(fn, recurse)
+        if before is not None and self.correction is not None and self.correction.dtype != before.dtype:
+            self.correction = before.to(self.correction.device)
+        return self
 
     def kernel_args(self) -> ExpertsArgs:
         """The experts as kernels take them."""
@@ -69,7 +93,7 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor, router_logits: list[Tensor] | None = None) -> Tensor:
         tokens = x.flatten(0, -2)  # [N, dim]
-        logits = self.router(tokens)  # [N, experts]
+        logits = self.route_logits(tokens)  # [N, experts]
         if router_logits is not None:
             router_logits.append(logits.view(*x.shape[:-1], -1))
         y: Tensor = EXPERTS(self, tokens, logits)  # [N, dim]
@@ -77,6 +101,15 @@ class Experts(nn.Module):
             extra = self.shared(tokens)  # [N, dim]
             y = y + (extra if self.shared_gate is None else torch.sigmoid(self.shared_gate(tokens)) * extra)
         return y.view(x.shape)
+
+    def route_logits(self, tokens: Tensor) -> Tensor:
+        """The router's logits `[N, experts]`, in at least float32 but where kernels route."""
+        if self.experts.kernel_why_not is None or type(self.router) is not nn.Linear:
+            logits: Tensor = self.router(tokens)
+            return logits
+        bias = None if self.router.bias is None else at_least_float32(self.router.bias)
+        with torch.autocast(tokens.device.type, enabled=False):
+            return F.linear(at_least_float32(tokens), at_least_float32(self.router.weight), bias)
 
     def by_kernels(self, tokens: Tensor, logits: Tensor) -> Tensor:
         """The routed experts of a few tokens, of which only those in use are read."""
@@ -95,7 +128,7 @@ class Experts(nn.Module):
             return "other processes hold some of the experts"
         if torch.compiler.is_compiling():
             return "the compiler takes grouped matrix products"
-        reason = dispatch.triton_why_not(tokens, self.up)
+        reason = dispatch.triton_why_not(tokens, self.up) or self.experts.kernel_why_not
         if reason is not None:
             return reason
         if dispatch.needs_grad(tokens, logits, *self.parameters()):
@@ -138,9 +171,9 @@ class Experts(nn.Module):
         made_of_others = any(hasattr(w, "__tensor_flatten__") for w in (self.up, self.down))
         return "the weights are made of other tensors" if made_of_others else None
 
-    def routing_args(self, tokens: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, int, bool, int, int]:
+    def routing_args(self, tokens: Tensor, logits: Tensor) -> RoutingArgs:
         """What tokens are routed with."""
-        return tokens, logits, self.experts.top_k, self.experts.normalize, self.first_expert or 0, len(self.up)
+        return tokens, logits, self.experts, self.correction, self.first_expert or 0, len(self.up)
 
     def by_groups(self, tokens: Tensor, logits: Tensor) -> Tensor:
         """The routed experts of tokens that are sorted by expert."""
@@ -161,7 +194,8 @@ class Experts(nn.Module):
     def waits_for_router(self, rows: int, device: torch.device) -> bool:
         """Whether the host has to wait for the router of a decoding step of that many rows on a GPU."""
         dtype = self.up.dtype
-        if rows <= MAX_EXPERT_ROWS and dispatch.TRITON_INSTALLED and dtype in dispatch.KERNEL_DTYPES:
+        by_kernels = rows <= MAX_EXPERT_ROWS and self.experts.kernel_why_not is None
+        if by_kernels and dispatch.TRITON_INSTALLED and dtype in dispatch.KERNEL_DTYPES:
             return False
         if dtype == torch.bfloat16 and torch.cuda.is_available():
             return torch.cuda.get_device_capability(device) < (9, 0)
@@ -223,12 +257,36 @@ def balancing_loss(
             raise ValueError(
                 f"attention_mask must be boolean {list(logits.shape[:-1])}, not {describe_tensor(attention_mask)}"
             )
-    total = torch.zeros((), device=router_logits[0].device)
-    for logits, k in zip(router_logits, per_router, strict=True):
-        count = logits.shape[-1]
-        probabilities = logits.float().softmax(-1)  # [B, T, experts]
-        chosen = F.one_hot(probabilities.topk(k, dim=-1).indices, count).sum(-2).float()  # [B, T, experts]
-        real = torch.ones(logits.shape[:-1], device=logits.device) if attention_mask is None else attention_mask.float()
-        share, mean = (((x * real[..., None]).flatten(0, -2).sum(0) / real.sum()) for x in (chosen, probabilities))
-        total = total + count * (share * mean).sum()
-    return total / len(router_logits)
+    routed = [
+        RoutedTokens(logits, ExpertsConfig(num_experts=logits.shape[-1], top_k=k), None, attention_mask)
+        for logits, k in zip(router_logits, per_router, strict=True)
+    ]
+    return balance_of(routed)
+
+
+class RoutedTokens(NamedTuple):
+    """The logits `[B, T, experts]` of a router, what it chooses by, and how much each token counts, `[B, T]`."""
+
+    logits: Tensor
+    config: ExpertsConfig
+    correction: Tensor | None
+    counted: Tensor | None = None
+
+
+def balance_of(routed: Sequence[RoutedTokens], sum_over: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Tensor:
+    """The balancing loss of routers, whose probabilities are their scores over the sum of these.
+
+    Where other processes have more tokens, which `sum_over` sums over, it is this process's part of their loss.
+    """
+    total = torch.zeros((), device=routed[0].logits.device)
+    for logits, config, correction, mask in routed:
+        counted = torch.ones(logits.shape[:-1], device=logits.device) if mask is None else mask.float()
+        scores = score_experts(logits, config)  # [B, T, experts]
+        probabilities = scores if config.scores == "softmax" else scores / scores.sum(-1, keepdim=True)
+        _, chosen = route(logits, config, correction)  # [B, T, top_k]
+        chose = F.one_hot(chosen, config.num_experts).sum(-2) * counted[..., None]  # [B, T, experts]
+        sums = sum_over(torch.cat((chose.flatten(0, -2).sum(0), counted.sum()[None])))
+        share, tokens = sums[:-1] / sums[-1], sums[-1]
+        mine = (probabilities * counted[..., None]).flatten(0, -2).sum(0)
+        total = total + config.num_experts * (share * mine / tokens).sum()
+    return total / len(routed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import torch
@@ -46,7 +47,8 @@ def fresh_weights(config: ModelConfig, seed: int) -> Iterator[tuple[str, Tensor]
         for at, part in parts_of(name, child):
             part.to_empty(device="cpu")
             initialize(part, config, "encoder" if name == "encoder" else side)
-            yield from ((f"{at}.{inner}", weight.detach()) for inner, weight in part.named_parameters())
+            weights = chain(part.named_parameters(), part.named_buffers())
+            yield from ((f"{at}.{inner}", weight.detach()) for inner, weight in weights)
             part.to("meta")
 
 

@@ -26,7 +26,8 @@ class Shards:
     """The parts of a model's weights that this process holds, as plain parameters under the weights' names.
 
     They share their memory with the model. The optimizer and averages work on them as on any parameters. `slices` says
-    which parts they are; a process for which nothing is left of a weight does not list it. `tokens` says which tokens
+    which parts they are; a process for which nothing is left of a weight does not list it. Buffers are whole on every
+    process, and listed in `parts` beside those of the weights. `tokens` says which tokens
     of the rows that the model is given this process computes. Of a model on the meta device only the parts are
     allocated, uninitialized: `load` fills them.
     """
@@ -51,19 +52,21 @@ class Shards:
             self.model.to_empty(device=self.mesh.device_type)
         self.weights = {name: cast(DTensor, weight) for name, weight in self.model.named_parameters()}
         with torch.no_grad():
-            self.parts = {
+            self.parts: dict[str, Tensor] = {
                 name: nn.Parameter(weight.to_local(), requires_grad=weight.requires_grad)
                 for name, weight in self.weights.items()
             }
+        self.buffers = dict(self.model.named_buffers())
+        self.parts |= self.buffers
         return self
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of whole weights, by name."""
-        return self.slices.shapes
+        """The shapes of whole weights and of buffers, by name."""
+        return self.slices.shapes | {name: tuple(buffer.shape) for name, buffer in self.buffers.items()}
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        return ((name, part) for name, part in self.parts.items() if part.numel())
+        return ((name, part) for name, part in self.parts.items() if isinstance(part, nn.Parameter) and part.numel())
 
     def parameters(self) -> Iterator[nn.Parameter]:
         return (part for _, part in self.named_parameters())
@@ -78,9 +81,9 @@ class Shards:
 
         Along the tensor axis, those of weights that every process holds are sums over the tokens or terms of each.
         """
-        for name, part in self.parts.items():
-            grad = self.weights[name].grad
-            part.grad = None if grad is None else cast(DTensor, grad).to_local()
+        for name, weight in self.weights.items():
+            grad = weight.grad
+            self.parts[name].grad = None if grad is None else cast(DTensor, grad).to_local()
         if self.tensor.size > 1:
             copied = [part for name, part in self.named_parameters() if self.slices.is_copied(name)]
             for part in copied:
@@ -97,6 +100,8 @@ class Shards:
     @torch.no_grad()
     def gather(self, name: str, part: Tensor) -> Tensor:
         """A weight, or something of its shape such as an average of it, put together; all processes have to ask."""
+        if name in self.buffers:
+            return part.detach()
         weight = self.weights[name]
         joined = DTensor.from_local(
             part.detach(),
@@ -115,7 +120,7 @@ class Shards:
 
     def take(self, name: str, whole: Tensor) -> Tensor:
         """This process's part of a weight, or of something of its shape; empty where nothing is left for it."""
-        return self.slices.take(name, whole)
+        return whole if name in self.buffers else self.slices.take(name, whole)
 
     @torch.no_grad()
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:

@@ -70,7 +70,7 @@ class ShardedTrainer(Trainer):
 
     @property
     def num_parameters(self) -> int:
-        return sum(math.prod(shape) for shape in self.shards.shapes.values())
+        return sum(math.prod(shape) for shape in self.shards.slices.shapes.values())
 
     def forward_backward(self, step: int, batches: Sequence[Batch], count: float) -> Tensor:
         """As of one process; the loss and the norms are those of all."""

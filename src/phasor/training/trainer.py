@@ -214,7 +214,7 @@ class Trainer:
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """All tensors to save, in groups."""
         groups = {"model": self.model.state_dict(), "optimizer": optimizer_tensors(self.optimizer, self.model)}
-        return groups if self.ema is None else groups | {"ema": self.ema.weights}
+        return groups if self.ema is None else groups | {"ema": dict(self.model.named_buffers()) | self.ema.weights}
 
     def save(self, folder: Path, step: int, values: Mapping[str, Any]) -> None:
         """Write the checkpoint of a step, with some values beside the tensors."""

@@ -6,10 +6,10 @@ import pytest
 import torch
 from references import normal
 
-from phasor.config import SwiGLUClampedConfig
+from phasor.config import ExpertsConfig, SwiGLUClampedConfig
 from phasor.nn.feed_forward import activate
 from phasor.ops import dispatch
-from phasor.ops.routing import KernelRouting, SortedRouting, choose_experts, grouped_experts_op, route
+from phasor.ops.routing import KernelRouting, SortedRouting, group_by_expert, grouped_experts_op, route
 from phasor.ops.routing.kernels import expert_sums, sort_choices
 from phasor.ops.routing.routing import (
     add_bias_op,
@@ -26,6 +26,10 @@ SIZES = [(1, 4, 1), (1, 8, 8), (2, 5, 5), (63, 8, 2), (129, 4, 3), (300, 60, 4),
 SMALL_SIZES = [(1, 4, 1, 8), (1, 8, 8, 3), (2, 5, 5, 40), (23, 8, 2, 17), (11, 128, 8, 12)]
 # Sums of up to 8 products of numbers near 1 in float32.
 SINGLE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+def softmax_router(experts, top_k, normalize=True):
+    return ExpertsConfig(num_experts=experts, top_k=top_k, normalize=normalize)
 
 
 def stable_order(logits, top_k):
@@ -46,7 +50,7 @@ def test_choices_are_sorted_as_by_a_stable_sort(count, experts, top_k, normalize
     chosen, expected, expected_ends = stable_order(logits, top_k)
     assert torch.equal(rows.long(), expected)
     assert torch.equal(ends.long(), expected_ends)
-    wide, reference = choose_experts(logits.double(), top_k, normalize)
+    wide, reference = route(logits.double(), softmax_router(experts, top_k, normalize))
     assert torch.equal(reference, chosen)
     torch.testing.assert_close(weights.double(), wide, rtol=1e-5, atol=1e-7)  # a GPU approximates exponentials
 
@@ -87,7 +91,7 @@ def test_logits_that_are_not_finite_choose_experts_that_exist(value):
 
 def layer(kind, x, logits, scale, up_bias, down_bias, top_k, normalize):
     """A mixture whose experts multiply elementwise, and its routing."""
-    routing = kind(x, logits, top_k, normalize, 0, logits.shape[1])
+    routing = kind(x, logits, softmax_router(logits.shape[1], top_k, normalize), None, 0, logits.shape[1])
     row = torch.arange(len(x) * top_k)
     expert = torch.bucketize(row, routing.ends, right=True)
     hidden = routing.add_bias(routing.gather(x) * scale[expert], up_bias)
@@ -117,7 +121,7 @@ def test_rows_wider_than_a_block():
     x, logits = normal(3, 2500).float().requires_grad_(), normal(3, 4, seed=1).float().requires_grad_()
     results = []
     for kind in (KernelRouting, SortedRouting):
-        routing = kind(x, logits, 2, True, 0, 4)
+        routing = kind(x, logits, softmax_router(4, 2), None, 0, 4)
         y = routing.combine(routing.gather(x).sin(), normal(4, 2500, seed=2).float())
         results.append((y, *torch.autograd.grad(y.square().mean(), (x, logits))))
     for ours, theirs in zip(*results, strict=True):
@@ -126,7 +130,10 @@ def test_rows_wider_than_a_block():
 
 def test_bfloat16_rounds_once():
     x, logits = normal(20, 24).bfloat16(), normal(20, 6, seed=1).bfloat16()
-    routing, wide = KernelRouting(x, logits, 3, True, 0, 6), SortedRouting(x.double(), logits.double(), 3, True, 0, 6)
+    routing, wide = (
+        KernelRouting(x, logits, softmax_router(6, 3), None, 0, 6),
+        SortedRouting(x.double(), logits.double(), softmax_router(6, 3), None, 0, 6),
+    )
     rows = routing.gather(x)
     assert torch.equal(rows.double(), wide.gather(x.double()))
     y, expected = routing.combine(rows, None), wide.combine(rows.double(), None)
@@ -137,7 +144,7 @@ def test_bfloat16_rounds_once():
 
 def test_non_contiguous_inputs():
     x, logits = normal(9, 30).float().t(), normal(5, 30, seed=1).float().t()
-    ours, theirs = (kind(x, logits, 2, True, 0, 5) for kind in (KernelRouting, SortedRouting))
+    ours, theirs = (kind(x, logits, softmax_router(5, 2), None, 0, 5) for kind in (KernelRouting, SortedRouting))
     rows = ours.gather(x)
     assert torch.equal(rows, theirs.gather(x))
     torch.testing.assert_close(ours.combine(rows.t().contiguous().t(), None), theirs.combine(rows, None), **SINGLE)
@@ -174,7 +181,7 @@ def test_sums_of_the_rows_of_experts(counts):
 
 def test_frozen_parts_get_no_gradient():
     x, logits, bias = normal(7, 6).float().requires_grad_(), normal(7, 4).float(), normal(4, 6).float()
-    routing = KernelRouting(x, logits, 2, True, 0, 4)
+    routing = KernelRouting(x, logits, softmax_router(4, 2), None, 0, 4)
     y = routing.combine(routing.add_bias(routing.gather(x), bias), bias)
     (gradient,) = torch.autograd.grad(y.sum(), x)
     torch.testing.assert_close(gradient, torch.ones_like(x), **SINGLE)
@@ -202,25 +209,25 @@ def test_they_are_well_behaved_ops():
 
 
 def test_why_it_takes_its_reference():
-    x, logits = normal(3, 8).float(), normal(3, 4).float()
-    assert kernels_why_not(x.cpu(), logits.cpu(), 2, True, 0, 4) == "the tensors are not on a GPU"
+    x, logits, router = normal(3, 8).float(), normal(3, 4).float(), softmax_router(4, 2)
+    assert kernels_why_not(x.cpu(), logits.cpu(), router, None, 0, 4) == "the tensors are not on a GPU"
     with dispatch.force_path("triton"):
-        assert kernels_why_not(x, logits, 2, True, 0, 4) is None
-        assert isinstance(route(x, logits, 2, normalize=True), KernelRouting)
-        assert kernels_why_not(x, logits, 2, True, 2, 2) == "other processes hold some of the experts"
-        assert kernels_why_not(x.double(), logits, 2, True, 0, 4) == "float64 has no kernel"
-        assert kernels_why_not(x[:0], logits[:0], 2, True, 0, 4) == "there are no tokens"
+        assert kernels_why_not(x, logits, router, None, 0, 4) is None
+        assert isinstance(group_by_expert(x, logits, router), KernelRouting)
+        assert kernels_why_not(x, logits, router, None, 2, 2) == "other processes hold some of the experts"
+        assert kernels_why_not(x.double(), logits, router, None, 0, 4) == "float64 has no kernel"
+        assert kernels_why_not(x[:0], logits[:0], router, None, 0, 4) == "there are no tokens"
         wide = "there are more than 1024 experts, or 32 of a token"
-        assert kernels_why_not(x, normal(3, 1025).float(), 2, True, 0, 1025) == wide
+        assert kernels_why_not(x, normal(3, 1025).float(), softmax_router(1025, 2), None, 0, 1025) == wide
         reasons = []
 
         @torch.compile(fullgraph=True, backend="eager")
         def compile_routing(x, logits):
-            reasons.append(kernels_why_not(x, logits, 2, True, 0, 4))
-            return route(x, logits, 2, normalize=True).gather(x)
+            reasons.append(kernels_why_not(x, logits, router, None, 0, 4))
+            return group_by_expert(x, logits, router).gather(x)
 
-        torch.testing.assert_close(compile_routing(x, logits), route(x, logits, 2, normalize=True).gather(x))
-        gradient = torch.func.grad(lambda x: route(x, logits, 2, normalize=True).gather(x).square().sum())(x)
+        torch.testing.assert_close(compile_routing(x, logits), group_by_expert(x, logits, router).gather(x))
+        gradient = torch.func.grad(lambda x: group_by_expert(x, logits, router).gather(x).square().sum())(x)
         torch.testing.assert_close(gradient, 4 * x)
     assert reasons == [None]
 
@@ -229,7 +236,7 @@ def test_the_same_bits_each_time():
     x, logits = normal(40, 32).float().requires_grad_(), normal(40, 8).float().requires_grad_()
     runs = []
     for _ in range(2):
-        routing = KernelRouting(x, logits, 2, True, 0, 8)
+        routing = KernelRouting(x, logits, softmax_router(8, 2), None, 0, 8)
         y = routing.combine(routing.gather(x).sin(), None)
         runs.append((y, *torch.autograd.grad(y.square().sum(), (x, logits))))
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))

@@ -125,7 +125,8 @@ def layer_why_not(layer: Layer, block: Block) -> str | None:
         return reason
     network = layer.feedforward
     if network.experts is not None:
-        return "a mixture of experts has a shared one" if network.experts.shared_dim is not None else None
+        has_shared = network.experts.shared_dim is not None
+        return "a mixture of experts has a shared one" if has_shared else network.experts.kernel_why_not
     kind = network.activation.kind
     return None if kind in ACTIVATIONS else f"no kernel has the activation {kind!r}"
 

@@ -1,8 +1,8 @@
 """Tokens grouped by the experts that their router chose, and the experts' results summed by their weights."""
 
 from phasor.ops.routing.grouped_experts import GroupedExpertsArgs, grouped_experts_op
-from phasor.ops.routing.reference import SortedRouting, choose_experts
-from phasor.ops.routing.routing import ROUTING, KernelRouting, Routing, kernels_why_not, route
+from phasor.ops.routing.reference import SortedRouting, route, score_experts
+from phasor.ops.routing.routing import ROUTING, KernelRouting, Routing, group_by_expert, kernels_why_not
 
 __all__ = [
     "ROUTING",
@@ -10,8 +10,9 @@ __all__ = [
     "KernelRouting",
     "Routing",
     "SortedRouting",
-    "choose_experts",
+    "group_by_expert",
     "grouped_experts_op",
     "kernels_why_not",
     "route",
+    "score_experts",
 ]

@@ -7,7 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from phasor.config import ExpertsConfig
 from phasor.ops.custom_op import needs_dispatcher
+from phasor.ops.topk import stable_topk
+
+LEAST_SUM = 1e-20  # of weights that are normalized: sigmoid scores may all be zero
 
 
 class SortedRouting:
@@ -16,15 +20,22 @@ class SortedRouting:
     `ends [num_experts]` says where the rows of each expert end. Choices of experts other than the `num_experts` from
     `first_expert` come last, and give zeros.
 
-    >>> routing = SortedRouting(torch.zeros(2, 1), torch.tensor([[0.0, 9.0, 8.0], [9.0, 8.0, 0.0]]), 2, True, 0, 3)
+    >>> tokens, logits = torch.zeros(2, 1), torch.tensor([[0.0, 9.0, 8.0], [9.0, 8.0, 0.0]])
+    >>> routing = SortedRouting(tokens, logits, ExpertsConfig(num_experts=3), None, 0, 3)
     >>> routing.gather(torch.tensor([[5.0], [6.0]])).tolist(), routing.ends.tolist()
     ([[6.0], [5.0], [6.0], [5.0]], [1, 3, 4])
     """
 
     def __init__(
-        self, tokens: Tensor, logits: Tensor, top_k: int, normalize: bool, first_expert: int, num_experts: int
+        self,
+        tokens: Tensor,
+        logits: Tensor,
+        config: ExpertsConfig,
+        correction: Tensor | None,
+        first_expert: int,
+        num_experts: int,
     ) -> None:
-        self.weights, chosen = choose_experts(logits, top_k, normalize)  # [N, k] each
+        self.weights, chosen = route(logits, config, correction)  # [N, k] each
         chosen, absent_too = chosen.flatten(), num_experts < logits.shape[-1]
         if absent_too:
             here = (chosen >= first_expert) & (chosen < first_expert + num_experts)
@@ -54,16 +65,47 @@ class SortedRouting:
         return x if self.absent is None else x.masked_fill(self.absent, 0.0)
 
 
-def choose_experts(logits: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor]:
-    """Weights and indices of the chosen experts, `[N, top_k]` each; the softmax runs in at least float32.
+def route(logits: Tensor, config: ExpertsConfig, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Weights and indices of the experts that tokens choose by their logits `[..., experts]`: `[..., top_k]` each.
 
-    >>> weights, chosen = choose_experts(torch.tensor([[0.0, 2.0, 2.0, 1.0]]).log(), 1, normalize=False)
-    >>> weights.tolist()
-    [[0.4000000059604645]]
+    Both come with the highest choice first, and of equal ones the lowest index. The computation is in at least float32.
+
+    >>> logits = torch.tensor([[0.0, 2.0, 2.0, 1.0]]).log()
+    >>> [x.tolist() for x in route(logits, ExpertsConfig(num_experts=4, top_k=1, normalize=False))]
+    [[[0.4000000059604645]], [[1]]]
+    >>> corrected = ExpertsConfig(num_experts=4, top_k=1, normalize=False, correction=True)
+    >>> [x.tolist() for x in route(logits, corrected, torch.tensor([0.0, 0.0, 0.0, 9.0]))]
+    [[[0.20000000298023224]], [[3]]]
     """
+    scores = score_experts(logits, config)
+    choice = scores if correction is None else scores + correction
+    if config.num_groups > 1:
+        choice = choice.masked_fill(~in_best_groups(choice, config), -torch.inf)
+    _, chosen = stable_topk(choice.detach(), config.top_k)
+    weights = scores.gather(-1, chosen)
+    if config.normalize:
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=LEAST_SUM)
+    return (weights if config.scale == 1 else weights * config.scale), chosen
+
+
+def score_experts(logits: Tensor, config: ExpertsConfig) -> Tensor:
+    """The scores of all experts, in at least float32."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
-    weights, chosen = wide.softmax(-1).topk(top_k, dim=-1)
-    return (weights / weights.sum(-1, keepdim=True) if normalize else weights), chosen
+    return wide.softmax(-1) if config.scores == "softmax" else wide.sigmoid()
+
+
+def in_best_groups(choice: Tensor, config: ExpertsConfig) -> Tensor:
+    """Whether experts `[..., experts]` are of a group that remains.
+
+    >>> config = ExpertsConfig(num_experts=4, num_groups=2, group_score="max")
+    >>> in_best_groups(torch.tensor([0.5, 0.1, 0.4, 0.4]), config).tolist()
+    [True, True, False, False]
+    """
+    groups = choice.detach().unflatten(-1, (config.num_groups, -1))  # [..., groups, experts of a group]
+    score = groups.amax(-1) if config.group_score == "max" else groups.topk(2).values.sum(-1)  # [..., groups]
+    _, best = stable_topk(score, config.top_groups)
+    remains = torch.zeros_like(score, dtype=torch.bool).scatter(-1, best, True)
+    return remains[..., None].expand(groups.shape).flatten(-2)
 
 
 class TakeRows(torch.autograd.Function):

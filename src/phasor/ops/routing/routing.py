@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from phasor.config import ExpertsConfig
 from phasor.ops.custom_op import custom_op, save_record, saved_record
 from phasor.ops.dispatch import KERNEL_DTYPES, Dispatch, Path, triton_why_not
 from phasor.ops.routing.arguments import CombineArgs
@@ -36,21 +37,20 @@ class Routing(Protocol):
         """The sum of the rows of every token with their biases, by the weights of their experts: `[N, dim]`."""
 
 
-def route(
+def group_by_expert(
     tokens: Tensor,
     logits: Tensor,
-    top_k: int,
-    *,
-    normalize: bool,
+    config: ExpertsConfig,
+    correction: Tensor | None = None,
     first_expert: int = 0,
     num_experts: int | None = None,
 ) -> Routing:
-    """Choose `top_k` experts for every token, and sort the choices by expert.
+    """Choose experts for every token by its logits `[N, experts]`, and sort the choices by expert.
 
-    Weights are the softmax of the logits `[N, experts]`; with `normalize` those of a token's choices sum to 1. The
-    experts are the `num_experts` from `first_expert` where other processes hold the rest.
+    The experts are the `num_experts` from `first_expert` where other processes hold the rest.
 
-    >>> routing = route(torch.zeros(2, 1), torch.tensor([[0.0, 9.0], [9.0, 0.0]]), 1, normalize=True)
+    >>> config = ExpertsConfig(num_experts=2, top_k=1)
+    >>> routing = group_by_expert(torch.zeros(2, 1), torch.tensor([[0.0, 9.0], [9.0, 0.0]]), config)
     >>> rows = routing.gather(torch.tensor([[5.0], [6.0]]))
     >>> rows.tolist(), routing.ends.tolist()
     ([[6.0], [5.0]], [1, 2])
@@ -58,7 +58,7 @@ def route(
     [[50.0], [60.0]]
     """
     num_experts = logits.shape[-1] if num_experts is None else num_experts
-    routing: Routing = ROUTING(tokens, logits, top_k, normalize, first_expert, num_experts)
+    routing: Routing = ROUTING(tokens, logits, config, correction, first_expert, num_experts)
     return routing
 
 
@@ -66,11 +66,17 @@ class KernelRouting:
     """Routing by Triton kernels; `rows` says which row each choice of a token becomes."""
 
     def __init__(
-        self, tokens: Tensor, logits: Tensor, top_k: int, normalize: bool, first_expert: int, num_experts: int
+        self,
+        tokens: Tensor,
+        logits: Tensor,
+        config: ExpertsConfig,
+        correction: Tensor | None,
+        first_expert: int,
+        num_experts: int,
     ) -> None:
-        self.logits, self.normalize = logits, normalize
+        self.logits, self.normalize = logits, config.normalize
         # The gradient of the weights goes to the logits where they are used, and this needs none.
-        self.weights, self.rows, self.ends = sort_choices_op(logits.detach(), top_k, normalize)
+        self.weights, self.rows, self.ends = sort_choices_op(logits.detach(), config.top_k, config.normalize)
 
     def gather(self, x: Tensor) -> Tensor:
         rows: Tensor = gather_op(x, self.rows)
@@ -91,15 +97,20 @@ class KernelRouting:
 
 
 def kernels_why_not(
-    tokens: Tensor, logits: Tensor, top_k: int, normalize: bool, first_expert: int, num_experts: int
+    tokens: Tensor,
+    logits: Tensor,
+    config: ExpertsConfig,
+    correction: Tensor | None,
+    first_expert: int,
+    num_experts: int,
 ) -> str | None:
     """Why Triton kernels do not group these tokens; None where they do."""
-    reason = triton_why_not(tokens, logits)
+    reason = triton_why_not(tokens, logits) or config.kernel_why_not
     if reason is not None:
         return reason
     if num_experts < logits.shape[-1]:
         return "other processes hold some of the experts"
-    if logits.shape[-1] > MAX_EXPERTS or top_k > MAX_TOP_K:
+    if logits.shape[-1] > MAX_EXPERTS or config.top_k > MAX_TOP_K:
         return f"there are more than {MAX_EXPERTS} experts, or {MAX_TOP_K} of a token"
     if len(tokens) == 0:
         return "there are no tokens"
