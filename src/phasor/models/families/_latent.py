@@ -100,11 +100,11 @@ class LatentRope(RopeParameters):
 
     def read(self, f: Fields, name: str, draft: Draft) -> None:
         super().read(f, name, draft)
-        draft["position"] = draft["position"].replace(pairing="adjacent" if self.interleaved(f) else "half")
+        draft["position"] = draft["position"].replace(pairing="adjacent" if self.is_interleaved(f) else "half")
         if (factor := score_factor(draft["position"])) != 1.0:
             draft["attention.scale"] = draft["head_dim"] ** -0.5 * factor
 
-    def interleaved(self, f: Fields) -> bool:
+    def is_interleaved(self, f: Fields) -> bool:
         return f.get("rope_interleave", True)
 
     def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class LatentRope(RopeParameters):
 class AdjacentRope(LatentRope):
     """Pairs are always adjacent, and no field says so."""
 
-    def interleaved(self, f: Fields) -> bool:
+    def is_interleaved(self, f: Fields) -> bool:
         return True
 
     def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
