@@ -170,7 +170,7 @@ def rotary_pairs(position: RotaryConfig, config: ModelConfig, length: int) -> tu
     width = position.rotary_dim_of(config.rotated_width(position))
     before = position.replace(extension=None).frequencies(width)
     after = position.frequencies(width, length)
-    axes = [axis for axis, size in enumerate(position.section_sizes(width)) for _ in range(size)]
+    axes = position.pair_axes(width)
     original = config.original_length(position)
     pairs = []
     for i, (f, g, axis) in enumerate(zip(before, after, axes, strict=True)):

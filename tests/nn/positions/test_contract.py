@@ -173,7 +173,7 @@ class TestPaddingAndPacking:
             target.check(together, [model(s[None], t[None])[0] for s, t in pairs])
 
     @pytest.mark.parametrize("arrangement", ARRANGEMENTS)
-    @pytest.mark.parametrize("name", ["axial", "mrope"])
+    @pytest.mark.parametrize("name", ["axial", "mrope", "mrope-interleaved"])
     def test_positions_of_several_axes(self, name, arrangement):
         model, batch = build(tiny(name)).double(), Batch(self.PARTS, arrangement)
         axes = model.config.position.axes

@@ -86,6 +86,19 @@ def test_multi_section_rotary_is_exact(sections, case):
     assert worst_error(cos[0], sin[0], by_pair, frequencies) <= EXACT
 
 
+@pytest.mark.parametrize("case", ["plain", "yarn", "dynamic-ntk-beyond"])
+def test_interleaved_multi_section_rotary_is_exact(case):
+    """Height has the pairs 1, 4, 7, ..., width 2, 5, 8, ..., as many as their sections; time has all others."""
+    extension, length = CASES[case]
+    config = phasor.MultiSectionConfig(sections=(14, 11, 7), interleaved=True, extension=extension)
+    positions = far_positions(rows=3)
+    cos, sin = phasor.Rotary(config, head_dim=64).cos_sin(positions[:, None], length=length)
+    frequencies, _ = exact_frequencies(extension, 10000, 64, length)
+    rows = [1 if pair in range(1, 33, 3) else 2 if pair in range(2, 21, 3) else 0 for pair in range(32)]
+    by_pair = torch.stack([positions[row] for row in rows], dim=-1)
+    assert worst_error(cos[0], sin[0], by_pair, frequencies) <= EXACT
+
+
 def sinusoid(t, column, width, layout, spacing, base=10000):
     """One feature of the code of position `t`, from the formulas: sines and cosines side by side or in halves."""
     if spacing == "width":

@@ -8,6 +8,7 @@ import torch
 from rope_formulas import CASES, DYNAMIC_NTK, DYNAMIC_YARN, LONGROPE, exact_frequencies, mp
 from torch.autograd import gradcheck
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2_vl
+from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3_vl
 
 import phasor
 from phasor.nn.positions.base import Position
@@ -201,6 +202,7 @@ def test_low_precision_rotate_rounds_the_exact_rotation_once(case, pairing, dtyp
         (6, {"config": phasor.XPosConfig(decay=512.0)}),
         (8, {"config": phasor.AxialConfig()}),
         (10, {"config": phasor.MultiSectionConfig(sections=(1, 3, 1))}),
+        (10, {"config": phasor.MultiSectionConfig(sections=(2, 2, 1), interleaved=True)}),
     ],
 )
 @pytest.mark.cpu_only("gradcheck draws from the CPU's generator")
@@ -370,6 +372,21 @@ def test_multi_section_rotation_is_that_of_qwen2_vl(sections):
         torch.testing.assert_close(a, b, rtol=0, atol=5e-5)  # 50 positions times their float32 frequencies
 
 
+@pytest.mark.parametrize("sections", [(24, 20, 20), (30, 13, 21), None])
+def test_interleaved_rotation_is_that_of_qwen3_vl(sections):
+    """Also with their default sections, where none are given."""
+    own = {} if sections is None else {"mrope_section": list(sections)}
+    config = qwen3_vl.Qwen3VLTextConfig(
+        head_dim=128, rope_parameters={"rope_type": "default", "rope_theta": 10000.0, **own}
+    )
+    q, k = random_qk(head_dim=128, dtype=torch.float32)
+    positions = torch.randint(0, 50, (3, 2, 7))
+    theirs = qwen3_vl.apply_rotary_pos_emb(q, k, *qwen3_vl.Qwen3VLTextRotaryEmbedding(config)(q, positions))
+    scheme = phasor.MultiSectionConfig(sections=sections, interleaved=True)
+    for a, b in zip(phasor.Rotary(scheme, head_dim=128).rotate(q, k, positions), theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=5e-5)
+
+
 def test_axial_rotation_is_that_of_qwen2_vl_vision():
     q, k = random_qk(batch=1, heads=4, groups=4, head_dim=64, dtype=torch.float32)
     positions = torch.randint(0, 50, (2, 1, 7))
@@ -382,7 +399,15 @@ def test_axial_rotation_is_that_of_qwen2_vl_vision():
         torch.testing.assert_close(a[0].transpose(0, 1), b, rtol=0, atol=5e-5)
 
 
-@pytest.mark.parametrize("config", [phasor.AxialConfig(), phasor.MultiSectionConfig(sections=(8, 12, 12))], ids=str)
+@pytest.mark.parametrize(
+    "config",
+    [
+        phasor.AxialConfig(),
+        phasor.MultiSectionConfig(sections=(8, 12, 12)),
+        phasor.MultiSectionConfig(interleaved=True),
+    ],
+    ids=str,
+)
 def test_the_same_position_on_every_axis(config):
     """Text among images: one row of positions stands for all axes."""
     rope = phasor.Rotary(config, head_dim=64)
@@ -454,6 +479,10 @@ def test_bad_input_to_rotate_is_refused_in_one_sentence(fields, call, message):
         ({"head_dim": 16, "base": 1.0}, "greater than 1"),
         ({"head_dim": 14, "config": phasor.AxialConfig()}, "divisible by 4"),
         ({"head_dim": 16, "config": phasor.MultiSectionConfig(sections=(2, 2))}, "add up"),
+        (
+            {"head_dim": 16, "config": phasor.MultiSectionConfig(sections=(2, 2, 4), interleaved=True)},
+            "cannot be interleaved in 8 pairs",
+        ),
         (
             {"head_dim": 16, "sections": (4, 4), "config": phasor.AxialConfig()},
             "field of AxialConfig 'sections'",

@@ -22,8 +22,8 @@ class AxialConfig(RotaryConfig, kind="axial"):
             raise ValueError(f"axial rotary needs a rotary dimension divisible by 4, not {rotary_dim}: half per axis")
         super().check_pairs(rotary_dim // 2)
 
-    def section_sizes(self, rotary_dim: int) -> tuple[int, ...]:
-        return (rotary_dim // 4, rotary_dim // 4)
+    def pair_axes(self, rotary_dim: int) -> tuple[int, ...]:
+        return (0,) * (rotary_dim // 4) + (1,) * (rotary_dim // 4)
 
     def frequencies(self, rotary_dim: int, length: int | None = None) -> list[Decimal]:
         return super().frequencies(rotary_dim // 2, length) * 2

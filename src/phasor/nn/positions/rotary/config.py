@@ -78,9 +78,9 @@ class RotaryConfig(PositionConfig, kind="rotary"):
         if self.extension is not None:
             self.extension.check_dim(rotary_dim)
 
-    def section_sizes(self, rotary_dim: int) -> tuple[int, ...]:
-        """How many of the pairs are rotated by each position row."""
-        return (rotary_dim // 2,)
+    def pair_axes(self, rotary_dim: int) -> tuple[int, ...]:
+        """The position row, of those of several axes, that rotates each pair."""
+        return (0,) * (rotary_dim // 2)
 
     def frequencies(self, rotary_dim: int, length: int | None = None) -> list[Decimal]:
         """Radians per position for each pair of a rotary dimension, in high precision.
