@@ -1,65 +1,294 @@
 """The text part of multimodal folders: the logits that the whole computes of text alone."""
 
+import copy
 import json
+import random
+from functools import partial
 
 import pytest
 import torch
 import transformers
+from families.cases import redraw
+from safetensors.torch import load_file, save_file
+from torch.nn.functional import rms_norm
 
 import phasor
 from phasor.checkpoints.load import read_config
-from phasor.checkpoints.text_part import NAMES
+from phasor.checkpoints.text_part import MULTIMODAL, NAMES
 from phasor.checkpoints.text_part import SIZES as USUAL
 from phasor.cli import main
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
-SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4}
-SIZES |= {"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64}
+LIMIT = 2e-5  # as for every family
 EYES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 EYES |= {"image_size": 16, "patch_size": 8}
+VISUAL = {"depth": 1, "num_heads": 2, "patch_size": 8, "intermediate_size": 16}
+TOKENS = {"image_token_id": 60, "video_token_id": 59}  # those of images, which no text here has
+MROPE = {"rope_type": "default", "rope_theta": 500.0}
 
 
-def gemma3():
-    text = transformers.Gemma3TextConfig(**SIZES, sliding_window=6, layer_types=["sliding_attention", "full_attention"])
-    eyes = transformers.SiglipVisionConfig(**EYES)
-    config = transformers.Gemma3Config(text_config=text, vision_config=eyes, image_token_index=60)
-    return transformers.Gemma3ForConditionalGeneration(config)
+def text_sizes(rng, **fixed):
+    heads = rng.choice([2, 4])
+    sizes = {"vocab_size": 67, "hidden_size": heads * 12, "intermediate_size": 40, "num_attention_heads": heads}
+    sizes |= {"num_hidden_layers": rng.choice([2, 3]), "num_key_value_heads": rng.choice([1, 2])}
+    sizes |= {"max_position_embeddings": 64, "rms_norm_eps": rng.choice([1e-2, 1e-5])}
+    return sizes | dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id")) | fixed
 
 
-def llava():
-    text, eyes = transformers.LlamaConfig(**SIZES), transformers.CLIPVisionConfig(**EYES)
-    config = transformers.LlavaConfig(text_config=text, vision_config=eyes, image_token_index=60)
-    return transformers.LlavaForConditionalGeneration(config)
+def build(name, text, eyes, tied, **fields):
+    """A whole model of theirs by the beginning of its classes' names."""
+    config = getattr(transformers, f"{name}Config")(
+        text_config=text, vision_config=eyes, tie_word_embeddings=tied, **fields
+    )
+    config.text_config.tie_word_embeddings = tied
+    return getattr(transformers, f"{name}ForConditionalGeneration")(config)
 
 
-def mistral3():
-    text = transformers.MistralConfig(**SIZES, sliding_window=None)
-    eyes = transformers.PixtralVisionConfig(**EYES, head_dim=8)
-    config = transformers.Mistral3Config(text_config=text, vision_config=eyes, image_token_index=60)
-    return transformers.Mistral3ForConditionalGeneration(config)
+def like_llava(name, text, eyes):
+    def model(rng, tied):
+        sizes = text_sizes(rng, head_dim=10)
+        return build(name, text(sizes), eyes(**EYES), tied, image_token_index=60)
+
+    return model
 
 
-MODELS = {"gemma3": gemma3, "llava": llava, "mistral3": mistral3}
+def gemma3_text(sizes):
+    layers = ["sliding_attention", *["full_attention"] * (sizes["num_hidden_layers"] - 1)]
+    return transformers.Gemma3TextConfig(**sizes, sliding_window=6, layer_types=layers)
 
 
-@pytest.mark.parametrize("name", MODELS)
+def mistral_text(sizes):
+    return transformers.MistralConfig(**sizes, sliding_window=7)
+
+
+def plain(config):
+    return lambda sizes: config(**sizes)
+
+
+def internvl(rng, tied):
+    eyes = transformers.InternVLVisionConfig(**EYES)
+    return build("InternVL", transformers.Qwen3Config(**text_sizes(rng, head_dim=10)), eyes, tied, image_token_id=60)
+
+
+def idefics(name):
+    def model(rng, tied):
+        eyes = getattr(transformers, f"{name}VisionConfig")(**EYES)
+        text = transformers.LlamaConfig(**text_sizes(rng, head_dim=10))
+        return build(name, text, eyes, tied, image_token_id=60, scale_factor=2)
+
+    return model
+
+
+def visual(name, rope, head_dim=None, **eyes):
+    """Models with positions of three axes; heads are of 12 features."""
+
+    def model(rng, tied):
+        sizes = text_sizes(rng, rope_parameters=MROPE | rope)
+        sizes |= {} if head_dim is None else {"head_dim": head_dim}
+        text = getattr(transformers, f"{name}TextConfig")(**sizes)
+        seen = getattr(transformers, f"{name}VisionConfig")(**VISUAL | eyes, out_hidden_size=sizes["hidden_size"])
+        return build(name, text, seen, tied, **TOKENS)
+
+    return model
+
+
+MODELS = {
+    "gemma3": like_llava("Gemma3", gemma3_text, transformers.SiglipVisionConfig),
+    "glm4v": visual("Glm4v", {"mrope_section": [1, 2, 1], "partial_rotary_factor": 0.7}, hidden_size=16),
+    "idefics3": idefics("Idefics3"),
+    "internvl": internvl,
+    "llava": like_llava("Llava", plain(transformers.LlamaConfig), transformers.CLIPVisionConfig),
+    "llava_next": like_llava("LlavaNext", mistral_text, transformers.CLIPVisionConfig),
+    "llava_onevision": like_llava("LlavaOnevision", plain(transformers.Qwen2Config), transformers.SiglipVisionConfig),
+    "mistral3": like_llava("Mistral3", mistral_text, transformers.PixtralVisionConfig),
+    "qwen2_vl": visual("Qwen2VL", {"mrope_section": [2, 1, 3]}, embed_dim=16, hidden_size=24),
+    "qwen2_5_vl": visual("Qwen2_5_VL", {"mrope_section": [1, 4, 1]}, hidden_size=16, fullatt_block_indexes=[0]),
+    "qwen3_vl": visual(
+        "Qwen3VL", {"mrope_section": [3, 1, 2]}, 12, hidden_size=16, num_position_embeddings=16, deepstack_visual_indexes=[0]
+    ),
+    "smolvlm": idefics("SmolVLM"),
+}
+OF_CODE = {"h2ovl_chat", "internvl_chat"}  # whose classes are not part of transformers
+
+
+def test_every_multimodal_model_is_tested():
+    assert MULTIMODAL.keys() == MODELS.keys() | OF_CODE
+
+
+@pytest.fixture(params=[(name, tied) for name in MODELS for tied in (False, True)], ids=lambda p: f"{p[0]}-{p[1]}")
+def whole(request, tmp_path):
+    """A model of theirs with every weight redrawn, and its folder."""
+    name, tied = request.param
+    theirs = MODELS[name](random.Random(f"{name} {tied}"), tied).eval()
+    redraw(theirs, lambda name: False)
+    if tied:
+        theirs.tie_weights()
+    theirs.save_pretrained(tmp_path / "whole", max_shard_size="20KB")
+    return name, theirs, tmp_path / "whole"
+
+
+def load_text(folder):
+    with pytest.warns(UserWarning, match="a .* is loaded alone, and the vision tower .*left out") as caught:
+        model = phasor.load(folder, part="text")
+    assert len(caught) == 1
+    return model
+
+
 @torch.no_grad()
-def test_the_text_part_computes_what_the_whole_does_of_text(name, tmp_path, capsys):
-    theirs = MODELS[name]().eval()
-    theirs.save_pretrained(tmp_path / "whole")
-    ours = phasor.load(tmp_path / "whole", part="text")
-    text = torch.arange(2 * 12).view(2, 12) * 5 % 59
+def test_the_text_part_computes_what_the_whole_does_of_text(whole, tmp_path, capsys):
+    name, theirs, folder = whole
+    ours = load_text(folder)
+    text = torch.randint(0, 59, (2, 23), generator=torch.Generator().manual_seed(3))
     expected = theirs(input_ids=text).logits
-    assert (ours(text) - expected).abs().max() < 2e-5
-    assert read_config(tmp_path / "whole", "text") == ours.config
-    with pytest.raises(ValueError, match=f"multimodal '{name}' as a whole; its text part, a .* by part='text'"):
-        phasor.load(tmp_path / "whole")
-    out = str(tmp_path / "text")
-    assert main(["convert", str(tmp_path / "whole"), out, "--part", "text", "--format", "hf", "--check"]) == 0
-    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "text")
-    assert torch.equal(again(text).logits, expected) or (again(text).logits - expected).abs().max() < 2e-5
+    assert (ours(text) - expected).abs().max() < LIMIT
+    assert read_config(folder, "text") == ours.config
+    with pytest.raises(
+        ValueError,
+        match=f"multimodal '{name}' as a whole; its text part, a .* is loaded without the vision tower .*part='text'",
+    ):
+        phasor.load(folder)
+    same_greedy(ours, theirs, text[:1, :7])
+    same_when_saved(ours, theirs, folder, tmp_path / "text", text)
+    capsys.readouterr()
+
+
+def same_greedy(ours, theirs, prompt):
+    options = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    options |= {"repetition_penalty": 9.0, "attention_mask": torch.ones_like(prompt), "suppress_tokens": [59, 60]}
+    found = theirs.generate(prompt, **options)[0, prompt.shape[1] :].tolist()
+    given = {"max_new_tokens": 24, "repetition_penalty": 9.0, "stop": [], "suppress_tokens": [59, 60]}
+    assert phasor.generate(ours, prompt[0].tolist(), **given) == found
+    assert len(set(found)) > 3
+
+
+def same_when_saved(ours, theirs, folder, out, text):
+    """Its own text family, the same weights bit by bit, checked by `convert`."""
+    with pytest.warns(UserWarning, match="left out"):
+        assert main(["convert", str(folder), str(out), "--part", "text", "--format", "hf", "--check"]) == 0
+    saved = json.loads((out / "config.json").read_text())
+    assert saved["model_type"] == theirs.config.text_config.model_type
+    assert "vision_config" not in saved
+    again = transformers.AutoModel.from_pretrained(out)
+    before = theirs.model.get_decoder().state_dict()
+    after = again.state_dict()
+    assert before.keys() == after.keys()
+    assert [n for n in before if not torch.equal(before[n], after[n])] == []
+    back = phasor.load(out)
+    assert torch.equal(back(text), ours(text))
+    assert back.config == ours.config
+
+
+@pytest.fixture
+def three_axes(whole):
+    """Those of several positions per token."""
+    name, theirs, folder = whole
+    if "mrope_section" not in getattr(theirs.config.text_config, "rope_parameters", {}):
+        pytest.skip("one position per token")
+    return theirs, folder
+
+
+@torch.no_grad()
+def test_three_positions_per_token_rotate_as_theirs(three_axes):
+    theirs, folder = three_axes
+    ours = load_text(folder)
+    generator = torch.Generator().manual_seed(4)
+    text, positions = torch.randint(0, 59, (2, 23), generator=generator), torch.randint(0, 40, (3, 2, 23))
+    expected = theirs.lm_head(theirs.model.language_model(input_ids=text, position_ids=positions).last_hidden_state)
+    assert (ours(text, positions=positions) - expected).abs().max() < LIMIT
+    assert (ours(text) - expected).abs().max() > 0.01
+
+
+@torch.no_grad()
+def test_the_difference_vanishes_in_float64(three_axes):
+    """Their angles and norms are of float32 whatever the weights are: theirs get the formulas, in float64."""
+    theirs, folder = three_axes
+    theirs, ours = copy.deepcopy(theirs).double(), load_text(folder).double()
+    text, positions = torch.arange(46).view(2, 23) % 59, torch.randint(0, 40, (3, 2, 23))
+    rotary = theirs.model.language_model.rotary_emb
+    config = theirs.config.text_config
+    width = 12 if "partial_rotary_factor" not in config.rope_parameters else 8
+    frequencies = 500.0 ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
+
+    def angles(x, position_ids):
+        each = position_ids.expand(3, -1, -1)[..., None].double() * frequencies
+        return tuple(rotary.recomposition_frequencies(function(each)) for function in (torch.cos, torch.sin))
+
+    rotary.forward = angles
+    for norm in (module for module in theirs.modules() if type(module).__name__.endswith("RMSNorm")):
+        norm.forward = partial(rms_norm, normalized_shape=norm.weight.shape, weight=norm.weight, eps=norm.variance_epsilon)
+    body = theirs.model.language_model
+    for given in (None, positions):
+        expected = theirs.lm_head(body(input_ids=text, position_ids=given).last_hidden_state)
+        assert (ours(text, positions=given) - expected).abs().max() < 1e-10
+
+
+def rename(folder, change):
+    for file in folder.glob("*.safetensors"):
+        save_file({change(name): tensor for name, tensor in load_file(file).items()}, file, {"format": "pt"})
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        data = json.loads(index.read_text())
+        data["weight_map"] = {change(name): file for name, file in data["weight_map"].items()}
+        index.write_text(json.dumps(data))
+
+
+@torch.no_grad()
+def test_names_and_fields_of_older_files(tmp_path):
+    """Qwen2-VL as it is published: the fields of text beside those of the whole, `visual` beside `model`."""
+    theirs = MODELS["qwen2_vl"](random.Random(1), False).eval()
+    redraw(theirs, lambda name: False)
+    theirs.save_pretrained(tmp_path)
+    data = json.loads((tmp_path / "config.json").read_text())
+    data |= data.pop("text_config") | {"model_type": "qwen2_vl", "architectures": ["Qwen2VLForConditionalGeneration"]}
+    rope = data.pop("rope_parameters")
+    data |= {"rope_theta": rope["rope_theta"], "vision_token_id": 7}
+    data["rope_scaling"] = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+    (tmp_path / "config.json").write_text(json.dumps(data))
+    old = {"model.language_model.": "model.", "model.visual.": "visual."}
+    rename(tmp_path, lambda n: next((to + n.removeprefix(was) for was, to in old.items() if n.startswith(was)), n))
+    assert "visual.merger.ln_q.weight" in load_file(tmp_path / "model.safetensors")
+    text = torch.arange(20)[None]
+    assert (load_text(tmp_path)(text) - theirs(input_ids=text).logits).abs().max() < LIMIT
+    again = transformers.Qwen2VLForConditionalGeneration.from_pretrained(tmp_path)
+    assert torch.equal(again(input_ids=text).logits, theirs(input_ids=text).logits)
+
+
+@pytest.mark.parametrize("name", sorted(OF_CODE))
+@torch.no_grad()
+def test_text_parts_of_models_that_bring_their_code(name, tmp_path):
+    """The text model is one of transformers, under `language_model`; its fields are called `llm_config`."""
+    theirs = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**text_sizes(random.Random(2)))).eval()
+    redraw(theirs, lambda name: False)
+    theirs.save_pretrained(tmp_path)
+    rename(tmp_path, lambda n: f"language_model.{n}")
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors |= {"vision_model.embeddings.class_embedding": torch.zeros(3), "mlp1.0.weight": torch.zeros(3)}
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    text_config = json.loads((tmp_path / "config.json").read_text())
+    config = {"model_type": name, "llm_config": text_config, "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    text = torch.arange(20)[None]
+    assert (load_text(tmp_path)(text) - theirs(text).logits).abs().max() < LIMIT
+
+
+def test_what_is_neither_text_nor_known_to_be_left_out_is_refused(tmp_path):
+    MODELS["llava"](random.Random(1), False).save_pretrained(tmp_path)
+    rename(tmp_path, lambda n: n.replace("multi_modal_projector", "resampler"))
+    with pytest.raises(ValueError, match=r"resampler.* is not the model's"):
+        phasor.load(tmp_path, part="text")
+    data = json.loads((tmp_path / "config.json").read_text())
+    for change, message in (
+        ({"model_type": "paligemma"}, "unknown multimodal model_type 'paligemma'"),
+        ({"quantization_config": {"quant_method": "awq"}}, "does not honor quantization_config"),
+        ({"text_config": {"model_type": "internlm2"}}, "unknown model_type 'internlm2'"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(data | change))
+        with pytest.raises(ValueError, match=message):
+            phasor.load(tmp_path, part="text")
+    with pytest.raises(ValueError, match="'llava' as a whole, nor its text part: unknown model_type 'internlm2'"):
+        phasor.load(tmp_path)
 
 
 def test_parts_that_are_not_there_are_refused(tmp_path):

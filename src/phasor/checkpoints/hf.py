@@ -68,14 +68,10 @@ def family_of(data: dict[str, Any], file: Path) -> Family:
     return families.family(str(kind))
 
 
-def read_fields(file: Path, part: str | None) -> dict[str, Any]:
-    """The fields of a config.json, or of one part of it."""
-    return read_json(file) if part is None else text_fields(read_json(file), file)
-
-
 def read_hf_config(folder: Path, part: str | None = None) -> ModelConfig:
     """The model configuration of a Hugging Face folder, without opening its tensors."""
-    data = read_fields(folder / CONFIG, part)
+    data = read_json(folder / CONFIG)
+    data = data if part is None else text_fields(data, folder / CONFIG)
     family, fields = family_of(data, folder / CONFIG), Fields(data, folder / CONFIG)
     return add_pooling(family.read_whole(fields), folder)
 
@@ -86,16 +82,21 @@ def open_hf(
 ) -> Iterator[OpenedModel]:
     """The model of a Hugging Face folder, or its text part; `strict` refuses fields that have no effect."""
     file = folder / CONFIG
-    data = read_fields(file, part)
+    whole = read_json(file)
+    data = whole if part is None else text_fields(whole, file)
     family = family_of(data, file)
     with (MXFP4Tensors if is_mxfp4(data) else Tensors)(folder) as tensors:
-        stored = {name: name for name in tensors.names} if part is None else text_names(tensors.names)
+        stored, left = {name: name for name in tensors.names}, []
+        if part is not None:
+            stored, left = text_names(tensors.names, whole, file)
         names = {normal: stored[name] for normal, name in canonical_names(list(stored), family).items()}
 
         def equal(one: str, other: str) -> bool:
             return torch.equal(tensors.get(names[one]), tensors.get(names[other]))
 
         fields = Fields(data, file, names, equal=equal, strict=strict, largest=tensors.largest_size())
+        if left:
+            fields.note(f"the text part, a {family.model_type}, is loaded alone, and {' and '.join(left)} left out")
         config = add_pooling(family.read_whole(fields), folder)
         resolve_copies(names, family, config)
         config = detect_tied_head(config, family, tensors, names)

@@ -3,72 +3,144 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from phasor.config.schema import quote
+from phasor.config.schema import quote, unknown
 from phasor.models import families
 
-TEXT = "text_config"
 PARTS = ("text",)
-# Families of text parts that do not name them, by the model they are part of.
-USUAL = {"gemma3": "gemma3_text", "llava": "llama", "llava_next": "llama", "mistral3": "mistral"}
+
+
+class Multimodal(NamedTuple):
+    """A multimodal `model_type`: the family of a text part that does not name it, and what it has besides.
+
+    `rest` are the beginnings of the names of its other tensors, behind `model.` where they have that, and what those
+    are. `tied` says whether the head is tied where no field does.
+    """
+
+    text: str
+    rest: dict[str, str]
+    tied: bool = False
+
+
+TOWER = {"vision_tower.": "the vision tower"}
+LLAVA = TOWER | {"multi_modal_projector.": "the projector"}
+NEXT = LLAVA | {"image_newline": "the vector for ends of image rows"}
+IDEFICS = {"vision_model.": "the vision tower", "connector.": "the projector"}
+CHAT = {"vision_model.": "the vision tower", "mlp1.": "the projector"}
+VISUAL = {"visual.": "the vision tower with its projector"}
+
+MULTIMODAL = {
+    "gemma3": Multimodal("gemma3_text", LLAVA, tied=True),
+    "glm4v": Multimodal("glm4v_text", VISUAL),
+    "h2ovl_chat": Multimodal("mistral", CHAT),
+    "idefics3": Multimodal("llama", IDEFICS),
+    "internvl": Multimodal("qwen2", LLAVA, tied=True),
+    "internvl_chat": Multimodal("llama", CHAT),
+    "llava": Multimodal("llama", LLAVA),
+    "llava_next": Multimodal("llama", NEXT),
+    "llava_onevision": Multimodal("qwen2", NEXT),
+    "mistral3": Multimodal("mistral", LLAVA, tied=True),
+    "qwen2_vl": Multimodal("qwen2_vl_text", VISUAL),
+    "qwen2_5_vl": Multimodal("qwen2_5_vl_text", VISUAL),
+    "qwen3_vl": Multimodal("qwen3_vl_text", VISUAL),
+    "smolvlm": Multimodal("llama", IDEFICS),
+}
+# Where the text part stands in a config.json.
+NESTED = ("text_config", "llm_config")
+# Fields of the whole, beside those of text where older files have both in one.
+WHOLE = ("architectures", "auto_map", "image_token_id", "model_type", "video_token_id", "vision_config")
+WHOLE += ("vision_end_token_id", "vision_start_token_id", "vision_token_id")
 # Sizes that text parts leave out where they are the family's own in transformers.
 NAMES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 SIZES: dict[str, tuple[int, ...]] = {
     "gemma3_text": (262208, 2304, 9216, 26, 8),
+    "glm4v_text": (151552, 4096, 13696, 40, 32),
     "llama": (32000, 4096, 11008, 32, 32),
     "mistral": (32000, 4096, 14336, 32, 32),
     "qwen2": (151936, 4096, 22016, 32, 32),
+    "qwen2_vl_text": (152064, 8192, 29568, 80, 64),
+    "qwen2_5_vl_text": (152064, 8192, 29568, 80, 64),
+    "qwen3_vl_text": (151936, 4096, 22016, 32, 32),
 }
 # Beginnings of names in the whole, and in the part.
 BEGINNINGS = {
     "language_model.model.": "model.",
     "language_model.": "",
     "model.language_model.": "model.",
-    "lm_head.": "lm_head.",
+    "model.text_model.": "model.",
+    "": "",
 }
-SHARED = ("bos_token_id", "dtype", "eos_token_id", "pad_token_id", "torch_dtype")
+SHARED = ("bos_token_id", "dtype", "eos_token_id", "pad_token_id", "quantization_config", "torch_dtype")
 TIED = "tie_word_embeddings"
 
 
+def has_text_part(data: dict[str, Any]) -> bool:
+    """Whether the fields of a config.json are those of a multimodal model, with those of its text part.
+
+    >>> has_text_part({"model_type": "llava"}), has_text_part({"model_type": "llama"})
+    (True, False)
+    """
+    return nested(data) is not None or multimodal(data) is not None
+
+
+def nested(data: dict[str, Any]) -> dict[str, Any] | None:
+    return next((data[name] for name in NESTED if isinstance(data.get(name), dict)), None)
+
+
+def multimodal(data: dict[str, Any]) -> Multimodal | None:
+    return MULTIMODAL.get(str(data.get("model_type")))
+
+
 def text_fields(data: dict[str, Any], file: Path) -> dict[str, Any]:
-    """The fields of a config.json's text part; special tokens, tie and dtype may stand beside it.
+    """The fields of a config.json's text part; special tokens, tie, dtype and quantization may stand beside it.
 
     >>> data = {"model_type": "llava", "text_config": {"vocab_size": 9}, "eos_token_id": 2}
     >>> fields = text_fields(data, Path("config.json"))
     >>> [fields[name] for name in ("model_type", "eos_token_id", "vocab_size", "hidden_size")]
     ['llama', 2, 9, 4096]
     """
-    given = data.get(TEXT)
-    if not isinstance(given, dict):
+    if not has_text_part(data):
         raise ValueError(f"{file} has no separate part for text: leave out part='text' (--part text)")
-    kind = given.get("model_type") or USUAL.get(str(data.get("model_type")))
-    tied = {} if data.get(TIED) is None else {TIED: data[TIED]}  # which holds for the whole
+    whole, inside = multimodal(data), nested(data)
+    given = {name: value for name, value in data.items() if name not in WHOLE} if inside is None else inside
+    kind = given.get("model_type") or (whole and whole.text)
+    said = [fields[TIED] for fields in (data, given) if fields.get(TIED) is not None]
+    tied = next((value for value in said if value is not False), False) if said else bool(whole and whole.tied)
     beside = {name: data[name] for name in SHARED if data.get(name) is not None}
     usual = dict(zip(NAMES, SIZES.get(str(kind), ()), strict=False))
-    return usual | beside | given | {"model_type": kind} | tied
+    return usual | beside | given | {"model_type": kind, TIED: tied}
 
 
-def text_names(found: list[str]) -> dict[str, str]:
-    """The names of a multimodal model's text tensors, by the names a text model has for them.
+def text_names(found: list[str], data: dict[str, Any], file: Path) -> tuple[dict[str, str], list[str]]:
+    """The names of a multimodal model's text tensors, by those a text model has for them; and what is left out.
 
-    >>> text_names(["language_model.model.norm.weight", "vision_tower.norm.weight", "language_model.lm_head.weight"])
-    {'model.norm.weight': 'language_model.model.norm.weight', 'lm_head.weight': 'language_model.lm_head.weight'}
+    >>> found = ["language_model.model.norm.weight", "vision_tower.norm.weight"]
+    >>> text_names(found, {"model_type": "llava"}, Path("config.json"))
+    ({'model.norm.weight': 'language_model.model.norm.weight'}, ['the vision tower'])
     """
-    names = {}
+    whole = multimodal(data)
+    if whole is None:
+        raise ValueError(f"{file}: {unknown('multimodal model_type', data.get('model_type'), MULTIMODAL)}")
+    names, left = {}, set()
     for name in found:
-        beginning = next((old for old in BEGINNINGS if name.startswith(old)), None)
-        if beginning is not None:
+        other = next((start for start in whole.rest if name.removeprefix("model.").startswith(start)), None)
+        if other is None:
+            beginning = next(old for old in BEGINNINGS if name.startswith(old))
             names[BEGINNINGS[beginning] + name.removeprefix(beginning)] = name
-    return names
+        else:
+            left.add(other)
+    return names, [what for start, what in whole.rest.items() if start in left]
 
 
 def refuse_whole(data: dict[str, Any], file: Path) -> None:
-    """Say that the text part of a multimodal model can be loaded, where it is of a known family."""
-    if isinstance(data.get(TEXT), dict):
-        kind = text_fields(data, file)["model_type"]
-        if kind in families.names():
-            raise ValueError(
-                f"{file}: phasor does not load the multimodal {quote(data.get('model_type'))} as a whole; "
-                f"its text part, a {kind}, is loaded by part='text' (--part text)"
-            )
+    """Refuse a multimodal model as a whole, where it is one, and say whether its text part can be loaded."""
+    whole = multimodal(data)
+    if whole is None:
+        return
+    kind = text_fields(data, file)["model_type"]
+    refused = f"{file}: phasor does not load the multimodal {quote(data['model_type'])} as a whole"
+    if kind not in families.names():
+        raise ValueError(f"{refused}, nor its text part: {unknown('model_type', kind, families.names())}")
+    rest = " and ".join(whole.rest.values())
+    raise ValueError(f"{refused}; its text part, a {kind}, is loaded without {rest} by part='text' (--part text)")

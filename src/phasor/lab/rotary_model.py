@@ -88,11 +88,11 @@ def read_model_config(text: str, name: str = "config.json") -> ModelConfig:
     if "model_type" not in data:
         return ModelConfig.from_dict(data)
     from phasor.checkpoints.hf import family_of
-    from phasor.checkpoints.text_part import TEXT, text_fields
+    from phasor.checkpoints.text_part import has_text_part, text_fields
     from phasor.models.fields import Fields
 
     file, fields = Path(name), dict(data)
-    if isinstance(fields.get(TEXT), dict):
+    if has_text_part(fields):
         fields = text_fields(fields, file)
     return family_of(fields, file).read_whole(Fields(fields, file))
 

@@ -25,6 +25,7 @@ class Family:
     - `fields`: the entries of config.json by name, in the order they are read. `parts`: what all of its models have, by
       paths in a ModelConfig; those of the head where there are logits.
     - `architectures`: its classes by the kind of head they have; `aliases`: kinds by the names of further classes.
+    - `body`: its class without a head, where transformers has none with one: what it loads of any model of the family.
     - `prefix`: what tensor names begin with in a file saved with a head, and may lack in one saved without;
       `unprefixed` names never have it. `embedding` and `head` are the two weights that may be tied.
     - `first_choice`: whether a model that fits several families is written as this one.
@@ -42,6 +43,7 @@ class Family:
     parts: ClassVar[dict[str, Any]] = {"init": "normal"}
     architectures: ClassVar[dict[str, str]]
     aliases: ClassVar[dict[str, str]] = {}
+    body: ClassVar[str | None] = None
     prefix: ClassVar[str] = "model."
     unprefixed: ClassVar[tuple[str, ...]] = ("lm_head.",)
     embedding: ClassVar[str] = "model.embed_tokens.weight"
@@ -209,22 +211,22 @@ def computation_fields(config: ModelConfig) -> dict[str, Any]:
     fields |= {"hidden_dim": config.hidden_dim, "final_norm": config.ends_in_norm}
     fields |= {
         "num_encoder_layers": config.depth("encoder"),
-        "position": fill_rotary_dim(config.input_position, config),
+        "position": fill_rotary(config.input_position, config),
     }
     deepest = max(config.depth("encoder"), config.depth("decoder"))
     for i in range(deepest):
         layer = config.layer(i)
-        fields[f"layer {i} position"] = fill_rotary_dim(layer.position, config)
+        fields[f"layer {i} position"] = fill_rotary(layer.position, config)
         fields[f"layer {i} feedforward"] = fill_expert_dim(layer.feedforward, config)
         fields[f"layer {i} attention"] = layer.attention.resolve(config)
     return fields
 
 
-def fill_rotary_dim(position: Config, config: ModelConfig) -> Config:
-    """A position scheme with its rotary dimension resolved."""
+def fill_rotary(position: Config, config: ModelConfig) -> Config:
+    """A position scheme with its rotary dimension and sections resolved."""
     if not isinstance(position, RotaryConfig):
         return position
-    return position.replace(rotary_dim=position.rotary_dim_of(config.rotated_width(position)))
+    return position.with_defaults(config.rotated_width(position))
 
 
 def fill_expert_dim(network: FeedForwardConfig, config: ModelConfig) -> FeedForwardConfig:

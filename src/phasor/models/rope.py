@@ -19,6 +19,7 @@ from phasor.nn.positions import (
     LinearScaling,
     Llama3Scaling,
     LongRoPE,
+    MultiSectionConfig,
     ProportionalScaling,
     RotaryConfig,
     YaRN,
@@ -70,6 +71,45 @@ class RopeParameters(FieldEntry):
     def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
         whole = {} if self.partial is None else {"partial_rotary_factor": 1.0}
         return {name: whole | write_rotary(require_kind(config.position, RotaryConfig), config)}
+
+
+class MultiSectionParameters(RopeParameters):
+    """`rope_parameters` of time, height and width: with `mrope_section`, by default the sections of `scheme`."""
+
+    def __init__(self, scheme: MultiSectionConfig, base: float = 10000.0, partial: float | None = None) -> None:
+        super().__init__(base, partial, scheme.pairing)
+        self.sections = scheme
+
+    def scheme(self, f: Fields, draft: Draft, base: float, partial: float | None) -> RotaryConfig:
+        rope = f.inside(parameters(f, None, {}), "rope_parameters.")
+        given = rope.get("mrope_section", list(self.sections.sections or ()))
+        if len(given) != 3 or not all(type(size) is int for size in given):
+            raise ValueError(f"{f.file}: mrope_section must be three numbers of pairs, not {json_repr(given)}")
+        others = {name: value for name, value in rope.data.items() if name not in ("mrope_section", "mrope_interleaved")}
+        if rope.get("rope_type", rope.get("type", None)) == "mrope":  # as older files have it
+            others["rope_type"] = "default"
+        inner = f.inside(f.data | {"rope_parameters": others, "rope_scaling": None})
+        plain = super().scheme(inner, draft, base, partial)
+        f.taken |= inner.taken
+        sections = tuple(given)
+        if self.sections.interleaved:
+            rope.expect("mrope_interleaved", True)
+            pairs = plain.rotary_dim_of(draft.config().head_dim) // 2
+            later = [len(range(axis, min(3 * given[axis], pairs), 3)) for axis in (1, 2)]  # no more than there are
+            sections = (pairs - sum(later), *later)
+        return self.sections.replace(
+            sections=sections, base=plain.base, rotary_dim=plain.rotary_dim, extension=plain.extension
+        )
+
+    def check(self, config: ModelConfig) -> None:
+        require_kind(config.position, MultiSectionConfig)
+
+    def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
+        position = require_kind(config.position, MultiSectionConfig)
+        sections: dict[str, Any] = {"mrope_section": list(position.with_defaults(config.head_dim).sections or ())}
+        if position.interleaved:
+            sections["mrope_interleaved"] = True
+        return {name: super().write(name, config)[name] | sections}
 
 
 class RopeParametersByLayer(FieldEntry):

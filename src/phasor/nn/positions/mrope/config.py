@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from phasor.config.positions import PositionConfig
 from phasor.nn.positions.rotary.config import RotaryConfig
 
@@ -25,6 +27,9 @@ class MultiSectionConfig(RotaryConfig, kind="mrope"):
     @property
     def axes(self) -> int:
         return len(self.sections) if self.sections else 3
+
+    def with_defaults(self, head_dim: int) -> Self:
+        return super().with_defaults(head_dim).replace(sections=self.section_sizes(self.rotary_dim_of(head_dim)))
 
     def check_pairs(self, rotary_dim: int) -> None:
         sections = self.section_sizes(rotary_dim)

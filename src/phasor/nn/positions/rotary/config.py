@@ -73,6 +73,10 @@ class RotaryConfig(PositionConfig, kind="rotary"):
         self.check_pairs(dim)
         return dim
 
+    def with_defaults(self, head_dim: int) -> Self:
+        """The same scheme, with the fields that follow from the width of a head filled in."""
+        return self.replace(rotary_dim=self.rotary_dim_of(head_dim))
+
     def check_pairs(self, rotary_dim: int) -> None:
         """Raise ValueError for a rotary dimension that the scheme or its extension is not defined for."""
         if self.extension is not None:
