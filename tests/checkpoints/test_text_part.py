@@ -5,6 +5,7 @@ import json
 import random
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -14,6 +15,7 @@ from torch.nn.functional import rms_norm
 
 import phasor
 from phasor.checkpoints.load import read_config
+from phasor.checkpoints.open_model import open_model
 from phasor.checkpoints.text_part import MULTIMODAL, NAMES
 from phasor.checkpoints.text_part import SIZES as USUAL
 from phasor.cli import main
@@ -106,7 +108,12 @@ MODELS = {
     "qwen2_vl": visual("Qwen2VL", {"mrope_section": [2, 1, 3]}, embed_dim=16, hidden_size=24),
     "qwen2_5_vl": visual("Qwen2_5_VL", {"mrope_section": [1, 4, 1]}, hidden_size=16, fullatt_block_indexes=[0]),
     "qwen3_vl": visual(
-        "Qwen3VL", {"mrope_section": [3, 1, 2]}, 12, hidden_size=16, num_position_embeddings=16, deepstack_visual_indexes=[0]
+        "Qwen3VL",
+        {"mrope_section": [3, 1, 2]},
+        12,
+        hidden_size=16,
+        num_position_embeddings=16,
+        deepstack_visual_indexes=[0],
     ),
     "smolvlm": idefics("SmolVLM"),
 }
@@ -183,7 +190,7 @@ def same_when_saved(ours, theirs, folder, out, text):
 @pytest.fixture
 def three_axes(whole):
     """Those of several positions per token."""
-    name, theirs, folder = whole
+    _, theirs, folder = whole
     if "mrope_section" not in getattr(theirs.config.text_config, "rope_parameters", {}):
         pytest.skip("one position per token")
     return theirs, folder
@@ -217,7 +224,9 @@ def test_the_difference_vanishes_in_float64(three_axes):
 
     rotary.forward = angles
     for norm in (module for module in theirs.modules() if type(module).__name__.endswith("RMSNorm")):
-        norm.forward = partial(rms_norm, normalized_shape=norm.weight.shape, weight=norm.weight, eps=norm.variance_epsilon)
+        norm.forward = partial(
+            rms_norm, normalized_shape=norm.weight.shape, weight=norm.weight, eps=norm.variance_epsilon
+        )
     body = theirs.model.language_model
     for given in (None, positions):
         expected = theirs.lm_head(body(input_ids=text, position_ids=given).last_hidden_state)
@@ -271,6 +280,37 @@ def test_text_parts_of_models_that_bring_their_code(name, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     text = torch.arange(20)[None]
     assert (load_text(tmp_path)(text) - theirs(text).logits).abs().max() < LIMIT
+
+
+@pytest.mark.filterwarnings("ignore:.*is loaded alone")
+def test_commands_take_the_text_part(tmp_path, capsys):
+    MODELS["qwen3_vl"](random.Random(1), False).save_pretrained(tmp_path / "whole")
+    folder, ids = str(tmp_path / "whole"), str(tmp_path / "ids.npy")
+    np.save(ids, np.arange(40) % 59)
+    model = phasor.load(folder, part="text")
+    part = ["--part", "text"]
+    options = ["--prompt", "1 2 3", "--max-new-tokens", "5", "--json"]
+    assert main(["generate", folder, *part, *options]) == 0
+    (generated,) = json.loads(capsys.readouterr().out)
+    assert generated["tokens"] == phasor.generate(model, [1, 2, 3], max_new_tokens=5)
+    assert main(["explain", folder, *part, "--json"]) == 0
+    (scheme,) = json.loads(capsys.readouterr().out)["schemes"]
+    assert [pair["axis"] for pair in scheme["pairs"]] == [0, 1, 2, 0, 0, 2]
+    assert main(["plan", "--model", folder, *part, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"] == sum(p.numel() for p in model.parameters())
+    for mode in (["--lengths", "16", "--data", ids], ["--stream", ids]):
+        assert main(["evaluate", folder, *part, *mode, "--device", "cpu", "--json"]) == 0
+        capsys.readouterr()
+        assert main(["evaluate", folder, *mode, "--device", "cpu"]) != 0
+        assert "(--part text)" in capsys.readouterr().err
+
+
+def test_a_part_is_of_a_folder():
+    model = phasor.Transformer(phasor.preset("llama-2", dim=16, num_heads=2, num_layers=1, vocab_size=20))
+    with pytest.raises(ValueError, match="a part and a dtype are for the folder"):
+        open_model(model, part="text")
+    with pytest.raises(ValueError, match="a part is that of a multimodal folder"):
+        phasor.explain("preset:llama-2", part="text")
 
 
 def test_what_is_neither_text_nor_known_to_be_left_out_is_refused(tmp_path):

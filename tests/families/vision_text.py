@@ -10,7 +10,6 @@ import transformers
 from .cases import Case, Cases, coin
 from .llama_like import common_fields, eps, hub_case, layer_rules, windows
 
-
 TIED = "tie_word_embeddings"  # their text parts have no head, and no field for it
 
 

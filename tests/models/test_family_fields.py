@@ -169,7 +169,10 @@ def honored_by_transformers(cls, config):
     found |= set(re.findall(r"self\.(\w+)", of_config))
     found |= set(re.findall(r'kwargs\.(?:pop|get|setdefault)\("(\w+)"', of_config))
     found |= set(config.attribute_map) | set(config.attribute_map.values())
-    return found | set().union(*(getattr(c, "__annotations__", {}) for c in type(config).__mro__))
+    own = set().union(*(getattr(c, "__annotations__", {}) for c in type(config).__mro__))
+    beside = vars(sys.modules[type(config).__module__]).values()  # such as that of the vision tower
+    others = [c.__annotations__ for c in beside if isinstance(c, type) and issubclass(c, transformers.PreTrainedConfig)]
+    return (found - set().union(*others)) | own
 
 
 # Names in the same files that are no fields of a text model's config.json, or belong to other heads.

@@ -159,7 +159,7 @@ def logits(ours: Transformer, theirs: Any, inputs: dict[str, Tensor], exact: boo
             stack.enter_context(exact_rotary(theirs) if exact else nullcontext())
         out = theirs(**inputs)
     expected = next(out[n] for n in ("logits", "last_hidden_state") if n in out)
-    if "logits" not in out and ours.config.has_logits:  # their class has no head
+    if "logits" not in out and ours.head is not None and ours.config.has_logits:  # their class has no head
         expected = ours.head(expected, ours.tokens.table)
     tokens = list(inputs.values())
     return ours.encode(*tokens).hidden if ours.config.head.kind == "pooled" else ours(*tokens), expected

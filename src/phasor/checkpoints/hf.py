@@ -86,9 +86,8 @@ def open_hf(
     data = whole if part is None else text_fields(whole, file)
     family = family_of(data, file)
     with (MXFP4Tensors if is_mxfp4(data) else Tensors)(folder) as tensors:
-        stored, left = {name: name for name in tensors.names}, []
-        if part is not None:
-            stored, left = text_names(tensors.names, whole, file)
+        everything: tuple[dict[str, str], list[str]] = {name: name for name in tensors.names}, []
+        stored, left = everything if part is None else text_names(tensors.names, whole, file)
         names = {normal: stored[name] for normal, name in canonical_names(list(stored), family).items()}
 
         def equal(one: str, other: str) -> bool:

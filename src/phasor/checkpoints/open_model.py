@@ -25,7 +25,7 @@ class LoadingProcesses(Protocol):
 
     def from_first(self, value: Any) -> Any: ...
 
-    def load(self, folder: Path, dtype: torch.dtype | None) -> Transformer: ...
+    def load(self, folder: Path, dtype: torch.dtype | None, part: str | None = None) -> Transformer: ...
 
 
 def open_model(
@@ -34,13 +34,14 @@ def open_model(
     dtype: torch.dtype | None = None,
     *,
     checkpoint: str | int | None = None,
+    part: str | None = None,
     processes: LoadingProcesses | None = None,
 ) -> tuple[Transformer, Path | None]:
     """The model of a run, of a checkpoint or of a model folder of any format, and the folder of its weights.
 
     A run stands for its model, or for its best checkpoint before there is one; `checkpoint` asks for "best", "last" or
-    a step. A model that is loaded already is given back; it stays where it is unless a device is named. With
-    `processes` the model of a folder is cut over them.
+    a step. `part` is as for `load`. A model that is loaded already is given back; it stays where it is unless a device
+    is named. With `processes` the model of a folder is cut over them.
 
     >>> import tempfile
     >>> from phasor import preset, save
@@ -51,21 +52,21 @@ def open_model(
     True
     """
     if isinstance(model, Transformer):
-        if checkpoint is not None or dtype not in (None, model.tokens.dtype):
-            raise ValueError("a checkpoint and a dtype are for the folder of a model, and not for a model")
+        if checkpoint is not None or part is not None or dtype not in (None, model.tokens.dtype):
+            raise ValueError("a checkpoint, a part and a dtype are for the folder of a model, and not for a model")
         return model if device == "auto" else model.to(resolve_device(device)), None
     run = path_of(model)
     if processes is not None:  # the first one chooses the checkpoint, which may be gone when the others look
         chosen = processes.is_first and is_run(run)
         place = processes.from_first(str(resolve_folder(run, checkpoint)) if chosen else None)
         place = resolve_folder(model, checkpoint) if place is None else Path(place)
-        return processes.load(place, dtype), place
+        return processes.load(place, dtype, part), place
     device = resolve_device(device)
     for _ in range(ATTEMPTS):  # a run that is being trained may delete a checkpoint meanwhile
         before = checkpoints(run / CHECKPOINTS)
         try:
             place = resolve_folder(model, checkpoint)
-            return load(place, device, dtype), place
+            return load(place, device, dtype, part=part), place
         except (OSError, ValueError):
             if checkpoints(run / CHECKPOINTS) == before:
                 raise

@@ -49,8 +49,12 @@ MULTIMODAL = {
 # Where the text part stands in a config.json.
 NESTED = ("text_config", "llm_config")
 # Fields of the whole, beside those of text where older files have both in one.
-WHOLE = ("architectures", "auto_map", "image_token_id", "model_type", "video_token_id", "vision_config")
-WHOLE += ("vision_end_token_id", "vision_start_token_id", "vision_token_id")
+WHOLE = frozenset(
+    """
+    architectures auto_map image_token_id model_type video_token_id vision_config vision_end_token_id
+    vision_start_token_id vision_token_id
+    """.split()  # noqa: SIM905
+)
 # Sizes that text parts leave out where they are the family's own in transformers.
 NAMES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 SIZES: dict[str, tuple[int, ...]] = {

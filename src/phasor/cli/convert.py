@@ -7,6 +7,7 @@ import argparse
 from phasor.cli.options import (
     add_checkpoint,
     add_extension_fields,
+    add_part,
     add_positions,
     add_weights,
     choose_weights,
@@ -36,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "the trained length where that is affordable",
     )
     parser.add_argument("--check-length", type=int, metavar="TOKENS", help="the same with a text of TOKENS tokens")
-    parser.add_argument("--part", metavar="PART", help="text: the text part of a multimodal Hugging Face folder")
+    add_part(parser)
     parser.add_argument("--strict", action="store_true", help="refuse a config.json with fields that have no effect")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_extension_fields(parser)

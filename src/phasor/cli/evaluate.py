@@ -7,7 +7,7 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from phasor.cli.options import add_checkpoint
+from phasor.cli.options import add_checkpoint, add_part
 from phasor.cli.output import Bar, print_json
 from phasor.cli.parallel import add_mesh, join_command, processes_argument, refuse_processes
 
@@ -35,6 +35,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "model", metavar="MODEL", help="the folder of a run; with --data or a mode also a model folder of any format"
     )
     add_checkpoint(parser)
+    add_part(parser)
     parser.add_argument("--data", metavar="FILE", help="evaluate on this instead of the run's validation data")
     parser.add_argument("--target", metavar="FILE", help="the other side of a parallel text in two files")
     parser.add_argument("--num-beams", type=int, metavar="N", help="number of beams for translation (5)")
@@ -132,6 +133,7 @@ def evaluate_run(given: argparse.Namespace, processes: JoinedProcesses | None) -
         num_beams=5 if given.num_beams is None else given.num_beams,
         limit=given.limit,
         checkpoint=given.checkpoint,
+        part=given.part,
         device=given.device,
         progress=Bar("evaluating"),
         **processes_argument(processes),

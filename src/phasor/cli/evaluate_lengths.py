@@ -56,6 +56,7 @@ def run(given: argparse.Namespace) -> None:
         lengths=given.lengths,
         limit=given.limit,
         checkpoint=given.checkpoint,
+        part=given.part,
         device=given.device,
         out=getattr(given, "out", None),
         command=shlex.join(["phasor", *given.typed]),

@@ -47,6 +47,7 @@ def run(given: argparse.Namespace) -> None:
         given.retrieval,
         lengths=given.lengths,
         checkpoint=given.checkpoint,
+        part=given.part,
         device=given.device,
         out=getattr(given, "out", None),
         command=shlex.join(["phasor", *given.typed]),

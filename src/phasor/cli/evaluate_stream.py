@@ -51,6 +51,7 @@ def run(given: argparse.Namespace) -> None:
         given.stream,
         limit=given.limit,
         checkpoint=given.checkpoint,
+        part=given.part,
         device=given.device,
         dtype=parse_dtype(getattr(given, "dtype", None)),
         progress=display.show,

@@ -6,7 +6,14 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from phasor.cli.options import add_checkpoint, add_extension_fields, choose_weights, extension_classes, given_fields
+from phasor.cli.options import (
+    add_checkpoint,
+    add_extension_fields,
+    add_part,
+    choose_weights,
+    extension_classes,
+    given_fields,
+)
 from phasor.cli.output import new_table, print_json, show, show_text
 from phasor.inspect.explain import format_layers
 
@@ -18,6 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = "Show what a model's positions do, pair by pair; given two models, also how they differ."
     parser.add_argument("config", help="preset:NAME, a configuration file, a model folder or a run")
     add_checkpoint(parser)
+    add_part(parser)
     parser.add_argument("other", nargs="?", help="a second model to compare with")
     parser.add_argument(
         "--extension", metavar="KIND", help="replace the rotary extension (see: phasor kinds extensions)"
@@ -35,8 +43,10 @@ def run(given: argparse.Namespace) -> None:
     fields = given_fields(given, *extension_classes())
     if fields and given.extension is None:
         raise ValueError(f"--{next(iter(fields)).replace('_', '-')} belongs to an extension: add --extension KIND")
-    extension = make_extension(given.extension, resolve_model(config)[1], **fields) if given.extension else None
-    explanation = explain(config, given.other, extension=extension, length=given.length)
+    extension = (
+        make_extension(given.extension, resolve_model(config, given.part)[1], **fields) if given.extension else None
+    )
+    explanation = explain(config, given.other, extension=extension, length=given.length, part=given.part)
     if given.json:
         print_json(explanation.to_dict())
         return

@@ -14,6 +14,7 @@ from phasor.cli.options import (
     add_checkpoint,
     add_extension_fields,
     add_fields,
+    add_part,
     add_positions,
     add_weights,
     chosen_extension,
@@ -43,6 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("folder", help="a model folder, or the folder of a run")
     add_checkpoint(parser)
+    add_part(parser)
     parser.add_argument("--prompt", metavar="TEXT", help="the prompt; read from standard input if left out")
     parser.add_argument("--prompt-file", metavar="FILE", help="read the prompt from a file")
     parser.add_argument(
@@ -81,7 +83,7 @@ def continue_prompts(given: argparse.Namespace, processes: JoinedProcesses | Non
         raise ValueError("give --stream or --json, not both: JSON is complete only at the end")
     if given.stream and given.prompts is not None:
         raise ValueError("give --stream or --prompts, not both: a stream continues one prompt")
-    model = read_model(given.folder, given, processes, given.checkpoint, swaps=True)
+    model = read_model(given.folder, given, processes, given.checkpoint, given.part, swaps=True)
     draft = None if given.draft is None else read_model(given.draft, given, processes)
     options = merge_options(model.generation_settings, None, fields)
     if "seed" in fields and not options.samples:
@@ -158,6 +160,7 @@ def read_model(
     given: argparse.Namespace,
     processes: JoinedProcesses | None,
     checkpoint: str | None = None,
+    part: str | None = None,
     swaps: bool = False,
 ) -> Transformer:
     """The model of a folder, with weights of the dtype that was asked for, or cut over several processes.
@@ -171,7 +174,8 @@ def read_model(
         if getattr(given, option) is not None:
             refuse_processes(processes, f"--{option} {getattr(given, option)}")
     device = given.device if given.weights is None else "cpu"
-    model, _ = open_model(folder, device, parse_dtype(given.dtype), checkpoint=checkpoint, processes=processes)
+    dtype = parse_dtype(given.dtype)
+    model, _ = open_model(folder, device, dtype, checkpoint=checkpoint, part=part, processes=processes)
     extension = chosen_extension(given, lambda: model.config)
     if swaps and (given.position is not None or extension is not None):
         model = swap_positions(model, given.position, extension)

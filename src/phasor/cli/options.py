@@ -44,6 +44,11 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_part(parser: argparse.ArgumentParser) -> None:
+    """An option for a part of a multimodal folder."""
+    parser.add_argument("--part", metavar="PART", help="text: the text part of a multimodal Hugging Face folder")
+
+
 def add_weights(parser: Any, help: str) -> None:
     """An option for quantized weights."""
     parser.add_argument("--weights", choices=["int8", "int4"], help=help)

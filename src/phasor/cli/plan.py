@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from phasor.cli.options import add_checkpoint, boolean, choose_weights
+from phasor.cli.options import add_checkpoint, add_part, boolean, choose_weights
 from phasor.cli.output import new_table, print_json, show, show_text
 from phasor.parallel.hardware import GIB, HARDWARE
 
@@ -36,6 +36,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model", required=True, help="preset:NAME, a configuration file, a model folder or a run")
     add_checkpoint(parser)
+    add_part(parser)
     parser.add_argument("--devices", type=int, default=1, metavar="N", help="how many devices (default: %(default)s)")
     parser.add_argument("--context", metavar="N", help="tokens of a row, such as 8k or 1m (the model's max_length)")
     parser.add_argument(
@@ -77,7 +78,7 @@ def run(given: argparse.Namespace) -> None:
 
     if isinstance(given.activation_checkpointing, str):
         raise ValueError(f"--activation-checkpointing takes true or false, not {given.activation_checkpointing!r}")
-    name, model = resolve_model(choose_weights(given.model, given.checkpoint))
+    name, model = resolve_model(choose_weights(given.model, given.checkpoint), given.part)
     found = plan(
         model,
         devices=given.devices,

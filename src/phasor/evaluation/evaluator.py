@@ -38,6 +38,7 @@ def evaluate(
     num_beams: int = 5,
     limit: int | None = None,
     checkpoint: str | int | None = None,
+    part: str | None = None,
     device: str = "auto",
     progress: Progress | None = None,
     processes: JoinedProcesses | None = None,
@@ -45,7 +46,7 @@ def evaluate(
     """Evaluate the model of a run folder, on all of its validation texts or on `data`, read as the run read its own.
 
     `checkpoint` takes one of the run's checkpoints instead: "best", "last" or a step. In place of a run, a model folder
-    of any format is evaluated on `data`.
+    of any format is evaluated on `data`, or of a multimodal one its `part` "text".
 
     `target` is the other side of a parallel text in two files. `limit` takes the first examples only.
     `progress` is called with how far the evaluation is, and out of how much. `processes` of a `join_processes` have the
@@ -79,7 +80,7 @@ def evaluate(
         if (name, value) != ("limit", None) and (type(value) is not int or not 1 <= value < 1 << 31):
             raise ValueError(f"{name} must be an integer from 1 to 2147483647, not {quote(value)}")
     report = progress or (lambda done, total: None)
-    trained = open_run(path_of(run), device, checkpoint, processes)
+    trained = open_run(path_of(run), device, checkpoint, processes, part)
     examples = islice(evaluation_texts(trained, data, target), limit)
     with tempfile.TemporaryDirectory() as folder:
         store, references = encode_to_store(trained, examples, Path(folder))

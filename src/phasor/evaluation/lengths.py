@@ -44,6 +44,7 @@ def evaluate_lengths(
     join: bool = False,
     limit: int | None = None,
     checkpoint: str | int | None = None,
+    part: str | None = None,
     device: str = "auto",
     batch_tokens: int = BATCH_TOKENS,
     out: str | Path | None = None,
@@ -52,10 +53,10 @@ def evaluate_lengths(
 ) -> dict[str, Any]:
     """The loss of a decoder at several lengths, with each of several extensions, in nats per token.
 
-    `model` is any folder that `phasor.load` reads, a run, or a model. `data` is a text, JSON lines, a folder of texts
-    or a token file; without it a run is evaluated on its validation texts. Documents shorter than the largest length
-    are left out, and the result says how many remain; `join` reads all of them end to end as one. `limit` takes the
-    first rows of the largest length only.
+    `model` is any folder that `phasor.load` reads (or its `part`), a run, or a model. `data` is a text, JSON lines, a
+    folder of texts or a token file; without it a run is evaluated on its validation texts. Documents shorter than the
+    largest length are left out, and the result says how many remain; `join` reads all of them end to end as one.
+    `limit` takes the first rows of the largest length only.
 
     - `lengths`: integers, or texts such as "8k", where 1k is 1,024.
     - `extensions`: "own" (the model as it was saved), "none", "linear", "ntk", "yarn" and the other methods of
@@ -87,7 +88,7 @@ def evaluate_lengths(
     """
     settings = check_settings(lengths, extensions, protocol, factor, targets, stride, limit, batch_tokens)
     folder = check_out(out, FILES)
-    evaluated = open_evaluated_model(model, device, checkpoint)
+    evaluated = open_evaluated_model(model, device, checkpoint, part)
     variants = make_variants(evaluated.model, settings)
     documents, where = read_documents(evaluated, data)
     rows = cut_rows(documents, settings.largest, limit, join, where)

@@ -79,13 +79,14 @@ class HarnessModel:
         max_batch_size: int | None = None,
         extension: str | None = None,
         checkpoint: str | int | None = None,
+        part: str | None = None,
     ) -> None:
         super().__init__()
         if dtype not in (None, "auto", *DTYPES):
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {quote(dtype)}")
         self.path = path
         torch_dtype = None if dtype in (None, "auto") else getattr(torch, dtype)
-        self.model, folder = open_model(path, device or "auto", torch_dtype, checkpoint=checkpoint)
+        self.model, folder = open_model(path, device or "auto", torch_dtype, checkpoint=checkpoint, part=part)
         assert folder is not None
         self.folder = folder
         if self.model.tokenizer is None:

@@ -100,12 +100,14 @@ class EvaluatedModel:
     run: TrainedRun | None = None
 
 
-def open_evaluated_model(model: str | Path | Transformer, device: str, checkpoint: str | int | None) -> EvaluatedModel:
+def open_evaluated_model(
+    model: str | Path | Transformer, device: str, checkpoint: str | int | None, part: str | None
+) -> EvaluatedModel:
     """The model of a run folder or of any folder that `phasor.load` reads, or a model that is loaded already."""
     if not isinstance(model, Transformer) and is_run(path_of(model)):
-        run = open_run(path_of(model), device, checkpoint)
+        run = open_run(path_of(model), device, checkpoint, part=part)
         return EvaluatedModel(run.model, str(model), run.special.bos, run.special.eos, run)
-    opened, folder = open_model(model, device, checkpoint=checkpoint)
+    opened, folder = open_model(model, device, checkpoint=checkpoint, part=part)
     name = "a model in memory" if folder is None else str(model)
     return EvaluatedModel(opened, name, opened.special.bos, next(iter(opened.special.stop), None))
 

@@ -67,18 +67,19 @@ def open_run(
     device: str = "auto",
     checkpoint: str | int | None = None,
     processes: JoinedProcesses | None = None,
+    part: str | None = None,
 ) -> TrainedRun:
     """A run with the model it ended with, or with a checkpoint of it; a model's folder counts as a run without data.
 
     Before a run has ended that is its best checkpoint; `checkpoint` asks for "best", "last" or a step. With several
-    processes the model is cut over them.
+    processes the model is cut over them. `part` is as for `phasor.load`.
     """
     marker = RunMarker.read(folder)
     if marker is None:
-        return open_model_folder(folder, device, checkpoint, processes)
+        return open_model_folder(folder, device, checkpoint, processes, part)
     recipe = Recipe.from_mapping(marker.recipe, folder / MARKER)
     prepared = load_prepared_data(folder / DATA, TEXT_FILES)
-    model, place = open_model(folder, device, checkpoint=checkpoint, processes=processes)
+    model, place = open_model(folder, device, checkpoint=checkpoint, part=part, processes=processes)
     assert place is not None
     if model.tokenizer is None:
         why = "" if place.name == MODEL else f", since the data of {folder} are no longer in {folder / DATA}"
@@ -88,13 +89,17 @@ def open_run(
 
 
 def open_model_folder(
-    folder: Path, device: str, checkpoint: str | int | None, processes: JoinedProcesses | None
+    folder: Path,
+    device: str,
+    checkpoint: str | int | None,
+    processes: JoinedProcesses | None,
+    part: str | None,
 ) -> TrainedRun:
     """A model folder of any format, with the task that its shape is for."""
     place = resolve_folder(folder)
     if checkpoint is not None or not (is_checkpoint(place) or (place / CONFIG).exists()):
         raise ValueError(f"{folder} is not the folder of a run, which would have a {MARKER}")
-    model, _ = open_model(folder, device, processes=processes)
+    model, _ = open_model(folder, device, part=part, processes=processes)
     if model.tokenizer is None:
         raise ValueError(f"{folder} has no tokenizer, and evaluation reads text")
     task = TASKS[model.config.shape]

@@ -57,6 +57,7 @@ def evaluate_stream(
     limit: int | None = None,
     token_dtype: str | None = None,
     checkpoint: str | int | None = None,
+    part: str | None = None,
     device: str = "auto",
     dtype: torch.dtype | None = None,
     out: str | Path | None = None,
@@ -66,11 +67,11 @@ def evaluate_stream(
 ) -> dict[str, Any]:
     """The loss of a model on a file of text or token ids (`open_tokens`), read as one sequence of any length.
 
-    `model` is a run folder, a model folder of any format, or a model. The file is read once, through the model's cache,
-    `chunk` tokens at a time; memory does not depend on its length, if every layer has a window. `window` gives one to
-    the layers without (or with a longer one), and `sinks` keeps the first tokens visible behind it, at a capped
-    distance, as in StreamingLLM. A model with layers without a window reads at most `max_length` tokens, its own by
-    default.
+    `model` is a run folder, a model folder of any format (or its `part`), or a model. The file is read once, through
+    the model's cache, `chunk` tokens at a time; memory does not depend on its length, if every layer has a window.
+    `window` gives one to the layers without (or with a longer one), and `sinks` keeps the first tokens visible behind
+    it, at a capped distance, as in StreamingLLM. A model with layers without a window reads at most `max_length`
+    tokens, its own by default.
 
     `offset` is the position of the first token, `limit` how many tokens are read. With `out` the state is saved to a
     folder about every `save_seconds`, and `resume` continues from there; on the CPU to the same bits as without a stop.
@@ -99,7 +100,7 @@ def evaluate_stream(
     if resume and out is None:
         raise ValueError("resume needs out, the folder of the stream (--out)")
     folder = None if out is None else path_of(out)
-    network, _ = open_model(model, device, dtype, checkpoint=checkpoint)
+    network, _ = open_model(model, device, dtype, checkpoint=checkpoint, part=part)
     check_decoder(network.config)
     config = window_config(network.config, window, sinks)
     if config != network.config:

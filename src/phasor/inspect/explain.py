@@ -69,12 +69,13 @@ def explain(
     *,
     extension: Extension | None = None,
     length: int | None = None,
+    part: str | None = None,
 ) -> Explanation:
     """Explain the positions of a model, or of two and their difference.
 
     A model is a `ModelConfig`, "preset:NAME", or the path of a configuration file or of a folder that holds
     one. `extension` replaces the rotary extension of the first. `length` is the sequence length to explain for,
-    where it matters; by default the maximum length of the model.
+    where it matters; by default the maximum length of the model. `part` is the part of a multimodal folder ("text").
 
     >>> rotary = explain("preset:llama-3.1").schemes[0]
     >>> rotary.attention_factor, len(rotary.pairs), rotary.pairs[0].effect, rotary.pairs[63].effect
@@ -82,7 +83,7 @@ def explain(
     >>> explain("preset:llama-2", "preset:llama-3.1").differences[0]
     ('vocab_size', 32000, 128256)
     """
-    name, first = resolve_model(config)
+    name, first = resolve_model(config, part)
     if extension is not None:
         first = first.with_extension(extension)
         name = f"{name} with {extension.kind}"
@@ -99,8 +100,14 @@ def explain(
     )
 
 
-def resolve_model(config: ModelConfig | str | Path) -> tuple[str, ModelConfig]:
-    """A model's name and configuration, from a configuration, a preset's name or a file."""
+def resolve_model(config: ModelConfig | str | Path, part: str | None = None) -> tuple[str, ModelConfig]:
+    """A model's name and configuration, from a configuration, a preset's name or a file, or of a part of a folder."""
+    if part is not None:
+        if isinstance(config, ModelConfig) or str(config).startswith("preset:"):
+            raise ValueError("a part is that of a multimodal folder, and not of a configuration or preset")
+        from phasor.checkpoints.load import read_config
+
+        return str(config), read_config(config, part)
     if isinstance(config, ModelConfig):
         return f"{config.shape}, {config.num_layers} layers", config
     if isinstance(config, Path):

@@ -85,7 +85,7 @@ class MultiSectionParameters(RopeParameters):
         given = rope.get("mrope_section", list(self.sections.sections or ()))
         if len(given) != 3 or not all(type(size) is int for size in given):
             raise ValueError(f"{f.file}: mrope_section must be three numbers of pairs, not {json_repr(given)}")
-        others = {name: value for name, value in rope.data.items() if name not in ("mrope_section", "mrope_interleaved")}
+        others = {name: value for name, value in rope.data.items() if not name.startswith("mrope_")}
         if rope.get("rope_type", rope.get("type", None)) == "mrope":  # as older files have it
             others["rope_type"] = "default"
         inner = f.inside(f.data | {"rope_parameters": others, "rope_scaling": None})

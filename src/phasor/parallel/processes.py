@@ -135,11 +135,11 @@ class JoinedProcesses(Processes):
         shown = [f"{axis} {size}" for axis, size in sizes.items() if size > 1 or axis in ("replicate", "shard")]
         return f"{self.size} processes, {' x '.join(shown)}"
 
-    def load(self, folder: Path, dtype: torch.dtype | None) -> Transformer:
-        """The model of a folder, cut over these processes."""
+    def load(self, folder: Path, dtype: torch.dtype | None, part: str | None = None) -> Transformer:
+        """The model of a folder, or a part of it, cut over these processes."""
         from phasor.parallel.load import load_shards
 
-        return load_shards(folder, self, dtype)
+        return load_shards(folder, self, dtype, part)
 
     def end(self) -> None:
         """Say that this process is through; the first one, which may hold the store, waits for all others."""

@@ -40,6 +40,7 @@ def evaluate_retrieval(
     haystack: str | Path | None = None,
     seed: int = 0,
     checkpoint: str | int | None = None,
+    part: str | None = None,
     device: str = "auto",
     batch_tokens: int = BATCH_TOKENS,
     out: str | Path | None = None,
@@ -48,11 +49,11 @@ def evaluate_retrieval(
 ) -> dict[str, Any]:
     """How often a decoder finds what is hidden in a prompt, by the prompt's length and the depth of the needle.
 
-    `model` is any folder that `phasor.load` reads, a run, or a model; `tasks` are names of `TASKS`, such as "passkey".
-    Prompt and answer together have exactly as many tokens as each of `lengths` says; a prompt that does not fit is
-    refused. `depths` is the number of depths, evenly from 0, the beginning of the haystack, to 1, right before the
-    question. `extensions` are as in `evaluate_lengths`, each made for the largest length; the model as it was saved is
-    always beside them.
+    `model` is any folder that `phasor.load` reads (or its `part`), a run, or a model; `tasks` are names of `TASKS`,
+    such as "passkey". Prompt and answer together have exactly as many tokens as each of `lengths` says; a prompt that
+    does not fit is refused. `depths` is the number of depths, evenly from 0, the beginning of the haystack, to 1,
+    right before the question. `extensions` are as in `evaluate_lengths`, each made for the largest length; the model
+    as it was saved is always beside them.
 
     Every cell of the map has `trials` prompts, which are the same for every extension: a function of `seed`, the task,
     the length, the depth and the number of the trial. The haystack repeats a few sentences, or is cut from the text or
@@ -74,7 +75,7 @@ def evaluate_retrieval(
     for name, value in (("depths", depths), ("trials", trials), ("batch_tokens", batch_tokens)):
         check_integer(name, value, below=1 << 31)
     folder = check_out(out, (DATA, CHART, PAGE))
-    evaluated = open_evaluated_model(model, device, checkpoint)
+    evaluated = open_evaluated_model(model, device, checkpoint, part)
     variants = make_variants(evaluated.model, names, sizes)
     builder = PromptBuilder(evaluated.model, haystack, sizes[-1])
     places = [0.5] if depths == 1 else [index / (depths - 1) for index in range(depths)]
