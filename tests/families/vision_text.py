@@ -1,4 +1,4 @@
-"""Random configurations of the text parts of vision-language models, those that are families of their own."""
+"""Random configurations of the text parts of vision-language models, those that are separate families."""
 
 from __future__ import annotations
 

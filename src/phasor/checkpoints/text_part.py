@@ -85,10 +85,10 @@ def has_text_part(data: dict[str, Any]) -> bool:
     >>> has_text_part({"model_type": "llava"}), has_text_part({"model_type": "llama"})
     (True, False)
     """
-    return nested(data) is not None or multimodal(data) is not None
+    return text_object(data) is not None or multimodal(data) is not None
 
 
-def nested(data: dict[str, Any]) -> dict[str, Any] | None:
+def text_object(data: dict[str, Any]) -> dict[str, Any] | None:
     return next((data[name] for name in NESTED if isinstance(data.get(name), dict)), None)
 
 
@@ -106,7 +106,7 @@ def text_fields(data: dict[str, Any], file: Path) -> dict[str, Any]:
     """
     if not has_text_part(data):
         raise ValueError(f"{file} has no separate part for text: leave out part='text' (--part text)")
-    whole, inside = multimodal(data), nested(data)
+    whole, inside = multimodal(data), text_object(data)
     given = {name: value for name, value in data.items() if name not in WHOLE} if inside is None else inside
     kind = given.get("model_type") or (whole and whole.text)
     said = [fields[TIED] for fields in (data, given) if fields.get(TIED) is not None]
