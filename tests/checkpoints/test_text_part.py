@@ -124,6 +124,12 @@ def test_every_multimodal_model_is_tested():
     assert MULTIMODAL.keys() == MODELS.keys() | OF_CODE
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_what_a_file_leaves_out_is_as_in_transformers(name):
+    theirs, ours = transformers.AutoConfig.for_model(name), MULTIMODAL[name]
+    assert (theirs.text_config.model_type, theirs.tie_word_embeddings) == (ours.text, ours.tied)
+
+
 @pytest.fixture(params=[(name, tied) for name in MODELS for tied in (False, True)], ids=lambda p: f"{p[0]}-{p[1]}")
 def whole(request, tmp_path):
     """A model of theirs with every weight redrawn, and its folder."""

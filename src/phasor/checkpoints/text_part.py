@@ -23,8 +23,7 @@ class Multimodal(NamedTuple):
     tied: bool = False
 
 
-TOWER = {"vision_tower.": "the vision tower"}
-LLAVA = TOWER | {"multi_modal_projector.": "the projector"}
+LLAVA = {"vision_tower.": "the vision tower", "multi_modal_projector.": "the projector"}
 NEXT = LLAVA | {"image_newline": "the vector for ends of image rows"}
 IDEFICS = {"vision_model.": "the vision tower", "connector.": "the projector"}
 CHAT = {"vision_model.": "the vision tower", "mlp1.": "the projector"}
