@@ -25,7 +25,7 @@ class Case:
     `length` tokens are compared, more than a window or an original length in the configuration. `crossing` marks
     frequencies that depend on the sequence's length: `transformers` decodes those with the wrong ones, so only
     full forwards of fresh models are compared. `token_types` models take them; `attention` is the implementation
-    theirs runs with.
+    theirs runs with. Tokens are drawn from `lowest` on.
     """
 
     cls: Any
@@ -33,6 +33,7 @@ class Case:
     length: int = 51
     crossing: bool = False
     token_types: bool = False
+    lowest: int = 0
     attention: str = "sdpa"
     may_differ: tuple[str, ...] = ()  # fields of config.json that come back in another spelling
     older: Callable[[dict[str, Any]], dict[str, Any]] | None = None  # config.json as files of old spell it

@@ -7,7 +7,7 @@ from typing import Any
 
 import transformers
 
-from .cases import Case, Cases
+from .cases import Case, Cases, coin, llama_sizes, rope
 
 LONGEST = 60  # positions a table has
 ACTIVATIONS = ["gelu", "gelu_new", "relu", "silu"]
@@ -72,6 +72,94 @@ def roberta(rng: random.Random) -> Case:
 def roberta_without_head(rng: random.Random) -> Case:
     config = transformers.RobertaConfig(**roberta_sizes(rng))
     return Case(transformers.RobertaModel, config, token_types=True, may_differ=SYNONYMS)
+
+
+def xlm_roberta(rng: random.Random) -> Case:
+    config = transformers.XLMRobertaConfig(**roberta_sizes(rng))
+    return Case(transformers.XLMRobertaForMaskedLM, config, token_types=True, may_differ=SYNONYMS)
+
+
+def xlm_roberta_without_head(rng: random.Random) -> Case:
+    config = transformers.XLMRobertaConfig(**roberta_sizes(rng))
+    return Case(transformers.XLMRobertaModel, config, token_types=True, may_differ=SYNONYMS)
+
+
+def camembert(rng: random.Random) -> Case:
+    config = transformers.CamembertConfig(**roberta_sizes(rng))
+    return Case(transformers.CamembertForMaskedLM, config, token_types=True, may_differ=SYNONYMS)
+
+
+def camembert_without_head(rng: random.Random) -> Case:
+    config = transformers.CamembertConfig(**roberta_sizes(rng))
+    return Case(transformers.CamembertModel, config, token_types=True, may_differ=SYNONYMS)
+
+
+def mpnet_config(rng: random.Random) -> transformers.MPNetConfig:
+    """The table of positions begins after token 1, always its padding."""
+    given = bert_sizes(rng, max_position_embeddings=LONGEST + 2, pad_token_id=1)
+    del given["type_vocab_size"]
+    return transformers.MPNetConfig(**given)
+
+
+def mpnet(rng: random.Random) -> Case:
+    return Case(transformers.MPNetForMaskedLM, mpnet_config(rng), lowest=2, attention="eager", may_differ=SYNONYMS)
+
+
+def mpnet_without_head(rng: random.Random) -> Case:
+    return Case(transformers.MPNetModel, mpnet_config(rng), lowest=2, attention="eager", may_differ=SYNONYMS)
+
+
+def electra_config(rng: random.Random) -> transformers.ElectraConfig:
+    given = bert_sizes(rng)
+    return transformers.ElectraConfig(**given, embedding_size=rng.choice([10, given["hidden_size"]]))
+
+
+def electra(rng: random.Random) -> Case:
+    return Case(transformers.ElectraForMaskedLM, electra_config(rng), token_types=True, may_differ=SYNONYMS)
+
+
+def electra_without_head(rng: random.Random) -> Case:
+    return Case(transformers.ElectraModel, electra_config(rng), token_types=True, may_differ=SYNONYMS)
+
+
+def electra_discriminator(rng: random.Random) -> Case:
+    """Its head is kept; the hidden states are compared."""
+    return Case(transformers.ElectraForPreTraining, electra_config(rng), token_types=True, may_differ=SYNONYMS)
+
+
+def nomic_bert_config(rng: random.Random) -> transformers.NomicBertConfig:
+    given = bert_sizes(rng) | {"hidden_act": rng.choice(["silu", "gelu", "relu"]), "pad_token_id": 0}
+    rope = rope_parameters(rng, 1000.0, 900.0)
+    return transformers.NomicBertConfig(**given, head_dim=rng.choice([None, 10]), rope_parameters=rope)
+
+
+def nomic_bert(rng: random.Random) -> Case:
+    return Case(transformers.NomicBertForMaskedLM, nomic_bert_config(rng), token_types=True)
+
+
+def nomic_bert_without_head(rng: random.Random) -> Case:
+    return Case(transformers.NomicBertModel, nomic_bert_config(rng), token_types=True)
+
+
+def eurobert_config(rng: random.Random) -> transformers.EuroBertConfig:
+    return transformers.EuroBertConfig(
+        **llama_sizes(rng),
+        hidden_act=rng.choice(["silu", "gelu"]),
+        rms_norm_eps=rng.choice([1e-2, 1e-5]),
+        attention_bias=coin(rng),
+        mlp_bias=coin(rng),
+        tie_word_embeddings=coin(rng),
+        attention_dropout=rng.choice([0.0, 0.2]),
+        rope_parameters=rope(rng),
+    )
+
+
+def eurobert(rng: random.Random) -> Case:
+    return Case(transformers.EuroBertForMaskedLM, eurobert_config(rng))
+
+
+def eurobert_without_head(rng: random.Random) -> Case:
+    return Case(transformers.EuroBertModel, eurobert_config(rng))
 
 
 def distilbert_config(rng: random.Random) -> transformers.DistilBertConfig:
@@ -180,6 +268,18 @@ CASES: Cases = {
     "bert/with both heads": bert_with_both_heads,
     "roberta": roberta,
     "roberta/without head": roberta_without_head,
+    "xlm-roberta": xlm_roberta,
+    "xlm-roberta/without head": xlm_roberta_without_head,
+    "camembert": camembert,
+    "camembert/without head": camembert_without_head,
+    "mpnet": mpnet,
+    "mpnet/without head": mpnet_without_head,
+    "electra": electra,
+    "electra/without head": electra_without_head,
+    "nomic_bert": nomic_bert,
+    "nomic_bert/without head": nomic_bert_without_head,
+    "eurobert": eurobert,
+    "eurobert/without head": eurobert_without_head,
     "distilbert": distilbert,
     "distilbert/without head": distilbert_without_head,
     "roformer": roformer,

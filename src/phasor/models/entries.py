@@ -276,8 +276,8 @@ class HeadDim(Field):
 class EmbeddingWidth(Field):
     """The width of a token embedding that is projected where it is not the model's; `project` says when."""
 
-    def __init__(self, project: str = "tokens") -> None:
-        super().__init__("embedding.width", default=None)
+    def __init__(self, project: str = "tokens", absent: Any = REQUIRED) -> None:
+        super().__init__("embedding.width", default=None, absent=absent)
         self.project = project
 
     def read(self, f: Fields, name: str, draft: Draft) -> None:

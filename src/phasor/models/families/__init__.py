@@ -1,4 +1,7 @@
-"""The families phasor reads and writes: one module each, named as its `model_type`, that defines `FAMILY`."""
+"""The families phasor reads and writes: one module each, named as its `model_type`, that defines `FAMILY`.
+
+A hyphen of a `model_type` is a double underscore in the module's name.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from phasor.models.family import Family
 
 def names() -> list[str]:
     """The `model_type` of every family."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+    modules = (module.name for module in pkgutil.iter_modules(__path__))
+    return sorted(module.replace("__", "-") for module in modules if not module.startswith("_"))
 
 
 def family(name: str) -> Family:
@@ -19,4 +23,4 @@ def family(name: str) -> Family:
     >>> family("llama").architectures["lm"]
     'LlamaForCausalLM'
     """
-    return importlib.import_module(f"{__name__}.{name}").FAMILY
+    return importlib.import_module(f"{__name__}.{name.replace('-', '__')}").FAMILY

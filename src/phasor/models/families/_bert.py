@@ -116,19 +116,29 @@ class BertLike(Family):
         return torch.equal(tensor.flatten().long(), counts)
 
     def rules(self, config: ModelConfig) -> Iterator[Rule]:
-        first, block, layer = f"{self.prefix}embeddings", "encoder.blocks.{i}", self.prefix + "encoder.layer.{i}"
-        yield Rule("tokens.weight", f"{first}.word_embeddings.weight")
-        yield Rule("encoder.positions.0.weight", f"{first}.position_embeddings.weight")
-        yield Rule("encoder.token_types.weight", f"{first}.token_type_embeddings.weight")
-        yield from linear("encoder.embedding_norm", f"{first}.LayerNorm")
+        block, layer = "encoder.blocks.{i}", self.prefix + "encoder.layer.{i}"
+        yield from self.embedding_rules()
+        yield from linear("encoder.embedding_norm", f"{self.prefix}embeddings.LayerNorm")
         yield from linear("encoder.project", f"{self.prefix}embeddings_project")
-        yield from projections(f"{block}.attention", f"{layer}.attention.self", ("query", "key", "value"))
-        yield from linear(f"{block}.attention.out", f"{layer}.attention.output.dense")
-        yield from linear(f"{block}.residual.norms.0", f"{layer}.attention.output.LayerNorm")
+        yield from self.attention_rules(block, layer)
         yield from linear(f"{block}.feedforward.up", f"{layer}.intermediate.dense")
         yield from linear(f"{block}.feedforward.down", f"{layer}.output.dense")
         yield from linear(f"{block}.residual.norms.1", f"{layer}.output.LayerNorm")
         yield from linear("pooler.dense", f"{self.prefix}pooler.dense")
+        yield from self.head_rules(config)
+
+    def embedding_rules(self) -> Iterator[Rule]:
+        first = f"{self.prefix}embeddings"
+        yield Rule("tokens.weight", f"{first}.word_embeddings.weight")
+        yield Rule("encoder.positions.0.weight", f"{first}.position_embeddings.weight")
+        yield Rule("encoder.token_types.weight", f"{first}.token_type_embeddings.weight")
+
+    def attention_rules(self, ours: str, theirs: str) -> Iterator[Rule]:
+        yield from projections(f"{ours}.attention", f"{theirs}.attention.self", ("query", "key", "value"))
+        yield from linear(f"{ours}.attention.out", f"{theirs}.attention.output.dense")
+        yield from linear(f"{ours}.residual.norms.0", f"{theirs}.attention.output.LayerNorm")
+
+    def head_rules(self, config: ModelConfig) -> Iterator[Rule]:
         yield from linear("head.dense", self.transform[0])
         yield from linear("head.norm", self.transform[1])
         yield Rule("head.weight", f"{self.masked}.decoder.weight")

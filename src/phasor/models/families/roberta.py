@@ -12,10 +12,16 @@ from phasor.nn.positions import LearnedConfig
 
 
 class RowsAfterPadding(FieldEntry):
-    """The rows of a position table, of which the first `pad_token_id + 1` are no token's."""
+    """The rows of a position table, of which the first `pad_token_id + 1` are no token's.
+
+    Where the padding token is `always` the same, the file's is not read.
+    """
+
+    def __init__(self, always: int | None = None) -> None:
+        self.always = always
 
     def read(self, f: Fields, name: str, draft: Draft) -> None:
-        pad = f.get("pad_token_id", 1)
+        pad = f.get("pad_token_id", 1) if self.always is None else self.always
         draft.values |= {"position.offset": pad + 1, "position.padding_token": pad}
         draft["max_length"] = f.get(name, 512) - (pad + 1)
 
@@ -24,7 +30,7 @@ class RowsAfterPadding(FieldEntry):
         if not position.offset:
             raise ValueError("its positions begin after a padding token's number, and so not at 0")
         rows = (position.max_length or config.max_length) + position.offset
-        return {name: rows, "pad_token_id": position.offset - 1}
+        return {name: rows} | ({"pad_token_id": position.offset - 1} if self.always is None else {})
 
 
 class Roberta(BertLike):
