@@ -333,9 +333,8 @@ class Transformer(nn.Module):
             record.pooled = self.pooler(hidden, attention_mask)
         if not head:
             return hidden
-        if self.head is not None:
-            return self.head(hidden, self.tokens.table)
-        return record.pooled if self.config.head.kind == "pooled" and record.pooled is not None else hidden
+        features = record.pooled if self.config.head.of_sequence and record.pooled is not None else hidden
+        return features if self.head is None else self.head(features, self.tokens.table)
 
     def compile(self, *args: Any, **options: Any) -> None:
         """Compile the blocks, in place: one graph serves all that are alike. Arguments are those of `torch.compile`.

@@ -103,7 +103,7 @@ def open_hf(
         with torch.device("meta"):
             model = Transformer(config).to(dtype or config_dtype(data) or tensors.main_dtype())
         shapes = dict(model.state_dict())
-        wanted = expand_rules(family.rules(config), config, shapes)
+        wanted = expand_rules(family.all_rules(config), config, shapes)
         passthrough = check_tensors(family, folder, tensors, names, wanted, shapes, config)
         model.origin = Origin(family.model_type, folder, config, fields.unread_fields())
         model.origin.passthrough = {name: tensors.get(names[name]).clone() for name in passthrough}
@@ -143,7 +143,7 @@ def canonical_names(found: list[str], family: Family) -> dict[str, str]:
 
 def resolve_copies(names: dict[str, str], family: Family, config: ModelConfig) -> None:
     """Find a tensor under the name of its copy, where the file has it there alone."""
-    wanted = {rule.theirs for rule in family.rules(config)}
+    wanted = {rule.theirs for rule in family.all_rules(config)}
     copies = dict(family.copies)
     if config.has_logits and config.embedding.tied:
         copies[family.head] = family.embedding_of(config)
@@ -241,7 +241,7 @@ def save_hf(model: Transformer, folder: Path, progress: Progress | None = None) 
     origin: Origin | None = model.origin
     family, written = choose_family(model)
     ours = model.state_dict()
-    wanted = expand_rules(family.rules(model.config), model.config, ours)
+    wanted = expand_rules(family.all_rules(model.config), model.config, ours)
     own = own_origin(model, family)
     kept = {} if own is None else own.passthrough
     duplicates = {c: p for c, name in family.duplicates(model.config).items() for p in wanted if p.theirs == name}
@@ -380,7 +380,7 @@ def write_config(model: Transformer, family: Family) -> dict[str, Any]:
     written |= {"architectures": [family.architecture(config, passthrough)], "model_type": family.model_type}
     written["tie_word_embeddings"] = config.embedding.tied
     written = trained_length_fields(config) | written
-    names = [assignment.theirs for assignment in expand_rules(family.rules(config), config, dict(model.state_dict()))]
+    names = [assignment.theirs for assignment in expand_rules(family.all_rules(config), config, dict(model.state_dict()))]
     read = family.read_whole(Fields(written, Path(CONFIG), names, strict=True))
     read = read.replace(embedding=read.embedding.replace(tied=config.embedding.tied))
     if isinstance(config.head, PooledHeadConfig):

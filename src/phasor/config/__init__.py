@@ -21,6 +21,7 @@ from phasor.config.attention import AttentionConfig
 from phasor.config.discovery import discover
 from phasor.config.model import LayerConfig, ModelConfig
 from phasor.config.parts import (
+    ClassifierConfig,
     DeepNormConfig,
     DropoutConfig,
     EmbeddingConfig,
@@ -45,7 +46,9 @@ from phasor.config.parts import (
     PreConfig,
     RMSNormConfig,
     SandwichConfig,
+    SequenceClassifierConfig,
     T5InitConfig,
+    TokenClassifierConfig,
     XavierInitConfig,
 )
 from phasor.config.positions import Extension, PositionConfig
@@ -55,6 +58,7 @@ __all__ = [
     "ActivationConfig",
     "AttentionConfig",
     "ChunkedConfig",
+    "ClassifierConfig",
     "DeepNormConfig",
     "DilatedConfig",
     "DropoutConfig",
@@ -91,12 +95,14 @@ __all__ = [
     "ReGLUConfig",
     "ReLUConfig",
     "SandwichConfig",
+    "SequenceClassifierConfig",
     "SiLUConfig",
     "SparseConfig",
     "StridedConfig",
     "SwiGLUClampedConfig",
     "SwiGLUConfig",
     "T5InitConfig",
+    "TokenClassifierConfig",
     "TopKConfig",
     "XavierInitConfig",
 ]

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 from phasor.config.attention import AttentionConfig
 from phasor.config.cached import CachedTensor, merge_by_name
 from phasor.config.parts import (
+    POOLERS,
     DropoutConfig,
     EmbeddingConfig,
     FeedForwardConfig,
@@ -32,6 +33,7 @@ from phasor.config.schema import (
     by_kind,
     derived_field,
     positive,
+    with_article,
 )
 
 SHAPES = {
@@ -124,8 +126,11 @@ class ModelConfig(Config):
             raise ValueError(f"EmbeddingConfig.source_vocab_size is for an encoder-decoder, not for a {self.shape}")
         if isinstance(self.head, NoHeadConfig) and self.head.project and self.embedding.width is None:
             raise ValueError("NoHeadConfig.project needs EmbeddingConfig.width: it is the width projected to")
-        if self.head.pooler != "none" and self.shape != "encoder":
-            raise ValueError(f"a pooler needs an encoder, not a {self.shape}")
+        if self.head.pooler not in {"encoder": POOLERS, "decoder": ("none", "last")}.get(self.shape, ("none",)):
+            raise ValueError(
+                f"the pooler {self.head.pooler!r} needs an encoder, not {with_article(self.shape)}; "
+                "a decoder may have the pooler 'last'"
+            )
         if self.layers and len(self.layers) > max(self.num_layers, self.num_encoder_layers or 0):
             raise ValueError(
                 f"ModelConfig.layers lists {len(self.layers)} layers, but the model has {self.num_layers}: "

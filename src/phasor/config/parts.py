@@ -235,14 +235,23 @@ POOLERS = {
     "cls": "the first real token's vector as it is",
     "mean": "the mean over the real tokens",
     "max": "the maximum over the real tokens, per feature",
+    "last": "the last real token's vector as it is",
 }
-Pooling = Literal["none", "first", "cls", "mean", "max"]
+Pooling = Literal["none", "first", "cls", "mean", "max", "last"]
 
 
 class HeadConfig(Choice, what="head"):
-    """The model's output."""
+    """The model's output; `of_sequence` kinds give one vector per sequence, from the pooler."""
 
     pooler: Pooling = "none"
+    of_sequence: ClassVar[bool] = False
+
+    def check(self) -> None:
+        if self.of_sequence and self.pooler == "none":
+            known = ", ".join(name for name in POOLERS if name != "none")
+            raise ValueError(
+                f"{type(self).__name__}.pooler must be one of {known}: the head's output is the pooled vector"
+            )
 
 
 class LogitsConfig(HeadConfig):
@@ -253,6 +262,7 @@ class LogitsConfig(HeadConfig):
     softcap: float | None = None
 
     def check(self) -> None:
+        super().check()
         positive(self, "softcap")
         if self.multiplier != "rsqrt":
             positive(self, "multiplier")
@@ -271,9 +281,7 @@ class MaskedHeadConfig(LogitsConfig, kind="mlm"):
 
     def check(self) -> None:
         super().check()
-        if self.activation.gated:
-            plain = sorted(kind for kind, cls in ActivationConfig.kinds.items() if not cls.gated)
-            raise unknown("activation of the masked head", self.activation.kind, plain)
+        require_plain(self.activation, "activation of the masked head")
 
 
 class NoHeadConfig(HeadConfig, kind="none"):
@@ -290,11 +298,52 @@ class PooledHeadConfig(HeadConfig, kind="pooled"):
 
     pooler: Pooling = "first"
     normalize: bool = False
+    of_sequence: ClassVar[bool] = True
+
+
+class ClassifierConfig(HeadConfig):
+    """What heads with a score for each of their labels share.
+
+    `dense` is the activation behind a dense layer that comes before the scores, None where there is none; `dense_norm`
+    puts a norm behind it.
+    """
+
+    labels: tuple[str, ...] = ("LABEL_0", "LABEL_1")
+    score_bias: bool = True
+    dense: ActivationConfig | None = None
+    dense_bias: bool = True
+    dense_norm: bool = False
 
     def check(self) -> None:
-        if self.pooler == "none":
-            known = ", ".join(name for name in POOLERS if name != "none")
-            raise ValueError(f"PooledHeadConfig.pooler must be one of {known}: the pooled vector is its output")
+        super().check()
+        if not self.labels:
+            raise ValueError(f"{type(self).__name__}.labels must name at least one label")
+        if self.dense is not None:
+            require_plain(self.dense, "activation of a classifier's dense layer")
+        elif self.dense_norm:
+            raise ValueError(f"{type(self).__name__}.dense_norm needs dense: there is no dense layer to normalize")
+
+
+class SequenceClassifierConfig(ClassifierConfig, kind="sequence-classifier"):
+    """Scores of labels for the whole sequence, from the pooler's vector (classifiers, rerankers, reward models).
+
+    >>> SequenceClassifierConfig(labels=("relevance",)).pooler
+    'first'
+    """
+
+    pooler: Pooling = "first"
+    of_sequence: ClassVar[bool] = True
+
+
+class TokenClassifierConfig(ClassifierConfig, kind="token-classifier"):
+    """Scores of labels for every token."""
+
+
+def require_plain(activation: ActivationConfig, what: str) -> None:
+    """Refuse a gated activation where there is no gate."""
+    if activation.gated:
+        plain = sorted(kind for kind, cls in ActivationConfig.kinds.items() if not cls.gated)
+        raise unknown(what, activation.kind, plain)
 
 
 class DropoutConfig(Config):

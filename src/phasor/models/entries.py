@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from phasor.config import LayerConfig, ModelConfig
-from phasor.config.schema import Choice, Config
+from phasor.config import HeadConfig, LayerConfig, LogitsConfig, ModelConfig, SequenceClassifierConfig
+from phasor.config.schema import Choice, Config, names
 from phasor.models.fields import REQUIRED, Fields
 from phasor.nn.attention.softmax.config import Projection
 
@@ -123,8 +123,19 @@ class Draft:
         return self.values[path] if path in self.values else get_path(self.config(), path)
 
     @property
+    def head(self) -> type[HeadConfig]:
+        """The kind of head."""
+        head: type[HeadConfig] = HeadConfig.kinds[self.values.get("head", "lm")]
+        return head
+
+    @property
     def has_logits(self) -> bool:
-        return self.values.get("head", "lm") != "none"
+        return issubclass(self.head, LogitsConfig)
+
+    def has(self, path: str) -> bool:
+        """Whether a path leads anywhere: each kind of head has its own fields."""
+        part, _, name = path.partition(".")
+        return part != "head" or not name or name in names(self.head)
 
     def config(self) -> ModelConfig:
         """The configuration so far, the same in every layer."""
@@ -179,12 +190,12 @@ class FieldEntry:
 
 
 class Field(FieldEntry):
-    """A field that is one value of a ModelConfig, or several that are equal; the first of its paths is written.
+    """A field that is one value of a ModelConfig, or several that are equal; the first of its paths that the model has is written.
 
     Where the file has null, or nothing, it is `default`, and required without one; `absent` is for nothing alone. A
     field with an `alias` has two names, which agree where a file has both; a `fallback` is read where the field is
     missing. `positive` numbers are greater than 0. One that may be `omitted` is written only where it is not the
-    default. Fields of the head are those of a model that has logits.
+    default. Fields of the head are those that its kind has.
 
     Subclasses convert values: `decode` theirs to ours, and `encode` ours to theirs.
     """
@@ -203,14 +214,14 @@ class Field(FieldEntry):
         self.alias, self.fallback, self.positive, self.omitted = alias, fallback, positive, omitted
 
     def read(self, f: Fields, name: str, draft: Draft) -> None:
-        paths = [path for path in self.paths if draft.has_logits or not path.startswith("head.")]
+        paths = [path for path in self.paths if draft.has(path)]
         if paths:
             value = self.decode(self.value(f, name, draft), draft)
             draft.values |= dict.fromkeys(paths, value)
 
     def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
-        path = self.paths[0]
-        if path.startswith("head.") and not config.has_logits:
+        path = next((p for p in self.paths if not p.startswith("head.") or hasattr(config.head, p[5:])), None)
+        if path is None:
             return {}
         value = get_path(config, path)
         if value is None and self.default is not None and path in DERIVED:
@@ -353,6 +364,21 @@ class Activation(Field):
 
     def encode(self, value: Any, config: ModelConfig) -> Any:
         return self.written.get(value.kind, value.kind)
+
+
+class ClassifierPooling(FieldEntry):
+    """How a sequence classifier pools: our poolers by their names."""
+
+    def __init__(self, default: str, known: dict[str, str]) -> None:
+        self.default, self.known = default, known
+
+    def read(self, f: Fields, name: str, draft: Draft) -> None:
+        if issubclass(draft.head, SequenceClassifierConfig):
+            draft["head.pooler"] = f.choose(name, self.known, self.default)
+
+    def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
+        found = {name: theirs for theirs, ours in self.known.items() if ours == config.head.pooler}
+        return found if isinstance(config.head, SequenceClassifierConfig) else {}
 
 
 class Pinned(FieldEntry):

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from phasor.config import FeedForwardConfig, ModelConfig
+from phasor.config import ClassifierConfig, FeedForwardConfig, ModelConfig
 from phasor.config.schema import Choice, Config, names, quote
 from phasor.models.entries import Draft, Field, FieldEntry, read_table, require_kind, write_table
-from phasor.models.fields import Fields
-from phasor.models.layout import Rule
+from phasor.models.fields import Fields, json_repr
+from phasor.models.layout import Rule, linear
 from phasor.nn.positions import RotaryConfig
 
 ORIGINAL = "original_max_position_embeddings"
 TRAINED = "trained_length"  # a field of phasor's own, which transformers keeps and does not read
+
+
+class Classifier(NamedTuple):
+    """A class with a head that classifies: its name, its modules as ours and theirs, and its parts by path."""
+
+    architecture: str
+    modules: dict[str, str]
+    parts: dict[str, Any] = {}
 
 
 class Family:
@@ -25,6 +33,7 @@ class Family:
     - `fields`: the entries of config.json by name, in the order they are read. `parts`: what all of its models have, by
       paths in a ModelConfig; those of the head where there are logits.
     - `architectures`: its classes by the kind of head they have; `aliases`: kinds by the names of further classes.
+      `classifiers`: those with a head that classifies.
     - `body`: its class without a head, where transformers has none with one: what it loads of any model of the family.
     - `prefix`: what tensor names begin with in a file saved with a head, and may lack in one saved without;
       `unprefixed` names never have it. `embedding` and `head` are the two weights that may be tied.
@@ -43,6 +52,7 @@ class Family:
     parts: ClassVar[dict[str, Any]] = {"init": "normal"}
     architectures: ClassVar[dict[str, str]]
     aliases: ClassVar[dict[str, str]] = {}
+    classifiers: ClassVar[dict[str, Classifier]] = {}
     body: ClassVar[str | None] = None
     prefix: ClassVar[str] = "model."
     unprefixed: ClassVar[tuple[str, ...]] = ("lm_head.",)
@@ -64,9 +74,11 @@ class Family:
 
     def start(self, f: Fields) -> Draft:
         """What is known before the table is read: the parts that all models have, and the kind of head."""
-        kind = self.head_kind(f)
-        parts = {path: part for path, part in self.parts.items() if kind != "none" or not path.startswith("head.")}
-        return Draft(parts | {"head": kind})
+        draft = Draft({"head": self.head_kind(f)})
+        draft.values |= {path: part for path, part in self.parts.items() if draft.has(path)}
+        if draft["head"] in self.classifiers:
+            draft.values |= self.classifiers[draft["head"]].parts | {"head.labels": read_labels(f)}
+        return draft
 
     def read_whole(self, f: Fields) -> ModelConfig:
         """The configuration a config.json asks for, after looking at every field of it."""
@@ -84,7 +96,15 @@ class Family:
             part, kind = getattr(config, name), self.parts.get(name)
             if kind is not None:
                 require_kind(part, part.kinds[kind])
-        return write_table(self.fields, config)
+        return write_table(self.fields, config) | write_labels(config)
+
+    def all_rules(self, config: ModelConfig) -> Iterator[Rule]:
+        """Which of their tensors is which of ours, those of a classifier among them."""
+        classifier = self.classifiers.get(config.head.kind)
+        modules = {} if classifier is None else classifier.modules
+        yield from (rule for rule in self.rules(config) if rule.ours.rpartition(".")[0] not in modules)
+        for ours, theirs in modules.items():
+            yield from linear(ours, theirs)
 
     def rules(self, config: ModelConfig) -> Iterator[Rule]:
         """Which of their tensors is which of ours."""
@@ -94,6 +114,7 @@ class Family:
         """The kind of head a file's architecture has; the first known where none is named."""
         named = f.get("architectures", None) or [next(iter(self.architectures.values()))]
         kinds = {name: kind for kind, name in self.architectures.items()} | self.aliases
+        kinds |= {classifier.architecture: kind for kind, classifier in self.classifiers.items()}
         if not isinstance(named, list) or len(named) != 1 or str(named[0]) not in kinds:
             raise ValueError(
                 f"{f.file}: phasor does not know the architecture {quote(named)} of {self.model_type}; "
@@ -131,9 +152,32 @@ class Family:
         `passthrough` are the names of the tensors phasor has no use for that are written along.
         """
         kind = "none" if config.head.kind == "pooled" else config.head.kind
-        if kind not in self.architectures:
+        known = self.architectures | {kind: each.architecture for kind, each in self.classifiers.items()}
+        if kind not in known:
             raise ValueError(f"{self.model_type} has no class with the head {kind!r}")
-        return self.architectures[kind]
+        return known[kind]
+
+
+def read_labels(f: Fields) -> tuple[str, ...]:
+    """The names of a classifier's labels, in their order; transformers has two where a file has none."""
+    f.get("label2id", None)
+    given = {str(key): name for key, name in f.get("id2label", {}).items()}
+    count = f.get("num_labels", None)
+    labels = tuple(given.get(str(i), f"LABEL_{i}") for i in range(len(given) or (2 if count is None else count)))
+    if given and (set(given) != set(map(str, range(len(given)))) or not all(isinstance(name, str) for name in labels)):
+        raise ValueError(f"{f.file}: id2label must name the labels 0 to {len(given) - 1}, not {json_repr(given)}")
+    return labels
+
+
+def write_labels(config: ModelConfig) -> dict[str, Any]:
+    """The fields of config.json that name a classifier's labels."""
+    if not isinstance(config.head, ClassifierConfig):
+        return {}
+    labels = config.head.labels
+    return {
+        "id2label": {str(i): name for i, name in enumerate(labels)},
+        "label2id": {name: i for i, name in enumerate(labels)},
+    }
 
 
 def is_plain_rotary(config: ModelConfig) -> bool:

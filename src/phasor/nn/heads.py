@@ -1,4 +1,4 @@
-"""The model's last layer: logits over the vocabulary and their loss, hidden states, or one pooled vector."""
+"""The model's last layer: logits over the vocabulary and their loss, scores of labels, hidden states, or one vector."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phasor.config import (
+    ClassifierConfig,
     LogitsConfig,
     MaskedHeadConfig,
     ModelConfig,
@@ -127,6 +128,24 @@ class ProjectedHead(nn.Module):
         return self.project(h)
 
 
+class ClassifierHead(nn.Module):
+    """A score for each label: `h W^T + b`, of `norm(activation(dense(h)))` where the head has a dense layer."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__()
+        assert isinstance(model.head, ClassifierConfig)
+        config = model.head
+        self.activation = config.dense
+        self.dense = None if config.dense is None else nn.Linear(model.dim, model.dim, bias=config.dense_bias)
+        self.norm = build_norm(model.norm, model.dim) if config.dense_norm else nn.Identity()
+        self.score = nn.Linear(model.dim, len(config.labels), bias=config.score_bias)
+
+    def forward(self, h: Tensor, tokens: Matrix) -> Tensor:
+        if self.dense is not None and self.activation is not None:
+            h = self.norm(activate(self.dense(h), self.activation))
+        return self.score(h)
+
+
 def head_loss(
     head: nn.Module,
     hidden: Tensor,
@@ -158,10 +177,12 @@ def head_loss(
     return Loss(sums.loss / count, sums.cross_entropy / count, sums.z / count if z_loss else None)
 
 
-def build_head(model: ModelConfig) -> LogitsHead | ProjectedHead | None:
-    """What follows the last hidden states; None where they are what the model gives out."""
+def build_head(model: ModelConfig) -> LogitsHead | ClassifierHead | ProjectedHead | None:
+    """What follows the last hidden states or their pooler; None where they are what the model gives out."""
     if model.has_logits:
         return LogitsHead(model)
+    if isinstance(model.head, ClassifierConfig):
+        return ClassifierHead(model)
     return ProjectedHead(model) if isinstance(model.head, NoHeadConfig) and model.head.project else None
 
 
@@ -186,6 +207,9 @@ class Pooler(nn.Module):
             first_token = 0 if attention_mask is None else attention_mask.to(torch.int64).argmax(-1)
             first = h[torch.arange(len(h), device=h.device), first_token]
             return first if self.dense is None else torch.tanh(self.dense(first))
+        if self.kind == "last":
+            behind = 0 if attention_mask is None else attention_mask.flip(-1).to(torch.int64).argmax(-1)
+            return h[torch.arange(len(h), device=h.device), h.shape[1] - 1 - behind]
         if self.kind == "max":
             return (
                 h.amax(1) if attention_mask is None else h.masked_fill(~attention_mask[..., None], -torch.inf).amax(1)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from phasor.config import (
+    ClassifierConfig,
     MaskedHeadConfig,
     ModelConfig,
     NoHeadConfig,
@@ -142,6 +143,12 @@ def head(model: ModelConfig) -> Iterator[Weight]:
     if not model.has_logits:
         if isinstance(config, NoHeadConfig) and config.project:
             yield from linear(width, model.dim).values()
+        if isinstance(config, ClassifierConfig):
+            if config.dense is not None:
+                yield from linear(model.dim, model.dim, bias=config.dense_bias).values()
+            if config.dense_norm:
+                yield from model.norm.weights(model.dim).values()
+            yield from linear(len(config.labels), model.dim, bias=config.score_bias).values()
         return
     masked = isinstance(config, MaskedHeadConfig)
     if isinstance(config, MaskedHeadConfig):

@@ -20,7 +20,7 @@ from phasor.models.entries import (
     Pinned,
     TableLength,
 )
-from phasor.models.family import Family
+from phasor.models.family import Classifier, Family
 from phasor.models.fields import Fields
 from phasor.models.layout import Rule, linear, projections
 
@@ -32,6 +32,15 @@ HARMLESS = frozenset(
     summary_activation summary_first_dropout summary_last_dropout summary_type summary_use_proj
     """.split()  # noqa: SIM905
 )
+
+
+def classifiers(name: str, modules: dict[str, str], **parts: Any) -> dict[str, Classifier]:
+    """The classes that classify, whose names begin so: sequences by these modules and parts, and tokens."""
+    of_head = {f"head.{field}": part for field, part in parts.items()}
+    return {
+        "sequence-classifier": Classifier(f"{name}ForSequenceClassification", modules, of_head),
+        "token-classifier": Classifier(f"{name}ForTokenClassification", {"head.score": "classifier"}),
+    }
 
 
 class TokenTypes(Field):
@@ -88,7 +97,8 @@ class BertLike(Family):
 
     def start(self, f: Fields) -> Draft:
         draft = super().start(f)
-        draft["head.pooler"] = self.pooler(f, draft["head"])
+        if draft["head"] not in self.classifiers:
+            draft["head.pooler"] = self.pooler(f, draft["head"])
         return draft
 
     def head_kind(self, f: Fields) -> str:

@@ -7,11 +7,20 @@ from typing import Any, ClassVar
 
 from phasor.config import ModelConfig
 from phasor.models.entries import Field, FieldEntry, InitStd, SameAs
-from phasor.models.family import Family
+from phasor.models.family import Classifier, Family
 from phasor.models.fields import REQUIRED
 from phasor.models.layout import Rule, glu, linear, projections
 
 PRE = ("input_layernorm", "post_attention_layernorm")
+
+
+def score_classifiers(name: str, *, tokens: bool = True) -> dict[str, Classifier]:
+    """The classes that classify, whose names begin so: scores of the last token, and where it has both of every one."""
+    last = {"head.pooler": "last", "head.score_bias": False}
+    found = {"sequence-classifier": Classifier(f"{name}ForSequenceClassification", {"head.score": "score"}, last)}
+    if tokens:
+        found["token-classifier"] = Classifier(f"{name}ForTokenClassification", {"head.score": "score"})
+    return found
 
 
 class KVHeads(Field):

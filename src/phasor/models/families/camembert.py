@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from phasor.models.families.roberta import Roberta
+from phasor.models.families._bert import classifiers
+from phasor.models.families.roberta import DENSE_CLASSIFIER, Roberta
 
 
 class Camembert(Roberta):
@@ -11,6 +12,7 @@ class Camembert(Roberta):
     model_type = "camembert"
     title = "CamemBERT"
     architectures = {"mlm": "CamembertForMaskedLM", "none": "CamembertModel"}
+    classifiers = classifiers("Camembert", DENSE_CLASSIFIER)
 
 
 FAMILY = Camembert()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from phasor.models.entries import GATES, Activation, Bias, Field
+from phasor.models.entries import GATES, Activation, Bias, ClassifierPooling, Field
 from phasor.models.families._llama import LlamaLike
+from phasor.models.family import Classifier
 from phasor.models.rope import RopeParameters
 
 
@@ -13,16 +14,23 @@ class EuroBert(LlamaLike):
     model_type = "eurobert"
     title = "EuroBERT"
     architectures = {"lm": "EuroBertForMaskedLM", "none": "EuroBertModel"}
+    classifiers = {
+        "sequence-classifier": Classifier(
+            "EuroBertForSequenceClassification", {"head.dense": "dense", "head.score": "classifier"}, {"head.dense": "gelu"}
+        ),
+        "token-classifier": Classifier("EuroBertForTokenClassification", {"head.score": "classifier"}),
+    }
     parts = LlamaLike.parts | {"shape": "encoder", "norm": "rmsnorm"}
     fields = LlamaLike.fields | {
         "max_position_embeddings": Field("max_length", default=8192),
         "hidden_act": Activation("silu", GATES),
         "attention_bias": Bias(False),
         "mlp_bias": Field("feedforward.bias", "head.bias", default=False),
+        "classifier_pooling": ClassifierPooling("late", {"bos": "cls", "mean": "mean"}),
         "rms_norm_eps": Field("norm.eps", default=1e-5),
         "rope_parameters": RopeParameters(),
     }
-    harmless = frozenset({"classifier_pooling", "clf_pooling", "mask_token_id", "pretraining_tp"})
+    harmless = frozenset({"clf_pooling", "mask_token_id", "pretraining_tp"})
 
 
 FAMILY = EuroBert()

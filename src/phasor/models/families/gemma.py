@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from phasor.models.entries import GATES, Activation, Draft, Pinned
 from phasor.models.families._gemma import GemmaLike
-from phasor.models.families._llama import KVHeads
+from phasor.models.families._llama import KVHeads, score_classifiers
 from phasor.models.fields import Fields
 from phasor.models.rope import RopeParameters
 
@@ -27,6 +27,7 @@ class Gemma(GemmaLike):
     model_type = "gemma"
     title = "Gemma"
     architectures = {"lm": "GemmaForCausalLM", "none": "GemmaModel"}
+    classifiers = score_classifiers("Gemma")
     fields = GemmaLike.fields | {
         "num_key_value_heads": KVHeads(16),
         "hidden_act": GemmaActivation(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from phasor.models.entries import GATES, Activation, Field, Pinned
 from phasor.models.families._gemma import AROUND, GemmaLike, QueryScalar
-from phasor.models.families._llama import KVHeads
+from phasor.models.families._llama import KVHeads, score_classifiers
 from phasor.models.layer_types import LayerTypes
 from phasor.models.rope import RopeParameters
 
@@ -15,6 +15,7 @@ class Gemma2(GemmaLike):
     model_type = "gemma2"
     title = "Gemma 2"
     architectures = {"lm": "Gemma2ForCausalLM", "none": "Gemma2Model"}
+    classifiers = score_classifiers("Gemma2")
     norms = AROUND
     parts = GemmaLike.parts | {"placement": "sandwich"}
     fields = GemmaLike.fields | {

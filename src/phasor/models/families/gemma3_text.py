@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from phasor.models.entries import GATES, Activation, Field, Pinned, Switch
 from phasor.models.families._gemma import AROUND, GemmaLike, QueryScalar
-from phasor.models.families._llama import KVHeads
+from phasor.models.families._llama import KVHeads, score_classifiers
 from phasor.models.layer_types import FULL, SLIDING, LayerTypes
 from phasor.models.rope import RopeParametersByLayer
 
@@ -15,6 +15,7 @@ class Gemma3(GemmaLike):
     model_type = "gemma3_text"
     title = "Gemma 3 (text)"
     architectures = {"lm": "Gemma3ForCausalLM", "none": "Gemma3TextModel"}
+    classifiers = score_classifiers("Gemma3Text", tokens=False)
     norms = AROUND
     parts = GemmaLike.parts | {"placement": "sandwich", "attention.qk_norm": "head"}
     fields = GemmaLike.fields | {

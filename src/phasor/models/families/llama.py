@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phasor.models.entries import GATES, Activation, Bias, Field
-from phasor.models.families._llama import LlamaLike
+from phasor.models.families._llama import LlamaLike, score_classifiers
 from phasor.models.rope import RopeParameters
 
 
@@ -13,6 +13,7 @@ class Llama(LlamaLike):
     model_type = "llama"
     title = "Llama 1, 2, 3, 3.1"
     architectures = {"lm": "LlamaForCausalLM", "none": "LlamaModel"}
+    classifiers = score_classifiers("Llama")
     aliases = {"LLaMAForCausalLM": "lm"}  # as the first files have it
     first_choice = True
     parts = LlamaLike.parts | {"norm": "rmsnorm"}

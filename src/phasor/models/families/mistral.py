@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phasor.models.entries import GATES, Activation, Field
-from phasor.models.families._llama import KVHeads, LlamaLike
+from phasor.models.families._llama import KVHeads, LlamaLike, score_classifiers
 from phasor.models.rope import RopeParameters
 
 
@@ -13,6 +13,7 @@ class Mistral(LlamaLike):
     model_type = "mistral"
     title = "Mistral"
     architectures = {"lm": "MistralForCausalLM", "none": "MistralModel"}
+    classifiers = score_classifiers("Mistral")
     parts = LlamaLike.parts | {"norm": "rmsnorm"}
     fields = LlamaLike.fields | {
         "num_key_value_heads": KVHeads(8),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from phasor.models.entries import GATES, Activation, Field, Pinned
-from phasor.models.families._llama import KVHeads, LlamaLike
+from phasor.models.families._llama import KVHeads, LlamaLike, score_classifiers
 from phasor.models.layout import Rule, experts, linear
 from phasor.models.rope import RopeParameters
 
@@ -16,6 +16,7 @@ class Mixtral(LlamaLike):
     model_type = "mixtral"
     title = "Mixtral"
     architectures = {"lm": "MixtralForCausalLM", "none": "MixtralModel"}
+    classifiers = score_classifiers("Mixtral")
     parts = LlamaLike.parts | {"norm": "rmsnorm"}
     fields = LlamaLike.fields | {
         "num_key_value_heads": KVHeads(8),

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from phasor.config import ModelConfig
-from phasor.models.entries import ACTIVATIONS, GATES, Activation, Bias, Field, InitStd, Pinned, SameAs
-from phasor.models.family import Family
+from phasor.models.entries import ACTIVATIONS, GATES, Activation, Bias, ClassifierPooling, Field, InitStd, Pinned, SameAs
+from phasor.models.family import Classifier, Family
 from phasor.models.layer_types import FULL, SLIDING, LayerTypes
 from phasor.models.layout import Parts, Rule, linear
 from phasor.models.rope import RopeParametersByLayer
+
+
+TRANSFORM = {"head.dense": "gelu", "head.dense_norm": True}
+CLASSIFIER = {"head.dense": "head.dense", "head.norm": "head.norm", "head.score": "classifier"}
 
 
 class ModernBert(Family):
@@ -21,6 +25,10 @@ class ModernBert(Family):
     model_type = "modernbert"
     title = "ModernBERT"
     architectures = {"mlm": "ModernBertForMaskedLM", "none": "ModernBertModel"}
+    classifiers = {
+        "sequence-classifier": Classifier("ModernBertForSequenceClassification", CLASSIFIER, TRANSFORM),
+        "token-classifier": Classifier("ModernBertForTokenClassification", CLASSIFIER, TRANSFORM),
+    }
     unprefixed = ("head.", "decoder.")
     embedding = "model.embeddings.tok_embeddings.weight"
     head = "decoder.weight"
@@ -49,9 +57,10 @@ class ModernBert(Family):
         "mlp_dropout": Field("dropout.feedforward", default=0.0),
         "initializer_range": InitStd(),
         "tie_word_embeddings": Field("embedding.tied", default=True),
-        "classifier_activation": Activation("gelu", ACTIVATIONS, "head.activation"),
+        "classifier_activation": Activation("gelu", ACTIVATIONS, "head.activation", "head.dense"),
         "decoder_bias": Field("head.bias", default=True),
         "classifier_bias": Field("head.dense_bias", default=False),
+        "classifier_pooling": ClassifierPooling("cls", {"cls": "cls", "mean": "mean"}),
         "layer_types": LayerTypes(
             lambda f, draft, i: i % f.positive("global_attn_every_n_layers", 3) != 0,
             window="local_attention",
@@ -66,7 +75,7 @@ class ModernBert(Family):
     # Of training, of other heads, of fast code, and what other encoders have in these places.
     harmless = frozenset(
         """
-        classifier_dropout classifier_pooling cls_token_id deterministic_flash_attn initializer_cutoff_factor
+        classifier_dropout cls_token_id deterministic_flash_attn initializer_cutoff_factor
         layer_norm_eps position_embedding_type reference_compile repad_logits_with_grad sparse_pred_ignore_index
         sparse_prediction
         """.split()  # noqa: SIM905

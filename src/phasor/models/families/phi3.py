@@ -7,7 +7,7 @@ from typing import Any
 
 from phasor.config import ModelConfig
 from phasor.models.entries import GATES, Activation, Draft, Field, HeadDim, Pinned
-from phasor.models.families._llama import LlamaLike, fused_gate
+from phasor.models.families._llama import LlamaLike, fused_gate, score_classifiers
 from phasor.models.fields import Fields
 from phasor.models.layout import Parts, Rule, linear
 from phasor.models.rope import RopeParameters
@@ -38,6 +38,7 @@ class Phi3(LlamaLike):
     model_type = "phi3"
     title = "Phi-3, 3.5, 4"
     architectures = {"lm": "Phi3ForCausalLM", "none": "Phi3Model"}
+    classifiers = score_classifiers("Phi3")
     parts = LlamaLike.parts | {"norm": "rmsnorm"}
     fields = LlamaLike.fields | {
         "head_dim": HeadDim(),

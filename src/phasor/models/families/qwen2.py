@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phasor.models.entries import GATES, Activation, Field, HeadDim, Pinned
-from phasor.models.families._llama import KVHeads, LlamaLike
+from phasor.models.families._llama import KVHeads, LlamaLike, score_classifiers
 from phasor.models.layer_types import LayerTypes
 from phasor.models.rope import RopeParameters
 
@@ -14,6 +14,7 @@ class Qwen2(LlamaLike):
     model_type = "qwen2"
     title = "Qwen 2, 2.5"
     architectures = {"lm": "Qwen2ForCausalLM", "none": "Qwen2Model"}
+    classifiers = score_classifiers("Qwen2")
     parts = LlamaLike.parts | {"norm": "rmsnorm", "attention.bias": ("q", "k", "v")}
     fields = LlamaLike.fields | {
         "num_key_value_heads": KVHeads(32),

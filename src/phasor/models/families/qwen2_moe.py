@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from phasor.models.entries import Bias, Field
 from phasor.models.families._experts import DenseLayers, WithExperts
-from phasor.models.families._llama import KVHeads
+from phasor.models.families._llama import KVHeads, score_classifiers
 from phasor.models.layer_types import LayerTypes
 from phasor.models.rope import RopeParameters
 
@@ -15,6 +15,7 @@ class Qwen2MoE(WithExperts):
     model_type = "qwen2_moe"
     title = "Qwen 2 MoE"
     architectures = {"lm": "Qwen2MoeForCausalLM", "none": "Qwen2MoeModel"}
+    classifiers = score_classifiers("Qwen2Moe")
     parts = WithExperts.parts | {"feedforward.experts.shared_gate": True}
     fields = WithExperts.fields | {
         "num_key_value_heads": KVHeads(16),

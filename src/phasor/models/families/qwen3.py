@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phasor.models.entries import GATES, Activation, Bias, Field
-from phasor.models.families._llama import KVHeads, LlamaLike
+from phasor.models.families._llama import KVHeads, LlamaLike, score_classifiers
 from phasor.models.layer_types import LayerTypes
 from phasor.models.rope import RopeParameters
 
@@ -14,6 +14,7 @@ class Qwen3(LlamaLike):
     model_type = "qwen3"
     title = "Qwen 3"
     architectures = {"lm": "Qwen3ForCausalLM", "none": "Qwen3Model"}
+    classifiers = score_classifiers("Qwen3")
     parts = LlamaLike.parts | {"norm": "rmsnorm", "attention.qk_norm": "head"}
     fields = LlamaLike.fields | {
         "num_key_value_heads": KVHeads(32),

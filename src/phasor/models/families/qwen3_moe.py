@@ -7,7 +7,7 @@ from typing import Any
 from phasor.config import ModelConfig
 from phasor.models.entries import Bias, Draft, Field, Pinned
 from phasor.models.families._experts import DenseLayers, WithExperts
-from phasor.models.families._llama import KVHeads
+from phasor.models.families._llama import KVHeads, score_classifiers
 from phasor.models.fields import Fields
 from phasor.models.rope import RopeParameters
 
@@ -30,6 +30,7 @@ class Qwen3MoE(WithExperts):
     model_type = "qwen3_moe"
     title = "Qwen 3 MoE"
     architectures = {"lm": "Qwen3MoeForCausalLM", "none": "Qwen3MoeModel"}
+    classifiers = score_classifiers("Qwen3Moe")
     parts = WithExperts.parts | {"attention.qk_norm": "head"}
     fields = WithExperts.fields | {
         "num_key_value_heads": KVHeads(4),

@@ -6,9 +6,12 @@ from typing import Any
 
 from phasor.config import ModelConfig
 from phasor.models.entries import ACTIVATIONS, Activation, Draft, FieldEntry, require_kind
-from phasor.models.families._bert import BertLike
+from phasor.models.families._bert import BertLike, classifiers
 from phasor.models.fields import Fields
 from phasor.nn.positions import LearnedConfig
+
+
+DENSE_CLASSIFIER = {"pooler.dense": "classifier.dense", "head.score": "classifier.out_proj"}
 
 
 class RowsAfterPadding(FieldEntry):
@@ -39,6 +42,7 @@ class Roberta(BertLike):
     model_type = "roberta"
     title = "RoBERTa"
     architectures = {"mlm": "RobertaForMaskedLM", "none": "RobertaModel"}
+    classifiers = classifiers("Roberta", DENSE_CLASSIFIER)
     prefix = "roberta."
     unprefixed = ("lm_head.",)
     embedding = "roberta.embeddings.word_embeddings.weight"

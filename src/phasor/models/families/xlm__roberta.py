@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from phasor.models.families.roberta import Roberta
+from phasor.models.families._bert import classifiers
+from phasor.models.families.roberta import DENSE_CLASSIFIER, Roberta
 
 
 class XLMRoberta(Roberta):
@@ -11,6 +12,7 @@ class XLMRoberta(Roberta):
     model_type = "xlm-roberta"
     title = "XLM-RoBERTa"
     architectures = {"mlm": "XLMRobertaForMaskedLM", "none": "XLMRobertaModel"}
+    classifiers = classifiers("XLMRoberta", DENSE_CLASSIFIER)
 
 
 FAMILY = XLMRoberta()
