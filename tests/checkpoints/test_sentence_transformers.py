@@ -19,14 +19,17 @@ MODES = {
     "mean": lambda hidden, real: (hidden * real).sum(1) / real.sum(1),
     "cls": lambda hidden, real: hidden[:, 0],
     "max": lambda hidden, real: torch.where(real > 0, hidden, -torch.inf).max(1).values,
+    "lasttoken": lambda hidden, real: torch.stack([row[mask[:, 0] > 0][-1] for row, mask in zip(hidden, real)]),
 }
-FLAGS = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens"}
+FLAGS = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens", "lasttoken": "lasttoken"}
 SENTENCE_CLASSES = [
     transformers.BertModel,
     transformers.RobertaModel,
     transformers.DistilBertModel,
     transformers.RoFormerModel,
     transformers.ModernBertModel,
+    transformers.XLMRobertaModel,
+    transformers.MPNetModel,
     transformers.T5EncoderModel,
     transformers.MT5EncoderModel,
 ]
@@ -50,7 +53,7 @@ def sentence_folder(folder, theirs, mode="mean", normalize=True, newer=False):
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir()
     pooling = {"word_embedding_dimension": 24, **{f"pooling_mode_{f}": m == mode for m, f in FLAGS.items()}}
-    pooling |= {"pooling_mode_lasttoken": False, "include_prompt": True}
+    pooling |= {"include_prompt": True}
     if newer:
         pooling = {"embedding_dimension": 24, "pooling_mode": mode, "include_prompt": True}
     (folder / "1_Pooling/config.json").write_text(json.dumps(pooling))
@@ -87,6 +90,26 @@ class TestSentences:
         assert torch.equal(again(ids, attention_mask=real), ours(ids, attention_mask=real))
         back = cls.from_pretrained(tmp_path / "ours")
         assert all(torch.equal(a, b) for a, b in zip(theirs.parameters(), back.parameters(), strict=True))
+
+    @torch.no_grad()
+    @pytest.mark.parametrize("side", ["left", "right"])
+    def test_the_last_token_of_a_decoder(self, tmp_path, side):
+        """As in embedding models made of language models, saved as these with their architecture."""
+        sizes = {"vocab_size": 60, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2}
+        sizes |= {"num_attention_heads": 3, "num_key_value_heads": 1, "max_position_embeddings": 40}
+        theirs = transformers.Qwen3Model(transformers.Qwen3Config(**sizes, tie_word_embeddings=True)).eval()
+        folder = sentence_folder(tmp_path / "theirs", theirs, "lasttoken")
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"architectures": ["Qwen3ForCausalLM"]}))
+        ids, real = tokens(3, 12).clamp(min=4), torch.ones(3, 12, dtype=torch.bool)
+        real[1, slice(0, 4) if side == "left" else slice(8, 12)] = False
+        hidden = theirs(ids, attention_mask=real.long(), position_ids=(real.cumsum(1) - 1).clamp(min=0))[0]
+        last = MODES["lasttoken"](hidden, real[..., None])
+        ours = phasor.load(folder)
+        expected = torch.nn.functional.normalize(last, dim=-1)
+        assert float((ours(ids, attention_mask=real) - expected).abs().max()) <= NEAR
+        assert phasor.convert(folder, tmp_path / "ours", format="hf", check=True).largest <= NEAR
+        assert torch.equal(phasor.load(tmp_path / "ours")(ids), ours(ids))
 
     @pytest.mark.filterwarnings("ignore:tensors phasor has no use for")
     def test_the_files_beside_the_model(self, tmp_path):
@@ -134,15 +157,15 @@ class TestSentences:
         sizes = {"dim": 24, "num_heads": 3, "num_layers": 2, "vocab_size": 61, "max_length": 40}
         model = build(phasor.preset("bert", **sizes, head="pooled"))
         model.origin = phasor.load(sentence_folder(tmp_path / "theirs", theirs_of(transformers.BertModel))).origin
-        with pytest.raises(ValueError, match="sentence-transformers has no pooling 'first'; it has cls, mean, max"):
+        with pytest.raises(ValueError, match="sentence-transformers has no pooling 'first'; it has cls, mean, max, last"):
             phasor.save(model, tmp_path / "ours", format="hf")
         assert not (tmp_path / "ours").exists()
 
     @pytest.mark.parametrize(
         ("fields", "words"),
         [
-            ({"pooling_mode_cls_token": True}, "one pooling, of cls, mean, max, not cls and mean"),
-            ({"pooling_mode_mean_tokens": False, "pooling_mode_lasttoken": True}, "lasttoken"),
+            ({"pooling_mode_cls_token": True}, "one pooling, of cls, mean, max, lasttoken, not cls and mean"),
+            ({"pooling_mode_mean_tokens": False, "pooling_mode_weightedmean_tokens": True}, "not weightedmean"),
             ({"include_prompt": False}, "include_prompt"),
             ({"word_embedding_dimension": 25}, "word_embedding_dimension = 25"),
             ({"temperature_of_pooling": 2}, "temperature_of_pooling"),

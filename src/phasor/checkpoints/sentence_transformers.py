@@ -24,7 +24,7 @@ from phasor.checkpoints.folder import (
 from phasor.config import ModelConfig, PooledHeadConfig
 from phasor.models.fields import Fields, json_repr
 
-MODES = ("cls", "mean", "max")
+MODES = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}  # poolers by their names there
 # Older files have a flag for every mode, and flags phasor knows no pooling for.
 FLAGS = {
     "pooling_mode_cls_token": "cls",
@@ -98,13 +98,13 @@ def read_pooling_mode(pooling: Fields) -> Any:
         raise ValueError(
             f"{pooling.file}: phasor honors one pooling, of {', '.join(MODES)}, not {' and '.join(map(str, modes))}"
         )
-    return modes[0]
+    return MODES[modes[0]]
 
 
 def read_back(head: PooledHeadConfig) -> PooledHeadConfig:
     """The head that reading the written folder gives; raises where sentence-transformers has no such pooling."""
-    if head.pooler not in MODES:
-        raise ValueError(f"sentence-transformers has no pooling {head.pooler!r}; it has {', '.join(MODES)}")
+    if head.pooler not in MODES.values():
+        raise ValueError(f"sentence-transformers has no pooling {head.pooler!r}; it has {', '.join(MODES.values())}")
     return PooledHeadConfig(pooler=head.pooler, normalize=head.normalize)
 
 
@@ -117,7 +117,8 @@ def write_pooling(head: PooledHeadConfig, config: ModelConfig, folder: Path, ori
     ]
     for path in filter(None, paths.values()):
         (folder / path).mkdir()
-    flags = {flag: mode == head.pooler for flag, mode in FLAGS.items()}
+    known = FLAGS | (NEWER_FLAGS if head.pooler == "last" else {})
+    flags = {flag: MODES.get(mode) == head.pooler for flag, mode in known.items()}
     write_json(folder / POOLING / CONFIG, {"word_embedding_dimension": config.dim, **flags})
     write_json(folder / SENTENCE, {"max_seq_length": config.max_length, "do_lower_case": False})
     for name in SENTENCE_FILES:
