@@ -35,9 +35,9 @@ EmbeddingConfig ExpertsConfig FanInInitConfig FeedForwardConfig GEGLUConfig GEGL
 GLUConfig Generated GenerationConfig InverseSqrtSchedule KVCache LanguageHeadConfig LayerConfig LayerNormConfig
 LinearSchedule MaskedHeadConfig MeshConfig ModelConfig NoHeadConfig NoNormConfig NormalInitConfig OptimizerConfig
 OutputConfig ParallelConfig PooledHeadConfig PostConfig PreConfig RMSNormConfig ReGLUConfig ReLUConfig Recipe Record
-Rotary SandwichConfig SaveConfig SiLUConfig SpecialTokens StableSchedule StridedConfig SwiGLUClampedConfig SwiGLUConfig
-T5InitConfig TopKConfig TrainConfig Transformer XavierInitConfig backends balancing_loss convert evaluate exact_rotary
-explain generate kinds load preset quantize save stream train translate verify
+Rotary SandwichConfig SaveConfig SequenceClassifierConfig SiLUConfig SpecialTokens StableSchedule StridedConfig
+SwiGLUClampedConfig SwiGLUConfig T5InitConfig TokenClassifierConfig TopKConfig TrainConfig Transformer
+XavierInitConfig backends balancing_loss convert evaluate exact_rotary explain generate kinds load preset quantize save stream train translate verify
 """.split()  # noqa: SIM905
 
 

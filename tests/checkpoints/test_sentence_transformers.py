@@ -19,7 +19,7 @@ MODES = {
     "mean": lambda hidden, real: (hidden * real).sum(1) / real.sum(1),
     "cls": lambda hidden, real: hidden[:, 0],
     "max": lambda hidden, real: torch.where(real > 0, hidden, -torch.inf).max(1).values,
-    "lasttoken": lambda hidden, real: torch.stack([row[mask[:, 0] > 0][-1] for row, mask in zip(hidden, real)]),
+    "lasttoken": lambda hidden, real: torch.stack([hidden[i, real[i, :, 0] > 0][-1] for i in range(len(hidden))]),
 }
 FLAGS = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens", "lasttoken": "lasttoken"}
 SENTENCE_CLASSES = [
@@ -157,7 +157,9 @@ class TestSentences:
         sizes = {"dim": 24, "num_heads": 3, "num_layers": 2, "vocab_size": 61, "max_length": 40}
         model = build(phasor.preset("bert", **sizes, head="pooled"))
         model.origin = phasor.load(sentence_folder(tmp_path / "theirs", theirs_of(transformers.BertModel))).origin
-        with pytest.raises(ValueError, match="sentence-transformers has no pooling 'first'; it has cls, mean, max, last"):
+        with pytest.raises(
+            ValueError, match="sentence-transformers has no pooling 'first'; it has cls, mean, max, last"
+        ):
             phasor.save(model, tmp_path / "ours", format="hf")
         assert not (tmp_path / "ours").exists()
 

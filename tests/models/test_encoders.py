@@ -330,3 +330,17 @@ def test_modernbert_has_rotary_parameters_of_its_layers_alone(tmp_path, types):
     assert written.keys() == set(types)
     back = transformers.ModernBertModel.from_pretrained(tmp_path / "ours")
     assert back.config.rope_parameters == theirs.config.rope_parameters
+
+
+@torch.no_grad()
+def test_the_discriminator_of_electra_keeps_its_head(tmp_path):
+    theirs = theirs_of(transformers.ElectraForPreTraining, embedding_size=10)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = phasor.load(tmp_path / "theirs")
+    found, expected = ours(tokens(2, 9)), theirs.electra(tokens(2, 9)).last_hidden_state
+    assert float((found - expected).abs().max()) <= NEAR
+    phasor.save(ours, tmp_path / "ours", format="hf")
+    back = transformers.ElectraForPreTraining.from_pretrained(tmp_path / "ours")
+    assert back.config.architectures == ["ElectraForPreTraining"]
+    before, after = theirs.state_dict(), back.state_dict()
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []

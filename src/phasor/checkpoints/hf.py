@@ -380,7 +380,9 @@ def write_config(model: Transformer, family: Family) -> dict[str, Any]:
     written |= {"architectures": [family.architecture(config, passthrough)], "model_type": family.model_type}
     written["tie_word_embeddings"] = config.embedding.tied
     written = trained_length_fields(config) | written
-    names = [assignment.theirs for assignment in expand_rules(family.all_rules(config), config, dict(model.state_dict()))]
+    names = [
+        assignment.theirs for assignment in expand_rules(family.all_rules(config), config, dict(model.state_dict()))
+    ]
     read = family.read_whole(Fields(written, Path(CONFIG), names, strict=True))
     read = read.replace(embedding=read.embedding.replace(tied=config.embedding.tied))
     if isinstance(config.head, PooledHeadConfig):

@@ -190,7 +190,7 @@ class FieldEntry:
 
 
 class Field(FieldEntry):
-    """A field that is one value of a ModelConfig, or several that are equal; the first of its paths that the model has is written.
+    """A field that is one value of a ModelConfig, or several that are equal; the first that the model has is written.
 
     Where the file has null, or nothing, it is `default`, and required without one; `absent` is for nothing alone. A
     field with an `alias` has two names, which agree where a file has both; a `fallback` is read where the field is
@@ -377,8 +377,9 @@ class ClassifierPooling(FieldEntry):
             draft["head.pooler"] = f.choose(name, self.known, self.default)
 
     def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
-        found = {name: theirs for theirs, ours in self.known.items() if ours == config.head.pooler}
-        return found if isinstance(config.head, SequenceClassifierConfig) else {}
+        if not isinstance(config.head, SequenceClassifierConfig):
+            return {}
+        return {name: next((theirs for theirs, ours in self.known.items() if ours == config.head.pooler), None)}
 
 
 class Pinned(FieldEntry):

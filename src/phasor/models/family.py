@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
@@ -24,7 +25,7 @@ class Classifier(NamedTuple):
 
     architecture: str
     modules: dict[str, str]
-    parts: dict[str, Any] = {}
+    parts: Mapping[str, Any] = MappingProxyType({})
 
 
 class Family:
@@ -77,7 +78,7 @@ class Family:
         draft = Draft({"head": self.head_kind(f)})
         draft.values |= {path: part for path, part in self.parts.items() if draft.has(path)}
         if draft["head"] in self.classifiers:
-            draft.values |= self.classifiers[draft["head"]].parts | {"head.labels": read_labels(f)}
+            draft.values |= {**self.classifiers[draft["head"]].parts, "head.labels": read_labels(f)}
         return draft
 
     def read_whole(self, f: Fields) -> ModelConfig:

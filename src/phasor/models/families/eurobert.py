@@ -16,7 +16,9 @@ class EuroBert(LlamaLike):
     architectures = {"lm": "EuroBertForMaskedLM", "none": "EuroBertModel"}
     classifiers = {
         "sequence-classifier": Classifier(
-            "EuroBertForSequenceClassification", {"head.dense": "dense", "head.score": "classifier"}, {"head.dense": "gelu"}
+            "EuroBertForSequenceClassification",
+            {"head.dense": "dense", "head.score": "classifier"},
+            {"head.dense": "gelu"},
         ),
         "token-classifier": Classifier("EuroBertForTokenClassification", {"head.score": "classifier"}),
     }

@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from phasor.config import ModelConfig
-from phasor.models.entries import ACTIVATIONS, GATES, Activation, Bias, ClassifierPooling, Field, InitStd, Pinned, SameAs
+from phasor.models.entries import (
+    ACTIVATIONS,
+    GATES,
+    Activation,
+    Bias,
+    ClassifierPooling,
+    Field,
+    InitStd,
+    Pinned,
+    SameAs,
+)
 from phasor.models.family import Classifier, Family
 from phasor.models.layer_types import FULL, SLIDING, LayerTypes
 from phasor.models.layout import Parts, Rule, linear
 from phasor.models.rope import RopeParametersByLayer
-
 
 TRANSFORM = {"head.dense": "gelu", "head.dense_norm": True}
 CLASSIFIER = {"head.dense": "head.dense", "head.norm": "head.norm", "head.score": "classifier"}

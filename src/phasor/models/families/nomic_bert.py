@@ -11,7 +11,6 @@ from phasor.models.fields import Fields
 from phasor.models.layout import Parts, Rule, glu, linear
 from phasor.models.rope import RopeParameters
 
-
 NOT_BERTS = ("position", "attention.bias", "feedforward.bias")
 
 

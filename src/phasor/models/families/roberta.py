@@ -10,7 +10,6 @@ from phasor.models.families._bert import BertLike, classifiers
 from phasor.models.fields import Fields
 from phasor.nn.positions import LearnedConfig
 
-
 DENSE_CLASSIFIER = {"pooler.dense": "classifier.dense", "head.score": "classifier.out_proj"}
 
 
