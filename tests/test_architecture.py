@@ -37,7 +37,8 @@ LinearSchedule MaskedHeadConfig MeshConfig ModelConfig NoHeadConfig NoNormConfig
 OutputConfig ParallelConfig PooledHeadConfig PostConfig PreConfig RMSNormConfig ReGLUConfig ReLUConfig Recipe Record
 Rotary SandwichConfig SaveConfig SequenceClassifierConfig SiLUConfig SpecialTokens StableSchedule StridedConfig
 SwiGLUClampedConfig SwiGLUConfig T5InitConfig TokenClassifierConfig TopKConfig TrainConfig Transformer
-XavierInitConfig backends balancing_loss convert evaluate exact_rotary explain generate kinds load preset quantize save stream train translate verify
+XavierInitConfig backends balancing_loss convert evaluate exact_rotary explain generate kinds load
+preset quantize save stream train translate verify
 """.split()  # noqa: SIM905
 
 
