@@ -26,12 +26,15 @@ KINDS = [(base, kind) for base in CHOICES.values() for kind in base.kinds]
 SIZES = {"vocab_size": 20, "dim": 16, "num_layers": 2, "num_heads": 2}
 
 # Fields whose good values are fewer than their types allow.
+PLAIN = st.sampled_from([cls() for cls in ActivationConfig.kinds.values() if not cls.gated])
 SPECIAL = {
+    **{(f"{of}ClassifierConfig", "dense"): st.none() | PLAIN for of in ("Sequence", "Token")},
+    **{(f"{of}ClassifierConfig", "labels"): st.lists(st.text(), min_size=1).map(tuple) for of in ("Sequence", "Token")},
     ("SoftmaxAttentionConfig", "bias"): st.lists(st.sampled_from(["q", "k", "v", "out"]), unique=True).map(tuple),
     ("CombinedConfig", "schemes"): st.permutations(["rotary", "alibi", "fire", "temperature"]).map(
         lambda kinds: tuple(PositionConfig.from_dict({"kind": kind}) for kind in kinds[:3])
     ),
-    ("MaskedHeadConfig", "activation"): st.sampled_from([c() for c in ActivationConfig.kinds.values() if not c.gated]),
+    ("MaskedHeadConfig", "activation"): PLAIN,
     ("ProportionalScaling", "fraction"): st.floats(0.01, 1.0),
     ("T5PositionConfig", "num_buckets"): st.integers(1, 16).map(lambda n: 4 * n),
     ("T5PositionConfig", "max_distance"): st.integers(64, 512),
@@ -267,6 +270,7 @@ def test_every_kind_has_a_module(field, kind):
 def test_every_head_has_a_module(kind):
     model = Transformer(ModelConfig(**SIZES, shape="encoder", head=kind))
     expected = {"lm": (1, 3, 20), "mlm": (1, 3, 20), "none": (1, 3, 16), "pooled": (1, 16)}
+    expected |= {"sequence-classifier": (1, 2), "token-classifier": (1, 3, 2)}
     assert model(torch.zeros(1, 3, dtype=torch.int64)).shape == expected[kind]
 
 
