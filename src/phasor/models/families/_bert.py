@@ -34,7 +34,7 @@ HARMLESS = frozenset(
 )
 
 
-def classifiers(name: str, modules: dict[str, str], **parts: Any) -> dict[str, Classifier]:
+def bert_classifiers(name: str, modules: dict[str, str], **parts: Any) -> dict[str, Classifier]:
     """The classes that classify, whose names begin so: sequences by these modules and parts, and tokens."""
     of_head = {f"head.{field}": part for field, part in parts.items()}
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from phasor.config import ModelConfig
-from phasor.models.families._bert import BertLike, classifiers
+from phasor.models.families._bert import BertLike, bert_classifiers
 from phasor.models.fields import Fields
 
 NEXT_SENTENCE = ("cls.seq_relationship.weight", "cls.seq_relationship.bias")
@@ -17,7 +17,7 @@ class Bert(BertLike):
     model_type = "bert"
     title = "BERT"
     architectures = {"mlm": "BertForMaskedLM", "none": "BertModel"}
-    classifiers = classifiers("Bert", {"head.score": "classifier"})
+    classifiers = bert_classifiers("Bert", {"head.score": "classifier"})
     first_choice = True
     aliases = {"BertForPreTraining": "mlm"}
     prefix = "bert."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phasor.models.families._bert import classifiers
+from phasor.models.families._bert import bert_classifiers
 from phasor.models.families.roberta import DENSE_CLASSIFIER, Roberta
 
 
@@ -12,7 +12,7 @@ class Camembert(Roberta):
     model_type = "camembert"
     title = "CamemBERT"
     architectures = {"mlm": "CamembertForMaskedLM", "none": "CamembertModel"}
-    classifiers = classifiers("Camembert", DENSE_CLASSIFIER)
+    classifiers = bert_classifiers("Camembert", DENSE_CLASSIFIER)
 
 
 FAMILY = Camembert()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from phasor.config import ModelConfig
 from phasor.models.entries import ACTIVATIONS, Activation, Field, InitStd, Pinned, TableLength
-from phasor.models.families._bert import BertLike, classifiers
+from phasor.models.families._bert import BertLike, bert_classifiers
 from phasor.models.layout import Rule, linear, projections
 
 
@@ -16,7 +16,7 @@ class DistilBert(BertLike):
     model_type = "distilbert"
     title = "DistilBERT"
     architectures = {"mlm": "DistilBertForMaskedLM", "none": "DistilBertModel"}
-    classifiers = classifiers(
+    classifiers = bert_classifiers(
         "DistilBert", {"head.dense": "pre_classifier", "head.score": "classifier"}, pooler="cls", dense="relu"
     )
     prefix = "distilbert."

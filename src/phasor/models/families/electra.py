@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from phasor.config import ModelConfig
 from phasor.models.entries import ACTIVATIONS, Activation, EmbeddingWidth
-from phasor.models.families._bert import BertLike, classifiers
+from phasor.models.families._bert import BertLike, bert_classifiers
 from phasor.models.layout import Rule, linear
 
 DISCRIMINATOR = "discriminator_predictions."
@@ -19,7 +19,7 @@ class Electra(BertLike):
     title = "ELECTRA"
     architectures = {"mlm": "ElectraForMaskedLM", "none": "ElectraModel"}
     aliases = {"ElectraForPreTraining": "none"}
-    classifiers = classifiers(
+    classifiers = bert_classifiers(
         "Electra", {"head.dense": "classifier.dense", "head.score": "classifier.out_proj"}, pooler="cls", dense="gelu"
     )
     prefix = "electra."

@@ -7,7 +7,7 @@ from typing import Any
 
 from phasor.config import LayerConfig, ModelConfig
 from phasor.models.entries import Draft, FieldEntry, require_kind
-from phasor.models.families._bert import classifiers
+from phasor.models.families._bert import bert_classifiers
 from phasor.models.families.roberta import DENSE_CLASSIFIER, Roberta, RowsAfterPadding
 from phasor.models.fields import Fields
 from phasor.models.layout import Rule, linear, projections
@@ -37,7 +37,7 @@ class MPNet(Roberta):
     model_type = "mpnet"
     title = "MPNet"
     architectures = {"mlm": "MPNetForMaskedLM", "none": "MPNetModel"}
-    classifiers = classifiers("MPNet", DENSE_CLASSIFIER)
+    classifiers = bert_classifiers("MPNet", DENSE_CLASSIFIER)
     prefix = "mpnet."
     embedding = "mpnet.embeddings.word_embeddings.weight"
     fields = {name: entry for name, entry in Roberta.fields.items() if name != "type_vocab_size"} | {

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from phasor.config import ModelConfig
 from phasor.models.entries import ACTIVATIONS, GATES, Activation, Draft, Field, Pinned
-from phasor.models.families._bert import BertLike, classifiers
+from phasor.models.families._bert import BertLike, bert_classifiers
 from phasor.models.fields import Fields
 from phasor.models.layout import Parts, Rule, glu, linear
 from phasor.models.rope import RopeParameters
@@ -32,7 +32,7 @@ class NomicBert(BertLike):
     model_type = "nomic_bert"
     title = "NomicBERT"
     architectures = {"mlm": "NomicBertForMaskedLM", "none": "NomicBertModel"}
-    classifiers = classifiers("NomicBert", {"pooler.dense": "nomic_bert.pooler.dense", "head.score": "classifier"})
+    classifiers = bert_classifiers("NomicBert", {"pooler.dense": "nomic_bert.pooler.dense", "head.score": "classifier"})
     prefix = "nomic_bert."
     unprefixed = ("cls.",)
     embedding = "nomic_bert.embeddings.word_embeddings.weight"

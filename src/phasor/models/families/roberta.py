@@ -6,7 +6,7 @@ from typing import Any
 
 from phasor.config import ModelConfig
 from phasor.models.entries import ACTIVATIONS, Activation, Draft, FieldEntry, require_kind
-from phasor.models.families._bert import BertLike, classifiers
+from phasor.models.families._bert import BertLike, bert_classifiers
 from phasor.models.fields import Fields
 from phasor.nn.positions import LearnedConfig
 
@@ -41,7 +41,7 @@ class Roberta(BertLike):
     model_type = "roberta"
     title = "RoBERTa"
     architectures = {"mlm": "RobertaForMaskedLM", "none": "RobertaModel"}
-    classifiers = classifiers("Roberta", DENSE_CLASSIFIER)
+    classifiers = bert_classifiers("Roberta", DENSE_CLASSIFIER)
     prefix = "roberta."
     unprefixed = ("lm_head.",)
     embedding = "roberta.embeddings.word_embeddings.weight"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phasor.models.families._bert import classifiers
+from phasor.models.families._bert import bert_classifiers
 from phasor.models.families.roberta import DENSE_CLASSIFIER, Roberta
 
 
@@ -12,7 +12,7 @@ class XLMRoberta(Roberta):
     model_type = "xlm-roberta"
     title = "XLM-RoBERTa"
     architectures = {"mlm": "XLMRobertaForMaskedLM", "none": "XLMRobertaModel"}
-    classifiers = classifiers("XLMRoberta", DENSE_CLASSIFIER)
+    classifiers = bert_classifiers("XLMRoberta", DENSE_CLASSIFIER)
 
 
 FAMILY = XLMRoberta()
