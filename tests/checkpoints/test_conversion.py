@@ -323,7 +323,7 @@ def test_a_model_no_family_can_say(tmp_path):
 
 def test_the_family_that_comes_nearest_is_named(tmp_path):
     sizes = {"vocab_size": 61, "dim": 48, "num_heads": 4, "num_layers": 2, "max_length": 64}
-    with pytest.raises(ValueError, match=r"does; the nearest is \w+: the family.s rules .*residual\.norms\.2"):
+    with pytest.raises(ValueError, match=r"does; the nearest is \w+: it has no tensors for .*residual\.norms\.2"):
         phasor.save(phasor.Transformer(phasor.preset("grok-1", **sizes)), tmp_path / "none", format="hf")
     steeper = phasor.preset("mpt", **sizes).replace(position={"kind": "alibi", "max_bias": 16.0})
     with pytest.raises(ValueError, match="max_bias is 16, and always 8 in transformers"):
@@ -349,6 +349,35 @@ def test_the_part_is_named_with_which_a_family_would_fit(tmp_path, name, part, k
         phasor.save(phasor.Transformer(config), tmp_path / "none", format="hf")
     phasor.save(phasor.Transformer(config.replace(**{part: theirs})), tmp_path / "made", format="hf")
     assert json.loads((tmp_path / "made" / "config.json").read_text())["model_type"] == family
+
+
+@pytest.mark.parametrize(
+    ("shape", "parts"),
+    [
+        ("decoder", {"position": "t5", "norm": "rmsnorm"}),
+        ("decoder", {"position": "shaw", "norm": "rmsnorm"}),
+        ("decoder", {"position": "combined", "placement": "post"}),
+        ("encoder", {"position": "shaw", "placement": "sandwich"}),
+        ("encoder-decoder", {"position": "rotary"}),
+        ("encoder-decoder", {"position": "alibi", "norm": "rmsnorm", "placement": "deepnorm"}),
+    ],
+)
+def test_the_nearest_family_has_the_shape_of_the_model(tmp_path, shape, parts):
+    config = phasor.ModelConfig(vocab_size=61, dim=24, num_heads=2, num_layers=2, shape=shape, **parts)
+    with pytest.raises(ValueError, match="the nearest is") as error:
+        phasor.save(phasor.Transformer(config), tmp_path / "none", format="hf")
+    nearest = re.search(r"the nearest is (\w+): (.*)", str(error.value))
+    theirs = transformers.AutoConfig.for_model(nearest[1])
+    ours = ("bert" in nearest[1], theirs.is_encoder_decoder)
+    assert ours == (shape == "encoder", shape == "encoder-decoder"), nearest[0]
+    assert "rules" not in nearest[2]
+
+
+def test_a_pooler_with_weights_that_t5_does_not_have_is_named(tmp_path):
+    config = phasor.preset("t5", vocab_size=61, dim=24, num_heads=2, num_layers=2).replace(num_encoder_layers=None)
+    config = config.replace(shape="encoder", head={"kind": "pooled", "pooler": "first"})
+    with pytest.raises(ValueError, match=r"the nearest is t5: it has no tensors for pooler\.dense\.weight"):
+        phasor.save(phasor.Transformer(config), tmp_path / "none", format="hf")
 
 
 @pytest.mark.parametrize("name", ["llama-2", "llama-3.1"])

@@ -349,11 +349,11 @@ def can_write(family: Family, config: ModelConfig) -> bool:
 def nearest_family(why: dict[str, str]) -> str:
     """The family with the fewest differences from a model; those that lack but one thing come first.
 
-    >>> why = {"t5": "its shape is an encoder", "phi3": "config.json: partial_rotary_factor = 0.3 is refused"}
+    >>> why = {"t5": "its shape is encoder, and not decoder", "phi3": "config.json: partial_rotary_factor = 0.3 is refused"}
     >>> nearest_family(why)
     'phi3'
     """
-    beginnings = ("transformers", "it would differ", CONFIG, "the family's rules", "")
+    beginnings = ("transformers", "it would differ", CONFIG, "it has no tensors", "")
     return min(
         why,
         key=lambda name: (

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor
 
 from phasor.config import ClassifierConfig, FeedForwardConfig, ModelConfig
+from phasor.config.model import Shape
 from phasor.config.schema import Choice, Config, names, quote
 from phasor.models.entries import Draft, Field, FieldEntry, read_table, require_kind, write_table
 from phasor.models.fields import Fields, json_repr
@@ -33,6 +34,7 @@ class Family:
 
     - `fields`: the entries of config.json by name, in the order they are read. `parts`: what all of its models have, by
       paths in a ModelConfig; those of the head where there are logits.
+    - `shapes`: of its models; what a file has that does not say which is the first.
     - `architectures`: its classes by the kind of head they have; `aliases`: kinds by the names of further classes.
       `classifiers`: those with a head that classifies.
     - `body`: its class without a head, where transformers has none with one: what it loads of any model of the family.
@@ -51,6 +53,7 @@ class Family:
     title: ClassVar[str]  # what people call it
     fields: ClassVar[dict[str, FieldEntry]]
     parts: ClassVar[dict[str, Any]] = {"init": "normal"}
+    shapes: ClassVar[tuple[Shape, ...]] = ("decoder",)
     architectures: ClassVar[dict[str, str]]
     aliases: ClassVar[dict[str, str]] = {}
     classifiers: ClassVar[dict[str, Classifier]] = {}
@@ -75,7 +78,7 @@ class Family:
 
     def start(self, f: Fields) -> Draft:
         """What is known before the table is read: the parts that all models have, and the kind of head."""
-        draft = Draft({"head": self.head_kind(f)})
+        draft = Draft({"shape": self.shapes[0], "head": self.head_kind(f)})
         draft.values |= {path: part for path, part in self.parts.items() if draft.has(path)}
         if draft["head"] in self.classifiers:
             draft.values |= {**self.classifiers[draft["head"]].parts, "head.labels": read_labels(f)}
@@ -89,6 +92,8 @@ class Family:
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
         """The fields of config.json for a configuration, by the table; `read` has to give it back."""
+        if config.shape not in self.shapes:
+            raise ValueError(f"its shape is {' or '.join(self.shapes)}, and not {config.shape}")
         entries = self.fields.values()
         for entry in entries:
             entry.check(config)

@@ -174,6 +174,9 @@ def expand_rules(rules: Iterator[Rule], model: ModelConfig, ours: dict[str, Tens
     for assignment in found:
         mine = assignment.slice(ours[assignment.ours])
         given[assignment.ours] += sum(piece.view.numel() for piece in assignment.layout.pieces(mine, model))
+    lacking = [name for name, count in given.items() if count == 0]
+    if lacking:
+        raise ValueError(f"it has no tensors for {name_some(lacking)}")
     wrong = [
         f"{name} ({count} of {ours[name].numel()})" for name, count in given.items() if count != ours[name].numel()
     ]

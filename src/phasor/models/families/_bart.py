@@ -69,8 +69,8 @@ class BartLike(Family):
     """A Transformer of 2017 with biases everywhere; placement, embedding norm and positions are the family's."""
 
     logits_bias: ClassVar[bool] = True
+    shapes = ("encoder-decoder",)
     parts = Family.parts | {
-        "shape": "encoder-decoder",
         "attention.bias": ALL_PROJECTIONS,
         "feedforward.bias": True,
         "norm": "layernorm",

@@ -63,8 +63,8 @@ class BertLike(Family):
     masked: ClassVar[str] = "cls.predictions"
     transform: ClassVar[tuple[str, str]] = ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm")
     has_pooler: ClassVar[bool] = True
+    shapes = ("encoder",)
     parts = Family.parts | {
-        "shape": "encoder",
         "position": "learned",
         "attention.bias": ALL_PROJECTIONS,
         "feedforward.bias": True,

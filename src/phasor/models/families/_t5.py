@@ -75,6 +75,7 @@ class T5Like(Family):
         "embedding.tied": True,  # in transformers too, unless the file has a head
         "init": "t5",
     }
+    shapes = ("encoder-decoder", "encoder")
     fields: ClassVar[dict[str, FieldEntry]] = {
         "vocab_size": Field("vocab_size"),
         "d_model": Field("dim"),
@@ -99,11 +100,6 @@ class T5Like(Family):
     passthrough = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
     unsupported: ClassVar[frozenset[str]] = frozenset({"is_decoder"})
     harmless = frozenset({"classifier_dropout", "initializer_factor", "num_decoder_layers", "output_past"})
-
-    def write(self, config: ModelConfig) -> dict[str, Any]:
-        if config.shape == "decoder":
-            raise ValueError("its shape is an encoder, or an encoder-decoder, and not a decoder")
-        return super().write(config)
 
     def architecture(self, config: ModelConfig, passthrough: Iterable[str] = ()) -> str:
         alone = config.shape == "encoder" and not config.has_logits

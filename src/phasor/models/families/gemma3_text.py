@@ -16,6 +16,7 @@ class Gemma3(GemmaLike):
     title = "Gemma 3 (text)"
     architectures = {"lm": "Gemma3ForCausalLM", "none": "Gemma3TextModel"}
     classifiers = score_classifiers("Gemma3Text", tokens=False)
+    shapes = ("decoder", "encoder")
     norms = AROUND
     parts = GemmaLike.parts | {"placement": "sandwich", "attention.qk_norm": "head"}
     fields = GemmaLike.fields | {

@@ -41,8 +41,8 @@ class ModernBert(Family):
     unprefixed = ("head.", "decoder.")
     embedding = "model.embeddings.tok_embeddings.weight"
     head = "decoder.weight"
+    shapes = ("encoder",)
     parts = Family.parts | {
-        "shape": "encoder",
         "norm": "layernorm",
         "placement": "pre",
         "placement.first_norm": False,
