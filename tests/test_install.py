@@ -52,5 +52,7 @@ def test_the_first_line_installs_what_the_commands_of_the_page_need(page, monkey
     assert len(commands) >= 3
     for command in commands:
         assert main(shlex.split(command, comments=True)) == 0, capsys.readouterr().err
+    if "convert SOURCE DESTINATION --check" in text:  # which imports what no extra for users installs
+        assert "`pip install transformers`" in text
     for name in re.findall(r"^\$ phasor train ([a-z]\S*)", text, re.MULTILINE):
         Recipe.from_file(recipes.find(name))

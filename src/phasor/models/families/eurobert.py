@@ -22,7 +22,8 @@ class EuroBert(LlamaLike):
         ),
         "token-classifier": Classifier("EuroBertForTokenClassification", {"head.score": "classifier"}),
     }
-    parts = LlamaLike.parts | {"shape": "encoder", "norm": "rmsnorm"}
+    shapes = ("encoder",)
+    parts = LlamaLike.parts | {"norm": "rmsnorm"}
     fields = LlamaLike.fields | {
         "max_position_embeddings": Field("max_length", default=8192),
         "hidden_act": Activation("silu", GATES),
