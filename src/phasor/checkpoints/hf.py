@@ -349,7 +349,7 @@ def can_write(family: Family, config: ModelConfig) -> bool:
 def nearest_family(why: dict[str, str]) -> str:
     """The family with the fewest differences from a model; those that lack but one thing come first.
 
-    >>> why = {"t5": "its shape is encoder, and not decoder", "phi3": "config.json: partial_rotary_factor = 0.3 is refused"}
+    >>> why = {"t5": "its shape is encoder, and not decoder", "phi3": "config.json: a factor of 0.3 is refused"}
     >>> nearest_family(why)
     'phi3'
     """
