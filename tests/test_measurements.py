@@ -1,0 +1,110 @@
+"""Figures that the pages take from benchmarks/results are those of the files: in tables, and in prose with a unit.
+
+A part of a page, from a heading or a bold lead to the next, names the files that its figures come from.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_pages import DOCS, FENCE, ROOT
+
+RESULTS = ROOT / "benchmarks" / "results"
+UNITS = {  # by which a value of a file may have been multiplied, where it is shown with this unit
+    "k": [1e-3],
+    "M": [1e-6],
+    "million": [1e-6],
+    "TB/s": [1e-12],
+    "us": [1, 1e3],
+    "ms": [1, 1e3],
+    "%": [1, 100],
+    "s": [1],
+    "GiB": [1],
+    "MHz": [1],
+    "tokens/s": [1],
+    "TFLOP/s": [1],
+}
+UNIT = "|".join(map(re.escape, sorted(UNITS, key=len, reverse=True)))
+FIGURE = re.compile(rf"(?<![\w.^-])(\d[\d,]*(?:\.\d+)?)(?:\*\*)?(?: ({UNIT})(?![\w/]))?(?![\w^]|\.\d)")
+TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
+
+
+def values(record: object) -> Iterator[float]:
+    if isinstance(record, dict | list):
+        for key, value in record.items() if isinstance(record, dict) else enumerate(record):
+            yield from values(value)
+            if key == "share":  # of all pairs of queries and keys: the page shows by how much less that is
+                yield 1 / value
+    elif isinstance(record, int | float):
+        yield float(record)
+
+
+def parts(page: Path) -> dict[str, tuple[str, list[float]]]:
+    """The parts of a page that name files of results, by their first words, each with the values of its files."""
+    found = {}
+    for part in re.split(r"^(?=\*\*|#{2,3} )", FENCE.sub("", page.read_text(encoding="utf-8")), flags=re.MULTILINE):
+        names = dict.fromkeys(re.findall(r"([\w-]+\.json)`", part))
+        files = [RESULTS / name for name in names if (RESULTS / name).exists()]
+        if files:
+            measured = [value for file in files for value in values(json.loads(file.read_text(encoding="utf-8")))]
+            found[f"{page.name}: {part.splitlines()[0][:40]}"] = part, measured
+    return found
+
+
+def sources(figure: str, unit: str, measured: list[float]) -> list[float]:
+    """The values that the figure may stand for: those that round to it."""
+    half = 0.5001 * 10.0 ** -len(figure.partition(".")[2])
+    number = float(figure.replace(",", ""))
+    return [value for value in measured if any(abs(value * by - number) <= half for by in UNITS.get(unit, [1]))]
+
+
+def is_ratio(figure: str, unit: str, row: list[float], table: list[float]) -> bool:
+    """Whether a figure is the ratio of a value in its row to one in its table, or the other way round."""
+    ratios = [ratio for a in row for b in table if a and b for ratio in (a / b, b / a)]
+    return bool(sources(figure, unit, [100 * ratio for ratio in ratios] if unit == "%" else ratios))
+
+
+def unknown_of_table(table: str, measured: list[float]) -> list[str]:
+    """The figures of a table, but for its head and its first column, that are neither values nor ratios of them."""
+    rows = [line.strip("|\n").split("|", 1) for line in table.splitlines()[2:]]
+    shown = [[(f, unit, sources(f, unit, measured)) for f, unit in FIGURE.findall(" ".join(row))] for row in rows]
+    everything = [value for row in shown for _, _, found in row for value in found]
+    return [
+        f"{figure} {unit}".strip()
+        for (first, _), row in zip(rows, shown, strict=True)
+        for figure, unit, found in row[len(FIGURE.findall(first)) :]
+        if not found and not is_ratio(figure, unit, [value for _, _, near in row for value in near], everything)
+    ]
+
+
+PARTS = {name: part for page in DOCS for name, part in parts(page).items()}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_figures_are_those_of_the_results(name):
+    part, measured = PARTS[name]
+    unknown = [figure for table in TABLE.findall(part) for figure in unknown_of_table(table, measured)]
+    prose = FIGURE.findall(TABLE.sub("", part))
+    absolute = [(figure, unit) for figure, unit in prose if unit not in ("", "k", "%")]
+    unknown += [f"{figure} {unit}" for figure, unit in absolute if not sources(figure, unit, measured)]
+    assert not unknown, f"{name}: not in the files that it names: {', '.join(unknown)}"
+
+
+def test_figures_of_speed_are_in_files():
+    """Every table of figures on the page is in a part that names its files."""
+    text = FENCE.sub("", (ROOT / "docs" / "speed.md").read_text(encoding="utf-8"))
+    tables = TABLE.findall(text[text.index("## On an H200") :])
+    assert len(tables) > 10
+    checked = [table for part, _ in PARTS.values() for table in TABLE.findall(part)]
+    assert all(table in checked for table in tables)
+
+
+def test_changed_figures_are_recognized():
+    part, measured = next(part for name, part in PARTS.items() if "**Decoding**" in name)
+    (table,) = TABLE.findall(part)
+    figures = [figure for figure, unit in FIGURE.findall(table) if unit]
+    assert figures
+    for figure in figures:
+        assert unknown_of_table(table.replace(figure, f"7{figure}", 1), measured)
