@@ -9,11 +9,12 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import anyio
 import httpx
 import pytest
 from browser import serve
 
-from phasor.lab import server
+from phasor.lab import server, workers
 from phasor.lab.endpoints import ENDPOINTS
 from phasor.lab.workers import WAITING
 
@@ -60,8 +61,13 @@ def ask_together(base, count, name, **body):
 
 
 def warm(base):
-    """Wait until both workers are there."""
-    assert {answer.status_code for answer in ask_together(base, 2, "work", number=0.1)} == {200}
+    """Wait until both workers are there; their numbers."""
+    found = set()
+    while len(found) < server.COMPUTING:
+        answers = ask_together(base, 2, "work", number=0.1)
+        assert {answer.status_code for answer in answers} == {200}
+        found = {answer.json()["worker"] for answer in answers}
+    return found
 
 
 @contextmanager
@@ -90,9 +96,8 @@ def test_what_computes_too_long_is_ended_and_others_go_on(lab):
 
 
 def test_what_computes_for_nobody_is_ended(lab):
-    warm(lab)
+    before = warm(lab)
     start = time.monotonic()
-    before = {answer.json()["worker"] for answer in ask_together(lab, 2, "work", number=0.1)}
     for _ in before:
         with leave_early(lab, "work", b'{"number": 9}'):
             time.sleep(0.2)
@@ -103,12 +108,11 @@ def test_what_computes_for_nobody_is_ended(lab):
 
 
 def test_a_worker_outlives_a_client_that_leaves_a_moment_before_the_answer(lab):
-    warm(lab)
-    before = {answer.json()["worker"] for answer in ask_together(lab, 2, "work", number=0.1)}
+    before = warm(lab)
     for _ in range(4):
         with leave_early(lab, "work", b'{"number": 0.15}'):
             time.sleep(0.1)
-    assert {answer.json()["worker"] for answer in ask_together(lab, 2, "work", number=0.1)} == before
+    assert warm(lab) == before
 
 
 @LINUX
@@ -132,6 +136,29 @@ def test_a_worker_that_crashes_is_replaced(lab):
     assert answer.status_code == 500
     assert answer.json()["error"] == "the process that computed this ended with the exit code 3"
     warm(lab)
+
+
+def test_a_worker_that_is_ready_is_taken_before_one_that_is_starting(lab):
+    before = warm(lab)
+    assert ask(lab, "crash").status_code == 500
+    assert ask(lab, "work", number=0.1).json()["worker"] in before
+
+
+def test_workers_start_one_after_the_other(monkeypatch):
+    """The first would be ready later if another one imported torch beside it."""
+    events = []
+
+    class RecordedWorker:
+        def __init__(self, *_):
+            events.append("starts")
+
+        def wait(self):
+            events.append("is ready")
+
+    monkeypatch.setattr(workers, "Worker", RecordedWorker)
+    pool = workers.WorkerPool(2, seconds=1, grace=1, memory=1)
+    anyio.run(pool.start)
+    assert events == ["starts", "is ready"] * 2
 
 
 def test_a_recursion_without_end_is_one_sentence(lab):
@@ -168,14 +195,16 @@ def test_no_scheme_takes_the_memory_of_the_machine(lab, name, scheme):
 
 
 def test_workers_end_with_the_server():
-    with serve() as base:
-        children = set(worker_processes(os.getpid()))
-        assert len(children) >= server.COMPUTING
-        assert httpx.get(base).status_code == 200
-    deadline = time.monotonic() + 5
-    while children & set(worker_processes(os.getpid())) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert len(children & set(worker_processes(os.getpid()))) <= len(children) - server.COMPUTING
+    """Those that are ready, and the one that is starting."""
+    others = set(worker_processes(os.getpid()))
+    for count in range(1, server.COMPUTING + 1):
+        with serve() as base:
+            while len(set(worker_processes(os.getpid())) - others) < count:
+                assert httpx.get(base).status_code == 200
+        deadline = time.monotonic() + 5
+        while set(worker_processes(os.getpid())) - others:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
 
 
 def worker_processes(server_pid):

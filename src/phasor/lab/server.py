@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+import anyio
 import anyio.to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -62,7 +63,9 @@ def build_app(
     pool = WorkerPool(COMPUTING, seconds=SECONDS, grace=GRACE, memory=MEMORY, modules=modules)
     # Views that read folders have a worker each, which keeps the model it has loaded, or the metrics it has read.
     readers = {
-        endpoint.view: WorkerPool(1, seconds=FOLDER_SECONDS, grace=FOLDER_GRACE, memory=None, modules=modules)
+        endpoint.view: WorkerPool(
+            1, seconds=FOLDER_SECONDS, grace=FOLDER_GRACE, memory=None, modules=modules, lazy=True
+        )
         for endpoint in ENDPOINTS.values()
         if endpoint.folders and folders
     }
@@ -115,8 +118,10 @@ def build_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        pool.start()
-        yield
+        async with anyio.create_task_group() as group:
+            group.start_soon(pool.start)
+            yield
+            group.cancel_scope.cancel()
         for one in (pool, *readers.values()):
             one.stop()
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -31,13 +33,14 @@ class Worker:
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
-        self.is_ready = False
+        self.is_ready, self.starting = False, threading.Lock()
 
     def wait(self) -> None:
-        """Wait until it can compute."""
-        if not self.is_ready:
-            self.receive()
-            self.is_ready = True
+        """Wait until it can compute; EOFError where it ends before."""
+        with self.starting:
+            if not self.is_ready:
+                self.receive()
+                self.is_ready = True
 
     def ask(self, head: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         """Its answer; EOFError where it ends before."""
@@ -61,23 +64,35 @@ class Worker:
 
 
 class WorkerPool:
-    """Up to `count` workers, started when they are needed or by `start`.
+    """Up to `count` workers, started by `start`, or with `lazy` when they are needed.
 
     A request may compute for `seconds`, and take `memory` bytes, where that is not None. When its client leaves, it has
     `grace` seconds to finish: a worker, with what it has loaded and cached, outlives a slider that is dragged.
     """
 
     def __init__(
-        self, count: int, *, seconds: float, grace: float, memory: int | None, modules: Sequence[str] = ()
+        self,
+        count: int,
+        *,
+        seconds: float,
+        grace: float,
+        memory: int | None,
+        modules: Sequence[str] = (),
+        lazy: bool = False,
     ) -> None:
         self.count, self.seconds, self.grace, self.memory, self.modules = count, seconds, grace, memory, modules
-        self.turns = anyio.Semaphore(count)
-        self.idle: list[Worker] = []
+        self.turns = anyio.Semaphore(count if lazy else 0)
+        self.idle: list[Worker] = []  # the last of which is taken first
         self.waiting = 0
 
-    def start(self) -> None:
-        """Start all workers, so that they are ready when they are needed."""
-        self.idle += [self.new_worker() for _ in range(self.count - len(self.idle))]
+    async def start(self) -> None:
+        """Start the workers one after the other: the first computes sooner if no other one imports torch beside it."""
+        for _ in range(self.count):
+            worker = self.new_worker()
+            self.idle.insert(0, worker)
+            with suppress(EOFError):  # of which the request that takes it is told
+                await anyio.to_thread.run_sync(worker.wait, abandon_on_cancel=True)
+            self.turns.release()
 
     def new_worker(self) -> Worker:
         # A bound on memory is one above what a worker has with torch.
@@ -128,8 +143,9 @@ class WorkerPool:
         finally:
             if reply["spent"]:
                 worker.end()
-                worker = self.new_worker()
-            self.idle.append(worker)
+                self.idle.insert(0, self.new_worker())
+            else:
+                self.idle.append(worker)
         return found
 
     async def leave(self, request: Request, scope: anyio.CancelScope) -> None:
