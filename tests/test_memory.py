@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import phasor
 from phasor import ModelConfig, Record
 
 COUNT = 1200  # tokens: three blocks of queries
@@ -121,3 +123,31 @@ def test_a_window_over_32768_tokens_stays_under_2_gib(position, run):
         [sys.executable, "-c", PEAK.format(position=position, run=run)], capture_output=True, text=True, check=True
     )
     assert int(done.stdout) * 1024 < 2 * 2**30
+
+
+LINUX = pytest.mark.skipif(not phasor.device.MEMORY.exists(), reason="only Linux says how much memory is free")
+
+
+def size_of(config: ModelConfig) -> str:
+    with torch.device("meta"):
+        weights = phasor.Transformer(config).parameters()
+    return f"need {sum(weight.nbytes for weight in weights) / 2**30:,.1f} GiB, and cpu has "
+
+
+@LINUX
+def test_weights_beyond_memory_are_one_sentence() -> None:
+    config = phasor.preset("llama-3.1", num_layers=2, hidden_dim=2**28)
+    with pytest.raises(ValueError, match=re.escape(size_of(config))):
+        phasor.Transformer(config)
+
+
+@LINUX
+def test_weights_are_loaded_as_far_as_memory_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny("rotary", num_layers=1)
+    phasor.save(phasor.Transformer(config), tmp_path / "model")
+    monkeypatch.setattr(phasor.device, "MEMORY", tmp_path / "meminfo")
+    (tmp_path / "meminfo").write_text("MemAvailable:  4 kB\nSwapFree: 64 kB\n")
+    phasor.load(tmp_path / "model")
+    (tmp_path / "meminfo").write_text("MemAvailable:  0 kB\nSwapFree: 0 kB\n")
+    with pytest.raises(ValueError, match=re.escape(size_of(config)) + "0.0 GiB"):
+        phasor.load(tmp_path / "model")

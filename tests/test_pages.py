@@ -17,6 +17,7 @@ from phasor.bench import STUDIES, WORKLOADS
 from phasor.cli import VERBS
 from phasor.cli.parser import Verb
 from phasor.config import Extension, PositionConfig
+from phasor.config.parameters import parameters_of
 from phasor.config.recipe import DataConfig
 from phasor.data.tasks import TASKS
 from phasor.evaluation.protocols import PROTOCOLS
@@ -24,7 +25,6 @@ from phasor.evaluation.retrieval import TASKS as RETRIEVAL_TASKS
 from phasor.inspect.kinds import CHOICES
 from phasor.lab.server import VIEWS
 from phasor.models import families
-from phasor.parallel.parameters import parameters_of
 from phasor.recipes import names as recipe_names
 from phasor.training.extend import METHODS
 

@@ -1,15 +1,19 @@
-"""The device a user names ("auto", "cpu", "cuda", "cuda:1"), and whether it repeats its results bit by bit."""
+"""The device a user names ("auto", "cpu", "cuda:1"), its free memory, and whether it repeats its results bit by bit."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 import torch.utils.deterministic
 
 from phasor.config.schema import quote, shorten
+
+MEMORY = Path("/proc/meminfo")
 
 
 def resolve_device(name: torch.device | str) -> torch.device:
@@ -30,6 +34,30 @@ def resolve_device(name: torch.device | str) -> torch.device:
         raise ValueError(f"the device {quote(str(name))} cannot be used: {reason}") from None
     except TypeError:
         raise ValueError(f"a device is named as 'cpu' or 'cuda:1', not as {quote(name)}") from None
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that can still be allocated on a device, swap space included; None where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if device.type != "cpu" or not MEMORY.exists():
+        return None
+    return sum(1024 * int(size) for size in re.findall(r"^(?:MemAvailable|SwapFree): +(\d+)", MEMORY.read_text(), re.M))
+
+
+def check_memory(size: int, device: torch.device, model_size: int) -> None:
+    """Refuse to allocate bytes that a device does not have, for a model whose weights take `model_size` in all.
+
+    >>> check_memory(1 << 10, torch.device("cpu"), 1 << 20)
+    >>> check_memory(1 << 60, torch.device("meta"), 1 << 60)
+    """
+    free = free_memory(device)
+    if free is not None and size > free:
+        raise ValueError(
+            f"the weights of this model need {model_size / 2**30:,.1f} GiB, and {device} has {free / 2**30:,.1f} GiB "
+            'of memory free: under torch.device("meta") a model has no weights, and `phasor plan` tells how many '
+            "devices it takes"
+        )
 
 
 @contextmanager

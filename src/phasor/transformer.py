@@ -21,6 +21,7 @@ from phasor.nn.block import Block
 from phasor.nn.checks import (
     check_attention_mask,
     check_documents,
+    check_model,
     check_positions,
     check_sources,
     check_token_types,
@@ -235,8 +236,7 @@ class Transformer(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        if not isinstance(config, ModelConfig):
-            raise ValueError(f"Transformer takes a ModelConfig, not {type(config).__name__}")
+        check_model(config)
         self.config, self.padding_token = config, getattr(config.input_position, "padding_token", None)
         self.tokens = Embedding(config, config.vocab_size)
         source_size = config.embedding.source_vocab_size

@@ -9,12 +9,12 @@ from device import DEVICE
 from parallel_cases import MODELS, config
 from references import normal
 
+from phasor.config.parameters import parameters_of
 from phasor.nn.record import Record
 from phasor.nn.sequence import sequence_info
 from phasor.ops import dispatch
 from phasor.ops.attention import Mask, ScoreMod, attention, attention_ref
 from phasor.parallel.cuts import Place, WeightSlices, tensor_cuts
-from phasor.parallel.parameters import parameters_of
 from phasor.parallel.tensor import cut_weights
 from phasor.parallel.tokens import chunk_order
 from phasor.transformer import Transformer

@@ -15,9 +15,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import phasor
 from phasor.checkpoints.load import read_config
+from phasor.config.parameters import parameters_of
 from phasor.models.presets import PRESETS
 from phasor.nn.block import Block
-from phasor.parallel.parameters import parameters_of
 from phasor.parallel.processes import AXES
 from phasor.parallel.shards import shard_blocks
 

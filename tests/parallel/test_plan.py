@@ -9,10 +9,10 @@ import pytest
 from commands import CommandRunner
 
 import phasor
+from phasor.config.parameters import parameters_of
 from phasor.models.presets import PRESETS
 from phasor.parallel import Mesh, ParallelPlan, plan
 from phasor.parallel.mesh import mesh_why_not, meshes
-from phasor.parallel.parameters import parameters_of
 
 LLAMA = phasor.preset("llama-3.1")
 

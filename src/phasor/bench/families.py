@@ -28,11 +28,11 @@ from phasor.bench.workload import BenchmarkCase, Implementation, Machine, Worklo
 from phasor.checkpoints import load
 from phasor.config import ExpertsConfig
 from phasor.config.generation import GenerationConfig
+from phasor.config.parameters import parameters_of
 from phasor.config.schema import unknown
 from phasor.generation import generate
 from phasor.nn.norm import at_least_float32
 from phasor.parallel.flops import attention_flops
-from phasor.parallel.parameters import parameters_of
 from phasor.transformer import Transformer
 
 PROFILED = 9  # tokens whose kernels are counted: a profile of many takes long to read

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from phasor.checkpoints.tensors import Progress
+from phasor.device import check_memory
 from phasor.nn.quantized import QuantizedEmbedding
 from phasor.transformer import Transformer
 
@@ -49,7 +50,11 @@ class OpenedModel:
         like, buffers = self.model.state_dict(), dict(self.model.named_buffers())
         total, done = sum(weight.numel() for weight in like.values()), 0
         weights: dict[str, Tensor] = {}
+        sizes = {n: w.nbytes if n in buffers else w.numel() * self.dtype.itemsize for n, w in like.items()}
+        model_size = sum(sizes.values())
         for name, weight in like.items():
+            # One by one: what is mapped from a file takes no memory.
+            check_memory(sizes[name], device, model_size)
             weights[name] = self.read(name, device).to(device, weight.dtype if name in buffers else self.dtype)
             done += weight.numel()
             if progress is not None:

@@ -7,9 +7,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from phasor.config.model import ModelConfig
+from phasor.config.parameters import parameters_of
 from phasor.config.schema import quote
+from phasor.device import check_memory
 
 INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def check_model(config: ModelConfig) -> None:
+    """Refuse what is no configuration, and a model whose weights take more memory than there is where they are made."""
+    if not isinstance(config, ModelConfig):
+        raise ValueError(f"Transformer takes a ModelConfig, not {type(config).__name__}")
+    like = torch.empty(0)
+    size = parameters_of(config).total * like.itemsize
+    check_memory(size, like.device, size)
 
 
 def can_check_values(x: Tensor) -> bool:

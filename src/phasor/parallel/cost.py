@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from functools import cache, partial
 
 from phasor.config import ModelConfig
+from phasor.config.parameters import parameters_of
 from phasor.parallel.flops import attention_flops, model_flops
 from phasor.parallel.hardware import (
     ATTENTION_SHARE,
@@ -25,7 +26,6 @@ from phasor.parallel.hardware import (
 )
 from phasor.parallel.memory import ACTIVATION_BYTES, PARAM_BYTES, REDUCE_BYTES, Memory, MemoryCosts, MicroBatches
 from phasor.parallel.mesh import Mesh
-from phasor.parallel.parameters import parameters_of
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from phasor.config.parameters import sides_of, stack_blocks
 from phasor.config.weights import shard_dim
 from phasor.nn.block import Block
-from phasor.parallel.parameters import sides_of, stack_blocks
 from phasor.transformer import Transformer
 
 Slices = tuple[slice, ...]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from phasor.config import AttentionConfig, ModelConfig
-from phasor.parallel.parameters import parameters_of, sides_of
+from phasor.config.parameters import parameters_of, sides_of
 
 
 def model_flops(model: ModelConfig, length: int) -> float:

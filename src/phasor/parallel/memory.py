@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from phasor.config import LogitsConfig, ModelConfig, OutputConfig, SandwichConfig
 from phasor.config.model import Layer
+from phasor.config.parameters import Parameters, sides_of
 from phasor.parallel.mesh import Mesh
-from phasor.parallel.parameters import Parameters, sides_of
 
 ACTIVATION_BYTES = 2  # bfloat16
 REDUCE_BYTES = 4  # gradients of blocks are summed in float32

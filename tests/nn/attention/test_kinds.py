@@ -13,6 +13,7 @@ from torch import nn
 import phasor
 from phasor.config import AttentionConfig
 from phasor.config.cached import CachedTensor
+from phasor.config.parameters import parameters_of
 from phasor.config.weights import linear, with_prefixes
 from phasor.inspect.kinds import describe_kinds
 from phasor.kv_cache.static import StaticKVCache
@@ -21,7 +22,6 @@ from phasor.nn.kinds import KindModule
 from phasor.nn.record import Record
 from phasor.nn.sequence import sequence_info
 from phasor.parallel import plan
-from phasor.parallel.parameters import parameters_of
 from phasor.parallel.tensor import cut_weights
 
 COUNT = 11

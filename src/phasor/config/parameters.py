@@ -6,16 +6,15 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from phasor.config import (
+from phasor.config.model import ModelConfig, Side
+from phasor.config.parts import (
     ClassifierConfig,
     MaskedHeadConfig,
-    ModelConfig,
     NoHeadConfig,
     ParallelConfig,
     PreConfig,
     SandwichConfig,
 )
-from phasor.config.model import Side
 from phasor.config.weights import Weight, Weights, linear, with_prefixes
 
 BlockWeights = tuple[Weight, ...]
