@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -17,7 +18,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from phasor.config import NormConfig, PlacementConfig
-from phasor.lab.answers import Answer, mistake
+from phasor.lab.answers import Answer, encode, mistake
+from phasor.lab.chinese import translate
 from phasor.lab.endpoints import ENDPOINTS
 from phasor.lab.figures import DOCUMENTS, FIGURES
 from phasor.lab.folders import Folders
@@ -75,7 +77,7 @@ def build_app(
             raise HTTPException(405, "this endpoint answers POST", {"Allow": "POST"})
         path = files.get(request.path_params.get("path", "index.html"))
         if path is None:
-            return respond(mistake("there is no such file", 404))
+            return respond(request, mistake("there is no such file", 404))
         return Response(path.read_bytes(), media_type=MEDIA_TYPES[path.suffix])
 
     async def about(request: Request) -> Response:
@@ -101,20 +103,20 @@ def build_app(
     async def compute(request: Request) -> Response:
         endpoint = ENDPOINTS.get(request.url.path)
         if endpoint is None:
-            return respond(mistake("there is no such endpoint; /openapi.json lists them", 404))
+            return respond(request, mistake("there is no such endpoint; /openapi.json lists them", 404))
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            return respond(mistake("the body must be application/json", 415))
+            return respond(request, mistake("the body must be application/json", 415))
         try:
             body = await read_body(request)
         except ValueError as error:
-            return respond(mistake(str(error), 413))
+            return respond(request, mistake(str(error), 413))
         except ClientDisconnect:
             return Response(status_code=499)
         reader = readers.get(endpoint.view) if endpoint.folders else None
         if reader is None:
-            return respond(await pool.run(request, endpoint.path, body))
+            return respond(request, await pool.run(request, endpoint.path, body))
         found = await anyio.to_thread.run_sync(shared.list)  # here, so that numbers are the same in all workers
-        return respond(await reader.run(request, endpoint.path, body, [folder.to_plain() for folder in found]))
+        return respond(request, await reader.run(request, endpoint.path, body, [folder.to_plain() for folder in found]))
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -150,8 +152,13 @@ async def read_body(request: Request) -> bytes:
     return bytes(body)
 
 
-def respond(answer: Answer) -> Response:
-    return Response(answer.content, answer.status, answer.headers)
+def respond(request: Request, answer: Answer) -> Response:
+    """The response to a request; a refusal of one by the Chinese page is in Chinese."""
+    content = answer.content
+    if answer.status >= 400 and content and request.headers.get("accept-language", "").startswith("zh"):
+        refusal = json.loads(content)
+        content = encode({**refusal, "error": translate(refusal["error"])})
+    return Response(content, answer.status, answer.headers)
 
 
 async def refuse(request: Request, error: Exception) -> Response:
@@ -162,6 +169,6 @@ async def refuse(request: Request, error: Exception) -> Response:
 
 async def fail(request: Request, error: Exception) -> Response:
     """A mistake of the lab itself, whose traceback the server logs."""
-    response = respond(mistake(f"the lab failed with {type(error).__name__}; the terminal says where", 500))
+    response = respond(request, mistake(f"the lab failed with {type(error).__name__}; the terminal says where", 500))
     response.headers.update(HEADERS)  # the guard does not see this one
     return response

@@ -10,7 +10,7 @@ export class Mistake extends Error {
 	}
 }
 
-/** Plain data by GET; where the server does not answer, the sentence of the mistake is empty. */
+/** Plain data by GET; without an answer the sentence is empty. */
 export async function get(path) {
 	const response = await fetch(path).catch(unreachable);
 	return response.ok ? response.json().catch(unreachable) : unreachable();
@@ -35,7 +35,7 @@ export async function post(view, name, body, key) {
 		for (let attempt = 0; ; attempt++) {
 			const response = await fetch(`/api/${view}/${name}`, {
 				method: "POST",
-				headers: { "Content-Type": "application/json" },
+				headers: { "Content-Type": "application/json", "Accept-Language": document.documentElement.lang },
 				body: text,
 				signal: control.signal,
 			});
