@@ -27,7 +27,7 @@ UNITS = {  # by which a value of a file may have been multiplied, where it is sh
     "TFLOP/s": [1],
 }
 UNIT = "|".join(map(re.escape, sorted(UNITS, key=len, reverse=True)))
-FIGURE = re.compile(rf"(?<![\w.^-])(\d[\d,]*(?:\.\d+)?)(?:\*\*)?(?: ({UNIT})(?![\w/]))?(?![\w^]|\.\d)")
+FIGURE = re.compile(rf"(?<![\w.^])(?<!\w-)(\d[\d,]*(?:\.\d+)?)(?:\*\*)?(?: ({UNIT})(?![\w/]))?(?![\w^]|\.\d)")
 TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 
 
@@ -57,7 +57,7 @@ def sources(figure: str, unit: str, measured: list[float]) -> list[float]:
     """The values that the figure may stand for: those that round to it."""
     half = 0.5001 * 10.0 ** -len(figure.partition(".")[2])
     number = float(figure.replace(",", ""))
-    return [value for value in measured if any(abs(value * by - number) <= half for by in UNITS.get(unit, [1]))]
+    return [value for value in measured if any(abs(abs(value) * by - number) <= half for by in UNITS.get(unit, [1]))]
 
 
 def is_ratio(figure: str, unit: str, row: list[float], table: list[float]) -> bool:

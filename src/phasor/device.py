@@ -39,7 +39,8 @@ def resolve_device(name: torch.device | str) -> torch.device:
 def free_memory(device: torch.device) -> int | None:
     """Bytes that can still be allocated on a device, swap space included; None where the system does not say."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + cached
     if device.type != "cpu" or not MEMORY.exists():
         return None
     return sum(1024 * int(size) for size in re.findall(r"^(?:MemAvailable|SwapFree): +(\d+)", MEMORY.read_text(), re.M))
