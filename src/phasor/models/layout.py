@@ -75,6 +75,14 @@ class Transposed(Layout):
 
 
 @dataclass(frozen=True)
+class StackedTransposed(Layout):
+    """Matrices of all experts, stored `[experts, out, in]`."""
+
+    def pieces(self, ours: Tensor, model: ModelConfig) -> list[Piece]:
+        return [Piece(ours.mT, tuple(ours.mT.shape))]
+
+
+@dataclass(frozen=True)
 class Parts(Layout):
     """Some of the queries, keys and values of a fused projection, one after the other.
 

@@ -48,8 +48,8 @@ def test_sigmoid_scores_with_groups_and_a_correction_are_those_of_deepseek_v3(co
 def test_groups_by_their_best_expert_are_those_of_deepseek_v2(count, groups, remain, top_k):
     theirs = DeepseekV2TopkRouter(
         DeepseekV2Config(
-            hidden_size=7, num_attention_heads=7, n_routed_experts=count, num_experts_per_tok=top_k, n_group=groups, topk_group=remain,
-            topk_method="group_limited_greedy", routed_scaling_factor=16.0,
+            hidden_size=7, num_attention_heads=7, n_routed_experts=count, num_experts_per_tok=top_k, n_group=groups,
+            topk_group=remain, topk_method="group_limited_greedy", routed_scaling_factor=16.0,
         )
     )  # fmt: skip
     theirs.weight.data = normal(count, 7).float()
@@ -112,7 +112,7 @@ def test_the_balancing_loss_counts_what_the_router_chose():
     _, chosen = route(logits, GROUPED, correction)
     share = torch.bincount(chosen.flatten(), minlength=6) / 18
     expected = 6 * (share * (scores / scores.sum(-1, keepdim=True)).mean((0, 1))).sum()
-    torch.testing.assert_close(balance_of([RoutedTokens(logits, GROUPED, correction)]), expected.float())
+    torch.testing.assert_close(balance_of([RoutedTokens(logits, GROUPED, correction)]), expected)
 
 
 def test_kernels_say_what_they_do_not_compute():
