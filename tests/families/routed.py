@@ -78,7 +78,8 @@ def minimax_m2_of_old(rng: random.Random) -> Case:
         return fields | {"rope_theta": rotary["rope_theta"], "rotary_dim": 6}
 
     case = minimax_m2(rng)
-    case.config.rope_parameters = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
+    case.config.rope_parameters = {"rope_type": "default", "rope_theta": 500.0}
+    case.config.rope_parameters["partial_rotary_factor"] = 6 / case.config.head_dim
     case.older, case.may_differ = older, ("rotary_dim",)
     return case
 

@@ -97,6 +97,10 @@ REFUSED = {
     },
     "qwen2_moe": {"shared_expert_intermediate_size": 0},
     "smollm3": {"no_rope_layers": [1], "sliding_window": "wide"},
+    "glm4_moe": {"topk_group": 9, "n_group": 7},
+    "minimax_m2": {"scoring_func": "softmax", "use_routing_bias": False, "shared_intermediate_size": 8},
+    "ernie4_5_moe": {"use_bias": True, "moe_norm_min": 0.1, "moe_layer_interval": 0},
+    "olmoe": {"clip_qkv": 8.0},
     "granite": {"logits_scaling": 0, "residual_multiplier": 0.0},
     "starcoder2": {"mlp_type": "gated", "norm_type": "rms_norm"},
     "stablelm": {"head_dim": 10, "hidden_dropout": 0.1},
@@ -125,6 +129,8 @@ def test_what_a_family_has_no_part_for_is_refused_by_name(name, field):
     _, whole = drawn(name, 0)
     used = {"use_sliding_window": True, "layer_types": None} if field == "sliding_window" and name != "mistral" else {}
     word = {
+        "topk_group": "top_groups",
+        "n_group": "num_groups",
         "num_experts_per_tok": "top_k",
         "shared_expert_intermediate_size": "shared",
         "residual_multiplier": "multiplier",

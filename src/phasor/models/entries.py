@@ -237,7 +237,8 @@ class Field(FieldEntry):
             return value
         default = fill_in(self.default if self.absent is REQUIRED or name in f.data else self.absent, draft)
         if self.fallback is not None:
-            default = f.get(self.fallback, default)
+            found = f.get(self.fallback, None if default is REQUIRED else default)
+            default = default if found is None else found
         return f.positive(name, default) if self.positive else f.get(name, default)
 
     def decode(self, value: Any, draft: Draft) -> Any:

@@ -59,7 +59,7 @@ class Routed(LlamaLike):
         "feedforward.experts.correction": True,
     }
     mixture: ClassVar[dict[str, FieldEntry]] = {
-        "n_routed_experts": Field("feedforward.experts.num_experts"),
+        "n_routed_experts": Field("feedforward.experts.num_experts", fallback="num_local_experts"),
         "num_experts_per_tok": Field("feedforward.experts.top_k"),
         "moe_intermediate_size": Field("feedforward.experts.hidden_dim", default=1408),
         "n_shared_experts": SharedExperts(1),
