@@ -10,24 +10,22 @@ from torch import Tensor
 
 from phasor.config import ModelConfig
 from phasor.models.entries import (
-    DERIVED,
     GATES,
     Activation,
     Draft,
     Field,
     FieldEntry,
     Pinned,
-    get_path,
     require_kind,
 )
 from phasor.models.families._llama import LlamaLike
+from phasor.models.families._routed import FirstDense, Routed
 from phasor.models.fields import Fields
-from phasor.models.layout import Layout, Piece, Rule, experts, linear
+from phasor.models.layout import Layout, Piece, Rule, linear
 from phasor.models.rope import RopeParameters
 from phasor.nn.attention.latent.config import LatentAttentionConfig
 from phasor.nn.positions import RotaryConfig, YaRN
 
-WIDTH = "feedforward.experts.hidden_dim"
 SAME_SCALE = 1e-12  # how far two scales may be apart that are one
 
 
@@ -143,40 +141,6 @@ def score_factor(position: RotaryConfig) -> float:
     return float(extension.sharpening(extension.mscale_all_dim)) ** 2
 
 
-class SharedWidth(Field):
-    """A number of shared experts, which are one of their joint width; stands below the width of an expert."""
-
-    def __init__(self, default: int) -> None:
-        super().__init__("feedforward.experts.shared_dim", default=default)
-
-    def decode(self, value: Any, draft: Draft) -> Any:
-        return value * draft["feedforward.experts.hidden_dim"] if value else None
-
-    def encode(self, value: Any, config: ModelConfig) -> Any:
-        one = DERIVED[WIDTH](config) if (own := get_path(config, WIDTH)) is None else own
-        if value is None or value % one:
-            raise ValueError(f"its shared experts are as wide as {one}, the others, each, and shared_dim is {value}")
-        return value // one
-
-
-class FirstDense(FieldEntry):
-    """How many of the first layers have no experts."""
-
-    def __init__(self, default: int) -> None:
-        self.default = default
-
-    def read(self, f: Fields, name: str, draft: Draft) -> None:
-        count, config = f.get(name, self.default), draft.config()
-        mixture = config.feedforward.experts
-        draft.layers["feedforward.experts"] = [None if i < count else mixture for i in range(config.num_layers)]
-
-    def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
-        dense = [config.layer(i).feedforward.experts is None for i in range(config.num_layers)]
-        if dense != sorted(dense, reverse=True):
-            raise ValueError("its layers without experts are the first ones")
-        return {name: sum(dense)}
-
-
 class ExpertLayers(FirstDense):
     """`mlp_layer_types`, "dense" or "sparse" for each layer; where it is missing the first layers are dense."""
 
@@ -196,14 +160,14 @@ class ExpertLayers(FirstDense):
         return {name: ["dense" if network.experts is None else "sparse" for network in networks]}
 
 
-class LatentLike(LlamaLike):
+class LatentLike(Routed):
     """Names and fields of DeepSeek's decoders."""
 
-    parts = LlamaLike.parts | {"norm": "rmsnorm", "attention": "latent", "attention.norm_eps": 1e-6}
+    parts = Routed.parts | {"attention": "latent", "attention.norm_eps": 1e-6}
     fields: ClassVar[dict[str, FieldEntry]] = {
         name: entry for name, entry in LlamaLike.fields.items() if name not in ("head_dim", "num_key_value_heads")
     } | {
-        "n_routed_experts": Field("feedforward.experts.num_experts", default=256),
+        **Routed.mixture,
         "num_key_value_heads": SameHeads(),
         "qk_nope_head_dim": HeadWidths(),
         "q_lora_rank": Field("attention.q_rank", default=None, absent=1536),
@@ -226,10 +190,3 @@ class LatentLike(LlamaLike):
         yield from linear(f"{ours}.kv_norm", f"{theirs}.kv_a_layernorm")
         yield from linear(f"{ours}.kv_up", f"{theirs}.kv_b_proj")
         yield from linear(f"{ours}.out", f"{theirs}.o_proj")
-
-    def feedforward(self, ours: str, theirs: str) -> Iterator[Rule]:
-        yield from LlamaLike.feedforward(self, ours, theirs)
-        yield from linear(f"{ours}.router", f"{theirs}.gate")
-        yield Rule(f"{ours}.correction", f"{theirs}.gate.e_score_correction_bias")
-        yield from experts(ours, *(f"{theirs}.experts.{{e}}.{name}_proj.weight" for name in ("gate", "up", "down")))
-        yield from LlamaLike.feedforward(self, f"{ours}.shared", f"{theirs}.shared_experts")

@@ -6,7 +6,8 @@ from typing import Any
 
 from phasor.config import ModelConfig
 from phasor.models.entries import Draft, Field, FieldEntry, Pinned, get_path
-from phasor.models.families._latent import AdjacentRope, FirstDense, LatentLike, SharedWidth
+from phasor.models.families._latent import AdjacentRope, LatentLike
+from phasor.models.families._routed import FirstDense, SharedExperts
 from phasor.models.fields import Fields
 
 
@@ -31,12 +32,17 @@ class DeepSeekV2(LatentLike):
     model_type = "deepseek_v2"
     title = "DeepSeek V2"
     architectures = {"lm": "DeepseekV2ForCausalLM", "none": "DeepseekV2Model"}
-    parts = LatentLike.parts | {"feedforward.experts.group_score": "max", "feedforward.experts.normalize": False}
-    fields = LatentLike.fields | {
+    parts = LatentLike.parts | {
+        "feedforward.experts.scores": "softmax",
+        "feedforward.experts.correction": False,
+        "feedforward.experts.group_score": "max",
+        "feedforward.experts.normalize": False,
+    }
+    fields = {name: entry for name, entry in LatentLike.fields.items() if name not in ("n_group", "topk_group")} | {
         "n_routed_experts": Field("feedforward.experts.num_experts", default=64),
         "num_experts_per_tok": Field("feedforward.experts.top_k"),
         "moe_intermediate_size": Field("feedforward.experts.hidden_dim", default=1407),
-        "n_shared_experts": SharedWidth(2),
+        "n_shared_experts": SharedExperts(2),
         "topk_method": ChoiceMethod(),
         "routed_scaling_factor": Field("feedforward.experts.scale", default=1.0),
         "first_k_dense_replace": FirstDense(0),

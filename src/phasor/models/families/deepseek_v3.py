@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from phasor.config import ModelConfig
 from phasor.models.entries import Field, Pinned
-from phasor.models.families._latent import FirstDense, LatentLike, SharedWidth
+from phasor.models.families._latent import LatentLike
+from phasor.models.families._routed import FirstDense, SharedExperts
 
 
 class DeepSeekV3(LatentLike):
@@ -13,16 +14,12 @@ class DeepSeekV3(LatentLike):
     model_type = "deepseek_v3"
     title = "DeepSeek V3"
     architectures = {"lm": "DeepseekV3ForCausalLM", "none": "DeepseekV3Model"}
-    parts = LatentLike.parts | {
-        "feedforward.experts.scores": "sigmoid",
-        "feedforward.experts.correction": True,
-        "feedforward.experts.group_score": "top2",
-    }
     fields = LatentLike.fields | {
         "max_position_embeddings": Field("max_length", default=4096),
+        "n_routed_experts": Field("feedforward.experts.num_experts", default=256),
         "num_experts_per_tok": Field("feedforward.experts.top_k", default=8),
         "moe_intermediate_size": Field("feedforward.experts.hidden_dim", default=2048),
-        "n_shared_experts": SharedWidth(1),
+        "n_shared_experts": SharedExperts(1),
         "n_group": Field("feedforward.experts.num_groups", default=8),
         "topk_group": Field("feedforward.experts.top_groups", default=4),
         "norm_topk_prob": Field("feedforward.experts.normalize", default=True),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phasor.models.entries import Field
-from phasor.models.families._latent import ExpertLayers, SharedWidth
+from phasor.models.families._latent import ExpertLayers
 from phasor.models.families.deepseek_v3 import DeepSeekV3
 
 
@@ -20,7 +20,6 @@ class GLM4MoELite(DeepSeekV3):
         "n_routed_experts": Field("feedforward.experts.num_experts", default=64),
         "num_experts_per_tok": Field("feedforward.experts.top_k", default=4),
         "moe_intermediate_size": Field("feedforward.experts.hidden_dim", default=1536),
-        "n_shared_experts": SharedWidth(1),
         "n_group": Field("feedforward.experts.num_groups", default=1),
         "topk_group": Field("feedforward.experts.top_groups", default=1),
         "routed_scaling_factor": Field("feedforward.experts.scale", default=1.8),
