@@ -33,6 +33,7 @@ VERBS = {
     "lab": "open a local page on which positions become visible",
     "explain": "show what a model's positions do, pair by pair",
     "kinds": "list the choices for a part",
+    "families": "list the checkpoints that are read, by their share of downloads",
     "compare": "compare position schemes beyond the length they are trained at",
     "plan": "plan training on many devices: mesh, memory, exchange, step time",
     "bench": "time workloads beside other libraries and the limit, or say which path is taken",

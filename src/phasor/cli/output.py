@@ -123,7 +123,16 @@ def new_table(title: str, heads: list[str]) -> Any:
 
     table = Table(title=Text(escape_controls(title), "table.title"), title_justify="left", header_style="bold")
     for head in heads:
-        right = head in ("pair", "axis", "frequency", "wavelength", "rotations", "new wavelength", "ratio")
+        right = head in (
+            "pair",
+            "axis",
+            "frequency",
+            "wavelength",
+            "rotations",
+            "new wavelength",
+            "ratio",
+            "share of downloads",
+        )
         table.add_column(head, justify="right" if right else "left", overflow="fold")
     return table
 
