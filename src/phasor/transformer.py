@@ -33,7 +33,7 @@ from phasor.nn.embedding import Embedding
 from phasor.nn.heads import BALANCE_WEIGHT, Loss, Pooler, build_head, head_loss
 from phasor.nn.init import initialize
 from phasor.nn.layer_step import CrossStep, LayerStep
-from phasor.nn.moe import Experts, RoutedTokens
+from phasor.nn.moe import mixtures_of, routed_tokens
 from phasor.nn.norm import build_norm
 from phasor.nn.positions.base import Position, build_position
 from phasor.nn.record import Record, as_record
@@ -388,32 +388,14 @@ class Transformer(nn.Module):
         """
         if self.head is None or not self.config.has_logits:
             raise ValueError(f"a loss needs logits, and this model's head is {self.config.head.kind!r}")
-        record = Record("router") if balance_weight and self.has_experts else None
+        record = Record("router") if balance_weight and mixtures_of(self) else None
         hidden = self(*inputs, record=record, head=False, **args)
         loss = head_loss(
             self.head, hidden, self.tokens.table, targets, weights, label_smoothing=label_smoothing, z_loss=z_loss
         )
         if record is None:
             return loss
-        return loss.add_balance([each for side in self.routed_tokens(record) for each in side], balance_weight)
-
-    @property
-    def has_experts(self) -> bool:
-        """Whether any layer has a mixture of experts."""
-        return any(isinstance(block.feedforward, Experts) for block in self.blocks())
-
-    def routed_tokens(self, record: Record) -> list[list[RoutedTokens]]:
-        """What a forward recorded of the routers of each side, in an encoder-decoder those of the decoder first."""
-        sides = [(self.decoder or self.encoder, record)]
-        if record.encoder is not record:
-            sides.append((self.encoder, record.encoder))
-        found = []
-        for stack, kept in sides:
-            networks = (cast(Block, block).feedforward for block in cast(Stack, stack).blocks)
-            mixtures = [network for network in networks if isinstance(network, Experts)]
-            pairs = zip(kept.router or [], mixtures, strict=True)
-            found.append([RoutedTokens(logits, each.experts, each.correction) for logits, each in pairs])
-        return found
+        return loss.add_balance([each for side in routed_tokens(self, record) for each in side], balance_weight)
 
     def encode(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from phasor.config.schema import quote
 from phasor.nn.checks import describe_tensor
 from phasor.nn.feed_forward import FeedForward, activate
 from phasor.nn.norm import at_least_float32
+from phasor.nn.record import Record
 from phasor.ops import dispatch
 from phasor.ops.decode.arguments import ACTIVATIONS, ExpertsArgs
 from phasor.ops.decode.tiles import MAX_EXPERT_ROWS
@@ -271,6 +272,22 @@ class RoutedTokens(NamedTuple):
     config: ExpertsConfig
     correction: Tensor | None
     counted: Tensor | None = None
+
+
+def mixtures_of(module: nn.Module) -> list[Experts]:
+    """The mixtures of experts in a module, in order."""
+    return [part for part in module.modules() if isinstance(part, Experts)]
+
+
+def routed_tokens(model: Any, record: Record) -> list[list[RoutedTokens]]:
+    """What a forward recorded of the routers of each side of a model, of an encoder-decoder the decoder's first."""
+    sides = [(model.decoder or model.encoder, record)]
+    if record.encoder is not record:
+        sides.append((model.encoder, record.encoder))
+    return [
+        [RoutedTokens(x, part.experts, part.correction) for x, part in zip(kept.router or [], mixtures, strict=True)]
+        for kept, mixtures in ((kept, mixtures_of(stack)) for stack, kept in sides)
+    ]
 
 
 def balance_of(routed: Sequence[RoutedTokens], sum_over: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Tensor:

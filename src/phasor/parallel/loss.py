@@ -9,7 +9,7 @@ from torch import Tensor
 
 from phasor.data.batch import Batch, pad_rows
 from phasor.nn.heads import BALANCE_WEIGHT, head_loss
-from phasor.nn.moe import balance_of
+from phasor.nn.moe import balance_of, mixtures_of, routed_tokens
 from phasor.nn.record import Record
 from phasor.parallel.cuts import Place
 from phasor.parallel.tokens import TokenShare
@@ -35,7 +35,7 @@ def local_loss(
     The model is given whole rows, and computes the tokens of `share`. `balance_share` is how much the balancing loss of
     the whole batch counts: 1, or less where gradients of several batches are accumulated.
     """
-    record = Record("router") if balance_weight and model.has_experts else None
+    record = Record("router") if balance_weight and mixtures_of(model) else None
     padded = batch.pad_to_multiple(share.multiple)
     hidden = model(*padded.inputs, record=record, head=False, **padded.sequence_args)
     assert model.head is not None
@@ -50,7 +50,7 @@ def local_loss(
     counted = [counted_tokens(each, batch.repeated, share) for each in rows]
     routed = [
         each._replace(logits=share.slice(each.logits), counted=of_side)
-        for side, of_side in zip(model.routed_tokens(record), counted, strict=True)
+        for side, of_side in zip(routed_tokens(model, record), counted, strict=True)
         for each in side
     ]
     return loss + balance_weight * balance_share * balance_of(routed, sum_over)
