@@ -50,12 +50,12 @@ class Stack(nn.Module):
         super().__init__()
         self.side = side
         self.layers = [model.layer(i) for i in range(model.depth(side))]
-        self.schemes = list(dict.fromkeys([model.input_position, *(layer.position for layer in self.layers)]))
-        self.scheme_index = [self.schemes.index(layer.position) for layer in self.layers]
+        schemes, self.scheme_index = model.schemes(side)
+        self.schemes = [scheme for scheme, _ in schemes]
         self.index_in_scheme = [self.scheme_index[:i].count(which) for i, which in enumerate(self.scheme_index)]
         attentions = list(dict.fromkeys(layer.attention for layer in self.layers))
         self.attention_index = [attentions.index(layer.attention) for layer in self.layers]
-        self.positions = nn.ModuleList(build_position(scheme, model, side) for scheme in self.schemes)
+        self.positions = nn.ModuleList(build_position(*scheme, side) for scheme in schemes)
         self.axes = max(scheme.axes for scheme in self.schemes)
         self.needs_length = any(scheme.depends_on_length for scheme in self.schemes)
         self.windowed = any(layer.attention.window or layer.attention.sparse for layer in self.layers)

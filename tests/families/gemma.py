@@ -1,4 +1,4 @@
-"""Random configurations of Gemma, Gemma 2 and Gemma 3."""
+"""Random configurations of Gemma, Gemma 2, Gemma 3 and Gemma 4."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import transformers
 
 from .cases import EPS, GATES, WINDOW, Case, Cases, coin, llama_sizes, mixed_layer_types, rope
+
+PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.4}
 
 
 def gemma_config(rng: random.Random, **more: Any) -> transformers.GemmaConfig:
@@ -134,6 +136,41 @@ def gemma3_without_head(rng: random.Random) -> Case:
     return Case(transformers.Gemma3TextModel, gemma3_config(rng))
 
 
+def gemma4_config(rng: random.Random, **more: Any) -> transformers.Gemma4TextConfig:
+    """Heads and rotary parameters of their own in global layers, the last of which is one."""
+    sizes = llama_sizes(rng) | {"hidden_size_per_layer_input": 0} | more
+    types = mixed_layer_types(rng, sizes["num_hidden_layers"] - 1)
+    return transformers.Gemma4TextConfig(
+        **sizes,
+        attention_bias=coin(rng),
+        attention_k_eq_v=coin(rng),
+        hidden_activation=rng.choice(GATES),
+        rms_norm_eps=rng.choice(EPS),
+        tie_word_embeddings=coin(rng),
+        global_head_dim=rng.choice([12, 18, 20]),
+        num_global_key_value_heads=rng.choice([None, 1, sizes["num_attention_heads"]]),
+        rope_parameters=rng.choice(
+            [None, {"full_attention": PROPORTIONAL, "sliding_attention": rope(rng, ("default", "linear"))}]
+        ),
+        final_logit_softcapping=rng.choice([None, 2.0]),
+        sliding_window=WINDOW,
+        layer_types=[*types, "full_attention"],
+    )
+
+
+def is_scalar(name: str) -> bool:
+    """The scalars of layers are buffers of theirs."""
+    return name.endswith("layer_scalar")
+
+
+def gemma4(rng: random.Random) -> Case:
+    return Case(transformers.Gemma4ForCausalLM, gemma4_config(rng), buffers=is_scalar)
+
+
+def gemma4_without_head(rng: random.Random) -> Case:
+    return Case(transformers.Gemma4TextModel, gemma4_config(rng), buffers=is_scalar)
+
+
 CASES: Cases = {
     "gemma": gemma,
     "gemma/of old": gemma_of_old,
@@ -145,4 +182,6 @@ CASES: Cases = {
     "gemma3_text/of old": gemma3_of_old,
     "gemma3_text/both ways": gemma3_both_ways,
     "gemma3_text/without head": gemma3_without_head,
+    "gemma4_text": gemma4,
+    "gemma4_text/without head": gemma4_without_head,
 }

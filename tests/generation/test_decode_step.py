@@ -180,7 +180,7 @@ def test_runners_are_retained_for_the_next_request_and_rebuilt_for_other_weights
 
 
 REFUSED = {
-    "the norm is not an RMS norm": {"norm": "layernorm"},
+    "the norm is not an RMS norm with a weight": {"norm": "layernorm"},
     "the placement is not a norm before every sub-layer and at the end": {"placement": "post"},
     "the embedding has a norm, token types or another width than the model": {"embedding": {"norm": True}},
     "the head does more than one projection": {"head": phasor.LanguageHeadConfig(softcap=30.0)},

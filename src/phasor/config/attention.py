@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class AttentionConfig(Choice, what="attention", default="softmax"):
-    """How the tokens of a layer attend to each other; the numbers of heads are fields of ModelConfig.
+    """How the tokens of a layer attend to each other; the number of heads is a field of ModelConfig.
 
     `cross` of its methods is for cross-attention, whose keys and values come from an encoder.
     """
@@ -86,7 +86,7 @@ class AttentionConfig(Choice, what="attention", default="softmax"):
 
     def cached_per_token(self, model: ModelConfig) -> dict[str, CachedTensor]:
         """What a layer keeps of each token in a cache, by name."""
-        shape = model.num_kv_heads, model.head_dim
+        shape = self.num_kv_heads_of(model), self.head_dim_of(model)
         return {"keys": CachedTensor(shape), "values": CachedTensor(shape)}
 
     def cached_elements(self, model: ModelConfig, tensor: int = 1) -> int:
@@ -99,24 +99,36 @@ class AttentionConfig(Choice, what="attention", default="softmax"):
 
     def heads_to_cut(self, model: ModelConfig) -> tuple[int, str]:
         """What tensor parallelism divides, a number that its size has to divide, and what it counts."""
-        return model.num_kv_heads, "key/value heads"
+        return self.num_kv_heads_of(model), "key/value heads"
 
     @property
     def uncuttable_reason(self) -> str | None:
         """Why tensor parallelism cannot cut the heads; None where it can."""
         return None
 
+    def head_dim_of(self, model: ModelConfig) -> int:
+        """Features of a head: the model's, unless the attention has its own."""
+        return model.head_dim
+
+    def num_kv_heads_of(self, model: ModelConfig) -> int:
+        """The number of key/value heads: the model's, unless the attention has its own."""
+        return model.num_kv_heads
+
+    def heads_of(self, model: ModelConfig) -> tuple[int, int]:
+        """Features of a head, and the number of key/value heads."""
+        return self.head_dim_of(model), self.num_kv_heads_of(model)
+
     def rotated_width(self, model: ModelConfig) -> int:
         """Features of a head, the first ones, that positions may rotate."""
-        return model.head_dim
+        return self.head_dim_of(model)
 
     def query_width(self, model: ModelConfig) -> int:
         """Features of the queries of all heads."""
-        return model.num_heads * model.head_dim
+        return model.num_heads * self.head_dim_of(model)
 
     def output_width(self, model: ModelConfig) -> int:
         """Features of the results of all heads, which the output projection takes."""
-        return model.num_heads * model.head_dim
+        return model.num_heads * self.head_dim_of(model)
 
     def kv_width(self, model: ModelConfig) -> int:
         """Features of the keys and values that are attended to, of all heads."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from phasor.config.attention import AttentionConfig
@@ -149,8 +150,10 @@ class ModelConfig(Config):
                     f"{name}.cap_sinks needs positions of one axis that act inside layers, and not {unfit.kind!r}"
                 )
             layer.attention.check_model(self)
-        for position in dict.fromkeys([self.position, *self.layer_positions()]):
-            position.check_model(self)
+        if self.position not in self.layer_positions():
+            self.position.check_model(self)
+        for position, attention, _ in map(self.layer, range(max(1, len(self.layers)))):
+            position.check_model(self.with_heads_of(attention))
         for index in range(max(1, len(self.layers))):
             self.cached_per_token(index)  # or refused
 
@@ -205,6 +208,46 @@ class ModelConfig(Config):
         widths = [layer.attention.rotated_width(self) for layer in layers if position in layer.position.parts]
         return min(widths, default=self.head_dim)
 
+    def schemes(self, side: Side) -> tuple[list[tuple[PositionConfig, ModelConfig]], list[int]]:
+        """The distinct schemes of a side, each with the model as it takes it, and the index of each layer's among them.
+
+        The first is the model's own. Layers whose heads differ do not share a scheme.
+        """
+        layers = [self.layer(index) for index in range(self.depth(side))]
+        used = [(layer.position, self.with_heads_of(layer.attention)) for layer in layers]
+        own = next((one for one in used if one[0] == self.input_position), (self.input_position, self))
+        found = list(dict.fromkeys([own, *used]))
+        return found, [found.index(one) for one in used]
+
+    def with_heads_of(self, attention: AttentionConfig) -> ModelConfig:
+        """The model as positions in layers with this attention take it: its heads are those of the attention.
+
+        Layers with other heads have no positions in it.
+
+        >>> wide = LayerConfig(attention={"head_dim": 16})
+        >>> config = ModelConfig(vocab_size=9, dim=8, num_layers=4, num_heads=1, position="rotary", layers=(wide, {}))
+        >>> found = config.with_heads_of(config.layer(0).attention)
+        >>> config.head_dim, found.head_dim, [found.layer(i).position.kind for i in range(4)]
+        (8, 16, ['rotary', 'none', 'rotary', 'none'])
+        """
+        return self._by_heads[attention.heads_of(self)]
+
+    @cached_property
+    def _by_heads(self) -> dict[tuple[int, int], ModelConfig]:
+        """The model for each width and number of key/value heads that layers have."""
+        every = [self.layer(index) for index in range(max(1, len(self.layers)))]
+        if {layer.attention.heads_of(self) for layer in every} == {(self.head_dim, self.num_kv_heads)}:
+            return {(self.head_dim, self.num_kv_heads): self}
+        found: dict[tuple[int, int], ModelConfig] = {}
+        for attention in (layer.attention for layer in every):
+            heads = head_dim, num_kv_heads = attention.heads_of(self)
+            if heads in found:
+                continue
+            other = LayerConfig(position=PositionConfig.from_dict({"kind": "none"}), attention=attention)
+            layers = (LayerConfig(**x._asdict()) if x.attention.heads_of(self) == heads else other for x in every)
+            found[heads] = self.replace(head_dim=head_dim, num_kv_heads=num_kv_heads, layers=tuple(layers))
+        return found
+
     def cached_per_token(self, index: int) -> dict[str, CachedTensor]:
         """What one layer keeps for each token in a cache, by name: that of its attention and of its position scheme.
 
@@ -212,8 +255,9 @@ class ModelConfig(Config):
         >>> {name: (kept.shape, kept.dtype) for name, kept in config.cached_per_token(0).items()}
         {'keys': ((2, 4), None), 'values': ((2, 4), None), 'gate_sums': ((2,), 'int64')}
         """
-        layer = self.layer(index)
-        return merge_by_name(layer.attention.cached_per_token(self), layer.position.cached_per_token(self))
+        position, attention, _ = self.layer(index)
+        kept = position.cached_per_token(self.with_heads_of(attention))
+        return merge_by_name(attention.cached_per_token(self), kept)
 
     def layer_positions(self) -> list[PositionConfig]:
         """The distinct schemes that act inside layers, in the order they first appear."""

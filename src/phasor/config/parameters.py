@@ -105,7 +105,8 @@ def stack_blocks(model: ModelConfig, side: Side) -> Iterator[Weights]:
             parts["cross"] = layer.attention.weights(model, cross=True)
         parts["feedforward"] = layer.feedforward.weights(model.dim, model.hidden_dim)
         norms = norms_of_block(model, 3 if crosses else 2, first=index == 0)
-        yield with_prefixes(parts | {f"residual.norms.{number}": model.norm.weights(model.dim) for number in norms})
+        parts |= {f"residual.norms.{number}": model.norm.weights(model.dim) for number in norms}
+        yield with_prefixes(parts) | ({"scale": Weight((1,))} if model.placement.block_scale else {})
 
 
 def norms_of_block(model: ModelConfig, sublayers: int, *, first: bool) -> range:
@@ -120,10 +121,10 @@ def norms_of_block(model: ModelConfig, sublayers: int, *, first: bool) -> range:
 
 def around_blocks(model: ModelConfig, side: Side) -> Iterator[Weight]:
     """What a stack has besides its blocks: positions, token types, norms and a projection."""
-    layers = [model.layer(i).position for i in range(model.depth(side))]
-    for scheme in dict.fromkeys([model.input_position, *layers]):
-        yield from map(Weight, scheme.weight_shapes(model))
-        yield from map(Weight, scheme.layer_weight_shapes(model) * layers.count(scheme))
+    schemes, layers = model.schemes(side)
+    for index, (scheme, its_model) in enumerate(schemes):
+        yield from map(Weight, scheme.weight_shapes(its_model))
+        yield from map(Weight, scheme.layer_weight_shapes(its_model) * layers.count(index))
     if model.embedding.token_types:
         yield Weight((model.embedding.token_types, model.input_width))
     if model.embedding.norm:

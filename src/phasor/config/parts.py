@@ -114,6 +114,10 @@ class FeedForwardConfig(Config):
 class NormConfig(Choice, what="norm"):
     """Normalization of hidden states."""
 
+    def without_weights(self) -> NormConfig:
+        """The same norm, with nothing learned."""
+        return self
+
     def weights(self, *shape: int, cut: int | None = None) -> Weights:
         """What a norm over this shape learns."""
         return {}
@@ -136,18 +140,27 @@ class LayerNormConfig(NormConfig, kind="layernorm"):
         learned = {"weight": self.weight, "bias": self.bias}
         return {name: Weight(shape, cut) for name, is_learned in learned.items() if is_learned}
 
+    def without_weights(self) -> NormConfig:
+        return self.replace(weight=False, bias=False)
+
 
 class RMSNormConfig(NormConfig, kind="rmsnorm"):
-    """x / sqrt(mean(x^2) + eps) * weight, or * (1 + weight) with a unit offset."""
+    """x / sqrt(mean(x^2) + eps) * weight, or * (1 + weight) with a unit offset; `weight` may be left out."""
 
     eps: float = 1e-6
     unit_offset: bool = False
+    weight: bool = True
 
     def check(self) -> None:
         positive(self, "eps")
+        if self.unit_offset and not self.weight:
+            raise ValueError("RMSNormConfig.unit_offset is added to the weight: it needs weight=True")
 
     def weights(self, *shape: int, cut: int | None = None) -> Weights:
-        return {"weight": Weight(shape, cut)}
+        return {"weight": Weight(shape, cut)} if self.weight else {}
+
+    def without_weights(self) -> NormConfig:
+        return self.replace(weight=False, unit_offset=False)
 
 
 class NoNormConfig(NormConfig, kind="none"):
@@ -155,9 +168,14 @@ class NoNormConfig(NormConfig, kind="none"):
 
 
 class PlacementConfig(Choice, what="placement"):
-    """Placement of norms and residual connections around the sub-layers of a block."""
+    """Placement of norms and residual connections around the sub-layers of a block.
+
+    What sub-layers add is multiplied by `multiplier`. With `block_scale` the output of a block is multiplied by a number
+    that the block has learned (Gemma 4).
+    """
 
     multiplier: float = 1.0
+    block_scale: bool = False
     final_norm: ClassVar[bool] = True
 
     def check(self) -> None:

@@ -53,12 +53,12 @@ class Case:
     @property
     def queries(self) -> Tensor:
         """`[1, T, H, D]`, before positions act on them."""
-        return self.tensor(1, self.length, self.config.num_heads, self.config.head_dim)
+        return self.tensor(1, self.length, self.config.num_heads, self.layer.attention.head_dim_of(self.config))
 
     @property
     def keys(self) -> Tensor:
         """`[1, T, K, D]`, and values too."""
-        return self.tensor(1, self.length, self.config.num_kv_heads, self.config.head_dim)
+        return self._keys(self.length)
 
     @property
     def hidden(self) -> Tensor:
@@ -152,7 +152,7 @@ class Case:
         """What self-attention is called with where the tokens follow as many in a cache, or all that a window keeps."""
         config = self.layer.attention
         kept = self.length if config.reach is None else min(self.length, config.sink_tokens + config.reach - 1)
-        keys = self.tensor(1, kept + self.length, self.config.num_kv_heads, self.config.head_dim)
+        keys = self._keys(kept + self.length)
         return self.queries, keys, keys, replace(self.mask, offset=kept), self._score_mod(max_distance=None)
 
     @property
@@ -165,7 +165,9 @@ class Case:
     def position(self) -> Position:
         """The layer's position scheme, on the meta device."""
         with torch.device("meta"):
-            return build_position(self.layer.position, self.config, self.side)
+            return build_position(
+                self.layer.position, self.config.with_heads_of(self.layer.attention), self.side
+            )
 
     @property
     def seq(self) -> SequenceInfo:
@@ -178,9 +180,7 @@ class Case:
         """What positions are applied to queries and keys with."""
         attention, reason = self.softmax, self.position.why_not(self.seq, self.hidden)
         assert attention is not None
-        projected = self.tensor(
-            1, self.length, attention.num_kv_heads, attention.queries_per_kv + 2, attention.head_dim
-        )
+        projected = self.tensor(1, self.length, attention.num_kv_heads, attention.group_size, attention.head_dim)
         return attention, projected, AttentionContext(self.mask, Unprepared(), LayerStep(self.mask, None), reason)
 
     @property
@@ -204,6 +204,10 @@ class Case:
             optimizer = AdamW([weight], fused=True)
             return optimizer, optimizer.gather()
 
+    def _keys(self, tokens: int) -> Tensor:
+        head_dim, num_kv_heads = self.layer.attention.heads_of(self.config)
+        return self.tensor(1, tokens, num_kv_heads, head_dim)
+
     def _score_mod(self, max_distance: int | None) -> ScoreMod:
         module, position = self.softmax, self.position
         assert module is not None
@@ -211,8 +215,7 @@ class Case:
         with torch.device("meta"):
             seq = SequenceInfo(torch.arange(self.length), self.length, max_distance=max_distance)
             x = torch.empty(1, self.length, self.config.dim, dtype=self.dtype)
-            q = torch.empty(1, self.length, self.config.num_heads, self.config.head_dim, dtype=self.dtype)
-            k = torch.empty(1, self.length, self.config.num_kv_heads, self.config.head_dim, dtype=self.dtype)
+            q, k = (torch.empty(x.shape, dtype=self.dtype) for x in (self.queries, self.keys))
             step, weights = LayerStep(self.mask, seq.rows), position.layer_weights(0)
             ctx = AttentionContext(self.mask, position, step, position.prepare(seq, x), weights)
             prepared = ctx.for_layer(x, module.project_heads).prepared

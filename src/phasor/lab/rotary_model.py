@@ -103,13 +103,14 @@ def rotary_models(config: ModelConfig) -> list[tuple[RotaryModel, tuple[int, ...
     >>> [(model.head_dim, len(layers)) for model, layers in rotary_models(preset("llama-2"))]
     [(128, 32)]
     """
-    if config.head_dim > MAX_HEAD_DIM:
-        raise ValueError(f"the heads of this model have {config.head_dim:,} features, and {MAX_HEAD_DIM} are the most")
-    used: dict[RotaryConfig, list[int]] = {}
+    used: dict[tuple[RotaryConfig, int], list[int]] = {}
     for index in range(config.num_layers):
-        position = config.layer(index).position
+        position, attention, _ = config.layer(index)
+        head_dim = attention.head_dim_of(config)
+        if head_dim > MAX_HEAD_DIM:
+            raise ValueError(f"the heads of this model have {head_dim:,} features, and {MAX_HEAD_DIM} are the most")
         if isinstance(position, RotaryConfig):
-            used.setdefault(position, []).append(index)
+            used.setdefault((position, head_dim), []).append(index)
     if not used:
         kind = config.extendable_position().kind
         raise ValueError(f"this model has no rotary positions to extend: its positions are {kind!r}")
@@ -117,11 +118,11 @@ def rotary_models(config: ModelConfig) -> list[tuple[RotaryModel, tuple[int, ...
         (
             RotaryModel(
                 position=position,
-                head_dim=config.head_dim,
+                head_dim=head_dim,
                 max_length=config.max_length,
                 trained_length=config.trained_length,
             ),
             tuple(layers),
         )
-        for position, layers in used.items()
+        for (position, head_dim), layers in used.items()
     ]

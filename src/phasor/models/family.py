@@ -266,7 +266,7 @@ def computation_fields(config: ModelConfig) -> dict[str, Any]:
     deepest = max(config.depth("encoder"), config.depth("decoder"))
     for i in range(deepest):
         layer = config.layer(i)
-        fields[f"layer {i} position"] = fill_rotary(layer.position, config)
+        fields[f"layer {i} position"] = fill_rotary(layer.position, config.with_heads_of(layer.attention))
         fields[f"layer {i} feedforward"] = fill_expert_dim(layer.feedforward, config)
         fields[f"layer {i} attention"] = layer.attention.resolve(config)
     return fields

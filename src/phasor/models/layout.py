@@ -7,7 +7,7 @@ them, so a rule cannot be right in one direction and wrong in the other, and no 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from phasor.config import ModelConfig
 from phasor.config.model import Side
 from phasor.config.schema import name_some
+from phasor.nn.attention.softmax.config import SoftmaxAttentionConfig
 
 
 class Piece(NamedTuple):
@@ -35,6 +36,10 @@ class Layout:
 
     def axis(self, ours: Tensor) -> int:
         return 0
+
+    def for_layer(self, model: ModelConfig, index: int) -> Layout | None:
+        """The layout in one layer of a model, where it depends on the layer; None where the layer has no such part."""
+        return self
 
     def shape(self, ours: Tensor, model: ModelConfig) -> tuple[int, ...]:
         """The shape of their tensor."""
@@ -73,6 +78,10 @@ class Transposed(Layout):
     def axis(self, ours: Tensor) -> int:
         return self.inner.axis(ours) if ours.dim() == 1 else 1 - self.inner.axis(ours)
 
+    def for_layer(self, model: ModelConfig, index: int) -> Layout | None:
+        inner = self.inner.for_layer(model, index)
+        return None if inner is None else replace(self, inner=inner)
+
 
 @dataclass(frozen=True)
 class StackedTransposed(Layout):
@@ -86,7 +95,8 @@ class StackedTransposed(Layout):
 class Parts(Layout):
     """Some of the queries, keys and values of a fused projection, one after the other.
 
-    Ours are ordered by key/value group: `makes` says what one group of ours consists of.
+    Ours are ordered by key/value group: `makes` says what one group of ours consists of. `heads` are the width and the
+    number of key/value heads where they are not the model's.
 
     >>> config = ModelConfig(vocab_size=9, dim=2, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=1)
     >>> ours = torch.arange(8)  # two groups of two queries, a key and a value
@@ -96,9 +106,16 @@ class Parts(Layout):
 
     parts: str
     makes: str = "qkv"
+    heads: tuple[int, int] | None = None
+
+    def for_layer(self, model: ModelConfig, index: int) -> Layout | None:
+        attention = model.layer(index).attention
+        assert isinstance(attention, SoftmaxAttentionConfig)
+        parts, makes = ("".join(x for x in given if x in attention.projected) for given in (self.parts, self.makes))
+        return Parts(parts, makes, attention.heads_of(model)) if parts else None
 
     def pieces(self, ours: Tensor, model: ModelConfig) -> list[Piece]:
-        groups, width = model.num_kv_heads, model.head_dim
+        width, groups = self.heads or (model.head_dim, model.num_kv_heads)
         sizes = [model.num_heads // groups if part == "q" else 1 for part in self.makes]
         by_group = ours.unflatten(0, (groups, sum(sizes), width))
         views = dict(zip(self.makes, by_group.split(sizes, dim=1), strict=True))
@@ -146,7 +163,7 @@ class Rule:
     """One of their tensors and where it lies in ours.
 
     `{i}` stands for a layer. `{e}` in their name stands for an expert, whose slice of our tensor the layout sees.
-    A rule whose tensor the model does not have is skipped.
+    A rule whose tensor the model does not have is skipped, and one whose part a layer does not have.
     """
 
     ours: str
@@ -177,7 +194,10 @@ def expand_rules(rules: Iterator[Rule], model: ModelConfig, ours: dict[str, Tens
                 continue
             theirs = rule.theirs.replace("{i}", str(i))
             experts = range(len(ours[name])) if "{e}" in theirs else [None]
-            found += [Assignment(name, theirs.replace("{e}", str(e)), rule.layout, e) for e in experts]
+            layout = rule.layout.for_layer(model, i)
+            if layout is None:
+                continue
+            found += [Assignment(name, theirs.replace("{e}", str(e)), layout, e) for e in experts]
     given = dict.fromkeys(ours, 0)
     for assignment in found:
         mine = assignment.slice(ours[assignment.ours])

@@ -115,24 +115,30 @@ class MultiSectionParameters(RopeParameters):
 class RopeParametersByLayer(FieldEntry):
     """`rope_parameters` with a rotary scheme for each layer type; stands below the entry for `layer_types`.
 
-    `bases` are the fields of older files with the base of a layer type, and their defaults; `rope_scaling` of those
-    files goes into the `scaled` types.
+    `bases` are the fields of older files with the base of a layer type, None where there are none, and their defaults;
+    `rope_scaling` of those files goes into the `scaled` types. `usual` are the parameters where a file has none.
     """
 
-    def __init__(self, bases: dict[str, tuple[str, float]], scaled: Iterable[str]) -> None:
-        self.bases, self.scaled = bases, scaled
+    def __init__(
+        self,
+        bases: dict[str, tuple[str | None, float]],
+        scaled: Iterable[str] = (),
+        usual: dict[str, dict[str, Any]] | None = None,
+    ) -> None:
+        self.bases, self.scaled, self.usual = bases, scaled, usual or dict.fromkeys(bases)
 
     def read(self, f: Fields, name: str, draft: Draft) -> None:
-        config, schemes = draft.config(), {}
-        given, scaling = f.get(name, dict.fromkeys(self.bases)), f.get("rope_scaling", {})
+        config, schemes = draft.build(), {}
+        layers = [config.layer(i) for i in range(config.num_layers)]
+        widths = {layer_type(layer.attention.window): layer.attention.rotated_width(config) for layer in layers}
+        given, scaling = f.get(name, self.usual), f.get("rope_scaling", {}) if self.scaled else {}
         if not given.keys() <= self.bases.keys() or not all(isinstance(own, dict | None) for own in given.values()):
             raise ValueError(f"{f.file}: {name} must have {' and '.join(self.bases)}, not {json_repr(given)}")
-        for kind, base in self.bases.items():
+        for kind, (field, default) in self.bases.items():
             own = (given.get(kind) or {"rope_type": "default"}) | (scaling if kind in self.scaled else {})
-            fields = f.inside({name: own})
-            schemes[kind] = read_rotary(
-                fields, config.attention.rotated_width(config), config.max_length, base=f.get(*base)
-            )
+            base = default if field is None else f.get(field, default)
+            width = widths.get(kind, config.head_dim)
+            schemes[kind] = read_rotary(f.inside({name: own}), width, config.max_length, base=base)
         draft["position"] = schemes[FULL]
         draft.layers["position"] = [schemes[layer_type(window)] for window in draft.layers["attention.window"]]
 
@@ -141,8 +147,11 @@ class RopeParametersByLayer(FieldEntry):
 
     def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
         layers = [config.layer(i) for i in range(config.num_layers)]
-        schemes = {FULL: config.position} | {layer_type(layer.attention.window): layer.position for layer in layers}
-        return {name: {kind: write_rotary(require_kind(p, RotaryConfig), config) for kind, p in schemes.items()}}
+        schemes = {FULL: write_rotary(require_kind(config.position, RotaryConfig), config)}
+        for position, attention, _ in layers:
+            own = write_rotary(require_kind(position, RotaryConfig), config.with_heads_of(attention))
+            schemes[layer_type(attention.window)] = own
+        return {name: schemes}
 
 
 def read_rotary(
@@ -277,8 +286,9 @@ def write_rotary(position: RotaryConfig, model: ModelConfig) -> dict[str, Any]:
         if extension.attention is not None:
             fields["attention_factor"] = extension.attention
     elif isinstance(extension, ProportionalScaling):
-        fields |= {"rope_type": "proportional", "factor": extension.factor}
-        fields["partial_rotary_factor"] = extension.fraction
+        fields |= {"rope_type": "proportional", "partial_rotary_factor": extension.fraction}
+        if extension.factor != 1:  # what its absence means
+            fields["factor"] = extension.factor
     elif extension is not None:
         raise ValueError(f"transformers has no name for the extension {extension.kind!r}")
     return fields

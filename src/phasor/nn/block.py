@@ -30,12 +30,19 @@ class Block(nn.Module):
         network = FeedForward if layer.feedforward.experts is None else Experts
         self.feedforward = network(layer.feedforward, model.dim, model.hidden_dim, model.dropout.feedforward)
         self.residual = build_residual(model, side, 3 if crosses else 2, first)
+        self.scale = nn.Parameter(torch.ones(1)) if model.placement.block_scale else None
 
     def forward(self, x: Tensor, ctx: AttentionContext, cross_ctx: AttentionContext | None, record: Record) -> Tensor:
         routed = isinstance(self.feedforward, Experts)
         feed_forward = partial(self.feedforward, router_logits=record.router) if routed else self.feedforward
         cross = () if self.cross is None else (partial(self.cross, ctx=cross_ctx),)
-        return self.residual(x, partial(self.attention, ctx=ctx), *cross, feed_forward)
+        x = self.residual(x, partial(self.attention, ctx=ctx), *cross, feed_forward)
+        return x if self.scale is None else x * self.scale.to(x.dtype)
+
+    def reset_parameters(self) -> None:
+        """Initialize what is part of neither a sub-layer nor a norm."""
+        if self.scale is not None:
+            nn.init.ones_(self.scale)
 
     def compile(self, *args: Any, **options: Any) -> None:
         """As `Module.compile`, with what the compiler has to know of blocks."""

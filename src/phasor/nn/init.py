@@ -17,6 +17,7 @@ from phasor.config import (
 )
 from phasor.config.model import Side
 from phasor.nn.attention.base import Attention
+from phasor.nn.block import Block
 from phasor.nn.embedding import Embedding
 from phasor.nn.feed_forward import FeedForward
 from phasor.nn.heads import LogitsHead
@@ -62,7 +63,7 @@ def initialize(module: nn.Module, model: ModelConfig, side: Side) -> None:
 
     rows = {id(linear): rows for linear, rows in rows_by_role(module)}
     for part in module.modules():
-        if isinstance(part, LayerNorm | RMSNorm | Attention):
+        if isinstance(part, LayerNorm | RMSNorm | Attention | Block):
             part.reset_parameters()
         elif isinstance(part, Position):
             part.reset_parameters(model)

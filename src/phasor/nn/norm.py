@@ -88,15 +88,14 @@ class LayerNorm(RowNorm):
 class RMSNorm(RowNorm):
     """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension; with a unit offset, `* (1 + weight)`."""
 
-    weight: nn.Parameter
-
     def __init__(self, shape: tuple[int, ...], config: RMSNormConfig) -> None:
         super().__init__(config.eps, offset=1.0 if config.unit_offset else 0.0, centered=False)
-        self.weight = nn.Parameter(torch.full(shape, 1.0 - self.offset))
+        self.weight = nn.Parameter(torch.full(shape, 1.0 - self.offset)) if config.weight else None
         self.bias = None
 
     def reset_parameters(self) -> None:
-        nn.init.constant_(self.weight, 1.0 - self.offset)
+        if self.weight is not None:
+            nn.init.constant_(self.weight, 1.0 - self.offset)
 
 
 def at_least_float32(x: Tensor) -> Tensor:

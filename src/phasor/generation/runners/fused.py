@@ -40,7 +40,7 @@ def fused_step_why_not(model: Transformer, weight: Tensor | None = None) -> str 
     >>> from phasor import preset
     >>> with dispatch.force_path("triton"):
     ...     fused_step_why_not(Transformer(preset("gpt-2", dim=32, num_heads=2, num_layers=1, vocab_size=50)))
-    'the norm is not an RMS norm'
+    'the norm is not an RMS norm with a weight'
     """
     return model_why_not(model) or dispatch.triton_why_not(model.tokens.weight if weight is None else weight)
 
@@ -52,13 +52,16 @@ def model_why_not(model: Transformer) -> str | None:
     plain_head = isinstance(head, LogitsHead) and head.dense is None and head.project is None and head.softcap is None
     reasons = {
         "it is not a decoder": config.shape != "decoder",
-        "the norm is not an RMS norm": not isinstance(config.norm, RMSNormConfig),
+        "the norm is not an RMS norm with a weight": not (
+            isinstance(config.norm, RMSNormConfig) and config.norm.weight
+        ),
         "the placement is not a norm before every sub-layer and at the end": not (
             isinstance(placement, PreConfig)
             and not placement.normed_stream
             and placement.first_norm
             and config.ends_in_norm
         ),
+        "the output of blocks is scaled": placement.block_scale,
         "the embedding has a norm, token types or another width than the model": bool(
             embedding.norm or embedding.token_types or embedding.width
         ),
@@ -294,7 +297,7 @@ class FusedStep:
     def norm_args(self, norm: nn.Module) -> NormArgs:
         """A norm as the kernels take it."""
         rms = cast(RMSNorm, norm)
-        return NormArgs(rms.weight, rms.offset, rms.eps)
+        return NormArgs(cast(Tensor, rms.weight), rms.offset, rms.eps)
 
 
 def layer_parts(stack: Stack, cache: StaticKVCache, index: int) -> FusedLayer:
@@ -305,5 +308,5 @@ def layer_parts(stack: Stack, cache: StaticKVCache, index: int) -> FusedLayer:
     rope, qk_norm = scheme.rotary_args(cache.length, keys.device), None
     if attention.has_qk_norm:
         q, k = cast(RMSNorm, attention.q_norm), cast(RMSNorm, attention.k_norm)
-        qk_norm = QKNormArgs(q.weight, k.weight, q.offset, q.eps)
+        qk_norm = QKNormArgs(cast(Tensor, q.weight), cast(Tensor, k.weight), q.offset, q.eps)
     return FusedLayer(block, keys, values, layout.sinks, rope, qk_norm, attention.sinks)

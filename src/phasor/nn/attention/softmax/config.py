@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, Self
 from phasor.config.attention import AttentionConfig
 from phasor.config.model import ModelConfig
 from phasor.config.parts import LayerNormConfig, NoNormConfig
-from phasor.config.schema import not_negative, positive
+from phasor.config.schema import MOST_FEATURES, MOST_HEAD_DIM, not_negative, positive
 from phasor.config.sparse import ChunkedConfig, SparseConfig
 from phasor.config.weights import Weight, Weights, linear, with_prefixes
 
@@ -24,11 +24,14 @@ QK_NORMS = {
 class SoftmaxAttentionConfig(AttentionConfig, kind="softmax"):
     """softmax(q k^T * scale) v: multi-head, grouped-query or multi-query, by ModelConfig's numbers of heads.
 
+    `head_dim` and `num_kv_heads` stand for the model's in the layers with this attention.
     `window` is the number of keys a query attends to, its own included; `sink_tokens` keep the first tokens visible
     beyond it, at their true distance or, with `cap_sinks`, at most as far as window and sinks are long. `sink_logits`
     gives every head a learned logit in the softmax. `qk_norm_bias=False` leaves the bias out of the norms of queries
     and keys where the model's other norms have one (StableLM). `sparse` is a pattern of the keys that a query attends
-    to, out of those that the mask and the window show.
+    to, out of those that the mask and the window show. With `value_is_key` values are not projected: they are the
+    projected keys, before the norm of keys and positions. `v_norm` normalizes the values of each head, with nothing
+    learned. `bias` names the projections that have one, out of those that there are.
 
     >>> SoftmaxAttentionConfig(window=4096, sink_tokens=4).sink_tokens
     4
@@ -36,11 +39,15 @@ class SoftmaxAttentionConfig(AttentionConfig, kind="softmax"):
 
     supports_cross: ClassVar[bool] = True
 
+    head_dim: int | None = None
+    num_kv_heads: int | None = None
     bias: tuple[Projection, ...] = ()
     scale: float | None = None
     softcap: float | None = None
     qk_norm: Literal["none", "head", "heads", "whole"] = "none"
     qk_norm_bias: bool = True
+    value_is_key: bool = False
+    v_norm: bool = False
     clip: float | None = None
     sink_logits: bool = False
     window: int | None = None
@@ -50,6 +57,8 @@ class SoftmaxAttentionConfig(AttentionConfig, kind="softmax"):
 
     def check(self) -> None:
         positive(self, "scale", "softcap", "clip", "window")
+        positive(self, "head_dim", most=MOST_HEAD_DIM)
+        positive(self, "num_kv_heads", most=MOST_FEATURES)
         not_negative(self, "sink_tokens")
         name = type(self).__name__
         if self.sink_tokens and self.window is None:
@@ -76,34 +85,58 @@ class SoftmaxAttentionConfig(AttentionConfig, kind="softmax"):
     def check_model(self, model: ModelConfig) -> None:
         super().check_model(model)
         name = type(self).__name__
+        if model.num_heads % self.num_kv_heads_of(model):
+            raise ValueError(
+                f"ModelConfig.num_heads ({model.num_heads}) is not divisible by {name}.num_kv_heads "
+                f"({self.num_kv_heads})"
+            )
         if self.sparse is not None and self.sparse.causal_only and model.shape != "decoder":
             raise ValueError(
                 f"the sparse attention pattern {self.sparse.kind!r} is for decoders, and this is an {model.shape}"
             )
         if self.qk_norm != "none" and isinstance(model.norm, NoNormConfig):
             raise ValueError(f"{name}.qk_norm is {self.qk_norm!r}, but the model's norm is 'none'")
+        if self.v_norm and isinstance(model.norm, NoNormConfig):
+            raise ValueError(f"{name}.v_norm normalizes values, but the model's norm is 'none'")
 
     def with_window(self, window: int, sink_tokens: int, cap_sinks: bool) -> Self:
         return self.replace(window=window, sink_tokens=sink_tokens, cap_sinks=cap_sinks)
 
+    @property
+    def projected(self) -> str:
+        """Which of queries, keys and values are projected, by their first letters."""
+        return "qk" if self.value_is_key else "qkv"
+
+    def head_dim_of(self, model: ModelConfig) -> int:
+        return model.head_dim if self.head_dim is None else self.head_dim
+
+    def num_kv_heads_of(self, model: ModelConfig) -> int:
+        return model.num_kv_heads if self.num_kv_heads is None else self.num_kv_heads
+
     def resolve(self, model: ModelConfig) -> Self:
-        scale = model.head_dim**-0.5 if self.scale is None else self.scale
-        return self.replace(scale=scale, bias=tuple(sorted(self.bias)))
+        """The scale filled in; heads that are the model's, and biases of projections that there are not, left out."""
+        scale = self.head_dim_of(model) ** -0.5 if self.scale is None else self.scale
+        head_dim = None if self.head_dim == model.head_dim else self.head_dim
+        num_kv_heads = None if self.num_kv_heads == model.num_kv_heads else self.num_kv_heads
+        bias = tuple(sorted({*self.projected, "out"} & set(self.bias)))
+        return self.replace(head_dim=head_dim, num_kv_heads=num_kv_heads, scale=scale, bias=bias)
 
     def weights(self, model: ModelConfig, *, cross: bool = False) -> Weights:
         """Projections are cut by key/value heads, with the query heads that share them.
 
         A bias of some of the parts of a projection is a weight of each of those parts.
         """
-        heads = {"q": model.num_heads, "k": model.num_kv_heads, "v": model.num_kv_heads}
+        head_dim, num_kv_heads = self.heads_of(model)
+        heads = {"q": model.num_heads, "k": num_kv_heads, "v": num_kv_heads}
         projections: dict[str, Weights] = {}
         partial: Weights = {}
         for name in ("q", "kv") if cross else ("qkv",):
-            biased = [part for part in name if part in self.bias]
-            rows = sum(heads[part] for part in name) * model.head_dim
-            projections[name] = linear(rows, model.dim, bias=len(biased) == len(name), cut=0)
-            if len(biased) < len(name):
-                partial |= {part: Weight((heads[part], model.head_dim), 0) for part in biased}
+            parts = [part for part in name if part in self.projected]
+            biased = [part for part in parts if part in self.bias]
+            rows = sum(heads[part] for part in parts) * head_dim
+            projections[name] = linear(rows, model.dim, bias=len(biased) == len(parts), cut=0)
+            if len(biased) < len(parts):
+                partial |= {part: Weight((heads[part], head_dim), 0) for part in biased}
         projections["out"] = linear(model.dim, self.output_width(model), bias="out" in self.bias, cut=1)
         norms = {"q_norm": self.norm_weights(model, heads["q"]), "k_norm": self.norm_weights(model, heads["k"])}
         sinks = {"sinks": Weight((model.num_heads,), 0)} if self.sink_logits else {}
@@ -111,22 +144,23 @@ class SoftmaxAttentionConfig(AttentionConfig, kind="softmax"):
 
     def norm_weights(self, model: ModelConfig, heads: int) -> Weights:
         """The weights of the norm of queries or of keys."""
-        norm = model.norm
+        norm, head_dim = model.norm, self.head_dim_of(model)
         if isinstance(norm, LayerNormConfig) and not self.qk_norm_bias:
             norm = norm.replace(bias=False)
         if self.qk_norm == "none":
             return {}
         if self.qk_norm == "heads":
-            return norm.weights(heads, model.head_dim, cut=0)
-        return norm.weights(model.head_dim if self.qk_norm == "head" else heads * model.head_dim)
+            return norm.weights(heads, head_dim, cut=0)
+        return norm.weights(head_dim if self.qk_norm == "head" else heads * head_dim)
 
     @property
     def uncuttable_reason(self) -> str | None:
         return "qk_norm 'whole' normalizes all heads together and cannot be cut" if self.qk_norm == "whole" else None
 
     def saved_elements(self, model: ModelConfig) -> int:
-        """The inputs of the norms of queries and keys too."""
+        """The inputs of the norms of queries, keys and values too."""
         norms = 0 if self.qk_norm == "none" else self.query_width(model) + self.kv_width(model) // 2
+        norms += self.kv_width(model) // 2 if self.v_norm else 0
         return super().saved_elements(model) + norms
 
     @classmethod
@@ -135,5 +169,7 @@ class SoftmaxAttentionConfig(AttentionConfig, kind="softmax"):
             "softmax": cls(),
             "softmax-window": cls(window=4, sink_tokens=2, qk_norm="head", softcap=20.0),
             "softmax-biases": cls(bias=("q", "v", "out"), qk_norm="heads", sink_logits=True, clip=4.0),
+            "softmax-heads": cls(head_dim=12, num_kv_heads=4, qk_norm="heads", bias=("k",), window=5),
+            "softmax-value-is-key": cls(value_is_key=True, v_norm=True, qk_norm="head", bias=("q", "k", "v", "out")),
             "softmax-chunked": cls(bias=("q", "k", "v"), sparse=ChunkedConfig(chunk=4)),
         }

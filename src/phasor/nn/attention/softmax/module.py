@@ -39,23 +39,24 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
     def __init__(self, config: SoftmaxAttentionConfig, model: ModelConfig, *, cross: bool = False) -> None:
         super().__init__()
         self.config, self.cross = config, cross
-        self.num_heads, self.num_kv_heads, self.head_dim = model.num_heads, model.num_kv_heads, model.head_dim
+        self.num_heads, (self.head_dim, self.num_kv_heads) = model.num_heads, config.heads_of(model)
         self.queries_per_kv = self.num_heads // self.num_kv_heads  # query heads that share a key/value head
+        self.group_size = self.queries_per_kv + len(config.projected) - 1  # heads that are projected for each of them
         self.scale = self.head_dim**-0.5 if config.scale is None else config.scale
         self.dropout = model.dropout.attention
         self.pattern = None if config.sparse is None or cross else build_pattern(config.sparse)
         kv_dim = self.num_kv_heads * self.head_dim
         if cross:
             self.q = nn.Linear(model.dim, self.num_heads * self.head_dim, bias="q" in config.bias)
-            self.kv = nn.Linear(model.dim, 2 * kv_dim, bias={"k", "v"} <= set(config.bias))
+            kv = config.projected[1:]
+            self.kv = nn.Linear(model.dim, len(kv) * kv_dim, bias=set(kv) <= set(config.bias))
         else:
-            self.qkv = nn.Linear(
-                model.dim, (self.queries_per_kv + 2) * kv_dim, bias={"q", "k", "v"} <= set(config.bias)
-            )
+            self.qkv = nn.Linear(model.dim, self.group_size * kv_dim, bias=set(config.projected) <= set(config.bias))
         self.out = nn.Linear(self.num_heads * self.head_dim, model.dim, bias="out" in config.bias)
         self.has_qk_norm = config.qk_norm != "none"
         self.q_norm = self._qk_norm(model, self.num_heads)
         self.k_norm = self._qk_norm(model, self.num_kv_heads)
+        self.v_norm = build_norm(model.norm.without_weights(), self.head_dim) if config.v_norm else nn.Identity()
         self.sinks = nn.Parameter(torch.zeros(self.num_heads)) if config.sink_logits else None
         self.partial_qkv_bias = self._partial_qkv_bias()
         self.partly_biased = frozenset(self.partial_qkv_bias.keys())
@@ -69,10 +70,13 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
             return "queries, keys and values are clipped"
         if self.config.cap_sinks:
             return "the distance to sink tokens is capped"
+        if self.config.value_is_key or self.config.v_norm:
+            return "values are keys or normalized"
         return "queries and keys are normalized" if self.has_qk_norm else None
 
     def rows_by_role(self) -> Iterator[tuple[nn.Linear, list[Rows]]]:
-        for linear, parts in [(self.q, "q"), (self.kv, "kv")] if self.cross else [(self.qkv, "qkv")]:
+        projected = self.config.projected
+        for linear, parts in [(self.q, "q"), (self.kv, projected[1:])] if self.cross else [(self.qkv, projected)]:
             yield linear, self.split_rows(linear.weight, parts)
         yield self.out, [(self.out.weight, "out", self.out.out_features)]
 
@@ -101,12 +105,16 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
     def decode_kernel_why_not(self) -> str | None:
         config = self.config
         biased = {"q", "k", "v"} & set(config.bias)
+        if config.head_dim is not None or config.num_kv_heads is not None:
+            return "the heads of some layers are not the model's"
         if config.softcap or config.clip is not None or config.cap_sinks:
             return "attention has a softcap, a clip or capped sinks"
         if config.sparse is not None:
             return "attention is sparse"
         if config.qk_norm == "whole":
             return "queries and keys are normalized over all heads together"
+        if config.value_is_key or config.v_norm:
+            return "values are keys or normalized"
         return "only some of queries, keys and values have a bias" if 0 < len(biased) < 3 else None
 
     def _qk_norm(self, model: ModelConfig, heads: int) -> nn.Module:
@@ -120,33 +128,44 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
 
     def _partial_qkv_bias(self) -> nn.ParameterDict:
         """Biases of parts whose neighbors in the same projection have none."""
-        projections = [["q"], ["k", "v"]] if self.cross else [["q", "k", "v"]]
+        projected = self.config.projected
+        projections = [projected[:1], projected[1:]] if self.cross else [projected]
         heads = {"q": self.num_heads, "k": self.num_kv_heads, "v": self.num_kv_heads}
         bias = set(self.config.bias)
         partial = [p for parts in projections if not set(parts) <= bias for p in parts if p in bias]
         return nn.ParameterDict({p: nn.Parameter(torch.zeros(heads[p], self.head_dim)) for p in partial})
 
     def project(self, x: Tensor) -> Tensor:
-        """Queries, keys and values of self-attention, `[B, T, K, H/K + 2, D]`."""
-        return self.qkv(x).view(*x.shape[:-1], self.num_kv_heads, self.queries_per_kv + 2, self.head_dim)
+        """Queries, keys and values of self-attention, `[B, T, K, H/K + 2, D]`; one less where values are keys."""
+        return self.qkv(x).view(*x.shape[:-1], self.num_kv_heads, self.group_size, self.head_dim)
+
+    def split(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries by group `[B, T, K, H/K, D]`, keys and values `[B, T, K, D]`."""
+        if not self.config.value_is_key:
+            return split_qkv(projected)
+        q, k = projected.split((self.queries_per_kv, 1), dim=-2)
+        return q, k.squeeze(-2), k.squeeze(-2)
 
     def project_heads(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Queries `[rows, H, D]` and keys `[rows, K, D]` of vectors `[rows, dim]`, before positions."""
-        q, k, _ = split_qkv(self.project(vectors))
+        q, k, _ = self.split(self.project(vectors))
         return self._bias_clip_norm("q", q.flatten(-3, -2)), self._bias_clip_norm("k", k)
 
     def project_kv(self, hidden: Tensor) -> dict[str, Tensor]:
         """Keys and values `[B, S, K, D]` of cross-attention, from the encoder's output `[B, S, dim]`."""
-        k, v = self.kv(hidden).unflatten(-1, (self.num_kv_heads, 2, self.head_dim)).unbind(-2)  # [B, S, K, D]
-        return {"keys": self._bias_clip_norm("k", k), "values": self._bias_clip_norm("v", v)}
+        kv = self.kv(hidden).unflatten(-1, (self.num_kv_heads, -1, self.head_dim)).unbind(-2)  # [B, S, K, D]
+        return {"keys": self._bias_clip_norm("k", kv[0]), "values": self._bias_clip_norm("v", kv[-1])}
 
     def _bias_clip_norm(self, part: str, x: Tensor) -> Tensor:
         """What happens to projected queries, keys or values before positions: own bias, clipping, norm."""
-        if part in self.partly_biased:
-            x = x + self.partial_qkv_bias[part]
+        biased = "k" if part == "v" and self.config.value_is_key else part
+        if biased in self.partly_biased:
+            x = x + self.partial_qkv_bias[biased]
         if self.config.clip is not None:
             x = x.clamp(-self.config.clip, self.config.clip)
-        if part == "v" or not self.has_qk_norm:
+        if part == "v":
+            return self.v_norm(x)
+        if not self.has_qk_norm:
             return x
         norm = self.q_norm if part == "q" else self.k_norm
         return norm(x.flatten(-2)).view(x.shape) if self.config.qk_norm == "whole" else norm(x)
@@ -157,7 +176,7 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
 
     def positions_on_heads(self, projected: Tensor, ctx: AttentionContext) -> QKVSinkQueries:
         """Positions applied to queries, keys and values, after their biases, clipping and norms."""
-        q, k, v = split_qkv(projected)  # [B, T, K, H/K, D], then [B, T, K, D]
+        q, k, v = self.split(projected)  # [B, T, K, H/K, D], then [B, T, K, D]
         q, sink_queries = q.flatten(-3, -2), None  # [B, T, H, D]
         if self.unfusable_reason is not None:
             q, k, v = (self._bias_clip_norm(part, x) for part, x in (("q", q), ("k", k), ("v", v)))

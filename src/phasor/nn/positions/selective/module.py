@@ -44,6 +44,7 @@ class SelectiveRotary(Position, config=SelectiveRotaryConfig):
     ) -> None:
         super().__init__()
         self.config, self.num_kv_heads, self.queries_per_kv = config, num_kv_heads, num_heads // num_kv_heads
+        self.head_dim = head_dim
         self.increments = increments(config.frequencies(head_dim))
         num_angles = num_kv_heads * len(self.increments)
         self.weight = nn.ParameterList(torch.empty(num_angles, dim) for _ in range(layers))
@@ -54,7 +55,7 @@ class SelectiveRotary(Position, config=SelectiveRotaryConfig):
         return cls(config, layers=layers_with(config, model, side), dim=model.dim, **sizes)
 
     def reset_parameters(self, config: ModelConfig) -> None:
-        frequencies = [float(frequency) for frequency in self.config.frequencies(config.head_dim)]
+        frequencies = [float(frequency) for frequency in self.config.frequencies(self.head_dim)]
         for weight in self.weight:
             nn.init.normal_(weight, std=INITIAL_SHARE * config.dim**-0.5)
             with torch.no_grad():
