@@ -22,8 +22,8 @@ from phasor.nn.checks import (
     check_attention_mask,
     check_documents,
     check_model,
-    check_positions,
     check_sources,
+    check_token_positions,
     check_token_types,
     check_tokens,
     prefix_lengths,
@@ -32,6 +32,7 @@ from phasor.nn.checks import (
 from phasor.nn.embedding import Embedding
 from phasor.nn.heads import BALANCE_WEIGHT, Loss, Pooler, build_head, head_loss
 from phasor.nn.init import initialize
+from phasor.nn.layer_input import LayerEmbedding
 from phasor.nn.layer_step import CrossStep, LayerStep
 from phasor.nn.moe import mixtures_of, routed_tokens
 from phasor.nn.norm import build_norm
@@ -53,6 +54,7 @@ class Stack(nn.Module):
         schemes, self.scheme_index = model.schemes(side)
         self.schemes = [scheme for scheme, _ in schemes]
         self.index_in_scheme = [self.scheme_index[:i].count(which) for i, which in enumerate(self.scheme_index)]
+        self.kv_sources = [model.kv_source(i) for i in range(len(self.layers))]
         attentions = list(dict.fromkeys(layer.attention for layer in self.layers))
         self.attention_index = [attentions.index(layer.attention) for layer in self.layers]
         self.positions = nn.ModuleList(build_position(*scheme, side) for scheme in schemes)
@@ -75,6 +77,7 @@ class Stack(nn.Module):
         seq: SequenceInfo,
         *,
         token_types: Tensor | None = None,
+        layer_inputs: Tensor | None = None,
         prefix_length: Tensor | None = None,
         memory: EncoderOutput | None = None,
         cache: KVCacheProtocol | None = None,
@@ -90,10 +93,10 @@ class Stack(nn.Module):
         cross_contexts: list[AttentionContext] = []
         if memory is not None:
             cross_contexts = self._cross_attention_contexts(x, seq, memory, cache, records)
-        layers = zip(self.blocks, contexts, cross_contexts or repeat(None), records, strict=False)
-        for block, ctx, cross_ctx, layer_record in layers:
+        inputs = repeat(None) if layer_inputs is None else layer_inputs.unbind(-2)
+        for block, *given in zip(self.blocks, contexts, cross_contexts or repeat(None), records, inputs, strict=False):
             record.add_hidden(x)
-            x = block(x, ctx, cross_ctx, layer_record)
+            x = block(x, *given)
         record.collect(records)
         x = self.norm(x)
         record.add_hidden(x)
@@ -139,6 +142,7 @@ class Stack(nn.Module):
         steps = [own_step] * len(self.layers) if cache is None else cache.begin(seq, own_mask)
         contexts: list[AttentionContext] = []
         masks: dict[tuple[int, int, bool], Mask] = {}
+        shared_kv: dict[int, list[Tensor]] = {source: [] for i, source in enumerate(self.kv_sources) if source != i}
         shared: dict[tuple[int, int, int], tuple[Any, CappedSinks | None]] = {}  # by layers with the same keys
         for index, (layer, which, step) in enumerate(zip(self.layers, self.scheme_index, steps, strict=True)):
             mask_key = id(step.mask), self.attention_index[index], "scores" in layer.position.acts_on
@@ -157,6 +161,7 @@ class Stack(nn.Module):
             weights = scheme.layer_weights(self.index_in_scheme[index])
             ctx = AttentionContext(masks[mask_key], scheme, step, shared[key][0], weights, rows)
             ctx.capped_sinks, ctx.weights = shared[key][1], records[index].attention
+            ctx.shared_kv = shared_kv.get(self.kv_sources[index])
             contexts.append(ctx)
         return contexts
 
@@ -241,6 +246,7 @@ class Transformer(nn.Module):
         self.tokens = Embedding(config, config.vocab_size)
         source_size = config.embedding.source_vocab_size
         self.source_tokens = None if source_size is None else Embedding(config, source_size)
+        self.per_layer = None if config.embedding.per_layer_width is None else LayerEmbedding(config)
         self.encoder = None if config.shape == "decoder" else Stack(config, "encoder")
         self.decoder = None if config.shape == "encoder" else Stack(config, "decoder")
         self.pooler = None if config.head.pooler == "none" else Pooler(config)
@@ -281,12 +287,9 @@ class Transformer(nn.Module):
         head: bool = True,
     ) -> Tensor:
         record = as_record(record)
-        args: SequenceArgs = {
-            "positions": positions,
-            "attention_mask": attention_mask,
-            "document_ids": document_ids,
-            "length": length,
-        }
+        args = SequenceArgs(
+            positions=positions, attention_mask=attention_mask, document_ids=document_ids, length=length
+        )
         target_args: SequenceArgs = {
             "positions": target_positions,
             "attention_mask": target_attention_mask,
@@ -438,10 +441,12 @@ class Transformer(nn.Module):
             if cache is not None and cache.memory is not None and cache.memory is not memory:
                 raise ValueError("the cache holds another source: make a new cache for a new one")
         check_token_types(token_types, tokens, self.config.embedding.token_types)
+        x = self.tokens(tokens)
         return self.decoder(
-            self.tokens(tokens),
+            x,
             seq,
             token_types=token_types,
+            layer_inputs=None if self.per_layer is None else self.per_layer(tokens, x),
             prefix_length=None if prefix_length is None else prefix_lengths(prefix_length, tokens),
             memory=memory,
             cache=cache,
@@ -479,11 +484,7 @@ class Transformer(nn.Module):
         check_tokens(tokens, embedding.weight)
         rows, count = tokens.shape
         positions, attention_mask = args.get("positions"), args.get("attention_mask")
-        if positions is not None:
-            for scheme in stack.schemes:
-                check_positions(positions, scheme.axes if scheme.acts_on else stack.axes)
-            if positions.shape[-1] != count or positions.shape[:-1][-1:] not in ((), (1,), (rows,)):
-                raise ValueError(f"positions {list(positions.shape)} do not fit tokens {list(tokens.shape)}")
+        check_token_positions(positions, tokens, {x.axes if x.acts_on else stack.axes for x in stack.schemes})
         check_documents(args.get("document_ids"), tokens)
         if cache is not None:
             config = getattr(cache, "config", None)

@@ -9,6 +9,7 @@ import transformers
 
 from .cases import EPS, GATES, WINDOW, Case, Cases, coin, llama_sizes, mixed_layer_types, rope
 
+TYPES = ["sliding_attention", "full_attention"]
 PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.4}
 
 
@@ -139,7 +140,9 @@ def gemma3_without_head(rng: random.Random) -> Case:
 def gemma4_config(rng: random.Random, **more: Any) -> transformers.Gemma4TextConfig:
     """Heads and rotary parameters of their own in global layers, the last of which is one."""
     sizes = llama_sizes(rng) | {"hidden_size_per_layer_input": 0} | more
-    types = mixed_layer_types(rng, sizes["num_hidden_layers"] - 1)
+    sizes["vocab_size_per_layer_input"] = sizes["vocab_size"]
+    types = mixed_layer_types(rng, 2) + [rng.choice(TYPES) for _ in range(sizes["num_hidden_layers"] - 3)]
+    types = types[: sizes["num_hidden_layers"] - 1]
     return transformers.Gemma4TextConfig(
         **sizes,
         attention_bias=coin(rng),
@@ -167,6 +170,19 @@ def gemma4(rng: random.Random) -> Case:
     return Case(transformers.Gemma4ForCausalLM, gemma4_config(rng), buffers=is_scalar)
 
 
+def gemma4_with_shared_keys(rng: random.Random) -> Case:
+    """As E2B: vectors of tokens for every layer, keys and values shared by the last layers, whose networks are wide."""
+    layers = rng.choice([5, 6])
+    config = gemma4_config(
+        rng,
+        num_hidden_layers=layers,
+        hidden_size_per_layer_input=rng.choice([0, 5, 9]),
+        num_kv_shared_layers=layers - 3,
+        use_double_wide_mlp=coin(rng),
+    )
+    return Case(transformers.Gemma4ForCausalLM, config, buffers=is_scalar)
+
+
 def gemma4_without_head(rng: random.Random) -> Case:
     return Case(transformers.Gemma4TextModel, gemma4_config(rng), buffers=is_scalar)
 
@@ -183,5 +199,6 @@ CASES: Cases = {
     "gemma3_text/both ways": gemma3_both_ways,
     "gemma3_text/without head": gemma3_without_head,
     "gemma4_text": gemma4,
+    "gemma4_text/shared keys": gemma4_with_shared_keys,
     "gemma4_text/without head": gemma4_without_head,
 }

@@ -114,6 +114,11 @@ class AttentionConfig(Choice, what="attention", default="softmax"):
         """The number of key/value heads: the model's, unless the attention has its own."""
         return model.num_kv_heads
 
+    @property
+    def kv_source(self) -> AttentionConfig | None:
+        """The attention of an earlier layer whose keys and values are attended to; None for those of the layer."""
+        return None
+
     def heads_of(self, model: ModelConfig) -> tuple[int, int]:
         """Features of a head, and the number of key/value heads."""
         return self.head_dim_of(model), self.num_kv_heads_of(model)

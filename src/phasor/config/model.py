@@ -150,12 +150,26 @@ class ModelConfig(Config):
                     f"{name}.cap_sinks needs positions of one axis that act inside layers, and not {unfit.kind!r}"
                 )
             layer.attention.check_model(self)
+        for index in range(max(self.depth("encoder"), self.depth("decoder")) if self.layers else 1):
+            self.kv_source(index)  # or refused
+        if self.embedding.per_layer_width is not None:
+            self._check_layer_inputs()
         if self.position not in self.layer_positions():
             self.position.check_model(self)
         for position, attention, _ in map(self.layer, range(max(1, len(self.layers)))):
             position.check_model(self.with_heads_of(attention))
         for index in range(max(1, len(self.layers))):
             self.cached_per_token(index)  # or refused
+
+    def _check_layer_inputs(self) -> None:
+        if self.shape != "decoder":
+            raise ValueError(f"EmbeddingConfig.per_layer_width is for decoders, and this is an {self.shape}")
+        for network in (self.layer(index).feedforward for index in range(max(1, len(self.layers)))):
+            if not network.gated:
+                raise ValueError(
+                    "EmbeddingConfig.per_layer_width needs a gated activation, which gates the inputs of layers too, "
+                    f"and not {network.activation.kind!r}"
+                )
 
     @property
     def input_width(self) -> int:
@@ -200,6 +214,27 @@ class ModelConfig(Config):
             position=own.position or in_layer,
             attention=own.attention or self.attention,
             feedforward=own.feedforward or self.feedforward,
+        )
+
+    def kv_source(self, index: int) -> int:
+        """The layer whose keys and values a layer attends to: itself, or one before it whose it shares.
+
+        That is the last one with the same positions, and with the attention that its own names.
+
+        >>> shared = LayerConfig(attention={"shared_kv": True})
+        >>> config = ModelConfig(vocab_size=9, dim=8, num_layers=4, num_heads=1, layers=({}, {}, shared, shared))
+        >>> [config.kv_source(i) for i in range(4)]
+        [0, 1, 1, 1]
+        """
+        position, attention, _ = self.layer(index)
+        if attention.kv_source is None:
+            return index
+        for earlier in reversed(range(index)):
+            if self.layer(earlier)[:2] == (position, attention.kv_source):
+                return earlier
+        raise ValueError(
+            f"layer {index} shares the keys and values of a layer before it with the same attention and positions, "
+            "and there is none"
         )
 
     def rotated_width(self, position: PositionConfig) -> int:

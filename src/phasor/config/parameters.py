@@ -86,13 +86,16 @@ def parameters_of(model: ModelConfig) -> Parameters:
         outside.append(Weight((rows, width)))
         if model.embedding.width is not None and model.embedding.project == "tokens":
             outside.append(Weight((model.dim, width)))
+    looked_up = sum(tables) * width
+    if (per_layer := model.embedding.per_layer_width) is not None:
+        outside += [Weight((model.vocab_size, model.num_layers * per_layer))]
+        outside += [Weight((model.num_layers * per_layer, model.dim)), *model.norm.weights(per_layer).values()]
+        looked_up += model.vocab_size * model.num_layers * per_layer
     outside += head(model)
     experts = [model.layer(i).feedforward.experts for i in range(max(1, len(model.layers)))]
-    # A tied head multiplies with the table of the target's tokens.
-    looked_up = sum(tables[1:]) if model.has_logits and model.embedding.tied else sum(tables)
-    return Parameters(
-        tuple(blocks.items()), tuple(outside), looked_up * width, max((e.top_k for e in experts if e), default=1)
-    )
+    if model.has_logits and model.embedding.tied:  # the head multiplies with the table of the target's tokens
+        looked_up -= tables[0] * width
+    return Parameters(tuple(blocks.items()), tuple(outside), looked_up, max((e.top_k for e in experts if e), default=1))
 
 
 def stack_blocks(model: ModelConfig, side: Side) -> Iterator[Weights]:
@@ -103,7 +106,10 @@ def stack_blocks(model: ModelConfig, side: Side) -> Iterator[Weights]:
         parts = {"attention": layer.attention.weights(model)}
         if crosses:
             parts["cross"] = layer.attention.weights(model, cross=True)
-        parts["feedforward"] = layer.feedforward.weights(model.dim, model.hidden_dim)
+        parts["feedforward"] = layer.feedforward.weights(model.dim, layer.feedforward.hidden_dim_of(model))
+        if (width := model.embedding.per_layer_width) is not None:
+            parts |= {"layer_input.gate": linear(width, model.dim), "layer_input.project": linear(model.dim, width)}
+            parts["layer_input.norm"] = model.norm.weights(model.dim)
         norms = norms_of_block(model, 3 if crosses else 2, first=index == 0)
         parts |= {f"residual.norms.{number}": model.norm.weights(model.dim) for number in norms}
         yield with_prefixes(parts) | ({"scale": Weight((1,))} if model.placement.block_scale else {})

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from phasor.config.activations import ActivationConfig, GELUConfig, ReLUConfig
 from phasor.config.schema import MOST_FEATURES, MOST_WIDTH, Choice, Config, not_negative, positive, unknown
 from phasor.config.weights import Weight, Weights, linear, with_prefixes
+
+if TYPE_CHECKING:
+    from phasor.config.model import ModelConfig
 
 
 class ExpertsConfig(Config):
@@ -79,13 +82,23 @@ class ExpertsConfig(Config):
 class FeedForwardConfig(Config):
     """The feed-forward network: an activation, plain or gated, and optionally experts.
 
+    `hidden_dim` stands for the model's in the layers with this network.
+
     >>> FeedForwardConfig(activation="swiglu").gated
     True
     """
 
     activation: ActivationConfig = ReLUConfig()
     bias: bool = False
+    hidden_dim: int | None = None
     experts: ExpertsConfig | None = None
+
+    def check(self) -> None:
+        positive(self, "hidden_dim", most=MOST_WIDTH)
+
+    def hidden_dim_of(self, model: ModelConfig) -> int:
+        """The hidden width of the network, or of an expert that has none of its own."""
+        return model.hidden_dim if self.hidden_dim is None else self.hidden_dim
 
     @property
     def gated(self) -> bool:
@@ -170,8 +183,8 @@ class NoNormConfig(NormConfig, kind="none"):
 class PlacementConfig(Choice, what="placement"):
     """Placement of norms and residual connections around the sub-layers of a block.
 
-    What sub-layers add is multiplied by `multiplier`. With `block_scale` the output of a block is multiplied by a number
-    that the block has learned (Gemma 4).
+    What sub-layers add is multiplied by `multiplier`. With `block_scale` the output of a block is multiplied by a
+    number that the block has learned (Gemma 4).
     """
 
     multiplier: float = 1.0
@@ -225,7 +238,8 @@ class EmbeddingConfig(Config):
     `scale` multiplies the token embeddings ("sqrt": the square root of the width); with `round_scale` it is rounded to
     their dtype first (Gemma). `norm` follows the sum of token, position and type embeddings. `width` is the embedding
     width where it differs from `dim`; projected to `dim` are the token embeddings or, with `project="sum"`, the
-    normalized sum, with a bias (RoFormer, ELECTRA).
+    normalized sum, with a bias (RoFormer, ELECTRA). With `per_layer_width` a token has a second vector for every layer,
+    of that width, which the layer's block adds to its output through a gate (Gemma 4 E2B).
     """
 
     tied: bool = True
@@ -236,9 +250,10 @@ class EmbeddingConfig(Config):
     project: Literal["tokens", "sum"] = "tokens"
     token_types: int = 0
     source_vocab_size: int | None = None
+    per_layer_width: int | None = None
 
     def check(self) -> None:
-        positive(self, "width", most=MOST_FEATURES)
+        positive(self, "width", "per_layer_width", most=MOST_FEATURES)
         positive(self, "source_vocab_size", most=MOST_WIDTH)
         if self.project == "sum" and self.width is None:
             raise ValueError("EmbeddingConfig.project='sum' needs width: without one there is nothing to project")

@@ -68,7 +68,7 @@ class Case:
     @property
     def projected(self) -> Tensor:
         """What the activation of the feed-forward network takes, `[1, T, hidden]`; gate and up where it is gated."""
-        wide = self.config.hidden_dim * (2 if self.layer.feedforward.gated else 1)
+        wide = self.layer.feedforward.hidden_dim_of(self.config) * (2 if self.layer.feedforward.gated else 1)
         return self.tensor(1, self.length, wide)
 
     @property
@@ -165,9 +165,7 @@ class Case:
     def position(self) -> Position:
         """The layer's position scheme, on the meta device."""
         with torch.device("meta"):
-            return build_position(
-                self.layer.position, self.config.with_heads_of(self.layer.attention), self.side
-            )
+            return build_position(self.layer.position, self.config.with_heads_of(self.layer.attention), self.side)
 
     @property
     def seq(self) -> SequenceInfo:

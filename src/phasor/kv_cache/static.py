@@ -110,7 +110,7 @@ class StaticKVCache:
             from phasor.ops.decode.reorder_cache import reorder_cache
         else:
             reorder_cache = reorder_cache_ref
-        for tensors in self.layers:
+        for tensors in filter(None, self.layers):
             reorder_cache(tuple(tensors.values()), order, self.counts, beams)
 
     def sequence_info(self, tokens: Tensor, args: SequenceArgs) -> SequenceInfo:

@@ -267,7 +267,7 @@ def computation_fields(config: ModelConfig) -> dict[str, Any]:
     for i in range(deepest):
         layer = config.layer(i)
         fields[f"layer {i} position"] = fill_rotary(layer.position, config.with_heads_of(layer.attention))
-        fields[f"layer {i} feedforward"] = fill_expert_dim(layer.feedforward, config)
+        fields[f"layer {i} feedforward"] = fill_hidden_dims(layer.feedforward, config)
         fields[f"layer {i} attention"] = layer.attention.resolve(config)
     return fields
 
@@ -279,9 +279,9 @@ def fill_rotary(position: Config, config: ModelConfig) -> Config:
     return position.with_defaults(config.rotated_width(position))
 
 
-def fill_expert_dim(network: FeedForwardConfig, config: ModelConfig) -> FeedForwardConfig:
-    """A feed-forward configuration with the hidden dimension of its experts resolved."""
-    mixture = network.experts
-    if mixture is None or mixture.hidden_dim is not None:
-        return network
-    return network.replace(experts=mixture.replace(hidden_dim=config.hidden_dim))
+def fill_hidden_dims(network: FeedForwardConfig, config: ModelConfig) -> FeedForwardConfig:
+    """A feed-forward configuration with the hidden dimension of its experts resolved, and without the model's."""
+    mixture, width = network.experts, network.hidden_dim_of(config)
+    if mixture is not None and mixture.hidden_dim is None:
+        network = network.replace(experts=mixture.replace(hidden_dim=width))
+    return network.replace(hidden_dim=None if width == config.hidden_dim else width)

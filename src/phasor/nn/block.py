@@ -12,6 +12,7 @@ from phasor.config import ModelConfig
 from phasor.config.model import Layer, Side
 from phasor.nn.attention.base import AttentionContext, build_attention
 from phasor.nn.feed_forward import FeedForward
+from phasor.nn.layer_input import LayerInput
 from phasor.nn.moe import Experts
 from phasor.nn.record import Record
 from phasor.nn.residual import build_residual
@@ -28,15 +29,27 @@ class Block(nn.Module):
         self.attention = build_attention(layer.attention, model)
         self.cross = build_attention(layer.attention, model, cross=True) if crosses else None
         network = FeedForward if layer.feedforward.experts is None else Experts
-        self.feedforward = network(layer.feedforward, model.dim, model.hidden_dim, model.dropout.feedforward)
+        hidden_dim = layer.feedforward.hidden_dim_of(model)
+        self.feedforward = network(layer.feedforward, model.dim, hidden_dim, model.dropout.feedforward)
         self.residual = build_residual(model, side, 3 if crosses else 2, first)
+        has_input = model.embedding.per_layer_width is not None
+        self.layer_input = LayerInput(model, layer.feedforward.activation) if has_input else None
         self.scale = nn.Parameter(torch.ones(1)) if model.placement.block_scale else None
 
-    def forward(self, x: Tensor, ctx: AttentionContext, cross_ctx: AttentionContext | None, record: Record) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        ctx: AttentionContext,
+        cross_ctx: AttentionContext | None,
+        record: Record,
+        layer_input: Tensor | None = None,
+    ) -> Tensor:
         routed = isinstance(self.feedforward, Experts)
         feed_forward = partial(self.feedforward, router_logits=record.router) if routed else self.feedforward
         cross = () if self.cross is None else (partial(self.cross, ctx=cross_ctx),)
         x = self.residual(x, partial(self.attention, ctx=ctx), *cross, feed_forward)
+        if self.layer_input is not None:
+            x = x + self.layer_input(x, layer_input)
         return x if self.scale is None else x * self.scale.to(x.dtype)
 
     def reset_parameters(self) -> None:

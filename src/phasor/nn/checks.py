@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -44,6 +44,16 @@ def check_positions(positions: Tensor, axes: int = 1) -> Tensor:
     if can_check_values(positions) and positions.numel() and positions.min() < 0:
         raise ValueError(f"positions count from 0; the smallest given is {int(positions.min())}")
     return positions
+
+
+def check_token_positions(positions: Tensor | None, tokens: Tensor, axes: Iterable[int]) -> None:
+    """The positions that a call is given for its tokens, which schemes of some numbers of axes take."""
+    if positions is None:
+        return
+    for count in axes:
+        check_positions(positions, count)
+    if positions.shape[-1] != tokens.shape[1] or positions.shape[:-1][-1:] not in ((), (1,), (len(tokens),)):
+        raise ValueError(f"positions {list(positions.shape)} do not fit tokens {list(tokens.shape)}")
 
 
 def check_tokens(tokens: Tensor, weight: Tensor) -> None:

@@ -21,6 +21,7 @@ from phasor.nn.block import Block
 from phasor.nn.embedding import Embedding
 from phasor.nn.feed_forward import FeedForward
 from phasor.nn.heads import LogitsHead
+from phasor.nn.layer_input import LayerEmbedding
 from phasor.nn.moe import Experts
 from phasor.nn.norm import LayerNorm, RMSNorm
 from phasor.nn.positions.base import Position
@@ -67,7 +68,7 @@ def initialize(module: nn.Module, model: ModelConfig, side: Side) -> None:
             part.reset_parameters()
         elif isinstance(part, Position):
             part.reset_parameters(model)
-        elif isinstance(part, Embedding):
+        elif isinstance(part, Embedding | LayerEmbedding):
             draw(part.weight, "token", *part.weight.shape)
         elif isinstance(part, nn.Embedding):
             draw(part.weight, "token", part.num_embeddings, part.embedding_dim)

@@ -102,7 +102,7 @@ def cut_rows(model: Transformer, axis: Axis) -> None:
         inverse = chunk_order(hidden.shape[1] * axis.size, axis.size, hidden.device)
         return gather_tokens(hidden, axis, inverse.argsort(), inverse)
 
-    for embedding in (model.tokens, model.source_tokens):
+    for embedding in (model.tokens, model.source_tokens, model.per_layer):
         if embedding is not None:
             embedding.register_forward_pre_hook(take_tokens)
     for stack in (model.encoder, model.decoder):

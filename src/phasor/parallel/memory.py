@@ -176,7 +176,11 @@ class MemoryCosts:
         """Bytes of autocast's copies of the weights of blocks; a fused down projection casts its own for itself."""
         if mesh.devices > 1 or self.param_bytes == ACTIVATION_BYTES:
             return 0
-        fused = sum(count * self.model.hidden_dim for (layer, _), count in self.layers if self.is_fused(layer))
+        fused = sum(
+            count * layer.feedforward.hidden_dim_of(self.model)
+            for (layer, _), count in self.layers
+            if self.is_fused(layer)
+        )
         return ACTIVATION_BYTES * (self.sizes(1, 1).blocks - self.model.dim * fused)
 
     def block_gradients(self, done: int, mesh: Mesh, rows: MicroBatches) -> int:
@@ -246,7 +250,7 @@ class MemoryCosts:
 
     def saved_by_network(self, layer: Layer, tensor: int) -> int:
         """Elements per token that the feed-forward network keeps: the up projection, and the activation of it."""
-        recomputed = self.model.hidden_dim // tensor if self.is_fused(layer) else 0
+        recomputed = layer.feedforward.hidden_dim_of(self.model) // tensor if self.is_fused(layer) else 0
         return self.network_elements(layer, tensor) - recomputed
 
     def network_elements(self, layer: Layer, tensor: int) -> int:
@@ -254,8 +258,8 @@ class MemoryCosts:
         config, experts = layer.feedforward, layer.feedforward.experts
         width = 3 if config.gated else 2
         if experts is None:
-            return width * self.model.hidden_dim // tensor
-        hidden = experts.hidden_dim or self.model.hidden_dim
+            return width * config.hidden_dim_of(self.model) // tensor
+        hidden = experts.hidden_dim or config.hidden_dim_of(self.model)
         # Every device of the tensor axis has room for all choices, since all may fall on its experts.
         choices = experts.top_k * (width * hidden + 2 * self.model.dim)
         return choices + width * (experts.shared_dim or 0) // tensor
@@ -266,8 +270,9 @@ class MemoryCosts:
         network = tokens * self.network_elements(layer, mesh.tensor)
         if mesh.tensor > 1 or self.param_bytes > ACTIVATION_BYTES:
             network += tokens * model.dim  # of its output, in bfloat16 and of all tokens of the tensor axis
-        experts = layer.feedforward.experts
-        hidden = model.hidden_dim if experts is None else experts.num_experts * (experts.hidden_dim or model.hidden_dim)
+        experts, hidden = layer.feedforward.experts, layer.feedforward.hidden_dim_of(model)
+        if experts is not None:
+            hidden = experts.num_experts * (experts.hidden_dim or hidden)
         weight = model.dim * hidden // mesh.tensor  # the down projection, whose gradient autocast's copy has first
         cast = self.param_bytes if mesh.devices == 1 and self.param_bytes > ACTIVATION_BYTES else 0
         done = tokens * (self.saved_by_network(layer, mesh.tensor) + model.dim)

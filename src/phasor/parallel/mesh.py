@@ -125,7 +125,7 @@ def widths(model: ModelConfig, layer: Layer) -> Iterator[tuple[int, str]]:
     yield layer.attention.heads_to_cut(model)
     experts = layer.feedforward.experts
     if experts is None:
-        yield model.hidden_dim, "features of the hidden width"
+        yield layer.feedforward.hidden_dim_of(model), "features of the hidden width"
         return
     yield experts.num_experts, "experts"
     if experts.shared_dim is not None:

@@ -62,6 +62,7 @@ def model_why_not(model: Transformer) -> str | None:
             and config.ends_in_norm
         ),
         "the output of blocks is scaled": placement.block_scale,
+        "layers have inputs of their own": embedding.per_layer_width is not None,
         "the embedding has a norm, token types or another width than the model": bool(
             embedding.norm or embedding.token_types or embedding.width
         ),
@@ -127,6 +128,8 @@ def layer_why_not(layer: Layer, block: Block) -> str | None:
     if reason is not None:
         return reason
     network = layer.feedforward
+    if network.hidden_dim is not None:
+        return "the hidden width of some layers is not the model's"
     if network.experts is not None:
         has_shared = network.experts.shared_dim is not None
         return "a mixture of experts has a shared one" if has_shared else network.experts.kernel_why_not

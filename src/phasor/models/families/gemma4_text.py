@@ -11,7 +11,7 @@ from phasor.models.families._gemma import AROUND, GemmaLike
 from phasor.models.families._llama import KVHeads
 from phasor.models.fields import Fields, json_repr
 from phasor.models.layer_types import FULL, SLIDING, LayerTypes
-from phasor.models.layout import Rule
+from phasor.models.layout import Rule, linear
 from phasor.models.rope import RopeParametersByLayer
 from phasor.nn.attention import SoftmaxAttentionConfig
 
@@ -82,6 +82,35 @@ class LayerHeads(FieldEntry):
         return {name: found}
 
 
+class SharedLayers(FieldEntry):
+    """`num_kv_shared_layers`, the last ones, and `use_double_wide_mlp`: whether their networks are twice as wide."""
+
+    def read(self, f: Fields, name: str, draft: Draft) -> None:
+        count, width = draft["num_layers"], draft["hidden_dim"]
+        shared = [index >= count - f.get(name, 0) for index in range(count)]
+        wide = 2 * width if f.get("use_double_wide_mlp", False) else None
+        draft.layers["attention.shared_kv"] = shared
+        draft.layers["feedforward.hidden_dim"] = [wide if one else None for one in shared]
+
+    def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
+        widths = [config.layer(i).feedforward.hidden_dim_of(config) for i in range(config.num_layers)]
+        shared = [attention.shared_kv for attention in attentions(config)]
+        return {name: sum(shared), "use_double_wide_mlp": widths[-1] == 2 * config.hidden_dim}
+
+
+class PerLayerWidth(FieldEntry):
+    """`hidden_size_per_layer_input`, 0 for none, and the size of the vocabulary that has such vectors: all of it."""
+
+    def read(self, f: Fields, name: str, draft: Draft) -> None:
+        draft["embedding.per_layer_width"] = f.get(name, 256) or None
+        if draft["embedding.per_layer_width"] is not None:
+            f.expect("vocab_size_per_layer_input", draft["vocab_size"])
+        f.get("vocab_size_per_layer_input", None)
+
+    def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
+        return {name: config.embedding.per_layer_width or 0, "vocab_size_per_layer_input": config.vocab_size}
+
+
 class Gemma4(GemmaLike):
     """Scores are not scaled, queries, keys and values are normalized, and a block's output is scaled."""
 
@@ -109,16 +138,27 @@ class Gemma4(GemmaLike):
         "rope_parameters": RopeParametersByLayer(
             {FULL: (None, 1e4), SLIDING: (None, 1e4)}, usual={FULL: GLOBAL, SLIDING: LOCAL}
         ),
-        "hidden_size_per_layer_input": Pinned(0, written=True),
-        "num_kv_shared_layers": Pinned(0),
-        "use_double_wide_mlp": Pinned(False),
+        "hidden_size_per_layer_input": PerLayerWidth(),
+        "num_kv_shared_layers": SharedLayers(),
         "enable_moe_block": Pinned(False),
     }
-    harmless = frozenset({"vocab_size_per_layer_input", "num_experts", "top_k_experts", "moe_intermediate_size"})
+    harmless = frozenset({"num_experts", "top_k_experts", "moe_intermediate_size"})
 
     def rules(self, config: ModelConfig) -> Iterator[Rule]:
         yield from super().rules(config)
-        yield Rule("decoder.blocks.{i}.scale", "model.layers.{i}.layer_scalar")
+        block, layer = "decoder.blocks.{i}", "model.layers.{i}"
+        yield Rule(f"{block}.scale", f"{layer}.layer_scalar")
+        yield from linear(f"{block}.layer_input.gate", f"{layer}.per_layer_input_gate")
+        yield from linear(f"{block}.layer_input.project", f"{layer}.per_layer_projection")
+        yield from linear(f"{block}.layer_input.norm", f"{layer}.post_per_layer_input_norm")
+        yield Rule("per_layer.weight", "model.embed_tokens_per_layer.weight")
+        yield from linear("per_layer.project", "model.per_layer_model_projection")
+        yield from linear("per_layer.norm", "model.per_layer_projection_norm")
+
+    def passthrough_patterns(self, config: ModelConfig) -> tuple[str, ...]:
+        """The keys and values of layers that share those of others."""
+        shared = (index for index, attention in enumerate(attentions(config)) if attention.shared_kv)
+        return tuple(f"model.layers.{index}.self_attn.[kv]_*" for index in shared)
 
 
 FAMILY = Gemma4()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal, Self
 
 from phasor.config.attention import AttentionConfig
+from phasor.config.cached import CachedTensor
 from phasor.config.model import ModelConfig
 from phasor.config.parts import LayerNormConfig, NoNormConfig
 from phasor.config.schema import MOST_FEATURES, MOST_HEAD_DIM, not_negative, positive
@@ -31,7 +32,9 @@ class SoftmaxAttentionConfig(AttentionConfig, kind="softmax"):
     and keys where the model's other norms have one (StableLM). `sparse` is a pattern of the keys that a query attends
     to, out of those that the mask and the window show. With `value_is_key` values are not projected: they are the
     projected keys, before the norm of keys and positions. `v_norm` normalizes the values of each head, with nothing
-    learned. `bias` names the projections that have one, out of those that there are.
+    learned. With `shared_kv` a layer projects queries alone, and attends to the keys and values of the last layer
+    before it that has the same attention but for this field, and the same positions. `bias` names the projections that
+    have one, out of those that there are.
 
     >>> SoftmaxAttentionConfig(window=4096, sink_tokens=4).sink_tokens
     4
@@ -48,6 +51,7 @@ class SoftmaxAttentionConfig(AttentionConfig, kind="softmax"):
     qk_norm_bias: bool = True
     value_is_key: bool = False
     v_norm: bool = False
+    shared_kv: bool = False
     clip: float | None = None
     sink_logits: bool = False
     window: int | None = None
@@ -69,6 +73,8 @@ class SoftmaxAttentionConfig(AttentionConfig, kind="softmax"):
             raise ValueError(f"{name}.qk_norm_bias=False needs qk_norm: there is no norm to leave the bias out of")
         if self.cap_sinks and not self.sink_tokens:
             raise ValueError(f"{name}.cap_sinks needs sink_tokens: it caps the distance to them")
+        if self.cap_sinks and self.shared_kv:
+            raise ValueError(f"{name}.cap_sinks caps distances in layers with keys of their own, and shared_kv is set")
         if len(set(self.bias)) != len(self.bias):
             raise ValueError(f"{name}.bias names a projection twice: {list(self.bias)}")
         if self.sparse is not None and self.sink_tokens:
@@ -85,6 +91,8 @@ class SoftmaxAttentionConfig(AttentionConfig, kind="softmax"):
     def check_model(self, model: ModelConfig) -> None:
         super().check_model(model)
         name = type(self).__name__
+        if self.shared_kv and model.shape == "encoder-decoder":
+            raise ValueError(f"{name}.shared_kv is for self-attention alone, and this is an encoder-decoder")
         if model.num_heads % self.num_kv_heads_of(model):
             raise ValueError(
                 f"ModelConfig.num_heads ({model.num_heads}) is not divisible by {name}.num_kv_heads "
@@ -105,7 +113,14 @@ class SoftmaxAttentionConfig(AttentionConfig, kind="softmax"):
     @property
     def projected(self) -> str:
         """Which of queries, keys and values are projected, by their first letters."""
-        return "qk" if self.value_is_key else "qkv"
+        return "q" if self.shared_kv else "qk" if self.value_is_key else "qkv"
+
+    @property
+    def kv_source(self) -> AttentionConfig | None:
+        return self.replace(shared_kv=False) if self.shared_kv else None
+
+    def cached_per_token(self, model: ModelConfig) -> dict[str, CachedTensor]:
+        return {} if self.shared_kv else super().cached_per_token(model)
 
     def head_dim_of(self, model: ModelConfig) -> int:
         return model.head_dim if self.head_dim is None else self.head_dim
@@ -138,7 +153,7 @@ class SoftmaxAttentionConfig(AttentionConfig, kind="softmax"):
             if len(biased) < len(parts):
                 partial |= {part: Weight((heads[part], head_dim), 0) for part in biased}
         projections["out"] = linear(model.dim, self.output_width(model), bias="out" in self.bias, cut=1)
-        norms = {"q_norm": self.norm_weights(model, heads["q"]), "k_norm": self.norm_weights(model, heads["k"])}
+        norms = {f"{part}_norm": self.norm_weights(model, heads[part]) for part in "qk" if part in self.projected}
         sinks = {"sinks": Weight((model.num_heads,), 0)} if self.sink_logits else {}
         return with_prefixes(projections | norms | {"partial_qkv_bias": partial}) | sinks
 

@@ -55,7 +55,7 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
         self.out = nn.Linear(self.num_heads * self.head_dim, model.dim, bias="out" in config.bias)
         self.has_qk_norm = config.qk_norm != "none"
         self.q_norm = self._qk_norm(model, self.num_heads)
-        self.k_norm = self._qk_norm(model, self.num_kv_heads)
+        self.k_norm = nn.Identity() if config.shared_kv else self._qk_norm(model, self.num_kv_heads)
         self.v_norm = build_norm(model.norm.without_weights(), self.head_dim) if config.v_norm else nn.Identity()
         self.sinks = nn.Parameter(torch.zeros(self.num_heads)) if config.sink_logits else None
         self.partial_qkv_bias = self._partial_qkv_bias()
@@ -113,8 +113,8 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
             return "attention is sparse"
         if config.qk_norm == "whole":
             return "queries and keys are normalized over all heads together"
-        if config.value_is_key or config.v_norm:
-            return "values are keys or normalized"
+        if config.value_is_key or config.v_norm or config.shared_kv:
+            return "values are keys or normalized, or those of another layer"
         return "only some of queries, keys and values have a bias" if 0 < len(biased) < 3 else None
 
     def _qk_norm(self, model: ModelConfig, heads: int) -> nn.Module:
@@ -187,10 +187,16 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
 
     def forward(self, x: Tensor, ctx: AttentionContext) -> Tensor:
         sink_queries: SinkQueries | None = None
-        if not self.cross:
+        if self.config.shared_kv:
+            ctx = ctx.for_layer(x)
+            q = self._bias_clip_norm("q", self.project(x).flatten(-3, -2))  # [B, T, H, D]
+            q, (k, v) = ctx.position.on_query(q, ctx.prepared), ctx.shared_kv or ()  # [B, S, K, D]
+        elif not self.cross:
             ctx = ctx.for_layer(x, self.project_heads)
             q, k, v, sink_queries = APPLY_POSITIONS(self, self.project(x), ctx)
             k, v = ctx.step.update(keys=k, values=v)  # [B, S, K, D]
+            if ctx.shared_kv is not None:
+                ctx.shared_kv[:] = k, v
         else:
             assert isinstance(ctx.step, CrossStep)
             q = self.q(x).unflatten(-1, (self.num_heads, self.head_dim))  # [B, T, H, D]
