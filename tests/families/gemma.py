@@ -139,10 +139,9 @@ def gemma3_without_head(rng: random.Random) -> Case:
 
 def gemma4_config(rng: random.Random, **more: Any) -> transformers.Gemma4TextConfig:
     """Heads and rotary parameters of their own in global layers, the last of which is one."""
-    sizes = llama_sizes(rng) | {"hidden_size_per_layer_input": 0} | more
+    sizes = llama_sizes(rng) | {"num_hidden_layers": rng.choice([3, 4]), "hidden_size_per_layer_input": 0} | more
     sizes["vocab_size_per_layer_input"] = sizes["vocab_size"]
     types = mixed_layer_types(rng, 2) + [rng.choice(TYPES) for _ in range(sizes["num_hidden_layers"] - 3)]
-    types = types[: sizes["num_hidden_layers"] - 1]
     return transformers.Gemma4TextConfig(
         **sizes,
         attention_bias=coin(rng),
@@ -176,7 +175,7 @@ def gemma4_with_shared_keys(rng: random.Random) -> Case:
     config = gemma4_config(
         rng,
         num_hidden_layers=layers,
-        hidden_size_per_layer_input=rng.choice([0, 5, 9]),
+        hidden_size_per_layer_input=rng.choice([5, 9]),  # without them theirs does not generate from shared keys
         num_kv_shared_layers=layers - 3,
         use_double_wide_mlp=coin(rng),
     )

@@ -108,6 +108,8 @@ def mesh_why_not(
         )
     if mesh.tensor == 1:
         return None
+    if model.embedding.per_layer_width is not None:
+        return f"vectors of tokens for every layer (per_layer_width) cannot be cut: {prefix}tensor can be 1"
     for layer in dict.fromkeys(map(model.layer, range(max(1, len(model.layers))))):
         if (reason := layer.attention.uncuttable_reason) is not None:
             return f"{reason}: {prefix}tensor can be 1"

@@ -62,14 +62,16 @@ class LayerHeads(FieldEntry):
         if any(tied) and (heads := f.get("num_global_key_value_heads", None)) is not None:
             usual["num_key_value_heads"] = heads
         f.get("num_global_key_value_heads", None)
-        by_layer = f.get(name, {str(i): usual for i, window in enumerate(windows) if window is None})
-        known = {str(i) for i in range(len(windows))}
-        if not by_layer.keys() <= known or not all(own.keys() <= HEADS.keys() for own in by_layer.values()):
+        given = f.get(name, {str(i): usual for i, window in enumerate(windows) if window is None})
+        numbers = [int(key) if str(key).isdecimal() else -1 for key in given]
+        own = [fields if isinstance(fields, dict) else {"": fields} for fields in given.values()]
+        if not {*numbers} <= {*range(len(windows))} or not all(fields.keys() <= HEADS.keys() for fields in own):
             raise ValueError(
-                f"{f.file}: {name} must have {' and '.join(HEADS)} by the numbers of layers, not {json_repr(by_layer)}"
+                f"{f.file}: {name} must have {' and '.join(HEADS)} by the numbers of layers, not {json_repr(given)}"
             )
+        by_layer = dict(zip(numbers, own, strict=True))
         for field, path in HEADS.items():
-            draft.layers[path] = [by_layer.get(str(i), {}).get(field) for i in range(len(windows))]
+            draft.layers[path] = [by_layer.get(i, {}).get(field) for i in range(len(windows))]
 
     def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
         found = {}

@@ -190,7 +190,8 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
         if self.config.shared_kv:
             ctx = ctx.for_layer(x)
             q = self._bias_clip_norm("q", self.project(x).flatten(-3, -2))  # [B, T, H, D]
-            q, (k, v) = ctx.position.on_query(q, ctx.prepared), ctx.shared_kv or ()  # [B, S, K, D]
+            assert ctx.shared_kv is not None
+            q, (k, v) = ctx.position.on_query(q, ctx.prepared), ctx.shared_kv  # [B, S, K, D]
         elif not self.cross:
             ctx = ctx.for_layer(x, self.project_heads)
             q, k, v, sink_queries = APPLY_POSITIONS(self, self.project(x), ctx)
