@@ -13,8 +13,8 @@ from families.gemma import gemma4_config, is_scalar
 import phasor
 from phasor.checkpoints.convert import convert
 from phasor.checkpoints.load import read_config
+from phasor.config.parameters import parameters_of
 from phasor.kv_cache.static import StaticKVCache
-from phasor.parallel.parameters import parameters_of
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()

@@ -6,11 +6,11 @@ from schemes import SCHEMES, build, tiny, tokens
 
 import phasor
 from phasor.config import LayerConfig
+from phasor.config.parameters import parameters_of
 from phasor.generation.runners.fused import model_why_not
 from phasor.kv_cache.static import StaticKVCache
 from phasor.lab.rotary_model import rotary_models
 from phasor.models.family import differences
-from phasor.parallel.parameters import parameters_of
 
 WIDE, NARROW = {"head_dim": 12, "num_kv_heads": 1}, {"head_dim": 8, "num_kv_heads": 2}
 SAME = 1e-12  # float64, of the largest value: the same sums in another order
