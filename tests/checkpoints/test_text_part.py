@@ -28,6 +28,7 @@ EYES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num
 EYES |= {"image_size": 16, "patch_size": 8}
 VISUAL = {"depth": 1, "num_heads": 2, "patch_size": 8, "intermediate_size": 16}
 TOKENS = {"image_token_id": 60, "video_token_id": 59}  # those of images, which no text here has
+SPECIAL = [*TOKENS.values(), 61]  # and of sounds
 MROPE = {"rope_type": "default", "rope_theta": 500.0}
 
 
@@ -59,6 +60,17 @@ def like_llava(name, text, eyes):
 def gemma3_text(sizes):
     layers = ["sliding_attention", *["full_attention"] * (sizes["num_hidden_layers"] - 1)]
     return transformers.Gemma3TextConfig(**sizes, sliding_window=6, layer_types=layers)
+
+
+def gemma4(rng, tied):
+    sizes = text_sizes(rng, head_dim=10, sliding_window=6, vocab_size_per_layer_input=67, pad_token_id=0)
+    layers = ["sliding_attention", *["full_attention"] * (sizes["num_hidden_layers"] - 1)]
+    text = transformers.Gemma4TextConfig(
+        **sizes, layer_types=layers, global_head_dim=14, hidden_size_per_layer_input=rng.choice([0, 6])
+    )
+    eyes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    seen = transformers.Gemma4VisionConfig(**eyes, num_key_value_heads=2, head_dim=8, patch_size=4)
+    return build("Gemma4", text, seen, tied, **TOKENS, audio_token_id=61)
 
 
 def mistral_text(sizes):
@@ -98,6 +110,7 @@ def visual(name, rope, head_dim=None, **eyes):
 
 MODELS = {
     "gemma3": like_llava("Gemma3", gemma3_text, transformers.SiglipVisionConfig),
+    "gemma4": gemma4,
     "glm4v": visual("Glm4v", {"mrope_section": [1, 2, 1], "partial_rotary_factor": 0.7}, hidden_size=16),
     "idefics3": idefics("Idefics3"),
     "internvl": internvl,
@@ -169,9 +182,9 @@ def test_the_text_part_computes_what_the_whole_does_of_text(whole, tmp_path, cap
 
 def same_greedy(ours, theirs, prompt):
     options = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    options |= {"repetition_penalty": 9.0, "attention_mask": torch.ones_like(prompt), "suppress_tokens": [59, 60]}
+    options |= {"repetition_penalty": 9.0, "attention_mask": torch.ones_like(prompt), "suppress_tokens": SPECIAL}
     found = theirs.generate(prompt, **options)[0, prompt.shape[1] :].tolist()
-    given = {"max_new_tokens": 24, "repetition_penalty": 9.0, "stop": [], "suppress_tokens": [59, 60]}
+    given = {"max_new_tokens": 24, "repetition_penalty": 9.0, "stop": [], "suppress_tokens": SPECIAL}
     assert phasor.generate(ours, prompt[0].tolist(), **given) == found
     assert len(set(found)) > 3
 

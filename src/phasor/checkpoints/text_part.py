@@ -27,10 +27,13 @@ LLAVA = {"vision_tower.": "the vision tower", "multi_modal_projector.": "the pro
 NEXT = LLAVA | {"image_newline": "the vector for ends of image rows"}
 IDEFICS = {"vision_model.": "the vision tower", "connector.": "the projector"}
 CHAT = {"vision_model.": "the vision tower", "mlp1.": "the projector"}
+GEMMA4 = {"vision_tower.": "the vision tower", "embed_vision.": "the projector of images"}
+GEMMA4 |= {"audio_tower.": "the audio tower", "embed_audio.": "the projector of sounds"}
 VISUAL = {"visual.": "the vision tower with its projector"}
 
 MULTIMODAL = {
     "gemma3": Multimodal("gemma3_text", LLAVA, tied=True),
+    "gemma4": Multimodal("gemma4_text", GEMMA4, tied=True),
     "glm4v": Multimodal("glm4v_text", VISUAL),
     "h2ovl_chat": Multimodal("mistral", CHAT),
     "idefics3": Multimodal("llama", IDEFICS),
@@ -58,6 +61,7 @@ WHOLE = frozenset(
 NAMES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 SIZES: dict[str, tuple[int, ...]] = {
     "gemma3_text": (262208, 2304, 9216, 26, 8),
+    "gemma4_text": (262144, 2304, 9216, 30, 8),
     "glm4v_text": (151552, 4096, 13696, 40, 32),
     "llama": (32000, 4096, 11008, 32, 32),
     "mistral": (32000, 4096, 14336, 32, 32),
