@@ -130,7 +130,7 @@ MODELS = {
     ),
     "smolvlm": idefics("SmolVLM"),
 }
-OF_CODE = {"h2ovl_chat", "internvl_chat"}  # whose classes are not part of transformers
+OF_CODE = {"h2ovl_chat", "internvl_chat", "kimi_k25"}  # whose classes are not part of transformers
 
 
 def test_every_multimodal_model_is_tested():
@@ -283,7 +283,38 @@ def test_names_and_fields_of_older_files(tmp_path):
     assert torch.equal(again(input_ids=text).logits, theirs(input_ids=text).logits)
 
 
-@pytest.mark.parametrize("name", sorted(OF_CODE))
+@torch.no_grad()
+def test_kimi_is_deepseek_v3_by_another_name(tmp_path):
+    """Kimi K2, whose code is DeepSeek's, and the text part of Kimi K2.5."""
+    latent = {"q_lora_rank": 10, "kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 8}
+    experts = {
+        "n_routed_experts": 8,
+        "moe_intermediate_size": 12,
+        "first_k_dense_replace": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "num_experts_per_tok": 3,
+    }
+    sizes = text_sizes(random.Random(3)) | latent | experts
+    sizes["num_key_value_heads"] = sizes["num_attention_heads"]
+    theirs = transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**sizes)).eval()
+    redraw(theirs, lambda name: name.endswith("e_score_correction_bias"))
+    theirs.save_pretrained(tmp_path)
+    data = json.loads((tmp_path / "config.json").read_text()) | {"model_type": "kimi_k2"}
+    (tmp_path / "config.json").write_text(json.dumps(data))
+    text = torch.arange(20)[None]
+    expected = theirs(input_ids=text).logits
+    assert (phasor.load(tmp_path)(text) - expected).abs().max() < LIMIT
+    rename(tmp_path, lambda n: f"language_model.{n}")
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors |= {"vision_tower.patch_embed.proj.weight": torch.zeros(3), "mm_projector.proj.0.weight": torch.zeros(3)}
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    config = {"model_type": "kimi_k25", "text_config": data, "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert (load_text(tmp_path)(text) - expected).abs().max() < LIMIT
+
+
+@pytest.mark.parametrize("name", ["h2ovl_chat", "internvl_chat"])
 @torch.no_grad()
 def test_text_parts_of_models_that_bring_their_code(name, tmp_path):
     """The text model is one of transformers, under `language_model`; its fields are called `llm_config`."""

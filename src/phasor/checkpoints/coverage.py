@@ -31,9 +31,10 @@ def checkpoint_types() -> list[CheckpointType]:
     downloads = monthly_downloads()
     total, known = sum(downloads.values()), families.names()
     found = []
-    for name in {*downloads, *known, *MULTIMODAL}:
-        part: Part = "model" if name in known else "text part" if name in MULTIMODAL else ""
-        title = families.family(name).title if name in known else ""
+    for name in {*downloads, *known, *families.SAME_AS, *MULTIMODAL}:
+        family = families.SAME_AS.get(name, name)
+        part: Part = "model" if family in known else "text part" if name in MULTIMODAL else ""
+        title = families.family(family).title if family in known else ""
         found.append(CheckpointType(name, title, downloads.get(name, 0) / total, part))
     return sorted(found, key=lambda one: (-one.share, one.model_type))
 

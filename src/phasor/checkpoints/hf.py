@@ -61,7 +61,7 @@ class Origin:
 
 def family_of(data: dict[str, Any], file: Path) -> Family:
     """The family a config.json names."""
-    kind = data.get("model_type")
+    kind = families.SAME_AS.get(str(data.get("model_type")), data.get("model_type"))
     if kind not in families.names():
         refuse_whole(data, file)
         raise ValueError(f"{file}: {unknown('model_type', kind, families.names())}")

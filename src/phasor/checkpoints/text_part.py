@@ -29,6 +29,7 @@ IDEFICS = {"vision_model.": "the vision tower", "connector.": "the projector"}
 CHAT = {"vision_model.": "the vision tower", "mlp1.": "the projector"}
 GEMMA4 = {"vision_tower.": "the vision tower", "embed_vision.": "the projector of images"}
 GEMMA4 |= {"audio_tower.": "the audio tower", "embed_audio.": "the projector of sounds"}
+KIMI = {"vision_tower.": "the vision tower", "mm_projector.": "the projector"}
 VISUAL = {"visual.": "the vision tower with its projector"}
 
 MULTIMODAL = {
@@ -39,6 +40,7 @@ MULTIMODAL = {
     "idefics3": Multimodal("llama", IDEFICS),
     "internvl": Multimodal("qwen2", LLAVA, tied=True),
     "internvl_chat": Multimodal("llama", CHAT),
+    "kimi_k25": Multimodal("deepseek_v3", KIMI),
     "llava": Multimodal("llama", LLAVA),
     "llava_next": Multimodal("llama", NEXT),
     "llava_onevision": Multimodal("qwen2", NEXT),
@@ -112,6 +114,7 @@ def text_fields(data: dict[str, Any], file: Path) -> dict[str, Any]:
     whole, inside = multimodal(data), text_object(data)
     given = {name: value for name, value in data.items() if name not in WHOLE} if inside is None else inside
     kind = given.get("model_type") or (whole and whole.text)
+    kind = families.SAME_AS.get(str(kind), kind)
     said = [fields[TIED] for fields in (data, given) if fields.get(TIED) is not None]
     tied = next((value for value in said if value is not False), False) if said else bool(whole and whole.tied)
     beside = {name: data[name] for name in SHARED if data.get(name) is not None}
