@@ -165,8 +165,19 @@ def is_scalar(name: str) -> bool:
     return name.endswith("layer_scalar")
 
 
+def scale_queries(model: Any) -> None:
+    """Scores are not scaled but by what the norm of queries has learned."""
+    for name, weight in model.named_parameters():
+        if name.endswith("q_norm.weight"):
+            weight.mul_(len(weight) ** -0.5)
+
+
+def gemma4_case(cls: Any, config: transformers.Gemma4TextConfig) -> Case:
+    return Case(cls, config, buffers=is_scalar, touch=scale_queries)
+
+
 def gemma4(rng: random.Random) -> Case:
-    return Case(transformers.Gemma4ForCausalLM, gemma4_config(rng), buffers=is_scalar)
+    return gemma4_case(transformers.Gemma4ForCausalLM, gemma4_config(rng))
 
 
 def gemma4_with_shared_keys(rng: random.Random) -> Case:
@@ -179,11 +190,11 @@ def gemma4_with_shared_keys(rng: random.Random) -> Case:
         num_kv_shared_layers=layers - 3,
         use_double_wide_mlp=coin(rng),
     )
-    return Case(transformers.Gemma4ForCausalLM, config, buffers=is_scalar)
+    return gemma4_case(transformers.Gemma4ForCausalLM, config)
 
 
 def gemma4_without_head(rng: random.Random) -> Case:
-    return Case(transformers.Gemma4TextModel, gemma4_config(rng), buffers=is_scalar)
+    return gemma4_case(transformers.Gemma4TextModel, gemma4_config(rng))
 
 
 CASES: Cases = {

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from families.cases import redraw
-from families.gemma import gemma4_config, is_scalar
+from families.gemma import gemma4_config, is_scalar, scale_queries
 
 import phasor
 from phasor.checkpoints.convert import convert
@@ -44,6 +44,8 @@ def folder(tmp_path_factory):
         del fields[name]
     model = transformers.Gemma4ForCausalLM(transformers.Gemma4TextConfig(**fields | WHOLE))
     redraw(model, is_scalar)
+    with torch.no_grad():
+        scale_queries(model)
     model.save_pretrained(folder)
     return folder
 

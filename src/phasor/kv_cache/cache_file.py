@@ -61,9 +61,9 @@ def restore(cls: type[Cache], metadata: dict[str, Any], tensors: dict[str, Tenso
     if metadata["format"] != FORMAT:
         raise ValueError(f"this version reads the format {FORMAT}, and the file is of another: read its tokens again")
     config, rows = ModelConfig.from_dict(metadata["config"]), metadata["batch_size"]
-    kept = {str(index) for index in range(config.num_layers) if config.cached_per_token(index)}
+    keeping = {str(index) for index in range(config.num_layers) if config.cached_per_token(index)}
     of_layers = (name for name in tensors if not name.startswith(("positions.", "document_ids.")))
-    if kept != {name.rpartition(".")[2] for name in of_layers if name[-1:].isdigit()}:
+    if keeping != {name.rpartition(".")[2] for name in of_layers if name[-1:].isdigit()}:
         raise ValueError(f"its configuration has {config.num_layers} layers, and its tensors have not")
     cache = cls(
         config,
