@@ -145,6 +145,8 @@ class Stack(nn.Module):
         shared_kv: dict[int, list[Tensor]] = {source: [] for i, source in enumerate(self.kv_sources) if source != i}
         shared: dict[tuple[int, int, int], tuple[Any, CappedSinks | None]] = {}  # by layers with the same keys
         for index, (layer, which, step) in enumerate(zip(self.layers, self.scheme_index, steps, strict=True)):
+            if self.kv_sources[index] in shared_kv:
+                step = replace(step, shared_kv=shared_kv[self.kv_sources[index]])
             mask_key = id(step.mask), self.attention_index[index], "scores" in layer.position.acts_on
             key, scheme = (which, *mask_key[:2]), schemes[which]
             assert step.key_positions is not None
@@ -161,7 +163,6 @@ class Stack(nn.Module):
             weights = scheme.layer_weights(self.index_in_scheme[index])
             ctx = AttentionContext(masks[mask_key], scheme, step, shared[key][0], weights, rows)
             ctx.capped_sinks, ctx.weights = shared[key][1], records[index].attention
-            ctx.shared_kv = shared_kv.get(self.kv_sources[index])
             contexts.append(ctx)
         return contexts
 

@@ -37,6 +37,8 @@ class LayerStep:
     mask: Mask
     key_positions: Tensor | None  # [B or 1, S]
     counted: bool = field(default=False, kw_only=True)  # whether they are known to count the tokens of each document
+    # Where a layer leaves its keys and values for later layers, which have the same list.
+    shared_kv: list[Tensor] | None = field(default=None, kw_only=True)
 
     def update(self, **new: Tensor) -> tuple[Tensor, ...]:
         """Store what the tokens of this call keep, `[B, T, ...]` by name, and return it for all keys, `[B, S, ...]`."""

@@ -38,7 +38,7 @@ class AttentionContext:
     tokens and returns that of all keys; that of cross-attention is a `CrossStep`. `positions`, `[B or 1, T]`, and those
     of the keys in `step` are for schemes that act on scores. `capped_sinks` has the positions of queries that attend to
     sink tokens, where that distance is capped. Attention weights are appended to `weights` where a `Record` asks for
-    them. `shared_kv` is where a layer leaves its keys and values for later layers, which have the same list.
+    them.
     """
 
     mask: Mask
@@ -49,7 +49,6 @@ class AttentionContext:
     positions: Tensor | None = None
     capped_sinks: CappedSinks | None = None
     weights: list[Tensor] | None = None
-    shared_kv: list[Tensor] | None = None
 
     def for_layer(self, x: Tensor, project: ProjectHeads = no_projection) -> AttentionContext:
         """The context with positions that follow the layer's input `[B, T, dim]`, where the scheme's do.
