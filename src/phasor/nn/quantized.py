@@ -97,13 +97,15 @@ class Quantized(nn.Module):
             raise ValueError(
                 "a model with quantized weights cannot be trained: train the original model, and quantize that"
             )
-        if self.weight.dtype == torch.int8:
-            return Int8Matrix(self.weight, self.scales)
-        integers = None
-        if self.integers is not None and self.integers_scale is not None:
-            integers = Int8Matrix(self.integers, self.integers_scale)
-        packed = None if self.packed is None else PackedInt4(self.packed, self.packed_scales, integers)
-        return Int4Matrix(self.weight, self.scales, packed)
+        tensors: Any = self._buffers  # which attributes of a module are found in, more slowly
+        weight, scales = tensors["weight"], tensors["scales"]
+        if weight.dtype == torch.int8:
+            return Int8Matrix(weight, scales)
+        packed, packed_scales, integers, integers_scale = (tensors[name] for name in self.PACKED)
+        if packed is None:
+            return Int4Matrix(weight, scales)
+        both = None if integers is None else Int8Matrix(integers, integers_scale)
+        return Int4Matrix(weight, scales, PackedInt4(packed, packed_scales, both))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -29,6 +29,7 @@ from phasor.ops.quantized import (
     int4_vnni,
     int8_linear_ref,
     int8_neon,
+    int8_vnni,
     linear,
     pack,
     quantize_int4,
@@ -137,7 +138,7 @@ def test_products_of_integers_are_exact_but_for_the_rounding_of_rows(rows):
 
 @pytest.fixture
 def vnni_kernel() -> None:
-    if not (pack.VNNI and cpp.load_kernel("int4_vnni")):
+    if not (pack.VNNI and cpp.load_kernel("int4_vnni") and cpp.load_kernel("int8_vnni")):
         pytest.skip("needs VNNI instructions and a C++ compiler")
 
 
@@ -150,11 +151,12 @@ def test_the_vnni_kernel_is_exact_but_for_the_rounding_of_rows(outputs, size):
     check_exact_but_for_rows(partial(int4_vnni.int4_vnni, matrix=matrix, bias=None), reference, 256, 32)
 
 
-def check_exact_but_for_rows(product, reference, inputs, chunk):
+def check_exact_but_for_rows(product, reference, inputs, chunk, change=lambda x: x):
     """The product equals its reference of rows in which every `chunk` elements are rounded to 255 values."""
     for rows in (1, 2, 3, 4, 9):
         x = randn(rows, inputs, seed=1)
         x[0, chunk : 2 * chunk] = 0
+        change(x)
         pieces = x.double().unflatten(-1, (-1, chunk))
         step = pieces.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
         rounded = ((pieces / step).round() * step).flatten(-2)
@@ -164,8 +166,42 @@ def check_exact_but_for_rows(product, reference, inputs, chunk):
 
 
 @pytest.mark.usefixtures("vnni_kernel")
-def test_the_vnni_kernel_with_values_that_are_not_finite():
+@pytest.mark.parametrize("inputs", [32, 64, 256, 352])  # 352 ends in a chunk of 32
+@pytest.mark.parametrize("outputs", [1, 33, 560])
+def test_the_8_bit_vnni_kernel_is_exact_but_for_the_rounding_of_rows(outputs, inputs):
+    matrix = quantize_int8(randn(outputs, inputs))
+    matrix.values[0, 0] = -128  # of a file that was quantized otherwise
+    padding = -inputs % 64
+
+    def reference(rows):
+        return int8_linear_ref(rows[..., :inputs], matrix.values, matrix.scale.double())
+
+    def product(x):  # of rows to which zeros were added up to a whole chunk
+        return int8_vnni.int8_vnni(x[..., :inputs].contiguous(), matrix, None)
+
+    check_exact_but_for_rows(product, reference, inputs + padding, 64, lambda x: x[:, inputs:].zero_())
+
+
+@pytest.mark.usefixtures("vnni_kernel")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_vnni_kernels_take_any_shape_and_a_bias(dtype):
+    x, bias = randn(2, 3, 64, seed=1).transpose(0, 1).to(dtype), randn(20, seed=2).to(dtype)
+    for run, matrix in (
+        (int4_vnni.int4_vnni, quantize_int4(randn(20, 64))),
+        (int8_vnni.int8_vnni, quantize_int8(randn(20, 64))),
+    ):
+        rows = torch.stack([run(row[None], matrix, None)[0].float() for row in x.flatten(0, 1)])
+        found = run(x, matrix, bias)
+        assert (found.shape, found.dtype) == ((3, 2, 20), dtype)
+        tolerance = 1e-5 if dtype == torch.float32 else 5e-2
+        torch.testing.assert_close(found.float().flatten(0, 1), rows + bias.float(), atol=tolerance, rtol=tolerance)
+        assert run(x[:0], matrix, bias).shape == (0, 2, 20)
+
+
+@pytest.mark.usefixtures("vnni_kernel")
+def test_the_vnni_kernels_with_values_that_are_not_finite():
     check_values_that_are_not_finite(partial(int4_vnni.int4_vnni, matrix=quantize_int4(randn(20, 64)), bias=None))
+    check_values_that_are_not_finite(partial(int8_vnni.int8_vnni, matrix=quantize_int8(randn(20, 64)), bias=None))
 
 
 def check_values_that_are_not_finite(product):
@@ -285,7 +321,7 @@ def test_which_path_a_product_takes(monkeypatch):
         return QUANTIZED_LINEAR.explain(x, matrix, None)
 
     for vnni, x86, kleidiai, arm, expected in (
-        (True, True, False, False, ["8-bit integers", "4-bit kernel for VNNI"]),
+        (True, True, False, False, ["8-bit kernel for VNNI", "4-bit kernel for VNNI"]),
         (False, True, False, False, ["8-bit kernel of torch", "4-bit kernel for x86, in bfloat16"]),
         (False, False, True, True, ["8-bit kernel for ARM", "4-bit KleidiAI kernel"]),
         (False, False, False, True, ["8-bit kernel for ARM", "converted layer by layer"]),

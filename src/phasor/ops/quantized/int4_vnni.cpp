@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <vector>
 
 namespace {
@@ -52,11 +53,12 @@ inline __m512i broadcast(const int8_t* four) {
 
 // One block of outputs for R rows.
 template <int R>
-void multiply_block(const Rounded* x, const uint8_t* weights, const uint16_t* scales, float* y, int64_t chunks,
-                    int64_t chunks_per_group, int64_t outputs, __mmask16 lanes) {
+void multiply_block(const Rounded* x, const uint8_t* weights, const uint16_t* scales, const float* bias, float* y,
+                    int64_t chunks, int64_t chunks_per_group, int64_t outputs, __mmask16 lanes) {
     const __m512i low = _mm512_set1_epi8(15);
+    const __m512 first_sum = bias == nullptr ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(lanes, bias);
     __m512 acc[R];
-    for (int r = 0; r < R; r++) acc[r] = _mm512_setzero_ps();
+    for (int r = 0; r < R; r++) acc[r] = first_sum;
     for (int64_t c = 0; c < chunks; c++, weights += CHUNK_BYTES) {
         __m512i sum[R];
         for (int r = 0; r < R; r++) sum[r] = _mm512_set1_epi32(x[r * chunks + c].offset);
@@ -81,32 +83,39 @@ void multiply_block(const Rounded* x, const uint8_t* weights, const uint16_t* sc
     for (int r = 0; r < R; r++) _mm512_mask_storeu_ps(y + r * outputs, lanes, acc[r]);
 }
 
-// Rows [M, K] in float32 and contiguous; the result [M, outputs].
-Tensor int4_mm_vnni(const Tensor& x, const Tensor& weights, const Tensor& scales, int64_t outputs) {
-    const int64_t rows = x.size(0), chunks = x.size(1) / CHUNK, blocks = scales.size(0), groups = scales.size(1);
-    Tensor y = torch::stable::new_empty(x, {rows, outputs});
+// Rows [..., K] in float32, and a bias [outputs] in float32 if there is one, contiguous; the result [..., outputs].
+Tensor int4_mm_vnni(const Tensor& x, const Tensor& weights, const Tensor& scales, int64_t outputs,
+                    std::optional<Tensor> bias) {
+    const int64_t inputs = x.size(x.dim() - 1), rows = inputs == 0 ? 0 : x.numel() / inputs, chunks = inputs / CHUNK;
+    const int64_t blocks = scales.size(0), groups = scales.size(1);
+    std::vector<int64_t> shape;
+    for (int64_t i = 0; i + 1 < x.dim(); i++) shape.push_back(x.size(i));
+    shape.push_back(outputs);
+    Tensor y = torch::stable::new_empty(x, shape);
+    const float* added = bias.has_value() ? static_cast<const float*>(bias->const_data_ptr()) : nullptr;
     const float* from = static_cast<const float*>(x.const_data_ptr());
     float* to = static_cast<float*>(y.mutable_data_ptr());
     const uint8_t* all_weights = static_cast<const uint8_t*>(weights.const_data_ptr());
     const uint16_t* all_scales = static_cast<const uint16_t*>(scales.const_data_ptr());
     std::vector<Rounded> rounded(rows * chunks);
     // One row is rounded faster than threads are started.
-#pragma omp parallel for schedule(static) if (rows > 1 && rows * x.size(1) * outputs >= MIN_PRODUCTS)
+#pragma omp parallel for schedule(static) if (rows > 1 && rows * inputs * outputs >= MIN_PRODUCTS)
     for (int64_t r = 0; r < rows; r++) round_row(from + r * chunks * CHUNK, &rounded[r * chunks], chunks);
-#pragma omp parallel for schedule(static) if (rows * x.size(1) * outputs >= MIN_PRODUCTS)
+#pragma omp parallel for schedule(static) if (rows * inputs * outputs >= MIN_PRODUCTS)
     for (int64_t b = 0; b < blocks; b++) {
         const int64_t left = outputs - b * LANES;
         const __mmask16 lanes = left < LANES ? (1u << left) - 1 : 0xFFFF;
         const uint8_t* w = all_weights + b * chunks * CHUNK_BYTES;
         const uint16_t* s = all_scales + b * groups * LANES;
+        const float* t = added == nullptr ? nullptr : added + b * LANES;
         for (int64_t r = 0; r < rows; r += ROWS) {
             const Rounded* a = &rounded[r * chunks];
             float* out = to + r * outputs + b * LANES;
             switch (rows - r) {
-                case 1: multiply_block<1>(a, w, s, out, chunks, chunks / groups, outputs, lanes); break;
-                case 2: multiply_block<2>(a, w, s, out, chunks, chunks / groups, outputs, lanes); break;
-                case 3: multiply_block<3>(a, w, s, out, chunks, chunks / groups, outputs, lanes); break;
-                default: multiply_block<ROWS>(a, w, s, out, chunks, chunks / groups, outputs, lanes);
+                case 1: multiply_block<1>(a, w, s, t, out, chunks, chunks / groups, outputs, lanes); break;
+                case 2: multiply_block<2>(a, w, s, t, out, chunks, chunks / groups, outputs, lanes); break;
+                case 3: multiply_block<3>(a, w, s, t, out, chunks, chunks / groups, outputs, lanes); break;
+                default: multiply_block<ROWS>(a, w, s, t, out, chunks, chunks / groups, outputs, lanes);
             }
         }
     }

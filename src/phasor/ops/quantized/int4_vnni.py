@@ -14,8 +14,13 @@ from phasor.ops.quantized.matrix import Int4Matrix, PackedInt4, nibbles_of
 
 LANES = 16  # outputs of a block
 
-torch.library.define("phasor::int4_mm_vnni", "(Tensor x, Tensor weights, Tensor scales, int outputs) -> Tensor")
-torch.library.register_fake("phasor::int4_mm_vnni", lambda x, weights, scales, outputs: x.new_empty(len(x), outputs))
+torch.library.define(
+    "phasor::int4_mm_vnni", "(Tensor x, Tensor weights, Tensor scales, int outputs, Tensor? bias) -> Tensor"
+)
+torch.library.register_fake(
+    "phasor::int4_mm_vnni", lambda x, weights, scales, outputs, bias: x.new_empty(*x.shape[:-1], outputs)
+)
+multiply = torch.ops.phasor.int4_mm_vnni.default
 
 
 def pack_int4_vnni(matrix: Int4Matrix) -> PackedInt4:
@@ -42,7 +47,6 @@ def int4_vnni(x: Tensor, matrix: Int4Matrix, bias: Tensor | None) -> Tensor:
     """The product of 4-bit weights and rows rounded to 8 bits."""
     load_kernel("int4_vnni")
     weights, scales, _ = matrix.packed or pack_int4_vnni(matrix)
-    rows = x.reshape(-1, x.shape[-1]).float().contiguous()
-    y = torch.ops.phasor.int4_mm_vnni(rows, weights, scales, len(matrix.values))
-    y = y if bias is None else y + bias
-    return y.to(x.dtype).view(*x.shape[:-1], len(matrix.values))
+    bias = None if bias is None else bias.float()
+    y: Tensor = multiply(x.float().contiguous(), weights, scales, len(matrix.values), bias)
+    return y.to(x.dtype)

@@ -2,9 +2,9 @@
 
 With few rows, as in decoding, a product is bound by reading the weights, and CPU kernels read them as they are; those
 of torch for x86 take the rows in bfloat16, and sum in float32. On an x86 processor with VNNI instructions, weights are
-multiplied as integers: 8-bit ones, and 4-bit ones with many rows, which are held in 8 bits for that, by rows of
-activations rounded to 255 values each; 4-bit ones with few rows by our own kernel. So they are on ARM: 4-bit ones by
-the KleidiAI kernel, 8-bit ones by our own. Elsewhere, with many rows, a product is bound by arithmetic, and weights
+multiplied as integers: with few rows by our own kernels; with many, 8-bit ones, and 4-bit ones that are held in 8 bits
+for that, by rows of activations rounded to 255 values each. So they are on ARM: 4-bit ones by the KleidiAI kernel,
+8-bit ones by our own. Elsewhere, with many rows, a product is bound by arithmetic, and weights
 are converted for it.
 
 The kernels that read int8 weights in a decoding step on a GPU are in `ops/decode`.
@@ -21,6 +21,7 @@ from phasor.ops.dispatch import Dispatch, Path, forced_path, functional_transfor
 from phasor.ops.quantized.cpp import load_kernel
 from phasor.ops.quantized.int4_vnni import int4_vnni, is_packed_for_vnni
 from phasor.ops.quantized.int8_neon import int8_neon
+from phasor.ops.quantized.int8_vnni import int8_vnni
 from phasor.ops.quantized.matrix import INT8_MAX, Int4Matrix, Int8Matrix, Matrix, QuantizedMatrix, dequantize
 from phasor.ops.quantized.pack import (
     ARM,
@@ -33,7 +34,7 @@ from phasor.ops.quantized.pack import (
 )
 
 # With more rows than these, other paths are faster.
-MAX_ROWS = {"int4 vnni": 32, "int4": 4, "int8": 4}
+MAX_ROWS = {"int4 vnni": 32, "int8 vnni": 4, "int4": 4, "int8": 4}
 SMALLEST_STEP = 1e-30  # between the values that a row is rounded to, where it is all zeros
 NOT_BUILT = "it was not built: no C++ compiler was found, or it failed"
 INPUTS_MULTIPLE = 32  # the kernels have no code for what would be left over
@@ -72,6 +73,14 @@ def int4_vnni_why_not(x: Tensor, matrix: QuantizedMatrix, bias: Tensor | None) -
         return reason
     built = load_kernel("int4_vnni") if matrix.packed is None else is_packed_for_vnni(matrix.packed)
     return None if built else NOT_BUILT
+
+
+def int8_vnni_why_not(x: Tensor, matrix: QuantizedMatrix, bias: Tensor | None) -> str | None:
+    """Why the 8-bit kernel for VNNI is not taken."""
+    if not VNNI:
+        return "the processor has no VNNI instructions, which multiply 8-bit integers"
+    reason = int8_inputs_why_not(matrix) or cpu_kernel_why_not(x, MAX_ROWS["int8 vnni"])
+    return NOT_BUILT if reason is None and not load_kernel("int8_vnni") else reason
 
 
 def int4_x86_why_not(x: Tensor, matrix: QuantizedMatrix, bias: Tensor | None) -> str | None:
@@ -182,6 +191,7 @@ def convert_and_multiply(x: Tensor, matrix: QuantizedMatrix, bias: Tensor | None
 QUANTIZED_LINEAR = Dispatch(
     Path("4-bit kernel for VNNI", int4_vnni, int4_vnni_why_not),
     Path("4-bit kernel for x86, in bfloat16", int4_x86, int4_x86_why_not),
+    Path("8-bit kernel for VNNI", int8_vnni, int8_vnni_why_not),
     Path("8-bit integers", multiply_integers, integers_why_not),
     Path("4-bit KleidiAI kernel", int4_kleidiai, int4_kleidiai_why_not),
     Path("8-bit kernel for ARM", int8_neon, int8_neon_why_not),
