@@ -13,6 +13,7 @@ import transformers
 import phasor
 from phasor.checkpoints.load import read_config
 from phasor.checkpoints.text_part import has_text_part, text_fields
+from phasor.config.parameters import parameters_of
 from phasor.models.families import family, names
 from phasor.models.family import differences
 from phasor.models.fields import Fields
@@ -24,10 +25,35 @@ PUBLISHED = {file.stem: file for file in sorted(FOLDER.glob("*.json"))}
 every = pytest.mark.parametrize("name", PUBLISHED)
 
 
+# The parameters that model cards and reports state, in billions; GLM's count the layer that predicts a further token.
+BILLIONS = {
+    "deepseek-v2-lite": 15.7,
+    "deepseek-v2": 236,
+    "deepseek-v3": 671,
+    "deepseek-r1": 671,
+    "glm-4.5-air": 106,
+    "glm-4.7-flash": 30,
+    "glm-5": 744,
+    "minimax-m2": 229,
+    "dots.llm1.inst": 142,
+    "olmoe-1b-7b-0924": 6.9,
+    "ernie-4.5-21b-a3b-pt": 21.8,
+    "granite-3.1-3b-a800m-base": 3.3,
+}
+
+
+def published(name):
+    """The fields of a file, less a quantization of all weights, which has to be undone first."""
+    data = json.loads(PUBLISHED[name].read_text())
+    if data.get("quantization_config", {}).get("quant_method") == "fp8":
+        del data["quantization_config"]
+    return data
+
+
 @every
 def test_a_published_configuration_means_what_transformers_reads(name, tmp_path):
-    (tmp_path / "config.json").write_bytes(PUBLISHED[name].read_bytes())
-    data = json.loads(PUBLISHED[name].read_text())
+    data = published(name)
+    (tmp_path / "config.json").write_text(json.dumps(data))
     theirs = transformers.AutoConfig.from_pretrained(tmp_path)
     part = "text" if has_text_part(data) else None
     ours, theirs = read_config(tmp_path, part), theirs if part is None else theirs.text_config
@@ -48,6 +74,32 @@ def test_most_families_are_among_them():
     files = [json.loads(file.read_text()) for file in PUBLISHED.values()]
     texts = [text_fields(data, Path("config.json")) if has_text_part(data) else data for data in files]
     assert {data["model_type"] for data in texts} == set(names())
+
+
+@pytest.mark.parametrize("name", BILLIONS)
+def test_a_published_model_has_its_number_of_parameters(name):
+    data = published(name)
+    config = family(data["model_type"]).read_whole(Fields(data, PUBLISHED[name]))
+    # Half a unit of the last digit stated; of 30 and of 744 the layer behind the last one is 0.6 and 9.9 of them.
+    assert parameters_of(config).total / 1e9 == pytest.approx(BILLIONS[name], rel=0.015)
+
+
+@pytest.mark.parametrize("name", ["deepseek-v2-lite", "deepseek-v3", "deepseek-v3.2", "glm-4.7-flash", "glm-5"])
+def test_published_latent_attention_keeps_576_elements_of_a_token(name):
+    """The latent vector and the rotated key, and 128 more of an indexer."""
+    data = published(name)
+    config = family(data["model_type"]).read_whole(Fields(data, PUBLISHED[name], strict=True))
+    indexed = "index_topk" in data
+    assert {layer.attention.cached_elements(config) for layer in map(config.layer, range(config.num_layers))} == {
+        576 + 128 * indexed
+    }
+
+
+@pytest.mark.parametrize("field", ["rope_interleave", "indexer_rope_interleave"])
+def test_glm_5_with_pairs_that_its_layers_do_not_have_is_refused(field):
+    data = published("glm-5") | {field: False}
+    with pytest.raises(ValueError, match=f"{field} = false; it must be true"):
+        family(data["model_type"]).read_whole(Fields(data, Path("config.json")))
 
 
 @pytest.mark.parametrize("name", ["smollm2-135m", "vicuna-7b-v1.3", "starcoder2-3b", "finetune-with-trainer-fields"])

@@ -34,6 +34,8 @@ class GLMMoEDSA(DeepSeekV32):
         "n_group": Field("feedforward.experts.num_groups", default=1),
         "topk_group": Field("feedforward.experts.top_groups", default=1),
         "index_n_heads": Field("attention.indexer.num_heads", default=32),
+        "rope_interleave": Pinned(True),
+        "indexer_rope_interleave": Pinned(True),
         "indexer_types": OwnIndexers(),
         "index_topk_freq": Pinned(1),
         "index_topk_pattern": Pinned(None),
