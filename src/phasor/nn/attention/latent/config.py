@@ -92,11 +92,15 @@ class LatentAttentionConfig(AttentionConfig, kind="latent"):
     def check_model(self, model: ModelConfig) -> None:
         super().check_model(model)
         sizes = self.sizes(model)
-        if self.indexer is not None and (self.indexer.head_dim < sizes.rope or model.shape != "decoder"):
+        if self.indexer is not None and model.shape != "decoder":
+            raise ValueError(f"LatentAttentionConfig.indexer is for decoders, and this is an {model.shape}")
+        if self.indexer is not None and self.indexer.head_dim < sizes.rope:
             raise ValueError(
-                f"LatentAttentionConfig.indexer is for decoders, with heads at least as wide as the {sizes.rope} "
-                f"rotated features, and this is an {model.shape} with {self.indexer.head_dim}"
+                f"IndexerConfig.head_dim must be at least the {sizes.rope} rotated features of a head, not "
+                f"{self.indexer.head_dim}"
             )
+        if self.norm_eps is not None and not hasattr(model.norm, "eps"):
+            raise ValueError(f"LatentAttentionConfig.norm_eps is for norms with an eps, and not {model.norm.kind!r}")
         if sizes.nope < 1:
             raise ValueError(
                 f"LatentAttentionConfig.rope_dim is {sizes.rope}, and a head has {model.head_dim} features: at least "
@@ -106,12 +110,15 @@ class LatentAttentionConfig(AttentionConfig, kind="latent"):
         for position in (part for layer in layers if layer.attention == self for part in layer.position.parts):
             if not position.takes_latent_keys:
                 raise ValueError(
-                    f"latent attention takes positions that rotate the first features of a head or act on scores, "
-                    f"and not {position.kind!r}"
+                    f"latent attention takes positions that rotate the first features of queries and keys alone or "
+                    f"act on scores whatever queries and keys are, and not {position.kind!r} on "
+                    f"{', '.join(position.acts_on)}"
                 )
-            if self.indexer is not None and "scores" in position.acts_on:
+            by_head = "queries" in position.acts_on and position.weight_shapes(model)
+            if self.indexer is not None and (by_head or "scores" in position.acts_on):
                 raise ValueError(
-                    f"LatentAttentionConfig.indexer takes no positions on scores, such as {position.kind!r}"
+                    "LatentAttentionConfig.indexer takes no positions on scores and none with weights of heads, such "
+                    f"as {position.kind!r}"
                 )
 
     def sizes(self, model: ModelConfig) -> LatentSizes:

@@ -1,0 +1,183 @@
+"""Latent attention against a plain computation in float64: all keys and values expanded, and a dense mask."""
+
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from device import DEVICE
+from schemes import build, tiny, tokens
+
+import phasor
+from phasor.nn.attention.latent.config import IndexerConfig, LatentAttentionConfig
+
+COUNT = 23
+SAME = 1e-11  # float64, of the largest value: the same sums in another order
+SEEDS = range(3)
+
+
+def random_attention(rng: random.Random, indexed: bool) -> LatentAttentionConfig:
+    rope = rng.choice([2, 4, 6])
+    indexer = IndexerConfig(num_heads=rng.choice([5, 9]), head_dim=rope + rng.choice([0, 3]), top_k=rng.choice([1, 4]))
+    return LatentAttentionConfig(
+        q_rank=rng.choice([None, 6, 17]) if not indexed else 7,
+        kv_rank=rng.choice([None, 3, 14, 40]),
+        rope_dim=rope,
+        value_dim=rng.choice([None, 1, 5, 12]),
+        bias=rng.choice([(), ("out",), ("kv_down", "out")]),
+        scale=rng.choice([None, 0.7]),
+        norm_eps=rng.choice([None, 1e-2]),
+        indexer=indexer if indexed else None,
+    )
+
+
+def rms(x, weight, eps):
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+
+
+def rotate(x, positions, rope):
+    """Halves of the first features `[B, T, H, rope]`, rotated by the angles of the paper."""
+    angle = positions[:, :, None].double() * 10000.0 ** (-torch.arange(0, rope, 2, device=x.device).double() / rope)
+    cos, sin = angle.cos()[:, :, None], angle.sin()[:, :, None]
+    a, b, rest = x[..., : rope // 2], x[..., rope // 2 : rope], x[..., rope:]
+    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
+
+
+def latent_attention_ref(module, x, positions, visible):
+    """Outputs and weights `[B, H, T, S]`, for positions `[B, T]` and what queries see, `[B, T, S]`."""
+    config, heads, width = module.config, module.num_heads, module.head_dim
+    rope, value = config.rope_dim, module.out.in_features // heads
+    weight = {name: part.double() for name, part in module.state_dict(keep_vars=True).items()}
+    eps = config.norm_eps or 1e-6
+    if config.q_rank is None:
+        source, q = x, x @ weight["q.weight"].T
+    else:
+        source = rms(F.linear(x, weight["q_down.weight"], weight.get("q_down.bias")), weight["q_norm.weight"], eps)
+        q = source @ weight["q_up.weight"].T
+    q = rotate(q.unflatten(-1, (heads, width)), positions, rope)
+    down = F.linear(x, weight["kv_down.weight"], weight.get("kv_down.bias"))
+    up = rms(down[..., rope:], weight["kv_norm.weight"], eps) @ weight["kv_up.weight"].T
+    up = up.unflatten(-1, (heads, width - rope + value))
+    shared = rotate(down[:, :, None, :rope], positions, rope).expand(-1, -1, heads, -1)
+    k, v = torch.cat([shared, up[..., : width - rope]], dim=-1), up[..., width - rope :]
+    if config.indexer is not None:
+        count, size = config.indexer.num_heads, config.indexer.head_dim
+        index_q = rotate((source @ weight["indexer.q.weight"].T).unflatten(-1, (count, size)), positions, rope)
+        norm = weight["indexer.k_norm.weight"], weight["indexer.k_norm.bias"]
+        index_k = F.layer_norm(x @ weight["indexer.k.weight"].T, (size,), *norm, eps=1e-6)
+        index_k = rotate(index_k[:, :, None], positions, rope)[:, :, 0]
+        scores = torch.einsum("bthd,bsd->bhts", index_q, index_k).relu()
+        scores = torch.einsum("bhts,bth->bts", scores, x @ weight["indexer.head_weights.weight"].T)
+        scores = scores.masked_fill(~visible, float("-inf"))
+        best = scores.sort(dim=-1, descending=True, stable=True).indices[..., : config.indexer.top_k]
+        visible = visible & torch.zeros_like(visible).scatter(-1, best, True)
+    scores = torch.einsum("bthd,bshd->bhts", q, k) * (config.scale or width**-0.5)
+    weights = scores.masked_fill(~visible[:, None], float("-inf")).softmax(-1).nan_to_num()
+    y = torch.einsum("bhts,bshv->bthv", weights, v).flatten(2)
+    return F.linear(y, weight["out.weight"], weight.get("out.bias")), weights
+
+
+def arguments(rng: random.Random, kind: str, batch: int):
+    """Arguments of a forward, and what they mean: positions, and what queries see."""
+    causal = torch.ones(COUNT, COUNT, dtype=torch.bool, device=DEVICE).tril().expand(batch, -1, -1)
+    count = torch.arange(COUNT, device=DEVICE).expand(batch, -1)
+    if kind == "padding":
+        empty = torch.tensor([[rng.randrange(9)] for _ in range(batch)], device=DEVICE)
+        real = count >= empty
+        return {"attention_mask": real}, (count - empty).clamp(min=0), causal & real[:, None] & real[:, :, None]
+    if kind == "documents":
+        ids = torch.tensor([sorted(rng.randrange(4) for _ in range(COUNT)) for _ in range(batch)], device=DEVICE)
+        same = ids[:, :, None] == ids[:, None]
+        return {"document_ids": ids}, (causal & same).sum(-1) - 1, causal & same
+    if kind == "prefix":
+        length = torch.tensor([rng.randrange(9) for _ in range(batch)], device=DEVICE)
+        return {"prefix_length": length.tolist()}, count, causal | (count < length[:, None])[:, None]
+    if kind == "positions":
+        given = torch.tensor([sorted(rng.sample(range(500), COUNT)) for _ in range(batch)], device=DEVICE)
+        return {"positions": given}, given, causal
+    return {}, count, causal
+
+
+def attended(model, ids, **args):
+    """The input and the output of the first layer's attention."""
+    seen = []
+    hook = model.decoder.blocks[0].attention.register_forward_hook(
+        lambda module, inputs, output: seen.append((inputs[0], output))
+    )
+    model(ids, **args)
+    hook.remove()
+    return seen[0]
+
+
+@pytest.mark.parametrize("kind", ["plain", "padding", "documents", "prefix", "positions"])
+@pytest.mark.parametrize("indexed", [False, True], ids=["dense", "indexer"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_latent_attention_equals_a_plain_computation(seed, indexed, kind):
+    rng = random.Random(f"{seed} {kind}")
+    config = tiny("rotary", attention=random_attention(rng, indexed), norm={"kind": "rmsnorm", "eps": 1e-6})
+    model, batch = build(config, seed).double().to(DEVICE), rng.choice([1, 3])
+    args, positions, visible = arguments(rng, kind, batch)
+    module = model.decoder.blocks[0].attention
+    with torch.no_grad():
+        x, found = attended(model, tokens(batch, COUNT, seed=seed).to(DEVICE), **args)
+        expected, weights = latent_attention_ref(module, x, positions, visible)
+        record = phasor.Record("attention")
+        model(tokens(batch, COUNT, seed=seed).to(DEVICE), record=record, **args)
+    real = visible.any(-1)
+    assert (found - expected)[real].abs().max() < SAME * expected.abs().max()
+    recorded = record.attention[0].transpose(1, 2)[real]
+    assert (recorded - weights.transpose(1, 2)[real]).abs().max() < SAME
+    assert (recorded.sum(-1) - 1).abs().max() < SAME
+
+
+@pytest.mark.parametrize("indexed", [False, True], ids=["dense", "indexer"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_gradients_equal_those_of_a_plain_computation(seed, indexed):
+    rng = random.Random(seed)
+    config = tiny("rotary", attention=random_attention(rng, indexed), norm={"kind": "rmsnorm", "eps": 1e-6})
+    model = build(config, seed).double().to(DEVICE)
+    module = model.decoder.blocks[0].attention
+    args, positions, visible = arguments(rng, "documents", 2)
+    x, found = attended(model, tokens(2, COUNT).to(DEVICE), **args)
+    weights = [x, *(weight for weight in module.parameters() if weight.requires_grad)]
+    chosen = torch.randn_like(found)
+    expected, _ = latent_attention_ref(module, x, positions, visible)
+    grads = [torch.autograd.grad((y * chosen).sum(), weights, retain_graph=True) for y in (found, expected)]
+    for ours, theirs in zip(*grads, strict=True):
+        assert (ours - theirs).abs().max() <= SAME * theirs.abs().max()
+    if indexed:
+        assert not any(weight.requires_grad for weight in module.indexer.parameters())
+
+
+INDEXED = {"kind": "latent", "q_rank": 5, "indexer": {"num_heads": 9, "head_dim": 6, "top_k": 4}}
+REFUSED = {
+    "rotated values": ("rotary-values", {"kind": "latent"}, {}, "alone .* not 'rotary' on queries, keys, values"),
+    "learned temperature": ("temperature", INDEXED, {}, "none with weights of heads, such as 'temperature'"),
+    "an encoder": ("rotary", INDEXED, {"shape": "encoder"}, "indexer is for decoders, and this is an encoder"),
+    "narrow indexer": (
+        "rotary",
+        INDEXED | {"indexer": {"head_dim": 1}},
+        {},
+        "at least the 2 rotated features .* not 1",
+    ),
+    "no norm": ("rotary", {"kind": "latent", "norm_eps": 0.1}, {"norm": "none"}, "norms with an eps, and not 'none'"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_latent_attention_does_not_take_gets_a_sentence(case):
+    scheme, attention, changes, sentence = REFUSED[case]
+    with pytest.raises(ValueError, match=sentence):
+        tiny(scheme, attention=attention, **changes)
+
+
+def test_a_temperature_for_all_heads_leaves_the_indexer_its_choice():
+    """At the first position the factor is 0; there is nothing to choose."""
+    position = {"kind": "combined", "schemes": ["rotary", {"kind": "temperature", "scale": 1.0}]}
+    models = [build(tiny("rotary", attention=INDEXED, num_layers=1, position=each)) for each in ("rotary", position)]
+    chosen = []
+    for model in models:
+        record = phasor.Record("attention")
+        model.double()(tokens(2, COUNT), record=record)
+        chosen.append(record.attention[0][:, :, 1:] > 0)
+    assert torch.equal(*chosen)
