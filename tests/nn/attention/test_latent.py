@@ -43,8 +43,8 @@ def rotate(x, positions, rope):
     return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
 
 
-def latent_attention_ref(module, x, positions, visible):
-    """Outputs and weights `[B, H, T, S]`, for positions `[B, T]` and what queries see, `[B, T, S]`."""
+def latent_attention_ref(module, x, positions, visible, bias=0.0):
+    """Outputs and weights `[B, H, T, S]`, for positions `[B, T]`, what queries see `[B, T, S]`, and a bias of scores."""
     config, heads, width = module.config, module.num_heads, module.head_dim
     rope, value = config.rope_dim, module.out.in_features // heads
     weight = {name: part.double() for name, part in module.state_dict(keep_vars=True).items()}
@@ -71,7 +71,7 @@ def latent_attention_ref(module, x, positions, visible):
         scores = scores.masked_fill(~visible, float("-inf"))
         best = scores.sort(dim=-1, descending=True, stable=True).indices[..., : config.indexer.top_k]
         visible = visible & torch.zeros_like(visible).scatter(-1, best, True)
-    scores = torch.einsum("bthd,bshd->bhts", q, k) * (config.scale or width**-0.5)
+    scores = torch.einsum("bthd,bshd->bhts", q, k) * (config.scale or width**-0.5) + bias
     weights = scores.masked_fill(~visible[:, None], float("-inf")).softmax(-1).nan_to_num()
     y = torch.einsum("bhts,bshv->bthv", weights, v).flatten(2)
     return F.linear(y, weight["out.weight"], weight.get("out.bias")), weights
@@ -147,6 +147,20 @@ def test_gradients_equal_those_of_a_plain_computation(seed, indexed):
         assert (ours - theirs).abs().max() <= SAME * theirs.abs().max()
     if indexed:
         assert not any(weight.requires_grad for weight in module.indexer.parameters())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_rotary_and_alibi_together_equal_a_plain_computation(seed):
+    rng = random.Random(seed)
+    config = tiny("combined", attention=random_attention(rng, False), norm={"kind": "rmsnorm", "eps": 1e-6})
+    model, ids = build(config, seed).double().to(DEVICE), tokens(2, COUNT, seed=seed).to(DEVICE)
+    args, positions, visible = arguments(rng, "plain", 2)
+    slopes = 2.0 ** -torch.arange(2, 9, 2, device=DEVICE).double()  # of four heads, from the paper
+    bias = -slopes[:, None, None] * (positions[:, None, :, None] - positions[:, None, None]).abs()
+    with torch.no_grad():
+        x, found = attended(model, ids, **args)
+        expected, _ = latent_attention_ref(model.decoder.blocks[0].attention, x, positions, visible, bias)
+    assert (found - expected).abs().max() < SAME * expected.abs().max()
 
 
 INDEXED = {"kind": "latent", "q_rank": 5, "indexer": {"num_heads": 9, "head_dim": 6, "top_k": 4}}

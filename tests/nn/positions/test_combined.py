@@ -99,3 +99,14 @@ def test_an_extension_is_that_of_the_part_that_rotates():
 def test_combinations_that_cannot_be_are_refused(schemes, message):
     with pytest.raises(ValueError, match=message):
         CombinedConfig(schemes=schemes)
+
+
+def test_queries_keys_and_values_alone_are_as_together():
+    """Latent attention takes queries and keys one by one."""
+    config = tiny(combined("temperature", phasor.RotaryConfig(rotate_values=True)))
+    module = build_position(config.position, config, "decoder")
+    q, k, v = (normal(1, 9, 4, 8, seed=s) for s in (1, 2, 3))
+    prepared = module.prepare(SequenceInfo(torch.arange(9), 9), q)
+    alone = module.on_query(q, prepared), module.on_key(k, prepared), module.on_value(v, prepared)
+    for one, together in zip(alone, module.on_heads(q, k, v, prepared), strict=True):
+        assert torch.equal(one, together)

@@ -90,6 +90,16 @@ class Combined(Position, config=CombinedConfig):
             q = part.on_query(q, own)
         return q
 
+    def on_key(self, k: Tensor, prepared: Prepared) -> Tensor:
+        for part, own in zip(self.parts, prepared, strict=True):
+            k = part.on_key(k, own)
+        return k
+
+    def on_value(self, v: Tensor, prepared: Prepared) -> Tensor:
+        for part, own in zip(self.parts, prepared, strict=True):
+            v = part.on_value(v, own)
+        return v
+
     def on_heads(self, q: Tensor, k: Tensor, v: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor, Tensor]:
         for part, own in zip(self.parts, prepared, strict=True):
             q, k, v = part.on_heads(q, k, v, own)
