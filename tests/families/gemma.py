@@ -193,6 +193,14 @@ def gemma4_with_shared_keys(rng: random.Random) -> Case:
     return gemma4_case(transformers.Gemma4ForCausalLM, config)
 
 
+def gemma4_with_experts(rng: random.Random) -> Case:
+    """As 26B-A4B: experts beside the network of every layer."""
+    experts = {"num_experts": rng.choice([5, 8]), "top_k_experts": rng.choice([1, 2, 3])}
+    config = gemma4_config(rng, enable_moe_block=True, moe_intermediate_size=rng.choice([12, 20]), **experts)
+    config._experts_implementation = "eager"  # in float64 too
+    return gemma4_case(transformers.Gemma4ForCausalLM, config)
+
+
 def gemma4_without_head(rng: random.Random) -> Case:
     return gemma4_case(transformers.Gemma4TextModel, gemma4_config(rng))
 
@@ -210,5 +218,6 @@ CASES: Cases = {
     "gemma3_text/without head": gemma3_without_head,
     "gemma4_text": gemma4,
     "gemma4_text/shared keys": gemma4_with_shared_keys,
+    "gemma4_text/experts": gemma4_with_experts,
     "gemma4_text/without head": gemma4_without_head,
 }

@@ -15,6 +15,7 @@ from phasor.checkpoints.convert import convert
 from phasor.checkpoints.load import read_config
 from phasor.config.parameters import parameters_of
 from phasor.kv_cache.static import StaticKVCache
+from phasor.parallel.mesh import Mesh, mesh_why_not
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -35,14 +36,27 @@ WHOLE = {
     "layer_types": [*TYPES, "full_attention"],
 }
 
+# Experts beside the networks, and no layer that shares.
+EXPERTS = WHOLE | {"num_kv_shared_layers": 0, "use_double_wide_mlp": False, "hidden_size_per_layer_input": 0}
+EXPERTS |= {"enable_moe_block": True, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 12}
+
+
+@pytest.fixture(scope="module", params=["shared", "experts"])
+def folder(request, tmp_path_factory):
+    return save_theirs(tmp_path_factory.mktemp("gemma4"), WHOLE if request.param == "shared" else EXPERTS)
+
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("gemma4")
+def shared(tmp_path_factory):
+    return save_theirs(tmp_path_factory.mktemp("gemma4"), WHOLE)
+
+
+def save_theirs(folder, changes):
+    """The folder of a model of theirs, with every weight redrawn."""
     fields = gemma4_config(random.Random(3)).to_dict()
     for name in ("per_layer_config", "layer_types", "rope_parameters"):
         del fields[name]
-    model = transformers.Gemma4ForCausalLM(transformers.Gemma4TextConfig(**fields | WHOLE))
+    model = transformers.Gemma4ForCausalLM(transformers.Gemma4TextConfig(**fields | changes))
     redraw(model, is_scalar)
     with torch.no_grad():
         scale_queries(model)
@@ -60,9 +74,11 @@ def tokens(*shape):
 
 
 def in_float64(theirs, monkeypatch):
-    """Theirs with norms, angles and the scales of embeddings in float64, which are in float32 otherwise."""
+    """Theirs with norms, scores of experts, angles and scales of embeddings in float64, not in float32."""
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-    for table in (theirs.model.embed_tokens, theirs.model.embed_tokens_per_layer):
+    monkeypatch.setattr(torch.nn.functional, "softmax", lambda x, dim, dtype: x.softmax(dim))
+    theirs.config._experts_implementation = "eager"
+    for table in (part for part in theirs.modules() if hasattr(part, "scalar_embed_scale")):
         table.embed_scale = torch.tensor(table.scalar_embed_scale, dtype=torch.float64)
     rotary, rope = theirs.model.rotary_emb, theirs.config.rope_parameters
     for kind in ("sliding_attention", "full_attention"):
@@ -88,8 +104,9 @@ def test_logits_are_the_same_in_float64(folder, model, monkeypatch):
     assert float((model(tokens(2, COUNT)) - expected).abs().max()) < 1e-10
 
 
-def test_a_cache_holds_shared_keys_once(model):
+def test_a_cache_holds_shared_keys_once(shared):
     """Three layers of six have keys and values: one global, with one head of 20 features, and two local ones."""
+    model = phasor.load(shared)
     config, cache = model.config, model.new_cache(2, 7)
     assert [config.kv_source(i) for i in range(6)] == [0, 1, 2, 1, 2, 1]
     assert [len(tensors) for tensors in cache.layers] == [2, 2, 2, 0, 0, 0]
@@ -149,21 +166,45 @@ def test_a_conversion_is_checked_against_transformers(folder, tmp_path):
     assert found.largest < 5e-5  # theirs in float32 is that far from itself in float64 with these weights
 
 
-def test_published_fields_that_are_missing_are_named(folder, tmp_path):
-    fields = json.loads((folder / "config.json").read_text())
-    for changed in ({"enable_moe_block": True, "num_experts": 4}, {"use_bidirectional_attention": "all"}):
+def test_what_is_missing_is_named(shared, tmp_path):
+    fields = json.loads((shared / "config.json").read_text())
+    experts = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 6}
+    wrong = {
+        "use_bidirectional_attention": {"use_bidirectional_attention": "all"},
+        "networks of several widths beside experts": experts,
+        "per_layer_config must have head_dim and num_key_value_heads": {"per_layer_config": {"9": {"head_dim": 4}}},
+        "vocab_size_per_layer_input": {"vocab_size_per_layer_input": 5},
+    }
+    for sentence, changed in wrong.items():
         (tmp_path / "config.json").write_text(json.dumps(fields | changed))
-        with pytest.raises(ValueError, match=next(iter(changed))):
+        with pytest.raises(ValueError, match=sentence):
             read_config(tmp_path)
 
 
-def test_keys_of_layers_that_share_them_are_passed_through(folder, tmp_path):
+def test_a_mesh_says_what_it_cannot_cut(model):
+    what = "per_layer_width" if model.per_layer is not None else "branch_norms"
+    assert f"({what}) cannot be cut: tensor can be 1" in mesh_why_not(model.config, Mesh(tensor=2), 64)
+
+
+def test_experts_with_what_they_do_not_take_are_refused(folder):
+    config = phasor.load(folder).config
+    mixture = {"num_experts": 4, "shared_dim": 8, "branch_norms": True, "expert_scale": True}
+    network = {"activation": "swiglu", "experts": mixture}
+    with pytest.raises(ValueError, match="branch_norms takes the placement 'pre' or 'sandwich', not 'post'"):
+        phasor.ModelConfig(vocab_size=9, dim=8, num_layers=1, num_heads=1, placement="post", feedforward=network)
+    with pytest.raises(ValueError, match="branch_norms needs shared_dim"):
+        config.replace(feedforward=network | {"experts": mixture | {"shared_dim": None}})
+    with pytest.raises(ValueError, match="expert_scale is for experts without a bias"):
+        config.replace(feedforward=network | {"bias": True})
+
+
+def test_keys_of_layers_that_share_them_are_passed_through(shared, tmp_path):
     """Published files have projections that no layer uses; they come back with the model."""
     from safetensors.torch import load_file, save_file
 
-    tensors = load_file(folder / "model.safetensors")
+    tensors = load_file(shared / "model.safetensors")
     extra = "model.layers.4.self_attn.k_proj.weight"
     save_file(tensors | {extra: torch.ones(3, 3)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    (tmp_path / "config.json").write_bytes((shared / "config.json").read_bytes())
     phasor.save(phasor.load(tmp_path), tmp_path / "back", format="hf")
     assert torch.equal(load_file(tmp_path / "back" / "model.safetensors")[extra], torch.ones(3, 3))

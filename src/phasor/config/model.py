@@ -154,6 +154,12 @@ class ModelConfig(Config):
             self.kv_source(index)  # or refused
         if self.embedding.per_layer_width is not None:
             self._check_layer_inputs()
+        if self.placement.kind not in ("pre", "sandwich") and any(
+            self.layer(index).feedforward.branch_norms for index in range(max(1, len(self.layers)))
+        ):
+            raise ValueError(
+                f"ExpertsConfig.branch_norms takes the placement 'pre' or 'sandwich', not {self.placement.kind!r}"
+            )
         if self.position not in self.layer_positions():
             self.position.check_model(self)
         for position, attention, _ in map(self.layer, range(max(1, len(self.layers)))):

@@ -110,8 +110,13 @@ def stack_blocks(model: ModelConfig, side: Side) -> Iterator[Weights]:
         if (width := model.embedding.per_layer_width) is not None:
             parts |= {"layer_input.gate": linear(width, model.dim), "layer_input.project": linear(model.dim, width)}
             parts["layer_input.norm"] = model.norm.weights(model.dim)
-        norms = norms_of_block(model, 3 if crosses else 2, first=index == 0)
-        parts |= {f"residual.norms.{number}": model.norm.weights(model.dim) for number in norms}
+        norms = [f"residual.norms.{number}" for number in norms_of_block(model, 3 if crosses else 2, first=index == 0)]
+        if layer.feedforward.branch_norms:
+            del norms[-2 if isinstance(model.placement, SandwichConfig) else -1]
+            norms += [f"feedforward.norms.{number}" for number in range(4)]
+        if layer.feedforward.experts is not None and layer.feedforward.experts.router_norm:
+            norms.append("feedforward.router_norm")
+        parts |= {norm: model.norm.weights(model.dim) for norm in norms}
         yield with_prefixes(parts) | ({"scale": Weight((1,))} if model.placement.block_scale else {})
 
 

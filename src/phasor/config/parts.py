@@ -22,7 +22,10 @@ class ExpertsConfig(Config):
     DeepSeek V2) or by the sum of their two best ("top2", DeepSeek V3).
 
     `shared_dim` adds a shared expert for every token, weighted by a learned gate with `shared_gate`. Several shared
-    experts are one of their joint width.
+    experts are one of their joint width. With `branch_norms` the shared expert and the routed ones take the residual
+    stream, each between norms of its branch, in place of the one norm before both. `router_norm` normalizes what the
+    router takes, times 1/sqrt(dim), and `expert_scale` multiplies the weight of an expert by a number that is learned
+    (all three Gemma 4).
 
     >>> ExpertsConfig(num_experts=8, scores="sigmoid", num_groups=4, top_groups=2, correction=True, scale=2.5).top_k
     2
@@ -41,6 +44,9 @@ class ExpertsConfig(Config):
     top_groups: int = 1
     group_score: Literal["max", "top2"] = "top2"
     scale: float = 1.0
+    router_norm: bool = False
+    expert_scale: bool = False
+    branch_norms: bool = False
 
     @property
     def kernel_why_not(self) -> str | None:
@@ -51,7 +57,9 @@ class ExpertsConfig(Config):
             return "a correction of the choice of experts has no kernel"
         if self.num_groups > 1:
             return "groups of experts have no kernel"
-        return None if self.scale == 1 else "scaled weights of experts have no kernel"
+        if self.router_norm or self.branch_norms:
+            return "norms of the router or of the experts have no kernel"
+        return None if self.scale == 1 and not self.expert_scale else "scaled weights of experts have no kernel"
 
     def check(self) -> None:
         positive(self, "num_experts", "top_k", "hidden_dim", "shared_dim", most=MOST_WIDTH)
@@ -60,6 +68,8 @@ class ExpertsConfig(Config):
             raise ValueError(f"ExpertsConfig.top_k ({self.top_k}) exceeds num_experts ({self.num_experts})")
         if self.shared_gate and self.shared_dim is None:
             raise ValueError("ExpertsConfig.shared_gate needs shared_dim: there is no shared expert to gate")
+        if self.branch_norms and self.shared_dim is None:
+            raise ValueError("ExpertsConfig.branch_norms needs shared_dim: there is one branch alone")
         if self.num_experts % self.num_groups:
             raise ValueError(
                 f"ExpertsConfig.num_groups ({self.num_groups}) must divide num_experts ({self.num_experts})"
@@ -95,10 +105,17 @@ class FeedForwardConfig(Config):
 
     def check(self) -> None:
         positive(self, "hidden_dim", most=MOST_WIDTH)
+        if self.bias and self.experts is not None and self.experts.expert_scale:
+            raise ValueError("ExpertsConfig.expert_scale is for experts without a bias, and bias is set")
 
     def hidden_dim_of(self, model: ModelConfig) -> int:
         """The hidden width of the network, or of an expert that has none of its own."""
         return model.hidden_dim if self.hidden_dim is None else self.hidden_dim
+
+    @property
+    def branch_norms(self) -> bool:
+        """Whether the network takes the residual stream as it is, and has its norms inside."""
+        return self.experts is not None and self.experts.branch_norms
 
     @property
     def gated(self) -> bool:
@@ -116,6 +133,8 @@ class FeedForwardConfig(Config):
         if self.bias:
             shapes |= {"up_bias": (count, pieces * hidden), "down_bias": (count, dim)}
         found = {name: Weight(shape, cut=0, experts=count) for name, shape in shapes.items()}
+        if experts.expert_scale:
+            found["expert_scale"] = Weight((count,))
         others = {"router": linear(count, dim, bias=experts.router_bias)}
         if experts.shared_dim is not None:
             others["shared"] = self.replace(experts=None).weights(dim, experts.shared_dim)

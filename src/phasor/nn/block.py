@@ -28,10 +28,11 @@ class Block(nn.Module):
         crosses = side == "decoder" and model.shape == "encoder-decoder"
         self.attention = build_attention(layer.attention, model)
         self.cross = build_attention(layer.attention, model, cross=True) if crosses else None
-        network = FeedForward if layer.feedforward.experts is None else Experts
-        hidden_dim = layer.feedforward.hidden_dim_of(model)
-        self.feedforward = network(layer.feedforward, model.dim, hidden_dim, model.dropout.feedforward)
-        self.residual = build_residual(model, side, 3 if crosses else 2, first)
+        network = layer.feedforward
+        sizes = model.dim, network.hidden_dim_of(model), model.dropout.feedforward
+        plain = network.experts is None
+        self.feedforward = FeedForward(network, *sizes) if plain else Experts(network, *sizes, model.norm)
+        self.residual = build_residual(model, side, 3 if crosses else 2, first, network.branch_norms)
         has_input = model.embedding.per_layer_width is not None
         self.layer_input = LayerInput(model, layer.feedforward.activation) if has_input else None
         self.scale = nn.Parameter(torch.ones(1)) if model.placement.block_scale else None

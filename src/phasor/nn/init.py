@@ -80,6 +80,8 @@ def initialize(module: nn.Module, model: ModelConfig, side: Side) -> None:
             draw(part.up, "up", part.up.shape[1], part.down.shape[1])
             draw(part.down, "down", part.down.shape[1], part.down.shape[2])
             zero(part.up_bias, part.down_bias, part.correction)
+            if part.expert_scale is not None:
+                nn.init.ones_(part.expert_scale)
         elif isinstance(part, nn.Linear):
             for weight, role, fan_out in rows.get(id(part), [(part.weight, "other", part.out_features)]):
                 draw(weight, role, part.in_features, fan_out)

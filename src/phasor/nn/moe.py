@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phasor.config import ExpertsConfig, FeedForwardConfig, SwiGLUClampedConfig
+from phasor.config import ExpertsConfig, FeedForwardConfig, NormConfig, RMSNormConfig, SwiGLUClampedConfig
 from phasor.config.schema import quote
 from phasor.nn.checks import describe_tensor
 from phasor.nn.feed_forward import FeedForward, activate
-from phasor.nn.norm import at_least_float32
+from phasor.nn.norm import NoNorm, at_least_float32, build_norm
 from phasor.nn.record import Record
 from phasor.ops import dispatch
 from phasor.ops.decode.arguments import ACTIVATIONS, ExpertsArgs
@@ -26,12 +26,14 @@ from phasor.ops.routing import (
     GroupedExpertsArgs,
     KernelRouting,
     Routing,
+    SortedRouting,
     grouped_experts_op,
     route,
     score_experts,
 )
 from phasor.ops.routing import kernels_why_not as routing_why_not
 
+DEFAULT_NORM = RMSNormConfig()
 RoutingArgs = tuple[Tensor, Tensor, ExpertsConfig, Tensor | None, int, int]
 
 
@@ -46,7 +48,14 @@ class Experts(nn.Module):
 
     correction: Tensor | None
 
-    def __init__(self, config: FeedForwardConfig, dim: int, hidden_dim: int, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        config: FeedForwardConfig,
+        dim: int,
+        hidden_dim: int,
+        dropout: float = 0.0,
+        norm: NormConfig = DEFAULT_NORM,
+    ) -> None:
         super().__init__()
         assert config.experts is not None
         self.config, self.experts = config, config.experts
@@ -62,6 +71,10 @@ class Experts(nn.Module):
         shared = self.experts.shared_dim
         self.shared = None if shared is None else FeedForward(config, dim, shared, dropout)
         self.shared_gate = nn.Linear(dim, 1, bias=False) if self.experts.shared_gate else None
+        self.router_norm = build_norm(norm, dim) if self.experts.router_norm else None
+        self.expert_scale = nn.Parameter(torch.ones(count)) if self.experts.expert_scale else None
+        # Before and after the shared expert, then before and after the others.
+        self.norms = nn.ModuleList(build_norm(norm, dim) if self.experts.branch_norms else NoNorm() for _ in range(4))
 
     @property
     def routers(self) -> tuple[nn.Linear, ...]:
@@ -97,14 +110,17 @@ class Experts(nn.Module):
         logits = self.route_logits(tokens)  # [N, experts]
         if router_logits is not None:
             router_logits.append(logits.view(*x.shape[:-1], -1))
-        y: Tensor = EXPERTS(self, tokens, logits)  # [N, dim]
+        before_shared, after_shared, before, after = self.norms
+        y: Tensor = after(EXPERTS(self, before(tokens), logits))  # [N, dim]
         if self.shared is not None:
-            extra = self.shared(tokens)  # [N, dim]
+            extra = after_shared(self.shared(before_shared(tokens)))  # [N, dim]
             y = y + (extra if self.shared_gate is None else torch.sigmoid(self.shared_gate(tokens)) * extra)
         return y.view(x.shape)
 
     def route_logits(self, tokens: Tensor) -> Tensor:
         """The router's logits `[N, experts]`, in at least float32 but where kernels route."""
+        if self.router_norm is not None:
+            tokens = self.router_norm(tokens) * tokens.shape[-1] ** -0.5
         if self.experts.kernel_why_not is None or type(self.router) is not nn.Linear:
             logits: Tensor = self.router(tokens)
             return logits
@@ -183,6 +199,10 @@ class Experts(nn.Module):
         hidden = self.activate(routing, hidden)  # [N top_k, hidden]
         if self.training and self.dropout.p > 0:
             hidden = self.dropout(hidden)
+        if self.expert_scale is not None:
+            assert isinstance(routing, SortedRouting)
+            own = self.expert_scale[self.first_expert or 0 :][: len(self.up)]  # of those that this process has
+            hidden = hidden * own[routing.expert, None].to(hidden.dtype)
         return routing.combine(grouped_matmul(hidden, self.down, routing.ends), self.down_bias)
 
     def activate(self, routing: Routing, hidden: Tensor) -> Tensor:

@@ -195,8 +195,21 @@ RESIDUALS: dict[type[PlacementConfig], type[Residual]] = {
 }
 
 
-def build_residual(model: ModelConfig, side: Side, sublayers: int, first: bool = False) -> Residual:
-    """The residual module of a block, or of the first one, around some number of sub-layers."""
+def build_residual(
+    model: ModelConfig, side: Side, sublayers: int, first: bool = False, branch_norms: bool = False
+) -> Residual:
+    """The residual module of a block, or of the first one, around some number of sub-layers.
+
+    With `branch_norms` the last sub-layer takes the stream as it is, and normalizes it itself.
+    """
+    residual = residual_of(model, side, sublayers, first)
+    if branch_norms:
+        residual.norms[-residual.norms_per_sublayer] = NoNorm()
+    return residual
+
+
+def residual_of(model: ModelConfig, side: Side, sublayers: int, first: bool) -> Residual:
+    """The residual module of the placement."""
     placement = model.placement
     if isinstance(placement, ParallelConfig):
         return (SharedParallel if placement.shared_norm else Parallel)(model, side, sublayers)

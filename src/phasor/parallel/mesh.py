@@ -111,6 +111,8 @@ def mesh_why_not(
     if model.embedding.per_layer_width is not None:
         return f"vectors of tokens for every layer (per_layer_width) cannot be cut: {prefix}tensor can be 1"
     for layer in dict.fromkeys(map(model.layer, range(max(1, len(model.layers))))):
+        if layer.feedforward.branch_norms:
+            return f"norms of the results of experts (branch_norms) cannot be cut: {prefix}tensor can be 1"
         if (reason := layer.attention.uncuttable_reason) is not None:
             return f"{reason}: {prefix}tensor can be 1"
         for count, what in widths(model, layer):

@@ -11,12 +11,19 @@ from phasor.models.families._gemma import AROUND, GemmaLike
 from phasor.models.families._llama import KVHeads
 from phasor.models.fields import Fields, json_repr
 from phasor.models.layer_types import FULL, SLIDING, LayerTypes
-from phasor.models.layout import Rule, linear
+from phasor.models.layout import Rule, StackedTransposed, linear
 from phasor.models.rope import RopeParametersByLayer
 from phasor.nn.attention import SoftmaxAttentionConfig
 
 GLOBAL = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
 LOCAL = {"rope_type": "default", "rope_theta": 1e4}
+EXPERTS = {"num_experts": "num_experts", "top_k_experts": "top_k", "moe_intermediate_size": "hidden_dim"}
+BESIDE = (
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm_1",
+    "pre_feedforward_layernorm_2",
+    "post_feedforward_layernorm_2",
+)
 HEADS = {"head_dim": "attention.head_dim", "num_key_value_heads": "attention.num_kv_heads"}
 
 
@@ -100,6 +107,26 @@ class SharedLayers(FieldEntry):
         return {name: sum(shared), "use_double_wide_mlp": widths[-1] == 2 * config.hidden_dim}
 
 
+class ExpertsBeside(FieldEntry):
+    """`enable_moe_block`: experts beside the network of every layer; stands below `num_kv_shared_layers`."""
+
+    def read(self, f: Fields, name: str, draft: Draft) -> None:
+        if not f.get(name, False):
+            return
+        if any(width is not None for width in draft.layers["feedforward.hidden_dim"]):
+            raise ValueError(f"{f.file}: phasor does not know networks of several widths beside experts")
+        mixture = {ours: f.get(theirs) for theirs, ours in EXPERTS.items()} | {"shared_dim": draft["hidden_dim"]}
+        mixture |= dict.fromkeys(("branch_norms", "router_norm", "expert_scale"), True)
+        draft.values |= {f"feedforward.experts.{path}": value for path, value in mixture.items()}
+
+    def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
+        mixture = config.layer(0).feedforward.experts
+        if mixture is None:
+            return {name: False}
+        sizes = {theirs: getattr(mixture, ours) for theirs, ours in EXPERTS.items()}
+        return {name: True} | sizes | {"moe_intermediate_size": mixture.hidden_dim or config.hidden_dim}
+
+
 class PerLayerWidth(FieldEntry):
     """`hidden_size_per_layer_input`, 0 for none, and the size of the vocabulary that has such vectors: all of it."""
 
@@ -142,8 +169,9 @@ class Gemma4(GemmaLike):
         ),
         "hidden_size_per_layer_input": PerLayerWidth(),
         "num_kv_shared_layers": SharedLayers(),
-        "enable_moe_block": Pinned(False),
+        "enable_moe_block": ExpertsBeside(),
     }
+    # Of files without experts.
     harmless = frozenset({"num_experts", "top_k_experts", "moe_intermediate_size"})
 
     def rules(self, config: ModelConfig) -> Iterator[Rule]:
@@ -156,6 +184,18 @@ class Gemma4(GemmaLike):
         yield Rule("per_layer.weight", "model.embed_tokens_per_layer.weight")
         yield from linear("per_layer.project", "model.per_layer_model_projection")
         yield from linear("per_layer.norm", "model.per_layer_projection_norm")
+        yield from self.mixture(f"{block}.feedforward", layer)
+
+    def mixture(self, ours: str, layer: str) -> Iterator[Rule]:
+        """Experts, and the network beside them."""
+        yield from self.feedforward(f"{ours}.shared", f"{layer}.mlp")
+        for index, norm in enumerate(BESIDE):
+            yield from linear(f"{ours}.norms.{index}", f"{layer}.{norm}")
+        yield from linear(f"{ours}.router", f"{layer}.router.proj")
+        yield Rule(f"{ours}.router_norm.weight", f"{layer}.router.scale")
+        yield Rule(f"{ours}.expert_scale", f"{layer}.router.per_expert_scale")
+        yield Rule(f"{ours}.up", f"{layer}.experts.gate_up_proj", StackedTransposed())
+        yield Rule(f"{ours}.down", f"{layer}.experts.down_proj", StackedTransposed())
 
     def passthrough_patterns(self, config: ModelConfig) -> tuple[str, ...]:
         """The keys and values of layers that share those of others."""
