@@ -1,4 +1,4 @@
-"""Random configurations of the decoders of the time before Llama: GPT-2, GPT-J, GPT-NeoX, OPT, BLOOM, MPT, Falcon."""
+"""Random configurations of the decoders of the time before Llama: GPT-2, GPT-Neo, StarCoder, GPT-J, GPT-NeoX, OPT, BLOOM, MPT, Falcon."""
 
 from __future__ import annotations
 
@@ -52,6 +52,52 @@ def gpt2(rng: random.Random) -> Case:
 
 def gpt2_without_head(rng: random.Random) -> Case:
     return Case(transformers.GPT2Model, gpt2_config(rng))
+
+
+def gpt_neo_config(rng: random.Random) -> transformers.GPTNeoConfig:
+    given = sizes(rng, "vocab_size", "hidden_size", "num_layers", "num_heads")
+    kinds = ["global", "local", *rng.choices(["global", "local"], k=given["num_layers"] - 2)]
+    return transformers.GPTNeoConfig(
+        **given,
+        attention_types=rng.choice([[[kinds, 1]], [[[kind], 1] for kind in kinds]]),
+        window_size=rng.choice([7, 19]),
+        max_position_embeddings=ROOM,
+        intermediate_size=rng.choice([None, 40, 72]),
+        activation_function=rng.choice(["gelu_new", "gelu", "relu", "silu"]),
+        layer_norm_epsilon=rng.choice(EPS),
+        resid_dropout=0.1,
+        embed_dropout=0.2,
+        attention_dropout=0.3,
+        tie_word_embeddings=coin(rng),
+    )
+
+
+def gpt_neo(rng: random.Random, cls: Any = transformers.GPTNeoForCausalLM) -> Case:
+    """Layers come back as the shortest list that repeats to them."""
+    return Case(cls, gpt_neo_config(rng), attention="eager", may_differ=("attention_types",))
+
+
+def gpt_neo_without_head(rng: random.Random) -> Case:
+    return gpt_neo(rng, transformers.GPTNeoModel)
+
+
+def gpt_bigcode(rng: random.Random, cls: Any = transformers.GPTBigCodeForCausalLM) -> Case:
+    config = transformers.GPTBigCodeConfig(
+        **sizes(rng, *GPT, choice=(2, 3, 4, 6)),
+        n_positions=ROOM,
+        n_inner=rng.choice([None, 40, 72]),
+        activation_function=rng.choice(["gelu_pytorch_tanh", "gelu", "relu"]),
+        layer_norm_epsilon=rng.choice(EPS),
+        scale_attn_weights=coin(rng),
+        multi_query=coin(rng),
+        attention_softmax_in_fp32=coin(rng),
+        tie_word_embeddings=coin(rng),
+    )
+    return Case(cls, config)
+
+
+def gpt_bigcode_without_head(rng: random.Random) -> Case:
+    return gpt_bigcode(rng, transformers.GPTBigCodeModel)
 
 
 def gptj_config(rng: random.Random) -> transformers.GPTJConfig:
@@ -244,6 +290,10 @@ def falcon_without_head(rng: random.Random) -> Case:
 CASES: Cases = {
     "gpt2": gpt2,
     "gpt2/without head": gpt2_without_head,
+    "gpt_neo": gpt_neo,
+    "gpt_neo/without head": gpt_neo_without_head,
+    "gpt_bigcode": gpt_bigcode,
+    "gpt_bigcode/without head": gpt_bigcode_without_head,
     "gptj": gptj,
     "gptj/without head": gptj_without_head,
     "gpt_neox": gpt_neox,

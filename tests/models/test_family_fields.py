@@ -114,6 +114,11 @@ REFUSED = {
     "phi": {"hidden_act": "swiglu"},
     "phi3": {"attention_bias": True, "lm_head_bias": True, "mlp_bias": True, "full_attn_mod": 2},
     "olmo2": {"partial_rotary_factor": 0.5},
+    "olmo3": {"layer_types": ["full_attention"], "rope_parameters": {"rope_type": "default"}},
+    "exaone4": {"layer_types": ["chunked_attention"], "partial_rotary_factor": 0.5},
+    "cohere2": {"logit_scale": 0.0, "layer_types": ["full_attention"] * 9},
+    "gpt_neo": {"attention_types": [[["global", "far"], 1]], "attention_layers": ["local"], "window_size": "wide"},
+    "gpt_bigcode": {"add_cross_attention": True, "num_key_value_heads": 5},
     "cohere": {"logit_scale": 0.0},
     "bert": {"is_decoder": True, "add_cross_attention": True},
     "gpt2": {"add_cross_attention": True},
@@ -185,7 +190,7 @@ def honored_by_transformers(cls, config):
 NO_FIELDS = set(
     """
     _auto_class attribute_map base_config_key base_model_ep_plan base_model_fsdp_plan base_model_pp_plan
-    base_model_tp_plan default_theta extra_config_files extra_files get_text_config standardize_rope_params
+    expand_attention_types_params base_model_tp_plan default_theta extra_config_files extra_files get_text_config standardize_rope_params
     sub_configs_defaults text_config
     vision_config image_token_id mm_tokens_per_image classifier_dropout hidden_dropout summary_last_dropout
     summary_proj_to_labels

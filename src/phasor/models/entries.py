@@ -334,12 +334,12 @@ class Bias(Field):
 
     def read(self, f: Fields, name: str, draft: Draft) -> None:
         value = self.value(f, name, draft)
-        draft["attention.bias"] = self.of if value else ()
+        draft["attention.bias"] = draft.values.get("attention.bias", ()) + (self.of if value else ())
         if self.feedforward:
             draft["feedforward.bias"] = value
 
     def encode(self, value: Any, config: ModelConfig) -> Any:
-        return bool(value)
+        return set(self.of) <= set(value)
 
 
 class Activation(Field):

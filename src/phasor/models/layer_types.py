@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from phasor.config import ModelConfig
 from phasor.models.entries import Draft, FieldEntry
 from phasor.models.fields import Fields, json_repr
+from phasor.nn.positions import NoPositionConfig, RotaryConfig
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -60,3 +61,34 @@ class LayerTypes(FieldEntry):
         if window is None:
             return fields
         return fields | {self.window: 2 * (window - 1) if config.shape == "encoder" else window}
+
+
+class RotaryInWindows(LayerTypes):
+    """`layer_types`, below `rope_parameters`: layers with a window are rotary, and the others have no positions.
+
+    In a model whose window is null, all layers are `without_window`.
+    """
+
+    def __init__(
+        self,
+        is_local: Callable[[Fields, Draft, int], bool],
+        *,
+        absent: int,
+        without_window: Literal["none", "rotary"] = "none",
+    ) -> None:
+        super().__init__(is_local, absent=absent)
+        self.all_rotary = without_window == "rotary"
+
+    def read(self, f: Fields, name: str, draft: Draft) -> None:
+        super().read(f, name, draft)
+        if self.all_rotary and self.window in f.data and self.window not in f:
+            return
+        rotary, windows = draft["position"], draft.layers["attention.window"]
+        draft.layers["position"] = [NoPositionConfig() if window is None else rotary for window in windows]
+
+    def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
+        fields = super().write(name, config)
+        if self.window not in fields and self.all_rotary:
+            is_rotary = isinstance(config.layer(0).position, RotaryConfig)
+            fields[self.window] = None if is_rotary else config.max_length
+        return fields

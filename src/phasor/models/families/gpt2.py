@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from phasor.config import ModelConfig
 from phasor.models.entries import ALL_PROJECTIONS, Draft, FieldEntry, Switch, TableLength, require_kind
 from phasor.models.families._gpt import GPTLike
 from phasor.models.fields import Fields
-from phasor.models.layout import Parts, Rule, Transposed, linear
+from phasor.models.layout import Layout, Parts, Rule, Transposed, linear
 from phasor.nn.attention import SoftmaxAttentionConfig
 
 
@@ -55,6 +55,9 @@ class GPT2(GPTLike):
     harmless = GPTLike.harmless | {"reorder_and_upcast_attn"}
     unsupported = frozenset({"add_cross_attention"})
 
+    qkv: ClassVar[Layout] = Transposed(Parts("qkv"))
+    matrices: ClassVar[Layout] = Transposed()
+
     def rules(self, config: ModelConfig) -> Iterator[Rule]:
         yield Rule("tokens.weight", self.embedding)
         yield Rule("decoder.positions.0.weight", "transformer.wpe.weight")
@@ -62,11 +65,11 @@ class GPT2(GPTLike):
         yield from linear("decoder.norm", "transformer.ln_f")
         block, layer = "decoder.blocks.{i}", "transformer.h.{i}"
         yield from linear(f"{block}.residual.norms.0", f"{layer}.ln_1")
-        yield from linear(f"{block}.attention.qkv", f"{layer}.attn.c_attn", Transposed(Parts("qkv")))
-        yield from linear(f"{block}.attention.out", f"{layer}.attn.c_proj", Transposed())
+        yield from linear(f"{block}.attention.qkv", f"{layer}.attn.c_attn", self.qkv)
+        yield from linear(f"{block}.attention.out", f"{layer}.attn.c_proj", self.matrices)
         yield from linear(f"{block}.residual.norms.1", f"{layer}.ln_2")
-        yield from linear(f"{block}.feedforward.up", f"{layer}.mlp.c_fc", Transposed())
-        yield from linear(f"{block}.feedforward.down", f"{layer}.mlp.c_proj", Transposed())
+        yield from linear(f"{block}.feedforward.up", f"{layer}.mlp.c_fc", self.matrices)
+        yield from linear(f"{block}.feedforward.down", f"{layer}.mlp.c_proj", self.matrices)
 
 
 FAMILY = GPT2()
