@@ -16,8 +16,8 @@ _HOMES = {
         "FanInInitConfig FeedForwardConfig GEGLUConfig GEGLUTanhConfig GELUConfig GELUTanhConfig GLUConfig "
         "LanguageHeadConfig LayerConfig LayerNormConfig MaskedHeadConfig ModelConfig NoHeadConfig NoNormConfig "
         "NormalInitConfig OutputConfig ParallelConfig PooledHeadConfig PostConfig PreConfig RMSNormConfig ReGLUConfig "
-        "ReLUConfig SandwichConfig SequenceClassifierConfig SiLUConfig StridedConfig SwiGLUClampedConfig SwiGLUConfig "
-        "T5InitConfig TokenClassifierConfig TopKConfig XavierInitConfig"
+        "ReLUConfig ReLUSquaredConfig SandwichConfig SequenceClassifierConfig SiLUConfig StridedConfig "
+        "SwiGLUClampedConfig SwiGLUConfig T5InitConfig TokenClassifierConfig TopKConfig XavierInitConfig"
     ),
     "phasor.inspect.kinds": "kinds",
     "phasor.models.presets": "preset",

@@ -8,10 +8,10 @@ from typing import Any
 
 import transformers
 
-from . import encoders, gemma, llama, llama_like, phi
+from . import encoders, gemma, llama, llama_like, phi, plain
 from .cases import Case, Cases
 
-OTHERS = encoders.CASES | gemma.CASES | llama.CASES | llama_like.CASES | phi.CASES
+OTHERS = encoders.CASES | gemma.CASES | llama.CASES | llama_like.CASES | phi.CASES | plain.CASES
 
 
 def classifier(family: str, cls: Any, labels: int, **fixed: Any) -> Callable[[random.Random], Case]:
@@ -45,6 +45,7 @@ CASES: Cases = {
         "modernbert": "ModernBert",
         "llama": "Llama",
         "mistral": "Mistral",
+        "ministral3": "Ministral3",
         "mixtral": "Mixtral",
         "qwen2": "Qwen2",
         "qwen3": "Qwen3",

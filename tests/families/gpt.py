@@ -1,4 +1,4 @@
-"""Random configurations of the decoders of the time before Llama: GPT-2, GPT-Neo, StarCoder, GPT-J, GPT-NeoX, OPT, BLOOM, MPT, Falcon."""
+"""Random configurations of the decoders of the time before Llama: GPT, GPT-2, GPT-J, GPT-NeoX, OPT, Falcon, ..."""
 
 from __future__ import annotations
 
@@ -98,6 +98,41 @@ def gpt_bigcode(rng: random.Random, cls: Any = transformers.GPTBigCodeForCausalL
 
 def gpt_bigcode_without_head(rng: random.Random) -> Case:
     return gpt_bigcode(rng, transformers.GPTBigCodeModel)
+
+
+def openai_gpt(rng: random.Random, cls: Any = transformers.OpenAIGPTLMHeadModel) -> Case:
+    config = transformers.OpenAIGPTConfig(
+        **sizes(rng, *GPT),
+        n_positions=ROOM,
+        afn=rng.choice(["gelu", "relu", "silu"]),
+        layer_norm_epsilon=rng.choice(EPS),
+        tie_word_embeddings=coin(rng),
+    )
+    return Case(cls, config, attention="eager")
+
+
+def openai_gpt_without_head(rng: random.Random) -> Case:
+    return openai_gpt(rng, transformers.OpenAIGPTModel)
+
+
+def codegen(rng: random.Random, cls: Any = transformers.CodeGenForCausalLM) -> Case:
+    """Heads of four shards."""
+    given = sizes(rng, *GPT, choice=(4, 8))
+    width = given["n_embd"] // given["n_head"]
+    config = transformers.CodeGenConfig(
+        **given,
+        n_positions=ROOM,
+        n_inner=rng.choice([None, 40, 72]),
+        rotary_dim=rng.choice([2, 4, width]),
+        activation_function=rng.choice(["gelu_new", "gelu", "relu"]),
+        layer_norm_epsilon=rng.choice(EPS),
+        tie_word_embeddings=coin(rng),
+    )
+    return Case(cls, config, attention="eager")
+
+
+def codegen_without_head(rng: random.Random) -> Case:
+    return codegen(rng, transformers.CodeGenModel)
 
 
 def gptj_config(rng: random.Random) -> transformers.GPTJConfig:
@@ -294,6 +329,10 @@ CASES: Cases = {
     "gpt_neo/without head": gpt_neo_without_head,
     "gpt_bigcode": gpt_bigcode,
     "gpt_bigcode/without head": gpt_bigcode_without_head,
+    "openai-gpt": openai_gpt,
+    "openai-gpt/without head": openai_gpt_without_head,
+    "codegen": codegen,
+    "codegen/without head": codegen_without_head,
     "gptj": gptj,
     "gptj/without head": gptj_without_head,
     "gpt_neox": gpt_neox,

@@ -1,14 +1,20 @@
-"""Random configurations of further decoders with Llama's names: OLMo, EXAONE, Cohere 2, Seed-OSS and others."""
+"""Random configurations of further decoders, most of them with Llama's names: OLMo, EXAONE, Seed-OSS, XGLM, ..."""
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
+import pytest
+import torch
 import transformers
 
-from .cases import Case, Cases, coin, mixed_layer_types, rope
+from . import gpt
+from .cases import TRAINED, Case, Cases, coin, mixed_layer_types, partial_rotary_factor, rope
 from .llama_like import FULL, SLIDING, common_fields, eps, hub_case, share_of_width
+
+BETA = "llama_4_scaling_beta"
 
 
 def listed_or_ruled(rng: random.Random, depth: int, **rule: Any) -> tuple[dict[str, Any], dict[str, tuple[str, ...]]]:
@@ -83,17 +89,135 @@ def seed_oss(rng: random.Random, cls: str = "SeedOssForCausalLM") -> Case:
     return hub_case(rng, cls, config)
 
 
+def drop_kv_heads(sizes: dict[str, Any]) -> dict[str, Any]:
+    """For families in which all heads have their own keys and values, and their share of the width."""
+    return {name: value for name, value in sizes.items() if name not in ("num_key_value_heads", "head_dim")}
+
+
+def squared(rng: random.Random) -> dict[str, Any]:
+    """Fields of families whose network has no gate."""
+    return common_fields(rng) | {"hidden_act": rng.choice(["relu2", "relu2", "gelu", "relu"])}
+
+
+def arcee(rng: random.Random, cls: str = "ArceeForCausalLM") -> Case:
+    config = transformers.ArceeConfig(
+        **squared(rng), rms_norm_eps=eps(rng), attention_bias=coin(rng), mlp_bias=coin(rng)
+    )
+    return hub_case(rng, cls, config)
+
+
+def nemotron(rng: random.Random, cls: str = "NemotronForCausalLM") -> Case:
+    sizes = squared(rng)
+    sizes["rope_parameters"]["partial_rotary_factor"] = partial_rotary_factor(rng, sizes)
+    config = transformers.NemotronConfig(
+        **sizes, norm_eps=eps(rng), attention_bias=coin(rng), mlp_bias=coin(rng), attention_dropout=0.1
+    )
+    return hub_case(rng, cls, config)
+
+
+def persimmon(rng: random.Random, cls: str = "PersimmonForCausalLM") -> Case:
+    sizes = drop_kv_heads(squared(rng))
+    sizes["rope_parameters"]["partial_rotary_factor"] = partial_rotary_factor(rng, sizes)
+    config = transformers.PersimmonConfig(**sizes, layer_norm_eps=eps(rng), qk_layernorm=coin(rng))
+    return hub_case(rng, cls, config)
+
+
+def helium(rng: random.Random, cls: str = "HeliumForCausalLM") -> Case:
+    """The heads' width is their share: the output projection is square."""
+    sizes = common_fields(rng)
+    sizes["head_dim"] = sizes["hidden_size"] // sizes["num_attention_heads"]
+    config = transformers.HeliumConfig(**sizes, rms_norm_eps=eps(rng), attention_bias=coin(rng), mlp_bias=coin(rng))
+    return hub_case(rng, cls, config)
+
+
+def olmo(rng: random.Random, cls: str = "OlmoForCausalLM") -> Case:
+    config = transformers.OlmoConfig(
+        **share_of_width(rng, common_fields(rng)),
+        attention_bias=coin(rng),
+        clip_qkv=rng.choice([None, 0.3, 1.0]),
+    )
+    return hub_case(rng, cls, config, pretraining_tp=1)
+
+
+def ministral3(rng: random.Random, cls: str = "Ministral3ForCausalLM") -> Case:
+    """The temperature steps up within the text."""
+    sizes = common_fields(rng)
+    sizes["rope_parameters"] |= {"original_max_position_embeddings": rng.choice([8, 20])}
+    sizes["rope_parameters"][BETA] = rng.choice([0.1, 0.9, 0.9, 0.0])
+    config = transformers.Ministral3Config(**sizes, rms_norm_eps=eps(rng), sliding_window=rng.choice([None, 7, 19]))
+    free = config.rope_parameters["rope_type"] in ("default", "linear") and not sizes["rope_parameters"][BETA]
+    # A length that neither an extension nor a temperature reads comes back as the model's.
+    return hub_case(rng, cls, config, may_differ=("rope_parameters",) if free else ())
+
+
+def fill_as_it_holds(patch: pytest.MonkeyPatch) -> None:
+    """The mask of XGLM in float64 has a number that a float32, which it is put into, cannot hold."""
+    full, least = torch.full, torch.finfo(torch.float32).min
+
+    def fill(size: Any, value: Any, **more: Any) -> torch.Tensor:
+        too_low = isinstance(value, float) and -math.inf < value < least
+        return full(size, value, **({"dtype": torch.float64} if too_low else {}) | more)
+
+    patch.setattr(torch, "full", fill)
+
+
+def xglm(rng: random.Random, cls: str = "XGLMForCausalLM") -> Case:
+    config = transformers.XGLMConfig(
+        **gpt.sizes(rng, "vocab_size", "d_model", "num_layers", "attention_heads"),
+        ffn_dim=rng.choice([40, 72]),
+        max_position_embeddings=rng.choice([20, TRAINED]),
+        activation_function=rng.choice(["gelu", "relu"]),
+        scale_embedding=coin(rng),
+        dropout=0.2,
+        attention_dropout=0.3,
+        activation_dropout=0.1,
+        tie_word_embeddings=coin(rng),
+    )
+    return Case(getattr(transformers, cls), config, attention="eager", patch=fill_as_it_holds)
+
+
+def biogpt(rng: random.Random, cls: str = "BioGptForCausalLM") -> Case:
+    config = transformers.BioGptConfig(
+        **gpt.sizes(rng, *gpt.USUAL),
+        intermediate_size=rng.choice([40, 72]),
+        max_position_embeddings=gpt.ROOM,
+        hidden_act=rng.choice(["gelu", "relu"]),
+        scale_embedding=coin(rng),
+        hidden_dropout_prob=0.2,
+        attention_probs_dropout_prob=0.3,
+        activation_dropout=0.1,
+        tie_word_embeddings=coin(rng),
+    )
+    return Case(getattr(transformers, cls), config)
+
+
 WITH_HEAD = {
     "olmo3": olmo3,
     "exaone4": exaone4,
     "cohere2": cohere2,
     "seed_oss": seed_oss,
+    "arcee": arcee,
+    "nemotron": nemotron,
+    "persimmon": persimmon,
+    "helium": helium,
+    "olmo": olmo,
+    "ministral3": ministral3,
+    "xglm": xglm,
+    "biogpt": biogpt,
 }
 WITHOUT_HEAD = {
     "olmo3": "Olmo3Model",
     "exaone4": "Exaone4Model",
     "cohere2": "Cohere2Model",
     "seed_oss": "SeedOssModel",
+    "arcee": "ArceeModel",
+    "nemotron": "NemotronModel",
+    "persimmon": "PersimmonModel",
+    "helium": "HeliumModel",
+    "olmo": "OlmoModel",
+    "ministral3": "Ministral3Model",
+    "xglm": "XGLMModel",
+    "biogpt": "BioGptModel",
 }
 
 CASES: Cases = {

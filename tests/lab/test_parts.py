@@ -18,6 +18,7 @@ import_views()
 
 ACTIVATIONS = {
     "relu": F.relu,
+    "relu2": lambda x: F.relu(x) ** 2,
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"),

@@ -118,6 +118,11 @@ REFUSED = {
     "exaone4": {"layer_types": ["chunked_attention"], "partial_rotary_factor": 0.5},
     "cohere2": {"logit_scale": 0.0, "layer_types": ["full_attention"] * 9},
     "gpt_neo": {"attention_types": [[["global", "far"], 1]], "attention_layers": ["local"], "window_size": "wide"},
+    "xglm": {"add_cross_attention": True},
+    "persimmon": {"head_dim": 3, "hidden_dropout": 0.1},
+    "codegen": {"activation_function": "mish"},
+    "openai-gpt": {"afn": "gelu_new"},
+    "arcee": {"hidden_act": "swiglu", "partial_rotary_factor": 0.5},
     "gpt_bigcode": {"add_cross_attention": True, "num_key_value_heads": 5},
     "cohere": {"logit_scale": 0.0},
     "bert": {"is_decoder": True, "add_cross_attention": True},
@@ -190,8 +195,8 @@ def honored_by_transformers(cls, config):
 NO_FIELDS = set(
     """
     _auto_class attribute_map base_config_key base_model_ep_plan base_model_fsdp_plan base_model_pp_plan
-    expand_attention_types_params base_model_tp_plan default_theta extra_config_files extra_files get_text_config standardize_rope_params
-    sub_configs_defaults text_config
+    base_model_tp_plan default_theta extra_config_files extra_files get_text_config standardize_rope_params
+    sub_configs_defaults text_config expand_attention_types_params
     vision_config image_token_id mm_tokens_per_image classifier_dropout hidden_dropout summary_last_dropout
     summary_proj_to_labels
     """.split()  # noqa: SIM905

@@ -81,6 +81,7 @@ def sigmoid(x):
 
 PLAIN = {
     "relu": lambda x: max(x, 0.0),
+    "relu2": lambda x: max(x, 0.0) ** 2,
     "silu": lambda x: x * sigmoid(x),
     "gelu": erf_gelu,
     "gelu-tanh": tanh_gelu,

@@ -16,7 +16,7 @@ from phasor.checkpoints.exact_rotary import exact_rotary
 from phasor.checkpoints.folder import CONFIG, SOURCE_TOKENIZER, TOKENIZER, read_json, remove_limits
 from phasor.checkpoints.hf import family_of
 from phasor.config import ModelConfig
-from phasor.nn.positions import LearnedConfig, RotaryConfig
+from phasor.nn.positions import LearnedConfig, TemperatureConfig
 from phasor.transformer import Transformer
 
 TOLERANCE = 1e-4  # of the logits' standard deviation: float32 sums through a deep model leave less
@@ -117,10 +117,12 @@ def lengths_that_matter(config: ModelConfig) -> dict[str, int]:
         layer = config.layer(i)
         if layer.attention.window is not None:
             marks[f"the window of {layer.attention.window:,} tokens"] = layer.attention.window
-        extension = layer.position.extension if isinstance(layer.position, RotaryConfig) else None
-        original = getattr(extension, "original_length", None)
-        if original is not None:
-            marks[f"the original length of {original:,} tokens"] = original
+        for part in layer.position.parts:
+            original = getattr(getattr(part, "extension", None), "original_length", None)
+            if isinstance(part, TemperatureConfig) and part.form == "floor":
+                original = part.floor_length
+            if original is not None:
+                marks[f"the original length of {original:,} tokens"] = original
     if not isinstance(config.input_position, LearnedConfig):  # a table cannot be passed
         trained = config.trained_length or config.max_length
         marks[f"the trained length of {trained:,} tokens"] = trained

@@ -17,6 +17,10 @@ class ReLUConfig(ActivationConfig, kind="relu"):
     """max(x, 0)"""
 
 
+class ReLUSquaredConfig(ActivationConfig, kind="relu2"):
+    """max(x, 0)^2 (Primer, Nemotron)"""
+
+
 class SiLUConfig(ActivationConfig, kind="silu"):
     """x sigmoid(x), also called Swish"""
 

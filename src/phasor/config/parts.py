@@ -156,7 +156,7 @@ class NormConfig(Choice, what="norm"):
 
 
 class LayerNormConfig(NormConfig, kind="layernorm"):
-    """(x - mean) / sqrt(variance + eps) * weight + bias.
+    """(x - mean) / sqrt(variance + eps) * weight + bias, or * (1 + weight) with a unit offset (Nemotron).
 
     `weight` and `bias` are learned parameters that may be left out (an option of OPT leaves out both).
     """
@@ -164,9 +164,12 @@ class LayerNormConfig(NormConfig, kind="layernorm"):
     eps: float = 1e-5
     bias: bool = True
     weight: bool = True
+    unit_offset: bool = False
 
     def check(self) -> None:
         positive(self, "eps")
+        if self.unit_offset and not self.weight:
+            raise ValueError("LayerNormConfig.unit_offset needs weight: there is nothing to add 1 to")
 
     def weights(self, *shape: int, cut: int | None = None) -> Weights:
         learned = {"weight": self.weight, "bias": self.bias}

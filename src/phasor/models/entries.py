@@ -23,6 +23,7 @@ ACTIVATIONS = {
     "gelu_python": "gelu",
     "gelu_pytorch_tanh": "gelu-tanh",
     "relu": "relu",
+    "relu2": "relu2",
     "silu": "silu",
     "swish": "silu",
 }

@@ -15,6 +15,7 @@ from phasor.ops.glu import FUSED_GLU_LINEAR, GLU, GLU_ACTIVATIONS, GLU_LINEAR, g
 
 ACTIVATIONS_BY_NAME: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"),

@@ -71,16 +71,16 @@ class RowNorm(Norm):
 
 
 class LayerNorm(RowNorm):
-    """`(x - mean) / sqrt(variance + eps) * weight + bias` over the last dimension."""
+    """`(x - mean) / sqrt(variance + eps) * weight + bias`, or `* (1 + weight)`, over the last dimension."""
 
     def __init__(self, shape: tuple[int, ...], config: LayerNormConfig) -> None:
-        super().__init__(config.eps, offset=0.0, centered=True)
-        self.weight = nn.Parameter(torch.ones(shape)) if config.weight else None
+        super().__init__(config.eps, offset=1.0 if config.unit_offset else 0.0, centered=True)
+        self.weight = nn.Parameter(torch.full(shape, 1.0 - self.offset)) if config.weight else None
         self.bias = nn.Parameter(torch.zeros(shape)) if config.bias else None
 
     def reset_parameters(self) -> None:
         if self.weight is not None:
-            nn.init.ones_(self.weight)
+            nn.init.constant_(self.weight, 1.0 - self.offset)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 

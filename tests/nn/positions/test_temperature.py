@@ -27,6 +27,8 @@ def test_factors_are_the_formulas_at_any_position():
     assert log[:, 1].tolist() == pytest.approx([0.5 * math.log(p + 1) for p in FAR], rel=1e-12)
     floor = factors(phasor.TemperatureConfig(form="floor"), positions)
     assert floor[:, 0].tolist() == pytest.approx([1 + 0.1 * math.log((p + 1) // 8192 + 1) for p in FAR], rel=1e-12)
+    floor = factors(phasor.TemperatureConfig(form="floor", first=0), positions)
+    assert floor[:, 0].tolist() == pytest.approx([1 + 0.1 * math.log(p // 8192 + 1) for p in FAR], rel=1e-12)
 
 
 def test_a_minimum_leaves_queries_below_the_trained_length_alone():
@@ -73,6 +75,7 @@ def test_scores_are_those_of_llama_4():
         (lambda: phasor.TemperatureConfig(scale=0.0), "greater than 0"),
         (lambda: phasor.TemperatureConfig(form="floor", floor_length=0), "at least 1"),
         (lambda: phasor.TemperatureConfig(form="floor", learned=True), "form 'log'"),
+        (lambda: phasor.TemperatureConfig(first=0), "the form 'log' counts from 1"),
         (lambda: phasor.TemperatureConfig(form="floor", minimum=1.0), "form 'floor' is at least 1"),
         (
             lambda: phasor.ModelConfig(

@@ -76,3 +76,9 @@ def fused_gate(ours: str, theirs: str) -> Iterator[Rule]:
     """A feed-forward network whose gate and up projection are one tensor, in the order of ours."""
     yield from linear(f"{ours}.up", f"{theirs}.gate_up_proj")
     yield from linear(f"{ours}.down", f"{theirs}.down_proj")
+
+
+def plain_network(ours: str, theirs: str) -> Iterator[Rule]:
+    """A feed-forward network without a gate."""
+    yield from linear(f"{ours}.up", f"{theirs}.up_proj")
+    yield from linear(f"{ours}.down", f"{theirs}.down_proj")

@@ -55,12 +55,13 @@ class GPT2(GPTLike):
     harmless = GPTLike.harmless | {"reorder_and_upcast_attn"}
     unsupported = frozenset({"add_cross_attention"})
 
+    positions = "transformer.wpe.weight"
     qkv: ClassVar[Layout] = Transposed(Parts("qkv"))
     matrices: ClassVar[Layout] = Transposed()
 
     def rules(self, config: ModelConfig) -> Iterator[Rule]:
         yield Rule("tokens.weight", self.embedding)
-        yield Rule("decoder.positions.0.weight", "transformer.wpe.weight")
+        yield Rule("decoder.positions.0.weight", self.positions)
         yield Rule("head.weight", self.head)
         yield from linear("decoder.norm", "transformer.ln_f")
         block, layer = "decoder.blocks.{i}", "transformer.h.{i}"

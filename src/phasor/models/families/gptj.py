@@ -38,10 +38,13 @@ class GPTJ(GPTLike):
         yield from linear("decoder.norm", "transformer.ln_f")
         block, layer = "decoder.blocks.{i}", "transformer.h.{i}"
         yield from linear(f"{block}.residual.norms.0", f"{layer}.ln_1")
-        yield from projections(f"{block}.attention", f"{layer}.attn")
+        yield from self.attention(f"{block}.attention", f"{layer}.attn")
         yield from linear(f"{block}.attention.out", f"{layer}.attn.out_proj")
         yield from linear(f"{block}.feedforward.up", f"{layer}.mlp.fc_in")
         yield from linear(f"{block}.feedforward.down", f"{layer}.mlp.fc_out")
+
+    def attention(self, ours: str, theirs: str) -> Iterator[Rule]:
+        yield from projections(ours, theirs)
 
 
 FAMILY = GPTJ()

@@ -19,9 +19,10 @@ from phasor.models.entries import (
     Switch,
     TableLength,
 )
+from phasor.models.families._fairseq import block
 from phasor.models.family import Family
 from phasor.models.fields import Fields
-from phasor.models.layout import Rule, linear, projections
+from phasor.models.layout import Rule, linear
 
 
 class OptEmbeddingWidth(EmbeddingWidth):
@@ -82,13 +83,7 @@ class OPT(Family):
         yield Rule("head.project.weight", "model.decoder.project_out.weight")
         yield Rule("head.weight", self.head)
         yield from linear("decoder.norm", "model.decoder.final_layer_norm")
-        block, layer = "decoder.blocks.{i}", "model.decoder.layers.{i}"
-        yield from linear(f"{block}.residual.norms.0", f"{layer}.self_attn_layer_norm")
-        yield from projections(f"{block}.attention", f"{layer}.self_attn")
-        yield from linear(f"{block}.attention.out", f"{layer}.self_attn.out_proj")
-        yield from linear(f"{block}.residual.norms.1", f"{layer}.final_layer_norm")
-        yield from linear(f"{block}.feedforward.up", f"{layer}.fc1")
-        yield from linear(f"{block}.feedforward.down", f"{layer}.fc2")
+        yield from block("model.decoder.layers.{i}")
 
 
 FAMILY = OPT()

@@ -9,6 +9,7 @@ from torch import Tensor
 # The kernels' names for activations, gated or not.
 ACTIVATIONS = {
     "relu": "relu",
+    "relu2": "relu2",
     "silu": "silu",
     "gelu": "gelu",
     "gelu-tanh": "gelu-tanh",

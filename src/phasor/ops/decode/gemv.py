@@ -25,6 +25,9 @@ MAX_GEMV_ROWS_INT8 = 64  # for int8 weights and bfloat16 rows: torch would have 
 def activate_tile(x, ACTIVATION: tl.constexpr):
     if ACTIVATION == "relu":
         y = tl.maximum(x, 0.0)
+    elif ACTIVATION == "relu2":
+        y = tl.maximum(x, 0.0)
+        y = y * y
     elif ACTIVATION == "sigmoid":
         y = tl.sigmoid(x)
     elif ACTIVATION == "silu":

@@ -15,6 +15,7 @@ from phasor.ops.quantized import Matrix, dequantize
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
     "sigmoid": torch.sigmoid,
     "silu": F.silu,
     "gelu": F.gelu,

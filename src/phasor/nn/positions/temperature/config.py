@@ -18,9 +18,10 @@ DEFAULT_SCALES = {"log": 0.168, "floor": 0.1}
 class TemperatureConfig(PositionConfig, kind="temperature"):
     """Queries are scaled by how many tokens there are up to them, so that attention stays sharp over long contexts.
 
-    With `n` the query's position plus one, the form `"log"` multiplies by `max(scale log n, minimum)`, and with
+    With `n` the query's position plus `first`, the form `"log"` multiplies by `max(scale log n, minimum)`, and with
     `learned` the scale is learned per head, shared by all layers; Scalable-Softmax has one per head and layer. The form
-    `"floor"`, Llama 4's, multiplies by `1 + scale log(1 + floor(n / floor_length))`. The scale is 0.168 and 0.1 unless
+    `"floor"`, Llama 4's, multiplies by `1 + scale log(1 + floor(n / floor_length))`; Ministral 3 counts `n` from 0,
+    which is `first=0`. The scale is 0.168 and 0.1 unless
     given.
     """
 
@@ -29,6 +30,7 @@ class TemperatureConfig(PositionConfig, kind="temperature"):
     learned: bool = False
     minimum: float = 0.0
     floor_length: int = 8192
+    first: Literal[0, 1] = 1
     acts_on: ClassVar[tuple[str, ...]] = ("queries",)
 
     def check(self) -> None:
@@ -37,6 +39,8 @@ class TemperatureConfig(PositionConfig, kind="temperature"):
         at_least_one(self, "floor_length")
         if self.learned and self.form != "log":
             raise ValueError("TemperatureConfig.learned is for the form 'log'; the form 'floor' has a fixed scale")
+        if self.first == 0 and self.form != "floor":
+            raise ValueError("TemperatureConfig.first=0 is for the form 'floor'; the form 'log' counts from 1")
         if self.minimum and self.form != "log":
             raise ValueError("TemperatureConfig.minimum is for the form 'log'; the form 'floor' is at least 1")
 

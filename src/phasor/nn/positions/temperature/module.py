@@ -15,7 +15,7 @@ from phasor.nn.sequence import SequenceInfo
 
 
 class Temperature(Position, config=TemperatureConfig):
-    """`max(s log n, minimum)`, or `1 + s log(1 + floor(n / N))`, times the query at position `n - 1`.
+    """`max(s log n, minimum)`, or `1 + s log(1 + floor(n / N))`, times the query at position `n - first`.
 
     Counts are integers and their logarithms float64, so that factors are exact at any position.
     """
@@ -37,7 +37,7 @@ class Temperature(Position, config=TemperatureConfig):
 
     def prepare(self, seq: SequenceInfo, like: Tensor) -> Tensor:
         """The factors `[B or 1, T, H or 1, 1]`."""
-        count = (seq.rows + 1).clamp(min=1)
+        count = (seq.rows + self.config.first).clamp(min=self.config.first)
         if self.config.form == "floor":
             steps = (count // self.config.floor_length).to(torch.float64)
             factor = 1 + self.config.chosen_scale * torch.log1p(steps)
