@@ -78,6 +78,20 @@ def test_falcon_with_alibi_is_written_and_the_difference_said(tmp_path, capsys):
     assert phasor.load(tmp_path / "ours").config.position.kind == "alibi"
 
 
+@pytest.mark.parametrize("name", ["GPTJ", "CodeGen", "RoFormer"])
+def test_tables_of_angles_in_transformers_are_not_passed(name, tmp_path):
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 40, "rotary_dim": 4}
+    if name == "RoFormer":
+        sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
+        sizes |= {"max_position_embeddings": 40}
+    config = getattr(transformers, f"{name}Config")(vocab_size=61, **sizes)
+    getattr(transformers, f"{name}ForCausalLM" if name != "RoFormer" else "RoFormerModel")(config).save_pretrained(
+        tmp_path / "theirs"
+    )
+    check = phasor.convert(tmp_path / "theirs", tmp_path / "ours", check=64)
+    assert (check.length, check.missed) == (40, ("the trained length of 40 tokens",))
+
+
 @pytest.mark.parametrize("name", ["bert-like", "t5"])
 def test_tables_and_encoders_are_checked_as_far_as_they_go(name, tmp_path):
     if name == "t5":

@@ -1,4 +1,4 @@
-"""Random configurations of encoder-decoders: T5, mT5, BART, mBART, Marian, M2M-100."""
+"""Random configurations of encoder-decoders: T5, mT5, BART, mBART, Pegasus, PLBart, Marian, M2M-100."""
 
 from __future__ import annotations
 
@@ -136,6 +136,24 @@ def mbart_without_head(rng: random.Random) -> Case:
     return Case(transformers.MBartModel, transformers.MBartConfig(**bart_sizes(rng)))
 
 
+def pegasus(rng: random.Random) -> Case:
+    config = transformers.PegasusConfig(**bart_sizes(rng))
+    return Case(transformers.PegasusForConditionalGeneration, config, buffers=logits_bias)
+
+
+def pegasus_without_head(rng: random.Random) -> Case:
+    return Case(transformers.PegasusModel, transformers.PegasusConfig(**bart_sizes(rng)))
+
+
+def plbart(rng: random.Random) -> Case:
+    config = transformers.PLBartConfig(**bart_sizes(rng))
+    return Case(transformers.PLBartForConditionalGeneration, config, buffers=logits_bias)
+
+
+def plbart_without_head(rng: random.Random) -> Case:
+    return Case(transformers.PLBartModel, transformers.PLBartConfig(**bart_sizes(rng)))
+
+
 def marian(rng: random.Random) -> Case:
     config = transformers.MarianConfig(**bart_sizes(rng, tie_word_embeddings=True))
     return Case(transformers.MarianMTModel, config, buffers=logits_bias)
@@ -180,6 +198,10 @@ CASES: Cases = {
     "bart/without head": bart_without_head,
     "mbart": mbart,
     "mbart/without head": mbart_without_head,
+    "pegasus": pegasus,
+    "pegasus/without head": pegasus_without_head,
+    "plbart": plbart,
+    "plbart/without head": plbart_without_head,
     "marian": marian,
     "marian/two vocabularies": marian_two_vocabularies,
     "marian/without head": marian_without_head,

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 
-from phasor.checkpoints.exact_rotary import exact_rotary
+from phasor.checkpoints.exact_rotary import exact_rotary, rotary_tables
 from phasor.checkpoints.folder import CONFIG, SOURCE_TOKENIZER, TOKENIZER, read_json, remove_limits
 from phasor.checkpoints.hf import family_of
 from phasor.config import ModelConfig
+from phasor.config.schema import MOST_LENGTH
 from phasor.nn.positions import LearnedConfig, TemperatureConfig
 from phasor.transformer import Transformer
 
@@ -60,11 +61,12 @@ def compare(model: Transformer, folder: Path, length: int | None = None, seed: i
     ours = model if model.tokens.weight.dtype == torch.float32 else copy.deepcopy(model).float()
     ours.eval()
     marks = lengths_that_matter(config)
-    long = choose_length(config, ours, marks) if length is None else within_table(config, length)
+    most = longest_text(config, theirs)
+    long = min(choose_length(config, ours, marks) if length is None else length, most)
     largest = size = 0.0
     # Without a padding token, transformers does not know the last token of more than one text.
     several = 1 if config.head.of_sequence and config.shape == "decoder" and model.special.pad is None else 2
-    for rows, count, exact in ((several, within_table(config, SHORT), False), (1, long, True)):
+    for rows, count, exact in ((several, min(SHORT, most), False), (1, long, True)):
         inputs = random_tokens(model, rows, count, seed)
         found, expected = logits(ours, theirs, inputs, exact)
         difference, deviation = float((found - expected).abs().max()), float(expected.std(correction=0))
@@ -134,13 +136,14 @@ def choose_length(config: ModelConfig, model: Transformer, marks: dict[str, int]
     weights = sum(p.numel() for p in model.parameters())
     affordable = min(BUDGET / (2 * weights), (MOST_SCORES / config.num_heads) ** 0.5)
     wanted = [at + BEYOND for at in marks.values() if at + BEYOND <= affordable]
-    return within_table(config, max([SHORT, *wanted]))
+    return max([SHORT, *wanted])
 
 
-def within_table(config: ModelConfig, length: int) -> int:
-    """A length that a learned table of positions has."""
-    most = config.input_position.max_positions
-    return length if most is None else min(length, most)
+def longest_text(config: ModelConfig, theirs: nn.Module) -> int:
+    """How many tokens a learned table of positions has, or one of rotary angles in their model (GPT-J)."""
+    learned = config.input_position.max_positions
+    tables = [len(getattr(owner, name)) for owner, name in rotary_tables(theirs)]
+    return min([MOST_LENGTH if learned is None else learned, *tables])
 
 
 def random_tokens(model: Transformer, rows: int, count: int, seed: int) -> dict[str, Tensor]:

@@ -38,6 +38,7 @@ from phasor.models import families
 from phasor.models.family import Family, differences, trained_length_fields
 from phasor.models.fields import Fields
 from phasor.models.layout import Assignment, expand_rules, in_memory_order
+from phasor.models.missing import refuse_missing
 from phasor.transformer import Transformer
 
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
@@ -64,6 +65,7 @@ def family_of(data: dict[str, Any], file: Path) -> Family:
     kind = families.SAME_AS.get(str(data.get("model_type")), data.get("model_type"))
     if kind not in families.names():
         refuse_whole(data, file)
+        refuse_missing(kind, file)
         raise ValueError(f"{file}: {unknown('model_type', kind, families.names())}")
     return families.family(str(kind))
 

@@ -1,0 +1,55 @@
+"""Architectures that phasor does not load, though it has most of their parts: what each would need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Missing(NamedTuple):
+    """The part of an architecture that phasor does not have, and the family that is nearest."""
+
+    part: str
+    nearest: str
+
+
+CONVOLUTIONS = "layers of gated short convolutions in place of attention"
+MAMBA = "Mamba layers (selective state spaces)"
+MAMBA2 = "Mamba-2 layers (selective state spaces)"
+DELTA = "linear attention layers (gated delta rule)"
+RECURRENT = "a recurrent unit in place of attention"
+
+MISSING = {
+    "bamba": Missing(MAMBA2, "llama"),
+    "falcon_h1": Missing(f"{MAMBA2} beside attention", "llama"),
+    "falcon_mamba": Missing(MAMBA, "llama"),
+    "granitemoehybrid": Missing(MAMBA2, "granitemoe"),
+    "hunyuan_v1_dense": Missing("norms of queries and keys behind their rotation", "qwen3"),
+    "jamba": Missing(MAMBA, "mixtral"),
+    "kimi_linear": Missing(DELTA, "deepseek_v3"),
+    "lfm2": Missing(CONVOLUTIONS, "qwen3"),
+    "lfm2_moe": Missing(CONVOLUTIONS, "qwen3_moe"),
+    "mamba": Missing(MAMBA, "llama"),
+    "mamba2": Missing(MAMBA2, "llama"),
+    "nemotron-nas": Missing("layers without attention or with a linear map in its place", "llama"),
+    "nemotron_h": Missing(MAMBA2, "nemotron"),
+    "phimoe": Missing("the SparseMixer router", "mixtral"),
+    "qwen3_next": Missing(DELTA, "qwen3_moe"),
+    "recurrent_gemma": Missing(f"{RECURRENT} (RG-LRU)", "gemma"),
+    "rwkv": Missing(f"{RECURRENT} (WKV)", "gpt2"),
+    "umt5": Missing("a bias by distance of every layer's own", "mt5"),
+    "xlstm": Missing(f"{RECURRENT} (mLSTM)", "llama"),
+    "zamba2": Missing(MAMBA2, "llama"),
+}
+
+
+def refuse_missing(kind: object, file: Path) -> None:
+    """Raise ValueError for a `model_type` whose missing part is known.
+
+    >>> refuse_missing("umt5", Path("config.json"))
+    Traceback (most recent call last):
+    ValueError: config.json: phasor does not load umt5: it has a bias by distance of every layer's own; the nearest ...
+    """
+    if isinstance(kind, str) and kind in MISSING:
+        part, nearest = MISSING[kind]
+        raise ValueError(f"{file}: phasor does not load {kind}: it has {part}; the nearest family is {nearest}")
