@@ -371,7 +371,7 @@ def test_what_is_neither_text_nor_known_to_be_left_out_is_refused(tmp_path):
     data = json.loads((tmp_path / "config.json").read_text())
     for change, message in (
         ({"model_type": "paligemma"}, "unknown multimodal model_type 'paligemma'"),
-        ({"quantization_config": {"quant_method": "awq"}}, "does not honor quantization_config"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "does not honor quantization_config"),
         ({"text_config": {"model_type": "internlm2"}}, "unknown model_type 'internlm2'"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(data | change))

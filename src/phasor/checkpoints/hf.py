@@ -25,8 +25,8 @@ from phasor.checkpoints.folder import (
     write_tokenizer_config,
     write_tokenizers,
 )
-from phasor.checkpoints.mxfp4 import MXFP4Tensors, is_mxfp4
 from phasor.checkpoints.opened import OpenedModel
+from phasor.checkpoints.quantized_folders import QuantizedTensors, take_format
 from phasor.checkpoints.sentence_transformers import add_pooling, read_back, write_pooling
 from phasor.checkpoints.sentencepiece_folders import load_sentencepiece, remove_copies
 from phasor.checkpoints.tensors import TYPES, Progress, Tensors, write_tensors
@@ -73,7 +73,7 @@ def family_of(data: dict[str, Any], file: Path) -> Family:
 def read_hf_config(folder: Path, part: str | None = None) -> ModelConfig:
     """The model configuration of a Hugging Face folder, without opening its tensors."""
     data = read_json(folder / CONFIG)
-    data = data if part is None else text_fields(data, folder / CONFIG)
+    data, _ = take_format(data if part is None else text_fields(data, folder / CONFIG), folder / CONFIG)
     family, fields = family_of(data, folder / CONFIG), Fields(data, folder / CONFIG)
     return add_pooling(family.read_whole(fields), folder)
 
@@ -85,9 +85,9 @@ def open_hf(
     """The model of a Hugging Face folder, or its text part; `strict` refuses fields that have no effect."""
     file = folder / CONFIG
     whole = read_json(file)
-    data = whole if part is None else text_fields(whole, file)
-    family = family_of(data, file)
-    with (MXFP4Tensors if is_mxfp4(data) else Tensors)(folder) as tensors:
+    data, form = take_format(whole if part is None else text_fields(whole, file), file)
+    family, dtype = family_of(data, file), dtype or config_dtype(data)
+    with Tensors(folder) if form is None else QuantizedTensors(folder, form, dtype) as tensors:
         everything: tuple[dict[str, str], list[str]] = {name: name for name in tensors.names}, []
         stored, left = everything if part is None else text_names(tensors.names, whole, file)
         names = {normal: stored[name] for normal, name in canonical_names(list(stored), family).items()}
@@ -98,12 +98,14 @@ def open_hf(
         fields = Fields(data, file, names, equal=equal, strict=strict, largest=tensors.largest_size())
         if left:
             fields.note(f"the text part, a {family.model_type}, is loaded alone, and {' and '.join(left)} left out")
+        if form is not None:
+            fields.note(f"weights in {form.method} are dequantized as they are read, and the model is saved without it")
         config = add_pooling(family.read_whole(fields), folder)
         resolve_copies(names, family, config)
         config = detect_tied_head(config, family, tensors, names)
         resolve_copies(names, family, config)
         with torch.device("meta"):
-            model = Transformer(config).to(dtype or config_dtype(data) or tensors.main_dtype())
+            model = Transformer(config).to(dtype or tensors.main_dtype())
         shapes = dict(model.state_dict())
         wanted = expand_rules(family.all_rules(config), config, shapes)
         passthrough = check_tensors(family, folder, tensors, names, wanted, shapes, config)
@@ -193,6 +195,8 @@ def check_tensors(
             original = names.get(family.copies.get(normal, family.embedding_of(config)))
             if original is not None and not torch.equal(tensors.get(name), tensors.get(original)):
                 wrong.append(f"{name} should repeat {original} and does not")
+        elif tensors.is_empty_bias(name):
+            continue
         elif not any(fnmatchcase(normal, pattern) for pattern in family.derived):
             wrong.append(f"{name} is not the model's")
         elif not family.matches_config(normal, tensors.get(name), config):

@@ -129,6 +129,10 @@ class Tensors:
             return None
         return torch.empty(0, dtype=TYPES[kind], device="cpu").set_(storage[found[0][0] : found[-1][1]])
 
+    def is_empty_bias(self, name: str) -> bool:
+        """Whether a tensor is a bias that says nothing where the model has none."""
+        return False
+
     def largest_size(self) -> int:
         """The largest size of any tensor along any dimension."""
         return max((size for name in self.names for size in self.shape(name)), default=0)
@@ -136,7 +140,7 @@ class Tensors:
     def main_dtype(self, ignored: Collection[str] = ()) -> torch.dtype:
         """The floating-point dtype of most elements, those of some tensors ignored."""
         counts: dict[str, int] = {}
-        for name in self.file_of.keys() - set(ignored):
+        for name in set(self.names) - set(ignored):
             kind = self.dtype(name)
             counts[kind] = counts.get(kind, 0) + torch.Size(self.shape(name)).numel()
         floating = {kind: count for kind, count in counts.items() if kind in TYPES}

@@ -88,12 +88,14 @@ def read_model_config(text: str, name: str = "config.json") -> ModelConfig:
     if "model_type" not in data:
         return ModelConfig.from_dict(data)
     from phasor.checkpoints.hf import family_of
+    from phasor.checkpoints.quantized_folders import take_format
     from phasor.checkpoints.text_part import has_text_part, text_fields
     from phasor.models.fields import Fields
 
     file, fields = Path(name), dict(data)
     if has_text_part(fields):
         fields = text_fields(fields, file)
+    fields, _ = take_format(fields, file)
     return family_of(fields, file).read_whole(Fields(fields, file))
 
 

@@ -1,12 +1,11 @@
-"""gpt-oss, with experts in MXFP4 as it is published, or unquantized."""
+"""gpt-oss."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from phasor.models.entries import Bias, Draft, Field, FieldEntry, Pinned
+from phasor.models.entries import Bias, Field, Pinned
 from phasor.models.families._llama import KVHeads, LlamaLike
-from phasor.models.fields import Fields, json_repr
 from phasor.models.layer_types import LayerTypes
 from phasor.models.layout import Interleaved, Rule, linear
 from phasor.models.rope import RopeParameters
@@ -19,15 +18,6 @@ YARN = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-
-
-class ExpertQuantization(FieldEntry):
-    """Experts are in MXFP4 or not quantized, and are written unquantized."""
-
-    def read(self, f: Fields, name: str, draft: Draft) -> None:
-        method = f.get(name, {}).get("quant_method", "mxfp4")
-        if method != "mxfp4":
-            raise ValueError(f"{f.file}: phasor does not honor {name} with {json_repr(method)}")
 
 
 class GptOss(LlamaLike):
@@ -48,7 +38,6 @@ class GptOss(LlamaLike):
         "head_dim": Field("head_dim", default=None, absent=64),
         "max_position_embeddings": Field("max_length", default=131072),
         "hidden_act": Pinned("silu"),
-        "quantization_config": ExpertQuantization(),
         "num_local_experts": Field("feedforward.experts.num_experts", default=128, fallback="num_experts"),
         "num_experts_per_tok": Field("feedforward.experts.top_k", default=4),
         "attention_bias": Bias(True),
