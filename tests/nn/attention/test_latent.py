@@ -44,7 +44,7 @@ def rotate(x, positions, rope):
 
 
 def latent_attention_ref(module, x, positions, visible, bias=0.0):
-    """Outputs and weights `[B, H, T, S]`, for positions `[B, T]`, what queries see `[B, T, S]`, and a bias of scores."""
+    """Outputs and weights `[B, H, T, S]`, for positions `[B, T]`, what queries see `[B, T, S]`, and a bias."""
     config, heads, width = module.config, module.num_heads, module.head_dim
     rope, value = config.rope_dim, module.out.in_features // heads
     weight = {name: part.double() for name, part in module.state_dict(keep_vars=True).items()}
