@@ -166,10 +166,13 @@ def is_scalar(name: str) -> bool:
 
 
 def scale_queries(model: Any) -> None:
-    """Scores are not scaled but by what the norm of queries has learned."""
+    """Scores are not scaled but by what the norm of queries has learned; and no scalar of a layer is near zero."""
     for name, weight in model.named_parameters():
         if name.endswith("q_norm.weight"):
             weight.mul_(len(weight) ** -0.5)
+    for name, scalar in model.named_buffers():
+        if is_scalar(name):
+            scalar.add_(scalar.sign() * 0.5)
 
 
 def gemma4_case(cls: Any, config: transformers.Gemma4TextConfig) -> Case:
