@@ -59,6 +59,7 @@ CASES: Cases = {
 } | {
     "xlm-roberta/reranker": classifier("xlm-roberta", transformers.XLMRobertaForSequenceClassification, 1),
     "gemma3_text/sequence classifier": classifier("gemma3_text", transformers.Gemma3TextForSequenceClassification, 3),
+    "phimoe/sequence classifier": classifier("phimoe", transformers.PhimoeForSequenceClassification, 3),
     "eurobert/sequence classifier": classifier(
         "eurobert", transformers.EuroBertForSequenceClassification, 3, classifier_pooling="mean"
     ),

@@ -83,6 +83,21 @@ def mixtral(rng: random.Random, cls: str = "MixtralForCausalLM") -> Case:
     return hub_case(rng, cls, config, drop=("router_jitter_noise",))
 
 
+def phimoe(rng: random.Random, cls: str = "PhimoeForCausalLM") -> Case:
+    """Noise of the router so large that several experts are near the best."""
+    sizes = share_of_width(rng, common_fields(rng)) | {"rope_parameters": rope(rng, ("default",))}
+    config = transformers.PhimoeConfig(
+        **sizes,
+        rms_norm_eps=eps(rng),
+        sliding_window=rng.choice([None, 7, 19]),
+        attention_bias=coin(rng),
+        lm_head_bias=coin(rng),
+        num_local_experts=rng.choice([3, 4, 6]),
+        router_jitter_noise=rng.choice([0.01, 0.2, 0.4]),
+    )
+    return hub_case(rng, cls, config)
+
+
 def windows(rng: random.Random, depth: int) -> dict[str, Any]:
     """Windows by Qwen's rule, by a list of layers, or none in use."""
     kind = rng.choice(["rule", "rule", "list", "list", "none"])
@@ -233,6 +248,7 @@ def stablelm(rng: random.Random, cls: str = "StableLmForCausalLM") -> Case:
 WITH_HEAD = {
     "mistral": mistral,
     "mixtral": mixtral,
+    "phimoe": phimoe,
     "qwen2": qwen2,
     "qwen3": qwen3,
     "qwen3_moe": qwen3_moe,
@@ -245,6 +261,7 @@ WITH_HEAD = {
 WITHOUT_HEAD = {
     "mistral": "MistralModel",
     "mixtral": "MixtralModel",
+    "phimoe": "PhimoeModel",
     "qwen2": "Qwen2Model",
     "qwen3": "Qwen3Model",
     "qwen3_moe": "Qwen3MoeModel",

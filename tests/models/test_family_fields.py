@@ -86,6 +86,7 @@ REFUSED = {
         "quantization_config": {"quant_method": "fp8"},
         "sliding_window": 0,
     },
+    "phimoe": {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
     "mixtral": {"router_jitter_noise": 0.1, "num_experts_per_tok": 99},
     "qwen2": {"use_mrope": True, "layer_types": ["chunked_attention"]},
     "qwen3": {"attention_bias": "no", "layer_types": ["full_attention"] * 9},

@@ -21,6 +21,10 @@ class ExpertsConfig(Config):
     leaves it as it is. Of `num_groups` groups of experts the best `top_groups` remain, by their best expert ("max",
     DeepSeek V2) or by the sum of their two best ("top2", DeepSeek V3).
 
+    With the scores "sparsemixer" (Phi-MoE) one expert is chosen after the other, by the logits of those that remain,
+    and its weight is its softmax among them without those whose logit is lower by more than `2 jitter` times its size.
+    Training chooses as evaluation does, without sampling.
+
     `shared_dim` adds a shared expert for every token, weighted by a learned gate with `shared_gate`. Several shared
     experts are one of their joint width. With `branch_norms` the shared expert and the routed ones take the residual
     stream, each between norms of its branch, in place of the one norm before both. `router_norm` normalizes what the
@@ -38,7 +42,8 @@ class ExpertsConfig(Config):
     router_bias: bool = False
     shared_dim: int | None = None
     shared_gate: bool = False
-    scores: Literal["softmax", "sigmoid"] = "softmax"
+    scores: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
+    jitter: float = 0.01
     correction: bool = False
     num_groups: int = 1
     top_groups: int = 1
@@ -64,6 +69,12 @@ class ExpertsConfig(Config):
     def check(self) -> None:
         positive(self, "num_experts", "top_k", "hidden_dim", "shared_dim", most=MOST_WIDTH)
         positive(self, "num_groups", "top_groups", "scale")
+        not_negative(self, "jitter")
+        if self.scores == "sparsemixer" and (self.normalize or self.correction or self.num_groups > 1):
+            raise ValueError(
+                "ExpertsConfig.scores 'sparsemixer' gives weights as they are: normalize and correction must be false "
+                "and num_groups 1"
+            )
         if self.top_k > self.num_experts:
             raise ValueError(f"ExpertsConfig.top_k ({self.top_k}) exceeds num_experts ({self.num_experts})")
         if self.shared_gate and self.shared_dim is None:

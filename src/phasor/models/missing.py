@@ -33,7 +33,6 @@ MISSING = {
     "mamba2": Missing(MAMBA2, "llama"),
     "nemotron-nas": Missing("layers without attention or with a linear map in its place", "llama"),
     "nemotron_h": Missing(MAMBA2, "nemotron"),
-    "phimoe": Missing("the SparseMixer router", "mixtral"),
     "qwen3_next": Missing(DELTA, "qwen3_moe"),
     "recurrent_gemma": Missing(f"{RECURRENT} (RG-LRU)", "gemma"),
     "rwkv": Missing(f"{RECURRENT} (WKV)", "gpt2"),

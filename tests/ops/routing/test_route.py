@@ -8,6 +8,7 @@ from references import normal
 from transformers import DeepseekV2Config, DeepseekV3Config
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
+from transformers.models.phimoe.modeling_phimoe import sparsemixer
 
 import phasor
 from phasor.config import ExpertsConfig, FeedForwardConfig
@@ -162,3 +163,16 @@ def test_training_leaves_the_correction_as_it_is():
     loss.total.backward()
     optimizer.step()
     assert all(torch.equal(b.feedforward.correction, x) for b, x in zip(model.blocks(), before, strict=True))
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.01, 0.3])
+def test_sparsemixer_is_that_of_phimoe(jitter):
+    """Choices and weights of its evaluation, and the gradients of the weights."""
+    logits = torch.randn(40, 7, dtype=torch.float64, requires_grad=True)
+    config = ExpertsConfig(num_experts=7, top_k=2, scores="sparsemixer", normalize=False, jitter=jitter)
+    found, expected = route(logits, config), sparsemixer(logits, jitter, training=False)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=0)
+    upstream = torch.randn(40, 2, dtype=torch.float64)
+    ours, theirs = (torch.autograd.grad(x[0], logits, upstream)[0] for x in (found, expected))
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-14)

@@ -77,6 +77,9 @@ def route(logits: Tensor, config: ExpertsConfig, correction: Tensor | None = Non
     >>> [x.tolist() for x in route(logits, corrected, torch.tensor([0.0, 0.0, 0.0, 9.0]))]
     [[[0.20000000298023224]], [[3]]]
     """
+    if config.scores == "sparsemixer":
+        weights, chosen = sparsemix(logits, config)
+        return (weights if config.scale == 1 else weights * config.scale), chosen
     scores = score_experts(logits, config)
     choice = scores if correction is None else scores + correction
     if config.num_groups > 1:
@@ -91,7 +94,25 @@ def route(logits: Tensor, config: ExpertsConfig, correction: Tensor | None = Non
 def score_experts(logits: Tensor, config: ExpertsConfig) -> Tensor:
     """The scores of all experts, in at least float32."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
-    return wide.softmax(-1) if config.scores == "softmax" else wide.sigmoid()
+    return wide.sigmoid() if config.scores == "sigmoid" else wide.softmax(-1)
+
+
+def sparsemix(logits: Tensor, config: ExpertsConfig) -> tuple[Tensor, Tensor]:
+    """Weights and indices of experts that are chosen one after the other, each against those near it that remain.
+
+    >>> config = ExpertsConfig(num_experts=3, scores="sparsemixer", normalize=False, jitter=0.1)
+    >>> [x.tolist() for x in sparsemix(torch.tensor([[2.0, 1.0, 2.0]]), config)]
+    [[[0.5, 1.0]], [[0, 2]]]
+    """
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    remaining, weights, chosen = wide, [], []
+    for _ in range(config.top_k):
+        best, index = stable_topk(remaining.detach(), 1)  # [..., 1]
+        far = (best - wide) / wide.abs().clamp(min=best) > 2 * config.jitter
+        weights.append(remaining.masked_fill(far, -torch.inf).softmax(-1).gather(-1, index))
+        chosen.append(index)
+        remaining = remaining.scatter(-1, index, -torch.inf)
+    return torch.cat(weights, -1), torch.cat(chosen, -1)
 
 
 def in_best_groups(choice: Tensor, config: ExpertsConfig) -> Tensor:
