@@ -59,6 +59,10 @@ class QuantizedTensors(Tensors):
             if end is not None:
                 groups.setdefault(name.removesuffix(end) + self.form.ends[end], {})[end] = name
                 self.hidden.add(name)
+        method = self.form.method
+        if not groups:
+            shown = name_some([f"*{end}" for end in self.form.ends])
+            raise ValueError(f"{self.folder}: {NAME} says {method}, but no tensor is named {shown}")
         wrong = []
         for weight, names in sorted(groups.items()):
             parts = Parts(self, names | ({"": weight} if weight in self.file_of else {}))
@@ -76,12 +80,8 @@ class QuantizedTensors(Tensors):
         for name in sorted(self.file_of.keys() - self.hidden - groups.keys()):
             if name.endswith(".weight") and self.dtype(name) not in TYPES:
                 wrong.append(f"{name} is stored as {self.dtype(name)} and has no scales")
-        method = self.form.method
         if wrong:
             raise ValueError(f"{self.folder}: weights in {method} cannot be read: {name_some(wrong, separator='; ')}")
-        if not groups:
-            shown = name_some([f"*{end}" for end in self.form.ends])
-            raise ValueError(f"{self.folder}: {NAME} says {method}, but no tensor is named {shown}")
         self.file_of |= {w: self.file_of[next(iter(parts.names.values()))] for w, parts in self.weights.items()}
 
     @property
