@@ -9,7 +9,7 @@ from commands import run
 
 from phasor.checkpoints.coverage import checkpoint_types, covered_share
 from phasor.checkpoints.text_part import MULTIMODAL
-from phasor.models.families import family, names
+from phasor.models.families import SAME_AS, family, names
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 TYPES = checkpoint_types()
@@ -30,16 +30,17 @@ def test_shares_add_up_to_one_and_fall():
 def test_every_family_every_multimodal_type_and_every_download_is_listed_once():
     listed = [one.model_type for one in TYPES]
     assert len(listed) == len(set(listed))
-    assert set(listed) == {*names(), *MULTIMODAL, *downloads()}
+    assert set(listed) == {*names(), *SAME_AS, *MULTIMODAL, *downloads()}
     parts = {one.model_type: one.part for one in TYPES}
-    assert {name for name, part in parts.items() if part == "model"} == set(names())
+    assert {name for name, part in parts.items() if part == "model"} == {*names(), *SAME_AS}
     assert {name for name, part in parts.items() if part == "text part"} == set(MULTIMODAL) - set(names())
-    assert all(one.title == (family(one.model_type).title if one.part == "model" else "") for one in TYPES)
+    titles = {one.model_type: one.title for one in TYPES}
+    assert titles == {name: family(SAME_AS.get(name, name)).title if parts[name] == "model" else "" for name in listed}
 
 
 def test_the_share_is_that_of_the_downloads():
     counts = downloads()
-    read = sum(count for name, count in counts.items() if name in {*names(), *MULTIMODAL})
+    read = sum(count for name, count in counts.items() if name in {*names(), *SAME_AS, *MULTIMODAL})
     assert covered_share(TYPES) == pytest.approx(read / sum(counts.values()), abs=1e-12)
 
 

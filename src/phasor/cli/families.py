@@ -17,16 +17,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> None:
     from phasor.checkpoints.coverage import checkpoint_types, covered_share
+    from phasor.models.families import names
 
     types = checkpoint_types()
     shown = [one for one in types if bool(one.part) != given.missing]
     if given.json:
         print_json([one._asdict() for one in shown])
         return
-    names = ["model_type", "family", "share of downloads", "what is read"]
-    table = new_table("checkpoints", names)
+    table = new_table("checkpoints", ["model_type", "family", "share of downloads", "what is read"])
     for one in shown:
         table.add_row(one.model_type, one.title, f"{one.share:.2%}" if one.share else "", one.part or "nothing")
     show(table)
-    count = sum(one.part == "model" for one in types)
-    print(f"{count} families, with text parts {covered_share(types):.1%} of the downloads of text models")
+    print(f"{len(names())} families, with text parts {covered_share(types):.1%} of the downloads of text models")

@@ -141,7 +141,7 @@ def score_factor(position: RotaryConfig) -> float:
     return float(extension.sharpening(extension.mscale_all_dim)) ** 2
 
 
-class ExpertLayers(FirstDense):
+class ExpertsByLayer(FirstDense):
     """`mlp_layer_types`, "dense" or "sparse" for each layer; where it is missing the first layers are dense."""
 
     def read(self, f: Fields, name: str, draft: Draft) -> None:

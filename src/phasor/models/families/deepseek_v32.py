@@ -10,7 +10,7 @@ from torch import Tensor
 
 from phasor.config import ModelConfig
 from phasor.models.entries import Draft, Field, FieldEntry, Pinned
-from phasor.models.families._latent import AdjacentRope, ExpertLayers, latent
+from phasor.models.families._latent import AdjacentRope, ExpertsByLayer, latent
 from phasor.models.families.deepseek_v3 import DeepSeekV3
 from phasor.models.fields import Fields
 from phasor.models.layout import Layout, Piece, Rule, linear
@@ -59,7 +59,7 @@ class DeepSeekV32(DeepSeekV3):
         "index_topk": Field("attention.indexer.top_k", default=2048),
         "index_head_dim": Field("attention.indexer.head_dim", default=128),
         "index_n_heads": Field("attention.indexer.num_heads", default=64),
-        "mlp_layer_types": ExpertLayers(3),
+        "mlp_layer_types": ExpertsByLayer(3),
         "layer_types": IndexedLayers(),
     }
     index_layout: Layout = HalvesFirst()

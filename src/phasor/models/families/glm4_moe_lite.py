@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phasor.models.entries import Field
-from phasor.models.families._latent import ExpertLayers
+from phasor.models.families._latent import ExpertsByLayer
 from phasor.models.families.deepseek_v3 import DeepSeekV3
 
 
@@ -23,7 +23,7 @@ class GLM4MoELite(DeepSeekV3):
         "n_group": Field("feedforward.experts.num_groups", default=1),
         "topk_group": Field("feedforward.experts.top_groups", default=1),
         "routed_scaling_factor": Field("feedforward.experts.scale", default=1.8),
-        "mlp_layer_types": ExpertLayers(1),
+        "mlp_layer_types": ExpertsByLayer(1),
     }
 
 
