@@ -36,7 +36,8 @@ def plain_norm(x, config, weight, bias):
         return x
     if isinstance(config, LayerNormConfig):
         centered = x - x.sum(-1, keepdim=True) / x.shape[-1]
-        y = centered / ((centered**2).sum(-1, keepdim=True) / x.shape[-1] + config.eps).sqrt() * weight
+        y = centered / ((centered**2).sum(-1, keepdim=True) / x.shape[-1] + config.eps).sqrt()
+        y = y * (1 + weight) if config.unit_offset else y * weight
         return y if bias is None else y + bias
     y = x / ((x**2).sum(-1, keepdim=True) / x.shape[-1] + config.eps).sqrt()
     return y * (1 + weight) if config.unit_offset else y * weight

@@ -98,6 +98,25 @@ def phimoe(rng: random.Random, cls: str = "PhimoeForCausalLM") -> Case:
     return hub_case(rng, cls, config)
 
 
+def phimoe_longrope(rng: random.Random) -> Case:
+    """Texts within the original length: beyond it transformers keeps the factors of short ones."""
+    case = phimoe(rng)
+    config = case.config
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    factors = {
+        name: [round(rng.uniform(1, 4), 3) for _ in range(width // 2)] for name in ("short_factor", "long_factor")
+    }
+    config.max_position_embeddings = 200
+    config.rope_parameters = factors | {
+        "rope_type": "longrope",
+        "rope_theta": 500.0,
+        "original_max_position_embeddings": 100,
+        "short_mscale": 1.3,
+        "long_mscale": 1.3,
+    }
+    return Case(case.cls, config)
+
+
 def windows(rng: random.Random, depth: int) -> dict[str, Any]:
     """Windows by Qwen's rule, by a list of layers, or none in use."""
     kind = rng.choice(["rule", "rule", "list", "list", "none"])
@@ -276,4 +295,5 @@ CASES: Cases = {
     **WITH_HEAD,
     **{f"{name}/without head": lambda rng, n=name: WITH_HEAD[n](rng, WITHOUT_HEAD[n]) for name in WITHOUT_HEAD},
     "qwen3/by length": qwen3_by_length,
+    "phimoe/longrope": phimoe_longrope,
 }

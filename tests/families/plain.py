@@ -18,10 +18,13 @@ BETA = "llama_4_scaling_beta"
 
 
 def listed_or_ruled(rng: random.Random, depth: int, **rule: Any) -> tuple[dict[str, Any], dict[str, tuple[str, ...]]]:
-    """Windows by a list of layers or by the family's rule, whose fields an older file has in place of the list."""
+    """Windows by a list of layers or by the family's rule, whose fields an older file has in place of the list.
+
+    The rule comes back as the list.
+    """
     fields: dict[str, Any] = {"sliding_window": rng.choice([7, 19])}
     if coin(rng):
-        return fields | rule, {"drop": ("layer_types",)}
+        return fields | rule, {"drop": ("layer_types",), "listed": tuple(rule)}
     return fields | {"layer_types": mixed_layer_types(rng, depth)}, {}
 
 

@@ -167,9 +167,10 @@ class NormConfig(Choice, what="norm"):
 
 
 class LayerNormConfig(NormConfig, kind="layernorm"):
-    """(x - mean) / sqrt(variance + eps) * weight + bias, or * (1 + weight) with a unit offset (Nemotron).
+    """(x - mean) / sqrt(variance + eps) * weight + bias.
 
-    `weight` and `bias` are learned parameters that may be left out (an option of OPT leaves out both).
+    `weight` and `bias` are learned parameters that may be left out (an option of OPT leaves out both). With a unit
+    offset the factor is 1 + weight (Nemotron).
     """
 
     eps: float = 1e-5
