@@ -15,9 +15,11 @@ from families.cases import redraw
 from quantized_packers import BLOCKS, CASES, fp8
 from safetensors.torch import load_file, save_file
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
 
 import phasor
 from phasor.checkpoints.load import read_config
+from phasor.cli import main
 from phasor.models.families import names
 
 transformers.logging.set_verbosity_error()
@@ -155,6 +157,22 @@ def test_a_saved_model_computes_in_transformers_what_it_does_here(models, tmp_pa
     expected = theirs(tokens).logits
     assert (ours(tokens) - expected).abs().max() < 2e-5 * expected.std().clamp(min=1)
     assert expected.std() > 0.1
+
+
+@pytest.mark.filterwarnings("ignore:.*dequantized as they are read")
+def test_a_check_says_which_package_transformers_lacks(models, tmp_path, monkeypatch, capsys):
+    quantize(models["qwen3"], CASES["fp8 by blocks"], tmp_path)
+
+    def lack(*args, **options):
+        raise ImportError("Loading an FP8 quantized model requires accelerate")
+
+    monkeypatch.setattr(FineGrainedFP8HfQuantizer, "validate_environment", lack)
+    source = str(tmp_path / "quantized")
+    assert main(["convert", source, str(tmp_path / "ours"), "--check"]) == 2
+    said = capsys.readouterr().err
+    assert "requires accelerate" in said
+    assert "--format hf" in said
+    assert main(["convert", source, str(tmp_path / "theirs"), "--format", "hf", "--check"]) == 0
 
 
 def test_a_bias_of_zeros_beside_a_weight_without_one_says_nothing(models, tmp_path):

@@ -57,7 +57,13 @@ def compare(model: Transformer, folder: Path, length: int | None = None, seed: i
     config = model.config
     family = family_of(read_json(folder / CONFIG), folder / CONFIG)
     loaded = getattr(transformers, family.body or family.architecture(config))
-    theirs = loaded.from_pretrained(folder, dtype=torch.float32).eval()
+    try:
+        theirs = loaded.from_pretrained(folder, dtype=torch.float32).eval()
+    except ImportError as error:  # of a package for quantized weights
+        raise ValueError(
+            f"transformers cannot load {folder} for the check: {str(error).splitlines()[0]}; "
+            "written in the format hf (--format hf), the model is checked unquantized"
+        ) from None
     ours = model if model.tokens.weight.dtype == torch.float32 else copy.deepcopy(model).float()
     ours.eval()
     marks = lengths_that_matter(config)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phasor.checkpoints.quantized_formats import FORMATS, BitsAndBytes, Format, Parts
+from phasor.checkpoints.quantized_formats import FORMATS, BitsAndBytes, Format, StoredWeight
 from phasor.checkpoints.tensors import TYPES, Tensors
 from phasor.config.schema import name_some
 from phasor.models.fields import Fields, json_repr
@@ -42,7 +42,7 @@ class QuantizedTensors(Tensors):
     def __init__(self, folder: Path, form: Format, dtype: torch.dtype | None = None) -> None:
         super().__init__(folder)
         self.form, self.compute = form, dtype
-        self.weights: dict[str, Parts] = {}
+        self.weights: dict[str, StoredWeight] = {}
         self.described: dict[str, tuple[tuple[int, ...], str]] = {}
         self.hidden = {name for name in self.file_of if name.endswith(form.unused)}
         try:
@@ -65,8 +65,8 @@ class QuantizedTensors(Tensors):
             raise ValueError(f"{self.folder}: {NAME} says {method}, but no tensor is named {shown}")
         wrong = []
         for weight, names in sorted(groups.items()):
-            parts = Parts(self, names | ({"": weight} if weight in self.file_of else {}))
-            needed = self.form.needed(parts)
+            parts = StoredWeight(self, names | ({"": weight} if weight in self.file_of else {}))
+            needed = self.form.requirements(parts)
             lacking = [weight.removesuffix(self.form.ends.get(end, "")) + end for end in needed if end not in parts]
             try:
                 if lacking:

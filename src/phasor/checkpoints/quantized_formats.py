@@ -22,7 +22,7 @@ FLOAT8, INT8 = "F8_E4M3", "I8"
 ACTIVATIONS = (".input_scale", ".activation_scale", ".output_scale", ".input_zero_point", ".k_scale", ".v_scale")
 
 
-class Parts:
+class StoredWeight:
     """The stored tensors of one weight, by the ends of their names; "" is that of a tensor with the weight's name."""
 
     def __init__(self, tensors: Tensors, names: dict[str, str]) -> None:
@@ -100,15 +100,15 @@ class Format:
     def __init__(self, fields: Fields) -> None:
         """Read what the configuration says; what is not known is refused."""
 
-    def needed(self, parts: Parts) -> Sequence[str]:
+    def requirements(self, parts: StoredWeight) -> Sequence[str]:
         """The ends of tensors that cannot be missing, by those that are there."""
         return list(self.ends)
 
-    def describe(self, parts: Parts) -> tuple[tuple[int, ...], str]:
+    def describe(self, parts: StoredWeight) -> tuple[tuple[int, ...], str]:
         """The shape of a weight and its dtype, as safetensors names it; tensors that do not go together are refused."""
         raise NotImplementedError
 
-    def dequantize(self, parts: Parts) -> Tensor:
+    def dequantize(self, parts: StoredWeight) -> Tensor:
         """A weight, in float32 or its own dtype."""
         raise NotImplementedError
 
@@ -125,20 +125,20 @@ class FP8(Format):
         fields.expect("expert_dtype", "fp8")
         fields.expect("fmt", "e4m3")
 
-    def needed(self, parts: Parts) -> Sequence[str]:
+    def requirements(self, parts: StoredWeight) -> Sequence[str]:
         return ("", self.scale(parts))
 
-    def scale(self, parts: Parts) -> str:
+    def scale(self, parts: StoredWeight) -> str:
         return next(end for end in self.ends if end in parts)
 
-    def describe(self, parts: Parts) -> tuple[tuple[int, ...], str]:
+    def describe(self, parts: StoredWeight) -> tuple[tuple[int, ...], str]:
         end, shape = self.scale(parts), parts.shape("")
         parts.expect("", (FLOAT8,))
         parts.expect(end, (*TYPES, "F8_E8M0"))
         parts.block(end, shape, [self.block])
         return shape, "F32"
 
-    def dequantize(self, parts: Parts) -> Tensor:
+    def dequantize(self, parts: StoredWeight) -> Tensor:
         end = self.scale(parts)
         return scale_blocks(parts.get(""), parts.scales(end), parts.block(end, parts.shape(""), [self.block]))
 
@@ -170,11 +170,11 @@ class CompressedTensors(Format):
             weights.expect("strategy", "tensor", "channel", "group", "block")
             self.blocks.append(block_field(weights, "block_structure", None))
 
-    def needed(self, parts: Parts) -> Sequence[str]:
+    def requirements(self, parts: StoredWeight) -> Sequence[str]:
         packed = ".weight_packed" in parts or ".weight_shape" in parts
         return (".weight_scale", ".weight_packed", ".weight_shape") if packed else (".weight_scale", "")
 
-    def describe(self, parts: Parts) -> tuple[tuple[int, ...], str]:
+    def describe(self, parts: StoredWeight) -> tuple[tuple[int, ...], str]:
         scale, zero, index = ".weight_scale", ".weight_zero_point", ".weight_g_idx"
         if ".weight_packed" in parts:
             parts.expect(".weight_packed", ("I32",))
@@ -193,10 +193,10 @@ class CompressedTensors(Format):
             parts.expect(index, ("I32", "I64"), shape[1:])
         return shape, parts.dtype(scale)
 
-    def shape(self, parts: Parts) -> tuple[int, ...]:
+    def shape(self, parts: StoredWeight) -> tuple[int, ...]:
         return tuple(parts.get(".weight_shape").tolist()) if ".weight_packed" in parts else parts.shape("")
 
-    def bits(self, parts: Parts) -> int:
+    def bits(self, parts: StoredWeight) -> int:
         """How many bits a packed element has, by the shapes."""
         found, (rows, columns) = parts.matrix(".weight_packed"), self.shape(parts)
         for bits in (4, 8):
@@ -205,7 +205,7 @@ class CompressedTensors(Format):
         name = parts.names[".weight_packed"]
         raise ValueError(f"{name} has the shape {list(found)}, which holds no {[rows, columns]} in 4 or 8 bits")
 
-    def dequantize(self, parts: Parts) -> Tensor:
+    def dequantize(self, parts: StoredWeight) -> Tensor:
         shape, scales = self.shape(parts), as_matrix(parts.scales(".weight_scale"))
         zero, index, packed = ".weight_zero_point", ".weight_g_idx", ".weight_packed"
         zeros = as_matrix(parts.get(zero)) if zero in parts else torch.zeros_like(scales)
@@ -236,10 +236,10 @@ class GPTQ(Format):
         fields.expect(version, "gptq", "gptq_v2")
         self.offset = int(fields.get(version, "gptq") == "gptq")  # the first version stores zero points less one
 
-    def needed(self, parts: Parts) -> Sequence[str]:
+    def requirements(self, parts: StoredWeight) -> Sequence[str]:
         return (".qweight", ".qzeros", ".scales")
 
-    def describe(self, parts: Parts) -> tuple[tuple[int, ...], str]:
+    def describe(self, parts: StoredWeight) -> tuple[tuple[int, ...], str]:
         per_word = 32 // self.bits
         (words, columns), (groups, _) = parts.matrix(".qweight"), parts.matrix(".scales")
         rows = words * per_word
@@ -252,7 +252,7 @@ class GPTQ(Format):
             check_groups(parts, groups, rows)
         return (columns, rows), parts.dtype(".scales")
 
-    def dequantize(self, parts: Parts) -> Tensor:
+    def dequantize(self, parts: StoredWeight) -> Tensor:
         scales = parts.scales(".scales").T  # [out, groups]
         values = unpack(parts.get(".qweight").T, self.bits)
         zeros = unpack(parts.get(".qzeros"), self.bits)[:, : len(scales)].T + self.offset
@@ -274,7 +274,7 @@ class AWQ(Format):
         fields.expect("version", "gemm", "GEMM")
         fields.expect("format", "gemm")
 
-    def describe(self, parts: Parts) -> tuple[tuple[int, ...], str]:
+    def describe(self, parts: StoredWeight) -> tuple[tuple[int, ...], str]:
         (rows, words), (groups, _) = parts.matrix(".qweight"), parts.matrix(".scales")
         parts.expect(".qweight", ("I32",))
         parts.expect(".scales", TYPES, (groups, words * 8))
@@ -282,7 +282,7 @@ class AWQ(Format):
         check_groups(parts, groups, rows)
         return (words * 8, rows), parts.dtype(".scales")
 
-    def dequantize(self, parts: Parts) -> Tensor:
+    def dequantize(self, parts: StoredWeight) -> Tensor:
         values, zeros = (
             unpack(parts.get(end), 4).unflatten(-1, (-1, 8))[..., list(self.order)].flatten(-2).T
             for end in (".qweight", ".qzeros")
@@ -299,14 +299,14 @@ class BitsAndBytes(Format):
     states = (".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4")
     ends = {f".weight{end}": ".weight" for end in (*tables, *states)} | {".SCB": ".weight", ".weight_format": ".weight"}
 
-    def needed(self, parts: Parts) -> Sequence[str]:
+    def requirements(self, parts: StoredWeight) -> Sequence[str]:
         if ".SCB" in parts or ".weight_format" in parts:
             return ("", ".SCB")
         nested = [end for end in self.tables[2:] if ".weight.nested_absmax" in parts or f".weight{end}" in parts]
         state = next((end for end in self.states if f".weight{end}" in parts), self.states[0])
         return ("", *(f".weight{end}" for end in (*self.tables[:2], *nested, state)))
 
-    def describe(self, parts: Parts) -> tuple[tuple[int, ...], str]:
+    def describe(self, parts: StoredWeight) -> tuple[tuple[int, ...], str]:
         if ".SCB" in parts:
             parts.expect("", (INT8,))
             parts.expect(".SCB", ("F32",), parts.shape("")[:1])
@@ -327,7 +327,7 @@ class BitsAndBytes(Format):
             parts.expect(".weight.absmax", ("F32",), (blocks,))
         return tuple(state["shape"]), {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}[state["dtype"]]
 
-    def state(self, parts: Parts) -> dict[str, Any]:
+    def state(self, parts: StoredWeight) -> dict[str, Any]:
         """The sizes of a weight in 4 bits, which a tensor holds as JSON."""
         end = next(f".weight{end}" for end in self.states if f".weight{end}" in parts)
         try:
@@ -342,7 +342,7 @@ class BitsAndBytes(Format):
             raise ValueError(f"{parts.names[end]} holds no JSON with a matrix's shape, blocksize and dtype")
         return state
 
-    def dequantize(self, parts: Parts) -> Tensor:
+    def dequantize(self, parts: StoredWeight) -> Tensor:
         if ".SCB" in parts:
             return parts.get("") * parts.scales(".SCB")[:, None] * 7.874015718698502e-3  # by 127, as bitsandbytes does
         state = self.state(parts)
@@ -369,13 +369,13 @@ class MXFP4(Format):
     magnitudes = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of what three bits count; the fourth is the sign
     bias = 127  # of the exponents
 
-    def describe(self, parts: Parts) -> tuple[tuple[int, ...], str]:
+    def describe(self, parts: StoredWeight) -> tuple[tuple[int, ...], str]:
         experts, rows, blocks = (*parts.shape("_scales"), 0, 0, 0)[:3]
         parts.expect("_scales", ("U8",), (experts, rows, blocks))
         parts.expect("_blocks", ("U8",), (experts, rows, blocks, 16))
         return (experts, blocks * 32, rows), "BF16"
 
-    def dequantize(self, parts: Parts) -> Tensor:
+    def dequantize(self, parts: StoredWeight) -> Tensor:
         table = torch.tensor([*self.magnitudes, *(-x for x in self.magnitudes)], dtype=torch.bfloat16, device="cpu")
         weight = []
         for blocks, scales in zip(parts.get("_blocks"), parts.get("_scales"), strict=True):
@@ -419,7 +419,7 @@ def as_matrix(scales: Tensor) -> Tensor:
     return scales if scales.dim() > 1 else scales.reshape(-1, 1)
 
 
-def check_groups(parts: Parts, groups: int, inputs: int) -> None:
+def check_groups(parts: StoredWeight, groups: int, inputs: int) -> None:
     """Refuse scales of groups that are not of one size."""
     if groups == 0 or inputs % groups:
         raise ValueError(f"{parts.names['.scales']} has {groups} groups, which do not divide {inputs} inputs")
