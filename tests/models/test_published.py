@@ -26,7 +26,7 @@ PUBLISHED = {file.stem: file for file in sorted(FOLDER.glob("*.json"))}
 every = pytest.mark.parametrize("name", PUBLISHED)
 
 
-# The parameters that model cards and reports state, in billions; GLM's count the layer that predicts a further token.
+# The parameters that model cards and reports state, in billions.
 BILLIONS = {
     "deepseek-v2-lite": 15.7,
     "deepseek-v2": 236,
@@ -82,8 +82,8 @@ def test_most_families_are_among_them():
 def test_a_published_model_has_its_number_of_parameters(name):
     data = published(name)
     config = family(data["model_type"]).read_whole(Fields(data, PUBLISHED[name]))
-    # Half a unit of the last digit stated; of 30 and of 744 the layer behind the last one is 0.6 and 9.9 of them.
-    assert parameters_of(config).total / 1e9 == pytest.approx(BILLIONS[name], rel=0.015)
+    # Half a unit of the last digit of 30 and of 3.3, stated in two digits, is up to 1.7 %.
+    assert parameters_of(config).total / 1e9 == pytest.approx(BILLIONS[name], rel=0.017)
 
 
 @pytest.mark.parametrize("name", ["deepseek-v2-lite", "deepseek-v3", "deepseek-v3.2", "glm-4.7-flash", "glm-5"])
