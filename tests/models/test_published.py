@@ -44,10 +44,8 @@ BILLIONS = {
 
 
 def published(name):
-    """The fields of a file, less a quantization of all weights, which has to be undone first."""
-    data = json.loads(PUBLISHED[name].read_text())
-    if data.get("quantization_config", {}).get("quant_method") == "fp8":
-        del data["quantization_config"]
+    """The fields of a file, less those of a quantization of its weights, which is undone as they are read."""
+    data, _ = take_format(json.loads(PUBLISHED[name].read_text()), PUBLISHED[name])
     return data
 
 

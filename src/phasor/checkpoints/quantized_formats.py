@@ -123,7 +123,7 @@ class FP8(Format):
     def __init__(self, fields: Fields) -> None:
         self.block = block_field(fields, "weight_block_size", [128, 128])
         fields.expect("expert_dtype", "fp8")
-        fields.expect("fmt", "e4m3")
+        fields.expect("fmt", "e4m3", "float8_e4m3fn")
 
     def requirements(self, parts: StoredWeight) -> Sequence[str]:
         return ("", self.scale(parts))
