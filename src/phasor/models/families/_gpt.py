@@ -24,7 +24,8 @@ class GPTLike(Family):
 
     prefix = "transformer."
     embedding = "transformer.wte.weight"
-    derived = ("transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias")  # causal masks of old files
+    # causal masks of old files
+    derived: ClassVar[tuple[str, ...]] = ("transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias")
     parts = Family.parts | {"norm": "layernorm", "feedforward.bias": True}
     fields: ClassVar[dict[str, FieldEntry]] = {
         "vocab_size": Field("vocab_size"),
