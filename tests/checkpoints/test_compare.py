@@ -12,6 +12,7 @@ transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
 SIZES = {"vocab_size": 61, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIDE = {"layers": 2, "attention_heads": 4, "ffn_dim": 40}
 
 
 @pytest.fixture
@@ -89,6 +90,16 @@ def test_tables_of_angles_in_transformers_are_not_passed(name, tmp_path):
         tmp_path / "theirs"
     )
     check = phasor.convert(tmp_path / "theirs", tmp_path / "ours", check=64)
+    assert (check.length, check.missed) == (40, ("the trained length of 40 tokens",))
+
+
+@pytest.mark.parametrize("name", ["MarianMTModel", "PegasusForConditionalGeneration"])
+def test_tables_of_sinusoids_in_transformers_are_not_passed(name, tmp_path):
+    cls = getattr(transformers, name)
+    sides = {f"{side}_{n}": v for side in ("encoder", "decoder") for n, v in SIDE.items()}
+    config = cls.config_class(vocab_size=61, d_model=32, max_position_embeddings=40, pad_token_id=60, **sides)
+    cls(config).save_pretrained(tmp_path / "theirs")
+    check = phasor.convert(tmp_path / "theirs", tmp_path / "ours", check=True)
     assert (check.length, check.missed) == (40, ("the trained length of 40 tokens",))
 
 

@@ -146,9 +146,11 @@ def choose_length(config: ModelConfig, model: Transformer, marks: dict[str, int]
 
 
 def longest_text(config: ModelConfig, theirs: nn.Module) -> int:
-    """How many tokens a learned table of positions has, or one of rotary angles in their model (GPT-J)."""
+    """How many tokens a learned table of positions has, or one of angles (GPT-J) or sinusoids (Marian) in theirs."""
     learned = config.input_position.max_positions
     tables = [len(getattr(owner, name)) for owner, name in rotary_tables(theirs)]
+    sinusoids = (getattr(module, "embed_positions", None) for module in theirs.modules())
+    tables += [table.num_embeddings for table in sinusoids if isinstance(table, nn.Embedding)]
     return min([MOST_LENGTH if learned is None else learned, *tables])
 
 
