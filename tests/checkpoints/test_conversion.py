@@ -262,18 +262,18 @@ class TestBadFolders:
     @pytest.mark.parametrize(
         ("field", "value"),
         [
-            ("quantization_config", {"quant_method": "gptq"}),
+            ("quantization_config", {"quant_method": "quip"}),
             ("hidden_act", "tanh"),
             ("rope_scaling", {"type": "spiral", "factor": 2.0}),
             ("rope_scaling", 7),
-            ("architectures", ["LlamaForSequenceClassification"]),
+            ("architectures", ["LlamaForQuestionAnswering"]),
             ("is_causal", False),
         ],
     )
     def test_a_field_that_is_not_honored(self, folder, field, value):
         edit(folder, **{field: value})
         name = {"rope_scaling": "rope_"}.get(field, field)
-        assert_refuses(folder, "config.json", name if field != "architectures" else "LlamaForSequenceClassification")
+        assert_refuses(folder, "config.json", name if field != "architectures" else "LlamaForQuestionAnswering")
 
     @pytest.mark.parametrize(
         ("field", "value", "named"),
@@ -323,7 +323,7 @@ def test_a_model_no_family_can_say(tmp_path):
 
 def test_the_family_that_comes_nearest_is_named(tmp_path):
     sizes = {"vocab_size": 61, "dim": 48, "num_heads": 4, "num_layers": 2, "max_length": 64}
-    with pytest.raises(ValueError, match=r"does; the nearest is \w+: it has no tensors for .*residual\.norms\.2"):
+    with pytest.raises(ValueError, match="does; the nearest is gemma4_text: it would differ in placement.block_scale"):
         phasor.save(phasor.Transformer(phasor.preset("grok-1", **sizes)), tmp_path / "none", format="hf")
     steeper = phasor.preset("mpt", **sizes).replace(position={"kind": "alibi", "max_bias": 16.0})
     with pytest.raises(ValueError, match="max_bias is 16, and always 8 in transformers"):

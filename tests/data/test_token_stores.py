@@ -453,8 +453,10 @@ def test_a_folder_with_files_of_others_is_left_alone_whatever_they_are_called(tm
     assert [(tmp_path / "data" / name).read_text() for name in names] == ["mine"] * len(names)
 
 
-def test_ctrl_c_while_a_tokenizer_is_learned() -> None:
+def test_ctrl_c_while_a_tokenizer_is_learned(request: pytest.FixtureRequest) -> None:
     ended = []
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by what runs in the background
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
 
     def texts() -> Iterator[str]:
         hashlib.pbkdf2_hmac("sha256", b"", b"", 10**7)  # seconds in which no signal is looked at

@@ -321,7 +321,7 @@ def coerce(value: Any, hint: Any, where: str) -> Any:
                 continue
         raise ValueError(f"{where} must be {describe_type(hint)}, not {quote(value)}")
     if origin is Literal:
-        if not any(value == a and type(value) is type(a) for a in args):
+        if not any(type(value) is type(a) and value == a for a in args):
             raise ValueError(
                 f"{where} must be one of {', '.join(map(repr, args))}, not {quote(value)}{did_you_mean(value, args)}"
             )

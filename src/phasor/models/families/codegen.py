@@ -21,6 +21,8 @@ class ByShard(Layout):
     def pieces(self, ours: Tensor, model: ModelConfig) -> list[Piece]:
         if model.num_heads % SHARDS:
             raise ValueError(f"its number of heads is divisible by {SHARDS}, and {model.num_heads} is not")
+        if model.num_kv_heads != model.num_heads:
+            raise ValueError(f"it has as many key/value heads as heads, and num_kv_heads is {model.num_kv_heads}")
         heads = ours.unflatten(0, (SHARDS, model.num_heads // SHARDS, 3, model.head_dim))
         views = [heads[shard, :, part] for shard in range(SHARDS) for part in (0, 2, 1)]
         return [Piece(view, (view.shape[0] * view.shape[1], *view.shape[2:])) for view in views]

@@ -58,6 +58,7 @@ class Ministral3(Mistral):
     title = "Ministral 3"
     architectures = {"lm": "Ministral3ForCausalLM", "none": "Ministral3Model"}
     classifiers = score_classifiers("Ministral3")
+    first_choice = False
     fields = Mistral.fields | {
         "head_dim": Field("head_dim", default=None, absent=128),
         "max_position_embeddings": Field("max_length", default=262144),

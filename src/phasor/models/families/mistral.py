@@ -14,6 +14,7 @@ class Mistral(LlamaLike):
     title = "Mistral"
     architectures = {"lm": "MistralForCausalLM", "none": "MistralModel"}
     classifiers = score_classifiers("Mistral")
+    first_choice = True
     parts = LlamaLike.parts | {"norm": "rmsnorm"}
     fields = LlamaLike.fields | {
         "num_key_value_heads": KVHeads(8),

@@ -69,7 +69,7 @@ class RotaryConfig(PositionConfig, kind="rotary"):
         dim = head_dim if self.rotary_dim is None else self.rotary_dim
         check_rotary_dim(dim, "the rotary dimension of a head")
         if dim > head_dim:
-            raise ValueError(f"{type(self).__name__}.rotary_dim is {dim}, wider than what it may rotate ({head_dim})")
+            raise ValueError(f"{type(self).__name__}.rotary_dim is {dim}, wider than the head ({head_dim})")
         self.check_pairs(dim)
         return dim
 
