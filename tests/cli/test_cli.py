@@ -422,6 +422,7 @@ def test_evaluate(evaluation: dict[str, Any], run_phasor: CommandRunner) -> None
         "signature  char",
     ]
     usual = {"data": None, "target": None, "num_beams": 5, "limit": None, "checkpoint": None, "device": "auto"}
+    usual["part"] = None
     assert evaluation == {"run": "run", **usual}
     options = ["--data", "a", "--target", "b", "--num-beams", "2", "--limit", "9", "--device", "cpu", "--json"]
     options += ["--checkpoint", "best"]
