@@ -425,10 +425,10 @@ def test_evaluate(evaluation: dict[str, Any], run_phasor: CommandRunner) -> None
     usual["part"] = None
     assert evaluation == {"run": "run", **usual}
     options = ["--data", "a", "--target", "b", "--num-beams", "2", "--limit", "9", "--device", "cpu", "--json"]
-    options += ["--checkpoint", "best"]
+    options += ["--checkpoint", "best", "--part", "text"]
     assert json.loads(run_phasor("evaluate", "run", *options))["bleu"] == 51.623456
     asked = {"data": "a", "target": "b", "num_beams": 2, "limit": 9, "checkpoint": "best", "device": "cpu"}
-    assert evaluation == {"run": "run", **asked}
+    assert evaluation == {"run": "run", "part": "text", **asked}
     assert "--target needs --data" in run_phasor.expect_error("evaluate", "run", "--target", "b")
 
 
