@@ -288,9 +288,8 @@ class Transformer(nn.Module):
         head: bool = True,
     ) -> Tensor:
         record = as_record(record)
-        args = SequenceArgs(
-            positions=positions, attention_mask=attention_mask, document_ids=document_ids, length=length
-        )
+        args: SequenceArgs = {"positions": positions, "attention_mask": attention_mask}
+        args |= {"document_ids": document_ids, "length": length}
         target_args: SequenceArgs = {
             "positions": target_positions,
             "attention_mask": target_attention_mask,

@@ -323,7 +323,9 @@ def test_a_model_no_family_can_say(tmp_path):
 
 def test_the_family_that_comes_nearest_is_named(tmp_path):
     sizes = {"vocab_size": 61, "dim": 48, "num_heads": 4, "num_layers": 2, "max_length": 64}
-    with pytest.raises(ValueError, match="does; the nearest is gemma4_text: it would differ in placement.block_scale"):
+    with pytest.raises(
+        ValueError, match=r"does; the nearest is gemma4_text: it would differ in placement\.block_scale"
+    ):
         phasor.save(phasor.Transformer(phasor.preset("grok-1", **sizes)), tmp_path / "none", format="hf")
     steeper = phasor.preset("mpt", **sizes).replace(position={"kind": "alibi", "max_bias": 16.0})
     with pytest.raises(ValueError, match="max_bias is 16, and always 8 in transformers"):

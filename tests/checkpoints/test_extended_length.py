@@ -88,7 +88,11 @@ REASONS = [
         "dynamic-yarn",
         "phi3: transformers has no name for the extensi",
     ),
-    ({"position": {"kind": "rotary", "pairing": "adjacent"}}, "ntk", "ernie4_5: transformers has no name for the extension"),
+    (
+        {"position": {"kind": "rotary", "pairing": "adjacent"}},
+        "ntk",
+        "ernie4_5: transformers has no name for the extension",
+    ),
     ({"placement": "parallel"}, "dynamic-ntk", "llama: it would differ in placement ('parallel' and 'pre')"),
     ({"placement": "parallel"}, "dynamic-yarn", "llama: transformers has no name for the extension 'dynamic-yarn'"),
     ({"max_length": 2**40}, "dynamic-ntk", "max_position_embeddings is out of range"),

@@ -204,7 +204,7 @@ def test_other_settings_leave_the_model_behind() -> None:
         ("open", {"text": "{"}, "text", "this is not JSON"),
         ("open", {"text": "[1]"}, "text", "must be an object"),
         ("open", {"text": preset("bert").to_json()}, "text", "no rotary positions"),
-        ("open", {"text": '{"model_type": "mamba"}'}, "text", "unknown model_type 'mamba'"),
+        ("open", {"text": '{"model_type": "zebra"}'}, "text", "unknown model_type 'zebra'"),
         ("open", {"text": " " * (2**20 + 1)}, "text", "at most 1,048,576 characters"),
         ("open", {"text": "长" * 2**19}, "text", "may have 1 MB"),
     ],

@@ -65,14 +65,14 @@ def test_a_posted_file_is_opened_and_mistakes_stand_beside_their_controls(open_p
     visit.page.locator('[data-control="attention"] input:visible').fill("")
     visit.settle()
     assert not visit.page.locator(".error:visible").count()
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "zebra"}))
     visit.page.set_input_files('[data-control="file"] input', tmp_path / "config.json")
     visit.settle()
-    assert "unknown model_type 'mamba'" in visit.error("file")
+    assert "unknown model_type 'zebra'" in visit.error("file")
     visit.page.set_input_files('[data-control="file"] input', PUBLISHED / name)
     visit.page.set_input_files('[data-control="otherFile"] input', tmp_path / "config.json")
     visit.settle()
-    assert "unknown model_type 'mamba'" in visit.error("otherFile")
+    assert "unknown model_type 'zebra'" in visit.error("otherFile")
     assert not visit.error("file")
     visit.errors.clear()  # chromium reports every status of 400
 

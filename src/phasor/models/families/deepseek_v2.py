@@ -39,7 +39,7 @@ class DeepSeekV2(LatentLike):
         "feedforward.experts.normalize": False,
     }
     fields = {name: entry for name, entry in LatentLike.fields.items() if name not in ("n_group", "topk_group")} | {
-        "n_routed_experts": Field("feedforward.experts.num_experts", default=64),
+        "n_routed_experts": Field("feedforward.experts.num_experts", default=64, fallback="num_experts"),
         "num_experts_per_tok": Field("feedforward.experts.top_k"),
         "moe_intermediate_size": Field("feedforward.experts.hidden_dim", default=1407),
         "n_shared_experts": SharedExperts(2),

@@ -16,7 +16,7 @@ class DeepSeekV3(LatentLike):
     architectures = {"lm": "DeepseekV3ForCausalLM", "none": "DeepseekV3Model"}
     fields = LatentLike.fields | {
         "max_position_embeddings": Field("max_length", default=4096),
-        "n_routed_experts": Field("feedforward.experts.num_experts", default=256),
+        "n_routed_experts": Field("feedforward.experts.num_experts", default=256, fallback="num_local_experts"),
         "num_experts_per_tok": Field("feedforward.experts.top_k", default=8),
         "moe_intermediate_size": Field("feedforward.experts.hidden_dim", default=2048),
         "n_shared_experts": SharedExperts(1),

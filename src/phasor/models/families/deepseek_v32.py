@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from phasor.config import ModelConfig
-from phasor.models.entries import Draft, Field, FieldEntry, Pinned
+from phasor.models.entries import Draft, Field, FieldEntry, Pinned, SameAs
 from phasor.models.families._latent import AdjacentRope, ExpertsByLayer, latent
 from phasor.models.families.deepseek_v3 import DeepSeekV3
 from phasor.models.fields import Fields
@@ -56,6 +56,7 @@ class DeepSeekV32(DeepSeekV3):
         "q_lora_rank": Field("attention.q_rank", default=1536),
         "rope_parameters": AdjacentRope(),
         "mlp_bias": Pinned(False),
+        "num_experts": Pinned(None, SameAs("feedforward.experts.num_experts")),
         "index_topk": Field("attention.indexer.top_k", default=2048),
         "index_head_dim": Field("attention.indexer.head_dim", default=128),
         "index_n_heads": Field("attention.indexer.num_heads", default=64),

@@ -172,7 +172,8 @@ class Gemma4(GemmaLike):
         "enable_moe_block": ExpertsBeside(),
     }
     # Of files without experts.
-    harmless = frozenset({"num_experts", "top_k_experts", "moe_intermediate_size"})
+    # The last follows from other fields.
+    harmless = frozenset({"num_experts", "top_k_experts", "moe_intermediate_size", "kv_sharing_modes"})
 
     def rules(self, config: ModelConfig) -> Iterator[Rule]:
         yield from super().rules(config)

@@ -17,7 +17,7 @@ class GLM4MoELite(DeepSeekV3):
         "max_position_embeddings": Field("max_length", default=202752),
         "q_lora_rank": Field("attention.q_rank", default=None, absent=768),
         "rms_norm_eps": Field("norm.eps", default=1e-5),
-        "n_routed_experts": Field("feedforward.experts.num_experts", default=64),
+        "n_routed_experts": Field("feedforward.experts.num_experts", default=64, fallback="num_local_experts"),
         "num_experts_per_tok": Field("feedforward.experts.top_k", default=4),
         "moe_intermediate_size": Field("feedforward.experts.hidden_dim", default=1536),
         "n_group": Field("feedforward.experts.num_groups", default=1),
