@@ -94,8 +94,6 @@ MODELS = {  # with untied heads: a tied one repeats what it reads
     "mbart": lambda: transformers.MBartForConditionalGeneration(transformers.MBartConfig(**UNTIED)),
     "marian": lambda: transformers.MarianMTModel(transformers.MarianConfig(**UNTIED, scale_embedding=True)),
     "m2m_100": lambda: transformers.M2M100ForConditionalGeneration(transformers.M2M100Config(**UNTIED)),
-        transformers.PegasusConfig(**UNTIED, scale_embedding=True)
-    ),
     "plbart": lambda: transformers.PLBartForConditionalGeneration(transformers.PLBartConfig(**UNTIED)),
 }
 
