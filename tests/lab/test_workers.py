@@ -157,7 +157,9 @@ def test_workers_start_one_after_the_other(monkeypatch):
 
     monkeypatch.setattr(workers, "Worker", RecordedWorker)
     pool = workers.WorkerPool(2, seconds=1, grace=1, memory=1)
-    anyio.run(pool.start)
+    thread = threading.Thread(target=anyio.run, args=(pool.start,))  # where no other test has a loop running
+    thread.start()
+    thread.join()
     assert events == ["starts", "is ready"] * 2
 
 

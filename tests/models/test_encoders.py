@@ -242,7 +242,7 @@ class TestOldFiles:
         [
             (transformers.BertModel, {"position_embedding_type": "relative_key"}),
             (transformers.BertModel, {"is_decoder": True}),
-            (transformers.BertModel, {"architectures": ["BertForSequenceClassification"]}),
+            (transformers.BertModel, {"architectures": ["BertForQuestionAnswering"]}),
             (transformers.BertModel, {"hidden_act": "mish"}),
             (transformers.ModernBertModel, {"rope_theta": 500.0}),
             (transformers.ModernBertModel, {"head_dim": 10}),

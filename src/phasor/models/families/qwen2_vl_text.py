@@ -16,6 +16,7 @@ class Qwen2VLText(Qwen2):
     model_type = "qwen2_vl_text"
     title = "Qwen2-VL (text)"
     architectures = {"lm": "Qwen2VLForConditionalGeneration", "none": "Qwen2VLTextModel"}
+    classifiers = {}
     body = "Qwen2VLTextModel"
     fields = Qwen2.fields | {
         "num_key_value_heads": KVHeads(8),
