@@ -216,10 +216,10 @@ def test_evaluation_beside_training_survives_a_pruned_checkpoint(place, monkeypa
     shutil.rmtree("run/model")
     first, load = find_weights(place / "run"), opening.load
 
-    def prune_first(folder, *given):
+    def prune_first(folder, *given, **options):
         if folder.resolve() == first and folder.exists():
             shutil.rmtree(folder)
-        return load(folder, *given)
+        return load(folder, *given, **options)
 
     monkeypatch.setattr(opening, "load", prune_first)
     found = phasor.evaluate("run", device="cpu")

@@ -192,7 +192,10 @@ class LayerNormConfig(NormConfig, kind="layernorm"):
 
 
 class RMSNormConfig(NormConfig, kind="rmsnorm"):
-    """x / sqrt(mean(x^2) + eps) * weight, or * (1 + weight) with a unit offset; `weight` may be left out."""
+    """x / sqrt(mean(x^2) + eps) * weight, or * (1 + weight) with a unit offset.
+
+    `weight` is learned, and may be left out.
+    """
 
     eps: float = 1e-6
     unit_offset: bool = False

@@ -14,8 +14,8 @@ from phasor.nn.norm import build_norm
 class LayerEmbedding(nn.Module):
     """`(table[token] * sqrt(width) + norm(project(x) / sqrt(dim))) / sqrt(2)`: a vector for every token and layer.
 
-    >>> config = ModelConfig(vocab_size=9, dim=8, num_layers=3, num_heads=1, embedding={"per_layer_width": 4}, \
-    ...     feedforward={"activation": "geglu"})
+    >>> parts = {"embedding": {"per_layer_width": 4}, "feedforward": {"activation": "geglu"}}
+    >>> config = ModelConfig(vocab_size=9, dim=8, num_layers=3, num_heads=1, **parts)
     >>> LayerEmbedding(config)(torch.zeros(2, 5, dtype=torch.int64), torch.zeros(2, 5, 8)).shape
     torch.Size([2, 5, 3, 4])
     """

@@ -438,6 +438,7 @@ class TestModels:
 NOT_TAKEN = {
     "axial": "several axes",
     "mrope": "several axes",
+    "mrope-interleaved": "several axes",
     "xpos": "xPos",
     "rotary-values": "values",
 }
