@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phasor.config import ModelConfig
@@ -72,9 +73,9 @@ class LatentAttention(Attention, config=LatentAttentionConfig):
         if index is not None and kept.shape[1] > index.top_k:
             y = self.values(attend_to_chosen(self.absorb(q), kept, self.sizes.rank, index, ctx, score_mod))
         elif self.absorbs(q.shape[1], kept.shape[1]):
-            y = self.values(attend(self.absorb(q), kept, kept[..., self.sizes.rope :], ctx, score_mod))
+            y = self.values(attend(self.absorb(q), kept, kept, ctx, score_mod)[..., self.sizes.rope :])
         else:
-            y = attend(q, *self.expand(kept), ctx, score_mod)  # [B, T, H, value]
+            y = attend(q, *self.expand(kept), ctx, score_mod)[..., : self.sizes.value]  # [B, T, H, value]
         return self.out(y.flatten(-2))  # [B, T, dim]
 
     def up(self, x: Tensor) -> Tensor:
@@ -92,12 +93,13 @@ class LatentAttention(Attention, config=LatentAttentionConfig):
         return torch.einsum("bthr,hvr->bthv", y, self.up(y)[:, self.sizes.nope :])
 
     def expand(self, kept: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys `[B, S, H, D]` and values `[B, S, H, value]` of what tokens keep."""
+        """Keys and values `[B, S, H, D]` of what tokens keep; values have zeros up to the width that kernels take."""
         rope, nope, value, rank = self.sizes
         shared, latent = kept.split((rope, rank), dim=-1)
         up = self.kv_up(latent[:, :, 0]).unflatten(-1, (self.num_heads, nope + value))  # [B, S, H, nope + value]
         rest, v = up.split((nope, value), dim=-1)
-        return torch.cat((shared.expand(-1, -1, self.num_heads, -1), rest), dim=-1), v
+        k = torch.cat((shared.expand(-1, -1, self.num_heads, -1), rest), dim=-1)
+        return k, F.pad(v, (0, max(0, self.head_dim - value)))
 
     def absorbs(self, queries: int, keys: int) -> bool:
         """Whether attending to latent vectors takes fewer operations than computing the keys and values of heads."""
