@@ -1,7 +1,7 @@
 """The config.json of well-known models, as they are published: each is understood, and means what transformers reads.
 
-The files in tests/published hold the fields and values of the hub's files as far as they are known here; the last one
-collects what training code leaves in fine-tuned models.
+The files in tests/published are written down and not downloaded: they hold the fields and values of the hub's files as far
+as they are known here, and may lack some. The last one collects what training code leaves in fine-tuned models.
 """
 
 import json
@@ -26,7 +26,7 @@ PUBLISHED = {file.stem: file for file in sorted(FOLDER.glob("*.json"))}
 every = pytest.mark.parametrize("name", PUBLISHED)
 
 
-# The parameters that model cards and reports state, in billions.
+# The parameters that model cards and reports state, in billions, as far as they are known here.
 BILLIONS = {
     "deepseek-v2-lite": 15.7,
     "deepseek-v2": 236,

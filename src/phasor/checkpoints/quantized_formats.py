@@ -106,11 +106,11 @@ class Format:
 
     def describe(self, parts: StoredWeight) -> tuple[tuple[int, ...], str]:
         """The shape of a weight and its dtype, as safetensors names it; tensors that do not go together are refused."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not describe its weights")
 
     def dequantize(self, parts: StoredWeight) -> Tensor:
         """A weight, in float32 or its own dtype."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not dequantize")
 
 
 class FP8(Format):
