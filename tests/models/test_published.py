@@ -1,7 +1,7 @@
 """The config.json of well-known models, as they are published: each is understood, and means what transformers reads.
 
-The files in tests/published are written down and not downloaded: they hold the fields and values of the hub's files as far
-as they are known here, and may lack some. The last one collects what training code leaves in fine-tuned models.
+The files in tests/published are written down and not downloaded: they hold the fields and values of the hub's files as
+far as they are known here, and may lack some. The last one collects what training code leaves in fine-tuned models.
 """
 
 import json
