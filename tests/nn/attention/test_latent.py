@@ -195,3 +195,21 @@ def test_a_temperature_for_all_heads_leaves_the_indexer_its_choice():
         model.double()(tokens(2, COUNT), record=record)
         chosen.append(record.attention[0][:, :, 1:] > 0)
     assert torch.equal(*chosen)
+
+
+@pytest.mark.parametrize("indexer", [None, {"num_heads": 5, "head_dim": 8, "top_k": 7}])
+def test_compiled_blocks_equal_eager_ones(indexer):
+    torch.manual_seed(0)
+    attention = {"kind": "latent", "q_rank": 12, "indexer": indexer}
+    sizes = {"vocab_size": 50, "dim": 32, "num_layers": 2, "num_heads": 4, "norm": "rmsnorm", "position": "rotary"}
+    model = phasor.Transformer(phasor.ModelConfig(**sizes, attention=attention)).to(DEVICE).eval()
+    ids, found = torch.randint(0, 50, (2, 20), device=DEVICE), []
+    for compiled in (False, True):
+        if compiled:
+            model.compile()
+        model.zero_grad()
+        logits = model(ids)
+        logits.square().mean().backward()
+        found.append([logits.detach(), *(w.grad.clone() for w in model.parameters() if w.grad is not None)])
+    for eager, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, eager, atol=1e-5, rtol=1e-4)
