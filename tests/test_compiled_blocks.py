@@ -188,8 +188,9 @@ def test_many_models_of_a_process_stay_compiled():
         for dim in range(8, 48, 4):
             model = build(tiny("rotary", num_layers=2, dim=dim, num_heads=2, head_dim=4)).to(DEVICE)
             model.compile(fullgraph=True, backend=counter, dynamic=False)
+            ids = tokens(1, 9)
             with no_default_device():
-                model(tokens(1, 9).to(DEVICE))
+                model(ids)
         assert counter.frame_count == 10
 
 
@@ -202,7 +203,7 @@ def test_cuda_graphs_of_blocks_in_training(name):
     optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in models]
     models[1].compile(fullgraph=True, mode="reduce-overhead")
     for seed in range(6):
-        ids = torch.randint(1, 40, (2, 24), generator=torch.Generator().manual_seed(seed), device="cpu").to(DEVICE)
+        ids = torch.randint(1, 40, (2, 24), generator=torch.Generator().manual_seed(seed))
         found = []
         for model, optimizer in zip(models, optimizers, strict=True):
             torch.compiler.cudagraph_mark_step_begin()

@@ -13,6 +13,7 @@ from unittest import mock
 
 import pytest
 import torch
+from device import DEVICE
 from schemes import SCHEMES, build, relative_change, tiny, tokens
 from torch import Tensor, nn
 from transformers import DebertaV2Config, Wav2Vec2BertConfig, XLNetConfig
@@ -161,7 +162,7 @@ def test_disentangled_attention_is_that_of_deberta(name):
 def test_transformer_xl_is_the_relative_attention_of_xlnet():
     ours = OneLayer(TransformerXLConfig())
     config = XLNetConfig(vocab_size=9, d_model=DIM, n_layer=1, n_head=HEADS, d_inner=DIM)
-    theirs = XLNetRelativeAttention(config).double().eval()
+    theirs = XLNetRelativeAttention(config).double().eval().to(DEVICE)
     projection, content, position = ours.scheme.layer_weights(0)
     theirs.r_w_bias.copy_(content.view(HEADS, HEAD_DIM))
     theirs.r_r_bias.copy_(position.view(HEADS, HEAD_DIM))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from device import DEVICE
 from mask_rules import CROSS, HEADS, RULES, Rule, compare
 from references import normal, plain_attention
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -273,7 +274,7 @@ def test_a_large_bias_is_not_rounded_to_half_precision(dtype, queries, keys, lea
     )
     inputs = [x.float() if autocast else x for x in (q, k, v)]
     inputs = [x.requires_grad_() for x in inputs]
-    with torch.autocast("cpu", dtype, enabled=autocast):
+    with torch.autocast(DEVICE.type, dtype, enabled=autocast):
         ours = attention(*inputs, mask, score_mod)
     assert ours.dtype == dtype
     exact = [x.double().detach().requires_grad_() for x in (q, k, v)]

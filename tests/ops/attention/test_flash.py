@@ -144,8 +144,8 @@ def table_of(heads, bidirectional, seed=5):
 
 def sum_bias(rows, offset, queries, keys, heads, start, dtype):
     """Sums of forget gates in multiples of 2^-32 from `start` on, as int64 wraps around; and zeros with gradients."""
-    steps = torch.randint(-(2**33), 0, (rows, keys, heads), generator=torch.Generator().manual_seed(7), device="cpu")
-    sums = steps.to(DEVICE).cumsum(1) + start
+    steps = torch.randint(-(2**33), 0, (rows, keys, heads), generator=torch.Generator().manual_seed(7))
+    sums = steps.cumsum(1) + start
     own = sums[:, offset : offset + queries]
     zeros = [torch.zeros(x.shape, dtype=dtype).requires_grad_() for x in (own, sums)]
     return SumBias(own, sums, 2.0**-32, *zeros), zeros

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from device import DEVICE
 from references import normal
 from transformers import DeepseekV2Config, DeepseekV3Config
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
@@ -144,7 +145,8 @@ def test_the_correction_stays_in_float32_wherever_the_model_goes(tmp_path):
     half = copy.deepcopy(model).bfloat16()
     phasor.save(half, tmp_path / "half")
     phasor.save(model, tmp_path / "whole")
-    back = [half, phasor.load(tmp_path / "half"), phasor.load(tmp_path / "whole", dtype=torch.bfloat16)]
+    loaded = phasor.load(tmp_path / "half"), phasor.load(tmp_path / "whole", dtype=torch.bfloat16)
+    back = [half, *(each.to(DEVICE) for each in loaded)]
     for each in (*back, copy.deepcopy(half).to(torch.float32)):
         assert all(torch.equal(b.feedforward.correction, x) for b, x in zip(each.blocks(), before, strict=True))
     assert {each.tokens.weight.dtype for each in back} == {torch.bfloat16}
